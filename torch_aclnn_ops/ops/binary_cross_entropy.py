@@ -1,0 +1,58 @@
+"""``binary_cross_entropy_backward``: the gradient of the binary cross entropy (aclnnBinaryCrossEntropyBackward)."""
+
+from typing import Any
+
+from torch_aclnn_ops.ops._checks import check_expandable, check_floating_point, check_reduction
+from torch_aclnn_ops.ops._numerics import widen
+from torch_aclnn_ops.ops._raw_operator import RawOperator
+
+import torch
+from torch import Tensor
+
+_NAME = "binary_cross_entropy_backward"
+
+# The operator keeps self * (1 - self) away from zero by this bound; self itself is not clamped.
+_EPSILON = 1e-12
+
+
+def _check(grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> None:
+    check_floating_point(_NAME, self=self, grad_output=grad_output, target=target, weight=weight)
+    if self.numel() > 0:
+        check_expandable(_NAME, self.shape, "self's shape", target=target, weight=weight, grad_output=grad_output)
+    check_reduction(_NAME, reduction)
+
+
+def formula(grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> Tensor:
+    """Differentiate ``-(target * log(self) + (1 - target) * log(1 - self)) * weight`` by ``self``."""
+    if self.numel() == 0:
+        return torch.empty_like(self)
+    probability = widen(self)
+    # d/dx of the loss is -(y / x) + (1 - y) / (1 - x) = (x - y) / (x * (1 - x)).
+    gradient = (probability - widen(target)) / (probability * (1 - probability)).clamp(min=_EPSILON)
+    if weight is not None:
+        gradient = gradient * widen(weight)
+    gradient = gradient * widen(grad_output)
+    if reduction == 1:
+        gradient = gradient / self.numel()
+    return gradient.to(self.dtype)
+
+
+def _fake(self: Tensor, **_: Any) -> Tensor:
+    return self.new_empty(self.shape)
+
+
+def _cpu(grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> Tensor:
+    others = (grad_output, target) if weight is None else (grad_output, target, weight)
+    if any(other.dtype != self.dtype for other in others) or target.shape != self.shape:
+        return formula(grad_output, self, target, weight, reduction)
+    return torch.ops.aten.binary_cross_entropy_backward.default(grad_output, self, target, weight, reduction)
+
+
+binary_cross_entropy_backward = RawOperator(
+    "binary_cross_entropy_backward(Tensor grad_output, Tensor self, Tensor target, Tensor? weight, int reduction)"
+    " -> Tensor",
+    check=_check,
+    formula=formula,
+    fake=_fake,
+    cpu=_cpu,
+)

@@ -1,0 +1,92 @@
+"""``apply_fused_ema_adam_``: one step of Adam and of an average of the weights (aclnnApplyFusedEmaAdam)."""
+
+from typing import Any
+
+from torch_aclnn_ops.ops._checks import check_dtype, check_floating_point, check_shape
+from torch_aclnn_ops.ops._numerics import accumulation_dtype
+from torch_aclnn_ops.ops._raw_operator import RawOperator
+
+import torch
+from torch import Tensor
+
+_NAME = "apply_fused_ema_adam_"
+_L2, _DECOUPLED = 0, 1
+
+
+def _check(
+    grad: Tensor, var: Tensor, m: Tensor, v: Tensor, s: Tensor, step: Tensor, weight_decay_mode: int, **_: Any
+) -> None:
+    state = {"var": var, "m": m, "v": v, "s": s}
+    check_floating_point(_NAME, grad=grad)
+    check_dtype(_NAME, [grad.dtype], "as grad has", **state)
+    check_dtype(_NAME, [torch.int64], "", step=step)
+    check_shape(_NAME, grad.shape, "grad.shape", **state)
+    if step.numel() == 0:
+        raise ValueError(f"{_NAME}: step must have at least 1 element, but its shape is {list(step.shape)}")
+    if weight_decay_mode not in (_L2, _DECOUPLED):
+        raise ValueError(f"{_NAME}: weight_decay_mode must be 0 (L2) or 1 (decoupled), but it is {weight_decay_mode}")
+
+
+def _check_values(step: Tensor, bias_correction: bool, **_: Any) -> None:
+    # The correction of step 0 divides by zero. On a device a check would wait for the stream.
+    if bias_correction and step.device.type == "cpu" and int(step.flatten()[0]) < 1:
+        raise ValueError(
+            f"{_NAME}: step must be at least 1 with bias_correction (increment it before the call),"
+            f" but it is {int(step.flatten()[0])}"
+        )
+
+
+def formula(
+    grad: Tensor,
+    var: Tensor,
+    m: Tensor,
+    v: Tensor,
+    s: Tensor,
+    step: Tensor,
+    *,
+    lr: float,
+    ema_decay: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay_mode: int,
+    bias_correction: bool,
+    weight_decay: float,
+) -> None:
+    """Update ``var``, ``m``, ``v`` and ``s`` in place; ``step`` counts this step already.
+
+    16-bit state is rounded where it is stored, but the rest of the step goes on with the values before rounding.
+    """
+    wide = accumulation_dtype(grad.dtype)
+    gradient, weight, first, second, average = (tensor.to(wide) for tensor in (grad, var, m, v, s))
+    count = step.flatten()[0].to(wide)
+    correction1 = 1 - beta1**count if bias_correction else 1.0
+    correction2 = 1 - beta2**count if bias_correction else 1.0
+    if weight_decay_mode == _L2:
+        gradient = gradient + weight_decay * weight
+    first = beta1 * first + (1 - beta1) * gradient
+    second = beta2 * second + (1 - beta2) * gradient.square()
+    update = (first / correction1) / ((second / correction2).sqrt() + eps)
+    if weight_decay_mode == _DECOUPLED:
+        update = update + weight_decay * weight
+    weight = weight - lr * update
+    average = ema_decay * average + (1 - ema_decay) * weight
+    for state, value in ((var, weight), (m, first), (v, second), (s, average)):
+        state.copy_(value)
+
+
+def _fake(**_: Any) -> None:
+    return None
+
+
+# The argument that CANN calls mode has a longer name here: torch.compile cannot functionalize an operator with a keyword
+# argument of that name, because torch._higher_order_ops.utils.redirect_to_mode takes one itself.
+apply_fused_ema_adam_ = RawOperator(
+    "apply_fused_ema_adam_(Tensor grad, Tensor(a!) var, Tensor(b!) m, Tensor(c!) v, Tensor(d!) s, Tensor step, *,"
+    " float lr, float ema_decay, float beta1, float beta2, float eps, int weight_decay_mode,"
+    " bool bias_correction, float weight_decay) -> ()",
+    check=_check,
+    check_values=_check_values,
+    formula=formula,
+    fake=_fake,
+)

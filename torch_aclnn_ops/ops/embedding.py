@@ -1,0 +1,89 @@
+"""``embedding_dense_backward``: the gradient of an embedding table (aclnnEmbeddingDenseBackward)."""
+
+import math
+from typing import Any
+
+from torch_aclnn_ops.ops._checks import check_dtype, check_floating_point
+from torch_aclnn_ops.ops._numerics import widen
+from torch_aclnn_ops.ops._raw_operator import RawOperator
+
+import torch
+from torch import Tensor
+
+_NAME = "embedding_dense_backward"
+_INDEX_DTYPES = (
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+    torch.float16,
+    torch.float32,
+    torch.float64,
+)
+
+
+def _check(grad_output: Tensor, indices: Tensor, num_weights: int, **_: Any) -> None:
+    check_floating_point(_NAME, grad_output=grad_output)
+    check_dtype(_NAME, _INDEX_DTYPES, "", indices=indices)
+    if grad_output.dim() == 0:
+        raise ValueError(f"{_NAME}: grad_output must have at least 1 dimension, but its shape is []")
+    rows = math.prod(grad_output.shape[:-1])
+    if grad_output.shape[-1] != 0 and rows != indices.numel():
+        raise ValueError(
+            f"{_NAME}: grad_output must have one row per index, but its shape {list(grad_output.shape)} has {rows} rows"
+            f" for {indices.numel()} indices"
+        )
+    if num_weights < 0:
+        raise ValueError(f"{_NAME}: num_weights must be at least 0, but it is {num_weights}")
+
+
+def _check_values(indices: Tensor, num_weights: int, **_: Any) -> None:
+    # The device writes outside its output for such an index; on a device a check would wait for the stream.
+    if indices.device.type != "cpu" or indices.numel() == 0:
+        return
+    smallest, largest = (int(bound) for bound in torch.aminmax(indices))
+    if smallest < 0 or largest >= num_weights:
+        wrong = smallest if smallest < 0 else largest
+        raise IndexError(f"{_NAME}: indices must be from 0 to {num_weights - 1} (num_weights - 1), but one is {wrong}")
+
+
+def formula(
+    grad_output: Tensor, indices: Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
+) -> Tensor:
+    """Add each row of ``grad_output`` to the row of the table that its index names; skip ``padding_idx``."""
+    dim = grad_output.shape[-1]
+    rows = indices.reshape(-1).long()
+    gradients = widen(grad_output).reshape(indices.numel(), dim)
+    padding = (rows == padding_idx).unsqueeze(1)
+    total = gradients.new_zeros(num_weights, dim).index_add(0, rows, gradients.masked_fill(padding, 0))
+    if scale_grad_by_freq:
+        counts = gradients.new_zeros(num_weights).index_add(0, rows, torch.ones_like(rows, dtype=gradients.dtype))
+        total = total / counts.clamp(min=1).unsqueeze(1)
+    return total.to(grad_output.dtype)
+
+
+def _fake(grad_output: Tensor, num_weights: int, **_: Any) -> Tensor:
+    return grad_output.new_empty(num_weights, grad_output.shape[-1])
+
+
+def _cpu(grad_output: Tensor, indices: Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool) -> Tensor:
+    if indices.dtype not in (torch.int64, torch.int32):
+        indices = indices.long()
+    # The native kernel adds in the dtype it is given, and a sum of many rows would stall in 16 bits: add in float32.
+    total = torch.ops.aten.embedding_dense_backward.default(
+        widen(grad_output), indices, num_weights, padding_idx, scale_grad_by_freq
+    )
+    return total.to(grad_output.dtype)
+
+
+embedding_dense_backward = RawOperator(
+    "embedding_dense_backward(Tensor grad_output, Tensor indices, int num_weights, int padding_idx,"
+    " bool scale_grad_by_freq) -> Tensor",
+    check=_check,
+    check_values=_check_values,
+    formula=formula,
+    fake=_fake,
+    cpu=_cpu,
+)

@@ -1,0 +1,145 @@
+"""``fused_linear_cross_entropy_loss_grad``: gradients of a shard (aclnnFusedLinearCrossEntropyLossGrad)."""
+
+from typing import Any
+
+from torch_aclnn_ops.ops._checks import check_dtype, check_floating_point, check_rank, check_shape
+from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
+from torch_aclnn_ops.ops._raw_operator import RawOperator
+from torch_aclnn_ops.ops.linear_cross_entropy._rows import row_chunks, unpack_mask
+
+import torch
+from torch import Tensor
+
+_NAME = "fused_linear_cross_entropy_loss_grad"
+
+
+def _check(
+    grad: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    target_mask: Tensor,
+    masked_target: Tensor,
+    logits_max: Tensor | None,
+    sum_exp_logits: Tensor | None,
+    softmax: Tensor | None,
+) -> None:
+    statistics = {"softmax": softmax} if softmax is not None else _required(logits_max, sum_exp_logits)
+    check_floating_point(_NAME, input=input)
+    wide = accumulation_dtype(input.dtype)
+    check_dtype(_NAME, [wide], f"for an input of {input.dtype}", grad=grad, **statistics)
+    check_dtype(_NAME, [input.dtype], "as input has", weight=weight)
+    check_dtype(_NAME, [torch.uint8, torch.bool], "", target_mask=target_mask)
+    check_dtype(_NAME, [torch.int64, torch.int32], "", masked_target=masked_target)
+    check_rank(_NAME, 1, grad=grad, target_mask=target_mask)
+    check_rank(_NAME, 2, input=input, weight=weight)
+    rows, classes = grad.shape[0], weight.shape[0]
+    check_shape(_NAME, (rows, input.shape[1]), "[BT, H]", input=input)
+    check_shape(_NAME, (classes, input.shape[1]), "[V, H]", weight=weight)
+    if target_mask.dtype == torch.bool:
+        check_shape(_NAME, (rows,), "[BT]", target_mask=target_mask)
+    elif target_mask.shape[0] * 8 < rows:
+        raise ValueError(
+            f"{_NAME}: target_mask must have at least {(rows + 7) // 8} bytes for {rows} rows,"
+            f" but its shape is {list(target_mask.shape)}"
+        )
+    check_shape(_NAME, (rows,), "[BT]", masked_target=masked_target)
+    if softmax is not None:
+        check_shape(_NAME, (rows, classes), "[BT, V]", **statistics)
+    else:
+        check_shape(_NAME, (rows,), "[BT]", **statistics)
+
+
+def _required(logits_max: Tensor | None, sum_exp_logits: Tensor | None) -> dict[str, Tensor]:
+    statistics = {}
+    for name, tensor in (("logits_max", logits_max), ("sum_exp_logits", sum_exp_logits)):
+        if tensor is None:
+            raise ValueError(f"{_NAME}: {name} must be given when softmax is None, but it is None")
+        statistics[name] = tensor
+    return statistics
+
+
+def _check_values(weight: Tensor, target_mask: Tensor, masked_target: Tensor, **_: Any) -> None:
+    # Such a target would be looked up outside the shard. On a device a check would wait for the stream.
+    if masked_target.device.type != "cpu":
+        return
+    used = masked_target[~unpack_mask(target_mask, masked_target.shape[0])]
+    outside = used[(used < 0) | (used >= weight.shape[0])]
+    if outside.numel() > 0:
+        raise IndexError(
+            f"{_NAME}: masked_target must be from 0 to {weight.shape[0] - 1} (rows of weight - 1) where target_mask is"
+            f" 0, but one is {int(outside[0])}"
+        )
+
+
+def formula(
+    grad: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    target_mask: Tensor,
+    masked_target: Tensor,
+    logits_max: Tensor | None,
+    sum_exp_logits: Tensor | None,
+    softmax: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Multiply the gradient of the logits by weight and by input; a given softmax is overwritten by that gradient."""
+    wide_input, wide_weight = widen(input), widen(weight)
+    masked = unpack_mask(target_mask, grad.shape[0])
+    if softmax is None:
+        softmax = _softmax(wide_input, wide_weight, logits_max, sum_exp_logits)
+    grad_logits = _to_grad_logits_(softmax, grad, masked, masked_target)
+    return (grad_logits @ wide_weight).to(input.dtype), (grad_logits.T @ wide_input).to(weight.dtype)
+
+
+def _softmax(input: Tensor, weight: Tensor, logits_max: Tensor | None, sum_exp_logits: Tensor | None) -> Tensor:
+    assert logits_max is not None and sum_exp_logits is not None  # the check has seen to it
+    return (input @ weight.T).sub_(logits_max.unsqueeze(1)).exp_().div_(sum_exp_logits.unsqueeze(1))
+
+
+def _to_grad_logits_(softmax: Tensor, grad: Tensor, masked: Tensor, masked_target: Tensor) -> Tensor:
+    """Turn the softmax into ``grad * d(loss)/d(logits)`` in place: subtract 1 at the target, unless it is masked."""
+    column = masked_target.masked_fill(masked, 0).long().unsqueeze(1)
+    softmax.scatter_add_(1, column, masked.to(softmax.dtype).sub_(1).unsqueeze(1))
+    return softmax.mul_(grad.unsqueeze(1))
+
+
+def _kernel(
+    grad: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    target_mask: Tensor,
+    masked_target: Tensor,
+    logits_max: Tensor | None,
+    sum_exp_logits: Tensor | None,
+    softmax: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    wide_weight = widen(weight)
+    masked = unpack_mask(target_mask, grad.shape[0])
+    input_grad = torch.empty_like(input, memory_format=torch.contiguous_format)
+    weight_grad = torch.zeros_like(wide_weight, memory_format=torch.contiguous_format)
+    for rows in row_chunks(grad.shape[0], weight.shape[0]):
+        wide_input = widen(input[rows])
+        if softmax is not None:
+            chunk = softmax[rows]
+        else:
+            assert logits_max is not None and sum_exp_logits is not None  # the check has seen to it
+            chunk = _softmax(wide_input, wide_weight, logits_max[rows], sum_exp_logits[rows])
+        grad_logits = _to_grad_logits_(chunk, grad[rows], masked[rows], masked_target[rows])
+        input_grad[rows] = grad_logits @ wide_weight
+        weight_grad.addmm_(grad_logits.T, wide_input)
+    return input_grad, weight_grad.to(weight.dtype)
+
+
+def _fake(input: Tensor, weight: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+    return input.new_empty(input.shape), weight.new_empty(weight.shape)
+
+
+fused_linear_cross_entropy_loss_grad = RawOperator(
+    "fused_linear_cross_entropy_loss_grad(Tensor grad, Tensor input, Tensor weight, Tensor target_mask,"
+    " Tensor masked_target, Tensor? logits_max=None, Tensor? sum_exp_logits=None, Tensor(a!)? softmax=None)"
+    " -> (Tensor input_grad, Tensor weight_grad)",
+    check=_check,
+    check_values=_check_values,
+    formula=formula,
+    kernel=_kernel,
+    fake=_fake,
+)

@@ -1,0 +1,107 @@
+"""``fused_linear_online_max_sum``: reduce a shard's logits (aclnnFusedLinearOnlineMaxSum)."""
+
+from typing import Any
+
+from torch_aclnn_ops.ops._checks import check_dtype, check_floating_point, check_rank, check_shape
+from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
+from torch_aclnn_ops.ops._raw_operator import RawOperator
+from torch_aclnn_ops.ops.linear_cross_entropy._rows import pack_mask, row_chunks
+
+import torch
+from torch import Tensor
+
+_NAME = "fused_linear_online_max_sum"
+
+
+def _check(
+    input: Tensor, weight: Tensor, target: Tensor, vocab_start_index: int, vocab_end_index: int, **_: Any
+) -> None:
+    check_floating_point(_NAME, input=input)
+    check_dtype(_NAME, [input.dtype], "as input has", weight=weight)
+    check_dtype(_NAME, [torch.int64, torch.int32], "", target=target)
+    check_rank(_NAME, 2, input=input, weight=weight)
+    if weight.shape[0] == 0:
+        raise ValueError(f"{_NAME}: weight must have at least 1 row, but its shape is {list(weight.shape)}")
+    check_shape(_NAME, (weight.shape[0], input.shape[1]), "[V, H]", weight=weight)
+    check_shape(_NAME, (input.shape[0],), "[BT]", target=target)
+    if vocab_start_index < 0:
+        raise ValueError(f"{_NAME}: vocab_start_index must be at least 0, but it is {vocab_start_index}")
+    if vocab_end_index < vocab_start_index:
+        raise ValueError(
+            f"{_NAME}: vocab_end_index must be at least vocab_start_index = {vocab_start_index},"
+            f" but it is {vocab_end_index}"
+        )
+
+
+def _check_values(weight: Tensor, target: Tensor, vocab_start_index: int, vocab_end_index: int, **_: Any) -> None:
+    # Such a target would be looked up behind the shard's last row. On a device a check would wait for the stream.
+    end = vocab_start_index + weight.shape[0]
+    if vocab_end_index <= end or target.device.type != "cpu":
+        return
+    beyond = target[(target >= end) & (target < vocab_end_index)]
+    if beyond.numel() > 0:
+        raise IndexError(
+            f"{_NAME}: target must not be from {end} (vocab_start_index + rows of weight) to {vocab_end_index - 1}"
+            f" (vocab_end_index - 1), but one is {int(beyond[0])}"
+        )
+
+
+def formula(
+    input: Tensor, weight: Tensor, target: Tensor, vocab_start_index: int, vocab_end_index: int, return_logits: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Reduce the logits to maximum, sum and the target's logit, which is relative to the maximum and 0 where masked."""
+    logits = widen(input) @ widen(weight).T
+    logits_max = logits.amax(1)
+    sum_exp_logits = (logits - logits_max.unsqueeze(1)).exp().sum(1)
+    # The bits that fill the last byte of the mask are those of rows with target 0.
+    rows = target.shape[0]
+    padded = torch.nn.functional.pad(target, (0, -rows % 8))
+    masked = (padded < vocab_start_index) | (padded >= vocab_end_index)
+    masked_target = (target - vocab_start_index).masked_fill(masked[:rows], 0)
+    predicted = logits.gather(1, masked_target.long().unsqueeze(1)).squeeze(1) - logits_max
+    return (
+        logits_max,
+        sum_exp_logits,
+        predicted.masked_fill(masked[:rows], 0),
+        pack_mask(masked),
+        masked_target,
+        logits.to(input.dtype) if return_logits else input.new_empty(0),
+    )
+
+
+def _kernel(input: Tensor, weight: Tensor, target: Tensor, return_logits: bool, **arguments: Any) -> tuple[Tensor, ...]:
+    wide_weight = widen(weight)
+    outputs = _fake(input, weight, target, return_logits)
+    for rows in row_chunks(input.shape[0], weight.shape[0]):
+        chunk = formula(widen(input[rows]), wide_weight, target[rows], return_logits=return_logits, **arguments)
+        mask_bytes = slice(rows.start // 8, (rows.stop + 7) // 8)
+        for output, part, place in zip(outputs, chunk, (rows, rows, rows, mask_bytes, rows, rows), strict=True):
+            output[place] = part
+    return outputs
+
+
+def _fake(
+    input: Tensor, weight: Tensor, target: Tensor, return_logits: bool, **_: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    rows = input.shape[0]
+    wide = accumulation_dtype(input.dtype)
+    return (
+        input.new_empty(rows, dtype=wide),
+        input.new_empty(rows, dtype=wide),
+        input.new_empty(rows, dtype=wide),
+        target.new_empty((rows + 7) // 8, dtype=torch.uint8),
+        target.new_empty(rows),
+        input.new_empty(rows, weight.shape[0]) if return_logits else input.new_empty(0),
+    )
+
+
+fused_linear_online_max_sum = RawOperator(
+    "fused_linear_online_max_sum(Tensor input, Tensor weight, Tensor target, int vocab_start_index,"
+    " int vocab_end_index, bool return_logits=False) -> (Tensor logits_max, Tensor sum_exp_logits,"
+    " Tensor predicted_logits, Tensor target_mask, Tensor masked_target, Tensor logits)",
+    check=_check,
+    check_values=_check_values,
+    formula=formula,
+    kernel=_kernel,
+    fake=_fake,
+)

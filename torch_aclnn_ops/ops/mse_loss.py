@@ -1,0 +1,43 @@
+"""``mse_loss_backward``: the gradient of the squared error (aclnnMseLossBackward)."""
+
+from typing import Any
+
+from torch_aclnn_ops.ops._checks import broadcast_shape, check_dtype, check_floating_point, check_reduction
+from torch_aclnn_ops.ops._numerics import widen
+from torch_aclnn_ops.ops._raw_operator import RawOperator
+
+import torch
+from torch import Tensor
+
+_NAME = "mse_loss_backward"
+
+
+def _check(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int) -> None:
+    check_floating_point(_NAME, self=self)
+    check_dtype(_NAME, [self.dtype], "as self has", grad_output=grad_output, target=target)
+    check_reduction(_NAME, reduction)
+    broadcast_shape(_NAME, grad_output=grad_output, self=self, target=target)
+
+
+def formula(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int) -> Tensor:
+    """Differentiate ``(self - target)**2`` by ``self``."""
+    # The mean is over the elements of self, not of the broadcast shape.
+    factor = 2.0 / max(self.numel(), 1) if reduction == 1 else 2.0
+    return ((widen(self) - widen(target)) * factor * widen(grad_output)).to(self.dtype)
+
+
+def _fake(grad_output: Tensor, self: Tensor, target: Tensor, **_: Any) -> Tensor:
+    return self.new_empty(torch.broadcast_shapes(grad_output.shape, self.shape, target.shape))
+
+
+def _cpu(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int) -> Tensor:
+    return torch.ops.aten.mse_loss_backward.default(grad_output, self, target, reduction)
+
+
+mse_loss_backward = RawOperator(
+    "mse_loss_backward(Tensor grad_output, Tensor self, Tensor target, int reduction) -> Tensor",
+    check=_check,
+    formula=formula,
+    fake=_fake,
+    cpu=_cpu,
+)
