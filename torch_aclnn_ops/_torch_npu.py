@@ -1,7 +1,8 @@
 """Import torch and, where it can work, torch_npu.
 
-torch imports torch_npu by itself when it is installed, and torch_npu cannot be loaded without CANN's libraries; then even
-``import torch`` fails. This module looks for CANN first, and keeps torch from loading a torch_npu that cannot work.
+torch imports torch_npu by itself when it is installed, and torch_npu cannot be loaded without CANN's libraries; then
+even ``import torch`` fails. This module looks for CANN first, and keeps torch from loading a torch_npu that cannot
+work.
 """
 
 import ctypes

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import Buffer, Parameter
 
 _REDUCTIONS = {0: "none", 1: "mean", 2: "sum"}
 
@@ -61,7 +62,18 @@ def check_expandable(operator: str, shape: Sequence[int], meaning: str, **tensor
 def broadcast_shape(operator: str, **tensors: Tensor) -> torch.Size:
     """Return the shape that the tensors broadcast to, or raise with all their shapes."""
     try:
-        return torch.broadcast_shapes(*(tensor.shape for tensor in tensors.values()))
+        shape: torch.Size = torch.broadcast_shapes(*(tensor.shape for tensor in tensors.values()))
+        return shape
     except RuntimeError:
         shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
         raise ValueError(f"{operator}: the shapes must broadcast together, but they are {shapes}") from None
+
+
+def values_are_readable(tensor: Tensor) -> bool:
+    """Return whether a check may look at the values: it would wait for a device, and traced values do not exist yet."""
+    return (
+        tensor.device.type == "cpu"
+        and type(tensor) in (Tensor, Parameter, Buffer)
+        and not torch.compiler.is_compiling()
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )

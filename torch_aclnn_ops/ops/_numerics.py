@@ -1,7 +1,14 @@
 """The arithmetic rules that the formulas share."""
 
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
 import torch
 from torch import Tensor
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -12,3 +19,18 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 def widen(tensor: Tensor) -> Tensor:
     """Cast to the dtype that the operator computes in, so that a formula rounds to 16 bits once, at its end."""
     return tensor.to(accumulation_dtype(tensor.dtype))
+
+
+def without_autocast(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+    """Run a function as written where autocast is on: it would make the formulas' matrix products 16-bit ones."""
+
+    @functools.wraps(function)
+    def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        tensor = next(arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor))
+        device_type = tensor.device.type
+        if not (torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)):
+            return function(*args, **kwargs)
+        with torch.autocast(device_type, enabled=False):
+            return function(*args, **kwargs)
+
+    return run

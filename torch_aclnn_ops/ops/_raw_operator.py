@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from torch_aclnn_ops.ops._numerics import without_autocast
+
 import torch
 from torch import Tensor
 
@@ -44,16 +46,16 @@ class RawOperator:
         cpu: Kernel | None = None,
     ) -> None:
         self.name = schema.partition("(")[0]
-        self.formula = formula
+        self.formula = without_autocast(formula)
         self.has_cpu_kernel = cpu is not None
         self._check = check
         self._check_values = check_values
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         self.overload = getattr(getattr(torch.ops, NAMESPACE), self.name).default
         self._defaults = {argument.name: argument.default_value for argument in self.overload._schema.arguments}
-        _library.impl(self.name, self._checked(kernel or formula), "CompositeExplicitAutograd")
+        _library.impl(self.name, self._checked(without_autocast(kernel or formula)), "CompositeExplicitAutograd")
         if cpu is not None:
-            _library.impl(self.name, self._checked(cpu), "CPU")
+            _library.impl(self.name, self._checked(without_autocast(cpu)), "CPU")
         torch.library.register_fake(self.overload, self._checked(fake, values=False), lib=_library)
         self.is_mutable = bool(self.overload._schema.is_mutable)
         if self.is_mutable:
@@ -152,7 +154,7 @@ def _make_function(operator: RawOperator) -> Any:
             outputs, vjp, differentiable = _vjp_of_formula(operator, ctx, positions)
             # vjp maps a cotangent u to J^T u. It is linear, so its own vjp maps a tangent t to J t, whatever u is:
             # a jvp without nested forward mode, which PyTorch has only inside torch.func.
-            _, jvp = torch.func.vjp(vjp, tuple(torch.zeros_like(out) for out in outputs))
+            _, jvp, *_ = torch.func.vjp(vjp, tuple(torch.zeros_like(out) for out in outputs))
             output_tangents = iter(jvp(tuple(tangents[i] for i in positions))[0])
             by_output = tuple(next(output_tangents) if used else None for used in differentiable)
             return by_output if len(by_output) > 1 else by_output[0]
@@ -179,7 +181,7 @@ def _vjp_of_formula(
         differentiable[:] = [out.is_floating_point() for out in outputs]
         return tuple(out for out in outputs if out.is_floating_point())
 
-    outputs, vjp = torch.func.vjp(formula, *(saved[position] for position in positions))
+    outputs, vjp, *_ = torch.func.vjp(formula, *(saved[position] for position in positions))
     return outputs, vjp, differentiable
 
 

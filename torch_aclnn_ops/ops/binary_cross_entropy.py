@@ -45,7 +45,9 @@ def _cpu(grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor | Non
     others = (grad_output, target) if weight is None else (grad_output, target, weight)
     if any(other.dtype != self.dtype for other in others) or target.shape != self.shape:
         return formula(grad_output, self, target, weight, reduction)
-    return torch.ops.aten.binary_cross_entropy_backward.default(grad_output, self, target, weight, reduction)
+    native = torch.ops.aten.binary_cross_entropy_backward.default
+    gradient: Tensor = native(grad_output, self, target, weight, reduction)
+    return gradient
 
 
 binary_cross_entropy_backward = RawOperator(

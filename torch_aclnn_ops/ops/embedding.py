@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from torch_aclnn_ops.ops._checks import check_dtype, check_floating_point
+from torch_aclnn_ops.ops._checks import check_dtype, check_floating_point, values_are_readable
 from torch_aclnn_ops.ops._numerics import widen
 from torch_aclnn_ops.ops._raw_operator import RawOperator
 
@@ -40,8 +40,8 @@ def _check(grad_output: Tensor, indices: Tensor, num_weights: int, **_: Any) -> 
 
 
 def _check_values(indices: Tensor, num_weights: int, **_: Any) -> None:
-    # The device writes outside its output for such an index; on a device a check would wait for the stream.
-    if indices.device.type != "cpu" or indices.numel() == 0:
+    # The device writes outside its output for such an index.
+    if not values_are_readable(indices) or indices.numel() == 0:
         return
     smallest, largest = (int(bound) for bound in torch.aminmax(indices))
     if smallest < 0 or largest >= num_weights:
@@ -72,9 +72,8 @@ def _cpu(grad_output: Tensor, indices: Tensor, num_weights: int, padding_idx: in
     if indices.dtype not in (torch.int64, torch.int32):
         indices = indices.long()
     # The native kernel adds in the dtype it is given, and a sum of many rows would stall in 16 bits: add in float32.
-    total = torch.ops.aten.embedding_dense_backward.default(
-        widen(grad_output), indices, num_weights, padding_idx, scale_grad_by_freq
-    )
+    native = torch.ops.aten.embedding_dense_backward.default
+    total: Tensor = native(widen(grad_output), indices, num_weights, padding_idx, scale_grad_by_freq)
     return total.to(grad_output.dtype)
 
 

@@ -31,7 +31,10 @@ def _fake(grad_output: Tensor, self: Tensor, target: Tensor, **_: Any) -> Tensor
 
 
 def _cpu(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int) -> Tensor:
-    return torch.ops.aten.mse_loss_backward.default(grad_output, self, target, reduction)
+    if torch.broadcast_shapes(grad_output.shape, self.shape, target.shape) != self.shape:
+        return formula(grad_output, self, target, reduction)  # the native kernel takes self's shape for its output
+    gradient: Tensor = torch.ops.aten.mse_loss_backward.default(grad_output, self, target, reduction)
+    return gradient
 
 
 mse_loss_backward = RawOperator(

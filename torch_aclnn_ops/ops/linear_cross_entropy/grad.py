@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torch_aclnn_ops.ops._checks import check_dtype, check_floating_point, check_rank, check_shape
+from torch_aclnn_ops.ops._checks import check_dtype, check_floating_point, check_rank, check_shape, values_are_readable
 from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
 from torch_aclnn_ops.ops._raw_operator import RawOperator
 from torch_aclnn_ops.ops.linear_cross_entropy._rows import row_chunks, unpack_mask
@@ -59,8 +59,8 @@ def _required(logits_max: Tensor | None, sum_exp_logits: Tensor | None) -> dict[
 
 
 def _check_values(weight: Tensor, target_mask: Tensor, masked_target: Tensor, **_: Any) -> None:
-    # Such a target would be looked up outside the shard. On a device a check would wait for the stream.
-    if masked_target.device.type != "cpu":
+    # Such a target would be looked up outside the shard.
+    if not values_are_readable(masked_target):
         return
     used = masked_target[~unpack_mask(target_mask, masked_target.shape[0])]
     outside = used[(used < 0) | (used >= weight.shape[0])]

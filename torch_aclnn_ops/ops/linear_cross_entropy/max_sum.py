@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torch_aclnn_ops.ops._checks import check_dtype, check_floating_point, check_rank, check_shape
+from torch_aclnn_ops.ops._checks import check_dtype, check_floating_point, check_rank, check_shape, values_are_readable
 from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
 from torch_aclnn_ops.ops._raw_operator import RawOperator
 from torch_aclnn_ops.ops.linear_cross_entropy._rows import pack_mask, row_chunks
@@ -34,9 +34,9 @@ def _check(
 
 
 def _check_values(weight: Tensor, target: Tensor, vocab_start_index: int, vocab_end_index: int, **_: Any) -> None:
-    # Such a target would be looked up behind the shard's last row. On a device a check would wait for the stream.
+    # Such a target would be looked up behind the shard's last row.
     end = vocab_start_index + weight.shape[0]
-    if vocab_end_index <= end or target.device.type != "cpu":
+    if vocab_end_index <= end or not values_are_readable(target):
         return
     beyond = target[(target >= end) & (target < vocab_end_index)]
     if beyond.numel() > 0:

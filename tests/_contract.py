@@ -1,0 +1,237 @@
+"""What every drop-in promises, as tests over a table of cases; each operator's test file brings its table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from torch_aclnn_ops import functional as ours
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+HALF_DTYPES = (torch.float16, torch.bfloat16)
+
+
+class Maker:
+    """Makes reproducible tensors of one dtype."""
+
+    def __init__(self, dtype: torch.dtype, seed: int = 0) -> None:
+        self.dtype = dtype
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self.generator, dtype=torch.float64).to(self.dtype)
+
+    def probability(self, *shape: int) -> Tensor:
+        return (torch.rand(shape, generator=self.generator, dtype=torch.float64) * 0.9 + 0.05).to(self.dtype)
+
+    def index(self, high: int, *shape: int) -> Tensor:
+        return torch.randint(high, shape, generator=self.generator)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call of a drop-in.
+
+    Attributes:
+        name: what the case is about.
+        inputs: makes the differentiable tensors.
+        call: calls the function of a module (torch.nn.functional or ours) with the tensors.
+        constants: makes the tensors that are not differentiable.
+    """
+
+    name: str
+    inputs: Callable[[Maker], tuple[Tensor, ...]]
+    call: Callable[..., Tensor]
+    constants: Callable[[Maker], tuple[Tensor, ...]] = lambda make: ()
+
+    def prepare(self, dtype: torch.dtype, seed: int = 0) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
+        """Return ``call(module, *inputs)``, and inputs that require grad."""
+        maker = Maker(dtype, seed)
+        inputs = tuple(tensor.requires_grad_() for tensor in self.inputs(maker))
+        constants = self.constants(maker)
+
+        def call(functional: Any, *tensors: Tensor) -> Tensor:
+            return self.call(functional, *tensors, *constants)
+
+        return call, inputs
+
+    def prepare_truth(self, dtype: torch.dtype, seed: int) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
+        """Prepare the same call in float64, on the values that the dtype can hold."""
+        maker = Maker(dtype, seed)
+        inputs = tuple(tensor.double() for tensor in self.inputs(maker))
+        constants = [tensor.double() if tensor.is_floating_point() else tensor for tensor in self.constants(maker)]
+        return lambda functional, *tensors: self.call(functional, *tensors, *constants), inputs
+
+
+def loss_and_gradients(call: Callable[..., Tensor], functional: Any, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    """Return the result, and its gradients under a cotangent that is the same in every dtype."""
+    inputs = tuple(tensor.detach().requires_grad_() for tensor in inputs)
+    result = call(functional, *inputs)
+    cotangent = torch.linspace(0.5, 1.5, result.numel(), dtype=torch.float64).reshape(result.shape)
+    return [result.detach(), *torch.autograd.grad(result, inputs, cotangent.to(result.dtype))]
+
+
+def assert_no_worse_than_torch(case: Case, dtype: torch.dtype, seed: int, slack: float) -> None:
+    """Compare with a float64 truth: at most torch's own error, plus ``slack`` roundings of the largest value.
+
+    The slack allows for another order of additions than torch's, which errs by other roundings of the same size.
+    """
+    call, inputs = case.prepare(dtype, seed)
+    true_call, true_inputs = case.prepare_truth(dtype, seed)
+    truths = loss_and_gradients(true_call, torch.nn.functional, true_inputs)
+    theirs = loss_and_gradients(call, torch.nn.functional, inputs)
+    results = loss_and_gradients(call, ours, inputs)
+    for result, their, truth in zip(results, theirs, truths, strict=True):
+        allowed = (their.double() - truth).abs().max() + slack * torch.finfo(dtype).eps * truth.abs().max()
+        assert (result.double() - truth).abs().max() <= allowed
+
+
+class DropInContract:
+    """The promises; a subclass sets ``CASES`` and, where a case is not smooth, leaves it out of the derivative tests."""
+
+    CASES: list[Case]
+    ROUNDINGS = 2.0  # slack in assert_no_worse_than_torch
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+    def test_result_and_gradients_equal_torchs(self, case: Case, dtype: torch.dtype) -> None:
+        call, inputs = case.prepare(dtype)
+        results = loss_and_gradients(call, ours, inputs)
+        expected = loss_and_gradients(call, torch.nn.functional, inputs)
+        for result, theirs in zip(results, expected, strict=True):
+            torch.testing.assert_close(result, theirs, equal_nan=True)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, *HALF_DTYPES])
+    @pytest.mark.parametrize("seed", range(3))
+    def test_error_is_no_worse_than_torchs(self, case: Case, dtype: torch.dtype, seed: int) -> None:
+        _, inputs = case.prepare(dtype)
+        if all(tensor.numel() for tensor in inputs):
+            assert_no_worse_than_torch(case, dtype, seed, self.ROUNDINGS)
+
+    def test_first_derivatives_are_right(self, case: Case) -> None:
+        call, inputs = case.prepare(torch.float64)
+        assert gradcheck(
+            lambda *tensors: call(ours, *tensors),
+            inputs,
+            check_forward_ad=True,
+            check_batched_grad=True,
+            check_batched_forward_grad=True,
+        )
+
+    def test_second_derivatives_are_right(self, case: Case) -> None:
+        call, inputs = case.prepare(torch.float64)
+        assert gradgradcheck(
+            lambda *tensors: call(ours, *tensors), inputs, check_fwd_over_rev=True, check_batched_grad=True
+        )
+
+    def test_every_combination_of_frozen_inputs_gives_the_same_gradients(self, case: Case) -> None:
+        call, inputs = case.prepare(torch.float64)
+        _, *all_gradients = loss_and_gradients(call, ours, inputs)
+        for needed in product([False, True], repeat=len(inputs)):
+            if not any(needed):
+                continue
+            tensors = [tensor.detach().requires_grad_(need) for tensor, need in zip(inputs, needed, strict=True)]
+            result = call(ours, *tensors)
+            cotangent = torch.linspace(0.5, 1.5, result.numel(), dtype=torch.float64).reshape(result.shape)
+            result.backward(cotangent)
+            for tensor, need, gradient in zip(tensors, needed, all_gradients, strict=True):
+                assert (tensor.grad is not None) == need
+                if need:
+                    torch.testing.assert_close(tensor.grad, gradient, equal_nan=True)
+
+    def test_no_input_needs_grad_then_the_result_does_not(self, case: Case) -> None:
+        call, inputs = case.prepare(torch.float64)
+        assert not call(ours, *(tensor.detach() for tensor in inputs)).requires_grad
+
+    def test_second_backward_of_a_retained_graph_gives_the_same_gradients(self, case: Case) -> None:
+        call, inputs = case.prepare(torch.float64)
+        loss = call(ours, *inputs).sum()
+        first = torch.autograd.grad(loss, inputs, retain_graph=True)
+        second = torch.autograd.grad(loss, inputs)
+        for one, other in zip(first, second, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+    def test_inputs_are_not_changed(self, case: Case) -> None:
+        call, inputs = case.prepare(torch.float64)
+        before = [tensor.detach().clone() for tensor in inputs]
+        call(ours, *inputs).sum().backward()
+        for tensor, copy in zip(inputs, before, strict=True):
+            assert torch.equal(tensor, copy)
+
+    def test_vmap_of_the_gradient_equals_a_loop(self, case: Case) -> None:
+        call, inputs = case.prepare(torch.float64)
+        samples = [torch.stack([tensor.detach(), tensor.detach() * 0.5 + 0.2]) for tensor in inputs]
+        gradient = torch.func.grad(
+            lambda *tensors: call(ours, *tensors).sum(), argnums=tuple(range(len(inputs)))
+        )
+        batched = torch.vmap(gradient)(*samples)
+        for i in range(2):
+            single = gradient(*(sample[i] for sample in samples))
+            for one, other in zip(batched, single, strict=True):
+                torch.testing.assert_close(one[i], other, equal_nan=True)
+
+    def test_hessian_equals_torchs(self, case: Case) -> None:
+        call, inputs = case.prepare(torch.float64)
+        tensors = [tensor.detach() for tensor in inputs]
+        mine, theirs = (
+            torch.func.hessian(lambda first, module=module: call(module, first, *tensors[1:]).sum())(tensors[0])
+            for module in (ours, torch.nn.functional)
+        )
+        torch.testing.assert_close(mine, theirs, equal_nan=True)
+
+    def test_compiles_without_a_graph_break(self, case: Case) -> None:
+        call, inputs = case.prepare(torch.float32)
+        compiled = torch.compile(lambda *tensors: call(ours, *tensors).sum() * 2, fullgraph=True, backend="aot_eager")
+        expected = torch.autograd.grad(call(ours, *inputs).sum() * 2, inputs)
+        for one, other in zip(torch.autograd.grad(compiled(*inputs), inputs), expected, strict=True):
+            torch.testing.assert_close(one, other, equal_nan=True)
+
+    def test_autocast_gives_torchs_dtypes_and_values(self, case: Case) -> None:
+        call, inputs = case.prepare(torch.float32)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            results = loss_and_gradients(call, ours, inputs)
+            expected = loss_and_gradients(call, torch.nn.functional, inputs)
+        for result, theirs in zip(results, expected, strict=True):
+            assert result.dtype == theirs.dtype
+            torch.testing.assert_close(result, theirs, rtol=2e-2, atol=2e-2, equal_nan=True)
+
+
+def outcome(function: Callable[[], Tensor], inputs: list[Tensor]) -> tuple[Any, ...]:
+    """Return what a call did: its result and gradients, or its exception and where that arose, and its warnings."""
+    for tensor in inputs:
+        tensor.grad = None
+    with pytest.warns() as caught:
+        import warnings
+
+        warnings.warn("so that there is one", stacklevel=1)
+        try:
+            result = function()
+        except Exception as error:  # noqa: BLE001
+            return "raised", type(error), str(error).splitlines()[0], _categories(caught)
+        if result.requires_grad:
+            result.sum().backward()
+    gradients = [tensor.grad for tensor in inputs]
+    return "returned", result.detach(), gradients, _categories(caught)
+
+
+def _categories(caught: Any) -> list[type[Warning]]:
+    return [warning.category for warning in caught][1:]
+
+
+def assert_same_outcome(mine: tuple[Any, ...], theirs: tuple[Any, ...], rtol: float, atol: float) -> None:
+    """Compare two outcomes; values within the tolerance, everything else exactly."""
+    assert mine[0] == theirs[0], (mine, theirs)
+    if mine[0] == "raised":
+        assert mine[1:] == theirs[1:]
+        return
+    torch.testing.assert_close(mine[1], theirs[1], rtol=rtol, atol=atol, equal_nan=True)
+    for one, other in zip(mine[2], theirs[2], strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=rtol, atol=atol, equal_nan=True)
+    assert mine[3] == theirs[3]

@@ -1,0 +1,118 @@
+"""What every raw operator promises, as tests over tables of samples and refusals."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch_aclnn_ops.ops._raw_operator import RawOperator
+
+import pytest
+import torch
+from tests._contract import HALF_DTYPES, Maker
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Arguments that an operator accepts; ``differentiable`` are the positions that its tests differentiate by."""
+
+    name: str
+    arguments: Callable[[Maker], tuple[Any, ...]]
+    differentiable: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Arguments that an operator refuses, with the exception and a pattern of its sentence."""
+
+    name: str
+    arguments: Callable[[Maker], tuple[Any, ...]]
+    exception: type[Exception]
+    sentence: str
+
+
+def _flat(outputs: Any) -> list[Tensor]:
+    return list(outputs) if isinstance(outputs, tuple) else [outputs]
+
+
+def _copy(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(arg.clone() if isinstance(arg, Tensor) else arg for arg in arguments)
+
+
+class RawOperatorContract:
+    """The promises; a subclass sets the operator and its tables."""
+
+    OPERATOR: RawOperator
+    SAMPLES: list[Sample]
+    REFUSALS: list[Refusal]
+    ROUNDINGS = 8.0  # how many roundings of the largest value the kernel may be away from the float64 formula
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALF_DTYPES])
+    def test_kernel_equals_the_formula_in_float64(self, sample: Sample, dtype: torch.dtype) -> None:
+        arguments = sample.arguments(Maker(dtype))
+        wide = tuple(
+            arg.double() if isinstance(arg, Tensor) and arg.is_floating_point() else arg for arg in arguments
+        )
+        truths = _flat(self.OPERATOR.formula(**self.OPERATOR.bind(_copy(wide), {})))
+        results = _flat(self.OPERATOR.overload(*_copy(arguments)))
+        for result, truth in zip(results, truths, strict=True):
+            assert result.shape == truth.shape
+            if not truth.is_floating_point():
+                assert torch.equal(result, truth)
+            elif truth.numel():
+                allowed = self.ROUNDINGS * torch.finfo(dtype).eps * truth.abs().max()
+                assert (result.double() - truth).abs().max() <= allowed
+
+    def test_opcheck_passes(self, sample: Sample) -> None:
+        arguments = sample.arguments(Maker(torch.float32))
+        if not self.OPERATOR.is_mutable:
+            for position in sample.differentiable:
+                arguments[position].requires_grad_()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.library.opcheck(self.OPERATOR.overload, arguments)
+
+    def test_derivatives_are_right(self, sample: Sample) -> None:
+        if self.OPERATOR.is_mutable:
+            arguments = list(sample.arguments(Maker(torch.float64)))
+            arguments[sample.differentiable[0]].requires_grad_()
+            with pytest.raises(RuntimeError, match="writes to its arguments and has no derivative"):
+                self.OPERATOR(*arguments)
+            return
+        arguments = list(sample.arguments(Maker(torch.float64)))
+
+        def call(*tensors: Tensor) -> list[Tensor]:
+            replaced = list(arguments)
+            for position, tensor in zip(sample.differentiable, tensors, strict=True):
+                replaced[position] = tensor
+            return [out for out in _flat(self.OPERATOR(*replaced)) if out.is_floating_point()]
+
+        inputs = tuple(arguments[position].requires_grad_() for position in sample.differentiable)
+        options = {"check_forward_ad": True, "check_batched_grad": True, "check_batched_forward_grad": True}
+        assert torch.autograd.gradcheck(call, inputs, **options)
+        assert torch.autograd.gradgradcheck(call, inputs, check_batched_grad=True)
+
+    def test_vmap_equals_a_loop(self, sample: Sample) -> None:
+        arguments = sample.arguments(Maker(torch.float64))
+        position = sample.differentiable[0]
+        batch = torch.stack([arguments[position], arguments[position] * 2])
+
+        def call(tensor: Tensor, operator: Any) -> Any:
+            copies = _copy(arguments)
+            return operator(*copies[:position], tensor, *copies[position + 1 :])
+
+        for operator in (self.OPERATOR, self.OPERATOR.overload):
+            batched = _flat(torch.vmap(lambda tensor, operator=operator: call(tensor, operator))(batch))
+            for i in range(2):
+                for one, other in zip(batched, _flat(call(batch[i], operator)), strict=True):
+                    torch.testing.assert_close(one[i], other)
+
+    def test_refusal_names_argument_value_and_what_is_accepted(self, refusal: Refusal) -> None:
+        arguments = refusal.arguments(Maker(torch.float32))
+        with pytest.raises(refusal.exception, match=f"{self.OPERATOR.name}: {refusal.sentence}"):
+            self.OPERATOR.overload(*arguments)
+        # The next good call works, so nothing is left half-done.
+        self.OPERATOR.overload(*self.SAMPLES[0].arguments(Maker(torch.float32)))

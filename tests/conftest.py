@@ -1,0 +1,34 @@
+"""Settings that every test runs under."""
+
+import torch_aclnn_ops  # isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
+
+import warnings
+
+import hypothesis
+import pytest
+import torch
+
+assert torch_aclnn_ops.__version__
+
+hypothesis.settings.register_profile("tests", deadline=None, max_examples=150, derandomize=True)
+hypothesis.settings.load_profile("tests")
+
+
+_TABLES = {"case": "CASES", "sample": "SAMPLES", "refusal": "REFUSALS"}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run each test of a contract once for every entry of the class's table."""
+    for argument, table in _TABLES.items():
+        if argument in metafunc.fixturenames and hasattr(metafunc.cls, table):
+            metafunc.parametrize(argument, getattr(metafunc.cls, table), ids=lambda entry: entry.name)
+
+
+@pytest.fixture(autouse=True)
+def _settings():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        # functorch notes that a custom operator is batched by a loop or that forward AD is a beta feature.
+        warnings.filterwarnings("ignore", message="There is a performance drop because", category=UserWarning)
+        yield

@@ -1,0 +1,154 @@
+"""mse_loss: the drop-in, its Function and the raw operator."""
+
+from functools import partial
+
+from torch_aclnn_ops import functional as ours
+from torch_aclnn_ops import ops
+from torch_aclnn_ops.ops.mse_loss import formula
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests._contract import Case, DropInContract, Maker, assert_same_outcome, outcome
+from tests._raw_operator import RawOperatorContract, Refusal, Sample
+
+
+def _two(*shape):
+    return lambda make: (make.normal(*shape), make.normal(*shape))
+
+
+def _call(**options):
+    return lambda F, input, target: F.mse_loss(input, target, **options)
+
+
+def _weighted(reduction):
+    return lambda F, input, target, weight: F.mse_loss(input, target, reduction=reduction, weight=weight)
+
+
+_three_with_weight = lambda make: (make.normal(4, 3), make.normal(4, 3), make.probability(4, 3))  # noqa: E731
+
+CASES = [
+    Case("mean", _two(3, 5), _call()),
+    Case("sum of an odd shape", _two(7, 1, 3), _call(reduction="sum")),
+    Case("none", _two(2, 3), _call(reduction="none")),
+    Case("zero dimensions", _two(), _call()),
+    Case("no elements, none", _two(0, 3), _call(reduction="none")),
+    Case("no elements, sum", _two(3, 0), _call(reduction="sum")),
+    Case("not contiguous", _two(5, 3), lambda F, x, t: F.mse_loss(x.T, t.T[:, ::1])),
+    Case("strided", _two(6, 4), lambda F, x, t: F.mse_loss(x[::2, 1:], t[1::2, :3], reduction="none")),
+    Case("broadcast target", lambda make: (make.normal(4, 3), make.normal(3)), _call()),
+    Case("broadcast input", lambda make: (make.normal(1, 3), make.normal(4, 3)), _call(reduction="none")),
+    Case("broadcast both", lambda make: (make.normal(4, 1), make.normal(1, 3)), _call(reduction="sum")),
+    Case("weighted mean", _three_with_weight, _weighted("mean")),
+    Case("weighted sum", _three_with_weight, _weighted("sum")),
+    Case("weighted none", _three_with_weight, _weighted("none")),
+]
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+class TestDropIn(DropInContract):
+    CASES = CASES
+
+
+_dtypes = st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64])
+_shapes = st.sampled_from([(), (1,), (3,), (4, 3), (4, 1), (1, 3), (0, 3), (2, 4, 3), (5,)])
+_flags = st.sampled_from([None, True, False])
+
+
+@given(
+    shapes=st.tuples(_shapes, _shapes, st.none() | _shapes),
+    dtypes=st.tuples(_dtypes, _dtypes),
+    reduction=st.sampled_from(["mean", "sum", "none", "elementwise_mean", "average"]),
+    size_average=_flags,
+    reduce=_flags,
+)
+def test_any_call_does_what_torchs_does(shapes, dtypes, reduction, size_average, reduce):
+    input, target = (Maker(dtype, seed).normal(*shape) for seed, (dtype, shape) in enumerate(zip(dtypes, shapes)))
+    weight = None if shapes[2] is None else Maker(torch.float32, 2).probability(*shapes[2])
+    inputs = [tensor.requires_grad_() for tensor in (input, target) if tensor.is_floating_point()]
+    mine, theirs = (
+        outcome(partial(module.mse_loss, input, target, size_average, reduce, reduction, weight), inputs)
+        for module in (ours, torch.nn.functional)
+    )
+    tolerance = max(torch.finfo(tensor.dtype).eps for tensor in inputs) * 8 if inputs else 0
+    assert_same_outcome(mine, theirs, rtol=tolerance, atol=tolerance)
+
+
+def test_the_broadcast_warning_points_at_the_caller():
+    with pytest.warns(UserWarning, match=r"Using a target size \(torch.Size\(\[3\]\)\)") as caught:
+        ours.mse_loss(torch.zeros(2, 3), torch.zeros(3))
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    "target", [torch.zeros(2), torch.zeros(3, dtype=torch.float64)], ids=["another shape", "another dtype"]
+)
+def test_the_function_itself_refuses_what_it_could_not_differentiate(target):
+    with pytest.raises(ValueError, match=r"MSELossFunction: target must have input's shape and dtype"):
+        ours.MSELossFunction.apply(torch.zeros(3), target, 1)
+
+
+class TestRawOperator(RawOperatorContract):
+    OPERATOR = ops.mse_loss_backward
+    SAMPLES = [
+        Sample("mean", lambda make: (make.normal(), make.normal(3, 4), make.normal(3, 4), 1)),
+        Sample("sum", lambda make: (make.normal(), make.normal(3, 4), make.normal(3, 4), 2)),
+        Sample("none", lambda make: (make.normal(3, 4), make.normal(3, 4), make.normal(3, 4), 0)),
+        Sample("broadcast", lambda make: (make.normal(3, 4), make.normal(4), make.normal(3, 1), 1)),
+        Sample("zero dimensions", lambda make: (make.normal(), make.normal(), make.normal(), 1)),
+        Sample("no elements", lambda make: (make.normal(), make.normal(0, 4), make.normal(0, 4), 1)),
+        Sample("not contiguous", lambda make: (make.normal(4, 3).T, make.normal(3, 8)[:, ::2], make.normal(3, 4), 0)),
+        Sample("nine dimensions", lambda make: (make.normal(), make.normal(*[2] * 9), make.normal(*[2] * 9), 1)),
+    ]
+    REFUSALS = [
+        Refusal(
+            "dtype of grad_output",
+            lambda make: (make.normal(3).half(), make.normal(3), make.normal(3), 1),
+            TypeError,
+            "grad_output must have dtype torch.float32 as self has, but it has torch.float16",
+        ),
+        Refusal(
+            "dtype of target",
+            lambda make: (make.normal(3), make.normal(3), make.normal(3).double(), 1),
+            TypeError,
+            "target must have dtype torch.float32 as self has, but it has torch.float64",
+        ),
+        Refusal(
+            "integers",
+            lambda make: (make.index(3, 3), make.index(3, 3), make.index(3, 3), 1),
+            TypeError,
+            "self must have a floating-point dtype, but it has torch.int64",
+        ),
+        Refusal(
+            "reduction",
+            lambda make: (make.normal(3), make.normal(3), make.normal(3), 3),
+            ValueError,
+            r"reduction must be 0 \(none\), 1 \(mean\) or 2 \(sum\), but it is 3",
+        ),
+        Refusal(
+            "shapes",
+            lambda make: (make.normal(3), make.normal(3), make.normal(4), 1),
+            ValueError,
+            r"the shapes must broadcast together, but they are grad_output \[3\], self \[3\], target \[4\]",
+        ),
+    ]
+
+
+def test_the_mean_is_over_the_elements_of_self():
+    # aclnnMseLossBackward divides by numel(self), whatever the broadcast shape is.
+    gradient = ops.mse_loss_backward(torch.ones(()), torch.ones(1, 2), torch.zeros(3, 2), 1)
+    torch.testing.assert_close(gradient, torch.full((3, 2), 2 / 2))
+
+
+def test_the_example_of_the_documents():
+    values = torch.arange(4.0).reshape(2, 2)
+    gradient = ops.mse_loss_backward(values, values, torch.ones(2, 2), 1)
+    torch.testing.assert_close(gradient, torch.tensor([[0.0, 0.0], [1.0, 3.0]]))
+
+
+def test_16_bit_values_are_rounded_once():
+    generator = torch.Generator().manual_seed(0)
+    grad, input, target = (torch.randn(1000, generator=generator).bfloat16() for _ in range(3))
+    exact = formula(grad.double(), input.double(), target.double(), 2)
+    assert torch.equal(formula(grad, input, target, 2), exact.float().bfloat16())

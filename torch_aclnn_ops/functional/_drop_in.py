@@ -1,0 +1,49 @@
+"""What every drop-in function decides before it computes: is the call ours, and what does autocast ask for."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Buffer, Parameter
+
+
+def is_ordinary(*tensors: Any) -> bool:
+    """Return whether all arguments are strided floating-point tensors without a ``__torch_function__`` of their own.
+
+    Anything else (integers, complex numbers, sparse layouts, subclasses with a behaviour of their own, no tensors at
+    all) is left to torch's function of the same name, for its result or its error.
+    """
+    return all(
+        isinstance(tensor, Tensor)
+        and tensor.is_floating_point()
+        and tensor.layout == torch.strided
+        and not overrides_torch(tensor)
+        for tensor in tensors
+    )
+
+
+def overrides_torch(tensor: Tensor) -> bool:
+    """Return whether the tensor's class changes what torch functions do with it."""
+    cls = type(tensor)
+    if cls in (Tensor, Parameter, Buffer):
+        return False
+    return cls.__torch_function__ is not torch._C._disabled_torch_function_impl
+
+
+def float32_autocast_dtype(tensor: Tensor) -> torch.dtype:
+    """Return the dtype in which autocast runs a loss on this tensor: float32 for 16 bits where it is on."""
+    if tensor.dtype in (torch.float16, torch.bfloat16) and _autocast_is_on(tensor):
+        return torch.float32
+    return tensor.dtype
+
+
+def lower_precision_autocast_dtype(tensor: Tensor) -> torch.dtype:
+    """Return the dtype in which autocast runs a matrix product on this tensor; float64 stays."""
+    if tensor.dtype != torch.float64 and _autocast_is_on(tensor):
+        return torch.get_autocast_dtype(tensor.device.type)
+    return tensor.dtype
+
+
+def _autocast_is_on(tensor: Tensor) -> bool:
+    device_type = tensor.device.type
+    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)

@@ -1,0 +1,120 @@
+"""The embedding look-up, with ``embedding_dense_backward`` as its backward kernel."""
+
+from typing import Any
+
+from torch_aclnn_ops.functional._drop_in import is_ordinary, overrides_torch
+from torch_aclnn_ops.functional._function import EagerOrCompiled
+from torch_aclnn_ops.ops import embedding_dense_backward
+
+import torch
+from torch import Tensor
+
+
+class EmbeddingFunction(torch.autograd.Function):
+    """Rows of a table by their indices; ``padding_idx`` is the row that gets no gradient, -1 for none."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(input: Tensor, weight: Tensor, padding_idx: int, scale_grad_by_freq: bool) -> Tensor:
+        """Look the rows up."""
+        rows: Tensor = torch.ops.aten.embedding.default(weight, input, padding_idx, scale_grad_by_freq)
+        return rows
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Save the indices; the gradient does not depend on the table."""
+        input, weight, ctx.padding_idx, ctx.scale_grad_by_freq = inputs
+        ctx.num_weights = weight.shape[0]
+        ctx.save_for_backward(input)
+        ctx.save_for_forward(input)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        """Call the operator."""
+        (input,) = ctx.saved_tensors
+        if not ctx.needs_input_grad[1]:
+            return None, None, None, None
+        weight_gradient = embedding_dense_backward(
+            grad_output, input, ctx.num_weights, ctx.padding_idx, ctx.scale_grad_by_freq
+        )
+        return None, weight_gradient, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, weight_tangent: Tensor, *others: None) -> Tensor:
+        """Look the rows of the tangent up."""
+        (input,) = ctx.saved_tensors
+        rows: Tensor = torch.ops.aten.embedding.default(weight_tangent, input, ctx.padding_idx, ctx.scale_grad_by_freq)
+        return rows
+
+
+_embedding = EagerOrCompiled(EmbeddingFunction)
+
+
+def embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """Look up rows of a table, a drop-in for :func:`torch.nn.functional.embedding`.
+
+    Repeated rows of a 16-bit table add their gradients in float32, with one rounding at the end. With ``sparse=True``
+    the gradient is a sparse tensor, which the operator cannot make: torch's own function makes it.
+
+    Args:
+        input: indices into the table, int64 or int32, any shape.
+        weight: the table, shape (num_embeddings, embedding_dim), floating point.
+        padding_idx: a row that gets no gradient; negative counts from the end.
+        max_norm: if given, looked-up rows with a larger norm are first scaled to this norm, in place.
+        norm_type: the p of that norm.
+        scale_grad_by_freq: divide each row's gradient by the number of times that the row is looked up in this call.
+        sparse: make the gradient a sparse tensor.
+
+    Returns:
+        The rows, shape ``(*input.shape, embedding_dim)`` in weight's dtype.
+
+    Raises:
+        IndexError: an index is outside the table (on a CPU).
+        AssertionError: ``padding_idx`` is outside the table.
+        RuntimeError: ``weight`` is not 2-D, or input is neither int64 nor int32.
+
+    Example:
+        >>> weight = torch.arange(6.0).reshape(3, 2).requires_grad_()
+        >>> rows = embedding(torch.tensor([2, 0, 2]), weight, padding_idx=0)
+        >>> rows.sum().backward()
+        >>> rows.tolist(), weight.grad.tolist()
+        ([[4.0, 5.0], [0.0, 1.0], [4.0, 5.0]], [[0.0, 0.0], [0.0, 0.0], [2.0, 2.0]])
+
+    Source: backward kernel aclnnEmbeddingDenseBackward.
+    """
+    if not _is_ours(input, weight, padding_idx, sparse):
+        return torch.nn.functional.embedding(
+            input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse
+        )
+    if padding_idx is None:
+        padding_idx = -1
+    elif padding_idx < 0:
+        padding_idx += weight.shape[0]
+    if max_norm is not None:
+        input = input.contiguous()
+        with torch.no_grad():
+            torch.embedding_renorm_(weight.detach(), input, max_norm, norm_type)
+    rows: Tensor = _embedding(input, weight, padding_idx, scale_grad_by_freq)
+    return rows
+
+
+def _is_ours(input: Tensor, weight: Tensor, padding_idx: int | None, sparse: bool) -> bool:
+    """Return whether torch would accept the arguments; it makes the errors for those that it would not."""
+    return (
+        not sparse
+        and is_ordinary(weight)
+        and isinstance(input, Tensor)
+        and not overrides_torch(input)
+        and input.dtype in (torch.int64, torch.int32)
+        and weight.dim() == 2
+        and (padding_idx is None or -weight.shape[0] <= padding_idx < max(weight.shape[0], 1))
+    )
