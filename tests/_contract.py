@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
@@ -88,6 +89,8 @@ def assert_no_worse_than_torch(case: Case, dtype: torch.dtype, seed: int, slack:
     theirs = loss_and_gradients(call, torch.nn.functional, inputs)
     results = loss_and_gradients(call, ours, inputs)
     for result, their, truth in zip(results, theirs, truths, strict=True):
+        if truth.numel() == 0:
+            continue  # shapes are compared elsewhere, and there is no largest value
         allowed = (their.double() - truth).abs().max() + slack * torch.finfo(dtype).eps * truth.abs().max()
         assert (result.double() - truth).abs().max() <= allowed
 
@@ -109,9 +112,7 @@ class DropInContract:
     @pytest.mark.parametrize("dtype", [torch.float32, *HALF_DTYPES])
     @pytest.mark.parametrize("seed", range(3))
     def test_error_is_no_worse_than_torchs(self, case: Case, dtype: torch.dtype, seed: int) -> None:
-        _, inputs = case.prepare(dtype)
-        if all(tensor.numel() for tensor in inputs):
-            assert_no_worse_than_torch(case, dtype, seed, self.ROUNDINGS)
+        assert_no_worse_than_torch(case, dtype, seed, self.ROUNDINGS)
 
     def test_first_derivatives_are_right(self, case: Case) -> None:
         call, inputs = case.prepare(torch.float64)
@@ -125,8 +126,13 @@ class DropInContract:
 
     def test_second_derivatives_are_right(self, case: Case) -> None:
         call, inputs = case.prepare(torch.float64)
+        # fast_mode compares random projections of the Jacobians; all entries would take minutes.
         assert gradgradcheck(
-            lambda *tensors: call(ours, *tensors), inputs, check_fwd_over_rev=True, check_batched_grad=True
+            lambda *tensors: call(ours, *tensors),
+            inputs,
+            check_fwd_over_rev=True,
+            check_batched_grad=True,
+            fast_mode=True,
         )
 
     def test_every_combination_of_frozen_inputs_gives_the_same_gradients(self, case: Case) -> None:
@@ -166,9 +172,7 @@ class DropInContract:
     def test_vmap_of_the_gradient_equals_a_loop(self, case: Case) -> None:
         call, inputs = case.prepare(torch.float64)
         samples = [torch.stack([tensor.detach(), tensor.detach() * 0.5 + 0.2]) for tensor in inputs]
-        gradient = torch.func.grad(
-            lambda *tensors: call(ours, *tensors).sum(), argnums=tuple(range(len(inputs)))
-        )
+        gradient = torch.func.grad(lambda *tensors: call(ours, *tensors).sum(), argnums=tuple(range(len(inputs))))
         batched = torch.vmap(gradient)(*samples)
         for i in range(2):
             single = gradient(*(sample[i] for sample in samples))
@@ -205,22 +209,19 @@ def outcome(function: Callable[[], Tensor], inputs: list[Tensor]) -> tuple[Any, 
     """Return what a call did: its result and gradients, or its exception and where that arose, and its warnings."""
     for tensor in inputs:
         tensor.grad = None
-    with pytest.warns() as caught:
-        import warnings
-
-        warnings.warn("so that there is one", stacklevel=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         try:
             result = function()
-        except Exception as error:  # noqa: BLE001
+            if result.requires_grad:
+                result.sum().backward()
+        except Exception as error:
             return "raised", type(error), str(error).splitlines()[0], _categories(caught)
-        if result.requires_grad:
-            result.sum().backward()
-    gradients = [tensor.grad for tensor in inputs]
-    return "returned", result.detach(), gradients, _categories(caught)
+    return "returned", result.detach(), [tensor.grad for tensor in inputs], _categories(caught)
 
 
-def _categories(caught: Any) -> list[type[Warning]]:
-    return [warning.category for warning in caught][1:]
+def _categories(caught: list[warnings.WarningMessage]) -> list[type[Warning]]:
+    return [warning.category for warning in caught]
 
 
 def assert_same_outcome(mine: tuple[Any, ...], theirs: tuple[Any, ...], rtol: float, atol: float) -> None:

@@ -11,8 +11,9 @@ from torch_aclnn_ops.ops._raw_operator import RawOperator
 
 import pytest
 import torch
-from tests._contract import HALF_DTYPES, Maker
 from torch import Tensor
+
+from tests._contract import HALF_DTYPES, Maker
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,7 @@ class RawOperatorContract:
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALF_DTYPES])
     def test_kernel_equals_the_formula_in_float64(self, sample: Sample, dtype: torch.dtype) -> None:
         arguments = sample.arguments(Maker(dtype))
-        wide = tuple(
-            arg.double() if isinstance(arg, Tensor) and arg.is_floating_point() else arg for arg in arguments
-        )
+        wide = tuple(arg.double() if isinstance(arg, Tensor) and arg.is_floating_point() else arg for arg in arguments)
         truths = _flat(self.OPERATOR.formula(**self.OPERATOR.bind(_copy(wide), {})))
         results = _flat(self.OPERATOR.overload(*_copy(arguments)))
         for result, truth in zip(results, truths, strict=True):

@@ -10,6 +10,9 @@ import torch
 
 assert torch_aclnn_ops.__version__
 
+# Threads that wait for one another cost tiny tensors ten times their work on a busy machine.
+torch.set_num_threads(1)
+
 hypothesis.settings.register_profile("tests", deadline=None, max_examples=150, derandomize=True)
 hypothesis.settings.load_profile("tests")
 

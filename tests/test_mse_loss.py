@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tests._contract import Case, DropInContract, Maker, assert_same_outcome, outcome
 from tests._raw_operator import RawOperatorContract, Refusal, Sample
 

@@ -57,12 +57,12 @@ class RawOperator:
         if cpu is not None:
             _library.impl(self.name, self._checked(without_autocast(cpu)), "CPU")
         torch.library.register_fake(self.overload, self._checked(fake, values=False), lib=_library)
+        torch.library.register_vmap(self.overload, self._call_per_sample, lib=_library)
         self.is_mutable = bool(self.overload._schema.is_mutable)
         if self.is_mutable:
             _library.impl(self.name, self._refuse_autograd, "Autograd")
         else:
             self._function = _make_function(self)
-            torch.library.register_vmap(self.overload, self._call_per_sample, lib=_library)
             torch.library.register_autograd(
                 self.overload,
                 self._function.backward,
@@ -94,12 +94,16 @@ class RawOperator:
 
         return checked_kernel
 
-    def _call_per_sample(self, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
+    def _call_per_sample(
+        self, info: Any, in_dims: tuple[int | None, ...], *args: Any, **kwargs: Any
+    ) -> tuple[Any, Any]:
         """Batch a direct call to the operator; ``torch.vmap`` of the formula cannot nest in such a rule."""
-        samples = [
-            self.overload(*(arg if dim is None else arg.select(dim, i) for arg, dim in zip(args, in_dims, strict=True)))
-            for i in range(info.batch_size)
-        ]
+        for argument, value, dim in zip(self.overload._schema.arguments, args, in_dims, strict=False):
+            if argument.alias_info is not None and isinstance(value, Tensor) and dim is None:
+                raise ValueError(f"{self.name}: {argument.name} must be batched by vmap, because every sample writes to it")
+        samples = [self.overload(*sample, **kwargs) for sample in _samples(info, in_dims, args)]
+        if samples[0] is None:
+            return None, None
         if isinstance(samples[0], tuple):
             return tuple(torch.stack(outputs) for outputs in zip(*samples, strict=True)), (0,) * len(samples[0])
         return torch.stack(samples), 0
@@ -107,7 +111,8 @@ class RawOperator:
     def _vmap_formula(self, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
         """Batch a call from another Function: one run of the formula for all samples."""
         if self._check_values is not None:
-            self._check_values(**self.bind(args, {}))
+            for sample in _samples(info, in_dims, args):
+                self._check_values(**self.bind(sample, {}))
         outputs = torch.vmap(self._checked(self.formula, values=False), in_dims)(*args)
         return outputs, (0,) * len(outputs) if isinstance(outputs, tuple) else 0
 
@@ -183,6 +188,13 @@ def _vjp_of_formula(
 
     outputs, vjp, *_ = torch.func.vjp(formula, *(saved[position] for position in positions))
     return outputs, vjp, differentiable
+
+
+def _samples(info: Any, in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    return [
+        tuple(arg if dim is None else arg.select(dim, i) for arg, dim in zip(args, in_dims, strict=True))
+        for i in range(info.batch_size)
+    ]
 
 
 def _as_tuple(outputs: Any) -> tuple[Any, ...]:

@@ -156,7 +156,7 @@ def _losses_and_row_weights(
         row_weight = counted if weight is None else counted * weight[target]
         if label_smoothing == 0:
             weight = None  # is in row_weight
-    losses, *_ = linear_cross_entropy_losses(
+    losses = linear_cross_entropy_losses(
         input,
         linear_weight,
         linear_bias,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch_aclnn_ops.functional._function import EagerOrCompiled
-from torch_aclnn_ops.functional.linear_cross_entropy.rows import RowFunction, chunks_of, losses_of_rows
+from torch_aclnn_ops.functional.linear_cross_entropy.rows import RowFunction, chunks_of, losses_of_rows, weighted
 from torch_aclnn_ops.ops import (
     fused_cross_entropy_loss_with_max_sum,
     fused_linear_cross_entropy_loss_grad,
@@ -16,66 +16,107 @@ from torch import Tensor
 
 # input, linear_weight, linear_bias, target, target_weight, smoothing_weight, class_weight
 _BY_ROW = (True, False, False, True, True, True, False)
+_TENSORS = len(_BY_ROW)
 _losses = RowFunction(losses_of_rows, _BY_ROW, (True,))
 
 
-def is_fused(
-    linear_bias: Tensor | None, target: Tensor, smoothing_weight: Tensor | None, chunk_size: int | None
-) -> bool:
-    """Return whether the fused operators can serve: indices as targets, neither bias nor smoothing, no chosen chunk."""
-    return linear_bias is None and smoothing_weight is None and chunk_size is None and not target.is_floating_point()
+def linear_cross_entropy_losses(*args: Any) -> Tensor:
+    """Compute the loss of every row.
+
+    Args:
+        *args: the arguments of :func:`losses_of_rows`, and the rows per chunk (``None`` leaves the choice to the kernel).
+
+    Returns:
+        The losses, shape (N,), in float32, or float64 for float64 inputs.
+    """
+    losses: Tensor = _linear_cross_entropy(*args, *_statistics(*args))
+    return losses
+
+
+def _statistics(
+    input: Tensor,
+    linear_weight: Tensor,
+    linear_bias: Tensor | None,
+    target: Tensor,
+    target_weight: Tensor,
+    smoothing_weight: Tensor | None,
+    class_weight: Tensor | None,
+    chunk_size: int | None,
+) -> tuple[Tensor | None, ...]:
+    """Reduce the logits with the fused operator, or return ``None`` for each result where it cannot serve.
+
+    It can for indices as targets, without bias and smoothing, and where the chunk is its own choice.
+    """
+    if linear_bias is not None or smoothing_weight is not None or chunk_size is not None or target.is_floating_point():
+        return (None,) * 5
+    with torch.no_grad():
+        *statistics, _ = fused_linear_online_max_sum(
+            input.detach(), linear_weight.detach(), target, 0, linear_weight.shape[0], False
+        )
+    return tuple(statistics)
 
 
 class LinearCrossEntropyFunction(torch.autograd.Function):
-    """The loss of every row, and what the fused backward kernel needs (empty where another path is taken).
+    """The loss of every row, with ``fused_linear_cross_entropy_loss_grad`` as backward kernel where it can serve.
 
-    The arguments are those of :func:`losses_of_rows` and the rows per chunk (``None`` leaves the choice to the kernel).
+    Its arguments are those of :func:`linear_cross_entropy_losses` and the five results of
+    ``fused_linear_online_max_sum`` (maximum, sum, predicted logit, packed mask, masked target), each ``None`` where another
+    path is taken. They are functions of input and weight, and the derivatives take them as such.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(*args: Any) -> tuple[Tensor, ...]:
-        """Compute the losses in float32, or float64 for float64 inputs."""
-        *tensors, chunk_size = args
-        input, linear_weight, linear_bias, target, target_weight, smoothing_weight, _ = tensors
-        if not is_fused(linear_bias, target, smoothing_weight, chunk_size):
-            (losses,) = _losses(tensors, chunks_of(*_rows_and_classes(args), chunk_size))
-            return losses, *(losses.new_empty(0) for _ in range(4))
-        logits_max, sum_exp_logits, predicted_logits, target_mask, masked_target, _ = (
-            fused_linear_online_max_sum.overload(input, linear_weight, target, 0, linear_weight.shape[0])
-        )
-        losses, _ = fused_cross_entropy_loss_with_max_sum.overload(logits_max, sum_exp_logits, predicted_logits)
-        losses = torch.where(target_weight == 0, 0, losses * target_weight)
-        return losses, logits_max, sum_exp_logits, target_mask, masked_target
+    def forward(
+        input: Tensor,
+        linear_weight: Tensor,
+        linear_bias: Tensor | None,
+        target: Tensor,
+        target_weight: Tensor,
+        smoothing_weight: Tensor | None,
+        class_weight: Tensor | None,
+        chunk_size: int | None,
+        logits_max: Tensor | None,
+        sum_exp_logits: Tensor | None,
+        predicted_logits: Tensor | None,
+        target_mask: Tensor | None,
+        masked_target: Tensor | None,
+    ) -> Tensor:
+        """Compute the losses."""
+        if logits_max is None:
+            tensors = (input, linear_weight, linear_bias, target, target_weight, smoothing_weight, class_weight)
+            (losses,) = _losses(tensors, chunks_of(input.shape[0], linear_weight.shape[0], chunk_size))
+            return losses
+        losses, _ = fused_cross_entropy_loss_with_max_sum(logits_max, sum_exp_logits, predicted_logits)
+        return weighted(losses, target_weight)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         """Save what the derivatives need."""
-        *tensors, ctx.chunk_size = inputs
-        statistics = output[1:]
-        ctx.mark_non_differentiable(*statistics)
-        ctx.save_for_backward(*tensors, *statistics)
-        ctx.save_for_forward(*tensors)
+        tensors, ctx.chunk_size, statistics = inputs[:_TENSORS], inputs[_TENSORS], inputs[_TENSORS + 1 :]
+        logits_max, sum_exp_logits, _, target_mask, masked_target = statistics
+        saved = (*tensors, logits_max, sum_exp_logits, target_mask, masked_target)
+        ctx.save_for_backward(*saved)
+        ctx.save_for_forward(*saved)  # functorch wants the same tensors for both
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        """Differentiate by the arguments that need it; weights of rows never do."""
-        positions = tuple(i for i in range(len(_BY_ROW)) if ctx.needs_input_grad[i])
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        """Differentiate by the arguments that need it."""
+        positions = frozenset(i for i in range(_TENSORS) if ctx.needs_input_grad[i])  # to functorch, not a tree
         differentiate: Any = _gradients if torch.compiler.is_compiling() else _LinearCrossEntropyBackwardFunction.apply
-        gradients = iter(differentiate(grad_outputs[0], *ctx.saved_tensors, ctx.chunk_size, positions))
-        return *(next(gradients) if i in positions else None for i in range(len(_BY_ROW))), None
+        gradients = iter(differentiate(grad_output, *ctx.saved_tensors, ctx.chunk_size, positions))
+        return tuple(next(gradients) if i in positions else None for i in range(len(ctx.needs_input_grad)))
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
         """Push tangents forward."""
-        args = ctx.saved_tensors[: len(_BY_ROW)]
-        positions, given = _present(tangents)
-        chunks = chunks_of(*_rows_and_classes(args), ctx.chunk_size)
-        return *_losses.jvp(args, positions, given, chunks), None, None, None, None
+        tensors = ctx.saved_tensors[:_TENSORS]
+        positions, given = _present(tangents[:_TENSORS])
+        chunks = chunks_of(*_rows_and_classes(tensors), ctx.chunk_size)
+        return _losses.jvp(tensors, positions, given, chunks)[0]
 
 
-linear_cross_entropy_losses = EagerOrCompiled(LinearCrossEntropyFunction)
+_linear_cross_entropy = EagerOrCompiled(LinearCrossEntropyFunction)
 
 
 def _gradients(
@@ -87,23 +128,24 @@ def _gradients(
     target_weight: Tensor,
     smoothing_weight: Tensor | None,
     class_weight: Tensor | None,
-    logits_max: Tensor,
-    sum_exp_logits: Tensor,
-    target_mask: Tensor,
-    masked_target: Tensor,
+    logits_max: Tensor | None,
+    sum_exp_logits: Tensor | None,
+    target_mask: Tensor | None,
+    masked_target: Tensor | None,
     chunk_size: int | None,
-    positions: tuple[int, ...],
+    positions: frozenset[int],
 ) -> tuple[Tensor, ...]:
     """Pull the losses' gradient back to the arguments at ``positions``."""
-    if positions == (0, 1) and is_fused(linear_bias, target, smoothing_weight, chunk_size):
+    # The operator makes both gradients or none. It may write to a softmax, so PyTorch does not batch it.
+    if logits_max is not None and positions == {0, 1} and not _is_batched(grad, input, linear_weight):
         # The operator's mask does not silence a row, a zero gradient does.
-        row_gradient = torch.where(target_weight == 0, 0, grad * target_weight)
+        row_gradient = weighted(grad, target_weight)
         gradients: tuple[Tensor, ...] = fused_linear_cross_entropy_loss_grad.overload(
             row_gradient, input, linear_weight, target_mask, masked_target, logits_max, sum_exp_logits
         )
         return gradients
     args = (input, linear_weight, linear_bias, target, target_weight, smoothing_weight, class_weight)
-    return _losses.vjp(args, positions, (grad,), chunks_of(input.shape[0], linear_weight.shape[0], chunk_size))
+    return _losses.vjp(args, sorted(positions), (grad,), chunks_of(input.shape[0], linear_weight.shape[0], chunk_size))
 
 
 class _LinearCrossEntropyBackwardFunction(torch.autograd.Function):
@@ -118,8 +160,8 @@ class _LinearCrossEntropyBackwardFunction(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         *tensors, ctx.chunk_size, ctx.positions = inputs
-        ctx.save_for_backward(*tensors[: 1 + len(_BY_ROW)])
-        ctx.save_for_forward(*tensors[: 1 + len(_BY_ROW)])
+        ctx.save_for_backward(*tensors[: 1 + _TENSORS])
+        ctx.save_for_forward(*tensors[: 1 + _TENSORS])
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
@@ -136,20 +178,28 @@ class _LinearCrossEntropyBackwardFunction(torch.autograd.Function):
         return function.jvp(args, positions, given, chunks_of(*_rows_and_classes(args[1:]), ctx.chunk_size))
 
 
-def _gradients_of_rows(positions: tuple[int, ...]) -> RowFunction:
+def _gradients_of_rows(positions: frozenset[int]) -> RowFunction:
     """Make the vjp of the losses, a function of their gradient and their arguments, one that can be differentiated."""
+    ordered = sorted(positions)
 
     def gradients(grad: Tensor, *args: Any) -> tuple[Tensor, ...]:
-        _, vjp = _losses.linearize(args, positions)
+        _, vjp = _losses.linearize(args, ordered)
         result: tuple[Tensor, ...] = vjp((grad,))
         return result
 
-    return RowFunction(gradients, (True, *_BY_ROW), [_BY_ROW[position] for position in positions])
+    return RowFunction(gradients, (True, *_BY_ROW), [_BY_ROW[position] for position in ordered])
 
 
 def _present(tangents: Sequence[Tensor | None]) -> tuple[list[int], list[Tensor]]:
     present = [(i, tangent) for i, tangent in enumerate(tangents) if tangent is not None]
     return [i for i, _ in present], [tangent for _, tangent in present]
+
+
+def _is_batched(*tensors: Tensor) -> bool:
+    return not torch.compiler.is_compiling() and any(
+        torch._C._functorch.is_functorch_wrapped_tensor(tensor) or torch._C._functorch.is_legacy_batchedtensor(tensor)
+        for tensor in tensors
+    )
 
 
 def _rows_and_classes(args: Sequence[Any]) -> tuple[int, int]:

@@ -40,16 +40,16 @@ def losses_of_rows(
             distribution = distribution * class_weight
         return (-(distribution * log_probabilities).sum(1),)
     log_probability = log_probabilities.gather(1, target.unsqueeze(1)).squeeze(1)
-    loss = -_weighted(log_probability, target_weight)
+    loss = -weighted(log_probability, target_weight)
     if smoothing_weight is not None:
         if class_weight is not None:
             log_probabilities = log_probabilities * class_weight
-        loss = loss - _weighted(log_probabilities.sum(1), smoothing_weight)
+        loss = loss - weighted(log_probabilities.sum(1), smoothing_weight)
     return (loss,)
 
 
-def _weighted(values: Tensor, weights: Tensor) -> Tensor:
-    # An ignored row contributes nothing, even if its hidden state is not finite.
+def weighted(values: Tensor, weights: Tensor) -> Tensor:
+    """Multiply rows by weights; an ignored row, of weight 0, gives 0 even if its hidden state is not finite."""
     return torch.where(weights == 0, 0, values * weights)
 
 

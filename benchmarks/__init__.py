@@ -1,0 +1,1 @@
+"""Benchmarks, one file an operator: ``python -m benchmarks.mse_loss``."""

@@ -1,0 +1,24 @@
+"""Forward and backward of mse_loss against torch's own: ``python -m benchmarks.mse_loss``."""
+
+from benchmarks._harness import compare, forward_and_backward, print_table
+from torch_aclnn_ops import functional as ours
+
+import torch
+
+
+def main(elements: int = 2**24, rounds: int = 15) -> None:
+    """Print a table for float32 and bfloat16 vectors."""
+    torch.set_num_threads(2)
+    rows = []
+    for dtype in (torch.float32, torch.bfloat16):
+        input, target = torch.rand(elements, dtype=dtype, requires_grad=True), torch.rand(elements, dtype=dtype)
+        cases = {
+            "torch": forward_and_backward(torch.nn.functional.mse_loss, input, target),
+            "torch_aclnn_ops": forward_and_backward(ours.mse_loss, input, target),
+        }
+        rows += compare(f"mse_loss, {elements} {dtype}", cases, rounds)
+    print_table(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""binary_cross_entropy: the drop-in, its Function and the raw operator."""
+
+from functools import partial
+
+from torch_aclnn_ops import functional as ours
+from torch_aclnn_ops import ops
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests._contract import Case, DropInContract, Maker, assert_same_outcome, outcome
+from tests._raw_operator import RawOperatorContract, Refusal, Sample
+
+
+def _two(*shape):
+    return lambda make: (make.probability(*shape), make.probability(*shape))
+
+
+def _call(**options):
+    return lambda F, input, target: F.binary_cross_entropy(input, target, **options)
+
+
+def _weighted(**options):
+    return lambda F, input, target, weight: F.binary_cross_entropy(input, target, weight, **options)
+
+
+def _weight(*shape):
+    return lambda make: (make.probability(*shape),)
+
+
+CASES = [
+    Case("mean", _two(3, 5), _call()),
+    Case("sum of an odd shape", _two(7, 1, 3), _call(reduction="sum")),
+    Case("none", _two(2, 3), _call(reduction="none")),
+    Case("zero dimensions", _two(), _call()),
+    Case("no elements", _two(0, 3), _call(reduction="none")),
+    Case("not contiguous", _two(5, 3), lambda F, x, t: F.binary_cross_entropy(x.T, t.T)),
+    Case("strided", _two(6, 4), lambda F, x, t: F.binary_cross_entropy(x[::2, 1:], t[1::2, :3], reduction="none")),
+    Case("weighted mean", _two(4, 3), _weighted(), _weight(4, 3)),
+    Case("weighted sum, broadcast weight", _two(4, 3), _weighted(reduction="sum"), _weight(3)),
+    Case("weighted none, broadcast weight", _two(4, 3), _weighted(reduction="none"), _weight(4, 1)),
+]
+
+
+class TestDropIn(DropInContract):
+    CASES = CASES
+    ROUNDINGS = 4.0
+
+
+_dtypes = st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64])
+_shapes = st.sampled_from([(), (1,), (3,), (4, 3), (4, 1), (0, 3), (2, 4, 3)])
+_flags = st.sampled_from([None, True, False])
+
+
+@given(
+    shape=_shapes,
+    other_shape=st.none() | _shapes,
+    weight_shape=st.none() | _shapes,
+    dtypes=st.tuples(_dtypes, st.none() | _dtypes, st.none() | _dtypes),
+    outside=st.sampled_from([0.0, 0.0, 0.0, 2.0]),
+    weight_requires_grad=st.booleans(),
+    reduction=st.sampled_from(["mean", "sum", "none", "elementwise_mean", "average"]),
+    size_average=_flags,
+    reduce=_flags,
+)
+def test_any_call_does_what_torchs_does(
+    shape, other_shape, weight_shape, dtypes, outside, weight_requires_grad, reduction, size_average, reduce
+):
+    input = Maker(dtypes[0], 0).probability(*shape) + torch.tensor(outside).to(dtypes[0])
+    target = Maker(dtypes[1] or dtypes[0], 1).probability(*(shape if other_shape is None else other_shape))
+    weight = None if weight_shape is None else Maker(dtypes[2] or dtypes[0], 2).probability(*weight_shape)
+    inputs = [tensor.requires_grad_() for tensor in (input, target) if tensor.is_floating_point()]
+    if weight is not None and weight.is_floating_point() and weight_requires_grad:
+        inputs.append(weight.requires_grad_())
+    mine, theirs = (
+        outcome(partial(module.binary_cross_entropy, input, target, weight, size_average, reduce, reduction), inputs)
+        for module in (ours, torch.nn.functional)
+    )
+    tolerance = max(torch.finfo(tensor.dtype).eps for tensor in inputs) * 16 if inputs else 0
+    assert_same_outcome(mine, theirs, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("input", [0.0, 1.0])
+@pytest.mark.parametrize("target", [0.0, 0.25, 1.0])
+def test_certain_probabilities_give_torchs_loss_and_gradient(input, target):
+    results = []
+    for module in (ours, torch.nn.functional):
+        probability = torch.tensor([input], requires_grad=True)
+        loss = module.binary_cross_entropy(probability, torch.tensor([target]))
+        loss.backward()
+        results.append((loss.item(), probability.grad.item()))
+    assert results[0] == pytest.approx(results[1])
+
+
+def test_16_bit_probabilities_run_in_float32_under_autocast():
+    input = torch.tensor([0.25], dtype=torch.bfloat16, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = ours.binary_cross_entropy(input, torch.tensor([1.0]))
+    loss.backward()
+    assert loss.dtype == torch.float32 and input.grad.dtype == torch.bfloat16
+    assert (loss.item(), input.grad.item()) == pytest.approx((1.3862944, -4.0))
+
+
+@pytest.mark.parametrize("name", ["target", "weight"])
+def test_the_function_itself_refuses_what_it_could_not_differentiate(name):
+    tensors = {"target": torch.rand(3), "weight": torch.rand(3), name: torch.rand(1)}
+    with pytest.raises(ValueError, match=f"BinaryCrossEntropyFunction: {name} must have input's shape and dtype"):
+        ours.BinaryCrossEntropyFunction.apply(torch.rand(3), tensors["target"], tensors["weight"], 1)
+
+
+def test_the_function_itself_refuses_the_gradient_of_a_weight():
+    weight = torch.rand(3, requires_grad=True)
+    loss = ours.BinaryCrossEntropyFunction.apply(torch.rand(3), torch.rand(3), weight, 1)
+    with pytest.raises(RuntimeError, match="no derivative with respect to weight; detach it"):
+        loss.backward()
+
+
+def _grad_self_target(make, *shape):
+    return make.normal(*shape), make.probability(*shape), make.probability(*shape)
+
+
+class TestRawOperator(RawOperatorContract):
+    OPERATOR = ops.binary_cross_entropy_backward
+    SAMPLES = [
+        Sample("mean", lambda make: (*_grad_self_target(make, 3, 4), None, 1), (0, 1, 2)),
+        Sample("sum", lambda make: (*_grad_self_target(make, 3, 4), None, 2), (0, 1)),
+        Sample("none", lambda make: (*_grad_self_target(make, 3, 4), None, 0), (1, 2)),
+        Sample("weight", lambda make: (*_grad_self_target(make, 3, 4), make.normal(4), 1), (0, 1, 2, 3)),
+        Sample(
+            "everything broadcast",
+            lambda make: (make.normal(), make.probability(3, 4), make.probability(4), make.normal(3, 1), 1),
+            (0, 1, 2, 3),
+        ),
+        Sample("zero dimensions", lambda make: (*_grad_self_target(make), None, 1)),
+        Sample("no elements", lambda make: (*_grad_self_target(make, 0, 4), None, 1)),
+        Sample(
+            "not contiguous",
+            lambda make: (make.normal(4, 3).T, make.probability(3, 8)[:, ::2], make.probability(3, 4), None, 0),
+        ),
+        Sample("nine dimensions", lambda make: (*_grad_self_target(make, *[2] * 9), None, 1)),
+    ]
+    REFUSALS = [
+        Refusal(
+            "integers",
+            lambda make: (make.index(2, 3), make.index(2, 3), make.index(2, 3), None, 1),
+            TypeError,
+            "self must have a floating-point dtype, but it has torch.int64",
+        ),
+        Refusal(
+            "integer weight",
+            lambda make: (*_grad_self_target(make, 3), make.index(2, 3), 1),
+            TypeError,
+            "weight must have a floating-point dtype, but it has torch.int64",
+        ),
+        Refusal(
+            "target larger than self",
+            lambda make: (make.normal(), make.probability(3), make.probability(2, 3), None, 1),
+            ValueError,
+            r"target must broadcast to self's shape \[3\], but its shape is \[2, 3\]",
+        ),
+        Refusal(
+            "weight of another shape",
+            lambda make: (*_grad_self_target(make, 3), make.normal(2), 1),
+            ValueError,
+            r"weight must broadcast to self's shape \[3\], but its shape is \[2\]",
+        ),
+        Refusal(
+            "grad_output with more dimensions than self",
+            lambda make: (make.normal(1), make.probability(), make.probability(), None, 1),
+            ValueError,
+            r"grad_output must broadcast to self's shape \[\], but its shape is \[1\]",
+        ),
+        Refusal(
+            "reduction",
+            lambda make: (*_grad_self_target(make, 3), None, -1),
+            ValueError,
+            r"reduction must be 0 \(none\), 1 \(mean\) or 2 \(sum\), but it is -1",
+        ),
+    ]
+
+
+def test_the_example_of_the_documents():
+    ones = torch.ones(2, 2)
+    gradient = ops.binary_cross_entropy_backward(ones * 0.1, ones * 0.3, ones * 0.5, ones, 0)
+    torch.testing.assert_close(gradient, ones * -0.095238, rtol=1e-5, atol=0)
+
+
+def test_the_denominator_is_clamped_at_1e_12_and_not_the_probability():
+    probability = torch.tensor([0.0, 1.0, 1.5], dtype=torch.float64)
+    gradient = ops.binary_cross_entropy_backward(torch.ones(()).double(), probability, torch.zeros(3).double(), None, 0)
+    torch.testing.assert_close(gradient, probability / 1e-12)
+
+
+def test_dtypes_may_be_mixed_and_the_result_has_selfs():
+    exact = ops.binary_cross_entropy_backward(
+        torch.ones(3).double(), torch.full((3,), 0.3).half().double(), torch.full((3,), 0.5).double(), None, 1
+    )
+    mixed = ops.binary_cross_entropy_backward(
+        torch.ones(3).bfloat16(), torch.full((3,), 0.3).half(), torch.full((3,), 0.5), None, 1
+    )
+    assert torch.equal(mixed, exact.float().half())

@@ -1,0 +1,327 @@
+"""linear_cross_entropy: the drop-in and its Function."""
+
+from functools import partial
+
+from torch_aclnn_ops import functional as ours
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests._contract import HALF_DTYPES, Case, DropInContract, Maker, assert_same_outcome, outcome
+from torch.nn import LinearCrossEntropyOptions
+
+N, H, C = 4, 2, 5
+
+
+def _in_float32(F, input, *args, **options):
+    """Call torch's function so that it has our one stated difference: a float32 loss for 16-bit inputs."""
+    loss = F.linear_cross_entropy(input, *args, **options)
+    return loss.float() if loss.dtype in HALF_DTYPES else loss
+
+
+def _input_and_head(make):
+    return make.normal(N, H), make.normal(C, H)
+
+
+def _indices(make):
+    return (make.index(C, N),)
+
+
+def _some_ignored(make):
+    return (make.index(C, N).index_fill(0, torch.tensor([1, 3]), -100),)
+
+
+def _class_weight(make):
+    return make.index(C, N), make.probability(C)
+
+
+def _call(**options):
+    return lambda F, x, w, target: _in_float32(F, x, w, target, **options)
+
+
+def _with_bias(**options):
+    return lambda F, x, w, b, target: _in_float32(F, x, w, target, linear_bias=b, **options)
+
+
+def _with_class_weight(**options):
+    return lambda F, x, w, target, weight: _in_float32(F, x, w, target, weight=weight, **options)
+
+
+def _input_head_and_bias(make):
+    return *_input_and_head(make), make.normal(C)
+
+
+def _with_probabilities(make):
+    return *_input_and_head(make), make.normal(N, C).softmax(1)
+
+
+FUSED_CASES = [
+    Case("mean", _input_and_head, _call(), _indices),
+    Case("sum", _input_and_head, _call(reduction="sum"), _indices),
+    Case("none", _input_and_head, _call(reduction="none"), _indices),
+    Case("ignored rows, mean", _input_and_head, _call(), _some_ignored),
+    Case("ignored rows, none", _input_and_head, _call(reduction="none"), _some_ignored),
+    Case("an ignored class", _input_and_head, _call(ignore_index=3), _indices),
+    Case("class weights, mean", _input_and_head, _with_class_weight(), _class_weight),
+    Case("class weights and an ignored class", _input_and_head, _with_class_weight(ignore_index=3), _class_weight),
+    Case("class weights, none", _input_and_head, _with_class_weight(reduction="none"), _class_weight),
+    Case("one row without a batch", lambda m: (m.normal(H), m.normal(C, H)), _call(), lambda m: (m.index(C),)),
+    Case(
+        "one row without a batch, none",
+        lambda make: (make.normal(H), make.normal(C, H)),
+        _call(reduction="none"),
+        lambda make: (make.index(C),),
+    ),
+    Case(
+        "not contiguous",
+        lambda make: (make.normal(H, N), make.normal(C, 2 * H)),
+        lambda F, x, w, target: _in_float32(F, x.T, w[:, ::2], target),
+        _indices,
+    ),
+    Case("no rows, sum", lambda m: (m.normal(0, H), m.normal(C, H)), _call(reduction="sum"), lambda m: (m.index(C, 0),)),
+]
+
+CHUNKED_CASES = [
+    Case("bias", _input_head_and_bias, _with_bias(), _indices),
+    Case("bias and ignored rows, none", _input_head_and_bias, _with_bias(reduction="none"), _some_ignored),
+    Case("label smoothing", _input_and_head, _call(label_smoothing=0.2), _indices),
+    Case("label smoothing and ignored rows", _input_and_head, _call(label_smoothing=0.2), _some_ignored),
+    Case("label smoothing, sum", _input_and_head, _call(label_smoothing=1.0, reduction="sum"), _some_ignored),
+    Case("label smoothing and class weights", _input_and_head, _with_class_weight(label_smoothing=0.3), _class_weight),
+    Case("label smoothing and bias", _input_head_and_bias, _with_bias(label_smoothing=0.3), _indices),
+    Case("probabilities", _with_probabilities, lambda F, x, w, t: _in_float32(F, x, w, t)),
+    Case("probabilities, none", _with_probabilities, lambda F, x, w, t: _in_float32(F, x, w, t, reduction="none")),
+    Case(
+        "probabilities with class weights and smoothing",
+        lambda make: (*_with_probabilities(make), make.probability(C)),
+        lambda F, x, w, t, weight: _in_float32(F, x, w, t, weight=weight, label_smoothing=0.1),
+    ),
+    Case(
+        "probabilities of one row without a batch",
+        lambda make: (make.normal(H), make.normal(C, H), make.normal(C).softmax(0)),
+        lambda F, x, w, t: _in_float32(F, x, w, t),
+    ),
+    Case(
+        "two dimensions of positions",
+        lambda make: (make.normal(N, H), make.normal(C, 2, 3, H)),
+        _call(),
+        lambda make: (make.index(C, N, 2, 3),),
+    ),
+    Case(
+        "one dimension of positions, bias, none",
+        lambda make: (make.normal(N, H), make.normal(C, 2, H), make.normal(C, 2)),
+        _with_bias(reduction="none"),
+        lambda make: (make.index(C, N, 2),),
+    ),
+    Case(
+        "positions with probabilities",
+        lambda make: (make.normal(N, H), make.normal(C, 2, H), make.normal(N, C, 2).softmax(1)),
+        lambda F, x, w, t: _in_float32(F, x, w, t),
+    ),
+]
+
+
+class TestFused(DropInContract):
+    CASES = FUSED_CASES
+    ROUNDINGS = 4.0
+
+
+class TestChunked(DropInContract):
+    CASES = CHUNKED_CASES
+    ROUNDINGS = 4.0
+
+
+def _in_chunks(case):
+    """Make the same call with chunks of two rows, where the module is ours."""
+
+    def call(F, *tensors):
+        return case.call(_TwoRowsAtATime if F is ours else F, *tensors)
+
+    return Case(f"{case.name}, 2 rows at a time", case.inputs, call, case.constants)
+
+
+class _TwoRowsAtATime:
+    linear_cross_entropy = staticmethod(partial(ours.linear_cross_entropy, chunk_size=2))
+
+
+class TestChunkSize(DropInContract):
+    CASES = [_in_chunks(FUSED_CASES[i]) for i in (0, 3, 6)] + [_in_chunks(CHUNKED_CASES[i]) for i in (0, 3, 9, 12)]
+    ROUNDINGS = 4.0
+
+
+_dtypes = st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16])
+
+
+@st.composite
+def _calls(draw):
+    """Draw the arguments of a call, most of them right and a few wrong."""
+
+    def rarely(value, *others):
+        return draw(st.sampled_from([value] * 12 + list(others)))
+
+    dtype = draw(_dtypes)
+    rows, features, classes = draw(st.integers(0, 5)), draw(st.integers(1, 4)), draw(st.integers(1, 6))
+    positions = draw(st.sampled_from([(), (), (2,), (2, 1)]))
+    batch = (rows,) if positions or draw(st.integers(0, 4)) else ()
+    batch = rarely(batch, (2, 3))
+    make = Maker(dtype, draw(st.integers(0, 99)))
+    input = make.normal(*batch, features).to(rarely(dtype, torch.float64, torch.int64))
+    head = make.normal(rarely(classes, 0), *positions, rarely(features, features + 1))
+    if draw(st.booleans()):
+        shape = rarely((*batch, classes, *positions), (*batch, classes + 1, *positions))
+        target = make.normal(*shape).softmax(0).to(rarely(dtype, torch.float64))
+    else:
+        target = make.index(classes, *rarely((*batch, *positions), (*batch, *positions, 1)))
+        target = target + rarely(0, 1, -1, -100)
+        target = target.to(rarely(torch.int64, torch.uint8, torch.int32, torch.float32))
+    bias = make.normal(*rarely((classes, *positions), (classes + 1,))) if draw(st.booleans()) else None
+    weight = make.probability(rarely(classes, classes + 1)) if draw(st.booleans()) else None
+    weight = None if weight is None else weight.to(rarely(dtype, torch.float64))
+    options = {
+        "linear_bias": bias,
+        "weight": weight,
+        "reduction": rarely("mean", "sum", "sum", "none", "none", "none", "average"),
+        "ignore_index": draw(st.sampled_from([None, None, None, -100, 0, 2, -1])),
+        "label_smoothing": rarely(0.0, 0.1, 0.5, 1.0, -0.1, 1.1),
+    }
+    tensors = [tensor for tensor in (input, head, bias) if tensor is not None]
+    if draw(st.integers(0, 9)) == 0 and weight is not None:
+        tensors.append(weight)
+    if target.is_floating_point() and draw(st.booleans()):
+        tensors.append(target)
+    return input, head, target, options, [tensor for tensor in tensors if tensor.is_floating_point()]
+
+
+@given(call=_calls())
+def test_any_call_does_what_torchs_does(call):
+    input, head, target, options, inputs = call
+    for tensor in inputs:
+        tensor.requires_grad_()
+    mine, theirs = (
+        outcome(partial(function, input, head, target, **options), inputs)
+        for function in (ours.linear_cross_entropy, partial(_in_float32, torch.nn.functional))
+    )
+    if mine[0] == "returned" and mine[1].dtype in HALF_DTYPES:  # torch's own function took the call
+        mine = (mine[0], mine[1].float(), *mine[2:])
+    tolerance = max([torch.finfo(tensor.dtype).eps for tensor in inputs] or [0]) * 64
+    assert_same_outcome(mine, theirs, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_16_bit_inputs_give_a_float32_loss_and_gradients_in_their_dtype(dtype, reduction):
+    make = Maker(dtype)
+    input, head = (tensor.requires_grad_() for tensor in _input_and_head(make))
+    loss = ours.linear_cross_entropy(input, head, make.index(C, N), reduction=reduction)
+    loss.sum().backward()
+    assert loss.dtype == torch.float32 and input.grad.dtype == head.grad.dtype == dtype
+
+
+def test_the_loss_of_many_bfloat16_rows_is_exact():
+    # torch's chunked function adds this loss up in bfloat16 and is off by a tenth or more.
+    make = Maker(torch.bfloat16)
+    input, head, target = make.normal(4096, 32), make.normal(2000, 32), make.index(2000, 4096)
+    loss = ours.linear_cross_entropy(input, head, target)
+    exact = torch.nn.functional.cross_entropy(input.double() @ head.double().T, target)
+    assert abs(loss.item() - exact.item()) < 1e-5
+
+
+def test_uint8_targets_are_class_indices():
+    input, head, target = torch.randn(N, H), torch.randn(C, H), torch.randint(C, (N,))
+    loss = ours.linear_cross_entropy(input, head, target.byte())
+    assert torch.equal(loss, ours.linear_cross_entropy(input, head, target))
+
+
+def test_all_rows_ignored_is_nan_as_in_torch():
+    loss = ours.linear_cross_entropy(torch.zeros(2, 3), torch.zeros(4, 3), torch.tensor([-100, -100]))
+    assert loss.isnan()
+
+
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}])
+def test_an_ignored_row_that_is_not_finite_leaves_the_loss_finite(options):
+    input = torch.tensor([[0.0, 1.0], [torch.inf, torch.nan]])
+    loss = ours.linear_cross_entropy(input, torch.eye(2), torch.tensor([1, -100]), **options)
+    assert loss.isfinite()
+
+
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}])
+def test_a_compiled_call_shows_a_class_outside_the_head_as_nan(options):
+    # A traced value cannot be looked at, and a masked target would give a finite, wrong loss.
+    call = torch.compile(partial(ours.linear_cross_entropy, **options), fullgraph=True, backend="aot_eager")
+    assert call(torch.zeros(2, 3), torch.zeros(4, 3), torch.tensor([1, 4])).isnan()
+    assert call(torch.zeros(2, 3), torch.zeros(4, 3), torch.tensor([1, 3])).isfinite()
+
+
+def test_torchs_options_are_taken_and_their_chunk_size_used(monkeypatch):
+    from torch_aclnn_ops.functional.linear_cross_entropy import function
+
+    sizes = []
+    original = function.chunks_of
+    monkeypatch.setattr(function, "chunks_of", lambda rows, classes, size: sizes.append(size) or original(rows, classes, size))
+    make = Maker(torch.float32)
+    input, head, target = *_input_and_head(make), make.index(C, N)
+    loss = ours.linear_cross_entropy(
+        input, head, target, options=LinearCrossEntropyOptions(batch_chunk_size=3, chunking_method=None)
+    )
+    assert sizes == [3]
+    torch.testing.assert_close(loss, ours.linear_cross_entropy(input, head, target))
+
+
+@pytest.mark.parametrize(
+    ("option", "exception", "sentence"),
+    [
+        ({"chunk_size": 0}, ValueError, "chunk_size must be at least 1, but it is 0"),
+        ({"chunk_size": 2.5}, TypeError, 'chunk_size must be "auto" or an int, but it is 2.5'),
+        ({"chunk_size": True}, TypeError, 'chunk_size must be "auto" or an int, but it is True'),
+        ({"options": {}}, TypeError, "options must be None or a LinearCrossEntropyOptions, but it is {}"),
+    ],
+)
+def test_a_wrong_option_is_refused(option, exception, sentence):
+    with pytest.raises(exception, match=f"linear_cross_entropy: {sentence}"):
+        ours.linear_cross_entropy(torch.zeros(2, 3), torch.zeros(4, 3), torch.tensor([1, 3]), **option)
+
+
+class _LargestTensor(torch.utils._python_dispatch.TorchDispatchMode):
+    """Remembers the largest number of elements that any operator returned."""
+
+    def __init__(self):
+        super().__init__()
+        self.largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for out in torch.utils._pytree.tree_leaves(result):
+            if isinstance(out, torch.Tensor):
+                self.largest = max(self.largest, out.numel())
+        return result
+
+
+@pytest.mark.parametrize(
+    ("options", "create_graph"),
+    [({}, False), ({}, True), ({"label_smoothing": 0.1}, False), ({"label_smoothing": 0.1}, True), ({"chunk_size": 64}, True)],
+    ids=str,
+)
+def test_no_derivative_holds_the_logits_of_all_rows(options, create_graph, monkeypatch):
+    from torch_aclnn_ops.ops.linear_cross_entropy import _rows
+
+    monkeypatch.setattr(_rows, "_LOGITS_AT_A_TIME", 64 * 500)
+    rows, classes = 1024, 500
+    input, head = (torch.randn(shape, 8, requires_grad=True) for shape in (rows, classes))
+    with _LargestTensor() as mode:
+        loss = ours.linear_cross_entropy(input, head, torch.randint(classes, (rows,)), **options)
+        gradients = torch.autograd.grad(loss, (input, head), create_graph=create_graph)
+        if create_graph:
+            torch.autograd.grad(sum(gradient.square().sum() for gradient in gradients), (input, head))
+    assert mode.largest < rows * classes / 4
+
+
+def test_the_head_alone_can_be_trained_and_the_input_alone():
+    input, head, target = torch.randn(N, H), torch.randn(C, H), torch.randint(C, (N,))
+    for trained in (input, head):
+        trained.requires_grad_()
+        ours.linear_cross_entropy(input, head, target).backward()
+        assert trained.grad is not None
+        expected = torch.autograd.grad(torch.nn.functional.cross_entropy(input @ head.T, target), trained)[0]
+        torch.testing.assert_close(trained.grad, expected)
+        trained.requires_grad_(False)

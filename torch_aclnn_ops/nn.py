@@ -1,0 +1,119 @@
+"""Drop-ins for modules of :mod:`torch.nn`: the same constructors, parameters and state dicts."""
+
+from torch_aclnn_ops import functional as F
+
+import torch
+from torch import Tensor
+
+__all__ = ["BCELoss", "Embedding", "LinearCrossEntropyLoss", "MSELoss"]
+
+
+class MSELoss(torch.nn.MSELoss):
+    """Squared error of two tensors, a drop-in for :class:`torch.nn.MSELoss`.
+
+    Args:
+        size_average: deprecated, see ``reduction``.
+        reduce: deprecated, see ``reduction``.
+        reduction: ``"none"``, ``"mean"`` or ``"sum"``.
+
+    Example:
+        >>> loss = MSELoss()
+        >>> loss(torch.zeros(2), torch.tensor([1.0, 3.0]))
+        tensor(5.)
+    """
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """Call :func:`torch_aclnn_ops.functional.mse_loss`."""
+        return F.mse_loss(input, target, reduction=self.reduction)
+
+
+class BCELoss(torch.nn.BCELoss):
+    """Cross entropy of probabilities, a drop-in for :class:`torch.nn.BCELoss`.
+
+    Args:
+        weight: factors for the losses, a shape that broadcasts to the input's.
+        size_average: deprecated, see ``reduction``.
+        reduce: deprecated, see ``reduction``.
+        reduction: ``"none"``, ``"mean"`` or ``"sum"``.
+
+    Example:
+        >>> loss = BCELoss(reduction="sum")
+        >>> loss(torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0]))
+        tensor(1.3863)
+    """
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """Call :func:`torch_aclnn_ops.functional.binary_cross_entropy`."""
+        return F.binary_cross_entropy(input, target, weight=self.weight, reduction=self.reduction)
+
+
+class Embedding(torch.nn.Embedding):
+    """Rows of a trainable table, a drop-in for :class:`torch.nn.Embedding`.
+
+    Args:
+        num_embeddings: rows of the table.
+        embedding_dim: columns of the table.
+        padding_idx: a row that starts as zeros and gets no gradient; negative counts from the end.
+        max_norm: if given, looked-up rows with a larger norm are first scaled to this norm, in place.
+        norm_type: the p of that norm.
+        scale_grad_by_freq: divide each row's gradient by the number of times that the row is looked up in a call.
+        sparse: make the gradient a sparse tensor.
+        device: where the table is.
+        dtype: of what dtype it is.
+
+    Example:
+        >>> embedding = Embedding(4, 3, padding_idx=0)
+        >>> embedding(torch.tensor([[0, 2]])).shape
+        torch.Size([1, 2, 3])
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Call :func:`torch_aclnn_ops.functional.embedding`."""
+        return F.embedding(
+            input,
+            self.weight,
+            self.padding_idx,
+            self.max_norm,
+            self.norm_type,
+            self.scale_grad_by_freq,
+            self.sparse,
+        )
+
+
+class LinearCrossEntropyLoss(torch.nn.LinearCrossEntropyLoss):
+    """A linear layer and the cross entropy of its outputs, a drop-in for :class:`torch.nn.LinearCrossEntropyLoss`.
+
+    Args:
+        in_features: size of an input row.
+        num_classes: number of classes.
+        out_features: dimensions of a K-dimensional loss.
+        bias: add a trainable bias to the logits.
+        device: where the layer is.
+        dtype: of what dtype it is.
+        reduction: ``"none"``, ``"mean"`` or ``"sum"``.
+        weight: factor of each class, shape (num_classes,).
+        ignore_index: class index whose rows do not count, -100 by default; only with class indices.
+        label_smoothing: share of the uniform distribution in the target, from 0 to 1.
+        options: torch's options, see :func:`torch_aclnn_ops.functional.linear_cross_entropy`.
+
+    Example:
+        >>> loss = LinearCrossEntropyLoss(8, 100)
+        >>> loss(torch.zeros(2, 8), torch.tensor([3, 99]))
+        tensor(4.6052, grad_fn=<DivBackward0>)
+    """
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """Call :func:`torch_aclnn_ops.functional.linear_cross_entropy`."""
+        classes = (self.num_classes, *self.out_features)
+        bias = self.linear.bias
+        return F.linear_cross_entropy(
+            input,
+            self.linear.weight.reshape(*classes, self.linear.in_features),
+            target,
+            linear_bias=None if bias is None else bias.reshape(classes),
+            weight=self.weight,
+            reduction=self.reduction,
+            ignore_index=self.ignore_index,
+            label_smoothing=self.label_smoothing,
+            options=self.options,
+        )
