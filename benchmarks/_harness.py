@@ -55,7 +55,7 @@ def interleaved(cases: Mapping[str, Call], rounds: int) -> dict[str, Timing]:
 def peak_memory(call: Call) -> int:
     """Return the bytes of memory that a call needs beyond what was there before it (Linux).
 
-    Writing 5 to clear_refs resets the peak (VmHWM) to what is resident now, page-accurate and with all libraries' memory.
+    Writing 5 to clear_refs resets the peak (VmHWM) to what is resident now. It counts pages, of all libraries.
     """
     gc.collect()
     with open("/proc/self/clear_refs", "w") as reset:

@@ -1,9 +1,10 @@
 """Forward and backward of binary_cross_entropy against torch's own: ``python -m benchmarks.binary_cross_entropy``."""
 
-from benchmarks._harness import compare, forward_and_backward, print_table
 from torch_aclnn_ops import functional as ours
 
 import torch
+
+from benchmarks._harness import compare, forward_and_backward, print_table
 
 
 def main(elements: int = 2**24, rounds: int = 15) -> None:

@@ -1,10 +1,11 @@
 """Forward and backward of embedding against torch's own: ``python -m benchmarks.embedding``."""
 
-from benchmarks._harness import Call, compare, print_table
 from torch_aclnn_ops import functional as ours
 
 import torch
 from torch import Tensor
+
+from benchmarks._harness import Call, compare, print_table
 
 
 def main(elements: int = 2**24, dim: int = 512, vocabulary: int = 32000, rounds: int = 15) -> None:

@@ -2,11 +2,12 @@
 
 from functools import partial
 
-from benchmarks._harness import compare, forward_and_backward, print_table
 from torch_aclnn_ops import functional as ours
 
 import torch
 from torch.nn import LinearCrossEntropyOptions
+
+from benchmarks._harness import compare, forward_and_backward, print_table
 
 
 def main(rows: int = 2048, features: int = 512, classes: int = 32000, rounds: int = 5) -> None:

@@ -1,9 +1,10 @@
 """Forward and backward of mse_loss against torch's own: ``python -m benchmarks.mse_loss``."""
 
-from benchmarks._harness import compare, forward_and_backward, print_table
 from torch_aclnn_ops import functional as ours
 
 import torch
+
+from benchmarks._harness import compare, forward_and_backward, print_table
 
 
 def main(elements: int = 2**24, rounds: int = 15) -> None:

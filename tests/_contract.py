@@ -96,7 +96,7 @@ def assert_no_worse_than_torch(case: Case, dtype: torch.dtype, seed: int, slack:
 
 
 class DropInContract:
-    """The promises; a subclass sets ``CASES`` and, where a case is not smooth, leaves it out of the derivative tests."""
+    """The promises; a subclass sets ``CASES``."""
 
     CASES: list[Case]
     ROUNDINGS = 2.0  # slack in assert_no_worse_than_torch

@@ -103,6 +103,11 @@ class RawOperatorContract:
             copies = _copy(arguments)
             return operator(*copies[:position], tensor, *copies[position + 1 :])
 
+        schema = self.OPERATOR.overload._schema.arguments
+        if any(arg.alias_info and isinstance(value, Tensor) for arg, value in zip(schema, arguments, strict=False)):
+            with pytest.raises(ValueError, match="must be batched by vmap, because every sample writes to it"):
+                torch.vmap(lambda tensor: call(tensor, self.OPERATOR))(batch)
+            return
         for operator in (self.OPERATOR, self.OPERATOR.overload):
             batched = _flat(torch.vmap(lambda tensor, operator=operator: call(tensor, operator))(batch))
             for i in range(2):

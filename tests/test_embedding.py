@@ -109,7 +109,10 @@ def test_any_call_does_what_torchs_does(
 def test_max_norm_changes_the_table_as_torch_does():
     tables = [Maker(torch.float32).normal(6, 4) * 3 for _ in range(2)]
     input = torch.tensor([1, 1, 4])
-    rows = [module.embedding(input, table, max_norm=1.0) for module, table in zip((ours, torch.nn.functional), tables)]
+    rows = [
+        module.embedding(input, table, max_norm=1.0)
+        for module, table in zip((ours, torch.nn.functional), tables, strict=True)
+    ]
     torch.testing.assert_close(rows[0], rows[1], rtol=0, atol=0)
     torch.testing.assert_close(tables[0], tables[1], rtol=0, atol=0)
     assert tables[0][1].norm() <= 1 + 1e-6 < tables[0][2].norm()

@@ -8,8 +8,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests._contract import HALF_DTYPES, Case, DropInContract, Maker, assert_same_outcome, outcome
 from torch.nn import LinearCrossEntropyOptions
+
+from tests._contract import HALF_DTYPES, Case, DropInContract, Maker, assert_same_outcome, outcome
 
 N, H, C = 4, 2, 5
 
@@ -79,7 +80,9 @@ FUSED_CASES = [
         lambda F, x, w, target: _in_float32(F, x.T, w[:, ::2], target),
         _indices,
     ),
-    Case("no rows, sum", lambda m: (m.normal(0, H), m.normal(C, H)), _call(reduction="sum"), lambda m: (m.index(C, 0),)),
+    Case(
+        "no rows, sum", lambda m: (m.normal(0, H), m.normal(C, H)), _call(reduction="sum"), lambda m: (m.index(C, 0),)
+    ),
 ]
 
 CHUNKED_CASES = [
@@ -258,7 +261,9 @@ def test_torchs_options_are_taken_and_their_chunk_size_used(monkeypatch):
 
     sizes = []
     original = function.chunks_of
-    monkeypatch.setattr(function, "chunks_of", lambda rows, classes, size: sizes.append(size) or original(rows, classes, size))
+    monkeypatch.setattr(
+        function, "chunks_of", lambda rows, classes, size: sizes.append(size) or original(rows, classes, size)
+    )
     make = Maker(torch.float32)
     input, head, target = *_input_and_head(make), make.index(C, N)
     loss = ours.linear_cross_entropy(
@@ -299,7 +304,13 @@ class _LargestTensor(torch.utils._python_dispatch.TorchDispatchMode):
 
 @pytest.mark.parametrize(
     ("options", "create_graph"),
-    [({}, False), ({}, True), ({"label_smoothing": 0.1}, False), ({"label_smoothing": 0.1}, True), ({"chunk_size": 64}, True)],
+    [
+        ({}, False),
+        ({}, True),
+        ({"label_smoothing": 0.1}, False),
+        ({"label_smoothing": 0.1}, True),
+        ({"chunk_size": 64}, True),
+    ],
     ids=str,
 )
 def test_no_derivative_holds_the_logits_of_all_rows(options, create_graph, monkeypatch):

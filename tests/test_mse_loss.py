@@ -65,7 +65,9 @@ _flags = st.sampled_from([None, True, False])
     reduce=_flags,
 )
 def test_any_call_does_what_torchs_does(shapes, dtypes, reduction, size_average, reduce):
-    input, target = (Maker(dtype, seed).normal(*shape) for seed, (dtype, shape) in enumerate(zip(dtypes, shapes)))
+    input, target = (
+        Maker(dtype, seed).normal(*shape) for seed, (dtype, shape) in enumerate(zip(dtypes, shapes[:2], strict=True))
+    )
     weight = None if shapes[2] is None else Maker(torch.float32, 2).probability(*shapes[2])
     inputs = [tensor.requires_grad_() for tensor in (input, target) if tensor.is_floating_point()]
     mine, theirs = (

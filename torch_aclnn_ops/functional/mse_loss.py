@@ -112,9 +112,7 @@ def _is_ours(input: Tensor, target: Tensor, weight: Tensor | None, reduction: st
     """Return whether torch would accept the arguments; it makes the errors for those that it would not."""
     if weight is None:
         return is_ordinary(input, target)
-    return (
-        is_ordinary(input, target, weight) and weight.size() == input.size() and reduction in ("none", "mean", "sum")
-    )
+    return is_ordinary(input, target, weight) and weight.size() == input.size() and reduction in ("none", "mean", "sum")
 
 
 def _broadcast_mse_loss(input: Tensor, target: Tensor, reduction: int) -> Tensor:

@@ -100,7 +100,9 @@ class RawOperator:
         """Batch a direct call to the operator; ``torch.vmap`` of the formula cannot nest in such a rule."""
         for argument, value, dim in zip(self.overload._schema.arguments, args, in_dims, strict=False):
             if argument.alias_info is not None and isinstance(value, Tensor) and dim is None:
-                raise ValueError(f"{self.name}: {argument.name} must be batched by vmap, because every sample writes to it")
+                raise ValueError(
+                    f"{self.name}: {argument.name} must be batched by vmap, because every sample writes to it"
+                )
         samples = [self.overload(*sample, **kwargs) for sample in _samples(info, in_dims, args)]
         if samples[0] is None:
             return None, None

@@ -24,7 +24,7 @@ def linear_cross_entropy_losses(*args: Any) -> Tensor:
     """Compute the loss of every row.
 
     Args:
-        *args: the arguments of :func:`losses_of_rows`, and the rows per chunk (``None`` leaves the choice to the kernel).
+        *args: the arguments of :func:`losses_of_rows`, and the rows per chunk (``None`` leaves them to the kernel).
 
     Returns:
         The losses, shape (N,), in float32, or float64 for float64 inputs.
@@ -60,8 +60,8 @@ class LinearCrossEntropyFunction(torch.autograd.Function):
     """The loss of every row, with ``fused_linear_cross_entropy_loss_grad`` as backward kernel where it can serve.
 
     Its arguments are those of :func:`linear_cross_entropy_losses` and the five results of
-    ``fused_linear_online_max_sum`` (maximum, sum, predicted logit, packed mask, masked target), each ``None`` where another
-    path is taken. They are functions of input and weight, and the derivatives take them as such.
+    ``fused_linear_online_max_sum`` (maximum, sum, predicted logit, packed mask, masked target), each ``None`` where
+    another path is taken. They are functions of input and weight, and the derivatives take them as such.
     """
 
     generate_vmap_rule = True

@@ -1,0 +1,389 @@
+"""The three raw operators of the linear cross entropy."""
+
+from torch_aclnn_ops import ops
+from torch_aclnn_ops.ops.linear_cross_entropy import _rows
+from torch_aclnn_ops.ops.linear_cross_entropy._rows import pack_mask, unpack_mask
+
+import pytest
+import torch
+
+from tests._contract import Maker
+from tests._raw_operator import RawOperatorContract, Refusal, Sample
+
+ROWS, FEATURES, CLASSES = 11, 3, 5
+
+
+def _shard(make, rows=ROWS):
+    return make.normal(rows, FEATURES), make.normal(CLASSES, FEATURES), make.index(CLASSES, rows)
+
+
+class TestOnlineMaxSum(RawOperatorContract):
+    OPERATOR = ops.fused_linear_online_max_sum
+    SAMPLES = [
+        Sample("whole vocabulary", lambda make: (*_shard(make), 0, CLASSES, False), (0, 1)),
+        Sample("with logits", lambda make: (*_shard(make), 0, CLASSES, True), (0, 1)),
+        Sample("targets outside the shard", lambda make: (*_shard(make), 2, 4, True), (0, 1)),
+        Sample("a later shard", lambda make: (make.normal(9, 3), make.normal(5, 3), make.index(12, 9), 7, 12, False)),
+        Sample("an empty range", lambda make: (*_shard(make), 3, 3, False)),
+        Sample("8 rows", lambda make: (*_shard(make, 8), 0, CLASSES, False)),
+        Sample("no rows", lambda make: (*_shard(make, 0), 0, CLASSES, True)),
+        Sample("no features", lambda make: (make.normal(4, 0), make.normal(5, 0), make.index(5, 4), 0, 5, True)),
+        Sample("32-bit targets", lambda make: (*_shard(make)[:2], make.index(5, ROWS).int(), 1, 4, False)),
+        Sample(
+            "not contiguous",
+            lambda make: (make.normal(3, 6).T, make.normal(5, 6)[:, ::2], make.index(5, 6, 2)[:, 1], 0, 5, True),
+        ),
+    ]
+    REFUSALS = [
+        Refusal(
+            "integer input",
+            lambda make: (make.index(5, 4, 3), make.normal(5, 3), make.index(5, 4), 0, 5),
+            TypeError,
+            "input must have a floating-point dtype, but it has torch.int64",
+        ),
+        Refusal(
+            "dtype of weight",
+            lambda make: (make.normal(4, 3), make.normal(5, 3).half(), make.index(5, 4), 0, 5),
+            TypeError,
+            "weight must have dtype torch.float32 as input has, but it has torch.float16",
+        ),
+        Refusal(
+            "dtype of target",
+            lambda make: (make.normal(4, 3), make.normal(5, 3), make.index(5, 4).to(torch.int8), 0, 5),
+            TypeError,
+            "target must have dtype torch.int64 or torch.int32, but it has torch.int8",
+        ),
+        Refusal(
+            "rank of input",
+            lambda make: (make.normal(2, 2, 3), make.normal(5, 3), make.index(5, 4), 0, 5),
+            ValueError,
+            r"input must have 2 dimensions, but its shape is \[2, 2, 3\]",
+        ),
+        Refusal(
+            "weight without rows",
+            lambda make: (make.normal(4, 3), make.normal(0, 3), make.index(5, 4), 0, 5),
+            ValueError,
+            r"weight must have at least 1 row, but its shape is \[0, 3\]",
+        ),
+        Refusal(
+            "features of weight",
+            lambda make: (make.normal(4, 3), make.normal(5, 2), make.index(5, 4), 0, 5),
+            ValueError,
+            r"weight must have shape \[V, H\] = \[5, 3\], but its shape is \[5, 2\]",
+        ),
+        Refusal(
+            "length of target",
+            lambda make: (make.normal(4, 3), make.normal(5, 3), make.index(5, 3), 0, 5),
+            ValueError,
+            r"target must have shape \[BT\] = \[4\], but its shape is \[3\]",
+        ),
+        Refusal(
+            "negative start",
+            lambda make: (make.normal(4, 3), make.normal(5, 3), make.index(5, 4), -1, 5),
+            ValueError,
+            "vocab_start_index must be at least 0, but it is -1",
+        ),
+        Refusal(
+            "end before start",
+            lambda make: (make.normal(4, 3), make.normal(5, 3), make.index(5, 4), 10, 9),
+            ValueError,
+            "vocab_end_index must be at least vocab_start_index = 10, but it is 9",
+        ),
+        Refusal(
+            "target between the rows of weight and the end",
+            lambda make: (make.normal(1, 3), make.normal(5, 3), torch.tensor([5]), 0, 7),
+            IndexError,
+            r"target must not be from 5 \(vocab_start_index \+ rows of weight\) to 6 \(vocab_end_index - 1\),"
+            " but one is 5",
+        ),
+    ]
+
+
+def _statistics(make, *shape):
+    return make.normal(*shape), make.probability(*shape) + 1, make.normal(*shape)
+
+
+def _wide(function):
+    """Make the arguments in float32 where the dtype is a 16-bit one: the statistics are never narrower."""
+    return lambda make: function(Maker(make.dtype if make.dtype == torch.float64 else torch.float32))
+
+
+class TestLossWithMaxSum(RawOperatorContract):
+    OPERATOR = ops.fused_cross_entropy_loss_with_max_sum
+    SAMPLES = [
+        Sample("loss alone", _wide(lambda make: (*_statistics(make, 6), None)), (0, 1, 2)),
+        Sample("with softmax", _wide(lambda make: (*_statistics(make, 6), make.normal(6, 4))), (0, 1, 2, 3)),
+        Sample("16-bit logits", _wide(lambda make: (*_statistics(make, 6), make.normal(6, 4).bfloat16())), (1, 2)),
+        Sample("no rows", _wide(lambda make: (*_statistics(make, 0), make.normal(0, 4)))),
+    ]
+    REFUSALS = [
+        Refusal(
+            "16-bit statistics",
+            lambda make: tuple(tensor.half() for tensor in _statistics(make, 3)),
+            TypeError,
+            "logits_max must have dtype torch.float32 or torch.float64, but it has torch.float16",
+        ),
+        Refusal(
+            "dtypes that differ",
+            lambda make: (make.normal(3), make.normal(3).double(), make.normal(3)),
+            TypeError,
+            "sum_exp_logits must have dtype torch.float32 as logits_max has, but it has torch.float64",
+        ),
+        Refusal(
+            "rank",
+            lambda make: _statistics(make, 3, 1),
+            ValueError,
+            r"logits_max must have 1 dimensions, but its shape is \[3, 1\]",
+        ),
+        Refusal(
+            "lengths that differ",
+            lambda make: (make.normal(3), make.normal(3), make.normal(4)),
+            ValueError,
+            r"predicted_logits must have shape \[BT\] = \[3\], but its shape is \[4\]",
+        ),
+        Refusal(
+            "integer logits",
+            lambda make: (*_statistics(make, 3), make.index(5, 3, 2)),
+            TypeError,
+            "logits must have a floating-point dtype, but it has torch.int64",
+        ),
+        Refusal(
+            "rows of logits",
+            lambda make: (*_statistics(make, 3), make.normal(4, 2)),
+            ValueError,
+            r"logits must have shape \[BT, V\] = \[3, 2\], but its shape is \[4, 2\]",
+        ),
+    ]
+
+
+def _grad_arguments(make, *, softmax=False, rows=ROWS, boolean=False, targets=torch.int64):
+    input, weight, target = _shard(make, rows)
+    logits = input.to(_wide_dtype(make)) @ weight.to(_wide_dtype(make)).T
+    mask = make.index(2, rows).bool()
+    packed = pack_mask(torch.nn.functional.pad(mask, (0, -rows % 8)))
+    grad = make.normal(rows).to(logits.dtype)
+    tensors = grad, input, weight, mask if boolean else packed, target.to(targets)
+    if softmax:
+        return *tensors, None, None, logits.softmax(1)
+    return *tensors, logits.amax(1), (logits - logits.amax(1, keepdim=True)).exp().sum(1), None
+
+
+def _wide_dtype(make):
+    return torch.float64 if make.dtype == torch.float64 else torch.float32
+
+
+def _replaced(position, value, **options):
+    """Make good arguments with one of them replaced."""
+
+    def make_arguments(make):
+        arguments = list(_grad_arguments(make, **options))
+        arguments[position] = value(arguments[position])
+        return tuple(arguments)
+
+    return make_arguments
+
+
+class TestLossGrad(RawOperatorContract):
+    OPERATOR = ops.fused_linear_cross_entropy_loss_grad
+    ROUNDINGS = 16.0
+    SAMPLES = [
+        Sample("memory friendly", _grad_arguments),
+        Sample("boolean mask", lambda make: _grad_arguments(make, boolean=True)),
+        Sample("longer mask than rows", _replaced(3, lambda mask: torch.cat([mask, mask]))),
+        Sample("32-bit targets", lambda make: _grad_arguments(make, targets=torch.int32)),
+        Sample("no rows", lambda make: _grad_arguments(make, rows=0)),
+        Sample("given softmax", lambda make: _grad_arguments(make, softmax=True)),
+    ]
+    REFUSALS = [
+        Refusal(
+            "no softmax and no maximum",
+            _replaced(5, lambda _: None),
+            ValueError,
+            "logits_max must be given when softmax is None, but it is None",
+        ),
+        Refusal(
+            "no softmax and no sum",
+            _replaced(6, lambda _: None),
+            ValueError,
+            "sum_exp_logits must be given when softmax is None, but it is None",
+        ),
+        Refusal(
+            "16-bit grad",
+            _replaced(0, lambda grad: grad.half()),
+            TypeError,
+            "grad must have dtype torch.float32 for an input of torch.float32, but it has torch.float16",
+        ),
+        Refusal(
+            "dtype of weight",
+            _replaced(2, lambda weight: weight.double()),
+            TypeError,
+            "weight must have dtype torch.float32 as input has, but it has torch.float64",
+        ),
+        Refusal(
+            "dtype of the mask",
+            _replaced(3, lambda mask: mask.int()),
+            TypeError,
+            "target_mask must have dtype torch.uint8 or torch.bool, but it has torch.int32",
+        ),
+        Refusal(
+            "dtype of the targets",
+            _replaced(4, lambda target: target.float()),
+            TypeError,
+            "masked_target must have dtype torch.int64 or torch.int32, but it has torch.float32",
+        ),
+        Refusal(
+            "16-bit softmax",
+            _replaced(7, lambda softmax: softmax.half(), softmax=True),
+            TypeError,
+            "softmax must have dtype torch.float32 for an input of torch.float32, but it has torch.float16",
+        ),
+        Refusal(
+            "rank of grad",
+            _replaced(0, lambda grad: grad.unsqueeze(1)),
+            ValueError,
+            r"grad must have 1 dimensions, but its shape is \[11, 1\]",
+        ),
+        Refusal(
+            "rows of input",
+            _replaced(1, lambda input: input[1:]),
+            ValueError,
+            r"input must have shape \[BT, H\] = \[11, 3\], but its shape is \[10, 3\]",
+        ),
+        Refusal(
+            "features of weight",
+            _replaced(2, lambda weight: weight[:, 1:]),
+            ValueError,
+            r"weight must have shape \[V, H\] = \[5, 3\], but its shape is \[5, 2\]",
+        ),
+        Refusal(
+            "too few bytes of mask",
+            _replaced(3, lambda mask: mask[:1]),
+            ValueError,
+            r"target_mask must have at least 2 bytes for 11 rows, but its shape is \[1\]",
+        ),
+        Refusal(
+            "length of a boolean mask",
+            _replaced(3, lambda mask: mask[:10], boolean=True),
+            ValueError,
+            r"target_mask must have shape \[BT\] = \[11\], but its shape is \[10\]",
+        ),
+        Refusal(
+            "length of the targets",
+            _replaced(4, lambda target: target[:10]),
+            ValueError,
+            r"masked_target must have shape \[BT\] = \[11\], but its shape is \[10\]",
+        ),
+        Refusal(
+            "shape of the softmax",
+            _replaced(7, lambda softmax: softmax[:, 1:], softmax=True),
+            ValueError,
+            r"softmax must have shape \[BT, V\] = \[11, 5\], but its shape is \[11, 4\]",
+        ),
+        Refusal(
+            "length of the maximum",
+            _replaced(5, lambda logits_max: logits_max[1:]),
+            ValueError,
+            r"logits_max must have shape \[BT\] = \[11\], but its shape is \[10\]",
+        ),
+        Refusal(
+            "target outside the shard in a row that is not masked",
+            _replaced(4, lambda target: torch.full_like(target, -100)),
+            IndexError,
+            r"masked_target must be from 0 to 4 \(rows of weight - 1\) where target_mask is 0, but one is -100",
+        ),
+    ]
+
+
+def test_the_example_of_the_documents():
+    ones = torch.ones(3, 4, dtype=torch.float16), torch.ones(5, 4, dtype=torch.float16)
+    results = ops.fused_linear_online_max_sum(*ones, torch.ones(3, dtype=torch.int32), 0, 2, True)
+    logits_max, sum_exp_logits, predicted_logits, target_mask, masked_target, logits = results
+    assert (
+        logits_max.tolist() == [4] * 3 and sum_exp_logits.tolist() == [5] * 3 and predicted_logits.tolist() == [0] * 3
+    )
+    assert target_mask.tolist() == [0] and masked_target.tolist() == [1] * 3 and logits.tolist() == [[4] * 5] * 3
+
+
+def test_the_example_of_the_documents_for_the_loss():
+    statistics = torch.tensor([0.5, 1.0])
+    loss, softmax = ops.fused_cross_entropy_loss_with_max_sum(
+        statistics, statistics, statistics, torch.tensor([[1.0, 0.5], [0.5, 1.0]])
+    )
+    torch.testing.assert_close(loss, torch.tensor([-1.193147, -1.0]))
+    torch.testing.assert_close(softmax, torch.tensor([[3.297443, 2.0], [0.606531, 1.0]]))
+
+
+@pytest.mark.parametrize(("start", "end", "padding"), [(0, 5, 0), (1, 5, 1), (0, 0, 1)])
+def test_the_bits_behind_the_last_row_are_those_of_target_0(start, end, padding):
+    results = ops.fused_linear_online_max_sum(*_shard(Maker(torch.float32), rows=3), start, end)
+    assert all((int(results[3][0]) >> bit) & 1 == padding for bit in range(3, 8))
+
+
+def test_the_end_of_a_shard_is_exclusive():
+    input, weight, _ = _shard(Maker(torch.float32), rows=3)
+    *_, target_mask, masked_target, _ = ops.fused_linear_online_max_sum(input, weight, torch.tensor([1, 2, 3]), 1, 3)
+    assert unpack_mask(target_mask, 3).tolist() == [False, False, True] and masked_target.tolist() == [0, 1, 0]
+
+
+def test_shards_combine_to_the_loss_of_the_whole_vocabulary():
+    input, weight, target = Maker(torch.float64).normal(9, 4), Maker(torch.float64, 1).normal(12, 4), torch.arange(9)
+    shards = [ops.fused_linear_online_max_sum(input, weight[a:b], target, a, b) for a, b in ((0, 5), (5, 6), (6, 12))]
+    logits_max = torch.stack([shard[0] for shard in shards]).amax(0)
+    shifts = [(shard[0] - logits_max) for shard in shards]
+    sum_exp_logits = sum(shard[1] * shift.exp() for shard, shift in zip(shards, shifts, strict=True))
+    predicted_logits = sum(
+        shard[2] + shift * ~unpack_mask(shard[3], 9) for shard, shift in zip(shards, shifts, strict=True)
+    )
+    loss, _ = ops.fused_cross_entropy_loss_with_max_sum(logits_max, sum_exp_logits, predicted_logits)
+    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(input @ weight.T, target, reduction="none"))
+
+
+@pytest.mark.parametrize("softmax", [False, True])
+def test_the_gradients_are_those_of_the_cross_entropy_where_no_row_is_masked(softmax):
+    input, weight, target = (tensor for tensor in _shard(Maker(torch.float64)))
+    grad = torch.linspace(-1, 2, ROWS, dtype=torch.float64)
+    *_, target_mask, masked_target, logits = results = ops.fused_linear_online_max_sum(
+        input, weight, target, 0, CLASSES, True
+    )
+    statistics = (None, None, logits.softmax(1)) if softmax else (*results[:2], None)
+    gradients = ops.fused_linear_cross_entropy_loss_grad(grad, input, weight, target_mask, masked_target, *statistics)
+    input.requires_grad_(), weight.requires_grad_()
+    loss = torch.nn.functional.cross_entropy(input @ weight.T, target, reduction="none")
+    for gradient, expected in zip(gradients, torch.autograd.grad(loss, (input, weight), grad), strict=True):
+        torch.testing.assert_close(gradient, expected)
+
+
+def test_a_given_softmax_becomes_the_gradient_of_the_logits():
+    arguments = _grad_arguments(Maker(torch.float64), softmax=True)
+    grad, _, _, target_mask, masked_target, _, _, softmax = arguments
+    expected = softmax.clone()
+    expected[torch.arange(ROWS), masked_target] -= (~unpack_mask(target_mask, ROWS)).double()
+    ops.fused_linear_cross_entropy_loss_grad(*arguments)
+    torch.testing.assert_close(softmax, expected * grad.unsqueeze(1))
+
+
+def test_a_masked_row_has_a_gradient_until_grad_is_zero():
+    grad, input, weight, _, *others = _grad_arguments(Maker(torch.float64))
+    masked = torch.full((2,), 255, dtype=torch.uint8)
+    input_grad, _ = ops.fused_linear_cross_entropy_loss_grad(grad, input, weight, masked, *others)
+    assert (input_grad != 0).all()
+    input_grad, weight_grad = ops.fused_linear_cross_entropy_loss_grad(grad * 0, input, weight, masked, *others)
+    assert (input_grad == 0).all() and (weight_grad == 0).all()
+
+
+@pytest.mark.parametrize("rows", [1, 8, 9, 40, 41])
+def test_kernels_in_chunks_equal_the_formulas(rows, monkeypatch):
+    monkeypatch.setattr(_rows, "_LOGITS_AT_A_TIME", 8 * CLASSES)
+    for operator, arguments in (
+        (ops.fused_linear_online_max_sum, (*_shard(Maker(torch.float64), rows), 1, 4, True)),
+        (ops.fused_linear_cross_entropy_loss_grad, _grad_arguments(Maker(torch.float64), rows=rows)),
+    ):
+        expected = operator.formula(**operator.bind(arguments, {}))
+        for result, formula_result in zip(operator.overload(*arguments), expected, strict=True):
+            torch.testing.assert_close(result, formula_result)
+
+
+def test_packing_and_unpacking_a_mask_gives_it_back_least_significant_bit_first():
+    mask = torch.tensor([True] + [False] * 8 + [True] + [False] * 6)
+    assert pack_mask(mask).tolist() == [1, 2]
+    assert torch.equal(unpack_mask(pack_mask(mask), 11), mask[:11])

@@ -1,0 +1,95 @@
+"""The modules: drop-ins for torch.nn's in constructor, state and result."""
+
+import copy
+import inspect
+import warnings
+
+from torch_aclnn_ops import nn
+
+import pytest
+import torch
+
+INPUT = torch.linspace(0.1, 0.9, 12).reshape(4, 3)
+TARGET = torch.linspace(0.8, 0.2, 12).reshape(4, 3)
+INDICES = torch.tensor([0, 4, 2, 2])
+
+MODULES = [
+    ("MSELoss", {}, (INPUT, TARGET)),
+    ("MSELoss", {"reduction": "sum"}, (INPUT, TARGET)),
+    ("MSELoss", {"size_average": False}, (INPUT, TARGET)),
+    ("BCELoss", {}, (INPUT, TARGET)),
+    ("BCELoss", {"weight": torch.tensor([1.0, 2.0, 3.0]), "reduction": "none"}, (INPUT, TARGET)),
+    ("Embedding", {"num_embeddings": 5, "embedding_dim": 3}, (INDICES,)),
+    ("Embedding", {"num_embeddings": 5, "embedding_dim": 3, "padding_idx": -1, "max_norm": 1.0}, (INDICES,)),
+    ("Embedding", {"num_embeddings": 5, "embedding_dim": 3, "scale_grad_by_freq": True}, (INDICES,)),
+    ("LinearCrossEntropyLoss", {"in_features": 3, "num_classes": 5}, (INPUT, INDICES)),
+    (
+        "LinearCrossEntropyLoss",
+        {
+            "in_features": 3,
+            "num_classes": 5,
+            "bias": True,
+            "weight": torch.arange(1.0, 6),
+            "ignore_index": 0,
+            "label_smoothing": 0.1,
+        },
+        (INPUT, INDICES),
+    ),
+    (
+        "LinearCrossEntropyLoss",
+        {"in_features": 3, "num_classes": 5, "out_features": (2,), "bias": True, "reduction": "none"},
+        (INPUT, INDICES.unsqueeze(1).expand(4, 2)),
+    ),
+]
+
+
+@pytest.fixture(params=MODULES, ids=lambda entry: f"{entry[0]}, {', '.join(entry[1])}")
+def pair(request):
+    """The module and torch's own, with the same state."""
+    name, options, inputs = request.param
+    modules, messages = [], []
+    for namespace in (nn, torch.nn):
+        torch.manual_seed(0)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            modules.append(getattr(namespace, name)(**options))
+        messages.append([str(warning.message) for warning in caught])
+    assert messages[0] == messages[1]
+    mine, theirs = modules
+    return mine, theirs, inputs
+
+
+def test_it_is_torchs_module_to_isinstance_and_to_state_dict(pair):
+    mine, theirs, _ = pair
+    assert isinstance(mine, type(theirs))
+    assert repr(mine) == repr(theirs)
+    theirs.load_state_dict(mine.state_dict())
+
+
+def test_result_and_gradients_equal_torchs(pair):
+    mine, theirs, inputs = pair
+    results = [module(*inputs) for module in (mine, theirs)]
+    torch.testing.assert_close(*results)
+    for result in results:
+        if result.requires_grad:
+            result.sum().backward()
+    for parameter, other in zip(mine.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, other.grad)
+
+
+def test_it_survives_a_deepcopy(pair):
+    mine, _, inputs = pair
+    torch.testing.assert_close(copy.deepcopy(mine)(*inputs), mine(*inputs))
+
+
+@pytest.mark.parametrize("name", nn.__all__)
+def test_the_constructor_has_torchs_arguments(name):
+    mine, theirs = (inspect.signature(getattr(module, name).__init__) for module in (nn, torch.nn))
+    assert mine == theirs
+
+
+def test_an_embedding_can_be_made_from_a_table():
+    table = torch.arange(6.0).reshape(3, 2)
+    embedding = nn.Embedding.from_pretrained(table, padding_idx=0)
+    assert isinstance(embedding, nn.Embedding) and not embedding.weight.requires_grad
+    assert embedding(torch.tensor([2])).tolist() == [[4.0, 5.0]]
