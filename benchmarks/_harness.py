@@ -1,5 +1,6 @@
 """How the benchmarks measure: one process, the cases in turn, and memory as the kernel counts it."""
 
+import ctypes
 import gc
 import statistics
 import time
@@ -58,6 +59,7 @@ def peak_memory(call: Call) -> int:
     Writing 5 to clear_refs resets the peak (VmHWM) to what is resident now. It counts pages, of all libraries.
     """
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # else the call could reuse what earlier ones have freed, and need nothing
     with open("/proc/self/clear_refs", "w") as reset:
         reset.write("5")
     before = _status("VmRSS")

@@ -1,0 +1,98 @@
+"""The example programs, at a size that takes seconds."""
+
+import csv
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+SMALL = ("--no-progress", *"--steps 40 --context 32 --width 32 --layers 1 --heads 2 --batch-size 4 --lr 0.01".split())
+
+
+def _run(script: str, *options: str) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, ROOT / "examples" / script, *options], env=environment, capture_output=True, text=True
+    )
+
+
+def _losses(output: pathlib.Path) -> list[tuple[str, ...]]:
+    with (output / "loss.csv").open() as file:
+        return [(row["training"], row["validation"], row["validation_ema"]) for row in csv.DictReader(file)]
+
+
+@pytest.fixture(scope="module")
+def reference_run(tmp_path_factory):
+    """A whole run with its reference, and the tokens it has made."""
+    output = tmp_path_factory.mktemp("train_lm")
+    return output, _run("train_lm.py", *SMALL, "--reference", "--output", str(output))
+
+
+@pytest.fixture
+def output(reference_run, tmp_path):
+    """A folder in which the tokens are made already."""
+    shutil.copytree(reference_run[0] / "cache", tmp_path / "cache")
+    return tmp_path
+
+
+def test_the_language_model_learns_and_leaves_its_files(reference_run):
+    output, result = reference_run
+    assert result.returncode == 0, result.stderr
+    losses = [float(training) for training, *_ in _losses(output)]
+    assert len(losses) == 40 and abs(losses[0] - 8.3178) < 0.1 and losses[-1] < losses[0] - 0.3
+    assert (output / "loss.png").read_bytes().startswith(b"\x89PNG") and (output / "checkpoint.pt").exists()
+
+
+def test_torchs_own_operators_train_to_the_same_losses_but_for_rounding(reference_run):
+    _, result = reference_run
+    assert "per step: within rounding" in result.stdout
+
+
+def test_a_resumed_run_continues_bit_for_bit(reference_run, output):
+    assert _run("train_lm.py", *SMALL, "--stop-at", "17", "--output", str(output)).returncode == 0
+    assert len(_losses(output)) == 17
+    result = _run("train_lm.py", *SMALL, "--resume", "--output", str(output))
+    assert result.returncode == 0, result.stderr
+    whole, resumed = _losses(reference_run[0]), _losses(output)
+    assert [training for training, *_ in resumed] == [training for training, *_ in whole]
+    assert resumed[-1] == whole[-1]
+
+
+def test_a_checkpoint_of_other_settings_is_refused(reference_run, output):
+    shutil.copy(reference_run[0] / "checkpoint.pt", output)
+    result = _run("train_lm.py", *SMALL, "--resume", "--lr", "0.5", "--output", str(output))
+    assert result.returncode == 2
+    assert "was made with lr = 0.01, and this run has lr = 0.5" in result.stderr
+
+
+def test_bfloat16_matrix_products_train_too(output):
+    result = _run("train_lm.py", *SMALL, "--dtype", "bfloat16", "--output", str(output))
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--steps", "0"], "argument --steps: must be a whole number of at least 1, got '0'"),
+        (["--ema-decay", "1"], "argument --ema-decay: must be a number from 0 up to but not including 1, got '1'"),
+        (["--width", "30", "--heads", "4"], "width must be a multiple of twice heads, which is 8, got 30"),
+        (["--resume"], "there is no checkpoint"),
+    ],
+)
+def test_a_wrong_option_is_refused(options, sentence, output):
+    result = _run("train_lm.py", "--no-progress", *options, "--output", str(output))
+    assert result.returncode == 2 and sentence in result.stderr
+
+
+def test_an_npu_that_is_not_there_is_refused():
+    result = _run("digits.py", "--device", "npu")
+    assert result.returncode == 2 and "npu" in result.stderr
+
+
+def test_the_digits_beat_their_baselines():
+    result = _run("digits.py")
+    assert result.returncode == 0, result.stdout + result.stderr
