@@ -94,21 +94,24 @@ def classify(training: Digits, held_out: Digits, epochs: int) -> bool:
     return bool((accuracies > baselines).all())
 
 
-def positive_integer(text: str) -> int:
-    """Parse a whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
-    return int(text)
+def whole_number_from(least: int) -> Callable[[str], int]:
+    """Return an argparse type for whole numbers of at least ``least``."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) < 2**63:
+            raise argparse.ArgumentTypeError(f"must be a whole number from {least} to 2**63 - 1, got {text!r}")
+        return int(text)
+
+    return parse
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line and return its exit status: 0 if both models beat their baselines."""
     parser = argparse.ArgumentParser(description="Train two small models on scikit-learn's digits.")
     parser.add_argument("--device", choices=DEVICES, default="cpu", help="where to train (default: %(default)s)")
-    parser.add_argument(
-        "--epochs", type=positive_integer, default=60, help="passes over the images (default: %(default)s)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of split, weights and order (default: %(default)s)")
+    epochs, seed = whole_number_from(1), whole_number_from(0)
+    parser.add_argument("--epochs", type=epochs, default=60, help="passes over the images (default: %(default)s)")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of split, weights and order (default: %(default)s)")
     arguments = parser.parse_args(argv)
     try:
         device = open_device(arguments.device)

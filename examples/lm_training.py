@@ -34,7 +34,7 @@ class Settings:
 
     device: str = "cpu"
     dtype: str = "float32"
-    steps: int = 1000
+    steps: int = 900
     batch_size: int = 8
     context: int = 128
     layers: int = 3
@@ -45,6 +45,8 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise SettingsError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
         if self.width % (2 * self.heads):
             raise SettingsError(f"width must be a multiple of twice heads, which is {2 * self.heads}, got {self.width}")
 

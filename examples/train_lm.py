@@ -25,7 +25,7 @@ from tqdm import tqdm
 VALIDATIONS = 6
 # Fewer steps than this may rightly end above the unigram entropy.
 STEPS_TO_BEAT_UNIGRAM = 200
-PROMPT = "    def __init__(self, "
+PROMPT = "    def __init__(self,"
 SAMPLE_TOKENS = 64
 SAMPLE_TEMPERATURE = 0.8
 
@@ -169,7 +169,7 @@ def build_parser() -> argparse.ArgumentParser:
     flag("--minutes", type=positive, help="stop after about this many minutes, wherever the schedule is then")
     flag("--stop-at", type=count, metavar="STEP", help="stop after this step, to go on later with --resume")
     flag("--resume", action="store_true", help="go on from the checkpoint in --output, bit for bit")
-    flag("--reference", action="store_true", help="compare with two runs of torch's own operators")
+    flag("--reference", action="store_true", help="train twice more, with torch's own operators, and compare")
     flag("--no-progress", dest="progress", action="store_false", help="show no progress bars")
     parser.set_defaults(**vars(Settings()), **vars(RunOptions()))
     return parser

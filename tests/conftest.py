@@ -1,8 +1,9 @@
 """Settings that every test runs under."""
 
 import torch_aclnn_ops  # isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
-
 import warnings
+
+from torch_aclnn_ops.functional import ema_adam
 
 import hypothesis
 import pytest
@@ -35,3 +36,10 @@ def _settings():
         # functorch notes that a custom operator is batched by a loop or that forward AD is a beta feature.
         warnings.filterwarnings("ignore", message="There is a performance drop because", category=UserWarning)
         yield
+
+
+@pytest.fixture(params=["torch's CPU kernels", "the operator"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both implementations of FusedEmaAdam; torch's CPU kernels take what they can, unless told not to."""
+    if request.param == "the operator":
+        monkeypatch.setattr(ema_adam, "_has_native_kernel", lambda *_: False)

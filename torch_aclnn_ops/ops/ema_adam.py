@@ -76,7 +76,9 @@ def formula(
     if weight_decay_mode == _DECOUPLED:
         update = update + weight_decay * weight
     weight = weight - lr * update
-    average = ema_decay * average + (1 - ema_decay) * weight
+    # ema_decay * average + (1 - ema_decay) * weight, whose factors, once rounded, do not add up to 1: in float32 that
+    # would pull the average of a weight w to 0.9998 w at ema_decay=0.9999.
+    average = torch.lerp(average, weight, 1 - ema_decay)
     for state, value in ((var, weight), (m, first), (v, second), (s, average)):
         state.copy_(value)
 
@@ -85,8 +87,8 @@ def _fake(**_: Any) -> None:
     return None
 
 
-# The argument that CANN calls mode has a longer name here: torch.compile cannot functionalize an operator with a keyword
-# argument of that name, because torch._higher_order_ops.utils.redirect_to_mode takes one itself.
+# The argument that CANN calls mode has a longer name here: torch.compile cannot functionalize an operator with a
+# keyword argument of that name, because torch._higher_order_ops.utils.redirect_to_mode takes one itself.
 apply_fused_ema_adam_ = RawOperator(
     "apply_fused_ema_adam_(Tensor grad, Tensor(a!) var, Tensor(b!) m, Tensor(c!) v, Tensor(d!) s, Tensor step, *,"
     " float lr, float ema_decay, float beta1, float beta2, float eps, int weight_decay_mode,"

@@ -1,0 +1,96 @@
+"""Models, gradients and comparisons for the tests of the optimizer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+each_dtype = pytest.mark.parametrize("dtype", DTYPES)
+STATE = ("step", "exp_avg", "exp_avg_sq", "ema_params")
+SETTINGS = {"lr": 1e-2, "ema_decay": 0.9}
+OPTIONS = {
+    "lr": 1e-2,
+    "ema_decay": 0.9,
+    "beta1": 0.9,
+    "beta2": 0.999,
+    "eps": 1e-8,
+    "weight_decay": 1e-2,
+    "decoupled_weight_decay": True,
+    "bias_correction": True,
+    "maximize": False,
+}
+GROUP_OPTIONS = {
+    "lr": 0.1,
+    "betas": (0.5, 0.7),
+    "eps": 0.1,
+    "weight_decay": 0.3,
+    "ema_decay": 0.5,
+    "decoupled_weight_decay": False,
+    "bias_correction": False,
+    "maximize": True,
+}
+
+
+class Weights(nn.Module):
+    """Parameters of several shapes and layouts."""
+
+    def __init__(self, dtype=torch.float64, seed=0):
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        shapes = [(4, 3), (), (0, 2), (5,), (2, 3, 1)]
+        weights = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+        weights.append(torch.randn(3, 4, generator=generator, dtype=torch.float64).T)
+        self.weights = nn.ParameterList(nn.Parameter(weight.to(dtype)) for weight in weights)
+
+    def set_gradients(self, step):
+        """Set gradients that differ from step to step and follow the weights."""
+        generator = torch.Generator().manual_seed(1000 + step)
+        for weight in self.parameters():
+            noise = torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(weight.dtype)
+            weight.grad = noise + weight.detach() / 4
+
+
+def train(model, optimizer, steps):
+    for step in steps:
+        model.set_gradients(step)
+        optimizer.step()
+
+
+def weights_of(model):
+    return [weight.detach().clone() for weight in model.parameters()]
+
+
+def states_of(optimizer):
+    """Return all tensors of the state, parameter after parameter."""
+    states = optimizer.state_dict()["state"]
+    return [tensor.clone() for key in states for tensor in states[key].values()]
+
+
+def averages_of(model, optimizer):
+    return [optimizer.state[weight]["ema_params"] for weight in model.parameters()]
+
+
+def assert_all_equal(results, expected):
+    assert len(results) == len(expected)
+    for result, other in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, other, rtol=0, atol=0, equal_nan=True)
+
+
+def assert_all_close(results, expected, atol):
+    for result, other in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, other, rtol=0, atol=atol)
+
+
+def train_with_torch(model, optimizer, steps, ema_decay, scheduler=None):
+    """Train with an optimizer of torch; return the averages of swa_utils, which start as the first weights."""
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(ema_decay))
+    averaged.update_parameters(model)
+    for step in steps:
+        train(model, optimizer, [step])
+        averaged.update_parameters(model)
+        if scheduler is not None:
+            scheduler.step()
+    return weights_of(averaged.module)

@@ -1,0 +1,239 @@
+"""FusedEmaAdam: checkpoints, and the exchange of weights and averages."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+from torch_aclnn_ops.optim import FusedEmaAdam
+
+import pytest
+import torch
+from torch import nn
+
+from tests._optim import (
+    GROUP_OPTIONS,
+    SETTINGS,
+    STATE,
+    Weights,
+    assert_all_equal,
+    averages_of,
+    each_dtype,
+    states_of,
+    train,
+    weights_of,
+)
+
+
+def _through_a_file(model, optimizer):
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    file.seek(0)
+    checkpoint = torch.load(file, weights_only=True)
+    model, optimizer = _fresh(next(model.parameters()).dtype)
+    model.load_state_dict(checkpoint["model"])
+    optimizer.load_state_dict(checkpoint["optimizer"])
+    return model, optimizer
+
+
+def _fresh(dtype):
+    model = Weights(dtype, seed=1)
+    return model, FusedEmaAdam(model.parameters(), lr=0.5)
+
+
+WAYS = {
+    "state_dict through a file": _through_a_file,
+    "pickle": lambda *both: pickle.loads(pickle.dumps(both)),
+    "deepcopy": lambda *both: copy.deepcopy(both),
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@each_dtype
+def test_training_goes_on_bit_for_bit_after(way, dtype):
+    model = Weights(dtype)
+    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, weight_decay=0.1, betas=(0.8, 0.99))
+    train(model, optimizer, range(5))
+    resumed_model, resumed_optimizer = way(model, optimizer)
+    train(model, optimizer, range(5, 10))
+    train(resumed_model, resumed_optimizer, range(5, 10))
+    assert_all_equal(weights_of(resumed_model), weights_of(model))
+    assert_all_equal(states_of(resumed_optimizer), states_of(optimizer))
+
+
+@each_dtype
+def test_loading_a_state_dict_gives_that_state_dict(dtype):
+    model = Weights(dtype)
+    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
+    train(model, optimizer, range(3))
+    saved = optimizer.state_dict()
+    _, loaded_optimizer = _fresh(dtype)
+    loaded_optimizer.load_state_dict(saved)
+    loaded = loaded_optimizer.state_dict()
+    assert loaded["param_groups"] == saved["param_groups"]
+    assert {key: list(state) for key, state in loaded["state"].items()} == {key: list(STATE) for key in saved["state"]}
+    assert_all_equal(states_of(loaded_optimizer), states_of(optimizer))
+
+
+@pytest.mark.parametrize("name", GROUP_OPTIONS)
+def test_an_option_that_a_checkpoint_lacks_stays_as_it_is(name):
+    optimizer = FusedEmaAdam([{"params": [nn.Parameter(torch.ones(1))], name: GROUP_OPTIONS[name]}])
+    checkpoint = FusedEmaAdam([nn.Parameter(torch.ones(1))]).state_dict()
+    del checkpoint["param_groups"][0][name]
+    optimizer.load_state_dict(checkpoint)
+    assert optimizer.param_groups[0][name] == GROUP_OPTIONS[name]
+
+
+def test_an_option_that_a_pickle_lacks_becomes_the_default():
+    optimizer = FusedEmaAdam([nn.Parameter(torch.ones(1))], ema_decay=0.5)
+    del optimizer.param_groups[0]["ema_decay"]
+    assert pickle.loads(pickle.dumps(optimizer)).param_groups[0]["ema_decay"] == 0.5
+
+
+@pytest.mark.parametrize("saved_step", [torch.tensor(3.0), torch.tensor([3.0]), 3, 3.0], ids=repr)
+def test_a_step_count_of_another_kind_is_read(saved_step):
+    model = Weights()
+    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
+    train(model, optimizer, range(3))
+    checkpoint = copy.deepcopy(optimizer.state_dict())
+    for state in checkpoint["state"].values():
+        state["step"] = saved_step
+    resumed_model = copy.deepcopy(model)
+    resumed_optimizer = FusedEmaAdam(resumed_model.parameters())
+    resumed_optimizer.load_state_dict(checkpoint)
+    train(model, optimizer, [3])
+    train(resumed_model, resumed_optimizer, [3])
+    assert_all_equal(weights_of(resumed_model), weights_of(model))
+    assert all(state["step"].dtype == torch.int64 for state in resumed_optimizer.state.values())
+
+
+def test_an_average_that_a_checkpoint_lacks_starts_from_the_weights_of_the_next_step():
+    model = Weights()
+    optimizer = FusedEmaAdam(model.parameters(), ema_decay=1.0)
+    train(model, optimizer, range(3))
+    checkpoint = copy.deepcopy(optimizer.state_dict())
+    for state in checkpoint["state"].values():
+        del state["ema_params"]
+    optimizer.load_state_dict(checkpoint)
+    expected = weights_of(model)
+    train(model, optimizer, [3])
+    assert_all_equal(averages_of(model, optimizer), expected)
+
+
+def trained(dtype=torch.float64):
+    model = Weights(dtype)
+    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
+    train(model, optimizer, range(5))
+    return model, optimizer
+
+
+@each_dtype
+def test_inside_a_swap_the_parameters_hold_their_averages(dtype):
+    model, optimizer = trained(dtype)
+    averages = [average.clone() for average in averages_of(model, optimizer)]
+    with optimizer.swap_ema_params():
+        assert_all_equal(weights_of(model), averages)
+
+
+@each_dtype
+def test_after_a_swap_weights_and_state_are_as_before_bit_for_bit(dtype):
+    model, optimizer = trained(dtype)
+    with torch.no_grad():
+        next(model.parameters())[0] = float("nan")
+    before = weights_of(model) + states_of(optimizer)
+    with optimizer.swap_ema_params():
+        pass
+    assert_all_equal(weights_of(model) + states_of(optimizer), before)
+
+
+def test_after_an_exception_in_a_swap_weights_and_state_are_as_before():
+    model, optimizer = trained()
+    before = weights_of(model) + states_of(optimizer)
+    with pytest.raises(KeyError), optimizer.swap_ema_params():
+        raise KeyError
+    assert_all_equal(weights_of(model) + states_of(optimizer), before)
+
+
+def test_after_an_exception_on_the_way_into_a_swap_weights_and_state_are_as_before(monkeypatch):
+    from torch_aclnn_ops import optim
+
+    model, optimizer = trained()
+    before = weights_of(model) + states_of(optimizer)
+    exchange, exchanged = optim._exchange, []
+
+    def exchange_three(param, ema_param):
+        if len(exchanged) == 3:
+            exchanged.append("failure")
+            raise MemoryError
+        exchange(param, ema_param)
+        exchanged.append(param)
+
+    monkeypatch.setattr(optim, "_exchange", exchange_three)
+    with pytest.raises(MemoryError), optimizer.swap_ema_params():
+        pytest.fail("the block must not run")
+    assert_all_equal(weights_of(model) + states_of(optimizer), before)
+
+
+def test_a_swap_rebinds_nothing():
+    model, optimizer = trained()
+    addresses = [weight.data_ptr() for weight in model.parameters()]
+    views = [weight.detach() for weight in model.parameters()]
+    with optimizer.swap_ema_params():
+        assert [weight.data_ptr() for weight in model.parameters()] == addresses
+        assert_all_equal(views, weights_of(model))
+
+
+def test_a_parameter_that_was_never_updated_keeps_its_weights_in_a_swap():
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = FusedEmaAdam([weight])
+    with optimizer.swap_ema_params():
+        assert torch.equal(weight.detach(), torch.ones(2))
+
+
+def test_what_is_written_to_a_parameter_in_a_swap_is_in_its_average_afterwards():
+    model, optimizer = trained()
+    weight = next(model.parameters())
+    with optimizer.swap_ema_params(), torch.no_grad():
+        weight.fill_(7)
+    assert (optimizer.state[weight]["ema_params"] == 7).all()
+
+
+def test_a_backward_pass_through_weights_that_were_swapped_is_refused():
+    # autograd sees the writes: a graph from before the swap needs weights that are not there.
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = FusedEmaAdam([weight])
+    weight.grad = torch.ones(2)
+    optimizer.step()
+    loss = weight.square().sum()
+    with optimizer.swap_ema_params(), pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+IN_A_SWAP = {
+    "step": lambda optimizer: optimizer.step(),
+    "state_dict": lambda optimizer: optimizer.state_dict(),
+    "load_state_dict": lambda optimizer: optimizer.load_state_dict({}),
+    "swap_ema_params": lambda optimizer: optimizer.swap_ema_params().__enter__(),
+    "__getstate__": copy.deepcopy,
+}
+
+
+@pytest.mark.parametrize("name", IN_A_SWAP)
+def test_in_a_swap_it_refuses_to(name):
+    model, optimizer = trained()
+    before = weights_of(model) + states_of(optimizer)
+    with optimizer.swap_ema_params():
+        with pytest.raises(RuntimeError, match=rf"^FusedEmaAdam\.{name}: inside swap_ema_params\(\) the parameters"):
+            IN_A_SWAP[name](optimizer)
+    assert_all_equal(weights_of(model) + states_of(optimizer), before)
+
+
+def test_after_a_swap_training_goes_on_as_without_it():
+    model, optimizer = trained()
+    other_model, other_optimizer = trained()
+    with optimizer.swap_ema_params():
+        pass
+    train(model, optimizer, range(5, 8))
+    train(other_model, other_optimizer, range(5, 8))
+    assert_all_equal(weights_of(model) + states_of(optimizer), weights_of(other_model) + states_of(other_optimizer))

@@ -1,0 +1,270 @@
+"""FusedEmaAdam: its state, options and parameter groups."""
+
+from __future__ import annotations
+
+from torch_aclnn_ops.optim import FusedEmaAdam
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests._optim import (
+    GROUP_OPTIONS,
+    SETTINGS,
+    STATE,
+    Weights,
+    assert_all_close,
+    assert_all_equal,
+    averages_of,
+    each_dtype,
+    states_of,
+    train,
+    weights_of,
+)
+
+
+@each_dtype
+def test_state_has_torchs_keys_and_the_parameters_dtype_and_shape(dtype):
+    model = Weights(dtype)
+    optimizer = FusedEmaAdam(model.parameters(), lr=1e-2)
+    train(model, optimizer, range(3))
+    for weight in model.parameters():
+        state = optimizer.state[weight]
+        assert set(state) == set(STATE)
+        assert state["step"].dtype == torch.int64 and state["step"].device == weight.device and state["step"] == 3
+        for name in STATE[1:]:
+            assert state[name].dtype == dtype and state[name].shape == weight.shape and not state[name].requires_grad
+
+
+def test_the_average_starts_as_a_copy_of_the_weights():
+    model = Weights()
+    first = weights_of(model)
+    optimizer = FusedEmaAdam(model.parameters(), lr=1e-2, ema_decay=1.0)
+    train(model, optimizer, range(3))
+    assert_all_equal(averages_of(model, optimizer), first)
+
+
+def test_parameters_without_a_gradient_are_skipped():
+    model = Weights()
+    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
+    model.set_gradients(0)
+    skipped = list(model.parameters())[::2]
+    for weight in skipped:
+        weight.grad = None
+    before = [weight.detach().clone() for weight in skipped]
+    optimizer.step()
+    assert_all_equal([weight.detach() for weight in skipped], before)
+    assert not any(weight in optimizer.state for weight in skipped)
+
+
+def test_each_parameter_counts_its_own_steps():
+    mine, theirs = Weights(), Weights()
+    optimizer = FusedEmaAdam(mine.parameters(), lr=1e-2)
+    adamw = torch.optim.AdamW(theirs.parameters(), lr=1e-2)
+    for step in range(6):
+        for model in (mine, theirs):
+            model.set_gradients(step)
+            for i, weight in enumerate(model.parameters()):
+                if step % (i + 1):
+                    weight.grad = None
+        optimizer.step()
+        adamw.step()
+    assert [int(optimizer.state[weight]["step"]) for weight in mine.parameters()] == [6, 3, 2, 2, 2, 1]
+    assert_all_close(weights_of(mine), weights_of(theirs), 1e-13)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_zero_grad_clears_the_gradients(set_to_none):
+    model = Weights()
+    optimizer = FusedEmaAdam(model.parameters())
+    model.set_gradients(0)
+    optimizer.zero_grad(set_to_none)
+    for weight in model.parameters():
+        assert weight.grad is None if set_to_none else not weight.grad.any()
+
+
+def test_a_step_returns_the_loss_of_its_closure():
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = FusedEmaAdam([weight], lr=0.1)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = weight.sum()
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure) == 2
+    assert (weight < 1).all()
+
+
+def test_hooks_of_a_step_run():
+    model = Weights()
+    optimizer = FusedEmaAdam(model.parameters())
+    calls = []
+    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    train(model, optimizer, [0])
+    assert calls == ["before", "after"]
+
+
+def test_nothing_moves_in_a_step_that_a_grad_scaler_skips():
+    model = Weights(torch.float32)
+    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
+    train(model, optimizer, range(2))
+    before = weights_of(model) + states_of(optimizer)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(()))
+    model.set_gradients(2)
+    next(model.parameters()).grad[0, 0] = float("inf")
+    scaler.step(optimizer)
+    assert_all_equal(weights_of(model) + states_of(optimizer), before)
+
+
+def test_a_compiled_step_equals_a_step():
+    compiled_model, model = Weights(torch.float32), Weights(torch.float32)
+    compiled_optimizer = FusedEmaAdam(compiled_model.parameters(), **SETTINGS)
+    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
+    compiled_step = torch.compile(compiled_optimizer.step, fullgraph=True, backend="aot_eager")
+    for step in range(3):
+        compiled_model.set_gradients(step)
+        compiled_step()
+        train(model, optimizer, [step])
+    results = weights_of(compiled_model) + states_of(compiled_optimizer)
+    assert_all_close(results, weights_of(model) + states_of(optimizer), 1e-6)
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["from the start", "added later"])
+@pytest.mark.parametrize("name", GROUP_OPTIONS)
+def test_a_group_has_its_own(name, later):
+    grouped, alone = Weights(), Weights()
+    *others, last = grouped.parameters()
+    group = {"params": [last], name: GROUP_OPTIONS[name]}
+    optimizer = FusedEmaAdam([{"params": others}] if later else [{"params": others}, group], lr=1e-2)
+    if later:
+        optimizer.add_param_group(group)
+    *others_alone, last_alone = alone.parameters()
+    optimizer_of_others = FusedEmaAdam(others_alone, lr=1e-2)
+    optimizer_of_last = FusedEmaAdam([last_alone], **{"lr": 1e-2, name: GROUP_OPTIONS[name]})
+    for step in range(4):
+        train(grouped, optimizer, [step])
+        train(alone, optimizer_of_others, [step])
+        optimizer_of_last.step()
+    assert_all_equal(weights_of(grouped), weights_of(alone))
+    assert_all_equal(states_of(optimizer), states_of(optimizer_of_others) + states_of(optimizer_of_last))
+
+
+@pytest.mark.parametrize("lr", [1, np.float32(0.5), np.float64(0.5), torch.tensor(0.5), torch.tensor([0.5])], ids=repr)
+@pytest.mark.usefixtures("path")
+def test_any_number_may_be_the_learning_rate(lr):
+    mine, theirs = Weights(), Weights()
+    train(mine, FusedEmaAdam(mine.parameters(), lr=lr), range(3))
+    train(theirs, FusedEmaAdam(theirs.parameters(), lr=float(lr)), range(3))
+    assert_all_equal(weights_of(mine), weights_of(theirs))
+
+
+def test_parameters_may_have_names():
+    model = Weights()
+    optimizer = FusedEmaAdam(model.named_parameters())
+    train(model, optimizer, [0])
+    assert optimizer.state_dict()["param_groups"][0]["param_names"] == [name for name, _ in model.named_parameters()]
+
+
+INVALID = {
+    **{
+        f"{name} = {value}": ({name: value}, ValueError, f"{name} must be finite and at least 0, but it is {value}")
+        for name in ("lr", "eps", "weight_decay")
+        for value in (-0.1, float("nan"), float("inf"))
+    },
+    **{
+        f"ema_decay = {value}": ({"ema_decay": value}, ValueError, rf"ema_decay must be in \[0, 1\], but it is {value}")
+        for value in (-0.1, 1.1, float("nan"))
+    },
+    **{
+        f"betas = {betas}": ({"betas": betas}, ValueError, rf"beta{i} must be in \[0, 1\), but it is {betas[i - 1]}")
+        for betas, i in (((1.0, 0.9), 1), ((-0.1, 0.9), 1), ((0.9, 1.0), 2), ((0.9, float("nan")), 2))
+    },
+    "three betas": ({"betas": (0.9, 0.9, 0.9)}, ValueError, r"betas must be a pair of numbers, but it is \(0\.9, 0\.9"),
+    "one beta": ({"betas": 0.9}, ValueError, r"betas must be a pair of numbers, but it is 0\.9"),
+    "no number": ({"eps": "1e-8"}, TypeError, "eps must be a number, but it is '1e-8'"),
+    "nothing": ({"lr": None}, TypeError, "lr must be a number, but it is None"),
+    "tensor beta": ({"betas": (torch.tensor(0.9), 0.9)}, TypeError, r"beta1 must be a number, but it is tensor\(0\.9"),
+    "two learning rates": ({"lr": torch.ones(2)}, TypeError, r"lr must be a number, but it is tensor\(\[1\., 1\.\]\)"),
+    **{
+        f"{name} = 1": ({name: 1}, TypeError, f"{name} must be True or False, but it is 1")
+        for name in ("decoupled_weight_decay", "bias_correction", "maximize")
+    },
+}
+each_invalid = pytest.mark.parametrize("options, exception, sentence", INVALID.values(), ids=INVALID)
+
+
+@each_invalid
+def test_the_constructor_refuses(options, exception, sentence):
+    with pytest.raises(exception, match=f"^FusedEmaAdam: {sentence}"):
+        FusedEmaAdam(Weights().parameters(), **options)
+
+
+@each_invalid
+def test_a_group_is_refused_and_not_added(options, exception, sentence):
+    optimizer = FusedEmaAdam([nn.Parameter(torch.ones(1))])
+    with pytest.raises(exception, match=f"^FusedEmaAdam: {sentence}"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], **options})
+    assert len(optimizer.param_groups) == 1
+
+
+@each_invalid
+def test_a_step_with_an_option_that_became_invalid_is_refused_and_changes_nothing(options, exception, sentence):
+    model = Weights()
+    optimizer = FusedEmaAdam([{"params": [weight]} for weight in model.parameters()])
+    train(model, optimizer, [0])
+    before = weights_of(model) + states_of(optimizer)
+    optimizer.param_groups[-1].update(options)
+    with pytest.raises(exception, match=f"^FusedEmaAdam: {sentence}"):
+        optimizer.step()
+    assert_all_equal(weights_of(model) + states_of(optimizer), before)
+
+
+def _sparse_gradient():
+    weight = nn.Parameter(torch.ones(2, 2))
+    weight.grad = torch.eye(2).to_sparse()
+    return weight
+
+
+def _complex_gradient():
+    weight = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    weight.grad = torch.ones(2, dtype=torch.complex64)
+    return weight
+
+
+def _gradient_of_another_dtype():
+    weight = nn.Parameter(torch.ones(2))
+    weight.grad_dtype = None
+    weight.grad = torch.ones(2, dtype=torch.float64)
+    return weight
+
+
+BAD_GRADIENTS = {
+    "sparse": (_sparse_gradient, r"must be dense, but it is torch\.sparse_coo"),
+    "complex": (_complex_gradient, r"must have a real floating-point dtype, but it has torch\.complex64"),
+    "of another dtype": (
+        _gradient_of_another_dtype,
+        r"must be torch\.float32 \[2\] on cpu, as its parameter is, but it is torch\.float64 \[2\] on cpu",
+    ),
+}
+
+
+@pytest.mark.parametrize("stepped", [False, True], ids=["in the first step", "later"])
+@pytest.mark.parametrize("make, sentence", BAD_GRADIENTS.values(), ids=BAD_GRADIENTS)
+def test_a_bad_gradient_is_refused_and_no_parameter_changes(make, sentence, stepped):
+    model = Weights()
+    bad = make()
+    optimizer = FusedEmaAdam([{"params": model.parameters()}, {"params": [nn.Parameter(torch.ones(1)), bad]}])
+    gradient, bad.grad = bad.grad, None
+    if stepped:
+        train(model, optimizer, range(2))
+    before = weights_of(model) + states_of(optimizer)
+    model.set_gradients(2)
+    bad.grad = gradient
+    with pytest.raises(RuntimeError, match=f"^FusedEmaAdam: the gradient of parameter 1 of group 1 {sentence}$"):
+        optimizer.step()
+    assert_all_equal(weights_of(model) + states_of(optimizer), before)
