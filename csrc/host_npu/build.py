@@ -1,0 +1,193 @@
+"""Compile the host NPU's libraries: ``python csrc/host_npu/build.py DESTINATION``.
+
+The C++ compiler is called directly, one library after another and each source on its own, and nothing is compiled
+again that has not changed. Only the fallback library needs PyTorch's headers; the others take the few headers of the
+ABI that the torch_npu wheel contains.
+"""
+
+import argparse
+import hashlib
+import importlib.util
+import os
+import shlex
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+SOURCES = Path(__file__).resolve().parent
+DEFAULT_DESTINATION = SOURCES.parents[1] / "torch_aclnn_ops" / "_host_npu"
+
+_FLAGS = [
+    *("-std=c++20", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-pthread"),
+    *("-Wall", "-Wextra", "-Werror", "-DFUNC_VISIBILITY"),
+]
+# x86-64-v3 would be quicker, but a wheel may be moved to an older machine.
+_OPTIMISATION = ["-O2"]
+_COVERAGE = ["-O0", "-g", "--coverage"]
+
+
+class BuildError(RuntimeError):
+    """Raised when the host NPU cannot be compiled; says why."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """A shared library, its sources, and the libraries built before that it is linked with."""
+
+    name: str
+    sources: tuple[str, ...]
+    links: tuple[str, ...] = ()
+    uses_torch: bool = False
+
+    @property
+    def file(self) -> str:
+        """The file name, which is the SONAME too: torch_npu finds the libraries by it."""
+        return f"lib{self.name}.so"
+
+
+_NOT_IN_ASCENDCL = {"op_compiler.cpp", "hccl.cpp", "nothing.cpp"}
+
+
+def _sources(folder: str) -> tuple[str, ...]:
+    return tuple(sorted(f"{folder}/{file.name}" for file in (SOURCES / folder).glob("*.cpp")))
+
+
+def libraries() -> list[Library]:
+    """Return all libraries, each after those it is linked with."""
+    runtime = tuple(file for file in _sources("runtime") if Path(file).name not in _NOT_IN_ASCENDCL)
+    return [
+        Library("ascendcl", runtime),
+        Library("acl_op_compiler", ("runtime/op_compiler.cpp",), ("ascendcl",)),
+        Library("hccl", ("runtime/hccl.cpp",), ("ascendcl",)),
+        Library("ge_runner", ("runtime/nothing.cpp",)),
+        Library("graph", ("runtime/nothing.cpp",)),
+        Library("acl_tdt_channel", ("runtime/nothing.cpp",)),
+        Library("host_npu_aten", _sources("aten"), ("ascendcl",), uses_torch=True),
+        Library("nnopbase", _sources("nnopbase"), ("ascendcl",)),
+        Library("opapi", _sources("opapi"), ("nnopbase", "ascendcl")),
+    ]
+
+
+def build(destination: Path | str = DEFAULT_DESTINATION, *, coverage: bool = False, verbose: bool = False) -> list[Path]:
+    """Compile every library that is missing or older than what it is made of.
+
+    Args:
+        destination: Folder for the libraries; made if there is none.
+        coverage: Compile for gcov, without optimisation.
+        verbose: Print each command.
+
+    Returns:
+        The libraries' paths.
+
+    Raises:
+        BuildError: There is no torch_npu or no compiler, or the compiler refused a source.
+    """
+    destination = Path(destination).resolve()
+    destination.mkdir(parents=True, exist_ok=True)
+    return [_Builder(destination, coverage, verbose).library(library) for library in libraries()]
+
+
+class _Builder:
+    def __init__(self, destination: Path, coverage: bool, verbose: bool) -> None:
+        self.destination = destination
+        self.flags = [*_FLAGS, *(_COVERAGE if coverage else _OPTIMISATION)]
+        self.objects = SOURCES.parents[1] / "build" / "host_npu" / ("coverage" if coverage else "release")
+        self.verbose = verbose
+        self.compiler = shlex.split(os.environ.get("CXX", "g++"))
+
+    def library(self, library: Library) -> Path:
+        """Compile and link one library unless it is up to date."""
+        includes = _include_folders(library)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = list(pool.map(lambda source: self.object(source, includes), library.sources))
+        target = self.destination / library.file
+        links = [f"-l{name}" for name in library.links]
+        if library.uses_torch:
+            links += [f"-L{_package('torch') / 'lib'}", "-ltorch_cpu", "-lc10"]
+        command = [
+            *(*self.compiler, "-shared", *self.flags, "-o", str(target), *map(str, objects)),
+            *(f"-Wl,-soname,{library.file}", "-Wl,-rpath,$ORIGIN", "-Wl,-z,defs", f"-L{self.destination}", *links),
+        ]
+        inputs = [*objects, *(self.destination / f"lib{name}.so" for name in library.links)]
+        self.run_if_needed(command, target, inputs)
+        return target
+
+    def object(self, source: str, includes: list[str]) -> Path:
+        """Compile one source unless its object is up to date."""
+        target = self.objects / (source + ".o")
+        dependencies = target.with_suffix(".d")
+        command = [*self.compiler, *self.flags, *includes, "-MMD", "-MF", str(dependencies)]
+        command += ["-c", str(SOURCES / source), "-o", str(target)]
+        inputs = _listed(dependencies) if dependencies.exists() else [SOURCES / source]
+        self.run_if_needed(command, target, inputs)
+        return target
+
+    def run_if_needed(self, command: list[str], target: Path, inputs: list[Path]) -> None:
+        """Run a command that makes ``target``, unless the same command made it after the last change of an input."""
+        key = hashlib.sha256("\0".join(command).encode()).hexdigest()
+        # Links are recorded with the objects: nothing but libraries belongs where a package takes its files from.
+        record = self.objects / f"{target.name}-{hashlib.sha256(str(target).encode()).hexdigest()[:8]}.key"
+        if _is_newer(target, inputs) and record.exists() and record.read_text() == key:
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        record.unlink(missing_ok=True)
+        if self.verbose:
+            print(shlex.join(command), flush=True)
+        try:
+            result = subprocess.run(command, capture_output=True, text=True)
+        except FileNotFoundError:
+            raise BuildError(f"there is no C++ compiler {self.compiler[0]}: install g++ or set CXX") from None
+        if result.returncode != 0:
+            raise BuildError(f"{shlex.join(command)}\n{result.stderr}")
+        record.parent.mkdir(parents=True, exist_ok=True)
+        record.write_text(key)
+
+
+def _include_folders(library: Library) -> list[str]:
+    npu = _package("torch_npu") / "include"
+    folders = [npu, npu / "third_party" / "acl" / "inc", npu / "third_party" / "hccl" / "inc"]
+    if library.uses_torch:
+        torch = _package("torch") / "include"
+        folders += [torch, torch / "torch" / "csrc" / "api" / "include"]
+    # Other projects' headers may have warnings.
+    return [f"-I{SOURCES}", f"-I{SOURCES / 'include'}", f"-I{SOURCES / 'runtime'}", *(f"-isystem{folder}" for folder in folders)]
+
+
+def _package(name: str) -> Path:
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise BuildError(f"the host NPU needs the headers in {name}, which is not installed")
+    return Path(spec.origin).parent
+
+
+def _listed(dependencies: Path) -> list[Path]:
+    words = dependencies.read_text().replace("\\\n", " ").split(":", 1)[1]
+    return [Path(word) for word in shlex.split(words)]
+
+
+def _is_newer(target: Path, inputs: list[Path]) -> bool:
+    if not target.exists():
+        return False
+    made = target.stat().st_mtime_ns
+    return all(file.exists() and file.stat().st_mtime_ns <= made for file in inputs)
+
+
+def main() -> int:
+    """Build from the command line."""
+    parser = argparse.ArgumentParser(description="Compile the host NPU's libraries.")
+    parser.add_argument("destination", type=Path, nargs="?", default=DEFAULT_DESTINATION)
+    parser.add_argument("--coverage", action="store_true", help="compile for gcov")
+    parser.add_argument("--verbose", action="store_true", help="print each command")
+    arguments = parser.parse_args()
+    try:
+        build(arguments.destination, coverage=arguments.coverage, verbose=arguments.verbose)
+    except BuildError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

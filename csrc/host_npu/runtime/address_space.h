@@ -1,0 +1,25 @@
+// Which parts of a range of addresses are free.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+
+namespace host_npu {
+
+// Hands out parts of [0, size) first fit and joins them again. Not thread-safe.
+class AddressSpace {
+  public:
+    explicit AddressSpace(std::size_t size) { free_.emplace(0, size); }
+
+    // Returns the start of `size` free bytes at a multiple of `alignment`, or nothing if there are none.
+    std::optional<std::uintptr_t> take(std::size_t size, std::size_t alignment);
+
+    void give_back(std::uintptr_t start, std::size_t size);
+
+  private:
+    std::map<std::uintptr_t, std::size_t> free_;
+};
+
+}  // namespace host_npu

@@ -1,0 +1,307 @@
+// Devices and contexts.
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "acl/acl.h"
+#include "context.h"
+#include "error.h"
+#include "settings.h"
+#include "statistics.h"
+
+using namespace host_npu;
+
+namespace {
+
+// How many cores work may use, for those who asked for fewer. The simulated kernels run on the host in any case.
+class CoreLimits {
+  public:
+    std::uint32_t get(const void* owner, aclrtDevResLimitType type) const {
+        const auto all = available(type);
+        const std::lock_guard lock(mutex_);
+        const auto found = limits_.find({owner, type});
+        return found == limits_.end() ? all : found->second;
+    }
+
+    void set(const void* owner, aclrtDevResLimitType type, std::uint32_t value) {
+        require(value > 0 && value <= available(type), "value must be from 1 to the cores of the device");
+        const std::lock_guard lock(mutex_);
+        limits_[{owner, type}] = value;
+    }
+
+    void reset(const void* owner) {
+        const std::lock_guard lock(mutex_);
+        std::erase_if(limits_, [&](const auto& entry) { return entry.first.first == owner; });
+    }
+
+  private:
+    static std::uint32_t available(aclrtDevResLimitType type) {
+        if (type == ACL_RT_DEV_RES_CUBE_CORE) return core_counts().cube;
+        if (type == ACL_RT_DEV_RES_VECTOR_CORE) return core_counts().vector;
+        throw Error(ACL_ERROR_RT_PARAM_INVALID, "there is no resource " + std::to_string(type));
+    }
+
+    mutable std::mutex mutex_;
+    std::map<std::pair<const void*, int>, std::uint32_t> limits_;
+};
+
+CoreLimits& core_limits() {
+    static auto& limits = *new CoreLimits;
+    return limits;
+}
+
+// An address that stands for a device among the owners of limits.
+const void* limit_owner(std::int32_t device) {
+    require_device(device);
+    static const std::array<char, 64> owners{};
+    return &owners.at(device);
+}
+
+thread_local const void* limit_owner_of_thread = nullptr;
+std::atomic<aclrtFloatOverflowMode> overflow_mode{ACL_RT_OVERFLOW_MODE_INFNAN};
+
+}  // namespace
+
+aclError aclrtGetDeviceCount(uint32_t* count) {
+    return run_api(__func__, [&] {
+        require(count, "count");
+        *count = static_cast<std::uint32_t>(device_count());
+    });
+}
+
+aclError aclrtSetDevice(int32_t deviceId) {
+    return run_api(__func__, [&] { set_current_device(deviceId); });
+}
+
+aclError aclrtGetDevice(int32_t* deviceId) {
+    return run_api(__func__, [&] {
+        require(deviceId, "deviceId");
+        *deviceId = current_device();
+    });
+}
+
+aclError aclrtResetDevice(int32_t deviceId) {
+    return run_api(__func__, [&] { reset_device(deviceId); });
+}
+
+aclError aclrtResetDeviceForce(int32_t deviceId) {
+    return run_api(__func__, [&] { reset_device(deviceId); });
+}
+
+aclError aclrtSynchronizeDeviceWithTimeout(int32_t timeout) {
+    return run_api(__func__, [&] { synchronize_device(current_device(), timeout_from(timeout)); });
+}
+
+aclError aclrtSynchronizeDevice() {
+    return run_api(__func__, [] { synchronize_device(current_device(), std::nullopt); });
+}
+
+aclError aclrtGetRunMode(aclrtRunMode* runMode) {
+    return run_api(__func__, [&] {
+        require(runMode, "runMode");
+        *runMode = ACL_HOST;
+    });
+}
+
+aclError aclrtCreateContext(aclrtContext* context, int32_t deviceId) {
+    return run_api(__func__, [&] {
+        require(context, "context");
+        require_device(deviceId);
+        auto created = std::make_shared<Context>(deviceId);
+        *context = contexts().add(created);
+        set_current_context(std::move(created));
+    });
+}
+
+aclError aclrtDestroyContext(aclrtContext context) {
+    return run_api(__func__, [&] { contexts().remove(context); });
+}
+
+aclError aclrtSetCurrentContext(aclrtContext context) {
+    return run_api(__func__, [&] { set_current_context(contexts().get(context)); });
+}
+
+aclError aclrtGetCurrentContext(aclrtContext* context) {
+    return run_api(__func__, [&] {
+        require(context, "context");
+        *context = current_context().get();
+    });
+}
+
+aclError aclrtGetPrimaryCtxState(int32_t deviceId, uint32_t* flags, int32_t* active) {
+    return run_api(__func__, [&] {
+        require(active, "active");
+        *active = has_primary_context(deviceId);
+        if (flags != nullptr) *flags = 0;
+    });
+}
+
+aclError aclrtCtxGetCurrentDefaultStream(aclrtStream* stream) {
+    return run_api(__func__, [&] {
+        require(stream, "stream");
+        *stream = current_context()->default_stream().get();
+    });
+}
+
+aclError aclrtGetLogicDevIdByUserDevId(const int32_t userDevid, int32_t* const logicDevId) {
+    return run_api(__func__, [&] {
+        require(logicDevId, "logicDevId");
+        require_device(userDevid);
+        *logicDevId = userDevid;
+    });
+}
+
+aclError aclrtDeviceCanAccessPeer(int32_t* canAccessPeer, int32_t deviceId, int32_t peerDeviceId) {
+    return run_api(__func__, [&] {
+        require(canAccessPeer, "canAccessPeer");
+        require_device(deviceId);
+        require_device(peerDeviceId);
+        *canAccessPeer = deviceId != peerDeviceId;
+    });
+}
+
+aclError aclrtDeviceEnablePeerAccess(int32_t peerDeviceId, uint32_t flags) {
+    return run_api(__func__, [&] {
+        require_device(peerDeviceId);
+        require(flags == 0, "flags must be 0");
+        require(peerDeviceId != current_device(), "a device is not its own peer");
+    });
+}
+
+aclError aclrtDeviceDisablePeerAccess(int32_t peerDeviceId) {
+    return run_api(__func__, [&] { require_device(peerDeviceId); });
+}
+
+aclError aclrtDeviceGetBareTgid(int32_t* pid) {
+    return run_api(__func__, [&] {
+        require(pid, "pid");
+        *pid = getpid();
+    });
+}
+
+aclError aclrtDeviceGetUuid(int32_t deviceId, aclrtUuid* uuid) {
+    return run_api(__func__, [&] {
+        require(uuid, "uuid");
+        require_device(deviceId);
+        *uuid = {};
+        std::memcpy(uuid->bytes, "host NPU", 8);
+        uuid->bytes[15] = static_cast<char>(deviceId);
+    });
+}
+
+aclError aclrtGetDeviceInfo(uint32_t deviceId, aclrtDevAttr attr, int64_t* value) {
+    return run_api(__func__, [&] {
+        require(value, "value");
+        require_device(static_cast<std::int32_t>(deviceId));
+        switch (attr) {
+            case ACL_DEV_ATTR_AICORE_CORE_NUM:
+            case ACL_DEV_ATTR_CUBE_CORE_NUM:
+                *value = core_counts().cube;
+                return;
+            case ACL_DEV_ATTR_VECTOR_CORE_NUM:
+                *value = core_counts().vector;
+                return;
+            case ACL_DEV_ATTR_TOTAL_GLOBAL_MEM_SIZE:
+                *value = static_cast<std::int64_t>(device_memory_bytes());
+                return;
+            case ACL_DEV_ATTR_IS_VIRTUAL:
+                *value = 0;
+                return;
+            case ACL_DEV_ATTR_PHY_CHIP_ID:
+                *value = deviceId;
+                return;
+            default:
+                throw Error(ACL_ERROR_RT_FEATURE_NOT_SUPPORT,
+                            "the host NPU does not simulate device attribute " + std::to_string(attr));
+        }
+    });
+}
+
+aclError aclGetDeviceCapability(uint32_t deviceId, aclDeviceInfo deviceInfo, int64_t* value) {
+    return run_api(__func__, [&] {
+        require(value, "value");
+        require_device(static_cast<std::int32_t>(deviceId));
+        switch (deviceInfo) {
+            case ACL_DEVICE_INFO_AI_CORE_NUM:
+                *value = core_counts().cube;
+                return;
+            case ACL_DEVICE_INFO_VECTOR_CORE_NUM:
+                *value = core_counts().vector;
+                return;
+            case ACL_DEVICE_INFO_L2_SIZE:
+                *value = std::int64_t{192} << 20;
+                return;
+            default:
+                throw Error(ACL_ERROR_RT_PARAM_INVALID, "there is no capability " + std::to_string(deviceInfo));
+        }
+    });
+}
+
+aclError aclrtSetDeviceSatMode(aclrtFloatOverflowMode mode) {
+    return run_api(__func__, [&] {
+        require(mode == ACL_RT_OVERFLOW_MODE_SATURATION || mode == ACL_RT_OVERFLOW_MODE_INFNAN, "unknown mode");
+        if (mode == ACL_RT_OVERFLOW_MODE_SATURATION) {
+            throw Error(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "the host NPU computes with infinities and NaN only");
+        }
+        overflow_mode = mode;
+    });
+}
+
+aclError aclrtGetDeviceSatMode(aclrtFloatOverflowMode* mode) {
+    return run_api(__func__, [&] {
+        require(mode, "mode");
+        *mode = overflow_mode;
+    });
+}
+
+aclError aclrtGetDeviceResLimit(int32_t deviceId, aclrtDevResLimitType type, uint32_t* value) {
+    return run_api(__func__, [&] {
+        require(value, "value");
+        *value = core_limits().get(limit_owner(deviceId), type);
+    });
+}
+
+aclError aclrtSetDeviceResLimit(int32_t deviceId, aclrtDevResLimitType type, uint32_t value) {
+    return run_api(__func__, [&] { core_limits().set(limit_owner(deviceId), type, value); });
+}
+
+aclError aclrtResetDeviceResLimit(int32_t deviceId) {
+    return run_api(__func__, [&] { core_limits().reset(limit_owner(deviceId)); });
+}
+
+aclError aclrtGetStreamResLimit(aclrtStream stream, aclrtDevResLimitType type, uint32_t* value) {
+    return run_api(__func__, [&] {
+        require(value, "value");
+        *value = core_limits().get(stream_of(stream).get(), type);
+    });
+}
+
+aclError aclrtSetStreamResLimit(aclrtStream stream, aclrtDevResLimitType type, uint32_t value) {
+    return run_api(__func__, [&] { core_limits().set(stream_of(stream).get(), type, value); });
+}
+
+aclError aclrtResetStreamResLimit(aclrtStream stream) {
+    return run_api(__func__, [&] { core_limits().reset(stream_of(stream).get()); });
+}
+
+aclError aclrtUseStreamResInCurrentThread(aclrtStream stream) {
+    return run_api(__func__, [&] { limit_owner_of_thread = stream_of(stream).get(); });
+}
+
+aclError aclrtUnuseStreamResInCurrentThread(aclrtStream) {
+    return run_api(__func__, [] { limit_owner_of_thread = nullptr; });
+}
+
+aclError aclrtGetResInCurrentThread(aclrtDevResLimitType type, uint32_t* value) {
+    return run_api(__func__, [&] {
+        require(value, "value");
+        const auto* const owner = limit_owner_of_thread;
+        *value = core_limits().get(owner == nullptr ? limit_owner(current_device()) : owner, type);
+    });
+}

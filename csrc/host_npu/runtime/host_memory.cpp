@@ -1,0 +1,67 @@
+#include "host_memory.h"
+
+#include <cstdlib>
+#include <iterator>
+#include <new>
+
+#include "device.h"
+#include "error.h"
+
+namespace host_npu {
+namespace {
+
+constexpr std::size_t kAlignment = 4096;
+
+std::uintptr_t as_number(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
+
+}  // namespace
+
+HostMemory& HostMemory::instance() {
+    static auto& memory = *new HostMemory;
+    return memory;
+}
+
+void* HostMemory::allocate(std::size_t size) {
+    require(size > 0, "size is 0");
+    void* const pointer = std::aligned_alloc(kAlignment, (size + kAlignment - 1) / kAlignment * kAlignment);
+    if (pointer == nullptr) throw std::bad_alloc();
+    const std::lock_guard lock(mutex_);
+    ranges_.emplace(as_number(pointer), Range{size, true});
+    count_alive("pinned host memory", 1);
+    return pointer;
+}
+
+void HostMemory::release(void* pointer) {
+    const std::lock_guard lock(mutex_);
+    const auto found = ranges_.find(as_number(pointer));
+    require(found != ranges_.end() && found->second.is_own, "hostPtr is not from aclrtMallocHost");
+    ranges_.erase(found);
+    count_alive("pinned host memory", -1);
+    std::free(pointer);
+}
+
+void HostMemory::add(void* pointer, std::size_t size) {
+    const std::lock_guard lock(mutex_);
+    if (!ranges_.emplace(as_number(pointer), Range{size, false}).second) {
+        throw Error(ACL_ERROR_HOST_MEMORY_ALREADY_REGISTERED, "the host memory is registered already");
+    }
+}
+
+void HostMemory::remove(void* pointer) {
+    const std::lock_guard lock(mutex_);
+    const auto found = ranges_.find(as_number(pointer));
+    if (found == ranges_.end() || found->second.is_own) {
+        throw Error(ACL_ERROR_HOST_MEMORY_NOT_REGISTERED, "the host memory is not registered");
+    }
+    ranges_.erase(found);
+}
+
+bool HostMemory::contains(const void* pointer) const {
+    const std::lock_guard lock(mutex_);
+    auto range = ranges_.upper_bound(as_number(pointer));
+    if (range == ranges_.begin()) return false;
+    --range;
+    return as_number(pointer) < range->first + range->second.size;
+}
+
+}  // namespace host_npu

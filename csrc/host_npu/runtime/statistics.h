@@ -1,0 +1,17 @@
+// What is counted for tests, and the failures that tests ask for.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace host_npu {
+
+// Adds `delta` to the bytes that are allocated on a device.
+void count_device_bytes(std::int32_t device, std::int64_t delta);
+
+std::size_t device_bytes(std::int32_t device);
+
+// The largest device_bytes() since the last reset.
+std::size_t peak_device_bytes(std::int32_t device);
+
+}  // namespace host_npu
