@@ -1,0 +1,33 @@
+#include "determinism.h"
+
+#include <ATen/Context.h>
+#include <acl/acl_rt.h>
+
+// Weak: torch_npu exports these two since 2.13.0, and the runtime's function is in a library of CANN.
+namespace c10_npu {
+uint32_t GetDeterministicLevel() __attribute__((weak));
+}
+namespace at_npu::native {
+void ApplyDeterministicLevel(int64_t level, bool deterministic, bool is_aclnn) __attribute__((weak));
+}
+extern "C" aclError aclrtCtxSetSysParamOpt(aclSysParamOpt option, int64_t value) __attribute__((weak));
+
+namespace torch_aclnn_ops {
+
+void apply_determinism() {
+    if (c10_npu::GetDeterministicLevel == nullptr || at_npu::native::ApplyDeterministicLevel == nullptr) {
+        return apply_determinism_to_context();
+    }
+    at_npu::native::ApplyDeterministicLevel(c10_npu::GetDeterministicLevel(),
+                                            at::globalContext().deterministicAlgorithms(), true);
+}
+
+void apply_determinism_to_context() {
+    if (aclrtCtxSetSysParamOpt != nullptr) {
+        const aclError status =
+            aclrtCtxSetSysParamOpt(ACL_OPT_DETERMINISTIC, at::globalContext().deterministicAlgorithms() ? 1 : 0);
+        TORCH_CHECK(status == ACL_SUCCESS, "torch_aclnn_ops: the deterministic mode could not be set, status ", status);
+    }
+}
+
+}  // namespace torch_aclnn_ops

@@ -1,0 +1,12 @@
+// Whether kernels must add in a fixed order; CANN reads the setting in phase one.
+#pragma once
+
+namespace torch_aclnn_ops {
+
+// Tells CANN what torch.use_deterministic_algorithms() asks for, in torch_npu's way where it exports one.
+void apply_determinism();
+
+// The same through CANN's runtime, for the current context.
+void apply_determinism_to_context();
+
+}  // namespace torch_aclnn_ops

@@ -1,0 +1,88 @@
+#include "launch.h"
+
+#include <c10/core/Allocator.h>
+#include <torch_npu/csrc/core/npu/NPUStream.h>
+#include <torch_npu/csrc/framework/OpCommand.h>
+
+#include "determinism.h"
+
+// Exported since op-plugin 26.0: they apply the limits that a program has set on the cores of a stream.
+aclrtStream GetAclStream() __attribute__((weak));
+void InitExecSubTheadCtx(aclrtStream stream) __attribute__((weak));
+
+namespace torch_aclnn_ops {
+
+aclnn::Status PhaseTwoCall::run() noexcept {
+    if (InitExecSubTheadCtx != nullptr) {
+        InitExecSubTheadCtx(stream_);
+    }
+    const aclnn::Status status = function_(workspace_, workspace_size_, std::exchange(executor_, nullptr), stream_);
+    if (status != aclnn::kSuccess) {
+        if (std::this_thread::get_id() == caller_) {
+            message_ = take_cann_message();  // on the queue's thread the message is left to torch_npu, which prints it
+        }
+        status_.store(status, std::memory_order_release);
+    }
+    release();
+    return status;
+}
+
+void PhaseTwoCall::release() noexcept {
+    tensors_.clear();
+    if (executor_ != nullptr) {
+        base_api().destroy_executor(std::exchange(executor_, nullptr));
+    }
+}
+
+Launch::Launch(const char* operator_name, aclnn::PhaseTwo* phase_two)
+    : operator_name_(operator_name),
+      call_(std::make_shared<PhaseTwoCall>(phase_two)),
+      device_(c10_npu::getCurrentNPUStream().device()) {
+    apply_determinism();
+    // An operator of torch_npu that was refused may have left its key for the cache of executors on this thread.
+    if (const auto forget_pta_cache = base_api().forget_pta_cache; forget_pta_cache != nullptr) {
+        forget_pta_cache();
+    }
+}
+
+aclTensor* Launch::keep(const char* parameter, const at::Tensor& tensor) {
+    if (!tensor.defined()) {
+        return nullptr;
+    }
+    check_device(tensor, device_, operator_name_, parameter);
+    if (has_private_format(tensor)) {
+        return call_->tensors_.emplace_back(make_acl_tensor(copies_.emplace_back(to_base_format(tensor)))).get();
+    }
+    return call_->tensors_.emplace_back(make_acl_tensor(tensor)).get();
+}
+
+aclTensor* Launch::keep_in_place(const char* parameter, const at::Tensor& tensor) {
+    check_device(tensor, device_, operator_name_, parameter);
+    TORCH_CHECK(!has_private_format(tensor), operator_name_, ": ", parameter,
+                " is written in place, so it must not be in a private format such as FRACTAL_NZ; cast it with"
+                " torch_npu.npu_format_cast_(tensor, 2)");
+    return call_->tensors_.emplace_back(make_acl_tensor(tensor)).get();
+}
+
+const PhaseTwoCall& Launch::enqueue() {
+    // stream() without an argument, or with true, would wait for the queue.
+    call_->stream_ = GetAclStream == nullptr ? c10_npu::getCurrentNPUStream().stream(false) : GetAclStream();
+    // Freed when this function ends, with phase two still queued: the allocator gives the memory to later work of the
+    // same stream only. To free it on the queue's thread could deadlock with a thread that waits for the queue while it
+    // holds the allocator's lock.
+    c10::DataPtr workspace;
+    if (call_->workspace_size_ > 0) {
+        workspace = c10::GetAllocator(c10::DeviceType::PrivateUse1)->allocate(call_->workspace_size_);
+        call_->workspace_ = workspace.get();
+    }
+    try {
+        at_npu::native::OpCommand::RunOpApiV2(operator_name_, [call = call_] { return call->run(); });
+    } catch (const std::exception&) {
+        if (call_->status() == aclnn::kSuccess) {
+            throw;  // an earlier failure of the queue, not of this call
+        }
+    }
+    return *call_;
+}
+
+}  // namespace torch_aclnn_ops

@@ -1,0 +1,140 @@
+// The two-phase call of an aclnn operator, the same for all operators.
+//
+// Phase one runs on the calling thread, so that a refusal is an exception where the call stands. Only phase two is
+// queued.
+#pragma once
+
+#include <c10/util/SmallVector.h>
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <utility>
+
+#include "status.h"
+#include "tensor.h"
+
+namespace torch_aclnn_ops {
+
+// What phase two needs, and who releases it: on whichever path, and whether phase two runs or not.
+class PhaseTwoCall {
+  public:
+    explicit PhaseTwoCall(aclnn::PhaseTwo* function) : function_(function) {}
+    ~PhaseTwoCall() { release(); }
+    PhaseTwoCall(const PhaseTwoCall&) = delete;
+    PhaseTwoCall& operator=(const PhaseTwoCall&) = delete;
+
+    // Runs phase two, which consumes the executor, and destroys the aclTensors.
+    aclnn::Status run() noexcept;
+
+    aclnn::Status status() const { return status_.load(std::memory_order_acquire); }
+    const std::string& message() const { return message_; }
+
+  private:
+    friend class Launch;
+    void release() noexcept;
+
+    aclnn::PhaseTwo* const function_;
+    const std::thread::id caller_ = std::this_thread::get_id();
+    aclrtStream stream_ = nullptr;
+    void* workspace_ = nullptr;
+    uint64_t workspace_size_ = 0;
+    aclOpExecutor* executor_ = nullptr;
+    c10::SmallVector<AclTensor, 12> tensors_;
+    std::atomic<aclnn::Status> status_ = aclnn::kSuccess;
+    std::string message_;
+};
+
+// One call of an operator: converts its arguments, then queues its phase two.
+class Launch {
+  public:
+    Launch(const char* operator_name, aclnn::PhaseTwo* phase_two);
+
+    template <class Parameter, class Argument>
+    Parameter convert(const char* parameter, const Argument& argument) {
+        if constexpr (std::is_same_v<Argument, std::nullptr_t>) {
+            return nullptr;
+        } else if constexpr (std::is_same_v<Argument, at::Tensor>) {
+            return keep(parameter, argument);
+        } else if constexpr (std::is_same_v<Argument, std::optional<at::Tensor>>) {
+            return argument.has_value() ? keep(parameter, *argument) : nullptr;
+        } else if constexpr (std::is_same_v<Argument, InPlace>) {
+            return keep_in_place(parameter, argument.tensor);
+        } else {
+            static_assert(std::is_same_v<Parameter, Argument>, "CANN's function takes another type here");
+            return argument;
+        }
+    }
+
+    uint64_t* workspace_size() { return &call_->workspace_size_; }
+    aclOpExecutor** executor() { return &call_->executor_; }
+
+    // After a refusal the executor, written or not, must not be touched.
+    void forget_executor() { call_->executor_ = nullptr; }
+
+    // Allocates the workspace and queues phase two; returns its status where that is known already.
+    const PhaseTwoCall& enqueue();
+
+  private:
+    aclTensor* keep(const char* parameter, const at::Tensor& tensor);
+    aclTensor* keep_in_place(const char* parameter, const at::Tensor& tensor);
+
+    const char* const operator_name_;
+    const std::shared_ptr<PhaseTwoCall> call_;
+    c10::Device device_;
+    // Copies of arguments that were in a private format. The allocator orders reuse of their memory by the stream.
+    c10::SmallVector<at::Tensor, 1> copies_;
+};
+
+template <class Argument>
+void describe_to(std::ostream& text, const Argument& argument) {
+    if constexpr (std::is_same_v<Argument, std::nullptr_t>) {
+        text << "null";
+    } else if constexpr (std::is_same_v<Argument, at::Tensor>) {
+        text << describe(argument);
+    } else if constexpr (std::is_same_v<Argument, std::optional<at::Tensor>>) {
+        text << (argument.has_value() ? describe(*argument) : "null");
+    } else if constexpr (std::is_same_v<Argument, InPlace>) {
+        text << describe(argument.tensor);
+    } else {
+        text << std::boolalpha << argument;
+    }
+}
+
+template <class Api, size_t... index, class... Arguments>
+void launch_indexed(std::index_sequence<index...>, const Arguments&... arguments) {
+    using Parameters = typename Api::Parameters;
+    const auto describe_call = [&] {
+        std::ostringstream text;
+        ((text << (index == 0 ? "" : ", ") << Api::parameters[index] << " ", describe_to(text, arguments)), ...);
+        return text.str();
+    };
+    const Functions<Api>& functions = functions_of<Api>();
+    Launch launch(Api::name, functions.phase_two);
+    const aclnn::Status status = functions.phase_one(
+        launch.convert<std::tuple_element_t<index, Parameters>>(Api::parameters[index], arguments)...,
+        launch.workspace_size(), launch.executor());
+    if (status != aclnn::kSuccess) {
+        launch.forget_executor();
+        raise_status(Api::name, Phase::kOne, status, take_cann_message(), describe_call());
+    }
+    const PhaseTwoCall& call = launch.enqueue();
+    if (call.status() != aclnn::kSuccess) {
+        raise_status(Api::name, Phase::kTwo, call.status(), call.message(), describe_call());
+    }
+}
+
+// Calls the operator with the arguments of its phase one: tensors, optional tensors, nullptr, InPlace, and numbers of
+// exactly the type that the C function takes.
+template <class Api, class... Arguments>
+void launch(const Arguments&... arguments) {
+    static_assert(sizeof...(Arguments) == std::tuple_size_v<typename Api::Parameters>);
+    static_assert(sizeof...(Arguments) == Api::parameters.size());
+    launch_indexed<Api>(std::index_sequence_for<Arguments...>{}, arguments...);
+}
+
+}  // namespace torch_aclnn_ops

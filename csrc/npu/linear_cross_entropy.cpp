@@ -1,0 +1,118 @@
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+
+#include "dispatch.h"
+#include "launch.h"
+#include "operators.h"
+
+namespace torch_aclnn_ops {
+namespace {
+
+constexpr float kNoLabelSmoothing = 0.0F;  // the only value that CANN accepts
+
+bool is_given(const std::optional<at::Tensor>& tensor) { return tensor.has_value() && tensor->defined(); }
+
+// Class indices relative to this shard, and -1 for those of other shards. CANN compares targets with the ends of the
+// shard in float32, where neighbours above 2**24 are equal, and its documents disagree on whether the end is inclusive.
+// Neither matters for these, with 0 and the shard's size as ends.
+at::Tensor relative_targets(const at::Tensor& target, int64_t start, int64_t size) {
+    const at::Tensor relative = start == 0 ? target : target.sub(start);
+    return relative.masked_fill(relative.lt(0).logical_or_(relative.ge(size)), -1);
+}
+
+// The bits that fill the mask's last byte are those of rows with target 0: set, unless class 0 is in the shard.
+void fill_last_byte(const at::Tensor& target_mask, int64_t rows, bool has_class_0) {
+    if (rows % 8 != 0 && !has_class_0) {
+        target_mask.select(0, rows / 8).bitwise_or_((0xFF << (rows % 8)) & 0xFF);
+    }
+}
+
+}  // namespace
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> FusedLinearOnlineMaxSum::run(
+    const at::Tensor& input, const at::Tensor& weight, const at::Tensor& target, int64_t vocab_start_index,
+    int64_t vocab_end_index, bool return_logits) {
+    // CANN is not shown these ends and targets as they are, so it could not refuse them.
+    TORCH_CHECK(input.dim() > 0 && weight.dim() > 0 && vocab_start_index >= 0 && vocab_end_index >= vocab_start_index &&
+                    !target.is_floating_point(),
+                name, ": the arguments do not fit each other");
+    const int64_t rows = input.size(0);
+    // A target beyond the shard's last row would make CANN read outside of it.
+    const int64_t size = std::min(vocab_end_index - vocab_start_index, weight.size(0));
+    const at::TensorOptions wide = input.options().dtype(at::kFloat);
+    at::Tensor logits_max = at::empty({rows}, wide);
+    at::Tensor sum_exp_logits = at::empty({rows}, wide);
+    at::Tensor predicted_logits = at::empty({rows}, wide);
+    at::Tensor target_mask = at::empty({(rows + 7) / 8}, input.options().dtype(at::kByte));
+    at::Tensor masked_target = at::empty({rows}, target.options());
+    at::Tensor logits = return_logits ? at::empty({rows, weight.size(0)}, input.options()) : at::Tensor();
+    launch<aclnn::FusedLinearOnlineMaxSum>(input, weight, relative_targets(target, vocab_start_index, size), int64_t{0},
+                                           size, logits_max, sum_exp_logits, predicted_logits, target_mask,
+                                           masked_target, logits);
+    fill_last_byte(target_mask, rows, vocab_start_index == 0 && vocab_end_index > 0);
+    return {std::move(logits_max),       std::move(sum_exp_logits),
+            std::move(predicted_logits), std::move(target_mask),
+            std::move(masked_target),    return_logits ? logits : at::empty({0}, input.options())};
+}
+
+std::tuple<at::Tensor, at::Tensor> FusedCrossEntropyLossWithMaxSum::run(const at::Tensor& logits_max,
+                                                                        const at::Tensor& sum_exp_logits,
+                                                                        const at::Tensor& predicted_logits,
+                                                                        const std::optional<at::Tensor>& logits) {
+    const bool has_logits = is_given(logits);
+    // CANN does not compare these two.
+    TORCH_CHECK(!has_logits || (logits->dim() > 0 && logits_max.dim() > 0 && logits->size(0) == logits_max.size(0)),
+                name, ": logits and logits_max must have the same number of rows");
+    at::Tensor loss = at::empty(logits_max.sizes(), logits_max.options());
+    at::Tensor softmax = has_logits ? at::empty(logits->sizes(), logits_max.options()) : at::Tensor();
+    if (loss.numel() > 0) {
+        launch<aclnn::FusedCrossEntropyLossWithMaxSum>(logits_max, sum_exp_logits, predicted_logits, kNoLabelSmoothing,
+                                                       nullptr, nullptr, logits, loss, softmax);
+    } else {
+        // CANN divides by the number of rows.
+        check_in_python(name, {logits_max, sum_exp_logits, predicted_logits, logits}, false);
+    }
+    return {std::move(loss), has_logits ? softmax : at::empty({0}, logits_max.options())};
+}
+
+std::tuple<at::Tensor, at::Tensor> FusedLinearCrossEntropyLossGrad::run(
+    const at::Tensor& grad, const at::Tensor& input, const at::Tensor& weight, const at::Tensor& target_mask,
+    const at::Tensor& masked_target, const std::optional<at::Tensor>& logits_max,
+    const std::optional<at::Tensor>& sum_exp_logits, const std::optional<at::Tensor>& softmax) {
+    // CANN writes nothing if one of them is empty, though the gradient of the other may have elements: zeros.
+    const bool is_empty = input.numel() == 0 || weight.numel() == 0;
+    at::Tensor input_grad =
+        is_empty ? at::zeros(input.sizes(), input.options()) : at::empty(input.sizes(), input.options());
+    at::Tensor weight_grad =
+        is_empty ? at::zeros(weight.sizes(), weight.options()) : at::empty(weight.sizes(), weight.options());
+    if (is_given(softmax)) {
+        // With a softmax CANN writes at the target's place without asking whether the softmax has it.
+        const at::Tensor safe_target = weight.numel() == 0 ? masked_target : masked_target.clamp(0, weight.size(0) - 1);
+        launch<aclnn::FusedLinearCrossEntropyLossGrad>(grad, input, weight, target_mask, safe_target, kNoLabelSmoothing,
+                                                       nullptr, nullptr, InPlace{*softmax}, input_grad, weight_grad);
+        softmax->unsafeGetTensorImpl()->bump_version();
+    } else {
+        launch<aclnn::FusedLinearCrossEntropyLossGrad>(grad, input, weight, target_mask, masked_target,
+                                                       kNoLabelSmoothing, logits_max, sum_exp_logits, nullptr,
+                                                       input_grad, weight_grad);
+    }
+    return {std::move(input_grad), std::move(weight_grad)};
+}
+
+TORCH_LIBRARY_IMPL(torch_aclnn_ops, PrivateUse1, library) {
+    library.impl(FusedLinearOnlineMaxSum::name, TORCH_FN(DispatchOf<FusedLinearOnlineMaxSum>::kernel));
+    library.impl(FusedCrossEntropyLossWithMaxSum::name, TORCH_FN(DispatchOf<FusedCrossEntropyLossWithMaxSum>::kernel));
+    library.impl(FusedLinearCrossEntropyLossGrad::name, TORCH_FN(DispatchOf<FusedLinearCrossEntropyLossGrad>::kernel));
+}
+
+TORCH_LIBRARY_IMPL(torch_aclnn_ops, AutogradPrivateUse1, library) {
+    library.impl(FusedLinearOnlineMaxSum::name, TORCH_FN(DispatchOf<FusedLinearOnlineMaxSum>::autograd));
+    library.impl(FusedCrossEntropyLossWithMaxSum::name,
+                 TORCH_FN(DispatchOf<FusedCrossEntropyLossWithMaxSum>::autograd));
+    library.impl(FusedLinearCrossEntropyLossGrad::name,
+                 TORCH_FN(DispatchOf<FusedLinearCrossEntropyLossGrad>::autograd));
+}
+
+}  // namespace torch_aclnn_ops

@@ -1,0 +1,32 @@
+#include <ATen/ExpandUtils.h>
+#include <ATen/ops/empty.h>
+
+#include "dispatch.h"
+#include "launch.h"
+#include "operators.h"
+
+namespace torch_aclnn_ops {
+
+// The gradient has the shape that all three broadcast to, even where that is larger than self's: neither CANN nor the
+// formula sums it back.
+at::Tensor MseLossBackward::run(const at::Tensor& grad_output, const at::Tensor& self, const at::Tensor& target,
+                                int64_t reduction) {
+    const bool is_same_shape = self.sizes() == target.sizes() &&
+                               (grad_output.dim() == 0 ? self.numel() > 0 : grad_output.sizes() == self.sizes());
+    at::Tensor out = is_same_shape
+                         ? at::empty(self.sizes(), self.options())
+                         : at::empty(at::infer_size(grad_output.sizes(), at::infer_size(self.sizes(), target.sizes())),
+                                     self.options());
+    launch<aclnn::MseLossBackward>(grad_output, self, target, reduction, out);
+    return out;
+}
+
+TORCH_LIBRARY_IMPL(torch_aclnn_ops, PrivateUse1, library) {
+    library.impl(MseLossBackward::name, TORCH_FN(DispatchOf<MseLossBackward>::kernel));
+}
+
+TORCH_LIBRARY_IMPL(torch_aclnn_ops, AutogradPrivateUse1, library) {
+    library.impl(MseLossBackward::name, TORCH_FN(DispatchOf<MseLossBackward>::autograd));
+}
+
+}  // namespace torch_aclnn_ops

@@ -1,0 +1,57 @@
+// Where CANN's functions are: looked up by name at run time, because the extension is built without CANN.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "aclnn_api.h"
+
+namespace torch_aclnn_ops {
+
+// Finds a function of CANN in torch_npu's way, through torch_npu itself if it exports its look-up. Null if there is
+// none.
+void* find_symbol(const char* name);
+
+// The same search without torch_npu: custom packages, vendors' packages, the libraries of CANN.
+void* find_symbol_in_libraries(const char* name);
+
+// The file of the library that a function is in; none for null.
+std::optional<std::string> library_of(const void* function);
+
+// Says what is missing for an operator of CANN and what works without it; empty if nothing is missing.
+std::string why_missing(const char* operator_name);
+
+struct BaseApi {
+    aclnn::CreateTensor* create_tensor;
+    aclnn::DestroyTensor* destroy_tensor;
+    aclnn::DestroyExecutor* destroy_executor;
+    void (*forget_pta_cache)();  // null where CANN does not have it
+};
+const BaseApi& base_api();
+
+template <class Api>
+struct Functions {
+    typename Api::PhaseOne* phase_one;
+    aclnn::PhaseTwo* phase_two;
+};
+
+[[noreturn]] void raise_missing(const char* operator_name);
+std::string phase_one_name(const char* operator_name);
+
+// The two functions of an operator, looked up once; raises where one is missing.
+template <class Api>
+const Functions<Api>& functions_of() {
+    static const Functions<Api> functions = [] {
+        const Functions<Api> found{
+            reinterpret_cast<typename Api::PhaseOne*>(find_symbol(phase_one_name(Api::name).c_str())),
+            reinterpret_cast<aclnn::PhaseTwo*>(find_symbol(Api::name)),
+        };
+        if (found.phase_one == nullptr || found.phase_two == nullptr) {
+            raise_missing(Api::name);
+        }
+        return found;
+    }();
+    return functions;
+}
+
+}  // namespace torch_aclnn_ops
