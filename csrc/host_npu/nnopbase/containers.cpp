@@ -1,0 +1,155 @@
+// aclScalar, the arrays and the lists.
+#include <complex>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "nnopbase/dtype.h"
+#include "nnopbase/pool.h"
+#include "nnopbase/status.h"
+#include "nnopbase/tensor.h"
+
+struct aclScalar {
+    bool alive = false;
+    std::uint64_t generation = 0;
+    aclDataType dtype = ACL_DT_UNDEFINED;
+    // Room for the largest, complex128.
+    std::array<std::byte, 16> value{};
+};
+
+namespace host_npu {
+namespace {
+
+template <class Value>
+struct Array {
+    bool alive = false;
+    std::uint64_t generation = 0;
+    std::vector<Value> values;
+};
+
+}  // namespace
+}  // namespace host_npu
+
+struct aclIntArray : host_npu::Array<std::int64_t> {};
+struct aclFloatArray : host_npu::Array<float> {};
+// A byte each: std::vector<bool> has no data().
+struct aclBoolArray : host_npu::Array<std::uint8_t> {};
+struct aclScalarList {
+    bool alive = false;
+    std::uint64_t generation = 0;
+    std::vector<aclScalar*> members;
+};
+
+namespace host_npu {
+namespace {
+
+template <class Handle>
+constexpr const char* kKind = nullptr;
+template <>
+constexpr const char* kKind<aclScalar> = "aclScalar";
+template <>
+constexpr const char* kKind<aclIntArray> = "aclIntArray";
+template <>
+constexpr const char* kKind<aclFloatArray> = "aclFloatArray";
+template <>
+constexpr const char* kKind<aclBoolArray> = "aclBoolArray";
+template <>
+constexpr const char* kKind<aclTensorList> = "aclTensorList";
+template <>
+constexpr const char* kKind<aclScalarList> = "aclScalarList";
+
+template <class Handle>
+Pool<Handle>& pool() {
+    static auto& handles = *new Pool<Handle>(kKind<Handle>);
+    return handles;
+}
+
+template <class Handle, class Value>
+Handle* create_array(const Value* values, std::uint64_t size) {
+    auto* const array = pool<Handle>().take();
+    if (values == nullptr) size = 0;
+    array->values.assign(values, values + size);
+    return array;
+}
+
+template <class Handle, class Member>
+Handle* create_list(const Member* const* members, std::uint64_t size) {
+    auto* const list = pool<Handle>().take();
+    list->members.clear();
+    for (std::uint64_t index = 0; members != nullptr && index < size; ++index) {
+        list->members.push_back(const_cast<Member*>(members[index]));
+    }
+    return list;
+}
+
+template <class Handle>
+aclnnStatus destroy(const Handle* handle) {
+    if (handle == nullptr || pool<Handle>().give_back(const_cast<Handle*>(handle))) return kSuccess;
+    return failed(kInnerError, kKind<Handle>, "the object was destroyed before");
+}
+
+template <class Handle, class Member>
+aclnnStatus destroy_list(const Handle* list, aclnnStatus (*destroy_member)(const Member*)) {
+    if (list == nullptr) return kSuccess;
+    const auto members = list->alive ? list->members : decltype(list->members){};
+    if (const auto status = destroy(list); status != kSuccess) return status;
+    for (const auto* member : members) {
+        if (const auto status = destroy_member(member); status != kSuccess) return status;
+    }
+    return kSuccess;
+}
+
+template <class Handle>
+aclnnStatus get_size(const Handle* handle, std::uint64_t* size) {
+    if (handle == nullptr || size == nullptr)
+        return failed(kNullPointer, kKind<Handle>, "an argument is a null pointer");
+    if constexpr (requires { handle->values; }) {
+        *size = handle->values.size();
+    } else {
+        *size = handle->members.size();
+    }
+    return kSuccess;
+}
+
+}  // namespace
+}  // namespace host_npu
+
+using namespace host_npu;
+
+aclScalar* aclCreateScalar(void* value, aclDataType dataType) {
+    const auto size = item_size(dataType);
+    if (value == nullptr || size == 0) return nullptr;
+    auto* const scalar = pool<aclScalar>().take();
+    scalar->dtype = dataType;
+    std::memcpy(scalar->value.data(), value, size);
+    return scalar;
+}
+
+aclIntArray* aclCreateIntArray(const std::int64_t* value, std::uint64_t size) {
+    return create_array<aclIntArray>(value, size);
+}
+aclFloatArray* aclCreateFloatArray(const float* value, std::uint64_t size) {
+    return create_array<aclFloatArray>(value, size);
+}
+aclBoolArray* aclCreateBoolArray(const bool* value, std::uint64_t size) {
+    return create_array<aclBoolArray>(value, size);
+}
+aclTensorList* aclCreateTensorList(const aclTensor* const* value, std::uint64_t size) {
+    return create_list<aclTensorList>(value, size);
+}
+aclScalarList* aclCreateScalarList(const aclScalar* const* value, std::uint64_t size) {
+    return create_list<aclScalarList>(value, size);
+}
+
+aclnnStatus aclDestroyScalar(const aclScalar* scalar) { return destroy(scalar); }
+aclnnStatus aclDestroyIntArray(const aclIntArray* array) { return destroy(array); }
+aclnnStatus aclDestroyFloatArray(const aclFloatArray* array) { return destroy(array); }
+aclnnStatus aclDestroyBoolArray(const aclBoolArray* array) { return destroy(array); }
+aclnnStatus aclDestroyTensorList(const aclTensorList* list) { return destroy_list(list, aclDestroyTensor); }
+aclnnStatus aclDestroyScalarList(const aclScalarList* list) { return destroy_list(list, aclDestroyScalar); }
+
+aclnnStatus aclGetIntArraySize(const aclIntArray* array, std::uint64_t* size) { return get_size(array, size); }
+aclnnStatus aclGetFloatArraySize(const aclFloatArray* array, std::uint64_t* size) { return get_size(array, size); }
+aclnnStatus aclGetBoolArraySize(const aclBoolArray* array, std::uint64_t* size) { return get_size(array, size); }
+aclnnStatus aclGetTensorListSize(const aclTensorList* list, std::uint64_t* size) { return get_size(list, size); }
+aclnnStatus aclGetScalarListSize(const aclScalarList* list, std::uint64_t* size) { return get_size(list, size); }

@@ -1,0 +1,44 @@
+// aclOpExecutor: what phase one hands to phase two.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "nnopbase/call.h"
+#include "nnopbase/pool.h"
+
+namespace host_npu {
+
+// The first eight bytes tell the kinds of executors apart.
+inline constexpr std::uint64_t kComposedMagic = 0x1F2E3D4C5B6A;
+inline constexpr std::uint64_t kCacheWrapperMagic = 0xAFBECDDCEBFA;
+inline constexpr std::uint64_t kIndividualMagic = 0x19A312F588;
+
+// A tensor that an executor looks at again in phase two.
+struct TensorUse {
+    const aclTensor* tensor;
+    std::uint64_t generation;
+
+    bool destroyed() const { return tensor != nullptr && (!tensor->alive || tensor->generation != generation); }
+};
+
+aclOpExecutor* take_executor(std::uint64_t magic);
+void release(aclOpExecutor* executor);
+
+}  // namespace host_npu
+
+struct aclOpExecutor {
+    std::uint64_t magic = 0;
+    bool alive = false;
+    std::uint64_t generation = 0;
+    // Null in an individual executor whose phase one stopped half-way.
+    std::shared_ptr<const host_npu::Call> call;
+    // Composed: the tensors, whose addresses are read when phase two launches.
+    std::vector<host_npu::TensorUse> tensors;
+    // The other kinds: the addresses that phase one saw.
+    std::vector<void*> storages;
+    bool repeatable = false;
+    std::string cache_key;
+};

@@ -1,0 +1,89 @@
+// From a call to work on a stream.
+#include <algorithm>
+#include <array>
+#include <stdexcept>
+#include <string>
+
+#include "nnopbase/call.h"
+#include "runtime/device.h"
+
+namespace host_npu {
+namespace {
+
+constexpr std::size_t kCanaryBytes = 64;
+constexpr auto kCanary = std::byte{0xA5};
+
+// Returns where a kernel finds `tensor`, whose storage begins at `storage`. Throws if a part of the view is not in
+// device memory.
+HostTensor on_host(const Layout& layout, void* storage) {
+    if (layout.empty()) return {&layout, nullptr};
+    std::int64_t first = layout.offset;
+    std::int64_t last = layout.offset;
+    for (std::size_t index = 0; index < layout.shape.rank(); ++index) {
+        const auto reach = (layout.shape[index] - 1) * layout.strides[index];
+        (reach < 0 ? first : last) += reach;
+    }
+    const auto size = static_cast<std::int64_t>(item_size(layout.dtype));
+    auto* const base = static_cast<std::byte*>(storage);
+    const auto* const last_byte = base + (last + 1) * size - 1;
+    host_alias(last_byte);
+    auto* const first_element = static_cast<std::byte*>(host_alias(base + first * size));
+    return {&layout, first_element + (layout.offset - first) * size};
+}
+
+// The workspace that phase one asked for, and a pattern at its end that has to be there when the kernel is done.
+class Workspace {
+  public:
+    Workspace(void* workspace, std::uint64_t given, std::uint64_t asked_for) {
+        if (asked_for == 0) return;
+        if (workspace == nullptr || given < asked_for) {
+            throw std::runtime_error("the kernel needs a workspace of " + std::to_string(asked_for) +
+                                     " bytes and got " + std::to_string(workspace == nullptr ? 0 : given));
+        }
+        host_alias(static_cast<std::byte*>(workspace) + asked_for - 1);
+        const std::span all(static_cast<std::byte*>(host_alias(workspace)), asked_for);
+        canary_ = all.last(std::min(kCanaryBytes, all.size()));
+        usable_ = all.first(all.size() - canary_.size());
+        std::fill(canary_.begin(), canary_.end(), kCanary);
+    }
+
+    std::span<std::byte> usable() const { return usable_; }
+
+    void check() const {
+        if (std::any_of(canary_.begin(), canary_.end(), [](std::byte byte) { return byte != kCanary; })) {
+            throw std::runtime_error("somebody wrote to the workspace while the kernel used it");
+        }
+    }
+
+  private:
+    std::span<std::byte> usable_;
+    std::span<std::byte> canary_;
+};
+
+void run(const Call& call, const std::vector<void*>& storages, void* workspace, std::uint64_t workspace_size) {
+    std::vector<HostTensor> tensors(call.layouts.size());
+    for (std::size_t index = 0; index < tensors.size(); ++index) {
+        if (call.layouts[index]) tensors[index] = on_host(*call.layouts[index], storages[index]);
+    }
+    const Workspace guarded(workspace, workspace_size, call.plan.workspace_size);
+    call.plan.kernel({tensors, guarded.usable()});
+    guarded.check();
+}
+
+}  // namespace
+
+aclnnStatus launch(const std::shared_ptr<const Call>& call, const std::vector<void*>& storages, void* workspace,
+                   std::uint64_t workspace_size, aclrtStream stream) {
+    if (const auto& failure = call->plan.launch_failure) return failed(failure->status, call->api, failure->text);
+    if (!call->plan.kernel) return kSuccess;
+    const auto status = enqueue(stream, call->api, [call, storages, workspace, workspace_size] {
+        run(*call, storages, workspace, workspace_size);
+    });
+    if (status != ACL_SUCCESS) {
+        return failed(kRuntimeError, call->api, "the launch failed with ACL status " + std::to_string(status));
+    }
+    count_launch(call->api);
+    return kSuccess;
+}
+
+}  // namespace host_npu

@@ -1,0 +1,43 @@
+// Status codes of the aclnn interface, and how a function refuses.
+#pragma once
+
+#include <cstdint>
+#include <sstream>
+#include <string>
+
+#include "aclnn/acl_meta.h"
+#include "runtime/device.h"
+
+namespace host_npu {
+
+inline constexpr aclnnStatus kSuccess = 0;
+inline constexpr aclnnStatus kNullPointer = 161001;
+inline constexpr aclnnStatus kParamInvalid = 161002;
+inline constexpr aclnnStatus kRuntimeError = 361001;
+inline constexpr aclnnStatus kInnerError = 561000;
+inline constexpr aclnnStatus kTilingError = 561002;
+inline constexpr aclnnStatus kFindKernelError = 561003;
+inline constexpr aclnnStatus kInnerNullPointer = 561103;
+
+// Reports that `function` failed with `status` and returns the status.
+inline aclnnStatus failed(aclnnStatus status, const char* function, const std::string& why) {
+    report_error(status, std::string(function) + ": " + why);
+    return status;
+}
+
+// Why a call does not happen. Without text nothing is logged.
+struct Refusal {
+    aclnnStatus status;
+    std::string text;
+};
+
+// Refuses unless `fine`. The sentence is put together from `parts` only then.
+template <class... Parts>
+void require(bool fine, aclnnStatus status, const Parts&... parts) {
+    if (fine) return;
+    std::ostringstream text;
+    (text << ... << parts);
+    throw Refusal{status, text.str()};
+}
+
+}  // namespace host_npu

@@ -1,0 +1,141 @@
+// aclTensor: made, asked, changed, destroyed.
+#include "nnopbase/tensor.h"
+
+#include <exception>
+#include <string>
+
+#include "nnopbase/pool.h"
+#include "nnopbase/status.h"
+
+namespace host_npu {
+namespace {
+
+Pool<aclTensor>& tensors() {
+    static auto& pool = *new Pool<aclTensor>("aclTensor");
+    return pool;
+}
+
+struct Description {
+    const std::int64_t* view_dims;
+    std::uint64_t view_dims_num;
+    aclDataType dtype;
+    const std::int64_t* strides;
+    std::int64_t offset;
+    aclFormat format;
+    const std::int64_t* storage_dims;
+    std::uint64_t storage_dims_num;
+    void* storage;
+
+    bool complete() const {
+        return (view_dims != nullptr || view_dims_num == 0) && (storage_dims != nullptr || storage_dims_num == 0);
+    }
+
+    void describe(aclTensor& tensor) const {
+        auto& layout = tensor.layout;
+        layout.shape = Dims(std::span(view_dims, view_dims_num));
+        layout.strides =
+            strides == nullptr ? contiguous_strides(layout.shape) : Dims(std::span(strides, view_dims_num));
+        layout.storage_shape = Dims(std::span(storage_dims, storage_dims_num));
+        layout.offset = offset;
+        layout.dtype = dtype;
+        layout.format = format;
+        tensor.storage = storage;
+    }
+};
+
+// Gives the caller a copy of `dims` that it deletes[].
+aclnnStatus copy_out(const char* function, const aclTensor* tensor, Dims Layout::* dims, std::int64_t** values,
+                     std::uint64_t* count) {
+    if (tensor == nullptr || values == nullptr || count == nullptr) {
+        return failed(kNullPointer, function, "an argument is a null pointer");
+    }
+    const Dims& from = tensor->layout.*dims;
+    *values = new std::int64_t[from.rank()];
+    std::copy(from.begin(), from.end(), *values);
+    *count = from.rank();
+    return kSuccess;
+}
+
+template <class Value>
+aclnnStatus get(const char* function, const aclTensor* tensor, Value* to, Value (*read)(const aclTensor&)) {
+    if (tensor == nullptr || to == nullptr) return failed(kNullPointer, function, "an argument is a null pointer");
+    *to = read(*tensor);
+    return kSuccess;
+}
+
+}  // namespace
+}  // namespace host_npu
+
+using namespace host_npu;
+
+aclTensor* aclCreateTensor(const std::int64_t* viewDims, std::uint64_t viewDimsNum, aclDataType dataType,
+                           const std::int64_t* stride, std::int64_t offset, aclFormat format,
+                           const std::int64_t* storageDims, std::uint64_t storageDimsNum, void* tensorData) {
+    const Description description{viewDims, viewDimsNum, dataType,       stride,    offset,
+                                  format,   storageDims, storageDimsNum, tensorData};
+    if (!description.complete() || injected_failure("aclCreateTensor")) return nullptr;
+    auto* const tensor = tensors().take();
+    try {
+        description.describe(*tensor);
+        return tensor;
+    } catch (const std::exception& error) {
+        tensors().give_back(tensor);
+        failed(kParamInvalid, "aclCreateTensor", error.what());
+        return nullptr;
+    }
+}
+
+aclnnStatus aclInitTensor(aclTensor* tensor, const std::int64_t* viewDims, std::uint64_t viewDimsNum,
+                          aclDataType dataType, const std::int64_t* stride, std::int64_t offset, aclFormat format,
+                          const std::int64_t* storageDims, std::uint64_t storageDimsNum, void* tensorData) {
+    const Description description{viewDims, viewDimsNum, dataType,       stride,    offset,
+                                  format,   storageDims, storageDimsNum, tensorData};
+    if (tensor == nullptr || !description.complete()) {
+        return failed(kNullPointer, "aclInitTensor", "an argument is a null pointer");
+    }
+    try {
+        description.describe(*tensor);
+        return kSuccess;
+    } catch (const std::exception& error) {
+        return failed(kParamInvalid, "aclInitTensor", error.what());
+    }
+}
+
+aclnnStatus aclDestroyTensor(const aclTensor* tensor) {
+    if (tensor == nullptr || tensors().give_back(const_cast<aclTensor*>(tensor))) return kSuccess;
+    return failed(kInnerError, "aclDestroyTensor", "the tensor was destroyed before");
+}
+
+aclnnStatus aclGetViewShape(const aclTensor* tensor, std::int64_t** viewDims, std::uint64_t* viewDimsNum) {
+    return copy_out("aclGetViewShape", tensor, &Layout::shape, viewDims, viewDimsNum);
+}
+
+aclnnStatus aclGetStorageShape(const aclTensor* tensor, std::int64_t** storageDims, std::uint64_t* storageDimsNum) {
+    return copy_out("aclGetStorageShape", tensor, &Layout::storage_shape, storageDims, storageDimsNum);
+}
+
+aclnnStatus aclGetViewStrides(const aclTensor* tensor, std::int64_t** stridesValue, std::uint64_t* stridesNum) {
+    return copy_out("aclGetViewStrides", tensor, &Layout::strides, stridesValue, stridesNum);
+}
+
+aclnnStatus aclGetViewOffset(const aclTensor* tensor, std::int64_t* offset) {
+    return get<std::int64_t>("aclGetViewOffset", tensor, offset, [](const aclTensor& of) { return of.layout.offset; });
+}
+
+aclnnStatus aclGetFormat(const aclTensor* tensor, aclFormat* format) {
+    return get<aclFormat>("aclGetFormat", tensor, format, [](const aclTensor& of) { return of.layout.format; });
+}
+
+aclnnStatus aclGetDataType(const aclTensor* tensor, aclDataType* dataType) {
+    return get<aclDataType>("aclGetDataType", tensor, dataType, [](const aclTensor& of) { return of.layout.dtype; });
+}
+
+aclnnStatus aclGetRawTensorAddr(const aclTensor* tensor, void** addr) {
+    return get<void*>("aclGetRawTensorAddr", tensor, addr, [](const aclTensor& of) { return of.storage; });
+}
+
+aclnnStatus aclSetRawTensorAddr(aclTensor* tensor, void* addr) {
+    if (tensor == nullptr) return failed(kNullPointer, "aclSetRawTensorAddr", "tensor is a null pointer");
+    tensor->storage = addr;
+    return kSuccess;
+}

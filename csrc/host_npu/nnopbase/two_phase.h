@@ -1,0 +1,94 @@
+// The life cycle of a call, the same for every operator.
+//
+//     aclnnStatus aclnnXGetWorkspaceSize(const aclTensor* a, std::int64_t n, ..., aclOpExecutor** executor) {
+//         return PhaseOne(kApi, workspaceSize, executor).with(a, n, ...).run([&] { checks; return Plan{...}; });
+//     }
+//     aclnnStatus aclnnX(void* workspace, ...) { return phase_two(kApi, workspace, ...); }
+#pragma once
+
+#include <exception>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "nnopbase/call.h"
+#include "nnopbase/executor.h"
+
+namespace host_npu {
+
+// The exported names of an operator's two functions.
+struct Api {
+    const char* phase_two;
+    const char* phase_one;
+};
+
+class HOST_NPU_EXPORT PhaseOne {
+  public:
+    PhaseOne(const Api& api, std::uint64_t* workspace_size, aclOpExecutor** executor);
+
+    // Takes down all arguments of the call: together they are the key of the cache.
+    template <class... Arguments>
+    PhaseOne& with(const Arguments&... arguments) {
+        (add(arguments), ...);
+        return *this;
+    }
+
+    // For composed operators. `build` checks the arguments, throws a Refusal or returns a Plan.
+    template <class Build>
+    aclnnStatus run(const Build& build) {
+        if (const auto done = begin()) return *done;
+        return guarded([&] { return finish(build()); });
+    }
+
+    // For individual operators, whose generated code is less careful. `names` are those of the tensors, all required.
+    template <class Build>
+    aclnnStatus run_individual(std::initializer_list<const char*> names, const Build& build) {
+        if (const auto done = begin_individual(names)) return *done;
+        return guarded([&] { return finish_individual(build()); });
+    }
+
+  private:
+    void add(const aclTensor* tensor);
+    template <class Value>
+        requires std::is_arithmetic_v<Value>
+    void add(Value value) {
+        append(&value, sizeof value);
+    }
+    void append(const void* bytes, std::size_t size);
+
+    std::optional<aclnnStatus> begin();
+    aclnnStatus finish(Plan plan);
+    std::optional<aclnnStatus> begin_individual(std::initializer_list<const char*> names);
+    aclnnStatus finish_individual(Plan plan);
+    aclnnStatus refuse(aclnnStatus status, const std::string& text);
+
+    std::shared_ptr<const Call> compiled(Plan plan) const;
+    std::vector<void*> storages() const;
+    bool all_contiguous() const;
+
+    template <class Step>
+    aclnnStatus guarded(const Step& step) {
+        try {
+            return step();
+        } catch (const Refusal& refusal) {
+            return refuse(refusal.status, refusal.text);
+        } catch (const std::exception& error) {
+            return refuse(kInnerError, error.what());
+        }
+    }
+
+    const Api& api_;
+    std::uint64_t* workspace_size_;
+    aclOpExecutor** executor_;
+    // Scratch of the thread, so that a call allocates nothing for them.
+    std::string& key_;
+    std::vector<const aclTensor*>& tensors_;
+    aclOpExecutor* individual_ = nullptr;
+};
+
+HOST_NPU_EXPORT aclnnStatus phase_two(const Api& api, void* workspace, std::uint64_t workspace_size,
+                                      aclOpExecutor* executor, aclrtStream stream);
+
+}  // namespace host_npu
