@@ -80,6 +80,8 @@ aclError aclrtSetDevice(int32_t deviceId) {
 }
 
 aclError aclrtGetDevice(int32_t* deviceId) {
+    // A question that callers ask to find out; its answer is no error to report.
+    if (!has_current_context()) return ACL_ERROR_RT_CONTEXT_NULL;
     return run_api(__func__, [&] {
         require(deviceId, "deviceId");
         *deviceId = current_device();
@@ -128,6 +130,7 @@ aclError aclrtSetCurrentContext(aclrtContext context) {
 }
 
 aclError aclrtGetCurrentContext(aclrtContext* context) {
+    if (!has_current_context()) return ACL_ERROR_RT_CONTEXT_NULL;
     return run_api(__func__, [&] {
         require(context, "context");
         *context = current_context().get();

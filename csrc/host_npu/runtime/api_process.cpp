@@ -1,9 +1,12 @@
 // The start and end of the process, its options, and what CANN says about itself.
+#include <algorithm>
 #include <atomic>
+#include <cctype>
 #include <cstdarg>
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <string_view>
 
 #include "acl/acl.h"
 #include "context.h"
@@ -13,6 +16,15 @@
 using namespace host_npu;
 
 namespace {
+
+// The CANN release that is played.
+struct Version {
+    int major;
+    int minor;
+    int release;
+    std::string_view text;
+};
+constexpr Version kVersion{9, 0, 0, "9.0.0"};
 
 std::atomic<int> initialisations{0};
 
@@ -34,12 +46,6 @@ const char* option_name(aclSysParamOpt option) {
             return "ACL_OPT_STRONG_CONSISTENCY";
     }
     throw Error(ACL_ERROR_RT_PARAM_INVALID, "there is no system option " + std::to_string(option));
-}
-
-std::int64_t value_of(std::optional<std::int64_t> value, aclSysParamOpt option) {
-    const char* const name = option_name(option);
-    if (!value) throw Error(ACL_ERROR_RT_SYSPARAMOPT_NOT_SET, std::string(name) + " was not set");
-    return *value;
 }
 
 }  // namespace
@@ -103,7 +109,8 @@ aclError aclrtSetSysParamOpt(aclSysParamOpt opt, int64_t value) {
 aclError aclrtGetSysParamOpt(aclSysParamOpt opt, int64_t* value) {
     return run_api(__func__, [&] {
         require(value, "value");
-        *value = value_of(process_option(opt), opt);
+        option_name(opt);
+        *value = process_option(opt);
     });
 }
 
@@ -117,7 +124,38 @@ aclError aclrtCtxSetSysParamOpt(aclSysParamOpt opt, int64_t value) {
 aclError aclrtCtxGetSysParamOpt(aclSysParamOpt opt, int64_t* value) {
     return run_api(__func__, [&] {
         require(value, "value");
-        *value = value_of(current_context()->option(opt), opt);
+        const char* const name = option_name(opt);
+        const auto found = current_context()->option(opt);
+        if (!found) throw Error(ACL_ERROR_RT_SYSPARAMOPT_NOT_SET, std::string(name) + " was not set");
+        *value = *found;
+    });
+}
+
+aclError aclsysGetVersionStr(char* pkgName, char* versionStr) {
+    return run_api(__func__, [&] {
+        require(pkgName, "pkgName");
+        require(versionStr, "versionStr");
+        kVersion.text.copy(versionStr, kVersion.text.size());
+        versionStr[kVersion.text.size()] = '\0';
+    });
+}
+
+aclError aclsysGetVersionNum(char* pkgName, int32_t* versionNum) {
+    return run_api(__func__, [&] {
+        require(pkgName, "pkgName");
+        require(versionNum, "versionNum");
+        *versionNum = (kVersion.major * 100 + kVersion.minor) * 100000 + kVersion.release * 1000;
+    });
+}
+
+aclError aclsysGetCANNVersion(aclCANNPackageName, aclCANNPackageVersion* version) {
+    return run_api(__func__, [&] {
+        require(version, "version");
+        *version = {};
+        kVersion.text.copy(version->version, sizeof version->version - 1);
+        std::to_string(kVersion.major).copy(version->majorVersion, sizeof version->majorVersion - 1);
+        std::to_string(kVersion.minor).copy(version->minorVersion, sizeof version->minorVersion - 1);
+        std::to_string(kVersion.release).copy(version->releaseVersion, sizeof version->releaseVersion - 1);
     });
 }
 

@@ -111,6 +111,8 @@ bool has_primary_context(std::int32_t device) {
 
 void set_current_context(std::shared_ptr<Context> context) { context_of_thread = std::move(context); }
 
+bool has_current_context() { return context_of_thread != nullptr; }
+
 std::shared_ptr<Context> current_context() {
     if (!context_of_thread) {
         throw Error(ACL_ERROR_RT_CONTEXT_NULL, "this thread has no context: call aclrtSetDevice first");
@@ -147,17 +149,16 @@ void set_process_option(int option, std::int64_t value) {
     options.values[option] = value;
 }
 
-std::optional<std::int64_t> process_option(int option) {
+std::int64_t process_option(int option) {
     auto& options = process_options();
     const std::lock_guard lock(options.mutex);
-    return look_up(options.values, option);
+    return look_up(options.values, option).value_or(0);
 }
 
 int deterministic_level() {
     std::optional<std::int64_t> level;
     if (context_of_thread) level = context_of_thread->option(ACL_OPT_DETERMINISTIC);
-    if (!level) level = process_option(ACL_OPT_DETERMINISTIC);
-    return static_cast<int>(level.value_or(0));
+    return static_cast<int>(level ? *level : process_option(ACL_OPT_DETERMINISTIC));
 }
 
 std::int32_t enqueue(void* stream, std::string name, std::function<void()> kernel) {

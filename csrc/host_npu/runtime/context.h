@@ -44,6 +44,7 @@ void reset_device(std::int32_t device);
 bool has_primary_context(std::int32_t device);
 
 void set_current_context(std::shared_ptr<Context> context);
+bool has_current_context();
 // Throws if the thread has none.
 std::shared_ptr<Context> current_context();
 std::int32_t current_device();
@@ -55,8 +56,8 @@ std::shared_ptr<Stream> create_stream(std::uint32_t priority, std::uint32_t flag
 // Waits for all streams of a device, and throws the first fault that one left behind.
 void synchronize_device(std::int32_t device, Timeout timeout);
 
-// Options of the process, which hold where the context has none.
+// Options of the process, which hold where the context has none; 0 until they are set.
 void set_process_option(int option, std::int64_t value);
-std::optional<std::int64_t> process_option(int option);
+std::int64_t process_option(int option);
 
 }  // namespace host_npu

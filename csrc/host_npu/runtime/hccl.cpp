@@ -1,12 +1,17 @@
 // libhccl: communication between devices, which the host NPU does not simulate.
 #include "hccl/hccl.h"
 
+#include <array>
+#include <atomic>
 #include <string>
 
 #include "acl/acl_base.h"
 #include "device.h"
 
 namespace {
+
+// torch_npu sets options before there is any communicator; nothing reads them but torch_npu.
+std::array<std::atomic<int32_t>, HCCL_CONFIG_RESERVED> configuration{};
 
 HcclResult refuse(const char* function) {
     host_npu::report_error(ACL_ERROR_FEATURE_UNSUPPORTED,
@@ -15,6 +20,19 @@ HcclResult refuse(const char* function) {
 }
 
 }  // namespace
+
+HOST_NPU_EXPORT HcclResult HcclSetConfig(HcclConfig config, HcclConfigValue configValue) {
+    if (config < 0 || config >= HCCL_CONFIG_RESERVED) return HCCL_E_PARA;
+    configuration[config] = configValue.value;
+    return HCCL_SUCCESS;
+}
+
+HOST_NPU_EXPORT HcclResult HcclGetConfig(HcclConfig config, HcclConfigValue* configValue) {
+    if (config < 0 || config >= HCCL_CONFIG_RESERVED) return HCCL_E_PARA;
+    if (configValue == nullptr) return HCCL_E_PTR;
+    configValue->value = configuration[config];
+    return HCCL_SUCCESS;
+}
 
 HOST_NPU_EXPORT HcclResult HcclGetRootInfo(HcclRootInfo*) { return refuse(__func__); }
 

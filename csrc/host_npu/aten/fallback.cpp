@@ -1,0 +1,128 @@
+// Lets the CPU's kernels compute aten operators on NPU tensors, in place in device memory. Loading the library registers
+// them; it has to be loaded after torch_npu, whose kernels it replaces.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "aten/operators.h"
+#include "aten/random.h"
+#include "aten/views.h"
+
+namespace host_npu {
+namespace {
+
+using torch::jit::Stack;
+
+bool is_npu_generator(const c10::IValue& value) {
+    return value.isGenerator() && value.toGenerator().device().is_privateuseone();
+}
+
+std::optional<at::Generator> take_generator(c10::ArrayRef<c10::IValue*> arguments) {
+    for (auto* const argument : arguments) {
+        if (!is_npu_generator(*argument)) continue;
+        auto generator = argument->toGenerator();
+        *argument = c10::IValue();
+        return generator;
+    }
+    return std::nullopt;
+}
+
+c10::IValue on_host(const c10::IValue& value, Views& views) {
+    if (value.isTensor()) return views.view(value.toTensor());
+    if (value.isTensorList()) {
+        c10::List<at::Tensor> list;
+        const auto tensors = value.toTensorVector();
+        list.reserve(tensors.size());
+        for (const auto& tensor : tensors) list.push_back(views.view(tensor));
+        return list;
+    }
+    if (value.isOptionalTensorList()) {
+        c10::List<std::optional<at::Tensor>> list;
+        for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
+            list.push_back(tensor ? std::optional(views.view(*tensor)) : std::nullopt);
+        }
+        return list;
+    }
+    if (value.isDevice() && value.toDevice().is_privateuseone()) {
+        auto device = value.toDevice();
+        if (!device.has_index()) device = c10::impl::getDeviceGuardImpl(device.type())->getDevice();
+        views.set_device(device);
+        return c10::Device(c10::kCPU);
+    }
+    return value;
+}
+
+c10::IValue on_device(const c10::IValue& value, Views& views) {
+    if (value.isTensor()) return views.result(value.toTensor());
+    if (value.isTensorList()) {
+        c10::List<at::Tensor> list;
+        for (const auto& tensor : value.toTensorVector()) list.push_back(views.result(tensor));
+        return list;
+    }
+    return value;
+}
+
+// Waits until the work that torch_npu and the stream still have to do has been done.
+void drain(c10::Device device) {
+    const auto* const guard = c10::impl::getDeviceGuardImpl(device.type());
+    guard->synchronizeStream(guard->getStream(device));
+}
+
+void compute_on_host(const c10::OperatorHandle& op, Stack* stack) {
+    const auto& schema = op.schema();
+    const auto begin = stack->end() - static_cast<std::ptrdiff_t>(schema.arguments().size());
+    Views views(takes_host_tensors(op));
+    std::vector<c10::IValue*> arguments;
+    for (auto argument = begin; argument != stack->end(); ++argument) {
+        *argument = on_host(*argument, views);
+        arguments.push_back(&*argument);
+    }
+    views.refuse_host_tensors();
+    const auto& device = views.device();
+    TORCH_INTERNAL_ASSERT(device, op.operator_name(), " has no NPU argument");
+    const c10::OptionalDeviceGuard guard(*device);
+    drain(*device);
+    const auto generator = take_generator(arguments);
+    std::optional<BorrowedGenerator> borrowed;
+    if (op.hasTag(at::Tag::nondeterministic_seeded)) borrowed.emplace(generator, *device);
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    views.write_back_resized();
+    const auto first = stack->end() - static_cast<std::ptrdiff_t>(schema.returns().size());
+    for (auto result = first; result != stack->end(); ++result) *result = on_device(*result, views);
+}
+
+struct IgnoreWarnings : c10::WarningHandler {
+    void process(const c10::Warning&) override {}
+};
+
+void register_fallbacks() {
+    // PyTorch warns of kernels that replace others, which is what is wanted here.
+    IgnoreWarnings ignore;
+    const c10::WarningUtils::WarningHandlerGuard guard(&ignore);
+    static auto& library = *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__,
+                                               __LINE__);
+    auto& dispatcher = c10::Dispatcher::singleton();
+    for (const auto& name : dispatcher.getAllOpNames()) {
+        const auto op = dispatcher.findOp(name);
+        if (!op || !falls_back(*op)) continue;
+        const auto full_name = c10::toString(name);
+        library.impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&compute_on_host>());
+    }
+}
+
+const bool registered = [] {
+    register_fallbacks();
+    return true;
+}();
+
+}  // namespace
+}  // namespace host_npu

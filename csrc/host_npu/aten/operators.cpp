@@ -1,0 +1,92 @@
+#include "aten/operators.h"
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+
+namespace host_npu {
+namespace {
+
+using c10::DispatchKey;
+
+// torch_npu's own kernels: those that are to be tried against the simulated operators, those that make tensors or say
+// what shares memory with what, and those that move data between devices.
+const std::unordered_set<std::string>& native_operators() {
+    static const std::unordered_set<std::string> names = {
+        "aten::mse_loss",
+        "aten::mse_loss_backward",
+        "aten::binary_cross_entropy",
+        "aten::binary_cross_entropy_backward",
+        "aten::embedding",
+        "aten::embedding_dense_backward",
+        "aten::copy_",
+        "aten::_copy_from",
+        "aten::_copy_from_and_resize",
+        "aten::_to_copy",
+        "aten::_local_scalar_dense",
+        "aten::item",
+        "aten::to",
+        "aten::_pin_memory",
+        "aten::is_pinned",
+        "aten::record_stream",
+        "aten::empty",
+        "aten::empty_like",
+        "aten::empty_strided",
+        "aten::empty_permuted",
+        "aten::new_empty",
+        "aten::new_empty_strided",
+        "aten::_empty_affine_quantized",
+        "aten::clone",
+        "aten::contiguous",
+        "aten::set_",
+        "aten::resize_",
+        "aten::resize_as_",
+        "aten::_resize_output_",
+        "aten::_unsafe_view",
+        "aten::_reshape_alias",
+        "aten::_lazy_clone",
+        "aten::reshape",
+        "aten::lift",
+        "aten::lift_fresh",
+        "aten::is_set_to",
+        "aten::_has_compatible_shallow_copy_type",
+    };
+    return names;
+}
+
+// Whether a result is a view, which shares memory with an argument and does not change it.
+bool returns_view(const c10::FunctionSchema& schema) {
+    return std::ranges::any_of(schema.returns(), [](const c10::Argument& result) {
+        return result.alias_info() != nullptr && !result.alias_info()->isWrite();
+    });
+}
+
+bool has_composite_kernel(const c10::OperatorHandle& op) {
+    return op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) ||
+           op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
+           op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional);
+}
+
+}  // namespace
+
+bool falls_back(const c10::OperatorHandle& op) {
+    const auto& name = op.operator_name().name;
+    if (!name.starts_with("aten::") || !op.hasSchema()) return false;
+    if (native_operators().contains(name) || returns_view(op.schema())) return false;
+    // Without a kernel for the CPU, a composite one serves both devices alike, unless torch_npu replaces it.
+    if (op.hasKernelForDispatchKey(DispatchKey::CPU)) return true;
+    return has_composite_kernel(op) && op.hasKernelForDispatchKey(DispatchKey::PrivateUse1);
+}
+
+bool takes_host_tensors(const c10::OperatorHandle& op) {
+    // Indices, lengths and batch sizes, which PyTorch's other devices take from the host too.
+    static constexpr std::string_view prefixes[] = {
+        "index", "_index", "_unsafe_index", "ctc_loss", "_ctc_loss", "_pack_padded_sequence", "tensor_split", "lstm",
+        "gru",   "rnn",
+    };
+    const std::string_view name = std::string_view(op.operator_name().name).substr(std::string_view("aten::").size());
+    return std::ranges::any_of(prefixes, [&](std::string_view prefix) { return name.starts_with(prefix); });
+}
+
+}  // namespace host_npu

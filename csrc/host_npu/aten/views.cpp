@@ -1,0 +1,101 @@
+#include "aten/views.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/ops/as_strided.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <cstring>
+
+#include "device.h"
+
+namespace host_npu {
+namespace {
+
+void* alias_of(const void* pointer) { return pointer == nullptr ? nullptr : host_alias(pointer); }
+
+}  // namespace
+
+void Views::set_device(c10::Device device) {
+    if (!device_) device_ = device;
+    TORCH_CHECK(*device_ == device, "Expected all tensors to be on the same device, but found at least two devices, ",
+                *device_, " and ", device, "!");
+}
+
+const Views::SharedStorage& Views::storage(const at::Tensor& tensor) {
+    const auto& on_device = tensor.storage();
+    for (const auto& known : storages_) {
+        if (known.on_device.is_alias_of(on_device)) return known;
+    }
+    void* const alias = alias_of(on_device.data());
+    // Resizable, for operators that give their out argument its size; they then leave device memory.
+    c10::Storage on_host(c10::Storage::use_byte_size_t{}, on_device.nbytes(),
+                         c10::DataPtr(alias, c10::Device(c10::kCPU)), c10::GetCPUAllocator(), true);
+    return storages_.emplace_back(SharedStorage{on_device, std::move(on_host), alias});
+}
+
+at::Tensor Views::view(const at::Tensor& tensor) {
+    if (!tensor.defined()) return tensor;
+    if (!tensor.is_privateuseone()) {
+        has_host_tensor_ |= tensor.dim() > 0;
+        return tensor;
+    }
+    set_device(tensor.device());
+    auto on_host = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage(tensor).on_host),
+                                                            c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
+    auto* const implementation = on_host.unsafeGetTensorImpl();
+    implementation->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+    if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) implementation->set_wrapped_number(true);
+    views_.push_back({tensor, on_host});
+    return on_host;
+}
+
+void Views::refuse_host_tensors() const {
+    TORCH_CHECK(!has_host_tensor_ || !device_ || takes_host_tensors_,
+                "Expected all tensors to be on the same device, but found at least two devices, ", *device_,
+                " and cpu!");
+}
+
+void Views::write_back_resized() {
+    for (const auto& [on_device, on_host] : views_) {
+        const bool has_moved = on_host.storage().data() != alias_of(on_device.storage().data());
+        if (!has_moved && on_host.sizes() == on_device.sizes() && on_host.strides() == on_device.strides()) continue;
+        on_device.resize_(on_host.sizes());
+        if (on_host.strides() != on_device.strides()) on_device.as_strided_(on_host.sizes(), on_host.strides());
+        if (has_moved && on_host.numel() > 0) {
+            std::memcpy(alias_of(on_device.storage().data()), on_host.storage().data(), on_host.storage().nbytes());
+        }
+    }
+}
+
+at::Tensor Views::original_of(const at::Tensor& on_host) const {
+    for (const auto& view : views_) {
+        if (view.on_host.is_same(on_host)) return view.on_device;
+    }
+    // Operators may return an argument's memory in another shape.
+    for (const auto& view : views_) {
+        if (on_host.has_storage() && view.on_host.storage().is_alias_of(on_host.storage())) {
+            return at::as_strided(view.on_device, on_host.sizes(), on_host.strides(), on_host.storage_offset());
+        }
+    }
+    return {};
+}
+
+at::Tensor Views::copy_to_device(const at::Tensor& on_host) const {
+    const auto options = on_host.options().device(*device_).pinned_memory(false);
+    // The memory is copied as it lies, so a result without gaps keeps its strides.
+    const auto source = on_host.is_non_overlapping_and_dense() ? on_host : on_host.contiguous();
+    auto on_device = at::empty_strided(source.sizes(), source.strides(), options);
+    if (source.numel() > 0) {
+        std::memcpy(host_alias(on_device.const_data_ptr()), source.const_data_ptr(), source.nbytes());
+    }
+    return on_device;
+}
+
+at::Tensor Views::result(const at::Tensor& on_host) {
+    if (!on_host.defined() || !device_) return on_host;
+    auto original = original_of(on_host);
+    return original.defined() ? original : copy_to_device(on_host);
+}
+
+}  // namespace host_npu

@@ -1,0 +1,55 @@
+// CPU tensors over the memory of NPU tensors.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <optional>
+#include <vector>
+
+namespace host_npu {
+
+// The CPU views of one operator's NPU tensors. Tensors that share a storage have views that do.
+class Views {
+  public:
+    explicit Views(bool takes_host_tensors) : takes_host_tensors_(takes_host_tensors) {}
+
+    // Returns a view of an NPU tensor, or the tensor itself if it is the host's and may be.
+    at::Tensor view(const at::Tensor& tensor);
+    void require_one_device(const at::Tensor& tensor);
+    // The device of the operator, once a tensor or an argument has named it.
+    const std::optional<c10::Device>& device() const { return device_; }
+    void set_device(c10::Device device);
+
+    // Gives NPU tensors whose view the operator has resized its size and contents.
+    void write_back_resized();
+
+    // Returns the NPU tensor that a result of the CPU's kernel stands for.
+    at::Tensor result(const at::Tensor& on_host);
+
+    // Has the tensors of the host mixed with those of a device been refused where they should be.
+    void refuse_host_tensors() const;
+
+  private:
+    struct SharedStorage {
+        c10::Storage on_device;
+        c10::Storage on_host;
+        const void* alias;
+    };
+    struct View {
+        at::Tensor on_device;
+        at::Tensor on_host;
+    };
+
+    const SharedStorage& storage(const at::Tensor& tensor);
+    at::Tensor original_of(const at::Tensor& on_host) const;
+    at::Tensor copy_to_device(const at::Tensor& on_host) const;
+
+    bool takes_host_tensors_;
+    bool has_host_tensor_ = false;
+    std::optional<c10::Device> device_;
+    std::vector<SharedStorage> storages_;
+    std::vector<View> views_;
+};
+
+}  // namespace host_npu
