@@ -1,5 +1,119 @@
-"""Build torch_aclnn_ops; everything that can be declared is in pyproject.toml."""
+"""Build torch_aclnn_ops; everything that can be declared is in pyproject.toml.
 
-from setuptools import setup
+Two parts are compiled where torch_npu is installed, and left out, with a line that says so, where it is not:
 
-setup()
+* ``torch_aclnn_ops._C`` (csrc/npu), the extension. ``TORCH_ACLNN_NPU=0`` leaves it out, ``1`` makes its absence an error.
+* ``torch_aclnn_ops/_host_npu`` (csrc/host_npu), the host NPU. ``TORCH_ACLNN_HOST_NPU`` does the same for it.
+
+``TORCH_ACLNN_COVERAGE=1`` compiles both for gcov. Neither needs CANN, and torch_npu is not imported.
+"""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+# torch would import torch_npu, which cannot be loaded without CANN.
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+
+from setuptools import Distribution as BaseDistribution
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+COVERAGE = os.environ.get("TORCH_ACLNN_COVERAGE") == "1"
+
+
+def package_folder(name: str) -> Path | None:
+    """Find an installed package without importing it."""
+    spec = importlib.util.find_spec(name)
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent
+
+
+def is_wanted(switch: str, what: str) -> bool:
+    """Decide whether to compile a part: as its switch says, else where torch and torch_npu are installed."""
+    choice = os.environ.get(switch, "")
+    if choice not in ("", "0", "1"):
+        sys.exit(f"torch_aclnn_ops: {switch} must be 0, 1 or empty, but it is {choice!r}")
+    missing = [name for name in ("torch", "torch_npu") if package_folder(name) is None]
+    if not missing and choice != "0":
+        return True
+    reason = (
+        f"{switch}=0"
+        if choice == "0"
+        else f"no {' and no '.join(missing)} (pip needs --no-build-isolation to see them)"
+    )
+    if choice == "1":
+        sys.exit(f"torch_aclnn_ops: {switch}=1 asks for {what}, but there is {reason}")
+    print(f"torch_aclnn_ops: built without {what}: {reason}", file=sys.stderr)
+    return False
+
+
+def npu_extension() -> Extension:
+    """Describe the extension to setuptools."""
+    from torch.utils.cpp_extension import CppExtension, include_paths
+
+    npu = package_folder("torch_npu")
+    assert npu is not None  # is_wanted has looked
+    folders = [*include_paths(), npu / "include"]
+    if cann := os.environ.get("ASCEND_HOME_PATH"):
+        folders.append(Path(cann) / "include")  # where a toolkit is installed, its signatures are compared with ours
+    optimisation = ["-O0", "-g", "--coverage"] if COVERAGE else ["-O2", "-g0"]
+    return CppExtension(
+        "torch_aclnn_ops._C",
+        sorted(str(source.relative_to(ROOT)) for source in (ROOT / "csrc" / "npu").glob("*.cpp")),
+        depends=sorted(str(header.relative_to(ROOT)) for header in (ROOT / "csrc" / "npu").glob("*.h")),
+        # Warnings are errors, except in others' headers.
+        extra_compile_args=[
+            *("-std=c++20", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", *optimisation),
+            *(f"-isystem{folder}" for folder in folders),
+        ],
+        extra_link_args=["--coverage"] if COVERAGE else [],
+        library_dirs=[str(npu / "lib")],
+        libraries=["torch_npu"],
+    )
+
+
+def build_host_npu(destination: Path) -> None:
+    """Compile the host NPU's libraries."""
+    spec = importlib.util.spec_from_file_location("host_npu_build", ROOT / "csrc" / "host_npu" / "build.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    module.build(destination, coverage=COVERAGE)
+
+
+wants_extension = is_wanted("TORCH_ACLNN_NPU", "the NPU extension")
+wants_host_npu = is_wanted("TORCH_ACLNN_HOST_NPU", "the host NPU")
+if wants_extension:
+    from torch.utils.cpp_extension import BuildExtension as base_command
+else:
+    base_command = build_ext
+
+
+class Build(base_command):
+    """Compile the extension, and the host NPU beside it."""
+
+    def run(self) -> None:
+        """Compile what is wanted, into the source tree for an editable installation."""
+        super().run()
+        if wants_host_npu:
+            is_in_place = self.inplace or getattr(self, "editable_mode", False)
+            package = ROOT / "torch_aclnn_ops" if is_in_place else Path(self.build_lib) / "torch_aclnn_ops"
+            build_host_npu(package / "_host_npu")
+
+
+class Distribution(BaseDistribution):
+    """A distribution that is compiled even if the host NPU is its only compiled part."""
+
+    def has_ext_modules(self) -> bool:
+        """Make setuptools run the command above, and name the platform in the wheel's name."""
+        return wants_extension or wants_host_npu
+
+
+setup(
+    ext_modules=[npu_extension()] if wants_extension else [],
+    cmdclass={"build_ext": Build},
+    distclass=Distribution,
+)

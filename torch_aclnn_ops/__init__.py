@@ -1,7 +1,11 @@
 """Five CANN training operators as PyTorch losses, an embedding and an optimizer, for Ascend NPUs and for CPUs."""
 
 from torch_aclnn_ops import _torch_npu as _torch_npu  # isort: skip  (before anything imports torch)
-from torch_aclnn_ops import functional, nn, ops, optim
+from torch_aclnn_ops import _extension, functional, nn, ops, optim
+from torch_aclnn_ops._explain import explain
+from torch_aclnn_ops._extension import check_values
 from torch_aclnn_ops._version import __version__
 
-__all__ = ["__version__", "functional", "nn", "ops", "optim"]
+__all__ = ["__version__", "check_values", "explain", "functional", "nn", "ops", "optim"]
+
+_extension.load()

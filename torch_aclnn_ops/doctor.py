@@ -4,9 +4,10 @@ import importlib.metadata
 import platform
 import sys
 
-from torch_aclnn_ops import _torch_npu, ops
+from torch_aclnn_ops import _extension, _torch_npu, ops
 from torch_aclnn_ops._version import __version__
-from torch_aclnn_ops.ops._raw_operator import NAMESPACE, RawOperator
+from torch_aclnn_ops.ops._paths import CANN_NAMES
+from torch_aclnn_ops.ops._raw_operator import RawOperator
 
 import torch
 
@@ -30,7 +31,7 @@ def describe() -> str:
         "torch": torch.__version__,
         "torch_npu": _installed("torch_npu"),
         "NPU": _npu(),
-        "extension": _extension(),
+        "extension": _extension_state(),
     }
     lines = [f"{name + ':':<17} {fact}" for name, fact in facts.items()]
     lines += ["", f"{'operator':<39} {'on cpu':<25} on npu"]
@@ -47,20 +48,17 @@ def _installed(package: str) -> str:
 
 def _npu() -> str:
     reason = _torch_npu.why_unavailable()
-    if reason is not None:
+    if reason is not None and "torch_npu" not in sys.modules:
         return f"none: {reason}"
     count = torch.accelerator.device_count()
-    return f"{count} device(s)" if count else "none: torch_npu is imported, but it sees no device"
+    if not count:
+        return "none: torch_npu is imported, but it sees no device"
+    return f"{count} device(s), {_extension.soc() or 'of a chip that is not known'}"
 
 
-def _extension() -> str:
-    if _has_npu_kernel(ops.mse_loss_backward):
-        return "built and loaded"
-    return "not built: this version has no C++ sources yet, so npu tensors take the formulas"
-
-
-def _has_npu_kernel(operator: RawOperator) -> bool:
-    return torch._C._dispatch_has_kernel_for_dispatch_key(f"{NAMESPACE}::{operator.name}", "PrivateUse1")
+def _extension_state() -> str:
+    reason = _extension.why_unavailable()
+    return "loaded" if reason is None else f"not loaded: {reason}"
 
 
 def _cpu_path(operator: RawOperator) -> str:
@@ -68,7 +66,10 @@ def _cpu_path(operator: RawOperator) -> str:
 
 
 def _npu_path(operator: RawOperator) -> str:
-    return "CANN operator" if _has_npu_kernel(operator) else "formula in torch calls"
+    if _extension.why_unavailable() is not None:
+        return "formula in torch calls"
+    missing = _extension.missing_operators().get(operator.name)
+    return CANN_NAMES[operator.name] if missing is None else f"formula in torch calls: {missing}"
 
 
 def main() -> int:

@@ -6,6 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import Buffer, Parameter
 
+# Whether checks of values wait for a device to read them; see torch_aclnn_ops.check_values.
+reads_devices = False
+
 _REDUCTIONS = {0: "none", 1: "mean", 2: "sum"}
 
 
@@ -72,7 +75,7 @@ def broadcast_shape(operator: str, **tensors: Tensor) -> torch.Size:
 def values_are_readable(tensor: Tensor) -> bool:
     """Return whether a check may look at the values: it would wait for a device, and traced values do not exist yet."""
     return (
-        tensor.device.type == "cpu"
+        (tensor.device.type == "cpu" or reads_devices)
         and type(tensor) in (Tensor, Parameter, Buffer)
         and not torch.compiler.is_compiling()
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch_aclnn_ops.ops._numerics import without_autocast
+from torch_aclnn_ops.ops._paths import why_formula
 
 import torch
 from torch import Tensor
@@ -53,7 +54,8 @@ class RawOperator:
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         self.overload = getattr(getattr(torch.ops, NAMESPACE), self.name).default
         self._defaults = {argument.name: argument.default_value for argument in self.overload._schema.arguments}
-        _library.impl(self.name, self._checked(without_autocast(kernel or formula)), "CompositeExplicitAutograd")
+        self._kernel = self._checked(without_autocast(kernel or formula))
+        _library.impl(self.name, self._kernel, "CompositeExplicitAutograd")
         if cpu is not None:
             _library.impl(self.name, self._checked(without_autocast(cpu)), "CPU")
         torch.library.register_fake(self.overload, self._checked(fake, values=False), lib=_library)
@@ -77,8 +79,27 @@ class RawOperator:
         the backward of another, so a compiled call goes to the operator, which has an autograd kernel of its own.
         """
         if self.is_mutable or torch.compiler.is_compiling():
-            return self.overload(*args, **kwargs)
+            return self.run(*args, **kwargs)
         return self._function.apply(*self.bind(args, kwargs).values())
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the operator, or compute its formula where the device has no kernel for these arguments."""
+        arguments = self.bind(args, kwargs)
+        if why_formula(self.name, arguments) is None:
+            return self.overload(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            return self._checked(self.formula)(**arguments)
+        if self.is_mutable:
+            self._refuse_derivatives(arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return self._kernel(**arguments)
+
+    def check(self, args: tuple[Any, ...], values: bool) -> None:
+        """Raise where the arguments break the operator's rules: those for dtypes and shapes, or those for values."""
+        arguments = self.bind(args, {})
+        self._check(**arguments)
+        if values and self._check_values is not None:
+            self._check_values(**arguments)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the value of each argument of the schema by its name, in order."""
@@ -119,15 +140,18 @@ class RawOperator:
         return outputs, (0,) * len(outputs) if isinstance(outputs, tuple) else 0
 
     def _refuse_autograd(self, *args: Any, **kwargs: Any) -> Any:
+        self._refuse_derivatives(self.bind(args, kwargs))
+        with torch._C._AutoDispatchBelowAutograd():
+            return self.overload(*args, **kwargs)
+
+    def _refuse_derivatives(self, arguments: dict[str, Any]) -> None:
         if torch.is_grad_enabled():
-            for name, value in self.bind(args, kwargs).items():
+            for name, value in arguments.items():
                 if isinstance(value, Tensor) and value.requires_grad:
                     raise RuntimeError(
                         f"{self.name}: {name} must not require grad, because the operator writes to its arguments and"
                         " has no derivative; call it under torch.no_grad() or on a detached tensor"
                     )
-        with torch._C._AutoDispatchBelowAutograd():
-            return self.overload(*args, **kwargs)
 
 
 def _make_function(operator: RawOperator) -> Any:
@@ -138,7 +162,7 @@ def _make_function(operator: RawOperator) -> Any:
 
         @staticmethod
         def forward(*args: Any) -> Any:
-            return operator.overload(*args)
+            return operator.run(*args)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

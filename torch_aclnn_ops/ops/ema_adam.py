@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from torch_aclnn_ops.ops._checks import check_dtype, check_floating_point, check_shape
+from torch_aclnn_ops.ops._checks import check_dtype, check_floating_point, check_shape, values_are_readable
 from torch_aclnn_ops.ops._numerics import accumulation_dtype
 from torch_aclnn_ops.ops._raw_operator import RawOperator
 
@@ -30,7 +30,7 @@ def _check(
 
 def _check_values(step: Tensor, bias_correction: bool, **_: Any) -> None:
     # The correction of step 0 divides by zero. On a device a check would wait for the stream.
-    if bias_correction and step.device.type == "cpu" and int(step.flatten()[0]) < 1:
+    if bias_correction and values_are_readable(step) and int(step.flatten()[0]) < 1:
         raise ValueError(
             f"{_NAME}: step must be at least 1 with bias_correction (increment it before the call),"
             f" but it is {int(step.flatten()[0])}"

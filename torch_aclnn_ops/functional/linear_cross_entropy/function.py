@@ -140,7 +140,7 @@ def _gradients(
     if logits_max is not None and positions == {0, 1} and not _is_batched(grad, input, linear_weight):
         # The operator's mask does not silence a row, a zero gradient does.
         row_gradient = weighted(grad, target_weight)
-        gradients: tuple[Tensor, ...] = fused_linear_cross_entropy_loss_grad.overload(
+        gradients: tuple[Tensor, ...] = fused_linear_cross_entropy_loss_grad.run(
             row_gradient, input, linear_weight, target_mask, masked_target, logits_max, sum_exp_logits
         )
         return gradients

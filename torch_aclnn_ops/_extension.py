@@ -1,0 +1,89 @@
+"""Load the compiled extension ``torch_aclnn_ops._C``, and know why it is not there where it is not."""
+
+import importlib
+import os
+import sys
+from types import ModuleType
+from typing import Any
+
+from torch_aclnn_ops import _torch_npu
+
+__all__ = ["check_values", "load", "missing_operators", "soc", "why_unavailable"]
+
+_CHECK_VALUES = "TORCH_ACLNN_CHECK_VALUES"
+
+# Names of chips begin with these; of two that fit, the longer counts.
+_SOCS = ("Ascend910", "Ascend910B", "Ascend910_93", "Ascend310P", "Ascend950")
+
+_module: ModuleType | None = None
+_reason: str | None = "it was not loaded yet"
+_soc: str | None = None
+_missing: dict[str, str] = {}
+
+
+def load() -> str | None:
+    """Load the extension if torch_npu is imported; return why it is not loaded, or ``None`` if it is.
+
+    Importing this package does it. Who imports torch_npu later calls it again.
+    """
+    global _module, _reason, _soc, _missing
+    if _module is not None:
+        return None
+    if "torch_npu" not in sys.modules:
+        _reason = _torch_npu.why_unavailable() or "torch_npu is not imported"
+        return _reason
+    try:
+        module = importlib.import_module("torch_aclnn_ops._C")
+    except ModuleNotFoundError:
+        _reason = "it was not built: reinstall with pip's --no-build-isolation where torch_npu is installed"
+        return _reason
+    except ImportError as error:
+        _reason = f"it was built for another torch or torch_npu, and has to be rebuilt: {error}"
+        return _reason
+    _module, _reason = module, None
+    _soc = _family(module.soc_name())
+    _missing = {name: reason for name, reason in module.missing_operators().items() if reason}
+    module.set_check(_check)
+    check_values(os.environ.get(_CHECK_VALUES) == "1")
+    return None
+
+
+def why_unavailable() -> str | None:
+    """Return why the extension is not loaded, or ``None`` if it is."""
+    return _reason
+
+
+def soc() -> str | None:
+    """Return the family of the NPU's chip, such as ``"Ascend910B"``; ``None`` if it is not known."""
+    return _soc
+
+
+def missing_operators() -> dict[str, str]:
+    """Return what the installed CANN lacks, by the name of the raw operator that needs it."""
+    return _missing
+
+
+def check_values(enabled: bool) -> None:
+    """Check values on NPUs too: the range of indices, targets and steps.
+
+    CANN does not check them, and writes to other memory for an index that is out of range. The check waits for the
+    device in every call, so it is off unless asked for, here or by ``TORCH_ACLNN_CHECK_VALUES=1``. On a CPU values are
+    always checked.
+    """
+    from torch_aclnn_ops.ops import _checks
+
+    _checks.reads_devices = enabled
+    if _module is not None:
+        _module.check_values(enabled)
+
+
+def _family(name: str | None) -> str | None:
+    fitting = [family for family in _SOCS if name is not None and name.startswith(family)]
+    return max(fitting, key=len, default=None)
+
+
+def _check(operator_name: str, args: tuple[Any, ...], values: bool) -> None:
+    """Apply an operator's argument rules; the extension asks when CANN has refused a call."""
+    from torch_aclnn_ops import ops
+
+    getattr(ops, operator_name).check(args, values)
