@@ -98,8 +98,9 @@ def test_torch_npu_is_loaded_where_cann_can_be(tmp_path):
 
 def test_torch_npu_is_left_alone_where_autoload_is_off(tmp_path):
     (tmp_path / "torch_npu.py").write_text("print('imported')")
-    code = f"{_WITH_CANN}\nimport torch_aclnn_ops; print(torch_aclnn_ops._torch_npu.why_unavailable())"
-    result = _run(code, tmp_path, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    (tmp_path / "libascendcl.so").touch()
+    code = "import torch_aclnn_ops; print(torch_aclnn_ops._torch_npu.why_unavailable())"
+    result = _run(code, tmp_path, TORCH_DEVICE_BACKEND_AUTOLOAD="0", LD_LIBRARY_PATH=str(tmp_path))
     assert "imported" not in result.stdout
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch_npu from being loaded" in result.stdout
 

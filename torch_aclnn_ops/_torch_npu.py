@@ -5,10 +5,14 @@ even ``import torch`` fails. This module looks for CANN first, and keeps torch f
 work.
 """
 
+import contextlib
 import ctypes
+import importlib
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
@@ -23,13 +27,42 @@ _CANN_LIBRARIES = (
 )
 
 
+_LOADER_CACHE = Path("/etc/ld.so.cache")
+
+
 def why_unavailable() -> str | None:
     """Return why tensors cannot be on an NPU in this process, or ``None`` if torch_npu is imported."""
     return _reason
 
 
+def is_installed() -> bool:
+    """Return whether torch_npu is installed, whether or not it can be loaded."""
+    return "torch_npu" in sys.modules or importlib.util.find_spec("torch_npu") is not None
+
+
+def finds_cann() -> bool:
+    """Return whether the process would find CANN's libraries, without loading them."""
+    folders = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    if any(folder and (Path(folder) / _CANN_LIBRARIES[0]).exists() for folder in folders):
+        return True
+    try:
+        return f"{_CANN_LIBRARIES[0]}\0".encode() in _LOADER_CACHE.read_bytes()
+    except OSError:
+        return False
+
+
+def import_torch_npu() -> str | None:
+    """Import torch_npu after CANN's libraries were loaded; return why that is not possible, or ``None``."""
+    global _reason
+    _reason = _why_not_loadable()
+    if _reason is None:
+        with _autoload("0"):
+            importlib.import_module("torch_npu")
+    return _reason
+
+
 def _why_not_loadable() -> str | None:
-    if importlib.util.find_spec("torch_npu") is None:
+    if not is_installed():
         return "torch_npu is not installed"
     for library in _CANN_LIBRARIES:
         try:
@@ -39,23 +72,34 @@ def _why_not_loadable() -> str | None:
     return None
 
 
-def _import_torch() -> str | None:
-    """Import torch, and torch_npu unless it cannot be loaded or is switched off; return why it is not imported."""
-    if "torch_npu" in sys.modules:
-        return None
-    reason = _why_not_loadable()
-    if reason is None and os.environ.get(_AUTOLOAD) == "0":
-        reason = f"torch_npu is installed and CANN found, but {_AUTOLOAD}=0 keeps torch_npu from being loaded"
+@contextlib.contextmanager
+def _autoload(value: str | None) -> Iterator[None]:
+    """Say for a while whether torch loads backends by itself; ``None`` leaves it as it is."""
     previous = os.environ.get(_AUTOLOAD)
     try:
-        if reason is not None:
-            os.environ[_AUTOLOAD] = "0"
-        import torch  # noqa: F401
+        if value is not None:
+            os.environ[_AUTOLOAD] = value
+        yield
     finally:
         if previous is None:
             os.environ.pop(_AUTOLOAD, None)
         else:
             os.environ[_AUTOLOAD] = previous
+
+
+def _import_torch() -> str | None:
+    """Import torch, and torch_npu unless it cannot be loaded or is switched off; return why it is not imported."""
+    if "torch_npu" in sys.modules:
+        return None
+    # What is switched off must not be loaded to find out: a simulated CANN may be to take its place.
+    if os.environ.get(_AUTOLOAD) == "0" and is_installed() and finds_cann():
+        reason: str | None = (
+            f"torch_npu is installed and CANN found, but {_AUTOLOAD}=0 keeps torch_npu from being loaded"
+        )
+    else:
+        reason = _why_not_loadable()
+    with _autoload(None if reason is None else "0"):
+        import torch  # noqa: F401
     if reason is None and "torch_npu" not in sys.modules:
         return "torch was imported without torch_npu before torch_aclnn_ops; import torch_npu first to use an NPU"
     return reason

@@ -70,7 +70,9 @@ def libraries() -> list[Library]:
     ]
 
 
-def build(destination: Path | str = DEFAULT_DESTINATION, *, coverage: bool = False, verbose: bool = False) -> list[Path]:
+def build(
+    destination: Path | str = DEFAULT_DESTINATION, *, coverage: bool = False, verbose: bool = False
+) -> list[Path]:
     """Compile every library that is missing or older than what it is made of.
 
     Args:
@@ -152,7 +154,12 @@ def _include_folders(library: Library) -> list[str]:
         torch = _package("torch") / "include"
         folders += [torch, torch / "torch" / "csrc" / "api" / "include"]
     # Other projects' headers may have warnings.
-    return [f"-I{SOURCES}", f"-I{SOURCES / 'include'}", f"-I{SOURCES / 'runtime'}", *(f"-isystem{folder}" for folder in folders)]
+    return [
+        f"-I{SOURCES}",
+        f"-I{SOURCES / 'include'}",
+        f"-I{SOURCES / 'runtime'}",
+        *(f"-isystem{folder}" for folder in folders),
+    ]
 
 
 def _package(name: str) -> Path:

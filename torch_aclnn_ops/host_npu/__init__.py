@@ -1,0 +1,225 @@
+"""A simulated Ascend NPU: run what is written for ``npu`` on any machine.
+
+The libraries that torch_npu needs of CANN are simulated on the host, so that an unmodified torch_npu sees devices. Their
+memory faults when the host touches it, their streams are asynchronous, and the operators of this package run through
+the same compiled code as on a device. Everything else is computed by the CPU's kernels in device memory.
+
+``python -m torch_aclnn_ops.host_npu train.py`` runs a program with it, :func:`enable` does the same inside one.
+"""
+
+import contextlib
+import ctypes
+import io
+import json
+import os
+import sys
+from dataclasses import dataclass
+
+from torch_aclnn_ops import _torch_npu
+from torch_aclnn_ops.host_npu import _libraries
+
+__all__ = ["HostNpuError", "SOCS", "Stats", "enable", "fail", "is_enabled", "reset", "stats"]
+
+SOCS = ("Ascend910", "Ascend910B", "Ascend910_93", "Ascend310P", "Ascend950")
+
+_DEVICES = "TORCH_ACLNN_HOST_NPU_DEVICES"
+_SOC = "TORCH_ACLNN_HOST_NPU_SOC"
+_MOST_DEVICES = 64
+
+# What leads torch_npu to a real CANN.
+_REAL_CANN = ("ASCEND_HOME_PATH", "ASCEND_OPP_PATH", "ASCEND_CUSTOM_OPP_PATH", "ASCEND_AICPU_PATH")
+
+# torch_npu prints this where CANN is not installed, as it rightly is not here.
+_NO_CANN = "Warning: ASCEND_HOME_PATH environment variable is not set."
+
+_runtime: ctypes.CDLL | None = None
+
+
+class HostNpuError(RuntimeError):
+    """Raised when the host NPU cannot be used; the message says why."""
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What the host NPU has counted.
+
+    Attributes:
+        alive: Objects that were created and not destroyed, by kind: ``"aclTensor"``, ``"aclOpExecutor"``,
+            ``"aclrtStream"``, ``"aclrtEvent"`` and others.
+        launches: How often the second phase of each operator was launched since the last :func:`reset`, by its name.
+        device_bytes: Bytes that are allocated on each device. torch_npu keeps freed memory for later.
+        peak_device_bytes: The largest ``device_bytes`` since the last :func:`reset`.
+        pending_failures: Failures that :func:`fail` asked for and that have not come yet, by function.
+    """
+
+    alive: dict[str, int]
+    launches: dict[str, int]
+    device_bytes: dict[int, int]
+    peak_device_bytes: dict[int, int]
+    pending_failures: dict[str, int]
+
+
+def is_enabled() -> bool:
+    """Return whether the process's NPUs are simulated ones.
+
+    Example:
+        >>> is_enabled() in (True, False)
+        True
+    """
+    return _runtime is not None
+
+
+def enable(devices: int | None = None, soc: str | None = None, force: bool = False) -> None:
+    """Simulate the NPUs of this process, and import torch_npu.
+
+    Tensors can be on device ``"npu"`` afterwards. To enable it twice has no effect.
+
+    Args:
+        devices: How many there are; 1, unless the environment variable ``TORCH_ACLNN_HOST_NPU_DEVICES`` says otherwise.
+        soc: The chip, one of :data:`SOCS`, which decides what operators accept; ``"Ascend910B"``, unless the
+            environment variable ``TORCH_ACLNN_HOST_NPU_SOC`` says otherwise.
+        force: Hide a real CANN from this process. Without it, a machine that has one is refused.
+
+    Raises:
+        HostNpuError: torch_npu is imported already, is not installed, or finds a real CANN; the libraries were not
+            built; the host NPU is enabled with other settings.
+        ValueError: ``devices`` or ``soc`` cannot be.
+
+    Example:
+        >>> from torch_aclnn_ops import host_npu
+        >>> host_npu.enable(devices=2)  # doctest: +SKIP
+        >>> torch.ones(3, device="npu:1").sum().item()  # doctest: +SKIP
+        3.0
+    """
+    global _runtime
+    settings = _settings(devices, soc)
+    if _runtime is not None:
+        if any(os.environ.get(name) != value for name, value in settings.items()):
+            raise HostNpuError("the host NPU is enabled with other devices or another soc, and cannot be changed")
+        return
+    _require_possible(force)
+    os.environ.update(settings)
+    for name in _REAL_CANN:
+        os.environ.pop(name, None)
+    _runtime = _libraries.load_cann()
+    _import_torch_npu()
+    _libraries.load_aten()
+    _load_extension()
+
+
+def _settings(devices: int | None, soc: str | None) -> dict[str, str]:
+    settings = {}
+    if devices is not None:
+        if not 1 <= devices <= _MOST_DEVICES:
+            raise ValueError(f"devices must be from 1 to {_MOST_DEVICES}, got {devices}")
+        settings[_DEVICES] = str(devices)
+    if soc is not None:
+        if soc not in SOCS:
+            raise ValueError(f"soc must be one of {', '.join(SOCS)}, got {soc!r}")
+        settings[_SOC] = soc
+    return settings
+
+
+def _require_possible(force: bool) -> None:
+    if "torch_npu" in sys.modules:
+        raise HostNpuError(
+            "torch_npu is imported already: enable the host NPU before, and where a real CANN is installed, "
+            "start Python with TORCH_DEVICE_BACKEND_AUTOLOAD=0"
+        )
+    if not _torch_npu.is_installed():
+        raise HostNpuError("the host NPU needs torch_npu, which is not installed: pip install torch_aclnn_ops[npu]")
+    missing = _libraries.missing()
+    if missing:
+        raise HostNpuError(
+            f"the host NPU was not built ({', '.join(missing)} missing): install this package again where torch_npu is "
+            "installed, or run csrc/host_npu/build.py in a checkout"
+        )
+    real = None if force else _libraries.real_cann()
+    if real is not None:
+        raise HostNpuError(f"there is a real CANN ({real}), which the host NPU would hide; force=True does it anyway")
+
+
+def _import_torch_npu() -> None:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        reason = _torch_npu.import_torch_npu()
+    for line in printed.getvalue().splitlines():
+        if line != _NO_CANN:
+            print(line)
+    if reason is not None:
+        raise HostNpuError(reason)
+
+
+def _load_extension() -> None:
+    # The extension looks at the runtime's libraries, so the package may have been imported too early for it.
+    from torch_aclnn_ops import _extension
+
+    _extension.load()
+
+
+def _require_enabled() -> ctypes.CDLL:
+    if _runtime is None:
+        raise HostNpuError("the host NPU is not enabled: call torch_aclnn_ops.host_npu.enable() first")
+    return _runtime
+
+
+def stats() -> Stats:
+    """Return what the host NPU has counted.
+
+    Work that is still queued is not counted yet: call ``torch.npu.synchronize()`` before.
+
+    Raises:
+        HostNpuError: The host NPU is not enabled.
+
+    Example:
+        >>> torch.npu.synchronize()  # doctest: +SKIP
+        >>> host_npu.stats().launches["aclnnMseLossBackward"]  # doctest: +SKIP
+        1
+    """
+    counted = json.loads(_require_enabled().host_npu_stats_json())
+    return Stats(
+        alive=counted["alive"],
+        launches=counted["launches"],
+        device_bytes={int(device): count for device, count in counted["device_bytes"].items()},
+        peak_device_bytes={int(device): count for device, count in counted["peak_device_bytes"].items()},
+        pending_failures=counted["pending_failures"],
+    )
+
+
+def reset() -> None:
+    """Forget launches, peaks, and failures that were asked for; what is alive stays counted.
+
+    Raises:
+        HostNpuError: The host NPU is not enabled.
+
+    Example:
+        >>> host_npu.reset()  # doctest: +SKIP
+        >>> host_npu.stats().launches  # doctest: +SKIP
+        {}
+    """
+    _require_enabled().host_npu_reset()
+
+
+def fail(function: str, nth: int = 1, status: int = 500001, message: str = "failure asked for by a test") -> None:
+    """Let a call of a function of CANN fail, to see what the callers do.
+
+    Args:
+        function: A function of the simulated libraries, such as ``"aclnnMseLossBackwardGetWorkspaceSize"`` or
+            ``"aclrtMalloc"``.
+        nth: Which call from now on; 1 is the next.
+        status: What the function returns.
+        message: What ``aclGetRecentErrMsg`` says then.
+
+    Raises:
+        HostNpuError: The host NPU is not enabled.
+        ValueError: ``nth`` is below 1, or ``status`` is 0, which would be success.
+
+    Example:
+        >>> host_npu.fail("aclrtMalloc", status=207001, message="out of memory")  # doctest: +SKIP
+    """
+    runtime = _require_enabled()
+    if nth < 1:
+        raise ValueError(f"nth must be at least 1, got {nth}")
+    if status == 0:
+        raise ValueError("status must not be 0, which is success")
+    runtime.host_npu_fail(function.encode(), nth, status, message.encode())

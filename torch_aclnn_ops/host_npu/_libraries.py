@@ -1,0 +1,48 @@
+"""The simulated CANN libraries: finding them, loading them, and what they answer."""
+
+import ctypes
+import os
+from pathlib import Path
+
+from torch_aclnn_ops import _torch_npu
+
+# In the order in which they need one another; the last one is loaded after torch_npu, whose kernels it replaces.
+_CANN = ("ascendcl", "hccl", "ge_runner", "graph", "acl_op_compiler", "acl_tdt_channel", "nnopbase", "opapi")
+_ATEN = "host_npu_aten"
+
+_FOLDER = Path(__file__).resolve().parents[1] / "_host_npu"
+
+
+def _path(name: str) -> Path:
+    return _FOLDER / f"lib{name}.so"
+
+
+def missing() -> list[str]:
+    """Return the files of libraries that were not built."""
+    return [_path(name).name for name in (*_CANN, _ATEN) if not _path(name).exists()]
+
+
+def real_cann() -> str | None:
+    """Return what shows that the process would find a real CANN, or ``None``."""
+    home = os.environ.get("ASCEND_HOME_PATH")
+    if home:
+        return f"ASCEND_HOME_PATH is set to {home}"
+    return "its libraries are where the loader searches" if _torch_npu.finds_cann() else None
+
+
+def load_cann() -> ctypes.CDLL:
+    """Load the libraries under CANN's names, where torch_npu finds them, and return the runtime."""
+    loaded = [ctypes.CDLL(str(_path(name)), ctypes.RTLD_GLOBAL) for name in _CANN]
+    runtime = loaded[0]
+    runtime.host_npu_stats_json.restype = ctypes.c_char_p
+    runtime.host_npu_reset.restype = None
+    runtime.host_npu_fail.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_char_p]
+    runtime.host_npu_fail.restype = None
+    return runtime
+
+
+def load_aten() -> None:
+    """Let the CPU compute what the simulated operators do not; torch_npu has to be imported."""
+    import torch
+
+    torch.ops.load_library(_path(_ATEN))
