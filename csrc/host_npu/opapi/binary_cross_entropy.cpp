@@ -1,0 +1,166 @@
+// aclnnBinaryCrossEntropy and aclnnBinaryCrossEntropyBackward.
+#include <algorithm>
+#include <cmath>
+
+#include "aclnnop/aclnn_binary_cross_entropy.h"
+#include "aclnnop/aclnn_binary_cross_entropy_backward.h"
+#include "nnopbase/two_phase.h"
+#include "opapi/checks.h"
+#include "opapi/chip.h"
+#include "opapi/elements.h"
+#include "opapi/reduction.h"
+#include "opapi/workspace.h"
+
+namespace host_npu {
+namespace {
+
+constexpr Api kForward{"aclnnBinaryCrossEntropy", "aclnnBinaryCrossEntropyGetWorkspaceSize"};
+constexpr Api kBackward{"aclnnBinaryCrossEntropyBackward", "aclnnBinaryCrossEntropyBackwardGetWorkspaceSize"};
+
+// Keeps a gradient finite where self is 0 or 1.
+constexpr float kSmallestDenominator = 1e-12f;
+// Keeps a loss finite there.
+constexpr float kSmallestLog = -100.0f;
+
+// not a number stays what it is, unlike in std::max(value, bound).
+float at_least(float bound, float value) { return value < bound ? bound : value; }
+
+float loss(float x, float y, float weight) {
+    const float log_x = at_least(kSmallestLog, std::log(x));
+    const float log_rest = at_least(kSmallestLog, std::log(1.0f - x));
+    return -(y * log_x + (1.0f - y) * log_rest) * weight;
+}
+
+Plan plan_forward(const Named& self, const Named& target, const Named& weight, std::int64_t reduction, const Named& out,
+                  aclTensor* result) {
+    // The null pointers go unnoticed until the graph is built.
+    require_present({self, target, out}, kInnerNullPointer);
+    for (const auto& argument : {self, target, out}) require_dtype(argument, float_dtypes());
+    const bool weighted = weight.tensor != nullptr;
+    if (weighted) {
+        require_dtype(weight, float_dtypes());
+        for (const auto& argument : {target, weight, out}) require_same_dtype(argument, self);
+    }
+    require_shape(target, self->shape);
+    require_reduction(reduction);
+
+    const auto shape = reduction == kNone ? self->shape : Dims{};
+    if (self->empty()) {
+        result->layout.shape = shape;
+        result->layout.strides = contiguous_strides(shape);
+        return {
+            .kernel = [=](const KernelArguments& arguments) { fill(arguments[3], reduction_of_nothing(reduction)); }};
+    }
+    const bool one_element = reduction != kNone && out->numel() == 1;
+    if (!one_element) require_shape(out, shape);
+    const auto dtype = promote({self->dtype, target->dtype});
+    const auto numel = self->numel();
+    if (weighted && broadcast({&weight->shape, &self->shape}) != self->shape) {
+        require(false, kInnerNullPointer, "weight's shape ", to_string(weight->shape), " does not broadcast to self's ",
+                to_string(self->shape));
+    }
+    Intermediates intermediates;
+    for (const auto& argument : {self, target, out}) intermediates.argument(argument.layout(), dtype);
+    if (weighted) intermediates.argument(weight.layout(), dtype);
+    const auto library = soc() == Soc::Ascend950 ? kLibraryWorkspace : 0;
+    return {.workspace_size = library + intermediates.total(), .kernel = [=](const KernelArguments& arguments) {
+                const auto &self = arguments[0], &target = arguments[1], &weight = arguments[2], &out = arguments[3];
+                // A scale of 1 / numel before the sum is the device's mean.
+                const float scale = reduction == kMean ? 1.0f / static_cast<float>(numel) : 1.0f;
+                const auto scaled = [=](float x, float y, float w) { return loss(x, y, w) * scale; };
+                const auto unweighted = [=](float x, float y) { return loss(x, y, 1.0f) * scale; };
+                if (reduction == kNone) {
+                    return weight ? map(out, dtype, scaled, self, target, weight)
+                                  : map(out, dtype, unweighted, self, target);
+                }
+                float total = weight ? map_sum(self->shape, scaled, self, target, weight)
+                                     : map_sum(self->shape, unweighted, self, target);
+                if (dtype != ACL_FLOAT) round_to(dtype, &total, 1);
+                fill(out, total);
+            }};
+}
+
+void require_broadcasts_to_self(const Named& argument, const Named& self) {
+    const auto common = broadcast({&argument->shape, &self->shape});
+    if (!common) {
+        require(false, kParamInvalid, argument.name, "'s shape ", to_string(argument->shape),
+                " does not broadcast to self's ", to_string(self->shape));
+    }
+    // CANN says nothing when self itself would have to grow.
+    if (*common != self->shape) throw Refusal{kParamInvalid, ""};
+}
+
+Plan plan_backward(const Named& grad, const Named& self, const Named& target, const Named& weight,
+                   std::int64_t reduction, const Named& out) {
+    require_present({grad, self, target, out});
+    const bool weighted = weight.tensor != nullptr;
+    // Only out is looked at; too many dimensions elsewhere are found with the shapes.
+    require_rank_at_most_8({out});
+    for (const auto& argument : {self, grad, target, out}) require_dtype(argument, float_dtypes());
+    if (weighted) require_dtype(weight, float_dtypes());
+    require(self->format == target->format, kParamInvalid, "self and target have different formats");
+    require(!weighted || self->format == weight->format, kParamInvalid,
+            "self and weightOptional have different formats");
+    if (!self->empty()) {
+        require_shape(out, self->shape);
+        require_broadcasts_to_self(target, self);
+        if (weighted) require_broadcasts_to_self(weight, self);
+        require_broadcasts_to_self(grad, self);
+    }
+    require_reduction(reduction);
+    const auto dtype = promote({self->dtype, target->dtype, grad->dtype, weighted ? weight->dtype : self->dtype});
+    if (self->empty()) return {};
+
+    Intermediates intermediates;
+    for (const auto& argument : {grad, self, target, out}) intermediates.argument(argument.layout(), dtype);
+    // A missing weight is a tensor of ones.
+    weighted ? intermediates.argument(weight.layout(), dtype) : intermediates.tensor(self->shape, dtype);
+    const bool newest = soc() == Soc::Ascend950;
+    const float scale = reduction == kMean ? 1.0f / static_cast<float>(self->numel()) : 1.0f;
+    const auto library = newest ? kLibraryWorkspace : 0;
+    return {.workspace_size = library + intermediates.total(), .kernel = [=](const KernelArguments& arguments) {
+                const auto &grad = arguments[0], &self = arguments[1], &target = arguments[2], &weight = arguments[3];
+                const auto& out = arguments[4];
+                const auto gradient = [=](float g, float x, float y, float w) {
+                    const float denominator = at_least(kSmallestDenominator, x * (1.0f - x));
+                    return newest ? g * (x - y) / denominator * w * scale : (x - y) / denominator * w * g * scale;
+                };
+                if (weight) return map(out, dtype, gradient, grad, self, target, weight);
+                map(out, dtype, [=](float g, float x, float y) { return gradient(g, x, y, 1.0f); }, grad, self, target);
+            }};
+}
+
+}  // namespace
+}  // namespace host_npu
+
+using namespace host_npu;
+
+aclnnStatus aclnnBinaryCrossEntropyGetWorkspaceSize(const aclTensor* self, const aclTensor* target,
+                                                    const aclTensor* weight, std::int64_t reduction, aclTensor* out,
+                                                    std::uint64_t* workspaceSize, aclOpExecutor** executor) {
+    return PhaseOne(kForward, workspaceSize, executor).with(self, target, weight, out, reduction).run([&] {
+        return plan_forward({"self", self}, {"target", target}, {"weight", weight}, reduction, {"out", out}, out);
+    });
+}
+
+aclnnStatus aclnnBinaryCrossEntropy(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor,
+                                    aclrtStream stream) {
+    return phase_two(kForward, workspace, workspaceSize, executor, stream);
+}
+
+aclnnStatus aclnnBinaryCrossEntropyBackwardGetWorkspaceSize(const aclTensor* gradOutput, const aclTensor* self,
+                                                            const aclTensor* target, const aclTensor* weightOptional,
+                                                            std::int64_t reduction, aclTensor* out,
+                                                            std::uint64_t* workspaceSize, aclOpExecutor** executor) {
+    return PhaseOne(kBackward, workspaceSize, executor)
+        .with(gradOutput, self, target, weightOptional, out, reduction)
+        .run([&] {
+            return plan_backward({"gradOutput", gradOutput}, {"self", self}, {"target", target},
+                                 {"weightOptional", weightOptional}, reduction, {"out", out});
+        });
+}
+
+aclnnStatus aclnnBinaryCrossEntropyBackward(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor,
+                                            const aclrtStream stream) {
+    return phase_two(kBackward, workspace, workspaceSize, executor, stream);
+}

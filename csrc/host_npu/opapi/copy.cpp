@@ -1,0 +1,87 @@
+// aclnnInplaceCopy: strided, broadcasting, casting.
+#include <complex>
+#include <cstring>
+
+#include "aclnnop/aclnn_copy.h"
+#include "nnopbase/two_phase.h"
+#include "opapi/checks.h"
+#include "opapi/chip.h"
+#include "opapi/elements.h"
+#include "opapi/workspace.h"
+
+namespace host_npu {
+namespace {
+
+constexpr Api kCopy{"aclnnInplaceCopy", "aclnnInplaceCopyGetWorkspaceSize"};
+
+constexpr DtypeSet kFloating{ACL_FLOAT, ACL_FLOAT16, ACL_BF16, ACL_DOUBLE};
+constexpr DtypeSet kIntegers{ACL_INT8,   ACL_INT16,  ACL_INT32,  ACL_INT64, ACL_UINT8,
+                             ACL_UINT16, ACL_UINT32, ACL_UINT64, ACL_BOOL};
+constexpr DtypeSet kComplex{ACL_COMPLEX64, ACL_COMPLEX128};
+
+// Converts by way of `Between`, which holds every value of the source.
+template <class Between>
+void copy_as(const HostTensor& to, const HostTensor& from) {
+    Elements source(from, to->shape);
+    Elements destination(to);
+    const auto block = std::make_unique<Between[]>(kBlock);
+    const auto numel = to->numel();
+    for (std::int64_t done = 0; done < numel; done += kBlock) {
+        const auto count = std::min(kBlock, numel - done);
+        source.read(block.get(), count);
+        destination.write(block.get(), count);
+    }
+}
+
+void copy(const HostTensor& to, const HostTensor& from) {
+    if (to->dtype == from->dtype && to->contiguous() && from->contiguous() && to->shape == from->shape) {
+        std::memmove(to.data, from.data, static_cast<std::size_t>(to->numel()) * item_size(to->dtype));
+    } else if (to->dtype == from->dtype) {
+        visit(to->dtype, [&]<class Value>(Value) { copy_as<Value>(to, from); });
+    } else if (kComplex.contains(from->dtype)) {
+        copy_as<std::complex<double>>(to, from);
+    } else if (kIntegers.contains(from->dtype)) {
+        copy_as<std::int64_t>(to, from);
+    } else {
+        copy_as<double>(to, from);
+    }
+}
+
+Plan plan(const Named& self, const Named& src) {
+    require_present({self, src});
+    constexpr auto dtypes = kFloating | kIntegers | kComplex;
+    for (const auto& argument : {self, src}) {
+        require_dtype(argument, dtypes);
+        require(has_bfloat16() || argument->dtype != ACL_BF16, kParamInvalid, argument.name,
+                " has dtype bfloat16, which this chip does not have");
+    }
+    require_rank_at_most_8({self, src});
+    const auto common = broadcast({&self->shape, &src->shape});
+    if (common != self->shape) {
+        require(false, kParamInvalid, "src's shape ", to_string(src->shape), " does not broadcast to selfRef's ",
+                to_string(self->shape));
+    }
+    if (self->empty() || src->empty()) return {};
+
+    Intermediates intermediates;
+    if (self->dtype != src->dtype) intermediates.argument(src.layout(), self->dtype);
+    return {.workspace_size = intermediates.total(),
+            .kernel = [](const KernelArguments& arguments) { copy(arguments[0], arguments[1]); }};
+}
+
+}  // namespace
+}  // namespace host_npu
+
+using namespace host_npu;
+
+aclnnStatus aclnnInplaceCopyGetWorkspaceSize(aclTensor* selfRef, const aclTensor* src, std::uint64_t* workspaceSize,
+                                             aclOpExecutor** executor) {
+    return PhaseOne(kCopy, workspaceSize, executor).with(selfRef, src).run([&] {
+        return plan({"selfRef", selfRef}, {"src", src});
+    });
+}
+
+aclnnStatus aclnnInplaceCopy(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor,
+                             aclrtStream stream) {
+    return phase_two(kCopy, workspace, workspaceSize, executor, stream);
+}

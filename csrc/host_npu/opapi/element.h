@@ -1,0 +1,98 @@
+// Elements of every data type: from and to the types that kernels calculate in.
+#pragma once
+
+#include <complex>
+#include <cstdint>
+#include <limits>
+#include <stdexcept>
+#include <type_traits>
+
+#include "nnopbase/dtype.h"
+#include "opapi/float16.h"
+
+namespace host_npu {
+
+template <class Value>
+inline constexpr bool kIsComplex = false;
+template <class Part>
+inline constexpr bool kIsComplex<std::complex<Part>> = true;
+
+template <class Value>
+inline constexpr bool kIs16Bit = std::is_same_v<Value, Float16> || std::is_same_v<Value, BFloat16>;
+
+// Rounds towards zero and saturates, as the device does; not a number becomes 0.
+template <class Float>
+std::int64_t to_integer(Float value) {
+    if (!(value == value)) return 0;
+    if (value >= static_cast<Float>(0x1p63)) return std::numeric_limits<std::int64_t>::max();
+    if (value < static_cast<Float>(-0x1p63)) return std::numeric_limits<std::int64_t>::min();
+    return static_cast<std::int64_t>(value);
+}
+
+template <class To, class From>
+To convert(From value) {
+    if constexpr (std::is_same_v<To, From>) {
+        return value;
+    } else if constexpr (kIs16Bit<From>) {
+        return convert<To>(widen(value));
+    } else if constexpr (kIsComplex<From> && !kIsComplex<To>) {
+        if constexpr (std::is_same_v<To, bool>) return value != From{};
+        return convert<To>(value.real());
+    } else if constexpr (kIsComplex<From>) {
+        using Part = typename To::value_type;
+        return To(static_cast<Part>(value.real()), static_cast<Part>(value.imag()));
+    } else if constexpr (kIsComplex<To>) {
+        return To(convert<typename To::value_type>(value));
+    } else if constexpr (std::is_same_v<To, Float16>) {
+        return round_to_float16(static_cast<float>(value));
+    } else if constexpr (std::is_same_v<To, BFloat16>) {
+        return round_to_bfloat16(static_cast<float>(value));
+    } else if constexpr (std::is_same_v<To, bool>) {
+        return value != From{};
+    } else if constexpr (std::is_floating_point_v<From> && std::is_integral_v<To>) {
+        return static_cast<To>(to_integer(value));
+    } else {
+        return static_cast<To>(value);
+    }
+}
+
+// Calls `visitor` with a value of the C++ type of `dtype`.
+template <class Visitor>
+decltype(auto) visit(aclDataType dtype, Visitor&& visitor) {
+    switch (dtype) {
+        case ACL_FLOAT:
+            return visitor(float{});
+        case ACL_FLOAT16:
+            return visitor(Float16{});
+        case ACL_BF16:
+            return visitor(BFloat16{});
+        case ACL_DOUBLE:
+            return visitor(double{});
+        case ACL_INT8:
+            return visitor(std::int8_t{});
+        case ACL_INT16:
+            return visitor(std::int16_t{});
+        case ACL_INT32:
+            return visitor(std::int32_t{});
+        case ACL_INT64:
+            return visitor(std::int64_t{});
+        case ACL_UINT8:
+            return visitor(std::uint8_t{});
+        case ACL_UINT16:
+            return visitor(std::uint16_t{});
+        case ACL_UINT32:
+            return visitor(std::uint32_t{});
+        case ACL_UINT64:
+            return visitor(std::uint64_t{});
+        case ACL_BOOL:
+            return visitor(bool{});
+        case ACL_COMPLEX64:
+            return visitor(std::complex<float>{});
+        case ACL_COMPLEX128:
+            return visitor(std::complex<double>{});
+        default:
+            throw std::invalid_argument("no kernel has elements of this type");
+    }
+}
+
+}  // namespace host_npu

@@ -1,0 +1,143 @@
+// aclnnApplyFusedEmaAdam, an individual operator: its two functions are generated, with the checks of generated code.
+#include <cmath>
+
+#include "aclnnop/aclnn_apply_fused_ema_adam.h"
+#include "nnopbase/two_phase.h"
+#include "opapi/checks.h"
+#include "opapi/chip.h"
+#include "opapi/elements.h"
+#include "opapi/workspace.h"
+
+namespace host_npu {
+namespace {
+
+constexpr Api kAdam{"aclnnApplyFusedEmaAdam", "aclnnApplyFusedEmaAdamGetWorkspaceSize"};
+
+// The order of the tensors.
+enum : std::size_t { kGrad, kVar, kM, kV, kS, kStep };
+
+// The kernel's scalars; single precision, whatever the interface takes.
+struct Hyperparameters {
+    float lr;
+    float ema_decay;
+    float beta1;
+    float beta2;
+    float eps;
+    std::int64_t mode;
+    bool bias_correction;
+    float weight_decay;
+};
+
+constexpr std::int64_t kL2 = 0;
+constexpr std::int64_t kDecoupled = 1;
+
+struct Block {
+    std::array<float, kBlock> grad, var, m, v, s;
+};
+
+void update(Block& block, std::int64_t count, const Hyperparameters& p, float step) {
+    const float one_minus_beta1 = 1.0f - p.beta1;
+    const float one_minus_beta2 = 1.0f - p.beta2;
+    const float one_minus_ema_decay = 1.0f - p.ema_decay;
+    const float correct_m = p.bias_correction ? 1.0f / (1.0f - std::pow(p.beta1, step)) : 1.0f;
+    const float correct_v = p.bias_correction ? 1.0f / (1.0f - std::pow(p.beta2, step)) : 1.0f;
+    for (std::int64_t i = 0; i < count; ++i) {
+        float g = block.grad[i];
+        // In any other mode the kernel does not load var, and works with the gradient in its place.
+        const float var = p.mode == kL2 || p.mode == kDecoupled ? block.var[i] : g;
+        if (p.mode == kL2) g += p.weight_decay * var;
+        const float m = p.beta1 * block.m[i] + one_minus_beta1 * g;
+        const float v = p.beta2 * block.v[i] + g * g * one_minus_beta2;
+        float change = m * correct_m / (std::sqrt(v * correct_v) + p.eps);
+        if (p.mode == kDecoupled) change += p.weight_decay * var;
+        // What follows works with these before they are rounded to 16 bits.
+        const float updated = var - p.lr * change;
+        block.m[i] = m;
+        block.v[i] = v;
+        block.var[i] = updated;
+        block.s[i] = p.ema_decay * block.s[i] + one_minus_ema_decay * updated;
+    }
+}
+
+void apply(const KernelArguments& arguments, const Hyperparameters& p) {
+    std::int64_t step = 0;
+    // Of step only the first element is read, whatever its shape.
+    std::memcpy(&step, arguments[kStep].data, sizeof step);
+    Elements grad(arguments[kGrad]), var(arguments[kVar]), m(arguments[kM]), v(arguments[kV]), s(arguments[kS]);
+    Elements new_var(var), new_m(m), new_v(v), new_s(s);
+    const auto block = std::make_unique<Block>();
+    const auto numel = arguments[kVar]->numel();
+    for (std::int64_t done = 0; done < numel; done += kBlock) {
+        const auto count = std::min(kBlock, numel - done);
+        grad.read(block->grad.data(), count);
+        var.read(block->var.data(), count);
+        m.read(block->m.data(), count);
+        v.read(block->v.data(), count);
+        s.read(block->s.data(), count);
+        update(*block, count, p, static_cast<float>(step));
+        new_var.write(block->var.data(), count);
+        new_m.write(block->m.data(), count);
+        new_v.write(block->v.data(), count);
+        new_s.write(block->s.data(), count);
+    }
+}
+
+Plan plan(Arguments states, const Named& step, const Hyperparameters& p) {
+    const auto& grad = *states.begin();
+    constexpr DtypeSet dtypes{ACL_FLOAT, ACL_FLOAT16, ACL_BF16};
+    require(has_bfloat16(), kParamInvalid, "the operator has no kernel for this chip");
+    for (const auto& state : states) {
+        require_dtype(state, dtypes);
+        require_same_dtype(state, grad);
+        require_public_format(state);
+    }
+    require_dtype(step, {ACL_INT64});
+    require_public_format(step);
+    for (const auto& state : states) {
+        if (state->shape == grad->shape) continue;
+        require(false, kTilingError, state.name, " has shape ", to_string(state->shape), ", which differs from grad's ",
+                to_string(grad->shape));
+    }
+    // Strided arguments are copied; those that are outputs too are copied back.
+    Intermediates copies;
+    for (const auto& state : states) copies.argument(state.layout(), state->dtype);
+    copies.argument(step.layout(), step->dtype);
+    Plan plan{.workspace_size = kLibraryWorkspace + copies.total(), .outputs = {kVar, kM, kV, kS}};
+    if (grad->empty()) {
+        plan.workspace_size = 0;
+        return plan;
+    }
+    plan.kernel = [p](const KernelArguments& arguments) { apply(arguments, p); };
+    return plan;
+}
+
+}  // namespace
+}  // namespace host_npu
+
+using namespace host_npu;
+
+aclnnStatus aclnnApplyFusedEmaAdamGetWorkspaceSize(const aclTensor* grad, aclTensor* varRef, aclTensor* mRef,
+                                                   aclTensor* vRef, aclTensor* sRef, const aclTensor* step, double lr,
+                                                   double emaDecay, double beta1, double beta2, double eps,
+                                                   std::int64_t mode, bool biasCorrection, double weightDecay,
+                                                   std::uint64_t* workspaceSize, aclOpExecutor** executor) {
+    return PhaseOne(kAdam, workspaceSize, executor)
+        .with(grad, varRef, mRef, vRef, sRef, step, lr, emaDecay, beta1, beta2, eps, mode, biasCorrection, weightDecay)
+        .run_individual({"grad", "varRef", "mRef", "vRef", "sRef", "step"}, [&] {
+            const Hyperparameters p{.lr = static_cast<float>(lr),
+                                    .ema_decay = static_cast<float>(emaDecay),
+                                    .beta1 = static_cast<float>(beta1),
+                                    .beta2 = static_cast<float>(beta2),
+                                    .eps = static_cast<float>(eps),
+                                    .mode = mode,
+                                    .bias_correction = biasCorrection,
+                                    .weight_decay = static_cast<float>(weightDecay)};
+            return plan({{"grad", grad}, {"varRef", varRef}, {"mRef", mRef}, {"vRef", vRef}, {"sRef", sRef}},
+                        {"step", step}, p);
+        });
+}
+
+aclnnStatus aclnnApplyFusedEmaAdam(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor,
+                                   aclrtStream stream) {
+    return phase_two(kAdam, workspace, workspaceSize, executor, stream);
+}

@@ -1,0 +1,104 @@
+// Blocked as in "Anatomy of High-Performance Matrix Multiplication" (Goto and van de Geijn): panels of both matrices
+// are packed so that the innermost loop reads them in order, and its small block of the result stays in registers.
+#include "opapi/gemm.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace host_npu {
+namespace {
+
+constexpr std::int64_t kTileRows = 6;
+constexpr std::int64_t kTileColumns = 16;
+constexpr std::int64_t kPanelRows = 16 * kTileRows;
+constexpr std::int64_t kPanelColumns = 128 * kTileColumns;
+constexpr std::int64_t kPanelDepth = 256;
+
+constexpr std::int64_t kLanes = 8;
+constexpr std::int64_t kVectors = kTileColumns / kLanes;
+using Lanes = float __attribute__((vector_size(kLanes * sizeof(float))));
+// The same in memory that is aligned for a float only.
+using StoredLanes = float __attribute__((vector_size(kLanes * sizeof(float)), aligned(sizeof(float)), may_alias));
+
+// One binary for all x86-64: the loader picks the version that the machine can run.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define HOST_NPU_FOR_WIDE_VECTORS \
+    __attribute__((target_clones("arch=x86-64-v3", "default"), optimize("fp-contract=fast")))
+#else
+#define HOST_NPU_FOR_WIDE_VECTORS
+#endif
+
+// out (6 x 16, contiguous) = left (depth x 6, packed) * right (depth x 16, packed)
+HOST_NPU_FOR_WIDE_VECTORS
+void multiply_tile(const float* left, const float* right, std::int64_t depth, float* out) {
+    Lanes sums[kTileRows][kVectors] = {};
+    for (std::int64_t step = 0; step < depth; ++step) {
+        const auto* const stored = reinterpret_cast<const StoredLanes*>(right + step * kTileColumns);
+        const Lanes lanes[kVectors] = {stored[0], stored[1]};
+        const float* const column = left + step * kTileRows;
+#pragma GCC unroll 6
+        for (std::int64_t row = 0; row < kTileRows; ++row) {
+#pragma GCC unroll 2
+            for (std::int64_t vector = 0; vector < kVectors; ++vector) sums[row][vector] += lanes[vector] * column[row];
+        }
+    }
+    auto* const stored = reinterpret_cast<StoredLanes*>(out);
+#pragma GCC unroll 6
+    for (std::int64_t row = 0; row < kTileRows; ++row) {
+        for (std::int64_t vector = 0; vector < kVectors; ++vector) stored[row * kVectors + vector] = sums[row][vector];
+    }
+}
+
+// Copies rows x depth of `from`, in groups of `group` rows that lie side by side; missing rows are zero.
+void pack(const Matrix& from, std::int64_t rows, std::int64_t depth, std::int64_t group, float* to) {
+    for (std::int64_t first = 0; first < rows; first += group) {
+        const auto present = std::min(group, rows - first);
+        for (std::int64_t step = 0; step < depth; ++step) {
+            const float* const source = from.data + first * from.row_stride + step * from.column_stride;
+            for (std::int64_t row = 0; row < present; ++row) to[row] = source[row * from.row_stride];
+            std::fill(to + present, to + group, 0.0f);
+            to += group;
+        }
+    }
+}
+
+std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
+    return (value + multiple - 1) / multiple * multiple;
+}
+
+}  // namespace
+
+void multiply_add(const Matrix& left, const Matrix& right, std::int64_t rows, std::int64_t columns, std::int64_t depth,
+                  float* out, std::int64_t out_stride) {
+    thread_local std::vector<float> left_panel;
+    thread_local std::vector<float> right_panel;
+    const auto panel_depth = std::min(depth, kPanelDepth);
+    left_panel.resize(round_up(std::min(rows, kPanelRows), kTileRows) * panel_depth);
+    right_panel.resize(round_up(std::min(columns, kPanelColumns), kTileColumns) * panel_depth);
+
+    alignas(64) float tile[kTileRows * kTileColumns];
+    for (std::int64_t column = 0; column < columns; column += kPanelColumns) {
+        const auto panel_columns = std::min(kPanelColumns, columns - column);
+        for (std::int64_t step = 0; step < depth; step += kPanelDepth) {
+            const auto steps = std::min(kPanelDepth, depth - step);
+            pack(right.from(step, column).transposed(), panel_columns, steps, kTileColumns, right_panel.data());
+            for (std::int64_t row = 0; row < rows; row += kPanelRows) {
+                const auto panel_rows = std::min(kPanelRows, rows - row);
+                pack(left.from(row, step), panel_rows, steps, kTileRows, left_panel.data());
+                for (std::int64_t c = 0; c < panel_columns; c += kTileColumns) {
+                    const auto tile_columns = std::min(kTileColumns, panel_columns - c);
+                    for (std::int64_t r = 0; r < panel_rows; r += kTileRows) {
+                        multiply_tile(&left_panel[r * steps], &right_panel[c * steps], steps, tile);
+                        const auto tile_rows = std::min(kTileRows, panel_rows - r);
+                        for (std::int64_t i = 0; i < tile_rows; ++i) {
+                            float* const to = out + (row + r + i) * out_stride + column + c;
+                            for (std::int64_t j = 0; j < tile_columns; ++j) to[j] += tile[i * kTileColumns + j];
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+}  // namespace host_npu

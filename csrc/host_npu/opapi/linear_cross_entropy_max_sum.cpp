@@ -1,0 +1,166 @@
+// aclnnFusedLinearOnlineMaxSum: what one shard of the vocabulary knows of its logits.
+#include <cmath>
+
+#include "aclnnop/aclnn_fused_linear_online_max_sum.h"
+#include "nnopbase/two_phase.h"
+#include "opapi/checks.h"
+#include "opapi/chip.h"
+#include "opapi/elements.h"
+#include "opapi/gemm.h"
+#include "opapi/workspace.h"
+
+namespace host_npu {
+namespace {
+
+constexpr Api kMaxSum{"aclnnFusedLinearOnlineMaxSum", "aclnnFusedLinearOnlineMaxSumGetWorkspaceSize"};
+
+constexpr std::int64_t kMaxHidden = 65534;
+constexpr std::int64_t kTileRows = 128;
+constexpr std::int64_t kTileColumns = 256;
+
+enum : std::size_t { kInput, kWeight, kTarget, kMax, kSum, kPredicted, kMask, kMaskedTarget, kLogits };
+
+struct Range {
+    std::int64_t start;
+    std::int64_t end;
+
+    // The kernel compares in single precision, exact below 2^24. The end is exclusive.
+    bool contains(std::int64_t target) const {
+        const auto id = static_cast<float>(target);
+        return id >= static_cast<float>(start) && id < static_cast<float>(end);
+    }
+};
+
+struct Row {
+    float max = 0.0f;
+    float sum = 0.0f;
+};
+
+Row reduce(const float* logits, std::int64_t columns) {
+    Row row{.max = logits[0]};
+    for (std::int64_t column = 1; column < columns; ++column) row.max = std::fmax(row.max, logits[column]);
+    for (std::int64_t column = 0; column < columns; ++column) row.sum += std::exp(logits[column] - row.max);
+    return row;
+}
+
+// One bit a row, least significant first. Bits beyond the last row are those of a target 0.
+std::vector<std::uint8_t> pack(const std::vector<std::int64_t>& targets, const Range& range) {
+    std::vector<std::uint8_t> mask((targets.size() + 7) / 8);
+    for (std::size_t bit = 0; bit < mask.size() * 8; ++bit) {
+        const auto target = bit < targets.size() ? targets[bit] : 0;
+        if (!range.contains(target)) mask[bit / 8] |= static_cast<std::uint8_t>(1u << bit % 8);
+    }
+    return mask;
+}
+
+void max_sum(const KernelArguments& arguments, const Range& range) {
+    const auto input = read_all<float>(arguments[kInput]);
+    const auto weight = read_all<float>(arguments[kWeight]);
+    const auto targets = read_all<std::int64_t>(arguments[kTarget]);
+    const auto rows = arguments[kInput]->shape[0];
+    const auto hidden = arguments[kInput]->shape[1];
+    const auto columns = arguments[kWeight]->shape[0];
+
+    std::vector<float> max(targets.size()), sum(targets.size()), predicted(targets.size());
+    std::vector<std::int64_t> masked_target(targets.size());
+    std::vector<float> logits(static_cast<std::size_t>(std::min(rows, kTileRows) * columns));
+    std::optional<Elements> logits_out;
+    if (arguments[kLogits]) logits_out.emplace(arguments[kLogits]);
+
+    for (std::int64_t first = 0; first < rows; first += kTileRows) {
+        const auto count = std::min(kTileRows, rows - first);
+        std::fill(logits.begin(), logits.end(), 0.0f);
+        multiply_add(rows_of(&input.data()[first * hidden], hidden), rows_of(weight.data(), hidden).transposed(), count,
+                     columns, hidden, logits.data(), columns);
+        // Also where they never leave the chip, logits have the input's 16 bits.
+        round_to(arguments[kInput]->dtype, logits.data(), count * columns);
+        if (logits_out) logits_out->write(logits.data(), count * columns);
+        for (std::int64_t index = 0; index < count; ++index) {
+            const auto row = static_cast<std::size_t>(first + index);
+            const float* const of_row = &logits[static_cast<std::size_t>(index * columns)];
+            const auto reduced = reduce(of_row, columns);
+            max[row] = reduced.max;
+            sum[row] = reduced.sum;
+            if (!range.contains(targets[row])) continue;
+            const auto id = targets[row] - range.start;
+            masked_target[row] = id;
+            // An end beyond the shard lets a target pass that has no logit here.
+            predicted[row] = (id < columns ? of_row[id] : 0.0f) - max[row];
+        }
+    }
+    write_all(arguments[kMax], max);
+    write_all(arguments[kSum], sum);
+    write_all(arguments[kPredicted], predicted);
+    write_all(arguments[kMask], pack(targets, range));
+    write_all(arguments[kMaskedTarget], masked_target);
+}
+
+Plan plan(const Named& input, const Named& weight, const Named& target, const Range& range, const Named& max,
+          const Named& sum, const Named& predicted, const Named& mask, const Named& masked_target,
+          const Named& logits) {
+    require_present({input, weight, target, max, sum, predicted, mask, masked_target});
+    const bool keeps_logits = logits.tensor != nullptr;
+    require_dtype(input, {ACL_FLOAT16, ACL_BF16});
+    require_dtype(weight, {ACL_FLOAT16, ACL_BF16});
+    require_same_dtype(weight, input);
+    require_dtype(target, {ACL_INT32, ACL_INT64});
+    for (const auto& argument : {max, sum, predicted}) require_dtype(argument, {ACL_FLOAT});
+    require_dtype(mask, {ACL_UINT8});
+    require_same_dtype(masked_target, target);
+    if (keeps_logits) require_same_dtype(logits, input);
+
+    require_rank(input, 2);
+    require_rank(weight, 2);
+    for (const auto& argument : {target, max, sum, predicted, mask, masked_target}) require_rank(argument, 1);
+    if (keeps_logits) require_rank(logits, 2);
+    const auto rows = input->shape[0];
+    const auto hidden = input->shape[1];
+    const auto columns = weight->shape[0];
+    require(columns > 0, kParamInvalid, "weight has no rows");
+    require(hidden <= kMaxHidden, kParamInvalid, "input's rows have ", hidden, " elements; at most 65534 are allowed");
+    require_shape(weight, {columns, hidden});
+    for (const auto& argument : {target, max, sum, predicted, masked_target}) require_shape(argument, {rows});
+    require_shape(mask, {(rows + 7) / 8});
+    if (keeps_logits) require_shape(logits, {rows, columns});
+    require(range.start >= 0, kParamInvalid, "vocabStartIndex is ", range.start, "; it must not be negative");
+    require(range.end >= range.start, kParamInvalid, "vocabEndIndex is ", range.end, ", before vocabStartIndex ",
+            range.start);
+    if (rows == 0) return {};
+
+    Plan plan{.kernel = [range](const KernelArguments& arguments) { max_sum(arguments, range); }};
+    // Phase one does not look at the launch's result.
+    if (!is_a2_or_a3()) plan.launch_failure = Refusal{kFindKernelError, "this chip has no kernel of it"};
+    Intermediates intermediates;
+    for (const auto& argument : {input, weight, target}) intermediates.argument(argument.layout(), argument->dtype);
+    const auto staged = rows * 4 * cube_cores() * 2;
+    const auto tiles = keeps_logits ? 0 : kTileRows * kTileColumns * 2 * cube_cores() * 2;
+    plan.workspace_size = kLibraryWorkspace + static_cast<std::uint64_t>(staged + tiles) + intermediates.total();
+    return plan;
+}
+
+}  // namespace
+}  // namespace host_npu
+
+using namespace host_npu;
+
+aclnnStatus aclnnFusedLinearOnlineMaxSumGetWorkspaceSize(
+    const aclTensor* input, const aclTensor* weight, const aclTensor* target, std::int64_t vocabStartIndex,
+    std::int64_t vocabEndIndex, aclTensor* logitsMaxLocalOut, aclTensor* sumExpLogitsLocalOut,
+    aclTensor* predictedLogitsLocalOut, aclTensor* targetMaskOut, aclTensor* maskedTargetOut,
+    aclTensor* vocabParallelLogitsOutOptional, std::uint64_t* workspaceSize, aclOpExecutor** executor) {
+    return PhaseOne(kMaxSum, workspaceSize, executor)
+        .with(input, weight, target, logitsMaxLocalOut, sumExpLogitsLocalOut, predictedLogitsLocalOut, targetMaskOut,
+              maskedTargetOut, vocabParallelLogitsOutOptional, vocabStartIndex, vocabEndIndex)
+        .run([&] {
+            return plan({"input", input}, {"weight", weight}, {"target", target}, {vocabStartIndex, vocabEndIndex},
+                        {"logitsMaxLocalOut", logitsMaxLocalOut}, {"sumExpLogitsLocalOut", sumExpLogitsLocalOut},
+                        {"predictedLogitsLocalOut", predictedLogitsLocalOut}, {"targetMaskOut", targetMaskOut},
+                        {"maskedTargetOut", maskedTargetOut},
+                        {"vocabParallelLogitsOutOptional", vocabParallelLogitsOutOptional});
+        });
+}
+
+aclnnStatus aclnnFusedLinearOnlineMaxSum(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor,
+                                         aclrtStream stream) {
+    return phase_two(kMaxSum, workspace, workspaceSize, executor, stream);
+}

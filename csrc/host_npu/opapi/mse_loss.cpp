@@ -1,0 +1,113 @@
+// aclnnMseLoss and aclnnMseLossBackward.
+#include "aclnnop/aclnn_mse_loss.h"
+#include "aclnnop/aclnn_mse_loss_backward.h"
+#include "nnopbase/two_phase.h"
+#include "opapi/checks.h"
+#include "opapi/chip.h"
+#include "opapi/elements.h"
+#include "opapi/reduction.h"
+#include "opapi/workspace.h"
+
+namespace host_npu {
+namespace {
+
+constexpr Api kForward{"aclnnMseLoss", "aclnnMseLossGetWorkspaceSize"};
+constexpr Api kBackward{"aclnnMseLossBackward", "aclnnMseLossBackwardGetWorkspaceSize"};
+
+// Whether the kernel in AscendC takes over, which does not broadcast.
+template <class... Layouts>
+bool has_second_kernel(const Layout& first, const Layouts&... others) {
+    if (soc() == Soc::Ascend910) return false;
+    return ((first.shape == others.shape && first.format == others.format) && ...);
+}
+
+Plan plan_forward(const Named& self, const Named& target, std::int64_t reduction, const Named& out) {
+    require_present({self, target, out});
+    const auto dtype = promote({self->dtype, target->dtype});
+    for (const auto& argument : {self, target, out}) require_dtype(argument, float_dtypes());
+    require_reduction(reduction);
+    require_rank_at_most_8({self, target, out});
+    const auto shape = require_broadcast({self, target});
+    require_shape(out, reduction == kNone ? shape : Dims{});
+
+    if (self->empty() || target->empty()) {
+        if (reduction == kNone) return {};
+        return {
+            .kernel = [=](const KernelArguments& arguments) { fill(arguments[2], reduction_of_nothing(reduction)); }};
+    }
+    Intermediates intermediates;
+    intermediates.argument(self.layout(), dtype).argument(target.layout(), dtype).argument(out.layout(), dtype);
+    const bool second = soc() == Soc::Ascend950 || has_second_kernel(self.layout(), target.layout());
+    const auto library = second ? kLibraryWorkspace : 0;
+    return {.workspace_size = library + intermediates.total(), .kernel = [=](const KernelArguments& arguments) {
+                const auto square = [](float x, float y) { return (x - y) * (x - y); };
+                const auto &self = arguments[0], &target = arguments[1], &out = arguments[2];
+                if (reduction == kNone) return map(out, dtype, square, self, target);
+                float total = map_sum(shape, square, self, target);
+                if (reduction == kMean) total /= static_cast<float>(shape.numel());
+                if (dtype != ACL_FLOAT) round_to(dtype, &total, 1);
+                fill(out, total);
+            }};
+}
+
+// The factor of the differences. A mean is over self's elements, whatever they broadcast to.
+float factor(const Layout& self, std::int64_t reduction, bool second_kernel) {
+    if (reduction != kMean) return 2.0f;
+    if (!second_kernel) return static_cast<float>(2.0 / static_cast<double>(self.numel()));
+    float numel = 1.0f;
+    for (const auto size : self.shape) numel *= static_cast<float>(size);
+    return 1.0f / numel * 2.0f;
+}
+
+Plan plan_backward(const Named& grad, const Named& self, const Named& target, std::int64_t reduction,
+                   const Named& out) {
+    require_present({grad, self, target, out});
+    require_same_dtype(grad, self);
+    require_same_dtype(target, self);
+    require_dtype(self, float_dtypes());
+    require_dtype(out, float_dtypes());
+    require_reduction(reduction);
+    require_rank_at_most_8({grad, self, target});
+    require_shape(out, require_broadcast({grad, self, target}));
+    if (self->empty() || grad->empty() || target->empty()) return {};
+
+    const auto dtype = self->dtype;
+    Intermediates intermediates;
+    for (const auto& argument : {grad, self, target, out}) intermediates.argument(argument.layout(), dtype);
+    const bool second = soc() != Soc::Ascend950 && has_second_kernel(self.layout(), grad.layout(), target.layout());
+    const auto library = second || soc() == Soc::Ascend950 ? kLibraryWorkspace : 0;
+    const auto scale = factor(self.layout(), reduction, second);
+    return {.workspace_size = library + intermediates.total(), .kernel = [=](const KernelArguments& arguments) {
+                const auto gradient = [=](float dout, float x, float y) { return (x - y) * scale * dout; };
+                map(arguments[3], dtype, gradient, arguments[0], arguments[1], arguments[2]);
+            }};
+}
+
+}  // namespace
+}  // namespace host_npu
+
+using namespace host_npu;
+
+aclnnStatus aclnnMseLossGetWorkspaceSize(const aclTensor* self, const aclTensor* target, std::int64_t reduction,
+                                         aclTensor* out, std::uint64_t* workspaceSize, aclOpExecutor** executor) {
+    return PhaseOne(kForward, workspaceSize, executor).with(self, target, reduction, out).run([&] {
+        return plan_forward({"self", self}, {"target", target}, reduction, {"out", out});
+    });
+}
+
+aclnnStatus aclnnMseLoss(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor, aclrtStream stream) {
+    return phase_two(kForward, workspace, workspaceSize, executor, stream);
+}
+
+aclnnStatus aclnnMseLossBackwardGetWorkspaceSize(const aclTensor* gradOutput, const aclTensor* self,
+                                                 const aclTensor* target, std::int64_t reduction, aclTensor* out,
+                                                 std::uint64_t* workspaceSize, aclOpExecutor** executor) {
+    return PhaseOne(kBackward, workspaceSize, executor).with(gradOutput, self, target, out, reduction).run([&] {
+        return plan_backward({"gradOutput", gradOutput}, {"self", self}, {"target", target}, reduction, {"out", out});
+    });
+}
+
+aclnnStatus aclnnMseLossBackward(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor,
+                                 aclrtStream stream) {
+    return phase_two(kBackward, workspace, workspaceSize, executor, stream);
+}

@@ -1,0 +1,40 @@
+// How much workspace CANN asks for.
+#pragma once
+
+#include <cstdint>
+
+#include "nnopbase/dtype.h"
+#include "nnopbase/tensor.h"
+
+namespace host_npu {
+
+// Kernels written in AscendC reserve this for the system.
+inline constexpr std::uint64_t kLibraryWorkspace = 16 * 1024 * 1024;
+
+// The tensors between the kernels of a composed operator live in the workspace.
+class Intermediates {
+  public:
+    Intermediates& bytes(std::int64_t count) {
+        // The allocator of the graph pads and aligns each tensor.
+        total_ += (static_cast<std::uint64_t>(count) + 32 + 511) / 512 * 512;
+        return *this;
+    }
+
+    Intermediates& tensor(const Dims& shape, aclDataType dtype) {
+        return bytes(shape.numel() * static_cast<std::int64_t>(item_size(dtype)));
+    }
+
+    // Between an argument and its kernel: a contiguous copy, a cast, both or neither.
+    Intermediates& argument(const Layout& layout, aclDataType kernel_dtype) {
+        if (!layout.contiguous()) tensor(layout.shape, layout.dtype);
+        if (layout.dtype != kernel_dtype) tensor(layout.shape, kernel_dtype);
+        return *this;
+    }
+
+    std::uint64_t total() const { return total_; }
+
+  private:
+    std::uint64_t total_ = 0;
+};
+
+}  // namespace host_npu
