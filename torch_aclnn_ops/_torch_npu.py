@@ -92,12 +92,10 @@ def _import_torch() -> str | None:
     if "torch_npu" in sys.modules:
         return None
     # What is switched off must not be loaded to find out: a simulated CANN may be to take its place.
-    if os.environ.get(_AUTOLOAD) == "0" and is_installed() and finds_cann():
-        reason: str | None = (
-            f"torch_npu is installed and CANN found, but {_AUTOLOAD}=0 keeps torch_npu from being loaded"
-        )
-    else:
-        reason = _why_not_loadable()
+    is_off = os.environ.get(_AUTOLOAD) == "0"
+    reason = None if is_off and is_installed() and finds_cann() else _why_not_loadable()
+    if reason is None and is_off:
+        reason = f"torch_npu is installed and CANN found, but {_AUTOLOAD}=0 keeps torch_npu from being loaded"
     with _autoload(None if reason is None else "0"):
         import torch  # noqa: F401
     if reason is None and "torch_npu" not in sys.modules:

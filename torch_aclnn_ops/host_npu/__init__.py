@@ -1,8 +1,8 @@
 """A simulated Ascend NPU: run what is written for ``npu`` on any machine.
 
-The libraries that torch_npu needs of CANN are simulated on the host, so that an unmodified torch_npu sees devices. Their
-memory faults when the host touches it, their streams are asynchronous, and the operators of this package run through
-the same compiled code as on a device. Everything else is computed by the CPU's kernels in device memory.
+The libraries that torch_npu needs of CANN are simulated on the host, so that an unmodified torch_npu sees devices.
+Their memory faults when the host touches it, their streams are asynchronous, and the operators of this package run
+through the same compiled code as on a device. Everything else is computed by the CPU's kernels in device memory.
 
 ``python -m torch_aclnn_ops.host_npu train.py`` runs a program with it, :func:`enable` does the same inside one.
 """
