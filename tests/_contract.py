@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
+from torch.fx.experimental.proxy_tensor import make_fx
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 
@@ -194,6 +195,48 @@ class DropInContract:
         expected = torch.autograd.grad(call(ours, *inputs).sum() * 2, inputs)
         for one, other in zip(torch.autograd.grad(compiled(*inputs), inputs), expected, strict=True):
             torch.testing.assert_close(one, other, equal_nan=True)
+
+    def test_a_transform_inside_a_compiled_function_gives_what_it_gives_outside(self, case: Case) -> None:
+        call, inputs = case.prepare(torch.float64)
+        first, *others = (tensor.detach() for tensor in inputs)
+        samples = torch.stack([first, first * 0.5 + 0.2])
+
+        def loss(tensor: Tensor) -> Tensor:
+            return call(ours, tensor, *others).sum()
+
+        def norm_of_gradient(tensor: Tensor) -> Tensor:
+            return torch.func.grad(loss)(tensor).square().sum()
+
+        transforms: list[Callable[[], Any]] = [
+            lambda: torch.func.grad(norm_of_gradient)(first),
+            lambda: torch.func.jvp(loss, (first,), (torch.ones_like(first),)),
+            lambda: torch.vmap(torch.func.grad(loss))(samples),
+        ]
+        for transform in transforms:
+            compiled = torch.compile(transform, backend="aot_eager")()
+            torch.testing.assert_close(compiled, transform(), equal_nan=True)
+
+    def test_saved_tensor_hooks_see_forward_and_every_backward(self, case: Case) -> None:
+        call, inputs = case.prepare(torch.float64)
+
+        def derivatives() -> list[Tensor]:
+            gradients = torch.autograd.grad(call(ours, *inputs).sum(), inputs, create_graph=True)
+            squares = sum(gradient.square().sum() for gradient in gradients)
+            if not squares.requires_grad:
+                return list(gradients)
+            return [*gradients, *torch.autograd.grad(squares, inputs, allow_unused=True, materialize_grads=True)]
+
+        expected = derivatives()
+        with torch.autograd.graph.save_on_cpu():
+            results = derivatives()
+        for result, other in zip(results, expected, strict=True):
+            torch.testing.assert_close(result, other, equal_nan=True)
+
+    def test_make_fx_traces_it(self, case: Case) -> None:
+        call, inputs = case.prepare(torch.float64)
+        tensors = tuple(tensor.detach() for tensor in inputs)
+        traced = make_fx(lambda *tensors: call(ours, *tensors))(*tensors)
+        torch.testing.assert_close(traced(*tensors), call(ours, *tensors), equal_nan=True)
 
     def test_autocast_gives_torchs_dtypes_and_values(self, case: Case) -> None:
         call, inputs = case.prepare(torch.float32)

@@ -12,6 +12,7 @@ from torch_aclnn_ops.ops._raw_operator import RawOperator
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from tests._contract import HALF_DTYPES, Maker
 
@@ -94,6 +95,44 @@ class RawOperatorContract:
         assert torch.autograd.gradcheck(call, inputs, **options)
         assert torch.autograd.gradgradcheck(call, inputs, check_batched_grad=True)
 
+    def test_a_direct_call_pushes_tangents_forward_or_refuses(self, sample: Sample) -> None:
+        arguments = sample.arguments(Maker(torch.float64))
+        position = sample.differentiable[0]
+        tangent = torch.ones_like(arguments[position])
+
+        def call(operator: Any, tensor: Tensor) -> list[Tensor]:
+            outputs = _flat(operator(*arguments[:position], tensor, *arguments[position + 1 :]))
+            return [out for out in outputs if out.is_floating_point()]
+
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(arguments[position], tangent)
+            if self.OPERATOR.is_mutable:
+                with pytest.raises(RuntimeError, match="must not require grad or have a tangent"):
+                    call(self.OPERATOR.overload, dual)
+                return
+            expected = [forward_ad.unpack_dual(out) for out in call(self._formula, dual)]
+            results = [forward_ad.unpack_dual(out) for out in call(self.OPERATOR.overload, dual)]
+        for result, other in zip(results, expected, strict=True):
+            # No tangent at all is a tangent of zeros.
+            tangent = torch.zeros_like(other.primal) if other.tangent is None else other.tangent
+            torch.testing.assert_close(result.tangent, tangent)
+
+    def _formula(self, *arguments: Any) -> Any:
+        return self.OPERATOR.formula(**self.OPERATOR.bind(arguments, {}))
+
+    @pytest.mark.parametrize("change", ["missing", "too many", "unknown", "twice"])
+    def test_arguments_that_do_not_fit_the_schema_are_refused(self, change: str) -> None:
+        arguments = self.SAMPLES[0].arguments(Maker(torch.float32))
+        first = next(iter(self.OPERATOR.bind(arguments, {})))
+        calls = {
+            "missing": lambda: self.OPERATOR(*arguments[:1]),
+            "too many": lambda: self.OPERATOR(*arguments, *[0] * 20),
+            "unknown": lambda: self.OPERATOR(*arguments, colour=1),
+            "twice": lambda: self.OPERATOR(*arguments, **{first: arguments[0]}),
+        }
+        with pytest.raises((TypeError, RuntimeError), match=self.OPERATOR.name):
+            calls[change]()
+
     def test_vmap_equals_a_loop(self, sample: Sample) -> None:
         arguments = sample.arguments(Maker(torch.float64))
         position = sample.differentiable[0]
@@ -113,6 +152,17 @@ class RawOperatorContract:
             for i in range(2):
                 for one, other in zip(batched, _flat(call(batch[i], operator)), strict=True):
                     torch.testing.assert_close(one[i], other)
+
+    def test_vmap_over_no_samples_gives_none(self, sample: Sample) -> None:
+        arguments = list(sample.arguments(Maker(torch.float32)))
+        floating = [i for i, arg in enumerate(arguments) if isinstance(arg, Tensor) and arg.is_floating_point()]
+        outputs = self.OPERATOR.overload(*_copy(tuple(arguments)))
+        in_dims: list[int | None] = [None] * len(arguments)
+        for i in floating:
+            arguments[i], in_dims[i] = arguments[i].new_empty(0, *arguments[i].shape), 0
+        batched = torch.vmap(self.OPERATOR.overload, tuple(in_dims))(*arguments)
+        for one, other in zip(_flat(batched), _flat(outputs), strict=True):
+            assert (one is None and other is None) or one.shape == (0, *other.shape)
 
     def test_refusal_names_argument_value_and_what_is_accepted(self, refusal: Refusal) -> None:
         arguments = refusal.arguments(Maker(torch.float32))

@@ -121,6 +121,13 @@ def _grad_self_target(make, *shape):
     return make.normal(*shape), make.probability(*shape), make.probability(*shape)
 
 
+def test_a_tangent_of_the_weight_is_refused():
+    # torch's own function returns a tangent of zeros.
+    input, target, weight = torch.rand(3), torch.rand(3), torch.rand(3)
+    with pytest.raises(RuntimeError, match="binary_cross_entropy: weight must not have a tangent"):
+        torch.func.jvp(lambda weight: ours.binary_cross_entropy(input, target, weight), (weight,), (weight,))
+
+
 class TestRawOperator(RawOperatorContract):
     OPERATOR = ops.binary_cross_entropy_backward
     SAMPLES = [
@@ -138,6 +145,10 @@ class TestRawOperator(RawOperatorContract):
         Sample(
             "not contiguous",
             lambda make: (make.normal(4, 3).T, make.probability(3, 8)[:, ::2], make.probability(3, 4), None, 0),
+        ),
+        Sample(
+            "transposed",
+            lambda make: (make.normal(4, 3).T, make.probability(4, 3).T, make.probability(4, 3).T, None, 0),
         ),
         Sample("nine dimensions", lambda make: (*_grad_self_target(make, *[2] * 9), None, 1)),
     ]

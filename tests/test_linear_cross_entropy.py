@@ -4,6 +4,7 @@ from functools import partial
 
 from torch_aclnn_ops import functional as ours
 
+import numpy
 import pytest
 import torch
 from hypothesis import given
@@ -230,6 +231,73 @@ def test_the_loss_of_many_bfloat16_rows_is_exact():
     assert abs(loss.item() - exact.item()) < 1e-5
 
 
+@pytest.mark.parametrize("options", [{"chunk_size": 8}, {"chunk_size": 8, "label_smoothing": 0.1}], ids=str)
+def test_gradients_of_many_chunks_are_rounded_to_16_bits_once(options):
+    make = Maker(torch.bfloat16)
+    input, head, bias, target = make.normal(2048, H), make.normal(C, H), make.normal(C), make.index(C, 2048)
+
+    def gradients(dtype):
+        leaves = [tensor.to(dtype).requires_grad_() for tensor in (head, bias)]
+        loss = ours.linear_cross_entropy(
+            input.to(dtype), leaves[0], target, linear_bias=leaves[1], reduction="sum", **options
+        )
+        return torch.autograd.grad(loss, leaves)
+
+    for gradient, truth in zip(gradients(torch.bfloat16), gradients(torch.float64), strict=True):
+        torch.testing.assert_close(gradient.double(), truth, rtol=2**-8, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+def test_gradients_of_many_positions_add_up_in_float32(dtype):
+    make = Maker(dtype)
+    input, head, target = make.normal(4, H), make.normal(C, 512, H), make.index(C, 4, 512)
+
+    def gradient(dtype):
+        leaf = input.to(dtype).requires_grad_()
+        loss = ours.linear_cross_entropy(leaf, head.to(dtype), target, reduction="sum")
+        return torch.autograd.grad(loss, leaf)[0]
+
+    truth = gradient(torch.float64)
+    # Each position's gradient is rounded on its own; these roundings do not grow with the sum.
+    error = (gradient(dtype).double() - truth).abs().max() / truth.abs().max()
+    assert error < 2 * torch.finfo(dtype).eps
+
+
+def test_a_loss_over_no_positions_is_torchs():
+    input, head = torch.randn(N, H, requires_grad=True), torch.randn(C, 0, H)
+    target = torch.zeros(N, 0, dtype=torch.int64)
+    for reduction in ("none", "sum", "mean"):
+        mine, theirs = (
+            module.linear_cross_entropy(input, head, target, reduction=reduction)
+            for module in (ours, torch.nn.functional)
+        )
+        torch.testing.assert_close(mine, theirs, equal_nan=True)
+
+
+@pytest.mark.parametrize("options", [{"ignore_index": 1.5}, {"label_smoothing": "0.1"}], ids=str)
+def test_an_option_of_a_wrong_type_raises_as_in_torch(options):
+    arguments = torch.zeros(2, 3), torch.zeros(4, 3), torch.tensor([1, 3])
+    mine, theirs = (
+        outcome(partial(module.linear_cross_entropy, *arguments, **options), [])
+        for module in (ours, torch.nn.functional)
+    )
+    assert mine == theirs and mine[0] == "raised"
+
+
+def test_a_chunk_size_may_be_numpys():
+    input, head, target = torch.randn(N, H), torch.randn(C, H), torch.randint(C, (N,))
+    loss = ours.linear_cross_entropy(input, head, target, chunk_size=numpy.int64(3))
+    torch.testing.assert_close(loss, torch.nn.functional.linear_cross_entropy(input, head, target))
+
+
+def test_a_tangent_of_the_class_weights_is_refused():
+    input, head, target, weight = torch.randn(N, H), torch.randn(C, H), torch.randint(C, (N,)), torch.rand(C)
+    with pytest.raises(RuntimeError, match="linear_cross_entropy: weight must not have a tangent"):
+        torch.func.jvp(
+            lambda weight: ours.linear_cross_entropy(input, head, target, weight=weight), (weight,), (weight,)
+        )
+
+
 def test_uint8_targets_are_class_indices():
     input, head, target = torch.randn(N, H), torch.randn(C, H), torch.randint(C, (N,))
     loss = ours.linear_cross_entropy(input, head, target.byte())
@@ -325,6 +393,19 @@ def test_no_derivative_holds_the_logits_of_all_rows(options, create_graph, monke
         if create_graph:
             torch.autograd.grad(sum(gradient.square().sum() for gradient in gradients), (input, head))
     assert mode.largest < rows * classes / 4
+
+
+def test_vmap_holds_the_logits_of_a_chunk_of_each_sample(monkeypatch):
+    from torch_aclnn_ops.ops.linear_cross_entropy import _rows
+
+    monkeypatch.setattr(_rows, "_LOGITS_AT_A_TIME", 64 * 500)
+    rows, classes, samples = 1024, 500, 3
+    inputs, head = torch.randn(samples, rows, 8), torch.randn(classes, 8)
+    targets = torch.randint(classes, (samples, rows))
+    gradient = torch.func.grad(ours.linear_cross_entropy, argnums=(0, 1))
+    with _LargestTensor() as mode:
+        torch.vmap(gradient, (0, None, 0))(inputs, head, targets)
+    assert mode.largest < samples * rows * classes / 4
 
 
 def test_the_head_alone_can_be_trained_and_the_input_alone():

@@ -114,6 +114,7 @@ class TestLossWithMaxSum(RawOperatorContract):
         Sample("loss alone", _wide(lambda make: (*_statistics(make, 6), None)), (0, 1, 2)),
         Sample("with softmax", _wide(lambda make: (*_statistics(make, 6), make.normal(6, 4))), (0, 1, 2, 3)),
         Sample("16-bit logits", _wide(lambda make: (*_statistics(make, 6), make.normal(6, 4).bfloat16())), (1, 2)),
+        Sample("transposed logits", _wide(lambda make: (*_statistics(make, 6), make.normal(4, 6).T))),
         Sample("no rows", _wide(lambda make: (*_statistics(make, 0), make.normal(0, 4)))),
     ]
     REFUSALS = [

@@ -29,6 +29,11 @@ def _weighted(reduction):
 
 _three_with_weight = lambda make: (make.normal(4, 3), make.normal(4, 3), make.probability(4, 3))  # noqa: E731
 
+
+def _channels_last(make):
+    return make.normal(2, 3, 2, 2).contiguous(memory_format=torch.channels_last)
+
+
 CASES = [
     Case("mean", _two(3, 5), _call()),
     Case("sum of an odd shape", _two(7, 1, 3), _call(reduction="sum")),
@@ -92,6 +97,15 @@ def test_the_function_itself_refuses_what_it_could_not_differentiate(target):
         ours.MSELossFunction.apply(torch.zeros(3), target, 1)
 
 
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_autocast_leaves_the_weighted_loss_in_torchs_dtype(reduction, dtype):
+    tensors = [torch.rand(4, 3).to(dtype) for _ in range(3)]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mine, theirs = (_weighted(reduction)(module, *tensors) for module in (ours, torch.nn.functional))
+    assert mine.dtype == theirs.dtype
+
+
 class TestRawOperator(RawOperatorContract):
     OPERATOR = ops.mse_loss_backward
     SAMPLES = [
@@ -102,6 +116,9 @@ class TestRawOperator(RawOperatorContract):
         Sample("zero dimensions", lambda make: (make.normal(), make.normal(), make.normal(), 1)),
         Sample("no elements", lambda make: (make.normal(), make.normal(0, 4), make.normal(0, 4), 1)),
         Sample("not contiguous", lambda make: (make.normal(4, 3).T, make.normal(3, 8)[:, ::2], make.normal(3, 4), 0)),
+        Sample("transposed", lambda make: (make.normal(4, 3).T, make.normal(4, 3).T, make.normal(4, 3).T, 0)),
+        Sample("channels last", lambda make: (make.normal(), *(_channels_last(make) for _ in range(2)), 1)),
+        Sample("transposed broadcast", lambda make: (make.normal(4, 3).T, make.normal(4, 3).T, make.normal(4), 0)),
         Sample("nine dimensions", lambda make: (make.normal(), make.normal(*[2] * 9), make.normal(*[2] * 9), 1)),
     ]
     REFUSALS = [

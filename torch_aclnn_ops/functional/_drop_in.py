@@ -2,9 +2,12 @@
 
 from typing import Any
 
+from torch_aclnn_ops.ops._derivatives import has_tangent
+
 import torch
 from torch import Tensor
 from torch.nn import Buffer, Parameter
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 def is_ordinary(*tensors: Any) -> bool:
@@ -23,11 +26,20 @@ def is_ordinary(*tensors: Any) -> bool:
 
 
 def overrides_torch(tensor: Tensor) -> bool:
-    """Return whether the tensor's class changes what torch functions do with it."""
+    """Return whether the tensor's class changes what torch functions do with it, as DTensor does."""
     cls = type(tensor)
     if cls in (Tensor, Parameter, Buffer):
         return False
-    return cls.__torch_function__ is not torch._C._disabled_torch_function_impl
+    return cls.__torch_function__ is not torch._C._disabled_torch_function_impl or is_traceable_wrapper_subclass(tensor)
+
+
+def refuse_tangent(function: str, weight: Tensor | None) -> None:
+    """Raise where forward-mode AD would differentiate by a weight; torch's own losses return zeros for it."""
+    if has_tangent(weight):
+        raise RuntimeError(
+            f"{function}: weight must not have a tangent, because there is no derivative with respect to it;"
+            " detach it, or multiply the unreduced loss by it"
+        )
 
 
 def float32_autocast_dtype(tensor: Tensor) -> torch.dtype:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torch_aclnn_ops.functional._drop_in import float32_autocast_dtype, is_ordinary
+from torch_aclnn_ops.functional._drop_in import float32_autocast_dtype, is_ordinary, refuse_tangent
 from torch_aclnn_ops.functional._function import EagerOrCompiled
 from torch_aclnn_ops.ops import binary_cross_entropy_backward
 
@@ -74,7 +74,7 @@ def _target_gradient(grad_output: Tensor, input: Tensor, weight: Tensor | None, 
     return gradient / input.numel() if reduction == 1 else gradient
 
 
-_binary_cross_entropy = EagerOrCompiled(BinaryCrossEntropyFunction)
+_binary_cross_entropy = EagerOrCompiled(BinaryCrossEntropyFunction, torch.ops.aten.binary_cross_entropy.default)
 
 
 def binary_cross_entropy(
@@ -116,6 +116,7 @@ def binary_cross_entropy(
     """
     if not _is_ours(input, target, weight):
         return torch.nn.functional.binary_cross_entropy(input, target, weight, size_average, reduce, reduction)
+    refuse_tangent("binary_cross_entropy", weight)
     if size_average is not None or reduce is not None:
         reduction = _reduction.legacy_get_string(size_average, reduce)
     dtype = float32_autocast_dtype(input)

@@ -10,6 +10,11 @@ import torch
 from torch import Tensor
 
 
+def _formula(input: Tensor, weight: Tensor, padding_idx: int, scale_grad_by_freq: bool) -> Tensor:
+    rows: Tensor = torch.ops.aten.embedding.default(weight, input, padding_idx, scale_grad_by_freq)
+    return rows
+
+
 class EmbeddingFunction(torch.autograd.Function):
     """Rows of a table by their indices; ``padding_idx`` is the row that gets no gradient, -1 for none."""
 
@@ -18,8 +23,7 @@ class EmbeddingFunction(torch.autograd.Function):
     @staticmethod
     def forward(input: Tensor, weight: Tensor, padding_idx: int, scale_grad_by_freq: bool) -> Tensor:
         """Look the rows up."""
-        rows: Tensor = torch.ops.aten.embedding.default(weight, input, padding_idx, scale_grad_by_freq)
-        return rows
+        return _formula(input, weight, padding_idx, scale_grad_by_freq)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -44,11 +48,10 @@ class EmbeddingFunction(torch.autograd.Function):
     def jvp(ctx: Any, _: None, weight_tangent: Tensor, *others: None) -> Tensor:
         """Look the rows of the tangent up."""
         (input,) = ctx.saved_tensors
-        rows: Tensor = torch.ops.aten.embedding.default(weight_tangent, input, ctx.padding_idx, ctx.scale_grad_by_freq)
-        return rows
+        return _formula(input, weight_tangent, ctx.padding_idx, ctx.scale_grad_by_freq)
 
 
-_embedding = EagerOrCompiled(EmbeddingFunction)
+_embedding = EagerOrCompiled(EmbeddingFunction, _formula)
 
 
 def embedding(

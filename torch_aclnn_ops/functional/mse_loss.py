@@ -54,7 +54,7 @@ class MSELossFunction(torch.autograd.Function):
         return product if ctx.reduction == 0 else product.sum()
 
 
-_mse_loss = EagerOrCompiled(MSELossFunction)
+_mse_loss = EagerOrCompiled(MSELossFunction, torch.ops.aten.mse_loss.default)
 _torch_mse_loss: Callable[..., Tensor] = torch.nn.functional.mse_loss  # its stub lacks weight
 
 
@@ -123,7 +123,9 @@ def _broadcast_mse_loss(input: Tensor, target: Tensor, reduction: int) -> Tensor
 
 
 def _weighted_mse_loss(input: Tensor, target: Tensor, reduction: str, weight: Tensor) -> Tensor:
-    weighted = _broadcast_mse_loss(input, target, 0) * weight
+    # Autocast widens torch's loss, but not its weighted loss.
+    dtype = torch.promote_types(input.dtype, target.dtype)
+    weighted = _broadcast_mse_loss(input, target, 0).to(dtype) * weight
     if reduction == "none":
         return weighted
     return weighted.sum() if reduction == "sum" else weighted.sum() / weight.sum()

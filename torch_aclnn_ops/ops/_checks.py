@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn import Buffer, Parameter
 
 # Whether checks of values wait for a device to read them; see torch_aclnn_ops.check_values.
@@ -79,4 +80,5 @@ def values_are_readable(tensor: Tensor) -> bool:
         and type(tensor) in (Tensor, Parameter, Buffer)
         and not torch.compiler.is_compiling()
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and get_proxy_mode() is None
     )

@@ -1,8 +1,11 @@
 """Make one CANN operator a PyTorch operator that runs, and can be differentiated, on every device."""
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import Any
 
+from torch_aclnn_ops.ops._derivatives import is_differentiated, jvp, vjp
 from torch_aclnn_ops.ops._numerics import without_autocast
 from torch_aclnn_ops.ops._paths import why_formula
 
@@ -53,7 +56,8 @@ class RawOperator:
         self._check_values = check_values
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         self.overload = getattr(getattr(torch.ops, NAMESPACE), self.name).default
-        self._defaults = {argument.name: argument.default_value for argument in self.overload._schema.arguments}
+        self._signature = _signature_of(self.overload._schema.arguments)
+        self._defaults = {name: parameter.default for name, parameter in self._signature.parameters.items()}
         self._kernel = self._checked(without_autocast(kernel or formula))
         _library.impl(self.name, self._kernel, "CompositeExplicitAutograd")
         if cpu is not None:
@@ -61,26 +65,26 @@ class RawOperator:
         torch.library.register_fake(self.overload, self._checked(fake, values=False), lib=_library)
         torch.library.register_vmap(self.overload, self._call_per_sample, lib=_library)
         self.is_mutable = bool(self.overload._schema.is_mutable)
-        if self.is_mutable:
-            _library.impl(self.name, self._refuse_autograd, "Autograd")
-        else:
+        if not self.is_mutable:
             self._function = _make_function(self)
-            torch.library.register_autograd(
-                self.overload,
-                self._function.backward,
-                setup_context=self._function.setup_context,
-                lib=_library,
-            )
+        _library.impl(self.name, self._autograd, "Autograd", with_keyset=True)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the operator, with every derivative that autograd may ask for.
 
-        In eager mode this is an ``autograd.Function`` with ``jvp``. Dynamo traces neither ``jvp`` nor a Function inside
-        the backward of another, so a compiled call goes to the operator, which has an autograd kernel of its own.
+        In eager mode this is an ``autograd.Function``, which functorch's transforms can see. Dynamo does not trace a
+        Function inside the backward of another, so a compiled call goes to the operator, whose autograd kernel applies
+        the Function.
         """
-        if self.is_mutable or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
             return self.run(*args, **kwargs)
-        return self._function.apply(*self.bind(args, kwargs).values())
+        try:
+            given = self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self.name}: {error}") from None
+        if self.is_mutable:
+            return self.run(*given.args, **given.kwargs)
+        return self._function.apply(*self.bind((), given.arguments).values())
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Call the operator, or compute its formula where the device has no kernel for these arguments."""
@@ -102,7 +106,7 @@ class RawOperator:
             self._check_values(**arguments)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return the value of each argument of the schema by its name, in order."""
+        """Return the value of each argument of the schema by its name, in order; the arguments must fit the schema."""
         return {**self._defaults, **dict(zip(self._defaults, args, strict=False)), **kwargs}
 
     def _checked(self, kernel: Kernel, values: bool = True) -> Kernel:
@@ -111,7 +115,11 @@ class RawOperator:
             self._check(**arguments)
             if values and self._check_values is not None:
                 self._check_values(**arguments)
-            return kernel(**arguments)
+            outputs = kernel(**arguments)
+            if isinstance(outputs, tuple):
+                return tuple(output.contiguous() for output in outputs)
+            # The fake kernel makes contiguous tensors, and compiled code relies on that.
+            return outputs if outputs is None else outputs.contiguous()
 
         return checked_kernel
 
@@ -124,12 +132,13 @@ class RawOperator:
                 raise ValueError(
                     f"{self.name}: {argument.name} must be batched by vmap, because every sample writes to it"
                 )
-        samples = [self.overload(*sample, **kwargs) for sample in _samples(info, in_dims, args)]
-        if samples[0] is None:
+        results = [self.overload(*sample, **kwargs) for sample in _samples(info, in_dims, args)]
+        if results[0] is None:
             return None, None
-        if isinstance(samples[0], tuple):
-            return tuple(torch.stack(outputs) for outputs in zip(*samples, strict=True)), (0,) * len(samples[0])
-        return torch.stack(samples), 0
+        batched = tuple(
+            torch.stack(outputs)[: info.batch_size] for outputs in zip(*map(_as_tuple, results), strict=True)
+        )
+        return (batched, (0,) * len(batched)) if isinstance(results[0], tuple) else (batched[0], 0)
 
     def _vmap_formula(self, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
         """Batch a call from another Function: one run of the formula for all samples."""
@@ -139,19 +148,22 @@ class RawOperator:
         outputs = torch.vmap(self._checked(self.formula, values=False), in_dims)(*args)
         return outputs, (0,) * len(outputs) if isinstance(outputs, tuple) else 0
 
-    def _refuse_autograd(self, *args: Any, **kwargs: Any) -> Any:
-        self._refuse_derivatives(self.bind(args, kwargs))
+    def _autograd(self, keyset: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        arguments = self.bind(args, kwargs)
+        if self.is_mutable:
+            self._refuse_derivatives(arguments)
+        elif any(map(is_differentiated, arguments.values())):
+            return self._function.apply(*arguments.values())
         with torch._C._AutoDispatchBelowAutograd():
-            return self.overload(*args, **kwargs)
+            return self.overload.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
 
     def _refuse_derivatives(self, arguments: dict[str, Any]) -> None:
-        if torch.is_grad_enabled():
-            for name, value in arguments.items():
-                if isinstance(value, Tensor) and value.requires_grad:
-                    raise RuntimeError(
-                        f"{self.name}: {name} must not require grad, because the operator writes to its arguments and"
-                        " has no derivative; call it under torch.no_grad() or on a detached tensor"
-                    )
+        for name, value in arguments.items():
+            if is_differentiated(value):
+                raise RuntimeError(
+                    f"{self.name}: {name} must not require grad or have a tangent, because the operator writes to its"
+                    " arguments and has no derivative; call it under torch.no_grad() or on a detached tensor"
+                )
 
 
 def _make_function(operator: RawOperator) -> Any:
@@ -170,53 +182,70 @@ def _make_function(operator: RawOperator) -> Any:
             ctx.save_for_backward(*tensors)
             ctx.save_for_forward(*tensors)
             ctx.others = [None if isinstance(arg, Tensor) else arg for arg in inputs]
+            ctx.differentiable = [out.is_floating_point() for out in _as_tuple(output)]
             ctx.mark_non_differentiable(*(out for out in _as_tuple(output) if not out.is_floating_point()))
 
         @staticmethod
         def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-            positions = [i for i, needed in enumerate(ctx.needs_input_grad) if needed]
-            _, vjp, differentiable = _vjp_of_formula(operator, ctx, positions)
-            grads = iter(vjp(tuple(grad for grad, used in zip(grad_outputs, differentiable, strict=True) if used)))
-            return tuple(next(grads) if needed else None for needed in ctx.needs_input_grad)
+            formula, primals = _formula_of(operator, ctx, ctx.needs_input_grad)
+            _, pull_back = vjp(formula, *primals)
+            used = (
+                grad for grad, differentiable in zip(grad_outputs, ctx.differentiable, strict=True) if differentiable
+            )
+            return _scatter(ctx.needs_input_grad, pull_back(*used))
 
         @staticmethod
         def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
-            positions = [i for i, tangent in enumerate(tangents) if tangent is not None]
-            outputs, vjp, differentiable = _vjp_of_formula(operator, ctx, positions)
-            # vjp maps a cotangent u to J^T u. It is linear, so its own vjp maps a tangent t to J t, whatever u is:
-            # a jvp without nested forward mode, which PyTorch has only inside torch.func.
-            _, jvp, *_ = torch.func.vjp(vjp, tuple(torch.zeros_like(out) for out in outputs))
-            output_tangents = iter(jvp(tuple(tangents[i] for i in positions))[0])
-            by_output = tuple(next(output_tangents) if used else None for used in differentiable)
+            formula, primals = _formula_of(operator, ctx, [tangent is not None for tangent in tangents])
+            given = [tangent for tangent in tangents if tangent is not None]
+            by_output = _scatter(ctx.differentiable, jvp(formula, primals, given))
             return by_output if len(by_output) > 1 else by_output[0]
 
     RawFunction.__name__ = RawFunction.__qualname__ = f"RawFunction_{operator.name}"
     return RawFunction
 
 
-def _vjp_of_formula(
-    operator: RawOperator, ctx: Any, positions: list[int]
-) -> tuple[tuple[Tensor, ...], Kernel, list[bool]]:
-    """Differentiate the formula by the arguments at ``positions``.
-
-    Returns the outputs that have a derivative, their vjp, and for every output whether it is one of them.
-    """
+def _formula_of(
+    operator: RawOperator, ctx: Any, selectors: Sequence[bool]
+) -> tuple[Callable[..., tuple[Tensor, ...]], list[Tensor]]:
+    """Return the formula as a function of the selected arguments only, with its floating-point outputs, and these."""
     saved = [other if tensor is None else tensor for tensor, other in zip(ctx.saved_tensors, ctx.others, strict=True)]
-    differentiable: list[bool] = []
 
     def formula(*values: Tensor) -> tuple[Tensor, ...]:
-        args = list(saved)
-        for position, value in zip(positions, values, strict=True):
-            args[position] = value
-        outputs = _as_tuple(operator.formula(**operator.bind(tuple(args), {})))
-        differentiable[:] = [out.is_floating_point() for out in outputs]
+        replaced = (
+            value if selected else argument
+            for value, selected, argument in zip(_scatter(selectors, values), selectors, saved, strict=True)
+        )
+        outputs = _as_tuple(operator.formula(**operator.bind(tuple(replaced), {})))
         return tuple(out for out in outputs if out.is_floating_point())
 
-    outputs, vjp, *_ = torch.func.vjp(formula, *(saved[position] for position in positions))
-    return outputs, vjp, differentiable
+    return formula, list(compress(saved, selectors))
+
+
+def _scatter(selectors: Sequence[bool], values: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    """Put the values at the selected places, in order, and ``None`` at the others."""
+    remaining = iter(values)
+    return tuple(next(remaining) if selected else None for selected in selectors)
+
+
+def _signature_of(arguments: Sequence[Any]) -> inspect.Signature:
+    return inspect.Signature(
+        [
+            inspect.Parameter(
+                argument.name,
+                inspect.Parameter.KEYWORD_ONLY if argument.kwarg_only else inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                default=argument.default_value if argument.has_default_value() else inspect.Parameter.empty,
+            )
+            for argument in arguments
+        ]
+    )
 
 
 def _samples(info: Any, in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """Return the arguments of each sample; for a batch of no samples, one of zeros, which tells the outputs' shapes."""
+    if info.batch_size == 0:
+        blank = zip(args, in_dims, strict=True)
+        return [tuple(arg if dim is None else arg.new_zeros(arg.movedim(dim, 0).shape[1:]) for arg, dim in blank)]
     return [
         tuple(arg if dim is None else arg.select(dim, i) for arg, dim in zip(args, in_dims, strict=True))
         for i in range(info.batch_size)

@@ -71,10 +71,28 @@ def _fake(grad_output: Tensor, num_weights: int, **_: Any) -> Tensor:
 def _cpu(grad_output: Tensor, indices: Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool) -> Tensor:
     if indices.dtype not in (torch.int64, torch.int32):
         indices = indices.long()
-    # The native kernel adds in the dtype it is given, and a sum of many rows would stall in 16 bits: add in float32.
-    native = torch.ops.aten.embedding_dense_backward.default
-    total: Tensor = native(widen(grad_output), indices, num_weights, padding_idx, scale_grad_by_freq)
-    return total.to(grad_output.dtype)
+    if grad_output.dtype in (torch.float32, torch.float64):
+        native = torch.ops.aten.embedding_dense_backward.default
+        gradient: Tensor = native(grad_output, indices, num_weights, padding_idx, scale_grad_by_freq)
+        return gradient
+    if scale_grad_by_freq or grad_output.numel() == 0 or num_weights == 0:
+        return formula(grad_output, indices, num_weights, padding_idx, scale_grad_by_freq)
+    return _sum_by_index(grad_output.reshape(indices.numel(), -1), indices.reshape(-1), num_weights, padding_idx)
+
+
+def _sum_by_index(grad_rows: Tensor, indices: Tensor, num_weights: int, padding_idx: int) -> Tensor:
+    """Add up 16-bit rows in float32, where torch's own kernel would add in 16 bits, in which long sums stall.
+
+    Sorted by index, the rows of one index are a bag, and bags are what torch adds up in float32 registers, writing each
+    16-bit row of the table once.
+    """
+    order = torch.argsort(indices, stable=True)
+    ends = torch.bincount(indices, minlength=num_weights).cumsum(0)
+    starts = torch.nn.functional.pad(ends[:-1], (1, 0))
+    total: Tensor = torch.ops.aten._embedding_bag.default(grad_rows.contiguous(), order, starts)[0]
+    if 0 <= padding_idx < num_weights:
+        total[padding_idx] = 0
+    return total
 
 
 embedding_dense_backward = RawOperator(

@@ -13,6 +13,7 @@
 #include <optional>
 #include <vector>
 
+#include "aten/attention.h"
 #include "aten/operators.h"
 #include "aten/random.h"
 #include "aten/views.h"
@@ -104,23 +105,36 @@ struct IgnoreWarnings : c10::WarningHandler {
     void process(const c10::Warning&) override {}
 };
 
-void register_fallbacks() {
+// The CPU's autograd kernel of a composite operator is the composite itself, which dispatches what it calls.
+void compose(const c10::OperatorHandle& op, Stack* stack) {
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::AutogradCPU), stack);
+}
+
+void register_kernels() {
     // PyTorch warns of kernels that replace others, which is what is wanted here.
     IgnoreWarnings ignore;
     const c10::WarningUtils::WarningHandlerGuard guard(&ignore);
-    static auto& library = *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__,
-                                               __LINE__);
+    using torch::Library;
+    static auto& kernels = *new Library(Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+    static auto& autograd = *new Library(Library::IMPL, "aten", c10::DispatchKey::AutogradPrivateUse1, __FILE__,
+                                         __LINE__);
     auto& dispatcher = c10::Dispatcher::singleton();
     for (const auto& name : dispatcher.getAllOpNames()) {
-        const auto op = dispatcher.findOp(name);
-        if (!op || !falls_back(*op)) continue;
+        const auto op = dispatcher.findSchema(name);
+        if (!op) continue;
         const auto full_name = c10::toString(name);
-        library.impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&compute_on_host>());
+        // Asked before the first kernel changes the answers.
+        const bool composed = is_composed(*op);
+        if (falls_back(*op)) {
+            kernels.impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&compute_on_host>());
+        }
+        if (composed) autograd.impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&compose>());
     }
+    autograd.impl("scaled_dot_product_attention", TORCH_FN(attention));
 }
 
 const bool registered = [] {
-    register_fallbacks();
+    register_kernels();
     return true;
 }();
 

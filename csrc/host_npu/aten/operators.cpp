@@ -10,6 +10,9 @@ namespace {
 
 using c10::DispatchKey;
 
+// It has a kernel of its own, in attention.cpp.
+constexpr std::string_view kAttention = "aten::scaled_dot_product_attention";
+
 // torch_npu's own kernels: those that are to be tried against the simulated operators, those that make tensors or say
 // what shares memory with what, and those that move data between devices.
 const std::unordered_set<std::string>& native_operators() {
@@ -68,15 +71,27 @@ bool has_composite_kernel(const c10::OperatorHandle& op) {
            op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional);
 }
 
+// Composites that call other operators for an NPU than for the CPU, or one operator for each tensor of a list.
+bool chooses_by_device(const std::string& name) {
+    return name == "aten::convolution" || name == "aten::convolution_backward" || name.starts_with("aten::_foreach_");
+}
+
 }  // namespace
 
 bool falls_back(const c10::OperatorHandle& op) {
     const auto& name = op.operator_name().name;
     if (!name.starts_with("aten::") || !op.hasSchema()) return false;
     if (native_operators().contains(name) || returns_view(op.schema())) return false;
-    // Without a kernel for the CPU, a composite one serves both devices alike, unless torch_npu replaces it.
-    if (op.hasKernelForDispatchKey(DispatchKey::CPU)) return true;
+    if (op.hasKernelForDispatchKey(DispatchKey::CPU) || chooses_by_device(name)) return true;
+    // Other composites serve both devices alike, unless torch_npu replaces them.
     return has_composite_kernel(op) && op.hasKernelForDispatchKey(DispatchKey::PrivateUse1);
+}
+
+bool is_composed(const c10::OperatorHandle& op) {
+    const auto& name = op.operator_name().name;
+    return name.starts_with("aten::") && !native_operators().contains(name) && name != kAttention &&
+           op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
+           op.hasKernelForDispatchKey(DispatchKey::AutogradPrivateUse1);
 }
 
 bool takes_host_tensors(const c10::OperatorHandle& op) {

@@ -1,6 +1,7 @@
 """The public function: torch's arguments and errors on the outside, rows and their weights on the inside."""
 
 import math
+from numbers import Integral, Real
 from typing import Any
 
 from torch_aclnn_ops.functional._drop_in import (
@@ -8,6 +9,7 @@ from torch_aclnn_ops.functional._drop_in import (
     is_ordinary,
     lower_precision_autocast_dtype,
     overrides_torch,
+    refuse_tangent,
 )
 from torch_aclnn_ops.functional.linear_cross_entropy.function import linear_cross_entropy_losses
 from torch_aclnn_ops.ops._checks import values_are_readable
@@ -84,6 +86,8 @@ def linear_cross_entropy(
     }
     if not _is_ours(input, linear_weight, target, **arguments):
         return torch.nn.functional.linear_cross_entropy(input, linear_weight, target, **arguments)
+    if not target.is_floating_point():
+        refuse_tangent("linear_cross_entropy", weight)
     if input.dim() == 1:
         input, target = input.unsqueeze(0), target.unsqueeze(0)
         losses = linear_cross_entropy(input, linear_weight, target, **arguments, chunk_size=chunk_size, options=options)
@@ -114,18 +118,14 @@ def _losses_of_positions(
     if not positions_shape:
         return _losses_and_row_weights(input, linear_weight, linear_bias, target, *options)
     classes, positions = linear_weight.shape[0], math.prod(positions_shape)
-    linear_weight = linear_weight.reshape(classes, positions, -1)
-    linear_bias = None if linear_bias is None else linear_bias.reshape(classes, positions)
-    target = target.reshape(*target.shape[: target.dim() - len(positions_shape)], positions)
+    wide_input = widen(input)  # so that the gradients of the positions add up in float32
+    # unbind, not an index for each position, whose gradient would be a whole head
+    weights = linear_weight.reshape(classes, positions, linear_weight.shape[-1]).unbind(1)
+    biases = (None,) * positions if linear_bias is None else linear_bias.reshape(classes, positions).unbind(1)
+    targets = target.reshape(*target.shape[: target.dim() - len(positions_shape)], positions).unbind(-1)
     parts = [
-        _losses_and_row_weights(
-            input,
-            linear_weight[:, position],
-            None if linear_bias is None else linear_bias[:, position],
-            target[..., position],
-            *options,
-        )
-        for position in range(positions)
+        _losses_and_row_weights(wide_input.to(input.dtype), *of_position, *options)
+        for of_position in zip(weights, biases, targets, strict=True)
     ]
     shape = (input.shape[0], *positions_shape)
     losses, row_weights = (torch.stack(part, 1).reshape(shape) for part in zip(*parts, strict=True))
@@ -181,11 +181,11 @@ def _rows_per_chunk(chunk_size: int | str, options: LinearCrossEntropyOptions | 
         )
     if chunk_size == "auto":
         return None if options is None else options.batch_chunk_size
-    if not isinstance(chunk_size, int) or isinstance(chunk_size, bool):
+    if isinstance(chunk_size, bool) or not isinstance(chunk_size, Integral):  # numpy's integers are Integral too
         raise TypeError(f'linear_cross_entropy: chunk_size must be "auto" or an int, but it is {chunk_size!r}')
     if chunk_size < 1:
         raise ValueError(f"linear_cross_entropy: chunk_size must be at least 1, but it is {chunk_size}")
-    return chunk_size
+    return int(chunk_size)
 
 
 def _is_ours(
@@ -206,13 +206,15 @@ def _is_ours(
     if input.dim() not in (1, 2) or linear_weight.dim() < 2 or input.shape[-1] != linear_weight.shape[-1]:
         return False
     classes, *positions, _ = linear_weight.shape
-    if classes == 0 or (positions and input.dim() == 1):
+    if classes == 0 or 0 in positions or (positions and input.dim() == 1):
         return False
     if linear_bias is not None and linear_bias.shape != linear_weight.shape[:-1]:
         return False
     if weight is not None and weight.shape != (classes,):
         return False
-    if reduction not in _REDUCTIONS or not 0 <= label_smoothing <= 1:
+    if reduction not in _REDUCTIONS or not isinstance(label_smoothing, Real) or not 0 <= label_smoothing <= 1:
+        return False
+    if ignore_index is not None and not isinstance(ignore_index, int):
         return False
     product_dtype = lower_precision_autocast_dtype(input)
     products = (linear_weight,) if linear_bias is None else (linear_weight, linear_bias)

@@ -10,6 +10,7 @@ from torch_aclnn_ops.ops import (
     fused_linear_cross_entropy_loss_grad,
     fused_linear_online_max_sum,
 )
+from torch_aclnn_ops.ops._derivatives import in_functorch_transform, is_batched
 
 import torch
 from torch import Tensor
@@ -45,9 +46,14 @@ def _statistics(
 ) -> tuple[Tensor | None, ...]:
     """Reduce the logits with the fused operator, or return ``None`` for each result where it cannot serve.
 
-    It can for indices as targets, without bias and smoothing, and where the chunk is its own choice.
+    It can for indices as targets, without bias and smoothing, and where the chunk is its own choice. Batched, it would
+    hold the logits of all rows, and compiled inside a transform its derivatives are not traced.
     """
-    if linear_bias is not None or smoothing_weight is not None or chunk_size is not None or target.is_floating_point():
+    if (
+        (linear_bias is not None or smoothing_weight is not None or chunk_size is not None)
+        or target.is_floating_point()
+        or _is_transformed(input, linear_weight, target)
+    ):
         return (None,) * 5
     with torch.no_grad():
         *statistics, _ = fused_linear_online_max_sum(
@@ -85,8 +91,7 @@ class LinearCrossEntropyFunction(torch.autograd.Function):
         """Compute the losses."""
         if logits_max is None:
             tensors = (input, linear_weight, linear_bias, target, target_weight, smoothing_weight, class_weight)
-            (losses,) = _losses(tensors, chunks_of(input.shape[0], linear_weight.shape[0], chunk_size))
-            return losses
+            return _formula(*tensors, chunk_size)
         losses, _ = fused_cross_entropy_loss_with_max_sum(logits_max, sum_exp_logits, predicted_logits)
         return weighted(losses, target_weight)
 
@@ -116,7 +121,14 @@ class LinearCrossEntropyFunction(torch.autograd.Function):
         return _losses.jvp(tensors, positions, given, chunks)[0]
 
 
-_linear_cross_entropy = EagerOrCompiled(LinearCrossEntropyFunction)
+def _formula(*args: Any) -> Tensor:
+    """Compute the losses in differentiable torch calls, chunk by chunk; without the operator's statistics."""
+    tensors, chunk_size = args[:_TENSORS], args[_TENSORS]
+    (losses,) = _losses(tensors, chunks_of(*_rows_and_classes(tensors), chunk_size))
+    return losses
+
+
+_linear_cross_entropy = EagerOrCompiled(LinearCrossEntropyFunction, _formula)
 
 
 def _gradients(
@@ -137,7 +149,7 @@ def _gradients(
 ) -> tuple[Tensor, ...]:
     """Pull the losses' gradient back to the arguments at ``positions``."""
     # The operator makes both gradients or none. It may write to a softmax, so PyTorch does not batch it.
-    if logits_max is not None and positions == {0, 1} and not _is_batched(grad, input, linear_weight):
+    if logits_max is not None and positions == {0, 1} and not _is_transformed(grad, input, linear_weight):
         # The operator's mask does not silence a row, a zero gradient does.
         row_gradient = weighted(grad, target_weight)
         gradients: tuple[Tensor, ...] = fused_linear_cross_entropy_loss_grad.run(
@@ -175,7 +187,9 @@ class _LinearCrossEntropyBackwardFunction(torch.autograd.Function):
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor, ...]:
         args, function = ctx.saved_tensors, _gradients_of_rows(ctx.positions)
         positions, given = _present(tangents[: len(args)])
-        return function.jvp(args, positions, given, chunks_of(*_rows_and_classes(args[1:]), ctx.chunk_size))
+        gradients = function.jvp(args, positions, given, chunks_of(*_rows_and_classes(args[1:]), ctx.chunk_size))
+        like = (args[1 + position] for position in sorted(ctx.positions))
+        return tuple(gradient.to(arg.dtype) for gradient, arg in zip(gradients, like, strict=True))
 
 
 def _gradients_of_rows(positions: frozenset[int]) -> RowFunction:
@@ -183,9 +197,8 @@ def _gradients_of_rows(positions: frozenset[int]) -> RowFunction:
     ordered = sorted(positions)
 
     def gradients(grad: Tensor, *args: Any) -> tuple[Tensor, ...]:
-        _, vjp = _losses.linearize(args, ordered)
-        result: tuple[Tensor, ...] = vjp((grad,))
-        return result
+        _, pull_back = _losses.linearize(args, ordered)
+        return pull_back(grad)
 
     return RowFunction(gradients, (True, *_BY_ROW), [_BY_ROW[position] for position in ordered])
 
@@ -195,11 +208,11 @@ def _present(tangents: Sequence[Tensor | None]) -> tuple[list[int], list[Tensor]
     return [i for i, _ in present], [tangent for _, tangent in present]
 
 
-def _is_batched(*tensors: Tensor) -> bool:
-    return not torch.compiler.is_compiling() and any(
-        torch._C._functorch.is_functorch_wrapped_tensor(tensor) or torch._C._functorch.is_legacy_batchedtensor(tensor)
-        for tensor in tensors
-    )
+def _is_transformed(*tensors: Tensor) -> bool:
+    """Return whether the call is batched by ``vmap``, or is compiled inside any transform."""
+    if torch.compiler.is_compiling():
+        return in_functorch_transform()
+    return any(map(is_batched, tensors))
 
 
 def _rows_and_classes(args: Sequence[Any]) -> tuple[int, int]:

@@ -3,9 +3,10 @@
 The logits of a chunk exist while the chunk is worked on, and never those of all rows, in no derivative.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from torch_aclnn_ops.ops._derivatives import jvp, vjp
 from torch_aclnn_ops.ops._numerics import widen, without_autocast
 from torch_aclnn_ops.ops.linear_cross_entropy._rows import row_chunks
 
@@ -56,6 +57,9 @@ def weighted(values: Tensor, weights: Tensor) -> Tensor:
 class RowFunction:
     """A function of rows, its vjp and its jvp, applied to all rows chunk by chunk.
 
+    Arguments that are the same for all rows are widened first, so that what is summed over the chunks is rounded to 16
+    bits once, at the end.
+
     Args:
         function: takes tensors (or ``None``) and returns a tuple of tensors.
         inputs_by_row: for each argument, whether it has one entry per row (or is the same for all rows).
@@ -71,36 +75,50 @@ class RowFunction:
 
     def __call__(self, args: Sequence[Any], chunks: Sequence[slice]) -> tuple[Tensor, ...]:
         """Apply the function."""
-        return _combine([self.function(*self._rows_of(args, rows)) for rows in chunks], self.outputs_by_row)
+        args = self._widened(args)
+        return _combine((self.function(*self._rows_of(args, rows)) for rows in chunks), self.outputs_by_row)
 
     def vjp(
         self, args: Sequence[Any], positions: Sequence[int], cotangents: Sequence[Tensor], chunks: Sequence[slice]
     ) -> tuple[Tensor, ...]:
-        """Pull cotangents of the outputs back to the arguments at ``positions``."""
-        by_row = [self.inputs_by_row[position] for position in positions]
-        return _combine(
-            (
-                self.linearize(self._rows_of(args, rows), positions)[1](_rows_of(cotangents, self.outputs_by_row, rows))
-                for rows in chunks
-            ),
-            by_row,
-        )
+        """Pull cotangents of the outputs back to the arguments at ``positions``, in these arguments' dtypes."""
+        widened = self._widened(args)
+
+        def of_chunk(rows: slice) -> tuple[Tensor, ...]:
+            outputs, pull_back = self.linearize(self._rows_of(widened, rows), positions)
+            of_rows = _rows_of(cotangents, self.outputs_by_row, rows)
+            return pull_back(*(cotangent.to(output.dtype) for cotangent, output in zip(of_rows, outputs, strict=True)))
+
+        gradients = _combine(map(of_chunk, chunks), [self.inputs_by_row[position] for position in positions])
+        return tuple(gradient.to(args[position].dtype) for gradient, position in zip(gradients, positions, strict=True))
 
     def jvp(
         self, args: Sequence[Any], positions: Sequence[int], tangents: Sequence[Tensor], chunks: Sequence[slice]
     ) -> tuple[Tensor, ...]:
         """Push tangents of the arguments at ``positions`` forward to the outputs."""
         by_row = [self.inputs_by_row[position] for position in positions]
-        parts = []
-        for rows in chunks:
-            outputs, vjp = self.linearize(self._rows_of(args, rows), positions)
-            # The vjp is linear in its cotangent; its own vjp, at any cotangent, is the jvp.
-            _, jvp, *_ = torch.func.vjp(vjp, tuple(torch.zeros_like(output) for output in outputs))
-            parts.append(jvp(_rows_of(tangents, by_row, rows))[0])
-        return _combine(parts, self.outputs_by_row)
+        widened = self._widened(args)
 
-    def linearize(self, args: Sequence[Any], positions: Sequence[int]) -> tuple[tuple[Tensor, ...], Callable[..., Any]]:
-        """Return the outputs for rows of one chunk, and their vjp."""
+        def of_chunk(rows: slice) -> tuple[Tensor, ...]:
+            function, primals = self._function_of(self._rows_of(widened, rows), positions)
+            of_rows = _rows_of(tangents, by_row, rows)
+            return jvp(
+                function, primals, [tangent.to(primal.dtype) for tangent, primal in zip(of_rows, primals, strict=True)]
+            )
+
+        return _combine(map(of_chunk, chunks), self.outputs_by_row)
+
+    def linearize(
+        self, args: Sequence[Any], positions: Sequence[int]
+    ) -> tuple[tuple[Tensor, ...], Callable[..., tuple[Tensor, ...]]]:
+        """Return the outputs for rows of one chunk, and the map from their cotangents to the arguments'."""
+        function, primals = self._function_of(args, positions)
+        return vjp(function, *primals)
+
+    def _function_of(
+        self, args: Sequence[Any], positions: Sequence[int]
+    ) -> tuple[Callable[..., tuple[Tensor, ...]], list[Tensor]]:
+        """Return the function of the arguments at ``positions`` alone, and these arguments."""
 
         def function(*values: Tensor) -> tuple[Tensor, ...]:
             replaced = list(args)
@@ -108,8 +126,13 @@ class RowFunction:
                 replaced[position] = value
             return self.function(*replaced)
 
-        outputs, vjp, *_ = torch.func.vjp(function, *(args[position] for position in positions))
-        return outputs, vjp
+        return function, [args[position] for position in positions]
+
+    def _widened(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(
+            arg if one_per_row or arg is None else widen(arg)
+            for arg, one_per_row in zip(args, self.inputs_by_row, strict=True)
+        )
 
     def _rows_of(self, args: Sequence[Any], rows: slice) -> tuple[Any, ...]:
         return _rows_of(args, self.inputs_by_row, rows)
@@ -122,7 +145,7 @@ def _rows_of(tensors: Sequence[Any], by_row: Sequence[bool], rows: slice) -> tup
     )
 
 
-def _combine(parts: Any, by_row: Sequence[bool]) -> tuple[Tensor, ...]:
+def _combine(parts: Iterable[Sequence[Tensor]], by_row: Sequence[bool]) -> tuple[Tensor, ...]:
     """Join the chunks of outputs by row; add up those of the others as they come."""
     joined: list[list[Tensor]] = [[] for _ in by_row]
     for part in parts:

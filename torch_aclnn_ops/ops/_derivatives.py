@@ -1,0 +1,92 @@
+"""The vector-Jacobian product of a function, and what kind of differentiation a tensor takes part in."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+TensorFunction = Callable[..., tuple[Tensor, ...]]
+
+
+def vjp(function: TensorFunction, *primals: Tensor) -> tuple[tuple[Tensor, ...], TensorFunction]:
+    """Return a function's outputs, and the map from their cotangents to the primals'; call that map once.
+
+    Ordinary autograd does it where it can: unlike ``torch.func.vjp`` it works while saved-tensor hooks are active, as
+    in a checkpointed or offloaded backward pass. The results can be differentiated again where grad mode is on.
+    """
+    if torch.compiler.is_compiling() or in_functorch_transform() or in_forward_ad():
+        outputs, pull_back, *_ = torch.func.vjp(function, *primals)
+        return outputs, lambda *cotangents: pull_back(cotangents)
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # An alias of each primal, so that a primal which is computed from another is still a variable of its own.
+        variables = [
+            primal.view_as(primal) if create_graph and primal.requires_grad else primal.detach().requires_grad_()
+            for primal in primals
+        ]
+        outputs = function(*variables)
+
+    def pull_back_by_autograd(*cotangents: Tensor) -> tuple[Tensor, ...]:
+        pairs = [pair for pair in zip(outputs, cotangents, strict=True) if pair[0].requires_grad]
+        gradients: Sequence[Tensor | None] = (None,) * len(variables)
+        if pairs:
+            of_outputs, cotangents = zip(*pairs, strict=True)
+            gradients = torch.autograd.grad(
+                of_outputs, variables, cotangents, create_graph=create_graph, allow_unused=True
+            )
+        return tuple(
+            torch.zeros_like(variable) if gradient is None else gradient
+            for variable, gradient in zip(variables, gradients, strict=True)
+        )
+
+    return outputs, pull_back_by_autograd
+
+
+def jvp(function: TensorFunction, primals: Sequence[Tensor], tangents: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return the outputs' tangents.
+
+    A vjp maps a cotangent u to J^T u. It is linear, so its own vjp maps a tangent t to J t, whatever u is: a jvp
+    without nested forward mode, which PyTorch has only inside ``torch.func``.
+    """
+    outputs, pull_back, *_ = torch.func.vjp(function, *primals)
+    _, push_forward, *_ = torch.func.vjp(pull_back, tuple(torch.zeros_like(output) for output in outputs))
+    result: tuple[Tensor, ...] = push_forward(tuple(tangents))[0]
+    return result
+
+
+def in_functorch_transform() -> bool:
+    """Return whether the caller runs inside ``torch.func.grad``, ``vmap`` or another transform."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+# Dynamo, which cannot trace it, calls it while tracing; torch.compiler.assume_constant_result would do no more than
+# this, after an import of a second.
+in_functorch_transform._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def in_forward_ad() -> bool:
+    """Return whether operators have to push tangents forward."""
+    return forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()
+
+
+def is_differentiated(value: Any) -> bool:
+    """Return whether a value is a tensor by which autograd differentiates now, in either mode."""
+    return isinstance(value, Tensor) and (torch.is_grad_enabled() and value.requires_grad or has_tangent(value))
+
+
+def has_tangent(value: Any) -> bool:
+    """Return whether a value is a tensor that carries a derivative in forward mode."""
+    return in_forward_ad() and isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None
+
+
+def is_batched(tensor: Tensor) -> bool:
+    """Return whether ``vmap`` runs over a tensor, at any level of transforms."""
+    if torch._C._functorch.is_legacy_batchedtensor(tensor):
+        return True
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        if torch._C._functorch.is_batchedtensor(tensor):
+            return True
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return False
