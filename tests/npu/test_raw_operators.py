@@ -1,0 +1,134 @@
+"""The raw operators on an NPU: against their formulas, and through each of their entries."""
+
+from torch_aclnn_ops import _extension, host_npu, ops
+from torch_aclnn_ops.ops._paths import CANN_NAMES
+
+import pytest
+import torch
+
+from tests import test_ema_adam
+from tests._contract import HALF_DTYPES, Maker
+from tests.npu._operators import CONTRACTS, dtypes_of, fits_cann, flat, samples, to_npu
+
+
+def _entries(operator):
+    return {
+        "the operator": operator.overload,
+        "the package's function": operator,
+        "_C": getattr(_extension._module, operator.name),
+    }
+
+
+@pytest.mark.parametrize("entry", ["the operator", "the package's function", "_C"])
+@pytest.mark.parametrize("contract, sample, dtype", samples())
+def test_kernel_equals_the_formula_in_float64(contract, sample, dtype, entry):
+    operator = contract.OPERATOR
+    arguments = sample.arguments(Maker(dtype))
+    if not fits_cann(contract, sample, arguments):
+        pytest.skip("CANN does not take it, see LIMITS in test_refusals.py and test_paths.py")
+    wide = tuple(
+        arg.double() if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg for arg in arguments
+    )  # copies: the formula may write to a softmax
+    truths = flat(operator.formula(**operator.bind(wide, {})))
+    results = flat(_entries(operator)[entry](*operator.bind(to_npu(arguments), {}).values()))
+    for result, truth in zip(results, truths, strict=True):
+        assert result.device.type == "npu"
+        assert result.shape == truth.shape
+        if not truth.is_floating_point():
+            assert torch.equal(result.cpu(), truth)
+        elif truth.numel():
+            # The device rounds logits to 16 bits, which moves everything that is computed from them.
+            allowed = 2 * contract.ROUNDINGS * torch.finfo(dtype).eps * truth.abs().max()
+            assert (result.cpu().double() - truth).abs().max() <= allowed
+
+
+@pytest.mark.parametrize("dtype, roundings", [(torch.float32, 16), *((dtype, 1) for dtype in HALF_DTYPES)])
+@pytest.mark.parametrize(
+    "case", [case for case in test_ema_adam.CASES if len(case.shape) <= 8], ids=lambda case: case.name
+)
+def test_adam_is_within_roundings_of_the_truth(case, dtype, roundings):
+    tensors = test_ema_adam.make_tensors(dtype, case.shape)
+    on_npu = {name: tensor.npu() for name, tensor in tensors.items()}
+    options = {**test_ema_adam.OPTIONS, **case.options}
+    ops.apply_fused_ema_adam_(**on_npu, step=torch.tensor([case.step]).npu(), **options)
+    truths = test_ema_adam.true_states(tensors, case.step, **case.options)
+    for name in test_ema_adam.STATE:
+        # The device computes 1 - beta**step in float32, where the digits of beta**step cancel.
+        allowed = roundings * torch.finfo(dtype).eps * truths[name].abs().clamp(min=1) + 1e-3 * options["lr"]
+        assert bool(((on_npu[name].cpu().double() - truths[name]).abs() <= allowed).all())
+
+
+def test_adam_updates_strided_state_in_place_and_marks_it_as_changed():
+    tensors = test_ema_adam.make_tensors(torch.float32, (6, 8))
+    on_npu = {name: tensor.npu().T[::2, 1:] for name, tensor in tensors.items()}
+    expected = {name: tensor.T[::2, 1:].clone() for name, tensor in tensors.items()}
+    untouched = {name: tensor.T[1::2].clone() for name, tensor in tensors.items()}
+    versions = {name: tensor._version for name, tensor in on_npu.items()}
+    ops.apply_fused_ema_adam_(**on_npu, step=torch.tensor([7]).npu(), **test_ema_adam.OPTIONS)
+    ops.apply_fused_ema_adam_(**expected, step=torch.tensor([7]), **test_ema_adam.OPTIONS)
+    for name in test_ema_adam.STATE:
+        torch.testing.assert_close(on_npu[name].cpu(), expected[name])
+        assert torch.equal(on_npu[name]._base.cpu().T[1::2], untouched[name])
+        assert on_npu[name]._version > versions[name]
+    assert on_npu["grad"]._version == versions["grad"]
+
+
+@pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.OPERATOR.name)
+def test_each_call_launches_the_operator_of_cann_once(contract):
+    operator = contract.OPERATOR
+    arguments = to_npu(contract.SAMPLES[0].arguments(Maker(dtypes_of(contract)[0])))
+    host_npu.reset()
+    operator.overload(*arguments)
+    torch.npu.synchronize()
+    assert host_npu.stats().launches[CANN_NAMES[operator.name]] == 1
+
+
+def test_a_deterministic_program_gets_deterministic_kernels():
+    gradient, indices = torch.rand(64, 8).npu(), torch.randint(4, (64,)).npu()
+    torch.use_deterministic_algorithms(True)
+    try:
+        first = ops.embedding_dense_backward(gradient, indices, 4, -1, False)
+        second = ops.embedding_dense_backward(gradient, indices, 4, -1, False)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    _extension._module.apply_determinism_to_context()
+    assert torch.equal(first.cpu(), second.cpu())
+
+
+def test_the_softmax_is_marked_as_changed():
+    make = Maker(torch.bfloat16)
+    softmax = torch.rand(8, 128).npu()
+    version = softmax._version
+    mask, target = torch.zeros(1, dtype=torch.uint8).npu(), make.index(128, 8).npu()
+    arguments = torch.ones(8).npu(), make.normal(8, 3).npu(), make.normal(128, 3).npu(), mask, target
+    ops.fused_linear_cross_entropy_loss_grad.overload(*arguments, None, None, softmax)
+    assert softmax._version > version
+
+
+def test_targets_above_float32_precision_find_their_column():
+    # CANN compares targets with the ends in float32, where 2**24 + 1 is 2**24.
+    start = 2**24
+    input, weight = torch.ones(3, 2).half(), torch.arange(256.0).reshape(128, 2).half()
+    target = torch.tensor([start - 1, start + 1, start + 128])
+    arguments = (input, weight, target, start, start + 128, False)
+    expected = ops.fused_linear_online_max_sum(*arguments)
+    results = ops.fused_linear_online_max_sum(*to_npu(arguments))
+    for result, truth in zip(results, expected, strict=True):
+        torch.testing.assert_close(result.cpu(), truth, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("operator", [contract.OPERATOR for contract in CONTRACTS], ids=lambda one: one.name)
+def test_it_is_called_on_the_device_of_its_tensors_and_on_their_stream(operator):
+    contract = next(contract for contract in CONTRACTS if contract.OPERATOR is operator)
+    arguments = contract.SAMPLES[0].arguments(Maker(dtypes_of(contract)[0]))
+    expected = flat(operator.overload(*to_npu(arguments)))
+    last = f"npu:{torch.npu.device_count() - 1}"
+    arguments = tuple(arg.to(last) if isinstance(arg, torch.Tensor) else arg for arg in arguments)
+    torch.npu.synchronize(last)
+    stream = torch.npu.Stream(last)
+    with torch.npu.stream(stream):
+        results = flat(operator.overload(*arguments))
+    stream.synchronize()
+    for result, truth in zip(results, expected, strict=True):
+        assert result.device == torch.device(last)
+        torch.testing.assert_close(result.cpu(), truth.cpu())

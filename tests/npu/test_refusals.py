@@ -1,0 +1,165 @@
+"""Wrong arguments on an NPU: an exception where the call stands, with the right sentence, and the next call works."""
+
+import re
+
+import torch_aclnn_ops
+from torch_aclnn_ops import _extension, ops
+
+import pytest
+import torch
+
+from tests import test_ema_adam
+from tests._contract import Maker
+from tests.npu._operators import CONTRACTS, good_call, refusals, to_npu
+
+
+@pytest.fixture
+def checked_values():
+    torch_aclnn_ops.check_values(True)
+    yield
+    torch_aclnn_ops.check_values(False)
+
+
+@pytest.mark.parametrize("entry", ["the operator", "the package's function", "_C"])
+@pytest.mark.parametrize("contract, refusal", refusals())
+def test_wrong_arguments_get_the_cpus_exception(contract, refusal, entry, checked_values):
+    operator = contract.OPERATOR
+    arguments = to_npu(refusal.arguments(Maker(torch.float32)))
+    calls = {"the operator": operator.overload, "the package's function": operator}
+    call = calls.get(entry, getattr(_extension._module, operator.name))
+    with pytest.raises(refusal.exception, match=f"{operator.name}: {refusal.sentence}"):
+        call(*operator.bind(arguments, {}).values())
+    good_call(contract)
+
+
+@pytest.mark.parametrize(
+    "change, exception, sentence", test_ema_adam.REFUSALS.values(), ids=test_ema_adam.REFUSALS.keys()
+)
+def test_adam_refuses_and_changes_nothing(change, exception, sentence, checked_values):
+    arguments = {**test_ema_adam.make_tensors(torch.float32), "step": torch.tensor([7]), **change}
+    on_npu = {name: tensor.npu() if isinstance(tensor, torch.Tensor) else tensor for name, tensor in arguments.items()}
+    options = {**test_ema_adam.OPTIONS, **{k: on_npu.pop(k) for k in list(on_npu) if k in test_ema_adam.OPTIONS}}
+    with pytest.raises(exception, match=f"^apply_fused_ema_adam_: {sentence}$"):
+        ops.apply_fused_ema_adam_.overload(**on_npu, **options)
+    for name in test_ema_adam.STATE:
+        assert torch.equal(on_npu[name].cpu(), arguments[name])
+    good = {name: tensor.npu() for name, tensor in test_ema_adam.make_tensors(torch.float32).items()}
+    ops.apply_fused_ema_adam_.overload(**good, step=torch.tensor([7]).npu(), **test_ema_adam.OPTIONS)
+
+
+def _normal(*shape, dtype=torch.float32):
+    return Maker(dtype).normal(*shape)
+
+
+_half = torch.float16
+
+
+def _linear(rows=4, classes=128, features=3, dtype=_half):
+    return _normal(rows, features, dtype=dtype), _normal(classes, features, dtype=dtype)
+
+
+_rows_and_target = lambda: (torch.zeros(1, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64))  # noqa: E731
+
+# What the rules of every device allow, and CANN does not: operator, arguments, status and the beginning of the reason.
+LIMITS = {
+    "mse, float64": ("mse_loss_backward", lambda: (*[_normal(2, dtype=torch.float64)] * 3, 0), 161002),
+    "mse, nine dimensions": ("mse_loss_backward", lambda: (*[_normal(*(1,) * 9)] * 3, 0), 161002),
+    "bce, float64": ("binary_cross_entropy_backward", lambda: (*[torch.rand(2).double()] * 3, None, 0), 161002),
+    "bce, nine dimensions": ("binary_cross_entropy_backward", lambda: (*[torch.rand(*(1,) * 9)] * 3, None, 0), 161002),
+    "bce, float64 target": (
+        "binary_cross_entropy_backward",
+        lambda: (torch.rand(2), torch.rand(2), torch.rand(2).double(), None, 0),
+        161002,
+    ),
+    "bce, float64 weight": (
+        "binary_cross_entropy_backward",
+        lambda: (*[torch.rand(2)] * 3, torch.rand(2).double(), 0),
+        161002,
+    ),
+    "embedding, float64": (
+        "embedding_dense_backward",
+        lambda: (_normal(2, 3, dtype=torch.float64), torch.tensor([0, 1]), 4, -1, False),
+        161002,
+    ),
+    "embedding, nine dimensions": (
+        "embedding_dense_backward",
+        lambda: (_normal(*(1,) * 9), torch.zeros((1,) * 8, dtype=torch.int64), 4, -1, False),
+        161002,
+    ),
+    "max sum, float32": (
+        "fused_linear_online_max_sum",
+        lambda: (*_linear(dtype=torch.float32), torch.zeros(4, dtype=torch.int64), 0, 128, False),
+        161002,
+    ),
+    "max sum, 65535 features": (
+        "fused_linear_online_max_sum",
+        lambda: (*_linear(4, 2, 65535), torch.zeros(4, dtype=torch.int64), 0, 2, False),
+        161002,
+    ),
+    "loss, float64": ("fused_cross_entropy_loss_with_max_sum", lambda: (*[torch.ones(3).double()] * 3, None), 161002),
+    "loss, float64 logits": (
+        "fused_cross_entropy_loss_with_max_sum",
+        lambda: (*[torch.ones(3)] * 3, torch.ones(3, 2).double()),
+        161002,
+    ),
+    "grad, float32": (
+        "fused_linear_cross_entropy_loss_grad",
+        lambda: (torch.ones(4), *_linear(dtype=torch.float32), *_rows_and_target(), *[torch.ones(4)] * 2, None),
+        161002,
+    ),
+    "grad, 127 classes with a softmax": (
+        "fused_linear_cross_entropy_loss_grad",
+        lambda: (torch.ones(4), *_linear(4, 127), *_rows_and_target(), None, None, torch.ones(4, 127)),
+        161002,
+    ),
+    "grad, 24576 classes with a softmax": (
+        "fused_linear_cross_entropy_loss_grad",
+        lambda: (torch.ones(4), *_linear(4, 24576), *_rows_and_target(), None, None, torch.ones(4, 24576)),
+        561103,
+    ),
+    "adam, float64": (
+        "apply_fused_ema_adam_",
+        lambda: (
+            *[torch.ones(3).double() for _ in range(5)],
+            torch.tensor([1]),
+            *(1e-3, 0.9, 0.9, 0.9, 1e-8, 1, True, 0.0),
+        ),
+        161002,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_what_cann_does_not_take_says_which_call_it_was_and_why(name):
+    operator_name, arguments, status = LIMITS[name]
+    operator = getattr(ops, operator_name)
+    on_npu = operator.bind(to_npu(arguments()), {})
+    positional = [argument.name for argument in operator.overload._schema.arguments if not argument.kwarg_only]
+    by_position = [on_npu[argument] for argument in positional]
+    by_name = {argument: value for argument, value in on_npu.items() if argument not in positional}
+    with pytest.raises(RuntimeError) as caught:
+        operator.overload(*by_position, **by_name)
+    meaning = re.escape(_extension._module.meaning_of(status))
+    assert re.match(
+        rf"(aclnn\w+): phase one refused the call \(\1GetWorkspaceSize returned {status}, {meaning}\)\.\n"
+        rf"CANN (says: (.|\n)+|gives no reason\.)\nThe call was \1\(\w+ (Double|Float|Half)\[",
+        str(caught.value),
+    )
+    contract = next((one for one in CONTRACTS if one.OPERATOR is operator), None)
+    if contract is not None:
+        good_call(contract)
+
+
+@pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.OPERATOR.name)
+def test_tensors_on_two_devices_are_refused(contract):
+    arguments = list(to_npu(contract.SAMPLES[0].arguments(Maker(torch.float16))))
+    if contract.OPERATOR is ops.fused_cross_entropy_loss_with_max_sum:
+        arguments = list(to_npu(contract.SAMPLES[0].arguments(Maker(torch.float32))))
+    arguments[1] = arguments[1].cpu()
+    with pytest.raises(RuntimeError, match="all tensors must be on npu:0, the device of the first, but .* is on cpu"):
+        contract.OPERATOR.overload(*arguments)
+
+
+@pytest.mark.parametrize("status", [161001, 161002, 361001, *range(561000, 561004), 561101, 561102, 561103, 561107, 561112])
+def test_every_documented_status_has_a_meaning(status):
+    assert _extension._module.meaning_of(status) != _extension._module.meaning_of(42)
