@@ -1,0 +1,173 @@
+// What aclnnBinaryCrossEntropy and aclnnBinaryCrossEntropyBackward accept and refuse.
+#include "tests/calls.h"
+
+namespace {
+
+using namespace test;
+
+const Shape kNineDims{1, 1, 1, 1, 1, 1, 1, 2, 2};
+
+const Case null_results{"binary_cross_entropy_backward/null_results",
+                        [] { check_null_results<BinaryCrossEntropyBackward>(); }};
+const Case null_results_forward{"binary_cross_entropy/null_results", [] { check_null_results<BinaryCrossEntropy>(); }};
+
+const Case refusals{
+    "binary_cross_entropy_backward/refusals", [] {
+        check_rows<BinaryCrossEntropyBackward>({
+            {"no gradOutput", [](auto& call) { call.grad = {}; }, 161001},
+            {"no self", [](auto& call) { call.self = {}; }, 161001},
+            {"no target", [](auto& call) { call.target = {}; }, 161001},
+            {"no out", [](auto& call) { call.out = {}; }, 161001},
+            {"gradOutput int64", [](auto& call) { call.grad = {ACL_INT64, {2, 2}}; }, 161002},
+            {"self int64", [](auto& call) { call.self = {ACL_INT64, {2, 2}}; }, 161002},
+            {"target int64", [](auto& call) { call.target = {ACL_INT64, {2, 2}}; }, 161002},
+            {"weight int64", [](auto& call) { call.weight = {ACL_INT64, {2, 2}}; }, 161002},
+            {"out int64", [](auto& call) { call.out = {ACL_INT64, {2, 2}}; }, 161002},
+            {"float64", [](auto& call) { call.self = {ACL_DOUBLE, {2, 2}}; }, 161002},
+            {"out of 9 dimensions", [](auto& call) { call.out = floats(kNineDims); }, 161002},
+            {"target in another format",
+             [](auto& call) { call.target = {ACL_FLOAT, {2, 2}, {0}, {.format = ACL_FORMAT_NCHW}}; }, 161002},
+            {"weight in another format",
+             [](auto& call) { call.weight = {ACL_FLOAT, {2, 2}, {0}, {.format = ACL_FORMAT_NCHW}}; }, 161002},
+            {"target does not broadcast", [](auto& call) { call.target = floats({2, 3}); }, 161002},
+            {"weight does not broadcast", [](auto& call) { call.weight = floats({3, 2}); }, 161002},
+            {"gradOutput does not broadcast", [](auto& call) { call.grad = floats({3}); }, 161002},
+            {"out is a scalar", [](auto& call) { call.out = floats({}); }, 161002},
+            {"reduction 3", [](auto& call) { call.reduction = 3; }, 161002},
+            {"reduction -1", [](auto& call) { call.reduction = -1; }, 161002},
+        });
+    }};
+
+// Where self would have to grow, the refusal is not logged.
+const Case silent_refusals{
+    "binary_cross_entropy_backward/silent_refusals", [] {
+        check_rows<BinaryCrossEntropyBackward>({
+            {"gradOutput of 9 dimensions", [](auto& call) { call.grad = floats(kNineDims); }, 161002, false},
+            {"target grows self", [](auto& call) { call.target = floats({3, 2, 2}); }, 161002, false},
+            {"weight grows self", [](auto& call) { call.weight = floats({1, 2, 2}); }, 161002, false},
+            {"gradOutput of one element for a scalar",
+             [](auto& call) {
+                 for (auto* tensor : {&call.self, &call.target, &call.weight, &call.out}) {
+                     *tensor = floats({});
+                 }
+                 call.grad = floats({1});
+             },
+             161002, false},
+        });
+    }};
+
+const Case accepted{"binary_cross_entropy_backward/accepted", [] {
+                        check_rows<BinaryCrossEntropyBackward>({
+                            {"no weight", [](auto& call) { call.weight = {}; }},
+                            {"mean", [](auto& call) { call.reduction = 1; }},
+                            {"sum, no weight",
+                             [](auto& call) {
+                                 call.reduction = 2;
+                                 call.weight = {};
+                             }},
+                            {"mixed types",
+                             [](auto& call) {
+                                 call.self = {ACL_FLOAT16, {2, 2}, {0.5}};
+                                 call.target = {ACL_BF16, {2, 2}, {0.5}};
+                             }},
+                            {"float16 to float32",
+                             [](auto& call) {
+                                 for (auto* tensor : {&call.grad, &call.self, &call.target, &call.weight}) {
+                                     *tensor = {ACL_FLOAT16, {2, 2}, {0.5}};
+                                 }
+                             }},
+                            {"broadcasting to self",
+                             [](auto& call) {
+                                 call.grad = floats({1});
+                                 call.target = floats({2});
+                                 call.weight = floats({2, 1});
+                             }},
+                            {"scalars",
+                             [](auto& call) {
+                                 for (auto* tensor : {&call.grad, &call.self, &call.target, &call.weight, &call.out})
+                                     *tensor = floats({});
+                             }},
+                            {"private format",
+                             [](auto& call) {
+                                 const View view{.format = ACL_FORMAT_NC1HWC0};
+                                 for (auto* tensor : {&call.self, &call.target, &call.weight})
+                                     *tensor = {ACL_FLOAT, {2, 2}, {0.5}, view};
+                             }},
+                        });
+                    }};
+
+const Case empty{"binary_cross_entropy_backward/empty_skips_the_shapes", [] {
+                     BinaryCrossEntropyBackward call;
+                     call.self = floats({2, 0});
+                     call.target = floats({3});
+                     call.out = floats({5}, {7});
+                     const auto phase = phase_one(call);
+                     expect_equal(phase.status, 0, "the status");
+                     expect_equal(phase.workspace_size, 0u, "workspaceSize");
+                     expect_equal(launch(call, phase), 0, "the synchronisation's status");
+                     expect_close(call.out.values(), {7, 7, 7, 7, 7}, 0, "out");
+                 }};
+
+template <bool accepts>
+void bfloat16() {
+    check_rows<BinaryCrossEntropyBackward>(
+        {{"self bfloat16", [](auto& call) { call.self = {ACL_BF16, {2, 2}, {0.5}}; }, accepts ? 0 : 161002},
+         {"weight bfloat16", [](auto& call) { call.weight = {ACL_BF16, {2, 2}, {0.5}}; }, accepts ? 0 : 161002},
+         {"self float16", [](auto& call) { call.self = {ACL_FLOAT16, {2, 2}, {0.5}}; }}});
+}
+
+const Case bfloat16_accepted{
+    "binary_cross_entropy_backward/bfloat16_accepted", bfloat16<true>, {"Ascend910B", "Ascend910_93", "Ascend950"}};
+const Case bfloat16_refused{
+    "binary_cross_entropy_backward/bfloat16_refused", bfloat16<false>, {"Ascend910", "Ascend310P"}};
+
+const Case refusals_forward{
+    "binary_cross_entropy/refusals", [] {
+        check_rows<BinaryCrossEntropy>({
+            {"no self", [](auto& call) { call.self = {}; }, 561103},
+            {"no target", [](auto& call) { call.target = {}; }, 561103},
+            {"no out", [](auto& call) { call.out = {}; }, 561103},
+            {"self float64", [](auto& call) { call.self = {ACL_DOUBLE, {2, 2}}; }, 161002},
+            {"target float64", [](auto& call) { call.target = {ACL_DOUBLE, {2, 2}}; }, 161002},
+            {"weight float64", [](auto& call) { call.weight = {ACL_DOUBLE, {2, 2}}; }, 161002},
+            {"out float64", [](auto& call) { call.out = {ACL_DOUBLE, {2, 2}}; }, 161002},
+            {"reduction 3", [](auto& call) { call.reduction = 3; }, 161002},
+            {"target of another shape", [](auto& call) { call.target = floats({5, 7}); }, 161002},
+            {"target would broadcast", [](auto& call) { call.target = floats({2}); }, 161002},
+            {"float16 with float32 out",
+             [](auto& call) {
+                 for (auto* tensor : {&call.self, &call.target, &call.weight}) *tensor = {ACL_FLOAT16, {2, 2}, {0.5}};
+             },
+             161002},
+            {"out of another shape", [](auto& call) { call.out = floats({4}); }, 161002},
+            {"mean to one element",
+             [](auto& call) {
+                 call.reduction = 1;
+                 call.out = floats({1});
+             }},
+            {"mean to two elements",
+             [](auto& call) {
+                 call.reduction = 1;
+                 call.out = floats({2});
+             },
+             161002},
+            {"no weight", [](auto& call) { call.weight = {}; }},
+        });
+    }};
+
+const Case empty_forward{"binary_cross_entropy/empty", [] {
+                             const double results[] = {7, NAN, 0};
+                             for (std::int64_t reduction = 0; reduction < 3; ++reduction) {
+                                 BinaryCrossEntropy call;
+                                 call.reduction = reduction;
+                                 call.self = floats({0, 2});
+                                 call.target = floats({0, 2});
+                                 call.weight = {};
+                                 call.out = {
+                                     ACL_FLOAT, reduction == 0 ? Shape{0, 2} : Shape{}, {7}, {.storage = Shape{1}}};
+                                 run(call);
+                                 expect_close(call.out.values(), {results[reduction]}, 0, "out");
+                             }
+                         }};
+
+}  // namespace
