@@ -3,6 +3,7 @@
 from typing import Any
 
 from torch_aclnn_ops.functional._drop_in import float32_autocast_dtype, is_ordinary, refuse_tangent
+from torch_aclnn_ops.functional._forward import binary_cross_entropy_forward
 from torch_aclnn_ops.functional._function import EagerOrCompiled
 from torch_aclnn_ops.ops import binary_cross_entropy_backward
 
@@ -25,8 +26,7 @@ class BinaryCrossEntropyFunction(torch.autograd.Function):
                     f"BinaryCrossEntropyFunction: {name} must have input's shape and dtype,"
                     f" {list(input.shape)} and {input.dtype}, but it has {list(tensor.shape)} and {tensor.dtype}"
                 )
-        loss: Tensor = torch.ops.aten.binary_cross_entropy.default(input, target, weight, reduction)
-        return loss
+        return binary_cross_entropy_forward(input, target, weight, reduction)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

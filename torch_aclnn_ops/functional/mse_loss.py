@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch_aclnn_ops.functional._drop_in import float32_autocast_dtype, is_ordinary
+from torch_aclnn_ops.functional._forward import mse_loss_forward
 from torch_aclnn_ops.functional._function import EagerOrCompiled
 from torch_aclnn_ops.ops import mse_loss_backward
 
@@ -26,8 +27,7 @@ class MSELossFunction(torch.autograd.Function):
                 "MSELossFunction: target must have input's shape and dtype,"
                 f" {list(input.shape)} and {input.dtype}, but it has {list(target.shape)} and {target.dtype}"
             )
-        loss: Tensor = torch.ops.aten.mse_loss.default(input, target, reduction)
-        return loss
+        return mse_loss_forward(input, target, reduction)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -58,6 +58,17 @@ def why_formula(operator: str, arguments: dict[str, Any]) -> str | None:
     return reason
 
 
+def why_formula_of_forward(function: str, **tensors: Tensor | None) -> str | None:
+    """Return why torch_npu's kernel of a loss does not take these tensors, or ``None`` if it does, as on a CPU."""
+    soc = _extension.soc()
+    if soc is None or next(iter(tensors.values())).device.type != "npu":  # type: ignore[union-attr]
+        return None
+    reason = _why_not_rank(tensors) or _why_not_dtype(soc, **tensors)
+    if reason is not None and not torch.compiler.is_compiling():
+        note(function, f"formula in torch calls, because {reason}")
+    return reason
+
+
 def note(operator: str, path: str) -> None:
     """Log a path, and tell it to :func:`recording`."""
     _log.debug("%s: %s", operator, path)
@@ -84,10 +95,14 @@ def _why_not_cann(operator: str, arguments: dict[str, Any]) -> str | None:
     soc = _extension.soc()
     if soc is None:
         return None  # a chip newer than this package: CANN shall decide
+    return _why_not_rank(arguments) or _LIMITS[operator](soc, **arguments)
+
+
+def _why_not_rank(arguments: dict[str, Any]) -> str | None:
     for name, tensor in arguments.items():
         if isinstance(tensor, Tensor) and tensor.dim() > _MAX_RANK:
             return f"{name} has {tensor.dim()} dimensions and CANN's operators take at most {_MAX_RANK}"
-    return _LIMITS[operator](soc, **arguments)
+    return None
 
 
 def _why_not_dtype(soc: str, **tensors: Tensor | None) -> str | None:

@@ -98,7 +98,8 @@ def _softmax(input: Tensor, weight: Tensor, logits_max: Tensor | None, sum_exp_l
 def _to_grad_logits_(softmax: Tensor, grad: Tensor, masked: Tensor, masked_target: Tensor) -> Tensor:
     """Turn the softmax into ``grad * d(loss)/d(logits)`` in place: subtract 1 at the target, unless it is masked."""
     column = masked_target.masked_fill(masked, 0).long().unsqueeze(1)
-    softmax.scatter_add_(1, column, masked.to(softmax.dtype).sub_(1).unsqueeze(1))
+    # Not masked.to(softmax.dtype): torch_npu casts to float32 where float64 is asked for.
+    softmax.scatter_add_(1, column, softmax.new_full(column.shape, -1).masked_fill(masked.unsqueeze(1), 0))
     return softmax.mul_(grad.unsqueeze(1))
 
 

@@ -1,0 +1,216 @@
+"""The drop-in functions, modules and the optimizer on an NPU: the CPU's results, by CANN's operators."""
+
+import logging
+
+import torch_aclnn_ops
+from torch_aclnn_ops import functional as ours
+from torch_aclnn_ops import host_npu, nn, optim
+
+import pytest
+import torch
+
+from tests import test_binary_cross_entropy, test_embedding, test_linear_cross_entropy, test_mse_loss
+from tests._contract import HALF_DTYPES, Case, Maker
+
+TABLES = {
+    "mse_loss": test_mse_loss.CASES,
+    "binary_cross_entropy": test_binary_cross_entropy.CASES,
+    "embedding": [
+        *test_embedding.CASES,
+        *test_embedding.TestDropInWithPadding.CASES,
+        *test_embedding.TestDropInScaledByFrequency.CASES,
+    ],
+    "linear_cross_entropy": [
+        *test_linear_cross_entropy.FUSED_CASES,
+        *test_linear_cross_entropy.CHUNKED_CASES,
+        *test_linear_cross_entropy.TestChunkSize.CASES,
+    ],
+}
+CASES = [pytest.param(case, id=f"{name}-{case.name}") for name, cases in TABLES.items() for case in cases]
+
+
+def _loss_and_gradients(case: Case, dtype: torch.dtype, device: str):
+    make = Maker(dtype)
+    inputs = tuple(tensor.to(device).requires_grad_() for tensor in case.inputs(make))
+    constants = tuple(tensor.to(device) for tensor in case.constants(make))
+    result = case.call(ours, *inputs, *constants)
+    cotangent = torch.linspace(0.5, 1.5, result.numel(), dtype=torch.float64).reshape(result.shape)
+    gradients = torch.autograd.grad(result, inputs, cotangent.to(result.dtype).to(device))
+    assert all(tensor.device.type == device for tensor in (result, *gradients))
+    return [tensor.detach().cpu() for tensor in (result, *gradients)]
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALF_DTYPES])
+@pytest.mark.parametrize("case", CASES)
+def test_result_and_gradients_are_the_cpus(case, dtype):
+    tolerance = 32 * torch.finfo(dtype).eps
+    for result, expected in zip(
+        _loss_and_gradients(case, dtype, "npu"), _loss_and_gradients(case, dtype, "cpu"), strict=True
+    ):
+        torch.testing.assert_close(result, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def _linear_case(dtype, rows=24, classes=160, features=16):
+    make = Maker(dtype)
+    target = make.index(classes, rows)
+    target[3] = -100
+    return make.normal(rows, features), make.normal(classes, features) * 0.2, target
+
+
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_linear_cross_entropy_uses_the_fused_operators(dtype, reduction):
+    input, weight, target = _linear_case(dtype)
+    on_cpu = input.clone().requires_grad_(), weight.clone().requires_grad_()
+    on_npu = input.npu().requires_grad_(), weight.npu().requires_grad_()
+    host_npu.reset()
+    loss = ours.linear_cross_entropy(*on_npu, target.npu(), reduction=reduction)
+    loss.sum().backward()
+    expected = ours.linear_cross_entropy(*on_cpu, target, reduction=reduction)
+    expected.sum().backward()
+    torch.npu.synchronize()
+    launches = host_npu.stats().launches
+    assert launches["aclnnFusedLinearOnlineMaxSum"] == 1
+    assert launches["aclnnFusedCrossEntropyLossWithMaxSum"] == 1
+    assert launches["aclnnFusedLinearCrossEntropyLossGrad"] == 1
+    tolerance = 8 * torch.finfo(dtype).eps
+    torch.testing.assert_close(loss.cpu(), expected, rtol=tolerance, atol=tolerance)
+    for mine, theirs in zip(on_npu, on_cpu, strict=True):
+        scale = theirs.grad.abs().max().item()
+        torch.testing.assert_close(mine.grad.cpu(), theirs.grad, rtol=tolerance, atol=tolerance * scale)
+    assert bool((on_npu[0].grad[3] == 0).all())
+    if reduction == "none":
+        assert loss[3] == 0
+
+
+def test_a_target_outside_the_classes_gives_nan_and_nothing_is_written_elsewhere():
+    input, weight, target = _linear_case(torch.bfloat16)
+    target[5] = 160
+    losses = ours.linear_cross_entropy(input.npu(), weight.npu(), target.npu(), reduction="none")
+    assert losses.isnan().nonzero().flatten().tolist() == [5]
+
+
+def _module_step(module, optimizer, *inputs):
+    loss = module(*inputs)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+@pytest.mark.parametrize("decoupled", [True, False])
+@pytest.mark.parametrize("bias_correction", [True, False])
+def test_modules_and_optimizer_train_as_on_the_cpu(decoupled, bias_correction):
+    losses = {}
+    for device in ("cpu", "npu"):
+        torch.manual_seed(0)
+        embedding = nn.Embedding(12, 8, padding_idx=-1).to(device)
+        model = torch.nn.Sequential(embedding, torch.nn.Linear(8, 1), torch.nn.Sigmoid()).to(device)
+        options = {"decoupled_weight_decay": decoupled, "bias_correction": bias_correction}
+        optimizer = optim.FusedEmaAdam(model.parameters(), lr=1e-2, ema_decay=0.9, **options)
+        tokens = Maker(torch.float32).index(12, 6, 3).to(device)
+        target = Maker(torch.float32).probability(6, 3, 1).to(device)
+        losses[device] = []
+        for criterion in (nn.MSELoss(), nn.BCELoss(), nn.MSELoss(reduction="sum"), nn.BCELoss(reduction="sum")) * 2:
+            losses[device].append(_module_step(lambda x, c=criterion, t=target: c(model(x), t), optimizer, tokens))
+        with optimizer.swap_ema_params():
+            losses[device].append(nn.MSELoss()(model(tokens), target).item())
+    assert losses["npu"] == pytest.approx(losses["cpu"], rel=1e-4)
+
+
+def test_explain_names_canns_operators_and_runs_nothing():
+    host_npu.reset()
+    input, target = torch.rand(3).npu().requires_grad_(), torch.rand(3).npu()
+    assert torch_aclnn_ops.explain(ours.mse_loss, input, target) == "mse_loss_backward: aclnnMseLossBackward"
+    assert input.grad is None
+    assert "aclnnMseLossBackward" not in host_npu.stats().launches
+    assert torch_aclnn_ops.explain(nn.BCELoss(), input, target) == (
+        "binary_cross_entropy_backward: aclnnBinaryCrossEntropyBackward"
+    )
+    hidden, head, target = (tensor.npu() for tensor in _linear_case(torch.bfloat16))
+    assert torch_aclnn_ops.explain(ours.linear_cross_entropy, hidden.requires_grad_(), head.requires_grad_(), target) == (
+        "fused_linear_online_max_sum: aclnnFusedLinearOnlineMaxSum\n"
+        "fused_cross_entropy_loss_with_max_sum: aclnnFusedCrossEntropyLossWithMaxSum\n"
+        "fused_linear_cross_entropy_loss_grad: aclnnFusedLinearCrossEntropyLossGrad"
+    )
+
+
+FORMULAS = {
+    "float64": (
+        lambda: (ours.mse_loss, torch.rand(3).double(), torch.rand(3).double()),
+        "mse_loss: formula in torch calls, because input is torch.float64, which CANN's operator does not take on"
+        " Ascend910B\nmse_loss_backward: formula in torch calls, because grad_output is torch.float64, which CANN's"
+        " operator does not take on Ascend910B",
+    ),
+    "nine dimensions": (
+        lambda: (ours.binary_cross_entropy, torch.rand((1,) * 9), torch.rand((1,) * 9)),
+        "binary_cross_entropy: formula in torch calls, because input has 9 dimensions and CANN's operators take at most"
+        " 8\nbinary_cross_entropy_backward: formula in torch calls, because self has 9 dimensions and CANN's operators"
+        " take at most 8",
+    ),
+    "float32 matrices": (
+        lambda: (ours.linear_cross_entropy, torch.rand(4, 2), torch.rand(200, 2), torch.zeros(4, dtype=torch.int64)),
+        "fused_linear_online_max_sum: formula in torch calls, because input is torch.float32 and CANN's operator takes"
+        " torch.float16 and torch.bfloat16",
+    ),
+    "few classes": (
+        lambda: (
+            ours.linear_cross_entropy,
+            torch.rand(4, 2).half(),
+            torch.rand(127, 2).half(),
+            torch.zeros(4, dtype=torch.int64),
+        ),
+        "fused_linear_online_max_sum: formula in torch calls, because weight has 127 classes and CANN's operator takes"
+        " 128 or more",
+    ),
+    "many features": (
+        lambda: (
+            ours.linear_cross_entropy,
+            torch.rand(1, 65535).half(),
+            torch.rand(128, 65535).half(),
+            torch.zeros(1, dtype=torch.int64),
+        ),
+        "fused_linear_online_max_sum: formula in torch calls, because weight has 65535 features and CANN's operator"
+        " takes at most 65534",
+    ),
+    "integers": (
+        lambda: (lambda x, y: ours.mse_loss(x, y, reduction="sum"), *[torch.ones(3, dtype=torch.int64)] * 2),
+        "no operator of torch_aclnn_ops: torch's own functions serve this call",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_what_cann_does_not_take_is_computed_by_the_formula_and_said(name):
+    make, sentence = FORMULAS[name]
+    function, *arguments = make()
+    on_npu = [arg.npu().requires_grad_(arg.is_floating_point()) for arg in arguments]
+    assert torch_aclnn_ops.explain(function, *on_npu).startswith(sentence)
+
+
+def test_a_debug_log_says_the_same(caplog):
+    input = torch.rand(3).double().npu().requires_grad_()
+    with caplog.at_level(logging.DEBUG, logger="torch_aclnn_ops"):
+        ours.mse_loss(input, input.detach()).backward()
+    assert [record.getMessage() for record in caplog.records] == FORMULAS["float64"][1].splitlines()
+
+
+def test_the_formula_refuses_what_the_operator_refuses():
+    with pytest.raises(ValueError, match=r"mse_loss_backward: reduction must be 0 \(none\), .* but it is 7"):
+        torch_aclnn_ops.ops.mse_loss_backward(*[torch.rand(3).double().npu()] * 3, 7)
+    state = [torch.rand(3).double().npu() for _ in range(5)]
+    state[1].requires_grad_()
+    with pytest.raises(RuntimeError, match="apply_fused_ema_adam_: var must not require grad"):
+        torch_aclnn_ops.ops.apply_fused_ema_adam_(
+            *state,
+            torch.tensor([1]).npu(),
+            lr=0.1,
+            ema_decay=0.9,
+            beta1=0.9,
+            beta2=0.9,
+            eps=1e-8,
+            weight_decay_mode=1,
+            bias_correction=True,
+            weight_decay=0.0,
+        )
