@@ -10,9 +10,6 @@ namespace {
 std::int32_t create(const char* function, aclrtEvent* event, std::uint32_t flags) {
     return run_api(function, [&] {
         require(event, "event");
-        if ((flags & ACL_EVENT_IPC) != 0) {
-            throw Error(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "the host NPU does not simulate events between processes");
-        }
         *event = events().add(std::make_shared<Event>(flags));
     });
 }

@@ -8,7 +8,10 @@ using namespace host_npu;
 namespace {
 
 constexpr const char* kBinaries = "kernels in device code";
-constexpr const char* kGraphs = "captured graphs";
+// With a status of its own: torch_npu only warns at ACL_ERROR_RT_FEATURE_NOT_SUPPORT here, and then fails an assertion.
+aclError refuse_graph(const char* function) {
+    return failed(function, ACL_ERROR_FEATURE_UNSUPPORTED, "the host NPU does not simulate captured graphs");
+}
 
 }  // namespace
 
@@ -48,9 +51,9 @@ HOST_NPU_EXPORT std::int32_t rtGetC2cCtrlAddr(std::uint64_t*, std::uint32_t*) {
 
 }  // extern "C"
 
-aclError aclmdlRICaptureBegin(aclrtStream, aclmdlRICaptureMode) { return unsupported(__func__, kGraphs); }
+aclError aclmdlRICaptureBegin(aclrtStream, aclmdlRICaptureMode) { return refuse_graph(__func__); }
 
-aclError aclmdlRICaptureEnd(aclrtStream, aclmdlRI*) { return unsupported(__func__, kGraphs); }
+aclError aclmdlRICaptureEnd(aclrtStream, aclmdlRI*) { return refuse_graph(__func__); }
 
 aclError aclmdlRICaptureGetInfo(aclrtStream, aclmdlRICaptureStatus* status, aclmdlRI* modelRI) {
     return run_api(__func__, [&] {
@@ -68,18 +71,18 @@ aclError aclmdlRICaptureThreadExchangeMode(aclmdlRICaptureMode* mode) {
     });
 }
 
-aclError aclmdlRIExecuteAsync(aclmdlRI, aclrtStream) { return unsupported(__func__, kGraphs); }
+aclError aclmdlRIExecuteAsync(aclmdlRI, aclrtStream) { return refuse_graph(__func__); }
 
-aclError aclmdlRIDestroy(aclmdlRI) { return unsupported(__func__, kGraphs); }
+aclError aclmdlRIDestroy(aclmdlRI) { return refuse_graph(__func__); }
 
-aclError aclmdlRIDebugJsonPrint(aclmdlRI, const char*, uint32_t) { return unsupported(__func__, kGraphs); }
+aclError aclmdlRIDebugJsonPrint(aclmdlRI, const char*, uint32_t) { return refuse_graph(__func__); }
 
-aclError aclmdlRIGetId(aclmdlRI, uint32_t*) { return unsupported(__func__, kGraphs); }
+aclError aclmdlRIGetId(aclmdlRI, uint32_t*) { return refuse_graph(__func__); }
 
-aclError aclmdlRICaptureTaskGrpBegin(aclrtStream) { return unsupported(__func__, kGraphs); }
+aclError aclmdlRICaptureTaskGrpBegin(aclrtStream) { return refuse_graph(__func__); }
 
-aclError aclmdlRICaptureTaskGrpEnd(aclrtStream, aclrtTaskGrp*) { return unsupported(__func__, kGraphs); }
+aclError aclmdlRICaptureTaskGrpEnd(aclrtStream, aclrtTaskGrp*) { return refuse_graph(__func__); }
 
-aclError aclmdlRICaptureTaskUpdateBegin(aclrtStream, aclrtTaskGrp) { return unsupported(__func__, kGraphs); }
+aclError aclmdlRICaptureTaskUpdateBegin(aclrtStream, aclrtTaskGrp) { return refuse_graph(__func__); }
 
-aclError aclmdlRICaptureTaskUpdateEnd(aclrtStream) { return unsupported(__func__, kGraphs); }
+aclError aclmdlRICaptureTaskUpdateEnd(aclrtStream) { return refuse_graph(__func__); }

@@ -1,0 +1,322 @@
+"""The simulated NPU: its devices, memory, streams, statistics, and how it is switched on.
+
+Every program runs in a process of its own; this one has no NPU.
+"""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch_aclnn_ops
+from torch_aclnn_ops import host_npu
+from torch_aclnn_ops.host_npu import _libraries
+
+import pytest
+
+pytestmark = pytest.mark.skipif(bool(_libraries.missing()), reason="the host NPU was not built")
+
+_TESTS = pathlib.Path(__file__).parent
+_PACKAGE = pathlib.Path(torch_aclnn_ops.__file__).parents[1]
+
+
+def _run(*arguments: str | pathlib.Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    removed = ("TASK_QUEUE_ENABLE", "ASCEND_LAUNCH_BLOCKING", "ASCEND_HOME_PATH", "TORCH_ACLNN_HOST_NPU_DEVICES")
+    kept = {name: value for name, value in os.environ.items() if name not in removed}
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        env={**kept, "PYTHONPATH": os.pathsep.join([str(_PACKAGE), *sys.path[1:]]), **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def _on_host_npu(*arguments: str | pathlib.Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return _run("-m", "torch_aclnn_ops.host_npu", *arguments, **environment)
+
+
+def _json(result: subprocess.CompletedProcess[str]) -> Any:
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def facts() -> dict[str, Any]:
+    """What a program found out about two devices."""
+    return _json(_on_host_npu("--devices", "2", _TESTS / "host_npu_facts.py", "first", "--second"))
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Make a script of some code."""
+
+    def write(code: str) -> pathlib.Path:
+        path = tmp_path / "script.py"
+        path.write_text(code)
+        return path
+
+    return write
+
+
+# How it is switched on.
+
+
+def test_a_script_gets_its_arguments(facts):
+    assert facts["arguments"] == ["first", "--second"]
+
+
+def test_a_module_runs_like_a_script(tmp_path):
+    (tmp_path / "program.py").write_text("import sys, torch; print(sys.argv[1:], torch.npu.get_device_name())")
+    result = _on_host_npu("--soc", "Ascend310P", "-m", "program", "-x", PYTHONPATH=f"{_PACKAGE}:{tmp_path}")
+    assert result.stdout.split("\n")[-2] == "['-x'] Ascend310P3", result.stderr
+
+
+def test_torch_npu_says_nothing_about_the_missing_cann(script):
+    assert _on_host_npu(script("")).stdout == ""
+
+
+@pytest.fixture
+def with_cann(tmp_path):
+    """The environment of a machine that has a real CANN."""
+    (tmp_path / "libascendcl.so").touch()
+    return {"LD_LIBRARY_PATH": str(tmp_path), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+
+
+def test_a_real_cann_is_not_hidden(script, with_cann):
+    result = _on_host_npu(script("print('ran')"), **with_cann)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "there is a real CANN (its libraries are where the loader searches)" in result.stderr
+
+
+def test_a_real_cann_is_hidden_on_demand(script, with_cann):
+    code = "import os, torch; print(torch.npu.device_count(), os.environ.get('ASCEND_HOME_PATH'))"
+    result = _on_host_npu("--force", script(code), ASCEND_HOME_PATH="/opt/cann", **with_cann)
+    assert result.stdout == "1 None\n", result.stderr
+
+
+def test_ascend_home_path_counts_as_a_real_cann(script):
+    result = _on_host_npu(script(""), ASCEND_HOME_PATH="/opt/cann", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert "ASCEND_HOME_PATH is set to /opt/cann" in result.stderr
+
+
+def test_a_program_can_enable_it_itself():
+    code = (
+        "from torch_aclnn_ops import host_npu; print(host_npu.is_enabled()); host_npu.enable(devices=3)\n"
+        "import torch; print(host_npu.is_enabled(), torch.npu.device_count(), torch.ones(2, device='npu').sum().item())"
+    )
+    result = _run("-c", code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert result.stdout.split("\n")[-3:-1] == ["False", "True 3 2.0"], result.stderr
+
+
+def test_torch_npu_must_not_be_imported_before(tmp_path):
+    (tmp_path / "torch_npu.py").touch()
+    code = "import torch, torch_npu; from torch_aclnn_ops import host_npu; host_npu.enable()"
+    result = _run("-c", code, TORCH_DEVICE_BACKEND_AUTOLOAD="0", PYTHONPATH=f"{tmp_path}:{_PACKAGE}")
+    assert "HostNpuError: torch_npu is imported already" in result.stderr
+
+
+def test_settings_of_the_environment_are_checked(script):
+    code = script("import torch; torch.ones(1, device='npu')")
+    result = _on_host_npu(code, TORCH_ACLNN_HOST_NPU_DEVICES="many")
+    assert "TORCH_ACLNN_HOST_NPU_DEVICES must be a whole number from 1 to 64, got 'many'" in result.stderr
+
+
+def test_what_cannot_be_is_refused(facts):
+    assert facts["invalid_requests"] == [
+        "ValueError: nth must be at least 1, got 0",
+        "ValueError: status must not be 0, which is success",
+        "ValueError: devices must be from 1 to 64, got 0",
+        f"ValueError: soc must be one of {', '.join(host_npu.SOCS)}, got 'Ascend1'",
+        "HostNpuError: the host NPU is enabled with other devices or another soc, and cannot be changed",
+    ]
+
+
+@pytest.mark.parametrize("call", [host_npu.stats, host_npu.reset, lambda: host_npu.fail("aclrtMalloc")])
+def test_statistics_need_it_enabled(call):
+    if host_npu.is_enabled():
+        pytest.skip("these tests run on a host NPU")
+    with pytest.raises(host_npu.HostNpuError, match="is not enabled"):
+        call()
+
+
+# Devices and memory.
+
+
+def test_there_are_as_many_devices_as_asked_for(facts):
+    assert facts["devices"] == {"count": 2, "device": "npu:1", "total": 6.0}
+
+
+def test_tensors_move_between_devices(facts):
+    assert facts["copy_between_devices"] == [0, 1, 2, 3]
+
+
+def test_operands_have_to_be_on_one_device(facts):
+    assert "found at least two devices, npu:0 and npu:1" in facts["operands_on_two_devices"]
+    assert "found at least two devices, npu:0 and cpu" in facts["operands_on_device_and_host"]
+
+
+def test_the_host_cannot_read_device_memory(script):
+    code = "import ctypes, torch; ctypes.string_at(torch.ones(1, device='npu').data_ptr(), 4)"
+    result = _on_host_npu(script(code))
+    assert result.returncode == -signal.SIGSEGV
+    assert "host NPU: the host touched device memory, which only copies and kernels may" in result.stderr
+
+
+def test_the_host_cannot_write_device_memory(script):
+    code = "import ctypes, torch; ctypes.memset(torch.ones(1, device='npu').data_ptr(), 0, 4)"
+    assert _on_host_npu(script(code)).returncode == -signal.SIGSEGV
+
+
+def test_fresh_memory_holds_no_numbers(facts):
+    assert facts["fresh_memory"] is True
+
+
+def test_memory_is_limited(facts):
+    assert facts["out_of_memory"].startswith("NPU out of memory")
+
+
+# Streams, events and errors.
+
+
+def test_streams_are_asynchronous(facts):
+    assert facts["stream_is_asynchronous"] == [False, True]
+
+
+def test_work_on_a_stream_is_done_in_order(facts):
+    assert facts["stream_is_ordered"] == [0.0, 1.0]
+
+
+def test_an_event_is_reached_with_the_work_before_it(facts):
+    assert facts["event_waits_for_its_stream"] == [False, True]
+
+
+def test_a_stream_waits_for_an_event_of_another(facts):
+    assert facts["stream_waits_for_an_event"] == [False, True]
+
+
+def test_events_measure_time(facts):
+    assert facts["elapsed_time"] >= 40
+
+
+def test_only_events_with_timing_measure_time(facts):
+    status, message = facts["elapsed_time_of_an_event_without_timing"]
+    assert status == 107006
+    assert "was created without ACL_EVENT_TIME_LINE" in message
+
+
+def test_a_fault_is_reported_once_by_the_next_synchronisation(facts):
+    first, second = facts["fault_on_a_stream"]
+    assert "error code is 507015" in first
+    assert "aclrtMemsetAsync failed on stream" in first
+    assert "is not live device memory" in first
+    assert second == ""
+
+
+def test_a_message_is_there_until_it_is_read(facts):
+    nothing, status, message, afterwards = facts["message_is_read_once"]
+    assert (nothing, status, afterwards) == (None, 107000, None)
+    assert message == "EZ1001: aclrtFree: 0x1000 is not the start of memory from aclrtMalloc"
+
+
+def test_a_message_belongs_to_its_thread(facts):
+    assert facts["message_belongs_to_its_thread"] == [None, True]
+
+
+def test_callbacks_run_in_the_thread_that_subscribed(facts):
+    assert facts["callback_runs_in_the_thread_that_subscribed"] is True
+
+
+def test_graph_capture_is_refused_with_a_reason(facts):
+    assert "the host NPU does not simulate captured graphs" in facts["capture"]
+
+
+# Operators that the CPU computes.
+
+
+def test_random_numbers_follow_the_npus_own_generator(facts):
+    expected = {name: True for name in ("the host's are untouched", "they differ", "a state repeats them")}
+    assert facts["random_numbers"] == {**expected, "dropout": [0.0, 2.0]}
+
+
+def test_a_generator_can_be_given(facts):
+    assert facts["generator"] is True
+
+
+def test_a_result_can_go_to_a_tensor_that_has_to_grow(facts):
+    assert facts["results_in_given_tensors"] == [True, [[5.0, 14.0], [14.0, 50.0]]]
+
+
+def test_autocast_chooses_the_dtype(facts):
+    assert facts["autocast"] == "torch.bfloat16"
+
+
+@pytest.mark.parametrize("what", ["foreach_optimizer", "fused_optimizer", "convolution", "attention"])
+def test_results_and_gradients_are_the_cpus(facts, what):
+    assert facts[what] is True
+
+
+_TRAINING = {
+    "no queue": {"TASK_QUEUE_ENABLE": "0"},
+    "a queue": {"TASK_QUEUE_ENABLE": "1"},
+    "a queue for both phases": {"TASK_QUEUE_ENABLE": "2"},
+    "blocking launches": {"ASCEND_LAUNCH_BLOCKING": "1"},
+    "expandable segments": {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"},
+}
+
+
+@pytest.fixture(scope="module")
+def trainings() -> dict[str, subprocess.CompletedProcess[str]]:
+    """What training prints with each of the settings; the processes share the cores."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        results = pool.map(
+            lambda settings: _on_host_npu(_TESTS / "host_npu_training.py", **settings), _TRAINING.values()
+        )
+        return dict(zip(_TRAINING, results, strict=True))
+
+
+@pytest.mark.parametrize("settings", _TRAINING)
+def test_training_has_the_cpus_losses_bit_for_bit_with(trainings, settings):
+    losses = _json(trainings[settings])
+    assert losses["npu"] == losses["cpu"]
+    assert losses["cpu"][-1] < losses["cpu"][0]
+
+
+# Statistics and failures.
+
+
+def test_launches_are_counted_by_operator(facts):
+    assert facts["mse_loss"] == [{}, {"aclnnMseLossBackward": 1}]
+
+
+def test_what_is_alive_is_counted(facts):
+    assert facts["alive"] == [0, 1, 0]
+
+
+def test_device_bytes_are_counted(facts):
+    during, after, peak = facts["device_bytes"]
+    assert during >= 2**25
+    assert (after, peak) == (0, during)
+
+
+def test_the_nth_call_fails_as_asked(facts):
+    pending, statuses, message, afterwards = facts["failure_of_the_second_call"]
+    assert pending == {"aclrtGetDeviceCount": 1}
+    assert statuses == [0, 507899, 0]
+    assert message == "EZ9999: aclrtGetDeviceCount: the driver is gone"
+    assert afterwards == {}
+
+
+def test_reset_forgets_failures_to_come(facts):
+    assert facts["failure_that_reset_forgets"] == 0
+
+
+def test_torch_npu_raises_what_was_asked_for_and_goes_on(facts):
+    error, value = facts["failure_in_torch_npu"]
+    assert "error code is 507046" in error
+    assert "asked for" in error
+    assert value == 1.0
