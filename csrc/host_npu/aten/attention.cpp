@@ -26,8 +26,8 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
     const auto choice = at::_fused_sdp_choice(query, key, value, mask, dropout, is_causal, scale, enable_gqa);
     if (choice == static_cast<int64_t>(at::SDPBackend::flash_attention)) {
         const auto summand = as_summand(mask, query.scalar_type());
-        return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout, is_causal,
-                                                                           summand, scale));
+        return std::get<0>(
+            at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout, is_causal, summand, scale));
     }
     return std::get<0>(at::_scaled_dot_product_attention_math(query, key, value, mask, dropout, is_causal, std::nullopt,
                                                               scale, enable_gqa));

@@ -1,5 +1,5 @@
-// Lets the CPU's kernels compute aten operators on NPU tensors, in place in device memory. Loading the library registers
-// them; it has to be loaded after torch_npu, whose kernels it replaces.
+// Lets the CPU's kernels compute aten operators on NPU tensors, in place in device memory. Loading the library
+// registers them; it has to be loaded after torch_npu, whose kernels it replaces.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
@@ -116,8 +116,8 @@ void register_kernels() {
     const c10::WarningUtils::WarningHandlerGuard guard(&ignore);
     using torch::Library;
     static auto& kernels = *new Library(Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
-    static auto& autograd = *new Library(Library::IMPL, "aten", c10::DispatchKey::AutogradPrivateUse1, __FILE__,
-                                         __LINE__);
+    static auto& autograd =
+        *new Library(Library::IMPL, "aten", c10::DispatchKey::AutogradPrivateUse1, __FILE__, __LINE__);
     auto& dispatcher = c10::Dispatcher::singleton();
     for (const auto& name : dispatcher.getAllOpNames()) {
         const auto op = dispatcher.findSchema(name);

@@ -97,8 +97,8 @@ bool is_composed(const c10::OperatorHandle& op) {
 bool takes_host_tensors(const c10::OperatorHandle& op) {
     // Indices, lengths and batch sizes, which PyTorch's other devices take from the host too.
     static constexpr std::string_view prefixes[] = {
-        "index", "_index", "_unsafe_index", "ctc_loss", "_ctc_loss", "_pack_padded_sequence", "tensor_split", "lstm",
-        "gru",   "rnn",
+        "index",        "_index", "_unsafe_index", "ctc_loss", "_ctc_loss", "_pack_padded_sequence",
+        "tensor_split", "lstm",   "gru",           "rnn",
     };
     const std::string_view name = std::string_view(op.operator_name().name).substr(std::string_view("aten::").size());
     return std::ranges::any_of(prefixes, [&](std::string_view prefix) { return name.starts_with(prefix); });

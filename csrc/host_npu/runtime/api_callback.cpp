@@ -115,9 +115,8 @@ aclError aclrtLaunchCallback(aclrtCallback fn, void* userData, aclrtCallbackBloc
         require(reinterpret_cast<const void*>(fn), "fn");
         const auto target = stream_of(stream);
         const bool blocks = blockType == ACL_CALLBACK_BLOCK;
-        target->enqueue_signal("aclrtLaunchCallback", [=, mailbox = mailbox_of(target.get())] {
-            deliver(mailbox, fn, userData, blocks);
-        });
+        target->enqueue_signal("aclrtLaunchCallback",
+                               [=, mailbox = mailbox_of(target.get())] { deliver(mailbox, fn, userData, blocks); });
     });
 }
 

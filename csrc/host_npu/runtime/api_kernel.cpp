@@ -1,5 +1,5 @@
-// Device binaries and graphs, which need an instruction set or a graph engine that is not simulated. torch_npu's library
-// is linked against some of these; all answer that they are not supported.
+// Device binaries and graphs, which need an instruction set or a graph engine that is not simulated. torch_npu's
+// library is linked against some of these; all answer that they are not supported.
 #include "acl/acl.h"
 #include "error.h"
 

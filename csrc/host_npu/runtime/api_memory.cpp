@@ -174,7 +174,8 @@ aclError aclrtFreePhysical(aclrtDrvMemHandle handle) {
 }
 
 aclError aclrtMapMem(void* virPtr, size_t size, size_t offset, aclrtDrvMemHandle handle, uint64_t) {
-    return run_api(__func__, [&] { DeviceMemory::instance().map(virPtr, size, offset, physical_memory().get(handle)); });
+    return run_api(__func__,
+                   [&] { DeviceMemory::instance().map(virPtr, size, offset, physical_memory().get(handle)); });
 }
 
 aclError aclrtUnmapMem(void* virPtr) {

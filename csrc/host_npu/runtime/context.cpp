@@ -73,8 +73,8 @@ Handles<Context>& contexts() {
 
 void require_device(std::int32_t device) {
     if (device < 0 || device >= device_count()) {
-        throw Error(ACL_ERROR_RT_INVALID_DEVICEID, "there is no device " + std::to_string(device) + "; there are " +
-                                                       std::to_string(device_count()));
+        throw Error(ACL_ERROR_RT_INVALID_DEVICEID,
+                    "there is no device " + std::to_string(device) + "; there are " + std::to_string(device_count()));
     }
 }
 

@@ -11,7 +11,7 @@ namespace {
 std::uintptr_t device_start = 0;
 std::uintptr_t alias_start = 0;
 std::size_t range_size = 0;
-struct sigaction previous_action {};
+struct sigaction previous_action{};
 
 void say(std::string_view text) {
     [[maybe_unused]] const auto written = write(STDERR_FILENO, text.data(), text.size());
@@ -34,7 +34,7 @@ void explain_memory_faults(std::uintptr_t device, std::uintptr_t alias, std::siz
     device_start = device;
     alias_start = alias;
     range_size = size;
-    struct sigaction action {};
+    struct sigaction action{};
     action.sa_sigaction = on_fault;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
     sigemptyset(&action.sa_mask);
