@@ -44,17 +44,17 @@ inline void expect_close(const std::vector<double>& actual, const std::vector<do
     }
 }
 
-// Registers itself. A case runs on the chips in `socs`, named as in TORCH_ACLNN_HOST_NPU_SOC.
+// A case that runs in these configurations of the process. It registers itself.
 struct Case {
-    Case(const char* name, std::function<void()> body, std::vector<std::string> socs = {"Ascend910B"});
+    Case(const char* name, std::function<void()> body, std::vector<std::string> configurations = {"Ascend910B"});
 
     std::string name;
     std::function<void()> body;
-    std::vector<std::string> socs;
+    std::vector<std::string> configurations;
 };
 
-// The chip of this process.
-std::string soc();
+// The chip of this process as TORCH_ACLNN_HOST_NPU_SOC names it, or "cache off" if phase one has no cache.
+std::string configuration();
 
 // Whether the phase-one cache is on, which it is unless the environment says otherwise.
 bool cache_is_on();

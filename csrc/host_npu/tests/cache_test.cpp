@@ -1,0 +1,119 @@
+// Phase one's cache: what it tells apart, what a hit skips.
+#include "tests/calls.h"
+#include "tests/executors.h"
+
+namespace {
+
+using namespace test;
+
+const Case hit_computes{"cache/hit_uses_the_addresses_of_its_phase_one", [] {
+                            in_new_thread([] {
+                                MseLossBackward first;
+                                run(first);
+                                MseLossBackward second;
+                                second.target.set({0, 0, 0, 0});
+                                const auto hit = phase_one(second);
+                                expect_equal(magic(hit.executor), kCacheWrapper, "the magic");
+                                // A wrapper needs the tensor objects no longer.
+                                second.self.destroy_handle();
+                                expect_equal(launch(second, hit), 0, "the synchronisation's status");
+                                expect_close(second.out.values(), {0, 0.5, 2, 4.5}, 0, "out");
+                                expect_close(first.out.values(), {0, 0, 1, 3}, 0, "the first out");
+                            });
+                        }};
+
+const Case keys{
+    "cache/what_the_cache_tells_apart", [] {
+        in_new_thread([] {
+            const auto kind = [](const std::function<void(MseLossBackward&)>& change) {
+                MseLossBackward call;
+                change(call);
+                const auto phase = phase_one(call);
+                expect_equal(phase.status, 0, "the status");
+                const auto result = magic(phase.executor);
+                aclDestroyAclOpExecutor(phase.executor);
+                return result;
+            };
+            const auto nothing = [](MseLossBackward&) {};
+            expect_equal(kind(nothing), kComposed, "the first call");
+            expect_equal(kind(nothing), kCacheWrapper, "the same");
+            const auto reduction = [](auto& call) { call.reduction = 2; };
+            expect_equal(kind(reduction), kComposed, "another reduction");
+            const auto strides = [](auto& call) { call.out = {ACL_FLOAT, {2, 2}, {0}, {.strides = Shape{1, 2}}}; };
+            expect_equal(kind(strides), kComposed, "other strides");
+            const auto storage = [](auto& call) { call.out = {ACL_FLOAT, {2, 2}, {0}, {.storage = Shape{5}}}; };
+            expect_equal(kind(storage), kComposed, "another storage");
+            const auto offset = [](auto& call) {
+                call.out = {ACL_FLOAT, {2, 2}, {0}, {.offset = 1, .storage = Shape{5}}};
+            };
+            expect_equal(kind(offset), kComposed, "another offset");
+            const auto format = [](auto& call) { call.out = {ACL_FLOAT, {2, 2}, {0}, {.format = ACL_FORMAT_NCHW}}; };
+            expect_equal(kind(format), kComposed, "another format");
+            const auto dtype = [](auto& call) { call.out = {ACL_FLOAT16, {2, 2}}; };
+            expect_equal(kind(dtype), kComposed, "another dtype");
+            const auto shape = [](auto& call) { call.target = floats({2, 1}); };
+            expect_equal(kind(shape), kComposed, "another shape");
+        });
+    }};
+
+const Case same_object{"cache/one_object_twice_is_another_call", [] {
+                           in_new_thread([] {
+                               MseLossBackward call;
+                               const auto kind = [&](const aclTensor* self, const aclTensor* target) {
+                                   Phase phase;
+                                   aclnnMseLossBackwardGetWorkspaceSize(call.grad, self, target, 0, call.out,
+                                                                        &phase.workspace_size, &phase.executor);
+                                   const auto result = magic(phase.executor);
+                                   aclDestroyAclOpExecutor(phase.executor);
+                                   return result;
+                               };
+                               expect_equal(kind(call.self, call.target), kComposed, "two objects");
+                               expect_equal(kind(call.self, call.self), kComposed, "one object twice");
+                           });
+                       }};
+
+const Case determinism{"cache/determinism_is_part_of_the_key", [] {
+                           in_new_thread([] {
+                               EmbeddingDenseBackward call;
+                               const auto kind = [&] {
+                                   const auto phase = phase_one(call);
+                                   const auto result = magic(phase.executor);
+                                   aclDestroyAclOpExecutor(phase.executor);
+                                   return result;
+                               };
+                               expect_equal(kind(), kComposed, "the first call");
+                               expect_equal(aclrtCtxSetSysParamOpt(ACL_OPT_DETERMINISTIC, 1), 0, "the option's status");
+                               const auto deterministic = kind();
+                               aclrtCtxSetSysParamOpt(ACL_OPT_DETERMINISTIC, 0);
+                               expect_equal(deterministic, kComposed, "the deterministic call");
+                               expect_equal(kind(), kCacheWrapper, "the call without it again");
+                           });
+                       }};
+
+// Nothing but the address is new, so phase one does not notice that the output is a scrap of memory.
+const Case hit_skips_checks{"cache/hit_skips_validation", [] {
+                                in_new_thread([] {
+                                    MseLossBackward call;
+                                    run(call);
+                                    aclSetRawTensorAddr(call.out, nullptr);
+                                    const auto hit = phase_one(call);
+                                    expect_equal(hit.status, 0, "the status of the hit");
+                                    expect(launch(call, hit) != 0, "the kernel wrote to a null pointer");
+                                    recent_error();
+                                });
+                            }};
+
+const Case cache_off{"cache/off",
+                     [] {
+                         expect(!cache_is_on(), "the environment does not turn the cache off");
+                         MseLossBackward call;
+                         for (int time = 0; time < 3; ++time) {
+                             const auto phase = phase_one(call);
+                             expect_equal(magic(phase.executor), kComposed, "the magic");
+                             expect_equal(aclSetAclOpExecutorRepeatable(phase.executor), 0, "the status of repeatable");
+                             expect_equal(aclDestroyAclOpExecutor(phase.executor), 0, "the status of destroying it");
+                         }
+                     },
+                     {"cache off"}};
+
+}  // namespace
