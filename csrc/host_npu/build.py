@@ -40,6 +40,7 @@ class Library:
     sources: tuple[str, ...]
     links: tuple[str, ...] = ()
     uses_torch: bool = False
+    flags: tuple[str, ...] = ()
 
     @property
     def file(self) -> str:
@@ -66,7 +67,8 @@ def libraries() -> list[Library]:
         Library("acl_tdt_channel", ("runtime/nothing.cpp",)),
         Library("host_npu_aten", _sources("aten"), ("ascendcl",), uses_torch=True),
         Library("nnopbase", _sources("nnopbase"), ("ascendcl",)),
-        Library("opapi", _sources("opapi"), ("nnopbase", "ascendcl")),
+        # The device rounds a product before it adds to it.
+        Library("opapi", _sources("opapi"), ("nnopbase", "ascendcl"), flags=("-ffp-contract=off",)),
     ]
 
 
@@ -103,7 +105,7 @@ class _Builder:
         """Compile and link one library unless it is up to date."""
         includes = _include_folders(library)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            objects = list(pool.map(lambda source: self.object(source, includes), library.sources))
+            objects = list(pool.map(lambda source: self.object(source, [*library.flags, *includes]), library.sources))
         target = self.destination / library.file
         links = [f"-l{name}" for name in library.links]
         if library.uses_torch:
@@ -116,11 +118,11 @@ class _Builder:
         self.run_if_needed(command, target, inputs)
         return target
 
-    def object(self, source: str, includes: list[str]) -> Path:
+    def object(self, source: str, flags: list[str]) -> Path:
         """Compile one source unless its object is up to date."""
         target = self.objects / (source + ".o")
         dependencies = target.with_suffix(".d")
-        command = [*self.compiler, *self.flags, *includes, "-MMD", "-MF", str(dependencies)]
+        command = [*self.compiler, *self.flags, *flags, "-MMD", "-MF", str(dependencies)]
         command += ["-c", str(SOURCES / source), "-o", str(target)]
         inputs = _listed(dependencies) if dependencies.exists() else [SOURCES / source]
         self.run_if_needed(command, target, inputs)

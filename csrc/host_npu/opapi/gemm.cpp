@@ -62,6 +62,15 @@ void pack(const Matrix& from, std::int64_t rows, std::int64_t depth, std::int64_
     }
 }
 
+// Inlined, so that the compiler unrolls it where the sizes are constants.
+inline void add_tile(const float* tile, std::int64_t rows, std::int64_t columns, float* out, std::int64_t out_stride) {
+    for (std::int64_t row = 0; row < rows; ++row) {
+        for (std::int64_t column = 0; column < columns; ++column) {
+            out[row * out_stride + column] += tile[row * kTileColumns + column];
+        }
+    }
+}
+
 std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
     return (value + multiple - 1) / multiple * multiple;
 }
@@ -89,10 +98,12 @@ void multiply_add(const Matrix& left, const Matrix& right, std::int64_t rows, st
                     const auto tile_columns = std::min(kTileColumns, panel_columns - c);
                     for (std::int64_t r = 0; r < panel_rows; r += kTileRows) {
                         multiply_tile(&left_panel[r * steps], &right_panel[c * steps], steps, tile);
+                        float* const to = out + (row + r) * out_stride + column + c;
                         const auto tile_rows = std::min(kTileRows, panel_rows - r);
-                        for (std::int64_t i = 0; i < tile_rows; ++i) {
-                            float* const to = out + (row + r + i) * out_stride + column + c;
-                            for (std::int64_t j = 0; j < tile_columns; ++j) to[j] += tile[i * kTileColumns + j];
+                        if (tile_rows == kTileRows && tile_columns == kTileColumns) {
+                            add_tile(tile, kTileRows, kTileColumns, to, out_stride);
+                        } else {
+                            add_tile(tile, tile_rows, tile_columns, to, out_stride);
                         }
                     }
                 }

@@ -15,6 +15,8 @@ namespace {
 constexpr Api kMaxSum{"aclnnFusedLinearOnlineMaxSum", "aclnnFusedLinearOnlineMaxSumGetWorkspaceSize"};
 
 constexpr std::int64_t kMaxHidden = 65534;
+// Rows of logits that are calculated at once; the simulation's own choice.
+constexpr std::int64_t kRowsAtOnce = 512;
 constexpr std::int64_t kTileRows = 128;
 constexpr std::int64_t kTileColumns = 256;
 
@@ -38,7 +40,7 @@ struct Row {
 
 Row reduce(const float* logits, std::int64_t columns) {
     Row row{.max = logits[0]};
-    for (std::int64_t column = 1; column < columns; ++column) row.max = std::fmax(row.max, logits[column]);
+    for (std::int64_t column = 1; column < columns; ++column) row.max = std::max(row.max, logits[column]);
     for (std::int64_t column = 0; column < columns; ++column) row.sum += std::exp(logits[column] - row.max);
     return row;
 }
@@ -63,12 +65,12 @@ void max_sum(const KernelArguments& arguments, const Range& range) {
 
     std::vector<float> max(targets.size()), sum(targets.size()), predicted(targets.size());
     std::vector<std::int64_t> masked_target(targets.size());
-    std::vector<float> logits(static_cast<std::size_t>(std::min(rows, kTileRows) * columns));
+    std::vector<float> logits(static_cast<std::size_t>(std::min(rows, kRowsAtOnce) * columns));
     std::optional<Elements> logits_out;
     if (arguments[kLogits]) logits_out.emplace(arguments[kLogits]);
 
-    for (std::int64_t first = 0; first < rows; first += kTileRows) {
-        const auto count = std::min(kTileRows, rows - first);
+    for (std::int64_t first = 0; first < rows; first += kRowsAtOnce) {
+        const auto count = std::min(kRowsAtOnce, rows - first);
         std::fill(logits.begin(), logits.end(), 0.0f);
         multiply_add(rows_of(&input.data()[first * hidden], hidden), rows_of(weight.data(), hidden).transposed(), count,
                      columns, hidden, logits.data(), columns);
