@@ -6,6 +6,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
+#include <malloc.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -133,7 +134,15 @@ void register_kernels() {
     autograd.impl("scaled_dot_product_attention", TORCH_FN(attention));
 }
 
+// Every result is allocated, copied to the device and freed. By default glibc gives such memory back to the kernel each
+// time, whose fresh pages then cost more than many an operator.
+void keep_freed_memory() {
+    mallopt(M_MMAP_THRESHOLD, 32 << 20);
+    mallopt(M_TRIM_THRESHOLD, 512 << 20);
+}
+
 const bool registered = [] {
+    keep_freed_memory();
     register_kernels();
     return true;
 }();

@@ -4,13 +4,14 @@
 #include <ATen/Context.h>
 
 #include <cstdint>
-#include <mutex>
 
 namespace host_npu {
 namespace {
 
 // NPU kernels count what they draw in steps of this many numbers.
 constexpr std::uint64_t kOffsetStep = 4;
+
+std::mutex borrowers;
 
 // Mixes seed and offset so that neighbouring ones start unrelated sequences.
 std::uint64_t mixed(std::uint64_t seed, std::uint64_t offset) {
@@ -29,7 +30,8 @@ std::uint64_t next_seed(at::Generator generator) {
 
 }  // namespace
 
-BorrowedGenerator::BorrowedGenerator(const std::optional<at::Generator>& generator, c10::Device device) {
+BorrowedGenerator::BorrowedGenerator(const std::optional<at::Generator>& generator, c10::Device device)
+    : turn_(borrowers) {
     const auto seed = next_seed(generator ? *generator : at::globalContext().defaultGenerator(device));
     auto host = at::detail::getDefaultCPUGenerator();
     const std::lock_guard lock(host.mutex());

@@ -4,6 +4,7 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
+#include <mutex>
 #include <optional>
 
 namespace host_npu {
@@ -19,6 +20,8 @@ class BorrowedGenerator {
     BorrowedGenerator& operator=(const BorrowedGenerator&) = delete;
 
   private:
+    // One operator at a time may borrow the generator.
+    std::unique_lock<std::mutex> turn_;
     at::Tensor saved_state_;
 };
 

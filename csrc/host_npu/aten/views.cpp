@@ -41,12 +41,13 @@ at::Tensor Views::view(const at::Tensor& tensor) {
         return tensor;
     }
     set_device(tensor.device());
-    auto on_host = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage(tensor).on_host),
+    const auto& memory = storage(tensor);
+    auto on_host = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(memory.on_host),
                                                             c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
     auto* const implementation = on_host.unsafeGetTensorImpl();
     implementation->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
     if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) implementation->set_wrapped_number(true);
-    views_.push_back({tensor, on_host});
+    views_.push_back({tensor, on_host, memory.alias});
     return on_host;
 }
 
@@ -57,8 +58,8 @@ void Views::refuse_host_tensors() const {
 }
 
 void Views::write_back_resized() {
-    for (const auto& [on_device, on_host] : views_) {
-        const bool has_moved = on_host.storage().data() != alias_of(on_device.storage().data());
+    for (const auto& [on_device, on_host, alias] : views_) {
+        const bool has_moved = on_host.storage().data() != alias;
         if (!has_moved && on_host.sizes() == on_device.sizes() && on_host.strides() == on_device.strides()) continue;
         on_device.resize_(on_host.sizes());
         if (on_host.strides() != on_device.strides()) on_device.as_strided_(on_host.sizes(), on_host.strides());

@@ -16,7 +16,8 @@ class Views {
 
     // Returns a view of an NPU tensor, or the tensor itself if it is the host's and may be.
     at::Tensor view(const at::Tensor& tensor);
-    void require_one_device(const at::Tensor& tensor);
+    // Throws if tensors of the host came with those of a device, and the operator does not take them.
+    void refuse_host_tensors() const;
     // The device of the operator, once a tensor or an argument has named it.
     const std::optional<c10::Device>& device() const { return device_; }
     void set_device(c10::Device device);
@@ -27,9 +28,6 @@ class Views {
     // Returns the NPU tensor that a result of the CPU's kernel stands for.
     at::Tensor result(const at::Tensor& on_host);
 
-    // Has the tensors of the host mixed with those of a device been refused where they should be.
-    void refuse_host_tensors() const;
-
   private:
     struct SharedStorage {
         c10::Storage on_device;
@@ -39,6 +37,8 @@ class Views {
     struct View {
         at::Tensor on_device;
         at::Tensor on_host;
+        // Where the memory of both is, unless the operator moved its view.
+        const void* alias;
     };
 
     const SharedStorage& storage(const at::Tensor& tensor);
