@@ -14,33 +14,39 @@
 
 namespace host_npu {
 
-// Up to 25 sizes or strides, the most that CANN's framework allows.
+// Up to 25 sizes or strides, the most that CANN's framework allows. The usual eight need no memory of their own.
 class Dims {
   public:
     static constexpr std::size_t kMaxRank = 25;
 
     Dims() = default;
     Dims(std::initializer_list<std::int64_t> values) : Dims(std::span(values.begin(), values.size())) {}
-    explicit Dims(std::span<const std::int64_t> values) { assign(values); }
-    Dims(const Dims& other) { assign(other); }
-    Dims& operator=(const Dims& other) {
-        if (this != &other) assign(other);
-        return *this;
+    explicit Dims(std::span<const std::int64_t> values) {
+        require_allowed(values.size());
+        rank_ = values.size();
+        if (rank_ > few_.size()) many_.resize(rank_);
+        std::copy(values.begin(), values.end(), data());
     }
 
     std::size_t rank() const { return rank_; }
-    std::int64_t operator[](std::size_t index) const { return values_[index]; }
-    std::int64_t& operator[](std::size_t index) { return values_[index]; }
-    std::int64_t back() const { return values_[rank_ - 1]; }
-    const std::int64_t* begin() const { return values_.data(); }
+    std::int64_t operator[](std::size_t index) const { return begin()[index]; }
+    std::int64_t& operator[](std::size_t index) { return data()[index]; }
+    std::int64_t back() const { return (*this)[rank_ - 1]; }
+    const std::int64_t* begin() const { return many_.empty() ? few_.data() : many_.data(); }
     const std::int64_t* end() const { return begin() + rank_; }
     operator std::span<const std::int64_t>() const { return {begin(), rank_}; }
 
     bool operator==(const Dims& other) const { return std::equal(begin(), end(), other.begin(), other.end()); }
 
     void push_back(std::int64_t value) {
-        if (rank_ == kMaxRank) throw std::length_error("a tensor has at most 25 dimensions");
-        values_[rank_++] = value;
+        require_allowed(rank_ + 1);
+        if (rank_ < few_.size()) {
+            few_[rank_] = value;
+        } else {
+            if (many_.empty()) many_.assign(few_.begin(), few_.end());
+            many_.push_back(value);
+        }
+        ++rank_;
     }
 
     // The product of all sizes.
@@ -54,14 +60,15 @@ class Dims {
     bool empty() const { return std::find(begin(), end(), 0) != end(); }
 
   private:
-    void assign(std::span<const std::int64_t> values) {
-        if (values.size() > kMaxRank) throw std::length_error("a tensor has at most 25 dimensions");
-        rank_ = values.size();
-        std::copy(values.begin(), values.end(), values_.begin());
+    static void require_allowed(std::size_t rank) {
+        if (rank > kMaxRank) throw std::length_error("a tensor has at most 25 dimensions");
     }
+    std::int64_t* data() { return many_.empty() ? few_.data() : many_.data(); }
 
     std::size_t rank_ = 0;
-    std::array<std::int64_t, kMaxRank> values_;
+    std::array<std::int64_t, 8> few_{};
+    // All of them, if they are more than a few.
+    std::vector<std::int64_t> many_;
 };
 
 // The strides of a contiguous tensor.

@@ -98,7 +98,7 @@ const Case small_workspace{
     "life_cycle/small_workspace_is_a_device_fault", [] {
         MseLossBackward call;
         const auto phase = phase_one(call);
-        const Memory workspace(phase.workspace_size / 2);
+        const Memory workspace(phase.workspace_size);
         const Stream stream;
         expect_equal(call.phase_two(workspace.address(), phase.workspace_size / 2, phase.executor, stream.handle), 0,
                      "phase two does not look at the size, its status");

@@ -99,4 +99,20 @@ const Case set_address_refusals{
         recent_error();
     }};
 
+const Case many_dimensions{"objects/many_dimensions", [] {
+                               // The framework stops at 25 dimensions.
+                               const Shape most(25, 1), too_many(26, 1);
+                               const Tensor tensor(ACL_FLOAT, most);
+                               std::int64_t* values = nullptr;
+                               std::uint64_t count = 0;
+                               aclGetViewStrides(tensor, &values, &count);
+                               const Shape strides(values, values + count);
+                               delete[] values;
+                               expect(strides == most, "the strides of 25 dimensions");
+                               expect(aclCreateTensor(too_many.data(), 26, ACL_FLOAT, nullptr, 0, ACL_FORMAT_ND,
+                                                      too_many.data(), 26, nullptr) == nullptr,
+                                      "a tensor of 26 dimensions");
+                               recent_error();
+                           }};
+
 }  // namespace
