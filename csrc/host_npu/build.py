@@ -25,6 +25,8 @@ _FLAGS = [
 ]
 # x86-64-v3 would be quicker, but a wheel may be moved to an older machine.
 _OPTIMISATION = ["-O2"]
+# The device rounds a product before it adds to it. Loops over elements are worth vectors, whatever their length.
+_ARITHMETIC = ("-ffp-contract=off", "-fvect-cost-model=dynamic")
 _COVERAGE = ["-O0", "-g", "--coverage"]
 
 
@@ -67,8 +69,7 @@ def libraries() -> list[Library]:
         Library("acl_tdt_channel", ("runtime/nothing.cpp",)),
         Library("host_npu_aten", _sources("aten"), ("ascendcl",), uses_torch=True),
         Library("nnopbase", _sources("nnopbase"), ("ascendcl",)),
-        # The device rounds a product before it adds to it.
-        Library("opapi", _sources("opapi"), ("nnopbase", "ascendcl"), flags=("-ffp-contract=off",)),
+        Library("opapi", _sources("opapi"), ("nnopbase", "ascendcl"), flags=_ARITHMETIC),
     ]
 
 

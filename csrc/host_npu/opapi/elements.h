@@ -25,11 +25,13 @@ class Elements {
     void read(Value* to, std::int64_t count) {
         visit(dtype_, [&]<class Stored>(Stored) {
             runs(count, [&](const std::byte* from, std::int64_t step, std::int64_t length) {
-                for (std::int64_t index = 0; index < length; ++index) {
-                    Stored stored;
-                    std::memcpy(&stored, from + index * step, sizeof stored);
-                    *to++ = convert<Value>(stored);
+                // The usual step is a constant to the compiler, which then makes vectors of the loop.
+                if (step == sizeof(Stored)) {
+                    convert_run<Value, Stored>(from, sizeof(Stored), to, length);
+                } else {
+                    convert_run<Value, Stored>(from, step, to, length);
                 }
+                to += length;
             });
         });
     }
@@ -38,15 +40,34 @@ class Elements {
     void write(const Value* from, std::int64_t count) {
         visit(dtype_, [&]<class Stored>(Stored) {
             runs(count, [&](std::byte* to, std::int64_t step, std::int64_t length) {
-                for (std::int64_t index = 0; index < length; ++index) {
-                    const auto stored = convert<Stored>(*from++);
-                    std::memcpy(to + index * step, &stored, sizeof stored);
+                if (step == sizeof(Stored)) {
+                    store_run<Stored>(from, to, sizeof(Stored), length);
+                } else {
+                    store_run<Stored>(from, to, step, length);
                 }
+                from += length;
             });
         });
     }
 
   private:
+    template <class Value, class Stored>
+    static inline void convert_run(const std::byte* from, std::int64_t step, Value* to, std::int64_t length) {
+        for (std::int64_t index = 0; index < length; ++index) {
+            Stored stored;
+            std::memcpy(&stored, from + index * step, sizeof stored);
+            to[index] = convert<Value>(stored);
+        }
+    }
+
+    template <class Stored, class Value>
+    static inline void store_run(const Value* from, std::byte* to, std::int64_t step, std::int64_t length) {
+        for (std::int64_t index = 0; index < length; ++index) {
+            const auto stored = convert<Stored>(from[index]);
+            std::memcpy(to + index * step, &stored, sizeof stored);
+        }
+    }
+
     // Calls `visit_run(address, bytes between elements, elements)` for the pieces that the next `count` elements are
     // in.
     template <class VisitRun>
