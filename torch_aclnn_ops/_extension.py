@@ -3,10 +3,13 @@
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from torch_aclnn_ops import _torch_npu
+
+import torch
 
 __all__ = ["check_values", "load", "missing_operators", "soc", "why_unavailable"]
 
@@ -45,6 +48,8 @@ def load() -> str | None:
     _missing = {name: reason for name, reason in module.missing_operators().items() if reason}
     module.set_check(_check)
     check_values(os.environ.get(_CHECK_VALUES) == "1")
+    for name, make_entry in module.entries.items():
+        _shorten(name, make_entry)
     return None
 
 
@@ -80,6 +85,15 @@ def check_values(enabled: bool) -> None:
 def _family(name: str | None) -> str | None:
     fitting = [family for family in _SOCS if name is not None and name.startswith(family)]
     return max(fitting, key=len, default=None)
+
+
+def _shorten(name: str, make_entry: Callable[[Any], Any]) -> None:
+    """Let ``torch.ops.torch_aclnn_ops.<name>`` call the extension's entry in place of torch's, which is slower."""
+    packet = getattr(torch.ops.torch_aclnn_ops, name)
+    for operator in (packet, packet.default):
+        operator._op = make_entry(operator._op)
+    # TorchScript knows operators by what Python calls.
+    torch.jit._builtins._register_builtin(packet._op, f"torch_aclnn_ops::{name}")
 
 
 def _check(operator_name: str, args: tuple[Any, ...], values: bool) -> None:

@@ -1,4 +1,3 @@
-#include <ATen/ops/empty.h>
 
 #include "dispatch.h"
 #include "launch.h"
@@ -17,7 +16,7 @@ at::Tensor with_shape_of(const at::Tensor& tensor, const at::Tensor& self) {
 at::Tensor BinaryCrossEntropyBackward::run(const at::Tensor& grad_output, const at::Tensor& self,
                                            const at::Tensor& target, const std::optional<at::Tensor>& weight,
                                            int64_t reduction) {
-    at::Tensor out = at::empty(self.sizes(), self.options());
+    at::Tensor out = make_output(self.sizes(), self.options());
     const bool has_weight = weight.has_value() && weight->defined();
     launch<aclnn::BinaryCrossEntropyBackward>(grad_output, self, with_shape_of(target, self),
                                               has_weight ? with_shape_of(*weight, self) : at::Tensor(), reduction, out);

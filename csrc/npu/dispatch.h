@@ -9,6 +9,7 @@
 #include <string>
 
 #include "checks.h"
+#include "tensor.h"
 
 namespace torch_aclnn_ops {
 
@@ -34,7 +35,12 @@ struct Dispatch<Operator, Result (*)(Parameters...)> {
         if (checks_values.load(std::memory_order_relaxed)) {
             check_in_python(Operator::name, {c10::IValue(arguments)...}, true);
         }
-        const c10::DeviceGuard device(first(arguments...).device());
+        // A guard for the current device costs more than to ask for it.
+        const c10::Device device = first(arguments...).device();
+        c10::OptionalDeviceGuard guard;
+        if (!is_current(device)) {
+            guard.reset_device(device);
+        }
         const at::AutoDispatchBelowADInplaceOrView below;
         try {
             return Operator::run(arguments...);
@@ -63,18 +69,19 @@ struct Dispatch<Operator, Result (*)(Parameters...)> {
         return handle().redispatch(keys & c10::after_autograd_keyset, arguments...);
     }
 
-  private:
-    template <class... Rest>
-    static const at::Tensor& first(const at::Tensor& tensor, const Rest&...) {
-        return tensor;
-    }
-
+    // The operator at the dispatcher.
     static const auto& handle() {
         static const auto found =
             c10::Dispatcher::singleton()
                 .findSchemaOrThrow((std::string("torch_aclnn_ops::") + Operator::name).c_str(), "")
                 .template typed<Result(Parameters...)>();
         return found;
+    }
+
+  private:
+    template <class... Rest>
+    static const at::Tensor& first(const at::Tensor& tensor, const Rest&...) {
+        return tensor;
     }
 };
 

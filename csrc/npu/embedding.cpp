@@ -1,4 +1,3 @@
-#include <ATen/ops/empty.h>
 
 #include <limits>
 
@@ -21,7 +20,7 @@ at::Tensor EmbeddingDenseBackward::run(const at::Tensor& grad_output, const at::
                                        int64_t padding_idx, bool scale_grad_by_freq) {
     // CANN takes the last dimension without asking whether there is one.
     TORCH_CHECK(grad_output.dim() > 0, name, ": grad_output must have at least 1 dimension");
-    at::Tensor out = at::empty({num_weights, grad_output.size(-1)}, grad_output.options());
+    at::Tensor out = make_output({num_weights, grad_output.size(-1)}, grad_output.options());
     launch<aclnn::EmbeddingDenseBackward>(grad_output, indices, static_cast<uint64_t>(num_weights),
                                           padding_index_or_none(padding_idx), scale_grad_by_freq, out);
     return out;

@@ -34,10 +34,8 @@ void PhaseTwoCall::release() noexcept {
     }
 }
 
-Launch::Launch(const char* operator_name, aclnn::PhaseTwo* phase_two)
-    : operator_name_(operator_name),
-      call_(std::make_shared<PhaseTwoCall>(phase_two)),
-      device_(c10_npu::getCurrentNPUStream().device()) {
+Launch::Launch(const std::string& operator_name, aclnn::PhaseTwo* phase_two, c10::Device device)
+    : operator_name_(operator_name), call_(std::make_shared<PhaseTwoCall>(phase_two)), device_(device) {
     apply_determinism();
     // An operator of torch_npu that was refused may have left its key for the cache of executors on this thread.
     if (const auto forget_pta_cache = base_api().forget_pta_cache; forget_pta_cache != nullptr) {
@@ -49,7 +47,7 @@ aclTensor* Launch::keep(const char* parameter, const at::Tensor& tensor) {
     if (!tensor.defined()) {
         return nullptr;
     }
-    check_device(tensor, device_, operator_name_, parameter);
+    check_device(tensor, device_, operator_name_.c_str(), parameter);
     if (has_private_format(tensor)) {
         return call_->tensors_.emplace_back(make_acl_tensor(copies_.emplace_back(to_base_format(tensor)))).get();
     }
@@ -57,7 +55,7 @@ aclTensor* Launch::keep(const char* parameter, const at::Tensor& tensor) {
 }
 
 aclTensor* Launch::keep_in_place(const char* parameter, const at::Tensor& tensor) {
-    check_device(tensor, device_, operator_name_, parameter);
+    check_device(tensor, device_, operator_name_.c_str(), parameter);
     TORCH_CHECK(!has_private_format(tensor), operator_name_, ": ", parameter,
                 " is written in place, so it must not be in a private format such as FRACTAL_NZ; cast it with"
                 " torch_npu.npu_format_cast_(tensor, 2)");

@@ -52,7 +52,7 @@ class PhaseTwoCall {
 // One call of an operator: converts its arguments, then queues its phase two.
 class Launch {
   public:
-    Launch(const char* operator_name, aclnn::PhaseTwo* phase_two);
+    Launch(const std::string& operator_name, aclnn::PhaseTwo* phase_two, c10::Device device);
 
     template <class Parameter, class Argument>
     Parameter convert(const char* parameter, const Argument& argument) {
@@ -83,9 +83,9 @@ class Launch {
     aclTensor* keep(const char* parameter, const at::Tensor& tensor);
     aclTensor* keep_in_place(const char* parameter, const at::Tensor& tensor);
 
-    const char* const operator_name_;
+    const std::string& operator_name_;
     const std::shared_ptr<PhaseTwoCall> call_;
-    c10::Device device_;
+    const c10::Device device_;
     // Copies of arguments that were in a private format. The allocator orders reuse of their memory by the stream.
     c10::SmallVector<at::Tensor, 1> copies_;
 };
@@ -105,6 +105,8 @@ void describe_to(std::ostream& text, const Argument& argument) {
     }
 }
 
+inline c10::Device device_of_first(const at::Tensor& tensor, const auto&...) { return tensor.device(); }
+
 template <class Api, size_t... index, class... Arguments>
 void launch_indexed(std::index_sequence<index...>, const Arguments&... arguments) {
     using Parameters = typename Api::Parameters;
@@ -113,8 +115,9 @@ void launch_indexed(std::index_sequence<index...>, const Arguments&... arguments
         ((text << (index == 0 ? "" : ", ") << Api::parameters[index] << " ", describe_to(text, arguments)), ...);
         return text.str();
     };
+    static const std::string name = Api::name;  // made once, because the queue wants a string in every call
     const Functions<Api>& functions = functions_of<Api>();
-    Launch launch(Api::name, functions.phase_two);
+    Launch launch(name, functions.phase_two, device_of_first(arguments...));
     const aclnn::Status status = functions.phase_one(
         launch.convert<std::tuple_element_t<index, Parameters>>(Api::parameters[index], arguments)...,
         launch.workspace_size(), launch.executor());

@@ -1,4 +1,3 @@
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -42,19 +41,19 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
     // A target beyond the shard's last row would make CANN read outside of it.
     const int64_t size = std::min(vocab_end_index - vocab_start_index, weight.size(0));
     const at::TensorOptions wide = input.options().dtype(at::kFloat);
-    at::Tensor logits_max = at::empty({rows}, wide);
-    at::Tensor sum_exp_logits = at::empty({rows}, wide);
-    at::Tensor predicted_logits = at::empty({rows}, wide);
-    at::Tensor target_mask = at::empty({(rows + 7) / 8}, input.options().dtype(at::kByte));
-    at::Tensor masked_target = at::empty({rows}, target.options());
-    at::Tensor logits = return_logits ? at::empty({rows, weight.size(0)}, input.options()) : at::Tensor();
+    at::Tensor logits_max = make_output({rows}, wide);
+    at::Tensor sum_exp_logits = make_output({rows}, wide);
+    at::Tensor predicted_logits = make_output({rows}, wide);
+    at::Tensor target_mask = make_output({(rows + 7) / 8}, input.options().dtype(at::kByte));
+    at::Tensor masked_target = make_output({rows}, target.options());
+    at::Tensor logits = return_logits ? make_output({rows, weight.size(0)}, input.options()) : at::Tensor();
     launch<aclnn::FusedLinearOnlineMaxSum>(input, weight, relative_targets(target, vocab_start_index, size), int64_t{0},
                                            size, logits_max, sum_exp_logits, predicted_logits, target_mask,
                                            masked_target, logits);
     fill_last_byte(target_mask, rows, vocab_start_index == 0 && vocab_end_index > 0);
     return {std::move(logits_max),       std::move(sum_exp_logits),
             std::move(predicted_logits), std::move(target_mask),
-            std::move(masked_target),    return_logits ? logits : at::empty({0}, input.options())};
+            std::move(masked_target),    return_logits ? logits : make_output({0}, input.options())};
 }
 
 std::tuple<at::Tensor, at::Tensor> FusedCrossEntropyLossWithMaxSum::run(const at::Tensor& logits_max,
@@ -65,8 +64,8 @@ std::tuple<at::Tensor, at::Tensor> FusedCrossEntropyLossWithMaxSum::run(const at
     // CANN does not compare these two.
     TORCH_CHECK(!has_logits || (logits->dim() > 0 && logits_max.dim() > 0 && logits->size(0) == logits_max.size(0)),
                 name, ": logits and logits_max must have the same number of rows");
-    at::Tensor loss = at::empty(logits_max.sizes(), logits_max.options());
-    at::Tensor softmax = has_logits ? at::empty(logits->sizes(), logits_max.options()) : at::Tensor();
+    at::Tensor loss = make_output(logits_max.sizes(), logits_max.options());
+    at::Tensor softmax = has_logits ? make_output(logits->sizes(), logits_max.options()) : at::Tensor();
     if (loss.numel() > 0) {
         launch<aclnn::FusedCrossEntropyLossWithMaxSum>(logits_max, sum_exp_logits, predicted_logits, kNoLabelSmoothing,
                                                        nullptr, nullptr, logits, loss, softmax);
@@ -74,7 +73,7 @@ std::tuple<at::Tensor, at::Tensor> FusedCrossEntropyLossWithMaxSum::run(const at
         // CANN divides by the number of rows.
         check_in_python(name, {logits_max, sum_exp_logits, predicted_logits, logits}, false);
     }
-    return {std::move(loss), has_logits ? softmax : at::empty({0}, logits_max.options())};
+    return {std::move(loss), has_logits ? softmax : make_output({0}, logits_max.options())};
 }
 
 std::tuple<at::Tensor, at::Tensor> FusedLinearCrossEntropyLossGrad::run(
@@ -84,9 +83,9 @@ std::tuple<at::Tensor, at::Tensor> FusedLinearCrossEntropyLossGrad::run(
     // CANN writes nothing if one of them is empty, though the gradient of the other may have elements: zeros.
     const bool is_empty = input.numel() == 0 || weight.numel() == 0;
     at::Tensor input_grad =
-        is_empty ? at::zeros(input.sizes(), input.options()) : at::empty(input.sizes(), input.options());
+        is_empty ? at::zeros(input.sizes(), input.options()) : make_output(input.sizes(), input.options());
     at::Tensor weight_grad =
-        is_empty ? at::zeros(weight.sizes(), weight.options()) : at::empty(weight.sizes(), weight.options());
+        is_empty ? at::zeros(weight.sizes(), weight.options()) : make_output(weight.sizes(), weight.options());
     if (is_given(softmax)) {
         // With a softmax CANN writes at the target's place without asking whether the softmax has it.
         const at::Tensor safe_target = weight.numel() == 0 ? masked_target : masked_target.clamp(0, weight.size(0) - 1);

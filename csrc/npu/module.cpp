@@ -8,12 +8,11 @@
 #include "determinism.h"
 #include "dispatch.h"
 #include "operators.h"
+#include "python_entry.h"
 #include "status.h"
 #include "symbols.h"
 
 extern "C" const char* aclrtGetSocName() __attribute__((weak));
-
-namespace py = pybind11;
 
 namespace torch_aclnn_ops {
 namespace {
@@ -41,6 +40,9 @@ template <class Operator>
 void define(py::module_& module) {
     module.def(Operator::name, DispatchOf<Operator>::kernel, py::call_guard<py::gil_scoped_release>(),
                "Call the operator on npu tensors directly: no dispatcher, no autograd.");
+    module.attr("entries")[Operator::name] =
+        py::cpp_function(PythonEntryOf<Operator>::make,
+                         "Make a shorter entry of the operator that leaves to torch's what it cannot do.");
 }
 
 }  // namespace
@@ -66,6 +68,8 @@ void check_in_python(const char* operator_name, std::vector<c10::IValue> argumen
 PYBIND11_MODULE(_C, module) {
     module.doc() = "CANN's operators on npu tensors. See torch_aclnn_ops.ops for what they compute.";
 
+    module.attr("entries") = py::dict();
+    parameter_class = py::module_::import("torch.nn").attr("Parameter").cast<py::object>().release().ptr();
     define<MseLossBackward>(module);
     define<BinaryCrossEntropyBackward>(module);
     define<EmbeddingDenseBackward>(module);

@@ -1,5 +1,4 @@
 #include <ATen/ExpandUtils.h>
-#include <ATen/ops/empty.h>
 
 #include "dispatch.h"
 #include "launch.h"
@@ -13,10 +12,10 @@ at::Tensor MseLossBackward::run(const at::Tensor& grad_output, const at::Tensor&
                                 int64_t reduction) {
     const bool is_same_shape = self.sizes() == target.sizes() &&
                                (grad_output.dim() == 0 ? self.numel() > 0 : grad_output.sizes() == self.sizes());
-    at::Tensor out = is_same_shape
-                         ? at::empty(self.sizes(), self.options())
-                         : at::empty(at::infer_size(grad_output.sizes(), at::infer_size(self.sizes(), target.sizes())),
-                                     self.options());
+    at::Tensor out =
+        is_same_shape ? make_output(self.sizes(), self.options())
+                      : make_output(at::infer_size(grad_output.sizes(), at::infer_size(self.sizes(), target.sizes())),
+                                    self.options());
     launch<aclnn::MseLossBackward>(grad_output, self, target, reduction, out);
     return out;
 }

@@ -1,6 +1,8 @@
 #include "tensor.h"
 
 #include <torch_npu/csrc/core/npu/NPUFormat.h>
+#include <torch_npu/csrc/core/npu/NPUFunctions.h>
+#include <torch_npu/csrc/framework/utils/OpPreparation.h>
 
 #include <sstream>
 
@@ -84,6 +86,12 @@ AclTensor make_acl_tensor(const at::Tensor& tensor) {
     TORCH_CHECK(handle != nullptr, "torch_aclnn_ops: aclCreateTensor made no tensor of ", describe(tensor));
     return handle;
 }
+
+at::Tensor make_output(at::IntArrayRef sizes, const at::TensorOptions& options) {
+    return at_npu::native::OpPreparation::apply_tensor_without_format(sizes, options);
+}
+
+bool is_current(c10::Device device) { return c10_npu::current_device() == device.index(); }
 
 std::string describe(const at::Tensor& tensor) {
     std::ostringstream text;
