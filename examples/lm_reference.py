@@ -24,6 +24,8 @@ class ReferenceTrainer(Trainer):
     operators = {
         "embedding_type": nn.Embedding,
         "linear_cross_entropy": partial(nn.functional.linear_cross_entropy, options=None),
+        "mse_loss": nn.functional.mse_loss,
+        "binary_cross_entropy": nn.functional.binary_cross_entropy,
     }
 
     def build_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:

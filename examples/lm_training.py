@@ -14,7 +14,7 @@ from torch_aclnn_ops.optim import FusedEmaAdam
 import torch
 from atomic_save import save_atomically
 from devices import open_device, synchronize
-from text_data import VOCABULARY_SIZE, TextData, evenly_spaced_batches, random_batch
+from text_data import VOCABULARY_SIZE, TextData, evenly_spaced_batches, random_batch, token_properties
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformer import Transformer
@@ -26,6 +26,8 @@ LARGEST_GRADIENT_NORM = 1.0
 WARM_UP_STEPS = 50
 LAST_LEARNING_RATE_FRACTION = 0.2
 VALIDATION_WINDOWS = 128
+# How much the predictions of a token's properties count beside that of the token.
+PROPERTIES_WEIGHT = 0.1
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class CheckpointError(RuntimeError):
 
 
 class Trainer:
-    """Trains the transformer with this package's embedding, loss and optimizer."""
+    """Trains the transformer with this package's embedding, losses and optimizer."""
 
     # What the model is to use instead of this package's operators.
     operators: Mapping[str, Any] = {}
@@ -78,6 +80,7 @@ class Trainer:
         self.optimizer = self.build_optimizer(weight_decay_groups(self.model))
         self.scheduler = LambdaLR(self.optimizer, partial(learning_rate_fraction, steps=settings.steps))
         self.generator = torch.Generator().manual_seed(settings.seed)
+        self.properties = token_properties(data.tokenizer)
         self.losses: list[float] = []
         self.validation_losses: dict[int, tuple[float, float]] = {}
         self.training_seconds = 0.0
@@ -107,12 +110,13 @@ class Trainer:
         """The number of steps done."""
         return len(self.losses)
 
-    def loss(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the loss of one batch."""
+    def loss(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the losses of one batch: of the tokens, and of their properties."""
+        batch = (tensor.to(self.device) for tensor in (inputs, targets, self.properties[targets]))
         # Weights stay float32: steps of EMA and Adam are mostly too small to survive rounding to bfloat16.
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.dtype == "bfloat16"):
-            loss: torch.Tensor = self.model(inputs.to(self.device), targets.to(self.device))
-        return loss
+            losses: tuple[torch.Tensor, torch.Tensor] = self.model(*batch)
+        return losses
 
     def train_step(self) -> float:
         """Draw a batch, update the weights, and return the loss before the update."""
@@ -121,8 +125,8 @@ class Trainer:
             self.data.training, self.settings.batch_size, self.settings.context, self.generator
         )
         self.optimizer.zero_grad()
-        loss = self.loss(inputs, targets)
-        loss.backward()
+        loss, properties_loss = self.loss(inputs, targets)
+        (loss + PROPERTIES_WEIGHT * properties_loss).backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), LARGEST_GRADIENT_NORM)
         self.optimizer.step()
         self.scheduler.step()
@@ -145,7 +149,7 @@ class Trainer:
         batches = evenly_spaced_batches(
             self.data.validation, self.settings.batch_size, self.settings.context, VALIDATION_WINDOWS
         )
-        return sum(self.loss(*batch).item() * len(batch[0]) for batch in batches) / VALIDATION_WINDOWS
+        return sum(self.loss(*batch)[0].item() * len(batch[0]) for batch in batches) / VALIDATION_WINDOWS
 
     def save(self, path: Path) -> None:
         """Write a checkpoint that ``load`` continues from bit for bit."""

@@ -1,6 +1,7 @@
 """The Python standard library's sources as tokens to train a language model on."""
 
 import hashlib
+import math
 import platform
 import sysconfig
 from dataclasses import dataclass
@@ -91,6 +92,12 @@ def train_tokenizer(texts: list[str]) -> Tokenizer:
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
+
+
+def token_properties(tokenizer: Tokenizer) -> torch.Tensor:
+    """Return for every token the logarithm of its length in characters, and 1 if it begins with a letter or a digit."""
+    texts = [tokenizer.decode([token], skip_special_tokens=False) for token in range(VOCABULARY_SIZE)]
+    return torch.tensor([[math.log(max(len(text), 1)), float(text[:1].isalnum())] for text in texts])
 
 
 def windows_at(tokens: torch.Tensor, starts: torch.Tensor, context: int) -> tuple[torch.Tensor, torch.Tensor]:

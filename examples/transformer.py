@@ -72,7 +72,12 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A pre-norm decoder-only transformer whose embedding and loss can be exchanged for others of the same meaning."""
+    """A pre-norm decoder-only transformer whose embedding and losses can be exchanged for others of the same meaning.
+
+    Beside the next token it predicts two properties of it, which teach its hidden states what the tokens have in
+    common: the logarithm of its length, a regression, and whether it begins with a letter or a
+    digit, a classification.
+    """
 
     def __init__(
         self,
@@ -84,14 +89,19 @@ class Transformer(nn.Module):
         heads: int,
         embedding_type: type[nn.Embedding] = aclnn_nn.Embedding,
         linear_cross_entropy: Callable[..., torch.Tensor] = F.linear_cross_entropy,
+        mse_loss: Callable[..., torch.Tensor] = F.mse_loss,
+        binary_cross_entropy: Callable[..., torch.Tensor] = F.binary_cross_entropy,
     ) -> None:
         super().__init__()
         self.context = context
         self.linear_cross_entropy = linear_cross_entropy
+        self.mse_loss = mse_loss
+        self.binary_cross_entropy = binary_cross_entropy
         self.embedding = embedding_type(vocabulary_size, width)
         self.blocks = nn.ModuleList(Block(width, heads, context) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.head_weight = nn.Parameter(torch.empty(vocabulary_size, width))
+        self.property_head = nn.Linear(width, 2)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -110,9 +120,21 @@ class Transformer(nn.Module):
         hidden = self.norm(hidden)
         return hidden
 
-    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the mean cross entropy of predicting ``targets``, without building the logits."""
-        return self.linear_cross_entropy(self.hidden(tokens).flatten(0, 1), self.head_weight, targets.flatten())
+    def forward(
+        self, tokens: torch.Tensor, targets: torch.Tensor, properties: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the mean losses of predicting ``targets``, without building the logits, and ``properties`` of theirs.
+
+        ``properties``, of shape (batch, positions, 2), holds the logarithm of each target's length, and 1 where it
+        begins with a letter or a digit.
+        """
+        hidden = self.hidden(tokens).flatten(0, 1)
+        loss = self.linear_cross_entropy(hidden, self.head_weight, targets.flatten())
+        log_length, alphanumeric = self.property_head(hidden).float().unbind(-1)
+        true_log_length, truly_alphanumeric = properties.flatten(0, 1).unbind(-1)
+        return loss, self.mse_loss(log_length, true_log_length) + self.binary_cross_entropy(
+            alphanumeric.sigmoid(), truly_alphanumeric
+        )
 
     @torch.no_grad()
     def continue_text(

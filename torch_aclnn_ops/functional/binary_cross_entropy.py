@@ -74,7 +74,7 @@ def _target_gradient(grad_output: Tensor, input: Tensor, weight: Tensor | None, 
     return gradient / input.numel() if reduction == 1 else gradient
 
 
-_binary_cross_entropy = EagerOrCompiled(BinaryCrossEntropyFunction, torch.ops.aten.binary_cross_entropy.default)
+_binary_cross_entropy = EagerOrCompiled(BinaryCrossEntropyFunction, binary_cross_entropy_forward)
 
 
 def binary_cross_entropy(

@@ -54,7 +54,7 @@ class MSELossFunction(torch.autograd.Function):
         return product if ctx.reduction == 0 else product.sum()
 
 
-_mse_loss = EagerOrCompiled(MSELossFunction, torch.ops.aten.mse_loss.default)
+_mse_loss = EagerOrCompiled(MSELossFunction, mse_loss_forward)
 _torch_mse_loss: Callable[..., Tensor] = torch.nn.functional.mse_loss  # its stub lacks weight
 
 
