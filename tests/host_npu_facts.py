@@ -226,9 +226,10 @@ def generator():
 
 @fact
 def results_in_given_tensors():
-    left, out = torch.arange(6.0, device="npu").reshape(2, 3), torch.empty(0, device="npu")
-    result = torch.mm(left, left.t(), out=out)
-    return result is out, out.tolist()
+    left = torch.arange(6.0, device="npu").reshape(2, 3)
+    empty, full = torch.empty(0, device="npu"), torch.full((1,), 9.0, device="npu")
+    results = [torch.mm(left, left.t(), out=out) for out in (empty, full)]
+    return results[0] is empty, empty.tolist(), full.tolist()
 
 
 @fact

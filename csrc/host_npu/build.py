@@ -104,6 +104,8 @@ class _Builder:
 
     def library(self, library: Library) -> Path:
         """Compile and link one library unless it is up to date."""
+        if not library.sources:
+            raise BuildError(f"{library.file} has no sources in {SOURCES}")
         includes = _include_folders(library)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = list(pool.map(lambda source: self.object(source, [*library.flags, *includes]), library.sources))

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "aten/attention.h"
+#include "aten/drain.h"
 #include "aten/operators.h"
 #include "aten/random.h"
 #include "aten/views.h"
@@ -71,12 +72,6 @@ c10::IValue on_device(const c10::IValue& value, Views& views) {
         return list;
     }
     return value;
-}
-
-// Waits until the work that torch_npu and the stream still have to do has been done.
-void drain(c10::Device device) {
-    const auto* const guard = c10::impl::getDeviceGuardImpl(device.type());
-    guard->synchronizeStream(guard->getStream(device));
 }
 
 void compute_on_host(const c10::OperatorHandle& op, Stack* stack) {

@@ -7,12 +7,24 @@
 
 #include <cstring>
 
+#include "aten/drain.h"
 #include "device.h"
 
 namespace host_npu {
 namespace {
 
 void* alias_of(const void* pointer) { return pointer == nullptr ? nullptr : host_alias(pointer); }
+
+// Returns the tensor itself if its memory is all its own, which lets it keep its strides on the device.
+at::Tensor without_gaps(const at::Tensor& tensor) {
+    return tensor.is_non_overlapping_and_dense() ? tensor : tensor.contiguous();
+}
+
+// Copies memory as it lies, between tensors of the same sizes and strides.
+void copy_memory(const at::Tensor& on_device, const at::Tensor& on_host) {
+    if (on_host.numel() == 0) return;
+    std::memcpy(host_alias(on_device.const_data_ptr()), on_host.const_data_ptr(), on_host.nbytes());
+}
 
 }  // namespace
 
@@ -61,11 +73,13 @@ void Views::write_back_resized() {
     for (const auto& [on_device, on_host, alias] : views_) {
         const bool has_moved = on_host.storage().data() != alias;
         if (!has_moved && on_host.sizes() == on_device.sizes() && on_host.strides() == on_device.strides()) continue;
-        on_device.resize_(on_host.sizes());
-        if (on_host.strides() != on_device.strides()) on_device.as_strided_(on_host.sizes(), on_host.strides());
-        if (has_moved && on_host.numel() > 0) {
-            std::memcpy(alias_of(on_device.storage().data()), on_host.storage().data(), on_host.storage().nbytes());
-        }
+        const auto source = without_gaps(on_host);
+        on_device.resize_(source.sizes());
+        if (source.strides() != on_device.strides()) on_device.as_strided_(source.sizes(), source.strides());
+        if (!has_moved) continue;
+        // resize_ moves the old contents on the stream, which must not come after the new ones.
+        drain(*device_);
+        copy_memory(on_device, source);
     }
 }
 
@@ -84,12 +98,9 @@ at::Tensor Views::original_of(const at::Tensor& on_host) const {
 
 at::Tensor Views::copy_to_device(const at::Tensor& on_host) const {
     const auto options = on_host.options().device(*device_).pinned_memory(false);
-    // The memory is copied as it lies, so a result without gaps keeps its strides.
-    const auto source = on_host.is_non_overlapping_and_dense() ? on_host : on_host.contiguous();
+    const auto source = without_gaps(on_host);
     auto on_device = at::empty_strided(source.sizes(), source.strides(), options);
-    if (source.numel() > 0) {
-        std::memcpy(host_alias(on_device.const_data_ptr()), source.const_data_ptr(), source.nbytes());
-    }
+    copy_memory(on_device, source);
     return on_device;
 }
 
