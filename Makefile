@@ -4,29 +4,40 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALLED := $(VENV)/installed
 
+BUILT := $(VENV)/built
+SOURCES := setup.py $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.py')
+PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
+
 # Where torch_npu is installed without CANN, `import torch` alone fails (see torch_aclnn_ops/_torch_npu.py); tools that
 # import torch before this package can be kept from it by this variable only.
 CANN := $(shell ldconfig -p 2>/dev/null | grep -c libascendcl)$(ASCEND_HOME_PATH)
 ifeq ($(CANN),0)
 export TORCH_DEVICE_BACKEND_AUTOLOAD ?= 0
+# No NPU: a simulated one.
+ON_NPU = $(RUN) -m torch_aclnn_ops.host_npu
+else
+ON_NPU = $(RUN)
 endif
-
-# An NPU if there is one. The host NPU is not built yet, so else the CPU.
-DEVICE = $(shell $(RUN) -c "import torch_aclnn_ops, torch; print('npu' if torch.accelerator.is_available() and torch.accelerator.current_accelerator().type == 'npu' else 'cpu')")
 
 .PHONY: setup demo test lint bench clean
 
-setup: $(INSTALLED)
+setup: $(INSTALLED) $(BUILT)
 
-$(INSTALLED): pyproject.toml setup.py
+# Without build isolation, because the extension is compiled against the installed torch and torch_npu.
+$(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(RUN) -m pip install --quiet --disable-pip-version-check --editable ".[npu,examples,test,lint]"
+	$(PIP) torch==2.13.0 "setuptools>=77" ninja
+	$(PIP) torch_npu==2.13.0
+	TORCH_ACLNN_NPU=0 TORCH_ACLNN_HOST_NPU=0 $(PIP) --no-build-isolation --editable ".[npu,examples,test,lint]"
+	touch $@
+
+$(BUILT): $(SOURCES) | $(INSTALLED)
+	$(RUN) setup.py --quiet build_ext --inplace > $(VENV)/build.log 2>&1 || { cat $(VENV)/build.log; exit 1; }
 	touch $@
 
 demo: setup
 	$(RUN) -m torch_aclnn_ops.doctor
-	$(RUN) examples/train_lm.py --device $(DEVICE) --minutes 2
+	$(ON_NPU) examples/train_lm.py --device npu --minutes 2
 
 test: setup
 	$(RUN) -m pytest --quiet
@@ -35,6 +46,7 @@ lint: setup
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
+	find csrc -name '*.cpp' -o -name '*.h' | xargs $(VENV)/bin/clang-format --dry-run -Werror
 
 bench: setup
 	for operator in mse_loss binary_cross_entropy embedding linear_cross_entropy ema_adam; do \
@@ -42,5 +54,5 @@ bench: setup
 	done
 
 clean:
-	rm -rf $(VENV) build dist runs *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist runs *.egg-info torch_aclnn_ops/_host_npu torch_aclnn_ops/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

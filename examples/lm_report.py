@@ -100,6 +100,12 @@ def summary(result: Result, files: list[Path]) -> str:
     return "\n".join(lines)
 
 
+def launch_summary(launches: dict[str, int]) -> str:
+    """Return lines that say which operators of CANN were launched on an NPU, and how often."""
+    launched = {name: count for name, count in sorted(launches.items()) if count > 0}
+    return "\n".join(["launched on the NPU", *(f"{count:>9,} x {name}" for name, count in launched.items())])
+
+
 def comparison_summary(comparison: Comparison | None) -> list[str]:
     """Return the lines that compare a run with its reference."""
     if comparison is None:

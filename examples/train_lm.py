@@ -12,12 +12,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import torch_aclnn_ops  # noqa: F401  (before torch: where torch_npu lacks CANN, torch is not importable otherwise)
+import torch_aclnn_ops  # (before torch: where torch_npu lacks CANN, torch is not importable otherwise)
 
 import torch
 from devices import DEVICES, DeviceUnavailableError
 from lm_reference import Comparison, ControlTrainer, ReferenceTrainer
-from lm_report import Result, summary, write_plot, write_table
+from lm_report import Result, launch_summary, summary, write_plot, write_table
 from lm_training import DTYPES, CheckpointError, Settings, SettingsError, Trainer
 from text_data import load_text_data, unigram_cross_entropy
 from tqdm import tqdm
@@ -187,6 +187,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
     names = ("loss.csv", "loss.png", "checkpoint.pt", "sample.txt")
     print(summary(result, [options.output / name for name in names]))
+    if settings.device == "npu":
+        print(launch_summary(torch_aclnn_ops.launches()))
     problems = problems_with(result)
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)

@@ -3,9 +3,9 @@
 from torch_aclnn_ops import _torch_npu as _torch_npu  # isort: skip  (before anything imports torch)
 from torch_aclnn_ops import _extension, functional, nn, ops, optim
 from torch_aclnn_ops._explain import explain
-from torch_aclnn_ops._extension import check_values
+from torch_aclnn_ops._extension import check_values, launches
 from torch_aclnn_ops._version import __version__
 
-__all__ = ["__version__", "check_values", "explain", "functional", "nn", "ops", "optim"]
+__all__ = ["__version__", "check_values", "explain", "functional", "launches", "nn", "ops", "optim"]
 
 _extension.load()

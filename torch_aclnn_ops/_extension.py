@@ -11,7 +11,7 @@ from torch_aclnn_ops import _torch_npu
 
 import torch
 
-__all__ = ["check_values", "load", "missing_operators", "soc", "why_unavailable"]
+__all__ = ["check_values", "launches", "load", "missing_operators", "soc", "why_unavailable"]
 
 _CHECK_VALUES = "TORCH_ACLNN_CHECK_VALUES"
 
@@ -66,6 +66,19 @@ def soc() -> str | None:
 def missing_operators() -> dict[str, str]:
     """Return what the installed CANN lacks, by the name of the raw operator that needs it."""
     return _missing
+
+
+def launches() -> dict[str, int]:
+    """Return how often the extension has launched each of CANN's operators in this process.
+
+    Returns:
+        Counts by the operators' names in CANN; empty where the extension is not loaded.
+
+    Example:
+        >>> isinstance(launches(), dict)
+        True
+    """
+    return {} if _module is None else dict(_module.launches())
 
 
 def check_values(enabled: bool) -> None:

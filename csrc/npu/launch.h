@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "status.h"
+#include "symbols.h"
 #include "tensor.h"
 
 namespace torch_aclnn_ops {
@@ -129,6 +130,7 @@ void launch_indexed(std::index_sequence<index...>, const Arguments&... arguments
     if (call.status() != aclnn::kSuccess) {
         raise_status(Api::name, Phase::kTwo, call.status(), call.message(), describe_call());
     }
+    launches_of<Api>.fetch_add(1, std::memory_order_relaxed);
 }
 
 // Calls the operator with the arguments of its phase one: tensors, optional tensors, nullptr, InPlace, and numbers of

@@ -36,6 +36,20 @@ py::object to_python(const c10::IValue& value) {
     return py::none();
 }
 
+// Makes an entry for each raw operator and the operator of CANN that computes it.
+template <class Value, class Make>
+std::map<std::string, Value> of_each(const Make& make) {
+    return {
+        make.template operator()<MseLossBackward, aclnn::MseLossBackward>(),
+        make.template operator()<BinaryCrossEntropyBackward, aclnn::BinaryCrossEntropyBackward>(),
+        make.template operator()<EmbeddingDenseBackward, aclnn::EmbeddingDenseBackward>(),
+        make.template operator()<FusedLinearOnlineMaxSum, aclnn::FusedLinearOnlineMaxSum>(),
+        make.template operator()<FusedCrossEntropyLossWithMaxSum, aclnn::FusedCrossEntropyLossWithMaxSum>(),
+        make.template operator()<FusedLinearCrossEntropyLossGrad, aclnn::FusedLinearCrossEntropyLossGrad>(),
+        make.template operator()<ApplyFusedEmaAdam, aclnn::ApplyFusedEmaAdam>(),
+    };
+}
+
 template <class Operator>
 void define(py::module_& module) {
     module.def(Operator::name, DispatchOf<Operator>::kernel, py::call_guard<py::gil_scoped_release>(),
@@ -87,17 +101,17 @@ PYBIND11_MODULE(_C, module) {
     module.def(
         "missing_operators",
         [] {
-            return std::map<std::string, std::string>{
-                {MseLossBackward::name, why_missing(aclnn::MseLossBackward::name)},
-                {BinaryCrossEntropyBackward::name, why_missing(aclnn::BinaryCrossEntropyBackward::name)},
-                {EmbeddingDenseBackward::name, why_missing(aclnn::EmbeddingDenseBackward::name)},
-                {FusedLinearOnlineMaxSum::name, why_missing(aclnn::FusedLinearOnlineMaxSum::name)},
-                {FusedCrossEntropyLossWithMaxSum::name, why_missing(aclnn::FusedCrossEntropyLossWithMaxSum::name)},
-                {FusedLinearCrossEntropyLossGrad::name, why_missing(aclnn::FusedLinearCrossEntropyLossGrad::name)},
-                {ApplyFusedEmaAdam::name, why_missing(aclnn::ApplyFusedEmaAdam::name)},
-            };
+            return of_each<std::string>(
+                []<class Operator, class Api>() { return std::pair{Operator::name, why_missing(Api::name)}; });
         },
         "Say for each raw operator what CANN lacks for it; an empty text if nothing.");
+    module.def(
+        "launches",
+        [] {
+            return of_each<int64_t>(
+                []<class Operator, class Api>() { return std::pair{Api::name, launches_of<Api>.load()}; });
+        },
+        "Return how often each of CANN's operators was launched.");
     module.def(
         "soc_name",
         []() -> std::optional<std::string> {

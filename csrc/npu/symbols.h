@@ -1,6 +1,8 @@
 // Where CANN's functions are: looked up by name at run time, because the extension is built without CANN.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -53,5 +55,9 @@ const Functions<Api>& functions_of() {
     }();
     return functions;
 }
+
+// How often the operator was launched in this process.
+template <class Api>
+inline std::atomic<int64_t> launches_of = 0;
 
 }  // namespace torch_aclnn_ops
