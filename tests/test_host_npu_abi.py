@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch_aclnn_ops
 from torch_aclnn_ops import host_npu
+from torch_aclnn_ops.host_npu import _libraries
 
 import pytest
 
@@ -28,8 +29,7 @@ _CONFIGURATIONS = [{"TORCH_ACLNN_HOST_NPU_SOC": soc} for soc in host_npu.SOCS]
 _CONFIGURATIONS += [{"DISABLE_L2_CACHE": "1"}, {"ACLNN_CACHE_LIMIT": "0"}]
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("torch_npu") is None or shutil.which("g++") is None,
-    reason="the program needs torch_npu's headers and g++",
+    bool(_libraries.missing()) or shutil.which("g++") is None, reason="the host NPU was not built, or there is no g++"
 )
 
 
@@ -72,9 +72,8 @@ def results(program: Path) -> dict[str, list[str]]:
     """What the program said of each case: ``"ok"`` or why it failed, once for each configuration that it ran in."""
     said: dict[str, list[str]] = {}
     for configuration in _CONFIGURATIONS:
-        clean = {
-            name: value for name, value in os.environ.items() if name not in {"DISABLE_L2_CACHE", "ACLNN_CACHE_LIMIT"}
-        }
+        others = {name for other in _CONFIGURATIONS for name in other}
+        clean = {name: value for name, value in os.environ.items() if name not in others}
         run = subprocess.run([program], env=clean | configuration, capture_output=True, text=True, timeout=300)
         for status, name, why in re.findall(r"^(ok|FAILED) ([^\s:]+)(?:: (.*))?$", run.stdout, re.MULTILINE):
             said.setdefault(name, []).append(status if status == "ok" else f"{configuration}: {why}")
