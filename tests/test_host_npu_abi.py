@@ -54,7 +54,8 @@ def program() -> Path:
     flags = [f"-I{_HOST_NPU}", f"-I{_HOST_NPU / 'include'}", "-isystem", str(include / "third_party" / "acl" / "inc")]
     flags += ["-isystem", str(include)]
     sources = [*_SOURCES, *(_HOST_NPU / "tests").glob("*.h"), *(_HOST_NPU / "include").rglob("*.h")]
-    content = hashlib.sha256(b"\0".join(file.read_bytes() for file in sorted(sources))).hexdigest()[:16]
+    contents = [str(_LIBRARIES).encode(), *(file.read_bytes() for file in sorted(sources))]
+    content = hashlib.sha256(b"\0".join(contents)).hexdigest()[:16]
     folder = _REPOSITORY / "build" / "host_npu" / f"abi-{content}"
     program = folder / "aclnn_test"
     if not program.exists():
