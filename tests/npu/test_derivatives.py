@@ -1,0 +1,215 @@
+"""Autograd, transforms and compilation of the raw operators on an NPU: the way past the C++ kernel in front of them."""
+
+import inspect
+
+from torch_aclnn_ops import host_npu, ops
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests._contract import Maker
+from tests.npu._operators import CONTRACTS, dtypes_of, flat, to_npu
+
+
+def _arguments(contract):
+    return list(contract.SAMPLES[0].arguments(Maker(dtypes_of(contract)[0])))
+
+
+def _positions(contract):
+    return contract.SAMPLES[0].differentiable
+
+
+differentiable = pytest.mark.parametrize(
+    "contract",
+    [contract for contract in CONTRACTS if not contract.OPERATOR.is_mutable],
+    ids=lambda contract: contract.OPERATOR.name,
+)
+
+
+@differentiable
+@pytest.mark.parametrize("entry", ["the operator", "the package's function"])
+def test_gradients_are_the_cpus(contract, entry):
+    operator = contract.OPERATOR.overload if entry == "the operator" else contract.OPERATOR
+    gradients = []
+    for device in ("cpu", "npu"):
+        arguments = _arguments(contract)
+        arguments = [arg.to(device) if isinstance(arg, torch.Tensor) else arg for arg in arguments]
+        inputs = [arguments[position].requires_grad_() for position in _positions(contract)]
+        outputs = [out for out in flat(operator(*arguments)) if out.requires_grad]
+        assert outputs
+        gradients.append(torch.autograd.grad(outputs, inputs, [torch.ones_like(out) for out in outputs]))
+    for mine, theirs in zip(gradients[1], gradients[0], strict=True):
+        assert mine.device.type == "npu"
+        torch.testing.assert_close(mine.cpu(), theirs, rtol=2e-2, atol=2e-2)
+
+
+@differentiable
+def test_nothing_requires_grad_where_no_input_does(contract):
+    arguments = to_npu(tuple(_arguments(contract)))
+    assert not any(output.requires_grad for output in flat(contract.OPERATOR.overload(*arguments)))
+    with torch.no_grad():
+        arguments[_positions(contract)[0]].requires_grad_()
+        assert not any(output.requires_grad for output in flat(contract.OPERATOR.overload(*arguments)))
+
+
+@pytest.mark.parametrize(
+    "contract", [one for one in CONTRACTS if one.OPERATOR.is_mutable], ids=lambda contract: contract.OPERATOR.name
+)
+def test_an_operator_that_writes_refuses_derivatives(contract):
+    arguments = to_npu(tuple(_arguments(contract)))
+    arguments[_positions(contract)[0]].requires_grad_()
+    with pytest.raises(RuntimeError, match="must not require grad"):
+        contract.OPERATOR.overload(*arguments)
+
+
+@differentiable
+def test_a_forward_derivative_is_the_cpus_or_refused(contract):
+    outcomes = []
+    for device in ("cpu", "npu"):
+        arguments = [arg.to(device) if isinstance(arg, torch.Tensor) else arg for arg in _arguments(contract)]
+        position = _positions(contract)[0]
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(arguments[position], torch.ones_like(arguments[position]))
+            arguments[position] = dual
+            try:
+                outputs = flat(contract.OPERATOR.overload(*arguments))
+                tangent = torch.autograd.forward_ad.unpack_dual(outputs[0]).tangent
+                outcomes.append(None if tangent is None else tangent.cpu())
+            except (RuntimeError, NotImplementedError) as error:
+                outcomes.append(type(error))
+    if isinstance(outcomes[0], torch.Tensor):
+        torch.testing.assert_close(outcomes[1], outcomes[0], rtol=2e-2, atol=2e-2)
+    else:
+        assert outcomes[1] is outcomes[0]
+
+
+@differentiable
+def test_vmap_is_a_loop(contract):
+    arguments = to_npu(tuple(_arguments(contract)))
+    position = _positions(contract)[0]
+    batch = torch.stack([arguments[position], arguments[position] * 2])
+
+    def call(tensor):
+        return contract.OPERATOR.overload(*arguments[:position], tensor, *arguments[position + 1 :])
+
+    for batched, *single in zip(flat(torch.vmap(call)(batch)), flat(call(batch[0])), flat(call(batch[1])), strict=True):
+        torch.testing.assert_close(batched, torch.stack(single))
+
+
+@differentiable
+def test_a_transform_reaches_the_kernel_below_it(contract):
+    arguments = to_npu(tuple(_arguments(contract)))
+    position = _positions(contract)[0]
+
+    def loss(tensor):
+        outputs = flat(contract.OPERATOR(*arguments[:position], tensor, *arguments[position + 1 :]))
+        return sum(output.float().sum() for output in outputs if output.is_floating_point())
+
+    gradient = torch.func.grad(loss)(arguments[position])
+    tensor = arguments[position].clone().requires_grad_()
+    torch.testing.assert_close(gradient, torch.autograd.grad(loss(tensor), tensor)[0])
+
+
+@pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.OPERATOR.name)
+def test_fake_tensors_and_modes_come_before_the_kernel(contract):
+    arguments = to_npu(tuple(_arguments(contract)))
+    expected = flat(contract.OPERATOR.overload(*arguments))
+    torch.npu.synchronize()
+    host_npu.reset()
+    with FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(arg) if isinstance(arg, torch.Tensor) else arg for arg in arguments]
+        outputs = flat(contract.OPERATOR.overload(*fakes))
+    assert [(out.shape, out.dtype, out.device) for out in outputs] == [
+        (out.shape, out.dtype, out.device) for out in expected
+    ]
+    seen = []
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    with Recorder():
+        contract.OPERATOR.overload(*arguments)
+    assert contract.OPERATOR.overload in seen
+
+
+@differentiable
+def test_it_compiles_without_a_graph_break(contract):
+    arguments = to_npu(tuple(_arguments(contract)))
+    compiled = torch.compile(lambda *args: contract.OPERATOR.overload(*args), fullgraph=True, backend="aot_eager")
+    for result, expected in zip(
+        flat(compiled(*arguments)), flat(contract.OPERATOR.overload(*arguments)), strict=True
+    ):
+        torch.testing.assert_close(result, expected)
+
+
+def test_a_script_calls_it():
+    @torch.jit.script
+    def call(one, two, three):
+        return torch.ops.torch_aclnn_ops.mse_loss_backward(one, two, three, 1)
+
+    tensors = [torch.rand(3).npu() for _ in range(3)]
+    torch.testing.assert_close(call(*tensors), ops.mse_loss_backward.overload(*tensors, 1))
+
+
+class TestEntry:
+    """The extension's entry of torch.ops in place of torch's."""
+
+    operator = staticmethod(torch.ops.torch_aclnn_ops.mse_loss_backward)
+
+    def test_it_is_there(self):
+        assert inspect.isbuiltin(self.operator._op) and self.operator._op.__name__ == "mse_loss_backward"
+
+    def test_arguments_by_name_in_any_order(self):
+        one, two, three = (torch.rand(3).npu() for _ in range(3))
+        expected = self.operator(one, two, three, 1)
+        for call in (
+            self.operator(one, two, target=three, reduction=1),
+            self.operator(reduction=1, target=three, self=two, grad_output=one),
+            self.operator(one, torch.nn.Parameter(two), three, 1),
+        ):
+            assert torch.equal(call, expected)
+
+    def test_wrong_calls_get_torchs_errors(self):
+        one = torch.rand(3).npu()
+        for args, kwargs in (((one, one), {}), ((one, one, one, "mean"), {}), ((one, one, one, 1), {"other": 1})):
+            with pytest.raises((RuntimeError, TypeError), match="mse_loss_backward"):
+                self.operator(*args, **kwargs)
+        with pytest.raises(RuntimeError):
+            self.operator(one, one, one, 2**70)
+
+    def test_subclasses_and_modes_see_the_call(self):
+        class Marked(torch.Tensor):
+            pass
+
+        one = torch.rand(3).npu()
+        assert isinstance(self.operator(one.as_subclass(Marked), one, one, 0), Marked)
+        seen = []
+
+        class Mode(torch.overrides.TorchFunctionMode):
+            def __torch_function__(self, function, types, args=(), kwargs=None):
+                seen.append(function)
+                return function(*args, **(kwargs or {}))
+
+        with Mode():
+            self.operator(one, one, one, 0)
+        assert self.operator in seen or self.operator.default in seen
+
+    def test_optional_and_keyword_only_arguments(self):
+        one = torch.rand(3).npu()
+        bce = torch.ops.torch_aclnn_ops.binary_cross_entropy_backward
+        assert torch.equal(bce(one, one, one, None, 0), bce(one, one, one, torch.ones(3).npu(), 0))
+        with pytest.raises(RuntimeError):
+            bce(one, one, one, "weight", 0)
+        adam = torch.ops.torch_aclnn_ops.apply_fused_ema_adam_
+        states = [torch.rand(3).npu() for _ in range(5)]
+        numbers = {"lr": 0.1, "ema_decay": 0.9, "beta1": 0.9, "beta2": 0.9, "eps": 1e-8}
+        rest = {"weight_decay_mode": 1, "bias_correction": True, "weight_decay": 0.0}
+        before = states[1].clone()
+        assert adam(*states, torch.tensor([1]).npu(), **numbers, **rest) is None
+        assert not torch.equal(states[1], before)
+        # Integers for floats, and other orders, take torch's entry.
+        assert adam(*states, torch.tensor([1]).npu(), **rest, **{**numbers, "lr": 1}) is None
