@@ -19,7 +19,7 @@ else
 ON_NPU = $(RUN)
 endif
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test lint bench coverage clean
 
 setup: $(INSTALLED) $(BUILT)
 
@@ -52,6 +52,10 @@ bench: setup
 	for operator in mse_loss binary_cross_entropy embedding linear_cross_entropy ema_adam; do \
 	    $(RUN) -m benchmarks.$$operator || exit 1; \
 	done
+
+# Which lines of csrc/npu the tests execute.
+coverage: setup
+	$(RUN) tests/npu_coverage.py
 
 clean:
 	rm -rf $(VENV) build dist runs *.egg-info torch_aclnn_ops/_host_npu torch_aclnn_ops/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

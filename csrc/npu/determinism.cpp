@@ -15,11 +15,11 @@ extern "C" aclError aclrtCtxSetSysParamOpt(aclSysParamOpt option, int64_t value)
 namespace torch_aclnn_ops {
 
 void apply_determinism() {
-    if (c10_npu::GetDeterministicLevel == nullptr || at_npu::native::ApplyDeterministicLevel == nullptr) {
-        return apply_determinism_to_context();
-    }
-    at_npu::native::ApplyDeterministicLevel(c10_npu::GetDeterministicLevel(),
-                                            at::globalContext().deterministicAlgorithms(), true);
+    const bool torch_npu_has_it =
+        c10_npu::GetDeterministicLevel != nullptr && at_npu::native::ApplyDeterministicLevel != nullptr;
+    torch_npu_has_it ? at_npu::native::ApplyDeterministicLevel(c10_npu::GetDeterministicLevel(),
+                                                               at::globalContext().deterministicAlgorithms(), true)
+                     : apply_determinism_to_context();
 }
 
 void apply_determinism_to_context() {

@@ -4,6 +4,8 @@
 #include <torch_npu/csrc/core/npu/NPUStream.h>
 #include <torch_npu/csrc/framework/OpCommand.h>
 
+#include <iostream>
+
 #include "determinism.h"
 
 // Exported since op-plugin 26.0: they apply the limits that a program has set on the cores of a stream.
@@ -18,8 +20,10 @@ aclnn::Status PhaseTwoCall::run() noexcept {
     }
     const aclnn::Status status = function_(workspace_, workspace_size_, std::exchange(executor_, nullptr), stream_);
     if (status != aclnn::kSuccess) {
-        if (std::this_thread::get_id() == caller_) {
-            message_ = take_cann_message();  // on the queue's thread the message is left to torch_npu, which prints it
+        message_ = take_cann_message();
+        if (std::this_thread::get_id() != caller_) {
+            // On the queue's thread nobody may be left to raise it.
+            std::cerr << describe_status(operator_name_.c_str(), Phase::kTwo, status, message_) << std::endl;
         }
         status_.store(status, std::memory_order_release);
     }
@@ -35,7 +39,7 @@ void PhaseTwoCall::release() noexcept {
 }
 
 Launch::Launch(const std::string& operator_name, aclnn::PhaseTwo* phase_two, c10::Device device)
-    : operator_name_(operator_name), call_(std::make_shared<PhaseTwoCall>(phase_two)), device_(device) {
+    : operator_name_(operator_name), call_(std::make_shared<PhaseTwoCall>(operator_name, phase_two)), device_(device) {
     apply_determinism();
     // An operator of torch_npu that was refused may have left its key for the cache of executors on this thread.
     if (const auto forget_pta_cache = base_api().forget_pta_cache; forget_pta_cache != nullptr) {

@@ -24,7 +24,9 @@ namespace torch_aclnn_ops {
 // What phase two needs, and who releases it: on whichever path, and whether phase two runs or not.
 class PhaseTwoCall {
   public:
-    explicit PhaseTwoCall(aclnn::PhaseTwo* function) : function_(function) {}
+    // The name must outlive the call.
+    PhaseTwoCall(const std::string& operator_name, aclnn::PhaseTwo* function)
+        : operator_name_(operator_name), function_(function) {}
     ~PhaseTwoCall() { release(); }
     PhaseTwoCall(const PhaseTwoCall&) = delete;
     PhaseTwoCall& operator=(const PhaseTwoCall&) = delete;
@@ -39,6 +41,7 @@ class PhaseTwoCall {
     friend class Launch;
     void release() noexcept;
 
+    const std::string& operator_name_;
     aclnn::PhaseTwo* const function_;
     const std::thread::id caller_ = std::this_thread::get_id();
     aclrtStream stream_ = nullptr;

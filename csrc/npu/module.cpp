@@ -113,6 +113,9 @@ PYBIND11_MODULE(_C, module) {
         },
         "Return how often each of CANN's operators was launched.");
     module.def(
+        "raise_missing", [](const std::string& name) { raise_missing(name.c_str()); },
+        "Raise what a call of an operator raises that CANN does not have.");
+    module.def(
         "soc_name",
         []() -> std::optional<std::string> {
             const char* const name = aclrtGetSocName == nullptr ? nullptr : aclrtGetSocName();

@@ -46,14 +46,18 @@ std::string take_cann_message() {
     return message == nullptr ? "" : message;
 }
 
+std::string describe_status(const char* operator_name, Phase phase, aclnn::Status status, const std::string& message) {
+    const bool is_phase_one = phase == Phase::kOne;
+    return std::string(operator_name) + ": " + (is_phase_one ? "phase one refused the call" : "phase two failed") +
+           " (" + (is_phase_one ? phase_one_name(operator_name) : operator_name) + " returned " +
+           std::to_string(status) + ", " + meaning_of(status) + ").\n" +
+           (message.empty() ? "CANN gives no reason." : "CANN says: " + message);
+}
+
 void raise_status(const char* operator_name, Phase phase, aclnn::Status status, const std::string& message,
                   const std::string& arguments) {
-    const std::string function = phase == Phase::kOne ? phase_one_name(operator_name) : operator_name;
-    C10_THROW_ERROR(Error, std::string(operator_name) + ": " +
-                               (phase == Phase::kOne ? "phase one refused the call" : "phase two failed") + " (" +
-                               function + " returned " + std::to_string(status) + ", " + meaning_of(status) + ").\n" +
-                               (message.empty() ? "CANN gives no reason." : "CANN says: " + message) +
-                               "\nThe call was " + operator_name + "(" + arguments + ").");
+    C10_THROW_ERROR(Error, describe_status(operator_name, phase, status, message) + "\nThe call was " + operator_name +
+                               "(" + arguments + ").");
 }
 
 }  // namespace torch_aclnn_ops

@@ -130,9 +130,8 @@ std::string why_missing(const char* operator_name) {
     if (missing.empty()) {
         return missing;
     }
-    return missing +
-           " is in none of CANN's libraries (libcust_opapi.so, libopapi_*.so, libopapi.so): this CANN is too" +
-           " old for the operator, or its package of operators is not installed";
+    return "CANN's libraries (libcust_opapi.so, libopapi_*.so, libopapi.so) have no " + missing +
+           ": this CANN is too old for the operator, or its package of operators is not installed";
 }
 
 void raise_missing(const char* operator_name) {

@@ -113,7 +113,7 @@ def test_modules_and_optimizer_train_as_on_the_cpu(decoupled, bias_correction):
         target = Maker(torch.float32).probability(6, 3, 1).to(device)
         losses[device] = []
         for criterion in (nn.MSELoss(), nn.BCELoss(), nn.MSELoss(reduction="sum"), nn.BCELoss(reduction="sum")) * 2:
-            losses[device].append(_module_step(lambda x, c=criterion, t=target: c(model(x), t), optimizer, tokens))
+            losses[device].append(_module_step(lambda x, m=model, c=criterion, t=target: c(m(x), t), optimizer, tokens))
         with optimizer.swap_ema_params():
             losses[device].append(nn.MSELoss()(model(tokens), target).item())
     assert losses["npu"] == pytest.approx(losses["cpu"], rel=1e-4)
@@ -129,7 +129,9 @@ def test_explain_names_canns_operators_and_runs_nothing():
         "binary_cross_entropy_backward: aclnnBinaryCrossEntropyBackward"
     )
     hidden, head, target = (tensor.npu() for tensor in _linear_case(torch.bfloat16))
-    assert torch_aclnn_ops.explain(ours.linear_cross_entropy, hidden.requires_grad_(), head.requires_grad_(), target) == (
+    assert torch_aclnn_ops.explain(
+        ours.linear_cross_entropy, hidden.requires_grad_(), head.requires_grad_(), target
+    ) == (
         "fused_linear_online_max_sum: aclnnFusedLinearOnlineMaxSum\n"
         "fused_cross_entropy_loss_with_max_sum: aclnnFusedCrossEntropyLossWithMaxSum\n"
         "fused_linear_cross_entropy_loss_grad: aclnnFusedLinearCrossEntropyLossGrad"

@@ -57,8 +57,8 @@ def test_a_refusal_without_a_message_says_that_there_is_none():
 
 
 def test_no_memory_for_the_workspace_leaves_nothing_behind():
-    # The output finds room beside the gradient, the workspace has to be allocated. Phase two never runs, and the executor
-    # of phase one is destroyed all the same.
+    # The output finds room beside the gradient, the workspace has to be allocated. Phase two never runs, and the
+    # executor of phase one is destroyed all the same.
     gradient, indices = torch.rand(6, 3).npu(), torch.tensor([0, 1, 2, 3, 1, 1]).npu()
     expected = ops.embedding_dense_backward(gradient, indices, 4, -1, True).cpu()
     torch.npu.synchronize()
@@ -86,7 +86,9 @@ def test_cann_without_memory_for_a_tensor_is_an_exception():
 def test_a_failure_of_phase_two_without_the_queue_is_raised_by_the_call(name):
     expected = CALLS[name]()
     host_npu.fail(CANN_NAMES[name], status=361001, message="EZ9903: asked for by a test")
-    with pytest.raises(RuntimeError, match=rf"^{CANN_NAMES[name]}: phase two failed \({CANN_NAMES[name]} returned 361001"):
+    with pytest.raises(
+        RuntimeError, match=rf"^{CANN_NAMES[name]}: phase two failed \({CANN_NAMES[name]} returned 361001"
+    ):
         CALLS[name]()
     for result, truth in zip(CALLS[name](), expected, strict=True):
         torch.testing.assert_close(result, truth)

@@ -64,7 +64,9 @@ def _adam(rows, features):
 
 
 @pytest.mark.skipif(not host_npu.is_enabled(), reason="only the host NPU counts what is alive")
-@pytest.mark.parametrize("make", [_mse, _bce, _embedding, _max_sum, _loss, _grad, _adam], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make", [_mse, _bce, _embedding, _max_sum, _loss, _grad, _adam], ids=lambda make: make.__name__
+)
 def test_a_hundred_thousand_calls_leave_nothing(make):
     calls = [make(*shape) for shape in SHAPES]
     operator = calls[0][0].overload

@@ -1,5 +1,6 @@
 """The raw operators on an NPU: against their formulas, and through each of their entries."""
 
+import torch_aclnn_ops
 from torch_aclnn_ops import _extension, host_npu, ops
 from torch_aclnn_ops.ops._paths import CANN_NAMES
 
@@ -129,6 +130,23 @@ def test_it_is_called_on_the_device_of_its_tensors_and_on_their_stream(operator)
     with torch.npu.stream(stream):
         results = flat(operator.overload(*arguments))
     stream.synchronize()
-    for result, truth in zip(results, expected, strict=True):
+    torch.npu.set_device(0)
+    results += flat(operator.overload(*arguments))  # with another device than theirs as the current one
+    assert torch.npu.current_device() == 0
+    for result, truth in zip(results, expected * 2, strict=True):
         assert result.device == torch.device(last)
         torch.testing.assert_close(result.cpu(), truth.cpu())
+
+
+@pytest.mark.parametrize("rank", range(9))
+def test_every_rank_that_cann_takes(rank):
+    tensors = [torch.rand((2,) * rank) for _ in range(3)]
+    expected = ops.mse_loss_backward(*tensors, 1)
+    torch.testing.assert_close(ops.mse_loss_backward(*to_npu(tuple(tensors)), 1).cpu(), expected)
+
+
+def test_launches_are_counted():
+    one = torch.rand(2).npu()
+    before = torch_aclnn_ops.launches()["aclnnMseLossBackward"]
+    ops.mse_loss_backward(one, one, one, 0)
+    assert torch_aclnn_ops.launches()["aclnnMseLossBackward"] == before + 1

@@ -160,6 +160,19 @@ def test_tensors_on_two_devices_are_refused(contract):
         contract.OPERATOR.overload(*arguments)
 
 
-@pytest.mark.parametrize("status", [161001, 161002, 361001, *range(561000, 561004), 561101, 561102, 561103, 561107, 561112])
+@pytest.mark.parametrize(
+    "status", [161001, 161002, 361001, *range(561000, 561004), 561101, 561102, 561103, 561107, 561112]
+)
 def test_every_documented_status_has_a_meaning(status):
     assert _extension._module.meaning_of(status) != _extension._module.meaning_of(42)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.complex64, torch.complex128, torch.complex32, torch.int16, torch.float8_e4m3fn]
+)
+def test_dtypes_that_no_operator_takes_are_refused(dtype):
+    tensors = [torch.zeros(2, dtype=dtype, device="cpu").npu() for _ in range(3)]
+    with pytest.raises(
+        (TypeError, RuntimeError), match="mse_loss_backward: self must have a floating-point dtype|CANN has no"
+    ):
+        ops.mse_loss_backward.overload(*tensors, 0)

@@ -1,0 +1,67 @@
+"""Chips with fewer operators and dtypes: what they lack goes by the formula, and the raw operator says so."""
+
+import torch_aclnn_ops
+from torch_aclnn_ops import _extension, ops
+from torch_aclnn_ops import functional as ours
+
+import pytest
+import torch
+
+from tests._contract import Maker
+
+CHIP = _extension.soc()
+_only = pytest.mark.skipif(CHIP in ("Ascend910B", "Ascend910_93"), reason="this chip has everything")
+
+
+def _linear():
+    make = Maker(torch.float16)
+    return make.normal(4, 3).npu(), make.normal(128, 3).npu(), make.index(128, 4).npu()
+
+
+@_only
+def test_linear_cross_entropy_takes_the_formula():
+    input, weight, target = _linear()
+    lines = torch_aclnn_ops.explain(
+        ours.linear_cross_entropy, input.requires_grad_(), weight.requires_grad_(), target
+    ).splitlines()
+    assert (
+        f"fused_linear_online_max_sum: formula in torch calls, because CANN's operator is not supported on {CHIP}"
+        in (lines)
+    )
+    ours.linear_cross_entropy(input, weight, target).backward()
+    assert input.grad is not None
+
+
+@_only
+def test_the_raw_gradient_is_refused_with_the_platform():
+    input, weight, target = _linear()
+    mask, ones = torch.zeros(1, dtype=torch.uint8).npu(), torch.ones(4).npu()
+    with pytest.raises(RuntimeError, match="returned 361001, the runtime failed, or this device does not have"):
+        ops.fused_linear_cross_entropy_loss_grad.overload(ones, input, weight, mask, target, ones, ones, None)
+
+
+@pytest.mark.skipif(CHIP not in ("Ascend910", "Ascend310P"), reason="this chip has bfloat16")
+def test_bfloat16_takes_the_formula_and_is_refused_by_the_raw_operator():
+    tensors = [torch.rand(3).bfloat16().npu() for _ in range(3)]
+    with pytest.raises(RuntimeError, match="returned 161002"):
+        ops.mse_loss_backward.overload(*tensors, 0)
+    expected = ops.mse_loss_backward(*(tensor.cpu() for tensor in tensors), 0)
+    assert torch.equal(ops.mse_loss_backward(*tensors, 0).cpu(), expected)
+
+
+@pytest.mark.skipif(CHIP not in ("Ascend910", "Ascend310P"), reason="this chip has the operator")
+def test_adam_takes_the_formula():
+    state = [torch.rand(3).npu() for _ in range(5)]
+    before = state[1].clone()
+    options = {"lr": 0.1, "ema_decay": 0.9, "beta1": 0.9, "beta2": 0.9, "eps": 1e-8}
+    ops.apply_fused_ema_adam_(
+        *state, torch.tensor([1]).npu(), **options, weight_decay_mode=1, bias_correction=True, weight_decay=0.0
+    )
+    assert not torch.equal(state[1], before)
+
+
+@pytest.mark.skipif(CHIP != "Ascend310P", reason="this chip has the operator")
+def test_the_embedding_takes_the_formula():
+    gradient, indices = torch.rand(3, 2).npu(), torch.tensor([0, 1, 1]).npu()
+    result = ops.embedding_dense_backward(gradient, indices, 2, -1, False)
+    torch.testing.assert_close(result[1], gradient[1] + gradient[2])

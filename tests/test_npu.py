@@ -1,0 +1,189 @@
+"""Runs the tests of tests/npu on the host NPU, in processes with other settings, and what ends or configures one."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from torch_aclnn_ops import _extension, _torch_npu
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "torch_aclnn_ops"
+
+if importlib.util.find_spec("torch_aclnn_ops._C") is None:
+    pytest.skip("the NPU extension is not built", allow_module_level=True)
+if not list(PACKAGE.glob("_host_npu/libascendcl.so")):
+    pytest.skip("the host NPU is not built", allow_module_level=True)
+
+
+def _run(*arguments, **settings):
+    # A real CANN, if there is one, is left alone: these tests are about the simulated one.
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **settings}
+    for variable in ("TORCH_DEVICE_BACKEND_AUTOLOAD", "PYTEST_ADDOPTS"):
+        environment.pop(variable, None)
+    environment.update(settings)
+    return subprocess.run(
+        [sys.executable, "-m", "torch_aclnn_ops.host_npu", *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=1200,
+    )
+
+
+def _run_program(tmp_path, program, **settings):
+    script = tmp_path / "program.py"
+    script.write_text(textwrap.dedent(program))
+    return _run(str(script), **settings)
+
+
+MODES = {
+    "queue": {"TORCH_ACLNN_HOST_NPU_DEVICES": "2"},
+    "no queue": {"TASK_QUEUE_ENABLE": "0", "TORCH_ACLNN_HOST_NPU_DEVICES": "2"},
+    "queue that does more": {"TASK_QUEUE_ENABLE": "2", "TORCH_ACLNN_HOST_NPU_DEVICES": "2"},
+    "blocking": {"ASCEND_LAUNCH_BLOCKING": "1"},
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_everything_on_the_host_npu(mode):
+    # The leak test is about the extension, not about the queue, and takes the time of all others.
+    arguments = [] if mode == "queue" else ["--ignore=tests/npu/test_leaks.py"]
+    result = _run("-m", "pytest", "tests/npu", "-q", "-p", "no:cacheprovider", *arguments, **MODES[mode])
+    assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-2000:]
+    assert " passed" in result.stdout
+
+
+@pytest.mark.parametrize("chip", ["Ascend910", "Ascend910_93", "Ascend310P", "Ascend950"])
+def test_other_chips(chip):
+    result = _run(
+        "-m", "pytest", "tests/npu/test_other_chips.py", "-q", "-p", "no:cacheprovider", TORCH_ACLNN_HOST_NPU_SOC=chip
+    )
+    assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-2000:]
+
+
+def test_a_failure_in_the_queue_is_raised_at_the_next_synchronisation(tmp_path):
+    result = _run_program(
+        tmp_path,
+        """
+        from torch_aclnn_ops import host_npu
+        import torch
+
+        one = torch.rand(3).npu()
+        host_npu.fail("aclnnMseLossBackward", status=361001, message="EZ9903: asked for by a test")
+        try:
+            torch.ops.torch_aclnn_ops.mse_loss_backward(one, one, one, 0)
+            torch.npu.synchronize()
+        except RuntimeError as error:
+            assert "aclnnMseLossBackward" in str(error), error
+            alive = host_npu.stats().alive
+            assert not alive.get("aclTensor") and not alive.get("aclOpExecutor"), alive
+            print("raised")
+        try:
+            torch.ops.torch_aclnn_ops.mse_loss_backward(one, one, one, 0)
+            torch.npu.synchronize()
+        except RuntimeError as error:
+            print("raised again")
+        """,
+    )
+    assert "raised" in result.stdout, result.stdout + result.stderr
+    assert "asked for by a test" in result.stdout + result.stderr
+
+
+def test_custom_vendor_and_split_libraries_are_searched_in_order(tmp_path):
+    # A copy of the simulated operators stands for each of the places where CANN's may be.
+    libraries = PACKAGE / "_host_npu"
+    places = {
+        "custom": tmp_path / "custom" / "op_api" / "lib" / "libcust_opapi.so",
+        "vendor": tmp_path / "opp" / "vendors" / "one" / "op_api" / "lib" / "libcust_opapi.so",
+        "split": tmp_path / "cann" / "lib64" / "libopapi_nn.so",
+    }
+    for place in places.values():
+        place.parent.mkdir(parents=True)
+        shutil.copy(libraries / "libopapi.so", place)
+    (tmp_path / "opp" / "vendors" / "config.ini").write_text("[section]\nload_priority = none, one\n")
+    program = """
+        from torch_aclnn_ops import _extension
+        print("found", _extension._module.library_of_symbol("aclnnMseLossBackward", through_torch_npu=False))
+        print("missing", _extension._module.library_of_symbol("aclnnNothing"))
+    """
+    settings = {
+        "ASCEND_CUSTOM_OPP_PATH": f"{tmp_path / 'nowhere'}:{tmp_path / 'custom'}",
+        "ASCEND_OPP_PATH": str(tmp_path / "opp"),
+        "ASCEND_HOME_PATH": str(tmp_path / "cann"),
+    }
+    found = []
+    while True:
+        result = _run_search(tmp_path, program, settings)
+        assert "missing None" in result.stdout, result.stdout + result.stderr
+        found.append(next(line for line in result.stdout.splitlines() if line.startswith("found")))
+        if not settings:
+            break
+        settings.pop(next(iter(settings)))
+    assert found == [*(f"found {place}" for place in places.values()), f"found {libraries / 'libopapi.so'}"]
+
+
+def _run_search(tmp_path, program, settings):
+    # Set when torch_npu is imported already: it would refuse an ASCEND_HOME_PATH without a whole CANN in it.
+    lines = [f"os.environ[{name!r}] = {value!r}" for name, value in settings.items()]
+    return _run_program(tmp_path, "\n".join(["import os", *lines, textwrap.dedent(program)]))
+
+
+def test_cann_without_an_operator_says_what_is_missing_and_what_works(tmp_path):
+    result = _run_program(
+        tmp_path,
+        """
+        import logging
+        import torch
+        from torch_aclnn_ops import _extension, doctor, functional as F
+
+        module = _extension._module
+        try:
+            module.raise_missing("aclnnNothing")
+        except NotImplementedError as error:
+            print("raised", error)
+        _extension.missing_operators()["mse_loss_backward"] = "aclnnMseLossBackward is missing"
+        logging.basicConfig(level=logging.DEBUG)
+        one = torch.rand(3).npu().requires_grad_()
+        F.mse_loss(one, torch.rand(3).npu()).backward()
+        print(doctor.describe())
+        """,
+    )
+    assert "raised CANN's libraries (libcust_opapi.so, libopapi_*.so, libopapi.so) have no" in result.stdout, (
+        result.stderr
+    )
+    assert "mse_loss_backward: formula in torch calls, because aclnnMseLossBackward is missing" in result.stderr
+    assert "formula in torch calls: aclnnMseLossBackward is missing" in result.stdout
+
+
+def test_without_cann_the_reason_is_known():
+    if _torch_npu.why_unavailable() is None:
+        pytest.skip("there is a CANN")
+    assert _extension.why_unavailable() == _torch_npu.why_unavailable()
+    assert _extension.soc() is None
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
+def test_the_signatures_are_compared_with_canns_headers_where_there_are_any(tmp_path):
+    # The host NPU's headers declare the same functions, written independently from the documents.
+    headers = ROOT / "csrc" / "host_npu" / "include"
+    package = importlib.util.find_spec("torch_npu")
+    assert package is not None and package.origin is not None
+    flags = ["-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror"]
+    includes = ["-I", str(headers), "-isystem", str(Path(package.origin).parent / "include")]
+    source = str(ROOT / "csrc" / "npu" / "aclnn_api_check.cpp")
+    subprocess.run(["g++", *flags, *includes, source], check=True)
+
+    header = headers / "aclnnop" / "aclnn_mse_loss_backward.h"
+    (tmp_path / "aclnnop").mkdir()
+    changed = header.read_text().replace("int64_t reduction", "int32_t reduction")
+    (tmp_path / "aclnnop" / header.name).write_text(changed)
+    refused = subprocess.run(["g++", *flags, "-I", str(tmp_path), *includes, source], capture_output=True, text=True)
+    assert refused.returncode != 0
+    assert "aclnnMseLossBackwardGetWorkspaceSize has another signature in this CANN" in refused.stderr
