@@ -32,7 +32,7 @@ $(INSTALLED): pyproject.toml
 	touch $@
 
 $(BUILT): $(SOURCES) | $(INSTALLED)
-	$(RUN) setup.py --quiet build_ext --inplace > $(VENV)/build.log 2>&1 || { cat $(VENV)/build.log; exit 1; }
+	TORCH_ACLNN_NPU=1 TORCH_ACLNN_HOST_NPU=1 $(RUN) setup.py --quiet build_ext --inplace > $(VENV)/build.log 2>&1 || { cat $(VENV)/build.log; exit 1; }
 	touch $@
 
 demo: setup
