@@ -37,7 +37,7 @@ $(BUILT): $(SOURCES) | $(INSTALLED)
 
 demo: setup
 	$(RUN) -m torch_aclnn_ops.doctor
-	$(ON_NPU) examples/train_lm.py --device npu --minutes 2
+	$(ON_NPU) examples/train_lm.py --device npu --dtype bfloat16 --minutes 2
 
 test: setup
 	$(RUN) -m pytest --quiet
@@ -52,6 +52,7 @@ bench: setup
 	for operator in mse_loss binary_cross_entropy embedding linear_cross_entropy ema_adam; do \
 	    $(RUN) -m benchmarks.$$operator || exit 1; \
 	done
+	$(ON_NPU) -m benchmarks.dispatch
 
 # Which lines of csrc/npu the tests execute.
 coverage: setup
