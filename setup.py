@@ -2,7 +2,7 @@
 
 Two parts are compiled where torch_npu is installed, and left out, with a line that says so, where it is not:
 
-* ``torch_aclnn_ops._C`` (csrc/npu), the extension: ``TORCH_ACLNN_NPU=0`` leaves it out, ``1`` makes its absence an error;
+* ``torch_aclnn_ops._C`` (csrc/npu), the extension: ``TORCH_ACLNN_NPU=0`` leaves it out, ``1`` fails without torch_npu;
 * ``torch_aclnn_ops/_host_npu`` (csrc/host_npu), the host NPU: ``TORCH_ACLNN_HOST_NPU`` does the same for it.
 
 ``TORCH_ACLNN_COVERAGE=1`` compiles both for gcov. Neither needs CANN, and torch_npu is not imported.

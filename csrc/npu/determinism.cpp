@@ -3,6 +3,8 @@
 #include <ATen/Context.h>
 #include <acl/acl_rt.h>
 
+#include <atomic>
+
 // Weak: torch_npu exports these two since 2.13.0, and the runtime's function is in a library of CANN.
 namespace c10_npu {
 uint32_t GetDeterministicLevel() __attribute__((weak));
@@ -15,11 +17,19 @@ extern "C" aclError aclrtCtxSetSysParamOpt(aclSysParamOpt option, int64_t value)
 namespace torch_aclnn_ops {
 
 void apply_determinism() {
-    const bool torch_npu_has_it =
+    static const bool torch_npu_has_it =
         c10_npu::GetDeterministicLevel != nullptr && at_npu::native::ApplyDeterministicLevel != nullptr;
-    torch_npu_has_it ? at_npu::native::ApplyDeterministicLevel(c10_npu::GetDeterministicLevel(),
-                                                               at::globalContext().deterministicAlgorithms(), true)
-                     : apply_determinism_to_context();
+    static std::atomic<bool> was_asked_for{false};
+    const bool deterministic = at::globalContext().deterministicAlgorithms();
+    const uint32_t level = torch_npu_has_it ? c10_npu::GetDeterministicLevel() : 0;
+    if (deterministic || level != 0) {
+        was_asked_for = true;
+    }
+    // A program that never asks for it does not pay for it. What another operator may have left set is only slower.
+    if (was_asked_for) {
+        torch_npu_has_it ? at_npu::native::ApplyDeterministicLevel(level, deterministic, true)
+                         : apply_determinism_to_context();
+    }
 }
 
 void apply_determinism_to_context() {

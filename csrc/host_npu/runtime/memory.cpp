@@ -18,8 +18,10 @@
 namespace host_npu {
 namespace {
 
-// Enough for every device to reserve its memory many times over, as expandable segments do.
-constexpr std::size_t kAddressBytes = std::size_t{8} << 40;
+// Enough for every device to reserve its memory many times over, as expandable segments do; and where addresses are
+// scarce (under valgrind, or a limit of the shell), the least that is of use.
+constexpr std::size_t kMostAddressBytes = std::size_t{8} << 40;
+constexpr std::size_t kLeastAddressBytes = std::size_t{1} << 30;
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 // Fresh memory holds no usable numbers, as on the device: NaN in every floating type, -1 in every integer.
@@ -39,11 +41,29 @@ std::uintptr_t as_number(const void* pointer) { return reinterpret_cast<std::uin
     throw Error(ACL_ERROR_RT_DRV_INTERNAL_ERROR, std::string(call) + " failed: " + std::strerror(errno));
 }
 
+void* map_addresses(std::size_t size) {
+    return mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+}
+
+// How much can be had twice: for the devices, and for the kernels' view of them.
+std::size_t address_bytes() {
+    static const std::size_t bytes = [] {
+        for (auto size = kMostAddressBytes; size > kLeastAddressBytes; size /= 8) {
+            void* const start = map_addresses(2 * size);
+            if (start != MAP_FAILED) {
+                munmap(start, 2 * size);
+                return size;
+            }
+        }
+        return kLeastAddressBytes;
+    }();
+    return bytes;
+}
+
 void* reserve_addresses() {
-    constexpr int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    void* const start = mmap(nullptr, kAddressBytes, PROT_NONE, flags, -1, 0);
+    void* const start = map_addresses(address_bytes());
     if (start == MAP_FAILED) throw_system_error("mmap of the device addresses");
-    madvise(start, kAddressBytes, MADV_DONTDUMP);
+    madvise(start, address_bytes(), MADV_DONTDUMP);
     return start;
 }
 
@@ -96,8 +116,8 @@ DeviceMemory& DeviceMemory::instance() {
 DeviceMemory::DeviceMemory()
     : base_(as_number(reserve_addresses())),
       alias_offset_(static_cast<std::ptrdiff_t>(as_number(reserve_addresses()) - base_)),
-      addresses_(kAddressBytes) {
-    explain_memory_faults(base_, as_number(alias_of(base_)), kAddressBytes);
+      addresses_(address_bytes()) {
+    explain_memory_faults(base_, as_number(alias_of(base_)), address_bytes());
 }
 
 void* DeviceMemory::alias_of(std::uintptr_t address) const {
@@ -195,7 +215,7 @@ void DeviceMemory::unmap(void* pointer) {
 
 bool DeviceMemory::contains(const void* pointer) const {
     const auto address = as_number(pointer);
-    return address >= base_ && address - base_ < kAddressBytes;
+    return address >= base_ && address - base_ < address_bytes();
 }
 
 DeviceMemory::LiveRanges::const_iterator DeviceMemory::find(std::uintptr_t address) const {
