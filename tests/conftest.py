@@ -14,6 +14,9 @@ assert torch_aclnn_ops.__version__
 # Threads that wait for one another cost tiny tensors ten times their work on a busy machine.
 torch.set_num_threads(1)
 
+# Programs that the tests run.
+collect_ignore = ["host_npu_facts.py", "host_npu_training.py", "npu_coverage.py"]
+
 hypothesis.settings.register_profile("tests", deadline=None, max_examples=150, derandomize=True)
 hypothesis.settings.load_profile("tests")
 
