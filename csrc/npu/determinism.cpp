@@ -16,19 +16,26 @@ extern "C" aclError aclrtCtxSetSysParamOpt(aclSysParamOpt option, int64_t value)
 
 namespace torch_aclnn_ops {
 
+namespace {
+
+void apply_through_torch_npu() {
+    at_npu::native::ApplyDeterministicLevel(c10_npu::GetDeterministicLevel(),
+                                            at::globalContext().deterministicAlgorithms(), true);
+}
+
+}  // namespace
+
 void apply_determinism() {
     static const bool torch_npu_has_it =
         c10_npu::GetDeterministicLevel != nullptr && at_npu::native::ApplyDeterministicLevel != nullptr;
     static std::atomic<bool> was_asked_for{false};
-    const bool deterministic = at::globalContext().deterministicAlgorithms();
     const uint32_t level = torch_npu_has_it ? c10_npu::GetDeterministicLevel() : 0;
-    if (deterministic || level != 0) {
+    if (level != 0 || at::globalContext().deterministicAlgorithms()) {
         was_asked_for = true;
     }
     // A program that never asks for it does not pay for it. What another operator may have left set is only slower.
     if (was_asked_for) {
-        torch_npu_has_it ? at_npu::native::ApplyDeterministicLevel(level, deterministic, true)
-                         : apply_determinism_to_context();
+        (torch_npu_has_it ? apply_through_torch_npu : apply_determinism_to_context)();
     }
 }
 

@@ -100,18 +100,20 @@ std::tuple<at::Tensor, at::Tensor> FusedLinearCrossEntropyLossGrad::run(
     return {std::move(input_grad), std::move(weight_grad)};
 }
 
+using MaxSum = FusedLinearOnlineMaxSum;
+using Loss = FusedCrossEntropyLossWithMaxSum;
+using Grad = FusedLinearCrossEntropyLossGrad;
+
 TORCH_LIBRARY_IMPL(torch_aclnn_ops, PrivateUse1, library) {
-    library.impl(FusedLinearOnlineMaxSum::name, TORCH_FN(DispatchOf<FusedLinearOnlineMaxSum>::kernel));
-    library.impl(FusedCrossEntropyLossWithMaxSum::name, TORCH_FN(DispatchOf<FusedCrossEntropyLossWithMaxSum>::kernel));
-    library.impl(FusedLinearCrossEntropyLossGrad::name, TORCH_FN(DispatchOf<FusedLinearCrossEntropyLossGrad>::kernel));
+    library.impl(MaxSum::name, TORCH_FN(DispatchOf<MaxSum>::kernel));
+    library.impl(Loss::name, TORCH_FN(DispatchOf<Loss>::kernel));
+    library.impl(Grad::name, TORCH_FN(DispatchOf<Grad>::kernel));
 }
 
 TORCH_LIBRARY_IMPL(torch_aclnn_ops, AutogradPrivateUse1, library) {
-    library.impl(FusedLinearOnlineMaxSum::name, TORCH_FN(DispatchOf<FusedLinearOnlineMaxSum>::autograd));
-    library.impl(FusedCrossEntropyLossWithMaxSum::name,
-                 TORCH_FN(DispatchOf<FusedCrossEntropyLossWithMaxSum>::autograd));
-    library.impl(FusedLinearCrossEntropyLossGrad::name,
-                 TORCH_FN(DispatchOf<FusedLinearCrossEntropyLossGrad>::autograd));
+    library.impl(MaxSum::name, TORCH_FN(DispatchOf<MaxSum>::autograd));
+    library.impl(Loss::name, TORCH_FN(DispatchOf<Loss>::autograd));
+    library.impl(Grad::name, TORCH_FN(DispatchOf<Grad>::autograd));
 }
 
 }  // namespace torch_aclnn_ops

@@ -39,15 +39,15 @@ py::object to_python(const c10::IValue& value) {
 // Makes an entry for each raw operator and the operator of CANN that computes it.
 template <class Value, class Make>
 std::map<std::string, Value> of_each(const Make& make) {
-    return {
-        make.template operator()<MseLossBackward, aclnn::MseLossBackward>(),
-        make.template operator()<BinaryCrossEntropyBackward, aclnn::BinaryCrossEntropyBackward>(),
-        make.template operator()<EmbeddingDenseBackward, aclnn::EmbeddingDenseBackward>(),
-        make.template operator()<FusedLinearOnlineMaxSum, aclnn::FusedLinearOnlineMaxSum>(),
-        make.template operator()<FusedCrossEntropyLossWithMaxSum, aclnn::FusedCrossEntropyLossWithMaxSum>(),
-        make.template operator()<FusedLinearCrossEntropyLossGrad, aclnn::FusedLinearCrossEntropyLossGrad>(),
-        make.template operator()<ApplyFusedEmaAdam, aclnn::ApplyFusedEmaAdam>(),
-    };
+    std::map<std::string, Value> entries;
+    entries.insert(make.template operator()<MseLossBackward, aclnn::MseLossBackward>());
+    entries.insert(make.template operator()<BinaryCrossEntropyBackward, aclnn::BinaryCrossEntropyBackward>());
+    entries.insert(make.template operator()<EmbeddingDenseBackward, aclnn::EmbeddingDenseBackward>());
+    entries.insert(make.template operator()<FusedLinearOnlineMaxSum, aclnn::FusedLinearOnlineMaxSum>());
+    entries.insert(make.template operator()<FusedCrossEntropyLossWithMaxSum, aclnn::FusedCrossEntropyLossWithMaxSum>());
+    entries.insert(make.template operator()<FusedLinearCrossEntropyLossGrad, aclnn::FusedLinearCrossEntropyLossGrad>());
+    entries.insert(make.template operator()<ApplyFusedEmaAdam, aclnn::ApplyFusedEmaAdam>());
+    return entries;
 }
 
 template <class Operator>
@@ -110,9 +110,6 @@ PYBIND11_MODULE(_C, module) {
                 []<class Operator, class Api>() { return std::pair{Api::name, launches_of<Api>.load()}; });
         },
         "Return how often each of CANN's operators was launched.");
-    module.def(
-        "raise_missing", [](const std::string& name) { raise_missing(name.c_str()); },
-        "Raise what a call of an operator raises that CANN does not have.");
     module.def(
         "soc_name",
         []() -> std::optional<std::string> {
