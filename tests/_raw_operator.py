@@ -133,6 +133,25 @@ class RawOperatorContract:
         with pytest.raises((TypeError, RuntimeError), match=self.OPERATOR.name):
             calls[change]()
 
+    def test_a_tensor_that_is_missing_is_refused_by_name(self) -> None:
+        arguments = self.SAMPLES[0].arguments(Maker(torch.float32))
+        for i, argument in enumerate(self.OPERATOR.overload._schema.arguments[: len(arguments)]):
+            if str(argument.type) != "Tensor":
+                continue
+            without = (*arguments[:i], None, *arguments[i + 1 :])
+            for operator in (self.OPERATOR, self.OPERATOR.overload):
+                with pytest.raises(TypeError, match=f"{self.OPERATOR.name}: {argument.name} must be a Tensor"):
+                    operator(*without)
+
+    def test_a_tensor_on_another_device_is_refused_by_name(self) -> None:
+        arguments = self.SAMPLES[0].arguments(Maker(torch.float32))
+        tensors = [i for i, argument in enumerate(arguments) if isinstance(argument, Tensor)]
+        for i in tensors[1:]:
+            mixed = (*arguments[:i], arguments[i].to("meta"), *arguments[i + 1 :])
+            name = self.OPERATOR.overload._schema.arguments[i].name
+            with pytest.raises(RuntimeError, match=f"{self.OPERATOR.name}: {name} must be on cpu, as .* is, .* on meta"):
+                self.OPERATOR.overload(*mixed)
+
     def test_vmap_equals_a_loop(self, sample: Sample) -> None:
         arguments = sample.arguments(Maker(torch.float64))
         position = sample.differentiable[0]

@@ -1,6 +1,7 @@
 """Say which path a call takes, and why."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch_aclnn_ops.ops import _paths
@@ -8,6 +9,7 @@ from torch_aclnn_ops.ops import _paths
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = ["explain"]
@@ -35,12 +37,46 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, _paths.recording() as paths:
 
         def fake(value: Any) -> Any:
-            return mode.from_tensor(value) if isinstance(value, Tensor) else value
+            if not isinstance(value, Tensor):
+                return value
+            return mode.from_tensor(value.detach()).requires_grad_(value.requires_grad)
 
-        results = tree_leaves(function(*tree_map(fake, args), **tree_map(fake, kwargs)))
+        with _state_restored(getattr(function, "__self__", None)):
+            results = tree_leaves(function(*tree_map(fake, args), **tree_map(fake, kwargs)))
         losses = [result for result in results if isinstance(result, Tensor) and result.requires_grad]
         if losses:
-            torch.autograd.backward(losses, [torch.ones_like(loss) for loss in losses])
+            # Not backward(), which would leave fake gradients in the parameters of a module.
+            torch.autograd.grad(losses, _leaves(losses), [torch.ones_like(loss) for loss in losses], allow_unused=True)
     if not paths:
         return "no operator of torch_aclnn_ops: torch's own functions serve this call"
     return "\n".join(f"{operator}: {path}" for operator, path in paths)
+
+
+def _leaves(losses: list[Tensor]) -> list[Tensor]:
+    """Return the tensors to which a backward from the losses would add gradients."""
+    leaves = [loss for loss in losses if loss.grad_fn is None]
+    nodes = [loss.grad_fn for loss in losses]
+    seen = set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            leaves.append(node.variable)
+        nodes.extend(following for following, _ in node.next_functions)
+    return leaves
+
+
+@contextmanager
+def _state_restored(owner: object) -> Iterator[None]:
+    """Give an optimizer its state back: a step in it would keep fake tensors."""
+    if not isinstance(owner, Optimizer):
+        yield
+        return
+    state = {parameter: dict(values) for parameter, values in owner.state.items()}
+    try:
+        yield
+    finally:
+        owner.state.clear()
+        owner.state.update(state)

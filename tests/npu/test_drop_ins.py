@@ -216,3 +216,29 @@ def test_the_formula_refuses_what_the_operator_refuses():
             bias_correction=True,
             weight_decay=0.0,
         )
+
+
+@pytest.mark.skipif(torch.npu.device_count() < 2, reason="needs two devices")
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda one, other: ours.mse_loss(one, other),
+        lambda one, other: ours.binary_cross_entropy(one, other),
+        lambda one, other: ours.embedding(other.long(), one.unsqueeze(1)),
+        lambda one, other: ours.linear_cross_entropy(one.unsqueeze(1), one.unsqueeze(1), other.long()),
+    ],
+    ids=["mse_loss", "binary_cross_entropy", "embedding", "linear_cross_entropy"],
+)
+def test_tensors_on_two_npus_are_refused(call):
+    with pytest.raises(RuntimeError, match=r"must be on npu:\d, as \w+ is, but it is on npu:\d"):
+        call(torch.zeros(2, device="npu:0"), torch.zeros(2, device="npu:1"))
+
+
+@pytest.mark.parametrize("index", [-1, 5])
+def test_with_check_values_an_index_outside_the_table_is_refused(index):
+    torch_aclnn_ops.check_values(True)
+    try:
+        with pytest.raises(IndexError, match=f"embedding: indices must be from 0 to 4 .*, but one is {index}"):
+            ours.embedding(torch.tensor([0, index]).npu(), torch.rand(5, 3).npu())
+    finally:
+        torch_aclnn_ops.check_values(False)

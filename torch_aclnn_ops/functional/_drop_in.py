@@ -33,6 +33,20 @@ def overrides_torch(tensor: Tensor) -> bool:
     return cls.__torch_function__ is not torch._C._disabled_torch_function_impl or is_traceable_wrapper_subclass(tensor)
 
 
+def on_one_device(function: str, **tensors: Tensor | None) -> bool:
+    """Return whether all tensors are on one device, and raise where they are on two of a kind.
+
+    Torch decides about the others: it takes a number from the CPU for every device. Kernels of an NPU do not look where
+    their other arguments are.
+    """
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    first, device = next((name, tensor.device) for name, tensor in given.items())
+    for name, tensor in given.items():
+        if tensor.device.type == device.type and tensor.device != device:
+            raise RuntimeError(f"{function}: {name} must be on {device}, as {first} is, but it is on {tensor.device}")
+    return all(tensor.device == device for tensor in given.values())
+
+
 def refuse_tangent(function: str, weight: Tensor | None) -> None:
     """Raise where forward-mode AD would differentiate by a weight; torch's own losses return zeros for it."""
     if has_tangent(weight):

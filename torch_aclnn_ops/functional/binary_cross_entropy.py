@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torch_aclnn_ops.functional._drop_in import float32_autocast_dtype, is_ordinary, refuse_tangent
+from torch_aclnn_ops.functional._drop_in import float32_autocast_dtype, is_ordinary, on_one_device, refuse_tangent
 from torch_aclnn_ops.functional._forward import binary_cross_entropy_forward
 from torch_aclnn_ops.functional._function import EagerOrCompiled
 from torch_aclnn_ops.ops import binary_cross_entropy_backward
@@ -130,6 +130,8 @@ def _is_ours(input: Tensor, target: Tensor, weight: Tensor | None) -> bool:
     """Return whether torch would accept the arguments; it makes the errors for those that it would not."""
     others = (target,) if weight is None else (target, weight)
     if not is_ordinary(input, *others) or target.shape != input.shape:
+        return False
+    if not on_one_device("binary_cross_entropy", input=input, target=target, weight=weight):
         return False
     if any(float32_autocast_dtype(other) != float32_autocast_dtype(input) for other in others):
         return False

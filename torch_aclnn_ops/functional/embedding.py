@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from torch_aclnn_ops.functional._drop_in import is_ordinary, overrides_torch
+from torch_aclnn_ops.functional._drop_in import is_ordinary, on_one_device, overrides_torch
 from torch_aclnn_ops.functional._function import EagerOrCompiled
 from torch_aclnn_ops.ops import embedding_dense_backward
+from torch_aclnn_ops.ops.embedding import check_indices
 
 import torch
 from torch import Tensor
@@ -102,6 +103,8 @@ def embedding(
         padding_idx = -1
     elif padding_idx < 0:
         padding_idx += weight.shape[0]
+    if not input.is_cpu:  # where torch does it
+        check_indices("embedding", input, weight.shape[0])
     if max_norm is not None:
         input = input.contiguous()
         with torch.no_grad():
@@ -119,5 +122,6 @@ def _is_ours(input: Tensor, weight: Tensor, padding_idx: int | None, sparse: boo
         and not overrides_torch(input)
         and input.dtype in (torch.int64, torch.int32)
         and weight.dim() == 2
+        and on_one_device("embedding", input=input, weight=weight)
         and (padding_idx is None or -weight.shape[0] <= padding_idx < max(weight.shape[0], 1))
     )

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from torch_aclnn_ops.functional._drop_in import float32_autocast_dtype, is_ordinary
+from torch_aclnn_ops.functional._drop_in import float32_autocast_dtype, is_ordinary, on_one_device
 from torch_aclnn_ops.functional._forward import mse_loss_forward
 from torch_aclnn_ops.functional._function import EagerOrCompiled
 from torch_aclnn_ops.ops import mse_loss_backward
@@ -110,9 +110,11 @@ def mse_loss(
 
 def _is_ours(input: Tensor, target: Tensor, weight: Tensor | None, reduction: str) -> bool:
     """Return whether torch would accept the arguments; it makes the errors for those that it would not."""
+    if not is_ordinary(input, target) or not on_one_device("mse_loss", input=input, target=target, weight=weight):
+        return False
     if weight is None:
-        return is_ordinary(input, target)
-    return is_ordinary(input, target, weight) and weight.size() == input.size() and reduction in ("none", "mean", "sum")
+        return True
+    return is_ordinary(weight) and weight.size() == input.size() and reduction in ("none", "mean", "sum")
 
 
 def _broadcast_mse_loss(input: Tensor, target: Tensor, reduction: int) -> Tensor:

@@ -1,6 +1,7 @@
 """Argument checks that the operators share; each names the operator, the argument, what it was and what is accepted."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,15 @@ from torch.nn import Buffer, Parameter
 reads_devices = False
 
 _REDUCTIONS = {0: "none", 1: "mean", 2: "sum"}
+
+
+def check_device(operator: str, arguments: dict[str, Any]) -> None:
+    """Accept tensors that are all on the device of the first."""
+    tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
+    first, device = next((name, tensor.device) for name, tensor in tensors.items())
+    for name, tensor in tensors.items():
+        if tensor.device != device:
+            raise RuntimeError(f"{operator}: {name} must be on {device}, as {first} is, but it is on {tensor.device}")
 
 
 def check_reduction(operator: str, reduction: int) -> None:

@@ -43,19 +43,25 @@ def why_formula(operator: str, arguments: dict[str, Any]) -> str | None:
     Arguments that no device takes are not told from those that CANN does not take: the formula's path refuses them with
     the same words as every other path.
     """
-    device = next(iter(arguments.values())).device.type
-    if device != "npu":
-        if _recorder is not None:
-            native = device == "cpu" and torch._C._dispatch_has_kernel_for_dispatch_key(
-                f"torch_aclnn_ops::{operator}", "CPU"
-            )
-            kernel = "native kernel of torch" if native else "formula in torch calls"
-            note(operator, f"{kernel}, because the tensors are on {device}")
+    first = next(iter(arguments.values()))
+    if not isinstance(first, Tensor) or first.device.type != "npu":
         return None
     reason = _why_not_cann(operator, arguments)
-    if not torch.compiler.is_compiling():
-        note(operator, CANN_NAMES[operator] if reason is None else f"formula in torch calls, because {reason}")
+    note(operator, CANN_NAMES[operator] if reason is None else f"formula in torch calls, because {reason}")
     return reason
+
+
+def note_kernel(operator: str, arguments: dict[str, Any]) -> None:
+    """Note the kernel that the dispatcher has chosen, where paths are recorded."""
+    if _recorder is None:
+        return
+    device = next(iter(arguments.values())).device.type
+    if device == "npu":
+        note(operator, CANN_NAMES[operator])
+        return
+    native = device == "cpu" and torch._C._dispatch_has_kernel_for_dispatch_key(f"torch_aclnn_ops::{operator}", "CPU")
+    kernel = "native kernel of torch" if native else "formula in torch calls"
+    note(operator, f"{kernel}, because the tensors are on {device}")
 
 
 def why_formula_of_forward(function: str, **tensors: Tensor | None) -> str | None:
@@ -64,13 +70,15 @@ def why_formula_of_forward(function: str, **tensors: Tensor | None) -> str | Non
     if soc is None or next(iter(tensors.values())).device.type != "npu":  # type: ignore[union-attr]
         return None
     reason = _why_not_rank(tensors) or _why_not_dtype(soc, **tensors)
-    if reason is not None and not torch.compiler.is_compiling():
+    if reason is not None:
         note(function, f"formula in torch calls, because {reason}")
     return reason
 
 
 def note(operator: str, path: str) -> None:
-    """Log a path, and tell it to :func:`recording`."""
+    """Log a path, and tell it to :func:`recording`; compiled code says nothing, as it is traced once."""
+    if torch.compiler.is_compiling():
+        return
     _log.debug("%s: %s", operator, path)
     if _recorder is not None and (operator, path) not in _recorder:
         _recorder.append((operator, path))

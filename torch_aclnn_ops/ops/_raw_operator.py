@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Any
 
+from torch_aclnn_ops.ops._checks import check_device
 from torch_aclnn_ops.ops._derivatives import is_differentiated, jvp, vjp
 from torch_aclnn_ops.ops._numerics import without_autocast
-from torch_aclnn_ops.ops._paths import why_formula
+from torch_aclnn_ops.ops._paths import note_kernel, why_formula
 
 import torch
 from torch import Tensor
@@ -52,17 +53,21 @@ class RawOperator:
         self.name = schema.partition("(")[0]
         self.formula = without_autocast(formula)
         self.has_cpu_kernel = cpu is not None
-        self._check = check
+        self._check_shapes = check
         self._check_values = check_values
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         self.overload = getattr(getattr(torch.ops, NAMESPACE), self.name).default
+        self._required_tensors = [
+            argument.name for argument in self.overload._schema.arguments if str(argument.type) == "Tensor"
+        ]
         self._signature = _signature_of(self.overload._schema.arguments)
         self._defaults = {name: parameter.default for name, parameter in self._signature.parameters.items()}
         self._kernel = self._checked(without_autocast(kernel or formula))
         _library.impl(self.name, self._kernel, "CompositeExplicitAutograd")
         if cpu is not None:
             _library.impl(self.name, self._checked(without_autocast(cpu)), "CPU")
-        torch.library.register_fake(self.overload, self._checked(fake, values=False), lib=_library)
+        noting_fake = self._checked(self._noting_the_path(fake), values=False)
+        torch.library.register_fake(self.overload, noting_fake, lib=_library)
         torch.library.register_vmap(self.overload, self._call_per_sample, lib=_library)
         self.is_mutable = bool(self.overload._schema.is_mutable)
         if not self.is_mutable:
@@ -100,10 +105,7 @@ class RawOperator:
 
     def check(self, args: tuple[Any, ...], values: bool) -> None:
         """Raise where the arguments break the operator's rules: those for dtypes and shapes, or those for values."""
-        arguments = self.bind(args, {})
-        self._check(**arguments)
-        if values and self._check_values is not None:
-            self._check_values(**arguments)
+        self._check(self.bind(args, {}), values)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the value of each argument of the schema by its name, in order; the arguments must fit the schema."""
@@ -112,9 +114,7 @@ class RawOperator:
     def _checked(self, kernel: Kernel, values: bool = True) -> Kernel:
         def checked_kernel(*args: Any, **kwargs: Any) -> Any:
             arguments = self.bind(args, kwargs)
-            self._check(**arguments)
-            if values and self._check_values is not None:
-                self._check_values(**arguments)
+            self._check(arguments, values)
             outputs = kernel(**arguments)
             if isinstance(outputs, tuple):
                 return tuple(output.contiguous() for output in outputs)
@@ -122,6 +122,22 @@ class RawOperator:
             return outputs if outputs is None else outputs.contiguous()
 
         return checked_kernel
+
+    def _check(self, arguments: dict[str, Any], values: bool) -> None:
+        for name in self._required_tensors:
+            if arguments[name] is None:
+                raise TypeError(f"{self.name}: {name} must be a Tensor, but it is None")
+        check_device(self.name, arguments)
+        self._check_shapes(**arguments)
+        if values and self._check_values is not None:
+            self._check_values(**arguments)
+
+    def _noting_the_path(self, fake: Kernel) -> Kernel:
+        def noting(**arguments: Any) -> Any:
+            note_kernel(self.name, arguments)
+            return fake(**arguments)
+
+        return noting
 
     def _call_per_sample(
         self, info: Any, in_dims: tuple[int | None, ...], *args: Any, **kwargs: Any

@@ -40,13 +40,19 @@ def _check(grad_output: Tensor, indices: Tensor, num_weights: int, **_: Any) -> 
 
 
 def _check_values(indices: Tensor, num_weights: int, **_: Any) -> None:
-    # The device writes outside its output for such an index.
+    check_indices(_NAME, indices, num_weights)
+
+
+def check_indices(function: str, indices: Tensor, num_weights: int) -> None:
+    """Accept indices of the table's rows, where they can be read; the device writes elsewhere for others."""
     if not values_are_readable(indices) or indices.numel() == 0:
         return
     smallest, largest = (int(bound) for bound in torch.aminmax(indices))
     if smallest < 0 or largest >= num_weights:
         wrong = smallest if smallest < 0 else largest
-        raise IndexError(f"{_NAME}: indices must be from 0 to {num_weights - 1} (num_weights - 1), but one is {wrong}")
+        raise IndexError(
+            f"{function}: indices must be from 0 to {num_weights - 1} (num_weights - 1), but one is {wrong}"
+        )
 
 
 def formula(

@@ -8,6 +8,7 @@ from torch_aclnn_ops.functional._drop_in import (
     float32_autocast_dtype,
     is_ordinary,
     lower_precision_autocast_dtype,
+    on_one_device,
     overrides_torch,
     refuse_tangent,
 )
@@ -202,6 +203,9 @@ def _is_ours(
     """Return whether torch would accept the arguments; it makes the errors for those that it would not."""
     optional = [tensor for tensor in (linear_bias, weight) if tensor is not None]
     if not is_ordinary(input, linear_weight, *optional) or not isinstance(target, Tensor) or overrides_torch(target):
+        return False
+    tensors = {"input": input, "linear_weight": linear_weight, "target": target, "linear_bias": linear_bias}
+    if not on_one_device("linear_cross_entropy", **tensors, weight=weight):
         return False
     if input.dim() not in (1, 2) or linear_weight.dim() < 2 or input.shape[-1] != linear_weight.shape[-1]:
         return False

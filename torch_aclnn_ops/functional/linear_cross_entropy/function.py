@@ -11,6 +11,7 @@ from torch_aclnn_ops.ops import (
     fused_linear_online_max_sum,
 )
 from torch_aclnn_ops.ops._derivatives import in_functorch_transform, is_batched
+from torch_aclnn_ops.ops._paths import note
 
 import torch
 from torch import Tensor
@@ -49,11 +50,16 @@ def _statistics(
     It can for indices as targets, without bias and smoothing, and where the chunk is its own choice. Batched, it would
     hold the logits of all rows, and compiled inside a transform its derivatives are not traced.
     """
-    if (
-        (linear_bias is not None or smoothing_weight is not None or chunk_size is not None)
-        or target.is_floating_point()
-        or _is_transformed(input, linear_weight, target)
-    ):
+    reasons = {
+        "of linear_bias": linear_bias is not None,
+        "of label_smoothing": smoothing_weight is not None,
+        "of chunk_size": chunk_size is not None,
+        "the targets are probabilities": target.is_floating_point(),
+        "vmap or a compiled transform runs over it": _is_transformed(input, linear_weight, target),
+    }
+    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    if reason is not None:
+        note("linear_cross_entropy", f"formula in torch calls, because {reason}")
         return (None,) * 5
     with torch.no_grad():
         *statistics, _ = fused_linear_online_max_sum(
@@ -156,6 +162,8 @@ def _gradients(
             row_gradient, input, linear_weight, target_mask, masked_target, logits_max, sum_exp_logits
         )
         return gradients
+    if logits_max is not None:
+        note("fused_linear_cross_entropy_loss_grad", "formula in torch calls, because not both gradients are needed")
     args = (input, linear_weight, linear_bias, target, target_weight, smoothing_weight, class_weight)
     return _losses.vjp(args, sorted(positions), (grad,), chunks_of(input.shape[0], linear_weight.shape[0], chunk_size))
 

@@ -1,0 +1,77 @@
+"""explain: which path a call takes, without a trace of having looked."""
+
+import torch_aclnn_ops
+from torch_aclnn_ops import explain, functional, optim
+
+import pytest
+import torch
+
+_NATIVE = "native kernel of torch, because the tensors are on cpu"
+_FORMULA = "formula in torch calls, because"
+
+
+def _linear(**options):
+    rows, head, target = (
+        torch.rand(3, 2, requires_grad=True),
+        torch.rand(4, 2, requires_grad=True),
+        torch.tensor([0, 1, 2]),
+    )
+    return explain(functional.linear_cross_entropy, rows, head, target, **options)
+
+
+def test_a_drop_in_reaches_its_operator():
+    assert (
+        explain(functional.mse_loss, torch.rand(2, requires_grad=True), torch.rand(2))
+        == f"mse_loss_backward: {_NATIVE}"
+    )
+
+
+def test_a_raw_operator_that_is_called_directly_is_named_too():
+    tensor = torch.rand(2)
+    lines = explain(torch.ops.torch_aclnn_ops.mse_loss_backward, tensor, tensor, tensor, 0)
+    assert lines == f"mse_loss_backward: {_NATIVE}"
+
+
+def test_a_call_that_is_left_to_torch_says_so():
+    integers = torch.ones(2, dtype=torch.int64)
+    assert explain(torch.add, integers, integers) == (
+        "no operator of torch_aclnn_ops: torch's own functions serve this call"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"label_smoothing": 0.1}, "of label_smoothing"),
+        ({"chunk_size": 2}, "of chunk_size"),
+        ({"linear_bias": torch.rand(4)}, "of linear_bias"),
+    ],
+    ids=str,
+)
+def test_a_linear_cross_entropy_that_the_operators_cannot_do_says_why(options, reason):
+    assert _linear(**options) == f"linear_cross_entropy: {_FORMULA} {reason}"
+
+
+def test_a_module_gets_no_gradients():
+    module = torch.nn.Linear(3, 1)
+    explain(lambda rows, target: functional.mse_loss(module(rows), target), torch.rand(4, 3), torch.rand(4, 1))
+    assert module.weight.grad is None
+
+
+def test_an_optimizer_keeps_its_state_and_its_weights():
+    weight = torch.nn.Parameter(torch.rand(3))
+    weight.grad = torch.ones(3)
+    optimizer = optim.FusedEmaAdam([weight])
+    before = weight.detach().clone()
+    torch_aclnn_ops.explain(optimizer.step)
+    assert not optimizer.state and torch.equal(weight, before)
+    optimizer.step()
+    state = {name: value.clone() for name, value in optimizer.state[weight].items()}
+    torch_aclnn_ops.explain(optimizer.step)
+    for name, value in optimizer.state[weight].items():
+        assert type(value) is torch.Tensor and torch.equal(value, state[name])
+
+
+def test_arguments_that_are_results_of_others_are_taken_too():
+    weight = torch.rand(2, requires_grad=True)
+    assert explain(functional.mse_loss, weight * 2, torch.rand(2)) == f"mse_loss_backward: {_NATIVE}"
