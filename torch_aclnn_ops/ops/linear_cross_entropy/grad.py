@@ -115,8 +115,8 @@ def _kernel(
 ) -> tuple[Tensor, Tensor]:
     wide_weight = widen(weight)
     masked = unpack_mask(target_mask, grad.shape[0])
-    input_grad = torch.empty_like(input, memory_format=torch.contiguous_format)
-    weight_grad = torch.zeros_like(wide_weight, memory_format=torch.contiguous_format)
+    input_grad = input.new_empty(input.shape)
+    weight_grad = wide_weight.new_zeros(wide_weight.shape)
     for rows in row_chunks(grad.shape[0], weight.shape[0]):
         wide_input = widen(input[rows])
         if softmax is not None:
