@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, MutableMapping, Sequence
+from operator import attrgetter, is_, itemgetter
 from typing import Any, NamedTuple
 
 from torch_aclnn_ops.functional._ema_adam_implementations import TensorLists, is_dense
@@ -68,7 +69,8 @@ class FlatBuffer:
         for i, param in enumerate(self.params):
             if "step" in states.get(param, {}):
                 self._adopt_state(i)
-        self._read_counts()
+        self._take_stock()
+        self._all_runs = list(self._runs([True] * len(self.params), ignores_counts=True))
         self.is_exact = True  # whether the counts are those of the device, which alone knows of skipped steps
         self._versions: list[int] = []
 
@@ -92,50 +94,70 @@ class FlatBuffer:
         state["step"] = self._step_views[i]
         self._adopted[i] = state
 
-    def _read_counts(self) -> None:
+    def _take_stock(self) -> None:
+        self._adopted_views = {
+            name: [view for view, adopted in zip(views, self._adopted, strict=True) if adopted is not None]
+            for name, views in (("step", self._step_views), *self._state_views.items())
+        }
         self._counts: list[int] = self.steps.tolist()
+        self._note_counts()
+
+    def _note_counts(self) -> None:
         self._steps_version = self.steps._version
+        self._is_uniform = None not in self._adopted and len(set(self._counts)) == 1
 
     def is_current(self, states: MutableMapping[Tensor, Any]) -> bool:
         """Return whether parameters and states are still the views that they were made."""
-        if states is not self._all_states:
+        if states is not self._all_states or list(map(Tensor.data_ptr, self.params)) != self._pointers:
             return False
-        for i, param in enumerate(self.params):
-            if param.data_ptr() != self._pointers[i]:
+        found = list(map(states.get, self.params))
+        if not all(map(is_, found, self._adopted)):
+            if any(
+                state or adopted for state, adopted in zip(found, self._adopted, strict=True) if state is not adopted
+            ):
                 return False
-            adopted, state = self._adopted[i], self._all_states.get(param)
-            if adopted is None or state is None:
-                if state or adopted:
-                    return False
-            elif state is not adopted or adopted.get("step") is not self._step_views[i]:
-                return False
-            else:
-                for name, views in self._state_views.items():
-                    if adopted.get(name) is not views[i]:
-                        return False
-        return True
+        adopted = [state for state in self._adopted if state is not None]
+        try:
+            return all(
+                all(map(is_, map(itemgetter(name), adopted), views)) for name, views in self._adopted_views.items()
+            )
+        except KeyError:
+            return False
+
+    def has_own_grads(self) -> bool:
+        """Return whether all gradients are in their buffer already."""
+        return all(map(is_, map(attrgetter("grad"), self.params), self._grad_views))
 
     def gather(self) -> list[Run]:
         """Bring new gradients into their buffer, and return what to update."""
         if self.steps._version != self._steps_version:
-            self._read_counts()
-        grads = [param.grad for param in self.params]
-        fresh = [grad is not None and grad is not view for grad, view in zip(grads, self._grad_views, strict=True)]
-        for i, grad in enumerate(grads):
-            if grad is not None and self._adopted[i] is None:
-                self._adopt_state(i)
-        self._steps_version = self.steps._version
-        runs = list(self._runs([grad is not None for grad in grads]))
-        for run in runs:
-            self._gather_run(run, grads, fresh)
+            self._take_stock()
+        if self._is_uniform and self.has_own_grads():
+            runs = self._all_runs
+        else:
+            runs = self._gather_new()
         if self.has_masters and self._versions != [param._version for param in self.params]:
             take_over_writes(self.states["master_params"], self.weights)
         return runs
 
-    def _runs(self, has_grad: list[bool]) -> Iterator[Run]:
+    def _gather_new(self) -> list[Run]:
+        grads = [param.grad for param in self.params]
+        fresh = [grad is not None and grad is not view for grad, view in zip(grads, self._grad_views, strict=True)]
+        new = [i for i, grad in enumerate(grads) if grad is not None and self._adopted[i] is None]
+        for i in new:
+            self._adopt_state(i)
+        if new:
+            self._take_stock()
+        runs = list(self._runs([grad is not None for grad in grads]))
+        for run in runs:
+            self._gather_run(run, grads, fresh)
+        return runs
+
+    def _runs(self, has_grad: list[bool], ignores_counts: bool = False) -> Iterator[Run]:
         first = None
         for i, has in enumerate(has_grad):
-            if first is not None and not (has and self._counts[i] == self._counts[i - 1] and self._may_join(i)):
+            may_join = self._may_join(i) and (ignores_counts or self._counts[i] == self._counts[i - 1])
+            if first is not None and not (has and may_join):
                 yield Run(first, i - 1, self._begins[first], self._end(i - 1))
                 first = None
             if has and first is None:
@@ -199,13 +221,13 @@ class FlatBuffer:
     def finish(self, runs: list[Run]) -> None:
         """Count the step, and let autograd see that the parameters were written to."""
         for run in runs:
-            for i in range(run.first, run.last + 1):
-                self._counts[i] += 1
+            part = slice(run.first, run.last + 1)
+            self._counts[part] = [count + 1 for count in self._counts[part]]
             if self.has_masters:
                 part = slice(run.begin, run.end)
                 self.weights[part].copy_(self.states["master_params"][part])
             torch.autograd.graph.increment_version(self.params[run.first : run.last + 1])
-        self._steps_version = self.steps._version
+        self._note_counts()
         if self.has_masters:
             self._versions = [param._version for param in self.params]
 
@@ -237,18 +259,18 @@ class FlatGroup:
             dtype = dtype_of_states(params[0], group["master_weights"])
             self.buffers.append(FlatBuffer(params, dtype, states))
 
+    def has_own_grads(self) -> bool:
+        """Return whether all parameters are flattened, with gradients that are in their buffers."""
+        return not self.rest and all(buffer.has_own_grads() for buffer in self.buffers)
+
     def is_current(self, group: dict[str, Any], states: MutableMapping[Tensor, Any]) -> bool:
         """Return whether the group still has the same parameters, and these their places."""
         params = group["params"]
         return (
             len(params) == len(self._params)
-            and all(map(_is, params, self._params))
+            and all(map(is_, params, self._params))
             and all(buffer.is_current(states) for buffer in self.buffers)
         )
-
-
-def _is(first: object, second: object) -> bool:
-    return first is second
 
 
 def can_flatten(param: Tensor, own_storages: set[int]) -> bool:

@@ -392,6 +392,9 @@ class FusedEmaAdam(Optimizer):
 
     def _check_gradients(self) -> None:
         for i, group in enumerate(self.param_groups):
+            flat_group = self._flat_groups[i] if i < len(self._flat_groups) else None
+            if flat_group is not None and not torch.compiler.is_compiling() and flat_group.has_own_grads():
+                continue
             for j, param in enumerate(group["params"]):
                 grad = param.grad
                 # torch sees to it that a gradient has its parameter's shape and device.
