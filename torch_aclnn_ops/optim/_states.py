@@ -20,9 +20,10 @@ def normalise(state: dict[str, Any], param: Tensor, dtype: torch.dtype) -> None:
     """Bring what a state has, from whichever checkpoint, to the kinds and the device that a step needs."""
     if "step" in state:
         # An int64 on the parameter's device is what the operator reads: kept there, nothing has to wait for it.
+        # A copy, as a checkpoint may have one step for several parameters.
         step = state["step"]
         step = step.detach() if isinstance(step, Tensor) else torch.tensor(step, device="cpu")
-        state["step"] = step.reshape(()).to(param.device, torch.int64)
+        state["step"] = step.reshape(()).to(param.device, torch.int64, copy=True)
     for name in AVERAGES:
         value = state.get(name)
         if isinstance(value, Tensor):
