@@ -173,14 +173,3 @@ def test_gradients_that_were_unscaled_and_clipped_are_not_unscaled_again():
     nn.utils.clip_grad_norm_([weight], 1.0)
     scaler.step(optimizer)
     assert optimizer.state[weight]["exp_avg"].norm() == pytest.approx(1)
-
-
-@pytest.mark.parametrize("name, value", [("grad_scale", 2.0), ("found_inf", torch.zeros(2))])
-def test_a_scale_that_is_not_one_tensor_is_refused(name, value):
-    from torch_aclnn_ops.functional import fused_ema_adam
-
-    from tests._optim import OPTIONS
-    from tests.test_optim import make_lists
-
-    with pytest.raises(TypeError, match=f"{name} must be a tensor with one element or None, but it is"):
-        fused_ema_adam(**make_lists(), **OPTIONS, **{name: value})

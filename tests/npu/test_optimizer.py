@@ -61,8 +61,9 @@ OPTIONS = {
 def test_20_steps_give_the_cpus_weights_and_averages(options, dtype, flatten):
     model, optimizer = trained("npu", dtype, 20, **options, flatten=flatten)
     expected, expected_optimizer = trained("cpu", dtype, 20, **options)
-    # Each step rounds weights of up to 4 to float32. Those of 16 bits may round to the neighbour, next to a tie.
-    bound = 20 * 4 * torch.finfo(torch.float32).eps / 2
+    # CANN's kernel rounds beta2 to float32, which leaves 1 - beta2 five digits, and without bias correction the updates
+    # as many; their sum is below 1. Weights of 16 bits may round to the neighbour, next to a tie.
+    bound = 1e-5
     atol = bound if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
     assert_all_close(on_the_cpu(weights_of(model)), weights_of(expected), atol)
     assert_all_close(on_the_cpu(averages_of(model, optimizer)), averages_of(expected, expected_optimizer), bound)

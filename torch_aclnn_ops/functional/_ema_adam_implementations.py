@@ -17,7 +17,7 @@ from torch.nn import Parameter
 
 # Elements that torch's kernels take at a time: the average then finds the new weights in the cache. A multiple of a
 # cache line, so that no element changes between the kernel's vector and scalar code, which round differently.
-_CACHED_ELEMENTS = 2**18
+_CACHED_ELEMENTS = 2**20
 
 
 class Options(NamedTuple):

@@ -66,3 +66,31 @@ def warn_of_missing_average() -> None:
         " torch.optim.AdamW; their averages start from the weights",
         stacklevel=7,
     )
+
+
+class FittedState:
+    """The states of a parameter that were looked at once, and need no look as long as they are the same objects."""
+
+    __slots__ = ("_data", "_state", "exp_avg", "exp_avg_sq", "ema_param", "master", "step", "version")
+
+    def __init__(self, param: Tensor, state: dict[str, Any]) -> None:
+        self._state = state
+        self._data = param.dtype, param.device
+        self.step = state["step"]
+        self.exp_avg = state["exp_avg"]
+        self.exp_avg_sq = state["exp_avg_sq"]
+        self.ema_param = state["ema_params"]
+        self.master = state.get("master_params", param)
+        self.version = -1  # of the parameter, after the last write of the optimizer
+
+    def is_current(self, param: Tensor, state: dict[str, Any]) -> bool:
+        """Return whether nobody has replaced a tensor, or changed the parameter's dtype or device."""
+        return (
+            state is self._state
+            and state.get("step") is self.step
+            and state.get("exp_avg") is self.exp_avg
+            and state.get("exp_avg_sq") is self.exp_avg_sq
+            and state.get("ema_params") is self.ema_param
+            and state.get("master_params", param) is self.master
+            and (param.dtype, param.device) == self._data
+        )

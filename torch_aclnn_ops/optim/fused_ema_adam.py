@@ -1,26 +1,34 @@
 """``FusedEmaAdam``: Adam or AdamW that keeps an exponential moving average of the weights (aclnnApplyFusedEmaAdam)."""
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import zip_longest
 from typing import Any, overload
 
 from torch_aclnn_ops.functional._ema_adam_implementations import Options, TensorLists, local
-from torch_aclnn_ops.functional.ema_adam import check_options, why_unlike
-from torch_aclnn_ops.optim import _averages, _checkpoints, _steps
+from torch_aclnn_ops.functional.ema_adam import why_unlike
+from torch_aclnn_ops.optim import _checkpoints, _steps
+from torch_aclnn_ops.optim._averages import AveragingOptimizer
 from torch_aclnn_ops.optim._flat import FlatGroup
+from torch_aclnn_ops.optim._options import options_of
 from torch_aclnn_ops.optim._schedule import EmaSchedule
-from torch_aclnn_ops.optim._states import complete, dtype_of_states, take_over_writes, warn_of_missing_average
+from torch_aclnn_ops.optim._states import (
+    FittedState,
+    complete,
+    dtype_of_states,
+    take_over_writes,
+    warn_of_missing_average,
+)
 
 import torch
-from torch import Tensor, nn
-from torch.optim.optimizer import Optimizer, ParamsT
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
 
 __all__ = ["FusedEmaAdam"]
 
+_REAL = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
-class FusedEmaAdam(Optimizer):
+
+class FusedEmaAdam(AveragingOptimizer):
     r"""Adam, with L2 or decoupled weight decay, and an exponential moving average (EMA) of the weights, in one step.
 
     With :math:`g_t` the gradient of step :math:`t`, negated if ``maximize``, every element of a parameter
@@ -98,7 +106,6 @@ class FusedEmaAdam(Optimizer):
     # torch.amp.GradScaler leaves the scale, and what to do about infinities, to the step.
     _step_supports_amp_scaling = True
 
-    _holds_ema_params = False
     _flatten = False
 
     def __init__(
@@ -137,7 +144,7 @@ class FusedEmaAdam(Optimizer):
             "ema_update_every": ema_update_every,
             "master_weights": master_weights,
         }
-        _options_of(defaults)
+        options_of(defaults)
         if not isinstance(flatten, bool):
             raise TypeError(f"FusedEmaAdam: flatten must be True or False, but it is {flatten!r}")
         self._flatten = flatten
@@ -147,7 +154,7 @@ class FusedEmaAdam(Optimizer):
     def _set_up(self) -> None:
         """Make what no checkpoint has."""
         self._flat_groups: list[FlatGroup | None] = []
-        self._fitted: dict[Tensor, _Fitted] = {}
+        self._fitted: dict[Tensor, FittedState] = {}
         self._has_warned = False
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -161,7 +168,7 @@ class FusedEmaAdam(Optimizer):
             ValueError: an option is out of range, or a parameter is in another group already.
         """
         if isinstance(param_group, dict):
-            _options_of({**self.defaults, **param_group})
+            options_of({**self.defaults, **param_group})
         super().add_param_group(param_group)
 
     @overload
@@ -193,7 +200,7 @@ class FusedEmaAdam(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        parsed = [_options_of(group) for group in self.param_groups]
+        parsed = [options_of(group) for group in self.param_groups]
         self._check_gradients()
         scaling = _steps.scaling_of(self, **kwargs)
         if scaling.is_known_to_skip():
@@ -221,107 +228,6 @@ class FusedEmaAdam(Optimizer):
             _steps.step_buffer(buffer, options, schedule)
             self._warn(buffer.warns)
         return {**group, "params": flat_group.rest}
-
-    @contextmanager
-    def swap_ema_params(self) -> Iterator[None]:
-        """Let the parameters hold their averages inside a ``with`` block.
-
-        Parameters and averages exchange their contents in place, one parameter after the other. Afterwards, also after
-        an exception, the parameters have their weights back bit for bit; what was written to them inside the block is
-        in their averages. Parameters that were never updated keep their weights, and buffers of the model stay as they
-        are: statistics of a batch norm belong to the weights, so update them (:func:`torch.optim.swa_utils.update_bn`)
-        if the model has some.
-
-        Raises:
-            RuntimeError: this is inside another ``swap_ema_params`` of the same optimizer.
-
-        Example:
-            >>> model = torch.nn.Linear(2, 1)
-            >>> optimizer = FusedEmaAdam(model.parameters())
-            >>> with optimizer.swap_ema_params():
-            ...     prediction = model(torch.ones(1, 2))
-        """
-        self._refuse_with_ema_params("swap_ema_params")
-        exchanged: list[_averages.Exchange] = []
-        self._holds_ema_params = True
-        try:
-            for param, state in self.state.items():
-                if "ema_params" in state:
-                    exchange = _averages.Exchange(param, state["ema_params"])
-                    exchange.enter()
-                    exchanged.append(exchange)
-            yield
-        finally:
-            for exchange in exchanged:
-                exchange.leave()
-            self._holds_ema_params = False
-
-    def ema_state_dict(self, model: nn.Module) -> dict[str, Any]:
-        """Return the state of a model with the averages for its weights, to load into such a model.
-
-        Args:
-            model: the model whose parameters are optimized here. Its buffers, and parameters that were never updated,
-                are copied as they are.
-
-        Returns:
-            What ``model.state_dict()`` has, as copies, in the parameters' dtypes and on their devices.
-
-        Raises:
-            RuntimeError: this is inside ``swap_ema_params``.
-
-        Example:
-            >>> model, ema_model = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
-            >>> optimizer = FusedEmaAdam(model.parameters())
-            >>> ema_model.load_state_dict(optimizer.ema_state_dict(model))
-            <All keys matched successfully>
-        """
-        self._refuse_with_ema_params("ema_state_dict")
-        return _averages.ema_state_dict(self.state, model)
-
-    def save_ema_model(self, model: nn.Module, path: str | os.PathLike[str]) -> None:
-        """Write :meth:`ema_state_dict` to a file, for ``torch.load`` and ``load_state_dict``.
-
-        The file is replaced at once, so that a program that is killed leaves the old file or the new one.
-
-        Args:
-            model: the model whose parameters are optimized here.
-            path: the file, which may exist.
-
-        Raises:
-            RuntimeError: this is inside ``swap_ema_params``.
-            OSError: the file cannot be written.
-        """
-        _averages.save(self.ema_state_dict(model), path)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return options and state as :meth:`torch.optim.Optimizer.state_dict` does; refused in ``swap_ema_params``.
-
-        Whether parameters are flattened makes no difference, and ``step`` is a float32 tensor, as torch has it.
-        """
-        self._refuse_with_ema_params("state_dict")
-        return _checkpoints.with_torchs_steps(super().state_dict())
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take options and state as :meth:`torch.optim.Optimizer.load_state_dict` does; refused in ``swap_ema_params``.
-
-        The state may be one of :class:`torch.optim.AdamW`, :class:`torch.optim.Adam` or MindSpeed's ``FusedEmaAdamW``,
-        of flattened parameters or not. Options that are missing stay as they are. States keep float32 where the
-        parameter has 16 bits. Where ``ema_params`` is missing, the average starts from the weights at the next step,
-        with a warning.
-
-        Args:
-            state_dict: what :meth:`state_dict` returned.
-
-        Raises:
-            ValueError: the state is of an optimizer with ``amsgrad``, or does not fit the parameters.
-        """
-        self._refuse_with_ema_params("load_state_dict")
-        # Registered now, it comes after the hooks of others, and sees what they made of the state.
-        hook = self.register_load_state_dict_pre_hook(lambda _, state: _checkpoints.prepare(state))
-        try:
-            super().load_state_dict(state_dict)
-        finally:
-            hook.remove()
 
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_with_ema_params("__getstate__")
@@ -368,7 +274,7 @@ class FusedEmaAdam(Optimizer):
             fitted = self._fitted.get(param)
             if fitted is None or not fitted.is_current(param, state):
                 self._warn(complete(state, param, dtype_of_states(param, group["master_weights"])))
-                fitted = self._fitted[param] = _Fitted(param, state)
+                fitted = self._fitted[param] = FittedState(param, state)
             master = fitted.master
             if master is not param and fitted.version != param._version:
                 take_over_writes(local(master), local(param))
@@ -403,54 +309,3 @@ class FusedEmaAdam(Optimizer):
                 problem = why_unlike(grad, param)
                 if problem:
                     raise RuntimeError(f"FusedEmaAdam: the gradient of parameter {j} of group {i} {problem}")
-
-    def _refuse_with_ema_params(self, method: str) -> None:
-        if self._holds_ema_params:
-            raise RuntimeError(
-                f"FusedEmaAdam.{method}: inside swap_ema_params() the parameters hold their averages, and the state"
-                " holds their weights; leave the with block first"
-            )
-
-
-class _Fitted:
-    """The states of a parameter that were looked at once, and need no look as long as they are the same objects."""
-
-    __slots__ = ("_data", "_state", "exp_avg", "exp_avg_sq", "ema_param", "master", "step", "version")
-
-    def __init__(self, param: Tensor, state: dict[str, Any]) -> None:
-        self._state = state
-        self._data = param.dtype, param.device
-        self.step = state["step"]
-        self.exp_avg = state["exp_avg"]
-        self.exp_avg_sq = state["exp_avg_sq"]
-        self.ema_param = state["ema_params"]
-        self.master = state.get("master_params", param)
-        self.version = -1  # of the parameter, after the last write of the optimizer
-
-    def is_current(self, param: Tensor, state: dict[str, Any]) -> bool:
-        return (
-            state is self._state
-            and state.get("step") is self.step
-            and state.get("exp_avg") is self.exp_avg
-            and state.get("exp_avg_sq") is self.exp_avg_sq
-            and state.get("ema_params") is self.ema_param
-            and state.get("master_params", param) is self.master
-            and (param.dtype, param.device) == self._data
-        )
-
-
-_REAL = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-
-
-def _options_of(group: dict[str, Any]) -> tuple[Options, EmaSchedule]:
-    betas = group["betas"]
-    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
-        raise ValueError(f"FusedEmaAdam: betas must be a pair of numbers, but it is {betas!r}")
-    names = ("lr", "ema_decay", "eps", "weight_decay", "decoupled_weight_decay", "bias_correction", "maximize")
-    options = Options(beta1=betas[0], beta2=betas[1], **{name: group[name] for name in names})
-    check_options(options)
-    if isinstance(options.ema_decay, Tensor):
-        raise TypeError(f"FusedEmaAdam: ema_decay must be a number, but it is {options.ema_decay!r}")
-    if not isinstance(group["master_weights"], bool):
-        raise TypeError(f"FusedEmaAdam: master_weights must be True or False, but it is {group['master_weights']!r}")
-    return options, EmaSchedule.of(group)
