@@ -31,6 +31,9 @@ GROUP_OPTIONS = {
     "decoupled_weight_decay": False,
     "bias_correction": False,
     "maximize": True,
+    "ema_warmup": "ratio",
+    "ema_start_step": 2,
+    "ema_update_every": 2,
 }
 
 
@@ -65,8 +68,9 @@ def weights_of(model):
 
 def states_of(optimizer):
     """Return all tensors of the state, parameter after parameter."""
-    states = optimizer.state_dict()["state"]
-    return [tensor.clone() for key in states for tensor in states[key].values()]
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    states = [optimizer.state.get(param, {}) for param in params]
+    return [state[name].clone() for state in states for name in (*STATE, "master_params") if name in state]
 
 
 def averages_of(model, optimizer):
@@ -81,7 +85,7 @@ def assert_all_equal(results, expected):
 
 def assert_all_close(results, expected, atol):
     for result, other in zip(results, expected, strict=True):
-        torch.testing.assert_close(result, other, rtol=0, atol=atol)
+        torch.testing.assert_close(result, other.to(result.dtype), rtol=0, atol=atol)
 
 
 def train_with_torch(model, optimizer, steps, ema_decay, scheduler=None):

@@ -3,7 +3,8 @@
 import torch_aclnn_ops  # isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
 import warnings
 
-from torch_aclnn_ops.functional import ema_adam
+from torch_aclnn_ops.functional import _ema_adam_implementations as implementations
+from torch_aclnn_ops.optim import FusedEmaAdam
 
 import hypothesis
 import pytest
@@ -41,8 +42,10 @@ def _settings():
         yield
 
 
-@pytest.fixture(params=["torch's CPU kernels", "the operator"])
+@pytest.fixture(params=["torch's CPU kernels", "the operator", "flattened"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both implementations of FusedEmaAdam; torch's CPU kernels take what they can, unless told not to."""
+    """The implementations of FusedEmaAdam; torch's CPU kernels take what they can, unless told not to."""
     if request.param == "the operator":
-        monkeypatch.setattr(ema_adam, "_has_native_kernel", lambda *_: False)
+        monkeypatch.setattr(implementations, "has_native_kernel", lambda *_: False)
+    elif request.param == "flattened":
+        monkeypatch.setitem(FusedEmaAdam.__init__.__kwdefaults__, "flatten", True)

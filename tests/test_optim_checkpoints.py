@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import nn
 
+from tests import _optim
 from tests._optim import (
     GROUP_OPTIONS,
     SETTINGS,
-    STATE,
     Weights,
     assert_all_equal,
     averages_of,
@@ -72,7 +72,9 @@ def test_loading_a_state_dict_gives_that_state_dict(dtype):
     loaded_optimizer.load_state_dict(saved)
     loaded = loaded_optimizer.state_dict()
     assert loaded["param_groups"] == saved["param_groups"]
-    assert {key: list(state) for key, state in loaded["state"].items()} == {key: list(STATE) for key in saved["state"]}
+    assert {key: list(state) for key, state in loaded["state"].items()} == {
+        key: list(state) for key, state in saved["state"].items()
+    }
     assert_all_equal(states_of(loaded_optimizer), states_of(optimizer))
 
 
@@ -117,7 +119,9 @@ def test_an_average_that_a_checkpoint_lacks_starts_from_the_weights_of_the_next_
         del state["ema_params"]
     optimizer.load_state_dict(checkpoint)
     expected = weights_of(model)
-    train(model, optimizer, [3])
+    with pytest.warns(UserWarning, match="no 'ema_params'") as warnings:
+        train(model, optimizer, [3])
+    assert len(warnings) == 1 and warnings[0].filename == _optim.__file__
     assert_all_equal(averages_of(model, optimizer), expected)
 
 
@@ -133,7 +137,7 @@ def test_inside_a_swap_the_parameters_hold_their_averages(dtype):
     model, optimizer = trained(dtype)
     averages = [average.clone() for average in averages_of(model, optimizer)]
     with optimizer.swap_ema_params():
-        assert_all_equal(weights_of(model), averages)
+        assert_all_equal(weights_of(model), [average.to(dtype) for average in averages])
 
 
 @each_dtype
@@ -156,20 +160,19 @@ def test_after_an_exception_in_a_swap_weights_and_state_are_as_before():
 
 
 def test_after_an_exception_on_the_way_into_a_swap_weights_and_state_are_as_before(monkeypatch):
-    from torch_aclnn_ops import optim
+    from torch_aclnn_ops.optim import _averages
 
     model, optimizer = trained()
     before = weights_of(model) + states_of(optimizer)
-    exchange, exchanged = optim._exchange, []
+    enter, entered = _averages.Exchange.enter, []
 
-    def exchange_three(param, ema_param):
-        if len(exchanged) == 3:
-            exchanged.append("failure")
+    def enter_three(exchange):
+        if len(entered) == 3:
             raise MemoryError
-        exchange(param, ema_param)
-        exchanged.append(param)
+        enter(exchange)
+        entered.append(exchange)
 
-    monkeypatch.setattr(optim, "_exchange", exchange_three)
+    monkeypatch.setattr(_averages.Exchange, "enter", enter_three)
     with pytest.raises(MemoryError), optimizer.swap_ema_params():
         pytest.fail("the block must not run")
     assert_all_equal(weights_of(model) + states_of(optimizer), before)

@@ -25,9 +25,9 @@ from tests._optim import (
 
 
 @each_dtype
-def test_state_has_torchs_keys_and_the_parameters_dtype_and_shape(dtype):
+def test_state_has_torchs_keys_and_without_master_weights_the_parameters_dtype_and_shape(dtype):
     model = Weights(dtype)
-    optimizer = FusedEmaAdam(model.parameters(), lr=1e-2)
+    optimizer = FusedEmaAdam(model.parameters(), lr=1e-2, master_weights=False)
     train(model, optimizer, range(3))
     for weight in model.parameters():
         state = optimizer.state[weight]

@@ -2,11 +2,9 @@
 
 import math
 from collections.abc import Callable
-from itertools import compress
 from numbers import Real
-from typing import NamedTuple
 
-from torch_aclnn_ops.ops import apply_fused_ema_adam_
+from torch_aclnn_ops.functional._ema_adam_implementations import Options, TensorLists, update
 
 import torch
 from torch import Tensor
@@ -21,8 +19,8 @@ def fused_ema_adam(
     ema_params: list[Tensor],
     steps: list[Tensor],
     *,
-    lr: float,
-    ema_decay: float,
+    lr: float | Tensor,
+    ema_decay: float | Tensor,
     beta1: float,
     beta2: float,
     eps: float,
@@ -30,8 +28,12 @@ def fused_ema_adam(
     decoupled_weight_decay: bool,
     bias_correction: bool,
     maximize: bool,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
 ) -> None:
     """Do one step of :class:`FusedEmaAdam` on lists of tensors, in place, after a look at all of them.
+
+    Nothing waits for a device: tensor options are read on the CPU, and applied on the device elsewhere.
 
     Args:
         params: the weights, real floating-point, of any shape, on any device.
@@ -40,8 +42,8 @@ def fused_ema_adam(
         exp_avg_sqs: the averages of the squared gradients.
         ema_params: the averages of the weights.
         steps: the number of steps before this one, incremented here; int64, one element, on the device of the weights.
-        lr: the learning rate.
-        ema_decay: how much of ``ema_params`` is kept.
+        lr: the learning rate, a number or a tensor with one element.
+        ema_decay: how much of ``ema_params`` is kept, a number or a tensor with one element.
         beta1: how much of ``exp_avgs`` is kept.
         beta2: how much of ``exp_avg_sqs`` is kept.
         eps: is added to the denominator.
@@ -49,6 +51,8 @@ def fused_ema_adam(
         decoupled_weight_decay: subtract the decay from the weights, do not add it to the gradient.
         bias_correction: divide the moments by ``1 - beta**step``.
         maximize: go up the gradient instead of down.
+        grad_scale: the gradients are divided by this, in place; a tensor with one element.
+        found_inf: where it is not 0, nothing moves, not even the steps; a tensor with one element.
 
     Raises:
         TypeError: an option is not a number, or not a bool where one is wanted.
@@ -65,11 +69,23 @@ def fused_ema_adam(
     Source:
         The CANN operator aclnnApplyFusedEmaAdam.
     """
-    options = Options(lr, ema_decay, beta1, beta2, eps, weight_decay, decoupled_weight_decay, bias_correction, maximize)
+    options = Options(
+        lr=lr,
+        ema_decay=ema_decay,
+        beta1=beta1,
+        beta2=beta2,
+        eps=eps,
+        weight_decay=weight_decay,
+        decoupled_weight_decay=decoupled_weight_decay,
+        bias_correction=bias_correction,
+        maximize=maximize,
+        grad_scale=grad_scale,
+        found_inf=found_inf,
+    )
+    check_options(options)
     tensors = TensorLists(params, grads, exp_avgs, exp_avg_sqs, ema_params, steps)
-    options.check()
-    tensors.check()
-    _update(tensors, options)
+    _check_tensors(tensors)
+    update(tensors.local(), options)
 
 
 # What each number may be, as a test and in words.
@@ -84,76 +100,47 @@ _RANGES = {
     "eps": _AT_LEAST_0,
     "weight_decay": _AT_LEAST_0,
 }
+_MAY_BE_TENSORS = ("lr", "ema_decay")
+_TENSORS = ("grad_scale", "found_inf")
 
 
-class Options(NamedTuple):
-    """The options of a step, in the names of :class:`torch_aclnn_ops.optim.FusedEmaAdam`."""
-
-    lr: float
-    ema_decay: float
-    beta1: float
-    beta2: float
-    eps: float
-    weight_decay: float
-    decoupled_weight_decay: bool
-    bias_correction: bool
-    maximize: bool
-
-    def check(self) -> None:
-        """Raise where an option has another type, or is out of its range."""
-        for name, value in self._asdict().items():
-            if name not in _RANGES:
-                if not isinstance(value, bool):
-                    raise TypeError(f"FusedEmaAdam: {name} must be True or False, but it is {value!r}")
-            elif not isinstance(value, Real):
-                raise TypeError(f"FusedEmaAdam: {name} must be a number, but it is {value!r}")
-            elif not _RANGES[name][0](float(value)):
-                raise ValueError(f"FusedEmaAdam: {name} must be {_RANGES[name][1]}, but it is {value}")
+def check_options(options: Options) -> None:
+    """Raise where an option has another type, or is out of its range; a device is not asked for values."""
+    for name, value in options._asdict().items():
+        if name in _TENSORS:
+            if value is not None and not (isinstance(value, Tensor) and value.numel() == 1):
+                raise TypeError(f"FusedEmaAdam: {name} must be a tensor with one element or None, but it is {value!r}")
+            continue
+        if name in _MAY_BE_TENSORS and isinstance(value, Tensor) and value.numel() == 1:
+            if not value.is_cpu or torch.compiler.is_compiling():
+                continue
+            value = value.item()
+        if name not in _RANGES:
+            if not isinstance(value, bool):
+                raise TypeError(f"FusedEmaAdam: {name} must be True or False, but it is {value!r}")
+        elif not isinstance(value, Real):
+            raise TypeError(f"FusedEmaAdam: {name} must be a number, but it is {value!r}")
+        elif not _RANGES[name][0](float(value)):
+            raise ValueError(f"FusedEmaAdam: {name} must be {_RANGES[name][1]}, but it is {value}")
 
 
-class TensorLists(NamedTuple):
-    """The tensors of a step; those at one place of the lists belong to one parameter."""
-
-    params: list[Tensor]
-    grads: list[Tensor]
-    exp_avgs: list[Tensor]
-    exp_avg_sqs: list[Tensor]
-    ema_params: list[Tensor]
-    steps: list[Tensor]
-
-    def check(self) -> None:
-        """Raise where the lists, or the tensors of one parameter, do not fit each other."""
-        params = self.params
-        for name, tensors in self._asdict().items():
-            if len(tensors) != len(params):
-                raise ValueError(f"fused_ema_adam: {name} has {len(tensors)} tensors, but params has {len(params)}")
-        for i, (step, param) in enumerate(zip(self.steps, params, strict=True)):
-            if step.dtype != torch.int64 or step.numel() != 1 or step.device != param.device:
-                raise ValueError(
-                    f"fused_ema_adam: steps[{i}] must be one torch.int64 on {param.device}, as its parameter is,"
-                    f" but it is {step.dtype} {list(step.shape)} on {step.device}"
-                )
-        for i, of_parameter in enumerate(zip(*self[:-1], strict=True)):
-            if not _are_alike(*of_parameter):
-                for name, tensor in zip(self._fields, of_parameter, strict=False):
-                    reason = why_unlike(tensor, params[i])
-                    if reason:
-                        raise ValueError(f"fused_ema_adam: {name}[{i}] {reason}")
-
-    def select(self, selectors: list[bool]) -> "TensorLists":
-        """Return the parameters whose selector is true."""
-        return TensorLists(*(list(compress(tensors, selectors)) for tensors in self))
-
-
-def _are_alike(param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, ema_param: Tensor) -> bool:
-    """Return whether ``why_unlike`` has nothing to say: quickly, as there may be thousands of parameters a step."""
-    return (
-        param.is_floating_point()
-        and grad.layout == torch.strided
-        and param.dtype == grad.dtype == exp_avg.dtype == exp_avg_sq.dtype == ema_param.dtype
-        and param.shape == grad.shape == exp_avg.shape == exp_avg_sq.shape == ema_param.shape
-        and param.device == grad.device == exp_avg.device == exp_avg_sq.device == ema_param.device
-    )
+def _check_tensors(tensors: TensorLists) -> None:
+    """Raise where the lists, or the tensors of one parameter, do not fit each other."""
+    params = tensors.params
+    for name, of_kind in tensors._asdict().items():
+        if len(of_kind) != len(params):
+            raise ValueError(f"fused_ema_adam: {name} has {len(of_kind)} tensors, but params has {len(params)}")
+    for i, (step, param) in enumerate(zip(tensors.steps, params, strict=True)):
+        if step.dtype != torch.int64 or step.numel() != 1 or step.device != param.device:
+            raise ValueError(
+                f"fused_ema_adam: steps[{i}] must be one torch.int64 on {param.device}, as its parameter is,"
+                f" but it is {step.dtype} {list(step.shape)} on {step.device}"
+            )
+    for i, of_parameter in enumerate(zip(*tensors[:-1], strict=True)):
+        for name, tensor in zip(tensors._fields, of_parameter, strict=False):
+            reason = why_unlike(tensor, params[i])
+            if reason:
+                raise ValueError(f"fused_ema_adam: {name}[{i}] {reason}")
 
 
 def why_unlike(tensor: Tensor, param: Tensor) -> str | None:
@@ -168,77 +155,3 @@ def why_unlike(tensor: Tensor, param: Tensor) -> str | None:
             f" but it is {tensor.dtype} {list(tensor.shape)} on {tensor.device}"
         )
     return None
-
-
-def _update(tensors: TensorLists, options: Options) -> None:
-    """Increment the steps, and update the parameters and their states; the tensors must fit each other."""
-    is_compiling = torch.compiler.is_compiling()  # where only the operator can be traced
-    native = [not is_compiling and _has_native_kernel(*one) for one in zip(*tensors[:-1], strict=True)]
-    _multi_tensor(tensors.select(native), options)
-    _single_tensor(tensors.select([not is_native for is_native in native]), options)
-
-
-def _single_tensor(tensors: TensorLists, options: Options) -> None:
-    for param, grad, exp_avg, exp_avg_sq, ema_param, step in zip(*tensors, strict=True):
-        step.add_(1)
-        apply_fused_ema_adam_(
-            -grad if options.maximize else grad,
-            param,
-            exp_avg,
-            exp_avg_sq,
-            ema_param,
-            step,
-            lr=options.lr,
-            ema_decay=options.ema_decay,
-            beta1=options.beta1,
-            beta2=options.beta2,
-            eps=options.eps,
-            weight_decay_mode=int(options.decoupled_weight_decay),
-            bias_correction=options.bias_correction,
-            weight_decay=options.weight_decay,
-        )
-
-
-def _multi_tensor(tensors: TensorLists, options: Options) -> None:
-    params, grads, exp_avgs, exp_avg_sqs, ema_params, steps = tensors
-    if not params:
-        return
-    torch._foreach_add_(steps, 1)
-    if not options.bias_correction:
-        # The kernel always divides by 1 - beta**step, which is 1 for every beta after this many steps.
-        steps = [torch.tensor(2**62, device="cpu")] * len(params)
-    native_adam = torch._fused_adamw_ if options.decoupled_weight_decay else torch._fused_adam_
-    native_adam(
-        params,
-        grads,
-        exp_avgs,
-        exp_avg_sqs,
-        [],
-        steps,
-        lr=options.lr,
-        beta1=options.beta1,
-        beta2=options.beta2,
-        weight_decay=options.weight_decay,
-        eps=options.eps,
-        amsgrad=False,
-        maximize=options.maximize,
-    )
-    torch._foreach_lerp_(ema_params, params, 1 - options.ema_decay)
-
-
-def _has_native_kernel(param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, ema_param: Tensor) -> bool:
-    """Return whether torch's own CPU kernels compute the operator for a parameter.
-
-    They round 16-bit state in other places, and go through all tensors in the order of memory, whatever the strides.
-    """
-    if not param.is_cpu or param.dtype not in (torch.float32, torch.float64):
-        return False
-    if param.is_contiguous():
-        return (
-            grad.is_contiguous()
-            and exp_avg.is_contiguous()
-            and exp_avg_sq.is_contiguous()
-            and ema_param.is_contiguous()
-        )
-    tensors = (param, grad, exp_avg, exp_avg_sq, ema_param)
-    return all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in tensors)

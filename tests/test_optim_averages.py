@@ -1,0 +1,217 @@
+"""FusedEmaAdam: when the average moves, and how to get it out."""
+
+from __future__ import annotations
+
+import copy
+
+from torch_aclnn_ops.optim import FusedEmaAdam
+from torch_aclnn_ops.optim._schedule import EmaSchedule
+
+import pytest
+import torch
+from torch import nn
+
+from tests._optim import SETTINGS, Weights, assert_all_close, assert_all_equal, averages_of, train, weights_of
+
+each_flatten = pytest.mark.parametrize("flatten", [False, True], ids=["one by one", "flattened"])
+
+
+def ratio(decay, n):
+    return min(decay, (1 + n) / (10 + n))
+
+
+def power(decay, n, gamma=1.0, exponent=2 / 3):
+    return min(decay, 1 - (1 + n / gamma) ** -exponent)
+
+
+# The decays of the steps from the first on.
+SCHEDULES = {
+    "constant": ({}, [0.6] * 9),
+    "ratio": ({"ema_warmup": "ratio"}, [ratio(0.6, n) for n in range(1, 10)]),
+    "power": ({"ema_warmup": "power"}, [power(0.6, n) for n in range(1, 10)]),
+    "slow power": (
+        {"ema_warmup": "power", "ema_warmup_gamma": 5.0, "ema_warmup_power": 0.5},
+        [power(0.6, n, 5.0, 0.5) for n in range(1, 10)],
+    ),
+    "late": ({"ema_start_step": 4}, [0.0] * 4 + [0.6] * 5),
+    "late ratio": ({"ema_start_step": 4, "ema_warmup": "ratio"}, [0.0] * 4 + [ratio(0.6, n) for n in range(1, 6)]),
+    "every third": ({"ema_update_every": 3}, [1.0, 1.0, 0.6] * 3),
+    "late ratio, every other": (
+        {"ema_start_step": 3, "ema_warmup": "ratio", "ema_update_every": 2},
+        [0.0] * 3 + [1.0, ratio(0.6, 1), 1.0, ratio(0.6, 2), 1.0, ratio(0.6, 3)],
+    ),
+}
+each_schedule = pytest.mark.parametrize("options, decays", SCHEDULES.values(), ids=SCHEDULES)
+
+
+@each_flatten
+@each_schedule
+def test_the_average_moves_by_its_schedule(options, decays, flatten):
+    model = Weights()
+    optimizer = FusedEmaAdam(model.parameters(), lr=1e-2, ema_decay=0.6, **options, flatten=flatten)
+    averages = weights_of(model)
+    for step, decay in enumerate(decays):
+        train(model, optimizer, [step])
+        averages = [
+            decay * average + (1 - decay) * weight for average, weight in zip(averages, weights_of(model), strict=True)
+        ]
+        assert_all_close(averages_of(model, optimizer), averages, 1e-14)
+
+
+@each_schedule
+def test_a_device_finds_the_decays_that_the_host_does(options, decays):
+    group = FusedEmaAdam([nn.Parameter(torch.ones(1))], ema_decay=0.6, **options).param_groups[0]
+    schedule = EmaSchedule.of(group)
+    assert [schedule.decay_at(step) for step in range(1, 10)] == pytest.approx(decays, abs=1e-15)
+    assert schedule.decays_at(torch.arange(1, 10)).tolist() == pytest.approx(decays, abs=1e-6)
+
+
+@each_schedule
+def test_a_compiled_step_follows_the_schedule(options, decays):
+    model, compiled = Weights(), Weights()
+    settings = {"lr": 1e-2, "ema_decay": 0.6, **options}
+    optimizer, compiled_optimizer = (FusedEmaAdam(each.parameters(), **settings) for each in (model, compiled))
+    step = torch.compile(compiled_optimizer.step, fullgraph=True, backend="eager")
+    for i in range(len(decays)):
+        train(model, optimizer, [i])
+        compiled.set_gradients(i)
+        step()
+    assert_all_close(averages_of(compiled, compiled_optimizer), averages_of(model, optimizer), 1e-7)
+
+
+@each_flatten
+@each_schedule
+def test_a_schedule_goes_on_after_a_checkpoint(options, decays, flatten):
+    model = Weights()
+    optimizer = FusedEmaAdam(model.parameters(), lr=1e-2, ema_decay=0.6, **options)
+    train(model, optimizer, range(5))
+    resumed = copy.deepcopy(model)
+    resumed_optimizer = FusedEmaAdam(resumed.parameters(), flatten=flatten)
+    resumed_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    train(model, optimizer, range(5, 9))
+    train(resumed, resumed_optimizer, range(5, 9))
+    assert_all_equal(averages_of(resumed, resumed_optimizer), averages_of(model, optimizer))
+
+
+INVALID = {
+    "unknown": (
+        {"ema_warmup": "linear"},
+        ValueError,
+        "ema_warmup must be None, 'ratio' or 'power', but it is 'linear'",
+    ),
+    "a number": ({"ema_warmup": 1}, ValueError, "ema_warmup must be None, 'ratio' or 'power', but it is 1"),
+    **{
+        f"{name} = {value}": ({name: value}, ValueError, f"{name} must be finite and above 0, but it is {value}")
+        for name in ("ema_warmup_gamma", "ema_warmup_power")
+        for value in (0, -1.0, float("nan"), float("inf"))
+    },
+    "gamma is text": ({"ema_warmup_gamma": "1"}, TypeError, "ema_warmup_gamma must be a number, but it is '1'"),
+    "start -1": ({"ema_start_step": -1}, ValueError, "ema_start_step must be at least 0, but it is -1"),
+    "start 1.5": ({"ema_start_step": 1.5}, TypeError, "ema_start_step must be an int, but it is 1.5"),
+    "every 0": ({"ema_update_every": 0}, ValueError, "ema_update_every must be at least 1, but it is 0"),
+    "every True": ({"ema_update_every": True}, TypeError, "ema_update_every must be an int, but it is True"),
+    "masters 1": ({"master_weights": 1}, TypeError, "master_weights must be True or False, but it is 1"),
+    "tensor decay": ({"ema_decay": torch.tensor(0.5)}, TypeError, "ema_decay must be a number, but it is tensor"),
+}
+
+
+@pytest.mark.parametrize("options, exception, sentence", INVALID.values(), ids=INVALID)
+def test_it_refuses(options, exception, sentence):
+    with pytest.raises(exception, match=f"^FusedEmaAdam: {sentence}"):
+        FusedEmaAdam(Weights().parameters(), **options)
+
+
+class Network(nn.Module):
+    """Has a buffer, tied weights, and a parameter that no gradient reaches."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.first = nn.Linear(4, 4)
+        self.tied = nn.Linear(4, 4, bias=False)
+        self.tied.weight = self.first.weight
+        self.unused = nn.Parameter(torch.ones(2))
+
+    def forward(self, batch):
+        return self.tied(self.first(self.norm(batch)))
+
+
+def trained_network(dtype=torch.float32, **options):
+    torch.manual_seed(0)
+    network = Network().to(dtype)
+    optimizer = FusedEmaAdam(network.parameters(), **SETTINGS, **options)
+    for _ in range(3):
+        optimizer.zero_grad()
+        network(torch.randn(8, 4, dtype=dtype)).square().sum().backward()
+        optimizer.step()
+    return network, optimizer
+
+
+@each_flatten
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_ema_state_dict_loads_into_the_model_as_what_a_swap_shows(dtype, flatten):
+    network, optimizer = trained_network(dtype, flatten=flatten)
+    ema_network = Network().to(dtype)
+    ema_network.load_state_dict(optimizer.ema_state_dict(network))
+    batch = torch.randn(8, 4, dtype=dtype)
+    for each in (network, ema_network):
+        each.eval()
+    assert not torch.equal(network(batch), ema_network(batch))
+    with optimizer.swap_ema_params():
+        assert torch.equal(network(batch), ema_network(batch))
+
+
+def test_ema_state_dict_copies_buffers_and_untrained_parameters_and_keeps_weights_tied():
+    network, optimizer = trained_network()
+    state = optimizer.ema_state_dict(network)
+    assert list(state) == list(network.state_dict())
+    assert torch.equal(state["norm.running_mean"], network.norm.running_mean)
+    assert torch.equal(state["unused"], network.unused.detach())
+    assert state["first.weight"] is state["tied.weight"]
+    before = {name: value.clone() for name, value in state.items()}
+    for value in network.state_dict().values():
+        value.add_(1)
+    for tensors in optimizer.state.values():
+        tensors["ema_params"].add_(1)
+    assert_all_equal(list(state.values()), list(before.values()))
+
+
+def test_an_ema_model_file_loads_and_is_replaced_at_once(tmp_path, monkeypatch):
+    network, optimizer = trained_network()
+    path = tmp_path / "ema.pt"
+    optimizer.save_ema_model(network, path)
+    saved = torch.load(path, weights_only=True)
+    expected = optimizer.ema_state_dict(network)
+    assert list(saved) == list(expected)
+    assert_all_equal(list(saved.values()), list(expected.values()))
+    before = path.read_bytes()
+
+    def write_half(contents, file):
+        file.write(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(torch, "save", write_half)
+    with pytest.raises(OSError, match="disk full"):
+        optimizer.save_ema_model(network, path)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["ema.pt"]
+
+
+@pytest.mark.parametrize("call", ["ema_state_dict", "save_ema_model"])
+def test_inside_a_swap_there_is_no_export(call, tmp_path):
+    network, optimizer = trained_network()
+    arguments = [network, tmp_path / "ema.pt"] if call == "save_ema_model" else [network]
+    with optimizer.swap_ema_params():
+        with pytest.raises(RuntimeError, match=r"FusedEmaAdam\.ema_state_dict: inside swap_ema_params\(\)"):
+            getattr(optimizer, call)(*arguments)
+
+
+def test_what_is_written_to_a_16_bit_parameter_in_a_swap_is_in_its_average_and_the_rest_keeps_its_digits():
+    weight = nn.Parameter(torch.full((2,), 0.123, dtype=torch.bfloat16))
+    optimizer = FusedEmaAdam([weight], lr=0.1)
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    kept = optimizer.state[weight]["ema_params"].clone()
+    with optimizer.swap_ema_params(), torch.no_grad():
+        weight[0] = 7
+    assert torch.equal(optimizer.state[weight]["ema_params"], torch.stack([torch.tensor(7.0), kept[1]]))

@@ -1,0 +1,303 @@
+"""FusedEmaAdam(flatten=True): one buffer each for weights, gradients and states, and nobody has to know."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+from torch_aclnn_ops.optim import FusedEmaAdam
+
+import pytest
+import torch
+from torch import nn
+
+from tests._optim import (
+    SETTINGS,
+    Weights,
+    assert_all_equal,
+    averages_of,
+    each_dtype,
+    states_of,
+    train,
+    weights_of,
+)
+
+
+def both(dtype=torch.float32, **options):
+    """Return a flattened pair of model and optimizer, and another pair that is not."""
+    models = Weights(dtype), Weights(dtype)
+    flags = True, False
+    return [
+        (model, FusedEmaAdam(model.parameters(), **{**SETTINGS, **options}, flatten=flag))
+        for model, flag in zip(models, flags, strict=True)
+    ]
+
+
+def assert_same(first, second):
+    assert_all_equal(weights_of(first[0]), weights_of(second[0]))
+    assert_all_equal(states_of(first[1]), states_of(second[1]))
+
+
+OPTIONS = {
+    "defaults": {},
+    "L2 decay": {"decoupled_weight_decay": False, "weight_decay": 0.1},
+    "no bias correction": {"bias_correction": False},
+    "maximize": {"maximize": True},
+    "no eps": {"eps": 0.0},
+    "warm-up": {"ema_warmup": "ratio", "ema_start_step": 2},
+    "every third step": {"ema_update_every": 3},
+    "16-bit states": {"master_weights": False},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@each_dtype
+def test_the_results_are_bit_for_bit_those_without_it(dtype, options):
+    flat, plain = both(dtype, **options)
+    for pair in (flat, plain):
+        train(*pair, range(8))
+    assert_same(flat, plain)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 1000, 50_000, 50_001, 300_001, 600_000])
+def test_sizes_that_torchs_kernels_take_in_other_pieces_give_the_same_bits(size, threads):
+    results = []
+    torch.set_num_threads(threads)
+    try:
+        for flatten in (True, False):
+            generator = torch.Generator().manual_seed(0)
+            weights = [nn.Parameter(torch.randn(n, generator=generator)) for n in (48, size, 32, 7)]
+            optimizer = FusedEmaAdam(weights, lr=1e-2, weight_decay=0.1, flatten=flatten)
+            for _ in range(3):
+                for weight in weights:
+                    weight.grad = torch.randn(weight.shape, generator=generator)
+                optimizer.step()
+            results.append([weight.detach() for weight in weights] + states_of(optimizer))
+    finally:
+        torch.set_num_threads(1)
+    assert_all_equal(*results)
+
+
+def test_weights_gradients_and_states_of_a_group_are_parts_of_one_buffer_each():
+    weights = [nn.Parameter(torch.randn(128)) for _ in range(4)]
+    optimizer = FusedEmaAdam(weights, flatten=True)
+    for weight in weights:
+        weight.grad = torch.ones(128)
+    optimizer.step()
+    for of_kind in (
+        [weight.data_ptr() for weight in weights],
+        [weight.grad.data_ptr() for weight in weights],
+        *([optimizer.state[weight][name].data_ptr() for weight in weights] for name in ("exp_avg", "ema_params")),
+    ):
+        assert [address - of_kind[0] for address in of_kind] == [0, 512, 1024, 1536]
+
+
+def test_parameters_without_a_gradient_count_no_steps_and_do_not_move():
+    flat, plain = both()
+    for step in range(12):
+        for model, optimizer in (flat, plain):
+            model.set_gradients(step)
+            for i, weight in enumerate(model.parameters()):
+                if (step + i) % 3 == 0 or (i == 3 and step < 6):
+                    weight.grad = None
+            optimizer.step()
+        assert_same(flat, plain)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_backward_passes_through_a_model_accumulate_in_its_gradients(set_to_none):
+    pairs = []
+    for flatten in (True, False):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+        pairs.append((model, FusedEmaAdam(model.parameters(), **SETTINGS, flatten=flatten)))
+    for _ in range(4):
+        for model, optimizer in pairs:
+            optimizer.zero_grad(set_to_none)
+            for part in (1, 2):
+                model(torch.linspace(-1, part, 12).reshape(3, 4)).square().sum().backward()
+            optimizer.step()
+    assert_same(*pairs)
+
+
+def test_a_gradient_that_is_part_of_a_bucket_stays_there():
+    bucket = torch.ones(6)
+    weights = [nn.Parameter(torch.ones(3)) for _ in range(2)]
+    optimizer = FusedEmaAdam(weights, flatten=True)
+    for weight, grad in zip(weights, bucket.split(3), strict=True):
+        weight.grad = grad
+    optimizer.step()
+    assert [weight.grad.data_ptr() for weight in weights] == [bucket.data_ptr(), bucket.data_ptr() + 12]
+
+
+def test_a_backward_pass_through_weights_from_before_a_step_is_refused():
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = FusedEmaAdam([weight], flatten=True)
+    weight.grad = torch.ones(3)
+    optimizer.step()
+    loss = weight.square().sum()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_group_may_be_added_at_any_time():
+    flat, plain = both()
+    for pair in (flat, plain):
+        train(*pair, range(2))
+        other = Weights(torch.float32, seed=1)
+        pair[1].add_param_group({"params": other.parameters(), "lr": 0.1})
+        for step in range(3):
+            other.set_gradients(step)
+            train(*pair, [step + 2])
+        pair[0].other = other
+    assert_same(flat, plain)
+
+
+@pytest.mark.parametrize("saved_flat", [True, False])
+@pytest.mark.parametrize("loads_flat", [True, False])
+@pytest.mark.parametrize("has_trained", [True, False])
+@each_dtype
+def test_a_checkpoint_moves_between_flattened_and_not(dtype, has_trained, loads_flat, saved_flat):
+    model = Weights(dtype)
+    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, flatten=saved_flat)
+    train(model, optimizer, range(3))
+    file = io.BytesIO()
+    torch.save((model.state_dict(), optimizer.state_dict()), file)
+    file.seek(0)
+    other = Weights(dtype, seed=1)
+    other_optimizer = FusedEmaAdam(other.parameters(), flatten=loads_flat)
+    if has_trained:
+        train(other, other_optimizer, range(2))
+    weights, state = torch.load(file)
+    other.load_state_dict(weights)
+    other_optimizer.load_state_dict(state)
+    for pair in ((model, optimizer), (other, other_optimizer)):
+        train(*pair, range(3, 6))
+    assert_same((model, optimizer), (other, other_optimizer))
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "pickle"])
+def test_copies_train_on_by_themselves(way):
+    flat, plain = both()
+    train(*flat, range(2))
+    train(*plain, range(2))
+    copied = way(flat)
+    train(*copied, range(2, 5))
+    assert_all_equal(weights_of(flat[0]), weights_of(plain[0]))
+    for pair in (flat, plain):
+        train(*pair, range(2, 5))
+    assert_same(flat, plain)
+    assert_same(copied, plain)
+
+
+def test_a_pickle_of_one_parameter_does_not_hold_the_others():
+    weights = [nn.Parameter(torch.randn(1000)) for _ in range(20)]
+    optimizer = FusedEmaAdam(weights, flatten=True)
+    for weight in weights:
+        weight.grad = torch.ones(1000)
+    optimizer.step()
+    assert len(pickle.dumps(weights[3])) < 6_000
+    assert len(pickle.dumps(optimizer)) < 20 * 5 * 6_000
+
+
+def test_parameters_that_move_away_are_flattened_again():
+    flat, plain = both()
+    for pair in (flat, plain):
+        train(*pair, range(2))
+        for weight in pair[0].parameters():
+            weight.data = weight.data.clone()
+        train(*pair, range(2, 5))
+    assert_same(flat, plain)
+
+
+def test_a_model_may_change_its_dtype():
+    flat, plain = both(torch.float32)
+    for pair in (flat, plain):
+        train(*pair, range(2))
+        pair[0].to(torch.bfloat16)
+        for weight in pair[0].parameters():
+            weight.grad = None
+        train(*pair, range(2, 5))
+    assert_same(flat, plain)
+    assert flat[1].state[next(flat[0].parameters())]["master_params"].dtype == torch.float32
+
+
+def test_a_state_that_somebody_replaces_counts():
+    flat, plain = both()
+    for model, optimizer in (flat, plain):
+        train(model, optimizer, range(2))
+        weight = next(model.parameters())
+        optimizer.state[weight] = {name: value.clone() * 2 for name, value in optimizer.state[weight].items()}
+        train(model, optimizer, range(2, 5))
+    assert_same(flat, plain)
+
+
+def test_a_compiled_step_in_between_counts():
+    flat, plain = both()
+    for model, optimizer in (flat, plain):
+        train(model, optimizer, range(2))
+        for weight in list(model.parameters())[2:]:
+            weight.grad = None
+        torch.compile(optimizer.step, fullgraph=True, backend="eager")()
+        train(model, optimizer, range(2, 5))
+    assert_same(flat, plain)
+
+
+def test_tensors_that_share_their_memory_stay_together():
+    storage = torch.zeros(2, 4)
+    part, first = nn.Parameter(storage[0]), nn.Parameter(torch.ones(4))
+    second = nn.Parameter(first.data)
+    optimizer = FusedEmaAdam([part, first, second, nn.Parameter(torch.ones(3))], flatten=True)
+    for weight in (part, first, second):
+        weight.grad = torch.ones(4)
+    optimizer.step()
+    assert torch.equal(storage[0], part.detach()) and part.any()
+    assert first.data_ptr() == second.data_ptr()
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        lambda tensor: tensor.to(memory_format=torch.channels_last),
+        lambda tensor: tensor.mT.contiguous().mT,
+        lambda tensor: tensor[:1].expand_as(tensor),
+    ],
+    ids=["channels last", "transposed", "expanded"],
+)
+def test_layouts_of_weights_and_gradients_do_not_matter(layout):
+    generator = torch.Generator().manual_seed(0)
+    start, gradient = (torch.randn(2, 3, 4, 5, generator=generator, dtype=torch.float64) for _ in range(2))
+    weight = layout(start.clone())
+    results = []
+    for flatten in (True, False):
+        weights = [nn.Parameter(weight.clone(memory_format=torch.preserve_format)), nn.Parameter(start.clone())]
+        optimizer = FusedEmaAdam(weights, **SETTINGS, flatten=flatten)
+        for _ in range(3):
+            weights[0].grad, weights[1].grad = gradient.clone(), layout(gradient)
+            optimizer.step()
+        assert weights[0].stride() == nn.Parameter(weight.clone(memory_format=torch.preserve_format)).stride()
+        results.append([weight.detach() for weight in weights] + states_of(optimizer))
+    for result, expected in zip(*results, strict=True):
+        torch.testing.assert_close(result, expected, rtol=0, atol=1e-14)
+
+
+@each_dtype
+def test_averages_can_be_swapped_in(dtype):
+    flat, plain = both(dtype)
+    for pair in (flat, plain):
+        train(*pair, range(3))
+    averages = [average.to(dtype) for average in averages_of(*plain)]
+    with flat[1].swap_ema_params():
+        assert_all_equal(weights_of(flat[0]), averages)
+    assert_same(flat, plain)
+    for pair in (flat, plain):
+        train(*pair, range(3, 5))
+    assert_same(flat, plain)
+
+
+def test_flatten_must_be_a_bool():
+    with pytest.raises(TypeError, match="^FusedEmaAdam: flatten must be True or False, but it is 1$"):
+        FusedEmaAdam(Weights().parameters(), flatten=1)

@@ -1,0 +1,175 @@
+"""FusedEmaAdam with 16-bit parameters and scaled gradients: float32 states, and steps that are skipped."""
+
+from __future__ import annotations
+
+import io
+
+from torch_aclnn_ops.optim import FusedEmaAdam
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from tests._optim import SETTINGS, STATE, Weights, assert_all_equal, states_of, train, weights_of
+
+HALF = [torch.bfloat16, torch.float16]
+each_half = pytest.mark.parametrize("dtype", HALF)
+each_flatten = pytest.mark.parametrize("flatten", [False, True], ids=["one by one", "flattened"])
+
+
+@each_flatten
+@each_half
+def test_states_are_float32_and_the_weights_are_the_masters_rounded(dtype, flatten):
+    model = Weights(dtype)
+    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, flatten=flatten)
+    train(model, optimizer, range(3))
+    for weight in model.parameters():
+        state = optimizer.state[weight]
+        assert set(state) == {*STATE, "master_params"}
+        assert {state[name].dtype for name in state} == {torch.int64, torch.float32}
+        assert torch.equal(state["master_params"].to(dtype), weight.detach())
+
+
+@each_flatten
+@each_half
+def test_states_of_16_bit_parameters_are_loaded_as_float32_bit_for_bit(dtype, flatten):
+    model = Weights(dtype)
+    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, flatten=flatten)
+    train(model, optimizer, range(3))
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    other = FusedEmaAdam(Weights(dtype).parameters(), flatten=flatten)
+    other.load_state_dict(torch.load(file))
+    assert_all_equal(states_of(other), states_of(optimizer))
+
+
+def average_after_3000_steps(dtype, averages):
+    """Move an average that starts at 1 to a weight of 1.5, as reference implementations in that dtype do."""
+    weight = nn.Parameter(torch.ones(1, dtype=dtype))
+    optimizer = FusedEmaAdam([weight], lr=0.0, ema_decay=0.999)
+    weight.grad = torch.zeros(1, dtype=dtype)
+    optimizer.step()
+    with torch.no_grad():
+        weight.fill_(1.5)
+    for _ in range(3000):
+        optimizer.step()
+    averages["FusedEmaAdam"] = float(optimizer.state[weight]["ema_params"])
+    module = nn.Linear(1, 1, bias=False).to(dtype)
+    averaged = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(0.999))
+    with torch.no_grad():
+        averaged.module.weight.fill_(1.0)
+        module.weight.fill_(1.5)
+    averaged.n_averaged += 1
+    for _ in range(3000):
+        averaged.update_parameters(module)
+    averages["torch"] = averaged.module.weight.item()
+
+
+@each_half
+def test_the_average_of_16_bit_weights_moves_as_that_of_float32_ones_where_torchs_stalls(dtype):
+    exact = 1.5 - 0.5 * 0.999**3000
+    averages = {}
+    average_after_3000_steps(dtype, averages)
+    assert averages["FusedEmaAdam"] == pytest.approx(exact, abs=1e-5)
+    assert averages["torch"] < 1.3
+
+
+@each_flatten
+def test_a_bfloat16_training_run_has_the_average_of_the_float32_run(flatten):
+    averages = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        generator = torch.Generator().manual_seed(0)
+        weight = nn.Parameter(torch.randn(64, generator=generator).to(dtype))
+        target = torch.randn(64, generator=generator)
+        optimizer = FusedEmaAdam([weight], lr=1e-3, weight_decay=0.0, ema_decay=0.999, flatten=flatten)
+        start = weight.detach().float().clone()
+        for _ in range(1000):
+            optimizer.zero_grad()
+            (weight - target).square().sum().backward()
+            optimizer.step()
+        averages[dtype] = optimizer.state[weight]["ema_params"] - start
+    moved = averages[torch.float32].abs()
+    difference = (averages[torch.bfloat16] - averages[torch.float32]).abs()
+    assert moved.mean() > 0.2
+    assert difference.mean() < 0.01 * moved.mean()
+
+
+@each_flatten
+@each_half
+def test_what_somebody_else_writes_to_a_parameter_counts(dtype, flatten):
+    weight = nn.Parameter(torch.full((3,), 0.123, dtype=dtype))
+    optimizer = FusedEmaAdam([weight], lr=1e-4, weight_decay=0.0, flatten=flatten)
+    weight.grad = torch.ones(3, dtype=dtype)
+    optimizer.step()
+    kept = optimizer.state[weight]["master_params"].clone()
+    with torch.no_grad():
+        weight[1] = 4.0
+    weight.grad.zero_()
+    optimizer.param_groups[0]["lr"] = 0.0
+    optimizer.step()
+    expected = torch.stack([kept[0], torch.tensor(4.0), kept[2]])
+    assert torch.equal(optimizer.state[weight]["master_params"], expected)
+    assert torch.equal(weight.detach(), expected.to(dtype))
+
+
+@each_flatten
+@each_half
+def test_clipping_and_accumulation_see_the_gradients_of_the_parameters(dtype, flatten):
+    weight = nn.Parameter(torch.ones(4, dtype=dtype))
+    optimizer = FusedEmaAdam([weight], lr=0.1, betas=(0.0, 0.9), flatten=flatten)
+    for _ in range(3):
+        optimizer.zero_grad()
+        for _ in range(2):
+            (weight * 3).sum().backward()
+        norm = nn.utils.clip_grad_norm_([weight], 1.0)
+        optimizer.step()
+        assert norm == 12
+        assert optimizer.state[weight]["exp_avg"].norm() == pytest.approx(1, abs=1e-2)
+
+
+def scaled_run(dtype, infinite_steps, flatten, steps=6, **options):
+    """Train under a GradScaler; some steps have an infinite gradient."""
+    model = Weights(dtype)
+    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, **options, flatten=flatten)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1000)
+    count = 0
+    for step in range(steps):
+        scaler.scale(torch.ones(()))
+        model.set_gradients(count)
+        for weight in model.parameters():
+            weight.grad *= scaler.get_scale()
+        if step in infinite_steps:
+            next(model.parameters()).grad[0, 0] = float("inf")
+        else:
+            count += 1
+        before = weights_of(model) + states_of(optimizer)
+        scaler.step(optimizer)
+        if step in infinite_steps:
+            assert_all_equal(weights_of(model) + states_of(optimizer), before)
+        scaler.update()
+    return model, optimizer, count
+
+
+@pytest.mark.parametrize("options", [{}, {"ema_warmup": "ratio"}, {"ema_update_every": 2}], ids=str)
+@each_flatten
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF])
+@pytest.mark.parametrize("infinite_steps", [(), (0,), (0, 1, 3)], ids=str)
+def test_under_a_grad_scaler_a_step_is_the_unscaled_one_or_none(infinite_steps, dtype, flatten, options):
+    model, optimizer, count = scaled_run(dtype, infinite_steps, flatten, **options)
+    expected = Weights(dtype)
+    expected_optimizer = FusedEmaAdam(expected.parameters(), **SETTINGS, **options, flatten=flatten)
+    train(expected, expected_optimizer, range(count))
+    assert_all_equal(weights_of(model) + states_of(optimizer), weights_of(expected) + states_of(expected_optimizer))
+
+
+def test_gradients_that_were_unscaled_and_clipped_are_not_unscaled_again():
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = FusedEmaAdam([weight], lr=0.1, betas=(0.0, 0.9))
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(weight.sum() * 3).backward()
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_([weight], 1.0)
+    scaler.step(optimizer)
+    assert optimizer.state[weight]["exp_avg"].norm() == pytest.approx(1)

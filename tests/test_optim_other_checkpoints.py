@@ -1,0 +1,257 @@
+"""FusedEmaAdam: checkpoints of other optimizers, torch.distributed.checkpoint, and a process that is killed."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+from torch_aclnn_ops.optim import FusedEmaAdam, to_mindspeed_state_dict
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from tests._optim import (
+    SETTINGS,
+    STATE,
+    Weights,
+    assert_all_close,
+    assert_all_equal,
+    averages_of,
+    states_of,
+    train,
+    weights_of,
+)
+
+OPTIMIZERS = {"AdamW": torch.optim.AdamW, "Adam": torch.optim.Adam}
+each_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
+each_flatten = pytest.mark.parametrize("flatten", [False, True], ids=["one by one", "flattened"])
+
+
+def network(dtype=torch.float64):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).to(dtype)
+
+
+def train_network(model, optimizer, steps):
+    losses = []
+    for step in steps:
+        torch.manual_seed(step)
+        optimizer.zero_grad()
+        loss = model(torch.randn(16, 4, dtype=next(model.parameters()).dtype)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@each_flatten
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}], ids=str)
+@each_optimizer
+def test_a_run_of_torch_goes_on_with_it_and_the_averages_start_from_the_weights(name, options, flatten):
+    theirs = network()
+    optimizer = OPTIMIZERS[name](theirs.parameters(), lr=1e-2, weight_decay=0.1, betas=(0.8, 0.99), **options)
+    train_network(theirs, optimizer, range(5))
+    mine = copy.deepcopy(theirs)
+    my_optimizer = FusedEmaAdam(mine.parameters(), ema_decay=0.5, flatten=flatten)
+    my_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    averages = weights_of(mine)
+    with pytest.warns(UserWarning, match="no 'ema_params'.*their averages start from the weights") as caught:
+        my_losses = train_network(mine, my_optimizer, range(5, 10))
+    assert len(caught) == 1
+    losses = []
+    for step in range(5, 10):
+        losses += train_network(theirs, optimizer, [step])
+        averages = [(average + weight) / 2 for average, weight in zip(averages, weights_of(theirs), strict=True)]
+    assert my_losses == pytest.approx(losses, rel=1e-12)
+    assert_all_close(weights_of(mine), weights_of(theirs), 1e-13)
+    assert_all_close(averages_of(mine, my_optimizer), averages, 1e-13)
+
+
+@each_flatten
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}], ids=str)
+@each_optimizer
+def test_a_run_of_it_goes_on_with_torch(name, options, flatten):
+    mine = network()
+    settings = {"lr": 1e-2, "weight_decay": 0.1, "decoupled_weight_decay": name == "AdamW"}
+    my_optimizer = FusedEmaAdam(mine.parameters(), **settings, flatten=flatten)
+    train_network(mine, my_optimizer, range(5))
+    theirs = copy.deepcopy(mine)
+    optimizer = OPTIMIZERS[name](theirs.parameters(), **options)
+    state = copy.deepcopy(my_optimizer.state_dict())
+    for group in state["param_groups"]:
+        group.update(options)
+    optimizer.load_state_dict(state)
+    my_losses = train_network(mine, my_optimizer, range(5, 10))
+    assert train_network(theirs, optimizer, range(5, 10)) == pytest.approx(my_losses, rel=1e-12)
+    assert_all_close(weights_of(theirs), weights_of(mine), 1e-13)
+
+
+def test_a_checkpoint_through_torch_and_back_keeps_the_averages():
+    model = Weights()
+    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
+    train(model, optimizer, range(3))
+    theirs = torch.optim.AdamW(model.parameters())
+    theirs.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    back = FusedEmaAdam(model.parameters())
+    back.load_state_dict(theirs.state_dict())
+    assert_all_equal(states_of(back), states_of(optimizer))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, back, [3])
+
+
+def test_amsgrad_is_refused():
+    model = Weights()
+    theirs = torch.optim.AdamW(model.parameters(), amsgrad=True)
+    train(model, theirs, [0])
+    with pytest.raises(ValueError, match="^FusedEmaAdam: the state to load has amsgrad=True in group 0"):
+        FusedEmaAdam(model.parameters()).load_state_dict(theirs.state_dict())
+
+
+def test_a_state_of_another_shape_is_refused():
+    source = FusedEmaAdam([weight := nn.Parameter(torch.ones(3))])
+    weight.grad = torch.ones(3)
+    source.step()
+    optimizer = FusedEmaAdam([nn.Parameter(torch.ones(4))])
+    with pytest.raises(ValueError, match=r"exp_avg must have the shape of its parameter \[4\], but its shape is \[3\]"):
+        optimizer.load_state_dict(source.state_dict())
+
+
+def mindspeeds_state_dict(optimizer):
+    """Write the layout out: the step of a group is an int64 tensor, and a state has no step."""
+    contents = copy.deepcopy(optimizer.state_dict())
+    steps = {int(state.pop("step")) for state in contents["state"].values()}
+    (step,) = steps
+    names = ("lr", "bias_correction", "betas", "eps", "weight_decay", "params")
+    contents["param_groups"] = [
+        {**{name: group[name] for name in names}, "step": torch.tensor(step)} for group in contents["param_groups"]
+    ]
+    return contents
+
+
+@each_flatten
+def test_a_run_of_mindspeed_goes_on_with_it(flatten):
+    model = Weights()
+    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, ema_warmup="ratio")
+    train(model, optimizer, range(5))
+    other = copy.deepcopy(model)
+    resumed = FusedEmaAdam(other.parameters(), **SETTINGS, ema_warmup="ratio", flatten=flatten)
+    resumed.load_state_dict(mindspeeds_state_dict(optimizer))
+    assert "step" not in resumed.param_groups[0]
+    train(model, optimizer, range(5, 8))
+    train(other, resumed, range(5, 8))
+    assert_all_equal(weights_of(other) + states_of(resumed), weights_of(model) + states_of(optimizer))
+
+
+def test_a_state_dict_for_mindspeed_has_its_layout():
+    model = Weights()
+    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
+    train(model, optimizer, range(5))
+    converted, expected = to_mindspeed_state_dict(optimizer.state_dict()), mindspeeds_state_dict(optimizer)
+    assert converted["param_groups"][0]["step"].dtype == torch.int64
+    assert expected["param_groups"][0].items() <= converted["param_groups"][0].items()
+    for key, state in converted["state"].items():
+        assert list(state) == list(STATE[1:])
+        assert_all_equal(list(state.values()), list(expected["state"][key].values()))
+
+
+def test_a_group_of_different_steps_has_no_layout_for_mindspeed():
+    model = Weights()
+    optimizer = FusedEmaAdam(model.parameters())
+    train(model, optimizer, [0])
+    model.set_gradients(1)
+    next(model.parameters()).grad = None
+    optimizer.step()
+    with pytest.raises(ValueError, match=r"those of group 0 have done \[1, 2\]"):
+        to_mindspeed_state_dict(optimizer.state_dict())
+
+
+@each_flatten
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_torch_distributed_checkpoint_gives_all_states_back_to_an_optimizer_that_has_none(dtype, flatten, tmp_path):
+    model = network(dtype)
+    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, flatten=flatten)
+    train_network(model, optimizer, range(5))
+    weights, state = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=tmp_path)
+    other = network(dtype)
+    other_optimizer = FusedEmaAdam(other.parameters(), flatten=flatten)
+    weights, state = get_state_dict(other, other_optimizer)
+    contents = {"model": weights, "optimizer": state}
+    dcp.load(contents, checkpoint_id=tmp_path)
+    set_state_dict(other, other_optimizer, model_state_dict=contents["model"], optim_state_dict=contents["optimizer"])
+    assert_all_equal(weights_of(other) + states_of(other_optimizer), weights_of(model) + states_of(optimizer))
+    expected = train_network(model, optimizer, range(5, 10))
+    assert train_network(other, other_optimizer, range(5, 10)) == expected
+    assert_all_equal(states_of(other_optimizer), states_of(optimizer))
+
+
+STEPS = 60
+
+
+def train_in_a_process(folder: str, dtype: str, flatten: str) -> None:
+    """Train, print each loss, and save after every step; go on from what was saved."""
+    torch.set_num_threads(1)
+    path = Path(folder) / "checkpoint.pt"
+    model = network(getattr(torch, dtype))
+    optimizer = FusedEmaAdam(model.parameters(), lr=1e-2, ema_warmup="ratio", flatten=flatten == "True")
+    first = 0
+    if path.exists():
+        contents = torch.load(path)
+        model.load_state_dict(contents["model"])
+        optimizer.load_state_dict(contents["optimizer"])
+        first = contents["step"]
+    for step in range(first, STEPS):
+        (loss,) = train_network(model, optimizer, [step])
+        contents = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
+        torch.save(contents, path.with_suffix(".new"))
+        os.replace(path.with_suffix(".new"), path)
+        print(json.dumps([step, loss]), flush=True)
+        time.sleep(0.002)
+
+
+def start(folder, dtype, flatten):
+    arguments = [sys.executable, "-m", "tests.test_optim_other_checkpoints", folder, dtype, str(flatten)]
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1])
+
+
+@pytest.mark.parametrize(
+    "dtype, was_flat, is_flat",
+    [
+        ("float32", False, False),
+        ("float32", True, False),
+        ("bfloat16", False, True),
+    ],
+)
+def test_after_a_kill_the_losses_go_on_bit_for_bit(dtype, was_flat, is_flat, tmp_path):
+    torch.manual_seed(0)
+    model = network(getattr(torch, dtype))
+    expected = train_network(
+        model, FusedEmaAdam(model.parameters(), lr=1e-2, ema_warmup="ratio", flatten=is_flat), range(STEPS)
+    )
+    killed = start(str(tmp_path), dtype, was_flat)
+    losses = dict(json.loads(killed.stdout.readline()) for _ in range(STEPS // 3))
+    killed.send_signal(signal.SIGKILL)
+    losses.update(json.loads(line) for line in killed.stdout if line.endswith("\n"))
+    assert killed.wait() == -signal.SIGKILL
+    with start(str(tmp_path), dtype, is_flat) as resumed:
+        resumed_losses = dict(json.loads(line) for line in resumed.stdout)
+    assert resumed.returncode == 0
+    assert 0 < len(resumed_losses) < STEPS and min(resumed_losses) in (len(losses), len(losses) + 1)
+    # A step that was saved and not printed any more is the only one that may be missing.
+    assert {**losses, **resumed_losses}.items() <= dict(enumerate(expected)).items()
+
+
+if __name__ == "__main__":
+    train_in_a_process(*sys.argv[1:])

@@ -1,0 +1,311 @@
+"""``FusedEmaAdam``: Adam or AdamW that keeps an exponential moving average of the weights (aclnnApplyFusedEmaAdam)."""
+
+from collections.abc import Callable
+from itertools import zip_longest
+from typing import Any, overload
+
+from torch_aclnn_ops.functional._ema_adam_implementations import Options, TensorLists, local
+from torch_aclnn_ops.functional.ema_adam import why_unlike
+from torch_aclnn_ops.optim import _checkpoints, _steps
+from torch_aclnn_ops.optim._averages import AveragingOptimizer
+from torch_aclnn_ops.optim._flat import FlatGroup
+from torch_aclnn_ops.optim._options import options_of
+from torch_aclnn_ops.optim._schedule import EmaSchedule
+from torch_aclnn_ops.optim._states import (
+    FittedState,
+    complete,
+    dtype_of_states,
+    take_over_writes,
+    warn_of_missing_average,
+)
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+__all__ = ["FusedEmaAdam"]
+
+_REAL = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+class FusedEmaAdam(AveragingOptimizer):
+    r"""Adam, with L2 or decoupled weight decay, and an exponential moving average (EMA) of the weights, in one step.
+
+    With :math:`g_t` the gradient of step :math:`t`, negated if ``maximize``, every element of a parameter
+    :math:`\theta`, of its moments :math:`m` and :math:`v` and of its average :math:`s` goes through
+
+    .. math::
+        \begin{aligned}
+        g_t &\leftarrow g_t + \lambda \theta_{t-1} \quad \text{only if not decoupled} \\
+        m_t &= \beta_1 m_{t-1} + (1 - \beta_1) g_t \\
+        v_t &= \beta_2 v_{t-1} + (1 - \beta_2) g_t^2 \\
+        u_t &= \frac{m_t / (1 - \beta_1^t)}{\sqrt{v_t / (1 - \beta_2^t)} + \epsilon}
+            \quad \text{the divisors } 1 - \beta^t \text{ only with bias correction} \\
+        u_t &\leftarrow u_t + \lambda \theta_{t-1} \quad \text{only if decoupled} \\
+        \theta_t &= \theta_{t-1} - \text{lr} \cdot u_t \\
+        s_t &= \text{ema\_decay} \cdot s_{t-1} + (1 - \text{ema\_decay}) \, \theta_t
+        \end{aligned}
+
+    That is :class:`torch.optim.AdamW`, or :class:`torch.optim.Adam` without ``decoupled_weight_decay``, followed by the
+    EMA of :mod:`torch.optim.swa_utils`. The state of a parameter is made at its first step with a gradient: ``step``,
+    ``exp_avg``, ``exp_avg_sq`` and ``ema_params``, the average, which starts as a copy of the weights. A bfloat16 or
+    float16 parameter also gets ``master_params``, its weights in float32, and all its states are float32: an average in
+    16 bits loses every change of less than half a unit in the last place, which at ``ema_decay=0.999`` is most of them.
+    A checkpoint of :class:`torch.optim.AdamW` or :class:`torch.optim.Adam`, or of MindSpeed's ``FusedEmaAdamW``, can be
+    loaded, and theirs can load one of this.
+
+    Only dense real tensors are trained; ``amsgrad`` is refused. Buffers of a model are not averaged.
+
+    Args:
+        params: the parameters, or pairs of names and parameters, or dicts of parameter groups, each with any of the
+            options below. Real floating-point, of any shape, on any device.
+        lr: the learning rate, finite and at least 0. A one-element tensor may be on the CPU or on the parameters'
+            device, which no step waits for.
+        betas: how much of the averages of the gradient and of its square is kept per step, each in [0, 1).
+        eps: is added to the denominator, outside the square root; finite and at least 0.
+        weight_decay: the weight decay :math:`\lambda`, finite and at least 0.
+        ema_decay: how much of the average of the weights is kept per step, in [0, 1].
+        decoupled_weight_decay: subtract the decay from the weights (AdamW), do not add it to the gradient (Adam).
+        bias_correction: divide the moments by :math:`1 - \beta^t`, because they start at 0.
+        maximize: go up the gradient instead of down.
+        ema_warmup: how the decay grows to ``ema_decay`` with the number n of updates of the average: not at all
+            (``None``), as (1 + n) / (10 + n) (``"ratio"``), or as 1 - (1 + n / gamma) ** -power (``"power"``).
+        ema_warmup_gamma: gamma of ``"power"``, in updates; above 0.
+        ema_warmup_power: power of ``"power"``; above 0.
+        ema_start_step: so many steps long the average is the weights; at least 0.
+        ema_update_every: steps from one update of the average to the next; at least 1.
+        master_weights: keep float32 weights and states for 16-bit parameters. Without, their states have their dtype.
+        flatten: keep weights, gradients and states of the parameters of a group in one buffer each, so that an NPU
+            has one launch to do instead of one per parameter. Parameters become views of it in the first step. Some
+            stay as they are: those that share their memory with another tensor, and tensor subclasses.
+
+    Raises:
+        TypeError: an option is not a number, or not a bool where one is wanted.
+        ValueError: an option is out of range.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = FusedEmaAdam(model.parameters(), lr=0.1, ema_decay=0.9)
+        >>> for _ in range(3):
+        ...     optimizer.zero_grad()
+        ...     model(torch.ones(4, 2)).square().mean().backward()
+        ...     optimizer.step()
+        >>> weight = model.weight.detach().clone()
+        >>> with optimizer.swap_ema_params():
+        ...     torch.equal(model.weight, weight)
+        False
+        >>> torch.equal(model.weight, weight)
+        True
+
+    Source:
+        The CANN operator aclnnApplyFusedEmaAdam. Adam: Kingma and Ba, 2015, https://arxiv.org/abs/1412.6980.
+        AdamW: Loshchilov and Hutter, 2019, https://arxiv.org/abs/1711.05101. The warm-ups are those of TensorFlow's
+        ``ExponentialMovingAverage(num_updates)`` and of timm's ``ModelEmaV3``.
+    """
+
+    # torch.amp.GradScaler leaves the scale, and what to do about infinities, to the step.
+    _step_supports_amp_scaling = True
+
+    _flatten = False
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        ema_decay: float = 0.9999,
+        decoupled_weight_decay: bool = True,
+        bias_correction: bool = True,
+        maximize: bool = False,
+        ema_warmup: str | None = None,
+        ema_warmup_gamma: float = 1.0,
+        ema_warmup_power: float = 2 / 3,
+        ema_start_step: int = 0,
+        ema_update_every: int = 1,
+        master_weights: bool = True,
+        flatten: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "ema_decay": ema_decay,
+            "decoupled_weight_decay": decoupled_weight_decay,
+            "bias_correction": bias_correction,
+            "maximize": maximize,
+            "ema_warmup": ema_warmup,
+            "ema_warmup_gamma": ema_warmup_gamma,
+            "ema_warmup_power": ema_warmup_power,
+            "ema_start_step": ema_start_step,
+            "ema_update_every": ema_update_every,
+            "master_weights": master_weights,
+        }
+        options_of(defaults)
+        if not isinstance(flatten, bool):
+            raise TypeError(f"FusedEmaAdam: flatten must be True or False, but it is {flatten!r}")
+        self._flatten = flatten
+        self._set_up()
+        super().__init__(params, defaults)
+
+    def _set_up(self) -> None:
+        """Make what no checkpoint has."""
+        self._flat_groups: list[FlatGroup | None] = []
+        self._fitted: dict[Tensor, FittedState] = {}
+        self._has_warned = False
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters with options of their own; missing options are those of the constructor.
+
+        Args:
+            param_group: ``params`` and any options.
+
+        Raises:
+            TypeError: an option is not a number, or not a bool where one is wanted.
+            ValueError: an option is out of range, or a parameter is in another group already.
+        """
+        if isinstance(param_group, dict):
+            options_of({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+
+    @overload
+    def step(self, closure: None = None, **kwargs: Any) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float], **kwargs: Any) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> float | None:
+        """Update every parameter that has a gradient, and its average.
+
+        All options and gradients are looked at before any parameter is updated. Under a :class:`torch.amp.GradScaler`
+        the step divides the gradients by the scale, and where the scaler has found an infinity nothing moves.
+
+        Args:
+            closure: computes the loss and the gradients, and returns the loss.
+            **kwargs: ``grad_scaler``, which ``torch_npu.npu.amp.GradScaler`` passes.
+
+        Returns:
+            What ``closure`` returned.
+
+        Raises:
+            RuntimeError: a gradient is sparse, complex or unlike its parameter, or this is inside ``swap_ema_params``.
+            ValueError: an option of a group is out of range.
+        """
+        self._refuse_with_ema_params("step")
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        parsed = [options_of(group) for group in self.param_groups]
+        self._check_gradients()
+        scaling = _steps.scaling_of(self, **kwargs)
+        if scaling.is_known_to_skip():
+            return loss
+        for i, (group, (options, schedule)) in enumerate(zip(self.param_groups, parsed, strict=True)):
+            options = options._replace(grad_scale=scaling.grad_scale, found_inf=scaling.found_inf)
+            if self._flatten and not torch.compiler.is_compiling():
+                group = self._step_flat(i, options, schedule)
+            tensors = TensorLists([], [], [], [], [], [])
+            masters: list[Tensor] = []
+            self._init_group(group, *tensors, masters)
+            _steps.step_lists(tensors, masters, options, schedule)
+            if not torch.compiler.is_compiling():
+                self._note_own_writes(tensors.params, masters)
+        return loss
+
+    def _step_flat(self, i: int, options: Options, schedule: EmaSchedule) -> dict[str, Any]:
+        """Update the flattened parameters of a group; return a group of the others."""
+        group = self.param_groups[i]
+        self._flat_groups += [None] * (len(self.param_groups) - len(self._flat_groups))
+        flat_group = self._flat_groups[i]
+        if flat_group is None or not flat_group.is_current(group, self.state):
+            flat_group = self._flat_groups[i] = FlatGroup(group, self.state, flat_group)
+        for buffer in flat_group.buffers:
+            _steps.step_buffer(buffer, options, schedule)
+            self._warn(buffer.warns)
+        return {**group, "params": flat_group.rest}
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._refuse_with_ema_params("__getstate__")
+        contents = super().__getstate__()
+        # The steps of flattened parameters are views: each would take the others along.
+        states = {
+            param: {**state, "step": state["step"].clone()} if "step" in state else state
+            for param, state in self.state.items()
+        }
+        return {**contents, "state": type(self.state)(dict, states), "_flatten": self._flatten}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        previous_groups = self.__dict__.get("param_groups", [])
+        if "_fitted" not in self.__dict__:
+            self._set_up()
+        super().__setstate__(state)
+        self._fitted.clear()
+        self._has_warned = False
+        for group, previous in zip_longest(self.param_groups, previous_groups, fillvalue=self.defaults):
+            for name in self.defaults.keys() - {"differentiable"}:  # which the base class adds here
+                group.setdefault(name, previous[name])
+            for param in group["params"]:
+                if param in self.state:
+                    dtype = dtype_of_states(param, group["master_weights"])
+                    self.state[param] = _checkpoints.unpacked(self.state[param], param, dtype)
+
+    def _init_group(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        exp_avgs: list[Tensor],
+        exp_avg_sqs: list[Tensor],
+        ema_params: list[Tensor],
+        steps: list[Tensor],
+        masters: list[Tensor],
+    ) -> None:
+        """Fill the lists, and make the states that are missing; torch.compile knows a method of this name and form."""
+        for param in group["params"]:
+            grad = param.grad
+            if grad is None:
+                continue
+            state = self.state[param]
+            fitted = self._fitted.get(param)
+            if fitted is None or not fitted.is_current(param, state):
+                self._warn(complete(state, param, dtype_of_states(param, group["master_weights"])))
+                fitted = self._fitted[param] = FittedState(param, state)
+            master = fitted.master
+            if master is not param and fitted.version != param._version:
+                take_over_writes(local(master), local(param))
+            params.append(param)
+            grads.append(grad)
+            exp_avgs.append(fitted.exp_avg)
+            exp_avg_sqs.append(fitted.exp_avg_sq)
+            ema_params.append(fitted.ema_param)
+            steps.append(fitted.step)
+            masters.append(master)
+
+    def _note_own_writes(self, params: list[Tensor], masters: list[Tensor]) -> None:
+        for param, master in zip(params, masters, strict=True):
+            if master is not param:
+                self._fitted[param].version = param._version
+
+    def _warn(self, lacks_average: bool) -> None:
+        if lacks_average and not self._has_warned:
+            self._has_warned = True
+            warn_of_missing_average()
+
+    def _check_gradients(self) -> None:
+        for i, group in enumerate(self.param_groups):
+            flat_group = self._flat_groups[i] if i < len(self._flat_groups) else None
+            if flat_group is not None and not torch.compiler.is_compiling() and flat_group.has_own_grads():
+                continue
+            for j, param in enumerate(group["params"]):
+                grad = param.grad
+                # torch sees to it that a gradient has its parameter's shape and device.
+                if grad is None or (grad.dtype is param.dtype in _REAL and grad.layout is torch.strided):
+                    continue
+                problem = why_unlike(grad, param)
+                if problem:
+                    raise RuntimeError(f"FusedEmaAdam: the gradient of parameter {j} of group {i} {problem}")
