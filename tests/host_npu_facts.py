@@ -2,8 +2,10 @@
 
 import ctypes
 import json
+import math
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 from torch_aclnn_ops import host_npu
@@ -199,6 +201,56 @@ def capture():
 
 
 @fact
+def operands_of_an_index():
+    row = torch.tensor([1])
+    return [
+        error_of(lambda: torch.ones(3)[row.npu()]),
+        torch.arange(3, device="npu")[row].tolist(),
+        error_of(lambda: torch.ones(3, device="npu").index_put_((row,), torch.ones(1))),
+    ]
+
+
+@fact
+def memory_that_another_thread_has_freed():
+    # The result of the slow product gets the block of `overwritten`, which the stream has yet to write.
+    factor = torch.eye(1200, device="npu")
+    other = factor + 1
+    torch.npu.synchronize()
+    torch.npu.empty_cache()
+    products: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: products.append(factor @ factor))
+    thread.start()
+    time.sleep(0.01)
+    for _ in range(10):
+        delay(torch.npu.current_stream())
+    overwritten = other.clone()
+    del overwritten
+    thread.join()
+    torch.npu.synchronize()
+    return torch.equal(products[0].cpu(), torch.eye(1200))
+
+
+@fact
+def threads_on_one_stream():
+    wrong = []
+
+    def compute(thread: int) -> None:
+        for index in range(100):
+            number = float(1000 * thread + index)
+            tensor = torch.full((64, 64), number).to("npu")
+            result = (tensor.T.contiguous().clone() + 1).clone() * 2
+            if not (result.cpu() == 2 * (number + 1)).all():
+                wrong.append(number)
+
+    threads = [threading.Thread(target=compute, args=(thread,)) for thread in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return wrong
+
+
+@fact
 def random_numbers():
     torch.manual_seed(3)
     host = torch.randn(4)
@@ -222,6 +274,11 @@ def generator():
         return torch.randperm(20, device="npu", generator=torch.Generator("npu").manual_seed(5)).tolist()
 
     return draw() == draw()
+
+
+@fact
+def generator_of_the_host():
+    return error_of(lambda: torch.randn(2, device="npu", generator=torch.Generator()))
 
 
 @fact
@@ -277,6 +334,84 @@ def attended(device: str) -> list[float]:
 @fact
 def attention():
     return attended("npu") == attended("cpu")
+
+
+def on_both(function: Callable[[str], list[torch.Tensor]]) -> bool:
+    """Whether a function's tensors are those of the CPU, but for rounding in another order."""
+    found = [[tensor.detach().cpu() for tensor in function(device)] for device in ("npu", "cpu")]
+    return all(torch.allclose(*pair, rtol=1e-5, atol=1e-6) for pair in zip(*found, strict=True))
+
+
+def numbers(device: str, *shape: int) -> torch.Tensor:
+    return torch.linspace(-1, 1, math.prod(shape)).reshape(shape).to(device).requires_grad_()
+
+
+def with_gradient(function: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> list[torch.Tensor]:
+    result = function(tensor)
+    return [result, *torch.autograd.grad(result.abs().square().sum(), tensor)]
+
+
+@fact
+def zero_tensors():
+    def derivative(device):
+        x = numbers(device, 3)
+        _, tangent = torch.func.jvp(lambda a: (a - x) ** 2, (x,), (x + 1,))
+        return [tangent, torch._efficientzerotensor(2, device=device) + 1]
+
+    return on_both(derivative), (torch._efficientzerotensor(2).to("npu") + 1).tolist()
+
+
+def derivatives(device: str) -> list[torch.Tensor]:
+    halves = torch.full((4, 3), 0.5, device=device)
+    functions = [
+        lambda x: torch.nn.functional.binary_cross_entropy_with_logits(x, halves, pos_weight=halves[0]),
+        lambda x: torch.renorm(x, 2, 0, 0.5),
+        lambda x: torch.gather(x, 0, torch.ones(2, 2, dtype=torch.int64, device=device)),
+        lambda x: torch.nn.functional.dropout(x, 1.0),
+    ]
+    return [tensor for function in functions for tensor in with_gradient(function, numbers(device, 4, 3))]
+
+
+@fact
+def kernels_that_torch_npu_derives():
+    return on_both(derivatives)
+
+
+def recurrent(device: str) -> list[torch.Tensor]:
+    torch.manual_seed(2)
+    results = []
+    for make in (torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN):
+        module = make(3, 4, 2).to(device)
+        results += with_gradient(lambda x, module=module: module(x)[0], numbers(device, 5, 2, 3))
+        results += [
+            torch.autograd.grad(module(numbers(device, 5, 2, 3))[0].sum(), parameter)[0]
+            for parameter in module.parameters()
+        ]
+        packed = torch.nn.utils.rnn.pack_padded_sequence(numbers(device, 5, 2, 3), torch.tensor([5, 3]))
+        results.append(torch.nn.utils.rnn.pad_packed_sequence(module(packed)[0])[0])
+    for make in (torch.nn.LSTMCell, torch.nn.GRUCell):
+        results += make(3, 4, bias=False).to(device)(numbers(device, 2, 3))
+    return results
+
+
+@fact
+def recurrent_networks():
+    return on_both(recurrent)
+
+
+def conjugated(device: str) -> list[torch.Tensor]:
+    x = numbers(device, 4, 4)
+    y = torch.complex(x, x.T.square())
+    results = [y.conj().resolve_conj(), y.mH @ y, y.conj().clone(), y.conj().imag.clone(), y.conj().cpu()]
+    results += [torch.zeros_like(y).copy_(y.conj()), y.conj() + y, y.detach().cpu().conj().to(device)]
+    for transform in (torch.fft.fft, torch.fft.ifft, torch.fft.hfft, torch.fft.ihfft, torch.fft.rfft, torch.fft.ifft2):
+        results += with_gradient(transform, numbers(device, 4, 4))
+    return results
+
+
+@fact
+def conjugates_and_transforms():
+    return on_both(conjugated)
 
 
 @fact

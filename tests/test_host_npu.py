@@ -160,6 +160,13 @@ def test_operands_have_to_be_on_one_device(facts):
     assert "found at least two devices, npu:0 and cpu" in facts["operands_on_device_and_host"]
 
 
+def test_only_indices_may_be_the_hosts(facts):
+    tensor, rows, values = facts["operands_of_an_index"]
+    assert "found at least two devices, npu:0 and cpu" in tensor
+    assert rows == [1]
+    assert "found at least two devices, npu:0 and cpu" in values
+
+
 def test_the_host_cannot_read_device_memory(script):
     code = "import ctypes, torch; ctypes.string_at(torch.ones(1, device='npu').data_ptr(), 4)"
     result = _on_host_npu(script(code))
@@ -189,6 +196,14 @@ def test_streams_are_asynchronous(facts):
 
 def test_work_on_a_stream_is_done_in_order(facts):
     assert facts["stream_is_ordered"] == [0.0, 1.0]
+
+
+def test_a_result_waits_for_what_still_uses_its_memory(facts):
+    assert facts["memory_that_another_thread_has_freed"] is True
+
+
+def test_threads_may_share_a_stream(facts):
+    assert facts["threads_on_one_stream"] == []
 
 
 def test_an_event_is_reached_with_the_work_before_it(facts):
@@ -247,6 +262,10 @@ def test_a_generator_can_be_given(facts):
     assert facts["generator"] is True
 
 
+def test_a_generator_of_the_host_is_refused(facts):
+    assert "Expected a 'npu' device type for generator but found 'cpu'" in facts["generator_of_the_host"]
+
+
 def test_a_result_can_go_to_a_tensor_that_has_to_grow(facts):
     product = [[5.0, 14.0], [14.0, 50.0]]
     assert facts["results_in_given_tensors"] == [True, product, product]
@@ -259,6 +278,15 @@ def test_autocast_chooses_the_dtype(facts):
 @pytest.mark.parametrize("what", ["foreach_optimizer", "fused_optimizer", "convolution", "attention"])
 def test_results_and_gradients_are_the_cpus(facts, what):
     assert facts[what] is True
+
+
+@pytest.mark.parametrize("what", ["kernels_that_torch_npu_derives", "recurrent_networks", "conjugates_and_transforms"])
+def test_results_and_gradients_are_close_to_the_cpus(facts, what):
+    assert facts[what] is True
+
+
+def test_tensors_of_zeros_without_memory_are_numbers_too(facts):
+    assert facts["zero_tensors"] == [True, [1.0, 1.0]]
 
 
 _TRAINING = {
