@@ -478,12 +478,15 @@ def invalid_requests():
         lambda: host_npu.fail("aclrtMalloc", nth=0),
         lambda: host_npu.fail("aclrtMalloc", status=0),
         lambda: host_npu.enable(devices=0),
+        lambda: host_npu.enable(devices="2"),
+        lambda: host_npu.enable(devices=True),
         lambda: host_npu.enable(soc="Ascend1"),
+        lambda: host_npu.enable(soc=1),
         lambda: host_npu.enable(devices=3),
     ):
         try:
             call()
-        except (ValueError, host_npu.HostNpuError) as error:
+        except (TypeError, ValueError, host_npu.HostNpuError) as error:
             errors.append(f"{type(error).__name__}: {error}")
     host_npu.enable(devices=2)
     return errors
