@@ -4,25 +4,19 @@ import ctypes
 import json
 import sys
 import threading
-from collections.abc import Callable
+import time
 
 from torch_aclnn_ops import host_npu
 
+import host_npu_operators as host_npu_operators  # its facts are among those printed
 import torch
+from _facts import error_of, fact, facts
 
 MILLISECONDS = 40
 
 runtime = ctypes.CDLL("libascendcl.so")
 runtime.aclGetRecentErrMsg.restype = ctypes.c_char_p
 sleep = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p)
-
-facts: dict[str, Callable[[], object]] = {}
-
-
-def fact(function: Callable[[], object]) -> Callable[[], object]:
-    """Print what ``function`` returns."""
-    facts[function.__name__] = function
-    return function
 
 
 def handle(stream: torch.npu.Stream) -> ctypes.c_void_p:
@@ -41,14 +35,6 @@ def check(status: int) -> None:
 def message() -> str | None:
     text = runtime.aclGetRecentErrMsg()
     return None if text is None else text.decode()
-
-
-def error_of(call: Callable[[], object]) -> str:
-    try:
-        call()
-    except RuntimeError as error:
-        return str(error)
-    return ""
 
 
 @fact
@@ -199,84 +185,53 @@ def capture():
 
 
 @fact
-def random_numbers():
-    torch.manual_seed(3)
-    host = torch.randn(4)
-    torch.manual_seed(3)
-    first = torch.randn(4, device="npu")
-    state = torch.npu.get_rng_state()
-    second = torch.randn(4, device="npu")
-    torch.npu.set_rng_state(state)
-    again = torch.randn(4, device="npu")
-    return {
-        "the host's are untouched": torch.equal(torch.randn(4), host),
-        "they differ": not torch.equal(first, second),
-        "a state repeats them": torch.equal(second, again),
-        "dropout": sorted(set(torch.nn.functional.dropout(torch.ones(64, device="npu")).tolist())),
-    }
+def operands_of_an_index():
+    row = torch.tensor([1])
+    return [
+        error_of(lambda: torch.ones(3)[row.npu()]),
+        torch.arange(3, device="npu")[row].tolist(),
+        error_of(lambda: torch.ones(3, device="npu").index_put_((row,), torch.ones(1))),
+    ]
 
 
 @fact
-def generator():
-    def draw():
-        return torch.randperm(20, device="npu", generator=torch.Generator("npu").manual_seed(5)).tolist()
-
-    return draw() == draw()
-
-
-@fact
-def results_in_given_tensors():
-    left = torch.arange(6.0, device="npu").reshape(2, 3)
-    empty, full = torch.empty(0, device="npu"), torch.full((1,), 9.0, device="npu")
-    results = [torch.mm(left, left.t(), out=out) for out in (empty, full)]
-    return results[0] is empty, empty.tolist(), full.tolist()
-
-
-@fact
-def autocast():
-    with torch.autocast("npu", torch.bfloat16):
-        return str((torch.ones(2, 2, device="npu") @ torch.ones(2, 2, device="npu")).dtype)
-
-
-def optimized(device: str, **options: bool) -> list[float]:
-    parameters = [torch.nn.Parameter(torch.linspace(-1, 1, size, device=device)) for size in (3, 5)]
-    optimizer = torch.optim.AdamW(parameters, lr=0.1, **options)
-    for parameter in parameters:
-        parameter.grad = parameter.detach().square()
-    optimizer.step()
-    return torch.cat(parameters).tolist()
+def memory_that_another_thread_has_freed():
+    # The result of the slow product gets the block of `overwritten`, which the stream has yet to write.
+    factor = torch.eye(1200, device="npu")
+    other = factor + 1
+    torch.npu.synchronize()
+    torch.npu.empty_cache()
+    products: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: products.append(factor @ factor))
+    thread.start()
+    time.sleep(0.01)
+    for _ in range(10):
+        delay(torch.npu.current_stream())
+    overwritten = other.clone()
+    del overwritten
+    thread.join()
+    torch.npu.synchronize()
+    return torch.equal(products[0].cpu(), torch.eye(1200))
 
 
 @fact
-def foreach_optimizer():
-    return optimized("npu", foreach=True) == optimized("cpu", foreach=True)
+def threads_on_one_stream():
+    wrong = []
 
+    def compute(thread: int) -> None:
+        for index in range(100):
+            number = float(1000 * thread + index)
+            tensor = torch.full((64, 64), number).to("npu")
+            result = (tensor.T.contiguous().clone() + 1).clone() * 2
+            if not (result.cpu() == 2 * (number + 1)).all():
+                wrong.append(number)
 
-@fact
-def fused_optimizer():
-    return optimized("npu", fused=True) == optimized("cpu", fused=True)
-
-
-def convolved(device: str) -> list[float]:
-    image, weight = (torch.linspace(-1, 1, n, device=device, requires_grad=True) for n in (50, 18))
-    torch.nn.functional.conv2d(image.view(1, 2, 5, 5), weight.view(1, 2, 3, 3)).square().sum().backward()
-    return [*image.grad.tolist(), *weight.grad.tolist()]
-
-
-@fact
-def convolution():
-    return convolved("npu") == convolved("cpu")
-
-
-def attended(device: str) -> list[float]:
-    inputs = [torch.linspace(-1, shift, 96, device=device).view(1, 2, 6, 8).requires_grad_() for shift in (1, 2, 3)]
-    torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=True).square().sum().backward()
-    return [number for tensor in inputs for number in tensor.grad.flatten().tolist()]
-
-
-@fact
-def attention():
-    return attended("npu") == attended("cpu")
+    threads = [threading.Thread(target=compute, args=(thread,)) for thread in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return wrong
 
 
 @fact
@@ -343,12 +298,15 @@ def invalid_requests():
         lambda: host_npu.fail("aclrtMalloc", nth=0),
         lambda: host_npu.fail("aclrtMalloc", status=0),
         lambda: host_npu.enable(devices=0),
+        lambda: host_npu.enable(devices="2"),
+        lambda: host_npu.enable(devices=True),
         lambda: host_npu.enable(soc="Ascend1"),
+        lambda: host_npu.enable(soc=1),
         lambda: host_npu.enable(devices=3),
     ):
         try:
             call()
-        except (ValueError, host_npu.HostNpuError) as error:
+        except (TypeError, ValueError, host_npu.HostNpuError) as error:
             errors.append(f"{type(error).__name__}: {error}")
     host_npu.enable(devices=2)
     return errors

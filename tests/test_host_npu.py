@@ -25,8 +25,12 @@ _PACKAGE = pathlib.Path(torch_aclnn_ops.__file__).parents[1]
 
 
 def _run(*arguments: str | pathlib.Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    removed = ("TASK_QUEUE_ENABLE", "ASCEND_LAUNCH_BLOCKING", "ASCEND_HOME_PATH", "TORCH_ACLNN_HOST_NPU_DEVICES")
-    kept = {name: value for name, value in os.environ.items() if name not in removed}
+    removed = ("TASK_QUEUE_ENABLE", "ASCEND_LAUNCH_BLOCKING", "ASCEND_HOME_PATH")
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in removed and not name.startswith("TORCH_ACLNN_HOST_NPU_")
+    }
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
         env={**kept, "PYTHONPATH": os.pathsep.join([str(_PACKAGE), *sys.path[1:]]), **environment},
@@ -113,6 +117,61 @@ def test_a_program_can_enable_it_itself():
     assert result.stdout.split("\n")[-3:-1] == ["False", "True 3 2.0"], result.stderr
 
 
+@pytest.fixture
+def spawning(script):
+    """A script that starts processes, which import the package and then use devices."""
+    return script(
+        "import torch.multiprocessing\n"
+        "import torch_aclnn_ops, torch\n"
+        "def work(rank, queue):\n"
+        "    queue.put((torch.npu.mem_get_info()[0] > 0, torch.full((2,), rank, device=f'npu:{rank}').sum().item()))\n"
+        "if __name__ == '__main__':\n"
+        "    queue = torch.multiprocessing.get_context('spawn').SimpleQueue()\n"
+        "    torch.multiprocessing.spawn(work, (queue,), nprocs=2)\n"
+        "    print(sorted(queue.get() for _ in range(2)))\n"
+    )
+
+
+def test_spawned_processes_have_host_npus_too(spawning):
+    result = _on_host_npu("--devices", "2", spawning)
+    # They ask for free memory first, before there is a context on any device.
+    assert result.stdout == "[(True, 0), (True, 2)]\n", result.stderr
+
+
+def test_the_environment_can_enable_it(tmp_path):
+    code = "import torch_aclnn_ops, torch; print(torch.npu.device_count(), torch.npu.mem_get_info()[0] > 0)"
+    result = _run("-c", code, TORCH_ACLNN_HOST_NPU_ENABLE="1", TORCH_ACLNN_HOST_NPU_DEVICES="2")
+    assert result.stdout.splitlines()[-1:] == ["2 True"], result.stderr
+    refused = _run("-c", code, TORCH_ACLNN_HOST_NPU_ENABLE="yes")
+    assert "ValueError: TORCH_ACLNN_HOST_NPU_ENABLE must be 0, 1 or force, got 'yes'" in refused.stderr
+    runner = _on_host_npu("--devices", "3", "-c", TORCH_ACLNN_HOST_NPU_ENABLE="yes")
+    assert "TORCH_ACLNN_HOST_NPU_ENABLE" not in runner.stderr
+
+
+def test_a_script_that_is_not_there_takes_one_line(tmp_path):
+    result = _on_host_npu(tmp_path / "none.py")
+    assert (result.returncode, len(result.stderr.splitlines())) == (2, 1)
+    assert f"there is no file {tmp_path / 'none.py'}" in result.stderr
+
+
+def test_the_runner_searches_where_python_does(tmp_path):
+    (tmp_path / "where.py").write_text("import sys; print(sys.argv[1:], sys.path)")
+    python = _run(tmp_path / "where.py", "-m")
+    assert _on_host_npu(tmp_path / "where.py", "-m").stdout == python.stdout
+    module = _on_host_npu("--devices", "2", "-mwhere", "-m", PYTHONPATH=f"{_PACKAGE}:{tmp_path}")
+    assert module.stdout.startswith("['-m'] ["), module.stderr
+
+
+def test_a_torch_npu_that_is_blocked_is_not_installed():
+    code = (
+        "import sys; sys.modules['torch_npu'] = None\n"
+        "from torch_aclnn_ops import _torch_npu, host_npu; print(_torch_npu.why_unavailable()); host_npu.enable()"
+    )
+    result = _run("-c", code)
+    assert result.stdout == "torch_npu is not installed\n"
+    assert "HostNpuError: the host NPU needs torch_npu, which is not installed" in result.stderr
+
+
 def test_torch_npu_must_not_be_imported_before(tmp_path):
     (tmp_path / "torch_npu.py").touch()
     code = "import torch, torch_npu; from torch_aclnn_ops import host_npu; host_npu.enable()"
@@ -120,18 +179,28 @@ def test_torch_npu_must_not_be_imported_before(tmp_path):
     assert "HostNpuError: torch_npu is imported already" in result.stderr
 
 
-def test_settings_of_the_environment_are_checked(script):
-    code = script("import torch; torch.ones(1, device='npu')")
-    result = _on_host_npu(code, TORCH_ACLNN_HOST_NPU_DEVICES="many")
-    assert "TORCH_ACLNN_HOST_NPU_DEVICES must be a whole number from 1 to 64, got 'many'" in result.stderr
+@pytest.mark.parametrize("value", ["many", "0", "65", "", "٣"])
+def test_the_environments_devices_are_checked(script, value):
+    result = _on_host_npu(script(""), TORCH_ACLNN_HOST_NPU_DEVICES=value)
+    assert result.returncode == 2
+    assert f"TORCH_ACLNN_HOST_NPU_DEVICES must be a whole number from 1 to 64, got {value!r}" in result.stderr
+
+
+def test_the_environments_chip_is_checked(script):
+    result = _on_host_npu(script(""), TORCH_ACLNN_HOST_NPU_SOC="Foo")
+    assert result.returncode == 2
+    assert f"TORCH_ACLNN_HOST_NPU_SOC must be one of {', '.join(host_npu.SOCS)}, got 'Foo'" in result.stderr
 
 
 def test_what_cannot_be_is_refused(facts):
     assert facts["invalid_requests"] == [
         "ValueError: nth must be at least 1, got 0",
         "ValueError: status must not be 0, which is success",
-        "ValueError: devices must be from 1 to 64, got 0",
+        "ValueError: devices must be a whole number from 1 to 64, got 0",
+        "TypeError: devices must be a whole number from 1 to 64, got '2'",
+        "TypeError: devices must be a whole number from 1 to 64, got True",
         f"ValueError: soc must be one of {', '.join(host_npu.SOCS)}, got 'Ascend1'",
+        f"TypeError: soc must be one of {', '.join(host_npu.SOCS)}, got 1",
         "HostNpuError: the host NPU is enabled with other devices or another soc, and cannot be changed",
     ]
 
@@ -158,6 +227,13 @@ def test_tensors_move_between_devices(facts):
 def test_operands_have_to_be_on_one_device(facts):
     assert "found at least two devices, npu:0 and npu:1" in facts["operands_on_two_devices"]
     assert "found at least two devices, npu:0 and cpu" in facts["operands_on_device_and_host"]
+
+
+def test_only_indices_may_be_the_hosts(facts):
+    tensor, rows, values = facts["operands_of_an_index"]
+    assert "found at least two devices, npu:0 and cpu" in tensor
+    assert rows == [1]
+    assert "found at least two devices, npu:0 and cpu" in values
 
 
 def test_the_host_cannot_read_device_memory(script):
@@ -189,6 +265,14 @@ def test_streams_are_asynchronous(facts):
 
 def test_work_on_a_stream_is_done_in_order(facts):
     assert facts["stream_is_ordered"] == [0.0, 1.0]
+
+
+def test_a_result_waits_for_what_still_uses_its_memory(facts):
+    assert facts["memory_that_another_thread_has_freed"] is True
+
+
+def test_threads_may_share_a_stream(facts):
+    assert facts["threads_on_one_stream"] == []
 
 
 def test_an_event_is_reached_with_the_work_before_it(facts):
@@ -247,6 +331,10 @@ def test_a_generator_can_be_given(facts):
     assert facts["generator"] is True
 
 
+def test_a_generator_of_the_host_is_refused(facts):
+    assert "Expected a 'npu' device type for generator but found 'cpu'" in facts["generator_of_the_host"]
+
+
 def test_a_result_can_go_to_a_tensor_that_has_to_grow(facts):
     product = [[5.0, 14.0], [14.0, 50.0]]
     assert facts["results_in_given_tensors"] == [True, product, product]
@@ -259,6 +347,15 @@ def test_autocast_chooses_the_dtype(facts):
 @pytest.mark.parametrize("what", ["foreach_optimizer", "fused_optimizer", "convolution", "attention"])
 def test_results_and_gradients_are_the_cpus(facts, what):
     assert facts[what] is True
+
+
+@pytest.mark.parametrize("what", ["kernels_that_torch_npu_derives", "recurrent_networks", "conjugates_and_transforms"])
+def test_results_and_gradients_are_close_to_the_cpus(facts, what):
+    assert facts[what] is True
+
+
+def test_tensors_of_zeros_without_memory_are_numbers_too(facts):
+    assert facts["zero_tensors"] == [True, [1.0, 1.0]]
 
 
 _TRAINING = {

@@ -1,5 +1,7 @@
 """Five CANN training operators as PyTorch losses, an embedding and an optimizer, for Ascend NPUs and for CPUs."""
 
+import os as _os
+
 from torch_aclnn_ops import _torch_npu as _torch_npu  # isort: skip  (before anything imports torch)
 from torch_aclnn_ops import _extension, functional, nn, ops, optim
 from torch_aclnn_ops._explain import explain
@@ -9,3 +11,8 @@ from torch_aclnn_ops._version import __version__
 __all__ = ["__version__", "check_values", "explain", "functional", "launches", "nn", "ops", "optim"]
 
 _extension.load()
+
+if _os.environ.get("TORCH_ACLNN_HOST_NPU_ENABLE", "0") not in ("", "0"):
+    from torch_aclnn_ops import host_npu as _host_npu
+
+    _host_npu._inherit()

@@ -37,7 +37,10 @@ def why_unavailable() -> str | None:
 
 def is_installed() -> bool:
     """Return whether torch_npu is installed, whether or not it can be loaded."""
-    return "torch_npu" in sys.modules or importlib.util.find_spec("torch_npu") is not None
+    if "torch_npu" in sys.modules:
+        # Who wants it not to be found writes None there.
+        return sys.modules["torch_npu"] is not None
+    return importlib.util.find_spec("torch_npu") is not None
 
 
 def finds_cann() -> bool:
@@ -89,7 +92,7 @@ def _autoload(value: str | None) -> Iterator[None]:
 
 def _import_torch() -> str | None:
     """Import torch, and torch_npu unless it cannot be loaded or is switched off; return why it is not imported."""
-    if "torch_npu" in sys.modules:
+    if sys.modules.get("torch_npu") is not None:
         return None
     # What is switched off must not be loaded to find out: a simulated CANN may be to take its place.
     is_off = os.environ.get(_AUTOLOAD) == "0"
@@ -98,7 +101,7 @@ def _import_torch() -> str | None:
         reason = f"torch_npu is installed and CANN found, but {_AUTOLOAD}=0 keeps torch_npu from being loaded"
     with _autoload(None if reason is None else "0"):
         import torch  # noqa: F401
-    if reason is None and "torch_npu" not in sys.modules:
+    if reason is None and sys.modules.get("torch_npu") is None:
         return "torch was imported without torch_npu before torch_aclnn_ops; import torch_npu first to use an NPU"
     return reason
 

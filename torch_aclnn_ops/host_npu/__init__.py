@@ -4,12 +4,15 @@ The libraries that torch_npu needs of CANN are simulated on the host, so that an
 Their memory faults when the host touches it, their streams are asynchronous, and the operators of this package run
 through the same compiled code as on a device. Everything else is computed by the CPU's kernels in device memory.
 
-``python -m torch_aclnn_ops.host_npu train.py`` runs a program with it, :func:`enable` does the same inside one.
+``python -m torch_aclnn_ops.host_npu train.py`` runs a program with it, :func:`enable` does the same inside one. The
+processes that it starts, such as those of ``torch.multiprocessing.spawn`` and ``torchrun``, get host NPUs of their own
+when they import ``torch_aclnn_ops``: the environment variable ``TORCH_ACLNN_HOST_NPU_ENABLE=1`` tells them to.
 """
 
 import contextlib
 import ctypes
 import io
+import itertools
 import json
 import os
 import sys
@@ -25,6 +28,12 @@ SOCS = ("Ascend910", "Ascend910B", "Ascend910_93", "Ascend310P", "Ascend950")
 _DEVICES = "TORCH_ACLNN_HOST_NPU_DEVICES"
 _SOC = "TORCH_ACLNN_HOST_NPU_SOC"
 _MOST_DEVICES = 64
+_DEFAULT_DEVICES = "1"
+_DEFAULT_SOC = "Ascend910B"
+
+# What tells child processes to enable the host NPU. "force" is what enable(force=True) leaves to them.
+_ENABLE = "TORCH_ACLNN_HOST_NPU_ENABLE"
+_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 # What leads torch_npu to a real CANN.
 _REAL_CANN = ("ASCEND_HOME_PATH", "ASCEND_OPP_PATH", "ASCEND_CUSTOM_OPP_PATH", "ASCEND_AICPU_PATH")
@@ -72,7 +81,8 @@ def is_enabled() -> bool:
 def enable(devices: int | None = None, soc: str | None = None, force: bool = False) -> None:
     """Simulate the NPUs of this process, and import torch_npu.
 
-    Tensors can be on device ``"npu"`` afterwards. To enable it twice has no effect.
+    Tensors can be on device ``"npu"`` afterwards. To enable it twice has no effect. The environment of child processes
+    says the same from then on, and that torch is not to load torch_npu by itself.
 
     Args:
         devices: How many there are; 1, unless the environment variable ``TORCH_ACLNN_HOST_NPU_DEVICES`` says otherwise.
@@ -83,7 +93,8 @@ def enable(devices: int | None = None, soc: str | None = None, force: bool = Fal
     Raises:
         HostNpuError: torch_npu is imported already, is not installed, or finds a real CANN; the libraries were not
             built; the host NPU is enabled with other settings.
-        ValueError: ``devices`` or ``soc`` cannot be.
+        TypeError: ``devices`` is not an integer, or ``soc`` not a string.
+        ValueError: ``devices`` or ``soc``, or an environment variable in its place, cannot be.
 
     Example:
         >>> from torch_aclnn_ops import host_npu
@@ -94,7 +105,7 @@ def enable(devices: int | None = None, soc: str | None = None, force: bool = Fal
     global _runtime
     settings = _settings(devices, soc)
     if _runtime is not None:
-        if any(os.environ.get(name) != value for name, value in settings.items()):
+        if any(os.environ[name] != value for name, value in settings.items()):
             raise HostNpuError("the host NPU is enabled with other devices or another soc, and cannot be changed")
         return
     _require_possible(force)
@@ -105,23 +116,42 @@ def enable(devices: int | None = None, soc: str | None = None, force: bool = Fal
     _import_torch_npu()
     _libraries.load_aten()
     _load_extension()
+    os.environ[_ENABLE] = "force" if force else "1"
+    # Without CANN where the loader searches, even "import torch" would fail in a child process.
+    os.environ[_AUTOLOAD] = "0"
+
+
+def _inherit() -> None:
+    """Enable the host NPU if the environment says so, as it does in child processes of one that has it."""
+    value = os.environ.get(_ENABLE, "0")
+    # The runner has arguments that say what to enable.
+    runs_runner = ("-m", __name__) in itertools.pairwise(sys.orig_argv)
+    if value in ("", "0") or runs_runner:
+        return
+    if value not in ("1", "force"):
+        raise ValueError(f"{_ENABLE} must be 0, 1 or force, got {value!r}")
+    enable(force=value == "force")
 
 
 def _settings(devices: int | None, soc: str | None) -> dict[str, str]:
-    settings = {}
-    if devices is not None:
-        if not 1 <= devices <= _MOST_DEVICES:
-            raise ValueError(f"devices must be from 1 to {_MOST_DEVICES}, got {devices}")
-        settings[_DEVICES] = str(devices)
-    if soc is not None:
-        if soc not in SOCS:
-            raise ValueError(f"soc must be one of {', '.join(SOCS)}, got {soc!r}")
-        settings[_SOC] = soc
-    return settings
+    """Return the environment variables that say what is simulated; the arguments come before those that are set."""
+    if devices is not None and (isinstance(devices, bool) or not isinstance(devices, int)):
+        raise TypeError(f"devices must be a whole number from 1 to {_MOST_DEVICES}, got {devices!r}")
+    if soc is not None and not isinstance(soc, str):
+        raise TypeError(f"soc must be one of {', '.join(SOCS)}, got {soc!r}")
+    count = os.environ.get(_DEVICES, _DEFAULT_DEVICES) if devices is None else str(devices)
+    if not (count.isascii() and count.isdigit() and 1 <= int(count) <= _MOST_DEVICES):
+        name = _DEVICES if devices is None else "devices"
+        shown = repr(count) if devices is None else count
+        raise ValueError(f"{name} must be a whole number from 1 to {_MOST_DEVICES}, got {shown}")
+    chip = os.environ.get(_SOC, _DEFAULT_SOC) if soc is None else soc
+    if chip not in SOCS:
+        raise ValueError(f"{_SOC if soc is None else 'soc'} must be one of {', '.join(SOCS)}, got {chip!r}")
+    return {_DEVICES: count, _SOC: chip}
 
 
 def _require_possible(force: bool) -> None:
-    if "torch_npu" in sys.modules:
+    if sys.modules.get("torch_npu") is not None:
         raise HostNpuError(
             "torch_npu is imported already: enable the host NPU before, and where a real CANN is installed, "
             "start Python with TORCH_DEVICE_BACKEND_AUTOLOAD=0"
@@ -202,6 +232,11 @@ def reset() -> None:
 
 def fail(function: str, nth: int = 1, status: int = 500001, message: str = "failure asked for by a test") -> None:
     """Let a call of a function of CANN fail, to see what the callers do.
+
+    torch_npu launches operators from a queue, which a failed launch (the second phase, ``"aclnnMseLossBackward"``)
+    stops for good: the next call raises, and what is queued after that is never done, as on a device. The first phase
+    (``"aclnnMseLossBackwardGetWorkspaceSize"``) fails in the caller and leaves the queue as it was, unless torch_npu
+    queues it too (``TASK_QUEUE_ENABLE=2``); with ``TASK_QUEUE_ENABLE=0`` there is no queue to stop.
 
     Args:
         function: A function of the simulated libraries, such as ``"aclnnMseLossBackwardGetWorkspaceSize"`` or

@@ -3,6 +3,7 @@
 import argparse
 import runpy
 import sys
+import zipfile
 from pathlib import Path
 
 from torch_aclnn_ops import host_npu
@@ -24,10 +25,39 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _separated(arguments: list[str]) -> list[str]:
+    """Return the arguments with ``-mMODULE``, which Python takes too, as two."""
+    takes_value = False
+    for index, argument in enumerate(arguments):
+        if takes_value:
+            takes_value = False
+        elif argument.startswith("-m") and len(argument) > 2:
+            return [*arguments[:index], "-m", argument[2:], *arguments[index + 1 :]]
+        elif not argument.startswith("--"):
+            break
+        else:
+            takes_value = argument in ("--devices", "--soc")
+    return arguments
+
+
+def _put_first(script: Path) -> None:
+    """Let imports look beside the script first, where Python has put the current folder for ``-m``."""
+    # Python 3.10 has no such flag.
+    if getattr(sys.flags, "safe_path", False):
+        return
+    del sys.path[0]
+    # runpy does it for a folder or an archive.
+    if not (script.is_dir() or zipfile.is_zipfile(script)):
+        sys.path.insert(0, str(script.parent))
+
+
 def main() -> None:
     """Enable the host NPU and run the program as Python would."""
     parser = _parser()
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(_separated(sys.argv[1:]))
+    script = Path(arguments.script)
+    if not arguments.module and not script.exists():
+        parser.exit(2, f"{parser.prog}: error: there is no file {script}\n")
     try:
         host_npu.enable(arguments.devices, arguments.soc, arguments.force)
     except (host_npu.HostNpuError, ValueError) as error:
@@ -36,8 +66,7 @@ def main() -> None:
     if arguments.module:
         runpy.run_module(arguments.script, run_name="__main__", alter_sys=True)
         return
-    # As for Python itself, the script's folder comes before all others.
-    sys.path.insert(0, str(Path(arguments.script).resolve().parent))
+    _put_first(script.resolve())
     runpy.run_path(arguments.script, run_name="__main__")
 
 

@@ -16,6 +16,7 @@
 
 #include "aten/attention.h"
 #include "aten/drain.h"
+#include "aten/kernels.h"
 #include "aten/operators.h"
 #include "aten/random.h"
 #include "aten/views.h"
@@ -25,33 +26,32 @@ namespace {
 
 using torch::jit::Stack;
 
-bool is_npu_generator(const c10::IValue& value) {
-    return value.isGenerator() && value.toGenerator().device().is_privateuseone();
-}
-
-std::optional<at::Generator> take_generator(c10::ArrayRef<c10::IValue*> arguments) {
+std::optional<at::Generator> take_generator(c10::ArrayRef<c10::IValue*> arguments, c10::Device device) {
     for (auto* const argument : arguments) {
-        if (!is_npu_generator(*argument)) continue;
+        if (!argument->isGenerator()) continue;
         auto generator = argument->toGenerator();
+        TORCH_CHECK(generator.device().type() == device.type(), "Expected a '",
+                    c10::DeviceTypeName(device.type(), true), "' device type for generator but found '",
+                    generator.device(), "'");
         *argument = c10::IValue();
         return generator;
     }
     return std::nullopt;
 }
 
-c10::IValue on_host(const c10::IValue& value, Views& views) {
-    if (value.isTensor()) return views.view(value.toTensor());
+c10::IValue on_host(const c10::IValue& value, bool may_be_on_host, Views& views) {
+    if (value.isTensor()) return views.view(value.toTensor(), may_be_on_host);
     if (value.isTensorList()) {
         c10::List<at::Tensor> list;
         const auto tensors = value.toTensorVector();
         list.reserve(tensors.size());
-        for (const auto& tensor : tensors) list.push_back(views.view(tensor));
+        for (const auto& tensor : tensors) list.push_back(views.view(tensor, may_be_on_host));
         return list;
     }
     if (value.isOptionalTensorList()) {
         c10::List<std::optional<at::Tensor>> list;
         for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
-            list.push_back(tensor ? std::optional(views.view(*tensor)) : std::nullopt);
+            list.push_back(tensor ? std::optional(views.view(*tensor, may_be_on_host)) : std::nullopt);
         }
         return list;
     }
@@ -77,33 +77,40 @@ c10::IValue on_device(const c10::IValue& value, Views& views) {
 void compute_on_host(const c10::OperatorHandle& op, Stack* stack) {
     const auto& schema = op.schema();
     const auto begin = stack->end() - static_cast<std::ptrdiff_t>(schema.arguments().size());
-    Views views(takes_host_tensors(op));
+    Views views;
     std::vector<c10::IValue*> arguments;
-    for (auto argument = begin; argument != stack->end(); ++argument) {
-        *argument = on_host(*argument, views);
-        arguments.push_back(&*argument);
+    for (const auto& argument : schema.arguments()) {
+        auto& value = begin[static_cast<std::ptrdiff_t>(arguments.size())];
+        value = on_host(value, may_be_on_host(op, argument), views);
+        arguments.push_back(&value);
     }
     views.refuse_host_tensors();
     const auto& device = views.device();
     TORCH_INTERNAL_ASSERT(device, op.operator_name(), " has no NPU argument");
     const c10::OptionalDeviceGuard guard(*device);
     drain(*device);
-    const auto generator = take_generator(arguments);
+    const auto generator = take_generator(arguments, *device);
     std::optional<BorrowedGenerator> borrowed;
     if (op.hasTag(at::Tag::nondeterministic_seeded)) borrowed.emplace(generator, *device);
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
     views.write_back_resized();
     const auto first = stack->end() - static_cast<std::ptrdiff_t>(schema.returns().size());
     for (auto result = first; result != stack->end(); ++result) *result = on_device(*result, views);
+    views.copy_results();
 }
 
 struct IgnoreWarnings : c10::WarningHandler {
     void process(const c10::Warning&) override {}
 };
 
-// The CPU's autograd kernel of a composite operator is the composite itself, which dispatches what it calls.
-void compose(const c10::OperatorHandle& op, Stack* stack) {
-    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::AutogradCPU), stack);
+// What PyTorch does for a CPU tensor that requires a gradient: its derivative, or the composite operator itself. Both
+// dispatch what they call.
+void derive_as_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    op.getComputedKernelForDispatchKey(c10::DispatchKey::AutogradCPU).callBoxed(op, keys, stack);
+}
+
+void compose_as_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    op.getComputedKernelForDispatchKey(c10::DispatchKey::CPU).callBoxed(op, keys, stack);
 }
 
 void register_kernels() {
@@ -120,13 +127,23 @@ void register_kernels() {
         if (!op) continue;
         const auto full_name = c10::toString(name);
         // Asked before the first kernel changes the answers.
-        const bool composed = is_composed(*op);
+        const bool derived = is_derived_by_pytorch(*op);
         if (falls_back(*op)) {
             kernels.impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&compute_on_host>());
         }
-        if (composed) autograd.impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&compose>());
+        if (is_composed(*op)) {
+            kernels.impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&compose_as_on_host>());
+        }
+        if (derived) {
+            autograd.impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&derive_as_on_host>());
+        }
     }
     autograd.impl("scaled_dot_product_attention", TORCH_FN(attention));
+    kernels.impl("_efficientzerotensor", TORCH_FN(zero_tensor));
+    for (auto* const library : {&kernels, &autograd}) {
+        library->impl("_thnn_fused_lstm_cell", TORCH_FN(lstm_cell));
+        library->impl("_thnn_fused_gru_cell", TORCH_FN(gru_cell));
+    }
 }
 
 // Every result is allocated, copied to the device and freed. By default glibc gives such memory back to the kernel each

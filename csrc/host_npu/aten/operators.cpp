@@ -4,14 +4,17 @@
 #include <string>
 #include <string_view>
 #include <unordered_set>
+#include <utility>
 
 namespace host_npu {
 namespace {
 
 using c10::DispatchKey;
 
-// It has a kernel of its own, in attention.cpp.
-constexpr std::string_view kAttention = "aten::scaled_dot_product_attention";
+// They have kernels of their own, in attention.cpp and kernels.cpp.
+bool has_own_kernel(std::string_view name) {
+    return name == "aten::scaled_dot_product_attention" || name == "aten::_efficientzerotensor";
+}
 
 // torch_npu's own kernels: those that are to be tried against the simulated operators, those that make tensors or say
 // what shares memory with what, and those that move data between devices.
@@ -86,30 +89,47 @@ bool chooses_by_device(const std::string& name) {
 
 }  // namespace
 
+bool is_composed(const c10::OperatorHandle& op) {
+    const auto& name = op.operator_name();
+    return name.name == "aten::_pack_padded_sequence" && name.overload_name.empty();
+}
+
 bool falls_back(const c10::OperatorHandle& op) {
     const auto& name = op.operator_name().name;
     if (!name.starts_with("aten::") || !op.hasSchema()) return false;
-    if (native_operators().contains(name) || returns_view(op.schema())) return false;
+    if (native_operators().contains(name) || has_own_kernel(name) || is_composed(op) || returns_view(op.schema())) {
+        return false;
+    }
     if (op.hasKernelForDispatchKey(DispatchKey::CPU) || chooses_by_device(name)) return true;
     // Other composites serve both devices alike, unless torch_npu replaces them.
     return has_composite_kernel(op) && op.hasKernelForDispatchKey(DispatchKey::PrivateUse1);
 }
 
-bool is_composed(const c10::OperatorHandle& op) {
+bool is_derived_by_pytorch(const c10::OperatorHandle& op) {
     const auto& name = op.operator_name().name;
-    return name.starts_with("aten::") && !native_operators().contains(name) && name != kAttention &&
-           op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
-           op.hasKernelForDispatchKey(DispatchKey::AutogradPrivateUse1);
+    return name.starts_with("aten::") && op.hasSchema() && !native_operators().contains(name) &&
+           !has_own_kernel(name) && op.hasKernelForDispatchKey(DispatchKey::AutogradPrivateUse1) &&
+           (op.hasKernelForDispatchKey(DispatchKey::CPU) || has_composite_kernel(op));
 }
 
-bool takes_host_tensors(const c10::OperatorHandle& op) {
+bool may_be_on_host(const c10::OperatorHandle& op, const c10::Argument& argument) {
     // Indices, lengths and batch sizes, which PyTorch's other devices take from the host too.
-    static constexpr std::string_view prefixes[] = {
-        "index",        "_index", "_unsafe_index", "ctc_loss", "_ctc_loss", "_pack_padded_sequence",
-        "tensor_split", "lstm",   "gru",           "rnn",
+    static constexpr std::pair<std::string_view, std::string_view> arguments[] = {
+        {"aten::index", "indices"},
+        {"aten::_index_put_impl", "indices"},
+        {"aten::_unsafe_index", "indices"},
+        {"aten::ctc_loss", "targets"},
+        {"aten::_ctc_loss", "targets"},
+        {"", "lengths"},
+        {"", "batch_sizes"},
+        {"", "input_lengths"},
+        {"", "target_lengths"},
+        {"", "tensor_indices_or_sections"},
     };
-    const std::string_view name = std::string_view(op.operator_name().name).substr(std::string_view("aten::").size());
-    return std::ranges::any_of(prefixes, [&](std::string_view prefix) { return name.starts_with(prefix); });
+    const std::string_view name = op.operator_name().name;
+    return std::ranges::any_of(arguments, [&](const auto& allowed) {
+        return name.starts_with(allowed.first) && argument.name() == allowed.second;
+    });
 }
 
 }  // namespace host_npu

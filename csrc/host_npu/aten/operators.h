@@ -8,10 +8,13 @@ namespace host_npu {
 // Whether the CPU's kernel stands in for the operator's NPU kernel.
 bool falls_back(const c10::OperatorHandle& op);
 
-// Whether PyTorch's composite of other operators stands in for the operator's autograd kernel.
+// Whether PyTorch's composite stands in for the operator's NPU kernel, as it is: some of its results are the host's.
 bool is_composed(const c10::OperatorHandle& op);
 
-// Whether the operator may get tensors of the host next to those of a device.
-bool takes_host_tensors(const c10::OperatorHandle& op);
+// Whether PyTorch's own derivatives stand in for the operator's autograd kernel, which may call what is not simulated.
+bool is_derived_by_pytorch(const c10::OperatorHandle& op);
+
+// Whether the operator's argument may be a tensor of the host next to those of a device.
+bool may_be_on_host(const c10::OperatorHandle& op, const c10::Argument& argument);
 
 }  // namespace host_npu

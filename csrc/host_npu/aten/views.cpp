@@ -46,10 +46,10 @@ const Views::SharedStorage& Views::storage(const at::Tensor& tensor) {
     return storages_.emplace_back(SharedStorage{on_device, std::move(on_host), alias});
 }
 
-at::Tensor Views::view(const at::Tensor& tensor) {
+at::Tensor Views::view(const at::Tensor& tensor, bool may_be_on_host) {
     if (!tensor.defined()) return tensor;
     if (!tensor.is_privateuseone()) {
-        has_host_tensor_ |= tensor.dim() > 0;
+        has_host_tensor_ |= tensor.dim() > 0 && !may_be_on_host;
         return tensor;
     }
     set_device(tensor.device());
@@ -59,12 +59,15 @@ at::Tensor Views::view(const at::Tensor& tensor) {
     auto* const implementation = on_host.unsafeGetTensorImpl();
     implementation->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
     if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) implementation->set_wrapped_number(true);
+    // Products of matrices and a few others read these by themselves.
+    on_host._set_conj(tensor.is_conj());
+    on_host._set_neg(tensor.is_neg());
     views_.push_back({tensor, on_host, memory.alias});
     return on_host;
 }
 
 void Views::refuse_host_tensors() const {
-    TORCH_CHECK(!has_host_tensor_ || !device_ || takes_host_tensors_,
+    TORCH_CHECK(!has_host_tensor_ || !device_,
                 "Expected all tensors to be on the same device, but found at least two devices, ", *device_,
                 " and cpu!");
 }
@@ -96,18 +99,26 @@ at::Tensor Views::original_of(const at::Tensor& on_host) const {
     return {};
 }
 
-at::Tensor Views::copy_to_device(const at::Tensor& on_host) const {
+at::Tensor Views::new_on_device(const at::Tensor& on_host) {
     const auto options = on_host.options().device(*device_).pinned_memory(false);
-    const auto source = without_gaps(on_host);
+    const auto source = without_gaps(on_host.resolve_conj().resolve_neg());
     auto on_device = at::empty_strided(source.sizes(), source.strides(), options);
-    copy_memory(on_device, source);
+    new_results_.emplace_back(on_device, source);
     return on_device;
 }
 
 at::Tensor Views::result(const at::Tensor& on_host) {
     if (!on_host.defined() || !device_) return on_host;
     auto original = original_of(on_host);
-    return original.defined() ? original : copy_to_device(on_host);
+    return original.defined() ? original : new_on_device(on_host);
+}
+
+void Views::copy_results() {
+    if (new_results_.empty()) return;
+    // Another thread may have freed the results' memory a moment ago, with work in the stream that still uses it.
+    drain(*device_);
+    for (const auto& [on_device, source] : new_results_) copy_memory(on_device, source);
+    new_results_.clear();
 }
 
 }  // namespace host_npu

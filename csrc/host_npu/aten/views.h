@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace host_npu {
@@ -12,11 +13,9 @@ namespace host_npu {
 // The CPU views of one operator's NPU tensors. Tensors that share a storage have views that do.
 class Views {
   public:
-    explicit Views(bool takes_host_tensors) : takes_host_tensors_(takes_host_tensors) {}
-
-    // Returns a view of an NPU tensor, or the tensor itself if it is the host's and may be.
-    at::Tensor view(const at::Tensor& tensor);
-    // Throws if tensors of the host came with those of a device, and the operator does not take them.
+    // Returns a view of an NPU tensor, or the tensor itself if it is the host's.
+    at::Tensor view(const at::Tensor& tensor, bool may_be_on_host);
+    // Throws if tensors of the host that may not be there came with those of a device.
     void refuse_host_tensors() const;
     // The device of the operator, once a tensor or an argument has named it.
     const std::optional<c10::Device>& device() const { return device_; }
@@ -25,8 +24,9 @@ class Views {
     // Gives NPU tensors whose view the operator has resized its size and contents.
     void write_back_resized();
 
-    // Returns the NPU tensor that a result of the CPU's kernel stands for.
+    // Returns the NPU tensor that a result of the CPU's kernel stands for. If it is a new one, copy_results() fills it.
     at::Tensor result(const at::Tensor& on_host);
+    void copy_results();
 
   private:
     struct SharedStorage {
@@ -43,13 +43,14 @@ class Views {
 
     const SharedStorage& storage(const at::Tensor& tensor);
     at::Tensor original_of(const at::Tensor& on_host) const;
-    at::Tensor copy_to_device(const at::Tensor& on_host) const;
+    at::Tensor new_on_device(const at::Tensor& on_host);
 
-    bool takes_host_tensors_;
     bool has_host_tensor_ = false;
     std::optional<c10::Device> device_;
     std::vector<SharedStorage> storages_;
     std::vector<View> views_;
+    // New results on the device, and what they are to hold.
+    std::vector<std::pair<at::Tensor, at::Tensor>> new_results_;
 };
 
 }  // namespace host_npu

@@ -124,7 +124,9 @@ aclError aclrtGetMemInfo(aclrtMemAttr, size_t* free, size_t* total) {
         require(free, "free");
         require(total, "total");
         *total = device_memory_bytes();
-        *free = *total - std::min(*total, device_bytes(current_device()));
+        // torch.npu.mem_get_info() may be a program's first call, which sets no device for the one that is the default.
+        const auto device = has_current_context() ? current_device() : 0;
+        *free = *total - std::min(*total, device_bytes(device));
     });
 }
 

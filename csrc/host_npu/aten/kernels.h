@@ -1,0 +1,27 @@
+// Operators that PyTorch computes differently for a CPU, by operators that it does not.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/SymIntArrayRef.h>
+
+#include <optional>
+#include <tuple>
+
+namespace host_npu {
+
+// aten::_efficientzerotensor with memory: torch_npu's kernels read tensors that have none.
+at::Tensor zero_tensor(c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                       std::optional<at::Device> device, std::optional<bool> pin_memory);
+
+// aten::_thnn_fused_lstm_cell in operators that have derivatives, so that it needs no workspace for its own.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell(const at::Tensor& input_gates, const at::Tensor& hidden_gates,
+                                                         const at::Tensor& cell,
+                                                         const std::optional<at::Tensor>& input_bias,
+                                                         const std::optional<at::Tensor>& hidden_bias);
+
+// aten::_thnn_fused_gru_cell, likewise.
+std::tuple<at::Tensor, at::Tensor> gru_cell(const at::Tensor& input_gates, const at::Tensor& hidden_gates,
+                                            const at::Tensor& hidden, const std::optional<at::Tensor>& input_bias,
+                                            const std::optional<at::Tensor>& hidden_bias);
+
+}  // namespace host_npu
