@@ -157,7 +157,10 @@ def _require_possible(force: bool) -> None:
             "start Python with TORCH_DEVICE_BACKEND_AUTOLOAD=0"
         )
     if not _torch_npu.is_installed():
-        raise HostNpuError("the host NPU needs torch_npu, which is not installed: pip install torch_aclnn_ops[npu]")
+        raise HostNpuError(
+            "the host NPU needs torch_npu, which is not installed: pip install torch_npu==2.13.0, then install"
+            " torch_aclnn_ops again with pip's --no-build-isolation, which compiles the host NPU"
+        )
     missing = _libraries.missing()
     if missing:
         raise HostNpuError(
