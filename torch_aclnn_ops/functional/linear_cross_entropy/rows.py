@@ -1,6 +1,7 @@
-"""The loss of some rows, and the application of a function of rows to all of them, chunk by chunk.
+"""The statistics of some rows, and the application of a function of rows to all of them, chunk by chunk.
 
-The logits of a chunk exist while the chunk is worked on, and never those of all rows, in no derivative.
+The logits of a chunk exist while the chunk is worked on, and never those of all rows, in no derivative. First
+derivatives outside of transforms come from the faster :mod:`torch_aclnn_ops.ops.linear_cross_entropy._chunks`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -8,50 +9,62 @@ from typing import Any
 
 from torch_aclnn_ops.ops._derivatives import jvp, vjp
 from torch_aclnn_ops.ops._numerics import widen, without_autocast
-from torch_aclnn_ops.ops.linear_cross_entropy._rows import row_chunks
+from torch_aclnn_ops.ops.linear_cross_entropy._chunks import IGNORED
 
 import torch
 from torch import Tensor
 
 
 @without_autocast
-def losses_of_rows(
+def statistics_of_rows(
     input: Tensor,
     linear_weight: Tensor,
     linear_bias: Tensor | None,
     target: Tensor,
-    target_weight: Tensor,
-    smoothing_weight: Tensor | None,
     class_weight: Tensor | None,
-) -> tuple[Tensor]:
-    """Compute ``-sum_v Q_v log softmax(z)_v`` for every row of logits ``z = input W^T + bias``.
+    softcap: float | None,
+    temperature: float,
+    weighted: bool,
+    entropy: bool,
+    predicted_tokens: bool,
+) -> tuple[Tensor, ...]:
+    """Reduce logits ``z = softcap * tanh((input W^T + bias) / softcap) / temperature`` of every row.
 
-    With indices as targets ``Q = target_weight * onehot(target) + smoothing_weight * class_weight``; with probabilities
-    ``Q = (target_weight * target + smoothing_weight) * class_weight``. Weights that are ``None`` are left out.
+    The results are those of ``Statistics``, as far as they are asked for; the maximum is a constant to derivatives. A
+    row that does not count gives zeros, and the predicted token -1.
     """
+    ignored = None if target.is_floating_point() else target == IGNORED
+    if ignored is not None:
+        input = input.masked_fill(ignored.unsqueeze(1), 0)  # so that no derivative sees a number that is not finite
     logits = widen(input) @ widen(linear_weight).T
     if linear_bias is not None:
         logits = logits + widen(linear_bias)
-    log_probabilities = logits.log_softmax(1)
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    if temperature != 1:
+        logits = logits / temperature
+    logits_max = logits.detach().amax(1)
+    shifted = logits - logits_max.unsqueeze(1)
+    log_sum_exp = shifted.exp().sum(1).log()
     if target.is_floating_point():
-        distribution = target * target_weight.unsqueeze(1)
-        if smoothing_weight is not None:
-            distribution = distribution + smoothing_weight.unsqueeze(1)
-        if class_weight is not None:
-            distribution = distribution * class_weight
-        return (-(distribution * log_probabilities).sum(1),)
-    log_probability = log_probabilities.gather(1, target.unsqueeze(1)).squeeze(1)
-    loss = -weighted(log_probability, target_weight)
-    if smoothing_weight is not None:
-        if class_weight is not None:
-            log_probabilities = log_probabilities * class_weight
-        loss = loss - weighted(log_probabilities.sum(1), smoothing_weight)
-    return (loss,)
-
-
-def weighted(values: Tensor, weights: Tensor) -> Tensor:
-    """Multiply rows by weights; an ignored row, of weight 0, gives 0 even if its hidden state is not finite."""
-    return torch.where(weights == 0, 0, values * weights)
+        distribution = widen(target) if class_weight is None else widen(target) * class_weight
+        predicted = (distribution * shifted).sum(1)
+    else:
+        predicted = shifted.gather(1, target.clamp(min=0).unsqueeze(1)).squeeze(1).masked_fill(target < 0, 0)
+    results = [logits_max, log_sum_exp, predicted]
+    if weighted:
+        results.append((shifted if class_weight is None else shifted * class_weight).sum(1))
+    if entropy:
+        # - sum p log p, where p log p is 0 at p = 0.
+        probabilities = shifted.softmax(1)
+        finite = shifted.masked_fill(probabilities == 0, 0)
+        results.append(log_sum_exp - (probabilities * finite).sum(1))
+    if ignored is not None:
+        results = [result.masked_fill(ignored, 0) for result in results]
+    if predicted_tokens:
+        tokens = logits.detach().argmax(1)
+        results.append(tokens if ignored is None else tokens.masked_fill(ignored, -1))
+    return tuple(results)
 
 
 class RowFunction:
@@ -155,8 +168,3 @@ def _combine(parts: Iterable[Sequence[Tensor]], by_row: Sequence[bool]) -> tuple
             else:
                 tensors[0] = tensors[0] + tensor
     return tuple(torch.cat(tensors) if len(tensors) > 1 else tensors[0] for tensors in joined)
-
-
-def chunks_of(rows: int, classes: int, chunk_size: int | None) -> list[slice]:
-    """Cut rows into chunks of ``chunk_size``, or so that a chunk's logits stay small; no rows are a chunk too."""
-    return list(row_chunks(rows, classes, chunk_size)) or [slice(0, 0)]

@@ -1,0 +1,140 @@
+"""The matrix products of a linear cross entropy: logits of a chunk, and what their gradient adds to the arguments'."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
+from torch_aclnn_ops.ops.linear_cross_entropy._plan import Plan
+
+import torch
+from torch import Tensor
+
+_precision_lock = threading.Lock()
+
+
+def has_bfloat16_units(tensor: Tensor) -> bool:
+    """Return whether the CPU multiplies bfloat16 numbers faster than float32 ones, and the tensor has such numbers."""
+    if tensor.dtype != torch.bfloat16 or tensor.device.type != "cpu":
+        return False
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name, False) for name in ("amx_bf16", "avx512_bf16"))
+
+
+@contextmanager
+def bfloat16_products(enabled: bool) -> Iterator[None]:
+    """Let float32 matrix products round their factors to bfloat16, and add up in float32.
+
+    For factors that have bfloat16 values the products are those of float32, on the units for bfloat16. The setting is
+    one for the whole process, so it stays as it is where another thread could multiply matrices at the same time.
+    """
+    if not enabled or threading.active_count() > 1 or not torch.backends.mkldnn.is_available():
+        yield
+        return
+    with _precision_lock:
+        setting = torch.backends.mkldnn.matmul
+        before = setting.fp32_precision
+        setting.fp32_precision = "bf16"
+        try:
+            yield
+        finally:
+            setting.fp32_precision = before
+
+
+class Head:
+    """The weight and bias of a linear layer, as the factors of products with chunks of rows.
+
+    Args:
+        weight: shape (V, H).
+        bias: shape (V,), or ``None``.
+        scale: factor of the logits.
+        plan: tells the classes whose weights are widened at a time.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, scale: float, plan: Plan) -> None:
+        self.weight = weight
+        self.bias = None if bias is None else widen(bias)
+        self.scale = scale
+        self.dtype = accumulation_dtype(weight.dtype)
+        self.has_bfloat16_units = has_bfloat16_units(weight)
+        # Elsewhere than on a CPU a launch costs more than a cache saves.
+        is_whole = weight.dtype == self.dtype and weight.device.type != "cpu"
+        self.blocks = [slice(0, weight.shape[0])] if is_whole else plan.blocks()
+
+    def logits(self, input: Tensor, out: Tensor) -> Tensor:
+        """Write ``scale * (input @ weight.T + bias)`` to ``out``."""
+        with bfloat16_products(self.has_bfloat16_units):
+            wide_input = widen(input)
+            for block in self.blocks:
+                columns = out if len(self.blocks) == 1 else out[:, block]
+                bias = columns if self.bias is None else self.bias[block]
+                beta = 0 if self.bias is None else self.scale
+                torch.addmm(bias, wide_input, widen(self.weight[block]).T, beta=beta, alpha=self.scale, out=columns)
+        return out
+
+    def input_gradient(self, grad_logits: Tensor) -> Tensor:
+        """Return ``grad_logits @ weight``."""
+        if self.has_bfloat16_units:
+            return grad_logits.to(self.weight.dtype) @ self.weight
+        if self.weight.dtype == self.dtype:
+            return grad_logits @ self.weight
+        gradient = grad_logits.new_zeros(grad_logits.shape[0], self.weight.shape[1])
+        for block in self.blocks:
+            gradient.addmm_(grad_logits[:, block], widen(self.weight[block]))
+        return gradient
+
+
+class Gradients:
+    """The gradients of input, weight and bias, of which each chunk of rows makes a part.
+
+    Args:
+        input: shape (N, H).
+        head: the weight and bias.
+        plan: of the chunks.
+        needed: whether the gradients of input, weight and bias are needed.
+    """
+
+    def __init__(self, input: Tensor, head: Head, plan: Plan, needed: Sequence[bool]) -> None:
+        of_input, of_weight, of_bias = needed
+        self._head = head
+        self._input = input.new_zeros(input.shape, dtype=head.dtype) if of_input else None
+        self._bias = head.weight.new_zeros(head.weight.shape[0], dtype=head.dtype) if of_bias else None
+        self._weight: Tensor | None = None
+        self._kept: Tensor | None = None
+        if of_weight and plan.keeps_gradients:
+            self._kept = head.weight.new_empty(plan.rows, plan.classes)
+            self._kept_input = input
+        elif of_weight:
+            # Sums over chunks are rounded to 16 bits once, at the end. The gradient of float16 stays wide until it is
+            # multiplied by the gradient of the loss, for instance a gradient scaler's factor, which keeps it from
+            # underflow.
+            is_sum = not plan.is_one_chunk or head.weight.dtype == torch.float16
+            self._weight = head.weight.new_zeros(head.weight.shape, dtype=head.dtype if is_sum else head.weight.dtype)
+
+    def add(self, grad_logits: Tensor, input: Tensor, rows: slice) -> None:
+        """Add the part of some rows, whose logits have the gradient ``grad_logits``."""
+        head = self._head
+        if self._bias is not None:
+            self._bias.add_(grad_logits.sum(0))
+        if self._weight is not None:
+            self._add_to_weight(self._weight, grad_logits, input)
+        if self._kept is not None:
+            self._kept[rows] = grad_logits
+        if self._input is not None:
+            self._input[rows] = head.input_gradient(grad_logits if self._kept is None else self._kept[rows])
+
+    def _add_to_weight(self, total: Tensor, grad_logits: Tensor, input: Tensor) -> None:
+        wide_input = widen(input)
+        for block in self._head.blocks:
+            part = grad_logits[:, block].T
+            if total.dtype == self._head.dtype:
+                with bfloat16_products(self._head.has_bfloat16_units):
+                    total[block].addmm_(part, wide_input)
+            else:
+                total[block] = part @ wide_input
+
+    def finish(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Return the gradients, in the dtype of the sums or of the arguments."""
+        if self._kept is not None:
+            return self._input, self._kept.T @ self._kept_input, self._bias
+        return self._input, self._weight, self._bias
