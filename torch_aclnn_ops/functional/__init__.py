@@ -3,13 +3,13 @@
 from torch_aclnn_ops.functional.binary_cross_entropy import BinaryCrossEntropyFunction, binary_cross_entropy
 from torch_aclnn_ops.functional.ema_adam import fused_ema_adam
 from torch_aclnn_ops.functional.embedding import EmbeddingFunction, embedding
-from torch_aclnn_ops.functional.linear_cross_entropy import LinearCrossEntropyFunction, linear_cross_entropy
+from torch_aclnn_ops.functional.linear_cross_entropy import LinearCrossEntropyOutput, linear_cross_entropy
 from torch_aclnn_ops.functional.mse_loss import MSELossFunction, mse_loss
 
 __all__ = [
     "BinaryCrossEntropyFunction",
     "EmbeddingFunction",
-    "LinearCrossEntropyFunction",
+    "LinearCrossEntropyOutput",
     "MSELossFunction",
     "binary_cross_entropy",
     "embedding",

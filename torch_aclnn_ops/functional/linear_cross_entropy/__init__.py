@@ -1,9 +1,11 @@
 """The cross entropy of a linear layer's outputs, without the outputs.
 
-``drop_in`` holds the public function, ``function`` the autograd Functions, ``rows`` the mathematics of a chunk of rows.
+``drop_in`` holds the public function, ``losses`` makes losses of the statistics of rows, ``statistics`` is their autograd
+Function, ``gradients_in_forward`` the one of a loss that is one number, ``rows`` the mathematics of a chunk of rows.
 """
 
 from torch_aclnn_ops.functional.linear_cross_entropy.drop_in import linear_cross_entropy
-from torch_aclnn_ops.functional.linear_cross_entropy.function import LinearCrossEntropyFunction
+from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput
+from torch_aclnn_ops.functional.linear_cross_entropy.statistics import StatisticsFunction
 
-__all__ = ["LinearCrossEntropyFunction", "linear_cross_entropy"]
+__all__ = ["LinearCrossEntropyOutput", "StatisticsFunction", "linear_cross_entropy"]

@@ -1,28 +1,42 @@
-"""The public function: torch's arguments and errors on the outside, rows and their weights on the inside."""
+"""The public function: torch's arguments and errors on the outside, rows and their statistics on the inside."""
 
 import math
-from numbers import Integral, Real
-from typing import Any
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any, overload
 
-from torch_aclnn_ops.functional._drop_in import (
-    float32_autocast_dtype,
-    is_ordinary,
-    lower_precision_autocast_dtype,
-    on_one_device,
-    overrides_torch,
-    refuse_tangent,
+from torch_aclnn_ops.functional._drop_in import lower_precision_autocast_dtype, refuse_tangent
+from torch_aclnn_ops.functional.linear_cross_entropy import _arguments as arguments
+from torch_aclnn_ops.functional.linear_cross_entropy.gradients_in_forward import (
+    loss_with_gradients,
+    makes_gradients_in_forward,
 )
-from torch_aclnn_ops.functional.linear_cross_entropy.function import linear_cross_entropy_losses
-from torch_aclnn_ops.ops._checks import values_are_readable
-from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
+from torch_aclnn_ops.functional.linear_cross_entropy.losses import (
+    LinearCrossEntropyOutput,
+    LossOptions,
+    Rows,
+    assemble,
+    divisors,
+    rows_of,
+    with_outputs,
+)
+from torch_aclnn_ops.functional.linear_cross_entropy.statistics import statistics
+from torch_aclnn_ops.ops._numerics import widen
+from torch_aclnn_ops.ops.linear_cross_entropy._chunks import Coefficients, Problem, Statistics
 
 import torch
 from torch import Tensor
 from torch.nn import LinearCrossEntropyOptions
 
-_REDUCTIONS = ("none", "mean", "sum")
 
-
+@overload
+def linear_cross_entropy(
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, outputs: tuple[()] = (), **options: Any
+) -> Tensor: ...
+@overload
+def linear_cross_entropy(
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, outputs: Collection[str], **options: Any
+) -> LinearCrossEntropyOutput: ...
 def linear_cross_entropy(
     input: Tensor,
     linear_weight: Tensor,
@@ -34,19 +48,31 @@ def linear_cross_entropy(
     ignore_index: int | None = None,
     label_smoothing: float = 0.0,
     options: LinearCrossEntropyOptions | None = None,
+    softcap: float | None = None,
+    lse_square_scale: float = 0.0,
+    temperature: float = 1.0,
+    token_weight: Tensor | None = None,
+    zero_if_all_ignored: bool = False,
+    outputs: Collection[str] = (),
     chunk_size: int | str = "auto",
-) -> Tensor:
+    max_memory: int | None = None,
+) -> Tensor | LinearCrossEntropyOutput:
     """Compute the cross entropy of ``linear(input, linear_weight, linear_bias)`` without holding these logits.
 
     A drop-in for :func:`torch.nn.functional.linear_cross_entropy`, with two differences: memory is always that of the
     logits of a few rows (also with label smoothing, probabilities as targets, and in every derivative), and float16 and
-    bfloat16 inputs give a float32 loss.
+    bfloat16 inputs give a float32 loss, whose gradients are summed in float32.
+
+    The rows are cut in chunks. Where the loss is one number and a gradient is needed, the forward pass makes the
+    gradients of input, head and bias that are needed together with the loss (three matrix products); the backward pass
+    multiplies them by the loss's own. With ``"none"``, and for whatever is differentiated twice, the logits are
+    computed again in the backward pass. On a CPU, rows that do not count are left out of all products.
 
     Args:
-        input: rows, shape (H,) or (N, H), floating point.
+        input: rows, shape (H,), (N, H) or (B, T, H), floating point.
         linear_weight: the head, shape (C, H), or (C, d_1, ..., d_K, H) for a K-dimensional loss; input's dtype.
-        target: class indices (int64 or uint8), shape () or (N,) or (N, d_1, ..., d_K); or probabilities of input's kind
-            of dtype, shape (C,) or (N, C) or (N, C, d_1, ..., d_K).
+        target: class indices (int64 or uint8), shape () or (N,) or (B, T) or (N, d_1, ..., d_K); or probabilities of
+            input's kind of dtype, shape (C,) or (N, C) or (B, T, C) or (N, C, d_1, ..., d_K).
         linear_bias: added to the logits, ``linear_weight``'s shape without H.
         weight: factor of each class, shape (C,); differentiable with probabilities only.
         reduction: ``"none"``, ``"mean"`` (divided by the weights of the targets that count) or ``"sum"``.
@@ -54,18 +80,30 @@ def linear_cross_entropy(
         label_smoothing: share of the uniform distribution in the target, from 0 to 1.
         options: torch's options. ``batch_chunk_size`` is used as ``chunk_size``; the others promise what always holds
             here (accumulation in float32, a backward that can be repeated).
-        chunk_size: rows whose logits are held at a time. ``"auto"`` lets the operator choose; only then the fused
-            operators are used.
+        softcap: if given, logits z become ``softcap * tanh(z / softcap)``.
+        lse_square_scale: adds the z-loss ``lse_square_scale * logsumexp(z)^2`` to each row's loss; class weights do not
+            apply to it, and ``"mean"`` divides it by the number of rows that count.
+        temperature: divides the logits, after the softcap.
+        token_weight: factor of each row's loss, shape of class indices, floating point, differentiable. ``"mean"``
+            divides by the sum of these factors, as it does by those of the classes.
+        zero_if_all_ignored: the mean over no rows is 0; by default it is nan, as torch's. Its gradients are 0 anyway.
+        outputs: names of other results, fields of :class:`LinearCrossEntropyOutput`; log-probabilities, entropy and
+            z-loss have derivatives.
+        chunk_size: rows whose logits are held at a time. ``"auto"`` lets the kernels choose; only then, and without
+            ``max_memory``, the fused operators are used.
+        max_memory: bytes that may be held beyond arguments and results (logits, and float32 sums of 16-bit gradients);
+            chooses the chunk size. ``torch_aclnn_ops.explain`` shows what came out.
 
     Returns:
-        The loss: 0-dim, or with ``"none"`` of the shape of class indices; float32 for 16-bit inputs. On other devices
-        than the CPU, where a check would wait for the device, a class index outside the classes gives a loss of nan.
+        The loss: 0-dim, or with ``"none"`` of the shape of class indices; float32 for 16-bit inputs. With ``outputs``,
+        a :class:`LinearCrossEntropyOutput`. On other devices than the CPU, where a check would wait for the device, a
+        class index outside the classes gives a loss of nan.
 
     Raises:
         IndexError: a class index is outside the classes (on a CPU).
         RuntimeError: shapes or dtypes do not fit each other; ``label_smoothing`` is outside [0, 1].
-        TypeError: ``chunk_size`` or ``options`` is of a wrong type.
-        ValueError: ``reduction`` is none of the three; ``chunk_size`` is less than 1.
+        TypeError: an argument is of a wrong type.
+        ValueError: an argument has a value that is not among those above.
 
     Example:
         >>> input, head = torch.eye(2, requires_grad=True), torch.zeros(4, 2, requires_grad=True)
@@ -73,165 +111,124 @@ def linear_cross_entropy(
         >>> loss.backward()
         >>> round(loss.item(), 6) == round(math.log(4), 6), head.grad[1].tolist()
         (True, [-0.375, 0.125])
+        >>> result = linear_cross_entropy(input, head, torch.tensor([1, 3]), outputs=("entropy", "token_accuracy"))
+        >>> result.entropy.shape, result.token_accuracy.item()
+        (torch.Size([2]), 0.0)
 
     Source: kernels aclnnFusedLinearOnlineMaxSum, aclnnFusedCrossEntropyLossWithMaxSum and
-    aclnnFusedLinearCrossEntropyLossGrad.
+    aclnnFusedLinearCrossEntropyLossGrad. Gradients in the forward pass: Hsu et al., "Liger Kernel" (2024); chunks:
+    Wijmans et al., "Cut Your Losses in Large-Vocabulary Language Models" (2024).
     """
-    rows_per_chunk = _rows_per_chunk(chunk_size, options)
-    arguments: dict[str, Any] = {
+    logit_options = arguments.logit_options(softcap, temperature, chunk_size, max_memory, options)
+    square_scale, asked = arguments.check_square_scale(lse_square_scale), arguments.check_outputs(outputs)
+    of_torch: dict[str, Any] = {
         "linear_bias": linear_bias,
         "weight": weight,
         "reduction": reduction,
         "ignore_index": ignore_index,
         "label_smoothing": label_smoothing,
     }
-    if not _is_ours(input, linear_weight, target, **arguments):
-        return torch.nn.functional.linear_cross_entropy(input, linear_weight, target, **arguments)
+    if not arguments.is_ours(input, linear_weight, target, **of_torch):
+        loss = torch.nn.functional.linear_cross_entropy(input, linear_weight, target, **of_torch)
+        arguments.refuse_more_than_torchs(softcap, square_scale, temperature, token_weight, zero_if_all_ignored, asked)
+        return loss
     if not target.is_floating_point():
         refuse_tangent("linear_cross_entropy", weight)
-    if input.dim() == 1:
-        input, target = input.unsqueeze(0), target.unsqueeze(0)
-        losses = linear_cross_entropy(input, linear_weight, target, **arguments, chunk_size=chunk_size, options=options)
-        return losses.squeeze(0) if reduction == "none" else losses
+    shape = _shape_of_indices(input, linear_weight)
+    arguments.check_outputs_of_probabilities(target, asked)
+    arguments.check_token_weight(token_weight, shape, input)
+    loss_options = LossOptions(
+        reduction,
+        -100 if ignore_index is None else ignore_index,
+        float(label_smoothing),
+        square_scale,
+        zero_if_all_ignored,
+        asked,
+    )
     dtype = lower_precision_autocast_dtype(input)
     input, linear_weight = input.to(dtype), linear_weight.to(dtype)
     linear_bias = None if linear_bias is None else linear_bias.to(dtype)
-    losses, row_weights = _losses_of_positions(
+    classes, features = linear_weight.shape[0], linear_weight.shape[-1]
+    rows = rows_of(
         input,
-        linear_weight,
-        linear_bias,
-        target if target.is_floating_point() else target.long(),
+        _rows_of_target(target, linear_weight),
         None if weight is None else widen(weight),
-        -100 if ignore_index is None else ignore_index,
-        label_smoothing,
-        rows_per_chunk,
+        None if token_weight is None else widen(token_weight).reshape(-1),
+        classes,
+        loss_options,
     )
-    if reduction == "none":
-        return losses
-    return losses.sum() if reduction == "sum" else losses.sum() / row_weights.sum()
-
-
-def _losses_of_positions(
-    input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, target: Tensor, *options: Any
-) -> tuple[Tensor, Tensor]:
-    """Compute the loss of every row at every position of a K-dimensional loss, one linear layer per position."""
-    positions_shape = linear_weight.shape[1:-1]
-    if not positions_shape:
-        return _losses_and_row_weights(input, linear_weight, linear_bias, target, *options)
-    classes, positions = linear_weight.shape[0], math.prod(positions_shape)
-    wide_input = widen(input)  # so that the gradients of the positions add up in float32
-    # unbind, not an index for each position, whose gradient would be a whole head
-    weights = linear_weight.reshape(classes, positions, linear_weight.shape[-1]).unbind(1)
-    biases = (None,) * positions if linear_bias is None else linear_bias.reshape(classes, positions).unbind(1)
-    targets = target.reshape(*target.shape[: target.dim() - len(positions_shape)], positions).unbind(-1)
-    parts = [
-        _losses_and_row_weights(wide_input.to(input.dtype), *of_position, *options)
-        for of_position in zip(weights, biases, targets, strict=True)
-    ]
-    shape = (input.shape[0], *positions_shape)
-    losses, row_weights = (torch.stack(part, 1).reshape(shape) for part in zip(*parts, strict=True))
-    return losses, row_weights
-
-
-def _losses_and_row_weights(
-    input: Tensor,
-    linear_weight: Tensor,
-    linear_bias: Tensor | None,
-    target: Tensor,
-    weight: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    chunk_size: int | None,
-) -> tuple[Tensor, Tensor]:
-    """Compute the loss of every row, and the weights whose sum divides a mean."""
-    classes = linear_weight.shape[0]
-    counted = input.new_ones(input.shape[0], dtype=accumulation_dtype(input.dtype))
-    row_weight = counted
-    if not target.is_floating_point():
-        ignored = target == ignore_index
-        outside = ~ignored & ((target < 0) | (target >= classes))
-        _check_indices(target, outside)
-        target = target.masked_fill(ignored | outside, 0)
-        # A device does not stop for a wrong index, so its row shows it.
-        counted = counted.masked_fill(ignored, 0).masked_fill(outside, math.nan)
-        row_weight = counted if weight is None else counted * weight[target]
-        if label_smoothing == 0:
-            weight = None  # is in row_weight
-    losses = linear_cross_entropy_losses(
-        input,
+    problem = Problem(
+        input.reshape(math.prod(input.shape[:-1]), features),
         linear_weight,
         linear_bias,
-        target,
-        row_weight * (1 - label_smoothing),
-        counted * (label_smoothing / classes) if label_smoothing > 0 else None,
-        weight,
-        chunk_size,
+        rows.target,
+        rows.class_weight,
+        logit_options,
+        "entropy" in asked,
     )
-    return losses, row_weight
+    return _result(problem, rows, loss_options, shape)
 
 
-def _check_indices(target: Tensor, outside: Tensor) -> None:
-    if values_are_readable(target) and bool(outside.any()):
-        raise IndexError(f"Target {int(target[outside][0])} is out of bounds.")
+def _shape_of_indices(input: Tensor, linear_weight: Tensor) -> tuple[int, ...]:
+    return (*input.shape[:-1], *linear_weight.shape[1:-1])
 
 
-def _rows_per_chunk(chunk_size: int | str, options: LinearCrossEntropyOptions | None) -> int | None:
-    if options is not None and not isinstance(options, LinearCrossEntropyOptions):
-        raise TypeError(
-            f"linear_cross_entropy: options must be None or a LinearCrossEntropyOptions, but it is {options!r}"
+def _rows_of_target(target: Tensor, linear_weight: Tensor) -> Tensor:
+    """Return the targets of all rows, the positions of a row one after the other."""
+    if not target.is_floating_point():
+        return target.reshape(-1).long()
+    positions = linear_weight.dim() - 2
+    if positions > 0:
+        target = target.movedim(1, -1)
+    return target.reshape(math.prod(target.shape[:-1]), target.shape[-1])
+
+
+def _result(
+    problem: Problem, rows: Rows, options: LossOptions, shape: tuple[int, ...]
+) -> Tensor | LinearCrossEntropyOutput:
+    has_positions = problem.linear_weight.dim() > 2
+    if options.is_scalar and not has_positions:
+        divisor, count, of_nothing = divisors(rows, options)
+        coefficients = _divided(rows.coefficients, divisor, count)
+        if makes_gradients_in_forward(problem, coefficients):
+            loss, tokens = loss_with_gradients(problem, coefficients, options.needs_tokens)
+            loss = loss + of_nothing
+            if not options.outputs:
+                return loss
+            reduced = Statistics(loss, loss, loss, predicted_tokens=tokens)
+            return with_outputs(loss, None, reduced, rows, options, shape)
+    weighted = rows.coefficients.weighted is not None
+    reduce = _statistics_of_positions if has_positions else statistics
+    return assemble(reduce(problem, weighted, options.needs_tokens), rows, options, shape)
+
+
+def _divided(coefficients: Coefficients, divisor: Tensor, count: Tensor) -> Coefficients:
+    log_sum_exp, predicted, weighted, square = coefficients
+    return Coefficients(
+        log_sum_exp / divisor,
+        predicted / divisor,
+        None if weighted is None else weighted / divisor,
+        None if square is None else square / count,
+    )
+
+
+def _statistics_of_positions(problem: Problem, weighted: bool, predicted_tokens: bool) -> Statistics:
+    """Reduce the logits of every row at every position of a K-dimensional loss, one linear layer per position."""
+    weight, bias = problem.linear_weight, problem.linear_bias
+    classes, positions = weight.shape[0], math.prod(weight.shape[1:-1])
+    wide_input = widen(problem.input)  # so that the gradients of the positions add up in float32
+    # unbind, not an index for each position, whose gradient would be a whole head
+    weights = weight.reshape(classes, positions, weight.shape[-1]).unbind(1)
+    biases = (None,) * positions if bias is None else bias.reshape(classes, positions).unbind(1)
+    targets = problem.target.reshape(-1, positions, *problem.target.shape[1:]).unbind(1)
+    parts = [
+        statistics(
+            replace(problem, input=wide_input.to(weight.dtype), linear_weight=one, linear_bias=of_one, target=target),
+            weighted,
+            predicted_tokens,
         )
-    if chunk_size == "auto":
-        return None if options is None else options.batch_chunk_size
-    if isinstance(chunk_size, bool) or not isinstance(chunk_size, Integral):  # numpy's integers are Integral too
-        raise TypeError(f'linear_cross_entropy: chunk_size must be "auto" or an int, but it is {chunk_size!r}')
-    if chunk_size < 1:
-        raise ValueError(f"linear_cross_entropy: chunk_size must be at least 1, but it is {chunk_size}")
-    return int(chunk_size)
-
-
-def _is_ours(
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    *,
-    linear_bias: Tensor | None,
-    weight: Tensor | None,
-    reduction: str,
-    ignore_index: int | None,
-    label_smoothing: float,
-) -> bool:
-    """Return whether torch would accept the arguments; it makes the errors for those that it would not."""
-    optional = [tensor for tensor in (linear_bias, weight) if tensor is not None]
-    if not is_ordinary(input, linear_weight, *optional) or not isinstance(target, Tensor) or overrides_torch(target):
-        return False
-    tensors = {"input": input, "linear_weight": linear_weight, "target": target, "linear_bias": linear_bias}
-    if not on_one_device("linear_cross_entropy", **tensors, weight=weight):
-        return False
-    if input.dim() not in (1, 2) or linear_weight.dim() < 2 or input.shape[-1] != linear_weight.shape[-1]:
-        return False
-    classes, *positions, _ = linear_weight.shape
-    if classes == 0 or 0 in positions or (positions and input.dim() == 1):
-        return False
-    if linear_bias is not None and linear_bias.shape != linear_weight.shape[:-1]:
-        return False
-    if weight is not None and weight.shape != (classes,):
-        return False
-    if reduction not in _REDUCTIONS or not isinstance(label_smoothing, Real) or not 0 <= label_smoothing <= 1:
-        return False
-    if ignore_index is not None and not isinstance(ignore_index, int):
-        return False
-    product_dtype = lower_precision_autocast_dtype(input)
-    products = (linear_weight,) if linear_bias is None else (linear_weight, linear_bias)
-    if any(lower_precision_autocast_dtype(tensor) != product_dtype for tensor in products):
-        return False
-    if target.shape == (*input.shape[:-1], classes, *positions):
-        return target.is_floating_point() and ignore_index is None
-    if weight is not None and (weight.requires_grad or not _has_loss_dtype(weight, input)):
-        return False
-    return target.shape == (*input.shape[:-1], *positions) and target.dtype in (torch.int64, torch.uint8)
-
-
-def _has_loss_dtype(weight: Tensor, input: Tensor) -> bool:
-    """Return whether a class weight has the dtype of the logits, or gets it from autocast."""
-    in_autocast = float32_autocast_dtype(input) != lower_precision_autocast_dtype(input)
-    return float32_autocast_dtype(weight) == (torch.float32 if in_autocast else input.dtype)
+        for one, of_one, target in zip(weights, biases, targets, strict=True)
+    ]
+    return Statistics(
+        *(None if of_parts[0] is None else torch.stack(of_parts, 1).reshape(-1) for of_parts in zip(*parts, strict=True))
+    )

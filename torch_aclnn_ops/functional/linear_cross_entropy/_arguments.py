@@ -1,0 +1,204 @@
+"""What the arguments of a linear cross entropy must be: torch's rules for torch's, and sentences for the others."""
+
+import math
+from collections.abc import Collection
+from numbers import Integral, Real
+
+from torch_aclnn_ops.functional._drop_in import (
+    float32_autocast_dtype,
+    is_ordinary,
+    lower_precision_autocast_dtype,
+    on_one_device,
+    overrides_torch,
+)
+from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput
+from torch_aclnn_ops.ops.linear_cross_entropy._plan import Options
+
+import torch
+from torch import Tensor
+from torch.nn import LinearCrossEntropyOptions
+
+_REDUCTIONS = ("none", "mean", "sum")
+_OUTPUTS = LinearCrossEntropyOutput._fields[1:]
+_OF_INDICES = ("log_probabilities", "token_accuracy")
+
+
+def logit_options(
+    softcap: float | None,
+    temperature: float,
+    chunk_size: int | str,
+    max_memory: int | None,
+    options: LinearCrossEntropyOptions | None,
+) -> Options:
+    """Check what shapes the logits and their chunks."""
+    if options is not None and not isinstance(options, LinearCrossEntropyOptions):
+        raise TypeError(
+            f"linear_cross_entropy: options must be None or a LinearCrossEntropyOptions, but it is {options!r}"
+        )
+    if chunk_size == "auto":
+        rows = None if options is None else options.batch_chunk_size
+    else:
+        rows = _integer("chunk_size", chunk_size, '"auto" or an int')
+    if max_memory is not None:
+        if rows is not None:
+            raise ValueError(
+                "linear_cross_entropy: chunk_size and max_memory must not both be given, but they are"
+                f" {rows} and {max_memory}"
+            )
+        max_memory = _integer("max_memory", max_memory, "None or an int")
+    if softcap is not None:
+        softcap = _positive("softcap", softcap, "None or a number")
+    return Options(softcap, _positive("temperature", temperature, "a number"), rows, max_memory)
+
+
+def _integer(name: str, value: object, accepted: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):  # numpy's integers are Integral too
+        raise TypeError(f"linear_cross_entropy: {name} must be {accepted}, but it is {value!r}")
+    if value < 1:
+        raise ValueError(f"linear_cross_entropy: {name} must be at least 1, but it is {value}")
+    return int(value)
+
+
+def _positive(name: str, value: object, accepted: str) -> float:
+    number = _number(name, value, accepted)
+    if not 0 < number < math.inf:
+        raise ValueError(f"linear_cross_entropy: {name} must be positive and finite, but it is {value}")
+    return number
+
+
+def _number(name: str, value: object, accepted: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"linear_cross_entropy: {name} must be {accepted}, but it is {value!r}")
+    return float(value)
+
+
+def check_square_scale(value: object) -> float:
+    """Accept a number that is not negative."""
+    number = _number("lse_square_scale", value, "a number")
+    if not 0 <= number < math.inf:
+        raise ValueError(f"linear_cross_entropy: lse_square_scale must be at least 0 and finite, but it is {value}")
+    return number
+
+
+def check_outputs(outputs: Collection[str]) -> frozenset[str]:
+    """Accept names of results."""
+    if isinstance(outputs, str) or not isinstance(outputs, Collection):
+        raise TypeError(f"linear_cross_entropy: outputs must be a tuple of names, but it is {outputs!r}")
+    for name in outputs:
+        if name not in _OUTPUTS:
+            raise ValueError(f"linear_cross_entropy: outputs must be among {', '.join(_OUTPUTS)}, but one is {name!r}")
+    return frozenset(outputs)
+
+
+def check_outputs_of_probabilities(target: Tensor, outputs: Collection[str]) -> None:
+    """Refuse what has no meaning where targets are no classes."""
+    for name in _OF_INDICES:
+        if name in outputs and target.is_floating_point():
+            raise ValueError(
+                f"linear_cross_entropy: outputs must not have {name} with probabilities as target, because they name no"
+                " class"
+            )
+
+
+def check_token_weight(token_weight: Tensor | None, target_shape: tuple[int, ...], input: Tensor) -> None:
+    """Accept a real floating-point tensor with a weight for each row, and ``None``."""
+    if token_weight is None:
+        return
+    if not isinstance(token_weight, Tensor):
+        raise TypeError(f"linear_cross_entropy: token_weight must be a Tensor or None, but it is {token_weight!r}")
+    if not token_weight.is_floating_point():
+        raise TypeError(
+            f"linear_cross_entropy: token_weight must have a floating-point dtype, but it has {token_weight.dtype}"
+        )
+    if token_weight.shape != target_shape:
+        raise ValueError(
+            f"linear_cross_entropy: token_weight must have the shape of class indices, {list(target_shape)}, but its"
+            f" shape is {list(token_weight.shape)}"
+        )
+    if token_weight.device != input.device:
+        raise RuntimeError(
+            f"linear_cross_entropy: token_weight must be on {input.device}, as input is, but it is on"
+            f" {token_weight.device}"
+        )
+
+
+def is_ours(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    reduction: str,
+    ignore_index: int | None,
+    label_smoothing: float,
+) -> bool:
+    """Return whether torch would accept the arguments; it makes the errors for those that it would not.
+
+    Beyond torch's shapes, rows may be in an input of shape (B, T, H).
+    """
+    optional = [tensor for tensor in (linear_bias, weight) if tensor is not None]
+    if not is_ordinary(input, linear_weight, *optional) or not isinstance(target, Tensor) or overrides_torch(target):
+        return False
+    tensors = {"input": input, "linear_weight": linear_weight, "target": target, "linear_bias": linear_bias}
+    if not on_one_device("linear_cross_entropy", **tensors, weight=weight):
+        return False
+    if input.dim() == 0 or linear_weight.dim() < 2 or input.shape[-1] != linear_weight.shape[-1]:
+        return False
+    classes, *positions, _ = linear_weight.shape
+    if classes == 0 or 0 in positions or (positions and input.dim() != 2):
+        return False
+    if linear_bias is not None and linear_bias.shape != linear_weight.shape[:-1]:
+        return False
+    if weight is not None and weight.shape != (classes,):
+        return False
+    if reduction not in _REDUCTIONS or not isinstance(label_smoothing, Real) or not 0 <= label_smoothing <= 1:
+        return False
+    if ignore_index is not None and not isinstance(ignore_index, int):
+        return False
+    product_dtype = lower_precision_autocast_dtype(input)
+    products = (linear_weight,) if linear_bias is None else (linear_weight, linear_bias)
+    if any(lower_precision_autocast_dtype(tensor) != product_dtype for tensor in products):
+        return False
+    if is_distribution(input, linear_weight, target):
+        return target.is_floating_point() and ignore_index is None
+    if weight is not None and (weight.requires_grad or not _has_loss_dtype(weight, input)):
+        return False
+    return target.shape == (*input.shape[:-1], *positions) and target.dtype in (torch.int64, torch.uint8)
+
+
+def is_distribution(input: Tensor, linear_weight: Tensor, target: Tensor) -> bool:
+    """Return whether a target has the shape of probabilities."""
+    classes, *positions, _ = linear_weight.shape
+    return target.shape == (*input.shape[:-1], classes, *positions)
+
+
+def _has_loss_dtype(weight: Tensor, input: Tensor) -> bool:
+    """Return whether a class weight has the dtype of the logits, or gets it from autocast."""
+    in_autocast = float32_autocast_dtype(input) != lower_precision_autocast_dtype(input)
+    return float32_autocast_dtype(weight) == (torch.float32 if in_autocast else input.dtype)
+
+
+def refuse_more_than_torchs(
+    softcap: float | None,
+    lse_square_scale: float,
+    temperature: float,
+    token_weight: Tensor | None,
+    zero_if_all_ignored: bool,
+    outputs: Collection[str],
+) -> None:
+    """Refuse what torch's function lacks, for tensors that are left to torch's function."""
+    given = {
+        "softcap": softcap is not None,
+        "lse_square_scale": lse_square_scale != 0,
+        "temperature": temperature != 1,
+        "token_weight": token_weight is not None,
+        "zero_if_all_ignored": zero_if_all_ignored,
+        "outputs": bool(outputs),
+    }
+    for name, is_given in given.items():
+        if is_given:
+            raise TypeError(
+                f"linear_cross_entropy: {name} must not be given with tensors of a class of their own, which torch's"
+                " function takes; give it ordinary tensors"
+            )
