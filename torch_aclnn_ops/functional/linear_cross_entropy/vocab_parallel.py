@@ -1,0 +1,281 @@
+"""The statistics of rows whose classes are spread over the processes of a group.
+
+Each process reduces the logits of its own classes. One collective gathers these few numbers of every row, from which
+every process computes those of the whole vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
+
+from torch_aclnn_ops.functional.linear_cross_entropy._collectives import (
+    Members,
+    copy_to_group,
+    gather,
+    gather_constant,
+)
+from torch_aclnn_ops.functional.linear_cross_entropy.statistics import statistics
+from torch_aclnn_ops.ops._derivatives import in_functorch_transform, is_differentiated
+from torch_aclnn_ops.ops._numerics import widen
+from torch_aclnn_ops.ops.linear_cross_entropy import _kernels
+from torch_aclnn_ops.ops.linear_cross_entropy._chunks import ELSEWHERE, IGNORED, Problem, Statistics
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+_LARGEST_SHARD_IN_FLOAT32 = 2**24  # float32 has every whole number up to it
+
+
+@dataclass(frozen=True)
+class VocabularyShards:
+    """The cut of a vocabulary: rank r of a group has the ``sizes[r]`` classes after those of the ranks before it.
+
+    Attributes:
+        group: the processes.
+        sizes: number of classes of each rank.
+        rank: of this process in the group.
+    """
+
+    group: "ProcessGroup"
+    sizes: tuple[int, ...]
+    rank: int
+
+    @classmethod
+    def of(cls, process_group: Any, local_rows: int, vocab_sizes: Sequence[int] | None = None) -> "VocabularyShards":
+        """Find the cut, and check the arguments that describe it.
+
+        Args:
+            process_group: the processes.
+            local_rows: number of classes of this process.
+            vocab_sizes: number of classes of each rank. Without it the processes tell each other in a collective whose
+                result the CPU waits for, in every call.
+
+        Raises:
+            RuntimeError: ``vocab_sizes`` is missing in compiled code.
+            TypeError: an argument has a wrong type.
+            ValueError: this process is not in the group, or the sizes do not fit.
+        """
+        rank, size = _rank_and_size(process_group)
+        if vocab_sizes is None:
+            sizes = _gather_sizes(process_group, local_rows)
+        else:
+            sizes = _checked_sizes(vocab_sizes, size)
+            if sizes[rank] != local_rows:
+                raise ValueError(
+                    f"linear_cross_entropy: vocab_sizes must have linear_weight's {local_rows} rows at this process's"
+                    f" rank {rank}, but it has {sizes[rank]}: vocab_sizes is {sizes}"
+                )
+        if sum(sizes) == 0:
+            raise ValueError("linear_cross_entropy: linear_weight must have a row on some rank, but it has none on any")
+        return cls(process_group, sizes, rank)
+
+    @property
+    def start(self) -> int:
+        """The first class of this process."""
+        return sum(self.sizes[: self.rank])
+
+    @property
+    def stop(self) -> int:
+        """The class after this process's last."""
+        return self.start + self.sizes[self.rank]
+
+    @property
+    def total(self) -> int:
+        """The number of classes of the whole vocabulary."""
+        return sum(self.sizes)
+
+    def filled(self) -> list[slice]:
+        """Return the classes of every rank that has any."""
+        stops = accumulate(self.sizes)
+        return [slice(stop - size, stop) for stop, size in zip(stops, self.sizes, strict=True) if size > 0]
+
+    @property
+    def members(self) -> Members:
+        """The group, for collectives."""
+        return _members(self.group)
+
+
+def _rank_and_size(process_group: Any) -> tuple[int, int]:
+    if dist.is_available() and isinstance(process_group, int) and process_group == dist.GroupMember.NON_GROUP_MEMBER:
+        rank = -1
+    elif not dist.is_available() or not isinstance(process_group, dist.ProcessGroup):
+        raise TypeError(
+            "linear_cross_entropy: process_group must be None or a torch.distributed.ProcessGroup, but it is"
+            f" {process_group!r}"
+        )
+    else:
+        rank = dist.get_rank(process_group)
+    if rank < 0:
+        raise ValueError(
+            "linear_cross_entropy: process_group must be a group of this process, but it is one of other ranks only;"
+            " let no process call that is not in the group"
+        )
+    return rank, dist.get_world_size(process_group)
+
+
+def _members(process_group: "ProcessGroup") -> Members:
+    devices = tuple(device.type for device in process_group._device_types)
+    return Members(process_group.group_name, process_group.size(), process_group.rank(), devices)
+
+
+def _gather_sizes(process_group: "ProcessGroup", local_rows: int) -> tuple[int, ...]:
+    if torch.compiler.is_compiling():
+        raise RuntimeError(
+            "linear_cross_entropy: vocab_sizes must be given under torch.compile, because without it the number of"
+            " classes of every rank is read from a collective; but it is None"
+        )
+    members = _members(process_group)
+    device = "cpu" if "cpu" in members.devices else members.devices[0]
+    return tuple(gather_constant(torch.tensor(local_rows, device=device), members).tolist())
+
+
+def _checked_sizes(vocab_sizes: Any, size: int) -> tuple[int, ...]:
+    accepted = f"a sequence of {size} whole numbers, the rows of linear_weight on each rank of process_group"
+    if not isinstance(vocab_sizes, Sequence) or any(
+        isinstance(entry, bool) or not isinstance(entry, Integral) for entry in vocab_sizes
+    ):
+        raise TypeError(f"linear_cross_entropy: vocab_sizes must be None or {accepted}, but it is {vocab_sizes!r}")
+    if len(vocab_sizes) != size or any(entry < 0 for entry in vocab_sizes):
+        raise ValueError(f"linear_cross_entropy: vocab_sizes must be {accepted}, but it is {vocab_sizes!r}")
+    return tuple(int(entry) for entry in vocab_sizes)
+
+
+def vocab_parallel_statistics(
+    problem: Problem,
+    shards: VocabularyShards,
+    weighted: bool = False,
+    predicted_tokens: bool = False,
+    reduce_input_grad: bool = True,
+) -> Statistics:
+    """Reduce the logits of every row of a head that is spread over processes.
+
+    Every process of the group has to call it, with the same input, target and class weights, and differentiate the same
+    function of the results; the results are the same on all. The gradients of input, target and class weights are whole
+    on every process, those of weight and bias are of this process's classes.
+
+    Args:
+        problem: the arguments. Weight and bias are this process's rows, of which there may be none; target and class
+            weights are those of the whole vocabulary.
+        shards: the cut of the vocabulary.
+        weighted: whether the sum of a row's logits is asked for.
+        predicted_tokens: whether the classes of the largest logits are.
+        reduce_input_grad: whether the input's gradient is summed over the processes, in one more collective; otherwise
+            it is this process's part of the sum.
+
+    Returns:
+        The statistics of the whole vocabulary, in float32, or float64 for float64 inputs.
+    """
+    local, mass = _local_problem(problem, shards, weighted, predicted_tokens, reduce_input_grad)
+    reduced = statistics(local, weighted, predicted_tokens)
+    found, masses = _gather_statistics(reduced, mass, shards)
+    return _combine(found, masses, problem, shards)
+
+
+def _local_problem(
+    problem: Problem, shards: VocabularyShards, weighted: bool, predicted_tokens: bool, reduce_input_grad: bool
+) -> tuple[Problem, Tensor]:
+    """Return the arguments of this process's classes, and how much of each row's target is among them."""
+    members, classes = shards.members, slice(shards.start, shards.stop)
+    weight, bias, target = problem.linear_weight, problem.linear_bias, problem.target
+    class_weight = problem.class_weight
+    class_weight = None if class_weight is None else copy_to_group(class_weight, members)[classes]
+    if target.is_floating_point():
+        target = copy_to_group(target, members)[:, classes]
+        mass = _mass(problem, target, class_weight)
+    else:
+        is_here = (target >= shards.start) & (target < shards.stop)
+        elsewhere = torch.where(target == IGNORED, IGNORED, ELSEWHERE)
+        target = torch.where(is_here, target - shards.start, elsewhere)
+        mass = is_here
+    if shards.start == shards.stop:
+        # A class that nobody looks at, so that all processes have the same graph, and collectives in the same order.
+        weight = _with_a_zero(weight, 0)
+        bias = None if bias is None else _with_a_zero(bias, 0)
+        class_weight = None if class_weight is None else _with_a_zero(class_weight, 0)
+        target = _with_a_zero(target, 1) if target.is_floating_point() else target
+    local = replace(problem, linear_weight=weight, linear_bias=bias, target=target, class_weight=class_weight)
+    if reduce_input_grad and (in_functorch_transform() or is_differentiated(problem.input)):
+        # Parts of a 16-bit gradient are added up in float32, and rounded once. The fused operators round each part.
+        input = problem.input if _is_fused(local, weighted, predicted_tokens) else widen(problem.input)
+        local = replace(local, input=copy_to_group(input, members))
+    return local, mass
+
+
+def _with_a_zero(tensor: Tensor, dim: int) -> Tensor:
+    shape = [1 if i == dim else size for i, size in enumerate(tensor.shape)]
+    return torch.cat([tensor, tensor.new_zeros(shape)], dim)
+
+
+def _mass(problem: Problem, target: Tensor, class_weight: Tensor | None) -> Tensor:
+    """Return ``sum(target * class_weight)`` of every row, without a wide copy of a 16-bit target."""
+    parts = (
+        widen(target[rows]).sum(1) if class_weight is None else widen(target[rows]) @ class_weight
+        for rows in problem.plan().chunks()
+    )
+    return torch.cat(list(parts))
+
+
+def _is_fused(problem: Problem, weighted: bool, predicted_tokens: bool) -> bool:
+    if torch.compiler.is_compiling():  # what the kernels will choose is not known yet
+        return problem.input.device.type == "npu"
+    return _kernels.why_not_fused(problem, weighted, predicted_tokens) is None
+
+
+def _gather_statistics(reduced: Statistics, mass: Tensor, shards: VocabularyShards) -> tuple[Statistics, Tensor]:
+    """Return the statistics and masses of every shard that has classes, shape (shards, N) each, from one collective."""
+    rows = (*reduced, mass)
+    dtype = reduced.log_sum_exp.dtype
+    if reduced.predicted_tokens is not None and max(shards.sizes) > _LARGEST_SHARD_IN_FLOAT32:
+        dtype = torch.float64
+    gathered = gather(torch.stack([row.to(dtype) for row in rows if row is not None]), shards.members)
+    if not all(shards.sizes):
+        gathered = gathered[[rank for rank, size in enumerate(shards.sizes) if size > 0]]
+    remaining = iter(gathered.unbind(1))
+    *found, masses = (None if row is None else next(remaining).to(row.dtype) for row in rows)
+    assert masses is not None
+    return Statistics(*found), masses  # type: ignore[arg-type]
+
+
+def _combine(found: Statistics, masses: Tensor, problem: Problem, shards: VocabularyShards) -> Statistics:
+    """Compute the statistics of the whole vocabulary from those of the shards.
+
+    With each shard's maximum m_r and log-sum-exp l_r, and m and l those of all, shard r has the share
+    ``exp(l_r + m_r - m - l)`` of the probabilities. Sums over ``z - m_r`` become sums over ``z - m`` by adding ``m_r -
+    m`` times the sum of the factors.
+    """
+    maxima = found.logits_max.detach()
+    logits_max = maxima.amax(0)
+    shift = maxima - logits_max
+    log_sum_exp = (found.log_sum_exp + shift).logsumexp(0)
+    predicted = (found.predicted + masses * shift).sum(0)
+    weighted = entropy = tokens = None
+    if found.weighted is not None:
+        sums = [factor * row for factor, row in zip(_class_weight_sums(problem, shards), shift.unbind(), strict=True)]
+        weighted = (found.weighted + torch.stack(sums)).sum(0)
+    if found.entropy is not None:
+        log_shares = found.log_sum_exp + shift - log_sum_exp
+        entropy = (log_shares.exp() * (found.entropy - log_shares)).sum(0)
+    if found.predicted_tokens is not None:
+        starts = [classes.start for classes in shards.filled()]
+        classes = [row + start for row, start in zip(found.predicted_tokens.unbind(), starts, strict=True)]
+        largest = maxima.argmax(0, keepdim=True)  # the first of equals
+        tokens = torch.stack(classes).gather(0, largest).squeeze(0)
+    results = (logits_max, log_sum_exp, predicted, weighted, entropy, tokens)
+    if problem.target.is_floating_point():
+        return Statistics(*results)
+    ignored = problem.target == IGNORED
+    *values, tokens = (None if result is None else result.masked_fill(ignored, 0) for result in results)
+    return Statistics(*values, None if tokens is None else tokens.masked_fill(ignored, -1))  # type: ignore[arg-type, call-arg]
+
+
+def _class_weight_sums(problem: Problem, shards: VocabularyShards) -> list[Any]:
+    """Return the sum of the class weights of every shard that has classes."""
+    if problem.class_weight is None:
+        return [classes.stop - classes.start for classes in shards.filled()]
+    return [problem.class_weight[classes].sum() for classes in shards.filled()]
