@@ -1,8 +1,9 @@
 """What the arguments of a linear cross entropy must be: torch's rules for torch's, and sentences for the others."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from numbers import Integral, Real
+from typing import Any, NoReturn
 
 from torch_aclnn_ops.functional._drop_in import (
     float32_autocast_dtype,
@@ -12,6 +13,7 @@ from torch_aclnn_ops.functional._drop_in import (
     overrides_torch,
 )
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput
+from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import VocabularyShards
 from torch_aclnn_ops.ops.linear_cross_entropy._plan import Options
 
 import torch
@@ -132,10 +134,11 @@ def is_ours(
     reduction: str,
     ignore_index: int | None,
     label_smoothing: float,
+    classes: int | None = None,
 ) -> bool:
     """Return whether torch would accept the arguments; it makes the errors for those that it would not.
 
-    Beyond torch's shapes, rows may be in an input of shape (B, T, H).
+    Beyond torch's shapes, rows may be in an input of shape (B, T, H), and the head may have only some of ``classes``.
     """
     optional = [tensor for tensor in (linear_bias, weight) if tensor is not None]
     if not is_ordinary(input, linear_weight, *optional) or not isinstance(target, Tensor) or overrides_torch(target):
@@ -145,7 +148,8 @@ def is_ours(
         return False
     if input.dim() == 0 or linear_weight.dim() < 2 or input.shape[-1] != linear_weight.shape[-1]:
         return False
-    classes, *positions, _ = linear_weight.shape
+    classes = linear_weight.shape[0] if classes is None else classes
+    positions = linear_weight.shape[1:-1]
     if classes == 0 or 0 in positions or (positions and input.dim() != 2):
         return False
     if linear_bias is not None and linear_bias.shape != linear_weight.shape[:-1]:
@@ -160,23 +164,58 @@ def is_ours(
     products = (linear_weight,) if linear_bias is None else (linear_weight, linear_bias)
     if any(lower_precision_autocast_dtype(tensor) != product_dtype for tensor in products):
         return False
-    if is_distribution(input, linear_weight, target):
+    if target.shape == (*input.shape[:-1], classes, *positions):
         return target.is_floating_point() and ignore_index is None
     if weight is not None and (weight.requires_grad or not _has_loss_dtype(weight, input)):
         return False
     return target.shape == (*input.shape[:-1], *positions) and target.dtype in (torch.int64, torch.uint8)
 
 
-def is_distribution(input: Tensor, linear_weight: Tensor, target: Tensor) -> bool:
-    """Return whether a target has the shape of probabilities."""
-    classes, *positions, _ = linear_weight.shape
-    return target.shape == (*input.shape[:-1], classes, *positions)
-
-
 def _has_loss_dtype(weight: Tensor, input: Tensor) -> bool:
     """Return whether a class weight has the dtype of the logits, or gets it from autocast."""
     in_autocast = float32_autocast_dtype(input) != lower_precision_autocast_dtype(input)
     return float32_autocast_dtype(weight) == (torch.float32 if in_autocast else input.dtype)
+
+
+def shards_of(
+    process_group: object, linear_weight: object, vocab_sizes: Sequence[int] | None
+) -> VocabularyShards | None:
+    """Return the cut of the vocabulary, if processes share it."""
+    if process_group is None:
+        if vocab_sizes is not None:
+            raise ValueError(
+                f"linear_cross_entropy: vocab_sizes must be None where process_group is, but it is {vocab_sizes!r}"
+            )
+        return None
+    if not isinstance(linear_weight, Tensor) or linear_weight.dim() < 2:
+        raise TypeError(
+            "linear_cross_entropy: linear_weight must be a Tensor of shape (rows of this rank, H) where process_group"
+            f" is given, but it is {linear_weight!r}"
+        )
+    return VocabularyShards.of(process_group, linear_weight.shape[0], vocab_sizes)
+
+
+def refuse_in_shards(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None,
+    classes: int,
+    **of_torch: Any,
+) -> NoReturn:
+    """Raise what torch raises for a whole head."""
+    if linear_bias is not None and linear_bias.shape != linear_weight.shape[:-1]:
+        raise ValueError(
+            f"linear_cross_entropy: linear_bias must have shape {list(linear_weight.shape[:-1])}, as linear_weight has"
+            f" on this rank, but its shape is {list(linear_bias.shape)}"
+        )
+    whole = linear_weight.new_zeros((1,) * linear_weight.dim()).expand(classes, *linear_weight.shape[1:])
+    torch.nn.functional.linear_cross_entropy(input, whole, target, **of_torch)
+    raise TypeError(
+        "linear_cross_entropy: input, linear_weight, linear_bias and weight must be strided floating-point tensors"
+        " where process_group is given, and target must be a plain tensor"
+    )
 
 
 def refuse_more_than_torchs(

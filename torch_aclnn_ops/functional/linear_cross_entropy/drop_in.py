@@ -1,12 +1,15 @@
 """The public function: torch's arguments and errors on the outside, rows and their statistics on the inside."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, overload
 
 from torch_aclnn_ops.functional._drop_in import lower_precision_autocast_dtype, refuse_tangent
 from torch_aclnn_ops.functional.linear_cross_entropy import _arguments as arguments
+from torch_aclnn_ops.functional.linear_cross_entropy._dtensors import Arguments as DTensorArguments
+from torch_aclnn_ops.functional.linear_cross_entropy._dtensors import local_arguments
 from torch_aclnn_ops.functional.linear_cross_entropy.gradients_in_forward import (
     loss_with_gradients,
     makes_gradients_in_forward,
@@ -21,6 +24,7 @@ from torch_aclnn_ops.functional.linear_cross_entropy.losses import (
     with_outputs,
 )
 from torch_aclnn_ops.functional.linear_cross_entropy.statistics import statistics
+from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import vocab_parallel_statistics
 from torch_aclnn_ops.ops._numerics import widen
 from torch_aclnn_ops.ops.linear_cross_entropy._chunks import Coefficients, Problem, Statistics
 
@@ -56,6 +60,9 @@ def linear_cross_entropy(
     outputs: Collection[str] = (),
     chunk_size: int | str = "auto",
     max_memory: int | None = None,
+    process_group: Any = None,
+    vocab_sizes: Sequence[int] | None = None,
+    reduce_input_grad: bool = True,
 ) -> Tensor | LinearCrossEntropyOutput:
     """Compute the cross entropy of ``linear(input, linear_weight, linear_bias)`` without holding these logits.
 
@@ -93,6 +100,15 @@ def linear_cross_entropy(
             ``max_memory``, the fused operators are used.
         max_memory: bytes that may be held beyond arguments and results (logits, and float32 sums of 16-bit gradients);
             chooses the chunk size. ``torch_aclnn_ops.explain`` shows what came out.
+        process_group: processes that share the vocabulary, a :class:`torch.distributed.ProcessGroup`. Then
+            ``linear_weight`` and ``linear_bias`` are this rank's rows, those after the lower ranks' rows, of which
+            there may be any number on a rank, also none; the other arguments are those of the whole vocabulary and the
+            same on every rank, and so are the results. All ranks must make the call, and differentiate the same loss.
+            A call has one collective, and its backward pass another one.
+        vocab_sizes: number of ``linear_weight``'s rows on each rank; without it every call asks for them in one more
+            collective, whose result the CPU waits for.
+        reduce_input_grad: with ``process_group``, sum the gradient of ``input`` over the ranks, in float32. ``False``
+            leaves it this rank's part, for instance for a reduce-scatter.
 
     Returns:
         The loss: 0-dim, or with ``"none"`` of the shape of class indices; float32 for 16-bit inputs. With ``outputs``,
@@ -119,6 +135,11 @@ def linear_cross_entropy(
     aclnnFusedLinearCrossEntropyLossGrad. Gradients in the forward pass: Hsu et al., "Liger Kernel" (2024); chunks:
     Wijmans et al., "Cut Your Losses in Large-Vocabulary Language Models" (2024).
     """
+    input, linear_weight, target, linear_bias, weight, token_weight, process_group, vocab_sizes = local_arguments(
+        DTensorArguments(input, linear_weight, target, linear_bias, weight, token_weight, process_group, vocab_sizes),
+        reduce_input_grad,
+    )
+    shards = arguments.shards_of(process_group, linear_weight, vocab_sizes)
     logit_options = arguments.logit_options(softcap, temperature, chunk_size, max_memory, options)
     square_scale, asked = arguments.check_square_scale(lse_square_scale), arguments.check_outputs(outputs)
     of_torch: dict[str, Any] = {
@@ -128,7 +149,10 @@ def linear_cross_entropy(
         "ignore_index": ignore_index,
         "label_smoothing": label_smoothing,
     }
-    if not arguments.is_ours(input, linear_weight, target, **of_torch):
+    whole = None if shards is None else shards.total
+    if not arguments.is_ours(input, linear_weight, target, **of_torch, classes=whole):
+        if shards is not None:
+            arguments.refuse_in_shards(input, linear_weight, target, **of_torch, classes=shards.total)
         loss = torch.nn.functional.linear_cross_entropy(input, linear_weight, target, **of_torch)
         arguments.refuse_more_than_torchs(softcap, square_scale, temperature, token_weight, zero_if_all_ignored, asked)
         return loss
@@ -148,17 +172,16 @@ def linear_cross_entropy(
     dtype = lower_precision_autocast_dtype(input)
     input, linear_weight = input.to(dtype), linear_weight.to(dtype)
     linear_bias = None if linear_bias is None else linear_bias.to(dtype)
-    classes, features = linear_weight.shape[0], linear_weight.shape[-1]
     rows = rows_of(
         input,
         _rows_of_target(target, linear_weight),
         None if weight is None else widen(weight),
         None if token_weight is None else widen(token_weight).reshape(-1),
-        classes,
+        linear_weight.shape[0] if shards is None else shards.total,
         loss_options,
     )
     problem = Problem(
-        input.reshape(math.prod(input.shape[:-1]), features),
+        input.reshape(math.prod(input.shape[:-1]), input.shape[-1]),
         linear_weight,
         linear_bias,
         rows.target,
@@ -166,7 +189,10 @@ def linear_cross_entropy(
         logit_options,
         "entropy" in asked,
     )
-    return _result(problem, rows, loss_options, shape)
+    reduce = statistics
+    if shards is not None:
+        reduce = partial(vocab_parallel_statistics, shards=shards, reduce_input_grad=reduce_input_grad)
+    return _result(problem, rows, loss_options, shape, reduce)
 
 
 def _shape_of_indices(input: Tensor, linear_weight: Tensor) -> tuple[int, ...]:
@@ -184,10 +210,10 @@ def _rows_of_target(target: Tensor, linear_weight: Tensor) -> Tensor:
 
 
 def _result(
-    problem: Problem, rows: Rows, options: LossOptions, shape: tuple[int, ...]
+    problem: Problem, rows: Rows, options: LossOptions, shape: tuple[int, ...], reduce: Callable[..., Statistics]
 ) -> Tensor | LinearCrossEntropyOutput:
     has_positions = problem.linear_weight.dim() > 2
-    if options.is_scalar and not has_positions:
+    if options.is_scalar and not has_positions and reduce is statistics:
         divisor, count, of_nothing = divisors(rows, options)
         coefficients = _divided(rows.coefficients, divisor, count)
         if makes_gradients_in_forward(problem, coefficients):
@@ -198,8 +224,9 @@ def _result(
             reduced = Statistics(loss, loss, loss, predicted_tokens=tokens)
             return with_outputs(loss, None, reduced, rows, options, shape)
     weighted = rows.coefficients.weighted is not None
-    reduce = _statistics_of_positions if has_positions else statistics
-    return assemble(reduce(problem, weighted, options.needs_tokens), rows, options, shape)
+    if has_positions:
+        reduce = partial(_statistics_of_positions, reduce)
+    return assemble(reduce(problem, weighted=weighted, predicted_tokens=options.needs_tokens), rows, options, shape)
 
 
 def _divided(coefficients: Coefficients, divisor: Tensor, count: Tensor) -> Coefficients:
@@ -212,7 +239,9 @@ def _divided(coefficients: Coefficients, divisor: Tensor, count: Tensor) -> Coef
     )
 
 
-def _statistics_of_positions(problem: Problem, weighted: bool, predicted_tokens: bool) -> Statistics:
+def _statistics_of_positions(
+    reduce: Callable[..., Statistics], problem: Problem, weighted: bool, predicted_tokens: bool
+) -> Statistics:
     """Reduce the logits of every row at every position of a K-dimensional loss, one linear layer per position."""
     weight, bias = problem.linear_weight, problem.linear_bias
     classes, positions = weight.shape[0], math.prod(weight.shape[1:-1])
@@ -222,13 +251,16 @@ def _statistics_of_positions(problem: Problem, weighted: bool, predicted_tokens:
     biases = (None,) * positions if bias is None else bias.reshape(classes, positions).unbind(1)
     targets = problem.target.reshape(-1, positions, *problem.target.shape[1:]).unbind(1)
     parts = [
-        statistics(
+        reduce(
             replace(problem, input=wide_input.to(weight.dtype), linear_weight=one, linear_bias=of_one, target=target),
-            weighted,
-            predicted_tokens,
+            weighted=weighted,
+            predicted_tokens=predicted_tokens,
         )
         for one, of_one, target in zip(weights, biases, targets, strict=True)
     ]
     return Statistics(
-        *(None if of_parts[0] is None else torch.stack(of_parts, 1).reshape(-1) for of_parts in zip(*parts, strict=True))
+        *(
+            None if of_parts[0] is None else torch.stack(of_parts, 1).reshape(-1)
+            for of_parts in zip(*parts, strict=True)
+        )
     )
