@@ -42,6 +42,14 @@ class Members:
         return tensor.contiguous() if tensor.device.type in self.devices else tensor.contiguous().cpu()
 
 
+def devices_of_group(name: str) -> tuple[str, ...]:
+    """Return the types of device whose tensors a group takes."""
+    group = torch._C._distributed_c10d._resolve_process_group(name)
+    return tuple(device.type for device in group._device_types)
+
+
+devices_of_group._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
 _Collective = Callable[[Tensor, Members], Tensor]
 
 

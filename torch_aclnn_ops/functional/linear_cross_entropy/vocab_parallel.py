@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 from torch_aclnn_ops.functional.linear_cross_entropy._collectives import (
     Members,
     copy_to_group,
+    devices_of_group,
     gather,
     gather_constant,
 )
 from torch_aclnn_ops.functional.linear_cross_entropy.statistics import statistics
 from torch_aclnn_ops.ops._derivatives import in_functorch_transform, is_differentiated
-from torch_aclnn_ops.ops._numerics import widen
+from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
 from torch_aclnn_ops.ops.linear_cross_entropy import _kernels
 from torch_aclnn_ops.ops.linear_cross_entropy._chunks import ELSEWHERE, IGNORED, Problem, Statistics
 
@@ -110,18 +111,18 @@ def _rank_and_size(process_group: Any) -> tuple[int, int]:
             f" {process_group!r}"
         )
     else:
-        rank = dist.get_rank(process_group)
+        rank = process_group.rank()
     if rank < 0:
         raise ValueError(
             "linear_cross_entropy: process_group must be a group of this process, but it is one of other ranks only;"
             " let no process call that is not in the group"
         )
-    return rank, dist.get_world_size(process_group)
+    return rank, process_group.size()
 
 
 def _members(process_group: "ProcessGroup") -> Members:
-    devices = tuple(device.type for device in process_group._device_types)
-    return Members(process_group.group_name, process_group.size(), process_group.rank(), devices)
+    name = process_group.group_name
+    return Members(name, process_group.size(), process_group.rank(), devices_of_group(name))
 
 
 def _gather_sizes(process_group: "ProcessGroup", local_rows: int) -> tuple[int, ...]:
@@ -213,12 +214,10 @@ def _with_a_zero(tensor: Tensor, dim: int) -> Tensor:
 
 
 def _mass(problem: Problem, target: Tensor, class_weight: Tensor | None) -> Tensor:
-    """Return ``sum(target * class_weight)`` of every row, without a wide copy of a 16-bit target."""
-    parts = (
-        widen(target[rows]).sum(1) if class_weight is None else widen(target[rows]) @ class_weight
-        for rows in problem.plan().chunks()
-    )
-    return torch.cat(list(parts))
+    """Return ``sum(target * class_weight)`` of every row, without another tensor of the target's size."""
+    if class_weight is None:
+        return target.sum(1, dtype=accumulation_dtype(target.dtype))
+    return torch.cat([(widen(target[rows]) * class_weight).sum(1) for rows in problem.plan().chunks()])
 
 
 def _is_fused(problem: Problem, weighted: bool, predicted_tokens: bool) -> bool:

@@ -103,7 +103,7 @@ class Gradients:
         self._kept: Tensor | None = None
         if of_weight and plan.keeps_gradients:
             self._kept = head.weight.new_empty(plan.rows, plan.classes)
-            self._kept_input = input
+            self._kept_input = input.to(head.weight.dtype)  # wider where its gradient is to be
         elif of_weight:
             # Sums over chunks are rounded to 16 bits once, at the end. The gradient of float16 stays wide until it is
             # multiplied by the gradient of the loss, for instance a gradient scaler's factor, which keeps it from

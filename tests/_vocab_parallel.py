@@ -1,0 +1,435 @@
+"""Losses of a head that is spread over processes, for test_vocab_parallel.py; each process saves what it found.
+
+A case returns tensors by name. A name begins with how the processes' tensors make the one of a single process: each has
+a ``copy``, or a ``shard`` of its classes, or a ``part`` of a sum.
+"""
+
+import sys
+from pathlib import Path
+
+import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
+from torch_aclnn_ops import functional as F
+from torch_aclnn_ops.functional.linear_cross_entropy._collectives import sum_over_group
+from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import VocabularyShards
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+
+ROWS, FEATURES, CLASSES = 11, 6, 24
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+SPLITS = ("even", "uneven", "one class", "first without classes", "last without classes")
+
+
+def sizes_of(split, world_size):
+    """Return the number of classes of each rank."""
+    if world_size == 1:
+        return (CLASSES,)
+    few = {
+        "one class": {world_size - 1: 1},
+        "first without classes": {0: 0},
+        "last without classes": {world_size - 1: 0},
+    }
+    if split == "even":
+        return (CLASSES // world_size,) * world_size
+    if split == "uneven":
+        sizes = [2 + 3 * rank for rank in range(world_size)]
+    else:
+        others = world_size - 1
+        sizes = [few[split].get(rank, CLASSES // others) for rank in range(world_size)]
+    largest = max(range(world_size), key=sizes.__getitem__)
+    sizes[largest] += CLASSES - sum(sizes)
+    return tuple(sizes)
+
+
+class Vocabulary:
+    """This process's part of the vocabulary; without ranks, the whole."""
+
+    def __init__(self, split="uneven", world_size=None, rank=0, dtype=torch.float64):
+        self.sizes = (CLASSES,) if world_size is None else sizes_of(split, world_size)
+        self.rank = rank
+        self.dtype = dtype
+        self.is_whole = world_size is None
+        self.classes = slice(sum(self.sizes[:rank]), sum(self.sizes[: rank + 1]))
+        self.options = {} if self.is_whole else {"process_group": dist.group.WORLD, "vocab_sizes": self.sizes}
+
+    def draw(self, *shape, seed=0, scale=1.0):
+        """Return numbers that are the same in every dtype."""
+        generator = torch.Generator().manual_seed(1000 + seed)
+        drawn = scale * torch.randn(shape, generator=generator, dtype=torch.float64)
+        return drawn.bfloat16().to(self.dtype)
+
+    def arguments(self, grad=True):
+        """Return input, this process's weight and bias, and targets of which two do not count."""
+        target = torch.randint(CLASSES, (ROWS,), generator=torch.Generator().manual_seed(2))
+        target[3] = target[8] = -100
+        target[0], target[1] = 0, CLASSES - 1
+        tensors = (
+            self.draw(ROWS, FEATURES, seed=1),
+            self.draw(CLASSES, FEATURES, seed=2)[self.classes].clone(),
+            self.draw(CLASSES, seed=3)[self.classes].clone(),
+        )
+        return *(tensor.requires_grad_(grad) for tensor in tensors), target
+
+    def sum(self, part):
+        """Add up what the processes have, with derivatives."""
+        if self.is_whole:
+            return part
+        return sum_over_group(part, VocabularyShards.of(dist.group.WORLD, self.sizes[self.rank], self.sizes).members)
+
+    def loss(self, input, linear_weight, linear_bias, target, **options):
+        """Return a number that depends on all results."""
+        result = F.linear_cross_entropy(
+            input, linear_weight, target, linear_bias=linear_bias, **self.options, **options
+        )
+        results = [result] if isinstance(result, torch.Tensor) else [one for one in result if one is not None]
+        seeds = range(50, 50 + len(results))
+        differentiable = [(one, seed) for one, seed in zip(results, seeds, strict=True) if one.requires_grad]
+        return results, sum((one * self.draw(*one.shape, seed=seed)).sum() for one, seed in differentiable)
+
+
+def soft(vocabulary):
+    """Return probabilities."""
+    return vocabulary.draw(ROWS, CLASSES, seed=4).double().softmax(1).bfloat16().to(vocabulary.dtype)
+
+
+# Options of the function; the values that are functions make the option of the vocabulary.
+OPTIONS = {
+    "plain": {},
+    "ignore_index": {"ignore_index": 0, "target": lambda vocabulary: vocabulary.arguments()[-1].clamp(min=0)},
+    "sum": {"reduction": "sum"},
+    "none": {"reduction": "none"},
+    "class weights": {"weight": lambda vocabulary: vocabulary.draw(CLASSES, seed=5).abs()},
+    "label smoothing": {"label_smoothing": 0.1},
+    "label smoothing and class weights": {
+        "label_smoothing": 0.1,
+        "weight": lambda vocabulary: vocabulary.draw(CLASSES, seed=5).abs(),
+    },
+    "softcap": {"softcap": 2.0},
+    "z-loss": {"lse_square_scale": 0.25},
+    "temperature": {"temperature": 0.5},
+    "token weights": {"token_weight": lambda vocabulary: vocabulary.draw(ROWS, seed=6).abs()},
+    "probabilities": {"target": soft},
+    "probabilities and class weights": {
+        "target": soft,
+        "label_smoothing": 0.2,
+        "weight": lambda vocabulary: vocabulary.draw(CLASSES, seed=5).abs(),
+    },
+    "outputs": {"outputs": ("log_probabilities", "entropy", "z_loss", "token_accuracy", "predicted_tokens")},
+    "outputs of none": {
+        "outputs": ("log_probabilities", "entropy", "z_loss", "token_accuracy", "predicted_tokens"),
+        "reduction": "none",
+        "temperature": 2.0,
+        "lse_square_scale": 0.1,
+    },
+    "chunks": {"chunk_size": 4, "label_smoothing": 0.1},
+    "nothing counts": {"ignore_index": 7, "target": lambda vocabulary: torch.full((ROWS,), 7), "reduction": "sum"},
+    "everything": {
+        "outputs": ("log_probabilities", "entropy", "z_loss", "predicted_tokens"),
+        "weight": lambda vocabulary: vocabulary.draw(CLASSES, seed=5).abs(),
+        "token_weight": lambda vocabulary: vocabulary.draw(ROWS, seed=6).abs(),
+        "label_smoothing": 0.1,
+        "softcap": 3.0,
+        "lse_square_scale": 0.25,
+        "temperature": 0.7,
+    },
+}
+
+
+def gradients(vocabulary, name, bias=True, **more):
+    """Return the results of a call and its gradients."""
+    options = {key: make(vocabulary) if callable(make) else make for key, make in OPTIONS[name].items()}
+    input, weight, linear_bias, target = vocabulary.arguments()
+    target = options.pop("target", target)
+    arguments = (input, weight, linear_bias) if bias else (input, weight)
+    results, total = vocabulary.loss(input, weight, linear_bias if bias else None, target, **options, **more)
+    found = torch.autograd.grad(total, arguments)
+    names = ("copy.input", "shard.weight", "shard.bias")
+    return {f"copy.{i}": one for i, one in enumerate(results)} | dict(zip(names, found, strict=False))
+
+
+def without_bias(vocabulary):
+    """A head without a bias, which the fused operators serve on an NPU."""
+    return gradients(vocabulary, "z-loss", bias=False)
+
+
+def sizes_found_by_a_collective(vocabulary):
+    """Without vocab_sizes."""
+    vocabulary.options.pop("vocab_sizes", None)
+    return gradients(vocabulary, "everything")
+
+
+def three_dimensional_input(vocabulary):
+    """An input of shape (B, T, H)."""
+    input, weight, bias, target = vocabulary.arguments()
+    results, total = vocabulary.loss(
+        input[:10].reshape(2, 5, -1), weight, bias, target[:10].reshape(2, 5), reduction="none"
+    )
+    found = torch.autograd.grad(total, (input, weight))
+    return {"copy.loss": results[0], "copy.input": found[0], "shard.weight": found[1]}
+
+
+def positions(vocabulary):
+    """A K-dimensional loss, one head for each position."""
+    input, target = (
+        vocabulary.draw(4, FEATURES, seed=1).requires_grad_(),
+        torch.tensor([[0, 23], [5, -100], [9, 1], [4, 2]]),
+    )
+    weight = vocabulary.draw(CLASSES, 2, FEATURES, seed=2)[vocabulary.classes].clone().requires_grad_()
+    results, total = vocabulary.loss(input, weight, None, target)
+    found = torch.autograd.grad(total, (input, weight))
+    return {"copy.loss": results[0], "copy.input": found[0], "shard.weight": found[1]}
+
+
+def partial_input_gradient(vocabulary):
+    """The input's gradient left as a part."""
+    more = {} if vocabulary.is_whole else {"reduce_input_grad": False}
+    found = gradients(vocabulary, "everything", **more)
+    return {"part.input": found.pop("copy.input")} | found
+
+
+def frozen_head(vocabulary):
+    """Only the input needs a gradient."""
+    input, weight, bias, target = vocabulary.arguments()
+    _, total = vocabulary.loss(input, weight.detach(), bias.detach(), target)
+    return {"copy.input": torch.autograd.grad(total, input)[0]}
+
+
+def frozen_input(vocabulary):
+    """Only the head needs a gradient."""
+    input, weight, bias, target = vocabulary.arguments()
+    _, total = vocabulary.loss(input.detach(), weight, bias, target)
+    return dict(zip(("shard.weight", "shard.bias"), torch.autograd.grad(total, (weight, bias)), strict=True))
+
+
+def second_backward(vocabulary):
+    """The same graph differentiated twice."""
+    input, weight, bias, target = vocabulary.arguments()
+    _, total = vocabulary.loss(input, weight, bias, target)
+    total.backward(retain_graph=True)
+    total.backward()
+    return {"copy.input": input.grad, "shard.weight": weight.grad}
+
+
+def gradients_of_target_and_weights(vocabulary):
+    """Probabilities, class weights and token weights are differentiable."""
+    input, weight, bias, _ = vocabulary.arguments()
+    others = (
+        soft(vocabulary).requires_grad_(),
+        vocabulary.draw(CLASSES, seed=5).abs().requires_grad_(),
+        vocabulary.draw(ROWS, seed=6).abs().requires_grad_(),
+    )
+    target, class_weight, token_weight = others
+    _, total = vocabulary.loss(
+        input, weight, bias, target, weight=class_weight, token_weight=token_weight, label_smoothing=0.1
+    )
+    found = torch.autograd.grad(total, others)
+    return dict(zip(("copy.target", "copy.class_weight", "copy.token_weight"), found, strict=True))
+
+
+_RICH = {
+    "outputs": ("log_probabilities", "entropy"),
+    "label_smoothing": 0.1,
+    "softcap": 3.0,
+    "lse_square_scale": 0.25,
+}
+
+
+def second_derivatives(vocabulary):
+    """Gradients of a function of all gradients."""
+    *arguments, target = vocabulary.arguments()
+    _, total = vocabulary.loss(*arguments, target, **_RICH)
+    first = torch.autograd.grad(total, arguments, create_graph=True)
+    directions = (
+        vocabulary.draw(ROWS, FEATURES, seed=11),
+        vocabulary.draw(CLASSES, FEATURES, seed=12)[vocabulary.classes],
+        vocabulary.draw(CLASSES, seed=13)[vocabulary.classes],
+    )
+    of_input, *of_shard = ((one * direction).sum() for one, direction in zip(first, directions, strict=True))
+    second = torch.autograd.grad(of_input + vocabulary.sum(sum(of_shard)), arguments)
+    return dict(zip(("copy.input", "shard.weight", "shard.bias"), second, strict=True))
+
+
+def _as_function(vocabulary, **options):
+    *arguments, target = vocabulary.arguments(grad=False)
+
+    def function(input, weight, bias):
+        result = F.linear_cross_entropy(input, weight, target, linear_bias=bias, **vocabulary.options, **options)
+        if isinstance(result, torch.Tensor):
+            return result
+        return result.loss + (result.entropy * torch.arange(ROWS)).sum() - result.log_probabilities.square().sum()
+
+    return function, arguments
+
+
+def forward_mode(vocabulary):
+    """A jvp, with tangents of input, weight and bias."""
+    function, arguments = _as_function(vocabulary, **_RICH)
+    tangents = (
+        vocabulary.draw(ROWS, FEATURES, seed=11),
+        vocabulary.draw(CLASSES, FEATURES, seed=12)[vocabulary.classes],
+        vocabulary.draw(CLASSES, seed=13)[vocabulary.classes],
+    )
+    loss, tangent = torch.func.jvp(function, tuple(arguments), tangents)
+    return {"copy.loss": loss, "copy.tangent": tangent}
+
+
+def functional_gradients(vocabulary):
+    """torch.func.grad."""
+    function, arguments = _as_function(vocabulary, **_RICH)
+    found = torch.func.grad(function, (0, 1, 2))(*arguments)
+    return dict(zip(("copy.input", "shard.weight", "shard.bias"), found, strict=True))
+
+
+def forward_over_reverse(vocabulary):
+    """A Hessian times a vector."""
+    function, (input, weight, bias) = _as_function(vocabulary, **_RICH)
+    gradient = torch.func.grad(lambda input: function(input, weight, bias))
+    tangent = vocabulary.draw(ROWS, FEATURES, seed=11)
+    return {"copy.product": torch.func.jvp(gradient, (input,), (tangent,))[1]}
+
+
+def batched(vocabulary):
+    """Vmap over inputs, and over their gradients."""
+    function, (_, weight, bias) = _as_function(vocabulary, **_RICH)
+    inputs = vocabulary.draw(3, ROWS, FEATURES, seed=21)
+    losses = torch.func.vmap(function, (0, None, None))(inputs, weight, bias)
+    of_input, of_weight = torch.func.vmap(torch.func.grad(function, (0, 1)), (0, None, None))(inputs, weight, bias)
+    return {"copy.losses": losses, "copy.input": of_input, "shard.weight": of_weight.movedim(1, 0)}
+
+
+def distributed_tensors(vocabulary):
+    """A head and bias that are DTensors sharded by classes, and an input that is a DTensor all processes have."""
+    input, weight, bias, target = Vocabulary(dtype=vocabulary.dtype).arguments()
+    if vocabulary.is_whole:
+        _, total = vocabulary.loss(input, weight, bias, target, **_RICH)
+        return dict(
+            zip(
+                ("copy.input", "copy.weight", "copy.bias"),
+                torch.autograd.grad(total, (input, weight, bias)),
+                strict=True,
+            )
+        )
+    mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+    weight, bias = (distribute_tensor(one.detach(), mesh, [Shard(0)]).requires_grad_() for one in (weight, bias))
+    input = DTensor.from_local(input.detach(), mesh, [Replicate()]).requires_grad_()
+    vocabulary.options = {}
+    _, total = vocabulary.loss(input, weight, bias, target, **_RICH)
+    total.backward()
+    assert weight.grad.placements == bias.grad.placements == (Shard(0),) and input.grad.placements == (Replicate(),)
+    return {
+        "copy.input": input.grad.to_local(),
+        "copy.weight": weight.grad.full_tensor(),
+        "copy.bias": bias.grad.full_tensor(),
+    }
+
+
+def partial_gradient_of_a_distributed_input(vocabulary):
+    """The input's gradient is a DTensor that says it is a part."""
+    input, weight, _, target = Vocabulary(dtype=vocabulary.dtype).arguments()
+    if vocabulary.is_whole:
+        return {"copy.input": torch.autograd.grad(F.linear_cross_entropy(input, weight, target), input)[0]}
+    mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+    weight = distribute_tensor(weight.detach(), mesh, [Shard(0)])
+    input = DTensor.from_local(input.detach(), mesh, [Replicate()]).requires_grad_()
+    loss = F.linear_cross_entropy(input, weight, target, reduce_input_grad=False)
+    (gradient,) = torch.autograd.grad(loss, input)
+    return {"copy.input": gradient.full_tensor()}
+
+
+def compiled(vocabulary):
+    """One graph, forward and backward."""
+    input, weight, bias, target = vocabulary.arguments()
+    options = {"label_smoothing": 0.1, "outputs": ("entropy", "predicted_tokens"), **vocabulary.options}
+
+    def function(input, weight, bias, target):
+        return F.linear_cross_entropy(input, weight, target, linear_bias=bias, **options)
+
+    if not vocabulary.is_whole:
+        function = torch.compile(function, fullgraph=True, backend="aot_eager")
+    result = function(input, weight, bias, target)
+    found = torch.autograd.grad(result.loss + result.entropy.square().sum(), (input, weight, bias))
+    names = ("copy.input", "shard.weight", "shard.bias")
+    return {"copy.loss": result.loss, "copy.tokens": result.predicted_tokens, **dict(zip(names, found, strict=True))}
+
+
+def number_of_collectives(vocabulary):
+    """Collectives of a forward pass, with the backward pass, and without vocab_sizes."""
+    if vocabulary.is_whole:
+        return {"copy.numbers": torch.tensor([1, 2, 2, 3])}
+    input, weight, bias, target = vocabulary.arguments()
+    numbers = []
+    for options in (vocabulary.options, {"process_group": dist.group.WORLD}):
+        with CommDebugMode() as mode:
+            loss = F.linear_cross_entropy(input, weight, target, linear_bias=bias, label_smoothing=0.1, **options)
+            numbers.append(mode.get_total_counts())
+            loss.backward()
+            numbers.append(mode.get_total_counts())
+    return {"copy.numbers": torch.tensor(numbers)}
+
+
+FUNCTIONS = (
+    without_bias,
+    sizes_found_by_a_collective,
+    three_dimensional_input,
+    positions,
+    partial_input_gradient,
+    frozen_head,
+    frozen_input,
+    second_backward,
+    gradients_of_target_and_weights,
+    second_derivatives,
+    forward_mode,
+    functional_gradients,
+    forward_over_reverse,
+    batched,
+    distributed_tensors,
+    partial_gradient_of_a_distributed_input,
+    number_of_collectives,
+    compiled,
+)
+
+# Name of a case: a function of a vocabulary, how it is split, and the dtype.
+CASES = {
+    f"{name}, {dtype}": (lambda vocabulary, name=name: gradients(vocabulary, name), "uneven", dtype)
+    for name in OPTIONS
+    for dtype in DTYPES
+}
+CASES |= {
+    f"everything, {split}": (lambda vocabulary: gradients(vocabulary, "everything"), split, "float64")
+    for split in SPLITS
+}
+CASES |= {
+    f"probabilities, {split}": (
+        lambda vocabulary: gradients(vocabulary, "probabilities and class weights"),
+        split,
+        "float64",
+    )
+    for split in SPLITS
+}
+CASES |= {
+    f"{function.__name__}, {split}": (function, split, "float64")
+    for function in FUNCTIONS
+    for split in (("uneven", "last without classes") if function is not compiled else ("uneven",))
+}
+
+
+def main(folder: str, rank: str, world_size: str) -> None:
+    """Run all cases as one of the processes."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=int(rank), world_size=int(world_size))
+    results = {}
+    for name, (function, split, dtype) in CASES.items():
+        try:
+            found = function(Vocabulary(split, int(world_size), int(rank), DTYPES[dtype]))
+            results[name] = {key: value.detach() for key, value in found.items()}
+        except Exception as error:  # told by the test of the case
+            results[name] = f"{type(error).__name__}: {error}"
+        dist.barrier()
+    torch.save(results, Path(folder, f"{rank}.pt"))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
