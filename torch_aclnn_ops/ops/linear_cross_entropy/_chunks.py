@@ -5,21 +5,17 @@ float32 (float64 for float64). :mod:`torch_aclnn_ops.functional.linear_cross_ent
 calls that can be differentiated.
 """
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple
 
 from torch_aclnn_ops.ops._checks import values_are_readable
-from torch_aclnn_ops.ops._numerics import widen, without_autocast
+from torch_aclnn_ops.ops._numerics import autocast_disabled, widen
 from torch_aclnn_ops.ops.linear_cross_entropy._plan import Options, Plan, make_plan
 from torch_aclnn_ops.ops.linear_cross_entropy._products import Gradients, Head, has_bfloat16_units
 
 import torch
 from torch import Tensor
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 
 # Targets that are no class of the head: of a row that does not count, and of a row whose class is in another shard.
 IGNORED = -1
@@ -158,17 +154,6 @@ class _Chunk:
         return values
 
 
-def _without_autocast(kernel: Callable[Concatenate[Problem, _P], _R]) -> Callable[Concatenate[Problem, _P], _R]:
-    """Run a kernel as written where autocast is on."""
-
-    @functools.wraps(kernel)
-    def run(problem: Problem, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        return without_autocast(lambda _: kernel(problem, *args, **kwargs))(problem.input)
-
-    return run
-
-
-@_without_autocast
 def statistics(problem: Problem, weighted: bool = False, predicted_tokens: bool = False) -> Statistics:
     """Reduce the logits of every row; a row that does not count gets zeros, and the predicted token -1."""
     counted, kept = _without_ignored(problem)
@@ -185,7 +170,6 @@ def statistics(problem: Problem, weighted: bool = False, predicted_tokens: bool 
     return everywhere
 
 
-@_without_autocast
 def gradients(
     problem: Problem, cotangents: Statistics, entropy: Tensor | None, needed: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
@@ -228,7 +212,6 @@ class Coefficients(NamedTuple):
     square: Tensor | None
 
 
-@_without_autocast
 def loss_and_gradients(
     problem: Problem, coefficients: Coefficients, needed: Sequence[bool], predicted_tokens: bool = False
 ) -> tuple[Tensor, tuple[Tensor | None, ...], Tensor | None]:
