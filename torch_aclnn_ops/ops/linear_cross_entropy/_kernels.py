@@ -105,7 +105,9 @@ def _fused_gradients(problem: Problem, cotangents: Statistics, reduced: Statisti
     mask leaves it out, and ``grad`` is the first cotangent.
     """
     target = problem.target
-    of_log_sum, of_predicted = cotangents.log_sum_exp, -cotangents.predicted
+    ignored = target == IGNORED
+    of_log_sum = cotangents.log_sum_exp.masked_fill(ignored, 0)
+    of_predicted = -cotangents.predicted
     is_masked = (target < 0) | (of_predicted == 0)
     ratio = (of_predicted / of_log_sum).masked_fill(is_masked, 1)
     gradients: tuple[Tensor, Tensor] = fused_linear_cross_entropy_loss_grad.run(
