@@ -301,28 +301,22 @@ def batched(vocabulary):
 
 def distributed_tensors(vocabulary):
     """A head and bias that are DTensors sharded by classes, and an input that is a DTensor all processes have."""
-    input, weight, bias, target = Vocabulary(dtype=vocabulary.dtype).arguments()
-    if vocabulary.is_whole:
-        _, total = vocabulary.loss(input, weight, bias, target, **_RICH)
-        return dict(
-            zip(
-                ("copy.input", "copy.weight", "copy.bias"),
-                torch.autograd.grad(total, (input, weight, bias)),
-                strict=True,
-            )
-        )
-    mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
-    weight, bias = (distribute_tensor(one.detach(), mesh, [Shard(0)]).requires_grad_() for one in (weight, bias))
-    input = DTensor.from_local(input.detach(), mesh, [Replicate()]).requires_grad_()
-    vocabulary.options = {}
-    _, total = vocabulary.loss(input, weight, bias, target, **_RICH)
+    arguments = Vocabulary(dtype=vocabulary.dtype).arguments()
+    *arguments, target = arguments
+    if not vocabulary.is_whole:
+        mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+        placements = ([Replicate()], [Shard(0)], [Shard(0)])
+        arguments = [
+            distribute_tensor(one.detach(), mesh, placement).requires_grad_()
+            for one, placement in zip(arguments, placements, strict=True)
+        ]
+        vocabulary.options = {}
+    _, total = vocabulary.loss(*arguments, target, **_RICH)
     total.backward()
-    assert weight.grad.placements == bias.grad.placements == (Shard(0),) and input.grad.placements == (Replicate(),)
-    return {
-        "copy.input": input.grad.to_local(),
-        "copy.weight": weight.grad.full_tensor(),
-        "copy.bias": bias.grad.full_tensor(),
-    }
+    if not vocabulary.is_whole:
+        assert [list(one.grad.placements) for one in arguments] == list(placements)
+    gradients = (one.grad.full_tensor() if isinstance(one.grad, DTensor) else one.grad for one in arguments)
+    return dict(zip(("copy.input", "copy.weight", "copy.bias"), gradients, strict=True))
 
 
 def partial_gradient_of_a_distributed_input(vocabulary):
@@ -390,22 +384,16 @@ FUNCTIONS = (
     compiled,
 )
 
-# Name of a case: a function of a vocabulary, how it is split, and the dtype.
-CASES = {
-    f"{name}, {dtype}": (lambda vocabulary, name=name: gradients(vocabulary, name), "uneven", dtype)
-    for name in OPTIONS
-    for dtype in DTYPES
-}
+
+def _with_options(name):
+    return lambda vocabulary: gradients(vocabulary, name)
+
+
+# A function of a vocabulary, how it is split, and the dtype.
+CASES = {f"{name}, {dtype}": (_with_options(name), "uneven", dtype) for name in OPTIONS for dtype in DTYPES}
 CASES |= {
-    f"everything, {split}": (lambda vocabulary: gradients(vocabulary, "everything"), split, "float64")
-    for split in SPLITS
-}
-CASES |= {
-    f"probabilities, {split}": (
-        lambda vocabulary: gradients(vocabulary, "probabilities and class weights"),
-        split,
-        "float64",
-    )
+    f"{name}, {split}": (_with_options(name), split, "float64")
+    for name in ("everything", "probabilities and class weights")
     for split in SPLITS
 }
 CASES |= {

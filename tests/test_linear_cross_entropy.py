@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from torch_aclnn_ops import explain
 from torch_aclnn_ops import functional as ours
 
 import numpy
@@ -324,20 +325,12 @@ def test_a_compiled_call_shows_a_class_outside_the_head_as_nan(options):
     assert call(torch.zeros(2, 3), torch.zeros(4, 3), torch.tensor([1, 3])).isfinite()
 
 
-def test_torchs_options_are_taken_and_their_chunk_size_used(monkeypatch):
-    from torch_aclnn_ops.functional.linear_cross_entropy import function
-
-    sizes = []
-    original = function.chunks_of
-    monkeypatch.setattr(
-        function, "chunks_of", lambda rows, classes, size: sizes.append(size) or original(rows, classes, size)
-    )
+def test_torchs_options_are_taken_and_their_chunk_size_used():
     make = Maker(torch.float32)
     input, head, target = *_input_and_head(make), make.index(C, N)
-    loss = ours.linear_cross_entropy(
-        input, head, target, options=LinearCrossEntropyOptions(batch_chunk_size=3, chunking_method=None)
-    )
-    assert sizes == [3]
+    options = LinearCrossEntropyOptions(batch_chunk_size=3, chunking_method=None)
+    assert "2 chunks of 3 rows" in explain(ours.linear_cross_entropy, input, head, target, options=options)
+    loss = ours.linear_cross_entropy(input, head, target, options=options)
     torch.testing.assert_close(loss, ours.linear_cross_entropy(input, head, target))
 
 
@@ -370,6 +363,13 @@ class _LargestTensor(torch.utils._python_dispatch.TorchDispatchMode):
         return result
 
 
+def _hold_few_logits(monkeypatch, number):
+    from torch_aclnn_ops.ops.linear_cross_entropy import _plan
+
+    monkeypatch.setattr(_plan, "_LOGITS_BYTES", 4 * number)
+    monkeypatch.setattr(_plan, "_FEWEST_ROWS", 8)
+
+
 @pytest.mark.parametrize(
     ("options", "create_graph"),
     [
@@ -382,9 +382,7 @@ class _LargestTensor(torch.utils._python_dispatch.TorchDispatchMode):
     ids=str,
 )
 def test_no_derivative_holds_the_logits_of_all_rows(options, create_graph, monkeypatch):
-    from torch_aclnn_ops.ops.linear_cross_entropy import _rows
-
-    monkeypatch.setattr(_rows, "_LOGITS_AT_A_TIME", 64 * 500)
+    _hold_few_logits(monkeypatch, 64 * 500)
     rows, classes = 1024, 500
     input, head = (torch.randn(shape, 8, requires_grad=True) for shape in (rows, classes))
     with _LargestTensor() as mode:
@@ -396,9 +394,7 @@ def test_no_derivative_holds_the_logits_of_all_rows(options, create_graph, monke
 
 
 def test_vmap_holds_the_logits_of_a_chunk_of_each_sample(monkeypatch):
-    from torch_aclnn_ops.ops.linear_cross_entropy import _rows
-
-    monkeypatch.setattr(_rows, "_LOGITS_AT_A_TIME", 64 * 500)
+    _hold_few_logits(monkeypatch, 64 * 500)
     rows, classes, samples = 1024, 500, 3
     inputs, head = torch.randn(samples, rows, 8), torch.randn(classes, 8)
     targets = torch.randint(classes, (samples, rows))

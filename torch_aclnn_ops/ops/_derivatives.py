@@ -78,7 +78,7 @@ def is_differentiated(value: Any) -> bool:
 
 def has_tangent(value: Any) -> bool:
     """Return whether a value is a tensor that carries a derivative in forward mode."""
-    return in_forward_ad() and isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None
+    return isinstance(value, Tensor) and in_forward_ad() and forward_ad.unpack_dual(value).tangent is not None
 
 
 def is_batched(tensor: Tensor) -> bool:

@@ -1,7 +1,8 @@
 """The arithmetic rules that the formulas share."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -19,6 +20,16 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 def widen(tensor: Tensor) -> Tensor:
     """Cast to the dtype that the operator computes in, so that a formula rounds to 16 bits once, at its end."""
     return tensor.to(accumulation_dtype(tensor.dtype))
+
+
+@contextmanager
+def autocast_disabled(device_type: str) -> Iterator[None]:
+    """Run a formula as written where autocast is on: it would make its matrix products 16-bit ones."""
+    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+        with torch.autocast(device_type, enabled=False):
+            yield
+    else:
+        yield
 
 
 def without_autocast(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:

@@ -214,11 +214,13 @@ def _result(
 ) -> Tensor | LinearCrossEntropyOutput:
     has_positions = problem.linear_weight.dim() > 2
     if options.is_scalar and not has_positions and reduce is statistics:
-        divisor, count, of_nothing = divisors(rows, options)
-        coefficients = _divided(rows.coefficients, divisor, count)
+        coefficients, of_nothing = rows.coefficients, None
+        if options.reduction == "mean":
+            divisor, count, of_nothing = divisors(rows, options)
+            coefficients = _divided(coefficients, divisor, count)
         if makes_gradients_in_forward(problem, coefficients):
             loss, tokens = loss_with_gradients(problem, coefficients, options.needs_tokens)
-            loss = loss + of_nothing
+            loss = loss if of_nothing is None else loss + of_nothing
             if not options.outputs:
                 return loss
             reduced = Statistics(loss, loss, loss, predicted_tokens=tokens)

@@ -151,13 +151,10 @@ def z_losses(statistics: Statistics, coefficients: Coefficients) -> Tensor:
 
 
 def divisors(rows: Rows, options: LossOptions) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what the cross entropies and the z-losses are divided by, and what makes a mean of no rows nan.
+    """Return what a mean divides the cross entropies and the z-losses by, and what makes a mean of no rows nan.
 
     The divisors are 1 where they would be 0, which keeps the gradients 0 there, as torch's are.
     """
-    if options.reduction != "mean":
-        one = rows.weight.new_ones(())
-        return one, one, torch.zeros_like(one)
     total, count = rows.weight.sum(), rows.count.sum()
     of_nothing = (0 / total).detach()
     if options.zero_if_all_ignored:
@@ -182,11 +179,12 @@ def assemble(
         loss = (cross_entropy if z_loss is None else cross_entropy + z_loss).reshape(shape)
         z_loss = None if z_loss is None else z_loss.reshape(shape)
     else:
-        divisor, count, of_nothing = divisors(rows, options)
-        loss = cross_entropy.sum() / divisor + of_nothing
-        if z_loss is not None:
-            z_loss = z_loss.sum() / count + of_nothing
-            loss = loss + z_loss
+        loss, z_loss = cross_entropy.sum(), None if z_loss is None else z_loss.sum()
+        if options.reduction == "mean":
+            divisor, count, of_nothing = divisors(rows, options)
+            loss = loss / divisor + of_nothing
+            z_loss = None if z_loss is None else z_loss / count + of_nothing
+        loss = loss if z_loss is None else loss + z_loss
     if not options.outputs:
         return loss
     if z_loss is None and "z_loss" in options.outputs:

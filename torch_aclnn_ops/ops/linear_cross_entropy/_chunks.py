@@ -5,21 +5,17 @@ float32 (float64 for float64). :mod:`torch_aclnn_ops.functional.linear_cross_ent
 calls that can be differentiated.
 """
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple
 
 from torch_aclnn_ops.ops._checks import values_are_readable
-from torch_aclnn_ops.ops._numerics import widen, without_autocast
+from torch_aclnn_ops.ops._numerics import autocast_disabled, widen
 from torch_aclnn_ops.ops.linear_cross_entropy._plan import Options, Plan, make_plan
 from torch_aclnn_ops.ops.linear_cross_entropy._products import Gradients, Head, has_bfloat16_units
 
 import torch
 from torch import Tensor
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 
 # Targets that are no class of the head: of a row that does not count, and of a row whose class is in another shard.
 IGNORED = -1
@@ -158,34 +154,16 @@ class _Chunk:
         return values
 
 
-def _without_autocast(kernel: Callable[Concatenate[Problem, _P], _R]) -> Callable[Concatenate[Problem, _P], _R]:
-    """Run a kernel as written where autocast is on."""
-
-    @functools.wraps(kernel)
-    def run(problem: Problem, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        return without_autocast(lambda _: kernel(problem, *args, **kwargs))(problem.input)
-
-    return run
-
-
-@_without_autocast
 def statistics(problem: Problem, weighted: bool = False, predicted_tokens: bool = False) -> Statistics:
     """Reduce the logits of every row; a row that does not count gets zeros, and the predicted token -1."""
-    counted, kept = _without_ignored(problem)
-    plan = counted.plan()
-    head = _head(counted, plan)
-    parts = [chunk.reduce(weighted, predicted_tokens) for chunk in _chunks(counted, head, plan)]
-    joined = Statistics(*(None if part[0] is None else torch.cat(part) for part in zip(*parts, strict=True)))
-    if kept is None:
-        return joined
-    rows = problem.input.shape[0]
-    everywhere = Statistics(*(None if part is None else _at(part, kept, rows) for part in joined))
-    if everywhere.predicted_tokens is not None:
-        everywhere.predicted_tokens.masked_fill_(problem.target == IGNORED, -1)
-    return everywhere
+    counted = _CountedRows(problem)
+    plan = counted.problem.plan()
+    head = _head(problem, plan)
+    parts = [chunk.reduce(weighted, predicted_tokens) for chunk in _chunks(counted.problem, head, plan)]
+    *values, tokens = (None if part[0] is None else torch.cat(part) for part in zip(*parts, strict=True))
+    return Statistics(*map(counted.at_all_rows, values), counted.at_all_rows(tokens, -1))
 
 
-@_without_autocast
 def gradients(
     problem: Problem, cotangents: Statistics, entropy: Tensor | None, needed: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
@@ -197,21 +175,21 @@ def gradients(
         entropy: the statistic, if its gradient is given.
         needed: whether the gradients of input, weight and bias are needed.
     """
-    counted, kept = _without_ignored(problem)
-    if kept is not None:
-        cotangents = Statistics(*(None if cotangent is None else cotangent[kept] for cotangent in cotangents))
-        entropy = None if entropy is None else entropy[kept]
-    plan = counted.plan(with_gradient=needed[1])
-    head = _head(counted, plan)
-    total = Gradients(counted.input, head, plan, needed)
-    for chunk in _chunks(counted, head, plan):
+    counted = _CountedRows(problem)
+    cotangents = Statistics(*map(counted.of, cotangents))
+    entropy = counted.of(entropy)
+    plan = counted.problem.plan(with_gradient=needed[1])
+    head = _head(problem, plan)
+    total = Gradients(counted.problem.input, head, plan, needed)
+    for chunk in _chunks(counted.problem, head, plan):
         chunk.to_softmax()
         of_rows = None if entropy is None else entropy[chunk.rows]
         total.add(chunk.to_gradient(_rows_of(cotangents, chunk.rows), of_rows), chunk.input, chunk.rows)
+    of_input, *others = total.finish()
     arguments = (problem.input, problem.linear_weight, problem.linear_bias)
     return tuple(
         None if gradient is None or argument is None else gradient.to(argument.dtype)
-        for gradient, argument in zip(_of_all_rows(problem, total, kept), arguments, strict=True)
+        for gradient, argument in zip((counted.at_all_rows(of_input), *others), arguments, strict=True)
     )
 
 
@@ -228,7 +206,6 @@ class Coefficients(NamedTuple):
     square: Tensor | None
 
 
-@_without_autocast
 def loss_and_gradients(
     problem: Problem, coefficients: Coefficients, needed: Sequence[bool], predicted_tokens: bool = False
 ) -> tuple[Tensor, tuple[Tensor | None, ...], Tensor | None]:
@@ -244,14 +221,13 @@ def loss_and_gradients(
         The loss, the gradients (wide, but for a bfloat16 head's that is summed in one product), and the predicted
         tokens, -1 for a row that does not count.
     """
-    counted, kept = _without_ignored(problem)
-    if kept is not None:
-        coefficients = Coefficients(*(None if factor is None else factor[kept] for factor in coefficients))
-    plan = counted.plan(with_gradient=needed[1])
-    head = _head(counted, plan)
-    total = Gradients(counted.input, head, plan, needed)
+    counted = _CountedRows(problem)
+    coefficients = Coefficients(*map(counted.of, coefficients))
+    plan = counted.problem.plan(with_gradient=needed[1])
+    head = _head(problem, plan)
+    total = Gradients(counted.problem.input, head, plan, needed)
     losses, tokens = [], []
-    for chunk in _chunks(counted, head, plan):
+    for chunk in _chunks(counted.problem, head, plan):
         of_rows = Coefficients(*(None if factor is None else factor[chunk.rows] for factor in coefficients))
         reduced = chunk.reduce(of_rows.weighted is not None, predicted_tokens)
         loss, cotangents = _loss_of_rows(reduced, of_rows)
@@ -260,9 +236,8 @@ def loss_and_gradients(
         total.add(chunk.to_gradient(cotangents, None), chunk.input, chunk.rows)
     loss = torch.cat(losses).sum()
     found = torch.cat([part for part in tokens if part is not None]) if predicted_tokens else None
-    if found is not None and kept is not None:
-        found = found.new_full((problem.input.shape[0],), -1).index_copy_(0, kept, found)
-    return loss, _of_all_rows(problem, total, kept), found
+    of_input, *others = total.finish()
+    return loss, (counted.at_all_rows(of_input), *others), counted.at_all_rows(found, -1)
 
 
 def _loss_of_rows(reduced: Statistics, factors: Coefficients) -> tuple[Tensor, Statistics]:
@@ -291,28 +266,46 @@ def _chunks(problem: Problem, head: Head, plan: Plan) -> Iterator[_Chunk]:
         yield _Chunk(problem, head, buffer, rows)
 
 
-def _without_ignored(problem: Problem) -> tuple[Problem, Tensor | None]:
-    """Drop the rows that do not count, where looking for them waits for no device; return the indices of the others."""
-    target = problem.target
-    if target.is_floating_point() or not values_are_readable(target):
-        return problem, None
-    kept = (target != IGNORED).nonzero().squeeze(1)
-    if kept.shape[0] == target.shape[0]:
-        return problem, None
-    return replace(problem, input=problem.input[kept], target=target[kept]), kept
+class _CountedRows:
+    """The rows of a problem without those that do not count.
+
+    They are dropped where looking for them waits for no device. Elsewhere they are rows of zeros, so that nothing that
+    is not finite gets from them into a sum, and weigh nothing.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._rows = problem.input.shape[0]
+        self._kept: Tensor | None = None
+        self._ignored: Tensor | None = None
+        if problem.target.is_floating_point():
+            return
+        ignored = problem.target == IGNORED
+        if not values_are_readable(problem.target):
+            self._ignored = ignored
+            self.problem = replace(problem, input=problem.input.masked_fill(ignored.unsqueeze(1), 0))
+        elif ignored.any():
+            self._kept = kept = (~ignored).nonzero().squeeze(1)
+            self.problem = replace(problem, input=problem.input[kept], target=problem.target[kept])
+
+    def of(self, values: Tensor | None) -> Tensor | None:
+        """Return the values of the rows that are left; zeros of those that do not count."""
+        if values is None:
+            return None
+        if self._ignored is not None:
+            return values.masked_fill(self._ignored, 0)
+        return values if self._kept is None else values[self._kept]
+
+    def at_all_rows(self, values: Tensor | None, elsewhere: int = 0) -> Tensor | None:
+        """Return the values with others, ``elsewhere``, for the rows that do not count."""
+        if values is None:
+            return None
+        if self._ignored is not None:
+            return values.masked_fill(self._ignored.reshape(-1, *(1,) * (values.dim() - 1)), elsewhere)
+        if self._kept is None:
+            return values
+        return values.new_full((self._rows, *values.shape[1:]), elsewhere).index_copy_(0, self._kept, values)
 
 
 def _rows_of(tensors: Statistics, rows: slice) -> Statistics:
     return Statistics(*(None if tensor is None else tensor[rows] for tensor in tensors))
-
-
-def _at(values: Tensor, rows: Tensor, number: int) -> Tensor:
-    """Put values at some rows, and zeros at the others."""
-    return values.new_zeros(number, *values.shape[1:]).index_copy_(0, rows, values)
-
-
-def _of_all_rows(problem: Problem, total: Gradients, kept: Tensor | None) -> tuple[Tensor | None, ...]:
-    of_input, of_weight, of_bias = total.finish()
-    if of_input is not None and kept is not None:
-        of_input = _at(of_input, kept, problem.input.shape[0])
-    return of_input, of_weight, of_bias

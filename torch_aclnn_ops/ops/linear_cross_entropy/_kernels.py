@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from torch_aclnn_ops.ops._numerics import autocast_disabled
 from torch_aclnn_ops.ops._paths import note, why_formula
 from torch_aclnn_ops.ops.linear_cross_entropy import _chunks
 from torch_aclnn_ops.ops.linear_cross_entropy._chunks import IGNORED, Coefficients, Problem, Statistics
@@ -21,7 +22,8 @@ def statistics(problem: Problem, weighted: bool, predicted_tokens: bool) -> Stat
     if reason is None:
         return _fused_statistics(problem)
     note(_NAME, f"formula in torch calls, because {reason}; {problem.plan()}")
-    return _chunks.statistics(problem, weighted, predicted_tokens)
+    with autocast_disabled(problem.input.device.type):
+        return _chunks.statistics(problem, weighted, predicted_tokens)
 
 
 def gradients(
@@ -34,7 +36,8 @@ def gradients(
             return *_fused_gradients(problem, cotangents, reduced), None
         note("fused_linear_cross_entropy_loss_grad", "formula in torch calls, because not both gradients are needed")
     note(_NAME, f"logits computed again for the gradients; {problem.plan(with_gradient=needed[1])}")
-    return _chunks.gradients(problem, cotangents, reduced.entropy, needed)
+    with autocast_disabled(problem.input.device.type):
+        return _chunks.gradients(problem, cotangents, reduced.entropy, needed)
 
 
 def loss_and_gradients(
@@ -44,7 +47,8 @@ def loss_and_gradients(
     reason = why_not_fused(problem, coefficients.weighted is not None, predicted_tokens)
     plan = problem.plan(with_gradient=needed[1])
     note(_NAME, f"formula in torch calls, because {reason}; gradients made in the forward pass; {plan}")
-    return _chunks.loss_and_gradients(problem, coefficients, needed, predicted_tokens)
+    with autocast_disabled(problem.input.device.type):
+        return _chunks.loss_and_gradients(problem, coefficients, needed, predicted_tokens)
 
 
 def why_not_fused(
@@ -101,7 +105,9 @@ def _fused_gradients(problem: Problem, cotangents: Statistics, reduced: Statisti
     mask leaves it out, and ``grad`` is the first cotangent.
     """
     target = problem.target
-    of_log_sum, of_predicted = cotangents.log_sum_exp, -cotangents.predicted
+    ignored = target == IGNORED
+    of_log_sum = cotangents.log_sum_exp.masked_fill(ignored, 0)
+    of_predicted = -cotangents.predicted
     is_masked = (target < 0) | (of_predicted == 0)
     ratio = (of_predicted / of_log_sum).masked_fill(is_masked, 1)
     gradients: tuple[Tensor, Tensor] = fused_linear_cross_entropy_loss_grad.run(

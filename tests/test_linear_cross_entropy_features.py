@@ -1,0 +1,321 @@
+"""linear_cross_entropy: what torch's function lacks, against the same losses computed from all logits."""
+
+import math
+
+from torch_aclnn_ops import functional as ours
+from torch_aclnn_ops.functional import LinearCrossEntropyOutput
+
+import pytest
+import torch
+from torch.nn import functional
+
+from tests._contract import Case, DropInContract, Maker
+
+N, H, C = 5, 2, 6
+IGNORED_ROWS = torch.tensor([1, 3])
+
+
+def _naive(
+    input,
+    head,
+    target,
+    *,
+    linear_bias=None,
+    weight=None,
+    reduction="mean",
+    label_smoothing=0.0,
+    softcap=None,
+    lse_square_scale=0.0,
+    temperature=1.0,
+    token_weight=None,
+    outputs=(),
+):
+    """Compute all logits, and from them what ours computes without."""
+    logits = functional.linear(input, head, linear_bias)
+    logits = logits.float() if logits.dtype.itemsize == 2 else logits
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    logits = logits / temperature
+    weight = None if weight is None else weight.to(logits.dtype)
+    flat_logits = logits.reshape(-1, logits.shape[-1])
+    distribution = target.is_floating_point()
+    flat_target = target.reshape(-1, target.shape[-1]).to(logits.dtype) if distribution else target.reshape(-1)
+    counted = torch.ones(len(flat_logits)) if distribution else (flat_target != -100)
+    factor = counted.to(logits.dtype)
+    if token_weight is not None:
+        factor = factor * token_weight.reshape(-1).to(logits.dtype)
+    losses = factor * functional.cross_entropy(
+        flat_logits, flat_target, weight=weight, reduction="none", label_smoothing=label_smoothing
+    )
+    z_losses = factor * lse_square_scale * flat_logits.logsumexp(1).square()
+    total = factor if weight is None or distribution else factor * weight[flat_target.clamp(min=0)]
+    shape = input.shape[:-1]
+    if reduction == "none":
+        loss = (losses + z_losses).reshape(shape)
+    elif reduction == "sum":
+        loss = (losses + z_losses).sum()
+    else:
+        loss = losses.sum() / total.sum() + z_losses.sum() / factor.sum()
+    if not outputs:
+        return loss
+    log_probabilities = flat_logits.log_softmax(1)
+    entropy = -(log_probabilities.exp() * log_probabilities).sum(1) * counted
+    chosen = -functional.cross_entropy(flat_logits, flat_target, reduction="none") if not distribution else None
+    return LinearCrossEntropyOutput(
+        loss,
+        None if chosen is None else chosen.reshape(shape),
+        entropy.reshape(shape),
+        z_losses.reshape(shape) if reduction == "none" else z_losses.sum() / (factor.sum() if reduction == "mean" else 1),
+    )
+
+
+def _function(F):
+    return ours.linear_cross_entropy if F is ours else _naive
+
+
+def _call(*names, **options):
+    """Make a call whose tensors are input, head, those of the names, and the target."""
+
+    def call(F, input, head, *others):
+        *named, target = others
+        return _function(F)(input, head, target, **dict(zip(names, named, strict=True)), **options)
+
+    return call
+
+
+def _joined(*names, **options):
+    """Make a call that adds up several results, each with factors of its own."""
+
+    def call(F, input, head, target):
+        result = _function(F)(input, head, target, outputs=names, **options)
+        total = result.loss.sum()
+        for place, name in enumerate(names):
+            value = getattr(result, name)
+            factors = torch.linspace(0.5, 1.5 + place, value.numel(), dtype=value.dtype).reshape(value.shape)
+            total = total + (value * factors).sum()
+        return total
+
+    return call
+
+
+def _input_and_head(make):
+    return make.normal(N, H), make.normal(C, H)
+
+
+def _with_bias(make):
+    return *_input_and_head(make), make.normal(C)
+
+
+def _some_ignored(make):
+    return (make.index(C, N).index_fill(0, IGNORED_ROWS, -100),)
+
+
+def _probabilities(make):
+    return *_input_and_head(make), make.normal(N, C).softmax(1)
+
+
+FEATURE_CASES = [
+    Case("softcap", _input_and_head, _call(softcap=0.7), _some_ignored),
+    Case("softcap, none", _input_and_head, _call(softcap=2.0, reduction="none"), _some_ignored),
+    Case("softcap and bias", _with_bias, _call("linear_bias", softcap=0.7), _some_ignored),
+    Case("temperature", _input_and_head, _call(temperature=0.5), _some_ignored),
+    Case("temperature and bias, none", _with_bias, _call("linear_bias", temperature=3.0, reduction="none"), _some_ignored),
+    Case("z-loss", _input_and_head, _call(lse_square_scale=0.1), _some_ignored),
+    Case("z-loss, sum", _input_and_head, _call(lse_square_scale=0.1, reduction="sum"), _some_ignored),
+    Case("z-loss, none", _input_and_head, _call(lse_square_scale=0.1, reduction="none"), _some_ignored),
+    Case(
+        "everything",
+        _with_bias,
+        lambda F, x, w, b, weight, target: _function(F)(
+            x,
+            w,
+            target,
+            linear_bias=b,
+            weight=weight,
+            label_smoothing=0.2,
+            softcap=1.5,
+            temperature=0.8,
+            lse_square_scale=0.05,
+        ),
+        lambda make: (make.probability(C), *_some_ignored(make)),
+    ),
+    Case(
+        "token weights, mean",
+        lambda make: (*_input_and_head(make), make.probability(N)),
+        _call("token_weight"),
+        _some_ignored,
+    ),
+    Case(
+        "token weights with z-loss and smoothing, none",
+        lambda make: (*_input_and_head(make), make.probability(N)),
+        _call("token_weight", reduction="none", lse_square_scale=0.1, label_smoothing=0.1),
+        _some_ignored,
+    ),
+    Case(
+        "token weights without derivatives",
+        _input_and_head,
+        lambda F, x, w, token_weight, target: _function(F)(x, w, target, token_weight=token_weight, reduction="sum"),
+        lambda make: (make.probability(N), *_some_ignored(make)),
+    ),
+    Case("probabilities with softcap", _probabilities, lambda F, x, w, t: _function(F)(x, w, t, softcap=1.1)),
+    Case(
+        "probabilities with z-loss and smoothing",
+        _probabilities,
+        lambda F, x, w, t: _function(F)(x, w, t, lse_square_scale=0.1, label_smoothing=0.1),
+    ),
+    Case(
+        "probabilities without derivatives",
+        _input_and_head,
+        _call(softcap=2.0),
+        lambda make: (make.normal(N, C).softmax(1),),
+    ),
+    Case(
+        "batch and time",
+        lambda make: (make.normal(2, 3, H), make.normal(C, H)),
+        _call(),
+        lambda make: (make.index(C, 2, 3),),
+    ),
+    Case(
+        "batch and time, none",
+        lambda make: (make.normal(2, 3, H), make.normal(C, H)),
+        _call(reduction="none"),
+        lambda make: (make.index(C, 2, 3),),
+    ),
+    Case(
+        "batch and time with probabilities",
+        lambda make: (make.normal(2, 3, H), make.normal(C, H), make.normal(2, 3, C).softmax(2)),
+        lambda F, x, w, t: _function(F)(x, w, t, reduction="none"),
+    ),
+]
+
+OUTPUT_CASES = [
+    Case("log-probabilities", _input_and_head, _joined("log_probabilities"), _some_ignored),
+    Case("entropy", _input_and_head, _joined("entropy"), _some_ignored),
+    Case("z-loss", _input_and_head, _joined("z_loss", lse_square_scale=0.1), _some_ignored),
+    Case(
+        "all of them with a temperature, none",
+        _input_and_head,
+        _joined(
+            "log_probabilities", "entropy", "z_loss", temperature=0.6, softcap=2.0, lse_square_scale=0.1, reduction="none"
+        ),
+        _some_ignored,
+    ),
+]
+
+
+class TestFeatures(DropInContract):
+    CASES = FEATURE_CASES
+    ROUNDINGS = 4.0
+
+
+class TestOutputs(DropInContract):
+    CASES = OUTPUT_CASES
+    ROUNDINGS = 8.0  # a call adds up several results, each rounded by itself
+
+
+def _small_call(**options):
+    make = Maker(torch.float32)
+    input, head = (tensor.requires_grad_() for tensor in _input_and_head(make))
+    (target,) = _some_ignored(make)
+    return ours.linear_cross_entropy(input, head, target, **options), (input, head, target)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_predicted_tokens_and_accuracy_are_those_of_the_logits(reduction):
+    result, (input, head, target) = _small_call(outputs=("predicted_tokens", "token_accuracy"), reduction=reduction)
+    predicted = (input @ head.T).argmax(1)
+    counted = target != -100
+    assert torch.equal(result.predicted_tokens, predicted.where(counted, -1))
+    right = ((predicted == target) & counted).float()
+    expected = {"none": right, "sum": right.sum(), "mean": right.sum() / counted.sum()}[reduction]
+    torch.testing.assert_close(result.token_accuracy, expected)
+
+
+def test_only_what_is_asked_for_is_returned():
+    loss, _ = _small_call()
+    assert isinstance(loss, torch.Tensor)
+    result, _ = _small_call(outputs=("entropy",))
+    assert [name for name, value in result._asdict().items() if value is not None] == ["loss", "entropy"]
+    torch.testing.assert_close(result.loss, loss)
+
+
+def test_asking_for_predictions_keeps_the_gradients():
+    (loss, _), (result, (input, head, _)) = _small_call(), _small_call(outputs=("token_accuracy",))
+    expected, arguments = _small_call()
+    for mine, theirs in zip(
+        torch.autograd.grad(result.loss, (input, head)), torch.autograd.grad(expected, arguments[:2]), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("options", [{}, {"lse_square_scale": 0.1}, {"label_smoothing": 0.1}, {"softcap": 3.0}], ids=str)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_mean_over_no_rows_is_torchs_nan_or_0_as_the_caller_wants_and_its_gradients_are_0(options, reduction):
+    target = torch.full((3,), -100)
+    for zero in (False, True):
+        input, head = torch.randn(3, H, requires_grad=True), torch.randn(C, H, requires_grad=True)
+        loss = ours.linear_cross_entropy(input, head, target, zero_if_all_ignored=zero, reduction=reduction, **options)
+        assert loss.requires_grad
+        assert bool(loss.isnan().all()) == (reduction == "mean" and not zero)
+        loss.sum().backward()
+        assert not input.grad.any() and not head.grad.any()
+
+
+def test_zero_if_all_ignored_changes_nothing_where_a_row_counts():
+    torch.testing.assert_close(_small_call(zero_if_all_ignored=True)[0], _small_call()[0], rtol=0, atol=0)
+
+
+def test_ignored_rows_that_are_not_finite_leave_the_gradients_finite():
+    (_, (input, head, target)) = _small_call()
+    with torch.no_grad():
+        input[IGNORED_ROWS] = torch.tensor([math.inf, math.nan])
+    for options in ({}, {"reduction": "none"}, {"label_smoothing": 0.1}):
+        loss = ours.linear_cross_entropy(input, head, target, **options)
+        for gradient in torch.autograd.grad(loss.sum(), (input, head)):
+            assert gradient.isfinite().all()
+
+
+def test_a_confident_loss_keeps_its_small_value():
+    # log sum exp(z) - z[target] would round to 0: both are 100.
+    head = torch.tensor([[100.0], [85.0]])
+    loss = ours.linear_cross_entropy(torch.ones(1, 1), head, torch.tensor([0]))
+    torch.testing.assert_close(loss.item(), math.log1p(math.exp(-15)), rtol=0.3, atol=0)
+
+
+def test_a_class_that_is_masked_by_its_bias_has_no_share_in_the_entropy():
+    bias = torch.tensor([0.0, 0.0, -math.inf])
+    input, head = torch.zeros(1, 2, requires_grad=True), torch.zeros(3, 2, requires_grad=True)
+    result = ours.linear_cross_entropy(input, head, torch.tensor([0]), linear_bias=bias, outputs=("entropy",))
+    torch.testing.assert_close(result.entropy.item(), math.log(2))
+    for gradient in torch.autograd.grad(result.entropy.sum() + result.loss, (input, head)):
+        assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("options", "exception", "sentence"),
+    [
+        ({"softcap": 0}, ValueError, "softcap must be positive and finite, but it is 0"),
+        ({"softcap": "high"}, TypeError, "softcap must be None or a number, but it is 'high'"),
+        ({"temperature": -1.0}, ValueError, "temperature must be positive and finite, but it is -1.0"),
+        ({"temperature": None}, TypeError, "temperature must be a number, but it is None"),
+        ({"lse_square_scale": -1e-4}, ValueError, "lse_square_scale must be at least 0 and finite, but it is -0.0001"),
+        ({"outputs": "entropy"}, TypeError, "outputs must be a tuple of names, but it is 'entropy'"),
+        ({"outputs": ("logits",)}, ValueError, "outputs must be among log_probabilities, .*, but one is 'logits'"),
+        ({"max_memory": 10}, ValueError, "max_memory must be at least 24 bytes for these arguments, but it is 10"),
+        ({"max_memory": 1.5}, TypeError, "max_memory must be None or an int, but it is 1.5"),
+        ({"max_memory": 99, "chunk_size": 4}, ValueError, "chunk_size and max_memory must not both be given"),
+        ({"token_weight": torch.ones(4)}, ValueError, r"token_weight must have the shape of class indices, \[5\], but"),
+        ({"token_weight": torch.ones(5).long()}, TypeError, "token_weight must have a floating-point dtype, but it has"),
+        ({"token_weight": 2.0}, TypeError, "token_weight must be a Tensor or None, but it is 2.0"),
+    ],
+    ids=str,
+)
+def test_a_wrong_option_is_refused(options, exception, sentence):
+    with pytest.raises(exception, match=f"linear_cross_entropy: {sentence}"):
+        _small_call(**options)
+
+
+@pytest.mark.parametrize("name", ["log_probabilities", "token_accuracy"])
+def test_results_of_classes_are_refused_for_probabilities(name):
+    with pytest.raises(ValueError, match=f"outputs must not have {name} with probabilities"):
+        ours.linear_cross_entropy(torch.rand(N, H), torch.rand(C, H), torch.rand(N, C), outputs=(name,))
