@@ -1,7 +1,7 @@
 """Losses of a head that is spread over processes, for test_vocab_parallel.py; each process saves what it found.
 
 A case returns tensors by name. A name begins with how the processes' tensors make the one of a single process: each has
-a ``copy``, or a ``shard`` of its classes, or a ``part`` of a sum.
+a ``copy`` or, but for rounding, something ``alike``, or a ``shard`` of its classes, or a ``part`` of a sum.
 """
 
 import sys
@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.debug import CommDebugMode
 
 ROWS, FEATURES, CLASSES = 11, 6, 24
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SPLITS = ("even", "uneven", "one class", "first without classes", "last without classes")
 
 
@@ -348,6 +348,53 @@ def compiled(vocabulary):
     return {"copy.loss": result.loss, "copy.tokens": result.predicted_tokens, **dict(zip(names, found, strict=True))}
 
 
+def groups_of_some_processes(vocabulary):
+    """Every other process in one group, the others in another."""
+    if not vocabulary.is_whole:
+        world_size = dist.get_world_size()
+        everyone = [list(range(start, world_size, 2)) for start in range(min(world_size, 2))]
+        groups = [dist.new_group(ranks) for ranks in everyone]
+        group, ranks = groups[vocabulary.rank % 2], everyone[vocabulary.rank % 2]
+        vocabulary = Vocabulary("uneven", len(ranks), ranks.index(vocabulary.rank))
+        vocabulary.options["process_group"] = group
+    found = gradients(vocabulary, "everything")
+    # Groups of different sizes round differently.
+    return {key.replace("copy", "alike"): value for key, value in found.items() if key.startswith("copy")}
+
+
+def checkpointed(vocabulary):
+    """A forward pass that the backward pass runs again."""
+    *arguments, target = vocabulary.arguments()
+
+    def loss(*arguments):
+        return vocabulary.loss(*arguments, target, **_RICH)[1]
+
+    total = torch.utils.checkpoint.checkpoint(loss, *arguments, use_reentrant=False)
+    found = torch.autograd.grad(total, arguments)
+    return dict(zip(("copy.input", "shard.weight", "shard.bias"), found, strict=True))
+
+
+def without_rows(vocabulary):
+    """An input of no rows."""
+    *arguments, _ = vocabulary.arguments()
+    input = arguments[0].detach()[:0].requires_grad_()
+    results, total = vocabulary.loss(input, *arguments[1:], torch.ones(0, dtype=torch.int64), **_RICH, reduction="sum")
+    found = torch.autograd.grad(total, (input, *arguments[1:]))
+    names = ("copy.input", "shard.weight", "shard.bias")
+    return {"copy.loss": results[0], **dict(zip(names, found, strict=True))}
+
+
+def autocast(vocabulary):
+    """Matrix products in bfloat16, of tensors in float32."""
+    vocabulary.dtype = torch.float32
+    input, weight, bias, target = vocabulary.arguments()
+    with torch.autocast("cpu", torch.bfloat16):
+        (loss,), _ = vocabulary.loss(input, weight, bias, soft(vocabulary), weight=vocabulary.draw(CLASSES).abs())
+    (of_weight,) = torch.autograd.grad(loss, weight)
+    assert loss.dtype == of_weight.dtype == torch.float32
+    return {"copy.loss": loss.bfloat16(), "shard.weight": of_weight.bfloat16()}
+
+
 def number_of_collectives(vocabulary):
     """Collectives of a forward pass, with the backward pass, and without vocab_sizes."""
     if vocabulary.is_whole:
@@ -380,6 +427,9 @@ FUNCTIONS = (
     batched,
     distributed_tensors,
     partial_gradient_of_a_distributed_input,
+    groups_of_some_processes,
+    checkpointed,
+    without_rows,
     number_of_collectives,
     compiled,
 )
@@ -390,7 +440,12 @@ def _with_options(name):
 
 
 # A function of a vocabulary, how it is split, and the dtype.
-CASES = {f"{name}, {dtype}": (_with_options(name), "uneven", dtype) for name in OPTIONS for dtype in DTYPES}
+CASES = {
+    f"{name}, {dtype}": (_with_options(name), "uneven", dtype)
+    for name in OPTIONS
+    for dtype in DTYPES
+    if dtype != "float16" or name == "everything"
+}
 CASES |= {
     f"{name}, {split}": (_with_options(name), split, "float64")
     for name in ("everything", "probabilities and class weights")
@@ -401,6 +456,7 @@ CASES |= {
     for function in FUNCTIONS
     for split in (("uneven", "last without classes") if function is not compiled else ("uneven",))
 }
+CASES["autocast"] = (autocast, "uneven", "bfloat16")
 
 
 def main(folder: str, rank: str, world_size: str) -> None:

@@ -39,17 +39,22 @@ def test_a_call_that_is_left_to_torch_says_so():
     )
 
 
+_PLAN = "1 chunk of 3 rows, 0.0 MB held"
+
+
 @pytest.mark.parametrize(
-    ("options", "reason"),
+    ("options", "plan"),
     [
-        ({"label_smoothing": 0.1}, "of label_smoothing"),
-        ({"chunk_size": 2}, "of chunk_size"),
-        ({"linear_bias": torch.rand(4)}, "of linear_bias"),
+        ({}, f"gradients made in the forward pass; {_PLAN}"),
+        ({"label_smoothing": 0.1}, f"gradients made in the forward pass; {_PLAN}"),
+        ({"chunk_size": 2}, "gradients made in the forward pass; 2 chunks of 2 rows, 0.0 MB held"),
+        ({"max_memory": 16}, "gradients made in the forward pass; 3 chunks of 1 rows, 0.0 MB held"),
+        ({"reduction": "none"}, f"{_PLAN}\nlinear_cross_entropy: logits computed again for the gradients; {_PLAN}"),
     ],
     ids=str,
 )
-def test_a_linear_cross_entropy_that_the_operators_cannot_do_says_why(options, reason):
-    assert _linear(**options) == f"linear_cross_entropy: {_FORMULA} {reason}"
+def test_a_linear_cross_entropy_tells_its_plan(options, plan):
+    assert _linear(**options) == f"linear_cross_entropy: {_FORMULA} the tensors are on cpu; {plan}"
 
 
 def test_a_module_gets_no_gradients():

@@ -65,7 +65,9 @@ def _naive(
         loss,
         None if chosen is None else chosen.reshape(shape),
         entropy.reshape(shape),
-        z_losses.reshape(shape) if reduction == "none" else z_losses.sum() / (factor.sum() if reduction == "mean" else 1),
+        z_losses.reshape(shape)
+        if reduction == "none"
+        else z_losses.sum() / (factor.sum() if reduction == "mean" else 1),
     )
 
 
@@ -119,7 +121,9 @@ FEATURE_CASES = [
     Case("softcap, none", _input_and_head, _call(softcap=2.0, reduction="none"), _some_ignored),
     Case("softcap and bias", _with_bias, _call("linear_bias", softcap=0.7), _some_ignored),
     Case("temperature", _input_and_head, _call(temperature=0.5), _some_ignored),
-    Case("temperature and bias, none", _with_bias, _call("linear_bias", temperature=3.0, reduction="none"), _some_ignored),
+    Case(
+        "temperature and bias, none", _with_bias, _call("linear_bias", temperature=3.0, reduction="none"), _some_ignored
+    ),
     Case("z-loss", _input_and_head, _call(lse_square_scale=0.1), _some_ignored),
     Case("z-loss, sum", _input_and_head, _call(lse_square_scale=0.1, reduction="sum"), _some_ignored),
     Case("z-loss, none", _input_and_head, _call(lse_square_scale=0.1, reduction="none"), _some_ignored),
@@ -196,7 +200,13 @@ OUTPUT_CASES = [
         "all of them with a temperature, none",
         _input_and_head,
         _joined(
-            "log_probabilities", "entropy", "z_loss", temperature=0.6, softcap=2.0, lse_square_scale=0.1, reduction="none"
+            "log_probabilities",
+            "entropy",
+            "z_loss",
+            temperature=0.6,
+            softcap=2.0,
+            lse_square_scale=0.1,
+            reduction="none",
         ),
         _some_ignored,
     ),
@@ -240,7 +250,7 @@ def test_only_what_is_asked_for_is_returned():
 
 
 def test_asking_for_predictions_keeps_the_gradients():
-    (loss, _), (result, (input, head, _)) = _small_call(), _small_call(outputs=("token_accuracy",))
+    result, (input, head, _) = _small_call(outputs=("token_accuracy",))
     expected, arguments = _small_call()
     for mine, theirs in zip(
         torch.autograd.grad(result.loss, (input, head)), torch.autograd.grad(expected, arguments[:2]), strict=True
@@ -248,7 +258,9 @@ def test_asking_for_predictions_keeps_the_gradients():
         torch.testing.assert_close(mine, theirs)
 
 
-@pytest.mark.parametrize("options", [{}, {"lse_square_scale": 0.1}, {"label_smoothing": 0.1}, {"softcap": 3.0}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"lse_square_scale": 0.1}, {"label_smoothing": 0.1}, {"softcap": 3.0}], ids=str
+)
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_a_mean_over_no_rows_is_torchs_nan_or_0_as_the_caller_wants_and_its_gradients_are_0(options, reduction):
     target = torch.full((3,), -100)
@@ -305,7 +317,11 @@ def test_a_class_that_is_masked_by_its_bias_has_no_share_in_the_entropy():
         ({"max_memory": 1.5}, TypeError, "max_memory must be None or an int, but it is 1.5"),
         ({"max_memory": 99, "chunk_size": 4}, ValueError, "chunk_size and max_memory must not both be given"),
         ({"token_weight": torch.ones(4)}, ValueError, r"token_weight must have the shape of class indices, \[5\], but"),
-        ({"token_weight": torch.ones(5).long()}, TypeError, "token_weight must have a floating-point dtype, but it has"),
+        (
+            {"token_weight": torch.ones(5).long()},
+            TypeError,
+            "token_weight must have a floating-point dtype, but it has",
+        ),
         ({"token_weight": 2.0}, TypeError, "token_weight must be a Tensor or None, but it is 2.0"),
     ],
     ids=str,

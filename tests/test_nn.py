@@ -4,7 +4,7 @@ import copy
 import inspect
 import warnings
 
-from torch_aclnn_ops import nn
+from torch_aclnn_ops import functional, nn
 
 import pytest
 import torch
@@ -83,9 +83,20 @@ def test_it_survives_a_deepcopy(pair):
 
 
 @pytest.mark.parametrize("name", nn.__all__)
-def test_the_constructor_has_torchs_arguments(name):
-    mine, theirs = (inspect.signature(getattr(module, name).__init__) for module in (nn, torch.nn))
-    assert mine == theirs
+def test_the_constructor_has_torchs_arguments_and_the_functions_further_options(name):
+    mine, theirs = (inspect.signature(getattr(module, name).__init__).parameters for module in (nn, torch.nn))
+    assert list(mine)[: len(theirs)] == list(theirs)
+    assert all(
+        (mine[argument].kind, mine[argument].default) == (theirs[argument].kind, theirs[argument].default)
+        for argument in theirs
+    )
+    further = list(mine)[len(theirs) :]
+    if name == "LinearCrossEntropyLoss":
+        # The others belong to a call: token_weight and outputs are arguments of forward.
+        of_function = set(inspect.signature(functional.linear_cross_entropy).parameters)
+        assert set(further) <= of_function and "softcap" in further
+    else:
+        assert not further
 
 
 def test_an_embedding_can_be_made_from_a_table():

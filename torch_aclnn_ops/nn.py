@@ -1,9 +1,13 @@
 """Drop-ins for modules of :mod:`torch.nn`: the same constructors, parameters and state dicts."""
 
+from collections.abc import Collection
+from typing import overload
+
 from torch_aclnn_ops import functional as F
 
 import torch
 from torch import Tensor
+from torch.nn import LinearCrossEntropyOptions
 
 __all__ = ["BCELoss", "Embedding", "LinearCrossEntropyLoss", "MSELoss"]
 
@@ -94,15 +98,72 @@ class LinearCrossEntropyLoss(torch.nn.LinearCrossEntropyLoss):
         weight: factor of each class, shape (num_classes,).
         ignore_index: class index whose rows do not count, -100 by default; only with class indices.
         label_smoothing: share of the uniform distribution in the target, from 0 to 1.
-        options: torch's options, see :func:`torch_aclnn_ops.functional.linear_cross_entropy`.
+        options: torch's options, see :func:`torch_aclnn_ops.functional.linear_cross_entropy`, as for all that follow.
+        softcap: bound of the logits' size.
+        lse_square_scale: factor of the z-loss.
+        temperature: divides the logits.
+        zero_if_all_ignored: whether a mean over no rows is 0.
+        chunk_size: rows whose logits are held at a time.
+        max_memory: bytes that may be held beyond arguments and results.
 
     Example:
-        >>> loss = LinearCrossEntropyLoss(8, 100)
+        >>> loss = LinearCrossEntropyLoss(8, 100, softcap=30.0)
         >>> loss(torch.zeros(2, 8), torch.tensor([3, 99]))
-        tensor(4.6052, grad_fn=<DivBackward0>)
+        tensor(4.6052, grad_fn=<AddBackward0>)
     """
 
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        out_features: tuple[int, ...] = (),
+        bias: bool = False,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        reduction: str = "mean",
+        weight: Tensor | None = None,
+        ignore_index: int | None = None,
+        label_smoothing: float = 0.0,
+        options: LinearCrossEntropyOptions | None = None,
+        softcap: float | None = None,
+        lse_square_scale: float = 0.0,
+        temperature: float = 1.0,
+        zero_if_all_ignored: bool = False,
+        chunk_size: int | str = "auto",
+        max_memory: int | None = None,
+    ) -> None:
+        super().__init__(
+            in_features,
+            num_classes,
+            out_features=out_features,
+            bias=bias,
+            device=device,
+            dtype=dtype,
+            reduction=reduction,
+            weight=weight,
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+            options=options,
+        )
+        self.softcap = softcap
+        self.lse_square_scale = lse_square_scale
+        self.temperature = temperature
+        self.zero_if_all_ignored = zero_if_all_ignored
+        self.chunk_size = chunk_size
+        self.max_memory = max_memory
+
+    @overload
+    def forward(  # type: ignore[overload-overlap]  # the first that fits is taken
+        self, input: Tensor, target: Tensor, *, token_weight: Tensor | None = None, outputs: tuple[()] = ()
+    ) -> Tensor: ...
+    @overload
+    def forward(
+        self, input: Tensor, target: Tensor, *, token_weight: Tensor | None = None, outputs: Collection[str]
+    ) -> F.LinearCrossEntropyOutput: ...
+    def forward(
+        self, input: Tensor, target: Tensor, *, token_weight: Tensor | None = None, outputs: Collection[str] = ()
+    ) -> Tensor | F.LinearCrossEntropyOutput:
         """Call :func:`torch_aclnn_ops.functional.linear_cross_entropy`."""
         classes = (self.num_classes, *self.out_features)
         bias = self.linear.bias
@@ -116,4 +177,12 @@ class LinearCrossEntropyLoss(torch.nn.LinearCrossEntropyLoss):
             ignore_index=self.ignore_index,
             label_smoothing=self.label_smoothing,
             options=self.options,
+            softcap=self.softcap,
+            lse_square_scale=self.lse_square_scale,
+            temperature=self.temperature,
+            token_weight=token_weight,
+            zero_if_all_ignored=self.zero_if_all_ignored,
+            outputs=outputs,
+            chunk_size=self.chunk_size,
+            max_memory=self.max_memory,
         )

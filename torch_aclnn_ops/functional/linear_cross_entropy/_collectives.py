@@ -44,7 +44,7 @@ class Members:
 
 def devices_of_group(name: str) -> tuple[str, ...]:
     """Return the types of device whose tensors a group takes."""
-    group = torch._C._distributed_c10d._resolve_process_group(name)
+    group = torch._C._distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
     return tuple(device.type for device in group._device_types)
 
 

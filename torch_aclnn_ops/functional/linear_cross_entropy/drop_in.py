@@ -34,12 +34,52 @@ from torch.nn import LinearCrossEntropyOptions
 
 
 @overload
-def linear_cross_entropy(
-    input: Tensor, linear_weight: Tensor, target: Tensor, *, outputs: tuple[()] = (), **options: Any
+def linear_cross_entropy(  # type: ignore[overload-overlap]  # the first that fits is taken
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = ...,
+    weight: Tensor | None = ...,
+    reduction: str = ...,
+    ignore_index: int | None = ...,
+    label_smoothing: float = ...,
+    options: LinearCrossEntropyOptions | None = ...,
+    softcap: float | None = ...,
+    lse_square_scale: float = ...,
+    temperature: float = ...,
+    token_weight: Tensor | None = ...,
+    zero_if_all_ignored: bool = ...,
+    outputs: tuple[()] = ...,
+    chunk_size: int | str = ...,
+    max_memory: int | None = ...,
+    process_group: Any = ...,
+    vocab_sizes: Sequence[int] | None = ...,
+    reduce_input_grad: bool = ...,
 ) -> Tensor: ...
 @overload
 def linear_cross_entropy(
-    input: Tensor, linear_weight: Tensor, target: Tensor, *, outputs: Collection[str], **options: Any
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = ...,
+    weight: Tensor | None = ...,
+    reduction: str = ...,
+    ignore_index: int | None = ...,
+    label_smoothing: float = ...,
+    options: LinearCrossEntropyOptions | None = ...,
+    softcap: float | None = ...,
+    lse_square_scale: float = ...,
+    temperature: float = ...,
+    token_weight: Tensor | None = ...,
+    zero_if_all_ignored: bool = ...,
+    outputs: Collection[str],
+    chunk_size: int | str = ...,
+    max_memory: int | None = ...,
+    process_group: Any = ...,
+    vocab_sizes: Sequence[int] | None = ...,
+    reduce_input_grad: bool = ...,
 ) -> LinearCrossEntropyOutput: ...
 def linear_cross_entropy(
     input: Tensor,
@@ -189,7 +229,7 @@ def linear_cross_entropy(
         logit_options,
         "entropy" in asked,
     )
-    reduce = statistics
+    reduce: Callable[..., Statistics] = statistics
     if shards is not None:
         reduce = partial(vocab_parallel_statistics, shards=shards, reduce_input_grad=reduce_input_grad)
     return _result(problem, rows, loss_options, shape, reduce)
@@ -260,9 +300,6 @@ def _statistics_of_positions(
         )
         for one, of_one, target in zip(weights, biases, targets, strict=True)
     ]
-    return Statistics(
-        *(
-            None if of_parts[0] is None else torch.stack(of_parts, 1).reshape(-1)
-            for of_parts in zip(*parts, strict=True)
-        )
+    return Statistics._make(
+        None if of_parts[0] is None else torch.stack(of_parts, 1).reshape(-1) for of_parts in zip(*parts, strict=True)
     )

@@ -45,7 +45,8 @@ def loss_with_gradients(
     if torch.compiler.is_compiling():
         needed = [tensor is not None and tensor.requires_grad for tensor in _trained(problem)]
         return chunked.loss(problem, coefficients, needed, predicted_tokens)
-    loss, tokens = _LossFunction.apply(*_trained(problem), problem, coefficients, predicted_tokens)
+    apply: Any = _LossFunction.apply
+    loss, tokens = apply(*_trained(problem), problem, coefficients, predicted_tokens)
     return loss, tokens
 
 
@@ -64,7 +65,7 @@ class _LossFunction(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None]:
         ctx.save_for_backward(input, linear_weight, linear_bias, problem.target, problem.class_weight, *coefficients)
         # The tensors come from save_for_backward, where hooks see them.
-        ctx.options, ctx.weighted = problem.options, coefficients.weighted is not None
+        ctx.options = problem.options
         needed = ctx.needs_input_grad[:3]
         loss, ctx.gradients, tokens = _kernels.loss_and_gradients(problem, coefficients, needed, predicted_tokens)
         if tokens is not None:
@@ -73,16 +74,18 @@ class _LossFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        *trained, target, class_weight, log_sum_exp, predicted, weighted, square = ctx.saved_tensors
+        input, linear_weight, linear_bias, target, class_weight, *factors = ctx.saved_tensors
+        trained = (input, linear_weight, linear_bias)
         needed, nothing = ctx.needs_input_grad[:3], (None, None, None)
         made, ctx.gradients = ctx.gradients, None
         if made is None or torch.is_grad_enabled():
-            problem = Problem(*trained, target, class_weight, ctx.options)
-            coefficients = Coefficients(log_sum_exp, predicted, weighted, square)
-            return *_recomputed(problem, coefficients, needed, grad_loss), *nothing
+            problem = Problem(input, linear_weight, linear_bias, target, class_weight, ctx.options)
+            return *_recomputed(problem, Coefficients._make(factors), needed, grad_loss), *nothing
         if is_batched(grad_loss):
             ctx.gradients = made  # each sample's are a product of their own
-            return *(None if one is None else (one * grad_loss).to(like.dtype) for one, like in _pairs(made, trained)), *nothing
+            return *(
+                None if one is None else (one * grad_loss).to(like.dtype) for one, like in _pairs(made, trained)
+            ), *nothing
         if not (values_are_readable(grad_loss) and grad_loss.item() == 1):
             for gradient in made:
                 if gradient is not None:
@@ -95,10 +98,12 @@ def _recomputed(
 ) -> tuple[Tensor | None, ...]:
     """Differentiate the loss as a function that can be differentiated again."""
     names = ("input", "linear_weight", "linear_bias")
-    selected = {name: getattr(problem, name) for name, is_needed in zip(names, needed, strict=True) if is_needed}
+    selected: dict[str, Any] = {
+        name: getattr(problem, name) for name, is_needed in zip(names, needed, strict=True) if is_needed
+    }
 
     def loss(*values: Tensor) -> tuple[Tensor]:
-        replaced = replace(problem, **dict(zip(selected, values, strict=True)))
+        replaced = replace(problem, **dict[str, Any](zip(selected, values, strict=True)))
         reduced = statistics(replaced, coefficients.weighted is not None)
         losses = cross_entropies(reduced, coefficients)
         if coefficients.square is not None:

@@ -204,17 +204,19 @@ def with_outputs(
     # 0 for rows that count, nan for those whose class is outside the head.
     shown = rows.count.detach() * 0
     tokens = statistics.predicted_tokens
-    values = {
-        "log_probabilities": lambda: statistics.predicted - statistics.log_sum_exp + shown,
-        "entropy": lambda: None if statistics.entropy is None else statistics.entropy + shown,
-        "predicted_tokens": lambda: tokens,
-    }
-    per_row = {name: make().reshape(shape) for name, make in values.items() if name in options.outputs}
+    asked = options.outputs
+    log_probabilities = statistics.predicted - statistics.log_sum_exp + shown if "log_probabilities" in asked else None
+    entropy = None if statistics.entropy is None else statistics.entropy + shown
     accuracy = None
-    if "token_accuracy" in options.outputs and tokens is not None:
+    if "token_accuracy" in asked and tokens is not None:
         accuracy = _token_accuracy(tokens, rows.target, options, shape)
     return LinearCrossEntropyOutput(
-        loss, z_loss=z_loss if "z_loss" in options.outputs else None, token_accuracy=accuracy, **per_row
+        loss,
+        None if log_probabilities is None else log_probabilities.reshape(shape),
+        None if entropy is None else entropy.reshape(shape),
+        z_loss if "z_loss" in asked else None,
+        accuracy,
+        tokens.reshape(shape) if "predicted_tokens" in asked and tokens is not None else None,
     )
 
 

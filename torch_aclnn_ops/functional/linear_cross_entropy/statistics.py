@@ -37,14 +37,17 @@ class _Asked:
 
     def problem(self, tensors: Sequence[Any]) -> Problem:
         """Return the arguments of the kernels."""
-        return Problem(*tensors, options=self.options, entropy=self.entropy)
+        input, linear_weight, linear_bias, target, class_weight = tensors
+        return Problem(input, linear_weight, linear_bias, target, class_weight, self.options, self.entropy)
 
     def name(self, results: Sequence[Any]) -> Statistics:
         """Return the results by their names; those that were not asked for are ``None``."""
         logits_max, log_sum_exp, predicted, *others = results
         remaining = iter(others)
         asked = (self.weighted, self.entropy, self.predicted_tokens)
-        return Statistics(logits_max, log_sum_exp, predicted, *(next(remaining) if is_asked else None for is_asked in asked))
+        return Statistics(
+            logits_max, log_sum_exp, predicted, *(next(remaining) if is_asked else None for is_asked in asked)
+        )
 
     def chunks(self, tensors: Sequence[Any]) -> list[slice]:
         """Cut the rows for the formula."""
@@ -82,7 +85,8 @@ def statistics(problem: Problem, weighted: bool = False, predicted_tokens: bool 
     asked = _Asked(problem.options, weighted, problem.entropy, predicted_tokens)
     tensors = (problem.input, problem.linear_weight, problem.linear_bias, problem.target, problem.class_weight)
     if not torch.compiler.is_compiling():
-        return asked.name(StatisticsFunction.apply(*tensors, asked))
+        apply: Any = StatisticsFunction.apply
+        return asked.name(apply(*tensors, asked))
     if in_functorch_transform() or any(map(is_differentiated, tensors[3:])):
         # Dynamo takes all but the first derivative of a Function for zero; the operators have a first one only.
         return asked.name(asked.formula()(tensors, asked.chunks(tensors)))
@@ -100,7 +104,8 @@ class StatisticsFunction(torch.autograd.Function):
     @staticmethod
     def forward(*args: Any) -> tuple[Tensor, ...]:
         """Reduce the logits."""
-        *tensors, asked = args
+        tensors: Sequence[Any] = args[:-1]
+        asked: _Asked = args[-1]
         if _is_any_batched(tensors):
             note("linear_cross_entropy", "formula in torch calls, because vmap runs over it")
             return asked.formula()(tensors, asked.chunks(tensors))
@@ -124,7 +129,8 @@ class StatisticsFunction(torch.autograd.Function):
         """Differentiate by the arguments that need it."""
         positions = frozenset(i for i in range(_TENSORS) if ctx.needs_input_grad[i])  # to functorch, not a tree
         cotangents = grad_outputs[1 : 1 + ctx.asked.differentiable]
-        gradients = iter(_StatisticsBackwardFunction.apply(*cotangents, *ctx.saved_tensors, ctx.asked, positions))
+        differentiate: Any = _StatisticsBackwardFunction.apply
+        gradients = iter(differentiate(*cotangents, *ctx.saved_tensors, ctx.asked, positions))
         return tuple(next(gradients) if i in positions else None for i in range(len(ctx.needs_input_grad)))
 
     @staticmethod
@@ -143,13 +149,15 @@ class _StatisticsBackwardFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(*args: Any) -> tuple[Tensor, ...]:
-        *tensors, asked, positions = args
+        tensors: Sequence[Any] = args[:-2]
+        asked: _Asked = args[-2]
+        positions: frozenset[int] = args[-1]
         cotangents, (*problem_tensors, logits_max, log_sum_exp, entropy) = _split(tensors, asked)
         if positions <= _OF_KERNELS and not _is_any_batched(tensors):
             reduced = Statistics(logits_max, log_sum_exp, log_sum_exp, None, entropy)
             named = replace(asked, predicted_tokens=False).name((logits_max, *cotangents))
             needed = [position in positions for position in sorted(_OF_KERNELS)]
-            results = _kernels.gradients(asked.problem(problem_tensors), named, reduced, needed)
+            results: Sequence[Any] = _kernels.gradients(asked.problem(problem_tensors), named, reduced, needed)
             return tuple(results[position] for position in sorted(positions))
         formula = asked.differentiable_formula()
         return formula.vjp(problem_tensors, sorted(positions), cotangents, asked.chunks(problem_tensors))
@@ -193,7 +201,8 @@ def _prepare(ctx: Any) -> tuple[Sequence[Any], RowFunction, list[slice]]:
     def gradients(*args: Any) -> tuple[Tensor, ...]:
         of_rows, arguments = _split(args, ctx.asked)
         _, pull_back = formula.linearize(arguments, ordered)
-        return pull_back(*of_rows)
+        results: tuple[Tensor, ...] = pull_back(*of_rows)
+        return results
 
     by_row = (*(True,) * len(cotangents), *_BY_ROW)
     function = RowFunction(gradients, by_row, [_BY_ROW[position] for position in ordered])

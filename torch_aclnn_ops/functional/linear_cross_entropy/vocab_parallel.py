@@ -238,7 +238,7 @@ def _gather_statistics(reduced: Statistics, mass: Tensor, shards: VocabularyShar
     remaining = iter(gathered.unbind(1))
     *found, masses = (None if row is None else next(remaining).to(row.dtype) for row in rows)
     assert masses is not None
-    return Statistics(*found), masses  # type: ignore[arg-type]
+    return Statistics._make(found), masses
 
 
 def _combine(found: Statistics, masses: Tensor, problem: Problem, shards: VocabularyShards) -> Statistics:
@@ -267,10 +267,10 @@ def _combine(found: Statistics, masses: Tensor, problem: Problem, shards: Vocabu
         tokens = torch.stack(classes).gather(0, largest).squeeze(0)
     results = (logits_max, log_sum_exp, predicted, weighted, entropy, tokens)
     if problem.target.is_floating_point():
-        return Statistics(*results)
+        return Statistics._make(results)
     ignored = problem.target == IGNORED
     *values, tokens = (None if result is None else result.masked_fill(ignored, 0) for result in results)
-    return Statistics(*values, None if tokens is None else tokens.masked_fill(ignored, -1))  # type: ignore[arg-type, call-arg]
+    return Statistics._make((*values, None if tokens is None else tokens.masked_fill(ignored, -1)))
 
 
 def _class_weight_sums(problem: Problem, shards: VocabularyShards) -> list[Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from torch_aclnn_ops.ops._checks import values_are_readable
-from torch_aclnn_ops.ops._numerics import autocast_disabled, widen
+from torch_aclnn_ops.ops._numerics import widen
 from torch_aclnn_ops.ops.linear_cross_entropy._plan import Options, Plan, make_plan
 from torch_aclnn_ops.ops.linear_cross_entropy._products import Gradients, Head, has_bfloat16_units
 
@@ -161,7 +161,7 @@ def statistics(problem: Problem, weighted: bool = False, predicted_tokens: bool 
     head = _head(problem, plan)
     parts = [chunk.reduce(weighted, predicted_tokens) for chunk in _chunks(counted.problem, head, plan)]
     *values, tokens = (None if part[0] is None else torch.cat(part) for part in zip(*parts, strict=True))
-    return Statistics(*map(counted.at_all_rows, values), counted.at_all_rows(tokens, -1))
+    return Statistics._make((*map(counted.at_all_rows, values), counted.at_all_rows(tokens, -1)))
 
 
 def gradients(
@@ -176,7 +176,7 @@ def gradients(
         needed: whether the gradients of input, weight and bias are needed.
     """
     counted = _CountedRows(problem)
-    cotangents = Statistics(*map(counted.of, cotangents))
+    cotangents = Statistics._make(map(counted.of, cotangents))
     entropy = counted.of(entropy)
     plan = counted.problem.plan(with_gradient=needed[1])
     head = _head(problem, plan)
@@ -222,13 +222,13 @@ def loss_and_gradients(
         tokens, -1 for a row that does not count.
     """
     counted = _CountedRows(problem)
-    coefficients = Coefficients(*map(counted.of, coefficients))
+    coefficients = Coefficients._make(map(counted.of, coefficients))
     plan = counted.problem.plan(with_gradient=needed[1])
     head = _head(problem, plan)
     total = Gradients(counted.problem.input, head, plan, needed)
     losses, tokens = [], []
     for chunk in _chunks(counted.problem, head, plan):
-        of_rows = Coefficients(*(None if factor is None else factor[chunk.rows] for factor in coefficients))
+        of_rows = Coefficients._make(None if factor is None else factor[chunk.rows] for factor in coefficients)
         reduced = chunk.reduce(of_rows.weighted is not None, predicted_tokens)
         loss, cotangents = _loss_of_rows(reduced, of_rows)
         losses.append(loss)
@@ -308,4 +308,4 @@ class _CountedRows:
 
 
 def _rows_of(tensors: Statistics, rows: slice) -> Statistics:
-    return Statistics(*(None if tensor is None else tensor[rows] for tensor in tensors))
+    return Statistics._make(None if tensor is None else tensor[rows] for tensor in tensors)

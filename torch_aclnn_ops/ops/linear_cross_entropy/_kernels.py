@@ -51,9 +51,7 @@ def loss_and_gradients(
         return _chunks.loss_and_gradients(problem, coefficients, needed, predicted_tokens)
 
 
-def why_not_fused(
-    problem: Problem, weighted: bool = False, predicted_tokens: bool = False
-) -> str | None:
+def why_not_fused(problem: Problem, weighted: bool = False, predicted_tokens: bool = False) -> str | None:
     """Return why the fused operators do not serve a call, or ``None`` if they do.
 
     Args:

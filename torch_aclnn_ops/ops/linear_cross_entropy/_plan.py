@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from torch_aclnn_ops.ops._numerics import accumulation_dtype
 
-import torch
 from torch import Tensor
 
 # A chunk's logits take 48 MiB, or an eighth of the head where that is more: enough rows for matrix products at full

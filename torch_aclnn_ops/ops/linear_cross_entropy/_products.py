@@ -32,7 +32,7 @@ def bfloat16_products(enabled: bool) -> Iterator[None]:
         yield
         return
     with _precision_lock:
-        setting = torch.backends.mkldnn.matmul
+        setting = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
         before = setting.fp32_precision
         setting.fp32_precision = "bf16"
         try:

@@ -24,8 +24,6 @@ _PROBLEM = (
 )
 
 
-
-
 def _define(signature: str, kernel: Any, fake: Any) -> Any:
     _library.define(signature, tags=(torch.Tag.pt2_compliant_tag,))
     name = signature.partition("(")[0]
@@ -118,9 +116,9 @@ def _gradients_fake(*args: Any) -> tuple[Tensor, ...]:
 
 
 _gradients = _define(
-    "linear_cross_entropy_gradients(Tensor of_log_sum_exp, Tensor of_predicted, Tensor? of_weighted, Tensor? of_entropy,"
-    f" Tensor logits_max, Tensor log_sum_exp, Tensor? entropy_of_rows, {_PROBLEM}, bool of_input, bool of_weight,"
-    " bool of_bias) -> (Tensor input_grad, Tensor weight_grad, Tensor bias_grad)",
+    "linear_cross_entropy_gradients(Tensor of_log_sum_exp, Tensor of_predicted, Tensor? of_weighted,"
+    f" Tensor? of_entropy, Tensor logits_max, Tensor log_sum_exp, Tensor? entropy_of_rows, {_PROBLEM}, bool of_input,"
+    " bool of_weight, bool of_bias) -> (Tensor input_grad, Tensor weight_grad, Tensor bias_grad)",
     _gradients_kernel,
     _gradients_fake,
 )

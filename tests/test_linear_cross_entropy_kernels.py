@@ -1,0 +1,298 @@
+"""linear_cross_entropy: how much it computes and holds, and its operators for compiled code."""
+
+import math
+import threading
+from functools import partial
+
+from torch_aclnn_ops import explain
+from torch_aclnn_ops import functional as ours
+from torch_aclnn_ops.ops.linear_cross_entropy import _products, chunked
+from torch_aclnn_ops.ops.linear_cross_entropy._chunks import Coefficients, Problem
+from torch_aclnn_ops.ops.linear_cross_entropy._plan import Options, make_plan
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from tests._contract import HALF_DTYPES, Maker
+
+N, H, C = 6, 3, 7
+
+
+class _Products(TorchDispatchMode):
+    """Adds up the multiplications of matrix products, in units of the rows' logits."""
+
+    def __init__(self, unit):
+        super().__init__()
+        self.unit = unit
+        self.total = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.addmm_):
+            left, right = args[-2:]
+            self.total += left.shape[0] * left.shape[1] * right.shape[1]
+        return func(*args, **(kwargs or {}))
+
+    @property
+    def number(self):
+        return self.total / self.unit
+
+
+def _tensors(dtype=torch.float64, trained=(True, True)):
+    make = Maker(dtype)
+    input, head = make.normal(N, H).requires_grad_(trained[0]), make.normal(C, H).requires_grad_(trained[1])
+    return input, head, make.index(C, N)
+
+
+@pytest.mark.parametrize(
+    ("trained", "reduction", "products"),
+    [
+        ((True, True), "mean", 3),
+        ((True, True), "none", 4),
+        ((True, False), "sum", 2),
+        ((False, True), "mean", 2),
+        ((False, True), "none", 3),
+        ((False, False), "mean", 1),
+    ],
+)
+def test_no_matrix_product_is_made_for_a_frozen_argument_or_twice_for_a_loss_that_is_one_number(
+    trained, reduction, products
+):
+    input, head, target = _tensors(trained=trained)
+    with _Products(N * H * C) as mode:
+        loss = ours.linear_cross_entropy(input, head, target, reduction=reduction).sum()
+        if loss.requires_grad:
+            loss.backward()
+    assert mode.number == products
+
+
+def test_without_grad_mode_only_the_logits_are_computed():
+    input, head, target = _tensors()
+    with _Products(N * H * C) as mode, torch.no_grad():
+        ours.linear_cross_entropy(input, head, target)
+    assert mode.number == 1
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_ignored_rows_take_no_matrix_product(reduction):
+    input, head, target = _tensors()
+    target[: N // 2] = -100
+    with _Products(N * H * C) as mode:
+        ours.linear_cross_entropy(input, head, target, reduction=reduction).sum().backward()
+    assert mode.number == (3 if reduction == "mean" else 4) / 2
+    assert not input.grad[: N // 2].any() and input.grad[N // 2 :].all()
+
+
+def test_accumulated_gradients_of_a_retained_graph_are_the_sum():
+    # The first backward hands its tensors to .grad, which the second adds to.
+    input, head, target = _tensors()
+    loss = ours.linear_cross_entropy(input, head, target)
+    loss.backward(retain_graph=True)
+    first = input.grad.clone(), head.grad.clone()
+    loss.backward()
+    torch.testing.assert_close((input.grad, head.grad), (2 * first[0], 2 * first[1]))
+
+
+def test_a_second_backward_of_a_freed_graph_is_refused_by_torch():
+    input, head, target = _tensors()
+    loss = ours.linear_cross_entropy(input, head, target)
+    loss.backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        loss.backward()
+
+
+def test_a_gradient_that_is_asked_for_after_one_with_a_graph_is_the_same():
+    input, head, target = _tensors()
+    loss = ours.linear_cross_entropy(input, head, target) * 3
+    with_graph = torch.autograd.grad(loss, (input, head), create_graph=True)
+    assert all(gradient.requires_grad for gradient in with_graph)
+    torch.testing.assert_close(torch.autograd.grad(loss, (input, head)), with_graph)
+
+
+def test_batched_gradients_of_a_loss_are_products_with_its_gradient():
+    input, head, target = _tensors()
+    loss = ours.linear_cross_entropy(input, head, target)
+    (gradient,) = torch.autograd.grad(loss, input, retain_graph=True)
+    factors = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    for _ in range(2):
+        (batched,) = torch.autograd.grad(loss, input, factors, retain_graph=True, is_grads_batched=True)
+        torch.testing.assert_close(batched, factors[:, None, None] * gradient)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_checkpointed_loss_has_the_same_gradients(use_reentrant):
+    input, head, target = _tensors()
+    expected = torch.autograd.grad(ours.linear_cross_entropy(input, head, target), (input, head))
+    loss = checkpoint(ours.linear_cross_entropy, input, head, target, use_reentrant=use_reentrant)
+    loss.backward()
+    torch.testing.assert_close((input.grad, head.grad), expected)
+
+
+def test_a_gradient_scaler_keeps_float16_gradients_from_underflow():
+    rows = 4096
+    make = Maker(torch.float16)
+    input, head, target = make.normal(rows, H).requires_grad_(), make.normal(C, H).requires_grad_(), make.index(C, rows)
+    scale = 2.0**16
+    (ours.linear_cross_entropy(input, head, target) * 1e-4 * scale).backward()
+    leaf = input.detach().double().requires_grad_()
+    (torch.nn.functional.cross_entropy(leaf @ head.double().T, target) * 1e-4).backward()
+    error = (input.grad.double() / scale - leaf.grad).abs().max()
+    assert error < leaf.grad.abs().max() * 2**-9
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF_DTYPES])
+@pytest.mark.parametrize("chunk_size", [1, 2, 5, 6, 100])
+def test_results_do_not_depend_on_the_chunk_size(dtype, chunk_size):
+    input, head, target = _tensors(dtype)
+    results = []
+    for size in ("auto", chunk_size):
+        loss = ours.linear_cross_entropy(input, head, target, chunk_size=size, softcap=3.0, label_smoothing=0.1)
+        results.append((loss, *torch.autograd.grad(loss, (input, head))))
+    torch.testing.assert_close(results[0], results[1])
+
+
+def test_max_memory_bounds_the_logits():
+    input, head, target = _tensors(torch.float32)
+    line = explain(ours.linear_cross_entropy, input, head, target, max_memory=2 * C * 4)
+    assert "3 chunks of 2 rows" in line
+    assert "1 chunk of 6 rows" in explain(ours.linear_cross_entropy, input, head, target, max_memory=2**20)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [0, 1, 7, 100, 5000])
+@pytest.mark.parametrize("classes", [1, 50, 200_000])
+def test_a_plan_covers_all_rows_and_classes_and_stays_within_its_memory(dtype, rows, classes):
+    weight = torch.empty(1, dtype=dtype).expand(classes, 64)
+    for options in (Options(), Options(chunk_size=3), Options(max_memory=2**28)):
+        plan = make_plan(rows, weight, options, 1, True, False)
+        assert [row for chunk in plan.chunks() for row in range(chunk.start, chunk.stop)] == list(range(rows))
+        assert sum(block.stop - block.start for block in plan.blocks()) == classes
+        assert options.max_memory is None or plan.bytes_held <= options.max_memory
+
+
+def test_bfloat16_products_leave_other_threads_alone():
+    setting = torch.backends.mkldnn.matmul
+    before = setting.fp32_precision
+    with _products.bfloat16_products(True):
+        alone = setting.fp32_precision
+    started, done = threading.Event(), threading.Event()
+
+    def wait():
+        started.set()
+        done.wait()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    started.wait()
+    with _products.bfloat16_products(True):
+        beside_another = setting.fp32_precision
+    done.set()
+    thread.join()
+    assert (beside_another, setting.fp32_precision) == (before, before)
+    assert alone == ("bf16" if threading.active_count() == 1 and torch.backends.mkldnn.is_available() else before)
+
+
+def _with_units(monkeypatch, value):
+    monkeypatch.setattr(_products, "has_bfloat16_units", lambda tensor: value and tensor.dtype == torch.bfloat16)
+    monkeypatch.setattr(
+        "torch_aclnn_ops.ops.linear_cross_entropy._chunks.has_bfloat16_units", _products.has_bfloat16_units
+    )
+
+
+@pytest.mark.parametrize("units", [False, True])
+@pytest.mark.parametrize("rows", [40, 9 * 64])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_bfloat16_is_as_exact_with_units_as_without(monkeypatch, units, rows, reduction):
+    _with_units(monkeypatch, units)
+    make = Maker(torch.bfloat16)
+    input, head = make.normal(rows, 64).requires_grad_(), make.normal(300, 64).requires_grad_()
+    target = make.index(300, rows)
+    wide = [tensor.detach().double().requires_grad_() for tensor in (input, head)]
+    truth = torch.nn.functional.cross_entropy(wide[0] @ wide[1].T, target, reduction=reduction)
+    loss = ours.linear_cross_entropy(input, head, target, reduction=reduction)
+    torch.testing.assert_close(loss.double(), truth, rtol=1e-5, atol=1e-5)
+    gradients = torch.autograd.grad(loss.mean(), (input, head))
+    for gradient, exact in zip(gradients, torch.autograd.grad(truth.mean(), wide), strict=True):
+        assert (gradient.double() - exact).abs().max() < exact.abs().max() * 2**-7
+
+
+def _problem(dtype=torch.float64, **fields):
+    input, head, target = _tensors(dtype)
+    target[0] = -1
+    defaults = {"linear_bias": None, "class_weight": None, "options": Options(chunk_size=4)}
+    return Problem(input, head, target=target, **{**defaults, **fields})
+
+
+PROBLEMS = {
+    "plain": {},
+    "bias": {"linear_bias": torch.linspace(-1, 1, C, dtype=torch.float64)},
+    "softcap": {"options": Options(softcap=2.0, temperature=0.5)},
+    "entropy": {"entropy": True},
+    "probabilities": {"target": torch.rand(N, C, dtype=torch.float64).softmax(1)},
+}
+
+
+@pytest.mark.parametrize("fields", PROBLEMS.values(), ids=PROBLEMS)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_operators_keep_torchs_rules(fields, weighted):
+    problem = _problem(**fields)
+    arguments = chunked._flat(problem)
+    torch.library.opcheck(chunked._statistics, (*arguments, weighted, True))
+    ones = torch.ones(N, dtype=torch.float64)
+    factors = Coefficients(ones, ones, ones if weighted else None, None)
+    torch.library.opcheck(chunked._loss_and_gradients, (*arguments, *factors, True, True, True, False))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_compiled_code_calls_the_kernels_as_one_operator(dynamic, reduction):
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    call = torch.compile(
+        partial(ours.linear_cross_entropy, reduction=reduction), fullgraph=True, dynamic=dynamic, backend=backend
+    )
+    for rows in (5, 9, 17):
+        input, head = torch.randn(rows, H, requires_grad=True), torch.randn(C, H, requires_grad=True)
+        target = torch.randint(C, (rows,))
+        loss = call(input, head, target)
+        torch.testing.assert_close(loss, ours.linear_cross_entropy(input, head, target, reduction=reduction))
+    assert len(graphs) == (1 if dynamic else len(graphs))
+    operators = [str(node.target) for node in graphs[-1].graph.nodes if "linear_cross_entropy" in str(node.target)]
+    assert len(operators) == 1
+
+
+def test_export_takes_any_number_of_rows():
+    class Loss(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = torch.nn.Parameter(torch.randn(C, H))
+
+        def forward(self, input, target):
+            return ours.linear_cross_entropy(input, self.head, target)
+
+    module = Loss()
+    rows = torch.export.Dim("rows", min=2)
+    with torch.no_grad():
+        program = torch.export.export(
+            module, (torch.randn(4, H), torch.randint(C, (4,))), dynamic_shapes=({0: rows}, {0: rows})
+        )
+    input, target = torch.randn(11, H), torch.randint(C, (11,))
+    torch.testing.assert_close(program.module()(input, target), module(input, target).detach())
+
+
+def test_a_temperature_of_one_half_doubles_the_logits():
+    input, head, target = _tensors()
+    loss = ours.linear_cross_entropy(input, head, target, temperature=0.5)
+    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(2 * input @ head.T, target))
+
+
+def test_the_z_loss_is_the_square_of_the_log_normalizer():
+    input, head, target = torch.zeros(2, H), torch.zeros(C, H), torch.tensor([0, 1])
+    result = ours.linear_cross_entropy(input, head, target, lse_square_scale=0.5, outputs=("z_loss",))
+    torch.testing.assert_close(result.z_loss.item(), 0.5 * math.log(C) ** 2)
+    torch.testing.assert_close(result.loss.item(), math.log(C) + 0.5 * math.log(C) ** 2)
