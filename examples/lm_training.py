@@ -66,6 +66,7 @@ class Trainer:
 
     # What the model is to use instead of this package's operators.
     operators: Mapping[str, Any] = {}
+    model_type = Transformer
 
     def __init__(self, settings: Settings, data: TextData) -> None:
         self.settings = settings
@@ -87,7 +88,7 @@ class Trainer:
 
     def build_model(self) -> Transformer:
         """Return a freshly initialised model."""
-        return Transformer(
+        return self.model_type(
             vocabulary_size=VOCABULARY_SIZE,
             context=self.settings.context,
             layers=self.settings.layers,
@@ -127,13 +128,31 @@ class Trainer:
         self.optimizer.zero_grad()
         loss, properties_loss = self.loss(inputs, targets)
         (loss + PROPERTIES_WEIGHT * properties_loss).backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), LARGEST_GRADIENT_NORM)
+        self.clip_gradients()
         self.optimizer.step()
         self.scheduler.step()
         self.losses.append(loss.item())
         synchronize(self.device)
         self.training_seconds += time.perf_counter() - started
         return self.losses[-1]
+
+    def clip_gradients(self) -> None:
+        """Scale the gradients down where their norm is too large."""
+        nn.utils.clip_grad_norm_(self.model.parameters(), LARGEST_GRADIENT_NORM)
+
+    @property
+    def parameters(self) -> int:
+        """The number of the model's parameters."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes the files, if there are several."""
+        return True
+
+    def agree(self, decision: bool) -> bool:
+        """Return the decision of the process that writes the files."""
+        return decision
 
     def validate(self) -> tuple[float, float]:
         """Return the validation losses of the raw and of the averaged weights, and keep them for the report."""
@@ -153,7 +172,13 @@ class Trainer:
 
     def save(self, path: Path) -> None:
         """Write a checkpoint that ``load`` continues from bit for bit."""
-        contents = {
+        contents = self.contents()
+        if self.is_first:
+            save_atomically(contents, path)
+
+    def contents(self) -> dict[str, Any]:
+        """Return a checkpoint's contents."""
+        return {
             "settings": asdict(self.settings),
             "text": self.data.fingerprint,
             "model": self.model.state_dict(),
@@ -163,7 +188,6 @@ class Trainer:
             "losses": self.losses,
             "validation_losses": self.validation_losses,
         }
-        save_atomically(contents, path)
 
     def load(self, path: Path) -> None:
         """Continue from a checkpoint, which must be of the same settings and text."""
@@ -182,6 +206,10 @@ class Trainer:
                 f"the checkpoint {path} was made from text {contents['text'][:16]}, and this run's text is "
                 f"{self.data.fingerprint[:16]}: resume with the same Python and tokenizers, or start anew"
             )
+        self.restore(contents)
+
+    def restore(self, contents: dict[str, Any]) -> None:
+        """Continue from a checkpoint's contents."""
         self.model.load_state_dict(contents["model"])
         self.optimizer.load_state_dict(contents["optimizer"])
         self.scheduler.load_state_dict(contents["scheduler"])

@@ -1,6 +1,7 @@
 """Train a small language model on the Python standard library, with this package's operators throughout.
 
-Run ``python examples/train_lm.py --minutes 2`` from a checkout; ``--help`` lists the options.
+Run ``python examples/train_lm.py --minutes 2`` from a checkout; ``--help`` lists the options. With
+``torchrun --nproc-per-node 2 examples/train_lm.py --vocab-parallel`` each process has half of the output head.
 """
 
 import argparse
@@ -8,7 +9,9 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from contextlib import nullcontext
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from lm_report import Result, launch_summary, summary, write_plot, write_table
 from lm_training import DTYPES, CheckpointError, Settings, SettingsError, Trainer
 from text_data import load_text_data, unigram_cross_entropy
 from tqdm import tqdm
+from vocab_parallel import VocabParallelTrainer, first_process_first, processes
 
 VALIDATIONS = 6
 # Fewer steps than this may rightly end above the unigram entropy.
@@ -41,24 +45,34 @@ class RunOptions:
     resume: bool = False
     reference: bool = False
     progress: bool = True
+    vocab_parallel: bool = False
 
 
-def train(settings: Settings, options: RunOptions) -> Result:
-    """Train, write the files to ``options.output`` and return the outcome."""
-    data = load_text_data(options.output / "cache")
-    trainer = Trainer(settings, data)
+def train(settings: Settings, options: RunOptions) -> Result | None:
+    """Train, write the files to ``options.output`` and return the outcome, or ``None`` where another process does."""
+    load = partial(load_text_data, options.output / "cache")
+    trainer = (
+        VocabParallelTrainer(settings, first_process_first(load))
+        if options.vocab_parallel
+        else Trainer(settings, load())
+    )
+    if not trainer.is_first:
+        options = replace(options, progress=False)
     if options.resume:
         trainer.load(options.output / "checkpoint.pt")
     tokens_per_second = run(trainer, options)
+    sample = sample_text(trainer)
+    if not trainer.is_first:
+        return None
     comparison = compare(trainer, options.progress) if options.reference else None
     result = Result(
         losses=trainer.losses,
         validation_losses=trainer.validation_losses,
-        unigram_cross_entropy=unigram_cross_entropy(data.training, data.validation),
-        parameters=sum(parameter.numel() for parameter in trainer.model.parameters()),
+        unigram_cross_entropy=unigram_cross_entropy(trainer.data.training, trainer.data.validation),
+        parameters=trainer.parameters,
         training_tokens=trainer.step * settings.batch_size * settings.context,
         tokens_per_second=tokens_per_second,
-        sample=sample_text(trainer),
+        sample=sample,
         comparison=comparison,
     )
     write_table(result, options.output / "loss.csv")
@@ -87,7 +101,7 @@ def run(trainer: Trainer, options: RunOptions) -> float | None:
                 trainer.validate()
             if trainer.step % options.checkpoint_every == 0:
                 trainer.save(checkpoint)
-            if time.perf_counter() >= deadline:
+            if trainer.agree(time.perf_counter() >= deadline):
                 break
     if trainer.step not in trainer.validation_losses:
         trainer.validate()
@@ -170,6 +184,11 @@ def build_parser() -> argparse.ArgumentParser:
     flag("--stop-at", type=count, metavar="STEP", help="stop after this step, to go on later with --resume")
     flag("--resume", action="store_true", help="go on from the checkpoint in --output, bit for bit")
     flag("--reference", action="store_true", help="train twice more, with torch's own operators, and compare")
+    flag(
+        "--vocab-parallel",
+        action="store_true",
+        help="under torchrun: each process has a part of the output head, and the losses are those of one process",
+    )
     flag("--no-progress", dest="progress", action="store_false", help="show no progress bars")
     parser.set_defaults(**vars(Settings()), **vars(RunOptions()))
     return parser
@@ -182,9 +201,12 @@ def main(argv: list[str] | None = None) -> int:
     options = RunOptions(**{field.name: arguments[field.name] for field in fields(RunOptions)})
     try:
         settings = Settings(**{field.name: arguments[field.name] for field in fields(Settings)})
-        result = train(settings, options)
+        with processes() if options.vocab_parallel else nullcontext():
+            result = train(settings, options)
     except (SettingsError, CheckpointError, DeviceUnavailableError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
+    if result is None:
+        return 0
     names = ("loss.csv", "loss.png", "checkpoint.pt", "sample.txt")
     print(summary(result, [options.output / name for name in names]))
     if settings.device == "npu":

@@ -136,6 +136,10 @@ class Transformer(nn.Module):
             alphanumeric.sigmoid(), truly_alphanumeric
         )
 
+    def next_token_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the logits of the token after a position whose hidden state has the shape (width,)."""
+        return hidden @ self.head_weight.T
+
     @torch.no_grad()
     def continue_text(
         self, tokens: list[int], count: int, *, temperature: float = 0.0, generator: torch.Generator | None = None
@@ -144,7 +148,7 @@ class Transformer(nn.Module):
         tokens = list(tokens)
         for _ in range(count):
             visible = torch.tensor([tokens[-self.context :]], device=self.head_weight.device)
-            logits = (self.hidden(visible)[0, -1] @ self.head_weight.T).float().cpu()
+            logits = self.next_token_logits(self.hidden(visible)[0, -1]).float().cpu()
             if temperature > 0:
                 probabilities = torch.softmax(logits / temperature, dim=-1)
                 tokens.append(int(torch.multinomial(probabilities, 1, generator=generator)))

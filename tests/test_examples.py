@@ -111,6 +111,47 @@ def test_a_resumed_run_continues_bit_for_bit(reference_run, output):
     assert resumed[-1] == whole[-1]
 
 
+def test_two_processes_with_half_of_the_head_each_train_as_one(reference_run, output):
+    options = (*SMALL, "--output", str(output))
+    runner = (
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(ROOT / "examples/train_lm.py"),
+    )
+    result = _run_python(*runner, *options, "--vocab-parallel", "--stop-at", "12")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("training loss") == 1  # one process prints
+    assert len(_losses(output)) == 12
+    # What they have saved is a checkpoint of one process.
+    result = _run("train_lm.py", *options, "--resume")
+    assert result.returncode == 0, result.stderr
+    for mine, theirs in zip(_losses(output), _losses(reference_run[0]), strict=True):
+        assert float(mine[0]) == pytest.approx(float(theirs[0]), rel=_ROUNDING["float32"])
+    assert [float(loss) for loss in _losses(output)[-1]] == pytest.approx(
+        [float(loss) for loss in _losses(reference_run[0])[-1]], rel=_ROUNDING["float32"]
+    )
+
+
+def test_several_processes_continue_the_checkpoint_of_one(reference_run, output):
+    options = (*SMALL, "--output", str(output))
+    assert _run("train_lm.py", *options, "--stop-at", "17").returncode == 0
+    runner = (
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "3",
+        str(ROOT / "examples/train_lm.py"),
+    )
+    result = _run_python(*runner, *options, "--vocab-parallel", "--resume", "--stop-at", "20")
+    assert result.returncode == 0, result.stderr
+    for mine, theirs in zip(_losses(output), _losses(reference_run[0])[:20], strict=True):
+        assert float(mine[0]) == pytest.approx(float(theirs[0]), rel=_ROUNDING["float32"])
+
+
 def test_a_checkpoint_of_other_settings_is_refused(reference_run, output):
     shutil.copy(reference_run[0] / "checkpoint.pt", output)
     result = _run("train_lm.py", *SMALL, "--resume", "--lr", "0.5", "--output", str(output))
@@ -130,6 +171,7 @@ def test_bfloat16_matrix_products_train_too(output):
         (["--ema-decay", "1"], "argument --ema-decay: must be a number from 0 up to but not including 1, got '1'"),
         (["--width", "30", "--heads", "4"], "width must be a multiple of twice heads, which is 8, got 30"),
         (["--resume"], "there is no checkpoint"),
+        (["--vocab-parallel"], "needs torchrun: torchrun --nproc-per-node 2 examples/train_lm.py --vocab-parallel"),
     ],
 )
 def test_a_wrong_option_is_refused(options, sentence, output):

@@ -1,0 +1,135 @@
+"""Training with the output head's rows spread over the processes that ``torchrun`` has started.
+
+Everything but the head is on every process, and every process sees the same text. So all of them compute the same
+losses, and the same weights outside of the head. The collectives go through gloo, which works on every device.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from torch_aclnn_ops import functional as F
+
+import torch
+import torch.distributed as dist
+from lm_training import LARGEST_GRADIENT_NORM, SettingsError, Trainer
+from text_data import VOCABULARY_SIZE
+from torch import nn
+from transformer import Transformer
+
+HEAD = "head_weight"
+
+
+@contextmanager
+def processes() -> Iterator[None]:
+    """Join the processes that torchrun has started, and leave them at the end."""
+    if "RANK" not in os.environ:
+        raise SettingsError(
+            "vocab_parallel needs torchrun: torchrun --nproc-per-node 2 examples/train_lm.py --vocab-parallel"
+        )
+    if hasattr(torch, "npu") and torch.npu.is_available():
+        torch.npu.set_device(int(os.environ["LOCAL_RANK"]) % torch.npu.device_count())
+    dist.init_process_group("gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def first_process_first(make: Callable[[], Any]) -> Any:
+    """Return what ``make`` does, which the first process calls before the others, so that they find its files."""
+    if dist.get_rank() > 0:
+        dist.barrier()
+    made = make()
+    if dist.get_rank() == 0:
+        dist.barrier()
+    return made
+
+
+class ShardedTransformer(Transformer):
+    """A transformer whose head has this process's rows only."""
+
+    def next_token_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the logits of the whole vocabulary."""
+        return torch.cat(gather(super().next_token_logits(hidden)))
+
+
+def gather(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors of all processes, which may differ in size, on the CPU."""
+    arrays: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(arrays, tensor.detach().cpu().numpy())
+    return [torch.as_tensor(array) for array in arrays]
+
+
+class VocabParallelTrainer(Trainer):
+    """Trains the transformer with this process's rows of the head.
+
+    A checkpoint is that of a training in one process, with the whole head: the first process writes it, and it can be
+    continued from with any number of processes, also one.
+    """
+
+    model_type = ShardedTransformer
+
+    def build_model(self) -> Transformer:
+        """Return a freshly initialised model, the same as one process's, with a part of the head."""
+        model = super().build_model()
+        sizes = [len(rows) for rows in torch.arange(VOCABULARY_SIZE).tensor_split(dist.get_world_size())]
+        start = sum(sizes[: dist.get_rank()])
+        self.rows = slice(start, start + sizes[dist.get_rank()])
+        model.head_weight = nn.Parameter(model.head_weight[self.rows].detach().clone())
+        model.linear_cross_entropy = partial(
+            F.linear_cross_entropy, process_group=dist.group.WORLD, vocab_sizes=tuple(sizes)
+        )
+        return model
+
+    @property
+    def parameters(self) -> int:
+        """The number of the model's parameters, with the whole head."""
+        return super().parameters + (VOCABULARY_SIZE - len(self.model.head_weight)) * self.settings.width
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes the files."""
+        return dist.get_rank() == 0
+
+    def agree(self, decision: bool) -> bool:
+        """Return the first process's decision."""
+        decisions = [decision]
+        dist.broadcast_object_list(decisions, src=0)
+        return decisions[0]
+
+    def clip_gradients(self) -> None:
+        """Scale the gradients down where their norm, with the whole head's, is too large."""
+        head = self.model.head_weight
+        others = [parameter for parameter in self.model.parameters() if parameter is not head]
+        of_head = torch.stack(gather(head.grad.square().sum())).sum()
+        of_others = nn.utils.get_total_norm([parameter.grad for parameter in others if parameter.grad is not None])
+        norm = (of_others.cpu().square() + of_head).sqrt()
+        nn.utils.clip_grads_with_norm_(self.model.parameters(), LARGEST_GRADIENT_NORM, norm.to(head.device))
+
+    def contents(self) -> dict[str, Any]:
+        """Return a checkpoint's contents, with the whole head."""
+        contents = super().contents()
+        contents["model"][HEAD] = torch.cat(gather(contents["model"][HEAD]))
+        state = contents["optimizer"]["state"][self.head_index]
+        contents["optimizer"]["state"][self.head_index] = {
+            name: torch.cat(gather(value)) if value.dim() > 0 else value for name, value in state.items()
+        }
+        return contents
+
+    def restore(self, contents: dict[str, Any]) -> None:
+        """Continue from a checkpoint's contents."""
+        contents["model"][HEAD] = contents["model"][HEAD][self.rows]
+        state = contents["optimizer"]["state"][self.head_index]
+        for name, value in state.items():
+            if value.dim() > 0:
+                state[name] = value[self.rows].clone()
+        super().restore(contents)
+
+    @property
+    def head_index(self) -> int:
+        """The head's place among the optimizer's parameters."""
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        return next(i for i, parameter in enumerate(parameters) if parameter is self.model.head_weight)
