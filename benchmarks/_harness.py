@@ -103,9 +103,17 @@ def compare(name: str, cases: Mapping[str, Call], rounds: int) -> list[dict[str,
     ]
 
 
-def print_table(rows: Sequence[Mapping[str, str]]) -> None:
-    """Print rows as a Markdown table."""
+def format_table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Format rows as a Markdown table."""
     names = list(rows[0])
     widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in names}
-    for cells in (names, ["-" * widths[name] for name in names], *([row[name] for name in names] for row in rows)):
-        print("| " + " | ".join(cell.ljust(widths[name]) for name, cell in zip(names, cells, strict=True)) + " |")
+    lines = (names, ["-" * widths[name] for name in names], *([row[name] for name in names] for row in rows))
+    return "\n".join(
+        "| " + " | ".join(cell.ljust(widths[name]) for name, cell in zip(names, cells, strict=True)) + " |"
+        for cells in lines
+    )
+
+
+def print_table(rows: Sequence[Mapping[str, str]]) -> None:
+    """Print rows as a Markdown table."""
+    print(format_table(rows))

@@ -93,8 +93,8 @@ def _joined(*names, **options):
         total = result.loss.sum()
         for place, name in enumerate(names):
             value = getattr(result, name)
-            factors = torch.linspace(0.5, 1.5 + place, value.numel(), dtype=value.dtype).reshape(value.shape)
-            total = total + (value * factors).sum()
+            factors = torch.linspace(0.5, 1.5 + place, value.numel(), dtype=value.dtype, device=value.device)
+            total = total + (value * factors.reshape(value.shape)).sum()
         return total
 
     return call

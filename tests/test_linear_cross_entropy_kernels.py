@@ -220,8 +220,8 @@ def test_bfloat16_is_as_exact_with_units_as_without(monkeypatch, units, rows, re
 def _problem(dtype=torch.float64, **fields):
     input, head, target = _tensors(dtype)
     target[0] = -1
-    defaults = {"linear_bias": None, "class_weight": None, "options": Options(chunk_size=4)}
-    return Problem(input, head, target=target, **{**defaults, **fields})
+    defaults = {"linear_bias": None, "target": target, "class_weight": None, "options": Options(chunk_size=4)}
+    return Problem(input, head, **{**defaults, **fields})
 
 
 PROBLEMS = {

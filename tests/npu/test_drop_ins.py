@@ -9,7 +9,13 @@ from torch_aclnn_ops import host_npu, nn, optim
 import pytest
 import torch
 
-from tests import test_binary_cross_entropy, test_embedding, test_linear_cross_entropy, test_mse_loss
+from tests import (
+    test_binary_cross_entropy,
+    test_embedding,
+    test_linear_cross_entropy,
+    test_linear_cross_entropy_features,
+    test_mse_loss,
+)
 from tests._contract import HALF_DTYPES, Case, Maker
 
 TABLES = {
@@ -24,6 +30,8 @@ TABLES = {
         *test_linear_cross_entropy.FUSED_CASES,
         *test_linear_cross_entropy.CHUNKED_CASES,
         *test_linear_cross_entropy.TestChunkSize.CASES,
+        *test_linear_cross_entropy_features.FEATURE_CASES,
+        *test_linear_cross_entropy_features.OUTPUT_CASES,
     ],
 }
 CASES = [pytest.param(case, id=f"{name}-{case.name}") for name, cases in TABLES.items() for case in cases]
@@ -82,6 +90,69 @@ def test_linear_cross_entropy_uses_the_fused_operators(dtype, reduction):
     assert bool((on_npu[0].grad[3] == 0).all())
     if reduction == "none":
         assert loss[3] == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lse_square_scale": 0.01},
+        {"lse_square_scale": 0.01, "reduction": "none"},
+        {"outputs": ("log_probabilities",)},
+        {"token_weight": torch.linspace(-1, 1, 24)},
+        {"weight": torch.linspace(0, 1, 160)},
+    ],
+    ids=str,
+)
+def test_the_fused_operators_serve_whatever_changes_a_rows_gradient_only(options):
+    input, weight, target = _linear_case(torch.bfloat16)
+    target[5] = 0  # whose class weight is 0, so that only the z-loss has a gradient there
+    on_cpu = input.clone().requires_grad_(), weight.clone().requires_grad_()
+    on_npu = input.npu().requires_grad_(), weight.npu().requires_grad_()
+    results = []
+    host_npu.reset()
+    for tensors in (on_npu, on_cpu):
+        device = tensors[0].device
+        moved = {
+            name: value.to(device, torch.float32 if name == "token_weight" else torch.bfloat16)
+            if isinstance(value, torch.Tensor)
+            else value
+            for name, value in options.items()
+        }
+        result = ours.linear_cross_entropy(*tensors, target.to(device), **moved)
+        if "outputs" in options:
+            result = result.loss + result.log_probabilities.square().sum()
+        result.sum().backward()
+        results.append(result.detach().cpu())
+    assert host_npu.stats().launches["aclnnFusedLinearCrossEntropyLossGrad"] == 1
+    tolerance = 8 * torch.finfo(torch.bfloat16).eps
+    torch.testing.assert_close(*results, rtol=tolerance, atol=tolerance)  # CANN rounds the logits to 16 bits
+    for mine, theirs in zip(on_npu, on_cpu, strict=True):
+        scale = theirs.grad.abs().max().item()
+        torch.testing.assert_close(mine.grad.cpu(), theirs.grad, rtol=tolerance, atol=tolerance * scale)
+
+
+CHUNKED = {
+    "of linear_bias": {"linear_bias": torch.zeros(160, dtype=torch.bfloat16)},
+    "of softcap": {"softcap": 30.0},
+    "of temperature": {"temperature": 0.7},
+    "of chunk_size": {"chunk_size": 8},
+    "of max_memory": {"max_memory": 2**20},
+    "of label_smoothing": {"label_smoothing": 0.1},
+    "the entropy is asked for": {"outputs": ("entropy",)},
+    "the predicted tokens are asked for": {"outputs": ("token_accuracy",)},
+}
+
+
+@pytest.mark.parametrize("reason", CHUNKED)
+def test_a_linear_cross_entropy_that_the_fused_operators_cannot_do_says_why(reason):
+    hidden, head, target = (tensor.npu() for tensor in _linear_case(torch.bfloat16))
+    options = {
+        name: value.npu() if isinstance(value, torch.Tensor) else value for name, value in CHUNKED[reason].items()
+    }
+    lines = torch_aclnn_ops.explain(
+        ours.linear_cross_entropy, hidden.requires_grad_(), head.requires_grad_(), target, **options
+    )
+    assert lines.startswith(f"linear_cross_entropy: formula in torch calls, because {reason}; ")
 
 
 def test_a_target_outside_the_classes_gives_nan_and_nothing_is_written_elsewhere():
@@ -153,7 +224,7 @@ FORMULAS = {
     ),
     "float32 matrices": (
         lambda: (ours.linear_cross_entropy, torch.rand(4, 2), torch.rand(200, 2), torch.zeros(4, dtype=torch.int64)),
-        "fused_linear_online_max_sum: formula in torch calls, because input is torch.float32 and CANN's operator takes"
+        "linear_cross_entropy: formula in torch calls, because input is torch.float32 and CANN's operator takes"
         " torch.float16 and torch.bfloat16",
     ),
     "few classes": (
@@ -163,7 +234,7 @@ FORMULAS = {
             torch.rand(127, 2).half(),
             torch.zeros(4, dtype=torch.int64),
         ),
-        "fused_linear_online_max_sum: formula in torch calls, because weight has 127 classes and CANN's operator takes"
+        "linear_cross_entropy: formula in torch calls, because weight has 127 classes and CANN's operator takes"
         " 128 or more",
     ),
     "many features": (
@@ -173,7 +244,7 @@ FORMULAS = {
             torch.rand(128, 65535).half(),
             torch.zeros(1, dtype=torch.int64),
         ),
-        "fused_linear_online_max_sum: formula in torch calls, because weight has 65535 features and CANN's operator"
+        "linear_cross_entropy: formula in torch calls, because weight has 65535 features and CANN's operator"
         " takes at most 65534",
     ),
     "integers": (

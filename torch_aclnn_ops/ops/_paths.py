@@ -46,7 +46,7 @@ def why_formula(operator: str, arguments: dict[str, Any]) -> str | None:
     first = next(iter(arguments.values()))
     if not isinstance(first, Tensor) or first.device.type != "npu":
         return None
-    reason = _why_not_cann(operator, arguments)
+    reason = why_not_cann(operator, arguments)
     note(operator, CANN_NAMES[operator] if reason is None else f"formula in torch calls, because {reason}")
     return reason
 
@@ -95,7 +95,8 @@ def recording() -> Iterator[list[tuple[str, str]]]:
         _recorder = outer
 
 
-def _why_not_cann(operator: str, arguments: dict[str, Any]) -> str | None:
+def why_not_cann(operator: str, arguments: dict[str, Any]) -> str | None:
+    """Return why CANN's operator does not take arguments that are on an NPU, or ``None`` if it does."""
     if _extension.why_unavailable() is not None and _extension.load() is not None:
         return f"the extension is not loaded: {_extension.why_unavailable()}"
     if operator in _extension.missing_operators():

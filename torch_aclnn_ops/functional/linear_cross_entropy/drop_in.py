@@ -258,7 +258,7 @@ def _result(
         if options.reduction == "mean":
             divisor, count, of_nothing = divisors(rows, options)
             coefficients = _divided(coefficients, divisor, count)
-        if makes_gradients_in_forward(problem, coefficients):
+        if makes_gradients_in_forward(problem, coefficients, options.needs_tokens):
             loss, tokens = loss_with_gradients(problem, coefficients, options.needs_tokens)
             loss = loss if of_nothing is None else loss + of_nothing
             if not options.outputs:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 
-def makes_gradients_in_forward(problem: Problem, coefficients: Coefficients) -> bool:
+def makes_gradients_in_forward(problem: Problem, coefficients: Coefficients, predicted_tokens: bool) -> bool:
     """Return whether the sum of a call's losses is to be computed together with its gradients."""
     trained = _trained(problem)
     others = (problem.target, problem.class_weight, *coefficients)
@@ -29,7 +29,7 @@ def makes_gradients_in_forward(problem: Problem, coefficients: Coefficients) -> 
         return False
     if not torch.compiler.is_compiling() and any(map(_is_transformed, trained)):
         return False
-    return _kernels.why_not_fused(problem, coefficients.weighted is not None) is not None
+    return _kernels.why_not_fused(problem, coefficients.weighted is not None, predicted_tokens) is not None
 
 
 def loss_with_gradients(

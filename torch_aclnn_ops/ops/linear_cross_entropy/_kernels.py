@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from torch_aclnn_ops.ops._numerics import autocast_disabled
-from torch_aclnn_ops.ops._paths import note, why_formula
+from torch_aclnn_ops.ops._paths import note, why_not_cann
 from torch_aclnn_ops.ops.linear_cross_entropy import _chunks
 from torch_aclnn_ops.ops.linear_cross_entropy._chunks import IGNORED, Coefficients, Problem, Statistics
 from torch_aclnn_ops.ops.linear_cross_entropy.grad import fused_linear_cross_entropy_loss_grad
@@ -74,7 +74,7 @@ def why_not_fused(problem: Problem, weighted: bool = False, predicted_tokens: bo
         "the predicted tokens are asked for": predicted_tokens,
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None)
-    return reason or why_formula(
+    return reason or why_not_cann(
         "fused_linear_online_max_sum", {"input": input, "weight": problem.linear_weight, "target": problem.target}
     )
 
