@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import textwrap
 from functools import cache
 from pathlib import Path
 
@@ -182,3 +183,32 @@ def test_compiled_code_needs_the_sizes(two_ranks):
     compiled = torch.compile(F.linear_cross_entropy, fullgraph=True, backend="eager")
     with pytest.raises(Exception, match="vocab_sizes must be given under torch.compile"):
         compiled(INPUT, HEAD, TARGET, process_group=two_ranks)
+
+
+def test_a_transform_inside_a_compiled_function_is_refused(two_ranks):
+    def loss(input):
+        return F.linear_cross_entropy(input, HEAD, TARGET, process_group=two_ranks, vocab_sizes=(4, 4))
+
+    compiled = torch.compile(torch.func.grad(loss), fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match="process_group must be None where torch.compile traces a transform"):
+        compiled(INPUT)
+
+
+def test_a_torch_without_distributed_has_everything_else():
+    program = """
+        import torch.distributed as dist
+
+        dist.is_available = lambda: False
+        del dist.ProcessGroup, dist.GroupMember
+        from torch_aclnn_ops import functional as F
+        import torch
+
+        arguments = torch.ones(3, 2), torch.ones(4, 2), torch.tensor([0, 3, 1])
+        F.linear_cross_entropy(*arguments)
+        try:
+            F.linear_cross_entropy(*arguments, process_group=0)
+        except TypeError as error:
+            print(error)
+    """
+    result = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True)
+    assert "process_group must be None or a torch.distributed.ProcessGroup, but it is 0" in result.stdout, result.stderr

@@ -7,9 +7,10 @@ derivative, and so are ``copy_to_group`` and ``sum_over_group``.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from torch_aclnn_ops.functional._function import EagerOrCompiled
+from torch_aclnn_ops.ops._derivatives import in_functorch_transform
 from torch_aclnn_ops.ops._numerics import widen
 
 import torch
@@ -100,6 +101,16 @@ def _sum_over_group(part: Tensor, members: Members) -> Tensor:
     return result
 
 
+def refuse_compiled_transform(*_: Any) -> None:
+    """Raise where dynamo traces a transform: it takes all but the first derivative of a Function for zero."""
+    if torch.compiler.is_compiling() and in_functorch_transform():
+        raise NotImplementedError(
+            "linear_cross_entropy: process_group must be None where torch.compile traces a transform of torch.func,"
+            " which cannot differentiate collectives there; compile without the transform, or transform without"
+            " compiling"
+        )
+
+
 def _with_derivatives(
     itself: Callable[[], _Collective], forward: _Collective, adjoint: _Collective, adjoint_forward: _Collective
 ) -> EagerOrCompiled:
@@ -137,14 +148,7 @@ def _with_derivatives(
             result = itself()(tensor.movedim(in_dims[0], -1), members)
             return result, result.dim() - 1
 
-    return EagerOrCompiled(Linear, _refuse_compiled_transform)
-
-
-def _refuse_compiled_transform(tensor: Tensor, members: Members) -> NoReturn:
-    raise NotImplementedError(
-        "linear_cross_entropy: process_group must be None where torch.compile traces a transform of torch.func, because"
-        " dynamo does not differentiate its collectives; apply the transform to the compiled function"
-    )
+    return EagerOrCompiled(Linear, refuse_compiled_transform)
 
 
 _Gather = _with_derivatives(lambda: gather, gather_constant, own_part, _own_part)

@@ -16,6 +16,7 @@ from torch_aclnn_ops.functional.linear_cross_entropy._collectives import (
     devices_of_group,
     gather,
     gather_constant,
+    refuse_compiled_transform,
 )
 from torch_aclnn_ops.functional.linear_cross_entropy.statistics import statistics
 from torch_aclnn_ops.ops._derivatives import in_functorch_transform, is_differentiated
@@ -172,6 +173,7 @@ def vocab_parallel_statistics(
     Returns:
         The statistics of the whole vocabulary, in float32, or float64 for float64 inputs.
     """
+    refuse_compiled_transform()
     local, mass = _local_problem(problem, shards, weighted, predicted_tokens, reduce_input_grad)
     reduced = statistics(local, weighted, predicted_tokens)
     found, masses = _gather_statistics(reduced, mass, shards)
