@@ -174,23 +174,18 @@ def test_a_plan_covers_all_rows_and_classes_and_stays_within_its_memory(dtype, r
 def test_bfloat16_products_leave_other_threads_alone():
     setting = torch.backends.mkldnn.matmul
     before = setting.fp32_precision
-    with _products.bfloat16_products(True):
-        alone = setting.fp32_precision
-    started, done = threading.Event(), threading.Event()
-
-    def wait():
-        started.set()
-        done.wait()
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    started.wait()
-    with _products.bfloat16_products(True):
-        beside_another = setting.fp32_precision
-    done.set()
-    thread.join()
-    assert (beside_another, setting.fp32_precision) == (before, before)
-    assert alone == ("bf16" if threading.active_count() == 1 and torch.backends.mkldnn.is_available() else before)
+    found = {}
+    for daemon in (True, False):
+        done = threading.Event()
+        thread = threading.Thread(target=done.wait, daemon=daemon)
+        thread.start()
+        with _products.bfloat16_products(True):
+            found[daemon] = setting.fp32_precision
+        done.set()
+        thread.join()
+        assert setting.fp32_precision == before
+    assert found[False] == before
+    assert found[True] == ("bf16" if torch.backends.mkldnn.is_available() else before)
 
 
 def _with_units(monkeypatch, value):

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -142,3 +143,13 @@ def test_a_default_device_does_not_take_calls_away(monkeypatch):
     with torch.device("cpu"):
         functional.mse_loss(torch.rand(3), torch.rand(3))
     assert called
+
+
+def test_every_test_that_the_readme_names_exists():
+    here = pathlib.Path(__file__).parent
+    files = {path: path.read_text() for path in here.rglob("*.py")}
+    named = re.findall(r"`(test_\w+|Test\w+)(?:\.py)?`", (here.parent / "README.md").read_text())
+    assert len(named) > 10
+    for name in named:
+        is_file = (here / f"{name}.py").exists()
+        assert is_file or any(re.search(rf"^ *(def|class) {name}\b", text, re.M) for text in files.values()), name

@@ -95,8 +95,9 @@ class _Chunk:
         predicted = self._predicted(logits, logits_max)
         weighted_sum = self._weighted(logits, logits_max) if weighted else None
         self.to_softmax()
-        # The largest probability is exp(max - max) / sum exp(z - max).
-        log_sum_exp = -self._values.amax(1).log()
+        # The largest probability is exp(max - max) / sum exp(z - max). A logarithm of few numbers by xlogy is done in no
+        # time; log goes through MKL, whose threads have to be woken.
+        log_sum_exp = -torch.xlogy(1, self._values.amax(1))
         entropy = torch.special.entr(self._values).sum(1) if self._problem.entropy else None
         return Statistics(logits_max, log_sum_exp, predicted, weighted_sum, entropy, tokens)
 

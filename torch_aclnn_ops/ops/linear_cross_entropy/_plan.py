@@ -6,13 +6,13 @@ from torch_aclnn_ops.ops._numerics import accumulation_dtype
 
 from torch import Tensor
 
-# A chunk's logits take 48 MiB, or an eighth of the head where that is more: enough rows for matrix products at full
+# A chunk's logits take 56 MiB, or an eighth of the head where that is more: enough rows for matrix products at full
 # speed, and little beside the gradient of the head.
-_LOGITS_BYTES = 3 * 2**24
+_LOGITS_BYTES = 7 * 2**23
 _SHARE_OF_HEAD = 8
 _FEWEST_ROWS = 128
-# Products with the head go through blocks of it, which stay in a CPU's caches; a 16-bit one is widened block by block.
-_BLOCK_BYTES = 2**23
+# A 16-bit head is widened block by block.
+_BLOCK_BYTES = 2**24
 # The gradients of all logits may be kept in bfloat16 while they take no more than twice the head in float32.
 _KEPT_ROWS_PER_FEATURE = 4
 
@@ -42,7 +42,7 @@ class Plan:
         rows: of the input.
         classes: of the head.
         rows_per_chunk: rows whose logits are held at a time.
-        classes_per_block: classes that a matrix product takes at a time.
+        classes_per_block: classes whose weights are widened to float32 at a time, if they have 16 bits.
         keeps_gradients: the gradients of all logits are kept in 16 bits, so that one product makes the head's gradient.
         bytes_held: of logits, their gradients and sums in float32, beyond arguments and results.
     """

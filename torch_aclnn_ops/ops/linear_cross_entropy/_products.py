@@ -28,7 +28,7 @@ def bfloat16_products(enabled: bool) -> Iterator[None]:
     For factors that have bfloat16 values the products are those of float32, on the units for bfloat16. The setting is
     one for the whole process, so it stays as it is where another thread could multiply matrices at the same time.
     """
-    if not enabled or threading.active_count() > 1 or not torch.backends.mkldnn.is_available():
+    if not enabled or not torch.backends.mkldnn.is_available() or _is_beside_other_threads():
         yield
         return
     with _precision_lock:
@@ -39,6 +39,11 @@ def bfloat16_products(enabled: bool) -> Iterator[None]:
             yield
         finally:
             setting.fp32_precision = before
+
+
+def _is_beside_other_threads() -> bool:
+    """Return whether another thread may compute; daemons (a progress bar's, a data loader's) are taken not to."""
+    return any(not thread.daemon for thread in threading.enumerate() if thread is not threading.current_thread())
 
 
 class Head:
@@ -57,9 +62,7 @@ class Head:
         self.scale = scale
         self.dtype = accumulation_dtype(weight.dtype)
         self.has_bfloat16_units = has_bfloat16_units(weight)
-        # Elsewhere than on a CPU a launch costs more than a cache saves.
-        is_whole = weight.dtype == self.dtype and weight.device.type != "cpu"
-        self.blocks = [slice(0, weight.shape[0])] if is_whole else plan.blocks()
+        self.blocks = [slice(0, weight.shape[0])] if weight.dtype == self.dtype else plan.blocks()
 
     def logits(self, input: Tensor, out: Tensor) -> Tensor:
         """Write ``scale * (input @ weight.T + bias)`` to ``out``."""
