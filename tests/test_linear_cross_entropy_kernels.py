@@ -7,8 +7,8 @@ from functools import partial
 from torch_aclnn_ops import explain
 from torch_aclnn_ops import functional as ours
 from torch_aclnn_ops.ops.linear_cross_entropy import _products, chunked
-from torch_aclnn_ops.ops.linear_cross_entropy._chunks import Coefficients, Problem
-from torch_aclnn_ops.ops.linear_cross_entropy._plan import Options, make_plan
+from torch_aclnn_ops.ops.linear_cross_entropy._plan import Options, plan_rows, plan_statistics
+from torch_aclnn_ops.ops.linear_cross_entropy._problem import Coefficients, Problem
 
 import pytest
 import torch
@@ -165,10 +165,10 @@ def test_max_memory_bounds_the_logits():
 def test_a_plan_covers_all_rows_and_classes_and_stays_within_its_memory(dtype, rows, classes):
     weight = torch.empty(1, dtype=dtype).expand(classes, 64)
     for options in (Options(), Options(chunk_size=3), Options(max_memory=2**28)):
-        plan = make_plan(rows, weight, options, 1, True, False)
-        assert [row for chunk in plan.chunks() for row in range(chunk.start, chunk.stop)] == list(range(rows))
-        assert sum(block.stop - block.start for block in plan.blocks()) == classes
-        assert options.max_memory is None or plan.bytes_held <= options.max_memory
+        for plan in (plan_rows(rows, weight, options, 1, True, False), plan_statistics(rows, weight, options, 1)):
+            assert [row for chunk in plan.chunks() for row in range(chunk.start, chunk.stop)] == list(range(rows))
+            assert sum(part.stop - part.start for part in plan.parts()) == classes
+            assert options.max_memory is None or plan.bytes_held <= options.max_memory
 
 
 def test_bfloat16_products_leave_other_threads_alone():
@@ -191,7 +191,7 @@ def test_bfloat16_products_leave_other_threads_alone():
 def _with_units(monkeypatch, value):
     monkeypatch.setattr(_products, "has_bfloat16_units", lambda tensor: value and tensor.dtype == torch.bfloat16)
     monkeypatch.setattr(
-        "torch_aclnn_ops.ops.linear_cross_entropy._chunks.has_bfloat16_units", _products.has_bfloat16_units
+        "torch_aclnn_ops.ops.linear_cross_entropy._problem.has_bfloat16_units", _products.has_bfloat16_units
     )
 
 
@@ -278,6 +278,54 @@ def test_export_takes_any_number_of_rows():
         )
     input, target = torch.randn(11, H), torch.randint(C, (11,))
     torch.testing.assert_close(program.module()(input, target), module(input, target).detach())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"linear_bias": torch.linspace(-1, 1, 70, dtype=torch.float64), "softcap": 2.0},
+        {"label_smoothing": 0.1, "weight": torch.linspace(0.1, 1, 70, dtype=torch.float64)},
+        {"temperature": 0.3, "lse_square_scale": 0.1},
+        {"linear_bias": torch.linspace(-1, 1, 70, dtype=torch.float64).masked_fill(torch.arange(70) >= 50, -math.inf)},
+    ],
+    ids=["bias, softcap", "smoothing", "temperature, z-loss", "classes masked by the bias"],
+)
+@pytest.mark.parametrize("probabilities", [False, True])
+def test_statistics_of_a_vocabulary_in_parts_are_those_of_the_whole(monkeypatch, options, probabilities):
+    make = Maker(torch.float64)
+    input, head = make.normal(9, H), make.normal(70, H)
+    if probabilities and "linear_bias" in options:
+        options = {**options, "linear_bias": torch.zeros(70, dtype=torch.float64)}
+    target = make.normal(9, 70).softmax(1) if probabilities else make.index(50, 9)
+    if not probabilities:
+        target[4] = -100
+    outputs = ("entropy", "predicted_tokens") if probabilities else ("entropy", "log_probabilities", "predicted_tokens")
+    call = partial(ours.linear_cross_entropy, input, head, target, reduction="none", outputs=outputs, **options)
+    whole = call()
+    monkeypatch.setattr("torch_aclnn_ops.ops.linear_cross_entropy._plan._REDUCED_BYTES", 9 * 8 * 16)
+    assert "classes," in explain(call)
+    for part, expected in zip(call(), whole, strict=True):
+        assert (part is None) == (expected is None)
+        if part is not None:
+            torch.testing.assert_close(part, expected)
+
+
+def test_loss_alone_holds_few_logits():
+    input, head, target = torch.randn(3000, 4), torch.randn(9000, 4), torch.randint(9000, (3000,))
+    largest = 0
+
+    class Largest(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            result = func(*args, **(kwargs or {}))
+            for out in torch.utils._pytree.tree_leaves(result):
+                if isinstance(out, torch.Tensor):
+                    largest = max(largest, out.numel() * out.element_size())
+            return result
+
+    with Largest():
+        ours.linear_cross_entropy(input, head, target)
+    assert largest <= 2**24
 
 
 def test_a_temperature_of_one_half_doubles_the_logits():

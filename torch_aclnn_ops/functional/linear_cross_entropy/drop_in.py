@@ -26,7 +26,7 @@ from torch_aclnn_ops.functional.linear_cross_entropy.losses import (
 from torch_aclnn_ops.functional.linear_cross_entropy.statistics import statistics
 from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import vocab_parallel_statistics
 from torch_aclnn_ops.ops._numerics import widen
-from torch_aclnn_ops.ops.linear_cross_entropy._chunks import Coefficients, Problem, Statistics
+from torch_aclnn_ops.ops.linear_cross_entropy._problem import Coefficients, Problem, Statistics
 
 import torch
 from torch import Tensor

@@ -13,7 +13,7 @@ from torch_aclnn_ops.functional.linear_cross_entropy.statistics import statistic
 from torch_aclnn_ops.ops._checks import values_are_readable
 from torch_aclnn_ops.ops._derivatives import has_tangent, in_functorch_transform, is_batched, is_differentiated, vjp
 from torch_aclnn_ops.ops.linear_cross_entropy import _kernels, chunked
-from torch_aclnn_ops.ops.linear_cross_entropy._chunks import Coefficients, Problem
+from torch_aclnn_ops.ops.linear_cross_entropy._problem import Coefficients, Problem
 
 import torch
 from torch import Tensor

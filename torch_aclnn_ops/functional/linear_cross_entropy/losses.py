@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from torch_aclnn_ops.ops._checks import values_are_readable
 from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
-from torch_aclnn_ops.ops.linear_cross_entropy._chunks import IGNORED, Coefficients, Statistics
-from torch_aclnn_ops.ops.linear_cross_entropy._plan import Options, make_plan
+from torch_aclnn_ops.ops.linear_cross_entropy._plan import Options, plan_rows
+from torch_aclnn_ops.ops.linear_cross_entropy._problem import IGNORED, Coefficients, Statistics
 
 import torch
 from torch import Tensor
@@ -98,7 +98,7 @@ def rows_of(
     if token_weight is not None:
         count = count * token_weight
     if target.is_floating_point():
-        share = _sums(target, class_weight)
+        share = distribution_sums(target, class_weight)
         weight = count
     else:
         ignored = target == options.ignore_index
@@ -121,12 +121,12 @@ def rows_of(
     return Rows(target, class_weight if uses_class_weight else None, coefficients, weight, count)
 
 
-def _sums(target: Tensor, class_weight: Tensor | None) -> Tensor:
-    """Return the sum of each row's distribution, whose probabilities are multiplied by the class weights."""
+def distribution_sums(target: Tensor, class_weight: Tensor | None) -> Tensor:
+    """Return the sum of each row's probabilities times class weights, without another tensor of their size."""
     if class_weight is None:
         return target.sum(1, dtype=accumulation_dtype(target.dtype))
-    plan = make_plan(target.shape[0], target.new_empty(target.shape[1], 1), Options())
-    return torch.cat([widen(target[rows]) @ class_weight for rows in plan.chunks()])
+    plan = plan_rows(target.shape[0], target.new_empty(target.shape[1], 1), Options())
+    return torch.cat([(widen(target[rows]) * class_weight).sum(1) for rows in plan.chunks()])
 
 
 def _check_indices(target: Tensor, outside: Tensor) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch_aclnn_ops.ops._derivatives import jvp, vjp
 from torch_aclnn_ops.ops._numerics import widen, without_autocast
-from torch_aclnn_ops.ops.linear_cross_entropy._chunks import IGNORED
+from torch_aclnn_ops.ops.linear_cross_entropy._problem import IGNORED
 
 import torch
 from torch import Tensor

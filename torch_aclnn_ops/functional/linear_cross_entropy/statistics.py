@@ -9,8 +9,8 @@ from torch_aclnn_ops.functional.linear_cross_entropy.rows import RowFunction, st
 from torch_aclnn_ops.ops._derivatives import in_functorch_transform, is_batched, is_differentiated
 from torch_aclnn_ops.ops._paths import note
 from torch_aclnn_ops.ops.linear_cross_entropy import _kernels, chunked
-from torch_aclnn_ops.ops.linear_cross_entropy._chunks import Problem, Statistics
 from torch_aclnn_ops.ops.linear_cross_entropy._plan import Options
+from torch_aclnn_ops.ops.linear_cross_entropy._problem import Problem, Statistics
 
 import torch
 from torch import Tensor

@@ -18,11 +18,13 @@ from torch_aclnn_ops.functional.linear_cross_entropy._collectives import (
     gather_constant,
     refuse_compiled_transform,
 )
+from torch_aclnn_ops.functional.linear_cross_entropy.losses import distribution_sums
 from torch_aclnn_ops.functional.linear_cross_entropy.statistics import statistics
 from torch_aclnn_ops.ops._derivatives import in_functorch_transform, is_differentiated
-from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
+from torch_aclnn_ops.ops._numerics import widen
 from torch_aclnn_ops.ops.linear_cross_entropy import _kernels
-from torch_aclnn_ops.ops.linear_cross_entropy._chunks import ELSEWHERE, IGNORED, Problem, Statistics
+from torch_aclnn_ops.ops.linear_cross_entropy._parts import combine
+from torch_aclnn_ops.ops.linear_cross_entropy._problem import ELSEWHERE, IGNORED, Problem, Statistics
 
 import torch
 import torch.distributed as dist
@@ -190,7 +192,7 @@ def _local_problem(
     class_weight = None if class_weight is None else copy_to_group(class_weight, members)[classes]
     if target.is_floating_point():
         target = copy_to_group(target, members)[:, classes]
-        mass = _mass(problem, target, class_weight)
+        mass = distribution_sums(target, class_weight)
     else:
         is_here = (target >= shards.start) & (target < shards.stop)
         elsewhere = torch.where(target == IGNORED, IGNORED, ELSEWHERE)
@@ -215,13 +217,6 @@ def _with_a_zero(tensor: Tensor, dim: int) -> Tensor:
     return torch.cat([tensor, tensor.new_zeros(shape)], dim)
 
 
-def _mass(problem: Problem, target: Tensor, class_weight: Tensor | None) -> Tensor:
-    """Return ``sum(target * class_weight)`` of every row, without another tensor of the target's size."""
-    if class_weight is None:
-        return target.sum(1, dtype=accumulation_dtype(target.dtype))
-    return torch.cat([(widen(target[rows]) * class_weight).sum(1) for rows in problem.plan().chunks()])
-
-
 def _is_fused(problem: Problem, weighted: bool, predicted_tokens: bool) -> bool:
     if torch.compiler.is_compiling():  # what the kernels will choose is not known yet
         return problem.input.device.type == "npu"
@@ -244,32 +239,11 @@ def _gather_statistics(reduced: Statistics, mass: Tensor, shards: VocabularyShar
 
 
 def _combine(found: Statistics, masses: Tensor, problem: Problem, shards: VocabularyShards) -> Statistics:
-    """Compute the statistics of the whole vocabulary from those of the shards.
-
-    With each shard's maximum m_r and log-sum-exp l_r, and m and l those of all, shard r has the share
-    ``exp(l_r + m_r - m - l)`` of the probabilities. Sums over ``z - m_r`` become sums over ``z - m`` by adding ``m_r -
-    m`` times the sum of the factors.
-    """
-    maxima = found.logits_max.detach()
-    logits_max = maxima.amax(0)
-    shift = maxima - logits_max
-    log_sum_exp = (found.log_sum_exp + shift).logsumexp(0)
-    predicted = (found.predicted + masses * shift).sum(0)
-    weighted = entropy = tokens = None
-    if found.weighted is not None:
-        sums = [factor * row for factor, row in zip(_class_weight_sums(problem, shards), shift.unbind(), strict=True)]
-        weighted = (found.weighted + torch.stack(sums)).sum(0)
-    if found.entropy is not None:
-        log_shares = found.log_sum_exp + shift - log_sum_exp
-        entropy = (log_shares.exp() * (found.entropy - log_shares)).sum(0)
-    if found.predicted_tokens is not None:
-        starts = [classes.start for classes in shards.filled()]
-        classes = [row + start for row, start in zip(found.predicted_tokens.unbind(), starts, strict=True)]
-        largest = maxima.argmax(0, keepdim=True)  # the first of equals
-        tokens = torch.stack(classes).gather(0, largest).squeeze(0)
-    results = (logits_max, log_sum_exp, predicted, weighted, entropy, tokens)
+    """Compute the statistics of the whole vocabulary; rows that do not count get zeros, and the predicted token -1."""
+    starts = [classes.start for classes in shards.filled()]
+    results = combine(found, masses, starts, _class_weight_sums(problem, shards))
     if problem.target.is_floating_point():
-        return Statistics._make(results)
+        return results
     ignored = problem.target == IGNORED
     *values, tokens = (None if result is None else result.masked_fill(ignored, 0) for result in results)
     return Statistics._make((*values, None if tokens is None else tokens.masked_fill(ignored, -1)))

@@ -5,81 +5,36 @@ float32 (float64 for float64). :mod:`torch_aclnn_ops.functional.linear_cross_ent
 calls that can be differentiated.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from torch_aclnn_ops.ops._checks import values_are_readable
 from torch_aclnn_ops.ops._numerics import widen
-from torch_aclnn_ops.ops.linear_cross_entropy._plan import Options, Plan, make_plan
-from torch_aclnn_ops.ops.linear_cross_entropy._products import Gradients, Head, has_bfloat16_units
+from torch_aclnn_ops.ops.linear_cross_entropy._counted_rows import CountedRows
+from torch_aclnn_ops.ops.linear_cross_entropy._parts import combine
+from torch_aclnn_ops.ops.linear_cross_entropy._plan import Plan
+from torch_aclnn_ops.ops.linear_cross_entropy._problem import Coefficients, Problem, Statistics
+from torch_aclnn_ops.ops.linear_cross_entropy._products import Gradients, Head
 
 import torch
 from torch import Tensor
 
-# Targets that are no class of the head: of a row that does not count, and of a row whose class is in another shard.
-IGNORED = -1
-ELSEWHERE = -2
-
-
-class Statistics(NamedTuple):
-    """What the logits ``z`` of each row are reduced to, shape (N,) each; ``max`` is a constant to derivatives.
-
-    Attributes:
-        logits_max: ``max z``.
-        log_sum_exp: ``log sum exp(z - max)``.
-        predicted: ``z[target] - max``, or ``sum(target * class_weight * (z - max))`` for probabilities.
-        weighted: ``sum(class_weight * (z - max))``.
-        entropy: of the softmax, in nats.
-        predicted_tokens: the class of the largest logit.
-    """
-
-    logits_max: Tensor
-    log_sum_exp: Tensor
-    predicted: Tensor
-    weighted: Tensor | None = None
-    entropy: Tensor | None = None
-    predicted_tokens: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Problem:
-    """The arguments of a call, the same for all its kernels.
-
-    Attributes:
-        input: shape (N, H).
-        linear_weight: shape (V, H).
-        linear_bias: shape (V,).
-        target: class indices, ``IGNORED`` or ``ELSEWHERE``, shape (N,), or probabilities, shape (N, V).
-        class_weight: shape (V,).
-        options: what shapes the logits.
-        entropy: whether the entropy is used.
-    """
-
-    input: Tensor
-    linear_weight: Tensor
-    linear_bias: Tensor | None
-    target: Tensor
-    class_weight: Tensor | None
-    options: Options
-    entropy: bool = False
-
-    def plan(self, rows: int | None = None, with_gradient: bool = False) -> Plan:
-        """Cut the rows, or as many as are left of them."""
-        copies = 1 + (self.options.softcap is not None) + self.entropy + 2 * self.target.is_floating_point()
-        units = has_bfloat16_units(self.linear_weight)
-        rows = self.input.shape[0] if rows is None else rows
-        return make_plan(rows, self.linear_weight, self.options, copies, with_gradient, units)
-
 
 class _Chunk:
-    """Some rows, whose logits become the softmax and then their gradient."""
+    """The logits of some rows for some classes, which become the softmax and then their gradient."""
 
-    def __init__(self, problem: Problem, head: Head, buffer: Tensor, rows: slice) -> None:
+    def __init__(self, problem: Problem, head: Head, buffer: Tensor, rows: slice, classes: slice) -> None:
         self.rows = rows
-        self.input, self._target = problem.input[rows], problem.target[rows]
+        self.input, target = problem.input[rows], problem.target[rows]
         self._problem = problem
-        self._values = head.logits(self.input, buffer[: self.input.shape[0]])
+        number = classes.stop - classes.start
+        if target.is_floating_point():
+            self._target, self._is_here = target[:, classes], None
+        else:
+            self._is_here = (target >= classes.start) & (target < classes.stop)
+            self._target = (target - classes.start).clamp(0, number - 1).unsqueeze(1)
+        self._class_weight = None if problem.class_weight is None else problem.class_weight[classes]
+        self._values = head.logits(self.input, classes, _view(buffer, self.input.shape[0], number))
         self._tanh: Tensor | None = None
         softcap = problem.options.softcap
         if softcap is not None:
@@ -94,35 +49,53 @@ class _Chunk:
         tokens = logits.argmax(1) if predicted_tokens else None
         predicted = self._predicted(logits, logits_max)
         weighted_sum = self._weighted(logits, logits_max) if weighted else None
-        self.to_softmax()
-        # The largest probability is exp(max - max) / sum exp(z - max). A logarithm of few numbers by xlogy is done in no
+        self._to_softmax(logits_max)
+        # The largest probability is exp(max - max) / sum exp(z - max). xlogy takes the logarithm of few numbers in no
         # time; log goes through MKL, whose threads have to be woken.
         log_sum_exp = -torch.xlogy(1, self._values.amax(1))
         entropy = torch.special.entr(self._values).sum(1) if self._problem.entropy else None
+        if self._problem.linear_bias is not None:
+            # All classes may be masked by their bias.
+            is_masked = logits_max == -math.inf
+            log_sum_exp.masked_fill_(is_masked, -math.inf)
+            entropy = None if entropy is None else entropy.masked_fill_(is_masked, 0)
         return Statistics(logits_max, log_sum_exp, predicted, weighted_sum, entropy, tokens)
+
+    def mass(self) -> Tensor:
+        """Return the sum of each row's target distribution."""
+        return self._distribution().sum(1) if self._is_here is None else self._is_here
+
+    def class_weight_sum(self) -> Tensor | int:
+        """Return the sum of the class weights."""
+        return self._values.shape[1] if self._class_weight is None else self._class_weight.sum()
 
     def to_softmax(self) -> None:
         """Turn the logits to the softmax."""
+        self._to_softmax(self._values.amax(1) if self._problem.linear_bias is not None else None)
+
+    def _to_softmax(self, logits_max: Tensor | None) -> None:
+        if self._problem.linear_bias is not None and logits_max is not None:
+            # Where the bias masks all classes of a part, any distribution does that is finite: its share is 0.
+            self._values.masked_fill_((logits_max == -math.inf).unsqueeze(1), 0)
         if self._values.device.type == "cpu":
             torch.softmax(self._values, 1, out=self._values)
         else:
             self._values = self._values.softmax(1)
 
     def _predicted(self, logits: Tensor, logits_max: Tensor) -> Tensor:
-        if self._target.is_floating_point():
+        if self._is_here is None:
             return (self._distribution() * (logits - logits_max.unsqueeze(1))).sum(1)
-        predicted = logits.gather(1, self._target.clamp(min=0).unsqueeze(1)).squeeze(1) - logits_max
-        return predicted.masked_fill_(self._target < 0, 0)
+        at_target = logits.gather(1, self._target).squeeze(1)
+        predicted = (at_target - logits_max).masked_fill_(at_target == -math.inf, -math.inf)
+        return predicted.masked_fill_(~self._is_here, 0)
 
     def _weighted(self, logits: Tensor, logits_max: Tensor) -> Tensor:
-        weight = self._problem.class_weight
-        if weight is None:
-            return logits.sum(1) - logits.shape[1] * logits_max
-        return logits @ weight - weight.sum() * logits_max
+        sums = logits.sum(1) if self._class_weight is None else logits @ self._class_weight
+        return sums - self.class_weight_sum() * logits_max
 
     def _distribution(self) -> Tensor:
         target = widen(self._target)
-        return target if self._problem.class_weight is None else target * self._problem.class_weight
+        return target if self._class_weight is None else target * self._class_weight
 
     def to_gradient(self, cotangents: Statistics, entropy: Tensor | None) -> Tensor:
         """Turn the softmax to the gradient of ``input @ weight.T + bias``.
@@ -141,14 +114,12 @@ class _Chunk:
             values.mul_((of_log_sum - of_entropy * entropy).unsqueeze(1)).addcmul_(surprise, of_entropy.unsqueeze(1))
         else:
             values.mul_(of_log_sum.unsqueeze(1))
-        if self._target.is_floating_point():
+        if self._is_here is None:
             values.addcmul_(self._distribution(), of_predicted.unsqueeze(1))
         else:
-            of_target = of_predicted.masked_fill(self._target < 0, 0).unsqueeze(1)
-            values.scatter_add_(1, self._target.clamp(min=0).unsqueeze(1), of_target)
+            values.scatter_add_(1, self._target, of_predicted.masked_fill(~self._is_here, 0).unsqueeze(1))
         if of_weighted is not None:
-            weight = self._problem.class_weight
-            column = of_weighted.unsqueeze(1)
+            weight, column = self._class_weight, of_weighted.unsqueeze(1)
             values.add_(column) if weight is None else values.addcmul_(weight, column)
         if self._tanh is not None:
             values.mul_(self._tanh.square_().neg_().add_(1))
@@ -157,12 +128,33 @@ class _Chunk:
 
 def statistics(problem: Problem, weighted: bool = False, predicted_tokens: bool = False) -> Statistics:
     """Reduce the logits of every row; a row that does not count gets zeros, and the predicted token -1."""
-    counted = _CountedRows(problem)
-    plan = counted.problem.plan()
+    counted = CountedRows(problem)
+    plan = counted.problem.plan_statistics()
     head = _head(problem, plan)
-    parts = [chunk.reduce(weighted, predicted_tokens) for chunk in _chunks(counted.problem, head, plan)]
-    *values, tokens = (None if part[0] is None else torch.cat(part) for part in zip(*parts, strict=True))
+    chunks = [_reduced(counted.problem, head, plan, rows, weighted, predicted_tokens) for rows in plan.chunks()]
+    *values, tokens = _joined(torch.cat, chunks)
     return Statistics._make((*map(counted.at_all_rows, values), counted.at_all_rows(tokens, -1)))
+
+
+def _reduced(
+    problem: Problem, head: Head, plan: Plan, rows: slice, weighted: bool, predicted_tokens: bool
+) -> Statistics:
+    """Reduce the logits of some rows, part of the vocabulary by part."""
+    buffer = _buffer(problem, head, plan)
+    parts, masses, weight_sums = [], [], []
+    for classes in plan.parts():
+        chunk = _Chunk(problem, head, buffer, rows, classes)
+        if len(plan.parts()) == 1:
+            return chunk.reduce(weighted, predicted_tokens)
+        masses.append(chunk.mass())
+        weight_sums.append(chunk.class_weight_sum())
+        parts.append(chunk.reduce(weighted, predicted_tokens))
+    starts = [classes.start for classes in plan.parts()]
+    return combine(Statistics._make(_joined(torch.stack, parts)), torch.stack(masses), starts, weight_sums)
+
+
+def _joined(join: Callable[[list[Tensor]], Tensor], parts: Sequence[Statistics]) -> Iterator[Any]:
+    return (None if of_parts[0] is None else join(list(of_parts)) for of_parts in zip(*parts, strict=True))
 
 
 def gradients(
@@ -176,7 +168,7 @@ def gradients(
         entropy: the statistic, if its gradient is given.
         needed: whether the gradients of input, weight and bias are needed.
     """
-    counted = _CountedRows(problem)
+    counted = CountedRows(problem)
     cotangents = Statistics._make(map(counted.of, cotangents))
     entropy = counted.of(entropy)
     plan = counted.problem.plan(with_gradient=needed[1])
@@ -194,19 +186,6 @@ def gradients(
     )
 
 
-class Coefficients(NamedTuple):
-    """The factors of each row's statistics in a loss, shape (N,) each.
-
-    The loss is the sum of ``log_sum_exp * log_sum_exp_factor - predicted * predicted_factor - weighted *
-    weighted_factor + square_factor * (logits_max + log_sum_exp)^2``.
-    """
-
-    log_sum_exp: Tensor
-    predicted: Tensor
-    weighted: Tensor | None
-    square: Tensor | None
-
-
 def loss_and_gradients(
     problem: Problem, coefficients: Coefficients, needed: Sequence[bool], predicted_tokens: bool = False
 ) -> tuple[Tensor, tuple[Tensor | None, ...], Tensor | None]:
@@ -222,7 +201,7 @@ def loss_and_gradients(
         The loss, the gradients (wide, but for a bfloat16 head's that is summed in one product), and the predicted
         tokens, -1 for a row that does not count.
     """
-    counted = _CountedRows(problem)
+    counted = CountedRows(problem)
     coefficients = Coefficients._make(map(counted.of, coefficients))
     plan = counted.problem.plan(with_gradient=needed[1])
     head = _head(problem, plan)
@@ -261,51 +240,19 @@ def _head(problem: Problem, plan: Plan) -> Head:
     return Head(problem.linear_weight, problem.linear_bias, scale, plan)
 
 
+def _buffer(problem: Problem, head: Head, plan: Plan) -> Tensor:
+    """Make room for the logits of a chunk."""
+    return problem.input.new_empty(min(plan.rows, plan.rows_per_chunk) * plan.classes_per_chunk, dtype=head.dtype)
+
+
+def _view(buffer: Tensor, rows: int, classes: int) -> Tensor:
+    return buffer[: rows * classes].view(rows, classes)
+
+
 def _chunks(problem: Problem, head: Head, plan: Plan) -> Iterator[_Chunk]:
-    buffer = problem.input.new_empty(min(plan.rows, plan.rows_per_chunk), plan.classes, dtype=head.dtype)
+    buffer = _buffer(problem, head, plan)
     for rows in plan.chunks():
-        yield _Chunk(problem, head, buffer, rows)
-
-
-class _CountedRows:
-    """The rows of a problem without those that do not count.
-
-    They are dropped where looking for them waits for no device. Elsewhere they are rows of zeros, so that nothing that
-    is not finite gets from them into a sum, and weigh nothing.
-    """
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self._rows = problem.input.shape[0]
-        self._kept: Tensor | None = None
-        self._ignored: Tensor | None = None
-        if problem.target.is_floating_point():
-            return
-        ignored = problem.target == IGNORED
-        if not values_are_readable(problem.target):
-            self._ignored = ignored
-            self.problem = replace(problem, input=problem.input.masked_fill(ignored.unsqueeze(1), 0))
-        elif ignored.any():
-            self._kept = kept = (~ignored).nonzero().squeeze(1)
-            self.problem = replace(problem, input=problem.input[kept], target=problem.target[kept])
-
-    def of(self, values: Tensor | None) -> Tensor | None:
-        """Return the values of the rows that are left; zeros of those that do not count."""
-        if values is None:
-            return None
-        if self._ignored is not None:
-            return values.masked_fill(self._ignored, 0)
-        return values if self._kept is None else values[self._kept]
-
-    def at_all_rows(self, values: Tensor | None, elsewhere: int = 0) -> Tensor | None:
-        """Return the values with others, ``elsewhere``, for the rows that do not count."""
-        if values is None:
-            return None
-        if self._ignored is not None:
-            return values.masked_fill(self._ignored.reshape(-1, *(1,) * (values.dim() - 1)), elsewhere)
-        if self._kept is None:
-            return values
-        return values.new_full((self._rows, *values.shape[1:]), elsewhere).index_copy_(0, self._kept, values)
+        yield _Chunk(problem, head, buffer, rows, slice(0, plan.classes))
 
 
 def _rows_of(tensors: Statistics, rows: slice) -> Statistics:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch_aclnn_ops.ops._numerics import autocast_disabled
 from torch_aclnn_ops.ops._paths import note, why_not_cann
 from torch_aclnn_ops.ops.linear_cross_entropy import _chunks
-from torch_aclnn_ops.ops.linear_cross_entropy._chunks import IGNORED, Coefficients, Problem, Statistics
+from torch_aclnn_ops.ops.linear_cross_entropy._problem import IGNORED, Coefficients, Problem, Statistics
 from torch_aclnn_ops.ops.linear_cross_entropy.grad import fused_linear_cross_entropy_loss_grad
 from torch_aclnn_ops.ops.linear_cross_entropy.loss import fused_cross_entropy_loss_with_max_sum
 from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import fused_linear_online_max_sum
@@ -21,7 +21,7 @@ def statistics(problem: Problem, weighted: bool, predicted_tokens: bool) -> Stat
     reason = why_not_fused(problem, weighted, predicted_tokens)
     if reason is None:
         return _fused_statistics(problem)
-    note(_NAME, f"formula in torch calls, because {reason}; {problem.plan()}")
+    note(_NAME, f"formula in torch calls, because {reason}; {problem.plan_statistics()}")
     with autocast_disabled(problem.input.device.type):
         return _chunks.statistics(problem, weighted, predicted_tokens)
 

@@ -62,18 +62,25 @@ class Head:
         self.scale = scale
         self.dtype = accumulation_dtype(weight.dtype)
         self.has_bfloat16_units = has_bfloat16_units(weight)
-        self.blocks = [slice(0, weight.shape[0])] if weight.dtype == self.dtype else plan.blocks()
+        self._step = plan.classes_per_block
 
-    def logits(self, input: Tensor, out: Tensor) -> Tensor:
-        """Write ``scale * (input @ weight.T + bias)`` to ``out``."""
+    def blocks(self, classes: slice) -> Iterator[slice]:
+        """Cut classes into those that a product takes at a time."""
+        starts = range(classes.start, classes.stop, self._step)
+        return (slice(start, min(start + self._step, classes.stop)) for start in starts)
+
+    def logits(self, input: Tensor, classes: slice, out: Tensor) -> Tensor:
+        """Write ``scale * (input @ weight.T + bias)`` to ``out``, for some classes."""
         with bfloat16_products(self.has_bfloat16_units):
             wide_input = widen(input)
-            for block in self.blocks:
-                columns = out if len(self.blocks) == 1 else out[:, block]
-                bias = columns if self.bias is None else self.bias[block]
-                beta = 0 if self.bias is None else self.scale
-                torch.addmm(bias, wide_input, widen(self.weight[block]).T, beta=beta, alpha=self.scale, out=columns)
-        return out
+            for block in self.blocks(classes):
+                factor = widen(self.weight[block]).T
+                columns = out[:, block.start - classes.start : block.stop - classes.start]
+                if self.bias is None:
+                    torch.mm(wide_input, factor, out=columns)
+                else:
+                    torch.addmm(self.bias[block], wide_input, factor, out=columns)
+        return out if self.scale == 1 else out.mul_(self.scale)
 
     def input_gradient(self, grad_logits: Tensor) -> Tensor:
         """Return ``grad_logits @ weight``."""
@@ -82,7 +89,7 @@ class Head:
         if self.weight.dtype == self.dtype:
             return grad_logits @ self.weight
         gradient = grad_logits.new_zeros(grad_logits.shape[0], self.weight.shape[1])
-        for block in self.blocks:
+        for block in self.blocks(slice(0, self.weight.shape[0])):
             gradient.addmm_(grad_logits[:, block], widen(self.weight[block]))
         return gradient
 
@@ -128,13 +135,12 @@ class Gradients:
 
     def _add_to_weight(self, total: Tensor, grad_logits: Tensor, input: Tensor) -> None:
         wide_input = widen(input)
-        for block in self._head.blocks:
-            part = grad_logits[:, block].T
-            if total.dtype == self._head.dtype:
-                with bfloat16_products(self._head.has_bfloat16_units):
-                    total[block].addmm_(part, wide_input)
-            else:
-                total[block] = part @ wide_input
+        if total.dtype == self._head.dtype:
+            with bfloat16_products(self._head.has_bfloat16_units):
+                total.addmm_(grad_logits.T, wide_input)
+        else:
+            for block in self._head.blocks(slice(0, total.shape[0])):
+                total[block] = grad_logits[:, block].T @ wide_input
 
     def finish(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return the gradients, in the dtype of the sums or of the arguments."""

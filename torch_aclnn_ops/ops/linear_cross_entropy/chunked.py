@@ -11,8 +11,8 @@ from typing import Any
 from torch_aclnn_ops.ops._numerics import accumulation_dtype
 from torch_aclnn_ops.ops._raw_operator import NAMESPACE
 from torch_aclnn_ops.ops.linear_cross_entropy import _kernels
-from torch_aclnn_ops.ops.linear_cross_entropy._chunks import Coefficients, Problem, Statistics
 from torch_aclnn_ops.ops.linear_cross_entropy._plan import Options
+from torch_aclnn_ops.ops.linear_cross_entropy._problem import Coefficients, Problem, Statistics
 
 import torch
 from torch import Tensor
