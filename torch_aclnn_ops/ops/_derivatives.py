@@ -66,6 +66,12 @@ def in_functorch_transform() -> bool:
 in_functorch_transform._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def in_nested_forward_mode() -> bool:
+    """Return whether the caller runs inside jvp of jvp, where PyTorch takes a Function's tangent for a constant."""
+    transforms = torch._C._functorch.get_interpreter_stack() or ()
+    return sum(transform.key() == torch._C._functorch.TransformType.Jvp for transform in transforms) > 1
+
+
 def in_forward_ad() -> bool:
     """Return whether operators have to push tangents forward."""
     return forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()

@@ -25,7 +25,7 @@ from torch_aclnn_ops.functional.linear_cross_entropy.losses import (
 )
 from torch_aclnn_ops.functional.linear_cross_entropy.statistics import statistics
 from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import vocab_parallel_statistics
-from torch_aclnn_ops.ops._numerics import widen
+from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
 from torch_aclnn_ops.ops.linear_cross_entropy._problem import Coefficients, Problem, Statistics
 
 import torch
@@ -212,11 +212,12 @@ def linear_cross_entropy(
     dtype = lower_precision_autocast_dtype(input)
     input, linear_weight = input.to(dtype), linear_weight.to(dtype)
     linear_bias = None if linear_bias is None else linear_bias.to(dtype)
+    wide = accumulation_dtype(dtype)
     rows = rows_of(
         input,
         _rows_of_target(target, linear_weight),
-        None if weight is None else widen(weight),
-        None if token_weight is None else widen(token_weight).reshape(-1),
+        None if weight is None else weight.to(wide),
+        None if token_weight is None else token_weight.to(wide).reshape(-1),
         linear_weight.shape[0] if shards is None else shards.total,
         loss_options,
     )

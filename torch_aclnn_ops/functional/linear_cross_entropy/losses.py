@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch_aclnn_ops.ops._checks import values_are_readable
-from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
+from torch_aclnn_ops.ops._numerics import accumulation_dtype
 from torch_aclnn_ops.ops.linear_cross_entropy._plan import Options, plan_rows
 from torch_aclnn_ops.ops.linear_cross_entropy._problem import IGNORED, Coefficients, Statistics
 
@@ -98,7 +98,7 @@ def rows_of(
     if token_weight is not None:
         count = count * token_weight
     if target.is_floating_point():
-        share = distribution_sums(target, class_weight)
+        share = distribution_sums(target, class_weight, count.dtype)
         weight = count
     else:
         ignored = target == options.ignore_index
@@ -106,7 +106,9 @@ def rows_of(
         _check_indices(target, outside)
         # A device does not stop for a wrong index, so its row shows it.
         count = count.masked_fill(ignored, 0).masked_fill(outside, math.nan)
-        weight = count if class_weight is None else count * class_weight[target.masked_fill(ignored | outside, 0)]
+        weight = count
+        if class_weight is not None:
+            weight = count * class_weight[target.masked_fill(ignored | outside, 0)].masked_fill(ignored, 0)
         target = target.masked_fill(outside, 0).masked_fill(ignored, IGNORED)
         share = None
     predicted = (count if share is not None else weight) * (1 - smoothing)
@@ -121,12 +123,21 @@ def rows_of(
     return Rows(target, class_weight if uses_class_weight else None, coefficients, weight, count)
 
 
-def distribution_sums(target: Tensor, class_weight: Tensor | None) -> Tensor:
-    """Return the sum of each row's probabilities times class weights, without another tensor of their size."""
-    if class_weight is None:
-        return target.sum(1, dtype=accumulation_dtype(target.dtype))
+def distribution_sums(target: Tensor, class_weight: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return the sum of each row's probabilities times class weights, in a dtype that is at least as wide as theirs.
+
+    Chunk by chunk, because otherwise another tensor of their size would be made. Compiled code makes none.
+    """
+    dtype = torch.promote_types(dtype, target.dtype)
+
+    def sums(rows: Tensor) -> Tensor:
+        # Not a matrix product, which autocast would make in 16 bits.
+        return rows.sum(1, dtype=dtype) if class_weight is None else (rows.to(dtype) * class_weight.to(dtype)).sum(1)
+
+    if torch.compiler.is_compiling():
+        return sums(target)
     plan = plan_rows(target.shape[0], target.new_empty(target.shape[1], 1), Options())
-    return torch.cat([(widen(target[rows]) * class_weight).sum(1) for rows in plan.chunks()])
+    return torch.cat([sums(rows) for rows in target.split(plan.rows_per_chunk)])
 
 
 def _check_indices(target: Tensor, outside: Tensor) -> None:

@@ -6,7 +6,12 @@ from functools import partial
 from typing import Any
 
 from torch_aclnn_ops.functional.linear_cross_entropy.rows import RowFunction, statistics_of_rows
-from torch_aclnn_ops.ops._derivatives import in_functorch_transform, is_batched, is_differentiated
+from torch_aclnn_ops.ops._derivatives import (
+    in_functorch_transform,
+    in_nested_forward_mode,
+    is_batched,
+    is_differentiated,
+)
 from torch_aclnn_ops.ops._paths import note
 from torch_aclnn_ops.ops.linear_cross_entropy import _kernels, chunked
 from torch_aclnn_ops.ops.linear_cross_entropy._plan import Options
@@ -85,6 +90,8 @@ def statistics(problem: Problem, weighted: bool = False, predicted_tokens: bool 
     asked = _Asked(problem.options, weighted, problem.entropy, predicted_tokens)
     tensors = (problem.input, problem.linear_weight, problem.linear_bias, problem.target, problem.class_weight)
     if not torch.compiler.is_compiling():
+        if in_nested_forward_mode():
+            return asked.name(asked.formula()(tensors, asked.chunks(tensors)))
         apply: Any = StatisticsFunction.apply
         return asked.name(apply(*tensors, asked))
     if in_functorch_transform() or any(map(is_differentiated, tensors[3:])):
@@ -117,9 +124,9 @@ class StatisticsFunction(torch.autograd.Function):
         """Save what the derivatives need."""
         *tensors, ctx.asked = inputs
         reduced = ctx.asked.name(output)
-        ctx.mark_non_differentiable(reduced.logits_max)
-        if reduced.predicted_tokens is not None:
-            ctx.mark_non_differentiable(reduced.predicted_tokens)
+        # One call: a second one would replace the first.
+        constants = (reduced.logits_max, reduced.predicted_tokens)
+        ctx.mark_non_differentiable(*(constant for constant in constants if constant is not None))
         saved = (*tensors, reduced.logits_max, reduced.log_sum_exp, reduced.entropy)
         ctx.save_for_backward(*saved)
         ctx.save_for_forward(*saved)  # functorch wants the same tensors for both

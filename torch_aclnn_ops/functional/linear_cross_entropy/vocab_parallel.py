@@ -21,7 +21,7 @@ from torch_aclnn_ops.functional.linear_cross_entropy._collectives import (
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import distribution_sums
 from torch_aclnn_ops.functional.linear_cross_entropy.statistics import statistics
 from torch_aclnn_ops.ops._derivatives import in_functorch_transform, is_differentiated
-from torch_aclnn_ops.ops._numerics import widen
+from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
 from torch_aclnn_ops.ops.linear_cross_entropy import _kernels
 from torch_aclnn_ops.ops.linear_cross_entropy._parts import combine
 from torch_aclnn_ops.ops.linear_cross_entropy._problem import ELSEWHERE, IGNORED, Problem, Statistics
@@ -192,7 +192,7 @@ def _local_problem(
     class_weight = None if class_weight is None else copy_to_group(class_weight, members)[classes]
     if target.is_floating_point():
         target = copy_to_group(target, members)[:, classes]
-        mass = distribution_sums(target, class_weight)
+        mass = distribution_sums(target, class_weight, accumulation_dtype(problem.input.dtype))
     else:
         is_here = (target >= shards.start) & (target < shards.stop)
         elsewhere = torch.where(target == IGNORED, IGNORED, ELSEWHERE)

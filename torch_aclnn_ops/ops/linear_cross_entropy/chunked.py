@@ -134,7 +134,17 @@ def _save_statistics(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ..
     ctx.set_materialize_grads(True)
 
 
+def _refuse_second_derivatives() -> None:
+    """Raise where a backward pass is to be differentiated itself; AOTAutograd's own backward passes refuse before."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "linear_cross_entropy: a compiled call must not be differentiated with create_graph=True, because its"
+            " operators have a first derivative only; call it outside of torch.compile"
+        )
+
+
 def _differentiate_statistics(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+    _refuse_second_derivatives()
     *tensors, logits_max, log_sum_exp, entropy = ctx.saved_tensors
     arguments = list(ctx.arguments)
     for place, tensor in zip(ctx.tensor_places, tensors, strict=True):
@@ -197,6 +207,7 @@ def _save_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...
 
 
 def _scale_gradients(ctx: Any, grad_loss: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    _refuse_second_derivatives()
     gradients = [(gradient * grad_loss).to(ctx.dtype) for gradient in ctx.saved_tensors]
     return *_asked(gradients, ctx.needs_input_grad[:3]), *(None,) * (ctx.number - 3)
 

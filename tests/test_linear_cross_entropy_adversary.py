@@ -1,0 +1,99 @@
+"""linear_cross_entropy: what an adversarial review found."""
+
+from torch_aclnn_ops import functional as ours
+
+import pytest
+import torch
+from torch.nn import functional
+
+
+def _tensors(dtype=torch.float32, rows=6):
+    torch.manual_seed(0)
+    input, head = (torch.randn(size, 4, dtype=dtype, requires_grad=True) for size in (rows, 9))
+    return input, head, torch.arange(rows) % 9
+
+
+def test_forward_mode_of_forward_mode_is_the_second_derivative():
+    input, head, target = _tensors(torch.float64)
+
+    def second(loss):
+        return torch.func.jacfwd(torch.func.jacfwd(loss))(input.detach())
+
+    torch.testing.assert_close(
+        second(lambda x: ours.linear_cross_entropy(x, head.detach(), target)),
+        second(lambda x: functional.cross_entropy(x @ head.detach().T, target)),
+    )
+
+
+@pytest.mark.parametrize("name", ["predicted_tokens", "token_accuracy"])
+def test_predictions_may_be_asked_for_in_forward_mode(name):
+    input, head, target = _tensors()
+
+    def tangent(outputs):
+        def loss(x):
+            result = ours.linear_cross_entropy(x, head.detach(), target, outputs=outputs)
+            return result.loss if outputs else result
+
+        return torch.func.jvp(loss, (input.detach(),), (torch.ones_like(input),))[1]
+
+    torch.testing.assert_close(tangent((name,)), tangent(()))
+
+
+def test_a_row_that_does_not_count_takes_no_class_weight():
+    input, head, _ = _tensors()
+    target, weight = torch.tensor([1, 2, 8, -100, 3, 4]), torch.ones(9)
+    weight[0] = torch.inf  # as one over the frequency of a class that does not occur
+    torch.testing.assert_close(
+        ours.linear_cross_entropy(input, head, target, weight=weight),
+        functional.cross_entropy(input @ head.T, target, weight=weight),
+    )
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_factors_of_rows_may_have_another_dtype(dtype, reduction):
+    input, head, target = _tensors(dtype)
+    other = {torch.float32: torch.float64, torch.float64: torch.float32}[dtype]
+    factors = torch.rand(6).to(other)
+    gradients = [
+        torch.autograd.grad(
+            ours.linear_cross_entropy(input, head, target, token_weight=factors.to(to), reduction=reduction).sum(), head
+        )[0]
+        for to in (dtype, other)
+    ]
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_probabilities_and_class_weights_may_have_another_dtype(dtype):
+    input, head, _ = _tensors(dtype)
+    for to_target, to_weight in ((torch.float64, torch.float32), (torch.float32, torch.float64)):
+        target, weight = torch.rand(6, 9).to(to_target), torch.rand(9).to(to_weight)
+        loss = ours.linear_cross_entropy(input, head, target, weight=weight)
+        expected = functional.cross_entropy((input @ head.T).double(), target.double(), weight=weight.double())
+        torch.testing.assert_close(loss.double(), expected, rtol=1e-13 if dtype == torch.float64 else 1e-5, atol=0)
+
+
+def test_16_bit_probabilities_are_not_widened_all_at_once(monkeypatch):
+    from torch_aclnn_ops.functional.linear_cross_entropy import losses
+
+    rows_summed = []
+    whole = torch.Tensor.sum
+    monkeypatch.setattr(
+        torch.Tensor, "sum", lambda self, *args, **kw: (rows_summed.append(self), whole(self, *args, **kw))[1]
+    )
+    plan = losses.make_plan(8, torch.zeros(5, 1), losses.Options(chunk_size=2))
+    monkeypatch.setattr(losses, "make_plan", lambda *_: plan)
+    losses._sums(torch.rand(8, 5).bfloat16(), None, torch.float32)
+    assert [tensor.shape[0] for tensor in rows_summed] == [2] * 4
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_compiled_call_refuses_a_second_derivative(reduction):
+    input, head, target = _tensors()
+    compiled = torch.compile(
+        lambda x, w: ours.linear_cross_entropy(x, w, target, reduction=reduction).sum(), backend="eager", fullgraph=True
+    )
+    with pytest.raises(RuntimeError, match="outside of torch.compile"):
+        torch.autograd.grad(compiled(input, head), head, create_graph=True)
+    torch.autograd.grad(compiled(input, head), head)
