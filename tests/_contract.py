@@ -189,6 +189,15 @@ class DropInContract:
         )
         torch.testing.assert_close(mine, theirs, equal_nan=True)
 
+    def test_forward_mode_of_forward_mode_equals_torchs(self, case: Case) -> None:
+        call, inputs = case.prepare(torch.float64)
+        first, *others = (tensor.detach() for tensor in inputs)
+        mine, theirs = (
+            torch.func.jacfwd(torch.func.jacfwd(lambda x, module=module: call(module, x, *others).sum()))(first)
+            for module in (ours, torch.nn.functional)
+        )
+        torch.testing.assert_close(mine, theirs, equal_nan=True)
+
     def test_compiles_without_a_graph_break(self, case: Case) -> None:
         call, inputs = case.prepare(torch.float32)
         compiled = torch.compile(lambda *tensors: call(ours, *tensors).sum() * 2, fullgraph=True, backend="aot_eager")

@@ -175,17 +175,36 @@ def test_bfloat16_products_leave_other_threads_alone():
     setting = torch.backends.mkldnn.matmul
     before = setting.fp32_precision
     found = {}
-    for daemon in (True, False):
+    for module in ("tqdm._monitor", "somebody.else"):
         done = threading.Event()
-        thread = threading.Thread(target=done.wait, daemon=daemon)
+        monitor = type("Monitor", (threading.Thread,), {"__module__": module})
+        thread = monitor(target=done.wait, daemon=True)
         thread.start()
         with _products.bfloat16_products(True):
-            found[daemon] = setting.fp32_precision
+            found[module] = setting.fp32_precision
         done.set()
         thread.join()
         assert setting.fp32_precision == before
-    assert found[False] == before
-    assert found[True] == ("bf16" if torch.backends.mkldnn.is_available() else before)
+    assert found["somebody.else"] == before
+    assert found["tqdm._monitor"] == ("bf16" if torch.backends.mkldnn.is_available() else before)
+
+
+def test_a_thread_beside_a_bfloat16_loss_multiplies_in_float32():
+    factor = torch.randn(256, 256)
+    expected, wrong, done = factor @ factor, [], threading.Event()
+
+    def multiply():
+        while not done.is_set():
+            wrong.append(not torch.equal(factor @ factor, expected))
+
+    thread = threading.Thread(target=multiply, daemon=True)
+    thread.start()
+    input, head = torch.randn(64, 64).bfloat16(), torch.randn(2000, 64).bfloat16()
+    for _ in range(20):
+        ours.linear_cross_entropy(input, head, torch.zeros(64, dtype=torch.int64))
+    done.set()
+    thread.join()
+    assert wrong and not any(wrong)
 
 
 def _with_units(monkeypatch, value):

@@ -104,3 +104,18 @@ def test_an_embedding_can_be_made_from_a_table():
     embedding = nn.Embedding.from_pretrained(table, padding_idx=0)
     assert isinstance(embedding, nn.Embedding) and not embedding.weight.requires_grad
     assert embedding(torch.tensor([2])).tolist() == [[4.0, 5.0]]
+
+
+def test_a_linear_cross_entropy_shows_its_options_and_does_without_them_if_it_is_older():
+    module = nn.LinearCrossEntropyLoss(4, 9, softcap=3.0)
+    assert "softcap=3.0" in repr(module) and "temperature" not in repr(module)
+    older = nn.LinearCrossEntropyLoss(4, 9)
+    for name in ("softcap", "lse_square_scale", "temperature", "zero_if_all_ignored", "chunk_size", "max_memory"):
+        del older.__dict__[name]  # as in a pickle from before they were there
+    assert copy.deepcopy(older)(torch.zeros(2, 4), torch.tensor([1, 2])).isfinite()
+
+
+def test_a_linear_cross_entropy_takes_token_weights_and_returns_more_when_asked():
+    module = nn.LinearCrossEntropyLoss(4, 9)
+    result = module(torch.randn(2, 4), torch.tensor([1, 2]), token_weight=torch.ones(2), outputs=("entropy",))
+    assert result.entropy.shape == (2,)

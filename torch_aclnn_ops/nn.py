@@ -112,6 +112,14 @@ class LinearCrossEntropyLoss(torch.nn.LinearCrossEntropyLoss):
         tensor(4.6052, grad_fn=<AddBackward0>)
     """
 
+    # An instance from before these options, out of a pickle, has them too.
+    softcap: float | None = None
+    lse_square_scale: float = 0.0
+    temperature: float = 1.0
+    zero_if_all_ignored: bool = False
+    chunk_size: int | str = "auto"
+    max_memory: int | None = None
+
     def __init__(
         self,
         in_features: int,
@@ -186,3 +194,11 @@ class LinearCrossEntropyLoss(torch.nn.LinearCrossEntropyLoss):
             chunk_size=self.chunk_size,
             max_memory=self.max_memory,
         )
+
+    def extra_repr(self) -> str:
+        """Add the options that are not torch's, where they are not the default."""
+        names = ("softcap", "lse_square_scale", "temperature", "zero_if_all_ignored", "chunk_size", "max_memory")
+        changed = [
+            f"{name}={getattr(self, name)!r}" for name in names if getattr(self, name) != getattr(type(self), name)
+        ]
+        return ", ".join(filter(None, [super().extra_repr(), *changed]))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from torch_aclnn_ops.ops._derivatives import in_functorch_transform
+from torch_aclnn_ops.ops._derivatives import in_functorch_transform, in_nested_forward_mode
 
 import torch
 from torch.autograd import Function
@@ -14,7 +14,8 @@ class EagerOrCompiled:
 
     Dynamo refuses a Function that defines ``jvp``; eager forward-mode AD needs it. So a compiled call goes to a twin of
     the Function without ``jvp``. Inside a transform of ``torch.func`` that is itself compiled, dynamo would take all
-    but the first derivative of a Function for zero; there the call goes to differentiable torch calls.
+    but the first derivative of a Function for zero, and so does PyTorch in a jvp of a jvp; there the call goes to
+    differentiable torch calls.
 
     Args:
         function: a Function with ``forward`` (without ctx), ``setup_context``, ``backward`` and ``jvp``.
@@ -29,7 +30,7 @@ class EagerOrCompiled:
     def __call__(self, *args: Any) -> Any:
         """Apply the Function."""
         if not torch.compiler.is_compiling():
-            return self.eager.apply(*args)
+            return self.formula(*args) if in_nested_forward_mode() else self.eager.apply(*args)
         return self.formula(*args) if in_functorch_transform() else self.compiled.apply(*args)
 
 

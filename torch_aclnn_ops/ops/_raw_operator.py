@@ -6,7 +6,7 @@ from itertools import compress
 from typing import Any
 
 from torch_aclnn_ops.ops._checks import check_device
-from torch_aclnn_ops.ops._derivatives import is_differentiated, jvp, vjp
+from torch_aclnn_ops.ops._derivatives import in_nested_forward_mode, is_differentiated, jvp, vjp
 from torch_aclnn_ops.ops._numerics import without_autocast
 from torch_aclnn_ops.ops._paths import note_kernel, why_formula
 
@@ -89,7 +89,10 @@ class RawOperator:
             raise TypeError(f"{self.name}: {error}") from None
         if self.is_mutable:
             return self.run(*given.args, **given.kwargs)
-        return self._function.apply(*self.bind((), given.arguments).values())
+        arguments = self.bind((), given.arguments)
+        if in_nested_forward_mode():
+            return self._checked(self.formula)(**arguments)
+        return self._function.apply(*arguments.values())
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Call the operator, or compute its formula where the device has no kernel for these arguments."""

@@ -123,6 +123,7 @@ class _Chunk:
             values.add_(column) if weight is None else values.addcmul_(weight, column)
         if self._tanh is not None:
             values.mul_(self._tanh.square_().neg_().add_(1))
+            self._tanh = None  # before the next chunk makes its own
         return values
 
 

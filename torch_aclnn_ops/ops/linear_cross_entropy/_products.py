@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 _precision_lock = threading.Lock()
+_MODULES_THAT_ONLY_WAIT = ("tqdm.", "torch.utils.data.", "torch._inductor.", "multiprocessing.")
 
 
 def has_bfloat16_units(tensor: Tensor) -> bool:
@@ -42,8 +43,16 @@ def bfloat16_products(enabled: bool) -> Iterator[None]:
 
 
 def _is_beside_other_threads() -> bool:
-    """Return whether another thread may compute; daemons (a progress bar's, a data loader's) are taken not to."""
-    return any(not thread.daemon for thread in threading.enumerate() if thread is not threading.current_thread())
+    """Return whether another thread of Python may compute; those of progress bars and data loaders do not."""
+    others = (thread for thread in threading.enumerate() if thread is not threading.current_thread())
+    return any(not _module_of(thread).startswith(_MODULES_THAT_ONLY_WAIT) for thread in others)
+
+
+def _module_of(thread: threading.Thread) -> str:
+    """Return the module that a thread was started for: that of its class, or of its target."""
+    cls = type(thread)
+    origin = getattr(thread, "_target", None) if cls is threading.Thread else cls
+    return getattr(origin, "__module__", None) or ""
 
 
 class Head:
