@@ -84,7 +84,7 @@ def test_16_bit_probabilities_are_not_widened_all_at_once(monkeypatch):
     )
     plan = losses.plan_rows(8, torch.zeros(5, 1), losses.Options(chunk_size=2))
     monkeypatch.setattr(losses, "plan_rows", lambda *_: plan)
-    losses._sums(torch.rand(8, 5).bfloat16(), None, torch.float32)
+    losses.distribution_sums(torch.rand(8, 5).bfloat16(), None, torch.float32)
     assert [tensor.shape[0] for tensor in rows_summed] == [2] * 4
 
 

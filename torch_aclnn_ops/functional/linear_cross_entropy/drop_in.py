@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, overload
 
@@ -10,23 +9,12 @@ from torch_aclnn_ops.functional._drop_in import lower_precision_autocast_dtype, 
 from torch_aclnn_ops.functional.linear_cross_entropy import _arguments as arguments
 from torch_aclnn_ops.functional.linear_cross_entropy._dtensors import Arguments as DTensorArguments
 from torch_aclnn_ops.functional.linear_cross_entropy._dtensors import local_arguments
-from torch_aclnn_ops.functional.linear_cross_entropy.gradients_in_forward import (
-    loss_with_gradients,
-    makes_gradients_in_forward,
-)
-from torch_aclnn_ops.functional.linear_cross_entropy.losses import (
-    LinearCrossEntropyOutput,
-    LossOptions,
-    Rows,
-    assemble,
-    divisors,
-    rows_of,
-    with_outputs,
-)
+from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput, LossOptions, rows_of
+from torch_aclnn_ops.functional.linear_cross_entropy.results import result_of
 from torch_aclnn_ops.functional.linear_cross_entropy.statistics import statistics
 from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import vocab_parallel_statistics
-from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
-from torch_aclnn_ops.ops.linear_cross_entropy._problem import Coefficients, Problem, Statistics
+from torch_aclnn_ops.ops._numerics import accumulation_dtype
+from torch_aclnn_ops.ops.linear_cross_entropy._problem import Problem, Statistics
 
 import torch
 from torch import Tensor
@@ -138,8 +126,9 @@ def linear_cross_entropy(
             z-loss have derivatives.
         chunk_size: rows whose logits are held at a time. ``"auto"`` lets the kernels choose; only then, and without
             ``max_memory``, the fused operators are used.
-        max_memory: bytes that may be held beyond arguments and results (logits, and float32 sums of 16-bit gradients);
-            chooses the chunk size. ``torch_aclnn_ops.explain`` shows what came out.
+        max_memory: bytes that may be held beyond arguments and results (logits, and float32 sums of 16-bit gradients;
+            rows of the input's size are not counted); chooses the chunk size. ``torch_aclnn_ops.explain`` shows what
+            came out.
         process_group: processes that share the vocabulary, a :class:`torch.distributed.ProcessGroup`. Then
             ``linear_weight`` and ``linear_bias`` are this rank's rows, those after the lower ranks' rows, of which
             there may be any number on a rank, also none; the other arguments are those of the whole vocabulary and the
@@ -156,7 +145,7 @@ def linear_cross_entropy(
         class index outside the classes gives a loss of nan.
 
     Raises:
-        IndexError: a class index is outside the classes (on a CPU).
+        IndexError: a class index is outside the classes (on a CPU, in eager mode; elsewhere its loss is nan).
         RuntimeError: shapes or dtypes do not fit each other; ``label_smoothing`` is outside [0, 1].
         TypeError: an argument is of a wrong type.
         ValueError: an argument has a value that is not among those above.
@@ -233,7 +222,7 @@ def linear_cross_entropy(
     reduce: Callable[..., Statistics] = statistics
     if shards is not None:
         reduce = partial(vocab_parallel_statistics, shards=shards, reduce_input_grad=reduce_input_grad)
-    return _result(problem, rows, loss_options, shape, reduce)
+    return result_of(problem, rows, loss_options, shape, reduce)
 
 
 def _shape_of_indices(input: Tensor, linear_weight: Tensor) -> tuple[int, ...]:
@@ -248,59 +237,3 @@ def _rows_of_target(target: Tensor, linear_weight: Tensor) -> Tensor:
     if positions > 0:
         target = target.movedim(1, -1)
     return target.reshape(math.prod(target.shape[:-1]), target.shape[-1])
-
-
-def _result(
-    problem: Problem, rows: Rows, options: LossOptions, shape: tuple[int, ...], reduce: Callable[..., Statistics]
-) -> Tensor | LinearCrossEntropyOutput:
-    has_positions = problem.linear_weight.dim() > 2
-    if options.is_scalar and not has_positions and reduce is statistics:
-        coefficients, of_nothing = rows.coefficients, None
-        if options.reduction == "mean":
-            divisor, count, of_nothing = divisors(rows, options)
-            coefficients = _divided(coefficients, divisor, count)
-        if makes_gradients_in_forward(problem, coefficients, options.needs_tokens):
-            loss, tokens = loss_with_gradients(problem, coefficients, options.needs_tokens)
-            loss = loss if of_nothing is None else loss + of_nothing
-            if not options.outputs:
-                return loss
-            reduced = Statistics(loss, loss, loss, predicted_tokens=tokens)
-            return with_outputs(loss, None, reduced, rows, options, shape)
-    weighted = rows.coefficients.weighted is not None
-    if has_positions:
-        reduce = partial(_statistics_of_positions, reduce)
-    return assemble(reduce(problem, weighted=weighted, predicted_tokens=options.needs_tokens), rows, options, shape)
-
-
-def _divided(coefficients: Coefficients, divisor: Tensor, count: Tensor) -> Coefficients:
-    log_sum_exp, predicted, weighted, square = coefficients
-    return Coefficients(
-        log_sum_exp / divisor,
-        predicted / divisor,
-        None if weighted is None else weighted / divisor,
-        None if square is None else square / count,
-    )
-
-
-def _statistics_of_positions(
-    reduce: Callable[..., Statistics], problem: Problem, weighted: bool, predicted_tokens: bool
-) -> Statistics:
-    """Reduce the logits of every row at every position of a K-dimensional loss, one linear layer per position."""
-    weight, bias = problem.linear_weight, problem.linear_bias
-    classes, positions = weight.shape[0], math.prod(weight.shape[1:-1])
-    wide_input = widen(problem.input)  # so that the gradients of the positions add up in float32
-    # unbind, not an index for each position, whose gradient would be a whole head
-    weights = weight.reshape(classes, positions, weight.shape[-1]).unbind(1)
-    biases = (None,) * positions if bias is None else bias.reshape(classes, positions).unbind(1)
-    targets = problem.target.reshape(-1, positions, *problem.target.shape[1:]).unbind(1)
-    parts = [
-        reduce(
-            replace(problem, input=wide_input.to(weight.dtype), linear_weight=one, linear_bias=of_one, target=target),
-            weighted=weighted,
-            predicted_tokens=predicted_tokens,
-        )
-        for one, of_one, target in zip(weights, biases, targets, strict=True)
-    ]
-    return Statistics._make(
-        None if of_parts[0] is None else torch.stack(of_parts, 1).reshape(-1) for of_parts in zip(*parts, strict=True)
-    )

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch_aclnn_ops.functional.linear_cross_entropy.losses import cross_entropies, z_losses
 from torch_aclnn_ops.functional.linear_cross_entropy.statistics import statistics
 from torch_aclnn_ops.ops._checks import values_are_readable
 from torch_aclnn_ops.ops._derivatives import has_tangent, in_functorch_transform, is_batched, is_differentiated, vjp
 from torch_aclnn_ops.ops.linear_cross_entropy import _kernels, chunked
-from torch_aclnn_ops.ops.linear_cross_entropy._problem import Coefficients, Problem
+from torch_aclnn_ops.ops.linear_cross_entropy._problem import Coefficients, Problem, cross_entropies, z_losses
 
 import torch
 from torch import Tensor

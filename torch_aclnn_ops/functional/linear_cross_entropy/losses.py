@@ -7,7 +7,13 @@ from typing import NamedTuple
 from torch_aclnn_ops.ops._checks import values_are_readable
 from torch_aclnn_ops.ops._numerics import accumulation_dtype
 from torch_aclnn_ops.ops.linear_cross_entropy._plan import Options, plan_rows
-from torch_aclnn_ops.ops.linear_cross_entropy._problem import IGNORED, Coefficients, Statistics
+from torch_aclnn_ops.ops.linear_cross_entropy._problem import (
+    IGNORED,
+    Coefficients,
+    Statistics,
+    cross_entropies,
+    z_losses,
+)
 
 import torch
 from torch import Tensor
@@ -145,22 +151,6 @@ def _check_indices(target: Tensor, outside: Tensor) -> None:
         raise IndexError(f"Target {int(target[outside][0])} is out of bounds.")
 
 
-def cross_entropies(statistics: Statistics, coefficients: Coefficients) -> Tensor:
-    """Return the loss of every row without the z-loss."""
-    loss = coefficients.log_sum_exp * statistics.log_sum_exp - coefficients.predicted * statistics.predicted
-    if coefficients.weighted is not None and statistics.weighted is not None:
-        loss = loss - coefficients.weighted * statistics.weighted
-    return loss
-
-
-def z_losses(statistics: Statistics, coefficients: Coefficients) -> Tensor:
-    """Return ``lse_square_scale * logsumexp(z)^2`` of every row."""
-    log_normalizer = statistics.logits_max + statistics.log_sum_exp
-    if coefficients.square is None:
-        return torch.zeros_like(log_normalizer)
-    return coefficients.square * log_normalizer.square()
-
-
 def divisors(rows: Rows, options: LossOptions) -> tuple[Tensor, Tensor, Tensor]:
     """Return what a mean divides the cross entropies and the z-losses by, and what makes a mean of no rows nan.
 
@@ -200,30 +190,30 @@ def assemble(
         return loss
     if z_loss is None and "z_loss" in options.outputs:
         z_loss = torch.zeros_like(loss)
-    return with_outputs(loss, z_loss, statistics, rows, options, shape)
+    # nan for a row whose class is outside the head.
+    outside = rows.count.isnan()
+    log_probabilities = (statistics.predicted - statistics.log_sum_exp).masked_fill(outside, math.nan)
+    entropy = None if statistics.entropy is None else statistics.entropy.masked_fill(outside, math.nan)
+    return with_outputs(loss, z_loss, log_probabilities, entropy, statistics.predicted_tokens, rows, options, shape)
 
 
 def with_outputs(
     loss: Tensor,
     z_loss: Tensor | None,
-    statistics: Statistics,
+    log_probabilities: Tensor | None,
+    entropy: Tensor | None,
+    tokens: Tensor | None,
     rows: Rows,
     options: LossOptions,
     shape: tuple[int, ...],
 ) -> LinearCrossEntropyOutput:
-    """Add what is asked for to a loss."""
-    # 0 for rows that count, nan for those whose class is outside the head.
-    shown = rows.count.detach() * 0
-    tokens = statistics.predicted_tokens
-    asked = options.outputs
-    log_probabilities = statistics.predicted - statistics.log_sum_exp + shown if "log_probabilities" in asked else None
-    entropy = None if statistics.entropy is None else statistics.entropy + shown
-    accuracy = None
+    """Add to a loss what is asked for of the results of all rows."""
+    asked, accuracy = options.outputs, None
     if "token_accuracy" in asked and tokens is not None:
         accuracy = _token_accuracy(tokens, rows.target, options, shape)
     return LinearCrossEntropyOutput(
         loss,
-        None if log_probabilities is None else log_probabilities.reshape(shape),
+        log_probabilities.reshape(shape) if "log_probabilities" in asked and log_probabilities is not None else None,
         None if entropy is None else entropy.reshape(shape),
         z_loss if "z_loss" in asked else None,
         accuracy,

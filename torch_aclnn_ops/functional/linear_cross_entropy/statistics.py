@@ -161,10 +161,11 @@ class _StatisticsBackwardFunction(torch.autograd.Function):
         positions: frozenset[int] = args[-1]
         cotangents, (*problem_tensors, logits_max, log_sum_exp, entropy) = _split(tensors, asked)
         if positions <= _OF_KERNELS and not _is_any_batched(tensors):
-            reduced = Statistics(logits_max, log_sum_exp, log_sum_exp, None, entropy)
             named = replace(asked, predicted_tokens=False).name((logits_max, *cotangents))
             needed = [position in positions for position in sorted(_OF_KERNELS)]
-            results: Sequence[Any] = _kernels.gradients(asked.problem(problem_tensors), named, reduced, needed)
+            results: Sequence[Any] = _kernels.gradients(
+                asked.problem(problem_tensors), named, log_sum_exp, entropy, needed
+            )
             return tuple(results[position] for position in sorted(positions))
         formula = asked.differentiable_formula()
         return formula.vjp(problem_tensors, sorted(positions), cotangents, asked.chunks(problem_tensors))

@@ -13,7 +13,13 @@ from torch_aclnn_ops.ops._numerics import widen
 from torch_aclnn_ops.ops.linear_cross_entropy._counted_rows import CountedRows
 from torch_aclnn_ops.ops.linear_cross_entropy._parts import combine
 from torch_aclnn_ops.ops.linear_cross_entropy._plan import Plan
-from torch_aclnn_ops.ops.linear_cross_entropy._problem import Coefficients, Problem, Statistics
+from torch_aclnn_ops.ops.linear_cross_entropy._problem import (
+    Coefficients,
+    Problem,
+    Statistics,
+    cross_entropies,
+    z_losses,
+)
 from torch_aclnn_ops.ops.linear_cross_entropy._products import Gradients, Head
 
 import torch
@@ -223,16 +229,12 @@ def loss_and_gradients(
 
 def _loss_of_rows(reduced: Statistics, factors: Coefficients) -> tuple[Tensor, Statistics]:
     """Return the losses of some rows, and their derivatives by the statistics."""
-    loss = factors.log_sum_exp * reduced.log_sum_exp - factors.predicted * reduced.predicted
-    of_log_sum, of_weighted = factors.log_sum_exp, None
-    if factors.weighted is not None and reduced.weighted is not None:
-        loss = loss - factors.weighted * reduced.weighted
-        of_weighted = -factors.weighted
+    losses, of_log_sum_exp = cross_entropies(reduced, factors), factors.log_sum_exp
     if factors.square is not None:
-        log_normalizer = reduced.logits_max + reduced.log_sum_exp
-        loss = loss + factors.square * log_normalizer.square()
-        of_log_sum = of_log_sum + 2 * factors.square * log_normalizer
-    return loss, Statistics(of_log_sum, of_log_sum, -factors.predicted, of_weighted)
+        losses = losses + z_losses(reduced, factors)
+        of_log_sum_exp = of_log_sum_exp + 2 * factors.square * (reduced.logits_max + reduced.log_sum_exp)
+    of_weighted = None if factors.weighted is None else -factors.weighted
+    return losses, Statistics(reduced.logits_max, of_log_sum_exp, -factors.predicted, of_weighted)
 
 
 def _head(problem: Problem, plan: Plan) -> Head:

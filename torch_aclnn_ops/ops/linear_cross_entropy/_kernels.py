@@ -27,17 +27,29 @@ def statistics(problem: Problem, weighted: bool, predicted_tokens: bool) -> Stat
 
 
 def gradients(
-    problem: Problem, cotangents: Statistics, reduced: Statistics, needed: Sequence[bool]
+    problem: Problem,
+    cotangents: Statistics,
+    log_sum_exp: Tensor,
+    entropy: Tensor | None,
+    needed: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    """Pull the gradients of the statistics back to input, weight and bias, as far as they are needed."""
+    """Pull the gradients of the statistics back to input, weight and bias, as far as they are needed.
+
+    Args:
+        problem: the arguments.
+        cotangents: the gradients of the statistics, and the maximum itself.
+        log_sum_exp: the statistic.
+        entropy: the statistic, if its gradient is given.
+        needed: whether the gradients of input, weight and bias are needed.
+    """
     if cotangents.weighted is None and why_not_fused(problem) is None:
         # The operator makes both gradients or none.
         if needed[0] and needed[1]:
-            return *_fused_gradients(problem, cotangents, reduced), None
+            return *_fused_gradients(problem, cotangents, log_sum_exp), None
         note("fused_linear_cross_entropy_loss_grad", "formula in torch calls, because not both gradients are needed")
     note(_NAME, f"logits computed again for the gradients; {problem.plan(with_gradient=needed[1])}")
     with autocast_disabled(problem.input.device.type):
-        return _chunks.gradients(problem, cotangents, reduced.entropy, needed)
+        return _chunks.gradients(problem, cotangents, entropy, needed)
 
 
 def loss_and_gradients(
@@ -95,7 +107,7 @@ def _fused_statistics(problem: Problem) -> Statistics:
     )
 
 
-def _fused_gradients(problem: Problem, cotangents: Statistics, reduced: Statistics) -> tuple[Tensor, Tensor]:
+def _fused_gradients(problem: Problem, cotangents: Statistics, log_sum_exp: Tensor) -> tuple[Tensor, Tensor]:
     """Call the operator, whose gradient of the logits is ``grad * (exp(z - max) / sum - onehot)``.
 
     Ours is ``g_log_sum_exp * softmax + g_predicted * onehot``. With ``grad = -g_predicted`` the sum takes up that the
@@ -114,7 +126,7 @@ def _fused_gradients(problem: Problem, cotangents: Statistics, reduced: Statisti
         problem.linear_weight,
         is_masked,
         target.clamp(min=0),
-        reduced.logits_max,
-        reduced.log_sum_exp.exp() * ratio,
+        cotangents.logits_max,
+        log_sum_exp.exp() * ratio,
     )
     return gradients

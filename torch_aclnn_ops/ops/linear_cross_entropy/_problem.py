@@ -6,6 +6,7 @@ from typing import NamedTuple
 from torch_aclnn_ops.ops.linear_cross_entropy._plan import Options, Plan, plan_rows, plan_statistics
 from torch_aclnn_ops.ops.linear_cross_entropy._products import has_bfloat16_units
 
+import torch
 from torch import Tensor
 
 # Targets that are no class of the head: of a row that does not count, and of a row whose class is in another part.
@@ -34,16 +35,31 @@ class Statistics(NamedTuple):
 
 
 class Coefficients(NamedTuple):
-    """The factors of each row's statistics in a loss, shape (N,) each.
-
-    The loss is the sum of ``log_sum_exp * log_sum_exp_factor - predicted * predicted_factor - weighted *
-    weighted_factor + square_factor * (logits_max + log_sum_exp)^2``.
-    """
+    """The factors of each row's statistics in its loss, shape (N,) each; ``square`` belongs to the z-loss."""
 
     log_sum_exp: Tensor
     predicted: Tensor
     weighted: Tensor | None
     square: Tensor | None
+
+
+def cross_entropies(statistics: Statistics, coefficients: Coefficients) -> Tensor:
+    """Return the loss of every row without the z-loss.
+
+    It is ``sum_v Q_v (log sum exp(z) - z_v)``, where Q is the weighted and smoothed target.
+    """
+    loss = coefficients.log_sum_exp * statistics.log_sum_exp - coefficients.predicted * statistics.predicted
+    if coefficients.weighted is not None and statistics.weighted is not None:
+        loss = loss - coefficients.weighted * statistics.weighted
+    return loss
+
+
+def z_losses(statistics: Statistics, coefficients: Coefficients) -> Tensor:
+    """Return ``lse_square_scale * logsumexp(z)^2`` of every row."""
+    log_normalizer = statistics.logits_max + statistics.log_sum_exp
+    if coefficients.square is None:
+        return torch.zeros_like(log_normalizer)
+    return coefficients.square * log_normalizer.square()
 
 
 @dataclass(frozen=True)

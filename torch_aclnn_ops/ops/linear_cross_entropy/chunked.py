@@ -62,7 +62,8 @@ def _given(like: Tensor, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]
     return tuple(like.new_empty(0) if tensor is None else tensor for tensor in tensors)
 
 
-def _asked(tensors: Sequence[Tensor], asked: Sequence[bool]) -> tuple[Tensor | None, ...]:
+def _asked(tensors: Sequence[Tensor | None], asked: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    """Return the tensors that are asked for, and ``None`` for the others."""
     return tuple(tensor if is_asked else None for tensor, is_asked in zip(tensors, asked, strict=True))
 
 
@@ -104,9 +105,10 @@ def _gradients_kernel(
     *arguments, of_input, of_weight, of_bias = args
     problem = _problem(*arguments)
     cotangents = Statistics(logits_max, of_log_sum_exp, of_predicted, of_weighted, of_entropy)
-    reduced = Statistics(logits_max, log_sum_exp, of_predicted, None, entropy_of_rows)
     needed = (of_input, of_weight, of_bias)
-    return _given(problem.input, _asked_of(_kernels.gradients(problem, cotangents, reduced, needed), needed))
+    return _given(
+        problem.input, _asked(_kernels.gradients(problem, cotangents, log_sum_exp, entropy_of_rows, needed), needed)
+    )
 
 
 def _gradients_fake(*args: Any) -> tuple[Tensor, ...]:
@@ -176,7 +178,7 @@ def _loss_and_gradients_kernel(*args: Any) -> tuple[Tensor, ...]:
     factors = Coefficients(log_sum_exp, predicted, weighted, square)
     loss, gradients, tokens = _kernels.loss_and_gradients(problem, factors, needed, predicted_tokens)
     dtype = _held_dtype(problem)
-    held = [None if gradient is None else gradient.to(dtype) for gradient in _asked_of(gradients, needed)]
+    held = [None if gradient is None else gradient.to(dtype) for gradient in _asked(gradients, needed)]
     return loss, *_given(problem.input, held), *_given(problem.target, [tokens])
 
 
@@ -229,10 +231,6 @@ def loss(
     """Compute the loss of all rows in compiled code, and its gradients with it."""
     result, *_, tokens = _loss_and_gradients(*_flat(problem), *coefficients, predicted_tokens, *needed)
     return result, tokens if predicted_tokens else None
-
-
-def _asked_of(gradients: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor | None]:
-    return [gradient if is_needed else None for gradient, is_needed in zip(gradients, needed, strict=True)]
 
 
 def _empty_gradients(problem: Problem, needed: Sequence[bool], dtype: torch.dtype | None) -> tuple[Tensor, ...]:
