@@ -367,6 +367,7 @@ def _hold_few_logits(monkeypatch, number):
     from torch_aclnn_ops.ops.linear_cross_entropy import _plan
 
     monkeypatch.setattr(_plan, "_LOGITS_BYTES", 4 * number)
+    monkeypatch.setattr(_plan, "_REDUCED_BYTES", 4 * number)
     monkeypatch.setattr(_plan, "_FEWEST_ROWS", 8)
 
 
