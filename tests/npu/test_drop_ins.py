@@ -1,6 +1,7 @@
 """The drop-in functions, modules and the optimizer on an NPU: the CPU's results, by CANN's operators."""
 
 import logging
+from functools import partial
 
 import torch_aclnn_ops
 from torch_aclnn_ops import functional as ours
@@ -129,6 +130,24 @@ def test_the_fused_operators_serve_whatever_changes_a_rows_gradient_only(options
     for mine, theirs in zip(on_npu, on_cpu, strict=True):
         scale = theirs.grad.abs().max().item()
         torch.testing.assert_close(mine.grad.cpu(), theirs.grad, rtol=tolerance, atol=tolerance * scale)
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 3.0}], ids=["fused", "chunked"])
+def test_a_compiled_linear_cross_entropy_takes_the_same_operators(options):
+    input, weight, target = _linear_case(torch.bfloat16)
+    call = torch.compile(
+        lambda *tensors: ours.linear_cross_entropy(*tensors, **options), fullgraph=True, backend="aot_eager"
+    )
+    results = []
+    for function in (call, partial(ours.linear_cross_entropy, **options)):
+        leaves = [tensor.npu().requires_grad_() for tensor in (input, weight)]
+        host_npu.reset()
+        loss = function(*leaves, target.npu())
+        results.append([tensor.cpu() for tensor in (loss, *torch.autograd.grad(loss, leaves))])
+        assert host_npu.stats().launches.get("aclnnFusedLinearCrossEntropyLossGrad", 0) == (not options)
+    tolerance = 8 * torch.finfo(torch.bfloat16).eps
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance * theirs.abs().max().item())
 
 
 CHUNKED = {
