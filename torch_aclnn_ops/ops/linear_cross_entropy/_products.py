@@ -128,7 +128,7 @@ class Gradients:
             # multiplied by the gradient of the loss, for instance a gradient scaler's factor, which keeps it from
             # underflow.
             is_sum = not plan.is_one_chunk or head.weight.dtype == torch.float16
-            self._weight = head.weight.new_zeros(head.weight.shape, dtype=head.dtype if is_sum else head.weight.dtype)
+            self._weight = head.weight.new_empty(head.weight.shape, dtype=head.dtype if is_sum else head.weight.dtype)
 
     def add(self, grad_logits: Tensor, input: Tensor, rows: slice) -> None:
         """Add the part of some rows, whose logits have the gradient ``grad_logits``."""
@@ -136,17 +136,20 @@ class Gradients:
         if self._bias is not None:
             self._bias.add_(grad_logits.sum(0))
         if self._weight is not None:
-            self._add_to_weight(self._weight, grad_logits, input)
+            self._add_to_weight(self._weight, grad_logits, input, is_first=rows.start == 0)
         if self._kept is not None:
             self._kept[rows] = grad_logits
         if self._input is not None:
             self._input[rows] = head.input_gradient(grad_logits if self._kept is None else self._kept[rows])
 
-    def _add_to_weight(self, total: Tensor, grad_logits: Tensor, input: Tensor) -> None:
+    def _add_to_weight(self, total: Tensor, grad_logits: Tensor, input: Tensor, is_first: bool) -> None:
         wide_input = widen(input)
         if total.dtype == self._head.dtype:
             with bfloat16_products(self._head.has_bfloat16_units):
-                total.addmm_(grad_logits.T, wide_input)
+                if is_first:
+                    torch.mm(grad_logits.T, wide_input, out=total)
+                else:
+                    total.addmm_(grad_logits.T, wide_input)
         else:
             for block in self._head.blocks(slice(0, total.shape[0])):
                 total[block] = grad_logits[:, block].T @ wide_input
