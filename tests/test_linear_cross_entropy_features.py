@@ -271,6 +271,11 @@ def test_a_mean_over_no_rows_is_torchs_nan_or_0_as_the_caller_wants_and_its_grad
         assert bool(loss.isnan().all()) == (reduction == "mean" and not zero)
         loss.sum().backward()
         assert not input.grad.any() and not head.grad.any()
+        with torch.no_grad():  # which takes another path, without gradients in the forward pass
+            again = ours.linear_cross_entropy(
+                input, head, target, zero_if_all_ignored=zero, reduction=reduction, **options
+            )
+        torch.testing.assert_close(again, loss.detach(), equal_nan=True)
 
 
 def test_zero_if_all_ignored_changes_nothing_where_a_row_counts():
