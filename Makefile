@@ -23,12 +23,12 @@ endif
 
 setup: $(INSTALLED) $(BUILT)
 
-# Without build isolation, because the extension is compiled against the installed torch and torch_npu.
+# Without build isolation, because the extensions are compiled against the installed torch and torch_npu.
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch==2.13.0 "setuptools>=77" ninja
 	$(PIP) torch_npu==2.13.0
-	TORCH_ACLNN_NPU=0 TORCH_ACLNN_HOST_NPU=0 $(PIP) --no-build-isolation --editable ".[npu,examples,test,lint]"
+	TORCH_ACLNN_NPU=0 TORCH_ACLNN_HOST_NPU=0 TORCH_ACLNN_CPU=0 $(PIP) --no-build-isolation --editable ".[npu,examples,test,lint]"
 	touch $@
 
 $(BUILT): $(SOURCES) | $(INSTALLED)

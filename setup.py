@@ -1,15 +1,18 @@
 """Build torch_aclnn_ops; everything that can be declared is in pyproject.toml.
 
-Two parts are compiled where torch_npu is installed, and left out, with a line that says so, where it is not:
+Parts are compiled where what they need is installed, and left out, with a line that says so, where it is not:
 
-* ``torch_aclnn_ops._C`` (csrc/npu), the extension: ``TORCH_ACLNN_NPU=0`` leaves it out, ``1`` fails without torch_npu;
-* ``torch_aclnn_ops/_host_npu`` (csrc/host_npu), the host NPU: ``TORCH_ACLNN_HOST_NPU`` does the same for it.
+* ``torch_aclnn_ops._C`` (csrc/npu), the NPU extension, needs torch and torch_npu: ``TORCH_ACLNN_NPU=0`` leaves it out,
+  ``1`` fails without them;
+* ``torch_aclnn_ops/_host_npu`` (csrc/host_npu), the host NPU: ``TORCH_ACLNN_HOST_NPU`` is its switch;
+* ``torch_aclnn_ops._cpu`` (csrc/cpu), faster bfloat16 on x86 CPUs, needs torch: ``TORCH_ACLNN_CPU`` is its switch.
 
-``TORCH_ACLNN_COVERAGE=1`` compiles both for gcov. Neither needs CANN, and torch_npu is not imported.
+``TORCH_ACLNN_COVERAGE=1`` compiles the first two for gcov. None needs CANN, and torch_npu is not imported.
 """
 
 import importlib.util
 import os
+import platform
 import sys
 from pathlib import Path
 
@@ -30,12 +33,12 @@ def package_folder(name: str) -> Path | None:
     return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
 
-def is_wanted(switch: str, what: str) -> bool:
-    """Decide whether to compile a part: as its switch says, else where torch and torch_npu are installed."""
+def is_wanted(switch: str, what: str, needed: tuple[str, ...] = ("torch", "torch_npu")) -> bool:
+    """Decide whether to compile a part: as its switch says, else where the packages that it needs are installed."""
     choice = os.environ.get(switch, "")
     if choice not in ("", "0", "1"):
         sys.exit(f"torch_aclnn_ops: {switch} must be 0, 1 or empty, but it is {choice!r}")
-    missing = [name for name in ("torch", "torch_npu") if package_folder(name) is None]
+    missing = [name for name in needed if package_folder(name) is None]
     if not missing and choice != "0":
         return True
     reason = (
@@ -49,29 +52,45 @@ def is_wanted(switch: str, what: str) -> bool:
     return False
 
 
-def npu_extension() -> Extension:
-    """Describe the extension to setuptools."""
+def extension(name: str, folder: str, optimisation: list[str], includes: list[Path], **options: list[str]) -> Extension:
+    """Describe the extension of a folder of csrc to setuptools."""
     from torch.utils.cpp_extension import CppExtension, include_paths
 
-    npu = package_folder("torch_npu")
-    assert npu is not None  # is_wanted has looked
-    folders = [*include_paths(), npu / "include"]
-    if cann := os.environ.get("ASCEND_HOME_PATH"):
-        folders.append(Path(cann) / "include")  # where a toolkit is installed, its signatures are compared with ours
-    optimisation = ["-O0", "-g", "--coverage"] if COVERAGE else ["-O2", "-g0"]
+    sources = ROOT / "csrc" / folder
     return CppExtension(
-        "torch_aclnn_ops._C",
-        sorted(str(source.relative_to(ROOT)) for source in (ROOT / "csrc" / "npu").glob("*.cpp")),
-        depends=sorted(str(header.relative_to(ROOT)) for header in (ROOT / "csrc" / "npu").glob("*.h")),
+        f"torch_aclnn_ops.{name}",
+        sorted(str(source.relative_to(ROOT)) for source in sources.glob("*.cpp")),
+        depends=sorted(str(header.relative_to(ROOT)) for header in sources.glob("*.h")),
         # Warnings are errors, except in others' headers.
         extra_compile_args=[
             *("-std=c++20", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", *optimisation),
-            *(f"-isystem{folder}" for folder in folders),
+            *(f"-isystem{include}" for include in [*include_paths(), *includes]),
         ],
+        **options,
+    )
+
+
+def npu_extension() -> Extension:
+    """Describe the NPU extension to setuptools."""
+    npu = package_folder("torch_npu")
+    assert npu is not None  # is_wanted has looked
+    folders = [npu / "include"]
+    if cann := os.environ.get("ASCEND_HOME_PATH"):
+        folders.append(Path(cann) / "include")  # where a toolkit is installed, its signatures are compared with ours
+    return extension(
+        "_C",
+        "npu",
+        ["-O0", "-g", "--coverage"] if COVERAGE else ["-O2", "-g0"],
+        folders,
         extra_link_args=["--coverage"] if COVERAGE else [],
         library_dirs=[str(npu / "lib")],
         libraries=["torch_npu"],
     )
+
+
+def cpu_extension() -> Extension:
+    """Describe the extension for CPUs to setuptools."""
+    return extension("_cpu", "cpu", ["-O3", "-g0", "-fopenmp"], [])
 
 
 def build_host_npu(destination: Path) -> None:
@@ -86,14 +105,15 @@ def build_host_npu(destination: Path) -> None:
 
 wants_extension = is_wanted("TORCH_ACLNN_NPU", "the NPU extension")
 wants_host_npu = is_wanted("TORCH_ACLNN_HOST_NPU", "the host NPU")
-if wants_extension:
+wants_cpu = platform.machine() == "x86_64" and is_wanted("TORCH_ACLNN_CPU", "the extension for CPUs", ("torch",))
+if wants_extension or wants_cpu:
     from torch.utils.cpp_extension import BuildExtension as base_command
 else:
     base_command = build_ext
 
 
 class Build(base_command):
-    """Compile the extension, and the host NPU beside it."""
+    """Compile the extensions, and the host NPU beside them."""
 
     def run(self) -> None:
         """Compile what is wanted, into the source tree for an editable installation."""
@@ -109,11 +129,11 @@ class Distribution(BaseDistribution):
 
     def has_ext_modules(self) -> bool:
         """Make setuptools run the command above, and name the platform in the wheel's name."""
-        return wants_extension or wants_host_npu
+        return wants_extension or wants_host_npu or wants_cpu
 
 
 setup(
-    ext_modules=[npu_extension()] if wants_extension else [],
+    ext_modules=[npu_extension()] * wants_extension + [cpu_extension()] * wants_cpu,
     cmdclass={"build_ext": Build},
     distclass=Distribution,
 )

@@ -4,7 +4,7 @@ import importlib.metadata
 import platform
 import sys
 
-from torch_aclnn_ops import _extension, _torch_npu, ops
+from torch_aclnn_ops import _cpu_extension, _extension, _torch_npu, ops
 from torch_aclnn_ops._version import __version__
 from torch_aclnn_ops.ops._paths import CANN_NAMES
 from torch_aclnn_ops.ops._raw_operator import RawOperator
@@ -15,7 +15,7 @@ __all__ = ["describe"]
 
 
 def describe() -> str:
-    """Describe versions, device, extension, and the path that each operator takes.
+    """Describe versions, device, extensions, and the path that each operator takes.
 
     Returns:
         Text of several lines, for people to read and to paste into a report.
@@ -31,7 +31,8 @@ def describe() -> str:
         "torch": torch.__version__,
         "torch_npu": _installed("torch_npu"),
         "NPU": _npu(),
-        "extension": _extension_state(),
+        "extension": _state(_extension.why_unavailable()),
+        "CPU extension": _state(_cpu_extension.why_unavailable()),
     }
     lines = [f"{name + ':':<17} {fact}" for name, fact in facts.items()]
     lines += ["", f"{'operator':<39} {'on cpu':<25} on npu"]
@@ -56,8 +57,7 @@ def _npu() -> str:
     return f"{count} device(s), {_extension.soc() or 'of a chip that is not known'}"
 
 
-def _extension_state() -> str:
-    reason = _extension.why_unavailable()
+def _state(reason: str | None) -> str:
     return "loaded" if reason is None else f"not loaded: {reason}"
 
 

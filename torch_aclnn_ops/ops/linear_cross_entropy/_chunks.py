@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch_aclnn_ops.ops._numerics import widen
+from torch_aclnn_ops.ops.linear_cross_entropy import _buffers
 from torch_aclnn_ops.ops.linear_cross_entropy._counted_rows import CountedRows
 from torch_aclnn_ops.ops.linear_cross_entropy._parts import combine
 from torch_aclnn_ops.ops.linear_cross_entropy._plan import Plan
@@ -245,7 +246,8 @@ def _head(problem: Problem, plan: Plan) -> Head:
 
 def _buffer(problem: Problem, head: Head, plan: Plan) -> Tensor:
     """Make room for the logits of a chunk."""
-    return problem.input.new_empty(min(plan.rows, plan.rows_per_chunk) * plan.classes_per_chunk, dtype=head.dtype)
+    number = min(plan.rows, plan.rows_per_chunk) * plan.classes_per_chunk
+    return _buffers.empty((number,), problem.input, head.dtype)
 
 
 def _view(buffer: Tensor, rows: int, classes: int) -> Tensor:

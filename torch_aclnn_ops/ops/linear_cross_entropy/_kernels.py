@@ -21,7 +21,7 @@ def statistics(problem: Problem, weighted: bool, predicted_tokens: bool) -> Stat
     reason = why_not_fused(problem, weighted, predicted_tokens)
     if reason is None:
         return _fused_statistics(problem)
-    note(_NAME, f"formula in torch calls, because {reason}; {problem.plan_statistics()}")
+    note(_NAME, f"formula in torch calls, because {reason}; {problem.plan_statistics()}{problem.how()}")
     with autocast_disabled(problem.input.device.type):
         return _chunks.statistics(problem, weighted, predicted_tokens)
 
@@ -47,7 +47,7 @@ def gradients(
         if needed[0] and needed[1]:
             return *_fused_gradients(problem, cotangents, log_sum_exp), None
         note("fused_linear_cross_entropy_loss_grad", "formula in torch calls, because not both gradients are needed")
-    note(_NAME, f"logits computed again for the gradients; {problem.plan(with_gradient=needed[1])}")
+    note(_NAME, f"logits computed again for the gradients; {problem.plan(with_gradient=needed[1])}{problem.how()}")
     with autocast_disabled(problem.input.device.type):
         return _chunks.gradients(problem, cotangents, entropy, needed)
 
@@ -58,7 +58,7 @@ def loss_and_gradients(
     """Compute the loss of all rows and its gradients by input, weight and bias; the fused operators do not serve."""
     reason = why_not_fused(problem, coefficients.weighted is not None, predicted_tokens)
     plan = problem.plan(with_gradient=needed[1])
-    note(_NAME, f"formula in torch calls, because {reason}; gradients made in the forward pass; {plan}")
+    note(_NAME, f"formula in torch calls, because {reason}; gradients made in the forward pass; {plan}{problem.how()}")
     with autocast_disabled(problem.input.device.type):
         return _chunks.loss_and_gradients(problem, coefficients, needed, predicted_tokens)
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
+from torch_aclnn_ops.ops.linear_cross_entropy import _buffers, _gemm
 from torch_aclnn_ops.ops.linear_cross_entropy._plan import Plan
 
 import torch
@@ -71,6 +72,9 @@ class Head:
         self.scale = scale
         self.dtype = accumulation_dtype(weight.dtype)
         self.has_bfloat16_units = has_bfloat16_units(weight)
+        has_memory = type(weight) in (Tensor, torch.nn.Parameter)  # fake tensors have none
+        self.prefers_onednn = has_memory and _gemm.prefers_onednn(weight, self.dtype, plan.rows)
+        self._has_logits_kernel = has_memory and _gemm.has_logits_kernel(weight, plan.rows)
         self._step = plan.classes_per_block
 
     def blocks(self, classes: slice) -> Iterator[slice]:
@@ -80,26 +84,40 @@ class Head:
 
     def logits(self, input: Tensor, classes: slice, out: Tensor) -> Tensor:
         """Write ``scale * (input @ weight.T + bias)`` to ``out``, for some classes."""
-        with bfloat16_products(self.has_bfloat16_units):
-            wide_input = widen(input)
-            for block in self.blocks(classes):
-                factor = widen(self.weight[block]).T
-                columns = out[:, block.start - classes.start : block.stop - classes.start]
-                if self.bias is None:
-                    torch.mm(wide_input, factor, out=columns)
-                else:
-                    torch.addmm(self.bias[block], wide_input, factor, out=columns)
+        if self._has_logits_kernel:
+            _gemm.write_logits(input.to(self.weight.dtype).contiguous(), self.weight[classes], out)
+            if self.bias is not None:
+                out.add_(self.bias[classes])
+        else:
+            with bfloat16_products(self.has_bfloat16_units and not self.prefers_onednn):
+                self._write_logits(widen(input), classes, out)
         return out if self.scale == 1 else out.mul_(self.scale)
+
+    def _write_logits(self, input: Tensor, classes: slice, out: Tensor) -> None:
+        for block in self.blocks(classes):
+            factor = widen(self.weight[block])
+            bias = None if self.bias is None else self.bias[block]
+            columns = out[:, block.start - classes.start : block.stop - classes.start]
+            if self.prefers_onednn:
+                columns.copy_(_gemm.linear(input, factor, bias))
+            elif bias is None:
+                torch.mm(input, factor.T, out=columns)
+            else:
+                torch.addmm(bias, input, factor.T, out=columns)
 
     def input_gradient(self, grad_logits: Tensor) -> Tensor:
         """Return ``grad_logits @ weight``."""
         if self.has_bfloat16_units:
             return grad_logits.to(self.weight.dtype) @ self.weight
         if self.weight.dtype == self.dtype:
-            return grad_logits @ self.weight
+            return _gemm.linear(grad_logits, self.weight.T) if self.prefers_onednn else grad_logits @ self.weight
         gradient = grad_logits.new_zeros(grad_logits.shape[0], self.weight.shape[1])
         for block in self.blocks(slice(0, self.weight.shape[0])):
-            gradient.addmm_(grad_logits[:, block], widen(self.weight[block]))
+            factor = widen(self.weight[block])
+            if self.prefers_onednn:
+                gradient.add_(_gemm.linear(grad_logits[:, block], factor.T))
+            else:
+                gradient.addmm_(grad_logits[:, block], factor)
         return gradient
 
 
@@ -121,14 +139,14 @@ class Gradients:
         self._weight: Tensor | None = None
         self._kept: Tensor | None = None
         if of_weight and plan.keeps_gradients:
-            self._kept = head.weight.new_empty(plan.rows, plan.classes)
+            self._kept = _buffers.empty((plan.rows, plan.classes), head.weight, head.weight.dtype)
             self._kept_input = input.to(head.weight.dtype)  # wider where its gradient is to be
         elif of_weight:
             # Sums over chunks are rounded to 16 bits once, at the end. The gradient of float16 stays wide until it is
             # multiplied by the gradient of the loss, for instance a gradient scaler's factor, which keeps it from
             # underflow.
             is_sum = not plan.is_one_chunk or head.weight.dtype == torch.float16
-            self._weight = head.weight.new_empty(head.weight.shape, dtype=head.dtype if is_sum else head.weight.dtype)
+            self._weight = _buffers.empty(head.weight.shape, head.weight, head.dtype if is_sum else head.weight.dtype)
 
     def add(self, grad_logits: Tensor, input: Tensor, rows: slice) -> None:
         """Add the part of some rows, whose logits have the gradient ``grad_logits``."""
@@ -139,12 +157,21 @@ class Gradients:
             self._add_to_weight(self._weight, grad_logits, input, is_first=rows.start == 0)
         if self._kept is not None:
             self._kept[rows] = grad_logits
-        if self._input is not None:
-            self._input[rows] = head.input_gradient(grad_logits if self._kept is None else self._kept[rows])
+        elif self._input is not None:
+            self._input[rows] = head.input_gradient(grad_logits)
 
     def _add_to_weight(self, total: Tensor, grad_logits: Tensor, input: Tensor, is_first: bool) -> None:
         wide_input = widen(input)
-        if total.dtype == self._head.dtype:
+        if self._head.prefers_onednn:
+            # input.T is copied, which is less than grad_logits.T.
+            transposed = wide_input.T.contiguous()
+            for block in self._head.blocks(slice(0, total.shape[0])):
+                part = _gemm.linear(transposed, grad_logits[:, block].contiguous().T).T
+                if is_first:
+                    total[block] = part
+                else:
+                    total[block] += part
+        elif total.dtype == self._head.dtype:
             with bfloat16_products(self._head.has_bfloat16_units):
                 if is_first:
                     torch.mm(grad_logits.T, wide_input, out=total)
@@ -156,6 +183,7 @@ class Gradients:
 
     def finish(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return the gradients, in the dtype of the sums or of the arguments."""
-        if self._kept is not None:
-            return self._input, self._kept.T @ self._kept_input, self._bias
-        return self._input, self._weight, self._bias
+        if self._kept is None:
+            return self._input, self._weight, self._bias
+        of_input = None if self._input is None else self._input.copy_(self._head.input_gradient(self._kept))
+        return of_input, self._kept.T @ self._kept_input, self._bias

@@ -1,0 +1,100 @@
+// Logits in float32 of an input and a head in bfloat16, on the units that a CPU has for bfloat16.
+//
+// torch's own products of bfloat16 matrices round to bfloat16, which costs a loss three digits, and its products of
+// float32 ones take twice the time. In between is the kernel that torch computes attention with: brgemm of oneDNN, one
+// tile of a product, with sums in float32. This file cuts a product into such tiles.
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/native/CPUBlas.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace torch_aclnn_ops {
+namespace {
+
+// A panel of classes is packed once and stays in the second-level cache, while the rows pass by.
+constexpr int64_t kClasses = 128;
+constexpr int64_t kRows = 256;
+constexpr int64_t kFeatures = 512;
+
+// Packs the transpose of some rows of a matrix as the instructions want it: numbers of two successive features lie
+// beside each other, those of successive classes follow. Two numbers of 16 bits are moved as one of 32.
+void pack(const at::BFloat16* const weight, const int64_t stride, const int64_t classes, const int64_t features,
+          std::vector<uint32_t>& panel) {
+    constexpr int64_t kBlock = 16;  // pairs of features, a cache line of each class
+    for (int64_t begin = 0; begin < features / 2; begin += kBlock) {
+        const int64_t end = std::min(begin + kBlock, features / 2);
+        for (int64_t row = 0; row < classes; ++row) {
+            for (int64_t pair = begin; pair < end; ++pair) {
+                std::memcpy(&panel[pair * classes + row], weight + row * stride + 2 * pair, sizeof(uint32_t));
+            }
+        }
+    }
+}
+
+// Multiplies all rows of the input with a packed panel of the head.
+void multiply(const at::BFloat16* const input, const int64_t input_stride, const std::vector<uint32_t>& panel,
+              const int64_t rows, const int64_t classes, const int64_t features, float* const out,
+              const int64_t out_stride) {
+    const auto* const packed = reinterpret_cast<const at::BFloat16*>(panel.data());
+    for (int64_t row = 0; row < rows; row += kRows) {
+        for (int64_t feature = 0; feature < features; feature += kFeatures) {
+            const bool adds = feature > 0;
+            at::native::cpublas::brgemm(std::min(kRows, rows - row), classes, std::min(kFeatures, features - feature),
+                                        input_stride, classes, out_stride, adds, input + row * input_stride + feature,
+                                        packed + feature * classes, out + row * out_stride, /*is_vnni=*/true);
+        }
+    }
+}
+
+void check(const at::Tensor& tensor, const char* const name, const at::ScalarType dtype, const int64_t rows,
+           const int64_t columns) {
+    TORCH_CHECK_VALUE(tensor.scalar_type() == dtype && tensor.dim() == 2 && tensor.size(0) == rows &&
+                          tensor.size(1) == columns && tensor.stride(1) == 1,
+                      "linear_cross_entropy_logits: ", name, " must have dtype ", dtype, ", shape (", rows, ", ",
+                      columns, ") and contiguous rows, but it has dtype ", tensor.scalar_type(), ", shape ",
+                      tensor.sizes(), " and strides ", tensor.strides());
+}
+
+void check_all(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& out) {
+    TORCH_CHECK_VALUE(weight.dim() == 2 && weight.size(1) > 0 && weight.size(1) % 2 == 0,
+                      "linear_cross_entropy_logits: weight must have two dimensions and an even number of features, "
+                      "but it has shape ",
+                      weight.sizes());
+    check(weight, "weight", at::kBFloat16, weight.size(0), weight.size(1));
+    check(input, "input", at::kBFloat16, input.dim() == 0 ? 0 : input.size(0), weight.size(1));
+    check(out, "out", at::kFloat, input.size(0), weight.size(0));
+}
+
+// Writes input @ weight.T to out.
+void logits(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& out) {
+    check_all(input, weight, out);
+    const int64_t rows = input.size(0), classes = weight.size(0), features = weight.size(1);
+    const auto* const from = input.const_data_ptr<at::BFloat16>();
+    const auto* const head = weight.const_data_ptr<at::BFloat16>();
+    auto* const to = out.data_ptr<float>();
+    at::parallel_for(0, (classes + kClasses - 1) / kClasses, 1, [&](const int64_t begin, const int64_t end) {
+        std::vector<uint32_t> panel(kClasses * features / 2);
+        for (int64_t first = begin * kClasses; first < std::min(end * kClasses, classes); first += kClasses) {
+            const int64_t number = std::min(kClasses, classes - first);
+            pack(head + first * weight.stride(0), weight.stride(0), number, features, panel);
+            multiply(from, input.stride(0), panel, rows, number, features, to + first, out.stride(0));
+        }
+        at::native::cpublas::brgemm_release(/*is_vnni=*/true);
+    });
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(torch_aclnn_ops, library) {
+    library.def("linear_cross_entropy_logits(Tensor input, Tensor weight, Tensor(a!) out) -> ()");
+    library.impl("linear_cross_entropy_logits", c10::DispatchKey::CPU, TORCH_FN(logits));
+    library.impl("linear_cross_entropy_logits", c10::DispatchKey::Meta, TORCH_FN(check_all));
+}
+
+}  // namespace torch_aclnn_ops

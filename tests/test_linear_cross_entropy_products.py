@@ -1,0 +1,236 @@
+"""linear_cross_entropy: its large products on a CPU, which are not torch.mm's, and the memory that they write to."""
+
+import mmap
+import weakref
+
+from torch_aclnn_ops import _cpu_extension, explain
+from torch_aclnn_ops import functional as ours
+from torch_aclnn_ops.ops.linear_cross_entropy import _buffers, _gemm
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests._contract import DropInContract, Maker
+from tests.test_linear_cross_entropy import CHUNKED_CASES, FUSED_CASES
+
+HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
+KERNEL = _cpu_extension.why_unavailable() is None
+
+needs_onednn = pytest.mark.skipif(not HAS_ONEDNN, reason="torch has no oneDNN here")
+needs_kernel = pytest.mark.skipif(not KERNEL, reason=f"no torch_aclnn_ops._cpu: {_cpu_extension.why_unavailable()}")
+
+CASES = {case.name: case for case in (*FUSED_CASES, *CHUNKED_CASES)}
+
+
+@pytest.fixture
+def every_product_is_large(monkeypatch):
+    monkeypatch.setattr(_gemm, "_FEWEST_MULTIPLICATIONS", 1)
+    monkeypatch.setattr(_gemm, "_is_onednn_faster", lambda: HAS_ONEDNN)
+
+
+@pytest.mark.usefixtures("every_product_is_large")
+class TestLargeProducts(DropInContract):
+    CASES = [
+        CASES[name]
+        for name in ("mean", "ignored rows, none", "not contiguous", "no rows, sum", "bias", "label smoothing")
+    ]
+    ROUNDINGS = 4.0
+
+
+class _Calls(TorchDispatchMode):
+    """Counts the operators that make products."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def _tensors(dtype, rows=6, features=8, classes=50):
+    make = Maker(dtype)
+    input, head = make.normal(rows, features).requires_grad_(), make.normal(classes, features).requires_grad_()
+    return input, head, make.index(classes, rows)
+
+
+def _products_of_a_step(dtype, **options):
+    input, head, target = _tensors(dtype)
+    with _Calls() as calls:
+        ours.linear_cross_entropy(input, head, target, **options)
+    names = ("_linear_pointwise", "linear_cross_entropy_logits", "mm", "addmm", "addmm_")
+    return {name: calls.names.count(name) for name in names if name in calls.names}
+
+
+@needs_onednn
+@pytest.mark.usefixtures("every_product_is_large")
+def test_large_float32_products_are_those_of_onednn():
+    assert _products_of_a_step(torch.float32) == {"_linear_pointwise": 3}
+    assert _products_of_a_step(torch.float64) == {"mm": 3}
+
+
+@needs_kernel
+@pytest.mark.usefixtures("every_product_is_large")
+def test_large_bfloat16_logits_are_those_of_the_compiled_kernel():
+    assert _products_of_a_step(torch.bfloat16) == {"linear_cross_entropy_logits": 1, "mm": 2}
+    assert _products_of_a_step(torch.bfloat16, chunk_size=4) == {"linear_cross_entropy_logits": 2, "mm": 2}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_small_products_are_torchs(dtype):
+    assert _products_of_a_step(dtype) == {"mm": 3}
+
+
+@pytest.mark.usefixtures("every_product_is_large")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_products_are_torchs_where_onednn_is_switched_off(dtype):
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert not set(_products_of_a_step(dtype)) & {"_linear_pointwise", "linear_cross_entropy_logits"}
+
+
+@pytest.mark.usefixtures("every_product_is_large")
+@pytest.mark.parametrize(
+    ("dtype", "present", "said"),
+    [
+        (torch.float32, HAS_ONEDNN, "; products by oneDNN"),
+        (torch.bfloat16, KERNEL, "; logits by torch_aclnn_ops._cpu"),
+        (torch.float64, False, "; "),
+    ],
+)
+def test_explain_says_whose_products_they_are(dtype, present, said):
+    assert explain(ours.linear_cross_entropy, *_tensors(dtype)).endswith(said) == present
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "options", [{}, {"chunk_size": 100}, {"softcap": 5.0, "temperature": 0.5}, {"reduction": "sum"}]
+)
+def test_large_products_in_chunks_and_blocks_are_as_exact_as_small_ones(monkeypatch, dtype, options):
+    input, head, target = _tensors(dtype, rows=301, features=70, classes=20_000)  # two blocks of the head
+    target[::3] = -100
+    results = []
+    for fewest in (1, 2**62):
+        monkeypatch.setattr(_gemm, "_FEWEST_MULTIPLICATIONS", fewest)
+        monkeypatch.setattr(_gemm, "_is_onednn_faster", lambda: HAS_ONEDNN)
+        loss = ours.linear_cross_entropy(input, head, target, **options)
+        results.append((loss, *torch.autograd.grad(loss, (input, head))))
+    torch.testing.assert_close(results[0][0], results[1][0], rtol=2e-6, atol=1e-6)
+    for large, small in zip(results[0][1:], results[1][1:], strict=True):
+        rounding = torch.finfo(dtype).eps
+        assert (large - small).abs().max() <= (4 * rounding + 1e-5) * small.abs().max()
+
+
+SHAPES = [(1, 1, 2), (3, 5, 4), (257, 130, 66), (256, 128, 512), (300, 1001, 514), (5, 7, 1030), (0, 4, 2), (4, 0, 2)]
+
+
+@needs_kernel
+@pytest.mark.parametrize(("rows", "classes", "features"), SHAPES)
+def test_the_logits_kernel_adds_up_in_float32_and_writes_nothing_else(rows, classes, features):
+    make = Maker(torch.bfloat16)
+    # Neither aligned nor dense, like slices of a flat parameter.
+    input = make.normal(rows, features + 6)[:, 3 : 3 + features]
+    weight = make.normal(classes, features + 2)[:, 1 : 1 + features]
+    buffer = torch.full((rows, classes + 9), 7.0)
+    torch.ops.torch_aclnn_ops.linear_cross_entropy_logits(input, weight, buffer[:, 4 : 4 + classes])
+    truth = input.double() @ weight.double().T
+    # A sum of n numbers in any order is off by n roundings of the sum of their sizes.
+    bound = features * torch.finfo(torch.float32).eps * (input.double().abs() @ weight.double().abs().T)
+    assert ((buffer[:, 4 : 4 + classes] - truth).abs() <= bound).all()
+    assert buffer[:, :4].eq(7).all() and buffer[:, 4 + classes :].eq(7).all()
+
+
+@needs_kernel
+def test_the_logits_kernel_keeps_torchs_rules():
+    make = Maker(torch.bfloat16)
+    arguments = (make.normal(4, 8), make.normal(6, 8), torch.zeros(4, 6))
+    torch.library.opcheck(torch.ops.torch_aclnn_ops.linear_cross_entropy_logits.default, arguments)
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("input", "weight", "out", "sentence"),
+    [
+        (
+            (4, 8, "bfloat16"),
+            (6, 7, "bfloat16"),
+            (4, 6, "float32"),
+            r"even number of .* shape \[6, 7\]",
+        ),
+        ((4, 7, "bfloat16"), (6, 8, "bfloat16"), (4, 6, "float32"), r"input must have .* shape \(4, 8\)"),
+        ((4, 8, "float32"), (6, 8, "bfloat16"), (4, 6, "float32"), "input must have dtype BFloat16"),
+        ((4, 8, "bfloat16"), (6, 8, "float32"), (4, 6, "float32"), "weight must have dtype BFloat16"),
+        ((4, 8, "bfloat16"), (6, 8, "bfloat16"), (4, 5, "float32"), r"out must have .* shape \(4, 6\)"),
+        ((4, 8, "bfloat16"), (6, 8, "bfloat16"), (4, 6, "bfloat16"), "out must have dtype Float"),
+    ],
+)
+def test_the_logits_kernel_refuses_what_it_cannot_read(input, weight, out, sentence):
+    tensors = (torch.zeros(*shape, dtype=getattr(torch, dtype)) for *shape, dtype in (input, weight, out))
+    with pytest.raises(ValueError, match=sentence):
+        torch.ops.torch_aclnn_ops.linear_cross_entropy_logits(*tensors)
+
+
+CHIPS = {
+    "the CPU has no AVX512-BF16": {"avx512_f": True},
+    "the CPU has AMX, with which it is not tested": {"avx512_bf16": True, "amx_bf16": True},
+}
+
+
+@pytest.mark.parametrize("reason", CHIPS)
+def test_the_compiled_part_is_left_alone_on_other_chips(monkeypatch, reason):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: CHIPS[reason])
+    assert _cpu_extension.why_unavailable.__wrapped__() == reason
+
+
+def _on_a_chip_with_bfloat16(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+
+
+def test_a_compiled_part_that_was_not_built_is_done_without(monkeypatch):
+    _on_a_chip_with_bfloat16(monkeypatch)
+    monkeypatch.setattr(_cpu_extension.importlib.util, "find_spec", lambda name: None)
+    assert "it was not built" in _cpu_extension.why_unavailable.__wrapped__()
+
+
+def test_a_compiled_part_of_another_torch_is_done_without(monkeypatch, tmp_path):
+    _on_a_chip_with_bfloat16(monkeypatch)
+    broken = tmp_path / "_cpu.so"
+    broken.write_text("not a library")
+    spec = _cpu_extension.importlib.util.spec_from_file_location("_cpu", broken, loader=object())
+    monkeypatch.setattr(_cpu_extension.importlib.util, "find_spec", lambda name: spec)
+    assert "it was built for another torch" in _cpu_extension.why_unavailable.__wrapped__()
+
+
+@pytest.mark.parametrize(
+    ("vendor", "avx512", "faster"), [("AMD EPYC", True, HAS_ONEDNN), ("AMD Ryzen", False, False), ("Xeon", True, False)]
+)
+def test_onednn_is_taken_for_float32_only_on_the_chips_where_it_is_faster(monkeypatch, vendor, avx512, faster):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"cpu_name": vendor, "avx512_f": avx512})
+    assert _gemm._is_onednn_faster.__wrapped__() == faster
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_large_buffer_is_memory_of_its_own_that_is_given_back(monkeypatch, dtype):
+    made = []
+
+    class Memory(mmap.mmap):
+        def __init__(self, *args, **kwargs):
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(_buffers, "_FEWEST_BYTES", 1000)
+    monkeypatch.setattr(_buffers.mmap, "mmap", Memory)
+    buffer = _buffers.empty((30, 50), torch.zeros(1), dtype)
+    assert (buffer.shape, buffer.dtype, buffer.is_contiguous()) == ((30, 50), dtype, True)
+    part = buffer.fill_(3)[1:]
+    del buffer
+    assert len(made) == 1 and made[0]() is not None and part.eq(3).all()
+    del part
+    assert made[0]() is None
+
+
+@pytest.mark.parametrize("shape", [(0, 7), (3, 5)])
+def test_a_small_buffer_is_the_allocators(monkeypatch, shape):
+    monkeypatch.setattr(_buffers.mmap, "mmap", lambda *args, **kwargs: pytest.fail("asked the system"))
+    assert _buffers.empty(shape, torch.zeros(1, dtype=torch.bfloat16), torch.float32).shape == shape

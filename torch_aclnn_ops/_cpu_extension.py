@@ -1,0 +1,28 @@
+"""Load the compiled part ``torch_aclnn_ops._cpu``, and know why it is not used where it is not."""
+
+import functools
+import importlib.util
+
+import torch
+
+__all__ = ["why_unavailable"]
+
+
+@functools.cache
+def why_unavailable() -> str | None:
+    """Load the compiled part at the first call; return why it is not used, or ``None`` if it is."""
+    chip = torch.cpu.get_capabilities()
+    if not chip.get("avx512_bf16"):
+        return "the CPU has no AVX512-BF16"
+    if chip.get("amx_bf16"):
+        return "the CPU has AMX, with which it is not tested"
+    if not torch.backends.mkldnn.is_available():
+        return "torch has no oneDNN"
+    spec = importlib.util.find_spec("torch_aclnn_ops._cpu")
+    if spec is None or spec.origin is None:
+        return "it was not built: reinstall with pip's --no-build-isolation where torch is installed"
+    try:
+        torch.ops.load_library(spec.origin)
+    except OSError as error:
+        return f"it was built for another torch, and has to be rebuilt: {error}"
+    return None

@@ -1,0 +1,40 @@
+"""Memory for logits and their gradients, in large pages where a CPU's system has them.
+
+A new tensor of this size is memory that the system has not mapped yet. It maps and clears it page by page on first use,
+which takes longer for 4 KiB pages than all that is computed between two matrix products.
+"""
+
+import math
+import mmap
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+# Less than this is memory that the allocator has had before.
+_FEWEST_BYTES = 2**24
+
+
+def empty(shape: Sequence[int], like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Make a tensor that is not initialised, on the device of another.
+
+    Args:
+        shape: of the tensor.
+        like: a tensor on the device.
+        dtype: of the tensor.
+    """
+    number = math.prod(shape)
+    if not _takes_large_pages(like, number * dtype.itemsize):
+        return like.new_empty(shape, dtype=dtype)
+    memory = mmap.mmap(-1, number * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)  # which keeps the memory
+
+
+def _takes_large_pages(like: Tensor, number_of_bytes: int) -> bool:
+    return (
+        like.device.type == "cpu"
+        and number_of_bytes >= _FEWEST_BYTES
+        and type(like) in (Tensor, torch.nn.Parameter)
+        and hasattr(mmap, "MADV_HUGEPAGE")
+    )

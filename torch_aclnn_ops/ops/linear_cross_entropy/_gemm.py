@@ -1,0 +1,95 @@
+"""Matrix products on a CPU that torch has, but does not make with torch.mm."""
+
+import functools
+
+from torch_aclnn_ops import _cpu_extension
+
+import torch
+from torch import Tensor
+
+# Kernels are made for each new shape, in about 2 ms, in which other products do about 2^28 more multiplications. A call
+# has up to six shapes, which are new where the number of ignored rows is.
+_FEWEST_MULTIPLICATIONS = 2**32
+
+
+def prefers_onednn(weight: Tensor, dtype: torch.dtype, rows: int) -> bool:
+    """Return whether the products of rows with a head are to be made by :func:`linear`.
+
+    torch.mm multiplies float32 numbers with MKL, which runs at less than half the speed of an AMD chip with AVX-512.
+    oneDNN runs at full speed there. torch takes it for float32 only where less precision is allowed, or through the
+    operator that compiled code calls for a linear layer.
+
+    Args:
+        weight: the head, shape (V, H).
+        dtype: that the products are computed in.
+        rows: their number.
+    """
+    return dtype == torch.float32 and _is_worth_a_kernel(weight, rows) and _is_onednn_faster()
+
+
+def how(weight: Tensor, dtype: torch.dtype, rows: int) -> str:
+    """Say for a log which products are not torch.mm's.
+
+    Args:
+        weight: the head, shape (V, H).
+        dtype: that the products are computed in.
+        rows: their number.
+    """
+    if has_logits_kernel(weight, rows):
+        return "; logits by torch_aclnn_ops._cpu"
+    return "; products by oneDNN" if prefers_onednn(weight, dtype, rows) else ""
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return ``input @ weight.T + bias`` of float32 tensors, by oneDNN.
+
+    Args:
+        input: shape (M, K); copied if it is not contiguous.
+        weight: shape (N, K), of which one dimension is contiguous and the other dense.
+        bias: shape (N,).
+    """
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
+    return product
+
+
+def has_logits_kernel(weight: Tensor, rows: int) -> bool:
+    """Return whether the logits of rows are to be made by :func:`write_logits`.
+
+    Args:
+        weight: the head, shape (V, H).
+        rows: their number.
+    """
+    return (
+        weight.dtype == torch.bfloat16
+        and weight.shape[1] % 2 == 0
+        and _is_worth_a_kernel(weight, rows)
+        and _cpu_extension.why_unavailable() is None
+    )
+
+
+def write_logits(input: Tensor, weight: Tensor, out: Tensor) -> None:
+    """Write ``input @ weight.T`` of bfloat16 tensors to a float32 one: csrc/cpu/linear_cross_entropy.cpp.
+
+    Args:
+        input: shape (N, H).
+        weight: shape (V, H).
+        out: shape (N, V).
+    """
+    torch.ops.torch_aclnn_ops.linear_cross_entropy_logits(input, weight, out)
+
+
+def _is_worth_a_kernel(weight: Tensor, rows: int) -> bool:
+    return (
+        weight.device.type == "cpu"
+        and weight.is_contiguous()
+        and rows * weight.numel() >= _FEWEST_MULTIPLICATIONS
+        and bool(torch.backends.mkldnn.enabled)
+    )
+
+
+@functools.cache
+def _is_onednn_faster() -> bool:
+    """Return whether the chip is one on which oneDNN's products are faster, and torch has them."""
+    chip = torch.cpu.get_capabilities()
+    is_amd = str(chip.get("cpu_name", "")).startswith("AMD")
+    return is_amd and bool(chip.get("avx512_f")) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
