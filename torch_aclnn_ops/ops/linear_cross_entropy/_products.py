@@ -186,4 +186,5 @@ class Gradients:
         if self._kept is None:
             return self._input, self._weight, self._bias
         of_input = None if self._input is None else self._input.copy_(self._head.input_gradient(self._kept))
-        return of_input, self._kept.T @ self._kept_input, self._bias
+        of_weight = _buffers.empty(self._head.weight.shape, self._kept, self._kept_input.dtype)
+        return of_input, torch.mm(self._kept.T, self._kept_input, out=of_weight), self._bias
