@@ -66,8 +66,9 @@ def _products_of_a_step(dtype, **options):
 
 @needs_onednn
 @pytest.mark.usefixtures("every_product_is_large")
-def test_large_float32_products_are_those_of_onednn():
-    assert _products_of_a_step(torch.float32) == {"_linear_pointwise": 3}
+def test_large_float32_gradients_are_those_of_onednn():
+    logits = {"linear_cross_entropy_logits": 1} if KERNEL else {"mm": 1}
+    assert _products_of_a_step(torch.float32) == {"_linear_pointwise": 2, **logits}
     assert _products_of_a_step(torch.float64) == {"mm": 3}
 
 
@@ -94,8 +95,8 @@ def test_products_are_torchs_where_onednn_is_switched_off(dtype):
 @pytest.mark.parametrize(
     ("dtype", "present", "said"),
     [
-        (torch.float32, HAS_ONEDNN, "; products by oneDNN"),
-        (torch.bfloat16, KERNEL, "; logits by torch_aclnn_ops._cpu"),
+        (torch.float32, HAS_ONEDNN, "; float32 products by oneDNN"),
+        (torch.bfloat16, KERNEL, "; logits by torch_aclnn_ops._cpu; float32 products by oneDNN"),
         (torch.float64, False, "; "),
     ],
 )
@@ -126,9 +127,10 @@ SHAPES = [(1, 1, 2), (3, 5, 4), (257, 130, 66), (256, 128, 512), (300, 1001, 514
 
 
 @needs_kernel
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(("rows", "classes", "features"), SHAPES)
-def test_the_logits_kernel_adds_up_in_float32_and_writes_nothing_else(rows, classes, features):
-    make = Maker(torch.bfloat16)
+def test_the_logits_kernel_adds_up_in_float32_and_writes_nothing_else(rows, classes, features, dtype):
+    make = Maker(dtype)
     # Neither aligned nor dense, like slices of a flat parameter.
     input = make.normal(rows, features + 6)[:, 3 : 3 + features]
     weight = make.normal(classes, features + 2)[:, 1 : 1 + features]
@@ -142,8 +144,17 @@ def test_the_logits_kernel_adds_up_in_float32_and_writes_nothing_else(rows, clas
 
 
 @needs_kernel
-def test_the_logits_kernel_keeps_torchs_rules():
-    make = Maker(torch.bfloat16)
+def test_the_logits_kernel_takes_an_odd_number_of_float32_features():
+    make = Maker(torch.float32)
+    input, weight, out = make.normal(3, 5), make.normal(4, 5), torch.empty(3, 4)
+    torch.ops.torch_aclnn_ops.linear_cross_entropy_logits(input, weight, out)
+    torch.testing.assert_close(out, input @ weight.T)
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_logits_kernel_keeps_torchs_rules(dtype):
+    make = Maker(dtype)
     arguments = (make.normal(4, 8), make.normal(6, 8), torch.zeros(4, 6))
     torch.library.opcheck(torch.ops.torch_aclnn_ops.linear_cross_entropy_logits.default, arguments)
 
@@ -156,11 +167,12 @@ def test_the_logits_kernel_keeps_torchs_rules():
             (4, 8, "bfloat16"),
             (6, 7, "bfloat16"),
             (4, 6, "float32"),
-            r"even number of .* shape \[6, 7\]",
+            r"an even number of features.* \[6, 7\]",
         ),
         ((4, 7, "bfloat16"), (6, 8, "bfloat16"), (4, 6, "float32"), r"input must have .* shape \(4, 8\)"),
         ((4, 8, "float32"), (6, 8, "bfloat16"), (4, 6, "float32"), "input must have dtype BFloat16"),
-        ((4, 8, "bfloat16"), (6, 8, "float32"), (4, 6, "float32"), "weight must have dtype BFloat16"),
+        ((4, 8, "bfloat16"), (6, 8, "float32"), (4, 6, "float32"), "input must have dtype Float"),
+        ((4, 8, "float16"), (6, 8, "float16"), (4, 6, "float32"), "weight must have dtype BFloat16 or Float.* Half"),
         ((4, 8, "bfloat16"), (6, 8, "bfloat16"), (4, 5, "float32"), r"out must have .* shape \(4, 6\)"),
         ((4, 8, "bfloat16"), (6, 8, "bfloat16"), (4, 6, "bfloat16"), "out must have dtype Float"),
     ],

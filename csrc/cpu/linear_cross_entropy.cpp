@@ -1,8 +1,9 @@
-// Logits in float32 of an input and a head in bfloat16, on the units that a CPU has for bfloat16.
+// Logits in float32 of an input and a head in float32 or bfloat16, at the speed that a CPU has for them.
 //
-// torch's own products of bfloat16 matrices round to bfloat16, which costs a loss three digits, and its products of
-// float32 ones take twice the time. In between is the kernel that torch computes attention with: brgemm of oneDNN, one
-// tile of a product, with sums in float32. This file cuts a product into such tiles.
+// torch's own product of bfloat16 matrices rounds to bfloat16, which costs a loss three digits; its product of float32
+// ones is MKL's, which runs at less than half the speed of an AMD chip with AVX-512. In between is the kernel that
+// torch computes attention with: brgemm of oneDNN, one tile of a product, with sums in float32. This file cuts a
+// product into such tiles.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -22,71 +23,89 @@ constexpr int64_t kClasses = 128;
 constexpr int64_t kRows = 256;
 constexpr int64_t kFeatures = 512;
 
-// Packs the transpose of some rows of a matrix as the instructions want it: numbers of two successive features lie
-// beside each other, those of successive classes follow. Two numbers of 16 bits are moved as one of 32.
-void pack(const at::BFloat16* const weight, const int64_t stride, const int64_t classes, const int64_t features,
-          std::vector<uint32_t>& panel) {
-    constexpr int64_t kBlock = 16;  // pairs of features, a cache line of each class
-    for (int64_t begin = 0; begin < features / 2; begin += kBlock) {
-        const int64_t end = std::min(begin + kBlock, features / 2);
+// What is moved at once: numbers of 16 bits in pairs of successive features, as the instructions for them want it.
+using Unit = uint32_t;
+
+// Packs the transpose of some rows of the head: a unit of each class, then the next unit of each class.
+template <class Number>
+void pack(const Number* const weight, const int64_t stride, const int64_t classes, const int64_t features,
+          std::vector<Unit>& panel) {
+    constexpr int64_t kNumbers = sizeof(Unit) / sizeof(Number);
+    constexpr int64_t kBlock = 16;  // units, a cache line of each class
+    const int64_t units = features / kNumbers;
+    for (int64_t begin = 0; begin < units; begin += kBlock) {
+        const int64_t end = std::min(begin + kBlock, units);
         for (int64_t row = 0; row < classes; ++row) {
-            for (int64_t pair = begin; pair < end; ++pair) {
-                std::memcpy(&panel[pair * classes + row], weight + row * stride + 2 * pair, sizeof(uint32_t));
+            for (int64_t unit = begin; unit < end; ++unit) {
+                std::memcpy(&panel[unit * classes + row], weight + row * stride + kNumbers * unit, sizeof(Unit));
             }
         }
     }
 }
 
 // Multiplies all rows of the input with a packed panel of the head.
-void multiply(const at::BFloat16* const input, const int64_t input_stride, const std::vector<uint32_t>& panel,
-              const int64_t rows, const int64_t classes, const int64_t features, float* const out,
-              const int64_t out_stride) {
-    const auto* const packed = reinterpret_cast<const at::BFloat16*>(panel.data());
+template <class Number>
+void multiply(const Number* const input, const int64_t input_stride, const std::vector<Unit>& panel, const int64_t rows,
+              const int64_t classes, const int64_t features, float* const out, const int64_t out_stride) {
+    const auto* const packed = reinterpret_cast<const Number*>(panel.data());
     for (int64_t row = 0; row < rows; row += kRows) {
         for (int64_t feature = 0; feature < features; feature += kFeatures) {
             const bool adds = feature > 0;
             at::native::cpublas::brgemm(std::min(kRows, rows - row), classes, std::min(kFeatures, features - feature),
                                         input_stride, classes, out_stride, adds, input + row * input_stride + feature,
-                                        packed + feature * classes, out + row * out_stride, /*is_vnni=*/true);
+                                        packed + feature * classes, out + row * out_stride,
+                                        /*is_vnni=*/sizeof(Number) < sizeof(Unit));
         }
     }
+}
+
+template <class Number>
+void write_logits(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& out) {
+    const int64_t rows = input.size(0), classes = weight.size(0), features = weight.size(1);
+    const auto* const from = input.const_data_ptr<Number>();
+    const auto* const head = weight.const_data_ptr<Number>();
+    auto* const to = out.data_ptr<float>();
+    at::parallel_for(0, (classes + kClasses - 1) / kClasses, 1, [&](const int64_t begin, const int64_t end) {
+        std::vector<Unit> panel((kClasses * features * sizeof(Number)) / sizeof(Unit));
+        for (int64_t first = begin * kClasses; first < std::min(end * kClasses, classes); first += kClasses) {
+            const int64_t number = std::min(kClasses, classes - first);
+            pack(head + first * weight.stride(0), weight.stride(0), number, features, panel);
+            multiply(from, input.stride(0), panel, rows, number, features, to + first, out.stride(0));
+        }
+        at::native::cpublas::brgemm_release(/*is_vnni=*/sizeof(Number) < sizeof(Unit));
+    });
 }
 
 void check(const at::Tensor& tensor, const char* const name, const at::ScalarType dtype, const int64_t rows,
            const int64_t columns) {
     TORCH_CHECK_VALUE(tensor.scalar_type() == dtype && tensor.dim() == 2 && tensor.size(0) == rows &&
-                          tensor.size(1) == columns && tensor.stride(1) == 1,
+                          tensor.size(1) == columns && (columns < 2 || tensor.stride(1) == 1),
                       "linear_cross_entropy_logits: ", name, " must have dtype ", dtype, ", shape (", rows, ", ",
                       columns, ") and contiguous rows, but it has dtype ", tensor.scalar_type(), ", shape ",
                       tensor.sizes(), " and strides ", tensor.strides());
 }
 
 void check_all(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& out) {
-    TORCH_CHECK_VALUE(weight.dim() == 2 && weight.size(1) > 0 && weight.size(1) % 2 == 0,
-                      "linear_cross_entropy_logits: weight must have two dimensions and an even number of features, "
-                      "but it has shape ",
+    const at::ScalarType dtype = weight.scalar_type();
+    TORCH_CHECK_VALUE(dtype == at::kBFloat16 || dtype == at::kFloat,
+                      "linear_cross_entropy_logits: weight must have dtype BFloat16 or Float, but it has ", dtype);
+    TORCH_CHECK_VALUE(weight.dim() == 2 && weight.size(1) > 0 && (dtype == at::kFloat || weight.size(1) % 2 == 0),
+                      "linear_cross_entropy_logits: weight must have two dimensions and, in bfloat16, an even number "
+                      "of features, but it has shape ",
                       weight.sizes());
-    check(weight, "weight", at::kBFloat16, weight.size(0), weight.size(1));
-    check(input, "input", at::kBFloat16, input.dim() == 0 ? 0 : input.size(0), weight.size(1));
+    check(weight, "weight", dtype, weight.size(0), weight.size(1));
+    check(input, "input", dtype, input.dim() == 0 ? 0 : input.size(0), weight.size(1));
     check(out, "out", at::kFloat, input.size(0), weight.size(0));
 }
 
 // Writes input @ weight.T to out.
 void logits(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& out) {
     check_all(input, weight, out);
-    const int64_t rows = input.size(0), classes = weight.size(0), features = weight.size(1);
-    const auto* const from = input.const_data_ptr<at::BFloat16>();
-    const auto* const head = weight.const_data_ptr<at::BFloat16>();
-    auto* const to = out.data_ptr<float>();
-    at::parallel_for(0, (classes + kClasses - 1) / kClasses, 1, [&](const int64_t begin, const int64_t end) {
-        std::vector<uint32_t> panel(kClasses * features / 2);
-        for (int64_t first = begin * kClasses; first < std::min(end * kClasses, classes); first += kClasses) {
-            const int64_t number = std::min(kClasses, classes - first);
-            pack(head + first * weight.stride(0), weight.stride(0), number, features, panel);
-            multiply(from, input.stride(0), panel, rows, number, features, to + first, out.stride(0));
-        }
-        at::native::cpublas::brgemm_release(/*is_vnni=*/true);
-    });
+    if (weight.scalar_type() == at::kFloat) {
+        write_logits<float>(input, weight, out);
+    } else {
+        write_logits<at::BFloat16>(input, weight, out);
+    }
 }
 
 }  // namespace

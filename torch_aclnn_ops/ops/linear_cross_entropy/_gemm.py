@@ -13,7 +13,7 @@ _FEWEST_MULTIPLICATIONS = 2**32
 
 
 def prefers_onednn(weight: Tensor, dtype: torch.dtype, rows: int) -> bool:
-    """Return whether the products of rows with a head are to be made by :func:`linear`.
+    """Return whether the gradients of rows and of a head are to be made by :func:`linear`.
 
     torch.mm multiplies float32 numbers with MKL, which runs at less than half the speed of an AMD chip with AVX-512.
     oneDNN runs at full speed there. torch takes it for float32 only where less precision is allowed, or through the
@@ -35,45 +35,44 @@ def how(weight: Tensor, dtype: torch.dtype, rows: int) -> str:
         dtype: that the products are computed in.
         rows: their number.
     """
-    if has_logits_kernel(weight, rows):
-        return "; logits by torch_aclnn_ops._cpu"
-    return "; products by oneDNN" if prefers_onednn(weight, dtype, rows) else ""
+    kernel = any(has_logits_kernel(weight, factors, rows) for factors in {weight.dtype, dtype})
+    return ("; logits by torch_aclnn_ops._cpu" if kernel else "") + (
+        "; float32 products by oneDNN" if prefers_onednn(weight, dtype, rows) else ""
+    )
 
 
-def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return ``input @ weight.T + bias`` of float32 tensors, by oneDNN.
+def linear(input: Tensor, weight: Tensor) -> Tensor:
+    """Return ``input @ weight.T`` of float32 tensors, by oneDNN.
 
     Args:
         input: shape (M, K); copied if it is not contiguous.
         weight: shape (N, K), of which one dimension is contiguous and the other dense.
-        bias: shape (N,).
     """
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(input, weight, None, "none", [], "")
     return product
 
 
-def has_logits_kernel(weight: Tensor, rows: int) -> bool:
+def has_logits_kernel(weight: Tensor, dtype: torch.dtype, rows: int) -> bool:
     """Return whether the logits of rows are to be made by :func:`write_logits`.
 
     Args:
         weight: the head, shape (V, H).
+        dtype: that its numbers have in the product.
         rows: their number.
     """
-    return (
-        weight.dtype == torch.bfloat16
-        and weight.shape[1] % 2 == 0
-        and _is_worth_a_kernel(weight, rows)
-        and _cpu_extension.why_unavailable() is None
-    )
+    is_taken = prefers_onednn(weight, dtype, rows)
+    if dtype == torch.bfloat16:
+        is_taken = weight.shape[1] % 2 == 0 and _is_worth_a_kernel(weight, rows)
+    return is_taken and _cpu_extension.why_unavailable() is None
 
 
 def write_logits(input: Tensor, weight: Tensor, out: Tensor) -> None:
-    """Write ``input @ weight.T`` of bfloat16 tensors to a float32 one: csrc/cpu/linear_cross_entropy.cpp.
+    """Write ``input @ weight.T`` of bfloat16 or float32 tensors to a float32 one: csrc/cpu/linear_cross_entropy.cpp.
 
     Args:
-        input: shape (N, H).
-        weight: shape (V, H).
-        out: shape (N, V).
+        input: shape (N, H), contiguous rows.
+        weight: shape (V, H), contiguous rows.
+        out: shape (N, V), contiguous rows.
     """
     torch.ops.torch_aclnn_ops.linear_cross_entropy_logits(input, weight, out)
 

@@ -74,8 +74,13 @@ class Head:
         self.has_bfloat16_units = has_bfloat16_units(weight)
         has_memory = type(weight) in (Tensor, torch.nn.Parameter)  # fake tensors have none
         self.prefers_onednn = has_memory and _gemm.prefers_onednn(weight, self.dtype, plan.rows)
-        self._has_logits_kernel = has_memory and _gemm.has_logits_kernel(weight, plan.rows)
-        self._step = plan.classes_per_block
+        self._kernel_dtypes = [
+            dtype
+            for dtype in (weight.dtype, self.dtype)
+            if has_memory and _gemm.has_logits_kernel(weight, dtype, plan.rows)
+        ]
+        # What oneDNN returns is memory beside the result, and the allocator keeps several of them.
+        self._step = max(plan.classes_per_block // 2, 1) if self.prefers_onednn else plan.classes_per_block
 
     def blocks(self, classes: slice) -> Iterator[slice]:
         """Cut classes into those that a product takes at a time."""
@@ -84,26 +89,25 @@ class Head:
 
     def logits(self, input: Tensor, classes: slice, out: Tensor) -> Tensor:
         """Write ``scale * (input @ weight.T + bias)`` to ``out``, for some classes."""
-        if self._has_logits_kernel:
-            _gemm.write_logits(input.to(self.weight.dtype).contiguous(), self.weight[classes], out)
-            if self.bias is not None:
-                out.add_(self.bias[classes])
+        if self.weight.dtype in self._kernel_dtypes:
+            self._write_logits(input.to(self.weight.dtype).contiguous(), self.weight[classes], classes, out)
         else:
+            wide_input = widen(input).contiguous()
             with bfloat16_products(self.has_bfloat16_units and not self.prefers_onednn):
-                self._write_logits(widen(input), classes, out)
+                for block in self.blocks(classes):
+                    columns = out[:, block.start - classes.start : block.stop - classes.start]
+                    self._write_logits(wide_input, widen(self.weight[block]), block, columns)
         return out if self.scale == 1 else out.mul_(self.scale)
 
-    def _write_logits(self, input: Tensor, classes: slice, out: Tensor) -> None:
-        for block in self.blocks(classes):
-            factor = widen(self.weight[block])
-            bias = None if self.bias is None else self.bias[block]
-            columns = out[:, block.start - classes.start : block.stop - classes.start]
-            if self.prefers_onednn:
-                columns.copy_(_gemm.linear(input, factor, bias))
-            elif bias is None:
-                torch.mm(input, factor.T, out=columns)
-            else:
-                torch.addmm(bias, input, factor.T, out=columns)
+    def _write_logits(self, input: Tensor, weight: Tensor, classes: slice, out: Tensor) -> None:
+        if weight.dtype in self._kernel_dtypes:
+            _gemm.write_logits(input, weight, out)
+            if self.bias is not None:
+                out.add_(self.bias[classes])
+        elif self.bias is None:
+            torch.mm(input, weight.T, out=out)
+        else:
+            torch.addmm(self.bias[classes], input, weight.T, out=out)
 
     def input_gradient(self, grad_logits: Tensor) -> Tensor:
         """Return ``grad_logits @ weight``."""
