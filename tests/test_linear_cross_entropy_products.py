@@ -1,11 +1,15 @@
 """linear_cross_entropy: its large products on a CPU, which are not torch.mm's, and the memory that they write to."""
 
 import mmap
+import os
+import subprocess
+import sys
 import weakref
+from contextlib import contextmanager
 
 from torch_aclnn_ops import _cpu_extension, explain
 from torch_aclnn_ops import functional as ours
-from torch_aclnn_ops.ops.linear_cross_entropy import _buffers, _gemm
+from torch_aclnn_ops.ops.linear_cross_entropy import _buffers, _gemm, _products
 
 import pytest
 import torch
@@ -68,7 +72,8 @@ def _products_of_a_step(dtype, **options):
 @pytest.mark.usefixtures("every_product_is_large")
 def test_large_float32_gradients_are_those_of_onednn():
     logits = {"linear_cross_entropy_logits": 1} if KERNEL else {"mm": 1}
-    assert _products_of_a_step(torch.float32) == {"_linear_pointwise": 2, **logits}
+    # The head's gradient is made in two blocks.
+    assert _products_of_a_step(torch.float32) == {"_linear_pointwise": 3, **logits}
     assert _products_of_a_step(torch.float64) == {"mm": 3}
 
 
@@ -77,6 +82,27 @@ def test_large_float32_gradients_are_those_of_onednn():
 def test_large_bfloat16_logits_are_those_of_the_compiled_kernel():
     assert _products_of_a_step(torch.bfloat16) == {"linear_cross_entropy_logits": 1, "mm": 2}
     assert _products_of_a_step(torch.bfloat16, chunk_size=4) == {"linear_cross_entropy_logits": 2, "mm": 2}
+
+
+@pytest.mark.usefixtures("every_product_is_large")
+@pytest.mark.parametrize("features", [7, 8])
+@pytest.mark.parametrize("built", [False, True])
+def test_bfloat16_logits_ask_for_the_units_only_where_no_compiled_kernel_makes_them(monkeypatch, built, features):
+    asked = []
+
+    @contextmanager
+    def record(enabled):
+        asked.append(enabled)
+        yield
+
+    monkeypatch.setattr(_products, "bfloat16_products", record)
+    monkeypatch.setattr(_products, "has_bfloat16_units", lambda tensor: True)
+    if not built:
+        monkeypatch.setattr(_cpu_extension, "why_unavailable", lambda: "it was not built")
+    input, head, target = _tensors(torch.bfloat16, features=features)
+    with torch.no_grad():
+        ours.linear_cross_entropy(input, head, target)
+    assert any(asked) == (not built or not KERNEL)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -246,3 +272,11 @@ def test_a_large_buffer_is_memory_of_its_own_that_is_given_back(monkeypatch, dty
 def test_a_small_buffer_is_the_allocators(monkeypatch, shape):
     monkeypatch.setattr(_buffers.mmap, "mmap", lambda *args, **kwargs: pytest.fail("asked the system"))
     assert _buffers.empty(shape, torch.zeros(1, dtype=torch.bfloat16), torch.float32).shape == shape
+
+
+@needs_kernel
+def test_the_compiled_part_is_not_used_where_onednn_refuses_it():
+    code = "import torch_aclnn_ops as ops; print(ops._cpu_extension.why_unavailable())"
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert result.stdout.startswith("oneDNN refuses its products: ")

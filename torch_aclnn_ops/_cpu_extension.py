@@ -4,6 +4,7 @@ import functools
 import importlib.util
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = ["why_unavailable"]
 
@@ -25,4 +26,16 @@ def why_unavailable() -> str | None:
         torch.ops.load_library(spec.origin)
     except OSError as error:
         return f"it was built for another torch, and has to be rebuilt: {error}"
+    return _why_refused()
+
+
+def _why_refused() -> str | None:
+    """Return why oneDNN refuses to make a product, such as a limit in its environment variables, if it does."""
+    try:
+        with _disable_current_modes():  # the first call may be one with fake tensors
+            for dtype in (torch.bfloat16, torch.float32):
+                factor = torch.zeros(1, 2, dtype=dtype)
+                torch.ops.torch_aclnn_ops.linear_cross_entropy_logits(factor, factor, torch.zeros(1, 1))
+    except RuntimeError as error:
+        return f"oneDNN refuses its products: {str(error).splitlines()[0]}"
     return None

@@ -93,7 +93,7 @@ class Head:
             self._write_logits(input.to(self.weight.dtype).contiguous(), self.weight[classes], classes, out)
         else:
             wide_input = widen(input).contiguous()
-            with bfloat16_products(self.has_bfloat16_units and not self.prefers_onednn):
+            with bfloat16_products(self.has_bfloat16_units and self.dtype not in self._kernel_dtypes):
                 for block in self.blocks(classes):
                     columns = out[:, block.start - classes.start : block.stop - classes.start]
                     self._write_logits(wide_input, widen(self.weight[block]), block, columns)
