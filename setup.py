@@ -90,6 +90,7 @@ def npu_extension() -> Extension:
 
 def cpu_extension() -> Extension:
     """Describe the extension for CPUs to setuptools."""
+    # at::parallel_for is a template, compiled here; what runs its threads is in torch.
     return extension("_cpu", "cpu", ["-O3", "-g0", "-fopenmp"], [])
 
 

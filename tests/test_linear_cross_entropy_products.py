@@ -268,6 +268,16 @@ def test_a_large_buffer_is_memory_of_its_own_that_is_given_back(monkeypatch, dty
     assert made[0]() is None
 
 
+def test_a_large_buffer_does_without_large_pages_where_the_system_has_none(monkeypatch):
+    class Memory(mmap.mmap):
+        def madvise(self, advice):
+            raise OSError("Invalid argument")
+
+    monkeypatch.setattr(_buffers, "_FEWEST_BYTES", 1000)
+    monkeypatch.setattr(_buffers.mmap, "mmap", Memory)
+    assert _buffers.empty((30, 50), torch.zeros(1), torch.float32).fill_(2).sum() == 3000
+
+
 @pytest.mark.parametrize("shape", [(0, 7), (3, 5)])
 def test_a_small_buffer_is_the_allocators(monkeypatch, shape):
     monkeypatch.setattr(_buffers.mmap, "mmap", lambda *args, **kwargs: pytest.fail("asked the system"))

@@ -34,8 +34,10 @@ def _why_refused() -> str | None:
     try:
         with _disable_current_modes():  # the first call may be one with fake tensors
             for dtype in (torch.bfloat16, torch.float32):
-                factor = torch.zeros(1, 2, dtype=dtype)
-                torch.ops.torch_aclnn_ops.linear_cross_entropy_logits(factor, factor, torch.zeros(1, 1))
+                factor = torch.zeros(1, 2, dtype=dtype, device="cpu")
+                torch.ops.torch_aclnn_ops.linear_cross_entropy_logits(
+                    factor, factor, factor.new_zeros(1, 1, dtype=torch.float32)
+                )
     except RuntimeError as error:
         return f"oneDNN refuses its products: {str(error).splitlines()[0]}"
     return None

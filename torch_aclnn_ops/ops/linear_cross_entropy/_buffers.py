@@ -7,6 +7,7 @@ which takes longer for 4 KiB pages than all that is computed between two matrix 
 import math
 import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ _FEWEST_BYTES = 2**24
 
 
 def empty(shape: Sequence[int], like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Make a tensor that is not initialised, on the device of another.
+    """Make a tensor that is not initialised, on the device of another, for use within a call.
 
     Args:
         shape: of the tensor.
@@ -27,7 +28,8 @@ def empty(shape: Sequence[int], like: Tensor, dtype: torch.dtype) -> Tensor:
     if not _takes_large_pages(like, number * dtype.itemsize):
         return like.new_empty(shape, dtype=dtype)
     memory = mmap.mmap(-1, number * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    with suppress(OSError):  # a system without large pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(shape)  # which keeps the memory
 
 

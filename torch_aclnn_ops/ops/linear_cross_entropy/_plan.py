@@ -151,7 +151,9 @@ def plan_rows(
                 return plan_rows(rows, weight, options, copies, with_gradient)
             _refuse(options.max_memory, min(bytes_held(1), bytes_held(rows)))
     else:
-        rows_per_chunk = max(max(_LOGITS_BYTES, head_bytes // _SHARE_OF_HEAD) // row_bytes, _FEWEST_ROWS)
+        # Where the gradients are kept, the products that want many rows are made of all of them.
+        logits_bytes = max(_LOGITS_BYTES, head_bytes // _SHARE_OF_HEAD) // (2 if keeps_gradients else 1)
+        rows_per_chunk = max(logits_bytes // row_bytes, _FEWEST_ROWS)
         # Chunks of one size, in multiples of 8.
         number = max(-(-rows // rows_per_chunk), 1)
         rows_per_chunk = max(-(-rows // (8 * number)) * 8, 8)

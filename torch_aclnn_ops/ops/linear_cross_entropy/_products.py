@@ -150,7 +150,7 @@ class Gradients:
             # multiplied by the gradient of the loss, for instance a gradient scaler's factor, which keeps it from
             # underflow.
             is_sum = not plan.is_one_chunk or head.weight.dtype == torch.float16
-            self._weight = _buffers.empty(head.weight.shape, head.weight, head.dtype if is_sum else head.weight.dtype)
+            self._weight = head.weight.new_empty(head.weight.shape, dtype=head.dtype if is_sum else head.weight.dtype)
 
     def add(self, grad_logits: Tensor, input: Tensor, rows: slice) -> None:
         """Add the part of some rows, whose logits have the gradient ``grad_logits``."""
@@ -190,5 +190,4 @@ class Gradients:
         if self._kept is None:
             return self._input, self._weight, self._bias
         of_input = None if self._input is None else self._input.copy_(self._head.input_gradient(self._kept))
-        of_weight = _buffers.empty(self._head.weight.shape, self._kept, self._kept_input.dtype)
-        return of_input, torch.mm(self._kept.T, self._kept_input, out=of_weight), self._bias
+        return of_input, self._kept.T @ self._kept_input, self._bias
