@@ -151,9 +151,9 @@ def plan_rows(
                 return plan_rows(rows, weight, options, copies, with_gradient)
             _refuse(options.max_memory, min(bytes_held(1), bytes_held(rows)))
     else:
-        # Where the gradients are kept, the products that want many rows are made of all of them.
+        # Where the gradients are kept, only the logits are made chunk by chunk, for each of which the head is packed.
         logits_bytes = max(_LOGITS_BYTES, head_bytes // _SHARE_OF_HEAD) // (2 if keeps_gradients else 1)
-        rows_per_chunk = max(logits_bytes // row_bytes, _FEWEST_ROWS)
+        rows_per_chunk = max(logits_bytes // row_bytes, _FEWEST_ROWS * (2 if keeps_gradients else 1))
         # Chunks of one size, in multiples of 8.
         number = max(-(-rows // rows_per_chunk), 1)
         rows_per_chunk = max(-(-rows // (8 * number)) * 8, 8)
