@@ -33,19 +33,22 @@ def package_folder(name: str) -> Path | None:
     return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
 
-def is_wanted(switch: str, what: str, needed: tuple[str, ...] = ("torch", "torch_npu")) -> bool:
-    """Decide whether to compile a part: as its switch says, else where the packages that it needs are installed."""
+def is_wanted(
+    switch: str, what: str, packages: tuple[str, ...] = ("torch", "torch_npu"), machine: str | None = None
+) -> bool:
+    """Decide whether to compile a part: as its switch says, else where what it needs is there."""
     choice = os.environ.get(switch, "")
     if choice not in ("", "0", "1"):
         sys.exit(f"torch_aclnn_ops: {switch} must be 0, 1 or empty, but it is {choice!r}")
-    missing = [name for name in needed if package_folder(name) is None]
-    if not missing and choice != "0":
+    missing = [name for name in packages if package_folder(name) is None]
+    if choice == "0":
+        reason = f"{switch}=0"
+    elif machine not in (None, platform.machine()):
+        reason = f"no {machine} CPU (this one is {platform.machine()})"
+    elif missing:
+        reason = f"no {' and no '.join(missing)} (pip needs --no-build-isolation to see them)"
+    else:
         return True
-    reason = (
-        f"{switch}=0"
-        if choice == "0"
-        else f"no {' and no '.join(missing)} (pip needs --no-build-isolation to see them)"
-    )
     if choice == "1":
         sys.exit(f"torch_aclnn_ops: {switch}=1 asks for {what}, but there is {reason}")
     print(f"torch_aclnn_ops: built without {what}: {reason}", file=sys.stderr)
@@ -106,7 +109,7 @@ def build_host_npu(destination: Path) -> None:
 
 wants_extension = is_wanted("TORCH_ACLNN_NPU", "the NPU extension")
 wants_host_npu = is_wanted("TORCH_ACLNN_HOST_NPU", "the host NPU")
-wants_cpu = platform.machine() == "x86_64" and is_wanted("TORCH_ACLNN_CPU", "the extension for CPUs", ("torch",))
+wants_cpu = is_wanted("TORCH_ACLNN_CPU", "the extension for CPUs", ("torch",), "x86_64")
 if wants_extension or wants_cpu:
     from torch.utils.cpp_extension import BuildExtension as base_command
 else:
