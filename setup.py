@@ -94,7 +94,10 @@ def npu_extension() -> Extension:
 def cpu_extension() -> Extension:
     """Describe the extension for CPUs to setuptools."""
     # at::parallel_for is a template, compiled here; what runs its threads is in torch.
-    return extension("_cpu", "cpu", ["-O3", "-g0", "-fopenmp"], [])
+    # The instructions are those of the chips that it is loaded on.
+    instructions = [f"-m{name}" for name in ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "f16c")]
+    capability = ["-DCPU_CAPABILITY=AVX512", "-DCPU_CAPABILITY_AVX512"]  # how torch's vectors ask for them
+    return extension("_cpu", "cpu", ["-O3", "-g0", "-fopenmp", "-Wno-uninitialized", *instructions, *capability], [])
 
 
 def build_host_npu(destination: Path) -> None:

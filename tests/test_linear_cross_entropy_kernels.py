@@ -162,13 +162,41 @@ def test_max_memory_bounds_the_logits():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [0, 1, 7, 100, 5000])
 @pytest.mark.parametrize("classes", [1, 50, 200_000])
-def test_a_plan_covers_all_rows_and_classes_and_stays_within_its_memory(dtype, rows, classes):
-    weight = torch.empty(1, dtype=dtype).expand(classes, 64)
-    for options in (Options(), Options(chunk_size=3), Options(max_memory=2**28)):
-        for plan in (plan_rows(rows, weight, options, 1, True, False), plan_statistics(rows, weight, options, 1)):
+@pytest.mark.parametrize("features", [64, 1250])
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_plan_covers_all_rows_and_classes_and_stays_within_its_memory(dtype, rows, classes, features, copies):
+    weight = torch.empty(1, dtype=dtype).expand(classes, features)
+    for options in (Options(), Options(chunk_size=3), Options(max_memory=2**31)):
+        plans = [plan_rows(rows, weight, options, copies, True, units) for units in (False, dtype == torch.bfloat16)]
+        for plan in (*plans, plan_statistics(rows, weight, options, copies)):
             assert [row for chunk in plan.chunks() for row in range(chunk.start, chunk.stop)] == list(range(rows))
             assert sum(part.stop - part.start for part in plan.parts()) == classes
             assert options.max_memory is None or plan.bytes_held <= options.max_memory
+
+
+@pytest.mark.parametrize(
+    ("features", "options", "rows_per_chunk", "held"),
+    [
+        (1024, {}, 512, 0),  # 512 rows of float32 logits have the size of the gradient
+        (1000, {}, 456, 0),  # 496 in multiples of 8 have room, and five chunks of one size
+        (1024, {"chunk_size": 512}, 512, 0),
+        (1024, {"chunk_size": 513}, 513, 513),
+        (1024, {"max_memory": 0}, 512, 0),
+        (1024, {"max_memory": 600}, 600, 600),
+        (320, {"max_memory": 0}, 160, 0),
+        (320, {"max_memory": 159}, 160, 0),
+        (320, {"max_memory": 161}, 161, 161),
+    ],
+)
+def test_logits_take_the_memory_of_the_heads_gradient_while_that_is_free(features, options, rows_per_chunk, held):
+    rows, classes = 2048 if features == 1024 else 1280 if features == 320 else 2250, 30_000
+    weight = torch.empty(1, dtype=torch.bfloat16).expand(classes, features)
+    others = rows * classes * 2 + min(2**22 // (features * 4), classes) * features * 4
+    if "max_memory" in options:
+        options = {"max_memory": others + options["max_memory"] * classes * 4}
+    plan = plan_rows(rows, weight, Options(**options), with_gradient=True, units=True)
+    assert plan.keeps_gradients
+    assert (plan.rows_per_chunk, plan.bytes_held) == (rows_per_chunk, others + held * classes * 4)
 
 
 def test_bfloat16_products_leave_other_threads_alone():

@@ -7,12 +7,12 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/cpu/vec/vec.h>
 #include <ATen/native/CPUBlas.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
 namespace torch_aclnn_ops {
@@ -24,22 +24,19 @@ constexpr int64_t kRows = 256;
 constexpr int64_t kFeatures = 512;
 
 // What is moved at once: numbers of 16 bits in pairs of successive features, as the instructions for them want it.
-using Unit = uint32_t;
+using Unit = float;
 
 // Packs the transpose of some rows of the head: a unit of each class, then the next unit of each class.
 template <class Number>
 void pack(const Number* const weight, const int64_t stride, const int64_t classes, const int64_t features,
           std::vector<Unit>& panel) {
     constexpr int64_t kNumbers = sizeof(Unit) / sizeof(Number);
-    constexpr int64_t kBlock = 16;  // units, a cache line of each class
+    constexpr int64_t kBlock = 16;
     const int64_t units = features / kNumbers;
-    for (int64_t begin = 0; begin < units; begin += kBlock) {
-        const int64_t end = std::min(begin + kBlock, units);
-        for (int64_t row = 0; row < classes; ++row) {
-            for (int64_t unit = begin; unit < end; ++unit) {
-                std::memcpy(&panel[unit * classes + row], weight + row * stride + kNumbers * unit, sizeof(Unit));
-            }
-        }
+    for (int64_t unit = 0; unit < units; unit += kBlock) {
+        at::vec::transpose_mxn<Unit>(reinterpret_cast<const Unit*>(weight) + unit, stride / kNumbers,
+                                     panel.data() + unit * classes, classes, static_cast<int>(classes),
+                                     static_cast<int>(std::min(kBlock, units - unit)));
     }
 }
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch_aclnn_ops.ops._numerics import widen
-from torch_aclnn_ops.ops.linear_cross_entropy import _buffers
+from torch_aclnn_ops.ops.linear_cross_entropy import _buffers, _compiled
 from torch_aclnn_ops.ops.linear_cross_entropy._counted_rows import CountedRows
 from torch_aclnn_ops.ops.linear_cross_entropy._parts import combine
 from torch_aclnn_ops.ops.linear_cross_entropy._plan import Plan
@@ -41,26 +41,31 @@ class _Chunk:
             self._is_here = (target >= classes.start) & (target < classes.stop)
             self._target = (target - classes.start).clamp(0, number - 1).unsqueeze(1)
         self._class_weight = None if problem.class_weight is None else problem.class_weight[classes]
-        self._values = head.logits(self.input, classes, _view(buffer, self.input.shape[0], number))
+        self._is_compiled = head.has_kernel
+        # What compiled code makes the gradient of in one go, from the logits.
+        is_linear = problem.linear_bias is None and problem.options.softcap is None
+        self.is_plain = self._is_compiled and is_linear and self._is_here is not None
+        self.values = head.logits(self.input, classes, _view(buffer, self.input.shape[0], number))
         self._tanh: Tensor | None = None
         softcap = problem.options.softcap
         if softcap is not None:
-            self._values.div_(softcap).tanh_()
-            self._tanh = self._values.clone()
-            self._values.mul_(softcap / problem.options.temperature)
+            self.values.div_(softcap).tanh_()
+            self._tanh = self.values.clone()
+            self.values.mul_(softcap / problem.options.temperature)
 
     def reduce(self, weighted: bool, predicted_tokens: bool) -> Statistics:
         """Turn the logits to the softmax."""
-        logits = self._values
+        logits = self.values
         logits_max = logits.amax(1)
         tokens = logits.argmax(1) if predicted_tokens else None
         predicted = self._predicted(logits, logits_max)
         weighted_sum = self._weighted(logits, logits_max) if weighted else None
-        self._to_softmax(logits_max)
-        # The largest probability is exp(max - max) / sum exp(z - max). xlogy takes the logarithm of few numbers in no
-        # time; log goes through MKL, whose threads have to be woken.
-        log_sum_exp = -torch.xlogy(1, self._values.amax(1))
-        entropy = torch.special.entr(self._values).sum(1) if self._problem.entropy else None
+        log_sum_exp = self._to_softmax(logits_max)
+        if log_sum_exp is None:
+            # The largest probability is exp(max - max) / sum exp(z - max). xlogy takes the logarithm of few numbers in
+            # no time; log goes through MKL, whose threads have to be woken.
+            log_sum_exp = -torch.xlogy(1, self.values.amax(1))
+        entropy = torch.special.entr(self.values).sum(1) if self._problem.entropy else None
         if self._problem.linear_bias is not None:
             # All classes may be masked by their bias.
             is_masked = logits_max == -math.inf
@@ -68,26 +73,44 @@ class _Chunk:
             entropy = None if entropy is None else entropy.masked_fill_(is_masked, 0)
         return Statistics(logits_max, log_sum_exp, predicted, weighted_sum, entropy, tokens)
 
+    def reduce_to_gradient(self, factors: Coefficients, gradient: Tensor, predicted_tokens: bool) -> Statistics:
+        """Reduce the logits, and write their gradient, where a chunk :attr:`is_plain` and has no weighted sums."""
+        tokens = self.values.argmax(1) if predicted_tokens else None
+        temperature = self._problem.options.temperature
+        of_log_sum_exp, of_predicted = factors.log_sum_exp / temperature, -factors.predicted / temperature
+        of_square = None if factors.square is None else 2 * factors.square / temperature
+        statistics = _compiled.write_gradient(
+            self.values, self._problem.target[self.rows].contiguous(), of_log_sum_exp, of_predicted, of_square, gradient
+        )
+        return Statistics(*statistics, predicted_tokens=tokens)
+
     def mass(self) -> Tensor:
         """Return the sum of each row's target distribution."""
         return self._distribution().sum(1) if self._is_here is None else self._is_here
 
     def class_weight_sum(self) -> Tensor | int:
         """Return the sum of the class weights."""
-        return self._values.shape[1] if self._class_weight is None else self._class_weight.sum()
+        return self.values.shape[1] if self._class_weight is None else self._class_weight.sum()
 
     def to_softmax(self) -> None:
         """Turn the logits to the softmax."""
-        self._to_softmax(self._values.amax(1) if self._problem.linear_bias is not None else None)
+        needs_max = self._is_compiled or self._problem.linear_bias is not None
+        self._to_softmax(self.values.amax(1) if needs_max else None)
 
-    def _to_softmax(self, logits_max: Tensor | None) -> None:
+    def _to_softmax(self, logits_max: Tensor | None) -> Tensor | None:
+        """Turn the logits to the softmax; return ``log sum exp(z - max)`` where it is found on the way."""
         if self._problem.linear_bias is not None and logits_max is not None:
             # Where the bias masks all classes of a part, any distribution does that is finite: its share is 0.
-            self._values.masked_fill_((logits_max == -math.inf).unsqueeze(1), 0)
-        if self._values.device.type == "cpu":
-            torch.softmax(self._values, 1, out=self._values)
+            is_masked = logits_max == -math.inf
+            self.values.masked_fill_(is_masked.unsqueeze(1), 0)
+            logits_max = logits_max.masked_fill(is_masked, 0)
+        if self._is_compiled and logits_max is not None:
+            return _compiled.to_softmax(self.values, logits_max)
+        if self.values.device.type == "cpu":
+            torch.softmax(self.values, 1, out=self.values)
         else:
-            self._values = self._values.softmax(1)
+            self.values = self.values.softmax(1)
+        return None
 
     def _predicted(self, logits: Tensor, logits_max: Tensor) -> Tensor:
         if self._is_here is None:
@@ -111,7 +134,7 @@ class _Chunk:
         ``g_log_sum_exp p + g_predicted Q + g_weighted class_weight - g_entropy p (log p + entropy)``, where Q is the
         target's distribution; ``dz / d(linear) = (1 - tanh^2) / temperature``.
         """
-        values, options = self._values, self._problem.options
+        values, options = self.values, self._problem.options
         _, of_log_sum, of_predicted, of_weighted, of_entropy, _ = (
             None if cotangent is None else cotangent / options.temperature for cotangent in cotangents
         )
@@ -182,7 +205,7 @@ def gradients(
     plan = counted.problem.plan(with_gradient=needed[1])
     head = _head(problem, plan)
     total = Gradients(counted.problem.input, head, plan, needed)
-    for chunk in _chunks(counted.problem, head, plan):
+    for chunk in _chunks(counted.problem, head, plan, total):
         chunk.to_softmax()
         of_rows = None if entropy is None else entropy[chunk.rows]
         total.add(chunk.to_gradient(_rows_of(cotangents, chunk.rows), of_rows), chunk.input, chunk.rows)
@@ -215,13 +238,19 @@ def loss_and_gradients(
     head = _head(problem, plan)
     total = Gradients(counted.problem.input, head, plan, needed)
     losses, tokens = [], []
-    for chunk in _chunks(counted.problem, head, plan):
+    for chunk in _chunks(counted.problem, head, plan, total):
         of_rows = Coefficients._make(None if factor is None else factor[chunk.rows] for factor in coefficients)
-        reduced = chunk.reduce(of_rows.weighted is not None, predicted_tokens)
-        loss, cotangents = _loss_of_rows(reduced, of_rows)
+        if chunk.is_plain and of_rows.weighted is None:
+            gradient = total.place(chunk.rows, chunk.values)
+            reduced = chunk.reduce_to_gradient(of_rows, gradient, predicted_tokens)
+            loss, _ = _loss_of_rows(reduced, of_rows)
+        else:
+            reduced = chunk.reduce(of_rows.weighted is not None, predicted_tokens)
+            loss, cotangents = _loss_of_rows(reduced, of_rows)
+            gradient = chunk.to_gradient(cotangents, None)
         losses.append(loss)
         tokens.append(reduced.predicted_tokens)
-        total.add(chunk.to_gradient(cotangents, None), chunk.input, chunk.rows)
+        total.add(gradient, chunk.input, chunk.rows)
     loss = torch.cat(losses).sum()
     found = torch.cat([part for part in tokens if part is not None]) if predicted_tokens else None
     of_input, *others = total.finish()
@@ -246,16 +275,20 @@ def _head(problem: Problem, plan: Plan) -> Head:
 
 def _buffer(problem: Problem, head: Head, plan: Plan) -> Tensor:
     """Make room for the logits of a chunk."""
-    number = min(plan.rows, plan.rows_per_chunk) * plan.classes_per_chunk
-    return _buffers.empty((number,), problem.input, head.dtype)
+    return _buffers.empty((_number_of_logits(plan),), problem.input, head.dtype)
+
+
+def _number_of_logits(plan: Plan) -> int:
+    return min(plan.rows, plan.rows_per_chunk) * plan.classes_per_chunk
 
 
 def _view(buffer: Tensor, rows: int, classes: int) -> Tensor:
     return buffer[: rows * classes].view(rows, classes)
 
 
-def _chunks(problem: Problem, head: Head, plan: Plan) -> Iterator[_Chunk]:
-    buffer = _buffer(problem, head, plan)
+def _chunks(problem: Problem, head: Head, plan: Plan, total: Gradients) -> Iterator[_Chunk]:
+    free = total.free_memory(_number_of_logits(plan))
+    buffer = _buffer(problem, head, plan) if free is None else free
     for rows in plan.chunks():
         yield _Chunk(problem, head, buffer, rows, slice(0, plan.classes))
 

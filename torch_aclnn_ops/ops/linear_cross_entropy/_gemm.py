@@ -28,7 +28,7 @@ def prefers_onednn(weight: Tensor, dtype: torch.dtype, rows: int) -> bool:
 
 
 def how(weight: Tensor, dtype: torch.dtype, rows: int) -> str:
-    """Say for a log which products are not torch.mm's.
+    """Say for a log what is not computed by torch.mm and torch.softmax.
 
     Args:
         weight: the head, shape (V, H).
@@ -36,7 +36,7 @@ def how(weight: Tensor, dtype: torch.dtype, rows: int) -> str:
         rows: their number.
     """
     kernel = any(has_logits_kernel(weight, factors, rows) for factors in {weight.dtype, dtype})
-    return ("; logits by torch_aclnn_ops._cpu" if kernel else "") + (
+    return ("; logits and softmax by torch_aclnn_ops._cpu" if kernel else "") + (
         "; float32 products by oneDNN" if prefers_onednn(weight, dtype, rows) else ""
     )
 
@@ -53,7 +53,7 @@ def linear(input: Tensor, weight: Tensor) -> Tensor:
 
 
 def has_logits_kernel(weight: Tensor, dtype: torch.dtype, rows: int) -> bool:
-    """Return whether the logits of rows are to be made by :func:`write_logits`.
+    """Return whether the logits of rows are to be made by :mod:`._compiled`.
 
     Args:
         weight: the head, shape (V, H).
@@ -64,17 +64,6 @@ def has_logits_kernel(weight: Tensor, dtype: torch.dtype, rows: int) -> bool:
     if dtype == torch.bfloat16:
         is_taken = weight.shape[1] % 2 == 0 and _is_worth_a_kernel(weight, rows)
     return is_taken and _cpu_extension.why_unavailable() is None
-
-
-def write_logits(input: Tensor, weight: Tensor, out: Tensor) -> None:
-    """Write ``input @ weight.T`` of bfloat16 or float32 tensors to a float32 one: csrc/cpu/linear_cross_entropy.cpp.
-
-    Args:
-        input: shape (N, H), contiguous rows.
-        weight: shape (V, H), contiguous rows.
-        out: shape (N, V), contiguous rows.
-    """
-    torch.ops.torch_aclnn_ops.linear_cross_entropy_logits(input, weight, out)
 
 
 def _is_worth_a_kernel(weight: Tensor, rows: int) -> bool:

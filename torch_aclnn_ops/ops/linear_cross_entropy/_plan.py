@@ -125,28 +125,33 @@ def plan_rows(
     itemsize = accumulation_dtype(weight.dtype).itemsize
     is_widened = weight.dtype.itemsize < itemsize
     row_bytes = max(classes * itemsize * copies, 1)
+    other_row_bytes = classes * itemsize * (copies - 1)  # beside the logits themselves
     head_bytes = classes * features * itemsize
     block = max(min(_BLOCK_BYTES // max(features * itemsize, 1), classes), 1)
     if weight.device.type != "cpu" and not is_widened:
         block = classes
     keeps_gradients = units and with_gradient and rows <= _KEPT_ROWS_PER_FEATURE * features
     kept_bytes = rows * classes * weight.dtype.itemsize if keeps_gradients else 0
+    # Until the kept gradients are multiplied, the memory of the head's own gradient is free for logits.
+    free_rows = features * weight.dtype.itemsize // itemsize if keeps_gradients else 0
     block_bytes = block * features * itemsize if is_widened else 0
     # What several chunks add to a 16-bit gradient is summed in float32 beside it.
     sum_bytes = head_bytes if is_widened and with_gradient and not keeps_gradients else 0
 
     def bytes_held(rows_per_chunk: int) -> int:
-        held = min(rows_per_chunk, rows) * row_bytes + block_bytes + kept_bytes
+        number = min(rows_per_chunk, rows)
+        held = number * (row_bytes if number > free_rows else other_row_bytes) + block_bytes + kept_bytes
         return held if rows_per_chunk >= rows else held + sum_bytes
 
     if options.chunk_size is not None:
         rows_per_chunk = options.chunk_size
     elif options.max_memory is not None:
-        if bytes_held(rows) <= options.max_memory:
-            rows_per_chunk = max(rows, 1)
-        else:
-            rows_per_chunk = (options.max_memory - block_bytes - kept_bytes - sum_bytes) // row_bytes
-        if rows_per_chunk < 1:
+        left = options.max_memory - block_bytes - kept_bytes - sum_bytes
+        most_free = min(left // other_row_bytes, free_rows) if other_row_bytes else free_rows
+        choices = (rows, left // row_bytes, most_free)
+        allowed = [choice for choice in choices if bytes_held(choice) <= options.max_memory]
+        rows_per_chunk = max(allowed, default=0)
+        if rows_per_chunk < 1 and rows > 0:
             if keeps_gradients:
                 return plan_rows(rows, weight, options, copies, with_gradient)
             _refuse(options.max_memory, min(bytes_held(1), bytes_held(rows)))
@@ -154,11 +159,14 @@ def plan_rows(
         # Where the gradients are kept, only the logits are made chunk by chunk, for each of which the head is packed.
         logits_bytes = max(_LOGITS_BYTES, head_bytes // _SHARE_OF_HEAD) // (2 if keeps_gradients else 1)
         rows_per_chunk = max(logits_bytes // row_bytes, _FEWEST_ROWS * (2 if keeps_gradients else 1))
+        if copies == 1:
+            rows_per_chunk = max(rows_per_chunk, free_rows // 8 * 8)
         # Chunks of one size, in multiples of 8.
         number = max(-(-rows // rows_per_chunk), 1)
         rows_per_chunk = max(-(-rows // (8 * number)) * 8, 8)
         if bytes_held(rows) <= bytes_held(rows_per_chunk):
-            rows_per_chunk = max(rows, 1)
+            rows_per_chunk = rows
+    rows_per_chunk = max(rows_per_chunk, 1)
     return Plan(rows, classes, rows_per_chunk, classes, block, keeps_gradients, bytes_held(rows_per_chunk))
 
 

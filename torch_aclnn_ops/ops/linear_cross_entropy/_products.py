@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
-from torch_aclnn_ops.ops.linear_cross_entropy import _buffers, _gemm
+from torch_aclnn_ops.ops.linear_cross_entropy import _buffers, _compiled, _gemm
 from torch_aclnn_ops.ops.linear_cross_entropy._plan import Plan
 
 import torch
@@ -79,6 +79,7 @@ class Head:
             for dtype in (weight.dtype, self.dtype)
             if has_memory and _gemm.has_logits_kernel(weight, dtype, plan.rows)
         ]
+        self.has_kernel = bool(self._kernel_dtypes)
         # What oneDNN returns is memory beside the result, and the allocator keeps several of them.
         self._step = max(plan.classes_per_block // 2, 1) if self.prefers_onednn else plan.classes_per_block
 
@@ -101,7 +102,7 @@ class Head:
 
     def _write_logits(self, input: Tensor, weight: Tensor, classes: slice, out: Tensor) -> None:
         if weight.dtype in self._kernel_dtypes:
-            _gemm.write_logits(input, weight, out)
+            _compiled.write_logits(input, weight, out)
             if self.bias is not None:
                 out.add_(self.bias[classes])
         elif self.bias is None:
@@ -142,26 +143,45 @@ class Gradients:
         self._bias = head.weight.new_zeros(head.weight.shape[0], dtype=head.dtype) if of_bias else None
         self._weight: Tensor | None = None
         self._kept: Tensor | None = None
+        self._placed: Tensor | None = None
         if of_weight and plan.keeps_gradients:
             self._kept = _buffers.empty((plan.rows, plan.classes), head.weight, head.weight.dtype)
             self._kept_input = input.to(head.weight.dtype)  # wider where its gradient is to be
-        elif of_weight:
+        if of_weight:
             # Sums over chunks are rounded to 16 bits once, at the end. The gradient of float16 stays wide until it is
             # multiplied by the gradient of the loss, for instance a gradient scaler's factor, which keeps it from
             # underflow.
-            is_sum = not plan.is_one_chunk or head.weight.dtype == torch.float16
+            is_sum = self._kept is None and (not plan.is_one_chunk or head.weight.dtype == torch.float16)
             self._weight = head.weight.new_empty(head.weight.shape, dtype=head.dtype if is_sum else head.weight.dtype)
+
+    def free_memory(self, number: int) -> Tensor | None:
+        """Return the memory of the weight's gradient, for numbers in the head's dtype, if it is free until the end.
+
+        Args:
+            number: how many are needed; ``None`` is returned where there is less.
+        """
+        if self._kept is None or self._weight is None:
+            return None
+        memory = self._weight.view(-1)[: number * self._head.dtype.itemsize // self._weight.itemsize]
+        return memory.view(self._head.dtype) if memory.nbytes == number * self._head.dtype.itemsize else None
+
+    def place(self, rows: slice, logits: Tensor) -> Tensor:
+        """Return where the gradient of some rows' logits is best written: where it is kept, or over the logits."""
+        self._placed = logits if self._kept is None else self._kept[rows]
+        return self._placed
 
     def add(self, grad_logits: Tensor, input: Tensor, rows: slice) -> None:
         """Add the part of some rows, whose logits have the gradient ``grad_logits``."""
         head = self._head
         if self._bias is not None:
             self._bias.add_(grad_logits.sum(0))
+        if self._kept is not None:
+            if grad_logits is not self._placed:
+                self._kept[rows] = grad_logits
+            return
         if self._weight is not None:
             self._add_to_weight(self._weight, grad_logits, input, is_first=rows.start == 0)
-        if self._kept is not None:
-            self._kept[rows] = grad_logits
-        elif self._input is not None:
+        if self._input is not None:
             self._input[rows] = head.input_gradient(grad_logits)
 
     def _add_to_weight(self, total: Tensor, grad_logits: Tensor, input: Tensor, is_first: bool) -> None:
@@ -187,7 +207,8 @@ class Gradients:
 
     def finish(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return the gradients, in the dtype of the sums or of the arguments."""
-        if self._kept is None:
-            return self._input, self._weight, self._bias
-        of_input = None if self._input is None else self._input.copy_(self._head.input_gradient(self._kept))
-        return of_input, self._kept.T @ self._kept_input, self._bias
+        if self._kept is not None:
+            if self._input is not None:
+                self._input.copy_(self._head.input_gradient(self._kept))
+            torch.mm(self._kept.T, self._kept_input, out=self._weight)
+        return self._input, self._weight, self._bias

@@ -1,0 +1,199 @@
+"""linear_cross_entropy: the rows of logits in compiled code, csrc/cpu/linear_cross_entropy_rows.cpp."""
+
+import math
+
+from torch_aclnn_ops import _cpu_extension
+from torch_aclnn_ops import functional as ours
+from torch_aclnn_ops.ops.linear_cross_entropy import _gemm
+
+import pytest
+import torch
+
+from tests._contract import Maker
+
+CHIP = torch.cpu.get_capabilities()
+pytestmark = pytest.mark.skipif(
+    not CHIP.get("avx512_bf16") or bool(CHIP.get("amx_bf16")), reason="the CPU has no AVX512-BF16, or AMX"
+)
+
+# Around the numbers that a register, two and four of them hold.
+CLASSES = [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 130, 1001]
+EPS = torch.finfo(torch.float32).eps
+
+
+@pytest.fixture(autouse=True)
+def loaded():
+    assert _cpu_extension.why_unavailable() is None
+
+
+def _softmax(logits, logits_max):
+    return torch.ops.torch_aclnn_ops.linear_cross_entropy_softmax(logits, logits_max)
+
+
+def _gradient(*arguments):
+    return torch.ops.torch_aclnn_ops.linear_cross_entropy_logits_gradient(*arguments)
+
+
+def _logits(rows, classes, margin=5):
+    """Make logits whose rows are not dense, in a buffer of sevens, and the buffer."""
+    buffer = torch.full((rows, classes + margin), 7.0)
+    logits = buffer[:, 3 : 3 + classes]
+    return logits.copy_(Maker(torch.float32).normal(rows, classes) * 4), buffer
+
+
+@pytest.mark.parametrize("classes", CLASSES)
+def test_the_softmax_is_exact_to_a_few_roundings(classes):
+    logits, buffer = _logits(9, classes)
+    logits_max = logits.amax(1)
+    shifted = (logits - logits_max.unsqueeze(1)).double()  # in float32, as the operator does
+    log_sum_exp = _softmax(logits, logits_max)
+    torch.testing.assert_close(logits, shifted.softmax(1).float(), rtol=6 * EPS, atol=0)
+    torch.testing.assert_close(log_sum_exp, shifted.logsumexp(1).float(), rtol=4 * EPS, atol=4 * EPS)
+    assert buffer[:, :3].eq(7).all() and buffer[:, 3 + classes :].eq(7).all()
+
+
+def test_the_exponential_is_exact_from_one_to_the_smallest_number_and_then_zero():
+    exponents = torch.arange(-110, 1, 1 / 64)
+    # Each is a row of its own, with a class that makes the sum 1.
+    logits = torch.stack([torch.zeros_like(exponents), exponents], 1)
+    small = exponents < -20
+    _softmax(logits, torch.zeros_like(exponents))
+    found, truth = logits[:, 1].double(), exponents.double().exp()
+    normal = small & (exponents > -87)
+    assert ((found - truth).abs() <= EPS * truth)[normal].all()
+    assert ((found - truth).abs() <= 2**-149)[exponents <= -87].all()
+    assert found[exponents <= -104].eq(0).all()
+
+
+@pytest.mark.parametrize("position", [0, 20, 70])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_becomes_what_torch_makes_of_it(value, position):
+    logits, _ = _logits(3, 71)
+    logits[1, position] = value
+    truth, logits_max = logits.softmax(1), logits.amax(1)
+    factors = torch.ones(3)
+    target = torch.full((3,), -1)
+    gradient = torch.empty(3, 71, dtype=torch.bfloat16)
+    statistics = _gradient(logits.clone(), target, factors, factors, None, gradient)
+    torch.testing.assert_close(statistics[0], logits_max, equal_nan=True)
+    torch.testing.assert_close(gradient, truth.bfloat16(), equal_nan=True)
+    _softmax(logits, logits_max)
+    torch.testing.assert_close(logits, truth, equal_nan=True)
+
+
+def _truth(logits, target, of_log_sum_exp, of_predicted, of_square):
+    """Differentiate in float64 what the operator's statistics are a part of."""
+    leaf = logits.double().requires_grad_()
+    has_target = (target >= 0) & (target < logits.shape[1])
+    predicted = leaf.gather(1, target.clamp(0, logits.shape[1] - 1).unsqueeze(1)).squeeze(1) * has_target
+    normalizer = leaf.logsumexp(1)
+    loss = of_log_sum_exp * normalizer + of_predicted * predicted
+    if of_square is not None:
+        loss = loss + of_square * normalizer.square() / 2
+    return torch.autograd.grad(loss.sum(), leaf)[0], (normalizer, predicted, has_target)
+
+
+@pytest.mark.parametrize("with_square", [False, True])
+@pytest.mark.parametrize("where", ["bfloat16", "float32", "in place"])
+@pytest.mark.parametrize("classes", CLASSES)
+def test_the_gradient_and_the_statistics_are_those_of_the_formula(classes, where, with_square):
+    logits, buffer = _logits(9, classes)
+    make = Maker(torch.float32)
+    of_log_sum_exp, of_predicted = make.normal(9), make.normal(9)
+    of_square = make.normal(9) if with_square else None
+    target = make.index(classes, 9)
+    target[:3] = torch.tensor([-1, -2, classes])  # no class
+    truth, (normalizer, predicted, has_target) = _truth(logits, target, of_log_sum_exp, of_predicted, of_square)
+    out = logits if where == "in place" else torch.full((9, classes + 4), 5.0, dtype=getattr(torch, where))[:, 1:-3]
+    logits_max = logits.amax(1)
+    statistics = _gradient(logits, target, of_log_sum_exp, of_predicted, of_square, out)
+    # The factor of the softmax is a sum, and so is the gradient at the target: both may cancel.
+    terms = of_log_sum_exp.abs() + of_predicted.abs() + (0 if of_square is None else of_square.abs() * normalizer.abs())
+    bound = torch.finfo(out.dtype).eps / 2 * truth.abs() + 16 * EPS * terms.unsqueeze(1)
+    assert ((out.double() - truth).abs() <= bound).all()
+    torch.testing.assert_close(statistics[0], logits_max, rtol=0, atol=0)
+    torch.testing.assert_close(statistics[0] + statistics[1], normalizer.float(), rtol=4 * EPS, atol=16 * EPS)
+    expected = torch.where(has_target, predicted.float() - logits_max, 0.0)
+    torch.testing.assert_close(statistics[2], expected.detach(), rtol=2 * EPS, atol=2 * EPS)
+    assert buffer[:, :3].eq(7).all() and buffer[:, 3 + classes :].eq(7).all()
+    if where != "in place":
+        assert out._base[:, 0].eq(5).all() and out._base[:, -3:].eq(5).all()
+
+
+def test_no_rows_are_nothing_to_do():
+    empty = torch.empty(0)
+    assert _softmax(torch.empty(0, 4), empty).shape == (0,)
+    statistics = _gradient(torch.empty(0, 4), empty.long(), empty, empty, None, torch.empty(0, 4))
+    assert [statistic.shape for statistic in statistics] == [(0,)] * 3
+
+
+def test_the_operators_keep_torchs_rules():
+    make = Maker(torch.float32)
+    torch.library.opcheck(
+        torch.ops.torch_aclnn_ops.linear_cross_entropy_softmax.default, (make.normal(4, 40), make.normal(4))
+    )
+    for square in (None, make.normal(4)):
+        arguments = (make.normal(4, 40), make.index(40, 4), make.normal(4), make.normal(4), square, torch.empty(4, 40))
+        torch.library.opcheck(torch.ops.torch_aclnn_ops.linear_cross_entropy_logits_gradient.default, arguments)
+
+
+ARGUMENTS = {
+    "logits": torch.zeros(3, 4),
+    "target": torch.zeros(3, dtype=torch.int64),
+    "of_log_sum_exp": torch.zeros(3),
+    "of_predicted": torch.zeros(3),
+    "of_square": torch.zeros(3),
+    "out": torch.zeros(3, 4),
+}
+WRONG = [
+    ("logits", torch.zeros(3, 4, dtype=torch.float64), "logits must have dtype Float.* Double"),
+    ("logits", torch.zeros(4, 3).T, "logits must have .* contiguous rows.* strides"),
+    ("logits", torch.zeros(3), "logits must have two dimensions"),
+    ("logits", torch.zeros(3, 0), "logits must have two dimensions and at least one class"),
+    ("target", torch.zeros(3, dtype=torch.int32), "target must have dtype Long.* Int"),
+    ("target", torch.zeros(2, dtype=torch.int64), r"target must have .* shape \[3\].* \[2\]"),
+    ("of_log_sum_exp", torch.zeros(4), "of_log_sum_exp must have"),
+    ("of_predicted", torch.zeros(3).bfloat16(), "of_predicted must have dtype Float"),
+    ("of_square", torch.zeros(6)[::2], "of_square must have .* contiguous rows"),
+    ("out", torch.zeros(3, 4).half(), "out must have dtype Float.* Half"),
+    ("out", torch.zeros(3, 5), r"out must have .* shape \[3, 4\]"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "sentence"), WRONG)
+def test_the_gradient_refuses_what_it_cannot_read(name, value, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        _gradient(*{**ARGUMENTS, name: value}.values())
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(4), torch.zeros(3, 1), torch.zeros(3).double()])
+def test_the_softmax_refuses_maxima_that_are_not_of_its_rows(wrong):
+    with pytest.raises(ValueError, match="logits_max must have"):
+        _softmax(torch.zeros(3, 4), wrong)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({}, "linear_cross_entropy_logits_gradient"),
+        ({"lse_square_scale": 0.1, "temperature": 2.0}, "linear_cross_entropy_logits_gradient"),
+        ({"softcap": 3.0}, "linear_cross_entropy_softmax"),
+        ({"label_smoothing": 0.1}, "linear_cross_entropy_softmax"),
+        ({"linear_bias": torch.zeros(50)}, "linear_cross_entropy_softmax"),
+        ({"reduction": "none"}, "linear_cross_entropy_softmax"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_is_made_in_one_go_where_the_loss_is_plain(monkeypatch, dtype, options, name):
+    monkeypatch.setattr(_gemm, "_FEWEST_MULTIPLICATIONS", 1)
+    monkeypatch.setattr(_gemm, "_is_onednn_faster", lambda: True)
+    make = Maker(dtype)
+    input, head = make.normal(6, 8).requires_grad_(), make.normal(50, 8).requires_grad_()
+    options = {key: value.to(dtype) if isinstance(value, torch.Tensor) else value for key, value in options.items()}
+    with torch.profiler.profile() as profile:
+        ours.linear_cross_entropy(input, head, make.index(50, 6), **options)
+    called = {event.key.removeprefix("torch_aclnn_ops::") for event in profile.key_averages()}
+    assert {found for found in called if found.startswith("linear_cross_entropy_")} == {
+        "linear_cross_entropy_logits",
+        name,
+    }
