@@ -81,6 +81,13 @@ def test_what_is_not_finite_becomes_what_torch_makes_of_it(value, position):
     torch.testing.assert_close(logits, truth, equal_nan=True)
 
 
+def test_a_nan_stays_one_whatever_the_maximum_is():
+    logits = torch.zeros(2, 40)
+    logits[0, 33] = math.nan
+    _softmax(logits, torch.zeros(2))
+    assert logits[0].isnan().all() and logits[1].eq(1 / 40).all()
+
+
 def _truth(logits, target, of_log_sum_exp, of_predicted, of_square):
     """Differentiate in float64 what the operator's statistics are a part of."""
     leaf = logits.double().requires_grad_()
