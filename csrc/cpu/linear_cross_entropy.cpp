@@ -31,12 +31,11 @@ template <class Number>
 void pack(const Number* const weight, const int64_t stride, const int64_t classes, const int64_t features,
           std::vector<Unit>& panel) {
     constexpr int64_t kNumbers = sizeof(Unit) / sizeof(Number);
-    constexpr int64_t kBlock = 16;
-    const int64_t units = features / kNumbers;
-    for (int64_t unit = 0; unit < units; unit += kBlock) {
-        at::vec::transpose_mxn<Unit>(reinterpret_cast<const Unit*>(weight) + unit, stride / kNumbers,
-                                     panel.data() + unit * classes, classes, static_cast<int>(classes),
-                                     static_cast<int>(std::min(kBlock, units - unit)));
+    constexpr int64_t kBlock = 16;  // rows that are read side by side
+    for (int64_t row = 0; row < classes; row += kBlock) {
+        at::vec::transpose_mxn<Unit>(reinterpret_cast<const Unit*>(weight + row * stride), stride / kNumbers,
+                                     panel.data() + row, classes, static_cast<int>(std::min(kBlock, classes - row)),
+                                     static_cast<int>(features / kNumbers));
     }
 }
 
