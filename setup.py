@@ -5,7 +5,7 @@ Parts are compiled where what they need is installed, and left out, with a line 
 * ``torch_aclnn_ops._C`` (csrc/npu), the NPU extension, needs torch and torch_npu: ``TORCH_ACLNN_NPU=0`` leaves it out,
   ``1`` fails without them;
 * ``torch_aclnn_ops/_host_npu`` (csrc/host_npu), the host NPU: ``TORCH_ACLNN_HOST_NPU`` is its switch;
-* ``torch_aclnn_ops._cpu`` (csrc/cpu), faster bfloat16 on x86 CPUs, needs torch: ``TORCH_ACLNN_CPU`` is its switch.
+* ``torch_aclnn_ops._cpu`` (csrc/cpu), a faster linear cross entropy, needs torch and x86: ``TORCH_ACLNN_CPU`` is its switch.
 
 ``TORCH_ACLNN_COVERAGE=1`` compiles the first two for gcov. None needs CANN, and torch_npu is not imported.
 """
@@ -93,11 +93,12 @@ def npu_extension() -> Extension:
 
 def cpu_extension() -> Extension:
     """Describe the extension for CPUs to setuptools."""
-    # at::parallel_for is a template, compiled here; what runs its threads is in torch.
-    # The instructions are those of the chips that it is loaded on.
+    # The instructions of the chips that it is loaded on, and how torch's vectors are told to use them.
     instructions = [f"-m{name}" for name in ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "f16c")]
-    capability = ["-DCPU_CAPABILITY=AVX512", "-DCPU_CAPABILITY_AVX512"]  # how torch's vectors ask for them
-    return extension("_cpu", "cpu", ["-O3", "-g0", "-fopenmp", "-Wno-uninitialized", *instructions, *capability], [])
+    capability = ["-DCPU_CAPABILITY=AVX512", "-DCPU_CAPABILITY_AVX512"]
+    # at::parallel_for is a template, whose threads are started here. GCC 12 warns of its own header for AVX-512.
+    threads, warnings = "-fopenmp", "-Wno-uninitialized"
+    return extension("_cpu", "cpu", ["-O3", "-g0", threads, warnings, *instructions, *capability], [])
 
 
 def build_host_npu(destination: Path) -> None:
