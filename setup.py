@@ -5,7 +5,8 @@ Parts are compiled where what they need is installed, and left out, with a line 
 * ``torch_aclnn_ops._C`` (csrc/npu), the NPU extension, needs torch and torch_npu: ``TORCH_ACLNN_NPU=0`` leaves it out,
   ``1`` fails without them;
 * ``torch_aclnn_ops/_host_npu`` (csrc/host_npu), the host NPU: ``TORCH_ACLNN_HOST_NPU`` is its switch;
-* ``torch_aclnn_ops._cpu`` (csrc/cpu), a faster linear cross entropy, needs torch and x86: ``TORCH_ACLNN_CPU`` is its switch.
+* ``torch_aclnn_ops._cpu`` (csrc/cpu), a faster linear cross entropy, needs torch and an x86 CPU: ``TORCH_ACLNN_CPU`` is
+  its switch.
 
 ``TORCH_ACLNN_COVERAGE=1`` compiles the first two for gcov. None needs CANN, and torch_npu is not imported.
 """

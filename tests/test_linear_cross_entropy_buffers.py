@@ -16,7 +16,8 @@ def on_a_machine_of_its_own(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("order", "taken"), [("9\n", True), ("0\n", True), ("-1\n", False), ("4294967295?", False), (None, False)]
+    ("order", "taken"),
+    [("9\n", True), ("0\n", True), ("-1\n", False), ("11\n", False), ("4294967295?", False), (None, False)],
 )
 def test_memory_that_a_host_takes_back_is_known_by_linuxs_parameter(monkeypatch, tmp_path, order, taken):
     path = tmp_path / "page_reporting_order"

@@ -199,6 +199,21 @@ def test_logits_take_the_memory_of_the_heads_gradient_while_that_is_free(feature
     assert (plan.rows_per_chunk, plan.bytes_held) == (rows_per_chunk, others + held * classes * 4)
 
 
+@pytest.mark.parametrize("units", [False, True])
+@pytest.mark.parametrize("rows", [0, 1, 100])
+@pytest.mark.parametrize("features", [16, 1024])
+@pytest.mark.parametrize("copies", [1, 3])
+def test_the_least_memory_that_a_refusal_names_is_accepted_and_less_is_not(units, rows, features, copies):
+    weight = torch.empty(1, dtype=torch.bfloat16).expand(30_000, features)
+    with pytest.raises(ValueError, match="max_memory must be at least") as refused:
+        plan_rows(rows, weight, Options(max_memory=1000), copies, True, units)
+    least = int(str(refused.value).partition("at least ")[2].partition(" ")[0])
+    plan = plan_rows(rows, weight, Options(max_memory=least), copies, True, units)
+    assert plan.bytes_held == least
+    with pytest.raises(ValueError, match=f"at least {least} bytes"):
+        plan_rows(rows, weight, Options(max_memory=least - 1), copies, True, units)
+
+
 def test_bfloat16_products_leave_other_threads_alone():
     setting = torch.backends.mkldnn.matmul
     before = setting.fp32_precision

@@ -5,6 +5,7 @@ import platform
 import subprocess
 import sys
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 from torch_aclnn_ops import _cpu_extension, explain
 from torch_aclnn_ops import functional as ours
@@ -252,6 +253,15 @@ def test_the_logits_kernel_refuses_what_it_cannot_read(input, weight, out, sente
         torch.ops.torch_aclnn_ops.linear_cross_entropy_logits(*tensors)
 
 
+@needs_kernel
+def test_the_logits_kernel_refuses_bfloat16_rows_that_are_an_odd_distance_apart():
+    make = Maker(torch.bfloat16)
+    input, weight, out = make.normal(4, 8), make.normal(6, 9)[:, :8], torch.empty(4, 6)
+    with pytest.raises(ValueError, match=r"an even distance between rows, but it has shape .* strides \[9, 1\]"):
+        torch.ops.torch_aclnn_ops.linear_cross_entropy_logits(input, weight, out)
+    torch.ops.torch_aclnn_ops.linear_cross_entropy_logits(input, weight[:1], out[:, :1])
+
+
 CHIPS = {
     "the CPU has no AVX512-BF16": {"avx512_f": True},
     "the CPU has AMX, with which it is not tested": {"avx512_bf16": True, "amx_bf16": True},
@@ -282,6 +292,12 @@ def test_a_compiled_part_of_another_torch_is_done_without(monkeypatch, tmp_path)
     spec = _cpu_extension.importlib.util.spec_from_file_location("_cpu", broken, loader=object())
     monkeypatch.setattr(_cpu_extension.importlib.util, "find_spec", lambda name: spec)
     assert "it was built for another torch" in _cpu_extension.why_unavailable.__wrapped__()
+
+
+def test_a_compiled_part_of_older_sources_is_done_without(monkeypatch):
+    older = SimpleNamespace(linear_cross_entropy_logits=lambda input, weight, out: None)
+    monkeypatch.setattr(torch.ops, "torch_aclnn_ops", older)
+    assert "it was built from other sources, and has to be rebuilt" in _cpu_extension._why_refused()
 
 
 @pytest.mark.parametrize(

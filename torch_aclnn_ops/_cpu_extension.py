@@ -30,14 +30,18 @@ def why_unavailable() -> str | None:
 
 
 def _why_refused() -> str | None:
-    """Return why oneDNN refuses to make a product, such as a limit in its environment variables, if it does."""
+    """Return why a kernel cannot be called: it is missing, or oneDNN refuses, as its environment variables may say."""
     try:
         with _disable_current_modes():  # the first call may be one with fake tensors
+            kernels = torch.ops.torch_aclnn_ops
+            logits, target = torch.zeros(1, 1, device="cpu"), torch.zeros(1, dtype=torch.int64, device="cpu")
             for dtype in (torch.bfloat16, torch.float32):
                 factor = torch.zeros(1, 2, dtype=dtype, device="cpu")
-                torch.ops.torch_aclnn_ops.linear_cross_entropy_logits(
-                    factor, factor, factor.new_zeros(1, 1, dtype=torch.float32)
-                )
+                kernels.linear_cross_entropy_logits(factor, factor, logits)
+            kernels.linear_cross_entropy_softmax(logits, logits[0])
+            kernels.linear_cross_entropy_logits_gradient(logits, target, logits[0], logits[0], None, logits)
+    except AttributeError as error:
+        return f"it was built from other sources, and has to be rebuilt: {error}"
     except RuntimeError as error:
         return f"oneDNN refuses its products: {str(error).splitlines()[0]}"
     return None

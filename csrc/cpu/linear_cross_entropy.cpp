@@ -85,10 +85,12 @@ void check_all(const at::Tensor& input, const at::Tensor& weight, const at::Tens
     const at::ScalarType dtype = weight.scalar_type();
     TORCH_CHECK_VALUE(dtype == at::kBFloat16 || dtype == at::kFloat,
                       "linear_cross_entropy_logits: weight must have dtype BFloat16 or Float, but it has ", dtype);
-    TORCH_CHECK_VALUE(weight.dim() == 2 && weight.size(1) > 0 && (dtype == at::kFloat || weight.size(1) % 2 == 0),
+    const int64_t unit = dtype == at::kBFloat16 ? 2 : 1;
+    TORCH_CHECK_VALUE(weight.dim() == 2 && weight.size(1) > 0 && weight.size(1) % unit == 0 &&
+                          (weight.size(0) < 2 || weight.stride(0) % unit == 0),
                       "linear_cross_entropy_logits: weight must have two dimensions and, in bfloat16, an even number "
-                      "of features, but it has shape ",
-                      weight.sizes());
+                      "of features and an even distance between rows, but it has shape ",
+                      weight.sizes(), " and strides ", weight.strides());
     check(weight, "weight", dtype, weight.size(0), weight.size(1));
     check(input, "input", dtype, input.dim() == 0 ? 0 : input.size(0), weight.size(1));
     check(out, "out", at::kFloat, input.size(0), weight.size(0));

@@ -18,7 +18,9 @@ from torch import Tensor
 
 # Less than this is memory that the allocator has had before.
 _FEWEST_BYTES = 2**24
-# Linux's parameter: the least power of two of pages that is reported to the host, or -1.
+# Linux's parameter: the least power of two of pages that is reported to the host. Where nothing is, it is -1 or,
+# before Linux 6.3, more than a block of free pages can have.
+_LARGEST_ORDER = 10
 _REPORTED_ORDER = Path("/sys/module/page_reporting/parameters/page_reporting_order")
 
 
@@ -53,6 +55,6 @@ def _takes_large_pages(like: Tensor, number_of_bytes: int) -> bool:
 def _host_takes_free_memory() -> bool:
     """Return whether this is a virtual machine that reports its free memory to the host."""
     try:
-        return int(_REPORTED_ORDER.read_text()) >= 0
+        return 0 <= int(_REPORTED_ORDER.read_text()) <= _LARGEST_ORDER
     except (OSError, ValueError):
         return False

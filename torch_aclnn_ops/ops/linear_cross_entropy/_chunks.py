@@ -1,8 +1,8 @@
 """The rows of a linear cross entropy reduced, and differentiated, chunk by chunk, in buffers that are used again.
 
-Logits are written once per chunk and become the softmax, then their own gradient, in place. All of it is computed in
-float32 (float64 for float64). :mod:`torch_aclnn_ops.functional.linear_cross_entropy.rows` has the same mathematics in
-calls that can be differentiated.
+Logits are written once per chunk and become the softmax, then their own gradient, in place; or their gradient at once,
+in compiled code. All of it is computed in float32 (float64 for float64).
+:mod:`torch_aclnn_ops.functional.linear_cross_entropy.rows` has the same mathematics in calls that can be differentiated.
 """
 
 import math

@@ -108,6 +108,69 @@ def plan_statistics(rows: int, weight: Tensor, options: Options, copies: int = 1
     return Plan(rows, classes, rows_per_chunk, classes_per_chunk, classes_per_chunk, False, held)
 
 
+@dataclass(frozen=True)
+class _Costs:
+    """What chunks of rows hold.
+
+    Attributes:
+        rows: of the input.
+        row: bytes of a row's logits and their copies.
+        row_beside_gradient: bytes of the copies alone.
+        free_rows: rows whose logits are held in the memory of the head's gradient.
+        constant: bytes that are held for any number of rows.
+        sum: bytes of what several chunks are added up in.
+        keeps_gradients: the gradients of all logits are kept.
+    """
+
+    rows: int
+    row: int
+    row_beside_gradient: int
+    free_rows: int
+    constant: int
+    sum: int
+    keeps_gradients: bool
+
+    def held(self, rows_per_chunk: int) -> int:
+        """Return the bytes that chunks of so many rows hold."""
+        number = min(rows_per_chunk, self.rows)
+        held = number * (self.row if number > self.free_rows else self.row_beside_gradient) + self.constant
+        return held if rows_per_chunk >= self.rows else held + self.sum
+
+    def least(self) -> int:
+        """Return the bytes that are held at least."""
+        return min(self.held(1), self.held(self.rows))
+
+    def most_rows(self, max_memory: int) -> int | None:
+        """Return the most rows in a chunk that hold no more than some bytes, or ``None`` if any number holds more."""
+        left = max_memory - self.constant - self.sum
+        beside = left // self.row_beside_gradient if self.row_beside_gradient else self.free_rows
+        most = None
+        for number in (self.rows, left // self.row, min(beside, self.free_rows)):
+            if number >= min(self.rows, 1) and self.held(number) <= max_memory:
+                most = number if most is None else max(most, number)
+        return most
+
+
+def _costs(rows: int, weight: Tensor, block: int, copies: int, with_gradient: bool, keeps_gradients: bool) -> _Costs:
+    classes, features = weight.shape
+    itemsize = accumulation_dtype(weight.dtype).itemsize
+    is_widened = weight.dtype.itemsize < itemsize
+    logits = classes * itemsize
+    block_bytes = block * features * itemsize if is_widened else 0
+    kept_bytes = rows * classes * weight.dtype.itemsize if keeps_gradients else 0
+    return _Costs(
+        rows=rows,
+        row=max(logits * copies, 1),
+        row_beside_gradient=logits * (copies - 1),
+        # Until the kept gradients are multiplied, the memory of the head's own gradient is free for logits.
+        free_rows=features * weight.dtype.itemsize // itemsize if keeps_gradients else 0,
+        constant=block_bytes + kept_bytes,
+        # What several chunks add to a 16-bit gradient is summed in float32 beside it.
+        sum=logits * features if is_widened and with_gradient and not keeps_gradients else 0,
+        keeps_gradients=keeps_gradients,
+    )
+
+
 def plan_rows(
     rows: int, weight: Tensor, options: Options, copies: int = 1, with_gradient: bool = False, units: bool = False
 ) -> Plan:
@@ -123,51 +186,37 @@ def plan_rows(
     """
     classes, features = weight.shape
     itemsize = accumulation_dtype(weight.dtype).itemsize
-    is_widened = weight.dtype.itemsize < itemsize
-    row_bytes = max(classes * itemsize * copies, 1)
-    other_row_bytes = classes * itemsize * (copies - 1)  # beside the logits themselves
-    head_bytes = classes * features * itemsize
     block = max(min(_BLOCK_BYTES // max(features * itemsize, 1), classes), 1)
-    if weight.device.type != "cpu" and not is_widened:
+    if weight.device.type != "cpu" and weight.dtype.itemsize == itemsize:
         block = classes
     keeps_gradients = units and with_gradient and rows <= _KEPT_ROWS_PER_FEATURE * features
-    kept_bytes = rows * classes * weight.dtype.itemsize if keeps_gradients else 0
-    # Until the kept gradients are multiplied, the memory of the head's own gradient is free for logits.
-    free_rows = features * weight.dtype.itemsize // itemsize if keeps_gradients else 0
-    block_bytes = block * features * itemsize if is_widened else 0
-    # What several chunks add to a 16-bit gradient is summed in float32 beside it.
-    sum_bytes = head_bytes if is_widened and with_gradient and not keeps_gradients else 0
-
-    def bytes_held(rows_per_chunk: int) -> int:
-        number = min(rows_per_chunk, rows)
-        held = number * (row_bytes if number > free_rows else other_row_bytes) + block_bytes + kept_bytes
-        return held if rows_per_chunk >= rows else held + sum_bytes
-
+    costs = _costs(rows, weight, block, copies, with_gradient, keeps_gradients)
     if options.chunk_size is not None:
         rows_per_chunk = options.chunk_size
-    elif options.max_memory is not None:
-        left = options.max_memory - block_bytes - kept_bytes - sum_bytes
-        most_free = min(left // other_row_bytes, free_rows) if other_row_bytes else free_rows
-        choices = (rows, left // row_bytes, most_free)
-        allowed = [choice for choice in choices if bytes_held(choice) <= options.max_memory]
-        rows_per_chunk = max(allowed, default=0)
-        if rows_per_chunk < 1 and rows > 0:
-            if keeps_gradients:
-                return plan_rows(rows, weight, options, copies, with_gradient)
-            _refuse(options.max_memory, min(bytes_held(1), bytes_held(rows)))
+    elif options.max_memory is None:
+        rows_per_chunk = _rows_for_speed(costs, weight, copies)
     else:
-        # Where the gradients are kept, only the logits are made chunk by chunk, for each of which the head is packed.
-        logits_bytes = max(_LOGITS_BYTES, head_bytes // _SHARE_OF_HEAD) // (2 if keeps_gradients else 1)
-        rows_per_chunk = max(logits_bytes // row_bytes, _FEWEST_ROWS * (2 if keeps_gradients else 1))
-        if copies == 1:
-            rows_per_chunk = max(rows_per_chunk, free_rows // 8 * 8)
-        # Chunks of one size, in multiples of 8.
-        number = max(-(-rows // rows_per_chunk), 1)
-        rows_per_chunk = max(-(-rows // (8 * number)) * 8, 8)
-        if bytes_held(rows) <= bytes_held(rows_per_chunk):
-            rows_per_chunk = rows
+        found, least = costs.most_rows(options.max_memory), costs.least()
+        if found is None and keeps_gradients:
+            costs = _costs(rows, weight, block, copies, with_gradient, False)
+            found, least = costs.most_rows(options.max_memory), min(costs.least(), least)
+        rows_per_chunk = _refuse(options.max_memory, least) if found is None else found
     rows_per_chunk = max(rows_per_chunk, 1)
-    return Plan(rows, classes, rows_per_chunk, classes, block, keeps_gradients, bytes_held(rows_per_chunk))
+    return Plan(rows, classes, rows_per_chunk, classes, block, costs.keeps_gradients, costs.held(rows_per_chunk))
+
+
+def _rows_for_speed(costs: _Costs, weight: Tensor, copies: int) -> int:
+    """Choose as many rows as matrix products need to be fast."""
+    head_bytes = weight.numel() * accumulation_dtype(weight.dtype).itemsize
+    # Where the gradients are kept, only the logits are made chunk by chunk, for each of which the head is packed.
+    share = 2 if costs.keeps_gradients else 1
+    number = max(max(_LOGITS_BYTES, head_bytes // _SHARE_OF_HEAD) // share // costs.row, _FEWEST_ROWS * share)
+    if copies == 1:
+        number = max(number, costs.free_rows // 8 * 8)
+    # Chunks of one size, in multiples of 8.
+    chunks = max(-(-costs.rows // number), 1)
+    number = max(-(-costs.rows // (8 * chunks)) * 8, 8)
+    return costs.rows if costs.held(costs.rows) <= costs.held(number) else number
 
 
 def _refuse(max_memory: int, least: int) -> NoReturn:

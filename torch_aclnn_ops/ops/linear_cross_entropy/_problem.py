@@ -97,7 +97,7 @@ class Problem:
         return plan_rows(rows, self.linear_weight, self.options, self._copies(), with_gradient, units)
 
     def how(self) -> str:
-        """Say for a log which products are not torch.mm's."""
+        """Say for a log what is not computed by torch.mm and torch.softmax."""
         weight = self.linear_weight
         return _gemm.how(weight, accumulation_dtype(weight.dtype), self.input.shape[0])
 
