@@ -323,6 +323,20 @@ def test_compiled_code_calls_the_kernels_as_one_operator(dynamic, reduction):
     assert len(operators) == 1
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("max_memory", [None, 9 * C * 8, 2**20])
+def test_a_compiled_call_with_trained_targets_is_cut_within_its_memory(dynamic, max_memory):
+    call = torch.compile(ours.linear_cross_entropy, fullgraph=True, dynamic=dynamic, backend="eager")
+    for rows in (5, 9):
+        shapes = ((rows, H), (C, H), (rows, C))
+        tensors = [torch.randn(*shape, dtype=torch.float64).requires_grad_() for shape in shapes]
+        results = []
+        for function in (call, ours.linear_cross_entropy):
+            loss = function(*tensors, reduction="sum", max_memory=max_memory)
+            results.append((loss, *torch.autograd.grad(loss, tensors)))
+        torch.testing.assert_close(*results)
+
+
 def test_export_takes_any_number_of_rows():
     class Loss(torch.nn.Module):
         def __init__(self):

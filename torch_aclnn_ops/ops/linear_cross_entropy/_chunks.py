@@ -2,7 +2,7 @@
 
 Logits are written once per chunk and become the softmax, then their own gradient, in place; or their gradient at once,
 in compiled code. All of it is computed in float32 (float64 for float64).
-:mod:`torch_aclnn_ops.functional.linear_cross_entropy.rows` has the same mathematics in calls that can be differentiated.
+:mod:`torch_aclnn_ops.functional.linear_cross_entropy.rows` has the same mathematics in differentiable calls.
 """
 
 import math
