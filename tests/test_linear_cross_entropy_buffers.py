@@ -3,7 +3,6 @@
 import mmap
 import weakref
 
-import torch_aclnn_ops  # noqa: F401
 from torch_aclnn_ops.ops.linear_cross_entropy import _buffers
 
 import pytest

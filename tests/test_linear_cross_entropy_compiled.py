@@ -10,11 +10,9 @@ import pytest
 import torch
 
 from tests._contract import Maker
+from tests._cpu_kernels import needs_kernels
 
-CHIP = torch.cpu.get_capabilities()
-pytestmark = pytest.mark.skipif(
-    not CHIP.get("avx512_bf16") or bool(CHIP.get("amx_bf16")), reason="the CPU has no AVX512-BF16, or AMX"
-)
+pytestmark = needs_kernels
 
 # Around the numbers that a register, two and four of them hold.
 CLASSES = [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 130, 1001]
@@ -54,14 +52,13 @@ def test_the_softmax_is_exact_to_a_few_roundings(classes):
 
 def test_the_exponential_is_exact_from_one_to_the_smallest_number_and_then_zero():
     exponents = torch.arange(-110, 1, 1 / 64)
-    # Each is a row of its own, with a class that makes the sum 1.
-    logits = torch.stack([torch.zeros_like(exponents), exponents], 1)
-    small = exponents < -20
+    logits = torch.stack([torch.zeros_like(exponents), exponents], 1)  # each is a row of its own
     _softmax(logits, torch.zeros_like(exponents))
-    found, truth = logits[:, 1].double(), exponents.double().exp()
-    normal = small & (exponents > -87)
-    assert ((found - truth).abs() <= EPS * truth)[normal].all()
-    assert ((found - truth).abs() <= 2**-149)[exponents <= -87].all()
+    probabilities, truth = logits.double(), exponents.double().exp()
+    found = probabilities[:, 1] / probabilities[:, 0]  # two more roundings
+    is_normal = exponents > -86
+    assert ((found - truth).abs() <= 2 * EPS * truth)[is_normal].all()
+    assert ((found - truth).abs() <= 2**-149)[exponents < -90].all()
     assert found[exponents <= -104].eq(0).all()
 
 
@@ -162,7 +159,7 @@ WRONG = [
     ("of_log_sum_exp", torch.zeros(4), "of_log_sum_exp must have"),
     ("of_predicted", torch.zeros(3).bfloat16(), "of_predicted must have dtype Float"),
     ("of_square", torch.zeros(6)[::2], "of_square must have .* contiguous rows"),
-    ("out", torch.zeros(3, 4).half(), "out must have dtype Float.* Half"),
+    ("out", torch.zeros(3, 4).half(), "out must have dtype Float or BFloat16.* Half"),
     ("out", torch.zeros(3, 5), r"out must have .* shape \[3, 4\]"),
 ]
 

@@ -7,7 +7,7 @@ from functools import partial
 from torch_aclnn_ops import explain
 from torch_aclnn_ops import functional as ours
 from torch_aclnn_ops.ops.linear_cross_entropy import _products, chunked
-from torch_aclnn_ops.ops.linear_cross_entropy._plan import Options, plan_rows, plan_statistics
+from torch_aclnn_ops.ops.linear_cross_entropy._plan import Options
 from torch_aclnn_ops.ops.linear_cross_entropy._problem import Coefficients, Problem
 
 import pytest
@@ -157,61 +157,6 @@ def test_max_memory_bounds_the_logits():
     line = explain(ours.linear_cross_entropy, input, head, target, max_memory=2 * C * 4)
     assert "3 chunks of 2 rows" in line
     assert "1 chunk of 6 rows" in explain(ours.linear_cross_entropy, input, head, target, max_memory=2**20)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("rows", [0, 1, 7, 100, 5000])
-@pytest.mark.parametrize("classes", [1, 50, 200_000])
-@pytest.mark.parametrize("features", [64, 1250])
-@pytest.mark.parametrize("copies", [1, 2])
-def test_a_plan_covers_all_rows_and_classes_and_stays_within_its_memory(dtype, rows, classes, features, copies):
-    weight = torch.empty(1, dtype=dtype).expand(classes, features)
-    for options in (Options(), Options(chunk_size=3), Options(max_memory=2**31)):
-        plans = [plan_rows(rows, weight, options, copies, True, units) for units in (False, dtype == torch.bfloat16)]
-        for plan in (*plans, plan_statistics(rows, weight, options, copies)):
-            assert [row for chunk in plan.chunks() for row in range(chunk.start, chunk.stop)] == list(range(rows))
-            assert sum(part.stop - part.start for part in plan.parts()) == classes
-            assert options.max_memory is None or plan.bytes_held <= options.max_memory
-
-
-@pytest.mark.parametrize(
-    ("features", "options", "rows_per_chunk", "held"),
-    [
-        (1024, {}, 512, 0),  # 512 rows of float32 logits have the size of the gradient
-        (1000, {}, 456, 0),  # 496 in multiples of 8 have room, and five chunks of one size
-        (1024, {"chunk_size": 512}, 512, 0),
-        (1024, {"chunk_size": 513}, 513, 513),
-        (1024, {"max_memory": 0}, 512, 0),
-        (1024, {"max_memory": 600}, 600, 600),
-        (320, {"max_memory": 0}, 160, 0),
-        (320, {"max_memory": 159}, 160, 0),
-        (320, {"max_memory": 161}, 161, 161),
-    ],
-)
-def test_logits_take_the_memory_of_the_heads_gradient_while_that_is_free(features, options, rows_per_chunk, held):
-    rows, classes = 2048 if features == 1024 else 1280 if features == 320 else 2250, 30_000
-    weight = torch.empty(1, dtype=torch.bfloat16).expand(classes, features)
-    others = rows * classes * 2 + min(2**22 // (features * 4), classes) * features * 4
-    if "max_memory" in options:
-        options = {"max_memory": others + options["max_memory"] * classes * 4}
-    plan = plan_rows(rows, weight, Options(**options), with_gradient=True, units=True)
-    assert plan.keeps_gradients
-    assert (plan.rows_per_chunk, plan.bytes_held) == (rows_per_chunk, others + held * classes * 4)
-
-
-@pytest.mark.parametrize("units", [False, True])
-@pytest.mark.parametrize("rows", [0, 1, 100])
-@pytest.mark.parametrize("features", [16, 1024])
-@pytest.mark.parametrize("copies", [1, 3])
-def test_the_least_memory_that_a_refusal_names_is_accepted_and_less_is_not(units, rows, features, copies):
-    weight = torch.empty(1, dtype=torch.bfloat16).expand(30_000, features)
-    with pytest.raises(ValueError, match="max_memory must be at least") as refused:
-        plan_rows(rows, weight, Options(max_memory=1000), copies, True, units)
-    least = int(str(refused.value).partition("at least ")[2].partition(" ")[0])
-    plan = plan_rows(rows, weight, Options(max_memory=least), copies, True, units)
-    assert plan.bytes_held == least
-    with pytest.raises(ValueError, match=f"at least {least} bytes"):
-        plan_rows(rows, weight, Options(max_memory=least - 1), copies, True, units)
 
 
 def test_bfloat16_products_leave_other_threads_alone():

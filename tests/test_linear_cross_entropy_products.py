@@ -16,15 +16,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests._contract import DropInContract, Maker
+from tests._cpu_kernels import HAS_KERNELS, needs_kernels
 from tests.test_linear_cross_entropy import CHUNKED_CASES, FUSED_CASES
 
-# What the machine has, not what was built or loaded: a compiled part that is missing has to fail these tests.
-CHIP = torch.cpu.get_capabilities()
 HAS_ONEDNN = platform.machine() == "x86_64"
-KERNEL = bool(CHIP.get("avx512_bf16")) and not CHIP.get("amx_bf16")
 
 needs_onednn = pytest.mark.skipif(not HAS_ONEDNN, reason="not an x86 CPU")
-needs_kernel = pytest.mark.skipif(not KERNEL, reason="the CPU has no AVX512-BF16, or AMX")
 
 CASES = {case.name: case for case in (*FUSED_CASES, *CHUNKED_CASES)}
 
@@ -76,18 +73,18 @@ def _products_of_a_step(dtype, **options):
 @needs_onednn
 @pytest.mark.usefixtures("every_product_is_large")
 def test_large_float32_gradients_are_those_of_onednn():
-    logits = {"linear_cross_entropy_logits": 1} if KERNEL else {"mm": 1}
-    # The head's gradient is made in two blocks.
+    # The head's gradient is made in two blocks, and so are logits without the kernel.
+    logits = {"linear_cross_entropy_logits": 1} if HAS_KERNELS else {"mm": 2}
     assert _products_of_a_step(torch.float32) == {"_linear_pointwise": 3, **logits}
     assert _products_of_a_step(torch.float64) == {"mm": 3}
 
 
-@needs_kernel
+@needs_kernels
 def test_the_compiled_part_is_loaded_on_a_chip_that_has_its_instructions():
     assert _cpu_extension.why_unavailable() is None
 
 
-@needs_kernel
+@needs_kernels
 @pytest.mark.usefixtures("every_product_is_large")
 def test_large_bfloat16_logits_are_those_of_the_compiled_kernel():
     assert _products_of_a_step(torch.bfloat16) == {"linear_cross_entropy_logits": 1, "mm": 2}
@@ -112,12 +109,13 @@ def test_bfloat16_logits_ask_for_the_units_only_where_no_compiled_kernel_makes_t
     input, head, target = _tensors(torch.bfloat16, features=features)
     with torch.no_grad():
         ours.linear_cross_entropy(input, head, target)
-    assert any(asked) == (not built or not KERNEL)
+    assert any(asked) == (not built or not HAS_KERNELS)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_small_products_are_torchs(dtype):
-    assert _products_of_a_step(dtype) == {"mm": 3}
+    products = _products_of_a_step(dtype)
+    assert set(products) <= {"mm", "addmm_"} and sum(products.values()) == 3
 
 
 @pytest.mark.usefixtures("every_product_is_large")
@@ -132,7 +130,7 @@ def test_products_are_torchs_where_onednn_is_switched_off(dtype):
     ("dtype", "present", "said"),
     [
         (torch.float32, HAS_ONEDNN, "; float32 products by oneDNN"),
-        (torch.bfloat16, KERNEL, "; logits and softmax by torch_aclnn_ops._cpu; float32 products by oneDNN"),
+        (torch.bfloat16, HAS_KERNELS, "; logits and softmax by torch_aclnn_ops._cpu; float32 products by oneDNN"),
         (torch.float64, False, "; "),
     ],
 )
@@ -196,7 +194,7 @@ def test_rows_whose_classes_a_bias_masks_are_the_same_in_large_products(monkeypa
 SHAPES = [(1, 1, 2), (3, 5, 4), (257, 130, 66), (256, 128, 512), (300, 1001, 514), (5, 7, 1030), (0, 4, 2), (4, 0, 2)]
 
 
-@needs_kernel
+@needs_kernels
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(("rows", "classes", "features"), SHAPES)
 def test_the_logits_kernel_adds_up_in_float32_and_writes_nothing_else(rows, classes, features, dtype):
@@ -213,7 +211,7 @@ def test_the_logits_kernel_adds_up_in_float32_and_writes_nothing_else(rows, clas
     assert buffer[:, :4].eq(7).all() and buffer[:, 4 + classes :].eq(7).all()
 
 
-@needs_kernel
+@needs_kernels
 def test_the_logits_kernel_takes_an_odd_number_of_float32_features():
     make = Maker(torch.float32)
     input, weight, out = make.normal(3, 5), make.normal(4, 5), torch.empty(3, 4)
@@ -221,7 +219,7 @@ def test_the_logits_kernel_takes_an_odd_number_of_float32_features():
     torch.testing.assert_close(out, input @ weight.T)
 
 
-@needs_kernel
+@needs_kernels
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_the_logits_kernel_keeps_torchs_rules(dtype):
     make = Maker(dtype)
@@ -229,7 +227,7 @@ def test_the_logits_kernel_keeps_torchs_rules(dtype):
     torch.library.opcheck(torch.ops.torch_aclnn_ops.linear_cross_entropy_logits.default, arguments)
 
 
-@needs_kernel
+@needs_kernels
 @pytest.mark.parametrize(
     ("input", "weight", "out", "sentence"),
     [
@@ -253,7 +251,7 @@ def test_the_logits_kernel_refuses_what_it_cannot_read(input, weight, out, sente
         torch.ops.torch_aclnn_ops.linear_cross_entropy_logits(*tensors)
 
 
-@needs_kernel
+@needs_kernels
 def test_the_logits_kernel_refuses_bfloat16_rows_that_are_an_odd_distance_apart():
     make = Maker(torch.bfloat16)
     input, weight, out = make.normal(4, 8), make.normal(6, 9)[:, :8], torch.empty(4, 6)
@@ -308,7 +306,7 @@ def test_onednn_is_taken_for_float32_only_on_the_chips_where_it_is_faster(monkey
     assert _gemm._is_onednn_faster.__wrapped__() == faster
 
 
-@needs_kernel
+@needs_kernels
 def test_the_compiled_part_is_not_used_where_onednn_refuses_it():
     code = "import torch_aclnn_ops as ops; print(ops._cpu_extension.why_unavailable())"
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}

@@ -174,7 +174,9 @@ OfRows check_gradient(const at::Tensor& logits, const at::Tensor& target, const 
     if (of_square.has_value()) {
         check(*of_square, "of_square", at::kFloat, rows);
     }
-    check(out, "out", out.scalar_type() == at::kBFloat16 ? at::kBFloat16 : at::kFloat, logits.sizes());
+    TORCH_CHECK_VALUE(out.scalar_type() == at::kFloat || out.scalar_type() == at::kBFloat16,
+                      "linear_cross_entropy: out must have dtype Float or BFloat16, but it has ", out.scalar_type());
+    check(out, "out", out.scalar_type(), logits.sizes());
     return {new_statistic(logits), new_statistic(logits), new_statistic(logits)};
 }
 
