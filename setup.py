@@ -8,7 +8,8 @@ Parts are compiled where what they need is installed, and left out, with a line 
 * ``torch_aclnn_ops._cpu`` (csrc/cpu), a faster linear cross entropy, needs torch and an x86 CPU: ``TORCH_ACLNN_CPU`` is
   its switch.
 
-``TORCH_ACLNN_COVERAGE=1`` compiles the first two for gcov. None needs CANN, and torch_npu is not imported.
+``TORCH_ACLNN_COVERAGE=1`` compiles the first two for gcov, ``TORCH_ACLNN_WERROR=1`` makes the warnings of the compiler
+errors. None needs CANN, and torch_npu is not imported.
 """
 
 import importlib.util
@@ -26,6 +27,8 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 COVERAGE = os.environ.get("TORCH_ACLNN_COVERAGE") == "1"
+# For this project's own checks: a newer compiler may warn of what the compilers of today do not.
+WERROR = ["-Werror"] if os.environ.get("TORCH_ACLNN_WERROR") == "1" else []
 
 
 def package_folder(name: str) -> Path | None:
@@ -47,7 +50,7 @@ def is_wanted(
     elif machine not in (None, platform.machine()):
         reason = f"no {machine} CPU (this one is {platform.machine()})"
     elif missing:
-        reason = f"no {' and no '.join(missing)} (pip needs --no-build-isolation to see them)"
+        reason = f"no {' and no '.join(missing)} (pip sees what is installed with --no-build-isolation only)"
     else:
         return True
     if choice == "1":
@@ -65,19 +68,16 @@ def extension(name: str, folder: str, optimisation: list[str], includes: list[Pa
         f"torch_aclnn_ops.{name}",
         sorted(str(source.relative_to(ROOT)) for source in sources.glob("*.cpp")),
         depends=sorted(str(header.relative_to(ROOT)) for header in sources.glob("*.h")),
-        # Warnings are errors, except in others' headers.
         extra_compile_args=[
-            *("-std=c++20", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", *optimisation),
-            *(f"-isystem{include}" for include in [*include_paths(), *includes]),
+            *("-std=c++20", "-fvisibility=hidden", "-Wall", "-Wextra", *WERROR, *optimisation),
+            *(f"-isystem{include}" for include in [*include_paths(), *includes]),  # others' headers may have warnings
         ],
         **options,
     )
 
 
-def npu_extension() -> Extension:
-    """Describe the NPU extension to setuptools."""
-    npu = package_folder("torch_npu")
-    assert npu is not None  # is_wanted has looked
+def npu_extension(npu: Path) -> Extension:
+    """Describe the NPU extension to setuptools, for the folder of an installed torch_npu."""
     folders = [npu / "include"]
     if cann := os.environ.get("ASCEND_HOME_PATH"):
         folders.append(Path(cann) / "include")  # where a toolkit is installed, its signatures are compared with ours
@@ -114,7 +114,7 @@ def build_host_npu(destination: Path) -> None:
 
 wants_extension = is_wanted("TORCH_ACLNN_NPU", "the NPU extension")
 wants_host_npu = is_wanted("TORCH_ACLNN_HOST_NPU", "the host NPU")
-wants_cpu = is_wanted("TORCH_ACLNN_CPU", "the extension for CPUs", ("torch",), "x86_64")
+wants_cpu = is_wanted("TORCH_ACLNN_CPU", "the CPU kernels", ("torch",), "x86_64")
 if wants_extension or wants_cpu:
     from torch.utils.cpp_extension import BuildExtension as base_command
 else:
@@ -141,8 +141,14 @@ class Distribution(BaseDistribution):
         return wants_extension or wants_host_npu or wants_cpu
 
 
+extensions = []
+if wants_extension and (torch_npu := package_folder("torch_npu")) is not None:
+    extensions.append(npu_extension(torch_npu))
+if wants_cpu:
+    extensions.append(cpu_extension())
+
 setup(
-    ext_modules=[npu_extension()] * wants_extension + [cpu_extension()] * wants_cpu,
+    ext_modules=extensions,
     cmdclass={"build_ext": Build},
     distclass=Distribution,
 )

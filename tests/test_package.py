@@ -1,5 +1,6 @@
 """Importing the package and asking the doctor, with torch_npu absent, without CANN, and with it."""
 
+import json
 import os
 import pathlib
 import re
@@ -22,6 +23,12 @@ load = ctypes.CDLL
 cann = ("libacl", "libascendcl", "libhccl", "libge_", "libgraph")
 ctypes.CDLL = lambda name, *args, **options: None if str(name).startswith(cann) else load(name, *args, **options)
 """
+
+
+# Lets torch_npu not be found, nor by torch.
+_WITHOUT_TORCH_NPU = (
+    "import os, sys; sys.modules['torch_npu'] = None; os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'] = '0'"
+)
 
 
 def _run(code: str, path: pathlib.Path, **environment: str) -> subprocess.CompletedProcess:
@@ -62,27 +69,81 @@ def test_the_package_imports_where_torch_npu_has_no_cann(without_cann):
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.parametrize("autoload", ["0", "1"])
+def test_packages_that_look_for_torch_npu_do_not_find_one_that_has_no_cann(without_cann, autoload):
+    # transformers, accelerate, peft and Lightning import torch_npu wherever it is found.
+    code = (
+        "import importlib.util, torch_aclnn_ops\n"
+        "if importlib.util.find_spec('torch_npu') is not None: import torch_npu\n"
+        "print(torch_aclnn_ops._torch_npu.is_installed(), torch_aclnn_ops._torch_npu.is_imported())"
+    )
+    result = _run(code, without_cann, TORCH_DEVICE_BACKEND_AUTOLOAD=autoload)
+    assert result.stdout == "True False\n", result.stderr
+
+
 def test_the_environment_is_as_before_after_the_import(without_cann):
     code = "import torch_aclnn_ops, os; print(os.environ.get('TORCH_DEVICE_BACKEND_AUTOLOAD'))"
     assert _run(code, without_cann).stdout.strip() == "None"
     assert _run(code, without_cann, TORCH_DEVICE_BACKEND_AUTOLOAD="1").stdout.strip() == "1"
 
 
-def test_the_doctor_says_that_cann_is_missing(without_cann):
-    result = _run("import runpy; runpy.run_module('torch_aclnn_ops.doctor', run_name='__main__')", without_cann)
+def _diagnosis(path: pathlib.Path, before: str = "", **environment: str) -> dict[str, dict[str, str]]:
+    """What the doctor finds, by name."""
+    code = f"{before}\nfrom torch_aclnn_ops import doctor; doctor.main(['--json'])"
+    result = _run(code, path, **environment)
     assert result.returncode == 0, result.stderr
-    assert "torch_npu is installed, but CANN is not: libascendcl.so" in result.stdout
+    return {row["what"]: row for row in json.loads(result.stdout)["findings"]}
+
+
+def test_the_doctor_says_that_cann_is_missing(without_cann):
+    found = _diagnosis(without_cann)
+    assert found["CANN"]["found"] == "not found"
+    assert found["CANN"]["remedy"] == "for real NPUs: install CANN and source its set_env.sh"
+    assert "torch_npu is installed, but CANN is not: libascendcl.so" in found["NPU"]["found"]
+
+
+def test_the_doctor_says_how_to_get_torch_npu(tmp_path):
+    found = _diagnosis(tmp_path, _WITHOUT_TORCH_NPU)
+    version = torch.__version__.partition("+")[0]
+    assert found["torch_npu"]["found"] == "not installed"
+    assert found["torch_npu"]["remedy"] == f"for NPUs, real or simulated: pip install torch_npu=={version}"
+    assert found["NPU"]["found"] == "none: torch_npu is not installed"
+
+
+def test_the_doctor_says_that_torch_npu_is_of_another_version(without_cann):
+    found = _diagnosis(without_cann)  # whose torch_npu is 1.0
+    version = torch.__version__.partition("+")[0]
+    assert found["torch_npu"]["found"] == "1.0"
+    assert found["torch_npu"]["remedy"] == f"install torch_npu {version}, because torch is {torch.__version__}"
+
+
+def test_the_doctor_says_that_cann_is_installed_but_not_where_the_loader_searches(without_cann):
+    found = _diagnosis(without_cann, ASCEND_HOME_PATH="/opt/cann")
+    assert found["CANN"]["found"] == "/opt/cann, but not where the loader searches"
+    assert found["CANN"]["remedy"] == "source /opt/cann/set_env.sh"
+
+
+def test_the_doctor_says_that_torch_npu_sees_no_device(tmp_path):
+    (tmp_path / "torch_npu.py").write_text(
+        "import torch, types\ntorch.npu = types.SimpleNamespace(device_count=lambda: 0)\ndef _autoload(): pass"
+    )
+    _entry_point(tmp_path, "torch_npu")
+    found = _diagnosis(tmp_path, f"{_WITH_CANN}\nimport torch_aclnn_ops; ctypes.CDLL = load")
+    assert found["NPU"]["found"] == "none: torch_npu is imported, but it sees no device"
+    assert found["NPU"]["remedy"] == "look at npu-smi info"
+
+
+def test_the_doctor_prints_a_table_with_the_remedies(capsys):
+    assert doctor.main([]) == 0
+    head, line, *rows = capsys.readouterr().out.split("\n\n")[0].splitlines()
+    assert [cell.strip() for cell in head.strip("|").split("|")] == ["what", "found", "remedy"]
+    assert len({len(row) for row in [head, line, *rows]}) == 1
+    assert [row.split("|")[1].strip() for row in rows] == [found.what for found in doctor.findings()]
 
 
 def test_the_package_imports_without_torch_npu(tmp_path):
-    code = (
-        "import importlib.util as u; find = u.find_spec\n"
-        "u.find_spec = lambda name, *rest: None if name == 'torch_npu' else find(name, *rest)\n"
-        "from torch_aclnn_ops import doctor; print(doctor.describe())"
-    )
-    result = _run(code, tmp_path, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    result = _run(f"{_WITHOUT_TORCH_NPU}\nimport torch_aclnn_ops, torch; print(torch.ones(1) + 1)", tmp_path)
     assert result.returncode == 0, result.stderr
-    assert "NPU:              none: torch_npu is not installed" in result.stdout
 
 
 def test_torch_npu_is_loaded_where_cann_can_be(tmp_path):
@@ -107,8 +168,8 @@ def test_torch_npu_is_left_alone_where_autoload_is_off(tmp_path):
 
 
 def test_the_doctor_names_every_operator_and_its_path():
-    lines = doctor.describe().splitlines()
-    paths = {line.split()[0]: line for line in lines[lines.index("") + 2 :]}
+    lines = doctor.describe().split("\n\n")[1].splitlines()
+    paths = {line.split()[1]: line for line in lines[2:]}
     assert sorted(paths) == sorted(operator.name for operator in map(lambda name: getattr(ops, name), ops.__all__))
     assert "native kernel of torch" in paths["mse_loss_backward"]
     assert "formula in torch calls" in paths["fused_linear_online_max_sum"]

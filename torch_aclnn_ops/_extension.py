@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -32,7 +31,7 @@ def load() -> str | None:
     global _module, _reason, _soc, _missing
     if _module is not None:
         return None
-    if "torch_npu" not in sys.modules:
+    if not _torch_npu.is_imported():
         _reason = _torch_npu.why_unavailable() or "torch_npu is not imported"
         return _reason
     try:

@@ -1,8 +1,8 @@
 """Import torch and, where it can work, torch_npu.
 
 torch imports torch_npu by itself when it is installed, and torch_npu cannot be loaded without CANN's libraries; then
-even ``import torch`` fails. This module looks for CANN first, and keeps torch from loading a torch_npu that cannot
-work.
+even ``import torch`` fails. This module looks for CANN first, and keeps torch, and packages that import torch_npu
+wherever it is installed, from loading one that cannot work.
 """
 
 import contextlib
@@ -38,9 +38,14 @@ def why_unavailable() -> str | None:
 def is_installed() -> bool:
     """Return whether torch_npu is installed, whether or not it can be loaded."""
     if "torch_npu" in sys.modules:
-        # Who wants it not to be found writes None there.
-        return sys.modules["torch_npu"] is not None
+        # None is written there by this module, and by others who want torch_npu not to be found.
+        return _is_hidden or sys.modules["torch_npu"] is not None
     return importlib.util.find_spec("torch_npu") is not None
+
+
+def is_imported() -> bool:
+    """Return whether torch_npu is imported."""
+    return sys.modules.get("torch_npu") is not None
 
 
 def finds_cann() -> bool:
@@ -59,9 +64,28 @@ def import_torch_npu() -> str | None:
     global _reason
     _reason = _why_not_loadable()
     if _reason is None:
+        _show()
         with _autoload("0"):
             importlib.import_module("torch_npu")
     return _reason
+
+
+def _hide() -> None:
+    """Make Python say that torch_npu is not installed.
+
+    transformers, accelerate, peft and Lightning import torch_npu wherever they find it, and could not be imported.
+    """
+    global _is_hidden
+    _is_hidden = True
+    sys.modules["torch_npu"] = None  # type: ignore[assignment]
+
+
+def _show() -> None:
+    """Take back what :func:`_hide` has done."""
+    global _is_hidden
+    if _is_hidden:
+        _is_hidden = False
+        del sys.modules["torch_npu"]
 
 
 def _why_not_loadable() -> str | None:
@@ -92,18 +116,23 @@ def _autoload(value: str | None) -> Iterator[None]:
 
 def _import_torch() -> str | None:
     """Import torch, and torch_npu unless it cannot be loaded or is switched off; return why it is not imported."""
-    if sys.modules.get("torch_npu") is not None:
+    if is_imported():
         return None
     # What is switched off must not be loaded to find out: a simulated CANN may be to take its place.
-    is_off = os.environ.get(_AUTOLOAD) == "0"
-    reason = None if is_off and is_installed() and finds_cann() else _why_not_loadable()
-    if reason is None and is_off:
-        reason = f"torch_npu is installed and CANN found, but {_AUTOLOAD}=0 keeps torch_npu from being loaded"
+    if os.environ.get(_AUTOLOAD) == "0" and is_installed() and finds_cann():
+        reason: str | None = (
+            f"torch_npu is installed and CANN found, but {_AUTOLOAD}=0 keeps torch_npu from being loaded"
+        )
+    else:
+        reason = _why_not_loadable()
+        if reason is not None and is_installed():
+            _hide()
     with _autoload(None if reason is None else "0"):
         import torch  # noqa: F401
-    if reason is None and sys.modules.get("torch_npu") is None:
+    if reason is None and not is_imported():
         return "torch was imported without torch_npu before torch_aclnn_ops; import torch_npu first to use an NPU"
     return reason
 
 
+_is_hidden = False
 _reason = _import_torch()

@@ -1,64 +1,157 @@
-"""Say what this installation can do: ``python -m torch_aclnn_ops.doctor``."""
+"""Say what this installation can do, and what is missing: ``python -m torch_aclnn_ops.doctor [--json]``."""
 
+import argparse
+import dataclasses
 import importlib.metadata
+import importlib.util
+import json
+import os
 import platform
 import sys
+from collections.abc import Sequence
 
-from torch_aclnn_ops import _cpu_extension, _extension, _torch_npu, ops
+from torch_aclnn_ops import _cpu_extension, _extension, _torch_compat, _torch_npu, host_npu, ops
 from torch_aclnn_ops._version import __version__
+from torch_aclnn_ops.host_npu import _libraries
 from torch_aclnn_ops.ops._paths import CANN_NAMES
 from torch_aclnn_ops.ops._raw_operator import RawOperator
 
 import torch
 
-__all__ = ["describe"]
+__all__ = ["Finding", "describe", "findings", "main"]
+
+_REINSTALL = "install torch_npu, then torch_aclnn_ops again with pip's --no-build-isolation"
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One thing that the doctor looked for.
+
+    Attributes:
+        what: Its name.
+        found: What was found.
+        remedy: What to do if it is missing and needed; ``None`` where nothing has to be done.
+    """
+
+    what: str
+    found: str
+    remedy: str | None = None
+
+
+def findings() -> list[Finding]:
+    """Look for what the package needs on a CPU, on an NPU and on a simulated one.
+
+    Returns:
+        One finding for each thing, in the order in which they depend on one another.
+
+    Example:
+        >>> findings()[0].what
+        'torch_aclnn_ops'
+    """
+    return [
+        Finding("torch_aclnn_ops", __version__),
+        Finding("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
+        _torch(),
+        _installed_torch_npu(),
+        _cann(),
+        _npu(),
+        _npu_extension(),
+        _host_npu(),
+        Finding("CPU kernels", _cpu_extension.why_unavailable() or "loaded"),
+    ]
 
 
 def describe() -> str:
-    """Describe versions, device, extensions, and the path that each operator takes.
+    """Describe what was found, its remedies, and the path that each operator takes.
 
     Returns:
         Text of several lines, for people to read and to paste into a report.
 
     Example:
-        >>> print(describe().splitlines()[0].split(":")[0])
-        torch_aclnn_ops
+        >>> print(describe().splitlines()[0].split("|")[1].strip())
+        what
     """
-    operators = [getattr(ops, name) for name in ops.__all__]
-    facts = {
-        "torch_aclnn_ops": __version__,
-        "Python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
-        "torch": torch.__version__,
-        "torch_npu": _installed("torch_npu"),
-        "NPU": _npu(),
-        "extension": _state(_extension.why_unavailable()),
-        "CPU extension": _state(_cpu_extension.why_unavailable()),
-    }
-    lines = [f"{name + ':':<17} {fact}" for name, fact in facts.items()]
-    lines += ["", f"{'operator':<39} {'on cpu':<25} on npu"]
-    lines += [f"{operator.name:<39} {_cpu_path(operator):<25} {_npu_path(operator)}" for operator in operators]
-    return "\n".join(lines)
+    rows = [(row.what, row.found, row.remedy or "") for row in findings()]
+    paths = [(name, path["cpu"], path["npu"]) for name, path in _operators().items()]
+    return "\n\n".join(
+        [_table(("what", "found", "remedy"), rows), _table(("operator", "on cpu", "on npu"), paths)],
+    )
 
 
-def _installed(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """Lay out rows in columns; also a Markdown table, for reports."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = [head, tuple("-" * width for width in widths), *rows]
+    return "\n".join(
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines
+    )
 
 
-def _npu() -> str:
+def _torch() -> Finding:
+    build = "CPU"
+    if torch.version.cuda is not None:
+        build = f"CUDA {torch.version.cuda}"
+    elif torch.version.hip is not None:
+        build = f"ROCm {torch.version.hip}"
+    return Finding("torch", f"{torch.__version__}, a {build} build, {_torch_compat.cpu_capability()}")
+
+
+def _installed_torch_npu() -> Finding:
+    wanted = torch.__version__.partition("+")[0]
+    if not _torch_npu.is_installed():
+        return Finding("torch_npu", "not installed", f"for NPUs, real or simulated: pip install torch_npu=={wanted}")
+    version = importlib.metadata.version("torch_npu")
+    if version.partition(".post")[0] != wanted:
+        remedy = f"install torch_npu {wanted}, because torch is {torch.__version__}"
+        return Finding("torch_npu", version, remedy)
+    return Finding("torch_npu", version)
+
+
+def _cann() -> Finding:
+    if host_npu.is_enabled():
+        return Finding("CANN", "simulated, by the host NPU")
+    home = os.environ.get("ASCEND_HOME_PATH")
+    if _torch_npu.finds_cann():
+        return Finding("CANN", "its libraries are where the loader searches" if home is None else home)
+    if home is not None:
+        return Finding("CANN", f"{home}, but not where the loader searches", f"source {home}/set_env.sh")
+    return Finding("CANN", "not found", "for real NPUs: install CANN and source its set_env.sh")
+
+
+def _npu() -> Finding:
     reason = _torch_npu.why_unavailable()
-    if reason is not None and "torch_npu" not in sys.modules:
-        return f"none: {reason}"
-    count = torch.accelerator.device_count()
+    if reason is not None and not _torch_npu.is_imported():
+        simulate = "to simulate one: python -m torch_aclnn_ops.host_npu PROGRAM"
+        return Finding("NPU", f"none: {reason}", None if _libraries.missing() else simulate)
+    count = int(torch.npu.device_count())  # type: ignore[attr-defined]
     if not count:
-        return "none: torch_npu is imported, but it sees no device"
-    return f"{count} device(s), {_extension.soc() or 'of a chip that is not known'}"
+        return Finding("NPU", "none: torch_npu is imported, but it sees no device", "look at npu-smi info")
+    return Finding("NPU", f"{count} device(s), {_extension.soc() or 'of a chip that is not known'}")
 
 
-def _state(reason: str | None) -> str:
-    return "loaded" if reason is None else f"not loaded: {reason}"
+def _npu_extension() -> Finding:
+    reason = _extension.why_unavailable()
+    if reason is None:
+        return Finding("NPU extension", "loaded")
+    if _torch_npu.is_imported():
+        return Finding("NPU extension", f"not loaded: {reason}", _REINSTALL)
+    if importlib.util.find_spec("torch_aclnn_ops._C") is None:
+        return Finding("NPU extension", "not built", f"for NPUs, real or simulated: {_REINSTALL}")
+    return Finding("NPU extension", "built; it is loaded with torch_npu")
+
+
+def _host_npu() -> Finding:
+    if host_npu.is_enabled():
+        return Finding("host NPU", "enabled")
+    if _libraries.missing():
+        return Finding("host NPU", "not built", f"to simulate NPUs: {_REINSTALL}")
+    return Finding("host NPU", "built")
+
+
+def _operators() -> dict[str, dict[str, str]]:
+    """Return the path that each raw operator takes on a device of each type."""
+    operators = [getattr(ops, name) for name in ops.__all__]
+    return {operator.name: {"cpu": _cpu_path(operator), "npu": _npu_path(operator)} for operator in operators}
 
 
 def _cpu_path(operator: RawOperator) -> str:
@@ -72,9 +165,28 @@ def _npu_path(operator: RawOperator) -> str:
     return CANN_NAMES[operator.name] if missing is None else f"formula in torch calls: {missing}"
 
 
-def main() -> int:
-    """Print the description."""
-    print(describe())
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the description, or the same as JSON.
+
+    Args:
+        arguments: Of the command line; those of the process if ``None``.
+
+    Returns:
+        The exit status, 0.
+
+    Example:
+        >>> main(["--json"])  # doctest: +ELLIPSIS
+        {
+          "findings": [...
+        0
+    """
+    parser = argparse.ArgumentParser(prog="python -m torch_aclnn_ops.doctor", description=__doc__.partition(":")[0])
+    parser.add_argument("--json", action="store_true", help="print JSON, for reports")
+    if parser.parse_args(arguments).json:
+        report = {"findings": [dataclasses.asdict(row) for row in findings()], "operators": _operators()}
+        print(json.dumps(report, indent=2))
+    else:
+        print(describe())
     return 0
 
 

@@ -151,7 +151,7 @@ def _settings(devices: int | None, soc: str | None) -> dict[str, str]:
 
 
 def _require_possible(force: bool) -> None:
-    if sys.modules.get("torch_npu") is not None:
+    if _torch_npu.is_imported():
         raise HostNpuError(
             "torch_npu is imported already: enable the host NPU before, and where a real CANN is installed, "
             "start Python with TORCH_DEVICE_BACKEND_AUTOLOAD=0"
