@@ -1,5 +1,7 @@
 # Every target sets up .venv by itself; a second run is quick. PYTHON chooses the interpreter that makes it.
 PYTHON ?= python3
+# The version of torch and torch_npu; `make clean` before another one.
+TORCH ?= 2.13.0
 VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALLED := $(VENV)/installed
@@ -19,15 +21,15 @@ else
 ON_NPU = $(RUN)
 endif
 
-.PHONY: setup demo test lint bench coverage clean
+.PHONY: setup demo test test-all lint bench coverage clean
 
 setup: $(INSTALLED) $(BUILT)
 
 # Without build isolation, because the extensions are compiled against the installed torch and torch_npu.
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) torch==2.13.0 "setuptools>=77" ninja
-	$(PIP) torch_npu==2.13.0
+	$(PIP) torch==$(TORCH) "setuptools>=77" ninja
+	$(PIP) torch_npu==$(TORCH)
 	TORCH_ACLNN_NPU=0 TORCH_ACLNN_HOST_NPU=0 TORCH_ACLNN_CPU=0 $(PIP) --no-build-isolation --editable ".[npu,examples,test,lint]"
 	touch $@
 
@@ -40,7 +42,11 @@ demo: setup
 	$(ON_NPU) examples/train_lm.py --device npu --dtype bfloat16 --minutes 2
 
 test: setup
-	$(RUN) -m pytest --quiet
+	$(RUN) -m pytest --quiet --numprocesses auto
+
+# Also the grids of cases that are marked as exhaustive.
+test-all: setup
+	$(RUN) -m pytest --quiet --numprocesses auto -m ""
 
 lint: setup
 	$(RUN) -m ruff check .
