@@ -26,10 +26,25 @@ _TABLES = {"case": "CASES", "sample": "SAMPLES", "refusal": "REFUSALS"}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run each test of a contract once for every entry of the class's table."""
+    """Run each test of a contract once for every entry of the class's table.
+
+    Of a test that is marked with ``every_nth_case(n)`` only these always run; the others are exhaustive.
+    """
+    nth = metafunc.definition.get_closest_marker("every_nth_case")
     for argument, table in _TABLES.items():
-        if argument in metafunc.fixturenames and hasattr(metafunc.cls, table):
-            metafunc.parametrize(argument, getattr(metafunc.cls, table), ids=lambda entry: entry.name)
+        if argument not in metafunc.fixturenames or not hasattr(metafunc.cls, table):
+            continue
+        entries = [
+            pytest.param(entry, id=entry.name, marks=[pytest.mark.exhaustive] if nth and i % nth.args[0] else [])
+            for i, entry in enumerate(getattr(metafunc.cls, table))
+        ]
+        metafunc.parametrize(argument, entries)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files first whose tests take longest, so that no core waits for another at the end."""
+    longest = ("test_npu.py", "test_examples.py", "test_linear_cross_entropy.py", "test_host_npu.py")
+    items.sort(key=lambda item: longest.index(item.path.name) if item.path.name in longest else len(longest))
 
 
 @pytest.fixture(autouse=True)

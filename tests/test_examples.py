@@ -1,6 +1,7 @@
 """The example programs, at a size that takes seconds."""
 
 import csv
+import importlib
 import json
 import os
 import pathlib
@@ -174,9 +175,12 @@ def test_bfloat16_matrix_products_train_too(output):
         (["--vocab-parallel"], "needs torchrun: torchrun --nproc-per-node 2 examples/train_lm.py --vocab-parallel"),
     ],
 )
-def test_a_wrong_option_is_refused(options, sentence, output):
-    result = _run("train_lm.py", "--no-progress", *options, "--output", str(output))
-    assert result.returncode == 2 and sentence in result.stderr
+def test_a_wrong_option_is_refused(options, sentence, output, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    train_lm = importlib.import_module("train_lm")
+    with pytest.raises(SystemExit) as stopped:
+        train_lm.main(["--no-progress", *options, "--output", str(output)])
+    assert stopped.value.code == 2 and sentence in capsys.readouterr().err
 
 
 def test_an_npu_that_is_not_there_is_refused():

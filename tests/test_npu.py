@@ -51,7 +51,10 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode",
+    [mode if mode in ("queue", "no queue") else pytest.param(mode, marks=pytest.mark.exhaustive) for mode in MODES],
+)
 def test_everything_on_the_host_npu(mode):
     # The leak test is about the extension, not about the queue, and takes the time of all others.
     arguments = [] if mode == "queue" else ["--ignore=tests/npu/test_leaks.py"]

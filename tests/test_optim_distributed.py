@@ -31,7 +31,7 @@ def results(request, tmp_path_factory):
         for rank in range(request.param)
     ]
     try:
-        assert [process.wait(timeout=120) for process in processes] == [0] * request.param
+        assert [process.wait(timeout=600) for process in processes] == [0] * request.param
     finally:
         for process in processes:
             process.kill()
