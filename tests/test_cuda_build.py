@@ -102,7 +102,7 @@ def installed(tmp_path):
             "cann = ('libacl', 'libascendcl', 'libhccl', 'libge_', 'libgraph')\n"
             "ctypes.CDLL = lambda name, *a, **k: None if str(name).startswith(cann) else load(name, *a, **k)\n"
             f"stand_in = types.SimpleNamespace(origin={str(tmp_path / 'cuda' / 'torch' / '__init__.py')!r})\n"
-            "PathFinder.find_spec = staticmethod(lambda name, *a: stand_in if name == 'torch' and not a else find(name, *a))\n"
+            "PathFinder.find_spec = lambda name, *a: find(name, *a) if name != 'torch' or a else stand_in\n"
         )
 
     return install
@@ -123,7 +123,8 @@ def test_importing_the_package_warns_in_place_of_ending_the_process(installed, t
 
 def test_nobody_is_warned_who_switched_torch_npu_off(installed, tmp_path):
     code = installed(_CALL) + "import torch_aclnn_ops; print(torch_aclnn_ops._torch_npu.conflict())"
-    result = _run(code, tmp_path, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    (tmp_path / "libascendcl.so").touch()
+    result = _run(code, tmp_path, TORCH_DEVICE_BACKEND_AUTOLOAD="0", LD_LIBRARY_PATH=str(tmp_path))
     assert "is a CUDA build" in result.stdout
     assert "Warning" not in result.stderr
 

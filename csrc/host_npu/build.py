@@ -38,12 +38,16 @@ class BuildError(RuntimeError):
 
 @dataclass(frozen=True)
 class Library:
-    """A shared library, its sources, and the libraries, built before or torch's, that it is linked with."""
+    """A shared library, its sources, and the libraries, built before or torch's, that it is linked with.
+
+    Sources whose headers take longer than they do are joined: compiled as one.
+    """
 
     name: str
     sources: tuple[str, ...]
     links: tuple[str, ...] = ()
     torch: tuple[str, ...] = ()
+    joined: bool = False
     flags: tuple[str, ...] = ()
 
     @property
@@ -63,15 +67,15 @@ def libraries() -> list[Library]:
     """Return all libraries, each after those it is linked with."""
     runtime = tuple(file for file in _sources("runtime") if Path(file).name not in _NOT_IN_ASCENDCL)
     return [
-        Library("ascendcl", runtime),
+        Library("ascendcl", runtime, joined=True),
         Library("acl_op_compiler", ("runtime/op_compiler.cpp",), ("ascendcl",)),
         Library("hccl", ("runtime/hccl.cpp",), ("ascendcl",)),
         Library("ge_runner", ("runtime/nothing.cpp",)),
         Library("graph", ("runtime/nothing.cpp",)),
         Library("acl_tdt_channel", ("runtime/nothing.cpp",)),
-        Library("host_npu_aten", _sources("aten"), ("ascendcl",), torch=("torch_cpu", "c10")),
+        Library("host_npu_aten", _sources("aten"), ("ascendcl",), torch=("torch_cpu", "c10"), joined=True),
         Library("host_npu_loader", _sources("loader"), torch=("c10",)),
-        Library("nnopbase", _sources("nnopbase"), ("ascendcl",)),
+        Library("nnopbase", _sources("nnopbase"), ("ascendcl",), joined=True),
         Library("opapi", _sources("opapi"), ("nnopbase", "ascendcl"), flags=_ARITHMETIC),
     ]
 
@@ -100,6 +104,15 @@ def build(
         return [builder.link(library, [object.result() for object in objects]) for library, objects in compiled]
 
 
+def joined(sources: list[Path], target: Path) -> Path:
+    """Write a source that includes others, unless it is there, and return its path."""
+    content = "".join(f'#include "{source.resolve()}"\n' for source in sources)
+    if not target.exists() or target.read_text() != content:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(content)
+    return target
+
+
 class _Builder:
     def __init__(self, destination: Path, coverage: bool, verbose: bool) -> None:
         self.destination = destination
@@ -113,7 +126,10 @@ class _Builder:
         if not library.sources:
             raise BuildError(f"{library.file} has no sources in {SOURCES}")
         flags = [*library.flags, *_include_folders(library)]
-        return [pool.submit(self.object, source, flags) for source in library.sources]
+        sources = [SOURCES / source for source in library.sources]
+        if library.joined:
+            sources = [joined(sources, self.objects / f"{library.name}.cpp")]
+        return [pool.submit(self.object, source, flags) for source in sources]
 
     def link(self, library: Library, objects: list[Path]) -> Path:
         """Link one library unless it is up to date."""
@@ -129,13 +145,13 @@ class _Builder:
         self.run_if_needed(command, target, inputs)
         return target
 
-    def object(self, source: str, flags: list[str]) -> Path:
+    def object(self, source: Path, flags: list[str]) -> Path:
         """Compile one source unless its object is up to date."""
-        target = self.objects / (source + ".o")
+        target = self.objects / source.parent.name / f"{source.name}.o"
         dependencies = target.with_suffix(".d")
         command = [*self.compiler, *self.flags, *flags, "-MMD", "-MF", str(dependencies)]
-        command += ["-c", str(SOURCES / source), "-o", str(target)]
-        inputs = _listed(dependencies) if dependencies.exists() else [SOURCES / source]
+        command += ["-c", str(source), "-o", str(target)]
+        inputs = _listed(dependencies) if dependencies.exists() else [source]
         self.run_if_needed(command, target, inputs)
         return target
 
