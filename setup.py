@@ -16,7 +16,10 @@ import importlib.util
 import os
 import platform
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 # torch would import torch_npu, which cannot be loaded without CANN.
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
@@ -59,15 +62,36 @@ def is_wanted(
     return False
 
 
-def extension(name: str, folder: str, optimisation: list[str], includes: list[Path], **options: list[str]) -> Extension:
+@cache
+def host_npu_build() -> ModuleType:
+    """Load csrc/host_npu/build.py."""
+    spec = importlib.util.spec_from_file_location("host_npu_build", ROOT / "csrc" / "host_npu" / "build.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def extension(
+    name: str,
+    folder: str,
+    optimisation: list[str],
+    includes: list[Path],
+    is_joined: bool = False,
+    **options: list[str],
+) -> Extension:
     """Describe the extension of a folder of csrc to setuptools."""
     from torch.utils.cpp_extension import CppExtension, include_paths
 
-    sources = ROOT / "csrc" / folder
+    sources = sorted((ROOT / "csrc" / folder).glob("*.cpp"))
+    headers = sorted((ROOT / "csrc" / folder).glob("*.h"))
+    # PyTorch's headers take longer than such sources, which are compiled as one.
+    compiled = [host_npu_build().joined(sources, ROOT / "build" / f"{name}.cpp")] if is_joined else sources
     return CppExtension(
         f"torch_aclnn_ops.{name}",
-        sorted(str(source.relative_to(ROOT)) for source in sources.glob("*.cpp")),
-        depends=sorted(str(header.relative_to(ROOT)) for header in sources.glob("*.h")),
+        [str(source.relative_to(ROOT)) for source in compiled],
+        depends=[str(path.relative_to(ROOT)) for path in [*sources, *headers]],
         extra_compile_args=[
             *("-std=c++20", "-fvisibility=hidden", "-Wall", "-Wextra", *WERROR, *optimisation),
             *(f"-isystem{include}" for include in [*include_paths(), *includes]),  # others' headers may have warnings
@@ -86,6 +110,7 @@ def npu_extension(npu: Path) -> Extension:
         "npu",
         ["-O0", "-g", "--coverage"] if COVERAGE else ["-O2", "-g0"],
         folders,
+        is_joined=True,
         extra_link_args=["--coverage"] if COVERAGE else [],
         library_dirs=[str(npu / "lib")],
         libraries=["torch_npu"],
@@ -102,16 +127,6 @@ def cpu_extension() -> Extension:
     return extension("_cpu", "cpu", ["-O3", "-g0", threads, warnings, *instructions, *capability], [])
 
 
-def build_host_npu(destination: Path) -> None:
-    """Compile the host NPU's libraries."""
-    spec = importlib.util.spec_from_file_location("host_npu_build", ROOT / "csrc" / "host_npu" / "build.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    module.build(destination, coverage=COVERAGE)
-
-
 wants_extension = is_wanted("TORCH_ACLNN_NPU", "the NPU extension")
 wants_host_npu = is_wanted("TORCH_ACLNN_HOST_NPU", "the host NPU")
 wants_cpu = is_wanted("TORCH_ACLNN_CPU", "the CPU kernels", ("torch",), "x86_64")
@@ -126,11 +141,14 @@ class Build(base_command):
 
     def run(self) -> None:
         """Compile what is wanted, into the source tree for an editable installation."""
-        super().run()
-        if wants_host_npu:
-            is_in_place = self.inplace or getattr(self, "editable_mode", False)
-            package = ROOT / "torch_aclnn_ops" if is_in_place else Path(self.build_lib) / "torch_aclnn_ops"
-            build_host_npu(package / "_host_npu")
+        if not wants_host_npu:
+            return super().run()
+        is_in_place = self.inplace or getattr(self, "editable_mode", False)
+        package = ROOT / "torch_aclnn_ops" if is_in_place else Path(self.build_lib) / "torch_aclnn_ops"
+        with ThreadPoolExecutor(1) as pool:
+            host_npu = pool.submit(host_npu_build().build, package / "_host_npu", coverage=COVERAGE)
+            super().run()
+            host_npu.result()
 
 
 class Distribution(BaseDistribution):

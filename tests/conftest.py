@@ -16,7 +16,13 @@ assert torch_aclnn_ops.__version__
 torch.set_num_threads(1)
 
 # Programs that the tests run.
-collect_ignore = ["host_npu_facts.py", "host_npu_operators.py", "host_npu_training.py", "npu_coverage.py"]
+collect_ignore = [
+    "host_npu_facts.py",
+    "host_npu_operators.py",
+    "host_npu_products.py",
+    "host_npu_training.py",
+    "npu_coverage.py",
+]
 
 hypothesis.settings.register_profile("tests", deadline=None, max_examples=150, derandomize=True)
 hypothesis.settings.load_profile("tests")

@@ -44,7 +44,7 @@ def _count(copy: Path) -> dict[str, dict[int, int]]:
     the return of a value that is made in its place. Such lines do not count.
     """
     lines: dict[str, dict[int, int]] = defaultdict(dict)
-    objects = [str(path) for path in copy.glob("build/**/csrc/npu/*.gcda")]
+    objects = [str(path) for path in copy.glob("build/**/_C.gcda")]
     listing = subprocess.run(
         ["gcov", "--stdout", *objects], cwd=copy, check=True, capture_output=True, text=True
     ).stdout

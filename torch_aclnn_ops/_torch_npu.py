@@ -8,9 +8,12 @@ wherever it is installed, from loading one that cannot work.
 import contextlib
 import ctypes
 import importlib
+import importlib.machinery
 import importlib.util
+import mmap
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,8 +29,11 @@ _CANN_LIBRARIES = (
     "libacl_tdt_channel.so",
 )
 
-
 _LOADER_CACHE = Path("/etc/ld.so.cache")
+
+# Where both torch's part for CUDA and torch_npu call this function of torch's, they register the same settings, and the
+# second one ends the process. The versions before 2.12 do not.
+_SETTINGS = b"26AcceleratorAllocatorConfig14getMutableKeys"
 
 
 def why_unavailable() -> str | None:
@@ -57,6 +63,38 @@ def finds_cann() -> bool:
         return f"{_CANN_LIBRARIES[0]}\0".encode() in _LOADER_CACHE.read_bytes()
     except OSError:
         return False
+
+
+def conflict() -> str | None:
+    """Return why torch_npu ends the process when it is imported with the installed torch, or ``None`` if it does not.
+
+    The answer is about a real CANN: the host NPU makes room for torch_npu. Neither package is imported to find out.
+    """
+    if not is_installed() or is_imported():
+        return None
+    if not all(_registers_settings(path) for path in (_library("torch", "libc10_cuda.so"), library())):
+        return None
+    return (
+        "the installed torch is a CUDA build, with which torch_npu ends the process when it is imported. "
+        "To use NPUs, install the CPU build of the same version of torch in its place"
+    )
+
+
+def library() -> Path:
+    """Return where torch_npu's library is, if it is installed as its wheels are."""
+    return _library("torch_npu", "libtorch_npu.so")
+
+
+def _library(package: str, name: str) -> Path:
+    spec = importlib.machinery.PathFinder.find_spec(package)  # finds what is hidden, too
+    return Path("" if spec is None or spec.origin is None else spec.origin).parent / "lib" / name
+
+
+def _registers_settings(path: Path) -> bool:
+    if not path.exists():
+        return False
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.find(_SETTINGS) >= 0
 
 
 def import_torch_npu() -> str | None:
@@ -125,6 +163,8 @@ def _import_torch() -> str | None:
         )
     else:
         reason = _why_not_loadable()
+        if reason is None and (reason := conflict()) is not None:
+            warnings.warn(f"torch_aclnn_ops: {reason}.", RuntimeWarning, stacklevel=2)
         if reason is not None and is_installed():
             _hide()
     with _autoload(None if reason is None else "0"):

@@ -12,7 +12,7 @@ import os
 import shlex
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +21,10 @@ DEFAULT_DESTINATION = SOURCES.parents[1] / "torch_aclnn_ops" / "_host_npu"
 
 _FLAGS = [
     *("-std=c++20", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-pthread"),
-    *("-Wall", "-Wextra", "-Werror", "-DFUNC_VISIBILITY"),
+    *("-Wall", "-Wextra", "-DFUNC_VISIBILITY"),
 ]
+# Another compiler's new warning must not keep anybody from installing.
+_WARNINGS_ARE_ERRORS = os.environ.get("TORCH_ACLNN_WERROR") == "1"
 # x86-64-v3 would be quicker, but a wheel may be moved to an older machine.
 _OPTIMISATION = ["-O2"]
 # The device rounds a product before it adds to it. Loops over elements are worth vectors, whatever their length.
@@ -36,12 +38,16 @@ class BuildError(RuntimeError):
 
 @dataclass(frozen=True)
 class Library:
-    """A shared library, its sources, and the libraries built before that it is linked with."""
+    """A shared library, its sources, and the libraries, built before or torch's, that it is linked with.
+
+    Sources whose headers take longer than they do are joined: compiled as one.
+    """
 
     name: str
     sources: tuple[str, ...]
     links: tuple[str, ...] = ()
-    uses_torch: bool = False
+    torch: tuple[str, ...] = ()
+    joined: bool = False
     flags: tuple[str, ...] = ()
 
     @property
@@ -61,14 +67,15 @@ def libraries() -> list[Library]:
     """Return all libraries, each after those it is linked with."""
     runtime = tuple(file for file in _sources("runtime") if Path(file).name not in _NOT_IN_ASCENDCL)
     return [
-        Library("ascendcl", runtime),
+        Library("ascendcl", runtime, joined=True),
         Library("acl_op_compiler", ("runtime/op_compiler.cpp",), ("ascendcl",)),
         Library("hccl", ("runtime/hccl.cpp",), ("ascendcl",)),
         Library("ge_runner", ("runtime/nothing.cpp",)),
         Library("graph", ("runtime/nothing.cpp",)),
         Library("acl_tdt_channel", ("runtime/nothing.cpp",)),
-        Library("host_npu_aten", _sources("aten"), ("ascendcl",), uses_torch=True),
-        Library("nnopbase", _sources("nnopbase"), ("ascendcl",)),
+        Library("host_npu_aten", _sources("aten"), ("ascendcl",), torch=("torch_cpu", "c10"), joined=True),
+        Library("host_npu_loader", _sources("loader"), torch=("c10",)),
+        Library("nnopbase", _sources("nnopbase"), ("ascendcl",), joined=True),
         Library("opapi", _sources("opapi"), ("nnopbase", "ascendcl"), flags=_ARITHMETIC),
     ]
 
@@ -91,28 +98,45 @@ def build(
     """
     destination = Path(destination).resolve()
     destination.mkdir(parents=True, exist_ok=True)
-    return [_Builder(destination, coverage, verbose).library(library) for library in libraries()]
+    builder = _Builder(destination, coverage, verbose)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        compiled = [(library, builder.objects_of(library, pool)) for library in libraries()]
+        return [builder.link(library, [object.result() for object in objects]) for library, objects in compiled]
+
+
+def joined(sources: list[Path], target: Path) -> Path:
+    """Write a source that includes others, unless it is there, and return its path."""
+    content = "".join(f'#include "{source.resolve()}"\n' for source in sources)
+    if not target.exists() or target.read_text() != content:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(content)
+    return target
 
 
 class _Builder:
     def __init__(self, destination: Path, coverage: bool, verbose: bool) -> None:
         self.destination = destination
-        self.flags = [*_FLAGS, *(_COVERAGE if coverage else _OPTIMISATION)]
+        self.flags = [*_FLAGS, *["-Werror"] * _WARNINGS_ARE_ERRORS, *(_COVERAGE if coverage else _OPTIMISATION)]
         self.objects = SOURCES.parents[1] / "build" / "host_npu" / ("coverage" if coverage else "release")
         self.verbose = verbose
         self.compiler = shlex.split(os.environ.get("CXX", "g++"))
 
-    def library(self, library: Library) -> Path:
-        """Compile and link one library unless it is up to date."""
+    def objects_of(self, library: Library, pool: Executor) -> list[Future[Path]]:
+        """Start to compile the sources of one library that are not up to date."""
         if not library.sources:
             raise BuildError(f"{library.file} has no sources in {SOURCES}")
-        includes = _include_folders(library)
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            objects = list(pool.map(lambda source: self.object(source, [*library.flags, *includes]), library.sources))
+        flags = [*library.flags, *_include_folders(library)]
+        sources = [SOURCES / source for source in library.sources]
+        if library.joined:
+            sources = [joined(sources, self.objects / f"{library.name}.cpp")]
+        return [pool.submit(self.object, source, flags) for source in sources]
+
+    def link(self, library: Library, objects: list[Path]) -> Path:
+        """Link one library unless it is up to date."""
         target = self.destination / library.file
         links = [f"-l{name}" for name in library.links]
-        if library.uses_torch:
-            links += [f"-L{_package('torch') / 'lib'}", "-ltorch_cpu", "-lc10"]
+        if library.torch:
+            links += [f"-L{_package('torch') / 'lib'}", *(f"-l{name}" for name in library.torch)]
         command = [
             *(*self.compiler, "-shared", *self.flags, "-o", str(target), *map(str, objects)),
             *(f"-Wl,-soname,{library.file}", "-Wl,-rpath,$ORIGIN", "-Wl,-z,defs", f"-L{self.destination}", *links),
@@ -121,13 +145,13 @@ class _Builder:
         self.run_if_needed(command, target, inputs)
         return target
 
-    def object(self, source: str, flags: list[str]) -> Path:
+    def object(self, source: Path, flags: list[str]) -> Path:
         """Compile one source unless its object is up to date."""
-        target = self.objects / (source + ".o")
+        target = self.objects / source.parent.name / f"{source.name}.o"
         dependencies = target.with_suffix(".d")
         command = [*self.compiler, *self.flags, *flags, "-MMD", "-MF", str(dependencies)]
-        command += ["-c", str(SOURCES / source), "-o", str(target)]
-        inputs = _listed(dependencies) if dependencies.exists() else [SOURCES / source]
+        command += ["-c", str(source), "-o", str(target)]
+        inputs = _listed(dependencies) if dependencies.exists() else [source]
         self.run_if_needed(command, target, inputs)
         return target
 
@@ -155,7 +179,7 @@ class _Builder:
 def _include_folders(library: Library) -> list[str]:
     npu = _package("torch_npu") / "include"
     folders = [npu, npu / "third_party" / "acl" / "inc", npu / "third_party" / "hccl" / "inc"]
-    if library.uses_torch:
+    if library.torch:
         torch = _package("torch") / "include"
         folders += [torch, torch / "torch" / "csrc" / "api" / "include"]
     # Other projects' headers may have warnings.

@@ -113,6 +113,7 @@ def enable(devices: int | None = None, soc: str | None = None, force: bool = Fal
     for name in _REAL_CANN:
         os.environ.pop(name, None)
     _runtime = _libraries.load_cann()
+    _libraries.load_torch_npu()
     _import_torch_npu()
     _libraries.load_aten()
     _load_extension()

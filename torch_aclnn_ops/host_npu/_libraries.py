@@ -6,8 +6,11 @@ from pathlib import Path
 
 from torch_aclnn_ops import _torch_npu
 
-# In the order in which they need one another; the last one is loaded after torch_npu, whose kernels it replaces.
+# In the order in which they need one another.
 _CANN = ("ascendcl", "hccl", "ge_runner", "graph", "acl_op_compiler", "acl_tdt_channel", "nnopbase", "opapi")
+# It loads torch_npu.
+_LOADER = "host_npu_loader"
+# It is loaded after torch_npu, whose kernels it replaces.
 _ATEN = "host_npu_aten"
 
 _FOLDER = Path(__file__).resolve().parents[1] / "_host_npu"
@@ -19,7 +22,7 @@ def _path(name: str) -> Path:
 
 def missing() -> list[str]:
     """Return the files of libraries that were not built."""
-    return [_path(name).name for name in (*_CANN, _ATEN) if not _path(name).exists()]
+    return [_path(name).name for name in (*_CANN, _LOADER, _ATEN) if not _path(name).exists()]
 
 
 def real_cann() -> str | None:
@@ -39,6 +42,16 @@ def load_cann() -> ctypes.CDLL:
     runtime.host_npu_fail.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_char_p]
     runtime.host_npu_fail.restype = None
     return runtime
+
+
+def load_torch_npu() -> None:
+    """Load the library of torch_npu, beside a CUDA build of torch too; CANN's have to be loaded."""
+    load = ctypes.CDLL(str(_path(_LOADER))).host_npu_load_torch_npu
+    load.restype = ctypes.c_char_p
+    library = _torch_npu.library()
+    error = load(str(library).encode()) if library.exists() else None
+    if error is not None:
+        raise OSError(error.decode())
 
 
 def load_aten() -> None:

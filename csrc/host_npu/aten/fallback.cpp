@@ -18,6 +18,7 @@
 #include "aten/drain.h"
 #include "aten/kernels.h"
 #include "aten/operators.h"
+#include "aten/products.h"
 #include "aten/random.h"
 #include "aten/views.h"
 
@@ -92,10 +93,15 @@ void compute_on_host(const c10::OperatorHandle& op, Stack* stack) {
     const auto generator = take_generator(arguments, *device);
     std::optional<BorrowedGenerator> borrowed;
     if (op.hasTag(at::Tag::nondeterministic_seeded)) borrowed.emplace(generator, *device);
+    const WideArguments wide(op, arguments);
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    wide.round_written();
     views.write_back_resized();
     const auto first = stack->end() - static_cast<std::ptrdiff_t>(schema.returns().size());
-    for (auto result = first; result != stack->end(); ++result) *result = on_device(*result, views);
+    for (auto result = first; result != stack->end(); ++result) {
+        wide.round_result(*result);
+        *result = on_device(*result, views);
+    }
     views.copy_results();
 }
 

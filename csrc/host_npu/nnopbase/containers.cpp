@@ -18,7 +18,6 @@ struct aclScalar {
 };
 
 namespace host_npu {
-namespace {
 
 template <class Value>
 struct Array {
@@ -27,7 +26,6 @@ struct Array {
     std::vector<Value> values;
 };
 
-}  // namespace
 }  // namespace host_npu
 
 struct aclIntArray : host_npu::Array<std::int64_t> {};

@@ -19,25 +19,41 @@ constexpr DtypeSet kIntegers{ACL_INT8,   ACL_INT16,  ACL_INT32,  ACL_INT64, ACL_
                              ACL_UINT16, ACL_UINT32, ACL_UINT64, ACL_BOOL};
 constexpr DtypeSet kComplex{ACL_COMPLEX64, ACL_COMPLEX128};
 
+// Calls `copy_block(block, elements)` until all elements of `to` are copied.
+template <class Value, class CopyBlock>
+void copy_blocks(const HostTensor& to, const CopyBlock& copy_block) {
+    const auto block = std::make_unique<Value[]>(kBlock);
+    const auto numel = to->numel();
+    for (std::int64_t done = 0; done < numel; done += kBlock) copy_block(block.get(), std::min(kBlock, numel - done));
+}
+
 // Converts by way of `Between`, which holds every value of the source.
 template <class Between>
 void copy_as(const HostTensor& to, const HostTensor& from) {
     Elements source(from, to->shape);
     Elements destination(to);
-    const auto block = std::make_unique<Between[]>(kBlock);
-    const auto numel = to->numel();
-    for (std::int64_t done = 0; done < numel; done += kBlock) {
-        const auto count = std::min(kBlock, numel - done);
-        source.read(block.get(), count);
-        destination.write(block.get(), count);
-    }
+    copy_blocks<Between>(to, [&](Between* block, std::int64_t count) {
+        source.read(block, count);
+        destination.write(block, count);
+    });
+}
+
+void copy_unconverted(const HostTensor& to, const HostTensor& from) {
+    Elements source(from, to->shape);
+    Elements destination(to);
+    visit(to->dtype, [&]<class Value>(Value) {
+        copy_blocks<Value>(to, [&](Value* block, std::int64_t count) {
+            source.read_stored<Value>(block, count);
+            destination.write_stored<Value>(block, count);
+        });
+    });
 }
 
 void copy(const HostTensor& to, const HostTensor& from) {
     if (to->dtype == from->dtype && to->contiguous() && from->contiguous() && to->shape == from->shape) {
         std::memmove(to.data, from.data, static_cast<std::size_t>(to->numel()) * item_size(to->dtype));
     } else if (to->dtype == from->dtype) {
-        visit(to->dtype, [&]<class Value>(Value) { copy_as<Value>(to, from); });
+        copy_unconverted(to, from);
     } else if (kComplex.contains(from->dtype)) {
         copy_as<std::complex<double>>(to, from);
     } else if (kIntegers.contains(from->dtype)) {

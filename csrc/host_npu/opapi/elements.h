@@ -23,30 +23,37 @@ class Elements {
     // The next `count` elements, as Values.
     template <class Value>
     void read(Value* to, std::int64_t count) {
-        visit(dtype_, [&]<class Stored>(Stored) {
-            runs(count, [&](const std::byte* from, std::int64_t step, std::int64_t length) {
-                // The usual step is a constant to the compiler, which then makes vectors of the loop.
-                if (step == sizeof(Stored)) {
-                    convert_run<Value, Stored>(from, sizeof(Stored), to, length);
-                } else {
-                    convert_run<Value, Stored>(from, step, to, length);
-                }
-                to += length;
-            });
-        });
+        visit(dtype_, [&]<class Stored>(Stored) { read_stored<Stored>(to, count); });
     }
 
     template <class Value>
     void write(const Value* from, std::int64_t count) {
-        visit(dtype_, [&]<class Stored>(Stored) {
-            runs(count, [&](std::byte* to, std::int64_t step, std::int64_t length) {
-                if (step == sizeof(Stored)) {
-                    store_run<Stored>(from, to, sizeof(Stored), length);
-                } else {
-                    store_run<Stored>(from, to, step, length);
-                }
-                from += length;
-            });
+        visit(dtype_, [&]<class Stored>(Stored) { write_stored<Stored>(from, count); });
+    }
+
+    // The same for callers that know the type of the elements.
+    template <class Stored, class Value>
+    void read_stored(Value* to, std::int64_t count) {
+        runs(count, [&](const std::byte* from, std::int64_t step, std::int64_t length) {
+            // The usual step is a constant to the compiler, which then makes vectors of the loop.
+            if (step == sizeof(Stored)) {
+                convert_run<Value, Stored>(from, sizeof(Stored), to, length);
+            } else {
+                convert_run<Value, Stored>(from, step, to, length);
+            }
+            to += length;
+        });
+    }
+
+    template <class Stored, class Value>
+    void write_stored(const Value* from, std::int64_t count) {
+        runs(count, [&](std::byte* to, std::int64_t step, std::int64_t length) {
+            if (step == sizeof(Stored)) {
+                store_run<Stored>(from, to, sizeof(Stored), length);
+            } else {
+                store_run<Stored>(from, to, step, length);
+            }
+            from += length;
         });
     }
 

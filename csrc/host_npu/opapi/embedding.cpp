@@ -50,8 +50,8 @@ void gather(const HostTensor& weight, const HostTensor& indices, const HostTenso
     visit(row.dtype, [&]<class Value>(Value) {
         const auto values = std::make_unique<Value[]>(static_cast<std::size_t>(length));
         for_each_row(weight, indices, [&](std::size_t, std::byte* from) {
-            Elements(HostTensor{&row, from}).read(values.get(), length);
-            result.write(values.get(), length);
+            Elements(HostTensor{&row, from}).read_stored<Value>(values.get(), length);
+            result.write_stored<Value>(values.get(), length);
         });
     });
 }

@@ -8,6 +8,8 @@
 
 namespace host_npu {
 
+inline std::uintptr_t as_number(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
+
 // Hands out parts of [0, size) first fit and joins them again. Not thread-safe.
 class AddressSpace {
   public:

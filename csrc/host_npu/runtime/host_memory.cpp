@@ -4,6 +4,7 @@
 #include <iterator>
 #include <new>
 
+#include "address_space.h"
 #include "device.h"
 #include "error.h"
 
@@ -11,8 +12,6 @@ namespace host_npu {
 namespace {
 
 constexpr std::size_t kAlignment = 4096;
-
-std::uintptr_t as_number(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
 
 }  // namespace
 

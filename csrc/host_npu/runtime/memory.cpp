@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "address_space.h"
 #include "error.h"
 #include "memory_fault.h"
 #include "settings.h"
@@ -34,8 +35,6 @@ std::string hexadecimal(std::uintptr_t address) {
     text << "0x" << std::hex << address;
     return text.str();
 }
-
-std::uintptr_t as_number(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
 
 [[noreturn]] void throw_system_error(const char* call) {
     throw Error(ACL_ERROR_RT_DRV_INTERNAL_ERROR, std::string(call) + " failed: " + std::strerror(errno));

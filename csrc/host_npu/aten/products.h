@@ -1,0 +1,34 @@
+// Products of 16-bit matrices in float32, rounded once, as a device's cubes compute them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+
+#include <utility>
+#include <vector>
+
+namespace host_npu {
+
+bool has_16_bits(const at::Tensor& tensor);
+
+// The 16-bit arguments of an operator in float32, if the operator multiplies matrices.
+class WideArguments {
+  public:
+    // Puts wide tensors in the place of the arguments, unless they have several dtypes, which is the kernel's concern.
+    WideArguments(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue*> arguments);
+    // Rounds the arguments that the operator has written to, and its result in place of it.
+    void round_written() const;
+    void round_result(c10::IValue& result) const;
+
+  private:
+    struct Written {
+        at::Tensor narrow;
+        at::Tensor wide;
+    };
+
+    at::ScalarType dtype_ = at::kFloat;
+    std::vector<Written> written_;
+};
+
+}  // namespace host_npu
