@@ -4,6 +4,7 @@ Both torch's part for CUDA and torch_npu register settings under the same keys, 
 register or name the keys here, so that any build of torch will do.
 """
 
+import json
 import os
 import shlex
 import shutil
@@ -119,6 +120,23 @@ def test_importing_the_package_warns_in_place_of_ending_the_process(installed, t
     )
     assert result.stdout == f"2.0 {expected}\n", result.stderr
     assert f"RuntimeWarning: torch_aclnn_ops: {expected}." in result.stderr
+
+
+def test_the_doctor_tells_the_conflict_and_the_remedy(installed, tmp_path):
+    metadata = tmp_path / f"torch_npu-{torch.__version__}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: torch_npu\nVersion: {torch.__version__.partition('+')[0]}\n"
+    )
+    code = (
+        installed(_CALL)
+        + "import torch_aclnn_ops; ctypes.CDLL = load\nfrom torch_aclnn_ops import doctor; doctor.main(['--json'])"
+    )
+    result = _run(code, tmp_path, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert result.returncode == 0, result.stderr
+    (found,) = (row for row in json.loads(result.stdout)["findings"] if row["what"] == "torch_npu")
+    assert "the installed torch is a CUDA build, with which torch_npu ends the process" in found["found"]
+    assert found["remedy"].startswith("To use NPUs, install the CPU build of the same version of torch in its place;")
 
 
 def test_nobody_is_warned_who_switched_torch_npu_off(installed, tmp_path):

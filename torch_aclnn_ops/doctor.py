@@ -102,8 +102,11 @@ def _installed_torch_npu() -> Finding:
         return Finding("torch_npu", "not installed", f"for NPUs, real or simulated: pip install torch_npu=={wanted}")
     version = importlib.metadata.version("torch_npu")
     if version.partition(".post")[0] != wanted:
-        remedy = f"install torch_npu {wanted}, because torch is {torch.__version__}"
-        return Finding("torch_npu", version, remedy)
+        return Finding("torch_npu", version, f"install torch_npu {wanted}, because torch is {torch.__version__}")
+    conflict = _torch_npu.conflict()
+    if conflict is not None:
+        fault, remedy = conflict.split(". ")
+        return Finding("torch_npu", f"{version}; {fault}", f"{remedy}; the host NPU works with it")
     return Finding("torch_npu", version)
 
 
