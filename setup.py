@@ -5,8 +5,7 @@ Parts are compiled where what they need is installed, and left out, with a line 
 * ``torch_aclnn_ops._C`` (csrc/npu), the NPU extension, needs torch and torch_npu: ``TORCH_ACLNN_NPU=0`` leaves it out,
   ``1`` fails without them;
 * ``torch_aclnn_ops/_host_npu`` (csrc/host_npu), the host NPU: ``TORCH_ACLNN_HOST_NPU`` is its switch;
-* ``torch_aclnn_ops._cpu`` (csrc/cpu), a faster linear cross entropy, needs torch and an x86 CPU: ``TORCH_ACLNN_CPU`` is
-  its switch.
+* ``torch_aclnn_ops._cpu`` (csrc/cpu), a faster linear cross entropy, needs torch: ``TORCH_ACLNN_CPU`` is its switch.
 
 ``TORCH_ACLNN_COVERAGE=1`` compiles the first two for gcov, ``TORCH_ACLNN_WERROR=1`` makes the warnings of the compiler
 errors. None needs CANN, and torch_npu is not imported.
@@ -14,7 +13,6 @@ errors. None needs CANN, and torch_npu is not imported.
 
 import importlib.util
 import os
-import platform
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -40,9 +38,7 @@ def package_folder(name: str) -> Path | None:
     return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
 
-def is_wanted(
-    switch: str, what: str, packages: tuple[str, ...] = ("torch", "torch_npu"), machine: str | None = None
-) -> bool:
+def is_wanted(switch: str, what: str, packages: tuple[str, ...] = ("torch", "torch_npu")) -> bool:
     """Decide whether to compile a part: as its switch says, else where what it needs is there."""
     choice = os.environ.get(switch, "")
     if choice not in ("", "0", "1"):
@@ -50,8 +46,6 @@ def is_wanted(
     missing = [name for name in packages if package_folder(name) is None]
     if choice == "0":
         reason = f"{switch}=0"
-    elif machine not in (None, platform.machine()):
-        reason = f"no {machine} CPU (this one is {platform.machine()})"
     elif missing:
         reason = f"no {' and no '.join(missing)} (pip sees what is installed with --no-build-isolation only)"
     else:
@@ -119,17 +113,14 @@ def npu_extension(npu: Path) -> Extension:
 
 def cpu_extension() -> Extension:
     """Describe the extension for CPUs to setuptools."""
-    # The instructions of the chips that it is loaded on, and how torch's vectors are told to use them.
-    instructions = [f"-m{name}" for name in ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "f16c")]
-    capability = ["-DCPU_CAPABILITY=AVX512", "-DCPU_CAPABILITY_AVX512"]
-    # at::parallel_for is a template, whose threads are started here. GCC 12 warns of its own header for AVX-512.
-    threads, warnings = "-fopenmp", "-Wno-uninitialized"
-    return extension("_cpu", "cpu", ["-O3", "-g0", threads, warnings, *instructions, *capability], [])
+    # at::parallel_for is a template, whose threads are started here. GCC makes vectors of comparisons only where they
+    # need not trap; the functions themselves say for which chips they are.
+    return extension("_cpu", "cpu", ["-O3", "-g0", "-fopenmp", "-fno-trapping-math"], [])
 
 
 wants_extension = is_wanted("TORCH_ACLNN_NPU", "the NPU extension")
 wants_host_npu = is_wanted("TORCH_ACLNN_HOST_NPU", "the host NPU")
-wants_cpu = is_wanted("TORCH_ACLNN_CPU", "the CPU kernels", ("torch",), "x86_64")
+wants_cpu = is_wanted("TORCH_ACLNN_CPU", "the CPU kernels", ("torch",))
 if wants_extension or wants_cpu:
     from torch.utils.cpp_extension import BuildExtension as base_command
 else:

@@ -1,9 +1,9 @@
-"""Whether the kernels of csrc/cpu have to be there: by what the machine has, not by what was built or loaded."""
+"""Whether the bfloat16 kernel of csrc/cpu has to be there: by what the machine has, not by what was built or loaded."""
+
+from torch_aclnn_ops._torch_compat import has_bfloat16_units
 
 import pytest
-import torch
 
-_CHIP = torch.cpu.get_capabilities()
-HAS_KERNELS = bool(_CHIP.get("avx512_bf16")) and not _CHIP.get("amx_bf16")
+HAS_UNITS = has_bfloat16_units()
 
-needs_kernels = pytest.mark.skipif(not HAS_KERNELS, reason="csrc/cpu needs a CPU with AVX512-BF16 and without AMX")
+needs_units = pytest.mark.skipif(not HAS_UNITS, reason="needs a CPU with units for bfloat16 (AVX512-BF16 or AMX)")

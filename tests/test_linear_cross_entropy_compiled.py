@@ -1,18 +1,19 @@
 """linear_cross_entropy: the rows of logits in compiled code, csrc/cpu/linear_cross_entropy_rows.cpp."""
 
 import math
+import os
+import platform
+import subprocess
+import sys
 
 from torch_aclnn_ops import _cpu_extension
 from torch_aclnn_ops import functional as ours
-from torch_aclnn_ops.ops.linear_cross_entropy import _gemm
+from torch_aclnn_ops._torch_compat import cpu_capability
 
 import pytest
 import torch
 
 from tests._contract import Maker
-from tests._cpu_kernels import needs_kernels
-
-pytestmark = needs_kernels
 
 # Around the numbers that a register, two and four of them hold.
 CLASSES = [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 130, 1001]
@@ -30,6 +31,10 @@ def _softmax(logits, logits_max):
 
 def _gradient(*arguments):
     return torch.ops.torch_aclnn_ops.linear_cross_entropy_logits_gradient(*arguments)
+
+
+def _statistics(logits, target):
+    return torch.ops.torch_aclnn_ops.linear_cross_entropy_logits_statistics(logits, target)
 
 
 def _logits(rows, classes, margin=5):
@@ -72,6 +77,7 @@ def test_what_is_not_finite_becomes_what_torch_makes_of_it(value, position):
     target = torch.full((3,), -1)
     gradient = torch.empty(3, 71, dtype=torch.bfloat16)
     statistics = _gradient(logits.clone(), target, factors, factors, None, gradient)
+    torch.testing.assert_close(_statistics(logits, target), statistics, equal_nan=True)
     torch.testing.assert_close(statistics[0], logits_max, equal_nan=True)
     torch.testing.assert_close(gradient, truth.bfloat16(), equal_nan=True)
     _softmax(logits, logits_max)
@@ -109,8 +115,11 @@ def test_the_gradient_and_the_statistics_are_those_of_the_formula(classes, where
     target[:3] = torch.tensor([-1, -2, classes])  # no class
     truth, (normalizer, predicted, has_target) = _truth(logits, target, of_log_sum_exp, of_predicted, of_square)
     out = logits if where == "in place" else torch.full((9, classes + 4), 5.0, dtype=getattr(torch, where))[:, 1:-3]
-    logits_max = logits.amax(1)
+    logits_max, before = logits.amax(1), logits.clone()
+    alone = _statistics(logits, target)
+    assert logits.equal(before)
     statistics = _gradient(logits, target, of_log_sum_exp, of_predicted, of_square, out)
+    torch.testing.assert_close(alone, statistics, rtol=2 * EPS, atol=2 * EPS)
     # The factor of the softmax is a sum, and so is the gradient at the target: both may cancel.
     terms = of_log_sum_exp.abs() + of_predicted.abs() + (0 if of_square is None else of_square.abs() * normalizer.abs())
     bound = torch.finfo(out.dtype).eps / 2 * truth.abs() + 16 * EPS * terms.unsqueeze(1)
@@ -128,13 +137,17 @@ def test_no_rows_are_nothing_to_do():
     empty = torch.empty(0)
     assert _softmax(torch.empty(0, 4), empty).shape == (0,)
     statistics = _gradient(torch.empty(0, 4), empty.long(), empty, empty, None, torch.empty(0, 4))
-    assert [statistic.shape for statistic in statistics] == [(0,)] * 3
+    assert [statistic.shape for statistic in (*statistics, *_statistics(torch.empty(0, 4), empty.long()))] == [(0,)] * 6
 
 
 def test_the_operators_keep_torchs_rules():
     make = Maker(torch.float32)
     torch.library.opcheck(
         torch.ops.torch_aclnn_ops.linear_cross_entropy_softmax.default, (make.normal(4, 40), make.normal(4))
+    )
+    torch.library.opcheck(
+        torch.ops.torch_aclnn_ops.linear_cross_entropy_logits_statistics.default,
+        (make.normal(4, 40), make.index(40, 4)),
     )
     for square in (None, make.normal(4)):
         arguments = (make.normal(4, 40), make.index(40, 4), make.normal(4), make.normal(4), square, torch.empty(4, 40))
@@ -176,28 +189,47 @@ def test_the_softmax_refuses_maxima_that_are_not_of_its_rows(wrong):
         _softmax(torch.zeros(3, 4), wrong)
 
 
+GRADIENT, SOFTMAX, STATISTICS = (
+    f"linear_cross_entropy_{name}" for name in ("logits_gradient", "softmax", "logits_statistics")
+)
+
+
 @pytest.mark.parametrize(
-    ("options", "name"),
+    ("options", "trained", "alone"),
     [
-        ({}, "linear_cross_entropy_logits_gradient"),
-        ({"lse_square_scale": 0.1, "temperature": 2.0}, "linear_cross_entropy_logits_gradient"),
-        ({"softcap": 3.0}, "linear_cross_entropy_softmax"),
-        ({"label_smoothing": 0.1}, "linear_cross_entropy_softmax"),
-        ({"linear_bias": torch.zeros(50)}, "linear_cross_entropy_softmax"),
-        ({"reduction": "none"}, "linear_cross_entropy_softmax"),
+        ({}, GRADIENT, STATISTICS),
+        ({"lse_square_scale": 0.1, "temperature": 2.0}, GRADIENT, STATISTICS),
+        ({"softcap": 3.0}, SOFTMAX, SOFTMAX),
+        ({"label_smoothing": 0.1}, SOFTMAX, SOFTMAX),
+        ({"linear_bias": torch.zeros(50)}, SOFTMAX, SOFTMAX),
+        ({"reduction": "none", "outputs": ("entropy",)}, SOFTMAX, SOFTMAX),
     ],
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_gradient_is_made_in_one_go_where_the_loss_is_plain(monkeypatch, dtype, options, name):
-    monkeypatch.setattr(_gemm, "_FEWEST_MULTIPLICATIONS", 1)
-    monkeypatch.setattr(_gemm, "_is_onednn_faster", lambda: True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rows_are_computed_in_one_go_where_the_loss_is_plain(dtype, options, trained, alone):
     make = Maker(dtype)
     input, head = make.normal(6, 8).requires_grad_(), make.normal(50, 8).requires_grad_()
     options = {key: value.to(dtype) if isinstance(value, torch.Tensor) else value for key, value in options.items()}
-    with torch.profiler.profile() as profile:
-        ours.linear_cross_entropy(input, head, make.index(50, 6), **options)
-    called = {event.key.removeprefix("torch_aclnn_ops::") for event in profile.key_averages()}
-    assert {found for found in called if found.startswith("linear_cross_entropy_")} == {
-        "linear_cross_entropy_logits",
-        name,
-    }
+    for name, grad_mode in ((trained, True), (alone, False)):
+        with torch.profiler.profile() as profile, torch.set_grad_enabled(grad_mode):
+            ours.linear_cross_entropy(input, head, make.index(50, 6), **options)
+        called = {event.key.removeprefix("torch_aclnn_ops::") for event in profile.key_averages()}
+        assert called & {GRADIENT, SOFTMAX, STATISTICS} == {name}
+
+
+WIDTHS = {"default": "DEFAULT", "avx2": "AVX2", "avx512": "AVX512"}
+if "ATEN_CPU_CAPABILITY" not in os.environ:
+
+    @pytest.mark.parametrize("width", [width for width, name in WIDTHS.items() if name != cpu_capability()])
+    def test_all_of_this_holds_for_the_vectors_of_other_chips(width):
+        # torch reads the variable once; it asks for no more than the chip has.
+        environment = {**os.environ, "ATEN_CPU_CAPABILITY": width, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider", __file__]
+        result = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert result.returncode == 0, result.stdout[-3000:]
+
+
+def test_the_vectors_are_the_widest_that_torchs_own_kernels_use():
+    capability = cpu_capability()
+    expected = capability if capability in WIDTHS.values() else "DEFAULT"
+    assert _cpu_extension.vectors() == ("NEON" if platform.machine() == "aarch64" else expected)

@@ -1,12 +1,11 @@
 """linear_cross_entropy: how much it computes and holds, and its operators for compiled code."""
 
 import math
-import threading
 from functools import partial
 
 from torch_aclnn_ops import explain
 from torch_aclnn_ops import functional as ours
-from torch_aclnn_ops.ops.linear_cross_entropy import _products, chunked
+from torch_aclnn_ops.ops.linear_cross_entropy import _cpu, chunked
 from torch_aclnn_ops.ops.linear_cross_entropy._plan import Options
 from torch_aclnn_ops.ops.linear_cross_entropy._problem import Coefficients, Problem
 
@@ -159,54 +158,11 @@ def test_max_memory_bounds_the_logits():
     assert "1 chunk of 6 rows" in explain(ours.linear_cross_entropy, input, head, target, max_memory=2**20)
 
 
-def test_bfloat16_products_leave_other_threads_alone():
-    setting = torch.backends.mkldnn.matmul
-    before = setting.fp32_precision
-    found = {}
-    for module in ("tqdm._monitor", "somebody.else"):
-        done = threading.Event()
-        monitor = type("Monitor", (threading.Thread,), {"__module__": module})
-        thread = monitor(target=done.wait, daemon=True)
-        thread.start()
-        with _products.bfloat16_products(True):
-            found[module] = setting.fp32_precision
-        done.set()
-        thread.join()
-        assert setting.fp32_precision == before
-    assert found["somebody.else"] == before
-    assert found["tqdm._monitor"] == ("bf16" if torch.backends.mkldnn.is_available() else before)
-
-
-def test_a_thread_beside_a_bfloat16_loss_multiplies_in_float32():
-    factor = torch.randn(256, 256)
-    expected, wrong, done = factor @ factor, [], threading.Event()
-
-    def multiply():
-        while not done.is_set():
-            wrong.append(not torch.equal(factor @ factor, expected))
-
-    thread = threading.Thread(target=multiply, daemon=True)
-    thread.start()
-    input, head = torch.randn(64, 64).bfloat16(), torch.randn(2000, 64).bfloat16()
-    for _ in range(20):
-        ours.linear_cross_entropy(input, head, torch.zeros(64, dtype=torch.int64))
-    done.set()
-    thread.join()
-    assert wrong and not any(wrong)
-
-
-def _with_units(monkeypatch, value):
-    monkeypatch.setattr(_products, "has_bfloat16_units", lambda tensor: value and tensor.dtype == torch.bfloat16)
-    monkeypatch.setattr(
-        "torch_aclnn_ops.ops.linear_cross_entropy._problem.has_bfloat16_units", _products.has_bfloat16_units
-    )
-
-
 @pytest.mark.parametrize("units", [False, True])
 @pytest.mark.parametrize("rows", [40, 9 * 64])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_bfloat16_is_as_exact_with_units_as_without(monkeypatch, units, rows, reduction):
-    _with_units(monkeypatch, units)
+    monkeypatch.setattr(_cpu, "chip_has_bfloat16_units", lambda: units)
     make = Maker(torch.bfloat16)
     input, head = make.normal(rows, 64).requires_grad_(), make.normal(300, 64).requires_grad_()
     target = make.index(300, rows)

@@ -1,35 +1,28 @@
 """linear_cross_entropy: its large products on a CPU, which are not torch.mm's."""
 
 import os
-import platform
 import subprocess
 import sys
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 from torch_aclnn_ops import _cpu_extension, explain
 from torch_aclnn_ops import functional as ours
-from torch_aclnn_ops.ops.linear_cross_entropy import _gemm, _products
+from torch_aclnn_ops.ops.linear_cross_entropy import _cpu
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests._contract import DropInContract, Maker
-from tests._cpu_kernels import HAS_KERNELS, needs_kernels
+from tests._cpu_kernels import HAS_UNITS, needs_units
 from tests.test_linear_cross_entropy import CHUNKED_CASES, FUSED_CASES
-
-HAS_ONEDNN = platform.machine() == "x86_64"
-
-needs_onednn = pytest.mark.skipif(not HAS_ONEDNN, reason="not an x86 CPU")
 
 CASES = {case.name: case for case in (*FUSED_CASES, *CHUNKED_CASES)}
 
 
 @pytest.fixture
 def every_product_is_large(monkeypatch):
-    monkeypatch.setattr(_gemm, "_FEWEST_MULTIPLICATIONS", 1)
-    monkeypatch.setattr(_gemm, "_is_onednn_faster", lambda: HAS_ONEDNN)
+    monkeypatch.setattr(_cpu, "_FEWEST_MULTIPLICATIONS", 1)
 
 
 @pytest.mark.usefixtures("every_product_is_large")
@@ -66,76 +59,59 @@ def _products_of_a_step(dtype, **options):
     input, head, target = _tensors(dtype)
     with _Calls() as calls:
         ours.linear_cross_entropy(input, head, target, **options)
-    names = ("_linear_pointwise", "linear_cross_entropy_logits", "mm", "addmm", "addmm_")
+    names = ("linear_cross_entropy_logits", "mm", "addmm", "addmm_")
     return {name: calls.names.count(name) for name in names if name in calls.names}
 
 
-@needs_onednn
-@pytest.mark.usefixtures("every_product_is_large")
-def test_large_float32_gradients_are_those_of_onednn():
-    # The head's gradient is made in two blocks, and so are logits without the kernel.
-    logits = {"linear_cross_entropy_logits": 1} if HAS_KERNELS else {"mm": 2}
-    assert _products_of_a_step(torch.float32) == {"_linear_pointwise": 3, **logits}
-    assert _products_of_a_step(torch.float64) == {"mm": 3}
-
-
-@needs_kernels
-def test_the_compiled_part_is_loaded_on_a_chip_that_has_its_instructions():
-    assert _cpu_extension.why_unavailable() is None
-
-
-@needs_kernels
+@needs_units
 @pytest.mark.usefixtures("every_product_is_large")
 def test_large_bfloat16_logits_are_those_of_the_compiled_kernel():
     assert _products_of_a_step(torch.bfloat16) == {"linear_cross_entropy_logits": 1, "mm": 2}
     assert _products_of_a_step(torch.bfloat16, chunk_size=4) == {"linear_cross_entropy_logits": 2, "mm": 2}
 
 
+class _FactorsOfLogits(TorchDispatchMode):
+    """Collects the dtypes of what torch.mm multiplies."""
+
+    def __init__(self):
+        super().__init__()
+        self.dtypes = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket is torch.ops.aten.mm:
+            self.dtypes |= {factor.dtype for factor in args}
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.mark.usefixtures("every_product_is_large")
-@pytest.mark.parametrize("features", [7, 8])
-@pytest.mark.parametrize("built", [False, True])
-def test_bfloat16_logits_ask_for_the_units_only_where_no_compiled_kernel_makes_them(monkeypatch, built, features):
-    asked = []
-
-    @contextmanager
-    def record(enabled):
-        asked.append(enabled)
-        yield
-
-    monkeypatch.setattr(_products, "bfloat16_products", record)
-    monkeypatch.setattr(_products, "has_bfloat16_units", lambda tensor: True)
-    if not built:
-        monkeypatch.setattr(_cpu_extension, "why_unavailable", lambda: "it was not built")
+@pytest.mark.parametrize(("features", "reason"), [(7, None), (8, "oneDNN refuses them")])
+def test_bfloat16_logits_without_the_kernel_are_float32_products(monkeypatch, features, reason):
+    monkeypatch.setattr(_cpu_extension, "why_no_bfloat16_products", lambda: reason)
     input, head, target = _tensors(torch.bfloat16, features=features)
-    with torch.no_grad():
+    with torch.no_grad(), _FactorsOfLogits() as factors:
         ours.linear_cross_entropy(input, head, target)
-    assert any(asked) == (not built or not HAS_KERNELS)
+    assert factors.dtypes == {torch.float32}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_small_products_are_torchs(dtype):
     products = _products_of_a_step(dtype)
     assert set(products) <= {"mm", "addmm_"} and sum(products.values()) == 3
 
 
 @pytest.mark.usefixtures("every_product_is_large")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_products_are_torchs_where_onednn_is_switched_off(dtype):
+def test_bfloat16_logits_are_torchs_where_onednn_is_switched_off():
     with torch.backends.mkldnn.flags(enabled=False):
-        assert not set(_products_of_a_step(dtype)) & {"_linear_pointwise", "linear_cross_entropy_logits"}
+        assert "linear_cross_entropy_logits" not in _products_of_a_step(torch.bfloat16)
 
 
 @pytest.mark.usefixtures("every_product_is_large")
-@pytest.mark.parametrize(
-    ("dtype", "present", "said"),
-    [
-        (torch.float32, HAS_ONEDNN, "; float32 products by oneDNN"),
-        (torch.bfloat16, HAS_KERNELS, "; logits and softmax by torch_aclnn_ops._cpu; float32 products by oneDNN"),
-        (torch.float64, False, "; "),
-    ],
-)
-def test_explain_says_whose_products_they_are(dtype, present, said):
-    assert explain(ours.linear_cross_entropy, *_tensors(dtype)).endswith(said) == present
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_explain_says_what_the_chip_gives(dtype):
+    line = explain(ours.linear_cross_entropy, *_tensors(dtype))
+    has_logits = HAS_UNITS and dtype == torch.bfloat16
+    assert (f"; rows by {_cpu_extension.vectors()} kernels" in line) == (dtype != torch.float64)
+    assert ("; logits by the chip's units for bfloat16" in line) == has_logits
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -154,8 +130,7 @@ def test_large_products_in_chunks_and_blocks_are_as_exact_as_small_ones(monkeypa
     target[::3] = -100
     results = []
     for fewest in (1, 2**62):
-        monkeypatch.setattr(_gemm, "_FEWEST_MULTIPLICATIONS", fewest)
-        monkeypatch.setattr(_gemm, "_is_onednn_faster", lambda: HAS_ONEDNN)
+        monkeypatch.setattr(_cpu, "_FEWEST_MULTIPLICATIONS", fewest)
         loss = ours.linear_cross_entropy(input, head, target, **options)
         results.append((loss, *torch.autograd.grad(loss, (input, head))))
     torch.testing.assert_close(results[0][0], results[1][0], rtol=2e-6, atol=1e-6)
@@ -184,8 +159,7 @@ def test_rows_whose_classes_a_bias_masks_are_the_same_in_large_products(monkeypa
     for masked in (bias, torch.full_like(bias, -torch.inf)):
         results = []
         for fewest in (1, 2**62):
-            monkeypatch.setattr(_gemm, "_FEWEST_MULTIPLICATIONS", fewest)
-            monkeypatch.setattr(_gemm, "_is_onednn_faster", lambda: HAS_ONEDNN)
+            monkeypatch.setattr(_cpu, "_FEWEST_MULTIPLICATIONS", fewest)
             loss = ours.linear_cross_entropy(input, head, target, linear_bias=masked, reduction=reduction)
             results.append((loss, *torch.autograd.grad(loss.sum(), (input, head))))
         torch.testing.assert_close(*results, equal_nan=True, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
@@ -194,14 +168,14 @@ def test_rows_whose_classes_a_bias_masks_are_the_same_in_large_products(monkeypa
 SHAPES = [(1, 1, 2), (3, 5, 4), (257, 130, 66), (256, 128, 512), (300, 1001, 514), (5, 7, 1030), (0, 4, 2), (4, 0, 2)]
 
 
-@needs_kernels
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@needs_units
+@pytest.mark.parametrize("margin", [2, 3])
 @pytest.mark.parametrize(("rows", "classes", "features"), SHAPES)
-def test_the_logits_kernel_adds_up_in_float32_and_writes_nothing_else(rows, classes, features, dtype):
-    make = Maker(dtype)
+def test_the_logits_kernel_adds_up_in_float32_and_writes_nothing_else(rows, classes, features, margin):
+    make = Maker(torch.bfloat16)
     # Neither aligned nor dense, like slices of a flat parameter.
     input = make.normal(rows, features + 6)[:, 3 : 3 + features]
-    weight = make.normal(classes, features + 2)[:, 1 : 1 + features]
+    weight = make.normal(classes, features + margin)[:, 1 : 1 + features]
     buffer = torch.full((rows, classes + 9), 7.0)
     torch.ops.torch_aclnn_ops.linear_cross_entropy_logits(input, weight, buffer[:, 4 : 4 + classes])
     truth = input.double() @ weight.double().T
@@ -211,23 +185,13 @@ def test_the_logits_kernel_adds_up_in_float32_and_writes_nothing_else(rows, clas
     assert buffer[:, :4].eq(7).all() and buffer[:, 4 + classes :].eq(7).all()
 
 
-@needs_kernels
-def test_the_logits_kernel_takes_an_odd_number_of_float32_features():
-    make = Maker(torch.float32)
-    input, weight, out = make.normal(3, 5), make.normal(4, 5), torch.empty(3, 4)
-    torch.ops.torch_aclnn_ops.linear_cross_entropy_logits(input, weight, out)
-    torch.testing.assert_close(out, input @ weight.T)
-
-
-@needs_kernels
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_the_logits_kernel_keeps_torchs_rules(dtype):
-    make = Maker(dtype)
+@needs_units
+def test_the_logits_kernel_keeps_torchs_rules():
+    make = Maker(torch.bfloat16)
     arguments = (make.normal(4, 8), make.normal(6, 8), torch.zeros(4, 6))
     torch.library.opcheck(torch.ops.torch_aclnn_ops.linear_cross_entropy_logits.default, arguments)
 
 
-@needs_kernels
 @pytest.mark.parametrize(
     ("input", "weight", "out", "sentence"),
     [
@@ -237,54 +201,32 @@ def test_the_logits_kernel_keeps_torchs_rules(dtype):
             (4, 6, "float32"),
             r"an even number of features.* \[6, 7\]",
         ),
-        ((4, 7, "bfloat16"), (6, 8, "bfloat16"), (4, 6, "float32"), r"input must have .* shape \(4, 8\)"),
+        ((4, 7, "bfloat16"), (6, 8, "bfloat16"), (4, 6, "float32"), r"input must have .* shape \[4, 8\]"),
         ((4, 8, "float32"), (6, 8, "bfloat16"), (4, 6, "float32"), "input must have dtype BFloat16"),
-        ((4, 8, "bfloat16"), (6, 8, "float32"), (4, 6, "float32"), "input must have dtype Float"),
-        ((4, 8, "float16"), (6, 8, "float16"), (4, 6, "float32"), "weight must have dtype BFloat16 or Float.* Half"),
-        ((4, 8, "bfloat16"), (6, 8, "bfloat16"), (4, 5, "float32"), r"out must have .* shape \(4, 6\)"),
+        ((4, 8, "float32"), (6, 8, "float32"), (4, 6, "float32"), "weight must have dtype BFloat16.* Float"),
+        ((4, 8, "bfloat16"), (6, 8, "bfloat16"), (4, 5, "float32"), r"out must have .* shape \[4, 6\]"),
         ((4, 8, "bfloat16"), (6, 8, "bfloat16"), (4, 6, "bfloat16"), "out must have dtype Float"),
     ],
 )
 def test_the_logits_kernel_refuses_what_it_cannot_read(input, weight, out, sentence):
+    assert _cpu_extension.why_unavailable() is None
     tensors = (torch.zeros(*shape, dtype=getattr(torch, dtype)) for *shape, dtype in (input, weight, out))
     with pytest.raises(ValueError, match=sentence):
         torch.ops.torch_aclnn_ops.linear_cross_entropy_logits(*tensors)
 
 
-@needs_kernels
-def test_the_logits_kernel_refuses_bfloat16_rows_that_are_an_odd_distance_apart():
-    make = Maker(torch.bfloat16)
-    input, weight, out = make.normal(4, 8), make.normal(6, 9)[:, :8], torch.empty(4, 6)
-    with pytest.raises(ValueError, match=r"an even distance between rows, but it has shape .* strides \[9, 1\]"):
-        torch.ops.torch_aclnn_ops.linear_cross_entropy_logits(input, weight, out)
-    torch.ops.torch_aclnn_ops.linear_cross_entropy_logits(input, weight[:1], out[:, :1])
-
-
-CHIPS = {
-    "the CPU has no AVX512-BF16": {"avx512_f": True},
-    "the CPU has AMX, with which it is not tested": {"avx512_bf16": True, "amx_bf16": True},
-}
-
-
-@pytest.mark.parametrize("reason", CHIPS)
-def test_the_compiled_part_is_left_alone_on_other_chips(monkeypatch, reason):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: CHIPS[reason])
-    assert _cpu_extension.why_unavailable.__wrapped__() == reason
-
-
-def _on_a_chip_with_bfloat16(monkeypatch):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
-
-
 def test_a_compiled_part_that_was_not_built_is_done_without(monkeypatch):
-    _on_a_chip_with_bfloat16(monkeypatch)
     monkeypatch.setattr(_cpu_extension.importlib.util, "find_spec", lambda name: None)
-    assert "it was not built" in _cpu_extension.why_unavailable.__wrapped__()
+    reason = _cpu_extension.why_unavailable.__wrapped__()
+    assert "it was not built" in reason
+    monkeypatch.setattr(_cpu_extension, "why_unavailable", lambda: reason)
+    assert _cpu_extension.describe() == f"not loaded: {reason}"
+    for dtype in (torch.float32, torch.bfloat16):
+        products = _products_of_a_step(dtype)
+        assert set(products) <= {"mm", "addmm_"} and sum(products.values()) == 3
 
 
 def test_a_compiled_part_of_another_torch_is_done_without(monkeypatch, tmp_path):
-    _on_a_chip_with_bfloat16(monkeypatch)
     broken = tmp_path / "_cpu.so"
     broken.write_text("not a library")
     spec = _cpu_extension.importlib.util.spec_from_file_location("_cpu", broken, loader=object())
@@ -292,23 +234,38 @@ def test_a_compiled_part_of_another_torch_is_done_without(monkeypatch, tmp_path)
     assert "it was built for another torch" in _cpu_extension.why_unavailable.__wrapped__()
 
 
-def test_a_compiled_part_of_older_sources_is_done_without(monkeypatch):
-    older = SimpleNamespace(linear_cross_entropy_logits=lambda input, weight, out: None)
-    monkeypatch.setattr(torch.ops, "torch_aclnn_ops", older)
-    assert "it was built from other sources, and has to be rebuilt" in _cpu_extension._why_refused()
-
-
 @pytest.mark.parametrize(
-    ("vendor", "avx512", "faster"), [("AMD EPYC", True, HAS_ONEDNN), ("AMD Ryzen", False, False), ("Xeon", True, False)]
+    ("build", "reason"),
+    [
+        ({}, "it was built from other sources, and has to be rebuilt"),
+        ({"linear_cross_entropy_build": lambda: ("AVX2", "1.0.0")}, "it was built for torch 1.0.0, not"),
+    ],
 )
-def test_onednn_is_taken_for_float32_only_on_the_chips_where_it_is_faster(monkeypatch, vendor, avx512, faster):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"cpu_name": vendor, "avx512_f": avx512})
-    assert _gemm._is_onednn_faster.__wrapped__() == faster
+def test_a_compiled_part_of_older_sources_or_another_torch_is_done_without(monkeypatch, build, reason):
+    monkeypatch.setattr(torch.ops, "torch_aclnn_ops", SimpleNamespace(**build))
+    assert _cpu_extension._why_unfit().startswith(reason)
 
 
-@needs_kernels
-def test_the_compiled_part_is_not_used_where_onednn_refuses_it():
-    code = "import torch_aclnn_ops as ops; print(ops._cpu_extension.why_unavailable())"
+def test_bfloat16_products_need_units(monkeypatch):
+    monkeypatch.setattr(_cpu_extension, "has_bfloat16_units", lambda: False)
+    reason = _cpu_extension.why_no_bfloat16_products.__wrapped__()
+    assert reason == "the CPU has no units for bfloat16"
+
+
+@needs_units
+def test_the_compiled_part_makes_bfloat16_products_on_a_chip_that_has_units():
+    assert _cpu_extension.describe() == f"{_cpu_extension.vectors()} row kernels, bfloat16 products on the chip's units"
+
+
+def test_bfloat16_products_are_not_used_where_a_trial_comes_out_wrong(monkeypatch):
+    wrong = SimpleNamespace(linear_cross_entropy_logits=lambda input, weight, out: out.zero_())
+    monkeypatch.setattr(torch.ops, "torch_aclnn_ops", wrong)
+    assert _cpu_extension._why_refused() == "oneDNN's are not right on this CPU"
+
+
+@needs_units
+def test_bfloat16_products_are_not_used_where_onednn_refuses_them():
+    code = "import torch_aclnn_ops as ops; print(ops._cpu_extension.why_no_bfloat16_products())"
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert result.stdout.startswith("oneDNN refuses its products: ")
+    assert result.stdout.startswith("oneDNN refuses them: ")

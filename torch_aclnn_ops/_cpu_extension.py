@@ -1,24 +1,36 @@
-"""Load the compiled part ``torch_aclnn_ops._cpu``, and know why it is not used where it is not."""
+"""Load the compiled part ``torch_aclnn_ops._cpu``, and know what it gives on this chip, and why not more."""
 
 import functools
 import importlib.util
 
-import torch
-from torch.utils._python_dispatch import _disable_current_modes
+from torch_aclnn_ops._torch_compat import disable_current_modes, has_bfloat16_units
 
-__all__ = ["why_unavailable"]
+import torch
+
+__all__ = ["describe", "vectors", "why_no_bfloat16_products", "why_unavailable"]
+
+
+def describe() -> str:
+    """Say in a few words what the compiled part gives on this chip."""
+    reason = why_unavailable()
+    if reason is not None:
+        return f"not loaded: {reason}"
+    reason = why_no_bfloat16_products()
+    products = "on the chip's units" if reason is None else f"in float32, because {reason}"
+    return f"{vectors()} row kernels, bfloat16 products {products}"
+
+
+@functools.cache
+def vectors() -> str:
+    """Return the instructions of the row kernels, ``NEON`` or torch's word, where the compiled part is available."""
+    with disable_current_modes():
+        name: str = torch.ops.torch_aclnn_ops.linear_cross_entropy_build()[0]
+    return name
 
 
 @functools.cache
 def why_unavailable() -> str | None:
     """Load the compiled part at the first call; return why it is not used, or ``None`` if it is."""
-    chip = torch.cpu.get_capabilities()
-    if not chip.get("avx512_bf16"):
-        return "the CPU has no AVX512-BF16"
-    if chip.get("amx_bf16"):
-        return "the CPU has AMX, with which it is not tested"
-    if not torch.backends.mkldnn.is_available():
-        return "torch has no oneDNN"
     spec = importlib.util.find_spec("torch_aclnn_ops._cpu")
     if spec is None or spec.origin is None:
         return "it was not built: reinstall with pip's --no-build-isolation where torch is installed"
@@ -26,22 +38,40 @@ def why_unavailable() -> str | None:
         torch.ops.load_library(spec.origin)
     except OSError as error:
         return f"it was built for another torch, and has to be rebuilt: {error}"
+    return _why_unfit()
+
+
+def _why_unfit() -> str | None:
+    try:
+        with disable_current_modes():  # the first call may be one with fake tensors
+            _, version = torch.ops.torch_aclnn_ops.linear_cross_entropy_build()
+    except AttributeError as error:
+        return f"it was built from other sources, and has to be rebuilt: {error}"
+    if version != torch.__version__.partition("+")[0]:
+        return f"it was built for torch {version}, not {torch.__version__}, and has to be rebuilt"
+    return None
+
+
+@functools.cache
+def why_no_bfloat16_products() -> str | None:
+    """Return why bfloat16 products are not made by the compiled part, or ``None`` if they are."""
+    if (reason := why_unavailable()) is not None:
+        return reason
+    if not has_bfloat16_units():
+        return "the CPU has no units for bfloat16"
     return _why_refused()
 
 
 def _why_refused() -> str | None:
-    """Return why a kernel cannot be called: it is missing, or oneDNN refuses, as its environment variables may say."""
-    try:
-        with _disable_current_modes():  # the first call may be one with fake tensors
-            kernels = torch.ops.torch_aclnn_ops
-            logits, target = torch.zeros(1, 1, device="cpu"), torch.zeros(1, dtype=torch.int64, device="cpu")
-            for dtype in (torch.bfloat16, torch.float32):
-                factor = torch.zeros(1, 2, dtype=dtype, device="cpu")
-                kernels.linear_cross_entropy_logits(factor, factor, logits)
-            kernels.linear_cross_entropy_softmax(logits, logits[0])
-            kernels.linear_cross_entropy_logits_gradient(logits, target, logits[0], logits[0], None, logits)
-    except AttributeError as error:
-        return f"it was built from other sources, and has to be rebuilt: {error}"
-    except RuntimeError as error:
-        return f"oneDNN refuses its products: {str(error).splitlines()[0]}"
-    return None
+    """Multiply whole numbers, of which every sum is exact; more than a tile of rows, classes and features."""
+    rows, classes, features = 259, 131, 526
+    with disable_current_modes():
+        numbers = torch.arange((rows + classes) * features, device="cpu").remainder(7) - 3
+        input, weight = numbers.view(-1, features).bfloat16().split((rows, classes))
+        logits = torch.empty(rows, classes, dtype=torch.float32, device="cpu")
+        try:
+            torch.ops.torch_aclnn_ops.linear_cross_entropy_logits(input, weight, logits)
+        except RuntimeError as error:
+            return f"oneDNN refuses them: {str(error).splitlines()[0]}"
+        is_right = torch.equal(logits, input.float() @ weight.float().T)
+    return None if is_right else "oneDNN's are not right on this CPU"

@@ -57,7 +57,7 @@ def findings() -> list[Finding]:
         _npu(),
         _npu_extension(),
         _host_npu(),
-        Finding("CPU kernels", _cpu_extension.why_unavailable() or "loaded"),
+        Finding("CPU kernels", _cpu_extension.describe()),
     ]
 
 

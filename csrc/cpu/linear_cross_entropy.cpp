@@ -1,117 +1,268 @@
-// Logits in float32 of an input and a head in float32 or bfloat16, at the speed that a CPU has for them.
+// The operators of a linear cross entropy on a CPU: logits of bfloat16 factors, and what is done to rows of logits.
 //
-// torch's own product of bfloat16 matrices rounds to bfloat16, which costs a loss three digits; its product of float32
-// ones is MKL's, which runs at less than half the speed of an AMD chip with AVX-512. In between is the kernel that
-// torch computes attention with: brgemm of oneDNN, one tile of a product, with sums in float32. This file cuts a
-// product into such tiles.
+// torch's own product of bfloat16 matrices rounds to bfloat16, which costs a loss three digits. The kernel that torch
+// computes attention with, brgemm of oneDNN, makes one tile of a product with sums in float32, on a chip's units for
+// bfloat16. This file cuts a product into such tiles.
 
 #include <ATen/Parallel.h>
+#include <ATen/Version.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/cpu/vec/vec.h>
 #include <ATen/native/CPUBlas.h>
+#include <ATen/ops/empty.h>
 #include <torch/library.h>
+#include <torch/version.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <tuple>
 #include <vector>
+
+#ifdef __SSE__
+#include <xmmintrin.h>
+#endif
+
+#include "linear_cross_entropy_rows.h"
 
 namespace torch_aclnn_ops {
 namespace {
+
+// Two numbers of successive features, which the instructions for bfloat16 want side by side.
+using Pair = std::array<at::BFloat16, 2>;
 
 // A panel of classes is packed once and stays in the second-level cache, while the rows pass by.
 constexpr int64_t kClasses = 128;
 constexpr int64_t kRows = 256;
 constexpr int64_t kFeatures = 512;
 
-// What is moved at once: numbers of 16 bits in pairs of successive features, as the instructions for them want it.
-using Unit = float;
+void check(const at::Tensor& tensor, const char* const name, const at::ScalarType dtype, const at::IntArrayRef shape) {
+    TORCH_CHECK_VALUE(tensor.scalar_type() == dtype && tensor.sizes() == shape &&
+                          (tensor.dim() == 0 || tensor.size(-1) < 2 || tensor.stride(-1) == 1),
+                      "linear_cross_entropy: ", name, " must have dtype ", dtype, ", shape ", shape,
+                      " and contiguous rows, but it has dtype ", tensor.scalar_type(), ", shape ", tensor.sizes(),
+                      " and strides ", tensor.strides());
+}
 
-// Packs the transpose of some rows of the head: a unit of each class, then the next unit of each class.
-template <class Number>
-void pack(const Number* const weight, const int64_t stride, const int64_t classes, const int64_t features,
-          std::vector<Unit>& panel) {
-    constexpr int64_t kNumbers = sizeof(Unit) / sizeof(Number);
-    constexpr int64_t kBlock = 16;  // rows that are read side by side
-    for (int64_t row = 0; row < classes; row += kBlock) {
-        at::vec::transpose_mxn<Unit>(reinterpret_cast<const Unit*>(weight + row * stride), stride / kNumbers,
-                                     panel.data() + row, classes, static_cast<int>(std::min(kBlock, classes - row)),
-                                     static_cast<int>(features / kNumbers));
+// Transposes a matrix of four rows and four columns.
+void transpose(const at::BFloat16* const from, const int64_t stride, Pair* const to, const int64_t to_stride) {
+#ifdef __SSE__
+    const auto load = [&](const int64_t row) {
+        return _mm_loadu_ps(reinterpret_cast<const float*>(from + row * stride));
+    };
+    __m128 first = load(0), second = load(1), third = load(2), fourth = load(3);
+    _MM_TRANSPOSE4_PS(first, second, third, fourth);
+    _mm_storeu_ps(reinterpret_cast<float*>(to), first);
+    _mm_storeu_ps(reinterpret_cast<float*>(to + to_stride), second);
+    _mm_storeu_ps(reinterpret_cast<float*>(to + 2 * to_stride), third);
+    _mm_storeu_ps(reinterpret_cast<float*>(to + 3 * to_stride), fourth);
+#else
+    for (int64_t column = 0; column < 4; ++column) {
+        for (int64_t row = 0; row < 4; ++row) {
+            std::memcpy(to + column * to_stride + row, from + row * stride + 2 * column, sizeof(Pair));
+        }
+    }
+#endif
+}
+
+// Packs the transpose of some rows of the head: a pair of each class, then the next pair of each class.
+void pack(const at::BFloat16* const weight, const int64_t stride, const int64_t classes, const int64_t features,
+          std::vector<Pair>& panel) {
+    constexpr int64_t kTile = 4, kBlock = 16;  // rows that are read side by side
+    const int64_t pairs = features / 2, whole_rows = classes / kTile * kTile, whole_pairs = pairs / kTile * kTile;
+    for (int64_t first = 0; first < whole_rows; first += kBlock) {
+        const int64_t last = std::min(first + kBlock, whole_rows);
+        for (int64_t pair = 0; pair < whole_pairs; pair += kTile) {
+            for (int64_t row = first; row < last; row += kTile) {
+                transpose(weight + row * stride + 2 * pair, stride, &panel[pair * classes + row], classes);
+            }
+        }
+    }
+    for (int64_t row = 0; row < classes; ++row) {
+        for (int64_t pair = row < whole_rows ? whole_pairs : 0; pair < pairs; ++pair) {
+            std::memcpy(&panel[pair * classes + row], weight + row * stride + 2 * pair, sizeof(Pair));
+        }
     }
 }
 
 // Multiplies all rows of the input with a packed panel of the head.
-template <class Number>
-void multiply(const Number* const input, const int64_t input_stride, const std::vector<Unit>& panel, const int64_t rows,
-              const int64_t classes, const int64_t features, float* const out, const int64_t out_stride) {
-    const auto* const packed = reinterpret_cast<const Number*>(panel.data());
+void multiply(const at::BFloat16* const input, const int64_t input_stride, const std::vector<Pair>& panel,
+              const int64_t rows, const int64_t classes, const int64_t features, float* const out,
+              const int64_t out_stride) {
     for (int64_t row = 0; row < rows; row += kRows) {
         for (int64_t feature = 0; feature < features; feature += kFeatures) {
             const bool adds = feature > 0;
             at::native::cpublas::brgemm(std::min(kRows, rows - row), classes, std::min(kFeatures, features - feature),
                                         input_stride, classes, out_stride, adds, input + row * input_stride + feature,
-                                        packed + feature * classes, out + row * out_stride,
-                                        /*is_vnni=*/sizeof(Number) < sizeof(Unit));
+                                        panel[feature / 2 * classes].data(), out + row * out_stride);
         }
     }
 }
 
-template <class Number>
-void write_logits(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& out) {
+void check_products(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& out) {
+    TORCH_CHECK_VALUE(weight.dim() == 2 && weight.size(1) > 0 && weight.size(1) % 2 == 0,
+                      "linear_cross_entropy: weight must have two dimensions and an even number of features, but it "
+                      "has shape ",
+                      weight.sizes());
+    check(weight, "weight", at::kBFloat16, weight.sizes());
+    const int64_t rows = input.dim() == 0 ? 0 : input.size(0);
+    check(input, "input", at::kBFloat16, {rows, weight.size(1)});
+    check(out, "out", at::kFloat, {rows, weight.size(0)});
+}
+
+// Writes input @ weight.T to out.
+void logits(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& out) {
+    check_products(input, weight, out);
     const int64_t rows = input.size(0), classes = weight.size(0), features = weight.size(1);
-    const auto* const from = input.const_data_ptr<Number>();
-    const auto* const head = weight.const_data_ptr<Number>();
+    const auto* const from = input.const_data_ptr<at::BFloat16>();
+    const auto* const head = weight.const_data_ptr<at::BFloat16>();
     auto* const to = out.data_ptr<float>();
     at::parallel_for(0, (classes + kClasses - 1) / kClasses, 1, [&](const int64_t begin, const int64_t end) {
-        std::vector<Unit> panel((kClasses * features * sizeof(Number)) / sizeof(Unit));
+        std::vector<Pair> panel(kClasses * features / 2);
         for (int64_t first = begin * kClasses; first < std::min(end * kClasses, classes); first += kClasses) {
             const int64_t number = std::min(kClasses, classes - first);
             pack(head + first * weight.stride(0), weight.stride(0), number, features, panel);
             multiply(from, input.stride(0), panel, rows, number, features, to + first, out.stride(0));
         }
-        at::native::cpublas::brgemm_release(/*is_vnni=*/sizeof(Number) < sizeof(Unit));
+        at::native::cpublas::brgemm_release();
     });
 }
 
-void check(const at::Tensor& tensor, const char* const name, const at::ScalarType dtype, const int64_t rows,
-           const int64_t columns) {
-    TORCH_CHECK_VALUE(tensor.scalar_type() == dtype && tensor.dim() == 2 && tensor.size(0) == rows &&
-                          tensor.size(1) == columns && (columns < 2 || tensor.stride(1) == 1),
-                      "linear_cross_entropy_logits: ", name, " must have dtype ", dtype, ", shape (", rows, ", ",
-                      columns, ") and contiguous rows, but it has dtype ", tensor.scalar_type(), ", shape ",
-                      tensor.sizes(), " and strides ", tensor.strides());
+const RowKernels& kernels() {
+    static const RowKernels& kernels = row_kernels(at::get_cpu_capability());
+    return kernels;
 }
 
-void check_all(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& out) {
-    const at::ScalarType dtype = weight.scalar_type();
-    TORCH_CHECK_VALUE(dtype == at::kBFloat16 || dtype == at::kFloat,
-                      "linear_cross_entropy_logits: weight must have dtype BFloat16 or Float, but it has ", dtype);
-    const int64_t unit = dtype == at::kBFloat16 ? 2 : 1;
-    TORCH_CHECK_VALUE(weight.dim() == 2 && weight.size(1) > 0 && weight.size(1) % unit == 0 &&
-                          (weight.size(0) < 2 || weight.stride(0) % unit == 0),
-                      "linear_cross_entropy_logits: weight must have two dimensions and, in bfloat16, an even number "
-                      "of features and an even distance between rows, but it has shape ",
-                      weight.sizes(), " and strides ", weight.strides());
-    check(weight, "weight", dtype, weight.size(0), weight.size(1));
-    check(input, "input", dtype, input.dim() == 0 ? 0 : input.size(0), weight.size(1));
-    check(out, "out", at::kFloat, input.size(0), weight.size(0));
+// Returns the vectors that rows are computed with, and the torch that this file was compiled for.
+std::tuple<std::string, std::string> build() { return {kernels().vectors, TORCH_VERSION}; }
+
+void check_logits(const at::Tensor& logits) {
+    TORCH_CHECK_VALUE(logits.dim() == 2 && logits.size(1) > 0,
+                      "linear_cross_entropy: logits must have two dimensions and at least one class, but have shape ",
+                      logits.sizes());
+    check(logits, "logits", at::kFloat, logits.sizes());
 }
 
-// Writes input @ weight.T to out.
-void logits(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& out) {
-    check_all(input, weight, out);
-    if (weight.scalar_type() == at::kFloat) {
-        write_logits<float>(input, weight, out);
-    } else {
-        write_logits<at::BFloat16>(input, weight, out);
+at::Tensor new_statistic(const at::Tensor& logits) { return at::empty({logits.size(0)}, logits.options()); }
+
+at::Tensor check_softmax(const at::Tensor& logits, const at::Tensor& logits_max) {
+    check_logits(logits);
+    check(logits_max, "logits_max", at::kFloat, {logits.size(0)});
+    return new_statistic(logits);
+}
+
+// Turns logits to their softmax, and returns log sum exp(logits - logits_max).
+at::Tensor softmax(const at::Tensor& logits, const at::Tensor& logits_max) {
+    const at::Tensor log_sum_exp = check_softmax(logits, logits_max);
+    const int64_t classes = logits.size(1), stride = logits.stride(0);
+    auto* const values = logits.data_ptr<float>();
+    auto* const to = log_sum_exp.data_ptr<float>();
+    const auto* const maxima = logits_max.const_data_ptr<float>();
+    at::parallel_for(0, logits.size(0), 1, [&](const int64_t begin, const int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+            to[row] = kernels().softmax(values + row * stride, classes, maxima[row]);
+        }
+    });
+    return log_sum_exp;
+}
+
+using OfRows = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+
+OfRows check_statistics(const at::Tensor& logits, const at::Tensor& target) {
+    check_logits(logits);
+    check(target, "target", at::kLong, {logits.size(0)});
+    return {new_statistic(logits), new_statistic(logits), new_statistic(logits)};
+}
+
+// Calls a function with the index of every row, which returns the statistics of the row.
+template <class Function>
+void for_each_row(const OfRows& of_rows, const Function& function) {
+    auto* const maxima = std::get<0>(of_rows).data_ptr<float>();
+    auto* const sums = std::get<1>(of_rows).data_ptr<float>();
+    auto* const predicted = std::get<2>(of_rows).data_ptr<float>();
+    at::parallel_for(0, std::get<0>(of_rows).size(0), 1, [&](const int64_t begin, const int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+            const Statistics found = function(row);
+            maxima[row] = found.logits_max;
+            sums[row] = found.log_sum_exp;
+            predicted[row] = found.predicted;
+        }
+    });
+}
+
+// Returns the statistics of rows of logits.
+OfRows statistics(const at::Tensor& logits, const at::Tensor& target) {
+    OfRows of_rows = check_statistics(logits, target);
+    const int64_t classes = logits.size(1), stride = logits.stride(0);
+    const auto* const values = logits.const_data_ptr<float>();
+    const auto* const targets = target.const_data_ptr<int64_t>();
+    for_each_row(of_rows,
+                 [&](const int64_t row) { return kernels().reduce(values + row * stride, classes, targets[row]); });
+    return of_rows;
+}
+
+OfRows check_gradient(const at::Tensor& logits, const at::Tensor& target, const at::Tensor& of_log_sum_exp,
+                      const at::Tensor& of_predicted, const std::optional<at::Tensor>& of_square,
+                      const at::Tensor& out) {
+    OfRows of_rows = check_statistics(logits, target);
+    const std::array<int64_t, 1> rows{logits.size(0)};
+    check(of_log_sum_exp, "of_log_sum_exp", at::kFloat, rows);
+    check(of_predicted, "of_predicted", at::kFloat, rows);
+    if (of_square.has_value()) {
+        check(*of_square, "of_square", at::kFloat, rows);
     }
+    TORCH_CHECK_VALUE(out.scalar_type() == at::kFloat || out.scalar_type() == at::kBFloat16,
+                      "linear_cross_entropy: out must have dtype Float or BFloat16, but it has ", out.scalar_type());
+    check(out, "out", out.scalar_type(), logits.sizes());
+    return of_rows;
+}
+
+// Writes the gradient of logits, which are overwritten and may be where it is written; returns the statistics of rows.
+OfRows gradient(const at::Tensor& logits, const at::Tensor& target, const at::Tensor& of_log_sum_exp,
+                const at::Tensor& of_predicted, const std::optional<at::Tensor>& of_square, const at::Tensor& out) {
+    OfRows of_rows = check_gradient(logits, target, of_log_sum_exp, of_predicted, of_square, out);
+    const int64_t classes = logits.size(1), stride = logits.stride(0), out_stride = out.stride(0);
+    const bool is_float = out.scalar_type() == at::kFloat;
+    auto* const values = logits.data_ptr<float>();
+    auto* const to = out.data_ptr();
+    const auto* const targets = target.const_data_ptr<int64_t>();
+    const auto* const log_sum_exp = of_log_sum_exp.const_data_ptr<float>();
+    const auto* const predicted = of_predicted.const_data_ptr<float>();
+    const auto* const square = of_square.has_value() ? of_square->const_data_ptr<float>() : nullptr;
+    for_each_row(of_rows, [&](const int64_t row) {
+        const Factors factors{log_sum_exp[row], predicted[row], square == nullptr ? 0 : square[row]};
+        float* const of_row = values + row * stride;
+        return is_float ? kernels().float_gradient(of_row, classes, targets[row], factors,
+                                                   static_cast<float*>(to) + row * out_stride)
+                        : kernels().bfloat16_gradient(of_row, classes, targets[row], factors,
+                                                      static_cast<BFloat16*>(to) + row * out_stride);
+    });
+    return of_rows;
 }
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(torch_aclnn_ops, library) {
+    library.def("linear_cross_entropy_build() -> (str, str)", TORCH_FN(build));
     library.def("linear_cross_entropy_logits(Tensor input, Tensor weight, Tensor(a!) out) -> ()");
     library.impl("linear_cross_entropy_logits", c10::DispatchKey::CPU, TORCH_FN(logits));
-    library.impl("linear_cross_entropy_logits", c10::DispatchKey::Meta, TORCH_FN(check_all));
+    library.impl("linear_cross_entropy_logits", c10::DispatchKey::Meta, TORCH_FN(check_products));
+    library.def(
+        "linear_cross_entropy_logits_statistics(Tensor logits, Tensor target)"
+        " -> (Tensor logits_max, Tensor log_sum_exp, Tensor predicted)");
+    library.impl("linear_cross_entropy_logits_statistics", c10::DispatchKey::CPU, TORCH_FN(statistics));
+    library.impl("linear_cross_entropy_logits_statistics", c10::DispatchKey::Meta, TORCH_FN(check_statistics));
+    library.def("linear_cross_entropy_softmax(Tensor(a!) logits, Tensor logits_max) -> Tensor");
+    library.impl("linear_cross_entropy_softmax", c10::DispatchKey::CPU, TORCH_FN(softmax));
+    library.impl("linear_cross_entropy_softmax", c10::DispatchKey::Meta, TORCH_FN(check_softmax));
+    library.def(
+        "linear_cross_entropy_logits_gradient(Tensor(a!) logits, Tensor target, Tensor of_log_sum_exp,"
+        " Tensor of_predicted, Tensor? of_square, Tensor(b!) out)"
+        " -> (Tensor logits_max, Tensor log_sum_exp, Tensor predicted)");
+    library.impl("linear_cross_entropy_logits_gradient", c10::DispatchKey::CPU, TORCH_FN(gradient));
+    library.impl("linear_cross_entropy_logits_gradient", c10::DispatchKey::Meta, TORCH_FN(check_gradient));
 }
 
 }  // namespace torch_aclnn_ops

@@ -3,233 +3,226 @@
 // A row of logits is as large as a processor's second-level cache can hold. torch's calls pass over all rows, from main
 // memory, once for each of: maximum, exponentials, their sum, its reciprocal, the gradient and its rounding. Here all
 // of it is done to a row before the next one is read.
+//
+// The loops are plain C++, which the compiler turns to vectors of each width. They call nothing but each other: what
+// the linker could share with the rest of the library would be compiled for chips that have the widest vectors.
 
-#include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/cpu/vec/functional.h>
-#include <ATen/cpu/vec/vec.h>
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
+#include "linear_cross_entropy_rows.h"
 
-#include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstdint>
-#include <functional>
-#include <optional>
-#include <tuple>
+#include <cstring>
+#include <limits>
+#include <type_traits>
 
 namespace torch_aclnn_ops {
 namespace {
 
-using Vector = at::vec::Vectorized<float>;
-constexpr int64_t kLanes = Vector::size();
+// std::bit_cast, which GCC 10 has not.
+template <class To, class From>
+[[gnu::always_inline]] inline To bit_cast(const From from) {
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    std::memcpy(&to, &from, sizeof(To));
+    return to;
+}
 
-// e^x = 2^n e^r with n the integer nearest to x / ln 2, so that |r| <= ln 2 / 2, where eight terms of the series are
-// exact to r^8 / 8! < 6e-9. ln 2 is split in two, of which the first has so few digits that its product with n is
-// exact.
-Vector exponential(const Vector& x) {
-    const __m512 lowest = _mm512_set1_ps(-104);  // becomes 0, as less does; the second operand, which may be nan, wins
-    const __m512 bounded = _mm512_max_ps(lowest, x);
-    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(bounded, _mm512_set1_ps(1.44269504F)),
-                                          _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375F), bounded);
-    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4F), r);
-    __m512 sum = _mm512_set1_ps(1.F / 5040);
-    for (const float inverse_factorial : {1.F / 720, 1.F / 120, 1.F / 24, 1.F / 6, 1.F / 2, 1.F, 1.F}) {
-        sum = _mm512_fmadd_ps(sum, r, _mm512_set1_ps(inverse_factorial));
+// e^x for x <= 0. It is 2^n e^r with n the integer nearest to x / ln 2, so that |r| <= ln 2 / 2, where eight terms of
+// the series are exact to r^8 / 8! < 6e-9. ln 2 is split in two, of which the first has so few digits that its product
+// with n is exact.
+[[gnu::always_inline]] inline float exponential(const float x) {
+    const float bounded = x < -104 ? -104 : x;  // becomes 0, as less does; nan stays
+    // Numbers of this size are integers: the sum is rounded to one, and its last bits are n.
+    constexpr float kRound = 12582912;
+    const float rounded = bounded * 1.44269504F + kRound;
+    const float n = rounded - kRound;
+    const float r = (bounded - n * 0.693359375F) - n * -2.12194440e-4F;
+    float sum = 1.F / 5040;
+    sum = sum * r + 1.F / 720;
+    sum = sum * r + 1.F / 120;
+    sum = sum * r + 1.F / 24;
+    sum = sum * r + 1.F / 6;
+    sum = sum * r + 1.F / 2;
+    sum = sum * r + 1;
+    sum = sum * r + 1;
+    // 2^n is made of its bits, in two factors, because it may be less than the smallest normal number.
+    constexpr uint32_t kBias = 127, kFractionBits = 23;
+    const int32_t power = static_cast<int32_t>(bit_cast<uint32_t>(rounded) - bit_cast<uint32_t>(kRound));
+    const auto half = static_cast<uint32_t>(power >> 1);
+    const auto other_half = static_cast<uint32_t>(power) - half;
+    sum *= bit_cast<float>((half + kBias) << kFractionBits);
+    return sum * bit_cast<float>((other_half + kBias) << kFractionBits);
+}
+
+// Returns the largest logit, or nan if one is nan.
+[[gnu::always_inline]] inline float maximum_of(const float* const row, const int64_t classes) {
+    float largest = -std::numeric_limits<float>::infinity();
+    int32_t has_nan = 0;
+#pragma omp simd reduction(max : largest) reduction(| : has_nan)
+    for (int64_t place = 0; place < classes; ++place) {
+        largest = row[place] > largest ? row[place] : largest;
+        has_nan |= static_cast<int32_t>(row[place] != row[place]);
     }
-    return _mm512_scalef_ps(sum, n);
+    return has_nan != 0 ? std::numeric_limits<float>::quiet_NaN() : largest;
 }
 
-float maximum_of(const float* const row, const int64_t classes) {
-    const auto larger = [](const Vector& left, const Vector& right) { return at::vec::maximum(left, right); };
-    return at::vec::reduce_all<float>(larger, row, classes);  // nan if there is one
-}
-
-// Turns logits z to exp(z - maximum), and returns the sum.
-float exponentiate(float* const row, const int64_t classes, const float maximum) {
-    constexpr int64_t kSums = 4;  // additions that do not wait for each other, and shorter sums
-    std::array<Vector, kSums> sums{};
-    int64_t place = 0;
-    for (; place + kSums * kLanes <= classes; place += kSums * kLanes) {
-        for (int64_t sum = 0; sum < kSums; ++sum) {
-            float* const at = row + place + sum * kLanes;
-            const Vector power = exponential(Vector::loadu(at) - Vector(maximum));
-            power.store(at);
-            sums[sum] = sums[sum] + power;
+// Returns the sum of exp(z - maximum), which are written over the logits z unless these are constant.
+template <class Row>
+[[gnu::always_inline]] inline float exponentiate(Row* const row, const int64_t classes, const float maximum) {
+    constexpr int64_t kShortSum = 512;  // sums of so many numbers lose few digits
+    double total = 0;
+    for (int64_t begin = 0; begin < classes; begin += kShortSum) {
+        const int64_t end = classes - begin < kShortSum ? classes : begin + kShortSum;
+        float sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t place = begin; place < end; ++place) {
+            const float power = exponential(row[place] - maximum);
+            if constexpr (!std::is_const_v<Row>) {
+                row[place] = power;
+            }
+            sum += power;
         }
+        total += sum;
     }
-    float total = at::vec::vec_reduce_all(std::plus<Vector>(), (sums[0] + sums[1]) + (sums[2] + sums[3]));
-    for (; place < classes; place += kLanes) {
-        const int64_t count = std::min(kLanes, classes - place);
-        const Vector power = exponential(Vector::loadu(row + place, count) - Vector(maximum));
-        power.store(row + place, count);
-        for (int64_t lane = place; lane < place + count; ++lane) {
-            total += row[lane];
-        }
-    }
-    return total;
+    return static_cast<float>(total);
 }
 
-void scale(const float* const row, const int64_t classes, const float factor, float* const out) {
-    at::vec::map([factor](const Vector& value) { return value * Vector(factor); }, out, row, classes);
+[[gnu::always_inline]] inline void write(const float value, float& out) { out = value; }
+
+// Rounds to the nearest number, and to the even one of two.
+[[gnu::always_inline]] inline void write(const float value, BFloat16& out) {
+    constexpr uint32_t kNan = 0x7fc0, kDropped = 16;
+    const auto bits = bit_cast<uint32_t>(value);
+    const uint32_t rounded = (bits + 0x7fffU + ((bits >> kDropped) & 1U)) >> kDropped;
+    out.bits = static_cast<uint16_t>(value != value ? kNan : rounded);
 }
-
-void scale(const float* const row, const int64_t classes, const float factor, at::BFloat16* const out) {
-    const Vector factors(factor);
-    int64_t place = 0;
-    for (; place + 2 * kLanes <= classes; place += 2 * kLanes) {
-        at::vec::convert_from_float<at::BFloat16>(Vector::loadu(row + place) * factors,
-                                                  Vector::loadu(row + place + kLanes) * factors)
-            .store(out + place);
-    }
-    for (; place < classes; ++place) {
-        out[place] = static_cast<at::BFloat16>(row[place] * factor);
-    }
-}
-
-// The factors of a row's statistics in the derivative of the loss by its logits z:
-// (log_sum_exp + square * logsumexp(z)) * softmax(z) + predicted * onehot(target).
-struct Factors {
-    float log_sum_exp;
-    float predicted;
-    float square;
-};
-
-struct Statistics {
-    float logits_max;
-    float log_sum_exp;  // log sum exp(z - logits_max)
-    float predicted;    // z[target] - logits_max
-};
 
 template <class Number>
-Statistics differentiate(float* const row, const int64_t classes, const int64_t target, const Factors& factors,
-                         Number* const out) {
-    const bool has_target = target >= 0 && target < classes;
+[[gnu::always_inline]] inline void scale(const float* const row, const int64_t classes, const float factor,
+                                         Number* const out) {
+#pragma omp simd
+    for (int64_t place = 0; place < classes; ++place) {
+        write(row[place] * factor, out[place]);
+    }
+}
+
+struct Reduced {
+    Statistics statistics;
+    float sum;  // of exp(z - maximum)
+};
+
+// Reads the statistics of logits z, and makes exp(z - maximum) of them unless they are constant.
+template <class Row>
+[[gnu::always_inline]] inline Reduced reduce(Row* const row, const int64_t classes, const int64_t target) {
     const float maximum = maximum_of(row, classes);
-    const float predicted = has_target ? row[target] - maximum : 0;
+    const float predicted = target >= 0 && target < classes ? row[target] - maximum : 0;
     const float sum = exponentiate(row, classes, maximum);
-    const float log_sum_exp = std::log(sum);
-    const float factor = (factors.log_sum_exp + factors.square * (maximum + log_sum_exp)) / sum;
+    return {{maximum, std::log(sum), predicted}, sum};
+}
+
+[[gnu::always_inline]] inline float softmax(float* const row, const int64_t classes, const float logits_max) {
+    const float sum = exponentiate(row, classes, logits_max);
+    scale(row, classes, 1 / sum, row);
+    return std::log(sum);
+}
+
+template <class Number>
+[[gnu::always_inline]] inline Statistics differentiate(float* const row, const int64_t classes, const int64_t target,
+                                                       const Factors& factors, Number* const out) {
+    const bool has_target = target >= 0 && target < classes;
+    const auto [found, sum] = reduce(row, classes, target);
+    const float log_normalizer = found.logits_max + found.log_sum_exp;
+    const float factor = (factors.log_sum_exp + factors.square * log_normalizer) / sum;
     const float at_target = has_target ? row[target] * factor + factors.predicted : 0;
     scale(row, classes, factor, out);
     if (has_target) {
-        out[target] = static_cast<Number>(at_target);
+        write(at_target, out[target]);
     }
-    return {maximum, log_sum_exp, predicted};
+    return found;
 }
 
-void check(const at::Tensor& tensor, const char* const name, const at::ScalarType dtype, const at::IntArrayRef shape) {
-    TORCH_CHECK_VALUE(tensor.scalar_type() == dtype && tensor.sizes() == shape &&
-                          (tensor.dim() == 0 || tensor.size(-1) < 2 || tensor.stride(-1) == 1),
-                      "linear_cross_entropy: ", name, " must have dtype ", dtype, ", shape ", shape,
-                      " and contiguous rows, but it has dtype ", tensor.scalar_type(), ", shape ", tensor.sizes(),
-                      " and strides ", tensor.strides());
+Statistics default_reduce(const float* const row, const int64_t classes, const int64_t target) {
+    return reduce(row, classes, target).statistics;
 }
 
-void check_logits(const at::Tensor& logits) {
-    TORCH_CHECK_VALUE(logits.dim() == 2 && logits.size(1) > 0,
-                      "linear_cross_entropy: logits must have two dimensions and at least one class, but have shape ",
-                      logits.sizes());
-    check(logits, "logits", at::kFloat, logits.sizes());
-}
-
-at::Tensor new_statistic(const at::Tensor& logits) { return at::empty({logits.size(0)}, logits.options()); }
-
-at::Tensor check_softmax(const at::Tensor& logits, const at::Tensor& logits_max) {
-    check_logits(logits);
-    check(logits_max, "logits_max", at::kFloat, {logits.size(0)});
-    return new_statistic(logits);
-}
-
-// Turns logits to their softmax, and returns log sum exp(logits - logits_max).
-at::Tensor softmax(const at::Tensor& logits, const at::Tensor& logits_max) {
-    const at::Tensor log_sum_exp = check_softmax(logits, logits_max);
-    const int64_t classes = logits.size(1), stride = logits.stride(0);
-    auto* const values = logits.data_ptr<float>();
-    auto* const to = log_sum_exp.data_ptr<float>();
-    const auto* const maxima = logits_max.const_data_ptr<float>();
-    at::parallel_for(0, logits.size(0), 1, [&](const int64_t begin, const int64_t end) {
-        for (int64_t row = begin; row < end; ++row) {
-            float* const of_row = values + row * stride;
-            const float sum = exponentiate(of_row, classes, maxima[row]);
-            scale(of_row, classes, 1 / sum, of_row);
-            to[row] = std::log(sum);
-        }
-    });
-    return log_sum_exp;
-}
-
-using OfRows = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
-
-OfRows check_gradient(const at::Tensor& logits, const at::Tensor& target, const at::Tensor& of_log_sum_exp,
-                      const at::Tensor& of_predicted, const std::optional<at::Tensor>& of_square,
-                      const at::Tensor& out) {
-    check_logits(logits);
-    const std::array<int64_t, 1> rows{logits.size(0)};
-    check(target, "target", at::kLong, rows);
-    check(of_log_sum_exp, "of_log_sum_exp", at::kFloat, rows);
-    check(of_predicted, "of_predicted", at::kFloat, rows);
-    if (of_square.has_value()) {
-        check(*of_square, "of_square", at::kFloat, rows);
-    }
-    TORCH_CHECK_VALUE(out.scalar_type() == at::kFloat || out.scalar_type() == at::kBFloat16,
-                      "linear_cross_entropy: out must have dtype Float or BFloat16, but it has ", out.scalar_type());
-    check(out, "out", out.scalar_type(), logits.sizes());
-    return {new_statistic(logits), new_statistic(logits), new_statistic(logits)};
+float default_softmax(float* const row, const int64_t classes, const float logits_max) {
+    return softmax(row, classes, logits_max);
 }
 
 template <class Number>
-void write_gradient(const at::Tensor& logits, const at::Tensor& target, const at::Tensor& of_log_sum_exp,
-                    const at::Tensor& of_predicted, const std::optional<at::Tensor>& of_square, const at::Tensor& out,
-                    const OfRows& of_rows) {
-    const int64_t classes = logits.size(1), stride = logits.stride(0), out_stride = out.stride(0);
-    auto* const values = logits.data_ptr<float>();
-    auto* const to = out.data_ptr<Number>();
-    const auto* const targets = target.const_data_ptr<int64_t>();
-    const auto* const log_sum_exp = of_log_sum_exp.const_data_ptr<float>();
-    const auto* const predicted = of_predicted.const_data_ptr<float>();
-    const auto* const square = of_square.has_value() ? of_square->const_data_ptr<float>() : nullptr;
-    auto* const maxima = std::get<0>(of_rows).data_ptr<float>();
-    auto* const sums = std::get<1>(of_rows).data_ptr<float>();
-    auto* const at_targets = std::get<2>(of_rows).data_ptr<float>();
-    at::parallel_for(0, logits.size(0), 1, [&](const int64_t begin, const int64_t end) {
-        for (int64_t row = begin; row < end; ++row) {
-            const Factors factors{log_sum_exp[row], predicted[row], square == nullptr ? 0 : square[row]};
-            const Statistics found =
-                differentiate(values + row * stride, classes, targets[row], factors, to + row * out_stride);
-            maxima[row] = found.logits_max;
-            sums[row] = found.log_sum_exp;
-            at_targets[row] = found.predicted;
-        }
-    });
+Statistics default_gradient(float* const row, const int64_t classes, const int64_t target, const Factors& factors,
+                            Number* const out) {
+    return differentiate(row, classes, target, factors, out);
 }
 
-// Writes the gradient of logits, which are overwritten and may be where it is written; returns the statistics of rows.
-OfRows gradient(const at::Tensor& logits, const at::Tensor& target, const at::Tensor& of_log_sum_exp,
-                const at::Tensor& of_predicted, const std::optional<at::Tensor>& of_square, const at::Tensor& out) {
-    OfRows of_rows = check_gradient(logits, target, of_log_sum_exp, of_predicted, of_square, out);
-    if (out.scalar_type() == at::kFloat) {
-        write_gradient<float>(logits, target, of_log_sum_exp, of_predicted, of_square, out, of_rows);
-    } else {
-        write_gradient<at::BFloat16>(logits, target, of_log_sum_exp, of_predicted, of_square, out, of_rows);
-    }
-    return of_rows;
+#ifdef __aarch64__
+constexpr const char* kDefaultVectors = "NEON";
+#else
+constexpr const char* kDefaultVectors = "DEFAULT";
+#endif
+constexpr RowKernels kDefault{kDefaultVectors, default_reduce, default_softmax, default_gradient<float>,
+                              default_gradient<BFloat16>};
+
+#ifdef __x86_64__
+
+[[gnu::target("avx2,fma")]] Statistics avx2_reduce(const float* const row, const int64_t classes,
+                                                   const int64_t target) {
+    return reduce(row, classes, target).statistics;
 }
+
+[[gnu::target("avx2,fma")]] float avx2_softmax(float* const row, const int64_t classes, const float logits_max) {
+    return softmax(row, classes, logits_max);
+}
+
+template <class Number>
+[[gnu::target("avx2,fma")]] Statistics avx2_gradient(float* const row, const int64_t classes, const int64_t target,
+                                                     const Factors& factors, Number* const out) {
+    return differentiate(row, classes, target, factors, out);
+}
+
+[[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,fma,prefer-vector-width=512")]] Statistics avx512_reduce(
+    const float* const row, const int64_t classes, const int64_t target) {
+    return reduce(row, classes, target).statistics;
+}
+
+[[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,fma,prefer-vector-width=512")]] float avx512_softmax(
+    float* const row, const int64_t classes, const float logits_max) {
+    return softmax(row, classes, logits_max);
+}
+
+template <class Number>
+[[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,fma,prefer-vector-width=512")]] Statistics avx512_gradient(
+    float* const row, const int64_t classes, const int64_t target, const Factors& factors, Number* const out) {
+    return differentiate(row, classes, target, factors, out);
+}
+
+constexpr RowKernels kAvx2{"AVX2", avx2_reduce, avx2_softmax, avx2_gradient<float>, avx2_gradient<BFloat16>};
+constexpr RowKernels kAvx512{"AVX512", avx512_reduce, avx512_softmax, avx512_gradient<float>,
+                             avx512_gradient<BFloat16>};
+
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+
+bool has_avx512() {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && has_avx2();
+}
+
+#endif
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(torch_aclnn_ops, library) {
-    library.def("linear_cross_entropy_softmax(Tensor(a!) logits, Tensor logits_max) -> Tensor");
-    library.impl("linear_cross_entropy_softmax", c10::DispatchKey::CPU, TORCH_FN(softmax));
-    library.impl("linear_cross_entropy_softmax", c10::DispatchKey::Meta, TORCH_FN(check_softmax));
-    library.def(
-        "linear_cross_entropy_logits_gradient(Tensor(a!) logits, Tensor target, Tensor of_log_sum_exp,"
-        " Tensor of_predicted, Tensor? of_square, Tensor(b!) out)"
-        " -> (Tensor logits_max, Tensor log_sum_exp, Tensor predicted)");
-    library.impl("linear_cross_entropy_logits_gradient", c10::DispatchKey::CPU, TORCH_FN(gradient));
-    library.impl("linear_cross_entropy_logits_gradient", c10::DispatchKey::Meta, TORCH_FN(check_gradient));
+const RowKernels& row_kernels(const std::string& capability) {
+#ifdef __x86_64__
+    // ATEN_CPU_CAPABILITY may ask for less than the chip has. Words that are not known here are of wider vectors.
+    const bool uses_vectors = capability != "DEFAULT" && capability != "NO AVX";
+    if (uses_vectors && capability != "AVX2" && has_avx512()) {
+        return kAvx512;
+    }
+    if (uses_vectors && has_avx2()) {
+        return kAvx2;
+    }
+#endif
+    static_cast<void>(capability);
+    return kDefault;
 }
 
 }  // namespace torch_aclnn_ops

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch_aclnn_ops.ops._numerics import widen
-from torch_aclnn_ops.ops.linear_cross_entropy import _buffers, _compiled
+from torch_aclnn_ops.ops.linear_cross_entropy import _cpu
 from torch_aclnn_ops.ops.linear_cross_entropy._counted_rows import CountedRows
 from torch_aclnn_ops.ops.linear_cross_entropy._parts import combine
 from torch_aclnn_ops.ops.linear_cross_entropy._plan import Plan
@@ -34,6 +34,7 @@ class _Chunk:
         self.rows = rows
         self.input, target = problem.input[rows], problem.target[rows]
         self._problem = problem
+        self._first_class = classes.start
         number = classes.stop - classes.start
         if target.is_floating_point():
             self._target, self._is_here = target[:, classes], None
@@ -41,10 +42,10 @@ class _Chunk:
             self._is_here = (target >= classes.start) & (target < classes.stop)
             self._target = (target - classes.start).clamp(0, number - 1).unsqueeze(1)
         self._class_weight = None if problem.class_weight is None else problem.class_weight[classes]
-        self._is_compiled = head.has_kernel
+        self._has_kernels = head.has_row_kernels
         # What compiled code makes the gradient of in one go, from the logits.
         is_linear = problem.linear_bias is None and problem.options.softcap is None
-        self.is_plain = self._is_compiled and is_linear and self._is_here is not None
+        self.is_plain = self._has_kernels and is_linear and self._is_here is not None
         self.values = head.logits(self.input, classes, _view(buffer, self.input.shape[0], number))
         self._tanh: Tensor | None = None
         softcap = problem.options.softcap
@@ -52,6 +53,14 @@ class _Chunk:
             self.values.div_(softcap).tanh_()
             self._tanh = self.values.clone()
             self.values.mul_(softcap / problem.options.temperature)
+
+    def reduce_alone(self, weighted: bool, predicted_tokens: bool) -> Statistics:
+        """Reduce the logits, of which nothing more is wanted."""
+        if not self.is_plain or weighted or self._problem.entropy:
+            return self.reduce(weighted, predicted_tokens)
+        tokens = self.values.argmax(1) if predicted_tokens else None
+        target = self._problem.target[self.rows] - self._first_class
+        return Statistics(*_cpu.reduce(self.values, target), predicted_tokens=tokens)
 
     def reduce(self, weighted: bool, predicted_tokens: bool) -> Statistics:
         """Turn the logits to the softmax."""
@@ -79,7 +88,7 @@ class _Chunk:
         temperature = self._problem.options.temperature
         of_log_sum_exp, of_predicted = factors.log_sum_exp / temperature, -factors.predicted / temperature
         of_square = None if factors.square is None else 2 * factors.square / temperature
-        statistics = _compiled.write_gradient(
+        statistics = _cpu.write_gradient(
             self.values, self._problem.target[self.rows].contiguous(), of_log_sum_exp, of_predicted, of_square, gradient
         )
         return Statistics(*statistics, predicted_tokens=tokens)
@@ -94,7 +103,7 @@ class _Chunk:
 
     def to_softmax(self) -> None:
         """Turn the logits to the softmax."""
-        needs_max = self._is_compiled or self._problem.linear_bias is not None
+        needs_max = self._has_kernels or self._problem.linear_bias is not None
         self._to_softmax(self.values.amax(1) if needs_max else None)
 
     def _to_softmax(self, logits_max: Tensor | None) -> Tensor | None:
@@ -104,8 +113,8 @@ class _Chunk:
             is_masked = logits_max == -math.inf
             self.values.masked_fill_(is_masked.unsqueeze(1), 0)
             logits_max = logits_max.masked_fill(is_masked, 0)
-        if self._is_compiled and logits_max is not None:
-            return _compiled.to_softmax(self.values, logits_max)
+        if self._has_kernels and logits_max is not None:
+            return _cpu.to_softmax(self.values, logits_max)
         if self.values.device.type == "cpu":
             torch.softmax(self.values, 1, out=self.values)
         else:
@@ -176,10 +185,10 @@ def _reduced(
     for classes in plan.parts():
         chunk = _Chunk(problem, head, buffer, rows, classes)
         if len(plan.parts()) == 1:
-            return chunk.reduce(weighted, predicted_tokens)
+            return chunk.reduce_alone(weighted, predicted_tokens)
         masses.append(chunk.mass())
         weight_sums.append(chunk.class_weight_sum())
-        parts.append(chunk.reduce(weighted, predicted_tokens))
+        parts.append(chunk.reduce_alone(weighted, predicted_tokens))
     starts = [classes.start for classes in plan.parts()]
     return combine(Statistics._make(_joined(torch.stack, parts)), torch.stack(masses), starts, weight_sums)
 
@@ -275,7 +284,7 @@ def _head(problem: Problem, plan: Plan) -> Head:
 
 def _buffer(problem: Problem, head: Head, plan: Plan) -> Tensor:
     """Make room for the logits of a chunk."""
-    return _buffers.empty((_number_of_logits(plan),), problem.input, head.dtype)
+    return problem.input.new_empty(_number_of_logits(plan), dtype=head.dtype)
 
 
 def _number_of_logits(plan: Plan) -> int:

@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch_aclnn_ops.ops._numerics import accumulation_dtype
-from torch_aclnn_ops.ops.linear_cross_entropy import _gemm
+from torch_aclnn_ops.ops.linear_cross_entropy import _cpu
 from torch_aclnn_ops.ops.linear_cross_entropy._plan import Options, Plan, plan_rows, plan_statistics
-from torch_aclnn_ops.ops.linear_cross_entropy._products import has_bfloat16_units
 
 import torch
 from torch import Tensor
@@ -92,14 +90,13 @@ class Problem:
 
     def plan(self, with_gradient: bool = False) -> Plan:
         """Cut the rows where the logits of a row are needed together; the head may need a gradient."""
-        units = has_bfloat16_units(self.linear_weight)
+        units = _cpu.has_bfloat16_units(self.linear_weight)
         rows = self.input.shape[0]
         return plan_rows(rows, self.linear_weight, self.options, self._copies(), with_gradient, units)
 
     def how(self) -> str:
         """Say for a log what is not computed by torch.mm and torch.softmax."""
-        weight = self.linear_weight
-        return _gemm.how(weight, accumulation_dtype(weight.dtype), self.input.shape[0])
+        return _cpu.how(self.linear_weight, self.input.shape[0])
 
     def _copies(self) -> int:
         """Return how many tensors of the logits' size are held beside each other."""
