@@ -1,7 +1,8 @@
 """explain: which path a call takes, without a trace of having looked."""
 
 import torch_aclnn_ops
-from torch_aclnn_ops import explain, functional, optim
+from torch_aclnn_ops import _cpu_extension, explain, functional, optim
+from torch_aclnn_ops.ops.linear_cross_entropy import _cpu
 
 import pytest
 import torch
@@ -53,8 +54,14 @@ _PLAN = "1 chunk of 3 rows, 0.0 MB held"
     ],
     ids=str,
 )
-def test_a_linear_cross_entropy_tells_its_plan(options, plan):
+def test_a_linear_cross_entropy_tells_its_plan(options, plan, monkeypatch):
+    monkeypatch.setattr(_cpu, "has_row_kernels", lambda weight: False)
     assert _linear(**options) == f"linear_cross_entropy: {_FORMULA} the tensors are on cpu; {plan}"
+
+
+@pytest.mark.skipif(_cpu_extension.why_unavailable() is not None, reason="the CPU kernels are not built")
+def test_a_linear_cross_entropy_tells_the_vectors_of_the_chip():
+    assert _linear().endswith(f"{_PLAN}; rows by {_cpu_extension.vectors()} kernels")
 
 
 def test_a_module_gets_no_gradients():
