@@ -2,11 +2,11 @@
 
 import importlib
 import os
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from torch_aclnn_ops import _torch_npu
+from torch_aclnn_ops._torch_compat import replace_entry
 
 import torch
 
@@ -48,7 +48,8 @@ def load() -> str | None:
     module.set_check(_check)
     check_values(os.environ.get(_CHECK_VALUES) == "1")
     for name, make_entry in module.entries.items():
-        _shorten(name, make_entry)
+        # Torch's entry is slower.
+        replace_entry(getattr(torch.ops.torch_aclnn_ops, name), make_entry)
     return None
 
 
@@ -97,15 +98,6 @@ def check_values(enabled: bool) -> None:
 def _family(name: str | None) -> str | None:
     fitting = [family for family in _SOCS if name is not None and name.startswith(family)]
     return max(fitting, key=len, default=None)
-
-
-def _shorten(name: str, make_entry: Callable[[Any], Any]) -> None:
-    """Let ``torch.ops.torch_aclnn_ops.<name>`` call the extension's entry in place of torch's, which is slower."""
-    packet = getattr(torch.ops.torch_aclnn_ops, name)
-    for operator in (packet, packet.default):
-        operator._op = make_entry(operator._op)
-    # TorchScript knows operators by what Python calls.
-    torch.jit._builtins._register_builtin(packet._op, f"torch_aclnn_ops::{name}")
 
 
 def _check(operator_name: str, args: tuple[Any, ...], values: bool) -> None:

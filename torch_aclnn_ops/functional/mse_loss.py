@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from torch_aclnn_ops._torch_compat import get_enum, legacy_get_string
 from torch_aclnn_ops.functional._drop_in import float32_autocast_dtype, is_ordinary, on_one_device
 from torch_aclnn_ops.functional._forward import mse_loss_forward
 from torch_aclnn_ops.functional._function import EagerOrCompiled
@@ -11,7 +12,6 @@ from torch_aclnn_ops.ops import mse_loss_backward
 
 import torch
 from torch import Tensor
-from torch.nn import _reduction
 
 
 class MSELossFunction(torch.autograd.Function):
@@ -102,10 +102,10 @@ def mse_loss(
             stacklevel=2,
         )
     if legacy:
-        reduction = _reduction.legacy_get_string(size_average, reduce)
+        reduction = legacy_get_string(size_average, reduce)
     if weight is not None:
         return _weighted_mse_loss(input, target, reduction, weight)
-    return _broadcast_mse_loss(input, target, _reduction.get_enum(reduction))
+    return _broadcast_mse_loss(input, target, get_enum(reduction))
 
 
 def _is_ours(input: Tensor, target: Tensor, weight: Tensor | None, reduction: str) -> bool:
