@@ -4,6 +4,7 @@
 Older versions of ``mse_loss`` fail in the backward pass where the dtypes differ; the reference does what newer ones do.
 """
 
+import functools
 import math
 from types import SimpleNamespace
 
@@ -94,6 +95,7 @@ class LinearCrossEntropyLoss(torch.nn.Module):
         return ", ".join(f"{name}={fact}" for name, fact in facts.items())
 
 
+@functools.wraps(torch.nn.functional.mse_loss)
 def _mse_loss(input, target, *args, **options):
     if input.is_floating_point() and target.is_floating_point():
         dtype = torch.promote_types(input.dtype, target.dtype)
