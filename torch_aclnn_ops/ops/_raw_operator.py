@@ -69,6 +69,7 @@ class RawOperator:
         self._required_tensors = [argument.name for argument in self._arguments if str(argument.type) == "Tensor"]
         self._signature = _signature_of(self._arguments)
         self._defaults = {name: parameter.default for name, parameter in self._signature.parameters.items()}
+        self._names = list(self._defaults)
         self._kernel = self._checked(without_autocast(kernel or formula))
         _library.impl(self.name, self._kernel, "CompositeExplicitAutograd")
         if cpu is not None:
@@ -119,7 +120,8 @@ class RawOperator:
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the value of each argument of the schema by its name, in order; the arguments must fit the schema."""
-        return {**self._defaults, **dict(zip(self._defaults, args, strict=False)), **kwargs}
+        given = zip(self._names[: len(args)], args, strict=True)  # Dynamo of 2.9 takes strict=False for True
+        return {**self._defaults, **dict(given), **kwargs}
 
     def _checked(self, kernel: Kernel, values: bool = True) -> Kernel:
         def checked_kernel(*args: Any, **kwargs: Any) -> Any:
