@@ -1,11 +1,14 @@
 """Load the compiled extension ``torch_aclnn_ops._C``, and know why it is not there where it is not."""
 
 import importlib
+import importlib.util
 import os
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from torch_aclnn_ops import _torch_npu
+from torch_aclnn_ops._built_for import why_unfit
 from torch_aclnn_ops._torch_compat import replace_entry
 
 import torch
@@ -34,13 +37,17 @@ def load() -> str | None:
     if not _torch_npu.is_imported():
         _reason = _torch_npu.why_unavailable() or "torch_npu is not imported"
         return _reason
-    try:
-        module = importlib.import_module("torch_aclnn_ops._C")
-    except ModuleNotFoundError:
+    spec = importlib.util.find_spec("torch_aclnn_ops._C")
+    if spec is None or spec.origin is None:
         _reason = "it was not built: reinstall with pip's --no-build-isolation where torch_npu is installed"
         return _reason
+    _reason = why_unfit(Path(spec.origin), "torch", "torch_npu")
+    if _reason is not None:
+        return _reason
+    try:
+        module = importlib.import_module("torch_aclnn_ops._C")
     except ImportError as error:
-        _reason = f"it was built for another torch or torch_npu, and has to be rebuilt: {error}"
+        _reason = f"it cannot be loaded, and has to be rebuilt: {error}"
         return _reason
     _module, _reason = module, None
     _soc = _family(module.soc_name())
