@@ -91,7 +91,10 @@ def test(version: str, arguments: list[str]) -> None:
         facts["failures"] = ["the compiled parts do not build"]
     else:
         report.unlink(missing_ok=True)
-        subprocess.run([str(python), "-m", "pytest", "--quiet", f"--junitxml={report}", *arguments], **options)
+        subprocess.run(
+            [str(python), "-m", "pytest", "--quiet", "--numprocesses", "auto", f"--junitxml={report}", *arguments],
+            **options,
+        )
         facts |= counts(report)
     (MATRIX / version / "result.json").write_text(json.dumps(facts, indent=1) + "\n")
 
