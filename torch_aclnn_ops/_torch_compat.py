@@ -37,11 +37,11 @@ __all__ = [
     "foreach_lerp_",
     "fused_adam_",
     "fused_adamw_",
-    "get_capabilities",
     "get_enum",
     "get_interpreter_stack",
     "get_proxy_mode",
     "get_unwrapped",
+    "has_bfloat16_units",
     "in_forward_ad",
     "is_autocast_available",
     "is_batchedtensor",
@@ -178,15 +178,11 @@ version_of: Callable[[Tensor], int] = attrgetter("_version")
 """Return how often a tensor was written to."""
 
 
-def get_capabilities() -> dict[str, Any]:
-    """Return what the CPU can do, as ``torch.cpu.get_capabilities`` does; before 2.10 only what csrc/cpu asks for."""
-    if hasattr(torch.cpu, "get_capabilities"):
-        return dict(torch.cpu.get_capabilities())
-    return {
-        "avx512_f": torch.cpu._is_avx512_supported(),
-        "avx512_bf16": torch.cpu._is_avx512_bf16_supported(),
-        "amx_bf16": torch.cpu._is_amx_tile_supported(),
-    }
+def has_bfloat16_units() -> bool:
+    """Return whether the CPU has units for bfloat16 products, and torch uses them."""
+    if cpu_capability() in ("DEFAULT", "NO AVX", "AVX2"):  # asked for by ATEN_CPU_CAPABILITY, maybe
+        return False
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def in_forward_ad() -> bool:
