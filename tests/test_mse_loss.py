@@ -84,6 +84,15 @@ def test_any_call_does_what_torchs_does(shapes, dtypes, reduction, size_average,
     assert_same_outcome(mine, theirs, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("reduction", ["elementwise_mean", "average"])
+def test_shapes_that_do_not_broadcast_are_refused_before_a_wrong_reduction_as_in_torch(reduction):
+    tensors = torch.zeros(4, 3), torch.zeros(0, 3)
+    mine, theirs = (
+        outcome(partial(module.mse_loss, *tensors, reduction=reduction), []) for module in (ours, torchs.functional)
+    )
+    assert mine == theirs and mine[0] == "raised"
+
+
 def test_the_broadcast_warning_points_at_the_caller():
     with pytest.warns(UserWarning, match=r"Using a target size \(torch.Size\(\[3\]\)\)") as caught:
         ours.mse_loss(torch.zeros(2, 3), torch.zeros(3))
