@@ -21,7 +21,7 @@ else
 ON_NPU = $(RUN)
 endif
 
-.PHONY: setup demo test test-all lint bench coverage clean
+.PHONY: setup demo test test-all matrix lint bench coverage clean
 
 setup: $(INSTALLED) $(BUILT)
 
@@ -47,6 +47,10 @@ test: setup
 # Also the grids of cases that are marked as exhaustive.
 test-all: setup
 	$(RUN) -m pytest --quiet --numprocesses auto -m ""
+
+# Every version of torch that is served, each in an environment of its own; downloads and takes hours.
+matrix:
+	$(PYTHON) .ci/matrix.py
 
 lint: setup
 	$(RUN) -m ruff check .

@@ -80,15 +80,17 @@ def extension(
 
     sources = sorted((ROOT / "csrc" / folder).glob("*.cpp"))
     headers = sorted((ROOT / "csrc" / folder).glob("*.h"))
+    versions = host_npu_build().write_versions()
     # PyTorch's headers take longer than such sources, which are compiled as one.
     compiled = [host_npu_build().joined(sources, ROOT / "build" / f"{name}.cpp")] if is_joined else sources
     return CppExtension(
         f"torch_aclnn_ops.{name}",
         [str(source.relative_to(ROOT)) for source in compiled],
-        depends=[str(path.relative_to(ROOT)) for path in [*sources, *headers]],
+        depends=[str(path.relative_to(ROOT)) for path in [*sources, *headers, versions]],
         extra_compile_args=[
             *("-std=c++20", "-fvisibility=hidden", "-Wall", "-Wextra", *WERROR, *optimisation),
             *(f"-isystem{include}" for include in [*include_paths(), *includes]),  # others' headers may have warnings
+            *("-include", str(versions)),
         ],
         **options,
     )
@@ -96,7 +98,7 @@ def extension(
 
 def npu_extension(npu: Path) -> Extension:
     """Describe the NPU extension to setuptools, for the folder of an installed torch_npu."""
-    folders = [npu / "include"]
+    folders = [npu / "include", npu / "include" / "third_party" / "acl" / "inc"]
     if cann := os.environ.get("ASCEND_HOME_PATH"):
         folders.append(Path(cann) / "include")  # where a toolkit is installed, its signatures are compared with ours
     return extension(

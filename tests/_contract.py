@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from tests import _torchs as torchs
+
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
@@ -86,8 +88,8 @@ def assert_no_worse_than_torch(case: Case, dtype: torch.dtype, seed: int, slack:
     """
     call, inputs = case.prepare(dtype, seed)
     true_call, true_inputs = case.prepare_truth(dtype, seed)
-    truths = loss_and_gradients(true_call, torch.nn.functional, true_inputs)
-    theirs = loss_and_gradients(call, torch.nn.functional, inputs)
+    truths = loss_and_gradients(true_call, torchs.functional, true_inputs)
+    theirs = loss_and_gradients(call, torchs.functional, inputs)
     results = loss_and_gradients(call, ours, inputs)
     for result, their, truth in zip(results, theirs, truths, strict=True):
         if truth.numel() == 0:
@@ -106,7 +108,7 @@ class DropInContract:
     def test_result_and_gradients_equal_torchs(self, case: Case, dtype: torch.dtype) -> None:
         call, inputs = case.prepare(dtype)
         results = loss_and_gradients(call, ours, inputs)
-        expected = loss_and_gradients(call, torch.nn.functional, inputs)
+        expected = loss_and_gradients(call, torchs.functional, inputs)
         for result, theirs in zip(results, expected, strict=True):
             torch.testing.assert_close(result, theirs, equal_nan=True)
 
@@ -185,7 +187,7 @@ class DropInContract:
         tensors = [tensor.detach() for tensor in inputs]
         mine, theirs = (
             torch.func.hessian(lambda first, module=module: call(module, first, *tensors[1:]).sum())(tensors[0])
-            for module in (ours, torch.nn.functional)
+            for module in (ours, torchs.functional)
         )
         torch.testing.assert_close(mine, theirs, equal_nan=True)
 
@@ -194,7 +196,7 @@ class DropInContract:
         first, *others = (tensor.detach() for tensor in inputs)
         mine, theirs = (
             torch.func.jacfwd(torch.func.jacfwd(lambda x, module=module: call(module, x, *others).sum()))(first)
-            for module in (ours, torch.nn.functional)
+            for module in (ours, torchs.functional)
         )
         torch.testing.assert_close(mine, theirs, equal_nan=True)
 
@@ -252,7 +254,7 @@ class DropInContract:
         call, inputs = case.prepare(torch.float32)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             results = loss_and_gradients(call, ours, inputs)
-            expected = loss_and_gradients(call, torch.nn.functional, inputs)
+            expected = loss_and_gradients(call, torchs.functional, inputs)
         for result, theirs in zip(results, expected, strict=True):
             assert result.dtype == theirs.dtype
             torch.testing.assert_close(result, theirs, rtol=2e-2, atol=2e-2, equal_nan=True)

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import _torchs as torchs
 from tests._contract import Case, DropInContract, Maker, assert_same_outcome, outcome
 from tests._raw_operator import RawOperatorContract, Refusal, Sample
 
@@ -77,10 +78,19 @@ def test_any_call_does_what_torchs_does(shapes, dtypes, reduction, size_average,
     inputs = [tensor.requires_grad_() for tensor in (input, target) if tensor.is_floating_point()]
     mine, theirs = (
         outcome(partial(module.mse_loss, input, target, size_average, reduce, reduction, weight), inputs)
-        for module in (ours, torch.nn.functional)
+        for module in (ours, torchs.functional)
     )
     tolerance = max(torch.finfo(tensor.dtype).eps for tensor in inputs) * 8 if inputs else 0
     assert_same_outcome(mine, theirs, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("reduction", ["elementwise_mean", "average"])
+def test_shapes_that_do_not_broadcast_are_refused_before_a_wrong_reduction_as_in_torch(reduction):
+    tensors = torch.zeros(4, 3), torch.zeros(0, 3)
+    mine, theirs = (
+        outcome(partial(module.mse_loss, *tensors, reduction=reduction), []) for module in (ours, torchs.functional)
+    )
+    assert mine == theirs and mine[0] == "raised"
 
 
 def test_the_broadcast_warning_points_at_the_caller():

@@ -13,6 +13,8 @@ from torch_aclnn_ops import doctor, functional, ops
 import pytest
 import torch
 
+from tests import _torchs as torchs
+
 # A fake torch_npu package that counts as installed; it raises as the real one does where it cannot be loaded.
 _BROKEN_TORCH_NPU = 'raise ImportError("libhccl.so: cannot open shared object file")'
 
@@ -175,11 +177,11 @@ def test_the_doctor_names_every_operator_and_its_path():
     assert "formula in torch calls" in paths["fused_linear_online_max_sum"]
 
 
-@pytest.mark.parametrize("name", [name for name in functional.__all__ if hasattr(torch.nn.functional, name)])
+@pytest.mark.parametrize("name", [name for name in functional.__all__ if hasattr(torchs.functional, name)])
 def test_a_drop_in_has_torchs_arguments_and_defaults(name):
     import inspect
 
-    mine, theirs = (inspect.signature(getattr(module, name)).parameters for module in (functional, torch.nn.functional))
+    mine, theirs = (inspect.signature(getattr(module, name)).parameters for module in (functional, torchs.functional))
     assert [(p.name, p.kind, p.default) for p in mine.values()][: len(theirs)] == [
         (p.name, p.kind, p.default) for p in theirs.values()
     ]

@@ -3,6 +3,7 @@
 import os as _os
 
 from torch_aclnn_ops import _torch_npu as _torch_npu  # isort: skip  (before anything imports torch)
+from torch_aclnn_ops import _torch_compat as _torch_compat  # isort: skip  (refuses a torch that does not fit)
 from torch_aclnn_ops import _extension, functional, nn, ops, optim
 from torch_aclnn_ops._explain import explain
 from torch_aclnn_ops._extension import check_values, launches

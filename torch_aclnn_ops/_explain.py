@@ -4,13 +4,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch_aclnn_ops._torch_compat import FakeTensorMode, tree_leaves, tree_map
 from torch_aclnn_ops.ops import _paths
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = ["explain"]
 

@@ -1,12 +1,15 @@
 """Load the compiled extension ``torch_aclnn_ops._C``, and know why it is not there where it is not."""
 
 import importlib
+import importlib.util
 import os
-from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from torch_aclnn_ops import _torch_npu
+from torch_aclnn_ops._built_for import why_unfit
+from torch_aclnn_ops._torch_compat import replace_entry
 
 import torch
 
@@ -34,13 +37,17 @@ def load() -> str | None:
     if not _torch_npu.is_imported():
         _reason = _torch_npu.why_unavailable() or "torch_npu is not imported"
         return _reason
-    try:
-        module = importlib.import_module("torch_aclnn_ops._C")
-    except ModuleNotFoundError:
+    spec = importlib.util.find_spec("torch_aclnn_ops._C")
+    if spec is None or spec.origin is None:
         _reason = "it was not built: reinstall with pip's --no-build-isolation where torch_npu is installed"
         return _reason
+    _reason = why_unfit(Path(spec.origin), "torch", "torch_npu")
+    if _reason is not None:
+        return _reason
+    try:
+        module = importlib.import_module("torch_aclnn_ops._C")
     except ImportError as error:
-        _reason = f"it was built for another torch or torch_npu, and has to be rebuilt: {error}"
+        _reason = f"it cannot be loaded, and has to be rebuilt: {error}"
         return _reason
     _module, _reason = module, None
     _soc = _family(module.soc_name())
@@ -48,7 +55,8 @@ def load() -> str | None:
     module.set_check(_check)
     check_values(os.environ.get(_CHECK_VALUES) == "1")
     for name, make_entry in module.entries.items():
-        _shorten(name, make_entry)
+        # Torch's entry is slower.
+        replace_entry(getattr(torch.ops.torch_aclnn_ops, name), make_entry)
     return None
 
 
@@ -97,15 +105,6 @@ def check_values(enabled: bool) -> None:
 def _family(name: str | None) -> str | None:
     fitting = [family for family in _SOCS if name is not None and name.startswith(family)]
     return max(fitting, key=len, default=None)
-
-
-def _shorten(name: str, make_entry: Callable[[Any], Any]) -> None:
-    """Let ``torch.ops.torch_aclnn_ops.<name>`` call the extension's entry in place of torch's, which is slower."""
-    packet = getattr(torch.ops.torch_aclnn_ops, name)
-    for operator in (packet, packet.default):
-        operator._op = make_entry(operator._op)
-    # TorchScript knows operators by what Python calls.
-    torch.jit._builtins._register_builtin(packet._op, f"torch_aclnn_ops::{name}")
 
 
 def _check(operator_name: str, args: tuple[Any, ...], values: bool) -> None:

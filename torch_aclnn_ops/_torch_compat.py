@@ -1,21 +1,231 @@
 """Every private or version-dependent name of torch that the package uses; no other module has one.
 
-Each entry says which versions of torch it serves, and what happens without it.
+Torch 2.9 to 2.14 are served. A name without a remark is in all of them under the path below, and the package needs it:
+without it, the import ends in a sentence that names both versions. The others say since when torch has them, and what
+happens without them.
 """
 
+import math
+from collections.abc import Callable
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, TypeVar
+
 import torch
-from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+from torch import Tensor
 
-__all__ = ["cpu_capability", "disable_current_modes", "has_bfloat16_units"]
+__all__ = [
+    "NEWEST",
+    "OLDEST",
+    "AutoDispatchBelowAutograd",
+    "Buffer",
+    "DispatchKeySet",
+    "FakeTensorMode",
+    "LinearCrossEntropyLoss",
+    "LinearCrossEntropyOptions",
+    "TransformType",
+    "after_autograd_keyset",
+    "assume_constant_result",
+    "c10d_functional",
+    "cpu_capability",
+    "device_types_of_group",
+    "disable_current_modes",
+    "disabled_torch_function_impl",
+    "dispatch_has_kernel_for_dispatch_key",
+    "embedding_bag",
+    "foreach_add_",
+    "foreach_copy_",
+    "foreach_lerp_",
+    "fused_adam_",
+    "fused_adamw_",
+    "get_enum",
+    "get_interpreter_stack",
+    "get_proxy_mode",
+    "get_unwrapped",
+    "has_bfloat16_units",
+    "in_forward_ad",
+    "is_autocast_available",
+    "is_batchedtensor",
+    "is_functorch_wrapped_tensor",
+    "is_legacy_batchedtensor",
+    "is_traceable_wrapper_subclass",
+    "legacy_get_string",
+    "linear_cross_entropy",
+    "peek_interpreter_stack",
+    "per_optimizer_state",
+    "register_vmap",
+    "replace_entry",
+    "schema_of",
+    "tree_leaves",
+    "tree_map",
+    "version_of",
+]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+# The first and the last release that the package is tested with, as in pyproject.toml.
+OLDEST, NEWEST = (2, 9), (2, 14)
 
 
-def cpu_capability() -> str:
-    """Return the vector instructions that torch's own kernels use here, such as ``"AVX2"``; all versions have it."""
-    return torch.backends.cpu.get_cpu_capability()
+def _unfit(reason: str) -> ImportError:
+    oldest, newest = (".".join(map(str, version)) for version in (OLDEST, NEWEST))
+    return ImportError(
+        f"torch_aclnn_ops needs torch {oldest} to {newest}, but torch {torch.__version__} is installed{reason};"
+        f' pip install "torch>={oldest},<{NEWEST[0]}.{NEWEST[1] + 1}"'
+    )
+
+
+if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST:
+    raise _unfit("")
+
+try:
+    from torch._C import DispatchKeySet, _is_fwd_grad_enabled
+    from torch._C import _after_autograd_keyset as after_autograd_keyset
+    from torch._C import _AutoDispatchBelowAutograd as AutoDispatchBelowAutograd
+    from torch._C import _disabled_torch_function_impl as disabled_torch_function_impl
+    from torch._C import _dispatch_has_kernel_for_dispatch_key as dispatch_has_kernel_for_dispatch_key
+    from torch._C._functorch import (
+        TransformType,
+        get_interpreter_stack,
+        get_unwrapped,
+        is_batchedtensor,
+        is_functorch_wrapped_tensor,
+        is_legacy_batchedtensor,
+        peek_interpreter_stack,
+    )
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.autograd import forward_ad
+    from torch.backends.cpu import get_cpu_capability as cpu_capability
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+    from torch.jit._builtins import _register_builtin
+    from torch.library import register_vmap
+    from torch.nn import Buffer
+    from torch.nn._reduction import get_enum, legacy_get_string
+    from torch.nn.modules.loss import _WeightedLoss
+    from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+    from torch.utils._pytree import tree_leaves, tree_map
+
+    _ = forward_ad._current_level
+    embedding_bag = torch.ops.aten._embedding_bag.default
+    foreach_add_, foreach_copy_, foreach_lerp_ = torch._foreach_add_, torch._foreach_copy_, torch._foreach_lerp_
+    fused_adam_, fused_adamw_ = torch._fused_adam_, torch._fused_adamw_
+    if torch.distributed.is_available():
+        import torch.distributed._functional_collectives  # registers the operators of c10d_functional
+except (AttributeError, ImportError) as error:
+    raise _unfit(f", which lacks what the package uses ({error})") from error
+
+# The operators of a torch that is built with distributed.
+c10d_functional = torch.ops._c10d_functional
+
+
+class _LinearCrossEntropyLoss(_WeightedLoss):
+    """The constructor, parameters and description of torch's module."""
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        out_features: tuple[int, ...] = (),
+        bias: bool = False,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        reduction: str = "mean",
+        weight: Tensor | None = None,
+        ignore_index: int | None = None,
+        label_smoothing: float = 0.0,
+        options: None = None,
+    ) -> None:
+        if weight is not None and weight.shape != (num_classes,):
+            raise RuntimeError(
+                f"LinearCrossEntropyLoss: weight must have shape {[num_classes]}, but its shape is {list(weight.shape)}"
+            )
+        if not 0 <= label_smoothing <= 1:
+            raise RuntimeError(
+                f"LinearCrossEntropyLoss: label_smoothing must be from 0 to 1, but it is {label_smoothing}"
+            )
+        super().__init__(weight, reduction=reduction)
+        self.num_classes = num_classes
+        self.out_features = out_features
+        self.ignore_index = ignore_index
+        self.label_smoothing = label_smoothing
+        self.options = options
+        outputs = num_classes * math.prod(out_features)
+        self.linear = torch.nn.Linear(in_features, outputs, bias=bias, device=device, dtype=dtype)
+
+    def extra_repr(self) -> str:
+        names = ("reduction", "ignore_index", "label_smoothing", "options")
+        values = {
+            "in_features": self.linear.in_features,
+            "num_classes": self.num_classes,
+            "out_features": self.out_features,
+            "bias": self.linear.bias is not None,
+            **{name: getattr(self, name) for name in names},
+        }
+        return ", ".join(f"{name}={value}" for name, value in values.items())
+
+
+if TYPE_CHECKING:
+    from torch.nn import LinearCrossEntropyLoss, LinearCrossEntropyOptions
+    from torch.nn.functional import linear_cross_entropy
+else:
+    # Since 2.13. Without them options= is refused, the module has a base of ours, and the function is composed.
+    LinearCrossEntropyOptions = getattr(torch.nn, "LinearCrossEntropyOptions", None)
+    linear_cross_entropy = getattr(torch.nn.functional, "linear_cross_entropy", None)
+    LinearCrossEntropyLoss = getattr(torch.nn, "LinearCrossEntropyLoss", None) or _LinearCrossEntropyLoss
+
+version_of: Callable[[Tensor], int] = attrgetter("_version")
+"""Return how often a tensor was written to."""
 
 
 def has_bfloat16_units() -> bool:
-    """Return whether the CPU has units for bfloat16 products, and torch uses them; all versions have these names."""
+    """Return whether the CPU has units for bfloat16 products, and torch uses them."""
     if cpu_capability() in ("DEFAULT", "NO AVX", "AVX2"):  # asked for by ATEN_CPU_CAPABILITY, maybe
         return False
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def in_forward_ad() -> bool:
+    """Return whether operators have to push tangents forward."""
+    return forward_ad._current_level >= 0 and _is_fwd_grad_enabled()
+
+
+def assume_constant_result(function: _Function) -> _Function:
+    """Let Dynamo call a function while it traces, and take the result for a constant.
+
+    ``torch.compiler.assume_constant_result`` does no more than this, after an import of a second.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@assume_constant_result  # Dynamo of 2.9 cannot trace it
+def is_autocast_available(device_type: str) -> bool:
+    """Return whether tensors of a type of device can be autocast."""
+    return torch.amp.is_autocast_available(device_type)
+
+
+def schema_of(overload: Any) -> Any:
+    """Return the schema of an operator's overload."""
+    return overload._schema
+
+
+def replace_entry(packet: Any, make_entry: Callable[[Any], Any]) -> None:
+    """Let calls of an operator go through ``make_entry(entry)`` in place of torch's entry."""
+    for operator in (packet, packet.default):
+        operator._op = make_entry(operator._op)
+    # TorchScript knows operators by what Python calls.
+    _register_builtin(packet._op, schema_of(packet.default).name)
+
+
+def per_optimizer_state(grad_scaler: Any, optimizer: Any) -> dict[str, Any]:
+    """Return what a ``GradScaler`` knows of an optimizer's step."""
+    state: dict[str, Any] = grad_scaler._per_optimizer_states[id(optimizer)]
+    return state
+
+
+@assume_constant_result
+def device_types_of_group(group_name: str) -> tuple[str, ...]:
+    """Return the types of device whose tensors a process group takes."""
+    group = torch._C._distributed_c10d._resolve_process_group(group_name)  # type: ignore[arg-type]
+    return tuple(device.type for device in group._device_types)

@@ -4,10 +4,11 @@ from collections.abc import Collection
 from typing import overload
 
 from torch_aclnn_ops import functional as F
+from torch_aclnn_ops._torch_compat import LinearCrossEntropyLoss as _TorchLinearCrossEntropyLoss
+from torch_aclnn_ops._torch_compat import LinearCrossEntropyOptions
 
 import torch
 from torch import Tensor
-from torch.nn import LinearCrossEntropyOptions
 
 __all__ = ["BCELoss", "Embedding", "LinearCrossEntropyLoss", "MSELoss"]
 
@@ -84,7 +85,7 @@ class Embedding(torch.nn.Embedding):
         )
 
 
-class LinearCrossEntropyLoss(torch.nn.LinearCrossEntropyLoss):
+class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
     """A linear layer and the cross entropy of its outputs, a drop-in for :class:`torch.nn.LinearCrossEntropyLoss`.
 
     Args:
@@ -98,7 +99,8 @@ class LinearCrossEntropyLoss(torch.nn.LinearCrossEntropyLoss):
         weight: factor of each class, shape (num_classes,).
         ignore_index: class index whose rows do not count, -100 by default; only with class indices.
         label_smoothing: share of the uniform distribution in the target, from 0 to 1.
-        options: torch's options, see :func:`torch_aclnn_ops.functional.linear_cross_entropy`, as for all that follow.
+        options: torch's options, with torch 2.13 and later; see
+            :func:`torch_aclnn_ops.functional.linear_cross_entropy`, as for all that follow.
         softcap: bound of the logits' size.
         lse_square_scale: factor of the z-loss.
         temperature: divides the logits.
@@ -133,7 +135,7 @@ class LinearCrossEntropyLoss(torch.nn.LinearCrossEntropyLoss):
         weight: Tensor | None = None,
         ignore_index: int | None = None,
         label_smoothing: float = 0.0,
-        options: LinearCrossEntropyOptions | None = None,
+        options: "LinearCrossEntropyOptions | None" = None,
         softcap: float | None = None,
         lse_square_scale: float = 0.0,
         temperature: float = 1.0,

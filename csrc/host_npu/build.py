@@ -117,6 +117,7 @@ class _Builder:
     def __init__(self, destination: Path, coverage: bool, verbose: bool) -> None:
         self.destination = destination
         self.flags = [*_FLAGS, *["-Werror"] * _WARNINGS_ARE_ERRORS, *(_COVERAGE if coverage else _OPTIMISATION)]
+        self.flags += ["-include", str(write_versions())]
         self.objects = SOURCES.parents[1] / "build" / "host_npu" / ("coverage" if coverage else "release")
         self.verbose = verbose
         self.compiler = shlex.split(os.environ.get("CXX", "g++"))
@@ -189,6 +190,17 @@ def _include_folders(library: Library) -> list[str]:
         f"-I{SOURCES / 'runtime'}",
         *(f"-isystem{folder}" for folder in folders),
     ]
+
+
+def write_versions() -> Path:
+    """Write the header that says what is compiled for which torch and torch_npu; every source is compiled with it."""
+    root = SOURCES.parents[1]
+    spec = importlib.util.spec_from_file_location("built_for", root / "torch_aclnn_ops" / "_built_for.py")
+    assert spec is not None and spec.loader is not None
+    built_for = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(built_for)
+    header: Path = built_for.write_header(root / "build" / "built_for.h")
+    return header
 
 
 def _package(name: str) -> Path:

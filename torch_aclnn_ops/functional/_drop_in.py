@@ -2,12 +2,17 @@
 
 from typing import Any
 
+from torch_aclnn_ops._torch_compat import (
+    Buffer,
+    disabled_torch_function_impl,
+    is_autocast_available,
+    is_traceable_wrapper_subclass,
+)
 from torch_aclnn_ops.ops._derivatives import has_tangent
 
 import torch
 from torch import Tensor
-from torch.nn import Buffer, Parameter
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.nn import Parameter
 
 
 def is_ordinary(*tensors: Any) -> bool:
@@ -30,7 +35,7 @@ def overrides_torch(tensor: Tensor) -> bool:
     cls = type(tensor)
     if cls in (Tensor, Parameter, Buffer):
         return False
-    return cls.__torch_function__ is not torch._C._disabled_torch_function_impl or is_traceable_wrapper_subclass(tensor)
+    return cls.__torch_function__ is not disabled_torch_function_impl or is_traceable_wrapper_subclass(tensor)
 
 
 def on_one_device(function: str, **tensors: Tensor | None) -> bool:
@@ -72,4 +77,4 @@ def lower_precision_autocast_dtype(tensor: Tensor) -> torch.dtype:
 
 def _autocast_is_on(tensor: Tensor) -> bool:
     device_type = tensor.device.type
-    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+    return is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from itertools import compress
 from typing import NamedTuple
 
+from torch_aclnn_ops._torch_compat import foreach_add_, foreach_lerp_, fused_adam_, fused_adamw_
 from torch_aclnn_ops.ops import apply_fused_ema_adam_
 
 import torch
@@ -151,12 +152,12 @@ def multi_tensor(tensors: TensorLists, options: Options) -> None:
     """Do a step by torch's kernels for lists; for tensors that have one, see ``has_native_kernel``."""
     if not tensors.params:
         return
-    torch._foreach_add_(tensors.steps, 1)
+    foreach_add_(tensors.steps, 1)
     steps = [step if step.dim() == 0 else step.view(-1)[0] for step in tensors.steps]
     if not options.bias_correction:
         # The kernel always divides by 1 - beta**step, which is 1 for every beta after this many steps.
         steps = [torch.tensor(2**62, device="cpu")] * len(steps)
-    native_adam = torch._fused_adamw_ if options.decoupled_weight_decay else torch._fused_adam_
+    native_adam = fused_adamw_ if options.decoupled_weight_decay else fused_adam_
     grads = [_laid_out_as(param, grad) for param, grad in zip(tensors.params, tensors.grads, strict=True)]
     for batch in _batches(tensors._replace(grads=grads, steps=steps)):
         params, grads, exp_avgs, exp_avg_sqs, ema_params, batch_steps = batch
@@ -177,7 +178,7 @@ def multi_tensor(tensors: TensorLists, options: Options) -> None:
             grad_scale=options.grad_scale,
         )
         if options.ema_decay != 1:
-            torch._foreach_lerp_(ema_params, params, float(1 - options.ema_decay))
+            foreach_lerp_(ema_params, params, float(1 - options.ema_decay))
 
 
 def _batches(tensors: TensorLists) -> Iterator[TensorLists]:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from torch_aclnn_ops._torch_compat import get_enum, legacy_get_string
 from torch_aclnn_ops.functional._drop_in import float32_autocast_dtype, is_ordinary, on_one_device, refuse_tangent
 from torch_aclnn_ops.functional._forward import binary_cross_entropy_forward
 from torch_aclnn_ops.functional._function import EagerOrCompiled
@@ -9,7 +10,6 @@ from torch_aclnn_ops.ops import binary_cross_entropy_backward
 
 import torch
 from torch import Tensor
-from torch.nn import _reduction
 
 
 class BinaryCrossEntropyFunction(torch.autograd.Function):
@@ -118,11 +118,11 @@ def binary_cross_entropy(
         return torch.nn.functional.binary_cross_entropy(input, target, weight, size_average, reduce, reduction)
     refuse_tangent("binary_cross_entropy", weight)
     if size_average is not None or reduce is not None:
-        reduction = _reduction.legacy_get_string(size_average, reduce)
+        reduction = legacy_get_string(size_average, reduce)
     dtype = float32_autocast_dtype(input)
     if weight is not None:
         weight = weight.to(dtype).expand(input.shape)
-    loss: Tensor = _binary_cross_entropy(input.to(dtype), target.to(dtype), weight, _reduction.get_enum(reduction))
+    loss: Tensor = _binary_cross_entropy(input.to(dtype), target.to(dtype), weight, get_enum(reduction))
     return loss
 
 

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from torch_aclnn_ops._torch_compat import get_enum, legacy_get_string
 from torch_aclnn_ops.functional._drop_in import float32_autocast_dtype, is_ordinary, on_one_device
 from torch_aclnn_ops.functional._forward import mse_loss_forward
 from torch_aclnn_ops.functional._function import EagerOrCompiled
@@ -11,7 +12,6 @@ from torch_aclnn_ops.ops import mse_loss_backward
 
 import torch
 from torch import Tensor
-from torch.nn import _reduction
 
 
 class MSELossFunction(torch.autograd.Function):
@@ -102,10 +102,10 @@ def mse_loss(
             stacklevel=2,
         )
     if legacy:
-        reduction = _reduction.legacy_get_string(size_average, reduce)
+        reduction = legacy_get_string(size_average, reduce)
     if weight is not None:
         return _weighted_mse_loss(input, target, reduction, weight)
-    return _broadcast_mse_loss(input, target, _reduction.get_enum(reduction))
+    return _broadcast_mse_loss(input, target, reduction)
 
 
 def _is_ours(input: Tensor, target: Tensor, weight: Tensor | None, reduction: str) -> bool:
@@ -117,17 +117,17 @@ def _is_ours(input: Tensor, target: Tensor, weight: Tensor | None, reduction: st
     return is_ordinary(weight) and weight.size() == input.size() and reduction in ("none", "mean", "sum")
 
 
-def _broadcast_mse_loss(input: Tensor, target: Tensor, reduction: int) -> Tensor:
+def _broadcast_mse_loss(input: Tensor, target: Tensor, reduction: str) -> Tensor:
     dtype = torch.promote_types(float32_autocast_dtype(input), float32_autocast_dtype(target))
     input, target = torch.broadcast_tensors(input.to(dtype), target.to(dtype))
-    loss: Tensor = _mse_loss(input, target, reduction)
+    loss: Tensor = _mse_loss(input, target, get_enum(reduction))
     return loss
 
 
 def _weighted_mse_loss(input: Tensor, target: Tensor, reduction: str, weight: Tensor) -> Tensor:
     # Autocast widens torch's loss, but not its weighted loss.
     dtype = torch.promote_types(input.dtype, target.dtype)
-    weighted = _broadcast_mse_loss(input, target, 0).to(dtype) * weight
+    weighted = _broadcast_mse_loss(input, target, "none").to(dtype) * weight
     if reduction == "none":
         return weighted
     return weighted.sum() if reduction == "sum" else weighted.sum() / weight.sum()

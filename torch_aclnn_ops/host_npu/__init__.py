@@ -168,6 +168,9 @@ def _require_possible(force: bool) -> None:
             f"the host NPU was not built ({', '.join(missing)} missing): install this package again where torch_npu is "
             "installed, or run csrc/host_npu/build.py in a checkout"
         )
+    unfit = _libraries.why_unfit()
+    if unfit is not None:
+        raise HostNpuError(f"the host NPU cannot be loaded: {unfit}")
     real = None if force else _libraries.real_cann()
     if real is not None:
         raise HostNpuError(f"there is a real CANN ({real}), which the host NPU would hide; force=True does it anyway")

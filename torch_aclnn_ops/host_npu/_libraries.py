@@ -4,7 +4,7 @@ import ctypes
 import os
 from pathlib import Path
 
-from torch_aclnn_ops import _torch_npu
+from torch_aclnn_ops import _built_for, _torch_npu
 
 # In the order in which they need one another.
 _CANN = ("ascendcl", "hccl", "ge_runner", "graph", "acl_op_compiler", "acl_tdt_channel", "nnopbase", "opapi")
@@ -23,6 +23,11 @@ def _path(name: str) -> Path:
 def missing() -> list[str]:
     """Return the files of libraries that were not built."""
     return [_path(name).name for name in (*_CANN, _LOADER, _ATEN) if not _path(name).exists()]
+
+
+def why_unfit() -> str | None:
+    """Return why the libraries do not fit the installed torch and torch_npu, or ``None``; all were built together."""
+    return _built_for.why_unfit(_path(_ATEN), "torch", "torch_npu")
 
 
 def real_cann() -> str | None:

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+from torch_aclnn_ops._torch_compat import Buffer, get_proxy_mode, is_functorch_wrapped_tensor
+
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
-from torch.nn import Buffer, Parameter
+from torch.nn import Parameter
 
 # Whether checks of values wait for a device to read them; see torch_aclnn_ops.check_values.
 reads_devices = False
@@ -89,6 +90,6 @@ def values_are_readable(tensor: Tensor) -> bool:
         (tensor.device.type == "cpu" or reads_devices)
         and type(tensor) in (Tensor, Parameter, Buffer)
         and not torch.compiler.is_compiling()
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and not is_functorch_wrapped_tensor(tensor)
         and get_proxy_mode() is None
     )

@@ -3,6 +3,18 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch_aclnn_ops._torch_compat import (
+    TransformType,
+    assume_constant_result,
+    get_interpreter_stack,
+    get_unwrapped,
+    in_forward_ad,
+    is_batchedtensor,
+    is_functorch_wrapped_tensor,
+    is_legacy_batchedtensor,
+    peek_interpreter_stack,
+)
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -56,25 +68,16 @@ def jvp(function: TensorFunction, primals: Sequence[Tensor], tangents: Sequence[
     return result
 
 
+@assume_constant_result  # Dynamo cannot trace it
 def in_functorch_transform() -> bool:
     """Return whether the caller runs inside ``torch.func.grad``, ``vmap`` or another transform."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
-
-
-# Dynamo, which cannot trace it, calls it while tracing; torch.compiler.assume_constant_result would do no more than
-# this, after an import of a second.
-in_functorch_transform._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return peek_interpreter_stack() is not None
 
 
 def in_nested_forward_mode() -> bool:
     """Return whether the caller runs inside jvp of jvp, where PyTorch takes a Function's tangent for a constant."""
-    transforms = torch._C._functorch.get_interpreter_stack() or ()
-    return sum(transform.key() == torch._C._functorch.TransformType.Jvp for transform in transforms) > 1
-
-
-def in_forward_ad() -> bool:
-    """Return whether operators have to push tangents forward."""
-    return forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()
+    transforms = get_interpreter_stack() or ()
+    return sum(transform.key() == TransformType.Jvp for transform in transforms) > 1
 
 
 def is_differentiated(value: Any) -> bool:
@@ -89,10 +92,10 @@ def has_tangent(value: Any) -> bool:
 
 def is_batched(tensor: Tensor) -> bool:
     """Return whether ``vmap`` runs over a tensor, at any level of transforms."""
-    if torch._C._functorch.is_legacy_batchedtensor(tensor):
+    if is_legacy_batchedtensor(tensor):
         return True
-    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        if torch._C._functorch.is_batchedtensor(tensor):
+    while is_functorch_wrapped_tensor(tensor):
+        if is_batchedtensor(tensor):
             return True
-        tensor = torch._C._functorch.get_unwrapped(tensor)
+        tensor = get_unwrapped(tensor)
     return False

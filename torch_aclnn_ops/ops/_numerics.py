@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
+from torch_aclnn_ops._torch_compat import is_autocast_available
+
 import torch
 from torch import Tensor
 
@@ -25,7 +27,7 @@ def widen(tensor: Tensor) -> Tensor:
 @contextmanager
 def autocast_disabled(device_type: str) -> Iterator[None]:
     """Run a formula as written where autocast is on: it would make its matrix products 16-bit ones."""
-    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+    if is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
         with torch.autocast(device_type, enabled=False):
             yield
     else:
@@ -39,7 +41,7 @@ def without_autocast(function: Callable[_Parameters, _Result]) -> Callable[_Para
     def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
         tensor = next(arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor))
         device_type = tensor.device.type
-        if not (torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)):
+        if not (is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)):
             return function(*args, **kwargs)
         with torch.autocast(device_type, enabled=False):
             return function(*args, **kwargs)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch_aclnn_ops import _extension
+from torch_aclnn_ops._torch_compat import dispatch_has_kernel_for_dispatch_key
 
 import torch
 from torch import Tensor
@@ -59,7 +60,7 @@ def note_kernel(operator: str, arguments: dict[str, Any]) -> None:
     if device == "npu":
         note(operator, CANN_NAMES[operator])
         return
-    native = device == "cpu" and torch._C._dispatch_has_kernel_for_dispatch_key(f"torch_aclnn_ops::{operator}", "CPU")
+    native = device == "cpu" and dispatch_has_kernel_for_dispatch_key(f"torch_aclnn_ops::{operator}", "CPU")
     kernel = "native kernel of torch" if native else "formula in torch calls"
     note(operator, f"{kernel}, because the tensors are on {device}")
 

@@ -5,6 +5,13 @@ from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Any
 
+from torch_aclnn_ops._torch_compat import (
+    AutoDispatchBelowAutograd,
+    DispatchKeySet,
+    after_autograd_keyset,
+    register_vmap,
+    schema_of,
+)
 from torch_aclnn_ops.ops._checks import check_device
 from torch_aclnn_ops.ops._derivatives import in_nested_forward_mode, is_differentiated, jvp, vjp
 from torch_aclnn_ops.ops._numerics import without_autocast
@@ -57,19 +64,20 @@ class RawOperator:
         self._check_values = check_values
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         self.overload = getattr(getattr(torch.ops, NAMESPACE), self.name).default
-        self._required_tensors = [
-            argument.name for argument in self.overload._schema.arguments if str(argument.type) == "Tensor"
-        ]
-        self._signature = _signature_of(self.overload._schema.arguments)
+        schema_of_overload = schema_of(self.overload)
+        self._arguments = schema_of_overload.arguments
+        self._required_tensors = [argument.name for argument in self._arguments if str(argument.type) == "Tensor"]
+        self._signature = _signature_of(self._arguments)
         self._defaults = {name: parameter.default for name, parameter in self._signature.parameters.items()}
+        self._names = list(self._defaults)
         self._kernel = self._checked(without_autocast(kernel or formula))
         _library.impl(self.name, self._kernel, "CompositeExplicitAutograd")
         if cpu is not None:
             _library.impl(self.name, self._checked(without_autocast(cpu)), "CPU")
         noting_fake = self._checked(self._noting_the_path(fake), values=False)
         torch.library.register_fake(self.overload, noting_fake, lib=_library)
-        torch.library.register_vmap(self.overload, self._call_per_sample, lib=_library)
-        self.is_mutable = bool(self.overload._schema.is_mutable)
+        register_vmap(self.overload, self._call_per_sample, lib=_library)
+        self.is_mutable = bool(schema_of_overload.is_mutable)
         if not self.is_mutable:
             self._function = _make_function(self)
         _library.impl(self.name, self._autograd, "Autograd", with_keyset=True)
@@ -103,7 +111,7 @@ class RawOperator:
             return self._checked(self.formula)(**arguments)
         if self.is_mutable:
             self._refuse_derivatives(arguments)
-        with torch._C._AutoDispatchBelowAutograd():
+        with AutoDispatchBelowAutograd():
             return self._kernel(**arguments)
 
     def check(self, args: tuple[Any, ...], values: bool) -> None:
@@ -112,7 +120,8 @@ class RawOperator:
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the value of each argument of the schema by its name, in order; the arguments must fit the schema."""
-        return {**self._defaults, **dict(zip(self._defaults, args, strict=False)), **kwargs}
+        given = zip(self._names[: len(args)], args, strict=True)  # Dynamo of 2.9 takes strict=False for True
+        return {**self._defaults, **dict(given), **kwargs}
 
     def _checked(self, kernel: Kernel, values: bool = True) -> Kernel:
         def checked_kernel(*args: Any, **kwargs: Any) -> Any:
@@ -146,7 +155,7 @@ class RawOperator:
         self, info: Any, in_dims: tuple[int | None, ...], *args: Any, **kwargs: Any
     ) -> tuple[Any, Any]:
         """Batch a direct call to the operator; ``torch.vmap`` of the formula cannot nest in such a rule."""
-        for argument, value, dim in zip(self.overload._schema.arguments, args, in_dims, strict=False):
+        for argument, value, dim in zip(self._arguments, args, in_dims, strict=False):
             if argument.alias_info is not None and isinstance(value, Tensor) and dim is None:
                 raise ValueError(
                     f"{self.name}: {argument.name} must be batched by vmap, because every sample writes to it"
@@ -167,14 +176,14 @@ class RawOperator:
         outputs = torch.vmap(self._checked(self.formula, values=False), in_dims)(*args)
         return outputs, (0,) * len(outputs) if isinstance(outputs, tuple) else 0
 
-    def _autograd(self, keyset: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+    def _autograd(self, keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         arguments = self.bind(args, kwargs)
         if self.is_mutable:
             self._refuse_derivatives(arguments)
         elif any(map(is_differentiated, arguments.values())):
             return self._function.apply(*arguments.values())
-        with torch._C._AutoDispatchBelowAutograd():
-            return self.overload.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
+        with AutoDispatchBelowAutograd():
+            return self.overload.redispatch(keyset & after_autograd_keyset, *args, **kwargs)
 
     def _refuse_derivatives(self, arguments: dict[str, Any]) -> None:
         for name, value in arguments.items():

@@ -5,6 +5,7 @@ from collections.abc import Iterator, MutableMapping, Sequence
 from operator import attrgetter, is_, itemgetter
 from typing import Any, NamedTuple
 
+from torch_aclnn_ops._torch_compat import foreach_copy_, version_of
 from torch_aclnn_ops.functional._ema_adam_implementations import TensorLists, is_dense
 from torch_aclnn_ops.optim._states import complete, dtype_of_states, take_over_writes
 
@@ -103,7 +104,7 @@ class FlatBuffer:
         self._note_counts()
 
     def _note_counts(self) -> None:
-        self._steps_version = self.steps._version
+        self._steps_version = version_of(self.steps)
         self._is_uniform = None not in self._adopted and len(set(self._counts)) == 1
 
     def is_current(self, states: MutableMapping[Tensor, Any]) -> bool:
@@ -130,13 +131,13 @@ class FlatBuffer:
 
     def gather(self) -> list[Run]:
         """Bring new gradients into their buffer, and return what to update."""
-        if self.steps._version != self._steps_version:
+        if version_of(self.steps) != self._steps_version:
             self._take_stock()
         if self._is_uniform and self.has_own_grads():
             runs = self._all_runs
         else:
             runs = self._gather_new()
-        if self.has_masters and self._versions != [param._version for param in self.params]:
+        if self.has_masters and self._versions != list(map(version_of, self.params)):
             take_over_writes(self.states["master_params"], self.weights)
         return runs
 
@@ -184,7 +185,7 @@ class FlatBuffer:
         if is_whole and all(grad.stride() == stride for grad, stride in zip(new, strides, strict=True)):  # type: ignore[union-attr]
             self._concatenate(run, new)  # type: ignore[arg-type]
         else:
-            torch._foreach_copy_([self._grad_views[i] for i in members], new)  # type: ignore[arg-type]
+            foreach_copy_([self._grad_views[i] for i in members], new)  # type: ignore[arg-type]
         for i, grad in zip(members, new, strict=True):
             # A gradient that is a part of something, such as a bucket of DistributedDataParallel, stays where it is.
             if grad.untyped_storage().nbytes() == grad.nbytes:  # type: ignore[union-attr]
@@ -229,7 +230,7 @@ class FlatBuffer:
             torch.autograd.graph.increment_version(self.params[run.first : run.last + 1])
         self._note_counts()
         if self.has_masters:
-            self._versions = [param._version for param in self.params]
+            self._versions = list(map(version_of, self.params))
 
 
 class FlatGroup:

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from torch_aclnn_ops._torch_compat import foreach_copy_, per_optimizer_state
 from torch_aclnn_ops.functional._ema_adam_implementations import Options, TensorLists, local, update
 from torch_aclnn_ops.optim._flat import FlatBuffer
 from torch_aclnn_ops.optim._schedule import EmaSchedule
@@ -33,7 +34,7 @@ def scaling_of(optimizer: Any, grad_scaler: Any = None) -> Scaling:
     """Take the scale from where a scaler puts it: ``torch.amp`` on the optimizer, torch_npu's among the arguments."""
     if grad_scaler is None:
         return Scaling(getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None))
-    scaler_state = grad_scaler._per_optimizer_states[id(optimizer)]
+    scaler_state = per_optimizer_state(grad_scaler, optimizer)
     if scaler_state["stage"].value == OptState.READY.value:
         grad_scaler.unscale_(optimizer)
     return Scaling(None, sum(scaler_state["found_inf_per_device"].values()))
@@ -63,7 +64,7 @@ def step_lists(tensors: TensorLists, masters: list[Tensor], options: Options, sc
             grads=[grad.to(master.dtype) for grad, master in zip(batch.grads, batch.params, strict=True)]
         )
         _update(batch, options, schedule)
-        torch._foreach_copy_(params[part], batch.params)
+        foreach_copy_(params[part], batch.params)
 
 
 def _like_its_parameter(grad: Tensor, param: Tensor) -> Tensor:

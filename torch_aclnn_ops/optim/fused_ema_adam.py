@@ -4,6 +4,7 @@ from collections.abc import Callable
 from itertools import zip_longest
 from typing import Any, overload
 
+from torch_aclnn_ops._torch_compat import version_of
 from torch_aclnn_ops.functional._ema_adam_implementations import Options, TensorLists, local
 from torch_aclnn_ops.functional.ema_adam import why_unlike
 from torch_aclnn_ops.optim import _checkpoints, _steps
@@ -276,7 +277,7 @@ class FusedEmaAdam(AveragingOptimizer):
                 self._warn(complete(state, param, dtype_of_states(param, group["master_weights"])))
                 fitted = self._fitted[param] = FittedState(param, state)
             master = fitted.master
-            if master is not param and fitted.version != param._version:
+            if master is not param and fitted.version != version_of(param):
                 take_over_writes(local(master), local(param))
             params.append(param)
             grads.append(grad)
@@ -289,7 +290,7 @@ class FusedEmaAdam(AveragingOptimizer):
     def _note_own_writes(self, params: list[Tensor], masters: list[Tensor]) -> None:
         for param, master in zip(params, masters, strict=True):
             if master is not param:
-                self._fitted[param].version = param._version
+                self._fitted[param].version = version_of(param)
 
     def _warn(self, lacks_average: bool) -> None:
         if lacks_average and not self._has_warned:

@@ -1,6 +1,6 @@
 // Device binaries and graphs, which need an instruction set or a graph engine that is not simulated. torch_npu's
 // library is linked against some of these; all answer that they are not supported.
-#include "acl/acl.h"
+#include "acl_names.h"
 #include "error.h"
 
 using namespace host_npu;

@@ -4,7 +4,7 @@
 #include <memory>
 #include <string_view>
 
-#include "acl/acl.h"
+#include "acl_names.h"
 #include "context.h"
 #include "error.h"
 #include "host_memory.h"

@@ -4,20 +4,25 @@
 #include <functional>
 #include <string_view>
 
-#include "profiling/aprof_pub.h"
+#include "error.h"
 
-int32_t MsprofRegisterCallback(uint32_t, ProfCommandHandle) { return 0; }
+// Not every torch_npu has the header of these functions; the arguments that are structures are not looked at.
+extern "C" {
 
-int32_t MsprofReportApi(uint32_t, const MsprofApi*) { return 0; }
+HOST_NPU_EXPORT std::int32_t MsprofRegisterCallback(std::uint32_t, const void*) { return 0; }
 
-int32_t MsprofReportCompactInfo(uint32_t, const VOID_PTR, uint32_t) { return 0; }
+HOST_NPU_EXPORT std::int32_t MsprofReportApi(std::uint32_t, const void*) { return 0; }
 
-int32_t MsprofReportAdditionalInfo(uint32_t, const VOID_PTR, uint32_t) { return 0; }
+HOST_NPU_EXPORT std::int32_t MsprofReportCompactInfo(std::uint32_t, const void*, std::uint32_t) { return 0; }
 
-uint64_t MsprofGetHashId(const char* hashInfo, size_t length) {
+HOST_NPU_EXPORT std::int32_t MsprofReportAdditionalInfo(std::uint32_t, const void*, std::uint32_t) { return 0; }
+
+HOST_NPU_EXPORT std::uint64_t MsprofGetHashId(const char* hashInfo, std::size_t length) {
     return std::hash<std::string_view>{}({hashInfo, length});
 }
 
-uint64_t MsprofSysCycleTime() {
-    return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+HOST_NPU_EXPORT std::uint64_t MsprofSysCycleTime() {
+    return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
 }
+
+}  // extern "C"

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <functional>
 
-#include "acl/acl.h"
+#include "acl_names.h"
 #include "context.h"
 #include "error.h"
 #include "memory.h"
@@ -117,7 +117,7 @@ aclError aclrtSetStreamAttribute(aclrtStream stream, aclrtStreamAttr stmAttrType
         const auto target = stream_of(stream);
         if (stmAttrType == ACL_STREAM_ATTR_FAILURE_MODE) {
             target->set_stop_on_failure(value->failureMode == ACL_STOP_ON_FAILURE);
-        } else if (stmAttrType != ACL_STREAM_ATTR_CACHE_OP_INFO && stmAttrType != ACL_STREAM_ATTR_USER_CUSTOM_TAG) {
+        } else if (stmAttrType != kStreamAttributeCacheOpInfo && stmAttrType != ACL_STREAM_ATTR_USER_CUSTOM_TAG) {
             throw Error(ACL_ERROR_RT_FEATURE_NOT_SUPPORT,
                         "the host NPU does not simulate stream attribute " + std::to_string(stmAttrType));
         }

@@ -4,6 +4,7 @@
 #include <iterator>
 #include <new>
 
+#include "acl_names.h"
 #include "address_space.h"
 #include "device.h"
 #include "error.h"

@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from numbers import Integral, Real
 from typing import Any, NoReturn
 
+from torch_aclnn_ops._torch_compat import LinearCrossEntropyOptions
 from torch_aclnn_ops.functional._drop_in import (
     float32_autocast_dtype,
     is_ordinary,
@@ -12,13 +13,13 @@ from torch_aclnn_ops.functional._drop_in import (
     on_one_device,
     overrides_torch,
 )
+from torch_aclnn_ops.functional.linear_cross_entropy._left_to_torch import left_to_torch
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput
 from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import VocabularyShards
 from torch_aclnn_ops.ops.linear_cross_entropy._plan import Options
 
 import torch
 from torch import Tensor
-from torch.nn import LinearCrossEntropyOptions
 
 _REDUCTIONS = ("none", "mean", "sum")
 _OUTPUTS = LinearCrossEntropyOutput._fields[1:]
@@ -30,13 +31,10 @@ def logit_options(
     temperature: float,
     chunk_size: int | str,
     max_memory: int | None,
-    options: LinearCrossEntropyOptions | None,
+    options: "LinearCrossEntropyOptions | None",
 ) -> Options:
     """Check what shapes the logits and their chunks."""
-    if options is not None and not isinstance(options, LinearCrossEntropyOptions):
-        raise TypeError(
-            f"linear_cross_entropy: options must be None or a LinearCrossEntropyOptions, but it is {options!r}"
-        )
+    check_options(options)
     if chunk_size == "auto":
         rows = None if options is None else options.batch_chunk_size
     else:
@@ -51,6 +49,19 @@ def logit_options(
     if softcap is not None:
         softcap = _positive("softcap", softcap, "None or a number")
     return Options(softcap, _positive("temperature", temperature, "a number"), rows, max_memory)
+
+
+def check_options(options: object) -> None:
+    """Accept torch's options, where torch has them, and ``None``."""
+    if options is not None and LinearCrossEntropyOptions is None:
+        raise TypeError(
+            "linear_cross_entropy: options must be None with a torch that has no LinearCrossEntropyOptions, which torch"
+            f" 2.13 has and torch {torch.__version__} has not, but it is {options!r}; give chunk_size"
+        )
+    if options is not None and not isinstance(options, LinearCrossEntropyOptions):
+        raise TypeError(
+            f"linear_cross_entropy: options must be None or a LinearCrossEntropyOptions, but it is {options!r}"
+        )
 
 
 def _integer(name: str, value: object, accepted: str) -> int:
@@ -211,7 +222,7 @@ def refuse_in_shards(
             f" on this rank, but its shape is {list(linear_bias.shape)}"
         )
     whole = linear_weight.new_zeros((1,) * linear_weight.dim()).expand(classes, *linear_weight.shape[1:])
-    torch.nn.functional.linear_cross_entropy(input, whole, target, **of_torch)
+    left_to_torch(input, whole, target, linear_bias=None, **of_torch)
     raise TypeError(
         "linear_cross_entropy: input, linear_weight, linear_bias and weight must be strided floating-point tensors"
         " where process_group is given, and target must be a plain tensor"

@@ -9,17 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from torch_aclnn_ops._torch_compat import c10d_functional
 from torch_aclnn_ops.functional._function import EagerOrCompiled
 from torch_aclnn_ops.ops._derivatives import in_functorch_transform
 from torch_aclnn_ops.ops._numerics import widen
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
-
-if dist.is_available():
-    import torch.distributed._functional_collectives  # registers the operators for torch.compile
 
 
 @dataclass(frozen=True)
@@ -42,14 +39,6 @@ class Members:
         """Return the tensor where the group takes it."""
         return tensor.contiguous() if tensor.device.type in self.devices else tensor.contiguous().cpu()
 
-
-def devices_of_group(name: str) -> tuple[str, ...]:
-    """Return the types of device whose tensors a group takes."""
-    group = torch._C._distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
-    return tuple(device.type for device in group._device_types)
-
-
-devices_of_group._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 _Collective = Callable[[Tensor, Members], Tensor]
 
@@ -80,10 +69,8 @@ def sum_over_group(part: Tensor, members: Members) -> Tensor:
 
 def gather_constant(part: Tensor, members: Members) -> Tensor:
     """Stack the parts of all processes along a new first dimension, without derivatives."""
-    gathered = torch.ops._c10d_functional.all_gather_into_tensor(
-        members.stage(part.unsqueeze(0)), members.size, members.name
-    )
-    result: Tensor = torch.ops._c10d_functional.wait_tensor(gathered).to(part.device)
+    gathered = c10d_functional.all_gather_into_tensor(members.stage(part.unsqueeze(0)), members.size, members.name)
+    result: Tensor = c10d_functional.wait_tensor(gathered).to(part.device)
     return result
 
 
@@ -96,8 +83,8 @@ def _copy_to_group(copy: Tensor, members: Members) -> Tensor:
 
 
 def _sum_over_group(part: Tensor, members: Members) -> Tensor:
-    total = torch.ops._c10d_functional.all_reduce(members.stage(widen(part)), "sum", members.name)
-    result: Tensor = torch.ops._c10d_functional.wait_tensor(total).to(part)
+    total = c10d_functional.all_reduce(members.stage(widen(part)), "sum", members.name)
+    result: Tensor = c10d_functional.wait_tensor(total).to(part)
     return result
 
 

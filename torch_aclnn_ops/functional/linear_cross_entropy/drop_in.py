@@ -5,10 +5,12 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, overload
 
+from torch_aclnn_ops._torch_compat import LinearCrossEntropyOptions
 from torch_aclnn_ops.functional._drop_in import lower_precision_autocast_dtype, refuse_tangent
 from torch_aclnn_ops.functional.linear_cross_entropy import _arguments as arguments
 from torch_aclnn_ops.functional.linear_cross_entropy._dtensors import Arguments as DTensorArguments
 from torch_aclnn_ops.functional.linear_cross_entropy._dtensors import local_arguments
+from torch_aclnn_ops.functional.linear_cross_entropy._left_to_torch import left_to_torch
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput, LossOptions, rows_of
 from torch_aclnn_ops.functional.linear_cross_entropy.results import result_of
 from torch_aclnn_ops.functional.linear_cross_entropy.statistics import statistics
@@ -16,9 +18,7 @@ from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import vocab
 from torch_aclnn_ops.ops._numerics import accumulation_dtype
 from torch_aclnn_ops.ops.linear_cross_entropy._problem import Problem, Statistics
 
-import torch
 from torch import Tensor
-from torch.nn import LinearCrossEntropyOptions
 
 
 @overload
@@ -32,7 +32,7 @@ def linear_cross_entropy(  # type: ignore[overload-overlap]  # the first that fi
     reduction: str = ...,
     ignore_index: int | None = ...,
     label_smoothing: float = ...,
-    options: LinearCrossEntropyOptions | None = ...,
+    options: "LinearCrossEntropyOptions | None" = ...,
     softcap: float | None = ...,
     lse_square_scale: float = ...,
     temperature: float = ...,
@@ -56,7 +56,7 @@ def linear_cross_entropy(
     reduction: str = ...,
     ignore_index: int | None = ...,
     label_smoothing: float = ...,
-    options: LinearCrossEntropyOptions | None = ...,
+    options: "LinearCrossEntropyOptions | None" = ...,
     softcap: float | None = ...,
     lse_square_scale: float = ...,
     temperature: float = ...,
@@ -79,7 +79,7 @@ def linear_cross_entropy(
     reduction: str = "mean",
     ignore_index: int | None = None,
     label_smoothing: float = 0.0,
-    options: LinearCrossEntropyOptions | None = None,
+    options: "LinearCrossEntropyOptions | None" = None,
     softcap: float | None = None,
     lse_square_scale: float = 0.0,
     temperature: float = 1.0,
@@ -113,8 +113,8 @@ def linear_cross_entropy(
         reduction: ``"none"``, ``"mean"`` (divided by the weights of the targets that count) or ``"sum"``.
         ignore_index: class index whose rows do not count, -100 by default; only with class indices.
         label_smoothing: share of the uniform distribution in the target, from 0 to 1.
-        options: torch's options. ``batch_chunk_size`` is used as ``chunk_size``; the others promise what always holds
-            here (accumulation in float32, a backward that can be repeated).
+        options: torch's options, with torch 2.13 and later. ``batch_chunk_size`` is used as ``chunk_size``; the others
+            promise what always holds here (accumulation in float32, a backward that can be repeated).
         softcap: if given, logits z become ``softcap * tanh(z / softcap)``.
         lse_square_scale: adds the z-loss ``lse_square_scale * logsumexp(z)^2`` to each row's loss; class weights do not
             apply to it, and ``"mean"`` divides it by the number of rows that count.
@@ -182,7 +182,7 @@ def linear_cross_entropy(
     if not arguments.is_ours(input, linear_weight, target, **of_torch, classes=whole):
         if shards is not None:
             arguments.refuse_in_shards(input, linear_weight, target, **of_torch, classes=shards.total)
-        loss = torch.nn.functional.linear_cross_entropy(input, linear_weight, target, **of_torch)
+        loss = left_to_torch(input, linear_weight, target, **of_torch)
         arguments.refuse_more_than_torchs(softcap, square_scale, temperature, token_weight, zero_if_all_ignored, asked)
         return loss
     if not target.is_floating_point():

@@ -10,10 +10,10 @@ from itertools import accumulate
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
+from torch_aclnn_ops._torch_compat import device_types_of_group
 from torch_aclnn_ops.functional.linear_cross_entropy._collectives import (
     Members,
     copy_to_group,
-    devices_of_group,
     gather,
     gather_constant,
     refuse_compiled_transform,
@@ -125,7 +125,7 @@ def _rank_and_size(process_group: Any) -> tuple[int, int]:
 
 def _members(process_group: "ProcessGroup") -> Members:
     name = process_group.group_name
-    return Members(name, process_group.size(), process_group.rank(), devices_of_group(name))
+    return Members(name, process_group.size(), process_group.rank(), device_types_of_group(name))
 
 
 def _gather_sizes(process_group: "ProcessGroup", local_rows: int) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ kernels, with derivatives of every order.
 from collections.abc import Sequence
 from typing import Any
 
+from torch_aclnn_ops._torch_compat import schema_of
 from torch_aclnn_ops.ops._numerics import accumulation_dtype
 from torch_aclnn_ops.ops._raw_operator import NAMESPACE
 from torch_aclnn_ops.ops.linear_cross_entropy import _kernels
@@ -168,7 +169,7 @@ def _differentiate_statistics(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor |
 
 
 torch.library.register_autograd(
-    _statistics._name.removesuffix(".default"), _differentiate_statistics, setup_context=_save_statistics, lib=_library
+    schema_of(_statistics).name, _differentiate_statistics, setup_context=_save_statistics, lib=_library
 )
 
 
@@ -215,7 +216,7 @@ def _scale_gradients(ctx: Any, grad_loss: Tensor, *_: Tensor | None) -> tuple[Te
 
 
 torch.library.register_autograd(
-    _loss_and_gradients._name.removesuffix(".default"), _scale_gradients, setup_context=_save_gradients, lib=_library
+    schema_of(_loss_and_gradients).name, _scale_gradients, setup_context=_save_gradients, lib=_library
 )
 
 

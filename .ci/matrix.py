@@ -1,0 +1,158 @@
+"""Build and test the package with each version of torch that it serves: ``python .ci/matrix.py [VERSION ...]``.
+
+Each version has an environment of its own, ``.matrix/<version>/venv``, with its torch_npu, and a copy of the sources
+beside it, in which the compiled parts are built: the work tree stays as it is. An environment that is there is used as
+it is. What came out is ``.matrix/<version>/result.json``; the table of all results is printed, and is
+``.matrix/table.md``.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+MATRIX = ROOT / ".matrix"
+# torch, and the torch_npu that goes with it. The requirements of torch_npu name builds of torch that are not
+# everywhere, so pip is not asked to follow them.
+PAIRS = {"2.9.1": "2.9.1", "2.12.0": "2.12.0.post3", "2.13.0": "2.13.0", "2.14.0": "2.14.0"}
+OF_TORCH_NPU = ["pyyaml", "numpy"]
+
+FACTS = """
+import importlib.metadata, json, torch
+print(json.dumps({"torch": torch.__version__, "torch_npu": importlib.metadata.version("torch_npu"),
+                  "instructions": torch.backends.cpu.get_cpu_capability()}))
+"""
+
+
+def make_environment(version: str) -> Path:
+    """Return the Python of a version's environment, which is made where there is none."""
+    python = MATRIX / version / "venv" / "bin" / "python"
+    if not python.exists():
+        run([sys.executable, "-m", "venv", str(python.parents[1])])
+        test = [line for line in requirements("test") if line]
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        run([*pip, f"torch=={version}", "setuptools>=77", "wheel", "ninja", *OF_TORCH_NPU, *test])
+        run([*pip, "--no-deps", f"torch_npu=={PAIRS[version]}"])
+    return python
+
+
+def requirements(extra: str) -> list[str]:
+    """Return what an extra of pyproject.toml asks for."""
+    text = (ROOT / "pyproject.toml").read_text()
+    [line] = [line for line in text.splitlines() if line.startswith(f"{extra} = [")]
+    return json.loads(line.partition("=")[2])
+
+
+def copy_sources(version: str) -> Path:
+    """Copy what git knows of, and what is new; return the copy, where objects of the last run are kept."""
+    target = MATRIX / version / "source"
+    listed = subprocess.check_output(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, text=True)
+    names = [name for name in listed.split("\0") if name and (ROOT / name).exists()]
+    for stale in set(target.rglob("*.py")) - {target / name for name in names}:
+        stale.unlink()
+    for name in names:
+        copy = target / name
+        if not copy.exists() or copy.read_bytes() != (ROOT / name).read_bytes():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, copy)
+    return target
+
+
+def run(command: list[str], **options: object) -> None:
+    """Run a command that has to succeed."""
+    subprocess.run(command, check=True, **options)
+
+
+def test(version: str, arguments: list[str]) -> None:
+    """Build and test with one version, and record what came out."""
+    python, source = make_environment(version), copy_sources(version)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(source),
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        "TORCH_ACLNN_NPU": "1",
+        "TORCH_ACLNN_HOST_NPU": "1",
+    }
+    options = {"cwd": source, "env": environment}
+    facts = json.loads(subprocess.check_output([str(python), "-c", FACTS], text=True, **options))
+    facts["architecture"] = platform.machine()
+    report = MATRIX / version / "report.xml"
+    with (MATRIX / version / "build.log").open("w") as log:
+        built = subprocess.run(
+            [str(python), "setup.py", "--quiet", "build_ext", "--inplace"], stdout=log, stderr=log, **options
+        )
+    if built.returncode:
+        facts["failures"] = ["the compiled parts do not build"]
+    else:
+        report.unlink(missing_ok=True)
+        subprocess.run(
+            [str(python), "-m", "pytest", "--quiet", "--numprocesses", "auto", f"--junitxml={report}", *arguments],
+            **options,
+        )
+        facts |= counts(report)
+    (MATRIX / version / "result.json").write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def counts(report: Path) -> dict[str, object]:
+    """Return how many tests passed, failed and were skipped, and which failed."""
+    if not report.exists():
+        return {"failures": ["the tests did not come to an end"]}
+    suite = next(xml.etree.ElementTree.parse(report).iter("testsuite")).attrib
+    total, skipped = int(suite["tests"]), int(suite["skipped"])
+    failures = [
+        f"{case.get('classname')}::{case.get('name')}"
+        for case in xml.etree.ElementTree.parse(report).iter("testcase")
+        if case.find("failure") is not None or case.find("error") is not None
+    ]
+    return {
+        "passed": total - skipped - len(failures),
+        "failed": len(failures),
+        "skipped": skipped,
+        "failures": failures,
+    }
+
+
+def table() -> str:
+    """Return the results of all versions that were tested, as Markdown."""
+    lines = [
+        "| torch | torch_npu | instructions | architecture | passed | failed | skipped |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for version in PAIRS:
+        result = MATRIX / version / "result.json"
+        if result.exists():
+            facts = json.loads(result.read_text())
+            cells = ("torch", "torch_npu", "instructions", "architecture", "passed", "failed", "skipped")
+            lines.append(f"| {' | '.join(str(facts.get(cell, '-')) for cell in cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Test the versions that are asked for, else all."""
+    parser = argparse.ArgumentParser(description="Build and test the package with each version of torch.")
+    parser.add_argument("versions", nargs="*", metavar="VERSION", help=f"among {', '.join(PAIRS)}; all without")
+    parser.add_argument("--tests", nargs="+", default=[], help="arguments of pytest, such as tests/test_nn.py")
+    arguments = parser.parse_args()
+    for version in arguments.versions:
+        if version not in PAIRS:
+            parser.error(f"VERSION must be among {', '.join(PAIRS)}, but one is {version}")
+    versions = arguments.versions or list(PAIRS)
+    for version in versions:
+        test(version, arguments.tests)
+    MATRIX.joinpath("table.md").write_text(table())
+    print(table())
+    results = [json.loads((MATRIX / version / "result.json").read_text()) for version in versions]
+    for version, result in zip(versions, results, strict=True):
+        for failure in result["failures"]:
+            print(f"torch {version}: {failure}", file=sys.stderr)
+    return 1 if any(result["failures"] for result in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

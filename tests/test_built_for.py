@@ -1,0 +1,126 @@
+"""What the compiled parts say they are compiled for, and what is said where something else is installed."""
+
+import importlib.metadata
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import torch_aclnn_ops
+from torch_aclnn_ops import _torch_npu
+from torch_aclnn_ops._built_for import why_unfit, write_header
+
+import pytest
+
+PACKAGE = Path(torch_aclnn_ops.__file__).parent
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Versions that count as installed, and may be changed."""
+    versions = {"torch": "2.13.0+cu130", "torch_npu": "2.13.0"}
+
+    def version(name):
+        if name not in versions:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    return versions
+
+
+@pytest.fixture
+def library(installed, tmp_path):
+    """A library that was compiled for what is installed first."""
+    source, target = tmp_path / "source.cpp", tmp_path / "library.so"
+    source.write_text("int nothing() { return 0; }")
+    header = write_header(tmp_path / "build" / "built_for.h")
+    command = ["g++", "-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror", "-include", str(header), str(source)]
+    subprocess.run([*command, "-o", str(target)], check=True)
+    return target
+
+
+def test_a_library_fits_what_it_was_compiled_for(library):
+    assert why_unfit(library, "torch", "torch_npu") is None
+
+
+def test_a_build_for_cuda_and_one_for_the_cpu_are_one_release(library, installed):
+    installed["torch"] = "2.13.0+cpu"
+    assert why_unfit(library, "torch", "torch_npu") is None
+
+
+@pytest.mark.parametrize(
+    ("versions", "packages", "sentence"),
+    [
+        (
+            {"torch": "2.14.0", "torch_npu": "2.14.0"},
+            ("torch", "torch_npu"),
+            "for torch 2.13.0 and torch_npu 2.13.0, but torch 2.14.0 and torch_npu 2.14.0 are installed",
+        ),
+        ({"torch": "2.13.1"}, ("torch",), "it was compiled for torch 2.13.0, but torch 2.13.1 is installed"),
+        (
+            {"torch_npu": "2.13.0.post1"},
+            ("torch", "torch_npu"),
+            "but torch 2.13.0 and torch_npu 2.13.0.post1 are installed",
+        ),
+        ({"torch_npu": "2.14.0"}, ("torch",), None),
+    ],
+)
+def test_other_versions_are_refused_in_a_sentence_that_names_both_and_the_remedy(
+    versions, packages, sentence, library, installed
+):
+    installed.update(versions)
+    reason = why_unfit(library, *packages)
+    if sentence is None:
+        assert reason is None
+    else:
+        assert sentence in reason
+        assert reason.endswith("; install torch_aclnn_ops again with pip's --no-build-isolation")
+
+
+def test_a_library_that_says_nothing_is_refused(library):
+    library.write_bytes(b"a library from before")
+    assert why_unfit(library, "torch").startswith("it does not say what it was compiled for; install")
+
+
+def test_the_header_is_written_again_only_where_it_changes(installed, tmp_path):
+    header = write_header(tmp_path / "built_for.h")
+    date = header.stat().st_mtime_ns
+    assert write_header(header).stat().st_mtime_ns == date
+    del installed["torch_npu"]
+    assert "torch 2.13.0, torch_npu ?" in write_header(header).read_text()
+
+
+def _copy_built_for_another_torch(folder):
+    """Copy the package, whose compiled parts then say that they are for a torch of the same length of name."""
+    copy = folder / "torch_aclnn_ops"
+    shutil.copytree(PACKAGE, copy, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for library in copy.rglob("*.so"):
+        content = library.read_bytes()
+        library.write_bytes(re.sub(rb"(is compiled for torch )[0-9]", rb"\g<1>1", content))
+
+
+@pytest.mark.skipif(not _torch_npu.is_installed(), reason="the parts are built with torch_npu only")
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (
+            "from torch_aclnn_ops import host_npu; host_npu.enable()",
+            "the host NPU cannot be loaded: it was compiled for",
+        ),
+        (
+            "from torch_aclnn_ops import _extension, host_npu\n"
+            "host_npu._libraries.why_unfit = lambda: None\n"
+            "host_npu.enable(); raise SystemExit(_extension.why_unavailable())",
+            "it was compiled for torch 1.",
+        ),
+    ],
+    ids=["host NPU", "extension"],
+)
+def test_a_part_for_another_torch_is_not_loaded(code, said, tmp_path):
+    _copy_built_for_another_torch(tmp_path)
+    environment = {"PYTHONPATH": str(tmp_path), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PATH": "/usr/bin:/bin"}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=tmp_path)
+    assert result.returncode != 0 and said in result.stderr
+    assert "but torch" in result.stderr and "--no-build-isolation" in result.stderr
