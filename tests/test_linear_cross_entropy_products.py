@@ -226,24 +226,23 @@ def test_a_compiled_part_that_was_not_built_is_done_without(monkeypatch):
         assert set(products) <= {"mm", "addmm_"} and sum(products.values()) == 3
 
 
-def test_a_compiled_part_of_another_torch_is_done_without(monkeypatch, tmp_path):
-    broken = tmp_path / "_cpu.so"
-    broken.write_text("not a library")
-    spec = _cpu_extension.importlib.util.spec_from_file_location("_cpu", broken, loader=object())
-    monkeypatch.setattr(_cpu_extension.importlib.util, "find_spec", lambda name: spec)
-    assert "it was built for another torch" in _cpu_extension.why_unavailable.__wrapped__()
+_COMPILED_FOR = f"torch_aclnn_ops is compiled for torch {torch.__version__.partition('+')[0]}\0"
 
 
 @pytest.mark.parametrize(
-    ("build", "reason"),
+    ("content", "reason"),
     [
-        ({}, "it was built from other sources, and has to be rebuilt"),
-        ({"linear_cross_entropy_build": lambda: ("AVX2", "1.0.0")}, "it was built for torch 1.0.0, not"),
+        ("of older sources", "it does not say what it was compiled for; install torch_aclnn_ops again"),
+        ("torch_aclnn_ops is compiled for torch 1.0.0\0", "it was compiled for torch 1.0.0, but torch"),
+        (_COMPILED_FOR, "it cannot be loaded, and has to be rebuilt"),
     ],
 )
-def test_a_compiled_part_of_older_sources_or_another_torch_is_done_without(monkeypatch, build, reason):
-    monkeypatch.setattr(torch.ops, "torch_aclnn_ops", SimpleNamespace(**build))
-    assert _cpu_extension._why_unfit().startswith(reason)
+def test_a_compiled_part_that_does_not_fit_is_done_without(monkeypatch, tmp_path, content, reason):
+    broken = tmp_path / "_cpu.so"
+    broken.write_text(content)
+    spec = _cpu_extension.importlib.util.spec_from_file_location("_cpu", broken, loader=object())
+    monkeypatch.setattr(_cpu_extension.importlib.util, "find_spec", lambda name: spec)
+    assert _cpu_extension.why_unavailable.__wrapped__().startswith(reason)
 
 
 def test_bfloat16_products_need_units(monkeypatch):

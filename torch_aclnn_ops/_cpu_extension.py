@@ -2,7 +2,9 @@
 
 import functools
 import importlib.util
+from pathlib import Path
 
+from torch_aclnn_ops._built_for import why_unfit
 from torch_aclnn_ops._torch_compat import disable_current_modes, has_bfloat16_units
 
 import torch
@@ -23,8 +25,8 @@ def describe() -> str:
 @functools.cache
 def vectors() -> str:
     """Return the instructions of the row kernels, ``NEON`` or torch's word, where the compiled part is available."""
-    with disable_current_modes():
-        name: str = torch.ops.torch_aclnn_ops.linear_cross_entropy_build()[0]
+    with disable_current_modes():  # the first call may be one with fake tensors
+        name: str = torch.ops.torch_aclnn_ops.linear_cross_entropy_vectors()
     return name
 
 
@@ -34,21 +36,14 @@ def why_unavailable() -> str | None:
     spec = importlib.util.find_spec("torch_aclnn_ops._cpu")
     if spec is None or spec.origin is None:
         return "it was not built: reinstall with pip's --no-build-isolation where torch is installed"
+    reason = why_unfit(Path(spec.origin), "torch")
+    if reason is not None:
+        return reason
     try:
         torch.ops.load_library(spec.origin)
-    except OSError as error:
-        return f"it was built for another torch, and has to be rebuilt: {error}"
-    return _why_unfit()
-
-
-def _why_unfit() -> str | None:
-    try:
-        with disable_current_modes():  # the first call may be one with fake tensors
-            _, version = torch.ops.torch_aclnn_ops.linear_cross_entropy_build()
-    except AttributeError as error:
-        return f"it was built from other sources, and has to be rebuilt: {error}"
-    if version != torch.__version__.partition("+")[0]:
-        return f"it was built for torch {version}, not {torch.__version__}, and has to be rebuilt"
+        vectors()
+    except (AttributeError, OSError) as error:
+        return f"it cannot be loaded, and has to be rebuilt: {error}"
     return None
 
 

@@ -10,7 +10,6 @@
 #include <ATen/native/CPUBlas.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
-#include <torch/version.h>
 
 #include <algorithm>
 #include <array>
@@ -135,8 +134,8 @@ const RowKernels& kernels() {
     return kernels;
 }
 
-// Returns the vectors that rows are computed with, and the torch that this file was compiled for.
-std::tuple<std::string, std::string> build() { return {kernels().vectors, TORCH_VERSION}; }
+// Returns the name of the instructions that rows are computed with.
+std::string vectors() { return kernels().vectors; }
 
 void check_logits(const at::Tensor& logits) {
     TORCH_CHECK_VALUE(logits.dim() == 2 && logits.size(1) > 0,
@@ -245,7 +244,7 @@ OfRows gradient(const at::Tensor& logits, const at::Tensor& target, const at::Te
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(torch_aclnn_ops, library) {
-    library.def("linear_cross_entropy_build() -> (str, str)", TORCH_FN(build));
+    library.def("linear_cross_entropy_vectors() -> str", TORCH_FN(vectors));
     library.def("linear_cross_entropy_logits(Tensor input, Tensor weight, Tensor(a!) out) -> ()");
     library.impl("linear_cross_entropy_logits", c10::DispatchKey::CPU, TORCH_FN(logits));
     library.impl("linear_cross_entropy_logits", c10::DispatchKey::Meta, TORCH_FN(check_products));
