@@ -21,7 +21,7 @@ else
 ON_NPU = $(RUN)
 endif
 
-.PHONY: setup demo test test-all matrix lint bench coverage clean
+.PHONY: setup demo test test-all matrix aarch64 lint bench coverage clean
 
 setup: $(INSTALLED) $(BUILT)
 
@@ -69,6 +69,10 @@ bench: setup
 coverage: setup
 	$(RUN) tests/npu_coverage.py
 
+# Cross-compiled for aarch64, and tested under emulation.
+aarch64: $(INSTALLED)
+	$(RUN) -m tests.aarch64
+
 clean:
-	rm -rf $(VENV) build dist runs *.egg-info torch_aclnn_ops/_host_npu torch_aclnn_ops/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .aarch64 build dist runs *.egg-info torch_aclnn_ops/_host_npu torch_aclnn_ops/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

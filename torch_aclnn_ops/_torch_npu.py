@@ -72,7 +72,7 @@ def conflict() -> str | None:
     """
     if not is_installed() or is_imported():
         return None
-    if not all(_registers_settings(path) for path in (_library("torch", "libc10_cuda.so"), library())):
+    if not all(registers_settings(path) for path in (_library("torch", "libc10_cuda.so"), library())):
         return None
     return (
         "the installed torch is a CUDA build, with which torch_npu ends the process when it is imported. "
@@ -90,7 +90,8 @@ def _library(package: str, name: str) -> Path:
     return Path("" if spec is None or spec.origin is None else spec.origin).parent / "lib" / name
 
 
-def _registers_settings(path: Path) -> bool:
+def registers_settings(path: Path) -> bool:
+    """Return whether a library registers settings of an allocator in the one set of keys that torch has of them."""
     if not path.exists():
         return False
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:

@@ -50,11 +50,14 @@ def load_cann() -> ctypes.CDLL:
 
 
 def load_torch_npu() -> None:
-    """Load the library of torch_npu, beside a CUDA build of torch too; CANN's have to be loaded."""
+    """Load the library of torch_npu where a CUDA build of torch could keep it from it; CANN's have to be loaded."""
+    library = _torch_npu.library()
+    # The package torch_npu 2.9 cannot be imported after its library, which registers nothing that torch has.
+    if not _torch_npu.registers_settings(library):
+        return
     load = ctypes.CDLL(str(_path(_LOADER))).host_npu_load_torch_npu
     load.restype = ctypes.c_char_p
-    library = _torch_npu.library()
-    error = load(str(library).encode()) if library.exists() else None
+    error = load(str(library).encode())
     if error is not None:
         raise OSError(error.decode())
 

@@ -20,12 +20,15 @@ using Lanes = float __attribute__((vector_size(kLanes * sizeof(float))));
 // The same in memory that is aligned for a float only.
 using StoredLanes = float __attribute__((vector_size(kLanes * sizeof(float)), aligned(sizeof(float)), may_alias));
 
-// One binary for all x86-64: the loader picks the version that the machine can run.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+// One binary for all x86-64: the loader picks the version that the machine can run. An aarch64 has one kind of vectors
+// that all machines can.
+#if defined(__clang__)
+#define HOST_NPU_FOR_WIDE_VECTORS
+#elif defined(__x86_64__)
 #define HOST_NPU_FOR_WIDE_VECTORS \
     __attribute__((target_clones("arch=x86-64-v3", "default"), optimize("fp-contract=fast")))
 #else
-#define HOST_NPU_FOR_WIDE_VECTORS
+#define HOST_NPU_FOR_WIDE_VECTORS __attribute__((optimize("fp-contract=fast")))
 #endif
 
 // out (6 x 16, contiguous) = left (depth x 6, packed) * right (depth x 16, packed)

@@ -108,7 +108,7 @@ aclError aclrtPointerGetAttributes(const void* ptr, aclrtPtrAttributes* attribut
         require(ptr, "ptr");
         require(attributes, "attributes");
         *attributes = {};
-        attributes->pageSize = 4096;
+        attributes->pageSize = static_cast<uint32_t>(page_bytes());
         if (const auto device = DeviceMemory::instance().device_of(ptr)) {
             attributes->location = {static_cast<uint32_t>(*device), ACL_MEM_LOCATION_TYPE_DEVICE};
         } else if (HostMemory::instance().contains(ptr)) {

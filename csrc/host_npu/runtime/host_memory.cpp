@@ -8,13 +8,9 @@
 #include "address_space.h"
 #include "device.h"
 #include "error.h"
+#include "memory.h"
 
 namespace host_npu {
-namespace {
-
-constexpr std::size_t kAlignment = 4096;
-
-}  // namespace
 
 HostMemory& HostMemory::instance() {
     static auto& memory = *new HostMemory;
@@ -23,7 +19,8 @@ HostMemory& HostMemory::instance() {
 
 void* HostMemory::allocate(std::size_t size) {
     require(size > 0, "size is 0");
-    void* const pointer = std::aligned_alloc(kAlignment, (size + kAlignment - 1) / kAlignment * kAlignment);
+    const auto pages = (size + page_bytes() - 1) / page_bytes();
+    void* const pointer = std::aligned_alloc(page_bytes(), pages * page_bytes());
     if (pointer == nullptr) throw std::bad_alloc();
     const std::lock_guard lock(mutex_);
     ranges_.emplace(as_number(pointer), Range{size, true});

@@ -23,7 +23,6 @@ namespace {
 // scarce (under valgrind, or a limit of the shell), the least that is of use.
 constexpr std::size_t kMostAddressBytes = std::size_t{8} << 40;
 constexpr std::size_t kLeastAddressBytes = std::size_t{1} << 30;
-constexpr std::size_t kPage = 4096;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 // Fresh memory holds no usable numbers, as on the device: NaN in every floating type, -1 in every integer.
 constexpr int kFreshByte = 0xFF;
@@ -86,6 +85,11 @@ void discharge(std::int32_t device, std::size_t size) { count_device_bytes(devic
 
 }  // namespace
 
+std::size_t page_bytes() {
+    static const auto bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    return bytes;
+}
+
 PhysicalMemory::PhysicalMemory(std::int32_t device, std::size_t size)
     : device_(device), size_(size), file_(memfd_create("host_npu", MFD_CLOEXEC)) {
     if (file_ < 0) throw_system_error("memfd_create");
@@ -132,13 +136,13 @@ std::uintptr_t DeviceMemory::take(std::size_t size, std::size_t alignment) {
 void* DeviceMemory::allocate(std::int32_t device, std::size_t size) {
     require(size > 0, "size is 0");
     // A page behind every allocation stays unusable, so that a kernel that runs over the end faults.
-    const auto usable = round_up(size, kPage);
-    const auto taken = usable + kPage;
+    const auto usable = round_up(size, page_bytes());
+    const auto taken = usable + page_bytes();
     const std::lock_guard lock(mutex_);
     charge(device, size);
     std::uintptr_t address = 0;
     try {
-        address = take(taken, size >= kHugePage ? kHugePage : kPage);
+        address = take(taken, size >= kHugePage ? kHugePage : page_bytes());
     } catch (...) {
         discharge(device, size);
         throw;
@@ -167,8 +171,8 @@ void DeviceMemory::release(void* pointer) {
 void* DeviceMemory::reserve(std::size_t size, std::size_t alignment) {
     require(size > 0, "size is 0");
     const std::lock_guard lock(mutex_);
-    const auto taken = round_up(size, kPage);
-    const auto address = take(taken, alignment == 0 ? kHugePage : round_up(alignment, kPage));
+    const auto taken = round_up(size, page_bytes());
+    const auto address = take(taken, alignment == 0 ? kHugePage : round_up(alignment, page_bytes()));
     reserved_.emplace(address, taken);
     return reinterpret_cast<void*>(address);
 }
@@ -185,7 +189,8 @@ void DeviceMemory::unreserve(void* pointer) {
 
 void DeviceMemory::map(void* pointer, std::size_t size, std::size_t offset,
                        std::shared_ptr<const PhysicalMemory> memory) {
-    require(size > 0 && size % kPage == 0 && offset % kPage == 0, "size and offset must be multiples of 4096");
+    require(size > 0 && size % page_bytes() == 0 && offset % page_bytes() == 0,
+            "size and offset must be multiples of " + std::to_string(page_bytes()));
     require(offset + size <= memory->size(), "size is more than the physical memory has");
     const std::lock_guard lock(mutex_);
     const auto address = as_number(pointer);

@@ -12,6 +12,9 @@
 
 namespace host_npu {
 
+// What protections and mappings are multiples of: 4 KiB on x86-64, 4, 16 or 64 KiB on aarch64.
+std::size_t page_bytes();
+
 // Physical memory without an address, which aclrtMapMem gives one.
 class PhysicalMemory {
   public:

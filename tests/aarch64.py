@@ -1,0 +1,253 @@
+"""Build everything for aarch64 on an x86-64 machine and test it under emulation: ``make aarch64``.
+
+First the host NPU is cross-compiled against the wheels for aarch64, and the C++ tests of it run under qemu: with pages
+of 4 KiB, and linked statically with 64 KiB (qemu's dynamic programs cannot have such pages). Then torch, torch_npu and
+this package, compiled by the same compiler, are installed in a Debian for arm64, where ``tests/smoke.py`` runs on the
+CPU and on the host NPU. That needs root; ``--only-cpp`` leaves it out.
+
+What was downloaded and built stays in ``.aarch64``, so that a second run is quicker.
+"""
+
+import argparse
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable
+from email.parser import Parser
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from tests import _host_npu_program
+from tests._host_npu_program import REPOSITORY
+
+_CACHE = REPOSITORY / ".aarch64"
+_TREE = _CACHE / "tree"
+_ROOT = _CACHE / "root"
+_COMPILER = "aarch64-linux-gnu-g++"
+_TOOLS = {_COMPILER: "g++-aarch64-linux-gnu", "qemu-aarch64-static": "qemu-user-static"}
+_ROOT_TOOLS = {"debootstrap": "debootstrap", "update-binfmts": "binfmt-support"}
+_DEBIAN, _PYTHON = "bookworm", "3.11"
+_PLATFORMS = [f"--platform=manylinux_2_{version}_aarch64" for version in (28, 17)]
+_MARKERS = {
+    "platform_machine": "aarch64",
+    "python_version": _PYTHON,
+    "python_full_version": f"{_PYTHON}.0",
+    "extra": "",
+}
+# The host NPU reserves terabytes of addresses, for each page of which qemu would keep a record.
+_QEMU = {"QEMU_RESERVED_VA": "64G"}
+_QEMU_LIBRARIES = "/usr/aarch64-linux-gnu"
+
+_MOUNTS_END_WITH_IT = ["unshare", "--mount", "--propagation=private"]
+# The machine's cross compiler is mounted in the other Debian, where it runs at full speed.
+_ENTER = """
+root=$1; tree=$2; wheels=$3; shift 3
+mount -t proc proc "$root/proc" && mount --rbind /dev "$root/dev" && mount --rbind /sys "$root/sys"
+for mounted in /usr:/cross /lib64:/lib64 /usr/lib/x86_64-linux-gnu:/usr/lib/x86_64-linux-gnu "$tree:/tree" \\
+    "$wheels:/wheels"; do
+    mkdir -p "$root/${mounted#*:}" && mount --bind "${mounted%%:*}" "$root/${mounted#*:}" || exit 1
+done
+exec chroot "$root" "$@"
+"""
+
+
+def _require(tools: dict[str, str]) -> None:
+    if platform.machine() != "x86_64":
+        sys.exit(f"this is for x86-64 machines, and this one is {platform.machine()}: run make test")
+    missing = [package for tool, package in tools.items() if shutil.which(tool) is None]
+    if missing:
+        sys.exit(f"{', '.join(missing)} not installed: apt-get install {' '.join(missing)}")
+
+
+def _made(target: Path, make: Callable[[Path], object]) -> Path:
+    """Return a folder that is made once, under another name until it is complete."""
+    if not target.exists():
+        part = target.with_name(target.name + ".part")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        make(part)
+        part.rename(target)
+    return target
+
+
+def _say(what: str, since: float) -> None:
+    print(f"{what}: {(time.monotonic() - since) / 60:.1f} minutes", flush=True)
+
+
+def _download(to: Path, *arguments: str) -> None:
+    # Wheels of another platform can only be downloaded, so the emulated pip needs neither network nor settings.
+    command = [sys.executable, "-m", "pip", "download", "--quiet", f"--dest={to}", f"--python-version={_PYTHON}"]
+    subprocess.run([*command, *_PLATFORMS, "--only-binary=:all:", *arguments], check=True, timeout=3600)
+
+
+def _download_all(version: str, to: Path) -> None:
+    _download(to, "--no-deps", f"torch=={version}", f"torch_npu=={version}")
+    # pip would read the conditions in torch's requirements as this machine's, and download CUDA's libraries.
+    needed = [Requirement(line) for wheel in sorted(to.glob("torch*.whl")) for line in _requirements(wheel)]
+    fitting = [needs for needs in needed if needs.marker is None or needs.marker.evaluate(_MARKERS)]
+    others = [f"{needs.name}{needs.specifier}" for needs in fitting if needs.name not in ("torch", "torch_npu")]
+    _download(to, *others, "numpy", "pyyaml", "setuptools>=77", "ninja")
+
+
+def _requirements(wheel: Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return Parser().parsestr(archive.read(name).decode()).get_all("Requires-Dist", [])
+
+
+def _unpack(wheels: Path, to: Path) -> None:
+    for wheel in wheels.glob("torch*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(to)
+
+
+def _copy_tree() -> None:
+    """Copy what is not ignored to where it is built for aarch64, with the times that tell what has changed."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=REPOSITORY,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    files = {Path(name) for name in listed.stdout.split("\0") if name and (REPOSITORY / name).exists()}
+    for pattern in ("csrc/**/*.*", "tests/**/*.py", "torch_aclnn_ops/**/*.py"):
+        for old in _TREE.glob(pattern):
+            if old.is_file() and old.relative_to(_TREE) not in files:
+                old.unlink()
+    for file in files:
+        (_TREE / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(REPOSITORY / file, _TREE / file)
+
+
+def _static_links() -> list[str]:
+    """Return the objects of the libraries that the C++ tests need, to link without them."""
+    spec = importlib.util.spec_from_file_location("host_npu_build", _TREE / "csrc" / "host_npu" / "build.py")
+    assert spec is not None and spec.loader is not None
+    build = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = build  # dataclasses look their module up
+    spec.loader.exec_module(build)
+    folder = _TREE / "build" / "host_npu" / "release"
+    objects: list[Path] = []
+    for library in build.libraries():
+        if library.name in ("ascendcl", "nnopbase", "opapi"):
+            joined = [f"{folder.name}/{library.name}.cpp"]
+            objects += [folder / f"{source}.o" for source in (joined if library.joined else library.sources)]
+    return ["-static", *map(str, objects)]
+
+
+def check_host_npu(site: Path, compiler: list[str]) -> bool:
+    """Cross-compile the host NPU and run its C++ tests; return whether all passed."""
+    start = time.monotonic()
+    libraries = _TREE / "torch_aclnn_ops" / "_host_npu"
+    subprocess.run(
+        [sys.executable, "csrc/host_npu/build.py", str(libraries)],
+        cwd=_TREE,
+        env={**os.environ, "PYTHONPATH": str(site), "CXX": shlex.join(compiler)},
+        check=True,
+    )
+    _say("the host NPU is built", start)
+    links = [_host_npu_program.shared(libraries), _static_links()]
+    dynamic, static = _host_npu_program.compiled(compiler, site / "torch_npu", links)
+    emulator = ["qemu-aarch64-static", "-L", _QEMU_LIBRARIES]
+    passed = [
+        _test_program("pages of 4 KiB", [*emulator, str(dynamic)], _host_npu_program.CONFIGURATIONS),
+        _test_program("pages of 64 KiB", [*emulator, "-p", "65536", str(static)], [{}]),
+    ]
+    return all(passed)
+
+
+def _test_program(what: str, command: list[str], configurations: list[dict[str, str]]) -> bool:
+    start = time.monotonic()
+    said = _host_npu_program.results(command, configurations, timeout=1200)
+    ran = [(name, one) for name, each in said.items() for one in each]
+    failed = [f"{name}: {one}" for name, one in ran if one != "ok"]
+    print("\n".join(failed), end="\n" * bool(failed))
+    counts = f"{len(ran) - len(failed)} passed and {len(failed)} failed"
+    _say(f"C++ tests with {what}: {len(said)} cases, {counts} in {len(configurations)} configurations", start)
+    return not failed and _host_npu_program.LAST in said
+
+
+def check_package(version: str, wheels: Path) -> bool:
+    """Install torch and the package in a Debian for arm64 and run tests/smoke.py there; return whether it passed."""
+    if os.geteuid() != 0:
+        sys.exit("to make a Debian for arm64 takes root; --only-cpp does without")
+    _require(_ROOT_TOOLS)
+    if not any(Path("/proc/sys/fs/binfmt_misc").glob("*")):
+        subprocess.run(["mount", "-t", "binfmt_misc", "none", "/proc/sys/fs/binfmt_misc"], check=True)
+    subprocess.run(["update-binfmts", "--enable", "qemu-aarch64"], check=True)
+    start = time.monotonic()
+    include = "--include=python3-dev,python3-venv"
+    command = [*_MOUNTS_END_WITH_IT, "debootstrap", "--arch=arm64", "--variant=minbase", include, _DEBIAN]
+    _made(_ROOT, lambda part: subprocess.run([*command, str(part)], check=True, stdout=subprocess.DEVNULL))
+    _say("there is a Debian for arm64", start)
+    environment = f"/environments/{version}"
+    torch = f"torch=={version} torch_npu=={version} numpy pyyaml 'setuptools>=77' ninja"
+    install = "python -m pip install --quiet --no-index --find-links=/wheels --no-compile"
+    parts = "TORCH_ACLNN_NPU=1 TORCH_ACLNN_HOST_NPU=0"  # the host NPU is the one that was compiled before
+    steps = {
+        "torch is installed": f"test -e {environment}/installed || {{ python3 -m venv --clear {environment} &&"
+        f" {install} {torch} && touch {environment}/installed; }}",
+        "the package is compiled": f"{parts} python setup.py --quiet build_ext --inplace > build/log 2>&1 ||"
+        " { cat build/log; exit 1; }",
+        "the package is installed": f"{parts} {install} --no-build-isolation --editable .",
+        "smoke test on the CPU": "python tests/smoke.py cpu",
+        "smoke test on the host NPU": "python -m torch_aclnn_ops.host_npu tests/smoke.py npu",
+    }
+    settings = {"HOME": "/root", "PATH": f"{environment}/bin:/usr/bin:/bin", "MAX_JOBS": "2"}
+    # torch's extensions are linked by what CXX is, too.
+    settings |= {"CXX": f"/cross/bin/{_COMPILER}", "TORCH_ACLNN_WERROR": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    return all(_run_inside(what, step, settings | _QEMU, wheels) for what, step in steps.items())
+
+
+def _run_inside(what: str, command: str, settings: dict[str, str], wheels: Path) -> bool:
+    start = time.monotonic()
+    enter = [
+        "unshare",
+        "--mount",
+        "--propagation=private",
+        "sh",
+        "-c",
+        _ENTER,
+        "sh",
+        str(_ROOT),
+        str(_TREE),
+        str(wheels),
+    ]
+    environment = ["env", "-i", *(f"{name}={value}" for name, value in settings.items())]
+    result = subprocess.run([*enter, *environment, "sh", "-c", f"cd /tree && {command}"], timeout=3600)
+    _say(what if result.returncode == 0 else f"FAILED with {result.returncode}: {what}", start)
+    return result.returncode == 0
+
+
+def main() -> int:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(description="Build and test for aarch64 on an x86-64 machine.")
+    parser.add_argument("--torch", default="2.9.1", metavar="VERSION", help="of torch and torch_npu (default: 2.9.1)")
+    parser.add_argument("--only-cpp", action="store_true", help="without a Debian for arm64, which takes root")
+    arguments = parser.parse_args()
+    _require(_TOOLS)
+    os.environ.update(_QEMU, TORCH_ACLNN_WERROR="1")
+    start = time.monotonic()
+    version = arguments.torch
+    wheels = _made(_CACHE / f"wheels-{version}", lambda part: _download_all(version, part))
+    site = _made(_CACHE / f"site-{version}", lambda part: _unpack(wheels, part))
+    _copy_tree()
+    _say("wheels and sources are there", start)
+    compiler = shlex.split(os.environ.get("CXX", _COMPILER))
+    passed = check_host_npu(site, compiler)
+    if not arguments.only_cpp:
+        passed = check_package(version, wheels) and passed
+    _say(f"aarch64, torch {version}: {'all passed' if passed else 'FAILED'}", start)
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,28 @@
+"""tests/smoke.py, which is for other machines, on this one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from torch_aclnn_ops.host_npu import _libraries
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.parametrize("device", ["cpu", "npu"])
+def test_every_part_works_once(device):
+    if device == "npu" and _libraries.missing():
+        pytest.skip("the host NPU is not built")
+    runner = ["-m", "torch_aclnn_ops.host_npu"] if device == "npu" else []
+    result = subprocess.run(
+        [sys.executable, *runner, "tests/smoke.py", device],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
