@@ -53,7 +53,7 @@ def copy_sources(version: str) -> Path:
     """Copy what git knows of, and what is new; return the copy, where objects of the last run are kept."""
     target = MATRIX / version / "source"
     listed = subprocess.check_output(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, text=True)
-    names = [name for name in listed.split("\0") if name and (ROOT / name).exists()]
+    names = [name for name in listed.split("\0") if name and (ROOT / name).is_file()]
     for stale in set(target.rglob("*.py")) - {target / name for name in names}:
         stale.unlink()
     for name in names:

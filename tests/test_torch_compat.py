@@ -191,14 +191,14 @@ TARGET = torch.tensor([1, 3])
         {"linear_weight": HEAD.reshape(2, 2, 3), "input": INPUT[0], "target": TARGET},
         {"linear_bias": HEAD[:, 0]},
         {"linear_bias": HEAD[:3, 0]},
-        {"target": torch.rand(2, 4), "ignore_index": 1},
+        {"target": torch.full((2, 4), 0.25), "ignore_index": 1},
         {"target": TARGET[:1]},
         {"weight": HEAD[:3, 0]},
         {"reduction": "average"},
         {"label_smoothing": 1.5},
         {"ignore_index": 3},
     ],
-    ids=str,
+    ids=lambda change: " and ".join(change) or "nothing",
 )
 def test_a_call_that_is_left_to_an_older_torch_ends_as_in_a_newer_one(change, monkeypatch):
     call = {"input": INPUT, "linear_weight": HEAD, "target": TARGET, **change}
