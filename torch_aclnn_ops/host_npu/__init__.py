@@ -39,7 +39,7 @@ _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 _REAL_CANN = ("ASCEND_HOME_PATH", "ASCEND_OPP_PATH", "ASCEND_CUSTOM_OPP_PATH", "ASCEND_AICPU_PATH")
 
 # torch_npu prints this where CANN is not installed, as it rightly is not here.
-_NO_CANN = "Warning: ASCEND_HOME_PATH environment variable is not set."
+_NO_CANN = tuple(f"{warning}: ASCEND_HOME_PATH environment variable is not set." for warning in ("Warning", "Warning "))
 
 _runtime: ctypes.CDLL | None = None
 
@@ -181,7 +181,7 @@ def _import_torch_npu() -> None:
     with contextlib.redirect_stdout(printed):
         reason = _torch_npu.import_torch_npu()
     for line in printed.getvalue().splitlines():
-        if line != _NO_CANN:
+        if line not in _NO_CANN:
             print(line)
     if reason is not None:
         raise HostNpuError(reason)
