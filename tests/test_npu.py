@@ -51,16 +51,26 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize(
-    "mode",
-    [mode if mode in ("queue", "no queue") else pytest.param(mode, marks=pytest.mark.exhaustive) for mode in MODES],
-)
-def test_everything_on_the_host_npu(mode):
-    # The leak test is about the extension, not about the queue, and takes the time of all others.
-    arguments = [] if mode == "queue" else ["--ignore=tests/npu/test_leaks.py"]
-    result = _run("-m", "pytest", "tests/npu", "-q", "-p", "no:cacheprovider", *arguments, **MODES[mode])
+def _run_tests(mode: str, *arguments: str) -> None:
+    result = _run("-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, **MODES[mode])
     assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-2000:]
     assert " passed" in result.stdout
+
+
+def test_everything_on_the_host_npu():
+    _run_tests("queue", "tests/npu")
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "queue"])
+def test_launches_and_failures_without_the_usual_queue(mode):
+    _run_tests(mode, *(f"tests/npu/test_{name}.py" for name in ("raw_operators", "failures", "formats", "refusals")))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "queue"])
+def test_everything_without_the_usual_queue(mode):
+    # The leak test is about the extension, not about the queue, and takes the time of all others.
+    _run_tests(mode, "tests/npu", "--ignore=tests/npu/test_leaks.py")
 
 
 @pytest.mark.parametrize("chip", ["Ascend910", "Ascend910_93", "Ascend310P", "Ascend950"])

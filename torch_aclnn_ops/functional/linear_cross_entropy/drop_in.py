@@ -151,6 +151,7 @@ def linear_cross_entropy(
         ValueError: an argument has a value that is not among those above.
 
     Example:
+        >>> import torch
         >>> input, head = torch.eye(2, requires_grad=True), torch.zeros(4, 2, requires_grad=True)
         >>> loss = linear_cross_entropy(input, head, torch.tensor([1, 3]))
         >>> loss.backward()
