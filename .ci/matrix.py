@@ -35,9 +35,9 @@ def make_environment(version: str) -> Path:
     python = MATRIX / version / "venv" / "bin" / "python"
     if not python.exists():
         run([sys.executable, "-m", "venv", str(python.parents[1])])
-        test = [line for line in requirements("test") if line]
+        tests = [*requirements("test"), *requirements("examples")]
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        run([*pip, f"torch=={version}", "setuptools>=77", "wheel", "ninja", *OF_TORCH_NPU, *test])
+        run([*pip, f"torch=={version}", "setuptools>=77", "wheel", "ninja", *OF_TORCH_NPU, *tests])
         run([*pip, "--no-deps", f"torch_npu=={PAIRS[version]}"])
     return python
 
