@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import torch_aclnn_ops
-from torch_aclnn_ops import doctor, functional, ops
+from torch_aclnn_ops import _cpu_extension, doctor, functional, ops
 
 import pytest
 import torch
@@ -133,6 +133,21 @@ def test_the_doctor_says_that_torch_npu_sees_no_device(tmp_path):
     found = _diagnosis(tmp_path, f"{_WITH_CANN}\nimport torch_aclnn_ops; ctypes.CDLL = load")
     assert found["NPU"]["found"] == "none: torch_npu is imported, but it sees no device"
     assert found["NPU"]["remedy"] == "look at npu-smi info"
+
+
+def test_the_doctor_says_what_the_cpu_kernels_give_and_how_to_get_them(monkeypatch):
+    monkeypatch.setattr(_cpu_extension, "why_unavailable", lambda: "it was not built")
+    assert doctor.findings()[-1] == doctor.Finding(
+        "CPU kernels",
+        "not loaded: it was not built",
+        "for speed: install torch_aclnn_ops again with pip's --no-build-isolation",
+    )
+    monkeypatch.setattr(_cpu_extension, "why_unavailable", lambda: None)
+    monkeypatch.setattr(_cpu_extension, "vectors", lambda: "AVX2")
+    monkeypatch.setattr(_cpu_extension, "why_no_bfloat16_products", lambda: "the CPU has no units for bfloat16")
+    assert doctor.findings()[-1] == doctor.Finding(
+        "CPU kernels", "AVX2 row kernels, bfloat16 products in float32, because the CPU has no units for bfloat16"
+    )
 
 
 def test_the_doctor_prints_a_table_with_the_remedies(capsys):

@@ -13,10 +13,7 @@ __all__ = ["describe", "vectors", "why_no_bfloat16_products", "why_unavailable"]
 
 
 def describe() -> str:
-    """Say in a few words what the compiled part gives on this chip."""
-    reason = why_unavailable()
-    if reason is not None:
-        return f"not loaded: {reason}"
+    """Say in a few words what the compiled part gives on this chip; it has to be available."""
     reason = why_no_bfloat16_products()
     products = "on the chip's units" if reason is None else f"in float32, because {reason}"
     return f"{vectors()} row kernels, bfloat16 products {products}"
@@ -35,7 +32,7 @@ def why_unavailable() -> str | None:
     """Load the compiled part at the first call; return why it is not used, or ``None`` if it is."""
     spec = importlib.util.find_spec("torch_aclnn_ops._cpu")
     if spec is None or spec.origin is None:
-        return "it was not built: reinstall with pip's --no-build-isolation where torch is installed"
+        return "it was not built"
     reason = why_unfit(Path(spec.origin), "torch")
     if reason is not None:
         return reason

@@ -20,7 +20,8 @@ import torch
 
 __all__ = ["Finding", "describe", "findings", "main"]
 
-_REINSTALL = "install torch_npu, then torch_aclnn_ops again with pip's --no-build-isolation"
+_BUILD = "torch_aclnn_ops again with pip's --no-build-isolation"
+_REINSTALL = f"install torch_npu, then {_BUILD}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +58,7 @@ def findings() -> list[Finding]:
         _npu(),
         _npu_extension(),
         _host_npu(),
-        Finding("CPU kernels", _cpu_extension.describe()),
+        _cpu_kernels(),
     ]
 
 
@@ -149,6 +150,13 @@ def _host_npu() -> Finding:
     if _libraries.missing():
         return Finding("host NPU", "not built", f"to simulate NPUs: {_REINSTALL}")
     return Finding("host NPU", "built")
+
+
+def _cpu_kernels() -> Finding:
+    reason = _cpu_extension.why_unavailable()
+    if reason is None:
+        return Finding("CPU kernels", _cpu_extension.describe())
+    return Finding("CPU kernels", f"not loaded: {reason.partition(';')[0]}", f"for speed: install {_BUILD}")
 
 
 def _operators() -> dict[str, dict[str, str]]:
