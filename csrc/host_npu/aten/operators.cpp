@@ -82,8 +82,8 @@ bool has_composite_kernel(const c10::OperatorHandle& op) {
            op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional);
 }
 
-// For a composite that torch_npu has a kernel for PyTorch takes a derivative of its own, where it has one for the sake of
-// other tensors. Those of matmul's are torch_npu's operators: matmul_backward has no kernel for the CPU.
+// Whether PyTorch differentiates the composite for an NPU, where torch_npu has a kernel, but not for the CPU: matmul of
+// torch_npu 2.9, whose derivative calls matmul_backward, which has no kernel for the CPU.
 bool has_another_derivative(const c10::OperatorHandle& op) {
     return op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
            op.hasKernelForDispatchKey(DispatchKey::PrivateUse1) && op.hasKernelForDispatchKey(DispatchKey::Autograd) &&
