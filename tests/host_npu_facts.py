@@ -176,15 +176,6 @@ def callback_runs_in_the_thread_that_subscribed():
 
 
 @fact
-def capture():
-    def begin():
-        with torch.npu.graph(torch.npu.NPUGraph()):
-            pass
-
-    return error_of(begin)
-
-
-@fact
 def operands_of_an_index():
     row = torch.tensor([1])
     return [
@@ -310,6 +301,16 @@ def invalid_requests():
             errors.append(f"{type(error).__name__}: {error}")
     host_npu.enable(devices=2)
     return errors
+
+
+# The last of all: the allocator of torch_npu 2.9 takes the capture for underway then, and frees no memory again.
+@fact
+def capture():
+    def begin():
+        with torch.npu.graph(torch.npu.NPUGraph()):
+            pass
+
+    return error_of(begin)
 
 
 def main() -> None:

@@ -206,7 +206,10 @@ def test_the_signatures_are_compared_with_canns_headers_where_there_are_any(tmp_
     # The host NPU's headers declare the same functions, written independently from the documents.
     headers = ROOT / "csrc" / "host_npu" / "include"
     flags = ["-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror"]
-    includes = ["-I", str(headers), "-isystem", str(_torch_npu.library().parents[1] / "include")]
+    others = _torch_npu.library().parents[1] / "include"
+    # Where the headers of the ABI are that torch_npu's include, depends on its version.
+    folders = [others, others / "third_party" / "acl" / "inc"]
+    includes = ["-I", str(headers), *(f"-isystem{folder}" for folder in folders)]
     source = str(ROOT / "csrc" / "npu" / "aclnn_api_check.cpp")
     subprocess.run(["g++", *flags, *includes, source], check=True)
 

@@ -38,7 +38,7 @@ class BuildError(RuntimeError):
 
 @dataclass(frozen=True)
 class Library:
-    """A shared library, its sources, and the libraries, built before or torch's, that it is linked with.
+    """A shared library, its sources, and the libraries, built before or other packages', that it is linked with.
 
     Sources whose headers take longer than they do are joined: compiled as one.
     """
@@ -47,6 +47,7 @@ class Library:
     sources: tuple[str, ...]
     links: tuple[str, ...] = ()
     torch: tuple[str, ...] = ()
+    torch_npu: tuple[str, ...] = ()
     joined: bool = False
     flags: tuple[str, ...] = ()
 
@@ -73,7 +74,7 @@ def libraries() -> list[Library]:
         Library("ge_runner", ("runtime/nothing.cpp",)),
         Library("graph", ("runtime/nothing.cpp",)),
         Library("acl_tdt_channel", ("runtime/nothing.cpp",)),
-        Library("host_npu_aten", _sources("aten"), ("ascendcl",), torch=("torch_cpu", "c10"), joined=True),
+        Library("host_npu_aten", _sources("aten"), ("ascendcl",), ("torch_cpu", "c10"), ("torch_npu",), joined=True),
         Library("host_npu_loader", _sources("loader"), torch=("c10",)),
         Library("nnopbase", _sources("nnopbase"), ("ascendcl",), joined=True),
         Library("opapi", _sources("opapi"), ("nnopbase", "ascendcl"), flags=_ARITHMETIC),
@@ -136,8 +137,9 @@ class _Builder:
         """Link one library unless it is up to date."""
         target = self.destination / library.file
         links = [f"-l{name}" for name in library.links]
-        if library.torch:
-            links += [f"-L{_package('torch') / 'lib'}", *(f"-l{name}" for name in library.torch)]
+        for package, names in (("torch", library.torch), ("torch_npu", library.torch_npu)):
+            if names:
+                links += [f"-L{_package(package) / 'lib'}", *(f"-l{name}" for name in names)]
         command = [
             *(*self.compiler, "-shared", *self.flags, "-o", str(target), *map(str, objects)),
             *(f"-Wl,-soname,{library.file}", "-Wl,-rpath,$ORIGIN", "-Wl,-z,defs", f"-L{self.destination}", *links),

@@ -8,6 +8,7 @@
 #include <c10/util/Exception.h>
 #include <malloc.h>
 #include <torch/library.h>
+#include <torch/version.h>
 
 #include <algorithm>
 #include <memory>
@@ -119,6 +120,9 @@ void compose_as_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
     op.getComputedKernelForDispatchKey(c10::DispatchKey::CPU).callBoxed(op, keys, stack);
 }
 
+// Whether torch.nn.LSTM is torch_npu's, which calls lstm.data in its own way: in 2.9, and no longer in 2.12.
+constexpr bool joins_packed_outputs() { return TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 12; }
+
 void register_kernels() {
     // PyTorch warns of kernels that replace others, which is what is wanted here.
     IgnoreWarnings ignore;
@@ -149,6 +153,7 @@ void register_kernels() {
     for (auto* const library : {&kernels, &autograd}) {
         library->impl("_thnn_fused_lstm_cell", TORCH_FN(lstm_cell));
         library->impl("_thnn_fused_gru_cell", TORCH_FN(gru_cell));
+        if (joins_packed_outputs()) library->impl("lstm.data", TORCH_FN(packed_lstm));
     }
 }
 

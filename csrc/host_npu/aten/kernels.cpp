@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/lstm_native.h>
 #include <ATen/ops/zeros.h>
 
 namespace host_npu {
@@ -37,6 +38,15 @@ std::tuple<at::Tensor, at::Tensor> gru_cell(const at::Tensor& input_gates, const
     const auto update = (states[1] + inputs[1]).sigmoid();
     const auto candidate = (inputs[2] + states[2] * reset).tanh();
     return {(hidden - candidate) * update + candidate, at::empty({0}, hidden.options())};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> packed_lstm(const at::Tensor& data, const at::Tensor& batch_sizes,
+                                                           at::TensorList hx, at::TensorList params, bool has_biases,
+                                                           int64_t num_layers, double dropout, bool train,
+                                                           bool bidirectional) {
+    auto [output, hidden, cell] =
+        at::native::lstm(data, batch_sizes.cpu(), hx, params, has_biases, num_layers, dropout, train, bidirectional);
+    return {batch_sizes.is_cpu() ? output : output.unsqueeze(1), hidden, cell};
 }
 
 }  // namespace host_npu

@@ -24,4 +24,11 @@ std::tuple<at::Tensor, at::Tensor> gru_cell(const at::Tensor& input_gates, const
                                             const at::Tensor& hidden, const std::optional<at::Tensor>& input_bias,
                                             const std::optional<at::Tensor>& hidden_bias);
 
+// aten::lstm.data for the torch.nn.LSTM of torch_npu 2.9: it puts the batch sizes on the device, and joins the first
+// two dimensions of the output then, because its kernel does not pack it.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> packed_lstm(const at::Tensor& data, const at::Tensor& batch_sizes,
+                                                           at::TensorList hx, at::TensorList params, bool has_biases,
+                                                           int64_t num_layers, double dropout, bool train,
+                                                           bool bidirectional);
+
 }  // namespace host_npu

@@ -82,6 +82,14 @@ bool has_composite_kernel(const c10::OperatorHandle& op) {
            op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional);
 }
 
+// Whether PyTorch differentiates the composite for an NPU, where torch_npu has a kernel, but not for the CPU: matmul of
+// torch_npu 2.9, whose derivative calls matmul_backward, which has no kernel for the CPU.
+bool has_another_derivative(const c10::OperatorHandle& op) {
+    return op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
+           op.hasKernelForDispatchKey(DispatchKey::PrivateUse1) && op.hasKernelForDispatchKey(DispatchKey::Autograd) &&
+           !op.hasKernelForDispatchKey(DispatchKey::CPU);
+}
+
 // Composites that call other operators for an NPU than for the CPU, or one operator for each tensor of a list.
 bool chooses_by_device(const std::string& name) {
     return name == "aten::convolution" || name == "aten::convolution_backward" || name.starts_with("aten::_foreach_");
@@ -108,7 +116,8 @@ bool falls_back(const c10::OperatorHandle& op) {
 bool is_derived_by_pytorch(const c10::OperatorHandle& op) {
     const auto& name = op.operator_name().name;
     return name.starts_with("aten::") && op.hasSchema() && !native_operators().contains(name) &&
-           !has_own_kernel(name) && op.hasKernelForDispatchKey(DispatchKey::AutogradPrivateUse1) &&
+           !has_own_kernel(name) &&
+           (op.hasKernelForDispatchKey(DispatchKey::AutogradPrivateUse1) || has_another_derivative(op)) &&
            (op.hasKernelForDispatchKey(DispatchKey::CPU) || has_composite_kernel(op));
 }
 

@@ -1,7 +1,7 @@
 #include "aten/random.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Context.h>
+#include <torch_npu/csrc/aten/NPUGeneratorImpl.h>
 
 #include <cstdint>
 
@@ -32,7 +32,8 @@ std::uint64_t next_seed(at::Generator generator) {
 
 BorrowedGenerator::BorrowedGenerator(const std::optional<at::Generator>& generator, c10::Device device)
     : turn_(borrowers) {
-    const auto seed = next_seed(generator ? *generator : at::globalContext().defaultGenerator(device));
+    // torch_npu before 2.13 does not tell PyTorch which generator that is.
+    const auto seed = next_seed(generator ? *generator : at_npu::detail::getDefaultNPUGenerator(device.index()));
     auto host = at::detail::getDefaultCPUGenerator();
     const std::lock_guard lock(host.mutex());
     saved_state_ = host.get_state();
