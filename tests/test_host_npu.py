@@ -17,6 +17,7 @@ from torch_aclnn_ops import host_npu
 from torch_aclnn_ops.host_npu import _libraries
 
 import pytest
+import torch
 
 pytestmark = pytest.mark.skipif(bool(_libraries.missing()), reason="the host NPU was not built")
 
@@ -170,7 +171,9 @@ def test_a_torch_npu_that_is_blocked_is_not_installed():
     )
     result = _run("-c", code)
     assert result.stdout == "torch_npu is not installed\n"
-    assert "HostNpuError: the host NPU needs torch_npu, which is not installed" in result.stderr
+    version = torch.__version__.partition("+")[0]
+    sentence = f"the host NPU needs torch_npu, which is not installed: pip install torch_npu=={version}, then"
+    assert f"HostNpuError: {sentence}" in result.stderr
 
 
 def test_torch_npu_must_not_be_imported_before(tmp_path):

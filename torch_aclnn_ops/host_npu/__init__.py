@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from torch_aclnn_ops import _torch_npu
 from torch_aclnn_ops.host_npu import _libraries
 
+import torch
+
 __all__ = ["HostNpuError", "SOCS", "Stats", "enable", "fail", "is_enabled", "reset", "stats"]
 
 SOCS = ("Ascend910", "Ascend910B", "Ascend910_93", "Ascend310P", "Ascend950")
@@ -159,8 +161,9 @@ def _require_possible(force: bool) -> None:
         )
     if not _torch_npu.is_installed():
         raise HostNpuError(
-            "the host NPU needs torch_npu, which is not installed: pip install torch_npu==2.13.0, then install"
-            " torch_aclnn_ops again with pip's --no-build-isolation, which compiles the host NPU"
+            "the host NPU needs torch_npu, which is not installed: pip install"
+            f" torch_npu=={torch.__version__.partition('+')[0]}, then install torch_aclnn_ops again with pip's"
+            " --no-build-isolation, which compiles the host NPU"
         )
     missing = _libraries.missing()
     if missing:
