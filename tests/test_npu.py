@@ -67,6 +67,11 @@ def test_launches_and_failures_without_the_usual_queue(mode):
 
 
 @pytest.mark.exhaustive
+def test_a_hundred_thousand_calls_on_the_host_npu():
+    _run_tests("queue", "tests/npu", "-m", "exhaustive")
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "queue"])
 def test_everything_without_the_usual_queue(mode):
     # The leak test is about the extension, not about the queue, and takes the time of all others.
