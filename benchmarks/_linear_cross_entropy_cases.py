@@ -9,7 +9,6 @@ from torch_aclnn_ops import functional as ours
 
 import torch
 from torch import Tensor
-from torch.nn import LinearCrossEntropyOptions
 from torch.nn import functional as theirs
 
 IGNORED = -100
@@ -59,6 +58,8 @@ class Problem:
 
 def is_installed(case: str) -> bool:
     """Return whether what a case needs is there; on Linux cut-cross-entropy imports triton, used or not."""
+    if case.startswith("torch"):
+        return hasattr(theirs, "linear_cross_entropy")  # since torch 2.13
     return case != "cce" or all(map(importlib.util.find_spec, ("cut_cross_entropy", "triton")))
 
 
@@ -94,7 +95,7 @@ def _loss(case: str) -> Loss:
     if case == "torch":
         return theirs.linear_cross_entropy
     if case == "torch-auto":
-        return partial(theirs.linear_cross_entropy, options=LinearCrossEntropyOptions())
+        return partial(theirs.linear_cross_entropy, options=torch.nn.LinearCrossEntropyOptions())
     if case == "cce":
         from cut_cross_entropy import linear_cross_entropy
 
@@ -102,7 +103,7 @@ def _loss(case: str) -> Loss:
     if case == OURS:
         return ours.linear_cross_entropy
     size = int(case.removeprefix("torch-"))
-    options = LinearCrossEntropyOptions(batch_chunk_size=size, chunking_method=None)
+    options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=size, chunking_method=None)
     return partial(theirs.linear_cross_entropy, options=options)
 
 

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks._linear_cross_entropy_cases import LABELS, is_installed
+
 _CASES = ["naive", "torch-256", "ours", "limit"]
+_INSTALLED = [case for case in _CASES if is_installed(case)]
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +30,12 @@ def _rows(path):
 
 def test_linear_cross_entropy_measures_every_case_in_its_own_process(output):
     rows = _rows(output / "results.csv")
-    assert [(row["case"], row["status"]) for row in rows] == [(case, "measured") for case in _CASES]
+    assert {row["case"]: row["status"] for row in rows} == {
+        case: "measured" if case in _INSTALLED else "not installed" for case in _CASES
+    }
     for row in rows:
+        if row["case"] not in _INSTALLED:
+            continue
         assert float(row["median_s"]) >= float(row["minimum_s"]) > 0
         errors = [row[name] for name in ("loss_error", "dx_error", "dw_error")]
         if row["case"] == "limit":
@@ -40,6 +47,7 @@ def test_linear_cross_entropy_measures_every_case_in_its_own_process(output):
 def test_linear_cross_entropy_compares_with_the_matrix_products_in_one_process(output):
     rows = _rows(output / "interleaved.csv")
     assert [row["case"] for row in rows] == _CASES
+    assert [row["case"] for row in rows if row["median_ratio"]] == _INSTALLED
     assert float(rows[-1]["median_ratio"]) == float(rows[-1]["minimum_ratio"]) == 1
 
 
@@ -47,7 +55,7 @@ def test_linear_cross_entropy_compares_with_the_matrix_products_in_one_process(o
 def test_linear_cross_entropy_writes_tables(output, name):
     text = (output / f"{name}.md").read_text()
     assert "### 40 x 8 x 50, float32, forward+backward, 20% of the rows ignored" in text
-    assert all(f"\n| {label} " in text for label in ("torch_aclnn_ops", "torch, batch_chunk_size=256"))
+    assert all(f"\n| {label} " in text for label in map(LABELS.get, _INSTALLED))
 
 
 def test_linear_cross_entropy_draws_where_matplotlib_is_installed(output):
