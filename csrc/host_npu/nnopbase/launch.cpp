@@ -4,8 +4,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "ascendcl/device.h"
 #include "nnopbase/call.h"
-#include "runtime/device.h"
 
 namespace host_npu {
 namespace {

@@ -8,6 +8,7 @@
 #include "opapi/checks.h"
 #include "opapi/chip.h"
 #include "opapi/elements.h"
+#include "opapi/native_kernels.h"
 #include "opapi/reduction.h"
 #include "opapi/workspace.h"
 
@@ -16,6 +17,7 @@ namespace {
 
 constexpr Api kForward{"aclnnBinaryCrossEntropy", "aclnnBinaryCrossEntropyGetWorkspaceSize"};
 constexpr Api kBackward{"aclnnBinaryCrossEntropyBackward", "aclnnBinaryCrossEntropyBackwardGetWorkspaceSize"};
+const NativeKernels native{"aten::binary_cross_entropy", "aten::binary_cross_entropy_backward"};
 
 // Keeps a gradient finite where self is 0 or 1.
 constexpr float kSmallestDenominator = 1e-12f;

@@ -8,6 +8,7 @@
 #include "opapi/checks.h"
 #include "opapi/chip.h"
 #include "opapi/elements.h"
+#include "opapi/native_kernels.h"
 #include "opapi/workspace.h"
 
 namespace host_npu {
@@ -15,6 +16,7 @@ namespace {
 
 constexpr Api kForward{"aclnnEmbedding", "aclnnEmbeddingGetWorkspaceSize"};
 constexpr Api kBackward{"aclnnEmbeddingDenseBackward", "aclnnEmbeddingDenseBackwardGetWorkspaceSize"};
+const NativeKernels native{"aten::embedding", "aten::embedding_dense_backward"};
 
 // On the device these read or write beside the tensor, mostly without a word.
 [[noreturn]] void fault(std::int64_t index, std::int64_t rows) {

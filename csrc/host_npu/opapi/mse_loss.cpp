@@ -5,6 +5,7 @@
 #include "opapi/checks.h"
 #include "opapi/chip.h"
 #include "opapi/elements.h"
+#include "opapi/native_kernels.h"
 #include "opapi/reduction.h"
 #include "opapi/workspace.h"
 
@@ -13,6 +14,7 @@ namespace {
 
 constexpr Api kForward{"aclnnMseLoss", "aclnnMseLossGetWorkspaceSize"};
 constexpr Api kBackward{"aclnnMseLossBackward", "aclnnMseLossBackwardGetWorkspaceSize"};
+const NativeKernels native{"aten::mse_loss", "aten::mse_loss_backward"};
 
 // Whether the kernel in AscendC takes over, which does not broadcast.
 template <class... Layouts>
