@@ -118,7 +118,6 @@ def enable(devices: int | None = None, soc: str | None = None, force: bool = Fal
     _libraries.load_torch_npu()
     _import_torch_npu()
     _libraries.load_aten()
-    _load_extension()
     os.environ[_ENABLE] = "force" if force else "1"
     # Without CANN where the loader searches, even "import torch" would fail in a child process.
     os.environ[_AUTOLOAD] = "0"
@@ -188,13 +187,6 @@ def _import_torch_npu() -> None:
             print(line)
     if reason is not None:
         raise HostNpuError(reason)
-
-
-def _load_extension() -> None:
-    # The extension looks at the runtime's libraries, so the package may have been imported too early for it.
-    from torch_aclnn_ops import _extension
-
-    _extension.load()
 
 
 def _require_enabled() -> ctypes.CDLL:
