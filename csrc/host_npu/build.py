@@ -110,8 +110,10 @@ def build(
     destination.mkdir(parents=True, exist_ok=True)
     builder = _Builder(destination, coverage, verbose)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        compiled = [(library, builder.objects_of(library, pool)) for library in libraries()]
-        return [builder.link(library, [object.result() for object in objects]) for library, objects in compiled]
+        # What takes longest is started first.
+        longest_first = sorted(libraries(), key=lambda library: not library.torch)
+        compiled = {library: builder.objects_of(library, pool) for library in longest_first}
+        return [builder.link(library, [object.result() for object in compiled[library]]) for library in libraries()]
 
 
 def joined(sources: list[Path], target: Path) -> Path:
@@ -135,7 +137,7 @@ class _Builder:
     def objects_of(self, library: Library, pool: Executor) -> list[Future[Path]]:
         """Start to compile the sources of one library that are not up to date."""
         if not library.sources:
-            raise BuildError(f"{library.file} has no sources in {SOURCES}")
+            raise BuildError(f"{library.file} has no sources in {SOURCES / library.name}")
         flags = [*library.flags, *_include_folders(library)]
         sources = [SOURCES / source for source in library.sources]
         if library.joined:

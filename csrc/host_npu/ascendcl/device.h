@@ -13,7 +13,7 @@ namespace host_npu {
 
 enum class Soc { Ascend910, Ascend910B, Ascend910_93, Ascend310P, Ascend950 };
 
-// The chip that is played: the environment variable TORCH_ACLNN_HOST_NPU_SOC, Ascend910B if it is not set.
+// The simulated chip: the environment variable TORCH_ACLNN_HOST_NPU_SOC, Ascend910B if it is not set.
 HOST_NPU_EXPORT Soc soc();
 
 // Returns where kernels read and write the memory that the host knows as `device_pointer`. Throws std::out_of_range if

@@ -159,7 +159,7 @@ void register_kernels() {
 }
 
 // Every result is allocated, copied to the device and freed. By default glibc gives such memory back to the kernel each
-// time, whose fresh pages then cost more than many an operator.
+// time, and to get fresh pages costs more than many operators.
 void keep_freed_memory() {
     mallopt(M_MMAP_THRESHOLD, 32 << 20);
     mallopt(M_TRIM_THRESHOLD, 512 << 20);

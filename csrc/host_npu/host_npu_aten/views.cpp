@@ -59,7 +59,7 @@ at::Tensor Views::view(const at::Tensor& tensor, bool may_be_on_host) {
     auto* const implementation = on_host.unsafeGetTensorImpl();
     implementation->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
     if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) implementation->set_wrapped_number(true);
-    // Products of matrices and a few others read these by themselves.
+    // The CPU's kernels of matrix products and a few others read these two bits.
     on_host._set_conj(tensor.is_conj());
     on_host._set_neg(tensor.is_neg());
     views_.push_back({tensor, on_host, memory.alias});

@@ -51,7 +51,7 @@ class Workspace {
 
     void check() const {
         if (std::any_of(canary_.begin(), canary_.end(), [](std::byte byte) { return byte != kCanary; })) {
-            throw std::runtime_error("somebody wrote to the workspace while the kernel used it");
+            throw std::runtime_error("the workspace was written to while the kernel used it");
         }
     }
 

@@ -34,8 +34,7 @@ Plan plan_forward(const Named& self, const Named& target, std::int64_t reduction
 
     if (self->empty() || target->empty()) {
         if (reduction == kNone) return {};
-        return {
-            .kernel = [=](const KernelArguments& arguments) { fill(arguments[2], reduction_of_nothing(reduction)); }};
+        return {.kernel = [=](const KernelArguments& arguments) { fill(arguments[2], loss_of_empty(reduction)); }};
     }
     Intermediates intermediates;
     intermediates.argument(self.layout(), dtype).argument(target.layout(), dtype).argument(out.layout(), dtype);
