@@ -1,7 +1,12 @@
 """The state of one parameter: which tensors it has, of which dtype, and where they come from."""
 
 import warnings
+from collections.abc import Callable, MutableMapping, Sequence
+from itertools import chain, repeat
+from operator import attrgetter, is_
 from typing import Any
+
+from torch_aclnn_ops._torch_compat import version_of
 
 import torch
 from torch import Tensor
@@ -9,6 +14,11 @@ from torch import Tensor
 # The names are torch's, where torch has the tensor; "ema_params" is also the name of MindSpeed and torchtitan.
 AVERAGES = ("exp_avg", "exp_avg_sq", "ema_params", "master_params")
 _16_BIT = (torch.float16, torch.bfloat16)
+
+
+def has_state(states: MutableMapping[Tensor, Any], param: Tensor) -> bool:
+    """Return whether a parameter was updated before, here or in the run of a checkpoint."""
+    return "step" in states.get(param, ())
 
 
 def dtype_of_states(param: Tensor, master_weights: bool) -> torch.dtype:
@@ -54,8 +64,8 @@ def complete(state: dict[str, Any], param: Tensor, dtype: torch.dtype) -> bool:
     return was_trained and lacks_average
 
 
-def take_over_writes(master: Tensor, param: Tensor) -> None:
-    """Let a master weight follow its parameter where somebody else has written to the parameter."""
+def sync_master_from_param(master: Tensor, param: Tensor) -> None:
+    """Write to a master weight what somebody else has written to its parameter; the rest keeps its digits."""
     master.copy_(torch.where(master.to(param.dtype) == param, master, param.to(master.dtype)))
 
 
@@ -68,29 +78,59 @@ def warn_of_missing_average() -> None:
     )
 
 
-class FittedState:
-    """The states of a parameter that were looked at once, and need no look as long as they are the same objects."""
+class CachedState:
+    """The states of parameters as lists, and whether the lists are still right.
 
-    __slots__ = ("_data", "_state", "exp_avg", "exp_avg_sq", "ema_param", "master", "step", "version")
+    Args:
+        params: the parameters. Those that were never updated have no state.
+        states: the optimizer's states, which :func:`complete` has seen.
+        place_of: what else of a parameter must stay as it is.
+    """
 
-    def __init__(self, param: Tensor, state: dict[str, Any]) -> None:
-        self._state = state
-        self._data = param.dtype, param.device
-        self.step = state["step"]
-        self.exp_avg = state["exp_avg"]
-        self.exp_avg_sq = state["exp_avg_sq"]
-        self.ema_param = state["ema_params"]
-        self.master = state.get("master_params", param)
-        self.version = -1  # of the parameter, after the last write of the optimizer
+    def __init__(
+        self,
+        params: Sequence[Tensor],
+        states: MutableMapping[Tensor, Any],
+        place_of: Callable[[Tensor], object] = attrgetter("dtype", "device"),
+    ) -> None:
+        self._all_params, self._states, self._place_of = list(params), states, place_of
+        self._found = self._look()
+        self._versions: list[int] = []
+        self.params = [param for param in params if has_state(states, param)]
+        self._others = [param for param in params if not has_state(states, param)]
+        found = [states[param] for param in self.params]
+        self.exp_avgs = [state["exp_avg"] for state in found]
+        self.exp_avg_sqs = [state["exp_avg_sq"] for state in found]
+        self.ema_params = [state["ema_params"] for state in found]
+        self.steps = [state["step"] for state in found]
+        self.masters = [state.get("master_params", param) for param, state in zip(self.params, found, strict=True)]
+        self.has_masters = not all(map(is_, self.masters, self.params))
 
-    def is_current(self, param: Tensor, state: dict[str, Any]) -> bool:
-        """Return whether nobody has replaced a tensor, or changed the parameter's dtype or device."""
+    def _look(self) -> tuple[list[object], list[object]]:
+        found = list(map(self._states.get, self._all_params))
+        tensors = (map(dict.get, filter(None, found), repeat(name)) for name in ("step", *AVERAGES))
+        return [*found, *chain.from_iterable(tensors)], list(map(self._place_of, self._all_params))
+
+    def is_current(self, params: Sequence[Tensor], states: MutableMapping[Tensor, Any]) -> bool:
+        """Return whether these are the parameters, in their places, and nobody has replaced a tensor of a state."""
+        if states is not self._states or len(params) != len(self._all_params):
+            return False
+        objects, places = self._look()
         return (
-            state is self._state
-            and state.get("step") is self.step
-            and state.get("exp_avg") is self.exp_avg
-            and state.get("exp_avg_sq") is self.exp_avg_sq
-            and state.get("ema_params") is self.ema_param
-            and state.get("master_params", param) is self.master
-            and (param.dtype, param.device) == self._data
+            all(map(is_, params, self._all_params))
+            and len(objects) == len(self._found[0])
+            and all(map(is_, objects, self._found[0]))
+            and places == self._found[1]
         )
+
+    def new_params(self) -> list[Tensor]:
+        """Return the parameters that have their first gradient, and no state yet."""
+        return [param for param in self._others if param.grad is not None]
+
+    def were_params_written(self) -> bool:
+        """Return whether somebody has written to a parameter since ``note_own_writes``."""
+        return self._versions != list(map(version_of, self.params))
+
+    def note_own_writes(self) -> None:
+        """Take what is in the parameters for what the optimizer has written."""
+        self._versions = list(map(version_of, self.params))

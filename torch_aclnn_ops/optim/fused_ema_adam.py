@@ -4,19 +4,18 @@ from collections.abc import Callable
 from itertools import zip_longest
 from typing import Any, overload
 
-from torch_aclnn_ops._torch_compat import version_of
-from torch_aclnn_ops.functional._ema_adam_implementations import Options, TensorLists, local
 from torch_aclnn_ops.functional.ema_adam import why_unlike
+from torch_aclnn_ops.functional.ema_adam_kernels import Options, TensorLists, local
 from torch_aclnn_ops.optim import _checkpoints, _steps
 from torch_aclnn_ops.optim._averages import AveragingOptimizer
 from torch_aclnn_ops.optim._flat import FlatGroup
-from torch_aclnn_ops.optim._options import options_of
-from torch_aclnn_ops.optim._schedule import EmaSchedule
+from torch_aclnn_ops.optim._options import EmaSchedule, options_of
 from torch_aclnn_ops.optim._states import (
-    FittedState,
+    CachedState,
     complete,
     dtype_of_states,
-    take_over_writes,
+    has_state,
+    sync_master_from_param,
     warn_of_missing_average,
 )
 
@@ -73,7 +72,7 @@ class FusedEmaAdam(AveragingOptimizer):
             (``None``), as (1 + n) / (10 + n) (``"ratio"``), or as 1 - (1 + n / gamma) ** -power (``"power"``).
         ema_warmup_gamma: gamma of ``"power"``, in updates; above 0.
         ema_warmup_power: power of ``"power"``; above 0.
-        ema_start_step: so many steps long the average is the weights; at least 0.
+        ema_start_step: for the first ``ema_start_step`` steps the average equals the weights; at least 0.
         ema_update_every: steps from one update of the average to the next; at least 1.
         master_weights: keep float32 weights and states for 16-bit parameters. Without, their states have their dtype.
         flatten: keep weights, gradients and states of the parameters of a group in one buffer each, so that an NPU
@@ -154,8 +153,9 @@ class FusedEmaAdam(AveragingOptimizer):
 
     def _set_up(self) -> None:
         """Make what no checkpoint has."""
-        self._flat_groups: list[FlatGroup | None] = []
-        self._fitted: dict[Tensor, FittedState] = {}
+        # Of each group, by its index: its buffers, and the states of the parameters that are in none.
+        self._flat_groups: dict[int, FlatGroup] = {}
+        self._cached: dict[int, CachedState] = {}
         self._has_warned = False
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -206,29 +206,28 @@ class FusedEmaAdam(AveragingOptimizer):
         scaling = _steps.scaling_of(self, **kwargs)
         if scaling.is_known_to_skip():
             return loss
-        for i, (group, (options, schedule)) in enumerate(zip(self.param_groups, parsed, strict=True)):
-            options = options._replace(grad_scale=scaling.grad_scale, found_inf=scaling.found_inf)
-            if self._flatten and not torch.compiler.is_compiling():
-                group = self._step_flat(i, options, schedule)
-            tensors = TensorLists([], [], [], [], [], [])
-            masters: list[Tensor] = []
-            self._init_group(group, *tensors, masters)
-            _steps.step_lists(tensors, masters, options, schedule)
-            if not torch.compiler.is_compiling():
-                self._note_own_writes(tensors.params, masters)
+        is_compiling = torch.compiler.is_compiling()
+        for i, (options, schedule) in enumerate(parsed):
+            options = scaling.added_to(options)
+            if self._flatten and not is_compiling:
+                self._step_flat(i, options, schedule)
+            tensors, masters = TensorLists([], [], [], [], [], []), []
+            self._init_group(i, *tensors, masters)
+            if tensors.params:
+                _steps.step_lists(tensors, masters, options, schedule)
+                if not is_compiling and self._cached[i].has_masters:
+                    self._cached[i].note_own_writes()
         return loss
 
-    def _step_flat(self, i: int, options: Options, schedule: EmaSchedule) -> dict[str, Any]:
-        """Update the flattened parameters of a group; return a group of the others."""
-        group = self.param_groups[i]
-        self._flat_groups += [None] * (len(self.param_groups) - len(self._flat_groups))
-        flat_group = self._flat_groups[i]
+    def _step_flat(self, i: int, options: Options, schedule: EmaSchedule) -> None:
+        """Update the flattened parameters of a group."""
+        group, flat_group = self.param_groups[i], self._flat_groups.get(i)
         if flat_group is None or not flat_group.is_current(group, self.state):
             flat_group = self._flat_groups[i] = FlatGroup(group, self.state, flat_group)
+            self._cached.pop(i, None)
         for buffer in flat_group.buffers:
             _steps.step_buffer(buffer, options, schedule)
-            self._warn(buffer.warns)
-        return {**group, "params": flat_group.rest}
+            self._warn(buffer.lacks_averages)
 
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_with_ema_params("__getstate__")
@@ -242,10 +241,10 @@ class FusedEmaAdam(AveragingOptimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         previous_groups = self.__dict__.get("param_groups", [])
-        if "_fitted" not in self.__dict__:
+        if "_cached" not in self.__dict__:
             self._set_up()
         super().__setstate__(state)
-        self._fitted.clear()
+        self._cached.clear()
         self._has_warned = False
         for group, previous in zip_longest(self.param_groups, previous_groups, fillvalue=self.defaults):
             for name in self.defaults.keys() - {"differentiable"}:  # which the base class adds here
@@ -257,7 +256,7 @@ class FusedEmaAdam(AveragingOptimizer):
 
     def _init_group(
         self,
-        group: dict[str, Any],
+        i: int,
         params: list[Tensor],
         grads: list[Tensor],
         exp_avgs: list[Tensor],
@@ -266,31 +265,38 @@ class FusedEmaAdam(AveragingOptimizer):
         steps: list[Tensor],
         masters: list[Tensor],
     ) -> None:
-        """Fill the lists, and make the states that are missing; torch.compile knows a method of this name and form."""
-        for param in group["params"]:
-            grad = param.grad
-            if grad is None:
-                continue
-            state = self.state[param]
-            fitted = self._fitted.get(param)
-            if fitted is None or not fitted.is_current(param, state):
-                self._warn(complete(state, param, dtype_of_states(param, group["master_weights"])))
-                fitted = self._fitted[param] = FittedState(param, state)
-            master = fitted.master
-            if master is not param and fitted.version != version_of(param):
-                take_over_writes(local(master), local(param))
-            params.append(param)
-            grads.append(grad)
-            exp_avgs.append(fitted.exp_avg)
-            exp_avg_sqs.append(fitted.exp_avg_sq)
-            ema_params.append(fitted.ema_param)
-            steps.append(fitted.step)
-            masters.append(master)
+        """Fill the lists with what has gradients, and make missing states; torch.compile knows a method of this name."""
+        cached = self._current_state(i)
+        if cached.has_masters and cached.were_params_written():
+            for master, param in zip(cached.masters, cached.params, strict=True):
+                if master is not param:
+                    sync_master_from_param(local(master), local(param))
+        with_grads = [(j, param.grad) for j, param in enumerate(cached.params) if param.grad is not None]
+        for listed, of_group in (
+            (params, cached.params),
+            (exp_avgs, cached.exp_avgs),
+            (exp_avg_sqs, cached.exp_avg_sqs),
+            (ema_params, cached.ema_params),
+            (steps, cached.steps),
+            (masters, cached.masters),
+        ):
+            listed += [of_group[j] for j, _ in with_grads]
+        grads += [grad for _, grad in with_grads]
 
-    def _note_own_writes(self, params: list[Tensor], masters: list[Tensor]) -> None:
-        for param, master in zip(params, masters, strict=True):
-            if master is not param:
-                self._fitted[param].version = version_of(param)
+    def _current_state(self, i: int) -> CachedState:
+        """Return the states of the parameters of a group that are not flattened, or of all under torch.compile."""
+        group = self.param_groups[i]
+        params = group["params"]
+        if self._flatten and not torch.compiler.is_compiling():
+            params = self._flat_groups[i].rest
+        cached = self._cached.get(i)
+        if cached is None or not cached.is_current(params, self.state) or cached.new_params():
+            for param in params:
+                if param.grad is not None or has_state(self.state, param):
+                    state = self.state[param]
+                    self._warn(complete(state, param, dtype_of_states(param, group["master_weights"])))
+            cached = self._cached[i] = CachedState(params, self.state)
+        return cached
 
     def _warn(self, lacks_average: bool) -> None:
         if lacks_average and not self._has_warned:
@@ -299,7 +305,7 @@ class FusedEmaAdam(AveragingOptimizer):
 
     def _check_gradients(self) -> None:
         for i, group in enumerate(self.param_groups):
-            flat_group = self._flat_groups[i] if i < len(self._flat_groups) else None
+            flat_group = self._flat_groups.get(i)
             if flat_group is not None and not torch.compiler.is_compiling() and flat_group.has_own_grads():
                 continue
             for j, param in enumerate(group["params"]):

@@ -1,8 +1,7 @@
-"""The implementations of a step of FusedEmaAdam: one signature, the same results.
+"""The kernels of a step of FusedEmaAdam, which give the same results, and what they are given.
 
-``single_tensor`` calls the operator once per entry of the lists, on any device and under ``torch.compile``;
-``multi_tensor`` gives the lists to torch's own CPU kernels. Flattened parameters go through the same two, as lists of
-few and long entries.
+``single_tensor`` calls the operator once per parameter, on any device and under ``torch.compile``; ``multi_tensor``
+gives lists to torch's own CPU kernels. Flattened parameters go through the same two, as few and long ones.
 """
 
 from collections.abc import Iterator
@@ -15,6 +14,8 @@ from torch_aclnn_ops.ops import apply_fused_ema_adam_
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+
+__all__ = ["Options", "TensorLists", "batches", "has_native_kernel", "is_dense", "is_plain", "local", "update"]
 
 # Elements that torch's kernels take at a time: the average then finds the new weights in the cache. A multiple of a
 # cache line, so that no element changes between the kernel's vector and scalar code, which round differently.
@@ -51,28 +52,38 @@ class TensorLists(NamedTuple):
         """Return the parameters whose selector is true."""
         return TensorLists(*(list(compress(tensors, selectors)) for tensors in self))
 
+    def part(self, part: slice) -> "TensorLists":
+        """Return the parameters of a slice."""
+        return TensorLists(*(tensors[part] for tensors in self))
+
     def local(self) -> "TensorLists":
         """Return this process's shards of tensors that are spread over several: the step is element-wise."""
         return TensorLists(*([local(tensor) for tensor in tensors] for tensors in self))
 
 
-class TensorsOfOne(NamedTuple):
-    """The tensors of one entry of the lists."""
-
-    param: Tensor
-    grad: Tensor
-    exp_avg: Tensor
-    exp_avg_sq: Tensor
-    ema_param: Tensor
-    step: Tensor
+def is_plain(tensor: Tensor) -> bool:
+    """Return whether a tensor is of no subclass but ``Parameter``."""
+    return type(tensor) in (Tensor, Parameter)
 
 
 def local(tensor: Tensor) -> Tensor:
     """Return this process's shard of a ``DTensor``, or the tensor itself."""
-    if type(tensor) in (Tensor, Parameter) or not hasattr(tensor, "to_local"):
+    if is_plain(tensor) or not hasattr(tensor, "to_local"):
         return tensor
     shard: Tensor = tensor.to_local()
     return shard
+
+
+def batches(params: list[Tensor], limit: int) -> Iterator[slice]:
+    """Cut a list where the parameters so far have ``limit`` elements; a longer parameter is alone."""
+    start = elements = 0
+    for i, param in enumerate(params):
+        size = param.numel()
+        if i > start and elements + size > limit:
+            yield slice(start, i)
+            start, elements = i, 0
+        elements += size
+    yield slice(start, len(params))
 
 
 def update(tensors: TensorLists, options: Options) -> None:
@@ -83,44 +94,52 @@ def update(tensors: TensorLists, options: Options) -> None:
     if torch.compiler.is_compiling():  # where only the operator can be traced, and no value can be read
         single_tensor(tensors, options)
         return
-    found_inf = options.found_inf
+    lr, ema_decay, found_inf = _read(options.lr), _read(options.ema_decay), options.found_inf
     if found_inf is not None and found_inf.is_cpu:
         if found_inf.item():
             return
-        options = options._replace(found_inf=None)
-    options = options._replace(lr=_as_number(options.lr), ema_decay=_as_number(options.ema_decay))
-    if any(isinstance(option, Tensor) for option in (options.lr, options.ema_decay, options.found_inf)):
+        found_inf = None
+    if lr is not options.lr or ema_decay is not options.ema_decay or found_inf is not options.found_inf:
+        options = options._replace(lr=lr, ema_decay=ema_decay, found_inf=found_inf)
+    if isinstance(lr, Tensor) or isinstance(ema_decay, Tensor) or found_inf is not None:
         single_tensor(tensors, options)
         return
     params, _, exp_avgs, exp_avg_sqs, ema_params, _ = tensors
-    native = [has_native_kernel(*one) for one in zip(params, exp_avgs, exp_avg_sqs, ema_params, strict=True)]
-    if all(native):
+    is_native = list(map(has_native_kernel, params, exp_avgs, exp_avg_sqs, ema_params))
+    if all(is_native):
         multi_tensor(tensors, options)
     else:
-        multi_tensor(tensors.select(native), options)
-        single_tensor(tensors.select([not is_native for is_native in native]), options)
+        multi_tensor(tensors.select(is_native), options)
+        single_tensor(tensors.select([not native for native in is_native]), options)
 
 
-def _as_number(option: float | Tensor) -> float | Tensor:
+def _read(option: float | Tensor) -> float | Tensor:
     """Read a tensor where that waits for no device."""
     return option.item() if isinstance(option, Tensor) and option.is_cpu else option
 
 
 def single_tensor(tensors: TensorLists, options: Options) -> None:
-    """Do a step by one call of the operator per entry."""
-    for entry in zip(*tensors, strict=True):
-        _update_entry(TensorsOfOne(*entry), options)
+    """Do a step by one call of the operator per parameter."""
+    for one in zip(*tensors, strict=True):
+        _update_one(*one, options)
 
 
-def _update_entry(tensors: TensorsOfOne, options: Options) -> None:
-    param, grad, exp_avg, exp_avg_sq, ema_param, step = tensors
+def _update_one(
+    param: Tensor,
+    grad: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    ema_param: Tensor,
+    step: Tensor,
+    options: Options,
+) -> None:
     lr, ema_decay, found_inf = options.lr, options.ema_decay, options.found_inf
     if options.grad_scale is not None:
         grad.div_(options.grad_scale.to(grad.device))
     states = (param, exp_avg, exp_avg_sq, ema_param)
     saved = [] if found_inf is None else [state.clone() for state in states]
     old_param = param.clone() if isinstance(lr, Tensor) else param
-    # The operator takes numbers. Of what is known to the device alone it does nothing, and the rest is done below.
+    # The operator takes numbers. With 1 in the place of a tensor it leaves out what is done below.
     is_on_device = isinstance(lr, Tensor) or isinstance(ema_decay, Tensor)
     step.add_(1)
     apply_fused_ema_adam_(
@@ -153,51 +172,43 @@ def multi_tensor(tensors: TensorLists, options: Options) -> None:
     if not tensors.params:
         return
     foreach_add_(tensors.steps, 1)
-    steps = [step if step.dim() == 0 else step.view(-1)[0] for step in tensors.steps]
-    if not options.bias_correction:
+    if options.bias_correction:
+        steps = [step if step.dim() == 0 else step.view(-1)[0] for step in tensors.steps]
+    else:
         # The kernel always divides by 1 - beta**step, which is 1 for every beta after this many steps.
-        steps = [torch.tensor(2**62, device="cpu")] * len(steps)
+        steps = [torch.tensor(2**62, device="cpu")] * len(tensors.steps)
+    grads = list(map(_laid_out_as, tensors.params, tensors.grads))
+    tensors = tensors._replace(grads=grads, steps=steps)
+    for part in batches(tensors.params, _CACHED_ELEMENTS):
+        batch = tensors.part(part)
+        if len(batch.params) > 1 or batch.params[0].numel() <= _CACHED_ELEMENTS or not batch.params[0].is_contiguous():
+            _update_batch(batch, options)
+            continue
+        pieces = (tensors_of_kind[0].view(-1).split(_CACHED_ELEMENTS) for tensors_of_kind in batch[:-1])
+        for param, grad, exp_avg, exp_avg_sq, ema_param in zip(*pieces, strict=True):
+            _update_batch(TensorLists([param], [grad], [exp_avg], [exp_avg_sq], [ema_param], batch.steps), options)
+
+
+def _update_batch(batch: TensorLists, options: Options) -> None:
     native_adam = fused_adamw_ if options.decoupled_weight_decay else fused_adam_
-    grads = [_laid_out_as(param, grad) for param, grad in zip(tensors.params, tensors.grads, strict=True)]
-    for batch in _batches(tensors._replace(grads=grads, steps=steps)):
-        params, grads, exp_avgs, exp_avg_sqs, ema_params, batch_steps = batch
-        native_adam(
-            params,
-            grads,
-            exp_avgs,
-            exp_avg_sqs,
-            [],
-            batch_steps,
-            lr=options.lr,
-            beta1=options.beta1,
-            beta2=options.beta2,
-            weight_decay=options.weight_decay,
-            eps=options.eps,
-            amsgrad=False,
-            maximize=options.maximize,
-            grad_scale=options.grad_scale,
-        )
-        if options.ema_decay != 1:
-            foreach_lerp_(ema_params, params, float(1 - options.ema_decay))
-
-
-def _batches(tensors: TensorLists) -> Iterator[TensorLists]:
-    """Cut the lists where the tensors so far fill the cache; cut tensors that are longer than that."""
-    start = elements = 0
-    for i, param in enumerate(tensors.params):
-        size = param.numel()
-        if elements and elements + size > _CACHED_ELEMENTS:
-            yield TensorLists(*(of_kind[start:i] for of_kind in tensors))
-            start, elements = i, 0
-        elements += size
-        if size > _CACHED_ELEMENTS and param.is_contiguous():
-            pieces = (of_kind[i].view(-1).split(_CACHED_ELEMENTS) for of_kind in tensors[:-1])
-            for piece in zip(*pieces, strict=True):
-                param, grad, exp_avg, exp_avg_sq, ema_param = piece
-                yield TensorLists([param], [grad], [exp_avg], [exp_avg_sq], [ema_param], [tensors.steps[i]])
-            start, elements = i + 1, 0
-    if start < len(tensors.params):
-        yield TensorLists(*(of_kind[start:] for of_kind in tensors))
+    native_adam(
+        batch.params,
+        batch.grads,
+        batch.exp_avgs,
+        batch.exp_avg_sqs,
+        [],
+        batch.steps,
+        lr=options.lr,
+        beta1=options.beta1,
+        beta2=options.beta2,
+        weight_decay=options.weight_decay,
+        eps=options.eps,
+        amsgrad=False,
+        maximize=options.maximize,
+        grad_scale=options.grad_scale,
+    )
+    if options.ema_decay != 1:
+        foreach_lerp_(batch.ema_params, batch.params, float(1 - options.ema_decay))
 
 
 def has_native_kernel(param: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, ema_param: Tensor) -> bool:
