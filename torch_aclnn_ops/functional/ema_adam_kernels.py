@@ -121,17 +121,17 @@ def _read(option: float | Tensor) -> float | Tensor:
 def single_tensor(tensors: TensorLists, options: Options) -> None:
     """Do a step by one call of the operator per parameter."""
     for one in zip(*tensors, strict=True):
-        _update_one(*one, options)
+        _update_one(options, *one)
 
 
 def _update_one(
+    options: Options,
     param: Tensor,
     grad: Tensor,
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
     ema_param: Tensor,
     step: Tensor,
-    options: Options,
 ) -> None:
     lr, ema_decay, found_inf = options.lr, options.ema_decay, options.found_inf
     if options.grad_scale is not None:

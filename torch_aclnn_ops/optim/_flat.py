@@ -142,7 +142,7 @@ class FlatBuffer:
             runs = self._runs([grad is not None for grad in grads], self.counts.values)
             for run in runs:
                 self._gather_run(run)
-        if self._cached.has_masters and self._cached.were_params_written():
+        if self._cached.were_params_written():
             sync_master_from_param(self.states["master_params"], self.weights)
         return runs
 
@@ -170,25 +170,26 @@ class FlatBuffer:
 
     def _gather_run(self, run: Run) -> None:
         params, views = self.params[run.members], self._grad_views[run.members]
-        fresh = [(param, param.grad, view) for param, view in zip(params, views, strict=True) if param.grad is not view]
-        if len(fresh) == len(params) and all(grad.stride() == param.stride() for param, grad, _ in fresh):  # type: ignore[union-attr]
-            self._concatenate(run)
+        grads: list[Tensor] = [param.grad for param in params]  # type: ignore[misc]
+        fresh = [one for one in zip(params, grads, views, strict=True) if one[1] is not one[2]]
+        if len(fresh) == len(params) and all(grad.stride() == param.stride() for param, grad, _ in fresh):
+            self._concatenate(run, grads)
         elif fresh:
             foreach_copy_([view for *_, view in fresh], [grad for _, grad, _ in fresh])
         for param, grad, view in fresh:
             # A gradient that is a part of something, such as a bucket of DistributedDataParallel, stays where it is.
-            if grad.untyped_storage().nbytes() == grad.nbytes:  # type: ignore[union-attr]
+            if grad.untyped_storage().nbytes() == grad.nbytes:
                 param.grad = view
 
-    def _concatenate(self, run: Run) -> None:
+    def _concatenate(self, run: Run, grads: list[Tensor]) -> None:
         """Copy the gradients of a whole run by one launch."""
         parts: list[Tensor] = []
         end = self._begins[run.members.start]
-        for begin, param in zip(self._begins[run.members], self.params[run.members], strict=True):
+        for begin, grad in zip(self._begins[run.members], grads, strict=True):
             if begin > end:
-                parts.append(self.grads.new_zeros(begin - end))
-            parts.append(param.grad.as_strided((param.numel(),), (1,)))  # type: ignore[union-attr]
-            end = begin + param.numel()
+                parts.append(grad.new_zeros(begin - end))
+            parts.append(grad.as_strided((grad.numel(),), (1,)))
+            end = begin + grad.numel()
         torch.cat(parts, out=run.grads)
 
     def finish(self, runs: list[Run]) -> None:
@@ -198,8 +199,7 @@ class FlatBuffer:
             if "master_params" in run.states:
                 run.weights.copy_(run.states["master_params"])
             torch.autograd.graph.increment_version(self.params[run.members])
-        if self._cached.has_masters:
-            self._cached.note_own_writes()
+        self._cached.note_own_writes()
 
 
 class FlatGroup:
@@ -224,7 +224,7 @@ class FlatGroup:
                 by_kind[param.dtype, param.device].append(param)
             else:
                 self.rest.append(param)
-        self.buffers = [
+        self.buffers: list[FlatBuffer] = [
             FlatBuffer(params, dtype_of_states(params[0], group["master_weights"]), states)
             for params in by_kind.values()
         ]

@@ -99,12 +99,9 @@ class CachedState:
         self.params = [param for param in params if has_state(states, param)]
         self._others = [param for param in params if not has_state(states, param)]
         found = [states[param] for param in self.params]
-        self.exp_avgs = [state["exp_avg"] for state in found]
-        self.exp_avg_sqs = [state["exp_avg_sq"] for state in found]
-        self.ema_params = [state["ema_params"] for state in found]
-        self.steps = [state["step"] for state in found]
         self.masters = [state.get("master_params", param) for param, state in zip(self.params, found, strict=True)]
         self.has_masters = not all(map(is_, self.masters, self.params))
+        self.lists = [[state[name] for state in found] for name in ("exp_avg", "exp_avg_sq", "ema_params", "step")]
 
     def _look(self) -> tuple[list[object], list[object]]:
         found = list(map(self._states.get, self._all_params))
@@ -128,9 +125,10 @@ class CachedState:
         return [param for param in self._others if param.grad is not None]
 
     def were_params_written(self) -> bool:
-        """Return whether somebody has written to a parameter since ``note_own_writes``."""
-        return self._versions != list(map(version_of, self.params))
+        """Return whether somebody has written to parameters that have masters, after ``note_own_writes``."""
+        return self.has_masters and self._versions != list(map(version_of, self.params))
 
     def note_own_writes(self) -> None:
         """Take what is in the parameters for what the optimizer has written."""
-        self._versions = list(map(version_of, self.params))
+        if self.has_masters:
+            self._versions = list(map(version_of, self.params))

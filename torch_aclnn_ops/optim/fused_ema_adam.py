@@ -1,7 +1,7 @@
 """``FusedEmaAdam``: Adam or AdamW that keeps an exponential moving average of the weights (aclnnApplyFusedEmaAdam)."""
 
 from collections.abc import Callable
-from itertools import zip_longest
+from itertools import compress, zip_longest
 from typing import Any, overload
 
 from torch_aclnn_ops.functional.ema_adam import why_unlike
@@ -207,15 +207,17 @@ class FusedEmaAdam(AveragingOptimizer):
         if scaling.is_known_to_skip():
             return loss
         is_compiling = torch.compiler.is_compiling()
+        is_flattened = self._flatten and not is_compiling
         for i, (options, schedule) in enumerate(parsed):
             options = scaling.added_to(options)
-            if self._flatten and not is_compiling:
+            if is_flattened:
                 self._step_flat(i, options, schedule)
-            tensors, masters = TensorLists([], [], [], [], [], []), []
-            self._init_group(i, *tensors, masters)
+            tensors = TensorLists([], [], [], [], [], [])
+            masters: list[Tensor] = []
+            self._init_group(i, is_flattened, masters, *tensors)
             if tensors.params:
                 _steps.step_lists(tensors, masters, options, schedule)
-                if not is_compiling and self._cached[i].has_masters:
+                if not is_compiling:
                     self._cached[i].note_own_writes()
         return loss
 
@@ -257,39 +259,33 @@ class FusedEmaAdam(AveragingOptimizer):
     def _init_group(
         self,
         i: int,
+        is_flattened: bool,
+        masters: list[Tensor],
         params: list[Tensor],
         grads: list[Tensor],
-        exp_avgs: list[Tensor],
-        exp_avg_sqs: list[Tensor],
-        ema_params: list[Tensor],
-        steps: list[Tensor],
-        masters: list[Tensor],
+        *states: list[Tensor],
     ) -> None:
-        """Fill the lists with what has gradients, and make missing states; torch.compile knows a method of this name."""
-        cached = self._current_state(i)
-        if cached.has_masters and cached.were_params_written():
+        """Fill the lists with the tensors of what is not flattened and has a gradient.
+
+        torch.compile knows a method of this name: it does not trace it, and takes numbers and lists for arguments.
+        """
+        cached = self._current_state(i, is_flattened)
+        if cached.were_params_written():
             for master, param in zip(cached.masters, cached.params, strict=True):
                 if master is not param:
                     sync_master_from_param(local(master), local(param))
-        with_grads = [(j, param.grad) for j, param in enumerate(cached.params) if param.grad is not None]
-        for listed, of_group in (
-            (params, cached.params),
-            (exp_avgs, cached.exp_avgs),
-            (exp_avg_sqs, cached.exp_avg_sqs),
-            (ema_params, cached.ema_params),
-            (steps, cached.steps),
-            (masters, cached.masters),
+        all_grads = [param.grad for param in cached.params]
+        has_grad = [grad is not None for grad in all_grads]
+        grads += [grad for grad in all_grads if grad is not None]
+        for listed, of_all in zip(
+            (masters, params, *states), (cached.masters, cached.params, *cached.lists), strict=True
         ):
-            listed += [of_group[j] for j, _ in with_grads]
-        grads += [grad for _, grad in with_grads]
+            listed += compress(of_all, has_grad)
 
-    def _current_state(self, i: int) -> CachedState:
-        """Return the states of the parameters of a group that are not flattened, or of all under torch.compile."""
-        group = self.param_groups[i]
-        params = group["params"]
-        if self._flatten and not torch.compiler.is_compiling():
-            params = self._flat_groups[i].rest
-        cached = self._cached.get(i)
+    def _current_state(self, i: int, is_flattened: bool) -> CachedState:
+        """Return the states of a group's parameters, without those that are flattened."""
+        group, cached = self.param_groups[i], self._cached.get(i)
+        params = self._flat_groups[i].rest if is_flattened else group["params"]
         if cached is None or not cached.is_current(params, self.state) or cached.new_params():
             for param in params:
                 if param.grad is not None or has_state(self.state, param):
