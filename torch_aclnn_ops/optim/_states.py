@@ -94,18 +94,21 @@ class CachedState:
         place_of: Callable[[Tensor], object] = attrgetter("dtype", "device"),
     ) -> None:
         self._all_params, self._states, self._place_of = list(params), states, place_of
-        self._found = self._look()
-        self._versions: list[int] = []
         self.params = [param for param in params if has_state(states, param)]
         self._others = [param for param in params if not has_state(states, param)]
         found = [states[param] for param in self.params]
         self.masters = [state.get("master_params", param) for param, state in zip(self.params, found, strict=True)]
         self.has_masters = not all(map(is_, self.masters, self.params))
-        self.lists = [[state[name] for state in found] for name in ("exp_avg", "exp_avg_sq", "ema_params", "step")]
+        self._names = ["exp_avg", "exp_avg_sq", "ema_params", "step"]
+        self.lists = [[state[name] for state in found] for name in self._names]
+        if self.has_masters:
+            self._names.append("master_params")
+        self._versions: list[int] = []
+        self._found = self._look()
 
     def _look(self) -> tuple[list[object], list[object]]:
         found = list(map(self._states.get, self._all_params))
-        tensors = (map(dict.get, filter(None, found), repeat(name)) for name in ("step", *AVERAGES))
+        tensors = [map(dict.get, filter(None, found), repeat(name)) for name in self._names]
         return [*found, *chain.from_iterable(tensors)], list(map(self._place_of, self._all_params))
 
     def is_current(self, params: Sequence[Tensor], states: MutableMapping[Tensor, Any]) -> bool:

@@ -85,26 +85,24 @@ def _like_its_parameter(grad: Tensor, param: Tensor) -> Tensor:
 
 def _update(tensors: TensorLists, options: Options, schedule: EmaSchedule) -> None:
     """Update with the decay that the schedule has for each parameter's step."""
-    if not tensors.params or schedule.is_constant:
+    if not tensors.params:
+        return
+    if schedule.is_constant:
         update(tensors, options)
         return
-    by_device = defaultdict(list)
+    by_decay, by_device = defaultdict(list), defaultdict(list)
     for i, step in enumerate(tensors.steps):
-        by_device[step.device].append(i)
-    for device, indices in by_device.items():
-        steps = torch.stack([tensors.steps[i] for i in indices]) + 1
-        if device.type == "cpu" and not torch.compiler.is_compiling():
-            by_step = defaultdict(list)
-            for i, step_number in zip(indices, steps.tolist(), strict=True):
-                by_step[step_number].append(i)
-            decays: list[float | Tensor] = [schedule.decay_at(step_number) for step_number in by_step]
-            members = list(by_step.values())
+        if step.is_cpu and not torch.compiler.is_compiling():
+            by_decay[schedule.decay_at(int(step) + 1)].append(i)
         else:
-            decays = list(schedule.decays_at(steps).unbind())
-            members = [[i] for i in indices]
-        for together, decay in zip(members, decays, strict=True):
-            lists = TensorLists(*([listed[i] for i in together] for listed in tensors))
-            update(lists, options._replace(ema_decay=decay))
+            by_device[step.device].append(i)
+    for known_decay, members in by_decay.items():
+        lists = TensorLists(*([listed[i] for i in members] for listed in tensors))
+        update(lists, options._replace(ema_decay=known_decay))
+    for members in by_device.values():
+        decays = schedule.decays_at(torch.stack([tensors.steps[i] for i in members]) + 1)
+        for i, decay in zip(members, decays.unbind(), strict=True):
+            update(tensors.part(slice(i, i + 1)), options._replace(ema_decay=decay))
 
 
 def step_buffer(buffer: FlatBuffer, options: Options, schedule: EmaSchedule) -> None:

@@ -210,8 +210,8 @@ class FusedEmaAdam(AveragingOptimizer):
         is_flattened = self._flatten and not is_compiling
         for i, (options, schedule) in enumerate(parsed):
             options = scaling.added_to(options)
-            if is_flattened:
-                self._step_flat(i, options, schedule)
+            if is_flattened and not self._step_flat(i, options, schedule):
+                continue
             tensors = TensorLists([], [], [], [], [], [])
             masters: list[Tensor] = []
             self._init_group(i, is_flattened, masters, *tensors)
@@ -221,8 +221,8 @@ class FusedEmaAdam(AveragingOptimizer):
                     self._cached[i].note_own_writes()
         return loss
 
-    def _step_flat(self, i: int, options: Options, schedule: EmaSchedule) -> None:
-        """Update the flattened parameters of a group."""
+    def _step_flat(self, i: int, options: Options, schedule: EmaSchedule) -> list[Tensor]:
+        """Update the flattened parameters of a group; return the others."""
         group, flat_group = self.param_groups[i], self._flat_groups.get(i)
         if flat_group is None or not flat_group.is_current(group, self.state):
             flat_group = self._flat_groups[i] = FlatGroup(group, self.state, flat_group)
@@ -230,6 +230,7 @@ class FusedEmaAdam(AveragingOptimizer):
         for buffer in flat_group.buffers:
             _steps.step_buffer(buffer, options, schedule)
             self._warn(buffer.lacks_averages)
+        return flat_group.rest
 
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_with_ema_params("__getstate__")
