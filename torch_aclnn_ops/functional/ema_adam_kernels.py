@@ -169,46 +169,48 @@ def _update_one(
 
 def multi_tensor(tensors: TensorLists, options: Options) -> None:
     """Do a step by torch's kernels for lists; for tensors that have one, see ``has_native_kernel``."""
-    if not tensors.params:
-        return
-    foreach_add_(tensors.steps, 1)
-    if options.bias_correction:
-        steps = [step if step.dim() == 0 else step.view(-1)[0] for step in tensors.steps]
-    else:
-        # The kernel always divides by 1 - beta**step, which is 1 for every beta after this many steps.
-        steps = [torch.tensor(2**62, device="cpu")] * len(tensors.steps)
-    grads = list(map(_laid_out_as, tensors.params, tensors.grads))
-    tensors = tensors._replace(grads=grads, steps=steps)
-    for part in batches(tensors.params, _CACHED_ELEMENTS):
-        batch = tensors.part(part)
-        if len(batch.params) > 1 or batch.params[0].numel() <= _CACHED_ELEMENTS or not batch.params[0].is_contiguous():
-            _update_batch(batch, options)
-            continue
-        pieces = (tensors_of_kind[0].view(-1).split(_CACHED_ELEMENTS) for tensors_of_kind in batch[:-1])
-        for param, grad, exp_avg, exp_avg_sq, ema_param in zip(*pieces, strict=True):
-            _update_batch(TensorLists([param], [grad], [exp_avg], [exp_avg_sq], [ema_param], batch.steps), options)
+    if tensors.params:
+        tensors = tensors._replace(grads=list(map(_laid_out_as, tensors.params, tensors.grads)))
+        for part in batches(tensors.params, _CACHED_ELEMENTS):
+            _update_batch(tensors.part(part), options)
 
 
 def _update_batch(batch: TensorLists, options: Options) -> None:
+    foreach_add_(batch.steps, 1)
+    if options.bias_correction:
+        steps = [step if step.dim() == 0 else step.view(-1)[0] for step in batch.steps]
+    else:
+        # The kernel always divides by 1 - beta**step, which is 1 for every beta after this many steps.
+        steps = [torch.tensor(2**62, device="cpu")] * len(batch.steps)
     native_adam = fused_adamw_ if options.decoupled_weight_decay else fused_adam_
-    native_adam(
-        batch.params,
-        batch.grads,
-        batch.exp_avgs,
-        batch.exp_avg_sqs,
-        [],
-        batch.steps,
-        lr=options.lr,
-        beta1=options.beta1,
-        beta2=options.beta2,
-        weight_decay=options.weight_decay,
-        eps=options.eps,
-        amsgrad=False,
-        maximize=options.maximize,
-        grad_scale=options.grad_scale,
-    )
-    if options.ema_decay != 1:
-        foreach_lerp_(batch.ema_params, batch.params, float(1 - options.ema_decay))
+    for params, grads, exp_avgs, exp_avg_sqs, ema_params in _pieces(batch):
+        native_adam(
+            params,
+            grads,
+            exp_avgs,
+            exp_avg_sqs,
+            [],
+            steps,
+            lr=options.lr,
+            beta1=options.beta1,
+            beta2=options.beta2,
+            weight_decay=options.weight_decay,
+            eps=options.eps,
+            amsgrad=False,
+            maximize=options.maximize,
+            grad_scale=options.grad_scale,
+        )
+        if options.ema_decay != 1:
+            foreach_lerp_(ema_params, params, float(1 - options.ema_decay))
+
+
+def _pieces(batch: TensorLists) -> list[list[list[Tensor]]]:
+    """Cut a parameter that is longer than a batch; return the lists without steps."""
+    *lists, _ = batch
+    if len(batch.params) > 1 or batch.params[0].numel() <= _CACHED_ELEMENTS or not batch.params[0].is_contiguous():
+        return [lists]
+    cut = (tensors[0].view(-1).split(_CACHED_ELEMENTS) for tensors in lists)
+    return [[[tensor] for tensor in piece] for piece in zip(*cut, strict=True)]
 
 
 def has_native_kernel(param: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, ema_param: Tensor) -> bool:

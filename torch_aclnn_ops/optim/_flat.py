@@ -53,15 +53,15 @@ class StepCounts:
         """Read the counts if somebody else has written to them."""
         if version_of(self._steps) != self._version:
             self.values: list[int] = self._steps.tolist()
-            self._note()
+            self._summarize()
 
     def increment(self, runs: Iterable[Run]) -> None:
         """Count a step that the device has counted."""
         for run in runs:
             self.values[run.members] = [value + 1 for value in self.values[run.members]]
-        self._note()
+        self._summarize()
 
-    def _note(self) -> None:
+    def _summarize(self) -> None:
         self._version = version_of(self._steps)
         self.are_equal = len(set(self.values)) == 1
 
@@ -199,7 +199,7 @@ class FlatBuffer:
             if "master_params" in run.states:
                 run.weights.copy_(run.states["master_params"])
             torch.autograd.graph.increment_version(self.params[run.members])
-        self._cached.note_own_writes()
+        self._cached.remember_own_writes()
 
 
 class FlatGroup:

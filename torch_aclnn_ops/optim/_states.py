@@ -64,6 +64,15 @@ def complete(state: dict[str, Any], param: Tensor, dtype: torch.dtype) -> bool:
     return was_trained and lacks_average
 
 
+def complete_all(states: MutableMapping[Tensor, Any], params: Sequence[Tensor], master_weights: bool) -> bool:
+    """Complete the states of parameters that have one or need one now; return whether an average was missing."""
+    lacks_average = False
+    for param in params:
+        if param.grad is not None or has_state(states, param):
+            lacks_average |= complete(states[param], param, dtype_of_states(param, master_weights))
+    return lacks_average
+
+
 def sync_master_from_param(master: Tensor, param: Tensor) -> None:
     """Write to a master weight what somebody else has written to its parameter; the rest keeps its digits."""
     master.copy_(torch.where(master.to(param.dtype) == param, master, param.to(master.dtype)))
@@ -128,10 +137,10 @@ class CachedState:
         return [param for param in self._others if param.grad is not None]
 
     def were_params_written(self) -> bool:
-        """Return whether somebody has written to parameters that have masters, after ``note_own_writes``."""
+        """Return whether somebody has written to parameters that have masters, after ``remember_own_writes``."""
         return self.has_masters and self._versions != list(map(version_of, self.params))
 
-    def note_own_writes(self) -> None:
+    def remember_own_writes(self) -> None:
         """Take what is in the parameters for what the optimizer has written."""
         if self.has_masters:
             self._versions = list(map(version_of, self.params))

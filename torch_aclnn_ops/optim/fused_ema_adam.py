@@ -12,9 +12,8 @@ from torch_aclnn_ops.optim._flat import FlatGroup
 from torch_aclnn_ops.optim._options import EmaSchedule, options_of
 from torch_aclnn_ops.optim._states import (
     CachedState,
-    complete,
+    complete_all,
     dtype_of_states,
-    has_state,
     sync_master_from_param,
     warn_of_missing_average,
 )
@@ -218,7 +217,7 @@ class FusedEmaAdam(AveragingOptimizer):
             if tensors.params:
                 _steps.step_lists(tensors, masters, options, schedule)
                 if not is_compiling:
-                    self._cached[i].note_own_writes()
+                    self._cached[i].remember_own_writes()
         return loss
 
     def _step_flat(self, i: int, options: Options, schedule: EmaSchedule) -> list[Tensor]:
@@ -270,7 +269,11 @@ class FusedEmaAdam(AveragingOptimizer):
 
         torch.compile knows a method of this name: it does not trace it, and takes numbers and lists for arguments.
         """
-        cached = self._current_state(i, is_flattened)
+        group, cached = self.param_groups[i], self._cached.get(i)
+        all_params = self._flat_groups[i].rest if is_flattened else group["params"]
+        if cached is None or not cached.is_current(all_params, self.state) or cached.new_params():
+            self._warn(complete_all(self.state, all_params, group["master_weights"]))
+            cached = self._cached[i] = CachedState(all_params, self.state)
         if cached.were_params_written():
             for master, param in zip(cached.masters, cached.params, strict=True):
                 if master is not param:
@@ -282,18 +285,6 @@ class FusedEmaAdam(AveragingOptimizer):
             (masters, params, *states), (cached.masters, cached.params, *cached.lists), strict=True
         ):
             listed += compress(of_all, has_grad)
-
-    def _current_state(self, i: int, is_flattened: bool) -> CachedState:
-        """Return the states of a group's parameters, without those that are flattened."""
-        group, cached = self.param_groups[i], self._cached.get(i)
-        params = self._flat_groups[i].rest if is_flattened else group["params"]
-        if cached is None or not cached.is_current(params, self.state) or cached.new_params():
-            for param in params:
-                if param.grad is not None or has_state(self.state, param):
-                    state = self.state[param]
-                    self._warn(complete(state, param, dtype_of_states(param, group["master_weights"])))
-            cached = self._cached[i] = CachedState(params, self.state)
-        return cached
 
     def _warn(self, lacks_average: bool) -> None:
         if lacks_average and not self._has_warned:
