@@ -1,6 +1,5 @@
 """The state of one parameter: which tensors it has, of which dtype, and where they come from."""
 
-import warnings
 from collections.abc import Callable, MutableMapping, Sequence
 from itertools import chain, repeat
 from operator import attrgetter, is_
@@ -76,15 +75,6 @@ def complete_all(states: MutableMapping[Tensor, Any], params: Sequence[Tensor], 
 def sync_master_from_param(master: Tensor, param: Tensor) -> None:
     """Write to a master weight what somebody else has written to its parameter; the rest keeps its digits."""
     master.copy_(torch.where(master.to(param.dtype) == param, master, param.to(master.dtype)))
-
-
-def warn_of_missing_average() -> None:
-    """Say that averages start anew."""
-    warnings.warn(
-        "FusedEmaAdam: the loaded state has no 'ema_params' for parameters that were trained before, as a checkpoint of"
-        " torch.optim.AdamW; their averages start from the weights",
-        stacklevel=7,
-    )
 
 
 class CachedState:

@@ -1,7 +1,7 @@
 """One step on the lists of a parameter group, or on a buffer: scaled gradients, master weights, the average's decay."""
 
 from collections import defaultdict
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch_aclnn_ops._torch_compat import foreach_copy_, per_optimizer_state
 from torch_aclnn_ops.functional.ema_adam_kernels import Options, TensorLists, batches, is_plain, local, update
@@ -16,33 +16,17 @@ from torch.amp.grad_scaler import OptState
 _WIDENED_ELEMENTS = 2**24
 
 
-class Scaling(NamedTuple):
-    """What a ``GradScaler`` says about the gradients of a step."""
+def scaling_of(optimizer: Any, grad_scaler: Any = None) -> tuple[Tensor | None, Tensor | None]:
+    """Return the ``grad_scale`` and ``found_inf`` of a scaler.
 
-    grad_scale: Tensor | None
-    found_inf: Tensor | None
-
-    def added_to(self, options: Options) -> Options:
-        """Return the options of a step with these gradients."""
-        if self.grad_scale is None and self.found_inf is None:
-            return options
-        return options._replace(grad_scale=self.grad_scale, found_inf=self.found_inf)
-
-    def is_known_to_skip(self) -> bool:
-        """Return whether to do nothing, as far as that can be known without waiting for a device."""
-        if self.found_inf is None or not self.found_inf.is_cpu or torch.compiler.is_compiling():
-            return False
-        return bool(self.found_inf)
-
-
-def scaling_of(optimizer: Any, grad_scaler: Any = None) -> Scaling:
-    """Take the scale from where a scaler puts it: ``torch.amp`` on the optimizer, torch_npu's among the arguments."""
+    ``torch.amp`` puts them on the optimizer; torch_npu passes its scaler as an argument.
+    """
     if grad_scaler is None:
-        return Scaling(getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None))
+        return getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
     scaler_state = per_optimizer_state(grad_scaler, optimizer)
     if scaler_state["stage"].value == OptState.READY.value:
         grad_scaler.unscale_(optimizer)
-    return Scaling(None, sum(scaler_state["found_inf_per_device"].values()))
+    return None, sum(scaler_state["found_inf_per_device"].values())
 
 
 def step_lists(tensors: TensorLists, masters: list[Tensor], options: Options, schedule: EmaSchedule) -> None:
@@ -55,7 +39,11 @@ def step_lists(tensors: TensorLists, masters: list[Tensor], options: Options, sc
         schedule: says the decay.
     """
     if not all(is_plain(param) for param in tensors.params):
-        grads = [_like_its_parameter(grad, param) for grad, param in zip(tensors.grads, tensors.params, strict=True)]
+        # The shards of a gradient have to be where those of its parameter are.
+        grads = [
+            grad.redistribute(placements=param.placements) if hasattr(param, "placements") else grad  # type: ignore[attr-defined]
+            for grad, param in zip(tensors.grads, tensors.params, strict=True)
+        ]
         tensors = tensors._replace(grads=grads).local()
         masters = [local(master) for master in masters]
     is_rounded = [param.dtype != master.dtype for param, master in zip(tensors.params, masters, strict=True)]
@@ -72,15 +60,6 @@ def step_lists(tensors: TensorLists, masters: list[Tensor], options: Options, sc
         )
         _update(batch, options, schedule)
         foreach_copy_(params[part], batch.params)
-
-
-def _like_its_parameter(grad: Tensor, param: Tensor) -> Tensor:
-    """Return a gradient whose shards are where those of the parameter are."""
-    placements = getattr(param, "placements", None)
-    if placements is None or grad.placements == placements:  # type: ignore[attr-defined]
-        return grad
-    redistributed: Tensor = grad.redistribute(placements=placements)  # type: ignore[attr-defined]
-    return redistributed
 
 
 def _update(tensors: TensorLists, options: Options, schedule: EmaSchedule) -> None:

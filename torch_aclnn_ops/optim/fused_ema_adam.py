@@ -1,5 +1,6 @@
 """``FusedEmaAdam``: Adam or AdamW that keeps an exponential moving average of the weights (aclnnApplyFusedEmaAdam)."""
 
+import warnings
 from collections.abc import Callable
 from itertools import compress, zip_longest
 from typing import Any, overload
@@ -10,13 +11,7 @@ from torch_aclnn_ops.optim import _checkpoints, _steps
 from torch_aclnn_ops.optim._averages import AveragingOptimizer
 from torch_aclnn_ops.optim._flat import FlatGroup
 from torch_aclnn_ops.optim._options import EmaSchedule, options_of
-from torch_aclnn_ops.optim._states import (
-    CachedState,
-    complete_all,
-    dtype_of_states,
-    sync_master_from_param,
-    warn_of_missing_average,
-)
+from torch_aclnn_ops.optim._states import CachedState, complete_all, dtype_of_states, sync_master_from_param
 
 import torch
 from torch import Tensor
@@ -202,13 +197,13 @@ class FusedEmaAdam(AveragingOptimizer):
                 loss = closure()
         parsed = [options_of(group) for group in self.param_groups]
         self._check_gradients()
-        scaling = _steps.scaling_of(self, **kwargs)
-        if scaling.is_known_to_skip():
-            return loss
+        grad_scale, found_inf = _steps.scaling_of(self, **kwargs)
         is_compiling = torch.compiler.is_compiling()
+        if found_inf is not None and not is_compiling and found_inf.is_cpu and found_inf:
+            return loss
         is_flattened = self._flatten and not is_compiling
         for i, (options, schedule) in enumerate(parsed):
-            options = scaling.added_to(options)
+            options = options._replace(grad_scale=grad_scale, found_inf=found_inf)
             if is_flattened and not self._step_flat(i, options, schedule):
                 continue
             tensors = TensorLists([], [], [], [], [], [])
@@ -289,7 +284,11 @@ class FusedEmaAdam(AveragingOptimizer):
     def _warn(self, lacks_average: bool) -> None:
         if lacks_average and not self._has_warned:
             self._has_warned = True
-            warn_of_missing_average()
+            warnings.warn(
+                "FusedEmaAdam: the loaded state has no 'ema_params' for parameters that were trained before, as a"
+                " checkpoint of torch.optim.AdamW; their averages start from the weights",
+                stacklevel=6,
+            )
 
     def _check_gradients(self) -> None:
         for i, group in enumerate(self.param_groups):
