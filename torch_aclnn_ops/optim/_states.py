@@ -1,7 +1,7 @@
 """The state of one parameter: which tensors it has, of which dtype, and where they come from."""
 
-from collections.abc import Callable, MutableMapping, Sequence
-from itertools import chain, repeat
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from itertools import repeat
 from operator import attrgetter, is_
 from typing import Any
 
@@ -102,24 +102,26 @@ class CachedState:
         self.lists = [[state[name] for state in found] for name in self._names]
         if self.has_masters:
             self._names.append("master_params")
+        self._places = list(map(place_of, params))
+        self._found = [list(seen) for seen in self._look()]
         self._versions: list[int] = []
-        self._found = self._look()
 
-    def _look(self) -> tuple[list[object], list[object]]:
+    def _look(self) -> Iterator[Iterable[object]]:
+        """Look at what must stay as it is, one kind after the other."""
         found = list(map(self._states.get, self._all_params))
-        tensors = [map(dict.get, filter(None, found), repeat(name)) for name in self._names]
-        return [*found, *chain.from_iterable(tensors)], list(map(self._place_of, self._all_params))
+        yield found
+        dicts = [state for state in found if state is not None]
+        for name in self._names:
+            yield map(dict.get, dicts, repeat(name))
 
     def is_current(self, params: Sequence[Tensor], states: MutableMapping[Tensor, Any]) -> bool:
         """Return whether these are the parameters, in their places, and nobody has replaced a tensor of a state."""
-        if states is not self._states or len(params) != len(self._all_params):
-            return False
-        objects, places = self._look()
         return (
-            all(map(is_, params, self._all_params))
-            and len(objects) == len(self._found[0])
-            and all(map(is_, objects, self._found[0]))
-            and places == self._found[1]
+            states is self._states
+            and len(params) == len(self._all_params)
+            and all(map(is_, params, self._all_params))
+            and list(map(self._place_of, params)) == self._places
+            and all(all(map(is_, now, before)) for now, before in zip(self._look(), self._found, strict=True))
         )
 
     def new_params(self) -> list[Tensor]:
