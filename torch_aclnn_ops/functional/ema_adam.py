@@ -32,7 +32,7 @@ def fused_ema_adam(
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
-    """Do one step of :class:`FusedEmaAdam` on lists of tensors, in place, after a look at all of them.
+    """Do one step of :class:`FusedEmaAdam` on lists of tensors, in place, after checking all of them.
 
     Nothing waits for a device: tensor options are read on the CPU, and applied on the device elsewhere.
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 _WARMUPS = (None, "ratio", "power")
+_ADAM = ("eps", "weight_decay", "decoupled_weight_decay", "bias_correction", "maximize")  # in the order of Options
 
 
 def options_of(group: dict[str, Any]) -> tuple[Options, "EmaSchedule"]:
@@ -17,17 +18,7 @@ def options_of(group: dict[str, Any]) -> tuple[Options, "EmaSchedule"]:
     betas = group["betas"]
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
         raise ValueError(f"FusedEmaAdam: betas must be a pair of numbers, but it is {betas!r}")
-    options = Options(
-        lr=group["lr"],
-        ema_decay=group["ema_decay"],
-        beta1=betas[0],
-        beta2=betas[1],
-        eps=group["eps"],
-        weight_decay=group["weight_decay"],
-        decoupled_weight_decay=group["decoupled_weight_decay"],
-        bias_correction=group["bias_correction"],
-        maximize=group["maximize"],
-    )
+    options = Options(group["lr"], group["ema_decay"], *betas, *[group[name] for name in _ADAM])
     check_options(options)
     if isinstance(options.ema_decay, Tensor):
         raise TypeError(f"FusedEmaAdam: ema_decay must be a number, but it is {options.ema_decay!r}")

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from itertools import compress, zip_longest
+from operator import is_
 from typing import Any, overload
 
 from torch_aclnn_ops.functional.ema_adam import why_unlike
@@ -147,7 +148,8 @@ class FusedEmaAdam(AveragingOptimizer):
 
     def _set_up(self) -> None:
         """Make what no checkpoint has."""
-        # Of each group, by its index: its buffers, and the states of the parameters that are in none.
+        # Of each group, by its index: its options, its buffers, and the states of the parameters that are in none.
+        self._checked_options: dict[int, tuple[list[object], tuple[Options, EmaSchedule] | None]] = {}
         self._flat_groups: dict[int, FlatGroup] = {}
         self._cached: dict[int, CachedState] = {}
         self._has_warned = False
@@ -176,7 +178,7 @@ class FusedEmaAdam(AveragingOptimizer):
     def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> float | None:
         """Update every parameter that has a gradient, and its average.
 
-        All options and gradients are looked at before any parameter is updated. Under a :class:`torch.amp.GradScaler`
+        All options and gradients are checked before any parameter is updated. Under a :class:`torch.amp.GradScaler`
         the step divides the gradients by the scale, and where the scaler has found an infinity nothing moves.
 
         Args:
@@ -195,7 +197,7 @@ class FusedEmaAdam(AveragingOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        parsed = [options_of(group) for group in self.param_groups]
+        parsed = [self._options_of(i, group) for i, group in enumerate(self.param_groups)]
         self._check_gradients()
         grad_scale, found_inf = _steps.scaling_of(self, **kwargs)
         is_compiling = torch.compiler.is_compiling()
@@ -214,6 +216,19 @@ class FusedEmaAdam(AveragingOptimizer):
                 if not is_compiling:
                     self._cached[i].remember_own_writes()
         return loss
+
+    def _options_of(self, i: int, group: dict[str, Any]) -> tuple[Options, EmaSchedule]:
+        """Take the options of a group, and check them unless they are the objects of the last step."""
+        if torch.compiler.is_compiling():
+            return options_of(group)
+        values = list(map(group.get, self.defaults))
+        checked, parsed = self._checked_options.get(i, ([], None))
+        # A tensor or a list may have got other contents.
+        is_fixed = not isinstance(group["lr"], Tensor) and isinstance(group["betas"], tuple)
+        if parsed is None or not is_fixed or not all(map(is_, values, checked)):
+            parsed = options_of(group)
+            self._checked_options[i] = values, parsed
+        return parsed
 
     def _step_flat(self, i: int, options: Options, schedule: EmaSchedule) -> list[Tensor]:
         """Update the flattened parameters of a group; return the others."""
