@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 from torch_aclnn_ops.optim import FusedEmaAdam
 
 import numpy as np
@@ -235,7 +237,7 @@ def test_a_step_with_an_option_that_became_invalid_is_refused_and_changes_nothin
 )
 def test_an_option_whose_contents_became_invalid_is_refused(options, spoil, sentence, flatten):
     model = Weights()
-    optimizer = FusedEmaAdam(model.parameters(), **options, flatten=flatten)
+    optimizer = FusedEmaAdam(model.parameters(), **copy.deepcopy(options), flatten=flatten)
     train(model, optimizer, range(2))
     spoil(optimizer.param_groups[0])
     with pytest.raises(ValueError, match=f"^FusedEmaAdam: {sentence}"):
