@@ -379,7 +379,7 @@ def test_kernels_in_chunks_equal_the_formulas(rows, monkeypatch):
         (ops.fused_linear_online_max_sum, (*_shard(Maker(torch.float64), rows), 1, 4, True)),
         (ops.fused_linear_cross_entropy_loss_grad, _grad_arguments(Maker(torch.float64), rows=rows)),
     ):
-        expected = operator.formula(**operator.bind(arguments, {}))
+        expected = operator.formula(*operator.complete(arguments, {}))
         for result, formula_result in zip(operator.overload(*arguments), expected, strict=True):
             torch.testing.assert_close(result, formula_result)
 

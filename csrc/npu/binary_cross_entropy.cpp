@@ -1,17 +1,20 @@
-
-#include "dispatch.h"
 #include "launch.h"
-#include "operators.h"
+#include "register.h"
 
 namespace torch_aclnn_ops {
 namespace {
+
+struct BinaryCrossEntropyBackward {
+    using Cann = aclnn::BinaryCrossEntropyBackward;
+    static constexpr auto name = "binary_cross_entropy_backward";
+    static at::Tensor run(const at::Tensor& grad_output, const at::Tensor& self, const at::Tensor& target,
+                          const std::optional<at::Tensor>& weight, int64_t reduction);
+};
 
 // CANN's checks accept a target or weight that broadcasts, but kernels of some devices take them to have self's shape.
 at::Tensor with_shape_of(const at::Tensor& tensor, const at::Tensor& self) {
     return tensor.sizes() == self.sizes() || self.numel() == 0 ? tensor : tensor.expand_as(self).contiguous();
 }
-
-}  // namespace
 
 at::Tensor BinaryCrossEntropyBackward::run(const at::Tensor& grad_output, const at::Tensor& self,
                                            const at::Tensor& target, const std::optional<at::Tensor>& weight,
@@ -23,12 +26,7 @@ at::Tensor BinaryCrossEntropyBackward::run(const at::Tensor& grad_output, const 
     return out;
 }
 
-TORCH_LIBRARY_IMPL(torch_aclnn_ops, PrivateUse1, library) {
-    library.impl(BinaryCrossEntropyBackward::name, TORCH_FN(DispatchOf<BinaryCrossEntropyBackward>::kernel));
-}
-
-TORCH_LIBRARY_IMPL(torch_aclnn_ops, AutogradPrivateUse1, library) {
-    library.impl(BinaryCrossEntropyBackward::name, TORCH_FN(DispatchOf<BinaryCrossEntropyBackward>::autograd));
-}
+const Register<BinaryCrossEntropyBackward> binary_cross_entropy_backward;
+}  // namespace
 
 }  // namespace torch_aclnn_ops

@@ -1,20 +1,23 @@
-
 #include <limits>
 
-#include "dispatch.h"
 #include "launch.h"
-#include "operators.h"
+#include "register.h"
 
 namespace torch_aclnn_ops {
 namespace {
+
+struct EmbeddingDenseBackward {
+    using Cann = aclnn::EmbeddingDenseBackward;
+    static constexpr auto name = "embedding_dense_backward";
+    static at::Tensor run(const at::Tensor& grad_output, const at::Tensor& indices, int64_t num_weights,
+                          int64_t padding_idx, bool scale_grad_by_freq);
+};
 
 // CANN compares the padding index with every index, so one that no index can equal stands for none. Negative ones other
 // than -1 mean nothing to it.
 uint64_t padding_index_or_none(int64_t padding_idx) {
     return padding_idx < 0 ? std::numeric_limits<uint64_t>::max() : static_cast<uint64_t>(padding_idx);
 }
-
-}  // namespace
 
 at::Tensor EmbeddingDenseBackward::run(const at::Tensor& grad_output, const at::Tensor& indices, int64_t num_weights,
                                        int64_t padding_idx, bool scale_grad_by_freq) {
@@ -26,12 +29,7 @@ at::Tensor EmbeddingDenseBackward::run(const at::Tensor& grad_output, const at::
     return out;
 }
 
-TORCH_LIBRARY_IMPL(torch_aclnn_ops, PrivateUse1, library) {
-    library.impl(EmbeddingDenseBackward::name, TORCH_FN(DispatchOf<EmbeddingDenseBackward>::kernel));
-}
-
-TORCH_LIBRARY_IMPL(torch_aclnn_ops, AutogradPrivateUse1, library) {
-    library.impl(EmbeddingDenseBackward::name, TORCH_FN(DispatchOf<EmbeddingDenseBackward>::autograd));
-}
+const Register<EmbeddingDenseBackward> embedding_dense_backward;
+}  // namespace
 
 }  // namespace torch_aclnn_ops

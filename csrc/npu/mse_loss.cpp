@@ -1,10 +1,17 @@
 #include <ATen/ExpandUtils.h>
 
-#include "dispatch.h"
 #include "launch.h"
-#include "operators.h"
+#include "register.h"
 
 namespace torch_aclnn_ops {
+namespace {
+
+struct MseLossBackward {
+    using Cann = aclnn::MseLossBackward;
+    static constexpr auto name = "mse_loss_backward";
+    static at::Tensor run(const at::Tensor& grad_output, const at::Tensor& self, const at::Tensor& target,
+                          int64_t reduction);
+};
 
 // The gradient has the shape that all three broadcast to, even where that is larger than self's: neither CANN nor the
 // formula sums it back.
@@ -20,12 +27,7 @@ at::Tensor MseLossBackward::run(const at::Tensor& grad_output, const at::Tensor&
     return out;
 }
 
-TORCH_LIBRARY_IMPL(torch_aclnn_ops, PrivateUse1, library) {
-    library.impl(MseLossBackward::name, TORCH_FN(DispatchOf<MseLossBackward>::kernel));
-}
-
-TORCH_LIBRARY_IMPL(torch_aclnn_ops, AutogradPrivateUse1, library) {
-    library.impl(MseLossBackward::name, TORCH_FN(DispatchOf<MseLossBackward>::autograd));
-}
+const Register<MseLossBackward> mse_loss_backward;
+}  // namespace
 
 }  // namespace torch_aclnn_ops

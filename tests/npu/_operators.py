@@ -1,8 +1,9 @@
 """The raw operators' tables of tests/, and what of them runs on an NPU."""
 
+import re
 from typing import Any
 
-from torch_aclnn_ops import ops
+from torch_aclnn_ops import host_npu, ops
 
 import pytest
 import torch
@@ -81,6 +82,17 @@ def _to_npu(tensor: Tensor) -> Tensor:
 
 def flat(outputs: Any) -> list[Tensor]:
     return list(outputs) if isinstance(outputs, tuple) else [outputs]
+
+
+def meaning_of(status: int) -> str:
+    """Return how a refusal with a status is put in words."""
+    one = torch.rand(2).npu()
+    host_npu.fail("aclnnMseLossBackwardGetWorkspaceSize", status=status, message="asked for by a test")
+    with pytest.raises(RuntimeError) as caught:
+        ops.mse_loss_backward(one, one, one, 0)
+    found = re.search(rf"GetWorkspaceSize returned {status}, (.+?)\)\.\n", str(caught.value))
+    assert found is not None, caught.value
+    return found[1]
 
 
 def good_call(contract: type[RawOperatorContract]) -> None:

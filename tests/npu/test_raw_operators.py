@@ -2,7 +2,6 @@
 
 import torch_aclnn_ops
 from torch_aclnn_ops import _extension, host_npu, ops
-from torch_aclnn_ops.ops._paths import CANN_NAMES
 
 import pytest
 import torch
@@ -28,8 +27,8 @@ def test_kernel_equals_the_formula_in_float64(contract, sample, dtype, entry):
     wide = tuple(
         arg.double() if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg for arg in arguments
     )  # copies: the formula may write to a softmax
-    truths = flat(operator.formula(**operator.bind(wide, {})))
-    results = flat(_entries(operator)[entry](*operator.bind(to_npu(arguments), {}).values()))
+    truths = flat(operator.formula(*operator.complete(wide, {})))
+    results = flat(_entries(operator)[entry](*operator.complete(to_npu(arguments), {})))
     for result, truth in zip(results, truths, strict=True):
         assert result.device.type == "npu"
         assert result.shape == truth.shape
@@ -79,7 +78,7 @@ def test_each_call_launches_the_operator_of_cann_once(contract):
     host_npu.reset()
     operator.overload(*arguments)
     torch.npu.synchronize()
-    assert host_npu.stats().launches[CANN_NAMES[operator.name]] == 1
+    assert host_npu.stats().launches[operator.cann] == 1
 
 
 def test_a_deterministic_program_gets_deterministic_kernels():
@@ -91,7 +90,6 @@ def test_a_deterministic_program_gets_deterministic_kernels():
         second = ops.embedding_dense_backward(gradient, indices, 4, -1, False)
     finally:
         torch.use_deterministic_algorithms(False)
-    _extension._module.apply_determinism_to_context()
     assert torch.equal(first.cpu(), second.cpu())
 
 

@@ -3,8 +3,8 @@
 from typing import Any
 
 from torch_aclnn_ops.functional._drop_in import is_ordinary, on_one_device, overrides_torch
-from torch_aclnn_ops.functional._function import EagerOrCompiled
 from torch_aclnn_ops.ops import embedding_dense_backward
+from torch_aclnn_ops.ops._differentiable import EagerOrCompiled
 from torch_aclnn_ops.ops.embedding import check_indices
 
 import torch
@@ -12,8 +12,7 @@ from torch import Tensor
 
 
 def _formula(input: Tensor, weight: Tensor, padding_idx: int, scale_grad_by_freq: bool) -> Tensor:
-    rows: Tensor = torch.ops.aten.embedding.default(weight, input, padding_idx, scale_grad_by_freq)
-    return rows
+    return torch.embedding(weight, input, padding_idx, scale_grad_by_freq)
 
 
 class EmbeddingFunction(torch.autograd.Function):
@@ -95,7 +94,7 @@ def embedding(
 
     Source: backward kernel aclnnEmbeddingDenseBackward.
     """
-    if not _is_ours(input, weight, padding_idx, sparse):
+    if not _is_supported(input, weight, padding_idx, sparse):
         return torch.nn.functional.embedding(
             input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse
         )
@@ -113,7 +112,7 @@ def embedding(
     return rows
 
 
-def _is_ours(input: Tensor, weight: Tensor, padding_idx: int | None, sparse: bool) -> bool:
+def _is_supported(input: Tensor, weight: Tensor, padding_idx: int | None, sparse: bool) -> bool:
     """Return whether torch would accept the arguments; it makes the errors for those that it would not."""
     return (
         not sparse

@@ -12,7 +12,7 @@ from torch_aclnn_ops.ops._derivatives import (
     is_batched,
     is_differentiated,
 )
-from torch_aclnn_ops.ops._paths import note
+from torch_aclnn_ops.ops._paths import log_path
 from torch_aclnn_ops.ops.linear_cross_entropy import _kernels, chunked
 from torch_aclnn_ops.ops.linear_cross_entropy._plan import Options
 from torch_aclnn_ops.ops.linear_cross_entropy._problem import Problem, Statistics
@@ -114,7 +114,7 @@ class StatisticsFunction(torch.autograd.Function):
         tensors: Sequence[Any] = args[:-1]
         asked: _Asked = args[-1]
         if _is_any_batched(tensors):
-            note("linear_cross_entropy", "formula in torch calls, because vmap runs over it")
+            log_path("linear_cross_entropy", lambda: "formula in torch calls, because vmap runs over it")
             return asked.formula()(tensors, asked.chunks(tensors))
         reduced = _kernels.statistics(asked.problem(tensors), asked.weighted, asked.predicted_tokens)
         return tuple(result for result in reduced if result is not None)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from torch_aclnn_ops.ops._numerics import autocast_disabled
-from torch_aclnn_ops.ops._paths import note, why_not_cann
+from torch_aclnn_ops.ops._paths import log_path
 from torch_aclnn_ops.ops.linear_cross_entropy import _chunks
 from torch_aclnn_ops.ops.linear_cross_entropy._problem import IGNORED, Coefficients, Problem, Statistics
 from torch_aclnn_ops.ops.linear_cross_entropy.grad import fused_linear_cross_entropy_loss_grad
@@ -21,7 +21,7 @@ def statistics(problem: Problem, weighted: bool, predicted_tokens: bool) -> Stat
     reason = why_not_fused(problem, weighted, predicted_tokens)
     if reason is None:
         return _fused_statistics(problem)
-    note(_NAME, f"formula in torch calls, because {reason}; {problem.plan_statistics()}{problem.how()}")
+    log_path(_NAME, lambda: f"formula in torch calls, because {reason}; {problem.plan_statistics()}{problem.how()}")
     with autocast_disabled(problem.input.device.type):
         return _chunks.statistics(problem, weighted, predicted_tokens)
 
@@ -46,8 +46,10 @@ def gradients(
         # The operator makes both gradients or none.
         if needed[0] and needed[1]:
             return *_fused_gradients(problem, cotangents, log_sum_exp), None
-        note("fused_linear_cross_entropy_loss_grad", "formula in torch calls, because not both gradients are needed")
-    note(_NAME, f"logits computed again for the gradients; {problem.plan(with_gradient=needed[1])}{problem.how()}")
+        name = fused_linear_cross_entropy_loss_grad.name
+        log_path(name, lambda: "formula in torch calls, because not both gradients are needed")
+    plan = problem.plan(with_gradient=needed[1])
+    log_path(_NAME, lambda: f"logits computed again for the gradients; {plan}{problem.how()}")
     with autocast_disabled(problem.input.device.type):
         return _chunks.gradients(problem, cotangents, entropy, needed)
 
@@ -58,7 +60,10 @@ def loss_and_gradients(
     """Compute the loss of all rows and its gradients by input, weight and bias; the fused operators do not serve."""
     reason = why_not_fused(problem, coefficients.weighted is not None, predicted_tokens)
     plan = problem.plan(with_gradient=needed[1])
-    note(_NAME, f"formula in torch calls, because {reason}; gradients made in the forward pass; {plan}{problem.how()}")
+    log_path(
+        _NAME,
+        lambda: f"formula in torch calls, because {reason}; gradients made in the forward pass; {plan}{problem.how()}",
+    )
     with autocast_disabled(problem.input.device.type):
         return _chunks.loss_and_gradients(problem, coefficients, needed, predicted_tokens)
 
@@ -86,8 +91,8 @@ def why_not_fused(problem: Problem, weighted: bool = False, predicted_tokens: bo
         "the predicted tokens are asked for": predicted_tokens,
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None)
-    return reason or why_not_cann(
-        "fused_linear_online_max_sum", {"input": input, "weight": problem.linear_weight, "target": problem.target}
+    return reason or fused_linear_online_max_sum.why_not_cann(
+        input, problem.linear_weight, problem.target, 0, problem.linear_weight.shape[0], False
     )
 
 

@@ -1,11 +1,9 @@
 """``fused_linear_online_max_sum``: reduce a shard's logits (aclnnFusedLinearOnlineMaxSum)."""
 
-from typing import Any
-
 from torch_aclnn_ops.ops._checks import check_dtype, check_floating_point, check_rank, check_shape, values_are_readable
 from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
 from torch_aclnn_ops.ops._raw_operator import RawOperator
-from torch_aclnn_ops.ops.linear_cross_entropy._rows import pack_mask, row_chunks
+from torch_aclnn_ops.ops.linear_cross_entropy._rows import linear_limits, pack_mask, row_chunks
 
 import torch
 from torch import Tensor
@@ -14,7 +12,7 @@ _NAME = "fused_linear_online_max_sum"
 
 
 def _check(
-    input: Tensor, weight: Tensor, target: Tensor, vocab_start_index: int, vocab_end_index: int, **_: Any
+    input: Tensor, weight: Tensor, target: Tensor, vocab_start_index: int, vocab_end_index: int, *_: object
 ) -> None:
     check_floating_point(_NAME, input=input)
     check_dtype(_NAME, [input.dtype], "as input has", weight=weight)
@@ -33,7 +31,9 @@ def _check(
         )
 
 
-def _check_values(weight: Tensor, target: Tensor, vocab_start_index: int, vocab_end_index: int, **_: Any) -> None:
+def _check_values(
+    _input: Tensor, weight: Tensor, target: Tensor, vocab_start_index: int, vocab_end_index: int, *_: object
+) -> None:
     # Such a target would be looked up behind the shard's last row.
     end = vocab_start_index + weight.shape[0]
     if vocab_end_index <= end or not values_are_readable(target):
@@ -69,11 +69,15 @@ def formula(
     )
 
 
-def _kernel(input: Tensor, weight: Tensor, target: Tensor, return_logits: bool, **arguments: Any) -> tuple[Tensor, ...]:
+def _kernel(
+    input: Tensor, weight: Tensor, target: Tensor, vocab_start_index: int, vocab_end_index: int, return_logits: bool
+) -> tuple[Tensor, ...]:
     wide_weight = widen(weight)
-    outputs = _fake(input, weight, target, return_logits)
+    outputs = _fake(input, weight, target, vocab_start_index, vocab_end_index, return_logits)
     for rows in row_chunks(input.shape[0], weight.shape[0]):
-        chunk = formula(widen(input[rows]), wide_weight, target[rows], return_logits=return_logits, **arguments)
+        chunk = formula(
+            widen(input[rows]), wide_weight, target[rows], vocab_start_index, vocab_end_index, return_logits
+        )
         mask_bytes = slice(rows.start // 8, (rows.stop + 7) // 8)
         for output, part, place in zip(outputs, chunk, (rows, rows, rows, mask_bytes, rows, rows), strict=True):
             output[place] = part
@@ -81,7 +85,7 @@ def _kernel(input: Tensor, weight: Tensor, target: Tensor, return_logits: bool, 
 
 
 def _fake(
-    input: Tensor, weight: Tensor, target: Tensor, return_logits: bool, **_: Any
+    input: Tensor, weight: Tensor, target: Tensor, _start: int, _end: int, return_logits: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     rows = input.shape[0]
     wide = accumulation_dtype(input.dtype)
@@ -99,6 +103,8 @@ fused_linear_online_max_sum = RawOperator(
     "fused_linear_online_max_sum(Tensor input, Tensor weight, Tensor target, int vocab_start_index,"
     " int vocab_end_index, bool return_logits=False) -> (Tensor logits_max, Tensor sum_exp_logits,"
     " Tensor predicted_logits, Tensor target_mask, Tensor masked_target, Tensor logits)",
+    cann="aclnnFusedLinearOnlineMaxSum",
+    limits=linear_limits,
     check=_check,
     check_values=_check_values,
     formula=formula,
