@@ -15,6 +15,7 @@ __all__ = [
     "check_values",
     "checks_values",
     "entries",
+    "functions",
     "launches",
     "load",
     "register",
@@ -51,6 +52,9 @@ _checks_values = False
 # The extension's own entries of the raw operators, by their names: they take all arguments in the order of the schema.
 entries: dict[str, Callable[..., Any]] = {}
 
+# The extension's autograd functions, by their names: makers of entries that leave to a fallback what they do not know.
+functions: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {}
+
 
 def register(operator: Operator) -> None:
     """Make a raw operator known, before :func:`load`."""
@@ -85,6 +89,7 @@ def load() -> str | None:
     _missing = {name: reason for name, reason in module.missing_operators().items() if reason}
     module.set_check(_check)
     check_values(os.environ.get(_CHECK_VALUES) == "1")
+    functions.update(module.functions)
     entries.update((name, make_entry(_operators[name].dispatch)) for name, make_entry in module.entries.items())
     return None
 
@@ -103,6 +108,11 @@ def why_without(operator_name: str) -> str | None:
     """Return why a raw operator has no kernel for NPUs here, or ``None`` if it has one."""
     if _reason is not None and load() is not None:
         return f"the extension is not loaded: {_reason}"
+    return missing(operator_name)
+
+
+def missing(operator_name: str) -> str | None:
+    """Return what the installed CANN lacks for a raw operator, or ``None``."""
     return _missing.get(operator_name)
 
 

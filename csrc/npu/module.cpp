@@ -63,6 +63,12 @@ PYBIND11_MODULE(_C, module) {
             one.make_entry, "Make a short entry of the operator, which takes all arguments by position.");
     }
     module.attr("entries") = entries;
+    py::dict functions;
+    for (const auto& [name, make_entry] : registered_functions()) {
+        functions[name.c_str()] = py::cpp_function(
+            make_entry, "Make a short entry of the autograd function, with all arguments by position.");
+    }
+    module.attr("functions") = functions;
 
     module.def(
         "set_check", [](const py::object& check) { python_check = check.inc_ref().ptr(); },

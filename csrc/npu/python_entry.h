@@ -98,11 +98,11 @@ PyObject* wrap(std::tuple<Tensors...>&& tensors) {
     return result.release().ptr();
 }
 
-template <class Operator, class Function>
+template <class Callee, class Function>
 struct PythonEntry;
 
-template <class Operator, class Result, class... Parameters>
-struct PythonEntry<Operator, Result (*)(Parameters...)> {
+template <class Callee, class Result, class... Parameters>
+struct PythonEntry<Callee, Result (*)(Parameters...)> {
     // A vectorcall.
     static PyObject* call(PyObject* fallback, PyObject* const* arguments, Py_ssize_t number) {
         std::tuple<Argument<Parameters>...> values;
@@ -117,7 +117,7 @@ struct PythonEntry<Operator, Result (*)(Parameters...)> {
 
     static py::object make(const py::object& fallback) {
         static PyMethodDef definition = {
-            Operator::name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call)), METH_FASTCALL, nullptr};
+            Callee::name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call)), METH_FASTCALL, nullptr};
         return py::reinterpret_steal<py::object>(PyCFunction_New(&definition, fallback.ptr()));
     }
 
@@ -125,11 +125,11 @@ struct PythonEntry<Operator, Result (*)(Parameters...)> {
     static PyObject* run(Parameters... arguments) {
         if constexpr (std::is_void_v<Result>) {
             const py::gil_scoped_release no_gil;
-            Dispatch<Operator, Result (*)(Parameters...)>::handle().call(arguments...);
+            Callee::call(arguments...);
         } else {
             return wrap([&] {
                 const py::gil_scoped_release no_gil;
-                return Dispatch<Operator, Result (*)(Parameters...)>::handle().call(arguments...);
+                return Callee::call(arguments...);
             }());
         }
         Py_RETURN_NONE;
@@ -142,7 +142,8 @@ struct PythonEntry<Operator, Result (*)(Parameters...)> {
     }
 };
 
-template <class Operator>
-using PythonEntryOf = PythonEntry<Operator, decltype(&Operator::run)>;
+// The entry of a type with a name and a static function call().
+template <class Callee>
+using PythonEntryOf = PythonEntry<Callee, decltype(&Callee::call)>;
 
 }  // namespace torch_aclnn_ops

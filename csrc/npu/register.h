@@ -4,6 +4,8 @@
 #include <torch/library.h>
 
 #include <cstdint>
+#include <map>
+#include <string>
 #include <vector>
 
 #include "dispatch.h"
@@ -26,6 +28,18 @@ inline std::vector<Registered>& registered() {
     return operators;
 }
 
+// Autograd functions, by name, as makers of entries for Python.
+inline std::map<std::string, py::object (*)(const py::object& fallback)>& registered_functions() {
+    static std::map<std::string, py::object (*)(const py::object& fallback)> functions;
+    return functions;
+}
+
+// A Function has a name and a static function call(), which differentiates by an operator of this extension.
+template <class Function>
+struct RegisterFunction {
+    RegisterFunction() { registered_functions()[Function::name] = PythonEntryOf<Function>::make; }
+};
+
 // An Operator has the name of the raw operator, CANN's operator as Cann, and the kernel for npu tensors as run().
 template <class Operator>
 class Register {
@@ -44,7 +58,7 @@ class Register {
                 module.def(Operator::name, DispatchOf<Operator>::kernel, py::call_guard<py::gil_scoped_release>(),
                            "Call the operator on npu tensors directly: no dispatcher, no autograd.");
             },
-            PythonEntryOf<Operator>::make,
+            PythonEntryOf<DispatchOf<Operator>>::make,
         });
     }
 

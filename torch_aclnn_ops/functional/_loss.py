@@ -95,13 +95,12 @@ def _check_alike(name: str, tensors: Sequence[str], args: Sequence[Any]) -> None
             )
 
 
-def has_kernel(function: str, **tensors: Tensor | None) -> bool:
-    """Return whether torch's kernel of a loss takes these tensors; torch_npu's takes what CANN's operators take."""
-    input = tensors["input"]
-    soc = None if input is None or input.is_cpu else _extension.soc()
-    if soc is None or input is None or input.device.type != "npu":
+def has_kernel(function: str, input: Tensor) -> bool:
+    """Return whether torch's kernel of a loss takes ``input``, and others like it; torch_npu's is one of CANN's."""
+    if input.is_cpu or input.device.type != "npu":
         return True
-    reason = why_not_rank(tensors, tensors.values()) or why_not_dtype(soc, **tensors)
+    soc = _extension.soc()
+    reason = None if soc is None else why_not_rank(["input"], [input]) or why_not_dtype(soc, ["input"], input)
     if reason is not None:
         log_path(function, lambda: f"formula in torch calls, because {reason}")
     return reason is None

@@ -15,7 +15,7 @@ from torch import Tensor
 @without_autocast  # which on some devices refuses this operator
 def _loss(input: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> Tensor:
     """Compute the loss, whose logarithms are not below -100, as torch bounds them."""
-    if input.is_cpu or has_kernel("binary_cross_entropy", input=input, target=target, weight=weight):
+    if has_kernel("binary_cross_entropy", input):
         return native_binary_cross_entropy(input, target, weight, reduction)
     probability, truth = widen(input), widen(target)
     losses = -(truth * probability.log().clamp(min=-100) + (1 - truth) * (-probability).log1p().clamp(min=-100))
@@ -49,7 +49,12 @@ BinaryCrossEntropyFunction.__doc__ = """Binary cross entropy of tensors of one s
 The arguments are input, target, weight or ``None``, and reduction: 0 (none), 1 (mean) or 2 (sum).
 """
 
-_binary_cross_entropy = EagerOrCompiled(BinaryCrossEntropyFunction, _loss)
+_binary_cross_entropy = EagerOrCompiled(
+    BinaryCrossEntropyFunction,
+    _loss,
+    native="binary_cross_entropy",
+    serves=lambda input, *others: binary_cross_entropy_backward.serves_native_function(input, input, *others),
+)
 
 
 def binary_cross_entropy(
@@ -97,7 +102,9 @@ def binary_cross_entropy(
         weight = weight.to(dtype).expand(input.shape)
     if size_average is not None or reduce is not None:
         reduction = legacy_get_string(size_average, reduce)
-    loss: Tensor = _binary_cross_entropy(input.to(dtype), target.to(dtype), weight, get_enum(reduction))
+    if input.dtype is not dtype:
+        input, target = input.to(dtype), target.to(dtype)
+    loss: Tensor = _binary_cross_entropy(input, target, weight, get_enum(reduction))
     return loss
 
 

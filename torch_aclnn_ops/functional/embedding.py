@@ -39,7 +39,7 @@ class EmbeddingFunction(torch.autograd.Function):
         (input,) = ctx.saved_tensors
         if not ctx.needs_input_grad[1]:
             return None, None, None, None
-        weight_gradient = embedding_dense_backward(
+        weight_gradient = embedding_dense_backward.apply(
             grad_output, input, ctx.num_weights, ctx.padding_idx, ctx.scale_grad_by_freq
         )
         return None, weight_gradient, None, None
@@ -51,7 +51,14 @@ class EmbeddingFunction(torch.autograd.Function):
         return _formula(input, weight_tangent, ctx.padding_idx, ctx.scale_grad_by_freq)
 
 
-_embedding = EagerOrCompiled(EmbeddingFunction, _formula)
+_embedding = EagerOrCompiled(
+    EmbeddingFunction,
+    _formula,
+    native="embedding",
+    serves=lambda input, weight, *options: embedding_dense_backward.serves_native_function(
+        weight, input, weight.shape[0], *options
+    ),
+)
 
 
 def embedding(

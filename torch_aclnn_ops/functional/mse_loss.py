@@ -15,7 +15,7 @@ from torch import Tensor
 
 @without_autocast
 def _loss(input: Tensor, target: Tensor, reduction: int) -> Tensor:
-    if input.is_cpu or has_kernel("mse_loss", input=input, target=target):
+    if has_kernel("mse_loss", input):
         return native_mse_loss(input, target, reduction)
     return reduce_losses((widen(input) - widen(target)).square(), reduction).to(input.dtype)
 
@@ -31,7 +31,12 @@ MSELossFunction.__doc__ = """Squared error of two tensors of one shape and dtype
 The arguments are input, target and reduction: 0 (none), 1 (mean) or 2 (sum).
 """
 
-_mse_loss = EagerOrCompiled(MSELossFunction, _loss)
+_mse_loss = EagerOrCompiled(
+    MSELossFunction,
+    _loss,
+    native="mse_loss",
+    serves=lambda input, *others: mse_loss_backward.serves_native_function(input, input, *others),
+)
 _torch_mse_loss: Callable[..., Tensor] = torch.nn.functional.mse_loss  # its stub lacks weight
 
 

@@ -1,6 +1,6 @@
 """What CANN's operators take on an NPU, in the words in which a path is explained."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -9,24 +9,25 @@ from torch import Tensor
 Limits = Callable[..., str | None]
 
 _MAX_RANK = 8
+_EVERYWHERE = (torch.float32, torch.float16)
 _WITHOUT_BFLOAT16 = ("Ascend910", "Ascend310P")
 
 
-def why_not_rank(names: Iterable[str], arguments: Iterable[object]) -> str | None:
+def why_not_rank(names: Sequence[str], arguments: Iterable[object]) -> str | None:
     """Return why no operator of CANN takes the ranks of these tensors, or ``None``."""
-    for name, tensor in zip(names, arguments, strict=True):
+    for i, tensor in enumerate(arguments):
         if isinstance(tensor, Tensor) and tensor.dim() > _MAX_RANK:
-            return f"{name} has {tensor.dim()} dimensions and CANN's operators take at most {_MAX_RANK}"
+            return f"{names[i]} has {tensor.dim()} dimensions and CANN's operators take at most {_MAX_RANK}"
     return None
 
 
-def why_not_dtype(soc: str, **tensors: Tensor | None) -> str | None:
+def why_not_dtype(soc: str, names: Sequence[str], *tensors: Tensor | None) -> str | None:
     """Return why an operator for float32, float16 and bfloat16 does not take these tensors, or ``None``."""
-    for name, tensor in tensors.items():
-        if tensor is None or tensor.dtype in (torch.float32, torch.float16):
+    for i, tensor in enumerate(tensors):
+        if tensor is None or tensor.dtype in _EVERYWHERE:
             continue
         if tensor.dtype != torch.bfloat16 or soc in _WITHOUT_BFLOAT16:
-            return f"{name} is {tensor.dtype}, which CANN's operator does not take on {soc}"
+            return f"{names[i]} is {tensor.dtype}, which CANN's operator does not take on {soc}"
     return None
 
 

@@ -15,12 +15,17 @@ _recorder: list[tuple[str, str]] | None = None
 
 def log_path(function: str, describe: Callable[[], str]) -> None:
     """Tell the path of a call, which ``describe`` puts in words; compiled code says nothing, as it is traced once."""
-    if torch.compiler.is_compiling() or (_recorder is None and not _log.isEnabledFor(logging.DEBUG)):
+    if torch.compiler.is_compiling() or not is_heard():
         return
     path = describe()
     _log.debug("%s: %s", function, path)
     if _recorder is not None and (function, path) not in _recorder:
         _recorder.append((function, path))
+
+
+def is_heard() -> bool:
+    """Return whether somebody wants to hear of paths."""
+    return _recorder is not None or _log.isEnabledFor(logging.DEBUG)
 
 
 def is_recording() -> bool:

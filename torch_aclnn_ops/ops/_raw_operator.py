@@ -11,6 +11,7 @@ from torch_aclnn_ops._torch_compat import (
     DispatchKeySet,
     after_autograd_keyset,
     in_dispatch_mode,
+    in_forward_ad,
     register_vmap,
     schema_of,
 )
@@ -19,7 +20,7 @@ from torch_aclnn_ops.ops._derivatives import any_differentiated, in_functorch_tr
 from torch_aclnn_ops.ops._differentiable import EagerOrCompiled
 from torch_aclnn_ops.ops._limits import Limits, why_not_rank
 from torch_aclnn_ops.ops._numerics import without_autocast
-from torch_aclnn_ops.ops._paths import is_recording, log_path
+from torch_aclnn_ops.ops._paths import is_heard, is_recording, log_path
 
 import torch
 from torch import Tensor
@@ -106,7 +107,8 @@ class RawOperator:
         args = self.complete(args, kwargs)
         if torch.compiler.is_compiling():
             return self.run(*args)
-        self.check(args, True)
+        if args[0] is None or args[0].is_cpu:  # the kernels for other devices check
+            self.check(args, True)
         if self.is_mutable:
             self._refuse_derivatives(args)
             return self.run(*args)
@@ -124,11 +126,14 @@ class RawOperator:
         Args:
             *args: all arguments, in the order of the schema, which must fit.
         """
-        first = args[0]
-        if first.is_cpu and not (torch.compiler.is_compiling() or in_functorch_transform() or in_dispatch_mode()):
+        if args[0].is_cpu:
+            if torch.compiler.is_compiling() or in_functorch_transform() or in_dispatch_mode():
+                return self.dispatch(*args)
             return self._cpu(*args)
-        reason = self.why_not_cann(*args) if first.device.type == "npu" else None
+        reason = self.why_not_cann(*args) if args[0].device.type == "npu" else None
         if reason is None:
+            if is_heard() and args[0].device.type == "npu":
+                log_path(self.name, lambda: self.cann)
             return _extension.entries.get(self.name, self.dispatch)(*args)
         log_path(self.name, lambda: f"formula in torch calls, because {reason}")
         return self._checked(self.formula)(*args) if torch.compiler.is_compiling() else self._kernel(*args)
@@ -144,11 +149,24 @@ class RawOperator:
         Arguments that no device takes are not told from those that CANN does not take: the formula's path refuses them
         with the same words as every other path.
         """
-        reason = _extension.why_without(self.name)
         soc = _extension.soc()
-        if reason is not None or soc is None:  # a chip newer than this package: CANN shall decide
-            return reason
-        return why_not_rank(self._names, args) or self._limits(soc, *args)
+        if soc is None or self.name not in _extension.entries:
+            # On a chip newer than this package CANN shall decide.
+            return _extension.why_without(self.name)
+        return _extension.missing(self.name) or why_not_rank(self._names, args) or self._limits(soc, *args)
+
+    def serves_native_function(self, *args: Any) -> bool:
+        """Return whether an eager call on an NPU may take the extension's autograd function, which ends in this call.
+
+        It may not in a mode that sees the calls of operators, nor where somebody wants to hear of the path, nor in
+        forward-mode AD, which is written in Python.
+        """
+        return (
+            args[0].device.type == "npu"
+            and self.name in _extension.entries
+            and not (in_forward_ad() or in_dispatch_mode() or is_heard())
+            and self.why_not_cann(*args) is None
+        )
 
     def check(self, args: tuple[Any, ...], values: bool) -> None:
         """Raise where the arguments break the operator's rules: those for dtypes and shapes, or those for values."""

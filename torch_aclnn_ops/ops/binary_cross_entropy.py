@@ -39,7 +39,7 @@ def formula(grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor | 
 def _limits(
     soc: str, grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor | None, _reduction: int
 ) -> str | None:
-    return why_not_dtype(soc, grad_output=grad_output, self=self, target=target, weight=weight)
+    return why_not_dtype(soc, ("grad_output", "self", "target", "weight"), grad_output, self, target, weight)
 
 
 def _fake(_grad_output: Tensor, self: Tensor, *_: object) -> Tensor:

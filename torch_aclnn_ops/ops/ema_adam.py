@@ -84,7 +84,7 @@ def formula(
 
 
 def _limits(soc: str, grad: Tensor, *_: object) -> str | None:
-    return why_not_chip(soc, "Ascend910B", "Ascend910_93", "Ascend950") or why_not_dtype(soc, grad=grad)
+    return why_not_chip(soc, "Ascend910B", "Ascend910_93", "Ascend950") or why_not_dtype(soc, ("grad",), grad)
 
 
 def _fake(*_: object) -> None:

@@ -74,7 +74,7 @@ def formula(
 def _limits(soc: str, grad_output: Tensor, *_: object) -> str | None:
     if soc == "Ascend310P":
         return f"CANN's operator is not supported on {soc}"
-    return why_not_dtype(soc, grad_output=grad_output)
+    return why_not_dtype(soc, ("grad_output",), grad_output)
 
 
 def _fake(grad_output: Tensor, _indices: Tensor, num_weights: int, *_: object) -> Tensor:

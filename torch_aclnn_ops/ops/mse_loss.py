@@ -26,7 +26,7 @@ def formula(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int) -
 
 
 def _limits(soc: str, grad_output: Tensor, self: Tensor, target: Tensor, _reduction: int) -> str | None:
-    return why_not_dtype(soc, grad_output=grad_output, self=self, target=target)
+    return why_not_dtype(soc, ("grad_output", "self", "target"), grad_output, self, target)
 
 
 def _shape(grad_output: Tensor, self: Tensor, target: Tensor) -> torch.Size:
