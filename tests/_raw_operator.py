@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch_aclnn_ops.ops._raw_operator import RawOperator
@@ -36,6 +38,14 @@ class Refusal:
     sentence: str
 
 
+def contracts() -> list[type[RawOperatorContract]]:
+    """Return the contract of every raw operator, which stand in the operators' own files of tests."""
+    for path in sorted(Path(__file__).parent.glob("test_*.py")):
+        if "(RawOperatorContract)" in path.read_text():
+            importlib.import_module(f"tests.{path.stem}")
+    return RawOperatorContract.__subclasses__()
+
+
 def _flat(outputs: Any) -> list[Tensor]:
     return list(outputs) if isinstance(outputs, tuple) else [outputs]
 
@@ -51,6 +61,13 @@ class RawOperatorContract:
     SAMPLES: list[Sample]
     REFUSALS: list[Refusal]
     ROUNDINGS = 8.0  # how many roundings of the largest value the kernel may be away from the float64 formula
+    CANN_DTYPES: tuple[torch.dtype, ...] = (torch.float32, *HALF_DTYPES)
+    CANN_SAMPLES: tuple[Sample, ...] = ()  # more of them, on an NPU
+
+    @staticmethod
+    def fits_cann(*arguments: Any) -> bool:
+        """Return whether CANN takes a sample."""
+        return all(arg.dim() <= 8 for arg in arguments if isinstance(arg, Tensor))
 
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALF_DTYPES])
     def test_kernel_equals_the_formula_in_float64(self, sample: Sample, dtype: torch.dtype) -> None:

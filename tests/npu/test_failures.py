@@ -9,7 +9,7 @@ import torch
 
 from tests import test_ema_adam
 from tests._contract import Maker
-from tests.npu._operators import CONTRACTS, dtypes_of, flat, meaning_of, to_npu
+from tests.npu._operators import CONTRACTS, flat, meaning_of, to_npu
 
 pytestmark = pytest.mark.skipif(not host_npu.is_enabled(), reason="only the host NPU fails on request")
 
@@ -18,7 +18,7 @@ IS_QUEUED = os.environ.get("TASK_QUEUE_ENABLE", "1") != "0" and os.environ.get("
 
 def _calls():
     def call_contract(contract):
-        arguments = to_npu(contract.SAMPLES[0].arguments(Maker(dtypes_of(contract)[0])))
+        arguments = to_npu(contract.SAMPLES[0].arguments(Maker(contract.CANN_DTYPES[0])))
         return [output.cpu() for output in flat(contract.OPERATOR.overload(*arguments))]
 
     def call_adam():

@@ -8,7 +8,7 @@ import torch
 
 from tests import test_ema_adam
 from tests._contract import HALF_DTYPES, Maker
-from tests.npu._operators import CONTRACTS, dtypes_of, flat, samples, to_npu
+from tests.npu._operators import CONTRACTS, flat, samples, to_npu
 
 
 def _entries(operator):
@@ -74,7 +74,7 @@ def test_adam_updates_strided_state_in_place_and_marks_it_as_changed():
 @pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.OPERATOR.name)
 def test_each_call_launches_the_operator_of_cann_once(contract):
     operator = contract.OPERATOR
-    arguments = to_npu(contract.SAMPLES[0].arguments(Maker(dtypes_of(contract)[0])))
+    arguments = to_npu(contract.SAMPLES[0].arguments(Maker(contract.CANN_DTYPES[0])))
     host_npu.reset()
     operator.overload(*arguments)
     torch.npu.synchronize()
@@ -118,7 +118,7 @@ def test_targets_above_float32_precision_find_their_column():
 @pytest.mark.parametrize("operator", [contract.OPERATOR for contract in CONTRACTS], ids=lambda one: one.name)
 def test_it_is_called_on_the_device_of_its_tensors_and_on_their_stream(operator):
     contract = next(contract for contract in CONTRACTS if contract.OPERATOR is operator)
-    arguments = contract.SAMPLES[0].arguments(Maker(dtypes_of(contract)[0]))
+    arguments = contract.SAMPLES[0].arguments(Maker(contract.CANN_DTYPES[0]))
     expected = flat(operator.overload(*to_npu(arguments)))
     last = f"npu:{torch.npu.device_count() - 1}"
     arguments = tuple(arg.to(last) if isinstance(arg, torch.Tensor) else arg for arg in arguments)
