@@ -133,5 +133,6 @@ def _fused_gradients(problem: Problem, cotangents: Statistics, log_sum_exp: Tens
         target.clamp(min=0),
         cotangents.logits_max,
         log_sum_exp.exp() * ratio,
+        None,
     )
     return gradients
