@@ -332,3 +332,13 @@ def test_with_check_values_an_index_outside_the_table_is_refused(index):
             ours.embedding(torch.tensor([0, index]).npu(), torch.rand(5, 3).npu())
     finally:
         torch_aclnn_ops.check_values(False)
+
+
+def test_indices_with_as_many_dimensions_as_cann_takes_have_a_gradient():
+    # The gradient has one dimension more than the indices.
+    weight = torch.rand(5, 3)
+    indices = torch.tensor([0, 4]).reshape((1,) * 6 + (2,))
+    on_npu = weight.npu().requires_grad_()
+    ours.embedding(indices.npu(), on_npu).sum().backward()
+    expected = torch.zeros(5, 3).index_fill_(0, indices.flatten(), 1)
+    assert torch.equal(on_npu.grad.cpu(), expected)

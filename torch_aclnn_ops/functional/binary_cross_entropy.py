@@ -53,7 +53,7 @@ _binary_cross_entropy = EagerOrCompiled(
     BinaryCrossEntropyFunction,
     _loss,
     native="binary_cross_entropy",
-    serves=lambda input, *others: binary_cross_entropy_backward.serves_native_function(input, input, *others),
+    serves=lambda input, *_: binary_cross_entropy_backward.serves_native_function(input, input.dim()),
 )
 
 
@@ -113,7 +113,7 @@ def _is_supported(input: Tensor, target: Tensor, weight: Tensor | None) -> bool:
     if not are_supported("binary_cross_entropy", input, target, weight) or target.shape != input.shape:
         return False
     dtype = float32_autocast_dtype(input)
-    if float32_autocast_dtype(target) is not dtype:
+    if target.dtype is not input.dtype and float32_autocast_dtype(target) is not dtype:
         return False
     return weight is None or (
         float32_autocast_dtype(weight) is dtype and not weight.requires_grad and _is_expandable(weight, input)

@@ -55,9 +55,8 @@ _embedding = EagerOrCompiled(
     EmbeddingFunction,
     _formula,
     native="embedding",
-    serves=lambda input, weight, *options: embedding_dense_backward.serves_native_function(
-        weight, input, weight.shape[0], *options
-    ),
+    # The operator's grad_output has one dimension more than the indices.
+    serves=lambda input, weight, *_: embedding_dense_backward.serves_native_function(weight, input.dim() + 1),
 )
 
 
@@ -128,6 +127,6 @@ def _is_supported(input: Tensor, weight: Tensor, padding_idx: int | None, sparse
         and not overrides_torch(input)
         and input.dtype in (torch.int64, torch.int32)
         and weight.dim() == 2
-        and on_one_device("embedding", input=input, weight=weight)
+        and (input.device == weight.device or on_one_device("embedding", input=input, weight=weight))
         and (padding_idx is None or -weight.shape[0] <= padding_idx < max(weight.shape[0], 1))
     )

@@ -35,7 +35,7 @@ _mse_loss = EagerOrCompiled(
     MSELossFunction,
     _loss,
     native="mse_loss",
-    serves=lambda input, *others: mse_loss_backward.serves_native_function(input, input, *others),
+    serves=lambda input, *_: mse_loss_backward.serves_native_function(input, input.dim()),
 )
 _torch_mse_loss: Callable[..., Tensor] = torch.nn.functional.mse_loss  # its stub lacks weight
 

@@ -8,7 +8,7 @@ from torch import Tensor
 # Takes a chip's family and all arguments of a schema; returns what CANN's operator does not take of them, or None.
 Limits = Callable[..., str | None]
 
-_MAX_RANK = 8
+MAX_RANK = 8
 _EVERYWHERE = (torch.float32, torch.float16)
 _WITHOUT_BFLOAT16 = ("Ascend910", "Ascend310P")
 
@@ -16,8 +16,8 @@ _WITHOUT_BFLOAT16 = ("Ascend910", "Ascend310P")
 def why_not_rank(names: Sequence[str], arguments: Iterable[object]) -> str | None:
     """Return why no operator of CANN takes the ranks of these tensors, or ``None``."""
     for i, tensor in enumerate(arguments):
-        if isinstance(tensor, Tensor) and tensor.dim() > _MAX_RANK:
-            return f"{names[i]} has {tensor.dim()} dimensions and CANN's operators take at most {_MAX_RANK}"
+        if isinstance(tensor, Tensor) and tensor.dim() > MAX_RANK:
+            return f"{names[i]} has {tensor.dim()} dimensions and CANN's operators take at most {MAX_RANK}"
     return None
 
 

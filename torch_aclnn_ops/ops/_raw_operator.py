@@ -17,7 +17,7 @@ from torch_aclnn_ops._torch_compat import (
 from torch_aclnn_ops.ops._checks import check_device
 from torch_aclnn_ops.ops._derivatives import any_differentiated, in_functorch_transform, is_differentiated
 from torch_aclnn_ops.ops._differentiable import EagerOrCompiled
-from torch_aclnn_ops.ops._limits import Limits, why_not_rank
+from torch_aclnn_ops.ops._limits import MAX_RANK, Limits, why_not_rank
 from torch_aclnn_ops.ops._numerics import without_autocast
 from torch_aclnn_ops.ops._paths import is_heard, is_recording, log_path
 from torch_aclnn_ops.ops._raw_function import as_tuple, raw_function
@@ -70,6 +70,7 @@ class RawOperator:
         self.formula = without_autocast(formula)
         self.has_cpu_kernel = cpu is not None
         self._limits = limits
+        self._taken_dtypes: dict[torch.dtype, bool] = {}
         self._check_shapes = check
         self._check_values = check_values
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -157,18 +158,32 @@ class RawOperator:
             return _extension.why_without(self.name)
         return _extension.missing(self.name) or why_not_rank(self._names, args) or self._limits(soc, *args)
 
-    def serves_native_function(self, *args: Any) -> bool:
-        """Return whether an eager call on an NPU may take the extension's autograd function, which ends in this call.
+    def serves_native_function(self, tensor: Tensor, rank: int) -> bool:
+        """Return whether an eager call may take the extension's autograd function that ends in this operator.
 
         It may not in a mode that sees the calls of operators, nor where somebody wants to hear of the path, nor in
         forward-mode AD, which is written in Python.
+
+        Args:
+            tensor: tells the device, and the dtype of all floating-point arguments.
+            rank: the largest of the arguments' numbers of dimensions.
         """
         return (
-            args[0].device.type == "npu"
-            and self.name in _extension.entries
+            rank <= MAX_RANK
+            and tensor.device.type == "npu"
+            and self._is_dtype_taken(tensor.dtype)
             and not (in_forward_ad() or in_dispatch_mode() or is_heard())
-            and self.why_not_cann(*args) is None
         )
+
+    def _is_dtype_taken(self, dtype: torch.dtype) -> bool:
+        """Return whether CANN's operator takes this dtype; the answer is kept, as it is asked for in every call."""
+        if self.name not in _extension.entries:
+            return False
+        if dtype not in self._taken_dtypes:
+            example = torch.empty(0, dtype=dtype, device="cpu")
+            args = [example if str(argument.type) == "Tensor" else None for argument in self._arguments]
+            self._taken_dtypes[dtype] = self.why_not_cann(*args) is None
+        return self._taken_dtypes[dtype]
 
     def check(self, args: tuple[Any, ...], values: bool) -> None:
         """Raise where the arguments break the operator's rules: those for dtypes and shapes, or those for values."""

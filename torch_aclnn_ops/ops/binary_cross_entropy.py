@@ -47,8 +47,8 @@ def _fake(_grad_output: Tensor, self: Tensor, *_: object) -> Tensor:
 
 
 def _cpu(grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> Tensor:
-    others = (grad_output, target) if weight is None else (grad_output, target, weight)
-    if any(other.dtype != self.dtype for other in others) or target.shape != self.shape:
+    are_alike = grad_output.dtype is target.dtype is self.dtype and target.shape == self.shape
+    if not are_alike or (weight is not None and weight.dtype is not self.dtype):
         return formula(grad_output, self, target, weight, reduction)
     native = torch.ops.aten.binary_cross_entropy_backward.default
     gradient: Tensor = native(grad_output, self, target, weight, reduction)

@@ -1,0 +1,58 @@
+"""The extension's autograd functions, which serve eager calls, against torch's functions on a CPU."""
+
+from torch_aclnn_ops import _extension
+from torch_aclnn_ops import functional as ours
+
+import pytest
+import torch
+
+from tests._contract import HALF_DTYPES
+
+_WEIGHT = torch.tensor([0.5, 2.0, 1.0, 0.0])
+
+
+def _losses(function, reduction, input, target):
+    options = {"weight": _WEIGHT.to(input)} if function == "binary_cross_entropy" else {}
+    return lambda F: getattr(F, function)(input, target, reduction=reduction, **options)
+
+
+@pytest.mark.parametrize("needs_target", [False, True], ids=["input", "input and target"])
+@pytest.mark.parametrize("needs_input", [False, True], ids=["", "with input"])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("function", ["mse_loss", "binary_cross_entropy"])
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF_DTYPES])
+def test_a_loss_has_the_gradients_that_are_needed(function, reduction, needs_input, needs_target, dtype):
+    values = torch.tensor([0.1, 0.5, 0.75, 0.9]), torch.tensor([0.25, 1.0, 0.0, 0.5])
+    results = []
+    for F, device in ((torch.nn.functional, "cpu"), (ours, "npu")):
+        wide = torch.float32 if device == "cpu" else dtype
+        input, target = (value.to(dtype).to(device, wide, copy=True) for value in values)
+        input, target = input.requires_grad_(needs_input), target.requires_grad_(needs_target)
+        loss = _losses(function, reduction, input, target)(F)
+        assert loss.requires_grad == (needs_input or needs_target)
+        if loss.requires_grad:
+            loss.sum().backward()
+        results.append((loss.detach(), input.grad, target.grad))
+    for expected, result in zip(*results, strict=True):
+        assert (expected is None) == (result is None)
+        if expected is not None:
+            torch.testing.assert_close(result.cpu().float(), expected, rtol=8 * torch.finfo(dtype).eps, atol=1e-3)
+
+
+@pytest.mark.parametrize("function", ["mse_loss", "binary_cross_entropy"])
+def test_a_loss_can_be_differentiated_twice(function):
+    values = torch.tensor([0.1, 0.5, 0.75, 0.9]), torch.tensor([0.25, 1.0, 0.0, 0.5])
+    second = []
+    for F, device in ((torch.nn.functional, "cpu"), (ours, "npu")):
+        input, target = (value.to(device, copy=True).requires_grad_() for value in values)
+        (gradient,) = torch.autograd.grad(_losses(function, "mean", input, target)(F), input, create_graph=True)
+        second.append(torch.autograd.grad(gradient.square().sum(), (input, target)))
+    for expected, result in zip(*second, strict=True):
+        torch.testing.assert_close(result.cpu(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_an_eager_embedding_takes_the_function_of_the_extension():
+    weight = torch.rand(5, 3).npu().requires_grad_()
+    rows = ours.embedding(torch.tensor([0, 4, 4]).npu(), weight)
+    assert "torch_aclnn_ops" in rows.grad_fn.name()
+    assert _extension.functions.keys() == {"mse_loss", "binary_cross_entropy", "embedding"}
