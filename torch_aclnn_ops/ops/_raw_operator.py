@@ -105,16 +105,21 @@ class RawOperator:
         _extension.register(self)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the operator, with every derivative that autograd may ask for."""
-        args = self.complete(args, kwargs)
-        if torch.compiler.is_compiling():
-            return self.run(*args)
-        if args[0] is None or args[0].is_cpu:  # the kernels for other devices check
+        """Call the operator, with every derivative that autograd may ask for.
+
+        On an NPU it refuses what CANN's operator does not take, as ``torch.ops.torch_aclnn_ops`` does.
+        """
+        if kwargs or len(args) != len(self._names):
+            args = self.complete(args, kwargs)
+        if in_functorch_transform() and not torch.compiler.is_compiling() and not self.is_mutable:
+            return self._differentiable(*args)
+        first = args[0]
+        if first is None or first.is_cpu:
             self.check(args, True)
-        if self.is_mutable:
-            self._refuse_derivatives(args)
-            return self.run(*args)
-        return self.apply(*args)
+            if not self.is_mutable:
+                return self.apply(*args)
+        entry = _extension.entries.get(self.name)
+        return self.dispatch(*args) if entry is None else entry(*args)
 
     def apply(self, *args: Any) -> Any:
         """Call the operator, with every derivative, with all arguments in the order of the schema, which must fit."""
