@@ -91,15 +91,15 @@ def test_a_nan_stays_one_whatever_the_maximum_is():
     assert logits[0].isnan().all() and logits[1].eq(1 / 40).all()
 
 
-def _truth(logits, target, of_log_sum_exp, of_predicted, of_square):
+def _truth(logits, target, grad_log_sum_exp, grad_predicted, grad_square):
     """Differentiate in float64 what the operator's statistics are a part of."""
     leaf = logits.double().requires_grad_()
     has_target = (target >= 0) & (target < logits.shape[1])
     predicted = leaf.gather(1, target.clamp(0, logits.shape[1] - 1).unsqueeze(1)).squeeze(1) * has_target
     normalizer = leaf.logsumexp(1)
-    loss = of_log_sum_exp * normalizer + of_predicted * predicted
-    if of_square is not None:
-        loss = loss + of_square * normalizer.square() / 2
+    loss = grad_log_sum_exp * normalizer + grad_predicted * predicted
+    if grad_square is not None:
+        loss = loss + grad_square * normalizer.square() / 2
     return torch.autograd.grad(loss.sum(), leaf)[0], (normalizer, predicted, has_target)
 
 
@@ -109,19 +109,19 @@ def _truth(logits, target, of_log_sum_exp, of_predicted, of_square):
 def test_the_gradient_and_the_statistics_are_those_of_the_formula(classes, where, with_square):
     logits, buffer = _logits(9, classes)
     make = Maker(torch.float32)
-    of_log_sum_exp, of_predicted = make.normal(9), make.normal(9)
-    of_square = make.normal(9) if with_square else None
+    grad_log_sum_exp, grad_predicted = make.normal(9), make.normal(9)
+    grad_square = make.normal(9) if with_square else None
     target = make.index(classes, 9)
     target[:3] = torch.tensor([-1, -2, classes])  # no class
-    truth, (normalizer, predicted, has_target) = _truth(logits, target, of_log_sum_exp, of_predicted, of_square)
+    truth, (normalizer, predicted, has_target) = _truth(logits, target, grad_log_sum_exp, grad_predicted, grad_square)
     out = logits if where == "in place" else torch.full((9, classes + 4), 5.0, dtype=getattr(torch, where))[:, 1:-3]
     logits_max, before = logits.amax(1), logits.clone()
     alone = _statistics(logits, target)
     assert logits.equal(before)
-    statistics = _gradient(logits, target, of_log_sum_exp, of_predicted, of_square, out)
+    statistics = _gradient(logits, target, grad_log_sum_exp, grad_predicted, grad_square, out)
     torch.testing.assert_close(alone, statistics, rtol=2 * EPS, atol=2 * EPS)
     # The factor of the softmax is a sum, and so is the gradient at the target: both may cancel.
-    terms = of_log_sum_exp.abs() + of_predicted.abs() + (0 if of_square is None else of_square.abs() * normalizer.abs())
+    terms = grad_log_sum_exp.abs() + grad_predicted.abs() + (0 if grad_square is None else grad_square.abs() * normalizer.abs())
     bound = torch.finfo(out.dtype).eps / 2 * truth.abs() + 16 * EPS * terms.unsqueeze(1)
     assert ((out.double() - truth).abs() <= bound).all()
     torch.testing.assert_close(statistics[0], logits_max, rtol=0, atol=0)
@@ -157,9 +157,9 @@ def test_the_operators_keep_torchs_rules():
 ARGUMENTS = {
     "logits": torch.zeros(3, 4),
     "target": torch.zeros(3, dtype=torch.int64),
-    "of_log_sum_exp": torch.zeros(3),
-    "of_predicted": torch.zeros(3),
-    "of_square": torch.zeros(3),
+    "grad_log_sum_exp": torch.zeros(3),
+    "grad_predicted": torch.zeros(3),
+    "grad_square": torch.zeros(3),
     "out": torch.zeros(3, 4),
 }
 WRONG = [
@@ -169,9 +169,9 @@ WRONG = [
     ("logits", torch.zeros(3, 0), "logits must have two dimensions and at least one class"),
     ("target", torch.zeros(3, dtype=torch.int32), "target must have dtype Long.* Int"),
     ("target", torch.zeros(2, dtype=torch.int64), r"target must have .* shape \[3\].* \[2\]"),
-    ("of_log_sum_exp", torch.zeros(4), "of_log_sum_exp must have"),
-    ("of_predicted", torch.zeros(3).bfloat16(), "of_predicted must have dtype Float"),
-    ("of_square", torch.zeros(6)[::2], "of_square must have .* contiguous rows"),
+    ("grad_log_sum_exp", torch.zeros(4), "grad_log_sum_exp must have"),
+    ("grad_predicted", torch.zeros(3).bfloat16(), "grad_predicted must have dtype Float"),
+    ("grad_square", torch.zeros(6)[::2], "grad_square must have .* contiguous rows"),
     ("out", torch.zeros(3, 4).half(), "out must have dtype Float or BFloat16.* Half"),
     ("out", torch.zeros(3, 5), r"out must have .* shape \[3, 4\]"),
 ]

@@ -85,6 +85,13 @@ def note(operator: str, path: str) -> None:
         _recorder.append((operator, path))
 
 
+def log_path(function: str, describe: Callable[[], str]) -> None:
+    """Tell the path of a call, which ``describe`` puts in words; compiled code says nothing, as it is traced once."""
+    if torch.compiler.is_compiling() or (_recorder is None and not _log.isEnabledFor(logging.DEBUG)):
+        return
+    note(function, describe())
+
+
 @contextmanager
 def recording() -> Iterator[list[tuple[str, str]]]:
     """Collect the paths of the calls inside."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_aclnn_ops._torch_compat import c10d_functional
-from torch_aclnn_ops.functional._function import EagerOrCompiled
 from torch_aclnn_ops.ops._derivatives import in_functorch_transform
+from torch_aclnn_ops.ops._differentiable import EagerOrCompiled
 from torch_aclnn_ops.ops._numerics import widen
 
 import torch

@@ -1,16 +1,43 @@
 """``fused_linear_online_max_sum``: reduce a shard's logits (aclnnFusedLinearOnlineMaxSum)."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch_aclnn_ops.ops._checks import check_dtype, check_floating_point, check_rank, check_shape, values_are_readable
 from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
 from torch_aclnn_ops.ops._raw_operator import RawOperator
-from torch_aclnn_ops.ops.linear_cross_entropy._rows import pack_mask, row_chunks
 
 import torch
 from torch import Tensor
 
 _NAME = "fused_linear_online_max_sum"
+
+# Logits held at a time: 32 MiB in float32, enough rows for matrix products at full speed.
+_LOGITS_AT_A_TIME = 2**23
+
+
+def row_chunks(rows: int, classes: int, size: int | None = None) -> Iterator[slice]:
+    """Cut rows into chunks of ``size``, by default so that a chunk's logits stay small.
+
+    The default size is a multiple of 8, so that all chunks but the last fill the bytes of a packed mask.
+    """
+    if size is None:
+        size = max(_LOGITS_AT_A_TIME // max(classes, 1) // 8 * 8, 8)
+    return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
+
+
+def pack_mask(mask: Tensor) -> Tensor:
+    """Pack a boolean vector into bytes, least significant bit first; its length must be a multiple of 8."""
+    places = torch.arange(8, dtype=torch.uint8, device=mask.device)
+    return (mask.reshape(-1, 8).to(torch.uint8) << places).sum(1, dtype=torch.uint8)
+
+
+def unpack_mask(target_mask: Tensor, rows: int) -> Tensor:
+    """Return one boolean a row from a packed mask, or the mask itself if it is boolean."""
+    if target_mask.dtype == torch.bool:
+        return target_mask
+    places = torch.arange(8, dtype=torch.uint8, device=target_mask.device)
+    return ((target_mask.unsqueeze(1) >> places) & 1).reshape(-1)[:rows].bool()
 
 
 def _check(

@@ -22,7 +22,7 @@ _KEPT_ROWS_PER_FEATURE = 4
 
 
 @dataclass(frozen=True)
-class Options:
+class LogitOptions:
     """What shapes the logits and their chunks.
 
     Attributes:
@@ -50,6 +50,7 @@ class Plan:
         classes_per_block: classes whose logits a matrix product makes at a time.
         keeps_gradients: the gradients of all logits are kept in 16 bits, so that one product makes the head's gradient.
         bytes_held: of logits, their gradients and sums in float32, beyond arguments and results.
+        has_room: all logits are held at once, and so can be two more tensors of their size.
     """
 
     rows: int
@@ -59,6 +60,7 @@ class Plan:
     classes_per_block: int
     keeps_gradients: bool
     bytes_held: int
+    has_room: bool = False
 
     @property
     def is_one_chunk(self) -> bool:
@@ -81,7 +83,7 @@ class Plan:
         return f"{number} chunk{'s' if number > 1 else ''} of {rows} rows{classes}, {held}"
 
 
-def plan_statistics(rows: int, weight: Tensor, options: Options, copies: int = 1) -> Plan:
+def plan_statistics(rows: int, weight: Tensor, options: LogitOptions, copies: int = 1) -> Plan:
     """Choose rows and classes whose logits are reduced at once, where no gradient needs the logits of a whole row.
 
     Args:
@@ -172,7 +174,7 @@ def _costs(rows: int, weight: Tensor, block: int, copies: int, with_gradient: bo
 
 
 def plan_rows(
-    rows: int, weight: Tensor, options: Options, copies: int = 1, with_gradient: bool = False, units: bool = False
+    rows: int, weight: Tensor, options: LogitOptions, copies: int = 1, with_gradient: bool = False, units: bool = False
 ) -> Plan:
     """Choose the rows whose logits are held at once.
 
@@ -202,7 +204,11 @@ def plan_rows(
             found, least = costs.most_rows(options.max_memory), min(costs.least(), least)
         rows_per_chunk = _refuse(options.max_memory, least) if found is None else found
     rows_per_chunk = max(rows_per_chunk, 1)
-    return Plan(rows, classes, rows_per_chunk, classes, block, costs.keeps_gradients, costs.held(rows_per_chunk))
+    held = costs.held(rows_per_chunk)
+    has_room = options.chunk_size is None and options.max_memory is None and 3 * rows * costs.row <= _LOGITS_BYTES
+    if has_room:
+        held = max(held, 3 * rows * costs.row + costs.constant)
+    return Plan(rows, classes, rows_per_chunk, classes, block, costs.keeps_gradients, held, has_room)
 
 
 def _rows_for_speed(costs: _Costs, weight: Tensor, copies: int) -> int:

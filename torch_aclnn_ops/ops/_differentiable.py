@@ -1,0 +1,65 @@
+"""Apply one ``autograd.Function`` in eager mode, inside transforms and under ``torch.compile``."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch_aclnn_ops.ops._derivatives import in_functorch_transform, in_nested_forward_mode
+
+import torch
+from torch.autograd import Function
+
+
+class EagerOrCompiled:
+    """Choose the form of a Function that the caller's mode can differentiate.
+
+    ===================================  ===============================================================
+    eager                                a twin whose forward has ctx: half the cost of ``setup_context``
+    inside ``torch.func``                the Function, which transforms can see through
+    inside a jvp of a jvp                ``formula``: PyTorch takes the tangent of a Function for a constant
+    compiled                             a twin without ``jvp``, which Dynamo refuses; or ``compiled``
+    compiled, inside ``torch.func``      ``formula``: Dynamo takes all but a Function's first derivative for 0
+    ===================================  ===============================================================
+
+    Args:
+        function: a Function with ``forward`` (without ctx), ``setup_context``, ``backward`` and ``jvp``.
+        formula: the same function of the same arguments in torch calls.
+        compiled: an operator that compiled code calls instead of a Function.
+    """
+
+    def __init__(
+        self, function: type[Function], formula: Callable[..., Any], compiled: Callable[..., Any] | None = None
+    ) -> None:
+        self._in_transforms: Callable[..., Any] = function.apply
+        self._light: Callable[..., Any] = _with_ctx(function).apply
+        self._compiled: Callable[..., Any] = compiled or _without_jvp(function).apply
+        self._formula = formula
+        self._has_operator = compiled is not None
+
+    def __call__(self, *args: Any) -> Any:
+        """Apply the Function."""
+        if torch.compiler.is_compiling():
+            is_traced = in_functorch_transform() and not self._has_operator
+            return self._formula(*args) if is_traced else self._compiled(*args)
+        return self.eager(*args)
+
+    def eager(self, *args: Any) -> Any:
+        """Apply the Function in code that is not compiled."""
+        if not in_functorch_transform():
+            return self._light(*args)
+        return self._formula(*args) if in_nested_forward_mode() else self._in_transforms(*args)
+
+
+def _with_ctx(function: type[Function]) -> type[Function]:
+    def forward(ctx: Any, *args: Any) -> Any:
+        output = function.forward(*args)
+        function.setup_context(ctx, args, output)
+        return output
+
+    members = {"forward": staticmethod(forward), "backward": function.backward, "jvp": function.jvp}
+    members = {name: staticmethod(member) for name, member in members.items()}
+    return type(function.__name__, (Function,), {**members, "__doc__": function.__doc__})
+
+
+def _without_jvp(function: type[Function]) -> type[Function]:
+    members = {name: member for name, member in vars(function).items() if name not in ("jvp", "_backward_cls")}
+    return type(f"{function.__name__}WithoutJVP", (Function,), members)
