@@ -378,6 +378,7 @@ def _hold_few_logits(monkeypatch, number):
     monkeypatch.setattr(plan, "_LOGITS_BYTES", 4 * number)
     monkeypatch.setattr(plan, "_REDUCED_BYTES", 4 * number)
     monkeypatch.setattr(plan, "_FEWEST_ROWS", 8)
+    monkeypatch.setattr(plan, "plan_rows_once", plan.plan_rows)
 
 
 @pytest.mark.parametrize(

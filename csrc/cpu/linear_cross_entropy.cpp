@@ -9,12 +9,14 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/native/CPUBlas.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -233,13 +235,61 @@ RowStatistics gradient(const at::Tensor& logits, const at::Tensor& target, const
     const auto* const square = grad_square.has_value() ? grad_square->const_data_ptr<float>() : nullptr;
     for_each_row(statistics, [&](const int64_t row) {
         const Factors factors{log_sum_exp[row], predicted[row], square == nullptr ? 0 : square[row]};
-        float* const of_row = values + row * stride;
-        return is_float ? kernels().float_gradient(of_row, classes, targets[row], factors,
+        float* const row_values = values + row * stride;
+        return is_float ? kernels().float_gradient(row_values, classes, targets[row], factors,
                                                    static_cast<float*>(to) + row * out_stride)
-                        : kernels().bfloat16_gradient(of_row, classes, targets[row], factors,
+                        : kernels().bfloat16_gradient(row_values, classes, targets[row], factors,
                                                       static_cast<BFloat16*>(to) + row * out_stride);
     });
     return statistics;
+}
+
+// Returns a loss of float32 rows and its gradients, those that are needed, in one call: small problems take their time
+// for calls. The loss has no elements where a target is no class or is ignored.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> loss(const at::Tensor& input, const at::Tensor& weight,
+                                                    const at::Tensor& target, const int64_t ignore_index,
+                                                    const bool mean, const bool needs_input_grad,
+                                                    const bool needs_weight_grad) {
+    TORCH_CHECK_VALUE(input.dim() == 2 && weight.dim() == 2,
+                      "linear_cross_entropy: input and weight must have two dimensions, but have shapes ",
+                      input.sizes(), " and ", weight.sizes());
+    const int64_t rows = input.size(0), classes = weight.size(0);
+    TORCH_CHECK_VALUE(input.scalar_type() == at::kFloat,
+                      "linear_cross_entropy: input must have dtype Float, but it has ", input.scalar_type());
+    TORCH_CHECK_VALUE(weight.scalar_type() == at::kFloat && classes > 0 && weight.size(1) == input.size(1),
+                      "linear_cross_entropy: weight must have dtype Float and shape ",
+                      at::IntArrayRef({classes, input.size(1)}), ", but it has dtype ", weight.scalar_type(),
+                      " and shape ", weight.sizes());
+    TORCH_CHECK_VALUE(target.scalar_type() == at::kLong && target.sizes() == at::IntArrayRef({rows}),
+                      "linear_cross_entropy: target must have dtype Long and shape ", at::IntArrayRef({rows}),
+                      ", but it has dtype ", target.scalar_type(), " and shape ", target.sizes());
+    const auto* const targets = target.const_data_ptr<int64_t>();
+    const auto is_kept = [&](const int64_t row) {
+        const int64_t index = targets[row * target.stride(0)];
+        return index >= 0 && index < classes && index != ignore_index;
+    };
+    for (int64_t row = 0; row < rows; ++row) {
+        if (!is_kept(row)) {
+            return {at::empty({0}, input.options()), {}, {}};
+        }
+    }
+    const at::Tensor logits = at::mm(input, weight.t());
+    auto* const values = logits.data_ptr<float>();
+    const float factor = mean ? 1 / static_cast<float>(rows) : 1;
+    std::vector<float> losses(rows);
+    at::parallel_for(0, rows, 1, [&](const int64_t begin, const int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+            float* const row_values = values + row * classes;
+            const Statistics found = kernels().float_gradient(row_values, classes, targets[row * target.stride(0)],
+                                                              Factors{factor, -factor, 0}, row_values);
+            losses[row] = found.log_sum_exp - found.predicted;
+        }
+    });
+    const double sum = std::accumulate(losses.begin(), losses.end(), 0.0);
+    const at::Tensor result = at::empty({}, input.options());
+    *result.data_ptr<float>() = static_cast<float>(mean ? sum / static_cast<double>(rows) : sum);
+    return {result, needs_input_grad ? at::mm(logits, weight) : at::Tensor(),
+            needs_weight_grad ? at::mm(logits.t(), input) : at::Tensor()};
 }
 
 }  // namespace
@@ -263,6 +313,10 @@ TORCH_LIBRARY_FRAGMENT(torch_aclnn_ops, library) {
         " -> (Tensor logits_max, Tensor log_sum_exp, Tensor predicted)");
     library.impl("linear_cross_entropy_logits_gradient", c10::DispatchKey::CPU, TORCH_FN(gradient));
     library.impl("linear_cross_entropy_logits_gradient", c10::DispatchKey::Meta, TORCH_FN(check_gradient));
+    library.def(
+        "linear_cross_entropy_loss(Tensor input, Tensor weight, Tensor target, int ignore_index, bool mean,"
+        " bool needs_input_grad, bool needs_weight_grad) -> (Tensor loss, Tensor input_grad, Tensor weight_grad)");
+    library.impl("linear_cross_entropy_loss", c10::DispatchKey::CPU, TORCH_FN(loss));
 }
 
 }  // namespace torch_aclnn_ops

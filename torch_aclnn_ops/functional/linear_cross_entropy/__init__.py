@@ -129,7 +129,8 @@ def linear_cross_entropy(
         temperature: divides the logits, after the softcap.
         token_weight: factor of each row's loss, shape of class indices, floating point, differentiable. ``"mean"``
             divides by the sum of these factors, as it does by those of the classes.
-        zero_if_all_ignored: the mean is 0 if all rows are ignored; by default it is nan, as torch's. Its gradients are 0 anyway.
+        zero_if_all_ignored: the mean is 0 if all rows are ignored; by default it is nan, as torch's. Its gradients are
+            0 anyway.
         outputs: names of other results, fields of :class:`LinearCrossEntropyOutput`; log-probabilities, entropy and
             z-loss have derivatives.
         chunk_size: rows whose logits are held at a time. ``"auto"`` lets the kernels choose; only then, and without
@@ -180,7 +181,9 @@ def linear_cross_entropy(
             ),
             reduce_input_grad,
         )
-    shards = arguments.shards_of(process_group, linear_weight, vocab_sizes)
+    shards = None
+    if process_group is not None or vocab_sizes is not None:
+        shards = arguments.shards_of(process_group, linear_weight, vocab_sizes)
     logit_options = arguments.logit_options(softcap, temperature, chunk_size, max_memory, options)
     square_scale, asked = arguments.check_square_scale(lse_square_scale), arguments.check_outputs(outputs)
     of_torch = (linear_bias, weight, reduction, ignore_index, label_smoothing)
@@ -207,20 +210,17 @@ def linear_cross_entropy(
     if token_weight is not None:
         arguments.check_token_weight(token_weight, shape, input)
         token_weight = arguments.widen_to(input, token_weight).reshape(-1)
-    trained = arguments.cast_by_autocast(input, linear_weight, linear_bias)
-    grad_mode = torch.is_grad_enabled()
-    request = Request(
-        loss_options.label_smoothing > 0,
-        "entropy" in asked,
-        loss_options.needs_tokens,
-        tuple(grad_mode and tensor is not None and tensor.requires_grad for tensor in trained),
-    )
-    input, linear_weight, linear_bias = trained
+    input, linear_weight, linear_bias = arguments.cast_by_autocast(input, linear_weight, linear_bias)
+    gradients = (False, False, False)
+    if torch.is_grad_enabled():
+        bias_grad = linear_bias is not None and linear_bias.requires_grad
+        gradients = (input.requires_grad, linear_weight.requires_grad, bias_grad)
+    request = Request(label_smoothing > 0, "entropy" in asked, loss_options.needs_tokens, gradients)
     problem = Problem(
         input if input.dim() == 2 else input.reshape(math.prod(input.shape[:-1]), input.shape[-1]),
         linear_weight,
         linear_bias,
-        _rows_of_target(target, linear_weight),
+        target if target.dim() == 1 and target.dtype == torch.int64 else _rows_of_target(target, linear_weight),
         None if weight is None else arguments.widen_to(input, weight),
         logit_options,
         request,

@@ -28,7 +28,6 @@ _REDUCTIONS = ("none", "mean", "sum")
 _OUTPUTS = LinearCrossEntropyOutput._fields[1:]
 _OUTPUTS_OF_INDICES = ("log_probabilities", "token_accuracy")
 _PLAIN_TYPES = (Tensor, Parameter, Buffer, type(None))
-_DEFAULT = LogitOptions()
 _NO_OUTPUTS: frozenset[str] = frozenset()
 
 
@@ -65,7 +64,7 @@ def logit_options(
     """Check what shapes the logits and their chunks."""
     if softcap is None and type(temperature) is float and temperature == 1 and chunk_size == "auto":
         if max_memory is None and options is None:
-            return _DEFAULT
+            return LogitOptions()
     check_options(options)
     if chunk_size == "auto":
         rows = None if options is None else options.batch_chunk_size
@@ -211,18 +210,31 @@ def _are_supported_tensors(
 ) -> bool:
     """Return whether layouts, devices and the dtypes of the products fit."""
     given = [input, linear_weight]
-    given += [tensor for tensor in (linear_bias, weight) if tensor is not None]
-    if not is_ordinary(*given) or not isinstance(target, Tensor) or overrides_torch(target):
+    for tensor in (linear_bias, weight):
+        if tensor is not None:
+            given.append(tensor)
+    if not isinstance(target, Tensor) or not (are_plain(*given, target) or _are_ordinary(given, target)):
         return False
-    device, dtype = input.device, input.dtype
-    if any(tensor.device != device for tensor in (*given, target)):
+    if input is None or linear_weight is None:
+        return False
+    is_on_one_device = target.device == input.device
+    for tensor in given:
+        if not tensor.is_floating_point() or tensor.layout != torch.strided:
+            return False
+        is_on_one_device = is_on_one_device and tensor.device == input.device
+    if not is_on_one_device:
         tensors = {"input": input, "linear_weight": linear_weight, "target": target, "linear_bias": linear_bias}
         return on_one_device("linear_cross_entropy", **tensors, weight=weight)
-    products = (linear_weight,) if linear_bias is None else (linear_weight, linear_bias)
+    dtype, bias_dtype = linear_weight.dtype, linear_weight.dtype if linear_bias is None else linear_bias.dtype
     if not is_autocast_on(input):
-        return all(tensor.dtype == dtype for tensor in products)
-    dtype = lower_precision_autocast_dtype(input)
-    return all(lower_precision_autocast_dtype(tensor) == dtype for tensor in products)
+        return dtype == input.dtype and bias_dtype == dtype
+    products = (linear_weight,) if linear_bias is None else (linear_weight, linear_bias)
+    product_dtype = lower_precision_autocast_dtype(input)
+    return all(lower_precision_autocast_dtype(tensor) == product_dtype for tensor in products)
+
+
+def _are_ordinary(given: Sequence[Tensor], target: Tensor) -> bool:
+    return is_ordinary(*given) and not overrides_torch(target)
 
 
 def _has_loss_dtype(weight: Tensor, input: Tensor) -> bool:

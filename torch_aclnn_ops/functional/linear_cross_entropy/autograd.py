@@ -1,10 +1,10 @@
-"""The derivatives: of the statistics of every row, and of a scalar loss whose gradients are made in the forward pass."""
+"""Derivatives: of the statistics of every row, and of a scalar loss whose gradients are made in the forward pass."""
 
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from torch_aclnn_ops._torch_compat import in_forward_ad, is_legacy_batchedtensor
+from torch_aclnn_ops._torch_compat import is_legacy_batchedtensor
 from torch_aclnn_ops.functional.linear_cross_entropy.formula import RowFunction, statistics_of_rows
 from torch_aclnn_ops.ops._checks import values_are_readable
 from torch_aclnn_ops.ops._derivatives import in_functorch_transform, is_batched, is_differentiated, vjp
@@ -14,6 +14,7 @@ from torch_aclnn_ops.ops.linear_cross_entropy import kernels
 from torch_aclnn_ops.ops.linear_cross_entropy.plan import LogitOptions
 from torch_aclnn_ops.ops.linear_cross_entropy.problem import (
     Coefficients,
+    PlainLoss,
     Problem,
     Request,
     Statistics,
@@ -23,6 +24,7 @@ from torch_aclnn_ops.ops.linear_cross_entropy.problem import (
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 # input, linear_weight, linear_bias, target, class_weight
 _BY_ROW = (True, False, False, True, False)
@@ -201,28 +203,30 @@ def makes_gradients_in_forward(problem: Problem, token_weight: Tensor | None) ->
 
     It is not inside transforms, for derivatives by other arguments, and where the fused operators serve.
     """
-    if not any(problem.request.gradients) or in_functorch_transform() or in_forward_ad():
+    if True not in problem.request.gradients or in_functorch_transform():
         return False
+    is_compiling = torch.compiler.is_compiling()
+    for tensor in (*problem[:5], token_weight):
+        if tensor is None:
+            continue
+        if not is_compiling and (is_legacy_batchedtensor(tensor) or forward_ad.unpack_dual(tensor).tangent is not None):
+            return False
     for tensor in (problem.target, problem.class_weight, token_weight):
         if tensor is not None and tensor.requires_grad:
             return False
-    if not torch.compiler.is_compiling():
-        for tensor in problem.trained:
-            if tensor is not None and is_legacy_batchedtensor(tensor):
-                return False
     return kernels.why_not_fused(problem) is not None
 
 
-def loss(problem: Problem, coefficients: Coefficients) -> tuple[Tensor, Tensor | None]:
+def loss(problem: Problem, coefficients: Coefficients | PlainLoss) -> tuple[Tensor, Tensor | None]:
     """Compute the sum of all rows' losses together with its gradients: three matrix products, not four.
 
     The first backward pass takes the gradients. One that follows it, or one that is to be differentiated itself,
     computes the logits again. The predicted tokens are returned if they are requested.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() and isinstance(coefficients, Coefficients):
         return kernels.compiled_loss(problem, coefficients)
     apply: Any = _LossFunction.apply
-    value, tokens = apply(*problem.trained, problem, coefficients)
+    value, tokens = apply(*problem[:3], problem, coefficients)
     return value, tokens
 
 
@@ -231,11 +235,21 @@ class _LossFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, problem: Problem, coefficients: Coefficients
+        ctx: Any,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        problem: Problem,
+        coefficients: Coefficients | PlainLoss,
     ) -> tuple[Tensor, Tensor | None]:
         # The tensors come from save_for_backward, where hooks see them.
-        ctx.save_for_backward(input, weight, bias, *problem[3:5], *coefficients)
-        ctx.options = problem.options
+        if isinstance(coefficients, PlainLoss):
+            ctx.save_for_backward(*problem[:5])
+            ctx.plain = coefficients
+        else:
+            ctx.save_for_backward(*problem[:5], *coefficients)
+            ctx.plain = None
+        ctx.options, ctx.dtype = problem.options, weight.dtype
         value, ctx.gradients, tokens = kernels.compute_loss_and_gradients(problem, coefficients)
         if tokens is not None:
             ctx.mark_non_differentiable(tokens)
@@ -243,11 +257,14 @@ class _LossFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors
         made, ctx.gradients = ctx.gradients, None
         if made is None or torch.is_grad_enabled():
-            problem = Problem(*saved[:_TENSORS], ctx.options)
-            made = _recomputed(problem, Coefficients(*saved[_TENSORS:]), ctx.needs_input_grad[:3], grad_loss)
+            saved = ctx.saved_tensors
+            problem = Problem(*saved[:_TENSORS], ctx.options, Request())
+            coefficients: Any = saved[_TENSORS:]
+            if ctx.plain is not None:
+                problem, coefficients = ctx.plain.coefficients(problem)
+            made = _recomputed(problem, Coefficients(*coefficients), ctx.needs_input_grad[:3], grad_loss)
         elif is_batched(grad_loss):
             ctx.gradients = made  # each sample's are a product of their own
             made = [None if gradient is None else gradient * grad_loss for gradient in made]
@@ -255,11 +272,12 @@ class _LossFunction(torch.autograd.Function):
             for gradient in made:
                 if gradient is not None:
                     gradient.mul_(grad_loss)
-        input, weight, bias = (
-            gradient if gradient is None or gradient.dtype == argument.dtype else gradient.to(argument.dtype)
-            for gradient, argument in zip(made, saved, strict=False)
-        )
-        return input, weight, bias, None, None
+        input_grad, weight_grad, bias_grad = made
+        if ctx.dtype in (torch.float16, torch.bfloat16):
+            input_grad, weight_grad, bias_grad = (
+                None if gradient is None else gradient.to(ctx.dtype) for gradient in made
+            )
+        return input_grad, weight_grad, bias_grad, None, None
 
 
 def _recomputed(

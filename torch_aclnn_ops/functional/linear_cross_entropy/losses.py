@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch_aclnn_ops.functional.linear_cross_entropy import autograd
-from torch_aclnn_ops.ops._checks import values_are_readable
 from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
-from torch_aclnn_ops.ops.linear_cross_entropy.plan import LogitOptions, plan_rows
+from torch_aclnn_ops.ops.linear_cross_entropy.plan import LogitOptions, Sizes, plan_rows
 from torch_aclnn_ops.ops.linear_cross_entropy.problem import (
     IGNORED,
     Coefficients,
+    PlainLoss,
     Problem,
     Statistics,
+    check_indices,
     cross_entropies,
     z_losses,
 )
@@ -106,9 +107,8 @@ def result(
     is_whole = not has_positions and reduce is autograd.statistics
     makes_gradients = is_whole and options.is_scalar and autograd.makes_gradients_in_forward(problem, token_weight)
     if makes_gradients and token_weight is None and _is_plain(problem, options):
-        target, factor = _kept_rows(problem, classes, options)
-        loss, _ = autograd.loss(problem._replace(target=target), Coefficients(factor, factor))
-        return loss
+        plain = PlainLoss(options.reduction == "mean", options.ignore_index, options.zero_if_all_ignored)
+        return autograd.loss(problem, plain)[0]
     rows = rows_of(problem, token_weight, classes, options)
     problem = problem._replace(target=rows.target, class_weight=rows.class_weight)
     if makes_gradients:
@@ -132,33 +132,6 @@ def _is_plain(problem: Problem, options: LossOptions) -> bool:
     return problem.target.shape[0] > 0
 
 
-def _kept_rows(problem: Problem, classes: int, options: LossOptions) -> tuple[Tensor, Tensor]:
-    """Return the targets, ``IGNORED`` for ignored rows, and the factor of the rows' losses."""
-    target, ignore_index = problem.target, options.ignore_index
-    dtype = torch.float64 if problem.input.dtype == torch.float64 else torch.float32
-    ignores_a_class = 0 <= ignore_index < classes
-    if not values_are_readable(target):
-        # A device does not stop for a wrong index, so it makes the number of rows nan: 0 / 0.
-        ignored, clamped = target == ignore_index, target.clamp(0, classes - 1)
-        is_class = clamped == target
-        kept = is_class & ~ignored if ignores_a_class else is_class
-        number = (kept / (is_class | ignored)).sum(dtype=dtype)
-        if options.reduction == "sum":
-            factor = number.clamp(1, 1)
-        else:
-            factor = (number.clamp(min=1) if options.zero_if_all_ignored else number).reciprocal()
-        return clamped.masked_fill(ignored, IGNORED), factor
-    smallest, largest = target.aminmax()
-    length = target.shape[0]
-    if int(smallest) < 0 or int(largest) >= classes or ignores_a_class:
-        ignored = target == ignore_index
-        _check_indices(target, ~ignored & ((target < 0) | (target >= classes)))
-        target, length = target.masked_fill(ignored, IGNORED), length - int(ignored.sum())
-    length = max(length, 1) if options.zero_if_all_ignored else length
-    value = 1 if options.reduction == "sum" else 1 / length if length > 0 else math.nan
-    return target, torch.scalar_tensor(value, dtype=dtype, device=target.device)
-
-
 def rows_of(problem: Problem, token_weight: Tensor | None, classes: int, options: LossOptions) -> Rows:
     """Work out the weight of every row."""
     target, class_weight = problem.target, problem.class_weight
@@ -172,7 +145,7 @@ def rows_of(problem: Problem, token_weight: Tensor | None, classes: int, options
     else:
         ignored = target == options.ignore_index
         outside = ~ignored & ((target < 0) | (target >= classes))
-        _check_indices(target, outside)
+        check_indices(target, outside)
         # A device does not stop for a wrong index, so its row shows it.
         count = count.masked_fill(ignored, 0).masked_fill(outside, math.nan)
         weight = count
@@ -205,13 +178,8 @@ def distribution_sums(target: Tensor, class_weight: Tensor | None, dtype: torch.
 
     if torch.compiler.is_compiling():
         return sums(target)
-    plan = plan_rows(target.shape[0], target.new_empty(target.shape[1], 1), LogitOptions())
+    plan = plan_rows(Sizes(*target.shape, 1, target.dtype, target.is_cpu), LogitOptions())
     return torch.cat([sums(rows) for rows in target.split(plan.rows_per_chunk)])
-
-
-def _check_indices(target: Tensor, outside: Tensor) -> None:
-    if values_are_readable(target) and bool(outside.any()):
-        raise IndexError(f"Target {int(target[outside][0])} is out of bounds.")
 
 
 def divisors(rows: Rows, options: LossOptions) -> tuple[Tensor, Tensor, Tensor]:

@@ -215,7 +215,7 @@ def _is_fused(problem: Problem) -> bool:
 def _gather_statistics(
     reduced: Statistics, target_probability_sum: Tensor, shards: VocabularyShards
 ) -> tuple[Statistics, Tensor]:
-    """Return the statistics and probability sums of every shard that has classes, shape (shards, N) each, from one collective."""
+    """Return statistics and probability sums, shape (shards, N) each, of the shards with classes, by one collective."""
     rows = (*reduced, target_probability_sum)
     dtype = reduced.log_sum_exp.dtype
     if reduced.predicted_tokens is not None and max(shards.sizes) > _LARGEST_SHARD_IN_FLOAT32:

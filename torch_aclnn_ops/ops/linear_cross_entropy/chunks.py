@@ -9,12 +9,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from torch_aclnn_ops import _cpu_extension
 from torch_aclnn_ops.ops._numerics import widen
 from torch_aclnn_ops.ops.linear_cross_entropy.plan import Plan
 from torch_aclnn_ops.ops.linear_cross_entropy.problem import (
-    IGNORED,
     Coefficients,
     KeptRows,
+    PlainLoss,
     Problem,
     Statistics,
     combine,
@@ -240,7 +241,7 @@ def gradients_in_chunks(
 
 
 def loss_in_chunks(
-    problem: Problem, coefficients: Coefficients, plan: Plan
+    problem: Problem, coefficients: Coefficients | PlainLoss, plan: Plan
 ) -> tuple[Tensor, tuple[Tensor | None, ...], Tensor | None]:
     """Compute the loss of all rows together with its gradients by input, weight and bias: three matrix products.
 
@@ -253,15 +254,16 @@ def loss_in_chunks(
         The loss, the gradients (wide, but for a bfloat16 head's that is summed in one product), and the predicted
         tokens, -1 for an ignored row.
     """
+    if isinstance(coefficients, PlainLoss):
+        made = _small_loss(problem, coefficients) if plan.has_room else None
+        if made is not None:
+            return *made, None
+        problem, coefficients = coefficients.coefficients(problem)
     kept = KeptRows(problem)
+    is_plain = _is_plain(problem) and coefficients.weighted is None
     plan = plan if kept.has_all else kept.problem.plan_rows()
     head = _head(problem, plan)
     total = Gradients(kept.problem.input, head, plan, problem.request.gradients)
-    is_plain = _is_plain(problem) and coefficients.weighted is None
-    if plan.has_room and is_plain and coefficients.predicted.dim() == 0:
-        if not (problem.input.is_cpu or problem.request.predicted_tokens):
-            loss = _add_plain_gradients(kept.problem, coefficients.predicted, head, total)
-            return loss, total.finish(), None
     coefficients_of_rows = Coefficients._make(map(kept.of, coefficients))
     buffer = _buffer(problem, head, plan, total)
     losses, tokens = [], []
@@ -288,17 +290,33 @@ def loss_in_chunks(
     return loss, (kept.at_all_rows(input_grad), weight_grad, bias_grad), kept.at_all_rows(found, -1)
 
 
-def _add_plain_gradients(problem: Problem, factor: Tensor, head: Head, total: Gradients) -> Tensor:
-    """Return the sum of the rows' cross entropies times a factor, by torch's own kernels: few calls, more memory."""
-    rows, classes = problem.input.shape[0], head.weight.shape[0]
-    buffer = problem.input.new_empty((rows, classes), dtype=head.dtype)
-    log_probabilities = head.logits(problem.input, slice(0, classes), buffer).log_softmax(1)
-    target, aten = problem.target, torch.ops.aten
-    loss, number = aten.nll_loss_forward.default(log_probabilities, target, None, _SUM, IGNORED)
-    gradient = aten.nll_loss_backward.default(factor, log_probabilities, target, None, _SUM, IGNORED, number)
-    gradient = torch._log_softmax_backward_data(gradient, log_probabilities, 1, head.dtype)
-    total.add(gradient if head.scale == 1 else gradient.mul_(head.scale), problem.input, slice(0, rows))
-    return loss * factor
+def _small_loss(problem: Problem, plain: PlainLoss) -> tuple[Tensor, tuple[Tensor | None, ...]] | None:
+    """Do the same in few calls, which is what a small problem takes its time for.
+
+    The logits, and two more tensors of their size, may be held. The result is ``None`` where products need another
+    dtype than the head's, and for what is not just the logits' loss.
+    """
+    input, weight, target = problem.input, problem.linear_weight, problem.target
+    needs_input, needs_weight, _ = problem.request.gradients
+    if weight.dtype != torch.float32 or problem.options.temperature != 1 or not _is_plain(problem):
+        return None
+    if weight.is_cpu:
+        has_memory = type(weight) in (Tensor, torch.nn.Parameter)  # fake tensors have none
+        if not has_memory or plain.zero_if_all_ignored or _cpu_extension.why_unavailable() is not None:
+            return None
+        kernel = torch.ops.torch_aclnn_ops.linear_cross_entropy_loss
+        loss, *made = kernel(input, weight, target, plain.ignore_index, plain.is_mean, needs_input, needs_weight)
+        return (loss, (*made, None)) if loss.dim() == 0 else None
+    classes, ignored, factor = plain.kept_rows(problem)
+    input = torch.where(ignored.unsqueeze(1), input.new_zeros(()), input)
+    target, ignore_index, aten = torch.where(ignored, target, classes), plain.ignore_index, torch.ops.aten
+    log_probabilities = torch.mm(input, weight.t()).log_softmax(1)
+    loss, number = aten.nll_loss_forward.default(log_probabilities, target, None, _SUM, ignore_index)
+    gradient = aten.nll_loss_backward.default(factor, log_probabilities, target, None, _SUM, ignore_index, number)
+    gradient = torch._log_softmax_backward_data(gradient, log_probabilities, 1, torch.float32)
+    input_grad = torch.mm(gradient, weight) if needs_input else None
+    weight_grad = torch.mm(gradient.t(), input) if needs_weight else None
+    return loss.mul_(factor), (input_grad, weight_grad, None)
 
 
 def _losses(reduced: Statistics, factors: Coefficients) -> Tensor:

@@ -16,7 +16,14 @@ from torch_aclnn_ops.ops.linear_cross_entropy.grad import fused_linear_cross_ent
 from torch_aclnn_ops.ops.linear_cross_entropy.loss import fused_cross_entropy_loss_with_max_sum
 from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import fused_linear_online_max_sum
 from torch_aclnn_ops.ops.linear_cross_entropy.plan import LogitOptions, Plan
-from torch_aclnn_ops.ops.linear_cross_entropy.problem import IGNORED, Coefficients, Problem, Request, Statistics
+from torch_aclnn_ops.ops.linear_cross_entropy.problem import (
+    IGNORED,
+    Coefficients,
+    PlainLoss,
+    Problem,
+    Request,
+    Statistics,
+)
 from torch_aclnn_ops.ops.linear_cross_entropy.products import describe_backend
 
 import torch
@@ -105,7 +112,7 @@ def compute_gradients(
 
 
 def compute_loss_and_gradients(
-    problem: Problem, coefficients: Coefficients
+    problem: Problem, coefficients: Coefficients | PlainLoss
 ) -> tuple[Tensor, tuple[Tensor | None, ...], Tensor | None]:
     """Compute the loss of all rows and its gradients by input, weight and bias; the fused operators do not serve."""
     plan = problem.plan_rows()

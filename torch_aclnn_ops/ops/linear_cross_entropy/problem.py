@@ -1,12 +1,14 @@
 """What the kernels of a linear cross entropy are given, and what they return."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch_aclnn_ops.ops._checks import values_are_readable
+from torch_aclnn_ops.ops._numerics import accumulation_dtype
 from torch_aclnn_ops.ops.linear_cross_entropy import plan
-from torch_aclnn_ops.ops.linear_cross_entropy.plan import LogitOptions, Plan
+from torch_aclnn_ops.ops.linear_cross_entropy.plan import LogitOptions, Plan, Sizes
 from torch_aclnn_ops.ops.linear_cross_entropy.products import has_bfloat16_units
 
 import torch
@@ -40,7 +42,7 @@ class Statistics(NamedTuple):
 class Coefficients(NamedTuple):
     """The factors of each row's statistics in its loss, shape (N,) each; ``square`` belongs to the z-loss.
 
-    One number for all rows that are not ignored has shape ().
+    A factor of all rows that are not ignored has shape ().
     """
 
     log_sum_exp: Tensor
@@ -117,7 +119,7 @@ class Problem(NamedTuple):
     linear_bias: Tensor | None
     target: Tensor
     class_weight: Tensor | None
-    options: LogitOptions = LogitOptions()
+    options: LogitOptions
     request: Request = Request()
 
     @property
@@ -132,23 +134,78 @@ class Problem(NamedTuple):
 
     def plan_statistics(self) -> Plan:
         """Cut rows and classes where only statistics are made."""
-        return plan.plan_statistics(self.input.shape[0], self.linear_weight, self.options, self._copies())
+        return plan.plan_statistics(self._sizes(), self.options, self._copies())
 
     def plan_rows(self) -> Plan:
         """Cut the rows where the logits of a row are needed together."""
+        weight, needs_weight_gradient = self.linear_weight, self.request.gradients[1]
+        units = weight.dtype == torch.bfloat16 and has_bfloat16_units(weight)
+        has_numbers = type(self.input.shape[0]) is int and not torch.compiler.is_compiling()
+        cut = plan.plan_rows_once if has_numbers else plan.plan_rows
+        return cut(self._sizes(), self.options, self._copies(), needs_weight_gradient, units)
+
+    def _sizes(self) -> Sizes:
         weight = self.linear_weight
-        return plan.plan_rows(
-            self.input.shape[0],
-            weight,
-            self.options,
-            self._copies(),
-            self.request.gradients[1],
-            has_bfloat16_units(weight),
-        )
+        return Sizes(self.input.shape[0], *weight.shape, weight.dtype, weight.is_cpu)
 
     def _copies(self) -> int:
         """Return how many tensors of the logits' size are held beside each other."""
         return 1 + (self.options.softcap is not None) + self.request.entropy + 2 * self.target.is_floating_point()
+
+
+def check_indices(target: Tensor, outside: Tensor) -> None:
+    """Raise as torch does where a target is outside the classes, if that is known without waiting for a device."""
+    if values_are_readable(target) and bool(outside.any()):
+        raise IndexError(f"Target {int(target[outside][0])} is out of bounds.")
+
+
+class PlainLoss(NamedTuple):
+    """A scalar loss that is the cross entropies of the rows times one number.
+
+    Attributes:
+        is_mean: divide by the number of rows that are not ignored.
+        ignore_index: the target of ignored rows.
+        zero_if_all_ignored: the mean is 0 then, not nan.
+    """
+
+    is_mean: bool
+    ignore_index: int
+    zero_if_all_ignored: bool
+
+    def coefficients(self, problem: Problem) -> tuple[Problem, Coefficients]:
+        """Return the problem with ``IGNORED`` as the target of ignored rows, and the coefficients."""
+        target, classes = problem.target, problem.linear_weight.shape[0]
+        if values_are_readable(target):
+            ignored = target == self.ignore_index
+            check_indices(target, ~ignored & ((target < 0) | (target >= classes)))
+            number = target.shape[0] - int(ignored.sum())
+            number = max(number, 1) if self.zero_if_all_ignored else number
+            value = 1.0 if not self.is_mean else 1 / number if number > 0 else math.nan
+            factor = torch.scalar_tensor(value, dtype=accumulation_dtype(problem.input.dtype), device=target.device)
+            target = target.masked_fill(ignored, IGNORED)
+        else:
+            target, ignored, factor = self.kept_rows(problem)
+            target = target.masked_fill(ignored, IGNORED)
+        return problem._replace(target=target), Coefficients(factor, factor)
+
+    def kept_rows(self, problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+        """Return targets that are classes, which rows are ignored, and the factor of the cross entropies.
+
+        A device does not stop for a wrong index, which makes the factor nan. Few calls, as each is a launch, and none
+        that a device is slow at, as masked_fill.
+        """
+        target, classes = problem.target, problem.linear_weight.shape[0]
+        ignored, clamped = target == self.ignore_index, target.clamp(0, classes - 1)
+        is_class = kept = clamped == target
+        if 0 <= self.ignore_index < classes:
+            kept = is_class & ~ignored
+        # 0 / 0 for a wrong index
+        number = (kept / (is_class | ignored)).sum(dtype=accumulation_dtype(problem.input.dtype))
+        if not self.is_mean:
+            factor = number.clamp(1, 1)
+        else:
+            factor = (number.clamp(min=1) if self.zero_if_all_ignored else number).reciprocal()
+        return clamped, ignored, factor
 
 
 class KeptRows:
