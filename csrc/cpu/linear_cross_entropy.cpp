@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/native/CPUBlas.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
 #include <torch/library.h>
 
@@ -292,6 +293,15 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> loss(const at::Tensor& input, con
             needs_weight_grad ? at::mm(logits.t(), input) : at::Tensor()};
 }
 
+// Says what a loss looks like whose targets are not known.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> shapes_of_loss(const at::Tensor& input, const at::Tensor& weight,
+                                                              const at::Tensor&, int64_t, bool,
+                                                              const bool needs_input_grad,
+                                                              const bool needs_weight_grad) {
+    return {at::empty({}, input.options()), needs_input_grad ? at::empty_like(input) : at::Tensor(),
+            needs_weight_grad ? at::empty_like(weight) : at::Tensor()};
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(torch_aclnn_ops, library) {
@@ -317,6 +327,7 @@ TORCH_LIBRARY_FRAGMENT(torch_aclnn_ops, library) {
         "linear_cross_entropy_loss(Tensor input, Tensor weight, Tensor target, int ignore_index, bool mean,"
         " bool needs_input_grad, bool needs_weight_grad) -> (Tensor loss, Tensor input_grad, Tensor weight_grad)");
     library.impl("linear_cross_entropy_loss", c10::DispatchKey::CPU, TORCH_FN(loss));
+    library.impl("linear_cross_entropy_loss", c10::DispatchKey::Meta, TORCH_FN(shapes_of_loss));
 }
 
 }  // namespace torch_aclnn_ops

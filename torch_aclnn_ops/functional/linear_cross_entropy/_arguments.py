@@ -226,8 +226,8 @@ def _are_supported_tensors(
         tensors = {"input": input, "linear_weight": linear_weight, "target": target, "linear_bias": linear_bias}
         return on_one_device("linear_cross_entropy", **tensors, weight=weight)
     dtype, bias_dtype = linear_weight.dtype, linear_weight.dtype if linear_bias is None else linear_bias.dtype
-    if not is_autocast_on(input):
-        return dtype == input.dtype and bias_dtype == dtype
+    if input.dtype == dtype == bias_dtype:
+        return True
     products = (linear_weight,) if linear_bias is None else (linear_weight, linear_bias)
     product_dtype = lower_precision_autocast_dtype(input)
     return all(lower_precision_autocast_dtype(tensor) == product_dtype for tensor in products)

@@ -115,7 +115,7 @@ class _StatisticsBackwardFunction(torch.autograd.Function):
         if max(positions) < _KERNELS_DIFFERENTIATE and not _is_any_batched(args):
             needed = (0 in positions, 1 in positions, 2 in positions)
             named = Request(request.weighted, request.entropy).name((logits_max, *grad_statistics))
-            problem = Problem(*tensors, options, Request(entropy=request.entropy, gradients=needed))
+            problem = Problem._make((*tensors, options, Request(entropy=request.entropy, gradients=needed)))
             found = kernels.compute_gradients(problem, named, log_sum_exp, entropy)
             results: tuple[Any, ...] = tuple(found[position] for position in sorted(positions))
             return results
@@ -175,7 +175,7 @@ def _gradients_as_a_function(ctx: Any) -> tuple[Sequence[Any], RowFunction, list
 
 
 def _chunks(tensors: Sequence[Any], options: LogitOptions) -> list[slice]:
-    return Problem(*tensors, options).plan_rows().chunks()
+    return Problem._make((*tensors, options, Request())).plan_rows().chunks()
 
 
 def _present(tangents: Sequence[Tensor | None]) -> tuple[list[int], list[Tensor]]:
@@ -259,13 +259,15 @@ class _LossFunction(torch.autograd.Function):
     def backward(ctx: Any, grad_loss: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         made, ctx.gradients = ctx.gradients, None
         if made is None or torch.is_grad_enabled():
-            saved = ctx.saved_tensors
-            problem = Problem(*saved[:_TENSORS], ctx.options, Request())
-            coefficients: Any = saved[_TENSORS:]
+            saved: Any = ctx.saved_tensors
+            problem, coefficients = Problem._make((*saved[:_TENSORS], ctx.options, Request())), saved[_TENSORS:]
             if ctx.plain is not None:
                 problem, coefficients = ctx.plain.coefficients(problem)
             made = _recomputed(problem, Coefficients(*coefficients), ctx.needs_input_grad[:3], grad_loss)
+        elif callable(made) and not is_batched(grad_loss):
+            made = made(grad_loss)
         elif is_batched(grad_loss):
+            made = made(ctx.saved_tensors[0].new_ones(())) if callable(made) else made
             ctx.gradients = made  # each sample's are a product of their own
             made = [None if gradient is None else gradient * grad_loss for gradient in made]
         elif not (values_are_readable(grad_loss) and grad_loss.item() == 1):

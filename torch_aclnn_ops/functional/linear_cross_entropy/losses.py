@@ -178,7 +178,7 @@ def distribution_sums(target: Tensor, class_weight: Tensor | None, dtype: torch.
 
     if torch.compiler.is_compiling():
         return sums(target)
-    plan = plan_rows(Sizes(*target.shape, 1, target.dtype, target.is_cpu), LogitOptions())
+    plan = plan_rows(Sizes(target.shape[0], target.shape[1], 1, target.dtype, target.is_cpu), LogitOptions())
     return torch.cat([sums(rows) for rows in target.split(plan.rows_per_chunk)])
 
 

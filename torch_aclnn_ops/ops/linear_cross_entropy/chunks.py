@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch_aclnn_ops import _cpu_extension
+from torch_aclnn_ops._torch_compat import log_softmax_backward
 from torch_aclnn_ops.ops._numerics import widen
 from torch_aclnn_ops.ops.linear_cross_entropy.plan import Plan
 from torch_aclnn_ops.ops.linear_cross_entropy.problem import (
@@ -27,7 +28,13 @@ from torch_aclnn_ops.ops.linear_cross_entropy.products import Gradients, Head
 import torch
 from torch import Tensor
 
-_SUM = 2  # torch's number of this reduction
+_MEAN, _SUM = 1, 2  # torch's numbers of these reductions
+_nll_loss_forward = torch.ops.aten.nll_loss_forward.default
+_nll_loss_backward = torch.ops.aten.nll_loss_backward.default
+
+
+# The gradients by input, weight and bias of a loss whose own is 1, or the map from its own to them.
+MadeGradients = tuple[Tensor | None, ...] | Callable[[Tensor], tuple[Tensor | None, ...]]
 
 
 class _Chunk:
@@ -50,11 +57,13 @@ class _Chunk:
             self.values.mul_(softcap / problem.options.temperature)
 
     def _is_here(self) -> Tensor:
-        return (self.target >= self._classes.start) & (self.target < self._classes.stop)
+        here: Tensor = (self.target >= self._classes.start) & (self.target < self._classes.stop)
+        return here
 
     def _column(self) -> Tensor:
         """Return the column of each row's target, of shape (rows, 1); any where the target is not here."""
-        return (self.target - self._classes.start).clamp(0, self.values.shape[1] - 1).unsqueeze(1)
+        column: Tensor = (self.target - self._classes.start).clamp(0, self.values.shape[1] - 1).unsqueeze(1)
+        return column
 
     def reduce_alone(self) -> Statistics:
         """Reduce the logits, of which nothing more is wanted."""
@@ -242,7 +251,7 @@ def gradients_in_chunks(
 
 def loss_in_chunks(
     problem: Problem, coefficients: Coefficients | PlainLoss, plan: Plan
-) -> tuple[Tensor, tuple[Tensor | None, ...], Tensor | None]:
+) -> tuple[Tensor, MadeGradients, Tensor | None]:
     """Compute the loss of all rows together with its gradients by input, weight and bias: three matrix products.
 
     Args:
@@ -290,33 +299,46 @@ def loss_in_chunks(
     return loss, (kept.at_all_rows(input_grad), weight_grad, bias_grad), kept.at_all_rows(found, -1)
 
 
-def _small_loss(problem: Problem, plain: PlainLoss) -> tuple[Tensor, tuple[Tensor | None, ...]] | None:
+def _small_loss(problem: Problem, plain: PlainLoss) -> tuple[Tensor, MadeGradients] | None:
     """Do the same in few calls, which is what a small problem takes its time for.
 
     The logits, and two more tensors of their size, may be held. The result is ``None`` where products need another
     dtype than the head's, and for what is not just the logits' loss.
     """
     input, weight, target = problem.input, problem.linear_weight, problem.target
-    needs_input, needs_weight, _ = problem.request.gradients
     if weight.dtype != torch.float32 or problem.options.temperature != 1 or not _is_plain(problem):
         return None
-    if weight.is_cpu:
-        has_memory = type(weight) in (Tensor, torch.nn.Parameter)  # fake tensors have none
-        if not has_memory or plain.zero_if_all_ignored or _cpu_extension.why_unavailable() is not None:
-            return None
-        kernel = torch.ops.torch_aclnn_ops.linear_cross_entropy_loss
-        loss, *made = kernel(input, weight, target, plain.ignore_index, plain.is_mean, needs_input, needs_weight)
-        return (loss, (*made, None)) if loss.dim() == 0 else None
-    classes, ignored, factor = plain.kept_rows(problem)
-    input = torch.where(ignored.unsqueeze(1), input.new_zeros(()), input)
-    target, ignore_index, aten = torch.where(ignored, target, classes), plain.ignore_index, torch.ops.aten
+    if plain.zero_if_all_ignored:
+        return None
+    if not weight.is_cpu:
+        return _small_loss_on_device(problem, plain)
+    has_memory = type(weight) in (Tensor, torch.nn.Parameter)  # fake tensors have none
+    if not has_memory or _cpu_extension.why_unavailable() is not None:
+        return None
+    kernel, needed = torch.ops.torch_aclnn_ops.linear_cross_entropy_loss, problem.request.gradients
+    loss, *made = kernel(input, weight, target, plain.ignore_index, plain.is_mean, *needed[:2])
+    return (loss, (*made, None)) if loss.dim() == 0 else None
+
+
+def _small_loss_on_device(problem: Problem, plain: PlainLoss) -> tuple[Tensor, MadeGradients]:
+    """Do it by the kernels of ``torch.nn.functional.cross_entropy``, as each call is a launch."""
+    input, weight, target, ignore_index = problem.input, problem.linear_weight, problem.target, plain.ignore_index
+    ignored, clamped = target == ignore_index, target.clamp(0, weight.shape[0] - 1)
+    # A device does not stop for a wrong index, so its row is divided by 0, which makes the loss nan.
+    input = torch.where(ignored.unsqueeze(1), 0.0, input / (clamped == target).unsqueeze(1))
+    target = torch.where(ignored, target, clamped)
     log_probabilities = torch.mm(input, weight.t()).log_softmax(1)
-    loss, number = aten.nll_loss_forward.default(log_probabilities, target, None, _SUM, ignore_index)
-    gradient = aten.nll_loss_backward.default(factor, log_probabilities, target, None, _SUM, ignore_index, number)
-    gradient = torch._log_softmax_backward_data(gradient, log_probabilities, 1, torch.float32)
-    input_grad = torch.mm(gradient, weight) if needs_input else None
-    weight_grad = torch.mm(gradient.t(), input) if needs_weight else None
-    return loss.mul_(factor), (input_grad, weight_grad, None)
+    reduction = _MEAN if plain.is_mean else _SUM
+    loss, number = _nll_loss_forward(log_probabilities, target, None, reduction, ignore_index)
+
+    def differentiate(grad_loss: Tensor) -> tuple[Tensor | None, ...]:
+        gradient = _nll_loss_backward(grad_loss, log_probabilities, target, None, reduction, ignore_index, number)
+        gradient = log_softmax_backward(gradient, log_probabilities, 1, torch.float32)
+        needs_input, needs_weight, _ = problem.request.gradients
+        input_grad = torch.mm(gradient, weight) if needs_input else None
+        return input_grad, torch.mm(gradient.t(), input) if needs_weight else None, None
+
+    return loss, differentiate
 
 
 def _losses(reduced: Statistics, factors: Coefficients) -> Tensor:

@@ -113,7 +113,7 @@ def compute_gradients(
 
 def compute_loss_and_gradients(
     problem: Problem, coefficients: Coefficients | PlainLoss
-) -> tuple[Tensor, tuple[Tensor | None, ...], Tensor | None]:
+) -> tuple[Tensor, chunks.MadeGradients, Tensor | None]:
     """Compute the loss of all rows and its gradients by input, weight and bias; the fused operators do not serve."""
     plan = problem.plan_rows()
     log_path(
@@ -123,7 +123,7 @@ def compute_loss_and_gradients(
             f" {_describe(problem, plan)}"
         ),
     )
-    results: tuple[Tensor, tuple[Tensor | None, ...], Tensor | None] = _run_without_autocast(
+    results: tuple[Tensor, chunks.MadeGradients, Tensor | None] = _run_without_autocast(
         chunks.loss_in_chunks, problem, coefficients, plan
     )
     return results
@@ -192,7 +192,7 @@ def _problem(arguments: Sequence[Any]) -> Problem:
     """Return the problem whose arguments were made by :func:`flatten`."""
     weighted, entropy, predicted_tokens, gradients = arguments[9:_PROBLEM_ARGUMENTS]
     request = Request(weighted, entropy, predicted_tokens, tuple(gradients))
-    return Problem(*arguments[:5], LogitOptions(*arguments[5:9]), request)
+    return Problem._make((*arguments[:5], LogitOptions(*arguments[5:9]), request))
 
 
 def flatten(problem: Problem) -> tuple[Any, ...]:
@@ -277,7 +277,7 @@ def _differentiate_statistics(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor |
     *tensors, logits_max, log_sum_exp, entropy = ctx.saved_tensors
     needed = tuple(ctx.needs_input_grad[:3])
     weighted, has_entropy = ctx.request.weighted, ctx.request.entropy
-    problem = Problem(*tensors, ctx.options, Request(False, has_entropy, False, needed))
+    problem = Problem._make((*tensors, ctx.options, Request(False, has_entropy, False, needed)))
     selected = _select(grad_outputs[1:5], (True, True, weighted, has_entropy))
     results = _gradients(*flatten(problem), *selected, logits_max, log_sum_exp, entropy if has_entropy else None)
     return *_select(results, needed), *(None,) * (_PROBLEM_ARGUMENTS - 3)
@@ -290,6 +290,7 @@ torch.library.register_autograd(
 
 def _loss_and_gradients_kernel(*args: Any) -> tuple[Tensor, ...]:
     problem = _problem(args)
+    made: Any
     loss, made, tokens = compute_loss_and_gradients(problem, Coefficients(*args[_PROBLEM_ARGUMENTS:]))
     dtype = _held_dtype(problem)
     held = [None if gradient is None else gradient.to(dtype) for gradient in _select(made, problem.request.gradients)]

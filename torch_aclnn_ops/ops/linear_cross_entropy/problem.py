@@ -146,7 +146,7 @@ class Problem(NamedTuple):
 
     def _sizes(self) -> Sizes:
         weight = self.linear_weight
-        return Sizes(self.input.shape[0], *weight.shape, weight.dtype, weight.is_cpu)
+        return Sizes(self.input.shape[0], weight.shape[0], weight.shape[1], weight.dtype, weight.is_cpu)
 
     def _copies(self) -> int:
         """Return how many tensors of the logits' size are held beside each other."""
@@ -155,7 +155,7 @@ class Problem(NamedTuple):
 
 def check_indices(target: Tensor, outside: Tensor) -> None:
     """Raise as torch does where a target is outside the classes, if that is known without waiting for a device."""
-    if values_are_readable(target) and bool(outside.any()):
+    if values_are_readable(outside) and bool(outside.any()):
         raise IndexError(f"Target {int(target[outside][0])} is out of bounds.")
 
 
@@ -175,37 +175,16 @@ class PlainLoss(NamedTuple):
     def coefficients(self, problem: Problem) -> tuple[Problem, Coefficients]:
         """Return the problem with ``IGNORED`` as the target of ignored rows, and the coefficients."""
         target, classes = problem.target, problem.linear_weight.shape[0]
-        if values_are_readable(target):
-            ignored = target == self.ignore_index
-            check_indices(target, ~ignored & ((target < 0) | (target >= classes)))
-            number = target.shape[0] - int(ignored.sum())
-            number = max(number, 1) if self.zero_if_all_ignored else number
-            value = 1.0 if not self.is_mean else 1 / number if number > 0 else math.nan
-            factor = torch.scalar_tensor(value, dtype=accumulation_dtype(problem.input.dtype), device=target.device)
-            target = target.masked_fill(ignored, IGNORED)
-        else:
-            target, ignored, factor = self.kept_rows(problem)
-            target = target.masked_fill(ignored, IGNORED)
+        ignored = target == self.ignore_index
+        outside = ~ignored & ((target < 0) | (target >= classes))
+        check_indices(target, outside)
+        # A device does not stop for a wrong index, so the loss shows it.
+        number = (~ignored).sum(dtype=accumulation_dtype(problem.input.dtype)).masked_fill(outside.any(), math.nan)
+        if self.zero_if_all_ignored:
+            number = number.clamp(min=1)
+        factor = number.reciprocal() if self.is_mean else number.clamp(1, 1)
+        target = target.masked_fill(outside, 0).masked_fill(ignored, IGNORED)
         return problem._replace(target=target), Coefficients(factor, factor)
-
-    def kept_rows(self, problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-        """Return targets that are classes, which rows are ignored, and the factor of the cross entropies.
-
-        A device does not stop for a wrong index, which makes the factor nan. Few calls, as each is a launch, and none
-        that a device is slow at, as masked_fill.
-        """
-        target, classes = problem.target, problem.linear_weight.shape[0]
-        ignored, clamped = target == self.ignore_index, target.clamp(0, classes - 1)
-        is_class = kept = clamped == target
-        if 0 <= self.ignore_index < classes:
-            kept = is_class & ~ignored
-        # 0 / 0 for a wrong index
-        number = (kept / (is_class | ignored)).sum(dtype=accumulation_dtype(problem.input.dtype))
-        if not self.is_mean:
-            factor = number.clamp(1, 1)
-        else:
-            factor = (number.clamp(min=1) if self.zero_if_all_ignored else number).reciprocal()
-        return clamped, ignored, factor
 
 
 class KeptRows:
