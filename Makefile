@@ -65,7 +65,7 @@ bench: setup
 	$(RUN) -m benchmarks.linear_cross_entropy --quick
 	$(ON_NPU) -m benchmarks.dispatch
 
-# Which lines of csrc/npu the tests execute.
+# Which lines of csrc/npu and csrc/host_npu the tests execute.
 coverage: setup
 	$(RUN) tests/npu_coverage.py
 

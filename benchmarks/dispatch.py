@@ -7,54 +7,55 @@ in for it, and its share is the same on both sides. Shapes are small, so that th
 """
 
 import argparse
-import ctypes
 import os
-import re
-import shutil
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable
-from pathlib import Path
+from functools import partial
+from types import SimpleNamespace
 
-from torch_aclnn_ops import host_npu
+import torch_aclnn_ops
+from torch_aclnn_ops import _extension, host_npu
 
 import torch
 
-from benchmarks._harness import print_table
+from benchmarks._harness import Call, print_table
+from benchmarks._instructions import count_instructions, run_counted
 
+OPERATORS = ("mse_loss_backward", "binary_cross_entropy_backward", "embedding_dense_backward")
+# torch_npu's binding first; the last is what the package's own autograd functions call.
+ENTRIES = ("torch.ops.aten", "torch.ops.torch_aclnn_ops", "torch_aclnn_ops.ops", "extension")
 CALLS = 200  # between two waits for the device: fewer than the queue has places
 
-_TOGGLE = """
-#include <valgrind/callgrind.h>
-void start(void) { CALLGRIND_START_INSTRUMENTATION; CALLGRIND_TOGGLE_COLLECT; }
-void stop(void) { CALLGRIND_TOGGLE_COLLECT; CALLGRIND_STOP_INSTRUMENTATION; }
-"""
 
-
-def cases() -> dict[str, tuple[Callable[..., object], Callable[..., object], tuple[object, ...]]]:
-    """Return torch_npu's operator, ours, and the arguments, by name."""
+def cases() -> dict[str, dict[str, Call]]:
+    """Return a call of each operator, by each of its entries."""
     generator = torch.Generator().manual_seed(0)
     one, two = (torch.rand(32, 16, generator=generator).npu() for _ in range(2))
     gradient = torch.ones(()).npu()
     indices = torch.randint(20, (32,), generator=generator).npu()
-    theirs, ours = torch.ops.aten, torch.ops.torch_aclnn_ops
     arguments = {
         "mse_loss_backward": (gradient, one, two, 1),
         "binary_cross_entropy_backward": (gradient, one, two, None, 1),
         "embedding_dense_backward": (one, indices, 20, -1, False),
     }
-    return {name: (getattr(theirs, name), getattr(ours, name), args) for name, args in arguments.items()}
+    return {
+        name: {by: partial(getattr(namespace, name), *arguments[name]) for by, namespace in _namespaces().items()}
+        for name in OPERATORS
+    }
 
 
-def time_calls(function: Callable[..., object], arguments: tuple[object, ...]) -> tuple[float, float]:
+def _namespaces() -> dict[str, object]:
+    extension = SimpleNamespace(**_extension.entries)
+    everything = (torch.ops.aten, torch.ops.torch_aclnn_ops, torch_aclnn_ops.ops, extension)
+    return dict(zip(ENTRIES, everything, strict=True))
+
+
+def time_calls(call: Call) -> tuple[float, float]:
     """Return the microseconds of a call: as the clock shows them, and of the calling thread's processor alone."""
     torch.npu.synchronize()
     wall, processor = time.perf_counter(), time.thread_time()
     for _ in range(CALLS):
-        function(*arguments)
+        call()
     wall, processor = time.perf_counter() - wall, time.thread_time() - processor
     return wall / CALLS * 1e6, processor / CALLS * 1e6
 
@@ -77,66 +78,33 @@ def main(rounds: int = 150) -> None:
     rows = []
     calls = cases()  # after which the queue's thread runs
     separate_threads()
-    for name, (theirs, ours, arguments) in calls.items():
-        times: tuple[list[tuple[float, float]], ...] = ([], [])
-        for function in (theirs, ours):
-            time_calls(function, arguments)
+    for name, entries in calls.items():
+        times: dict[str, list[tuple[float, float]]] = {by: [] for by in entries}
+        for call in entries.values():
+            time_calls(call)
         for _ in range(rounds):
-            for function, measured in zip((theirs, ours), times, strict=True):
-                measured.append(time_calls(function, arguments))
-        for by, measured in zip(("torch_npu", "torch_aclnn_ops"), times, strict=True):
+            for by, call in entries.items():
+                times[by].append(time_calls(call))
+        for by, measured in times.items():
             row = {"operator": name, "by": by}
             for i, clock in enumerate(("wall", "thread")):
                 for what, reduce in (("median", statistics.median), ("minimum", min)):
-                    own, reference = (reduce(pair[i] for pair in values) for values in (measured, times[0]))
+                    own, reference = (reduce(pair[i] for pair in values) for values in (measured, times[ENTRIES[0]]))
                     row[f"{clock} {what} us"] = f"{own:.2f}"
                     row[f"{clock} {what} ratio"] = f"{own / reference:.2f}"
             rows.append(row)
     print_table(rows)
 
 
-def count_instructions(calls: int = 300) -> None:
+def count(calls: int = 300) -> None:
     """Print a table: instructions of the calling thread in a call, as valgrind counts them."""
-    if shutil.which("valgrind") is None:
-        sys.exit("benchmarks.dispatch: --instructions needs valgrind and its headers")
     rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        toggle = Path(folder) / "toggle.so"
-        compiler = ["cc", "-shared", "-fPIC", "-O1", "-x", "c", "-", "-o", str(toggle)]
-        subprocess.run(compiler, input=_TOGGLE, text=True, check=True)
-        for name in ("mse_loss_backward", "binary_cross_entropy_backward", "embedding_dense_backward"):
-            counts = [_count(folder, str(toggle), name, by, calls) / calls for by in range(2)]
-            for by, count in zip(("torch_npu", "torch_aclnn_ops"), counts, strict=True):
-                rows.append(
-                    {"operator": name, "by": by, "instructions": f"{count:.0f}", "ratio": f"{count / counts[0]:.2f}"}
-                )
+    for name in OPERATORS:
+        counts = [count_instructions("benchmarks.dispatch", (name, by), calls) for by in ENTRIES]
+        for by, instructions in zip(ENTRIES, counts, strict=True):
+            ratio = instructions / counts[0]
+            rows.append({"operator": name, "by": by, "instructions": f"{instructions:.0f}", "ratio": f"{ratio:.2f}"})
     print_table(rows)
-
-
-def _count(folder: str, toggle: str, name: str, by: int, calls: int) -> int:
-    output = Path(folder) / f"{name}.{by}"
-    valgrind = ["valgrind", "--tool=callgrind", "--instr-atstart=no", "--collect-atstart=no", "--separate-threads=yes"]
-    run = [sys.executable, "-m", "benchmarks.dispatch", "--run", toggle, name, str(by), str(calls)]
-    subprocess.run([*valgrind, f"--callgrind-out-file={output}", *run], check=True, capture_output=True)
-    counted = re.search(r"^totals: (\d+)", Path(f"{output}-01").read_text(), re.MULTILINE)
-    assert counted is not None
-    return int(counted[1])
-
-
-def _run(toggle: str, name: str, by: str, calls: str) -> None:
-    """Make the counted calls; runs under valgrind."""
-    torch.npu.set_compile_mode(jit_compile=False)
-    *functions, arguments = cases()[name]
-    library, function = ctypes.CDLL(toggle), functions[int(by)]
-    for _ in range(10):
-        function(*arguments)
-    torch.npu.synchronize()
-    library.start()
-    for _ in range(int(calls)):
-        function(*arguments)
-    library.stop()
-    torch.npu.synchronize()
-    os._exit(0)  # to end Python under valgrind takes longer than all of the above
 
 
 if __name__ == "__main__":
@@ -146,11 +114,13 @@ if __name__ == "__main__":
     parser.add_argument("--run", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.instructions:
-        count_instructions()
+        count()
     else:
         if not hasattr(torch, "npu"):
             host_npu.enable()
         if options.run:
-            _run(*options.run)
+            torch.npu.set_compile_mode(jit_compile=False)
+            library, calls, name, by = options.run
+            run_counted(cases()[name][by], torch.npu.synchronize, library, calls)
         else:
             main(options.rounds)

@@ -1,12 +1,15 @@
 """The C++ program of the simulated operators' test cases: compiled, and run once for each configuration."""
 
 import hashlib
+import importlib.util
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 
 from torch_aclnn_ops import host_npu
 
@@ -17,6 +20,16 @@ _HOST_NPU = REPOSITORY / "csrc" / "host_npu"
 _SOURCES = sorted((_HOST_NPU / "tests").glob("*.cpp"))
 CONFIGURATIONS = [{"TORCH_ACLNN_HOST_NPU_SOC": soc} for soc in host_npu.SOCS]
 CONFIGURATIONS += [{"DISABLE_L2_CACHE": "1"}, {"ACLNN_CACHE_LIMIT": "0"}]
+
+
+def build_script(repository: Path) -> ModuleType:
+    """Load csrc/host_npu/build.py of a copy of the repository."""
+    spec = importlib.util.spec_from_file_location("host_npu_build", repository / "csrc" / "host_npu" / "build.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
 
 
 def names() -> list[str]:

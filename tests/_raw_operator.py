@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch_aclnn_ops.ops._raw_operator import RawOperator
@@ -36,6 +38,14 @@ class Refusal:
     sentence: str
 
 
+def contracts() -> list[type[RawOperatorContract]]:
+    """Return the contract of every raw operator, which stand in the operators' own files of tests."""
+    for path in sorted(Path(__file__).parent.glob("test_*.py")):
+        if "(RawOperatorContract)" in path.read_text():
+            importlib.import_module(f"tests.{path.stem}")
+    return RawOperatorContract.__subclasses__()
+
+
 def _flat(outputs: Any) -> list[Tensor]:
     return list(outputs) if isinstance(outputs, tuple) else [outputs]
 
@@ -51,12 +61,19 @@ class RawOperatorContract:
     SAMPLES: list[Sample]
     REFUSALS: list[Refusal]
     ROUNDINGS = 8.0  # how many roundings of the largest value the kernel may be away from the float64 formula
+    CANN_DTYPES: tuple[torch.dtype, ...] = (torch.float32, *HALF_DTYPES)
+    CANN_SAMPLES: tuple[Sample, ...] = ()  # more of them, on an NPU
+
+    @staticmethod
+    def fits_cann(*arguments: Any) -> bool:
+        """Return whether CANN takes a sample."""
+        return all(arg.dim() <= 8 for arg in arguments if isinstance(arg, Tensor))
 
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALF_DTYPES])
     def test_kernel_equals_the_formula_in_float64(self, sample: Sample, dtype: torch.dtype) -> None:
         arguments = sample.arguments(Maker(dtype))
         wide = tuple(arg.double() if isinstance(arg, Tensor) and arg.is_floating_point() else arg for arg in arguments)
-        truths = _flat(self.OPERATOR.formula(**self.OPERATOR.bind(_copy(wide), {})))
+        truths = _flat(self.OPERATOR.formula(*self.OPERATOR.complete(_copy(wide), {})))
         results = _flat(self.OPERATOR.overload(*_copy(arguments)))
         for result, truth in zip(results, truths, strict=True):
             assert result.shape == truth.shape
@@ -118,12 +135,12 @@ class RawOperatorContract:
             torch.testing.assert_close(result.tangent, tangent)
 
     def _formula(self, *arguments: Any) -> Any:
-        return self.OPERATOR.formula(**self.OPERATOR.bind(arguments, {}))
+        return self.OPERATOR.formula(*self.OPERATOR.complete(arguments, {}))
 
     @pytest.mark.parametrize("change", ["missing", "too many", "unknown", "twice"])
     def test_arguments_that_do_not_fit_the_schema_are_refused(self, change: str) -> None:
         arguments = self.SAMPLES[0].arguments(Maker(torch.float32))
-        first = next(iter(self.OPERATOR.bind(arguments, {})))
+        first = self.OPERATOR.overload._schema.arguments[0].name
         calls = {
             "missing": lambda: self.OPERATOR(*arguments[:1]),
             "too many": lambda: self.OPERATOR(*arguments, *[0] * 20),

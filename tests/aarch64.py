@@ -9,7 +9,6 @@ What was downloaded and built stays in ``.aarch64``, so that a second run is qui
 """
 
 import argparse
-import importlib.util
 import os
 import platform
 import shlex
@@ -129,11 +128,7 @@ def _copy_tree() -> None:
 
 def _static_links() -> list[str]:
     """Return the objects of the libraries that the C++ tests need, to link without them."""
-    spec = importlib.util.spec_from_file_location("host_npu_build", _TREE / "csrc" / "host_npu" / "build.py")
-    assert spec is not None and spec.loader is not None
-    build = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = build  # dataclasses look their module up
-    spec.loader.exec_module(build)
+    build = _host_npu_program.build_script(_TREE)
     folder = _TREE / "build" / "host_npu" / "release"
     objects: list[Path] = []
     for library in build.libraries():

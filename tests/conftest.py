@@ -3,7 +3,7 @@
 import torch_aclnn_ops  # isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
 import warnings
 
-from torch_aclnn_ops.functional import _ema_adam_implementations as implementations
+from torch_aclnn_ops.functional import ema_adam_kernels as kernels
 from torch_aclnn_ops.optim import FusedEmaAdam
 
 import hypothesis
@@ -67,6 +67,6 @@ def _settings():
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The implementations of FusedEmaAdam; torch's CPU kernels take what they can, unless told not to."""
     if request.param == "the operator":
-        monkeypatch.setattr(implementations, "has_native_kernel", lambda *_: False)
+        monkeypatch.setattr(kernels, "has_native_kernel", lambda *_: False)
     elif request.param == "flattened":
         monkeypatch.setitem(FusedEmaAdam.__init__.__kwdefaults__, "flatten", True)

@@ -1,18 +1,26 @@
-"""Print which lines of csrc/npu the tests execute: ``make coverage``.
+"""Print which lines of csrc/npu and csrc/host_npu the tests execute: ``make coverage``.
 
-A copy of the repository is compiled for gcov, so that the libraries in use stay as they are.
+A copy of the repository is compiled for gcov, so that the libraries in use stay as they are. What a process has
+executed is written when it ends by itself: lines on the way to a crash that a test wants do not count.
 """
 
+import itertools
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("csrc", "examples", "tests", "torch_aclnn_ops", "pyproject.toml", "setup.py", "LICENSE", "README.md")
+TESTS = tuple(f"tests/test_{name}.py" for name in ("npu", "host_npu", "host_npu_abi", "host_npu_products"))
+FOLDERS = ("csrc/npu", "csrc/host_npu")
+
+# How often each line was executed, by the path of the file.
+Counts = dict[Path, dict[int, int]]
 
 
 def main() -> int:
@@ -22,53 +30,67 @@ def main() -> int:
         copy.mkdir()
         for part in PARTS:
             if (ROOT / part).is_dir():
-                shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__", "_C*.so"))
+                ignored = shutil.ignore_patterns("__pycache__", "*.so")
+                shutil.copytree(ROOT / part, copy / part, ignore=ignored)
             elif (ROOT / part).exists():
                 shutil.copy(ROOT / part, copy / part)
-        environment = {**os.environ, "PYTHONPATH": str(copy), "TORCH_ACLNN_COVERAGE": "1", "TORCH_ACLNN_HOST_NPU": "0"}
+        switches = {"TORCH_ACLNN_NPU": "1", "TORCH_ACLNN_HOST_NPU": "1", "TORCH_ACLNN_CPU": "0"}
+        environment = {**os.environ, **switches, "PYTHONPATH": str(copy), "TORCH_ACLNN_COVERAGE": "1"}
 
         def run(*command: str) -> int:
             return subprocess.run(command, cwd=copy, env=environment).returncode
 
         if run(sys.executable, "setup.py", "--quiet", "build_ext", "--inplace") != 0:
             return 1
-        failed = run(sys.executable, "-m", "pytest", "tests/test_npu.py", "-q", "-p", "no:cacheprovider")
-        _print(_count(copy))
-        return failed
+        failed = run(sys.executable, "-m", "pytest", *TESTS, "-q", "-n", "auto", "-p", "no:cacheprovider")
+        counts = _count(copy)
+    for name in FOLDERS:
+        _print(Path(name), counts)
+    return failed
 
 
-def _count(copy: Path) -> dict[str, dict[int, int]]:
-    """Return how often each line was executed, by file.
+def _count(copy: Path) -> Counts:
+    """Return what gcov has counted.
 
     gcov writes "=====" for a line of which only the clean-up after an exception is left of the compiler's work, such as
     the return of a value that is made in its place. Such lines do not count.
     """
-    lines: dict[str, dict[int, int]] = defaultdict(dict)
-    objects = [str(path) for path in copy.glob("build/**/_C.gcda")]
-    listing = subprocess.run(
-        ["gcov", "--stdout", *objects], cwd=copy, check=True, capture_output=True, text=True
-    ).stdout
-    path = Path()
+    counts: Counts = defaultdict(dict)
+    # An object that was never loaded has notes, but no counts.
+    notes = [str(path) for path in copy.glob("build/**/*.gcno")]
+    command = ["gcov", "--stdout", "--relative-only", "--source-prefix", str(copy), *notes]
+    listing = subprocess.run(command, cwd=copy, check=True, capture_output=True, text=True).stdout
+    lines: dict[int, int] = {}
     for line in listing.splitlines():
         count, _, rest = line.partition(":")
         number, _, source = rest.partition(":")
         if source.startswith("Source:"):
-            path = Path(copy, source.removeprefix("Source:"))
-        elif path.parent.match("csrc/npu") and count.strip() not in ("-", "=====") and number.strip().isdigit():
+            lines = counts[Path(source.removeprefix("Source:"))]
+        elif count.strip() not in ("-", "=====") and number.strip().isdigit():
             executed = 0 if count.strip() == "#####" else int(count.strip().rstrip("*"))
-            counts = lines[path.name]
-            counts[int(number)] = max(counts.get(int(number), 0), executed)
-    return lines
+            lines[int(number)] = max(lines.get(int(number), 0), executed)
+    return counts
 
 
-def _print(lines: dict[str, dict[int, int]]) -> None:
+def _print(folder: Path, counts: Counts) -> None:
     executed = total = 0
-    for file, counts in sorted(lines.items()):
-        missed = [number for number, count in sorted(counts.items()) if count == 0]
-        executed, total = executed + len(counts) - len(missed), total + len(counts)
-        note = f"   not {', '.join(map(str, missed))}" if missed else ""
-        print(f"{file:<28} {len(counts) - len(missed):>4} of {len(counts):>4} lines{note}")
-    print(f"{'csrc/npu':<28} {executed:>4} of {total:>4} lines, {100 * executed / total:.1f} %")
+    for file, lines in sorted(counts.items()):
+        if not file.is_relative_to(folder) or not lines:
+            continue
+        missed = sorted(number for number, count in lines.items() if count == 0)
+        executed, total = executed + len(lines) - len(missed), total + len(lines)
+        note = f"   not {', '.join(_ranges(missed))}" if missed else ""
+        print(f"{file.relative_to(folder)!s:<44} {len(lines) - len(missed):>4} of {len(lines):>4} lines{note}")
+    print(f"{folder!s:<44} {executed:>4} of {total:>4} lines, {100 * executed / total:.1f} %\n")
+
+
+def _ranges(numbers: Iterable[int]) -> list[str]:
+    """Return increasing numbers as text, those that follow one another as one range."""
+    ranges = []
+    for _, group in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        first, *others = (number for _, number in group)
+        ranges.append(f"{first}-{others[-1]}" if others else f"{first}")
+    return ranges
 
 
 if __name__ == "__main__":

@@ -128,12 +128,11 @@ def _check_optimizer(device: str) -> None:
 
 
 def _check_launches() -> None:
-    from torch_aclnn_ops import _extension
-    from torch_aclnn_ops.ops._paths import CANN_NAMES
+    from torch_aclnn_ops import _extension, ops
 
     torch.npu.synchronize()
     launches = _extension.launches()
-    missing = [name for name in CANN_NAMES.values() if not launches.get(name)]
+    missing = [name for name in (getattr(ops, operator).cann for operator in ops.__all__) if not launches.get(name)]
     assert not missing, f"{', '.join(missing)} not launched, but {launches}"
 
 

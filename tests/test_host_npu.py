@@ -6,6 +6,7 @@ Every program runs in a process of its own; this one has no NPU.
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from torch_aclnn_ops.host_npu import _libraries
 
 import pytest
 import torch
+
+from tests import _host_npu_program
 
 pytestmark = pytest.mark.skipif(bool(_libraries.missing()), reason="the host NPU was not built")
 
@@ -386,6 +389,53 @@ def test_training_has_the_cpus_losses_bit_for_bit_with(trainings, settings):
     losses = _json(trainings[settings])
     assert losses["npu"] == losses["cpu"]
     assert losses["cpu"][-1] < losses["cpu"][0]
+
+
+# What it consists of.
+
+
+def test_it_needs_nothing_else_of_the_package(tmp_path, script):
+    # A package of nothing but the host NPU, so without operators and without the extension.
+    original, package = _PACKAGE / "torch_aclnn_ops", tmp_path / "torch_aclnn_ops"
+    for folder in ("host_npu", "_host_npu"):
+        shutil.copytree(original / folder, package / folder)
+    for file in ("_torch_npu.py", "_built_for.py"):
+        shutil.copy(original / file, package)
+    (package / "__init__.py").touch()
+    code = (
+        "from torch_aclnn_ops import host_npu; host_npu.enable()\n"
+        "import host_npu_training, json, sys, torch\n"
+        "loaded = sorted(name for name in sys.modules if name.startswith('torch_aclnn_ops'))\n"
+        "losses = {device: host_npu_training.losses(device) for device in ('cpu', 'npu')}\n"
+        "operators = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith('torch_aclnn_ops')]\n"
+        "print(json.dumps([host_npu.__file__, loaded, operators, losses]))"
+    )
+    search_path = os.pathsep.join([str(tmp_path), str(_TESTS), *sys.path[1:]])
+    result = _run(script(code), PYTHONPATH=search_path, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    file, loaded, operators, losses = _json(result)
+    assert file == str(package / "host_npu" / "__init__.py")
+    assert loaded == [
+        "torch_aclnn_ops",
+        "torch_aclnn_ops._built_for",
+        "torch_aclnn_ops._torch_npu",
+        "torch_aclnn_ops.host_npu",
+        "torch_aclnn_ops.host_npu._libraries",
+    ]
+    assert operators == []
+    assert losses["npu"] == losses["cpu"]
+
+
+def test_every_library_that_is_built_is_loaded():
+    loaded = sorted(_libraries.names())
+    assert loaded == sorted(library.name for library in _host_npu_program.build_script(_PACKAGE).libraries())
+
+
+def test_every_folder_of_sources_is_a_library_that_is_linked_with_those_before_it():
+    libraries = _host_npu_program.build_script(_PACKAGE).libraries()
+    folders = {file.parent.name for file in (_PACKAGE / "csrc" / "host_npu").glob("*/*.cpp")}
+    assert {library.name for library in libraries} == folders - {"tests"}
+    for index, library in enumerate(libraries):
+        assert set(library.links) <= {before.name for before in libraries[:index]}
 
 
 # Statistics and failures.

@@ -1,5 +1,7 @@
 """The three raw operators of the linear cross entropy."""
 
+from typing import Any
+
 from torch_aclnn_ops import ops
 from torch_aclnn_ops.ops.linear_cross_entropy import max_sum
 from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import pack_mask, unpack_mask
@@ -7,7 +9,7 @@ from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import pack_mask, unpack_m
 import pytest
 import torch
 
-from tests._contract import Maker
+from tests._contract import HALF_DTYPES, Maker
 from tests._raw_operator import RawOperatorContract, Refusal, Sample
 
 ROWS, FEATURES, CLASSES = 11, 3, 5
@@ -17,7 +19,15 @@ def _shard(make, rows=ROWS):
     return make.normal(rows, FEATURES), make.normal(CLASSES, FEATURES), make.index(CLASSES, rows)
 
 
+def _softmax_of_128_classes(make: Maker) -> tuple[Any, ...]:
+    input, weight, target = make.normal(11, 3), make.normal(128, 3), make.index(128, 11)
+    maximum, total, _, mask, masked, logits = ops.fused_linear_online_max_sum(input, weight, target, 16, 112, True)
+    _, softmax = ops.fused_cross_entropy_loss_with_max_sum(maximum, total, maximum, logits)
+    return make.normal(11).to(softmax.dtype), input, weight, mask, masked, None, None, softmax
+
+
 class TestOnlineMaxSum(RawOperatorContract):
+    CANN_DTYPES = HALF_DTYPES
     OPERATOR = ops.fused_linear_online_max_sum
     SAMPLES = [
         Sample("whole vocabulary", lambda make: (*_shard(make), 0, CLASSES, False), (0, 1)),
@@ -185,6 +195,14 @@ def _replaced(position, value, **options):
 
 
 class TestLossGrad(RawOperatorContract):
+    CANN_DTYPES = HALF_DTYPES
+    CANN_SAMPLES = (Sample("softmax of 128 classes", _softmax_of_128_classes),)
+
+    @staticmethod
+    def fits_cann(*arguments: Any) -> bool:
+        softmax = arguments[-1]
+        return not isinstance(softmax, torch.Tensor) or softmax.dim() != 2 or softmax.shape[1] >= 128
+
     OPERATOR = ops.fused_linear_cross_entropy_loss_grad
     ROUNDINGS = 16.0
     SAMPLES = [
@@ -379,7 +397,7 @@ def test_kernels_in_chunks_equal_the_formulas(rows, monkeypatch):
         (ops.fused_linear_online_max_sum, (*_shard(Maker(torch.float64), rows), 1, 4, True)),
         (ops.fused_linear_cross_entropy_loss_grad, _grad_arguments(Maker(torch.float64), rows=rows)),
     ):
-        expected = operator.formula(**operator.bind(arguments, {}))
+        expected = operator.formula(*operator.complete(arguments, {}))
         for result, formula_result in zip(operator.overload(*arguments), expected, strict=True):
             torch.testing.assert_close(result, formula_result)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from torch_aclnn_ops import _extension, _torch_npu
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "torch_aclnn_ops"
@@ -114,6 +115,7 @@ def test_a_failure_in_the_queue_is_raised_at_the_next_synchronisation(tmp_path):
     assert "asked for by a test" in result.stdout + result.stderr
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
 def test_custom_vendor_and_split_libraries_are_searched_in_order(tmp_path):
     # A copy of the simulated operators stands for each of the places where CANN's may be.
     libraries = PACKAGE / "_host_npu"
@@ -126,31 +128,50 @@ def test_custom_vendor_and_split_libraries_are_searched_in_order(tmp_path):
         place.parent.mkdir(parents=True)
         shutil.copy(libraries / "libopapi.so", place)
     (tmp_path / "opp" / "vendors" / "config.ini").write_text("[section]\nload_priority = none, one\n")
-    program = """
-        from torch_aclnn_ops import _extension
-        print("found", _extension._module.library_of_symbol("aclnnMseLossBackward", through_torch_npu=False))
-        print("missing", _extension._module.library_of_symbol("aclnnNothing"))
-    """
+    program = _compile_the_search(tmp_path)
     settings = {
         "ASCEND_CUSTOM_OPP_PATH": f"{tmp_path / 'nowhere'}:{tmp_path / 'custom'}",
         "ASCEND_OPP_PATH": str(tmp_path / "opp"),
         "ASCEND_HOME_PATH": str(tmp_path / "cann"),
     }
     found = []
-    while True:
-        result = _run_search(tmp_path, program, settings)
-        assert "missing None" in result.stdout, result.stdout + result.stderr
-        found.append(next(line for line in result.stdout.splitlines() if line.startswith("found")))
-        if not settings:
-            break
-        settings.pop(next(iter(settings)))
-    assert found == [*(f"found {place}" for place in places.values()), f"found {libraries / 'libopapi.so'}"]
+    for _ in range(len(settings) + 1):
+        environment = {**os.environ, "LD_LIBRARY_PATH": str(libraries), **settings}
+        result = subprocess.run([program], env=environment, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+        found.append(result.stdout.strip())
+        settings.pop(next(iter(settings), ""), None)
+    assert found == [*map(str, places.values()), str(libraries / "libopapi.so")]
 
 
-def _run_search(tmp_path, program, settings):
-    # Set when torch_npu is imported already: it would refuse an ASCEND_HOME_PATH without a whole CANN in it.
-    lines = [f"os.environ[{name!r}] = {value!r}" for name, value in settings.items()]
-    return _run_program(tmp_path, "\n".join(["import os", *lines, textwrap.dedent(program)]))
+def _compile_the_search(tmp_path):
+    """Link the search with a program, and without torch_npu, whose own search would come first."""
+    source = tmp_path / "search.cpp"
+    source.write_text(
+        """
+        #include <dlfcn.h>
+        #include <iostream>
+        #include "symbols.h"
+
+        int main() {
+            using namespace torch_aclnn_ops;
+            Dl_info info;
+            if (find_symbol("aclnnNothing") != nullptr || dladdr(find_symbol("aclnnMseLossBackward"), &info) == 0) {
+                return 1;
+            }
+            std::cout << info.dli_fname << std::endl;
+        }
+        """
+    )
+    torch_folder = Path(torch.__file__).parent
+    npu_include = _torch_npu.library().parents[1] / "include"
+    includes = [ROOT / "csrc" / "npu", torch_folder / "include", npu_include, npu_include / "third_party/acl/inc"]
+    libraries = torch_folder / "lib"
+    program = tmp_path / "search"
+    command = ["g++", "-std=c++20", str(source), str(ROOT / "csrc" / "npu" / "symbols.cpp")]
+    command += [*(f"-I{folder}" for folder in includes), f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lc10", "-ldl"]
+    subprocess.run([*command, "-o", str(program)], check=True)
+    return program
 
 
 def test_cann_without_an_operator_says_what_is_missing_and_what_works(tmp_path):

@@ -1,11 +1,11 @@
-"""FusedEmaAdam equals AdamW, or Adam, and the EMA of swa_utils, by all of its implementations."""
+"""FusedEmaAdam equals AdamW, or Adam, and the EMA of swa_utils, by all of its kernels."""
 
 from __future__ import annotations
 
 import copy
 import functools
 
-from torch_aclnn_ops.functional import _ema_adam_implementations as implementations
+from torch_aclnn_ops.functional import ema_adam_kernels as kernels
 from torch_aclnn_ops.optim import FusedEmaAdam
 
 import pytest
@@ -139,7 +139,7 @@ def test_torchs_cpu_kernels_equal_the_operator(monkeypatch, dtype, decoupled, bi
     outcomes = []
     for use_native in (True, False):
         if not use_native:
-            monkeypatch.setattr(implementations, "has_native_kernel", lambda *_: False)
+            monkeypatch.setattr(kernels, "has_native_kernel", lambda *_: False)
         model = Weights(dtype)
         optimizer = FusedEmaAdam(
             model.parameters(),
@@ -200,7 +200,7 @@ def test_layouts_do_not_change_the_step(of_weight, of_gradient, is_native):
         optimizer.step()
         expected_optimizer.step()
     states = list(optimizer.state[weight].values())[1:]
-    assert implementations.has_native_kernel(weight, *states) == is_native
+    assert kernels.has_native_kernel(weight, *states) == is_native
     assert_all_close([weight, *states_of(optimizer)], [expected, *states_of(expected_optimizer)], 1e-14)
 
 
@@ -214,7 +214,7 @@ def test_16_bit_parameters_without_master_weights_go_through_the_operator(dtype)
     optimizer = FusedEmaAdam([weight], **SETTINGS, master_weights=False)
     for step in range(1, 4):
         optimizer.step()
-        implementations.apply_fused_ema_adam_(weight.grad, var, m, v, s, torch.tensor(step), **options)
+        kernels.apply_fused_ema_adam_(weight.grad, var, m, v, s, torch.tensor(step), **options)
     assert_all_equal([weight.detach(), *states_of(optimizer)], [var, torch.tensor(3), m, v, s])
 
 
@@ -245,8 +245,8 @@ def test_a_step_reads_no_value_from_the_device():
 
 
 def test_torchs_cpu_kernels_are_for_the_cpu():
-    assert implementations.has_native_kernel(*torch.ones(4, 3))
-    assert not implementations.has_native_kernel(*torch.ones(4, 3, device="meta"))
+    assert kernels.has_native_kernel(*torch.ones(4, 3))
+    assert not kernels.has_native_kernel(*torch.ones(4, 3, device="meta"))
 
 
 @pytest.mark.parametrize("bias_correction", [False, True])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 from torch_aclnn_ops.optim import FusedEmaAdam
-from torch_aclnn_ops.optim._schedule import EmaSchedule
+from torch_aclnn_ops.optim._options import options_of
 
 import pytest
 import torch
@@ -61,7 +61,7 @@ def test_the_average_moves_by_its_schedule(options, decays, flatten):
 @each_schedule
 def test_a_device_finds_the_decays_that_the_host_does(options, decays):
     group = FusedEmaAdam([nn.Parameter(torch.ones(1))], ema_decay=0.6, **options).param_groups[0]
-    schedule = EmaSchedule.of(group)
+    _, schedule = options_of(group)
     assert [schedule.decay_at(step) for step in range(1, 10)] == pytest.approx(decays, abs=1e-15)
     assert schedule.decays_at(torch.arange(1, 10)).tolist() == pytest.approx(decays, abs=1e-6)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 from torch_aclnn_ops.optim import FusedEmaAdam
 
 import numpy as np
@@ -222,6 +224,24 @@ def test_a_step_with_an_option_that_became_invalid_is_refused_and_changes_nothin
     with pytest.raises(exception, match=f"^FusedEmaAdam: {sentence}"):
         optimizer.step()
     assert_all_equal(weights_of(model) + states_of(optimizer), before)
+
+
+@pytest.mark.parametrize("flatten", [False, True], ids=["one by one", "flattened"])
+@pytest.mark.parametrize(
+    "options, spoil, sentence",
+    [
+        ({"lr": torch.tensor(0.1)}, lambda group: group["lr"].fill_(-1), "lr must be finite and at least 0"),
+        ({"betas": [0.9, 0.99]}, lambda group: group["betas"].insert(0, 2.0), "betas must be a pair of numbers"),
+    ],
+    ids=["tensor", "list"],
+)
+def test_an_option_whose_contents_became_invalid_is_refused(options, spoil, sentence, flatten):
+    model = Weights()
+    optimizer = FusedEmaAdam(model.parameters(), **copy.deepcopy(options), flatten=flatten)
+    train(model, optimizer, range(2))
+    spoil(optimizer.param_groups[0])
+    with pytest.raises(ValueError, match=f"^FusedEmaAdam: {sentence}"):
+        optimizer.step()
 
 
 def _sparse_gradient():

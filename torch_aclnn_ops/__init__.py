@@ -12,6 +12,7 @@ from torch_aclnn_ops._version import __version__
 __all__ = ["__version__", "check_values", "explain", "functional", "launches", "nn", "ops", "optim"]
 
 _extension.load()
+_torch_npu.call_after_import(_extension.load)  # by the host NPU
 
 if _os.environ.get("TORCH_ACLNN_HOST_NPU_ENABLE", "0") not in ("", "0"):
     from torch_aclnn_ops import host_npu as _host_npu

@@ -3,17 +3,39 @@
 import importlib
 import importlib.util
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from torch_aclnn_ops import _torch_npu
 from torch_aclnn_ops._built_for import why_unfit
-from torch_aclnn_ops._torch_compat import replace_entry
 
-import torch
+__all__ = [
+    "check_values",
+    "checks_values",
+    "entries",
+    "functions",
+    "launches",
+    "load",
+    "register",
+    "soc",
+    "why_unavailable",
+    "why_without",
+]
 
-__all__ = ["check_values", "launches", "load", "missing_operators", "soc", "why_unavailable"]
+
+class Operator(Protocol):
+    """What the extension needs of a raw operator."""
+
+    name: str
+
+    def check(self, args: tuple[Any, ...], values: bool) -> None:
+        """Raise where the arguments break the operator's rules."""
+
+    def dispatch(self, *args: Any) -> Any:
+        """Call the operator through torch's dispatcher, with all arguments in the order of its schema."""
+
 
 _CHECK_VALUES = "TORCH_ACLNN_CHECK_VALUES"
 
@@ -24,6 +46,19 @@ _module: ModuleType | None = None
 _reason: str | None = "it was not loaded yet"
 _soc: str | None = None
 _missing: dict[str, str] = {}
+_operators: dict[str, Operator] = {}
+_checks_values = False
+
+# The extension's own entries of the raw operators, by their names: they take all arguments in the order of the schema.
+entries: dict[str, Callable[..., Any]] = {}
+
+# The extension's autograd functions, by their names: makers of entries that leave to a fallback what they do not know.
+functions: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {}
+
+
+def register(operator: Operator) -> None:
+    """Make a raw operator known, before :func:`load`."""
+    _operators[operator.name] = operator
 
 
 def load() -> str | None:
@@ -54,9 +89,8 @@ def load() -> str | None:
     _missing = {name: reason for name, reason in module.missing_operators().items() if reason}
     module.set_check(_check)
     check_values(os.environ.get(_CHECK_VALUES) == "1")
-    for name, make_entry in module.entries.items():
-        # Torch's entry is slower.
-        replace_entry(getattr(torch.ops.torch_aclnn_ops, name), make_entry)
+    functions.update(module.functions)
+    entries.update((name, make_entry(_operators[name].dispatch)) for name, make_entry in module.entries.items())
     return None
 
 
@@ -70,9 +104,16 @@ def soc() -> str | None:
     return _soc
 
 
-def missing_operators() -> dict[str, str]:
-    """Return what the installed CANN lacks, by the name of the raw operator that needs it."""
-    return _missing
+def why_without(operator_name: str) -> str | None:
+    """Return why a raw operator has no kernel for NPUs here, or ``None`` if it has one."""
+    if _reason is not None and load() is not None:
+        return f"the extension is not loaded: {_reason}"
+    return missing(operator_name)
+
+
+def missing(operator_name: str) -> str | None:
+    """Return what the installed CANN lacks for a raw operator, or ``None``."""
+    return _missing.get(operator_name)
 
 
 def launches() -> dict[str, int]:
@@ -95,11 +136,15 @@ def check_values(enabled: bool) -> None:
     device in every call, so it is off unless asked for, here or by ``TORCH_ACLNN_CHECK_VALUES=1``. On a CPU values are
     always checked.
     """
-    from torch_aclnn_ops.ops import _checks
-
-    _checks.reads_devices = enabled
+    global _checks_values
+    _checks_values = enabled
     if _module is not None:
         _module.check_values(enabled)
+
+
+def checks_values() -> bool:
+    """Return whether checks of values wait for a device to read them."""
+    return _checks_values
 
 
 def _family(name: str | None) -> str | None:
@@ -109,6 +154,4 @@ def _family(name: str | None) -> str | None:
 
 def _check(operator_name: str, args: tuple[Any, ...], values: bool) -> None:
     """Apply an operator's argument rules; the extension asks when CANN has refused a call."""
-    from torch_aclnn_ops import ops
-
-    getattr(ops, operator_name).check(args, values)
+    _operators[operator_name].check(args, values)

@@ -24,13 +24,13 @@ __all__ = [
     "LinearCrossEntropyOptions",
     "TransformType",
     "after_autograd_keyset",
+    "apply_of",
     "assume_constant_result",
     "c10d_functional",
     "cpu_capability",
     "device_types_of_group",
     "disable_current_modes",
     "disabled_torch_function_impl",
-    "dispatch_has_kernel_for_dispatch_key",
     "embedding_bag",
     "foreach_add_",
     "foreach_copy_",
@@ -42,7 +42,9 @@ __all__ = [
     "get_proxy_mode",
     "get_unwrapped",
     "has_bfloat16_units",
+    "in_dispatch_mode",
     "in_forward_ad",
+    "is_any_autocast_enabled",
     "is_autocast_available",
     "is_batchedtensor",
     "is_functorch_wrapped_tensor",
@@ -51,10 +53,11 @@ __all__ = [
     "legacy_get_string",
     "linear_cross_entropy",
     "log_softmax_backward",
+    "native_binary_cross_entropy",
+    "native_mse_loss",
     "peek_interpreter_stack",
     "per_optimizer_state",
     "register_vmap",
-    "replace_entry",
     "schema_of",
     "tree_leaves",
     "tree_map",
@@ -83,7 +86,8 @@ try:
     from torch._C import _after_autograd_keyset as after_autograd_keyset
     from torch._C import _AutoDispatchBelowAutograd as AutoDispatchBelowAutograd
     from torch._C import _disabled_torch_function_impl as disabled_torch_function_impl
-    from torch._C import _dispatch_has_kernel_for_dispatch_key as dispatch_has_kernel_for_dispatch_key
+    from torch._C import _is_any_autocast_enabled as is_any_autocast_enabled
+    from torch._C import _len_torch_dispatch_stack as _number_of_dispatch_modes
     from torch._C._functorch import (
         TransformType,
         get_interpreter_stack,
@@ -97,7 +101,6 @@ try:
     from torch.autograd import forward_ad
     from torch.backends.cpu import get_cpu_capability as cpu_capability
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
-    from torch.jit._builtins import _register_builtin
     from torch.library import register_vmap
     from torch.nn import Buffer
     from torch.nn._reduction import get_enum, legacy_get_string
@@ -108,6 +111,7 @@ try:
 
     _ = forward_ad._current_level
     embedding_bag = torch.ops.aten._embedding_bag.default
+    native_mse_loss, native_binary_cross_entropy = torch._C._nn.mse_loss, torch._C._nn.binary_cross_entropy
     foreach_add_, foreach_copy_, foreach_lerp_ = torch._foreach_add_, torch._foreach_copy_, torch._foreach_lerp_
     fused_adam_, fused_adamw_ = torch._fused_adam_, torch._fused_adamw_
     log_softmax_backward = torch._log_softmax_backward_data
@@ -187,6 +191,11 @@ def has_bfloat16_units() -> bool:
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
+def in_dispatch_mode() -> bool:
+    """Return whether a ``TorchDispatchMode`` sees the calls of operators."""
+    return _number_of_dispatch_modes() > 0
+
+
 def in_forward_ad() -> bool:
     """Return whether operators have to push tangents forward."""
     return forward_ad._current_level >= 0 and _is_fwd_grad_enabled()
@@ -207,17 +216,15 @@ def is_autocast_available(device_type: str) -> bool:
     return torch.amp.is_autocast_available(device_type)
 
 
+def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """Return what applies a Function whose forward has ctx, outside of transforms: half of ``apply`` is about them."""
+    apply: Callable[..., Any] = super(torch.autograd.Function, function).apply
+    return apply
+
+
 def schema_of(overload: Any) -> Any:
     """Return the schema of an operator's overload."""
     return overload._schema
-
-
-def replace_entry(packet: Any, make_entry: Callable[[Any], Any]) -> None:
-    """Let calls of an operator go through ``make_entry(entry)`` in place of torch's entry."""
-    for operator in (packet, packet.default):
-        operator._op = make_entry(operator._op)
-    # TorchScript knows operators by what Python calls.
-    _register_builtin(packet._op, schema_of(packet.default).name)
 
 
 def per_optimizer_state(grad_scaler: Any, optimizer: Any) -> dict[str, Any]:

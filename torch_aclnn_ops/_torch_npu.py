@@ -14,7 +14,7 @@ import mmap
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
@@ -98,6 +98,11 @@ def registers_settings(path: Path) -> bool:
         return content.find(_SETTINGS) >= 0
 
 
+def call_after_import(function: Callable[[], object]) -> None:
+    """Let :func:`import_torch_npu` call a function when it has imported torch_npu."""
+    _called_after_import.append(function)
+
+
 def import_torch_npu() -> str | None:
     """Import torch_npu after CANN's libraries were loaded; return why that is not possible, or ``None``."""
     global _reason
@@ -106,6 +111,8 @@ def import_torch_npu() -> str | None:
         _show()
         with _autoload("0"):
             importlib.import_module("torch_npu")
+        for function in _called_after_import:
+            function()
     return _reason
 
 
@@ -175,5 +182,6 @@ def _import_torch() -> str | None:
     return reason
 
 
+_called_after_import: list[Callable[[], object]] = []
 _is_hidden = False
 _reason = _import_torch()

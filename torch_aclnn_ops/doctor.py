@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from torch_aclnn_ops import _cpu_extension, _extension, _torch_compat, _torch_npu, host_npu, ops
 from torch_aclnn_ops._version import __version__
 from torch_aclnn_ops.host_npu import _libraries
-from torch_aclnn_ops.ops._paths import CANN_NAMES
 from torch_aclnn_ops.ops._raw_operator import RawOperator
 
 import torch
@@ -172,8 +171,8 @@ def _cpu_path(operator: RawOperator) -> str:
 def _npu_path(operator: RawOperator) -> str:
     if _extension.why_unavailable() is not None:
         return "formula in torch calls"
-    missing = _extension.missing_operators().get(operator.name)
-    return CANN_NAMES[operator.name] if missing is None else f"formula in torch calls: {missing}"
+    missing = _extension.why_without(operator.name)
+    return operator.cann if missing is None else f"formula in torch calls: {missing}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,8 +1,8 @@
 """Compile the host NPU's libraries: ``python csrc/host_npu/build.py DESTINATION``.
 
-The C++ compiler is called directly, one library after another and each source on its own, and nothing is compiled
-again that has not changed. Only the fallback library needs PyTorch's headers; the others take the few headers of the
-ABI that the torch_npu wheel contains.
+Each folder with sources is a library of the same name. The C++ compiler is called directly, and nothing is compiled
+again that has not changed. Only the libraries ``host_npu_*`` need PyTorch's headers; the others take the few headers of
+the ABI that the torch_npu wheel contains.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import subprocess
 import sys
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parent
@@ -38,13 +39,18 @@ class BuildError(RuntimeError):
 
 @dataclass(frozen=True)
 class Library:
-    """A shared library, its sources, and the libraries, built before or other packages', that it is linked with.
+    """A shared library: what it is linked with, and how its sources, those of the folder of its name, are compiled.
 
-    Sources whose headers take longer than they do are joined: compiled as one.
+    Attributes:
+        name: The name of the library and of the folder.
+        links: Libraries of this project.
+        torch: Libraries of the torch package.
+        torch_npu: Libraries of the torch_npu package.
+        joined: Compile the sources as one, because their headers take longer than they do.
+        flags: What the compiler is told beside the flags of all libraries.
     """
 
     name: str
-    sources: tuple[str, ...]
     links: tuple[str, ...] = ()
     torch: tuple[str, ...] = ()
     torch_npu: tuple[str, ...] = ()
@@ -56,29 +62,32 @@ class Library:
         """The file name, which is the SONAME too: torch_npu finds the libraries by it."""
         return f"lib{self.name}.so"
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The paths of the sources in this folder."""
+        return tuple(sorted(f"{self.name}/{file.name}" for file in (SOURCES / self.name).glob("*.cpp")))
 
-_NOT_IN_ASCENDCL = {"op_compiler.cpp", "hccl.cpp", "nothing.cpp"}
 
-
-def _sources(folder: str) -> tuple[str, ...]:
-    return tuple(sorted(f"{folder}/{file.name}" for file in (SOURCES / folder).glob("*.cpp")))
+# What is special about a library; a folder that is not named here needs nothing.
+_SPECIAL = (
+    Library("ascendcl", joined=True),
+    Library("acl_op_compiler", links=("ascendcl",)),
+    Library("hccl", links=("ascendcl",)),
+    Library("nnopbase", links=("ascendcl",), joined=True),
+    Library("opapi", links=("nnopbase", "ascendcl"), flags=_ARITHMETIC),
+    Library(
+        "host_npu_aten", links=("ascendcl", "opapi"), torch=("torch_cpu", "c10"), torch_npu=("torch_npu",), joined=True
+    ),
+    Library("host_npu_loader", torch=("c10",)),
+)
 
 
 def libraries() -> list[Library]:
-    """Return all libraries, each after those it is linked with."""
-    runtime = tuple(file for file in _sources("runtime") if Path(file).name not in _NOT_IN_ASCENDCL)
-    return [
-        Library("ascendcl", runtime, joined=True),
-        Library("acl_op_compiler", ("runtime/op_compiler.cpp",), ("ascendcl",)),
-        Library("hccl", ("runtime/hccl.cpp",), ("ascendcl",)),
-        Library("ge_runner", ("runtime/nothing.cpp",)),
-        Library("graph", ("runtime/nothing.cpp",)),
-        Library("acl_tdt_channel", ("runtime/nothing.cpp",)),
-        Library("host_npu_aten", _sources("aten"), ("ascendcl",), ("torch_cpu", "c10"), ("torch_npu",), joined=True),
-        Library("host_npu_loader", _sources("loader"), torch=("c10",)),
-        Library("nnopbase", _sources("nnopbase"), ("ascendcl",), joined=True),
-        Library("opapi", _sources("opapi"), ("nnopbase", "ascendcl"), flags=_ARITHMETIC),
-    ]
+    """Return a library for each folder with sources, each after those it is linked with."""
+    folders = {file.parent.name for file in SOURCES.glob("*/*.cpp")} - {"tests"}
+    found = {name: Library(name) for name in folders} | {library.name: library for library in _SPECIAL}
+    order = TopologicalSorter({name: found[name].links for name in sorted(found)})
+    return [found[name] for name in order.static_order()]
 
 
 def build(
@@ -101,8 +110,10 @@ def build(
     destination.mkdir(parents=True, exist_ok=True)
     builder = _Builder(destination, coverage, verbose)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        compiled = [(library, builder.objects_of(library, pool)) for library in libraries()]
-        return [builder.link(library, [object.result() for object in objects]) for library, objects in compiled]
+        # What takes longest is started first.
+        longest_first = sorted(libraries(), key=lambda library: not library.torch)
+        compiled = {library: builder.objects_of(library, pool) for library in longest_first}
+        return [builder.link(library, [object.result() for object in compiled[library]]) for library in libraries()]
 
 
 def joined(sources: list[Path], target: Path) -> Path:
@@ -126,7 +137,7 @@ class _Builder:
     def objects_of(self, library: Library, pool: Executor) -> list[Future[Path]]:
         """Start to compile the sources of one library that are not up to date."""
         if not library.sources:
-            raise BuildError(f"{library.file} has no sources in {SOURCES}")
+            raise BuildError(f"{library.file} has no sources in {SOURCES / library.name}")
         flags = [*library.flags, *_include_folders(library)]
         sources = [SOURCES / source for source in library.sources]
         if library.joined:
@@ -186,12 +197,7 @@ def _include_folders(library: Library) -> list[str]:
         torch = _package("torch") / "include"
         folders += [torch, torch / "torch" / "csrc" / "api" / "include"]
     # Other projects' headers may have warnings.
-    return [
-        f"-I{SOURCES}",
-        f"-I{SOURCES / 'include'}",
-        f"-I{SOURCES / 'runtime'}",
-        *(f"-isystem{folder}" for folder in folders),
-    ]
+    return [f"-I{SOURCES}", f"-I{SOURCES / 'include'}", *(f"-isystem{folder}" for folder in folders)]
 
 
 def write_versions() -> Path:

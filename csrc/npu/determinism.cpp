@@ -23,6 +23,14 @@ void apply_through_torch_npu() {
                                             at::globalContext().deterministicAlgorithms(), true);
 }
 
+void apply_determinism_to_context() {
+    if (aclrtCtxSetSysParamOpt != nullptr) {
+        const aclError status =
+            aclrtCtxSetSysParamOpt(ACL_OPT_DETERMINISTIC, at::globalContext().deterministicAlgorithms() ? 1 : 0);
+        TORCH_CHECK(status == ACL_SUCCESS, "torch_aclnn_ops: the deterministic mode could not be set, status ", status);
+    }
+}
+
 }  // namespace
 
 void apply_determinism() {
@@ -36,14 +44,6 @@ void apply_determinism() {
     // A program that never asks for it does not pay for it. What another operator may have left set is only slower.
     if (was_asked_for) {
         (torch_npu_has_it ? apply_through_torch_npu : apply_determinism_to_context)();
-    }
-}
-
-void apply_determinism_to_context() {
-    if (aclrtCtxSetSysParamOpt != nullptr) {
-        const aclError status =
-            aclrtCtxSetSysParamOpt(ACL_OPT_DETERMINISTIC, at::globalContext().deterministicAlgorithms() ? 1 : 0);
-        TORCH_CHECK(status == ACL_SUCCESS, "torch_aclnn_ops: the deterministic mode could not be set, status ", status);
     }
 }
 

@@ -6,7 +6,4 @@ namespace torch_aclnn_ops {
 // Tells CANN what torch.use_deterministic_algorithms() asks for, in torch_npu's way where it exports one.
 void apply_determinism();
 
-// The same through CANN's runtime, for the current context.
-void apply_determinism_to_context();
-
 }  // namespace torch_aclnn_ops

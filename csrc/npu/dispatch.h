@@ -30,6 +30,8 @@ struct Dispatch;
 
 template <class Operator, class Result, class... Parameters>
 struct Dispatch<Operator, Result (*)(Parameters...)> {
+    static constexpr auto name = Operator::name;
+
     // The kernel for npu tensors. Its first argument is a tensor for every operator; the others must be on its device.
     static Result kernel(Parameters... arguments) {
         if (checks_values.load(std::memory_order_relaxed)) {
@@ -68,6 +70,8 @@ struct Dispatch<Operator, Result (*)(Parameters...)> {
         const at::AutoDispatchBelowAutograd below;
         return handle().redispatch(keys & c10::after_autograd_keyset, arguments...);
     }
+
+    static Result call(Parameters... arguments) { return handle().call(arguments...); }
 
     // The operator at the dispatcher.
     static const auto& handle() {

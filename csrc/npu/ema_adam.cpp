@@ -1,10 +1,18 @@
 #include <ATen/MemoryOverlap.h>
 
-#include "dispatch.h"
 #include "launch.h"
-#include "operators.h"
+#include "register.h"
 
 namespace torch_aclnn_ops {
+namespace {
+
+struct ApplyFusedEmaAdam {
+    using Cann = aclnn::ApplyFusedEmaAdam;
+    static constexpr auto name = "apply_fused_ema_adam_";
+    static void run(const at::Tensor& grad, const at::Tensor& var, const at::Tensor& m, const at::Tensor& v,
+                    const at::Tensor& s, const at::Tensor& step, double lr, double ema_decay, double beta1,
+                    double beta2, double eps, int64_t weight_decay_mode, bool bias_correction, double weight_decay);
+};
 
 void ApplyFusedEmaAdam::run(const at::Tensor& grad, const at::Tensor& var, const at::Tensor& m, const at::Tensor& v,
                             const at::Tensor& s, const at::Tensor& step, double lr, double ema_decay, double beta1,
@@ -26,12 +34,7 @@ void ApplyFusedEmaAdam::run(const at::Tensor& grad, const at::Tensor& var, const
     }
 }
 
-TORCH_LIBRARY_IMPL(torch_aclnn_ops, PrivateUse1, library) {
-    library.impl(ApplyFusedEmaAdam::name, TORCH_FN(DispatchOf<ApplyFusedEmaAdam>::kernel));
-}
-
-TORCH_LIBRARY_IMPL(torch_aclnn_ops, AutogradPrivateUse1, library) {
-    library.impl(ApplyFusedEmaAdam::name, TORCH_FN(DispatchOf<ApplyFusedEmaAdam>::autograd));
-}
+const Register<ApplyFusedEmaAdam> apply_fused_ema_adam;
+}  // namespace
 
 }  // namespace torch_aclnn_ops

@@ -2,12 +2,41 @@
 
 #include <algorithm>
 
-#include "dispatch.h"
 #include "launch.h"
-#include "operators.h"
+#include "register.h"
 
 namespace torch_aclnn_ops {
 namespace {
+
+struct FusedLinearOnlineMaxSum {
+    using Cann = aclnn::FusedLinearOnlineMaxSum;
+    static constexpr auto name = "fused_linear_online_max_sum";
+    // logits_max, sum_exp_logits, predicted_logits, target_mask, masked_target, logits
+    static std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> run(
+        const at::Tensor& input, const at::Tensor& weight, const at::Tensor& target, int64_t vocab_start_index,
+        int64_t vocab_end_index, bool return_logits);
+};
+
+struct FusedCrossEntropyLossWithMaxSum {
+    using Cann = aclnn::FusedCrossEntropyLossWithMaxSum;
+    static constexpr auto name = "fused_cross_entropy_loss_with_max_sum";
+    // loss, softmax
+    static std::tuple<at::Tensor, at::Tensor> run(const at::Tensor& logits_max, const at::Tensor& sum_exp_logits,
+                                                  const at::Tensor& predicted_logits,
+                                                  const std::optional<at::Tensor>& logits);
+};
+
+struct FusedLinearCrossEntropyLossGrad {
+    using Cann = aclnn::FusedLinearCrossEntropyLossGrad;
+    static constexpr auto name = "fused_linear_cross_entropy_loss_grad";
+    // input_grad, weight_grad
+    static std::tuple<at::Tensor, at::Tensor> run(const at::Tensor& grad, const at::Tensor& input,
+                                                  const at::Tensor& weight, const at::Tensor& target_mask,
+                                                  const at::Tensor& masked_target,
+                                                  const std::optional<at::Tensor>& logits_max,
+                                                  const std::optional<at::Tensor>& sum_exp_logits,
+                                                  const std::optional<at::Tensor>& softmax);
+};
 
 constexpr float kNoLabelSmoothing = 0.0F;  // the only value that CANN accepts
 
@@ -27,8 +56,6 @@ void fill_last_byte(const at::Tensor& target_mask, int64_t rows, bool has_class_
         target_mask.select(0, rows / 8).bitwise_or_((0xFF << (rows % 8)) & 0xFF);
     }
 }
-
-}  // namespace
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> FusedLinearOnlineMaxSum::run(
     const at::Tensor& input, const at::Tensor& weight, const at::Tensor& target, int64_t vocab_start_index,
@@ -100,20 +127,9 @@ std::tuple<at::Tensor, at::Tensor> FusedLinearCrossEntropyLossGrad::run(
     return {std::move(input_grad), std::move(weight_grad)};
 }
 
-using MaxSum = FusedLinearOnlineMaxSum;
-using Loss = FusedCrossEntropyLossWithMaxSum;
-using Grad = FusedLinearCrossEntropyLossGrad;
-
-TORCH_LIBRARY_IMPL(torch_aclnn_ops, PrivateUse1, library) {
-    library.impl(MaxSum::name, TORCH_FN(DispatchOf<MaxSum>::kernel));
-    library.impl(Loss::name, TORCH_FN(DispatchOf<Loss>::kernel));
-    library.impl(Grad::name, TORCH_FN(DispatchOf<Grad>::kernel));
-}
-
-TORCH_LIBRARY_IMPL(torch_aclnn_ops, AutogradPrivateUse1, library) {
-    library.impl(MaxSum::name, TORCH_FN(DispatchOf<MaxSum>::autograd));
-    library.impl(Loss::name, TORCH_FN(DispatchOf<Loss>::autograd));
-    library.impl(Grad::name, TORCH_FN(DispatchOf<Grad>::autograd));
-}
+const Register<FusedLinearOnlineMaxSum> fused_linear_online_max_sum;
+const Register<FusedCrossEntropyLossWithMaxSum> fused_cross_entropy_loss_with_max_sum;
+const Register<FusedLinearCrossEntropyLossGrad> fused_linear_cross_entropy_loss_grad;
+}  // namespace
 
 }  // namespace torch_aclnn_ops

@@ -1,10 +1,19 @@
 #include <ATen/ExpandUtils.h>
+#include <ATen/ops/mse_loss.h>
 
-#include "dispatch.h"
 #include "launch.h"
-#include "operators.h"
+#include "loss_function.h"
+#include "register.h"
 
 namespace torch_aclnn_ops {
+namespace {
+
+struct MseLossBackward {
+    using Cann = aclnn::MseLossBackward;
+    static constexpr auto name = "mse_loss_backward";
+    static at::Tensor run(const at::Tensor& grad_output, const at::Tensor& self, const at::Tensor& target,
+                          int64_t reduction);
+};
 
 // The gradient has the shape that all three broadcast to, even where that is larger than self's: neither CANN nor the
 // formula sums it back.
@@ -20,12 +29,28 @@ at::Tensor MseLossBackward::run(const at::Tensor& grad_output, const at::Tensor&
     return out;
 }
 
-TORCH_LIBRARY_IMPL(torch_aclnn_ops, PrivateUse1, library) {
-    library.impl(MseLossBackward::name, TORCH_FN(DispatchOf<MseLossBackward>::kernel));
-}
+struct MseLoss {
+    static constexpr auto name = "mse_loss";
+    static constexpr bool is_function_of_difference = true;
+    using Weight = std::optional<at::Tensor>;
 
-TORCH_LIBRARY_IMPL(torch_aclnn_ops, AutogradPrivateUse1, library) {
-    library.impl(MseLossBackward::name, TORCH_FN(DispatchOf<MseLossBackward>::autograd));
-}
+    static at::Tensor call(const at::Tensor& input, const at::Tensor& target, int64_t reduction) {
+        return LossFunction<MseLoss>::apply(input, target, Weight(), reduction);
+    }
+    static at::Tensor forward(const at::Tensor& input, const at::Tensor& target, const Weight&, int64_t reduction) {
+        return at::mse_loss(input, target, reduction);
+    }
+    static at::Tensor grad_input(const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& target,
+                                 const Weight&, int64_t reduction) {
+        return DispatchOf<MseLossBackward>::call(grad_output, input, target, reduction);
+    }
+    static at::Tensor grad_target(const at::Tensor&, const at::Tensor&, const at::Tensor&, const Weight&, int64_t) {
+        return {};
+    }
+};
+
+const RegisterFunction<MseLoss> mse_loss;
+const Register<MseLossBackward> mse_loss_backward;
+}  // namespace
 
 }  // namespace torch_aclnn_ops

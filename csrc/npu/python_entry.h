@@ -1,9 +1,9 @@
-// A shorter way from torch.ops.torch_aclnn_ops.* to the dispatcher.
+// A shorter way from Python to the dispatcher than torch.ops.torch_aclnn_ops.*, for the package's own calls.
 //
 // What torch makes of an operator for Python reads the schema in every call and passes the arguments through a stack of
-// boxed values, which costs more than all that follows. This entry knows the types when it is compiled. Calls that it
-// does not understand (keyword arguments in another order, defaults, tensor subclasses, modes of __torch_function__)
-// go to torch's own entry, and so do their errors.
+// boxed values, which costs more than all that follows. This entry knows the types when it is compiled. It takes all
+// arguments by position, in the schema's order. Those that it does not know (tensor subclasses, other numbers) and
+// calls in a mode of __torch_function__ go to a fallback in Python.
 #pragma once
 
 #include <ATen/PythonTorchFunctionTLS.h>
@@ -11,11 +11,9 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <algorithm>
 #include <optional>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include "dispatch.h"
 
@@ -100,40 +98,38 @@ PyObject* wrap(std::tuple<Tensors...>&& tensors) {
     return result.release().ptr();
 }
 
-template <class Operator, class Function>
+template <class Callee, class Function>
 struct PythonEntry;
 
-template <class Operator, class Result, class... Parameters>
-struct PythonEntry<Operator, Result (*)(Parameters...)> {
-    // A vectorcall: `original` is torch's entry, `names` the names of the last arguments.
-    static PyObject* call(PyObject* original, PyObject* const* arguments, Py_ssize_t positional, PyObject* names) {
+template <class Callee, class Result, class... Parameters>
+struct PythonEntry<Callee, Result (*)(Parameters...)> {
+    // A vectorcall.
+    static PyObject* call(PyObject* fallback, PyObject* const* arguments, Py_ssize_t number) {
         std::tuple<Argument<Parameters>...> values;
-        if (at::impl::torch_function_mode_enabled() || !names_are_in_order(positional, names) ||
+        if (number != static_cast<Py_ssize_t>(sizeof...(Parameters)) || at::impl::torch_function_mode_enabled() ||
             !read(arguments, values, std::index_sequence_for<Parameters...>{})) {
-            return PyObject_Vectorcall(original, arguments, static_cast<size_t>(positional), names);
+            return PyObject_Vectorcall(fallback, arguments, static_cast<size_t>(number), nullptr);
         }
         HANDLE_TH_ERRORS
         return std::apply([](const auto&... value) { return run(value.get()...); }, values);
         END_HANDLE_TH_ERRORS
     }
 
-    // Makes the entry that takes the place of torch's.
-    static py::object make(const py::object& original) {
-        static PyMethodDef definition = {Operator::name,
-                                         reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call)),
-                                         METH_FASTCALL | METH_KEYWORDS, nullptr};
-        return py::reinterpret_steal<py::object>(PyCFunction_New(&definition, original.ptr()));
+    static py::object make(const py::object& fallback) {
+        static PyMethodDef definition = {
+            Callee::name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call)), METH_FASTCALL, nullptr};
+        return py::reinterpret_steal<py::object>(PyCFunction_New(&definition, fallback.ptr()));
     }
 
   private:
     static PyObject* run(Parameters... arguments) {
         if constexpr (std::is_void_v<Result>) {
             const py::gil_scoped_release no_gil;
-            Dispatch<Operator, Result (*)(Parameters...)>::handle().call(arguments...);
+            Callee::call(arguments...);
         } else {
             return wrap([&] {
                 const py::gil_scoped_release no_gil;
-                return Dispatch<Operator, Result (*)(Parameters...)>::handle().call(arguments...);
+                return Callee::call(arguments...);
             }());
         }
         Py_RETURN_NONE;
@@ -144,47 +140,10 @@ struct PythonEntry<Operator, Result (*)(Parameters...)> {
                      std::index_sequence<index...>) {
         return (std::get<index>(values).read(arguments[index]) && ...);
     }
-
-    // Whether all arguments are given, those by name in the schema's order and only where it wants names or allows
-    // them.
-    static bool names_are_in_order(Py_ssize_t positional, PyObject* names) {
-        const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
-        if (positional + named != static_cast<Py_ssize_t>(sizeof...(Parameters)) || positional > max_positional()) {
-            return false;
-        }
-        for (Py_ssize_t i = 0; i < named; ++i) {
-            if (PyTuple_GET_ITEM(names, i) != interned_names()[positional + i].ptr()) {
-                return false;
-            }
-        }
-        return true;
-    }
-
-    static const std::vector<py::object>& interned_names() {
-        static const auto* const names = new std::vector<py::object>([] {
-            std::vector<py::object> result;
-            for (const c10::Argument& argument : schema().arguments()) {
-                result.push_back(
-                    py::reinterpret_steal<py::object>(PyUnicode_InternFromString(argument.name().c_str())));
-            }
-            return result;
-        }());
-        return *names;
-    }
-
-    static Py_ssize_t max_positional() {
-        static const Py_ssize_t count =
-            std::count_if(schema().arguments().begin(), schema().arguments().end(),
-                          [](const c10::Argument& argument) { return !argument.kwarg_only(); });
-        return count;
-    }
-
-    static const c10::FunctionSchema& schema() {
-        return Dispatch<Operator, Result (*)(Parameters...)>::handle().schema();
-    }
 };
 
-template <class Operator>
-using PythonEntryOf = PythonEntry<Operator, decltype(&Operator::run)>;
+// The entry of a type with a name and a static function call().
+template <class Callee>
+using PythonEntryOf = PythonEntry<Callee, decltype(&Callee::call)>;
 
 }  // namespace torch_aclnn_ops

@@ -87,16 +87,6 @@ std::vector<void*> open_libraries() {
     return libraries;
 }
 
-template <class Function>
-Function* find_base_function(const char* name) {
-    void* const address = find_symbol(name);
-    TORCH_CHECK_NOT_IMPLEMENTED(address != nullptr, "torch_aclnn_ops: CANN's libnnopbase.so has no ", name,
-                                ", without which no aclnn operator can be called; check the installation of CANN");
-    return reinterpret_cast<Function*>(address);
-}
-
-}  // namespace
-
 void* find_symbol_in_libraries(const char* name) {
     static const std::vector<void*> libraries = open_libraries();
     for (void* const library : libraries) {
@@ -107,15 +97,19 @@ void* find_symbol_in_libraries(const char* name) {
     return nullptr;
 }
 
+template <class Function>
+Function* find_base_function(const char* name) {
+    void* const address = find_symbol(name);
+    TORCH_CHECK_NOT_IMPLEMENTED(address != nullptr, "torch_aclnn_ops: CANN's libnnopbase.so has no ", name,
+                                ", without which no aclnn operator can be called; check the installation of CANN");
+    return reinterpret_cast<Function*>(address);
+}
+
+}  // namespace
+
 void* find_symbol(const char* name) {
     void* const address = GetOpApiFuncAddr == nullptr ? nullptr : GetOpApiFuncAddr(name);
     return address == nullptr ? find_symbol_in_libraries(name) : address;
-}
-
-std::optional<std::string> library_of(const void* function) {
-    Dl_info info;
-    return function != nullptr && dladdr(function, &info) != 0 ? std::optional<std::string>(info.dli_fname)
-                                                               : std::nullopt;
 }
 
 std::string phase_one_name(const char* operator_name) { return std::string(operator_name) + "GetWorkspaceSize"; }

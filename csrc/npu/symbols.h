@@ -3,22 +3,15 @@
 
 #include <atomic>
 #include <cstdint>
-#include <optional>
 #include <string>
 
 #include "aclnn_api.h"
 
 namespace torch_aclnn_ops {
 
-// Finds a function of CANN in torch_npu's way, through torch_npu itself if it exports its look-up. Null if there is
-// none.
+// Finds a function of CANN in torch_npu's way, through torch_npu itself if it exports its look-up, else in custom
+// packages, vendors' packages and the libraries of CANN. Null if there is none.
 void* find_symbol(const char* name);
-
-// The same search without torch_npu: custom packages, vendors' packages, the libraries of CANN.
-void* find_symbol_in_libraries(const char* name);
-
-// The file of the library that a function is in; none for null.
-std::optional<std::string> library_of(const void* function);
 
 // Says what is missing for an operator of CANN and what works without it; empty if nothing is missing.
 std::string why_missing(const char* operator_name);

@@ -10,11 +10,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests._contract import Maker
-from tests.npu._operators import CONTRACTS, dtypes_of, flat, to_npu
+from tests.npu._operators import CONTRACTS, flat, to_npu
 
 
 def _arguments(contract):
-    return list(contract.SAMPLES[0].arguments(Maker(dtypes_of(contract)[0])))
+    return list(contract.SAMPLES[0].arguments(Maker(contract.CANN_DTYPES[0])))
 
 
 def _positions(contract):

@@ -2,15 +2,14 @@
 
 import os
 
-from torch_aclnn_ops import _extension, host_npu, ops
-from torch_aclnn_ops.ops._paths import CANN_NAMES
+from torch_aclnn_ops import host_npu, ops
 
 import pytest
 import torch
 
 from tests import test_ema_adam
 from tests._contract import Maker
-from tests.npu._operators import CONTRACTS, dtypes_of, flat, to_npu
+from tests.npu._operators import CONTRACTS, flat, meaning_of, to_npu
 
 pytestmark = pytest.mark.skipif(not host_npu.is_enabled(), reason="only the host NPU fails on request")
 
@@ -19,7 +18,7 @@ IS_QUEUED = os.environ.get("TASK_QUEUE_ENABLE", "1") != "0" and os.environ.get("
 
 def _calls():
     def call_contract(contract):
-        arguments = to_npu(contract.SAMPLES[0].arguments(Maker(dtypes_of(contract)[0])))
+        arguments = to_npu(contract.SAMPLES[0].arguments(Maker(contract.CANN_DTYPES[0])))
         return [output.cpu() for output in flat(contract.OPERATOR.overload(*arguments))]
 
     def call_adam():
@@ -34,16 +33,20 @@ def _calls():
 CALLS = _calls()
 
 
+def cann_name(name):
+    return getattr(ops, name).cann
+
+
 @pytest.mark.parametrize("status", [161001, 161002, 361001, 561103])
 @pytest.mark.parametrize("name", CALLS)
 def test_a_refusal_of_phase_one_is_raised_by_the_call_and_the_next_call_works(name, status):
     expected = CALLS[name]()
-    host_npu.fail(f"{CANN_NAMES[name]}GetWorkspaceSize", status=status, message="EZ1001: asked for by a test")
+    host_npu.fail(f"{cann_name(name)}GetWorkspaceSize", status=status, message="EZ1001: asked for by a test")
     with pytest.raises(RuntimeError) as caught:
         CALLS[name]()
     assert str(caught.value).startswith(
-        f"{CANN_NAMES[name]}: phase one refused the call ({CANN_NAMES[name]}GetWorkspaceSize returned {status},"
-        f" {_extension._module.meaning_of(status)}).\nCANN says: "
+        f"{cann_name(name)}: phase one refused the call ({cann_name(name)}GetWorkspaceSize returned {status},"
+        f" {meaning_of(status)}).\nCANN says: "
     )
     assert "asked for by a test" in str(caught.value)
     for result, truth in zip(CALLS[name](), expected, strict=True):
@@ -84,9 +87,9 @@ def test_cann_without_memory_for_a_tensor_is_an_exception():
 @pytest.mark.parametrize("name", CALLS)
 def test_a_failure_of_phase_two_without_the_queue_is_raised_by_the_call(name):
     expected = CALLS[name]()
-    host_npu.fail(CANN_NAMES[name], status=361001, message="EZ9903: asked for by a test")
+    host_npu.fail(cann_name(name), status=361001, message="EZ9903: asked for by a test")
     with pytest.raises(
-        RuntimeError, match=rf"^{CANN_NAMES[name]}: phase two failed \({CANN_NAMES[name]} returned 361001"
+        RuntimeError, match=rf"^{cann_name(name)}: phase two failed \({cann_name(name)} returned 361001"
     ):
         CALLS[name]()
     for result, truth in zip(CALLS[name](), expected, strict=True):

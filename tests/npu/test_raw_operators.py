@@ -2,14 +2,13 @@
 
 import torch_aclnn_ops
 from torch_aclnn_ops import _extension, host_npu, ops
-from torch_aclnn_ops.ops._paths import CANN_NAMES
 
 import pytest
 import torch
 
 from tests import test_ema_adam
 from tests._contract import HALF_DTYPES, Maker
-from tests.npu._operators import CONTRACTS, dtypes_of, flat, samples, to_npu
+from tests.npu._operators import CONTRACTS, flat, samples, to_npu
 
 
 def _entries(operator):
@@ -28,8 +27,8 @@ def test_kernel_equals_the_formula_in_float64(contract, sample, dtype, entry):
     wide = tuple(
         arg.double() if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg for arg in arguments
     )  # copies: the formula may write to a softmax
-    truths = flat(operator.formula(**operator.bind(wide, {})))
-    results = flat(_entries(operator)[entry](*operator.bind(to_npu(arguments), {}).values()))
+    truths = flat(operator.formula(*operator.complete(wide, {})))
+    results = flat(_entries(operator)[entry](*operator.complete(to_npu(arguments), {})))
     for result, truth in zip(results, truths, strict=True):
         assert result.device.type == "npu"
         assert result.shape == truth.shape
@@ -75,11 +74,11 @@ def test_adam_updates_strided_state_in_place_and_marks_it_as_changed():
 @pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.OPERATOR.name)
 def test_each_call_launches_the_operator_of_cann_once(contract):
     operator = contract.OPERATOR
-    arguments = to_npu(contract.SAMPLES[0].arguments(Maker(dtypes_of(contract)[0])))
+    arguments = to_npu(contract.SAMPLES[0].arguments(Maker(contract.CANN_DTYPES[0])))
     host_npu.reset()
     operator.overload(*arguments)
     torch.npu.synchronize()
-    assert host_npu.stats().launches[CANN_NAMES[operator.name]] == 1
+    assert host_npu.stats().launches[operator.cann] == 1
 
 
 def test_a_deterministic_program_gets_deterministic_kernels():
@@ -91,7 +90,6 @@ def test_a_deterministic_program_gets_deterministic_kernels():
         second = ops.embedding_dense_backward(gradient, indices, 4, -1, False)
     finally:
         torch.use_deterministic_algorithms(False)
-    _extension._module.apply_determinism_to_context()
     assert torch.equal(first.cpu(), second.cpu())
 
 
@@ -120,7 +118,7 @@ def test_targets_above_float32_precision_find_their_column():
 @pytest.mark.parametrize("operator", [contract.OPERATOR for contract in CONTRACTS], ids=lambda one: one.name)
 def test_it_is_called_on_the_device_of_its_tensors_and_on_their_stream(operator):
     contract = next(contract for contract in CONTRACTS if contract.OPERATOR is operator)
-    arguments = contract.SAMPLES[0].arguments(Maker(dtypes_of(contract)[0]))
+    arguments = contract.SAMPLES[0].arguments(Maker(contract.CANN_DTYPES[0]))
     expected = flat(operator.overload(*to_npu(arguments)))
     last = f"npu:{torch.npu.device_count() - 1}"
     arguments = tuple(arg.to(last) if isinstance(arg, torch.Tensor) else arg for arg in arguments)

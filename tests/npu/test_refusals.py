@@ -10,7 +10,7 @@ import torch
 
 from tests import test_ema_adam
 from tests._contract import Maker
-from tests.npu._operators import CONTRACTS, good_call, refusals, to_npu
+from tests.npu._operators import CONTRACTS, good_call, meaning_of, refusals, to_npu
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def test_wrong_arguments_get_the_cpus_exception(contract, refusal, entry, checke
     calls = {"the operator": operator.overload, "the package's function": operator}
     call = calls.get(entry, getattr(_extension._module, operator.name))
     with pytest.raises(refusal.exception, match=f"{operator.name}: {refusal.sentence}"):
-        call(*operator.bind(arguments, {}).values())
+        call(*operator.complete(arguments, {}))
     good_call(contract)
 
 
@@ -133,13 +133,10 @@ LIMITS = {
 def test_what_cann_does_not_take_says_which_call_it_was_and_why(name):
     operator_name, arguments, status = LIMITS[name]
     operator = getattr(ops, operator_name)
-    on_npu = operator.bind(to_npu(arguments()), {})
-    positional = [argument.name for argument in operator.overload._schema.arguments if not argument.kwarg_only]
-    by_position = [on_npu[argument] for argument in positional]
-    by_name = {argument: value for argument, value in on_npu.items() if argument not in positional}
+    on_npu = operator.complete(to_npu(arguments()), {})
     with pytest.raises(RuntimeError) as caught:
-        operator.overload(*by_position, **by_name)
-    meaning = re.escape(_extension._module.meaning_of(status))
+        operator.dispatch(*on_npu)
+    meaning = re.escape(meaning_of(status))
     assert re.match(
         rf"(aclnn\w+): phase one refused the call \(\1GetWorkspaceSize returned {status}, {meaning}\)\.\n"
         rf"CANN (says: (.|\n)+|gives no reason\.)\nThe call was \1\(\w+ (Double|Float|Half)\[",
@@ -164,7 +161,7 @@ def test_tensors_on_two_devices_are_refused(contract):
     "status", [161001, 161002, 361001, *range(561000, 561004), 561101, 561102, 561103, 561107, 561112]
 )
 def test_every_documented_status_has_a_meaning(status):
-    assert _extension._module.meaning_of(status) != _extension._module.meaning_of(42)
+    assert meaning_of(status) != meaning_of(42)
 
 
 @pytest.mark.parametrize(

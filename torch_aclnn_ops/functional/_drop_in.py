@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+_PLAIN = (Tensor, Parameter, Buffer)
+
 
 def is_ordinary(*tensors: Any) -> bool:
     """Return whether all arguments are strided floating-point tensors without a ``__torch_function__`` of their own.
@@ -21,19 +23,18 @@ def is_ordinary(*tensors: Any) -> bool:
     Anything else (integers, complex numbers, sparse layouts, subclasses with a behaviour of their own, no tensors at
     all) is left to torch's function of the same name, for its result or its error.
     """
-    return all(
-        isinstance(tensor, Tensor)
-        and tensor.is_floating_point()
-        and tensor.layout == torch.strided
-        and not overrides_torch(tensor)
-        for tensor in tensors
-    )
+    for tensor in tensors:
+        if type(tensor) not in _PLAIN and (not isinstance(tensor, Tensor) or overrides_torch(tensor)):
+            return False
+        if not tensor.is_floating_point() or tensor.layout is not torch.strided:
+            return False
+    return True
 
 
 def overrides_torch(tensor: Tensor) -> bool:
     """Return whether the tensor's class changes what torch functions do with it, as DTensor does."""
     cls = type(tensor)
-    if cls in (Tensor, Parameter, Buffer):
+    if cls in _PLAIN:
         return False
     return cls.__torch_function__ is not disabled_torch_function_impl or is_traceable_wrapper_subclass(tensor)
 
@@ -44,12 +45,20 @@ def on_one_device(function: str, **tensors: Tensor | None) -> bool:
     Torch decides about the others: it takes a number from the CPU for every device. Kernels of an NPU do not look where
     their other arguments are.
     """
-    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    first, device = next((name, tensor.device) for name, tensor in given.items())
-    for name, tensor in given.items():
-        if tensor.device.type == device.type and tensor.device != device:
-            raise RuntimeError(f"{function}: {name} must be on {device}, as {first} is, but it is on {tensor.device}")
-    return all(tensor.device == device for tensor in given.values())
+    device = first = None
+    is_one = True
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        if device is None:
+            first, device = name, tensor.device
+        elif tensor.device != device:
+            if tensor.device.type == device.type:
+                raise RuntimeError(
+                    f"{function}: {name} must be on {device}, as {first} is, but it is on {tensor.device}"
+                )
+            is_one = False
+    return is_one
 
 
 def refuse_tangent(function: str, weight: Tensor | None) -> None:

@@ -1,72 +1,35 @@
 """The binary cross entropy, with ``binary_cross_entropy_backward`` as its backward kernel."""
 
-from typing import Any
-
-from torch_aclnn_ops._torch_compat import get_enum, legacy_get_string
-from torch_aclnn_ops.functional._drop_in import float32_autocast_dtype, is_ordinary, on_one_device, refuse_tangent
-from torch_aclnn_ops.functional._forward import binary_cross_entropy_forward
-from torch_aclnn_ops.functional._function import EagerOrCompiled
+from torch_aclnn_ops._torch_compat import get_enum, legacy_get_string, native_binary_cross_entropy
+from torch_aclnn_ops.functional._drop_in import float32_autocast_dtype, refuse_tangent
+from torch_aclnn_ops.functional._loss import are_supported, has_kernel, loss_function
+from torch_aclnn_ops.functional._loss import reduce as reduce_losses
 from torch_aclnn_ops.ops import binary_cross_entropy_backward
+from torch_aclnn_ops.ops._differentiable import EagerOrCompiled
+from torch_aclnn_ops.ops._numerics import widen, without_autocast
 
 import torch
 from torch import Tensor
 
 
-class BinaryCrossEntropyFunction(torch.autograd.Function):
-    """Binary cross entropy of tensors of one shape and dtype; ``reduction`` is 0 (none), 1 (mean) or 2 (sum)."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(input: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> Tensor:
-        """Compute the loss."""
-        for name, tensor in (("target", target), ("weight", weight)):
-            if tensor is not None and (tensor.shape != input.shape or tensor.dtype != input.dtype):
-                raise ValueError(
-                    f"BinaryCrossEntropyFunction: {name} must have input's shape and dtype,"
-                    f" {list(input.shape)} and {input.dtype}, but it has {list(tensor.shape)} and {tensor.dtype}"
-                )
-        return binary_cross_entropy_forward(input, target, weight, reduction)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Save what the derivatives need."""
-        input, target, weight, ctx.reduction = inputs
-        ctx.save_for_backward(input, target, weight)
-        ctx.save_for_forward(input, target, weight)
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        """Call the operator for the input; torch calls suffice for the target."""
-        input, target, weight = ctx.saved_tensors
-        needs_input, needs_target, needs_weight, _ = ctx.needs_input_grad
-        if needs_weight:
-            raise RuntimeError(
-                "binary_cross_entropy has no derivative with respect to weight;"
-                " detach it, or multiply the unreduced loss by it"
-            )
-        input_gradient = target_gradient = None
-        if needs_input:
-            input_gradient = binary_cross_entropy_backward(grad_output, input, target, weight, ctx.reduction)
-        if needs_target:
-            target_gradient = _target_gradient(grad_output, input, weight, ctx.reduction)
-        return input_gradient, target_gradient, None, None
-
-    @staticmethod
-    def jvp(ctx: Any, input_tangent: Tensor | None, target_tangent: Tensor | None, *_: None) -> Tensor:
-        """Push tangents forward."""
-        input, target, weight = ctx.saved_tensors
-        ones = torch.ones_like(input)
-        product = torch.zeros_like(input)
-        if input_tangent is not None:
-            gradient = binary_cross_entropy_backward(ones, input, target, weight, ctx.reduction)
-            product = product + gradient * input_tangent
-        if target_tangent is not None:
-            product = product + _target_gradient(ones, input, weight, ctx.reduction) * target_tangent
-        return product if ctx.reduction == 0 else product.sum()
+@without_autocast  # which on some devices refuses this operator
+def _loss(input: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> Tensor:
+    """Compute the loss, whose logarithms are not below -100, as torch bounds them."""
+    if has_kernel("binary_cross_entropy", input):
+        return native_binary_cross_entropy(input, target, weight, reduction)
+    probability, truth = widen(input), widen(target)
+    losses = -(truth * probability.log().clamp(min=-100) + (1 - truth) * (-probability).log1p().clamp(min=-100))
+    if weight is not None:
+        losses = losses * widen(weight)
+    return reduce_losses(losses, reduction).to(input.dtype)
 
 
-def _target_gradient(grad_output: Tensor, input: Tensor, weight: Tensor | None, reduction: int) -> Tensor:
+def _grad_input(grad_output: Tensor, input: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> Tensor:
+    gradient: Tensor = binary_cross_entropy_backward.apply(grad_output, input, target, weight, reduction)
+    return gradient
+
+
+def _grad_target(grad_output: Tensor, input: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> Tensor:
     # The loss is linear in the target: d/dy of -(y log x + (1 - y) log(1 - x)) is log(1 - x) - log x.
     gradient = ((1 - input).log() - input.log()) * grad_output
     if weight is not None:
@@ -74,7 +37,24 @@ def _target_gradient(grad_output: Tensor, input: Tensor, weight: Tensor | None, 
     return gradient / input.numel() if reduction == 1 else gradient
 
 
-_binary_cross_entropy = EagerOrCompiled(BinaryCrossEntropyFunction, binary_cross_entropy_forward)
+BinaryCrossEntropyFunction = loss_function(
+    "BinaryCrossEntropyFunction",
+    _loss,
+    _grad_input,
+    _grad_target,
+    tensors=("input", "target", "weight"),
+)
+BinaryCrossEntropyFunction.__doc__ = """Binary cross entropy of tensors of one shape and dtype.
+
+The arguments are input, target, weight or ``None``, and reduction: 0 (none), 1 (mean) or 2 (sum).
+"""
+
+_binary_cross_entropy = EagerOrCompiled(
+    BinaryCrossEntropyFunction,
+    _loss,
+    native="binary_cross_entropy",
+    serves=lambda input, *others: binary_cross_entropy_backward.serves_native_function(input, input, *others),
+)
 
 
 def binary_cross_entropy(
@@ -114,28 +94,30 @@ def binary_cross_entropy(
 
     Source: backward kernel aclnnBinaryCrossEntropyBackward.
     """
-    if not _is_ours(input, target, weight):
+    if not _is_supported(input, target, weight):
         return torch.nn.functional.binary_cross_entropy(input, target, weight, size_average, reduce, reduction)
-    refuse_tangent("binary_cross_entropy", weight)
-    if size_average is not None or reduce is not None:
-        reduction = legacy_get_string(size_average, reduce)
     dtype = float32_autocast_dtype(input)
     if weight is not None:
+        refuse_tangent("binary_cross_entropy", weight)
         weight = weight.to(dtype).expand(input.shape)
-    loss: Tensor = _binary_cross_entropy(input.to(dtype), target.to(dtype), weight, get_enum(reduction))
+    if size_average is not None or reduce is not None:
+        reduction = legacy_get_string(size_average, reduce)
+    if input.dtype is not dtype:
+        input, target = input.to(dtype), target.to(dtype)
+    loss: Tensor = _binary_cross_entropy(input, target, weight, get_enum(reduction))
     return loss
 
 
-def _is_ours(input: Tensor, target: Tensor, weight: Tensor | None) -> bool:
+def _is_supported(input: Tensor, target: Tensor, weight: Tensor | None) -> bool:
     """Return whether torch would accept the arguments; it makes the errors for those that it would not."""
-    others = (target,) if weight is None else (target, weight)
-    if not is_ordinary(input, *others) or target.shape != input.shape:
+    if not are_supported("binary_cross_entropy", input, target, weight) or target.shape != input.shape:
         return False
-    if not on_one_device("binary_cross_entropy", input=input, target=target, weight=weight):
+    dtype = float32_autocast_dtype(input)
+    if float32_autocast_dtype(target) is not dtype:
         return False
-    if any(float32_autocast_dtype(other) != float32_autocast_dtype(input) for other in others):
-        return False
-    return weight is None or not weight.requires_grad and _is_expandable(weight, input)
+    return weight is None or (
+        float32_autocast_dtype(weight) is dtype and not weight.requires_grad and _is_expandable(weight, input)
+    )
 
 
 def _is_expandable(weight: Tensor, input: Tensor) -> bool:

@@ -3,8 +3,9 @@
 import math
 from collections.abc import Callable
 from numbers import Real
+from typing import Any
 
-from torch_aclnn_ops.functional._ema_adam_implementations import Options, TensorLists, update
+from torch_aclnn_ops.functional.ema_adam_kernels import Options, TensorLists, update
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ def fused_ema_adam(
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
-    """Do one step of :class:`FusedEmaAdam` on lists of tensors, in place, after a look at all of them.
+    """Do one step of :class:`FusedEmaAdam` on lists of tensors, in place, after checking all of them.
 
     Nothing waits for a device: tensor options are read on the CPU, and applied on the device elsewhere.
 
@@ -69,19 +70,8 @@ def fused_ema_adam(
     Source:
         The CANN operator aclnnApplyFusedEmaAdam.
     """
-    options = Options(
-        lr=lr,
-        ema_decay=ema_decay,
-        beta1=beta1,
-        beta2=beta2,
-        eps=eps,
-        weight_decay=weight_decay,
-        decoupled_weight_decay=decoupled_weight_decay,
-        bias_correction=bias_correction,
-        maximize=maximize,
-        grad_scale=grad_scale,
-        found_inf=found_inf,
-    )
+    adam = (lr, ema_decay, beta1, beta2, eps, weight_decay, decoupled_weight_decay, bias_correction, maximize)
+    options = Options(*adam, grad_scale, found_inf)
     check_options(options)
     tensors = TensorLists(params, grads, exp_avgs, exp_avg_sqs, ema_params, steps)
     _check_tensors(tensors)
@@ -92,7 +82,7 @@ def fused_ema_adam(
 _AT_LEAST_0: tuple[Callable[[float], bool], str] = (lambda value: 0 <= value < math.inf, "finite and at least 0")
 _FROM_0_BELOW_1: tuple[Callable[[float], bool], str] = (lambda value: 0 <= value < 1, "in [0, 1)")
 _FROM_0_TO_1: tuple[Callable[[float], bool], str] = (lambda value: 0 <= value <= 1, "in [0, 1]")
-_RANGES = {
+_NUMBERS = {
     "lr": _AT_LEAST_0,
     "ema_decay": _FROM_0_TO_1,
     "beta1": _FROM_0_BELOW_1,
@@ -101,43 +91,50 @@ _RANGES = {
     "weight_decay": _AT_LEAST_0,
 }
 _MAY_BE_TENSORS = ("lr", "ema_decay")
-_TENSORS = ("grad_scale", "found_inf")
+_FLAGS = ("decoupled_weight_decay", "bias_correction", "maximize")
 
 
 def check_options(options: Options) -> None:
     """Raise where an option has another type, or is out of its range; a device is not asked for values."""
-    for name, value in options._asdict().items():
-        if name in _TENSORS:
-            if value is not None and not (isinstance(value, Tensor) and value.numel() == 1):
-                raise TypeError(f"FusedEmaAdam: {name} must be a tensor with one element or None, but it is {value!r}")
-            continue
-        if name in _MAY_BE_TENSORS and isinstance(value, Tensor) and value.numel() == 1:
+    for name, (accepts, accepted) in _NUMBERS.items():
+        value = getattr(options, name)
+        if isinstance(value, Tensor) and value.numel() == 1 and name in _MAY_BE_TENSORS:
             if not value.is_cpu or torch.compiler.is_compiling():
                 continue
             value = value.item()
-        if name not in _RANGES:
-            if not isinstance(value, bool):
-                raise TypeError(f"FusedEmaAdam: {name} must be True or False, but it is {value!r}")
-        elif not isinstance(value, Real):
+        # Real is slow to ask, and last.
+        if not isinstance(value, (float, int, Real)):
             raise TypeError(f"FusedEmaAdam: {name} must be a number, but it is {value!r}")
-        elif not _RANGES[name][0](float(value)):
-            raise ValueError(f"FusedEmaAdam: {name} must be {_RANGES[name][1]}, but it is {value}")
+        if not accepts(float(value)):
+            raise ValueError(f"FusedEmaAdam: {name} must be {accepted}, but it is {value}")
+    for name in _FLAGS:
+        check_flag(name, getattr(options, name))
+    for name in ("grad_scale", "found_inf"):
+        value = getattr(options, name)
+        if value is not None and not (isinstance(value, Tensor) and value.numel() == 1):
+            raise TypeError(f"FusedEmaAdam: {name} must be a tensor with one element or None, but it is {value!r}")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raise where an option is not a bool."""
+    if not isinstance(value, bool):
+        raise TypeError(f"FusedEmaAdam: {name} must be True or False, but it is {value!r}")
 
 
 def _check_tensors(tensors: TensorLists) -> None:
     """Raise where the lists, or the tensors of one parameter, do not fit each other."""
     params = tensors.params
-    for name, of_kind in tensors._asdict().items():
-        if len(of_kind) != len(params):
-            raise ValueError(f"fused_ema_adam: {name} has {len(of_kind)} tensors, but params has {len(params)}")
+    for name, listed in tensors._asdict().items():
+        if len(listed) != len(params):
+            raise ValueError(f"fused_ema_adam: {name} has {len(listed)} tensors, but params has {len(params)}")
     for i, (step, param) in enumerate(zip(tensors.steps, params, strict=True)):
         if step.dtype != torch.int64 or step.numel() != 1 or step.device != param.device:
             raise ValueError(
                 f"fused_ema_adam: steps[{i}] must be one torch.int64 on {param.device}, as its parameter is,"
                 f" but it is {step.dtype} {list(step.shape)} on {step.device}"
             )
-    for i, of_parameter in enumerate(zip(*tensors[:-1], strict=True)):
-        for name, tensor in zip(tensors._fields, of_parameter, strict=False):
+    for i, tensors_of_param in enumerate(zip(*tensors[:-1], strict=True)):
+        for name, tensor in zip(tensors._fields, tensors_of_param, strict=False):
             reason = why_unlike(tensor, params[i])
             if reason:
                 raise ValueError(f"fused_ema_adam: {name}[{i}] {reason}")

@@ -3,8 +3,8 @@
 from typing import Any
 
 from torch_aclnn_ops.functional._drop_in import is_ordinary, on_one_device, overrides_torch
-from torch_aclnn_ops.functional._function import EagerOrCompiled
 from torch_aclnn_ops.ops import embedding_dense_backward
+from torch_aclnn_ops.ops._differentiable import EagerOrCompiled
 from torch_aclnn_ops.ops.embedding import check_indices
 
 import torch
@@ -12,8 +12,7 @@ from torch import Tensor
 
 
 def _formula(input: Tensor, weight: Tensor, padding_idx: int, scale_grad_by_freq: bool) -> Tensor:
-    rows: Tensor = torch.ops.aten.embedding.default(weight, input, padding_idx, scale_grad_by_freq)
-    return rows
+    return torch.embedding(weight, input, padding_idx, scale_grad_by_freq)
 
 
 class EmbeddingFunction(torch.autograd.Function):
@@ -40,7 +39,7 @@ class EmbeddingFunction(torch.autograd.Function):
         (input,) = ctx.saved_tensors
         if not ctx.needs_input_grad[1]:
             return None, None, None, None
-        weight_gradient = embedding_dense_backward(
+        weight_gradient = embedding_dense_backward.apply(
             grad_output, input, ctx.num_weights, ctx.padding_idx, ctx.scale_grad_by_freq
         )
         return None, weight_gradient, None, None
@@ -52,7 +51,14 @@ class EmbeddingFunction(torch.autograd.Function):
         return _formula(input, weight_tangent, ctx.padding_idx, ctx.scale_grad_by_freq)
 
 
-_embedding = EagerOrCompiled(EmbeddingFunction, _formula)
+_embedding = EagerOrCompiled(
+    EmbeddingFunction,
+    _formula,
+    native="embedding",
+    serves=lambda input, weight, *options: embedding_dense_backward.serves_native_function(
+        weight, input, weight.shape[0], *options
+    ),
+)
 
 
 def embedding(
@@ -95,7 +101,7 @@ def embedding(
 
     Source: backward kernel aclnnEmbeddingDenseBackward.
     """
-    if not _is_ours(input, weight, padding_idx, sparse):
+    if not _is_supported(input, weight, padding_idx, sparse):
         return torch.nn.functional.embedding(
             input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse
         )
@@ -113,7 +119,7 @@ def embedding(
     return rows
 
 
-def _is_ours(input: Tensor, weight: Tensor, padding_idx: int | None, sparse: bool) -> bool:
+def _is_supported(input: Tensor, weight: Tensor, padding_idx: int | None, sparse: bool) -> bool:
     """Return whether torch would accept the arguments; it makes the errors for those that it would not."""
     return (
         not sparse

@@ -1,60 +1,42 @@
 """The mean squared error, with ``mse_loss_backward`` as its backward kernel."""
 
-import warnings
 from collections.abc import Callable
-from typing import Any
 
-from torch_aclnn_ops._torch_compat import get_enum, legacy_get_string
-from torch_aclnn_ops.functional._drop_in import float32_autocast_dtype, is_ordinary, on_one_device
-from torch_aclnn_ops.functional._forward import mse_loss_forward
-from torch_aclnn_ops.functional._function import EagerOrCompiled
+from torch_aclnn_ops._torch_compat import get_enum, is_any_autocast_enabled, legacy_get_string, native_mse_loss
+from torch_aclnn_ops.functional._loss import are_supported, broadcast, has_kernel, loss_function, warn_of_sizes
+from torch_aclnn_ops.functional._loss import reduce as reduce_losses
 from torch_aclnn_ops.ops import mse_loss_backward
+from torch_aclnn_ops.ops._differentiable import EagerOrCompiled
+from torch_aclnn_ops.ops._numerics import widen, without_autocast
 
 import torch
 from torch import Tensor
 
 
-class MSELossFunction(torch.autograd.Function):
-    """Squared error of two tensors of one shape and dtype; ``reduction`` is 0 (none), 1 (mean) or 2 (sum)."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(input: Tensor, target: Tensor, reduction: int) -> Tensor:
-        """Compute the loss."""
-        if input.shape != target.shape or input.dtype != target.dtype:
-            raise ValueError(
-                "MSELossFunction: target must have input's shape and dtype,"
-                f" {list(input.shape)} and {input.dtype}, but it has {list(target.shape)} and {target.dtype}"
-            )
-        return mse_loss_forward(input, target, reduction)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Save what the derivatives need."""
-        input, target, ctx.reduction = inputs
-        ctx.save_for_backward(input, target)
-        ctx.save_for_forward(input, target)
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        """Call the operator; the loss depends on ``input - target`` alone, so target's gradient is the negative."""
-        input, target = ctx.saved_tensors
-        needs_input, needs_target, _ = ctx.needs_input_grad
-        gradient = mse_loss_backward(grad_output, input, target, ctx.reduction)
-        return gradient if needs_input else None, -gradient if needs_target else None, None
-
-    @staticmethod
-    def jvp(ctx: Any, input_tangent: Tensor | None, target_tangent: Tensor | None, _: None) -> Tensor:
-        """Push tangents forward."""
-        input, target = ctx.saved_tensors
-        gradient = mse_loss_backward(torch.ones_like(input), input, target, ctx.reduction)
-        tangents = [input_tangent, None if target_tangent is None else -target_tangent]
-        product: Tensor = gradient * sum(tangent for tangent in tangents if tangent is not None)
-        return product if ctx.reduction == 0 else product.sum()
+@without_autocast
+def _loss(input: Tensor, target: Tensor, reduction: int) -> Tensor:
+    if has_kernel("mse_loss", input):
+        return native_mse_loss(input, target, reduction)
+    return reduce_losses((widen(input) - widen(target)).square(), reduction).to(input.dtype)
 
 
-_mse_loss = EagerOrCompiled(MSELossFunction, mse_loss_forward)
+def _grad_input(grad_output: Tensor, input: Tensor, target: Tensor, reduction: int) -> Tensor:
+    gradient: Tensor = mse_loss_backward.apply(grad_output, input, target, reduction)
+    return gradient
+
+
+MSELossFunction = loss_function("MSELossFunction", _loss, _grad_input)
+MSELossFunction.__doc__ = """Squared error of two tensors of one shape and dtype.
+
+The arguments are input, target and reduction: 0 (none), 1 (mean) or 2 (sum).
+"""
+
+_mse_loss = EagerOrCompiled(
+    MSELossFunction,
+    _loss,
+    native="mse_loss",
+    serves=lambda input, *others: mse_loss_backward.serves_native_function(input, input, *others),
+)
 _torch_mse_loss: Callable[..., Tensor] = torch.nn.functional.mse_loss  # its stub lacks weight
 
 
@@ -92,42 +74,39 @@ def mse_loss(
 
     Source: backward kernel aclnnMseLossBackward.
     """
-    legacy = size_average is not None or reduce is not None
-    if not _is_ours(input, target, weight, "mean" if legacy else reduction):
+    if weight is None and are_supported("mse_loss", input, target):
+        are_alike = input.dtype is target.dtype and input.shape == target.shape and not is_any_autocast_enabled()
+        if not are_alike:
+            warn_of_sizes(input, target)
+        if size_average is not None or reduce is not None:
+            reduction = legacy_get_string(size_average, reduce)
+        if not are_alike:
+            input, target = broadcast(input, target)
+        loss: Tensor = _mse_loss(input, target, get_enum(reduction))
+        return loss
+    if weight is None or not _is_weight(weight, input, target, size_average, reduce, reduction):
         return _torch_mse_loss(input, target, size_average, reduce, reduction, weight)
-    if target.size() != input.size() and not torch.compiler.is_compiling():
-        warnings.warn(
-            f"Using a target size ({target.size()}) that is different to the input size ({input.size()}). "
-            "The loss broadcasts them, which is rarely what was meant; give both the same shape.",
-            stacklevel=2,
-        )
-    if legacy:
+    warn_of_sizes(input, target)
+    if size_average is not None or reduce is not None:
         reduction = legacy_get_string(size_average, reduce)
-    if weight is not None:
-        return _weighted_mse_loss(input, target, reduction, weight)
-    return _broadcast_mse_loss(input, target, reduction)
-
-
-def _is_ours(input: Tensor, target: Tensor, weight: Tensor | None, reduction: str) -> bool:
-    """Return whether torch would accept the arguments; it makes the errors for those that it would not."""
-    if not is_ordinary(input, target) or not on_one_device("mse_loss", input=input, target=target, weight=weight):
-        return False
-    if weight is None:
-        return True
-    return is_ordinary(weight) and weight.size() == input.size() and reduction in ("none", "mean", "sum")
-
-
-def _broadcast_mse_loss(input: Tensor, target: Tensor, reduction: str) -> Tensor:
-    dtype = torch.promote_types(float32_autocast_dtype(input), float32_autocast_dtype(target))
-    input, target = torch.broadcast_tensors(input.to(dtype), target.to(dtype))
-    loss: Tensor = _mse_loss(input, target, get_enum(reduction))
-    return loss
-
-
-def _weighted_mse_loss(input: Tensor, target: Tensor, reduction: str, weight: Tensor) -> Tensor:
     # Autocast widens torch's loss, but not its weighted loss.
-    dtype = torch.promote_types(input.dtype, target.dtype)
-    weighted = _broadcast_mse_loss(input, target, "none").to(dtype) * weight
-    if reduction == "none":
-        return weighted
-    return weighted.sum() if reduction == "sum" else weighted.sum() / weight.sum()
+    losses: Tensor = _mse_loss(*broadcast(input, target), 0)
+    weighted = losses.to(torch.promote_types(input.dtype, target.dtype)) * weight
+    return weighted.sum() / weight.sum() if reduction == "mean" else reduce_losses(weighted, get_enum(reduction))
+
+
+def _is_weight(
+    weight: Tensor,
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None,
+    reduce: bool | None,
+    reduction: str,
+) -> bool:
+    """Return whether torch would accept a weight; it makes the errors for those that it would not."""
+    is_legacy = size_average is not None or reduce is not None
+    return (
+        are_supported("mse_loss", input, target, weight)
+        and weight.size() == input.size()
+        and (is_legacy or reduction in ("none", "mean", "sum"))
+    )

@@ -83,8 +83,8 @@ def is_enabled() -> bool:
 def enable(devices: int | None = None, soc: str | None = None, force: bool = False) -> None:
     """Simulate the NPUs of this process, and import torch_npu.
 
-    Tensors can be on device ``"npu"`` afterwards. To enable it twice has no effect. The environment of child processes
-    says the same from then on, and that torch is not to load torch_npu by itself.
+    Tensors can be on device ``"npu"`` afterwards. To enable it twice has no effect. From then on environment variables
+    tell child processes to enable it too, and torch not to load torch_npu by itself.
 
     Args:
         devices: How many there are; 1, unless the environment variable ``TORCH_ACLNN_HOST_NPU_DEVICES`` says otherwise.
@@ -96,7 +96,7 @@ def enable(devices: int | None = None, soc: str | None = None, force: bool = Fal
         HostNpuError: torch_npu is imported already, is not installed, or finds a real CANN; the libraries were not
             built; the host NPU is enabled with other settings.
         TypeError: ``devices`` is not an integer, or ``soc`` not a string.
-        ValueError: ``devices`` or ``soc``, or an environment variable in its place, cannot be.
+        ValueError: ``devices`` or ``soc``, or an environment variable in its place, is not accepted.
 
     Example:
         >>> from torch_aclnn_ops import host_npu
@@ -118,7 +118,6 @@ def enable(devices: int | None = None, soc: str | None = None, force: bool = Fal
     _libraries.load_torch_npu()
     _import_torch_npu()
     _libraries.load_aten()
-    _load_extension()
     os.environ[_ENABLE] = "force" if force else "1"
     # Without CANN where the loader searches, even "import torch" would fail in a child process.
     os.environ[_AUTOLOAD] = "0"
@@ -188,13 +187,6 @@ def _import_torch_npu() -> None:
             print(line)
     if reason is not None:
         raise HostNpuError(reason)
-
-
-def _load_extension() -> None:
-    # The extension looks at the runtime's libraries, so the package may have been imported too early for it.
-    from torch_aclnn_ops import _extension
-
-    _extension.load()
 
 
 def _require_enabled() -> ctypes.CDLL:

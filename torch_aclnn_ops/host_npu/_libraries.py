@@ -20,9 +20,14 @@ def _path(name: str) -> Path:
     return _FOLDER / f"lib{name}.so"
 
 
+def names() -> list[str]:
+    """Return the names of all libraries."""
+    return [*_CANN, _LOADER, _ATEN]
+
+
 def missing() -> list[str]:
     """Return the files of libraries that were not built."""
-    return [_path(name).name for name in (*_CANN, _LOADER, _ATEN) if not _path(name).exists()]
+    return [_path(name).name for name in names() if not _path(name).exists()]
 
 
 def why_unfit() -> str | None:

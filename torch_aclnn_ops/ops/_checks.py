@@ -3,25 +3,24 @@
 from collections.abc import Sequence
 from typing import Any
 
+from torch_aclnn_ops import _extension
 from torch_aclnn_ops._torch_compat import Buffer, get_proxy_mode, is_functorch_wrapped_tensor
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-# Whether checks of values wait for a device to read them; see torch_aclnn_ops.check_values.
-reads_devices = False
-
 _REDUCTIONS = {0: "none", 1: "mean", 2: "sum"}
 
 
-def check_device(operator: str, arguments: dict[str, Any]) -> None:
-    """Accept tensors that are all on the device of the first."""
-    tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
-    first, device = next((name, tensor.device) for name, tensor in tensors.items())
-    for name, tensor in tensors.items():
-        if tensor.device != device:
-            raise RuntimeError(f"{operator}: {name} must be on {device}, as {first} is, but it is on {tensor.device}")
+def check_device(operator: str, names: Sequence[str], arguments: Sequence[Any]) -> None:
+    """Accept tensors that are all on the device of the first argument."""
+    device = arguments[0].device
+    for i, value in enumerate(arguments):
+        if isinstance(value, Tensor) and value.device != device:
+            raise RuntimeError(
+                f"{operator}: {names[i]} must be on {device}, as {names[0]} is, but it is on {value.device}"
+            )
 
 
 def check_reduction(operator: str, reduction: int) -> None:
@@ -76,18 +75,21 @@ def check_expandable(operator: str, shape: Sequence[int], meaning: str, **tensor
 
 def broadcast_shape(operator: str, **tensors: Tensor) -> torch.Size:
     """Return the shape that the tensors broadcast to, or raise with all their shapes."""
+    shapes = [tensor.shape for tensor in tensors.values() if tensor.dim()]
+    if all(shape == shapes[0] for shape in shapes):
+        return shapes[0] if shapes else torch.Size()
     try:
         shape: torch.Size = torch.broadcast_shapes(*(tensor.shape for tensor in tensors.values()))
         return shape
     except RuntimeError:
-        shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
-        raise ValueError(f"{operator}: the shapes must broadcast together, but they are {shapes}") from None
+        given = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
+        raise ValueError(f"{operator}: the shapes must broadcast together, but they are {given}") from None
 
 
 def values_are_readable(tensor: Tensor) -> bool:
     """Return whether a check may look at the values: it would wait for a device, and traced values do not exist yet."""
     return (
-        (tensor.device.type == "cpu" or reads_devices)
+        (tensor.is_cpu or _extension.checks_values())
         and type(tensor) in (Tensor, Parameter, Buffer)
         and not torch.compiler.is_compiling()
         and not is_functorch_wrapped_tensor(tensor)

@@ -85,6 +85,15 @@ def is_differentiated(value: Any) -> bool:
     return isinstance(value, Tensor) and (torch.is_grad_enabled() and value.requires_grad or has_tangent(value))
 
 
+def any_differentiated(values: Sequence[Any]) -> bool:
+    """Return whether autograd differentiates by any of these values now, in either mode."""
+    if torch.is_grad_enabled():
+        for value in values:
+            if isinstance(value, Tensor) and value.requires_grad:
+                return True
+    return in_forward_ad() and any(map(has_tangent, values))
+
+
 def has_tangent(value: Any) -> bool:
     """Return whether a value is a tensor that carries a derivative in forward mode."""
     return isinstance(value, Tensor) and in_forward_ad() and forward_ad.unpack_dual(value).tangent is not None

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from torch_aclnn_ops import _extension
+from torch_aclnn_ops._torch_compat import apply_of
 from torch_aclnn_ops.ops._derivatives import in_functorch_transform, in_nested_forward_mode
 
 import torch
@@ -13,6 +15,7 @@ class EagerOrCompiled:
     """Choose the form of a Function that the caller's mode can differentiate.
 
     ===================================  ===============================================================
+    eager, on an NPU                     ``native``, where it serves
     eager                                a twin whose forward has ctx: half the cost of ``setup_context``
     inside ``torch.func``                the Function, which transforms can see through
     inside a jvp of a jvp                ``formula``: PyTorch takes the tangent of a Function for a constant
@@ -24,27 +27,36 @@ class EagerOrCompiled:
         function: a Function with ``forward`` (without ctx), ``setup_context``, ``backward`` and ``jvp``.
         formula: the same function of the same arguments in torch calls.
         compiled: an operator that compiled code calls instead of a Function.
+        native: the name of an autograd function of the extension.
+        serves: whether ``native`` serves these arguments.
     """
 
     def __init__(
-        self, function: type[Function], formula: Callable[..., Any], compiled: Callable[..., Any] | None = None
+        self,
+        function: type[Function],
+        formula: Callable[..., Any],
+        compiled: Callable[..., Any] | None = None,
+        native: str = "",
+        serves: Callable[..., bool] | None = None,
     ) -> None:
         self._in_transforms: Callable[..., Any] = function.apply
-        self._light: Callable[..., Any] = _with_ctx(function).apply
+        self._light: Callable[..., Any] = apply_of(_with_ctx(function))
         self._compiled: Callable[..., Any] = compiled or _without_jvp(function).apply
         self._formula = formula
         self._has_operator = compiled is not None
+        self._native_name, self._serves = native, serves
+        self._native: Callable[..., Any] | None = None
 
     def __call__(self, *args: Any) -> Any:
         """Apply the Function."""
+        is_transformed = in_functorch_transform()
         if torch.compiler.is_compiling():
-            is_traced = in_functorch_transform() and not self._has_operator
-            return self._formula(*args) if is_traced else self._compiled(*args)
-        return self.eager(*args)
-
-    def eager(self, *args: Any) -> Any:
-        """Apply the Function in code that is not compiled."""
-        if not in_functorch_transform():
+            return self._formula(*args) if is_transformed and not self._has_operator else self._compiled(*args)
+        if not is_transformed:
+            if not args[0].is_cpu and self._serves is not None and self._serves(*args):
+                if self._native is None:
+                    self._native = _extension.functions[self._native_name](self._light)
+                return self._native(*args)
             return self._light(*args)
         return self._formula(*args) if in_nested_forward_mode() else self._in_transforms(*args)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
-from torch_aclnn_ops._torch_compat import is_autocast_available
+from torch_aclnn_ops._torch_compat import is_any_autocast_enabled, is_autocast_available
 
 import torch
 from torch import Tensor
@@ -39,11 +39,10 @@ def without_autocast(function: Callable[_Parameters, _Result]) -> Callable[_Para
 
     @functools.wraps(function)
     def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
-        tensor = next(arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor))
-        device_type = tensor.device.type
-        if not (is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)):
+        if not is_any_autocast_enabled():
             return function(*args, **kwargs)
-        with torch.autocast(device_type, enabled=False):
+        tensor = next(arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor))
+        with autocast_disabled(tensor.device.type):
             return function(*args, **kwargs)
 
     return run

@@ -5,17 +5,22 @@ from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Any
 
+from torch_aclnn_ops import _extension
 from torch_aclnn_ops._torch_compat import (
     AutoDispatchBelowAutograd,
     DispatchKeySet,
     after_autograd_keyset,
+    in_dispatch_mode,
+    in_forward_ad,
     register_vmap,
     schema_of,
 )
 from torch_aclnn_ops.ops._checks import check_device
-from torch_aclnn_ops.ops._derivatives import in_nested_forward_mode, is_differentiated, jvp, vjp
+from torch_aclnn_ops.ops._derivatives import any_differentiated, in_functorch_transform, is_differentiated, jvp, vjp
+from torch_aclnn_ops.ops._differentiable import EagerOrCompiled
+from torch_aclnn_ops.ops._limits import Limits, why_not_rank
 from torch_aclnn_ops.ops._numerics import without_autocast
-from torch_aclnn_ops.ops._paths import note_kernel, why_formula
+from torch_aclnn_ops.ops._paths import is_heard, is_recording, log_path
 
 import torch
 from torch import Tensor
@@ -33,11 +38,12 @@ class RawOperator:
     all derivatives are made from it, so that no derivative can disagree with its function. An operator that writes to
     its arguments refuses autograd instead.
 
-    The functions below receive all arguments of the schema by name; they name those they use and take the rest as
-    ``**_``.
+    The functions below receive all arguments of the schema, by position.
 
     Args:
         schema: the operator's schema, without namespace.
+        cann: the name of CANN's operator.
+        limits: says what CANN's operator does not take: of the chip's family, and of the arguments.
         check: raises where an argument does not fit. It sees dtypes and shapes only, so it runs on fake tensors too.
         formula: the operator in differentiable torch calls, for any device and floating-point dtype.
         fake: makes outputs of the right shapes and dtypes.
@@ -50,6 +56,8 @@ class RawOperator:
         self,
         schema: str,
         *,
+        cann: str,
+        limits: Limits,
         check: Kernel,
         formula: Kernel,
         fake: Kernel,
@@ -58,76 +66,139 @@ class RawOperator:
         cpu: Kernel | None = None,
     ) -> None:
         self.name = schema.partition("(")[0]
+        self.cann = cann
         self.formula = without_autocast(formula)
         self.has_cpu_kernel = cpu is not None
+        self._limits = limits
         self._check_shapes = check
         self._check_values = check_values
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         self.overload = getattr(getattr(torch.ops, NAMESPACE), self.name).default
         schema_of_overload = schema_of(self.overload)
-        self._arguments = schema_of_overload.arguments
-        self._required_tensors = [argument.name for argument in self._arguments if str(argument.type) == "Tensor"]
-        self._signature = _signature_of(self._arguments)
-        self._defaults = {name: parameter.default for name, parameter in self._signature.parameters.items()}
-        self._names = list(self._defaults)
-        self._kernel = self._checked(without_autocast(kernel or formula))
-        _library.impl(self.name, self._kernel, "CompositeExplicitAutograd")
-        if cpu is not None:
-            _library.impl(self.name, self._checked(without_autocast(cpu)), "CPU")
-        noting_fake = self._checked(self._noting_the_path(fake), values=False)
-        torch.library.register_fake(self.overload, noting_fake, lib=_library)
-        register_vmap(self.overload, self._call_per_sample, lib=_library)
         self.is_mutable = bool(schema_of_overload.is_mutable)
+        self._arguments = schema_of_overload.arguments
+        self._names = [argument.name for argument in self._arguments]
+        self._defaults = {
+            argument.name: argument.default_value for argument in self._arguments if argument.has_default_value()
+        }
+        self._positional = sum(not argument.kwarg_only for argument in self._arguments)
+        self._required_tensors = [
+            (i, argument.name) for i, argument in enumerate(self._arguments) if str(argument.type) == "Tensor"
+        ]
+        self._kernel = self._checked(without_autocast(kernel or formula))
+        # No kernel of torch that cpu calls is one that autocast changes.
+        self._cpu = cpu or without_autocast(kernel or formula)
+        _library.impl(self.name, self._from_dispatcher(self._kernel), "CompositeExplicitAutograd")
+        if cpu is not None:
+            _library.impl(self.name, self._from_dispatcher(self._checked(self._cpu)), "CPU")
+        torch.library.register_fake(
+            self.overload,
+            self._from_dispatcher(self._checked(self._logging_the_path(fake), values=False)),
+            lib=_library,
+        )
+        register_vmap(self.overload, self._call_per_sample, lib=_library)
         if not self.is_mutable:
-            self._function = _make_function(self)
+            self._differentiable = EagerOrCompiled(_make_function(self), self._checked(self.formula), self.run)
         _library.impl(self.name, self._autograd, "Autograd", with_keyset=True)
+        _extension.register(self)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the operator, with every derivative that autograd may ask for.
+        """Call the operator, with every derivative that autograd may ask for."""
+        args = self.complete(args, kwargs)
+        if torch.compiler.is_compiling():
+            return self.run(*args)
+        if args[0] is None or args[0].is_cpu:  # the kernels for other devices check
+            self.check(args, True)
+        if self.is_mutable:
+            self._refuse_derivatives(args)
+            return self.run(*args)
+        return self.apply(*args)
 
-        In eager mode this is an ``autograd.Function``, which functorch's transforms can see. Dynamo does not trace a
-        Function inside the backward of another, so a compiled call goes to the operator, whose autograd kernel applies
-        the Function.
+    def apply(self, *args: Any) -> Any:
+        """Call the operator, with every derivative, with all arguments in the order of the schema, which must fit."""
+        if not torch.compiler.is_compiling() and (in_functorch_transform() or any_differentiated(args)):
+            return self._differentiable(*args)
+        return self.run(*args)
+
+    def run(self, *args: Any) -> Any:
+        """Call the operator without derivatives, or compute its formula where CANN's operator does not take the call.
+
+        Args:
+            *args: all arguments, in the order of the schema, which must fit.
         """
-        if torch.compiler.is_compiling():
-            return self.run(*args, **kwargs)
-        try:
-            given = self._signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"{self.name}: {error}") from None
-        if self.is_mutable:
-            return self.run(*given.args, **given.kwargs)
-        arguments = self.bind((), given.arguments)
-        if in_nested_forward_mode():
-            return self._checked(self.formula)(**arguments)
-        return self._function.apply(*arguments.values())
+        if args[0].is_cpu:
+            if torch.compiler.is_compiling() or in_functorch_transform() or in_dispatch_mode():
+                return self.dispatch(*args)
+            return self._cpu(*args)
+        reason = self.why_not_cann(*args) if args[0].device.type == "npu" else None
+        if reason is None:
+            if is_heard() and args[0].device.type == "npu":
+                log_path(self.name, lambda: self.cann)
+            return _extension.entries.get(self.name, self.dispatch)(*args)
+        log_path(self.name, lambda: f"formula in torch calls, because {reason}")
+        return self._checked(self.formula)(*args) if torch.compiler.is_compiling() else self._kernel(*args)
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the operator, or compute its formula where the device has no kernel for these arguments."""
-        arguments = self.bind(args, kwargs)
-        if why_formula(self.name, arguments) is None:
-            return self.overload(*args, **kwargs)
-        if torch.compiler.is_compiling():
-            return self._checked(self.formula)(**arguments)
-        if self.is_mutable:
-            self._refuse_derivatives(arguments)
-        with AutoDispatchBelowAutograd():
-            return self._kernel(**arguments)
+    def dispatch(self, *args: Any) -> Any:
+        """Call the operator through torch's dispatcher, with all arguments in the order of the schema."""
+        by_name = zip(self._names[self._positional :], args[self._positional :], strict=True)
+        return self.overload(*args[: self._positional], **dict(by_name))
+
+    def why_not_cann(self, *args: Any) -> str | None:
+        """Return why CANN's operator does not take these arguments, which are on an NPU, or ``None`` if it does.
+
+        Arguments that no device takes are not told from those that CANN does not take: the formula's path refuses them
+        with the same words as every other path.
+        """
+        soc = _extension.soc()
+        if soc is None or self.name not in _extension.entries:
+            # On a chip newer than this package CANN shall decide.
+            return _extension.why_without(self.name)
+        return _extension.missing(self.name) or why_not_rank(self._names, args) or self._limits(soc, *args)
+
+    def serves_native_function(self, *args: Any) -> bool:
+        """Return whether an eager call on an NPU may take the extension's autograd function, which ends in this call.
+
+        It may not in a mode that sees the calls of operators, nor where somebody wants to hear of the path, nor in
+        forward-mode AD, which is written in Python.
+        """
+        return (
+            args[0].device.type == "npu"
+            and self.name in _extension.entries
+            and not (in_forward_ad() or in_dispatch_mode() or is_heard())
+            and self.why_not_cann(*args) is None
+        )
 
     def check(self, args: tuple[Any, ...], values: bool) -> None:
         """Raise where the arguments break the operator's rules: those for dtypes and shapes, or those for values."""
-        self._check(self.bind(args, {}), values)
+        for i, name in self._required_tensors:
+            if args[i] is None:
+                raise TypeError(f"{self.name}: {name} must be a Tensor, but it is None")
+        check_device(self.name, self._names, args)
+        self._check_shapes(*args)
+        if values and self._check_values is not None:
+            self._check_values(*args)
 
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return the value of each argument of the schema by its name, in order; the arguments must fit the schema."""
-        given = zip(self._names[: len(args)], args, strict=True)  # Dynamo of 2.9 takes strict=False for True
-        return {**self._defaults, **dict(given), **kwargs}
+    def complete(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """Return all arguments in the order of the schema; raise where some are missing or too many."""
+        if not kwargs and len(args) == len(self._names):
+            return args
+        missing = self._names[len(args) :]
+        values = {**self._defaults, **kwargs}
+        is_known = len(kwargs) == sum(name in kwargs for name in missing)
+        if len(args) > self._positional or not is_known or any(name not in values for name in missing):
+            self._raise_as_python_does(args, kwargs)
+        return (*args, *(values[name] for name in missing))
+
+    def _raise_as_python_does(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            _signature_of(self._arguments).bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self.name}: {error}") from None
 
     def _checked(self, kernel: Kernel, values: bool = True) -> Kernel:
-        def checked_kernel(*args: Any, **kwargs: Any) -> Any:
-            arguments = self.bind(args, kwargs)
-            self._check(arguments, values)
-            outputs = kernel(**arguments)
+        def checked_kernel(*args: Any) -> Any:
+            self.check(args, values)
+            outputs = kernel(*args)
             if isinstance(outputs, tuple):
                 return tuple(output.contiguous() for output in outputs)
             # The fake kernel makes contiguous tensors, and compiled code relies on that.
@@ -135,21 +206,25 @@ class RawOperator:
 
         return checked_kernel
 
-    def _check(self, arguments: dict[str, Any], values: bool) -> None:
-        for name in self._required_tensors:
-            if arguments[name] is None:
-                raise TypeError(f"{self.name}: {name} must be a Tensor, but it is None")
-        check_device(self.name, arguments)
-        self._check_shapes(**arguments)
-        if values and self._check_values is not None:
-            self._check_values(**arguments)
+    def _from_dispatcher(self, kernel: Kernel) -> Kernel:
+        def called_by_the_dispatcher(*args: Any, **kwargs: Any) -> Any:
+            return kernel(*self.complete(args, kwargs))
 
-    def _noting_the_path(self, fake: Kernel) -> Kernel:
-        def noting(**arguments: Any) -> Any:
-            note_kernel(self.name, arguments)
-            return fake(**arguments)
+        return called_by_the_dispatcher
 
-        return noting
+    def _logging_the_path(self, fake: Kernel) -> Kernel:
+        def logging(*args: Any) -> Any:
+            if is_recording():
+                log_path(self.name, lambda: self._describe_kernel(args[0].device.type))
+            return fake(*args)
+
+        return logging
+
+    def _describe_kernel(self, device: str) -> str:
+        if device == "npu":
+            return self.cann
+        kernel = "native kernel of torch" if device == "cpu" and self.has_cpu_kernel else "formula in torch calls"
+        return f"{kernel}, because the tensors are on {device}"
 
     def _call_per_sample(
         self, info: Any, in_dims: tuple[int | None, ...], *args: Any, **kwargs: Any
@@ -172,21 +247,23 @@ class RawOperator:
         """Batch a call from another Function: one run of the formula for all samples."""
         if self._check_values is not None:
             for sample in _samples(info, in_dims, args):
-                self._check_values(**self.bind(sample, {}))
+                self._check_values(*sample)
         outputs = torch.vmap(self._checked(self.formula, values=False), in_dims)(*args)
         return outputs, (0,) * len(outputs) if isinstance(outputs, tuple) else 0
 
     def _autograd(self, keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-        arguments = self.bind(args, kwargs)
+        """Give a direct call to the operator its derivatives."""
+        complete = self.complete(args, kwargs)
         if self.is_mutable:
-            self._refuse_derivatives(arguments)
-        elif any(map(is_differentiated, arguments.values())):
-            return self._function.apply(*arguments.values())
+            self._refuse_derivatives(complete)
+        elif any_differentiated(complete):
+            self.check(complete, True)
+            return self._differentiable(*complete)
         with AutoDispatchBelowAutograd():
             return self.overload.redispatch(keyset & after_autograd_keyset, *args, **kwargs)
 
-    def _refuse_derivatives(self, arguments: dict[str, Any]) -> None:
-        for name, value in arguments.items():
+    def _refuse_derivatives(self, args: tuple[Any, ...]) -> None:
+        for name, value in zip(self._names, args, strict=True):
             if is_differentiated(value):
                 raise RuntimeError(
                     f"{self.name}: {name} must not require grad or have a tangent, because the operator writes to its"
@@ -244,7 +321,7 @@ def _formula_of(
             value if selected else argument
             for value, selected, argument in zip(_scatter(selectors, values), selectors, saved, strict=True)
         )
-        outputs = _as_tuple(operator.formula(**operator.bind(tuple(replaced), {})))
+        outputs = _as_tuple(operator.formula(*replaced))
         return tuple(out for out in outputs if out.is_floating_point())
 
     return formula, list(compress(saved, selectors))

@@ -1,8 +1,7 @@
 """``binary_cross_entropy_backward``: the gradient of the binary cross entropy (aclnnBinaryCrossEntropyBackward)."""
 
-from typing import Any
-
 from torch_aclnn_ops.ops._checks import check_expandable, check_floating_point, check_reduction
+from torch_aclnn_ops.ops._limits import why_not_dtype
 from torch_aclnn_ops.ops._numerics import widen
 from torch_aclnn_ops.ops._raw_operator import RawOperator
 
@@ -37,7 +36,13 @@ def formula(grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor | 
     return gradient.to(self.dtype)
 
 
-def _fake(self: Tensor, **_: Any) -> Tensor:
+def _limits(
+    soc: str, grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor | None, _reduction: int
+) -> str | None:
+    return why_not_dtype(soc, ("grad_output", "self", "target", "weight"), grad_output, self, target, weight)
+
+
+def _fake(_grad_output: Tensor, self: Tensor, *_: object) -> Tensor:
     return self.new_empty(self.shape)
 
 
@@ -53,6 +58,8 @@ def _cpu(grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor | Non
 binary_cross_entropy_backward = RawOperator(
     "binary_cross_entropy_backward(Tensor grad_output, Tensor self, Tensor target, Tensor? weight, int reduction)"
     " -> Tensor",
+    cann="aclnnBinaryCrossEntropyBackward",
+    limits=_limits,
     check=_check,
     formula=formula,
     fake=_fake,

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from torch_aclnn_ops.ops._checks import check_dtype, check_floating_point, check_shape, values_are_readable
+from torch_aclnn_ops.ops._limits import why_not_chip, why_not_dtype
 from torch_aclnn_ops.ops._numerics import accumulation_dtype
 from torch_aclnn_ops.ops._raw_operator import RawOperator
 
@@ -14,9 +15,8 @@ _NAME = "apply_fused_ema_adam_"
 _L2, _DECOUPLED = 0, 1
 
 
-def _check(
-    grad: Tensor, var: Tensor, m: Tensor, v: Tensor, s: Tensor, step: Tensor, weight_decay_mode: int, **_: Any
-) -> None:
+def _check(grad: Tensor, var: Tensor, m: Tensor, v: Tensor, s: Tensor, step: Tensor, *options: Any) -> None:
+    *_, weight_decay_mode, _bias_correction, _weight_decay = options
     state = {"var": var, "m": m, "v": v, "s": s}
     check_floating_point(_NAME, grad=grad)
     check_dtype(_NAME, [grad.dtype], "as grad has", **state)
@@ -28,7 +28,8 @@ def _check(
         raise ValueError(f"{_NAME}: weight_decay_mode must be 0 (L2) or 1 (decoupled), but it is {weight_decay_mode}")
 
 
-def _check_values(step: Tensor, bias_correction: bool, **_: Any) -> None:
+def _check_values(_grad: Tensor, _var: Tensor, _m: Tensor, _v: Tensor, _s: Tensor, step: Tensor, *options: Any) -> None:
+    *_, bias_correction, _weight_decay = options
     # The correction of step 0 divides by zero. On a device a check would wait for the stream.
     if bias_correction and values_are_readable(step) and int(step.flatten()[0]) < 1:
         raise ValueError(
@@ -49,7 +50,6 @@ def formula(
     v: Tensor,
     s: Tensor,
     step: Tensor,
-    *,
     lr: float,
     ema_decay: float,
     beta1: float,
@@ -83,7 +83,11 @@ def formula(
         state.copy_(value)
 
 
-def _fake(**_: Any) -> None:
+def _limits(soc: str, grad: Tensor, *_: object) -> str | None:
+    return why_not_chip(soc, "Ascend910B", "Ascend910_93", "Ascend950") or why_not_dtype(soc, ("grad",), grad)
+
+
+def _fake(*_: object) -> None:
     return None
 
 
@@ -93,6 +97,8 @@ apply_fused_ema_adam_ = RawOperator(
     "apply_fused_ema_adam_(Tensor grad, Tensor(a!) var, Tensor(b!) m, Tensor(c!) v, Tensor(d!) s, Tensor step, *,"
     " float lr, float ema_decay, float beta1, float beta2, float eps, int weight_decay_mode,"
     " bool bias_correction, float weight_decay) -> ()",
+    cann="aclnnApplyFusedEmaAdam",
+    limits=_limits,
     check=_check,
     check_values=_check_values,
     formula=formula,

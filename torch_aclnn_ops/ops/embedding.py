@@ -1,10 +1,10 @@
 """``embedding_dense_backward``: the gradient of an embedding table (aclnnEmbeddingDenseBackward)."""
 
 import math
-from typing import Any
 
 from torch_aclnn_ops._torch_compat import embedding_bag
 from torch_aclnn_ops.ops._checks import check_dtype, check_floating_point, values_are_readable
+from torch_aclnn_ops.ops._limits import why_not_dtype
 from torch_aclnn_ops.ops._numerics import widen
 from torch_aclnn_ops.ops._raw_operator import RawOperator
 
@@ -25,7 +25,7 @@ _INDEX_DTYPES = (
 )
 
 
-def _check(grad_output: Tensor, indices: Tensor, num_weights: int, **_: Any) -> None:
+def _check(grad_output: Tensor, indices: Tensor, num_weights: int, *_: object) -> None:
     check_floating_point(_NAME, grad_output=grad_output)
     check_dtype(_NAME, _INDEX_DTYPES, "", indices=indices)
     if grad_output.dim() == 0:
@@ -40,7 +40,7 @@ def _check(grad_output: Tensor, indices: Tensor, num_weights: int, **_: Any) -> 
         raise ValueError(f"{_NAME}: num_weights must be at least 0, but it is {num_weights}")
 
 
-def _check_values(indices: Tensor, num_weights: int, **_: Any) -> None:
+def _check_values(_grad_output: Tensor, indices: Tensor, num_weights: int, *_: object) -> None:
     check_indices(_NAME, indices, num_weights)
 
 
@@ -71,7 +71,13 @@ def formula(
     return total.to(grad_output.dtype)
 
 
-def _fake(grad_output: Tensor, num_weights: int, **_: Any) -> Tensor:
+def _limits(soc: str, grad_output: Tensor, *_: object) -> str | None:
+    if soc == "Ascend310P":
+        return f"CANN's operator is not supported on {soc}"
+    return why_not_dtype(soc, ("grad_output",), grad_output)
+
+
+def _fake(grad_output: Tensor, _indices: Tensor, num_weights: int, *_: object) -> Tensor:
     return grad_output.new_empty(num_weights, grad_output.shape[-1])
 
 
@@ -105,6 +111,8 @@ def _sum_by_index(grad_rows: Tensor, indices: Tensor, num_weights: int, padding_
 embedding_dense_backward = RawOperator(
     "embedding_dense_backward(Tensor grad_output, Tensor indices, int num_weights, int padding_idx,"
     " bool scale_grad_by_freq) -> Tensor",
+    cann="aclnnEmbeddingDenseBackward",
+    limits=_limits,
     check=_check,
     check_values=_check_values,
     formula=formula,

@@ -1,8 +1,7 @@
 """``mse_loss_backward``: the gradient of the squared error (aclnnMseLossBackward)."""
 
-from typing import Any
-
 from torch_aclnn_ops.ops._checks import broadcast_shape, check_dtype, check_floating_point, check_reduction
+from torch_aclnn_ops.ops._limits import why_not_dtype
 from torch_aclnn_ops.ops._numerics import widen
 from torch_aclnn_ops.ops._raw_operator import RawOperator
 
@@ -16,7 +15,7 @@ def _check(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int) ->
     check_floating_point(_NAME, self=self)
     check_dtype(_NAME, [self.dtype], "as self has", grad_output=grad_output, target=target)
     check_reduction(_NAME, reduction)
-    broadcast_shape(_NAME, grad_output=grad_output, self=self, target=target)
+    _shape(grad_output, self, target)
 
 
 def formula(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int) -> Tensor:
@@ -26,19 +25,29 @@ def formula(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int) -
     return ((widen(self) - widen(target)) * factor * widen(grad_output)).to(self.dtype)
 
 
-def _fake(grad_output: Tensor, self: Tensor, target: Tensor, **_: Any) -> Tensor:
-    return self.new_empty(torch.broadcast_shapes(grad_output.shape, self.shape, target.shape))
+def _limits(soc: str, grad_output: Tensor, self: Tensor, target: Tensor, _reduction: int) -> str | None:
+    return why_not_dtype(soc, ("grad_output", "self", "target"), grad_output, self, target)
+
+
+def _shape(grad_output: Tensor, self: Tensor, target: Tensor) -> torch.Size:
+    return broadcast_shape(_NAME, grad_output=grad_output, self=self, target=target)
+
+
+def _fake(grad_output: Tensor, self: Tensor, target: Tensor, _reduction: int) -> Tensor:
+    return self.new_empty(_shape(grad_output, self, target))
 
 
 def _cpu(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int) -> Tensor:
-    if torch.broadcast_shapes(grad_output.shape, self.shape, target.shape) != self.shape:
+    if target.shape != self.shape or (grad_output.dim() and grad_output.shape != self.shape):
         return formula(grad_output, self, target, reduction)  # the native kernel takes self's shape for its output
     gradient: Tensor = torch.ops.aten.mse_loss_backward.default(grad_output, self, target, reduction)
-    return gradient
+    return gradient.contiguous()
 
 
 mse_loss_backward = RawOperator(
     "mse_loss_backward(Tensor grad_output, Tensor self, Tensor target, int reduction) -> Tensor",
+    cann="aclnnMseLossBackward",
+    limits=_limits,
     check=_check,
     formula=formula,
     fake=_fake,

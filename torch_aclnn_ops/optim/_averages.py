@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch_aclnn_ops.functional._ema_adam_implementations import local
+from torch_aclnn_ops.functional.ema_adam_kernels import local
 from torch_aclnn_ops.optim import _checkpoints
 
 import torch

@@ -1,24 +1,95 @@
-"""The options of a parameter group: those of a step, and those of the average's schedule."""
+"""The options of a parameter group: those of a step, and the schedule of the average."""
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
-from torch_aclnn_ops.functional._ema_adam_implementations import Options
-from torch_aclnn_ops.functional.ema_adam import check_options
-from torch_aclnn_ops.optim._schedule import EmaSchedule
+from torch_aclnn_ops.functional.ema_adam import check_flag, check_options
+from torch_aclnn_ops.functional.ema_adam_kernels import Options
 
+import torch
 from torch import Tensor
 
+_WARMUPS = (None, "ratio", "power")
+_ADAM = ("eps", "weight_decay", "decoupled_weight_decay", "bias_correction", "maximize")  # in the order of Options
 
-def options_of(group: dict[str, Any]) -> tuple[Options, EmaSchedule]:
+
+def options_of(group: dict[str, Any]) -> tuple[Options, "EmaSchedule"]:
     """Take the options from a parameter group; raise where one is of another type or out of range."""
     betas = group["betas"]
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
         raise ValueError(f"FusedEmaAdam: betas must be a pair of numbers, but it is {betas!r}")
-    names = ("lr", "ema_decay", "eps", "weight_decay", "decoupled_weight_decay", "bias_correction", "maximize")
-    options = Options(beta1=betas[0], beta2=betas[1], **{name: group[name] for name in names})
+    options = Options(group["lr"], group["ema_decay"], *betas, *[group[name] for name in _ADAM])
     check_options(options)
     if isinstance(options.ema_decay, Tensor):
         raise TypeError(f"FusedEmaAdam: ema_decay must be a number, but it is {options.ema_decay!r}")
-    if not isinstance(group["master_weights"], bool):
-        raise TypeError(f"FusedEmaAdam: master_weights must be True or False, but it is {group['master_weights']!r}")
-    return options, EmaSchedule.of(group)
+    check_flag("master_weights", group["master_weights"])
+    schedule = EmaSchedule(*[group[name] for name in EmaSchedule._fields])
+    schedule.check()
+    return options, schedule
+
+
+class EmaSchedule(NamedTuple):
+    """The options of a parameter group that say how its averages are kept, in the group's names.
+
+    The only counter is the parameter's ``step``, so a schedule goes on after a checkpoint is loaded, and stands still
+    in a step that is skipped.
+    """
+
+    ema_decay: float
+    ema_warmup: str | None
+    ema_warmup_gamma: float
+    ema_warmup_power: float
+    ema_start_step: int
+    ema_update_every: int
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether every step has the same decay."""
+        return self.ema_warmup is None and self.ema_start_step == 0 and self.ema_update_every == 1
+
+    def decay_at(self, step: int) -> float:
+        """Return the decay of a step; the first step is 1."""
+        if step <= self.ema_start_step:
+            return 0.0
+        if (step - self.ema_start_step) % self.ema_update_every:
+            return 1.0
+        update = (step - self.ema_start_step) // self.ema_update_every
+        if self.ema_warmup == "ratio":
+            return min(self.ema_decay, (1 + update) / (10 + update))
+        if self.ema_warmup == "power":
+            return min(self.ema_decay, 1 - float((1 + update / self.ema_warmup_gamma) ** -self.ema_warmup_power))
+        return self.ema_decay
+
+    def decays_at(self, steps: Tensor) -> Tensor:
+        """Return the decays of steps that the host does not know, as float32 on their device."""
+        since_start = steps - self.ema_start_step
+        update = (since_start.clamp(min=0) // self.ema_update_every).to(torch.float32)
+        if self.ema_warmup == "ratio":
+            decays = ((1 + update) / (10 + update)).clamp(max=self.ema_decay)
+        elif self.ema_warmup == "power":
+            powers = (1 + update / self.ema_warmup_gamma) ** -self.ema_warmup_power
+            decays = (1 - powers).clamp(max=self.ema_decay)
+        else:
+            decays = torch.full_like(update, self.ema_decay)
+        if self.ema_update_every > 1:
+            decays = decays.masked_fill(since_start % self.ema_update_every != 0, 1.0)
+        return decays.masked_fill(since_start <= 0, 0.0)
+
+    def check(self) -> None:
+        """Raise where an option is of another type or out of range."""
+        if self.ema_warmup not in _WARMUPS:
+            raise ValueError(
+                f"FusedEmaAdam: ema_warmup must be None, 'ratio' or 'power', but it is {self.ema_warmup!r}"
+            )
+        for name in ("ema_warmup_gamma", "ema_warmup_power"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)):
+                raise TypeError(f"FusedEmaAdam: {name} must be a number, but it is {value!r}")
+            if not 0 < value < math.inf:
+                raise ValueError(f"FusedEmaAdam: {name} must be finite and above 0, but it is {value}")
+        for name, least in (("ema_start_step", 0), ("ema_update_every", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise TypeError(f"FusedEmaAdam: {name} must be an int, but it is {value!r}")
+            if value < least:
+                raise ValueError(f"FusedEmaAdam: {name} must be at least {least}, but it is {value}")

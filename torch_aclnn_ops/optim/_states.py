@@ -1,7 +1,11 @@
 """The state of one parameter: which tensors it has, of which dtype, and where they come from."""
 
-import warnings
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from itertools import repeat
+from operator import attrgetter, is_
 from typing import Any
+
+from torch_aclnn_ops._torch_compat import version_of
 
 import torch
 from torch import Tensor
@@ -9,6 +13,11 @@ from torch import Tensor
 # The names are torch's, where torch has the tensor; "ema_params" is also the name of MindSpeed and torchtitan.
 AVERAGES = ("exp_avg", "exp_avg_sq", "ema_params", "master_params")
 _16_BIT = (torch.float16, torch.bfloat16)
+
+
+def has_state(states: MutableMapping[Tensor, Any], param: Tensor) -> bool:
+    """Return whether a parameter was updated before, here or in the run of a checkpoint."""
+    return "step" in states.get(param, ())
 
 
 def dtype_of_states(param: Tensor, master_weights: bool) -> torch.dtype:
@@ -54,43 +63,76 @@ def complete(state: dict[str, Any], param: Tensor, dtype: torch.dtype) -> bool:
     return was_trained and lacks_average
 
 
-def take_over_writes(master: Tensor, param: Tensor) -> None:
-    """Let a master weight follow its parameter where somebody else has written to the parameter."""
+def complete_all(states: MutableMapping[Tensor, Any], params: Sequence[Tensor], master_weights: bool) -> bool:
+    """Complete the states of parameters that have one or need one now; return whether an average was missing."""
+    lacks_average = False
+    for param in params:
+        if param.grad is not None or has_state(states, param):
+            lacks_average |= complete(states[param], param, dtype_of_states(param, master_weights))
+    return lacks_average
+
+
+def sync_master_from_param(master: Tensor, param: Tensor) -> None:
+    """Write to a master weight what somebody else has written to its parameter; the rest keeps its digits."""
     master.copy_(torch.where(master.to(param.dtype) == param, master, param.to(master.dtype)))
 
 
-def warn_of_missing_average() -> None:
-    """Say that averages start anew."""
-    warnings.warn(
-        "FusedEmaAdam: the loaded state has no 'ema_params' for parameters that were trained before, as a checkpoint of"
-        " torch.optim.AdamW; their averages start from the weights",
-        stacklevel=7,
-    )
+class CachedState:
+    """The states of parameters as lists, and whether the lists are still right.
 
+    Args:
+        params: the parameters. Those that were never updated have no state.
+        states: the optimizer's states, which :func:`complete` has seen.
+        place_of: what else of a parameter must stay as it is.
+    """
 
-class FittedState:
-    """The states of a parameter that were looked at once, and need no look as long as they are the same objects."""
+    def __init__(
+        self,
+        params: Sequence[Tensor],
+        states: MutableMapping[Tensor, Any],
+        place_of: Callable[[Tensor], object] = attrgetter("dtype", "device"),
+    ) -> None:
+        self._all_params, self._states, self._place_of = list(params), states, place_of
+        self.params = [param for param in params if has_state(states, param)]
+        self._others = [param for param in params if not has_state(states, param)]
+        found = [states[param] for param in self.params]
+        self.masters = [state.get("master_params", param) for param, state in zip(self.params, found, strict=True)]
+        self.has_masters = not all(map(is_, self.masters, self.params))
+        self._names = ["exp_avg", "exp_avg_sq", "ema_params", "step"]
+        self.lists = [[state[name] for state in found] for name in self._names]
+        if self.has_masters:
+            self._names.append("master_params")
+        self._places = list(map(place_of, params))
+        self._found = [list(seen) for seen in self._look()]
+        self._versions: list[int] = []
 
-    __slots__ = ("_data", "_state", "exp_avg", "exp_avg_sq", "ema_param", "master", "step", "version")
+    def _look(self) -> Iterator[Iterable[object]]:
+        """Look at what must stay as it is, one kind after the other."""
+        found = list(map(self._states.get, self._all_params))
+        yield found
+        dicts = [state for state in found if state is not None]
+        for name in self._names:
+            yield map(dict.get, dicts, repeat(name))
 
-    def __init__(self, param: Tensor, state: dict[str, Any]) -> None:
-        self._state = state
-        self._data = param.dtype, param.device
-        self.step = state["step"]
-        self.exp_avg = state["exp_avg"]
-        self.exp_avg_sq = state["exp_avg_sq"]
-        self.ema_param = state["ema_params"]
-        self.master = state.get("master_params", param)
-        self.version = -1  # of the parameter, after the last write of the optimizer
-
-    def is_current(self, param: Tensor, state: dict[str, Any]) -> bool:
-        """Return whether nobody has replaced a tensor, or changed the parameter's dtype or device."""
+    def is_current(self, params: Sequence[Tensor], states: MutableMapping[Tensor, Any]) -> bool:
+        """Return whether these are the parameters, in their places, and nobody has replaced a tensor of a state."""
         return (
-            state is self._state
-            and state.get("step") is self.step
-            and state.get("exp_avg") is self.exp_avg
-            and state.get("exp_avg_sq") is self.exp_avg_sq
-            and state.get("ema_params") is self.ema_param
-            and state.get("master_params", param) is self.master
-            and (param.dtype, param.device) == self._data
+            states is self._states
+            and len(params) == len(self._all_params)
+            and all(map(is_, params, self._all_params))
+            and list(map(self._place_of, params)) == self._places
+            and all(all(map(is_, now, before)) for now, before in zip(self._look(), self._found, strict=True))
         )
+
+    def new_params(self) -> list[Tensor]:
+        """Return the parameters that have their first gradient, and no state yet."""
+        return [param for param in self._others if param.grad is not None]
+
+    def were_params_written(self) -> bool:
+        """Return whether somebody has written to parameters that have masters, after ``remember_own_writes``."""
+        return self.has_masters and self._versions != list(map(version_of, self.params))
+
+    def remember_own_writes(self) -> None:
+        """Take what is in the parameters for what the optimizer has written."""
+        if self.has_masters:
+            self._versions = list(map(version_of, self.params))

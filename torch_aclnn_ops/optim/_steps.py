@@ -1,13 +1,12 @@
 """One step on the lists of a parameter group, or on a buffer: scaled gradients, master weights, the average's decay."""
 
 from collections import defaultdict
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch_aclnn_ops._torch_compat import foreach_copy_, per_optimizer_state
-from torch_aclnn_ops.functional._ema_adam_implementations import Options, TensorLists, local, update
+from torch_aclnn_ops.functional.ema_adam_kernels import Options, TensorLists, batches, is_plain, local, update
 from torch_aclnn_ops.optim._flat import FlatBuffer
-from torch_aclnn_ops.optim._schedule import EmaSchedule
+from torch_aclnn_ops.optim._options import EmaSchedule
 
 import torch
 from torch import Tensor
@@ -17,27 +16,17 @@ from torch.amp.grad_scaler import OptState
 _WIDENED_ELEMENTS = 2**24
 
 
-class Scaling(NamedTuple):
-    """What a ``GradScaler`` says about the gradients of a step."""
+def scaling_of(optimizer: Any, grad_scaler: Any = None) -> tuple[Tensor | None, Tensor | None]:
+    """Return the ``grad_scale`` and ``found_inf`` of a scaler.
 
-    grad_scale: Tensor | None
-    found_inf: Tensor | None
-
-    def is_known_to_skip(self) -> bool:
-        """Return whether to do nothing, as far as that can be known without waiting for a device."""
-        if self.found_inf is None or not self.found_inf.is_cpu or torch.compiler.is_compiling():
-            return False
-        return bool(self.found_inf)
-
-
-def scaling_of(optimizer: Any, grad_scaler: Any = None) -> Scaling:
-    """Take the scale from where a scaler puts it: ``torch.amp`` on the optimizer, torch_npu's among the arguments."""
+    ``torch.amp`` puts them on the optimizer; torch_npu passes its scaler as an argument.
+    """
     if grad_scaler is None:
-        return Scaling(getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None))
+        return getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
     scaler_state = per_optimizer_state(grad_scaler, optimizer)
     if scaler_state["stage"].value == OptState.READY.value:
         grad_scaler.unscale_(optimizer)
-    return Scaling(None, sum(scaler_state["found_inf_per_device"].values()))
+    return None, sum(scaler_state["found_inf_per_device"].values())
 
 
 def step_lists(tensors: TensorLists, masters: list[Tensor], options: Options, schedule: EmaSchedule) -> None:
@@ -49,17 +38,23 @@ def step_lists(tensors: TensorLists, masters: list[Tensor], options: Options, sc
         options: the options of the group.
         schedule: says the decay.
     """
-    grads = [_like_its_parameter(grad, param) for grad, param in zip(tensors.grads, tensors.params, strict=True)]
-    tensors = tensors._replace(grads=grads).local()
-    masters = [local(master) for master in masters]
-    is_wide = [param.dtype == master.dtype for param, master in zip(tensors.params, masters, strict=True)]
-    _update(tensors.select(is_wide), options, schedule)
-    if all(is_wide):
+    if not all(is_plain(param) for param in tensors.params):
+        # The shards of a gradient have to be where those of its parameter are.
+        grads = [
+            grad.redistribute(placements=param.placements) if hasattr(param, "placements") else grad  # type: ignore[attr-defined]
+            for grad, param in zip(tensors.grads, tensors.params, strict=True)
+        ]
+        tensors = tensors._replace(grads=grads).local()
+        masters = [local(master) for master in masters]
+    is_rounded = [param.dtype != master.dtype for param, master in zip(tensors.params, masters, strict=True)]
+    if not any(is_rounded):
+        _update(tensors, options, schedule)
         return
-    rounded = tensors._replace(params=masters).select([not is_it for is_it in is_wide])
-    params = [param for param, is_it in zip(tensors.params, is_wide, strict=True) if not is_it]
-    for part in _parts(params):
-        batch = TensorLists(*(of_kind[part] for of_kind in rounded))
+    _update(tensors.select([not rounded for rounded in is_rounded]), options, schedule)
+    params = tensors.select(is_rounded).params
+    rounded = tensors._replace(params=masters).select(is_rounded)
+    for part in batches(params, _WIDENED_ELEMENTS):
+        batch = rounded.part(part)
         batch = batch._replace(
             grads=[grad.to(master.dtype) for grad, master in zip(batch.grads, batch.params, strict=True)]
         )
@@ -67,63 +62,42 @@ def step_lists(tensors: TensorLists, masters: list[Tensor], options: Options, sc
         foreach_copy_(params[part], batch.params)
 
 
-def _like_its_parameter(grad: Tensor, param: Tensor) -> Tensor:
-    """Return a gradient whose shards are where those of the parameter are."""
-    placements = getattr(param, "placements", None)
-    if placements is None or grad.placements == placements:  # type: ignore[attr-defined]
-        return grad
-    redistributed: Tensor = grad.redistribute(placements=placements)  # type: ignore[attr-defined]
-    return redistributed
-
-
-def _parts(params: list[Tensor]) -> Iterator[slice]:
-    start = elements = 0
-    for i, param in enumerate(params):
-        if elements and elements + param.numel() > _WIDENED_ELEMENTS:
-            yield slice(start, i)
-            start, elements = i, 0
-        elements += param.numel()
-    yield slice(start, len(params))
-
-
 def _update(tensors: TensorLists, options: Options, schedule: EmaSchedule) -> None:
     """Update with the decay that the schedule has for each parameter's step."""
-    if not tensors.params or schedule.is_constant:
+    if not tensors.params:
+        return
+    if schedule.is_constant:
         update(tensors, options)
         return
-    by_device = defaultdict(list)
+    by_decay, by_device = defaultdict(list), defaultdict(list)
     for i, step in enumerate(tensors.steps):
-        by_device[step.device].append(i)
-    for device, indices in by_device.items():
-        steps = torch.stack([tensors.steps[i] for i in indices]) + 1
-        if device.type == "cpu" and not torch.compiler.is_compiling():
-            by_step = defaultdict(list)
-            for i, step_number in zip(indices, steps.tolist(), strict=True):
-                by_step[step_number].append(i)
-            decays: list[float | Tensor] = [schedule.decay_at(step_number) for step_number in by_step]
-            members = list(by_step.values())
+        if step.is_cpu and not torch.compiler.is_compiling():
+            by_decay[schedule.decay_at(int(step) + 1)].append(i)
         else:
-            decays = list(schedule.decays_at(steps).unbind())
-            members = [[i] for i in indices]
-        for together, decay in zip(members, decays, strict=True):
-            lists = TensorLists(*([of_kind[i] for i in together] for of_kind in tensors))
-            update(lists, options._replace(ema_decay=decay))
+            by_device[step.device].append(i)
+    for known_decay, members in by_decay.items():
+        lists = TensorLists(*([listed[i] for i in members] for listed in tensors))
+        update(lists, options._replace(ema_decay=known_decay))
+    for members in by_device.values():
+        decays = schedule.decays_at(torch.stack([tensors.steps[i] for i in members]) + 1)
+        for i, decay in zip(members, decays.unbind(), strict=True):
+            update(tensors.part(slice(i, i + 1)), options._replace(ema_decay=decay))
 
 
 def step_buffer(buffer: FlatBuffer, options: Options, schedule: EmaSchedule) -> None:
     """Update the parameters of a buffer that have gradients, as few long ones."""
     if options.found_inf is not None and not options.found_inf.is_cpu:
-        buffer.is_exact = False
+        buffer.counts.is_exact = False
     runs = buffer.gather()
-    together: dict[float, list[TensorLists]] = defaultdict(list)
+    runs_by_decay: dict[float, list[TensorLists]] = defaultdict(list)
     for run in runs:
-        lists = buffer.lists(run)
-        if schedule.is_constant or buffer.is_exact:
-            together[schedule.decay_at(buffer.count(run) + 1)].append(lists)
+        lists = run.lists()
+        if schedule.is_constant or buffer.counts.is_exact:
+            runs_by_decay[schedule.decay_at(buffer.counts.values[run.members.start] + 1)].append(lists)
         else:
             decay = schedule.decays_at(lists.steps[0][0] + 1)
             update(lists, options._replace(ema_decay=decay))
-    for known_decay, entries in together.items():
-        merged = TensorLists(*([tensor for entry in entries for tensor in entry[kind]] for kind in range(6)))
+    for known_decay, entries in runs_by_decay.items():
+        merged = TensorLists(*([tensors[0] for tensors in kind] for kind in zip(*entries, strict=True)))
         update(merged, options._replace(ema_decay=known_decay))
     buffer.finish(runs)

@@ -1,24 +1,18 @@
 """``FusedEmaAdam``: Adam or AdamW that keeps an exponential moving average of the weights (aclnnApplyFusedEmaAdam)."""
 
+import warnings
 from collections.abc import Callable
-from itertools import zip_longest
+from itertools import compress, zip_longest
+from operator import is_
 from typing import Any, overload
 
-from torch_aclnn_ops._torch_compat import version_of
-from torch_aclnn_ops.functional._ema_adam_implementations import Options, TensorLists, local
 from torch_aclnn_ops.functional.ema_adam import why_unlike
+from torch_aclnn_ops.functional.ema_adam_kernels import Options, TensorLists, local
 from torch_aclnn_ops.optim import _checkpoints, _steps
 from torch_aclnn_ops.optim._averages import AveragingOptimizer
 from torch_aclnn_ops.optim._flat import FlatGroup
-from torch_aclnn_ops.optim._options import options_of
-from torch_aclnn_ops.optim._schedule import EmaSchedule
-from torch_aclnn_ops.optim._states import (
-    FittedState,
-    complete,
-    dtype_of_states,
-    take_over_writes,
-    warn_of_missing_average,
-)
+from torch_aclnn_ops.optim._options import EmaSchedule, options_of
+from torch_aclnn_ops.optim._states import CachedState, complete_all, dtype_of_states, sync_master_from_param
 
 import torch
 from torch import Tensor
@@ -73,7 +67,7 @@ class FusedEmaAdam(AveragingOptimizer):
             (``None``), as (1 + n) / (10 + n) (``"ratio"``), or as 1 - (1 + n / gamma) ** -power (``"power"``).
         ema_warmup_gamma: gamma of ``"power"``, in updates; above 0.
         ema_warmup_power: power of ``"power"``; above 0.
-        ema_start_step: so many steps long the average is the weights; at least 0.
+        ema_start_step: for the first ``ema_start_step`` steps the average equals the weights; at least 0.
         ema_update_every: steps from one update of the average to the next; at least 1.
         master_weights: keep float32 weights and states for 16-bit parameters. Without, their states have their dtype.
         flatten: keep weights, gradients and states of the parameters of a group in one buffer each, so that an NPU
@@ -154,8 +148,10 @@ class FusedEmaAdam(AveragingOptimizer):
 
     def _set_up(self) -> None:
         """Make what no checkpoint has."""
-        self._flat_groups: list[FlatGroup | None] = []
-        self._fitted: dict[Tensor, FittedState] = {}
+        # Of each group, by its index: its options, its buffers, and the states of the parameters that are in none.
+        self._checked_options: dict[int, tuple[list[object], tuple[Options, EmaSchedule] | None]] = {}
+        self._flat_groups: dict[int, FlatGroup] = {}
+        self._cached: dict[int, CachedState] = {}
         self._has_warned = False
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -182,7 +178,7 @@ class FusedEmaAdam(AveragingOptimizer):
     def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> float | None:
         """Update every parameter that has a gradient, and its average.
 
-        All options and gradients are looked at before any parameter is updated. Under a :class:`torch.amp.GradScaler`
+        All options and gradients are checked before any parameter is updated. Under a :class:`torch.amp.GradScaler`
         the step divides the gradients by the scale, and where the scaler has found an infinity nothing moves.
 
         Args:
@@ -201,34 +197,49 @@ class FusedEmaAdam(AveragingOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        parsed = [options_of(group) for group in self.param_groups]
+        parsed = [self._options_of(i, group) for i, group in enumerate(self.param_groups)]
         self._check_gradients()
-        scaling = _steps.scaling_of(self, **kwargs)
-        if scaling.is_known_to_skip():
+        grad_scale, found_inf = _steps.scaling_of(self, **kwargs)
+        is_compiling = torch.compiler.is_compiling()
+        if found_inf is not None and not is_compiling and found_inf.is_cpu and found_inf:
             return loss
-        for i, (group, (options, schedule)) in enumerate(zip(self.param_groups, parsed, strict=True)):
-            options = options._replace(grad_scale=scaling.grad_scale, found_inf=scaling.found_inf)
-            if self._flatten and not torch.compiler.is_compiling():
-                group = self._step_flat(i, options, schedule)
+        is_flattened = self._flatten and not is_compiling
+        for i, (options, schedule) in enumerate(parsed):
+            options = options._replace(grad_scale=grad_scale, found_inf=found_inf)
+            if is_flattened and not self._step_flat(i, options, schedule):
+                continue
             tensors = TensorLists([], [], [], [], [], [])
             masters: list[Tensor] = []
-            self._init_group(group, *tensors, masters)
-            _steps.step_lists(tensors, masters, options, schedule)
-            if not torch.compiler.is_compiling():
-                self._note_own_writes(tensors.params, masters)
+            self._init_group(i, is_flattened, masters, *tensors)
+            if tensors.params:
+                _steps.step_lists(tensors, masters, options, schedule)
+                if not is_compiling:
+                    self._cached[i].remember_own_writes()
         return loss
 
-    def _step_flat(self, i: int, options: Options, schedule: EmaSchedule) -> dict[str, Any]:
-        """Update the flattened parameters of a group; return a group of the others."""
-        group = self.param_groups[i]
-        self._flat_groups += [None] * (len(self.param_groups) - len(self._flat_groups))
-        flat_group = self._flat_groups[i]
+    def _options_of(self, i: int, group: dict[str, Any]) -> tuple[Options, EmaSchedule]:
+        """Take the options of a group, and check them unless they are the objects of the last step."""
+        if torch.compiler.is_compiling():
+            return options_of(group)
+        values = list(map(group.get, self.defaults))
+        checked, parsed = self._checked_options.get(i, ([], None))
+        # A tensor or a list may have got other contents.
+        is_fixed = not isinstance(group["lr"], Tensor) and isinstance(group["betas"], tuple)
+        if parsed is None or not is_fixed or not all(map(is_, values, checked)):
+            parsed = options_of(group)
+            self._checked_options[i] = values, parsed
+        return parsed
+
+    def _step_flat(self, i: int, options: Options, schedule: EmaSchedule) -> list[Tensor]:
+        """Update the flattened parameters of a group; return the others."""
+        group, flat_group = self.param_groups[i], self._flat_groups.get(i)
         if flat_group is None or not flat_group.is_current(group, self.state):
             flat_group = self._flat_groups[i] = FlatGroup(group, self.state, flat_group)
+            self._cached.pop(i, None)
         for buffer in flat_group.buffers:
             _steps.step_buffer(buffer, options, schedule)
-            self._warn(buffer.warns)
-        return {**group, "params": flat_group.rest}
+            self._warn(buffer.lacks_averages)
+        return flat_group.rest
 
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_with_ema_params("__getstate__")
@@ -242,10 +253,10 @@ class FusedEmaAdam(AveragingOptimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         previous_groups = self.__dict__.get("param_groups", [])
-        if "_fitted" not in self.__dict__:
+        if "_cached" not in self.__dict__:
             self._set_up()
         super().__setstate__(state)
-        self._fitted.clear()
+        self._cached.clear()
         self._has_warned = False
         for group, previous in zip_longest(self.param_groups, previous_groups, fillvalue=self.defaults):
             for name in self.defaults.keys() - {"differentiable"}:  # which the base class adds here
@@ -257,49 +268,46 @@ class FusedEmaAdam(AveragingOptimizer):
 
     def _init_group(
         self,
-        group: dict[str, Any],
+        i: int,
+        is_flattened: bool,
+        masters: list[Tensor],
         params: list[Tensor],
         grads: list[Tensor],
-        exp_avgs: list[Tensor],
-        exp_avg_sqs: list[Tensor],
-        ema_params: list[Tensor],
-        steps: list[Tensor],
-        masters: list[Tensor],
+        *states: list[Tensor],
     ) -> None:
-        """Fill the lists, and make the states that are missing; torch.compile knows a method of this name and form."""
-        for param in group["params"]:
-            grad = param.grad
-            if grad is None:
-                continue
-            state = self.state[param]
-            fitted = self._fitted.get(param)
-            if fitted is None or not fitted.is_current(param, state):
-                self._warn(complete(state, param, dtype_of_states(param, group["master_weights"])))
-                fitted = self._fitted[param] = FittedState(param, state)
-            master = fitted.master
-            if master is not param and fitted.version != version_of(param):
-                take_over_writes(local(master), local(param))
-            params.append(param)
-            grads.append(grad)
-            exp_avgs.append(fitted.exp_avg)
-            exp_avg_sqs.append(fitted.exp_avg_sq)
-            ema_params.append(fitted.ema_param)
-            steps.append(fitted.step)
-            masters.append(master)
+        """Fill the lists with the tensors of what is not flattened and has a gradient.
 
-    def _note_own_writes(self, params: list[Tensor], masters: list[Tensor]) -> None:
-        for param, master in zip(params, masters, strict=True):
-            if master is not param:
-                self._fitted[param].version = version_of(param)
+        torch.compile knows a method of this name: it does not trace it, and takes numbers and lists for arguments.
+        """
+        group, cached = self.param_groups[i], self._cached.get(i)
+        all_params = self._flat_groups[i].rest if is_flattened else group["params"]
+        if cached is None or not cached.is_current(all_params, self.state) or cached.new_params():
+            self._warn(complete_all(self.state, all_params, group["master_weights"]))
+            cached = self._cached[i] = CachedState(all_params, self.state)
+        if cached.were_params_written():
+            for master, param in zip(cached.masters, cached.params, strict=True):
+                if master is not param:
+                    sync_master_from_param(local(master), local(param))
+        all_grads = [param.grad for param in cached.params]
+        has_grad = [grad is not None for grad in all_grads]
+        grads += [grad for grad in all_grads if grad is not None]
+        for listed, of_all in zip(
+            (masters, params, *states), (cached.masters, cached.params, *cached.lists), strict=True
+        ):
+            listed += compress(of_all, has_grad)
 
     def _warn(self, lacks_average: bool) -> None:
         if lacks_average and not self._has_warned:
             self._has_warned = True
-            warn_of_missing_average()
+            warnings.warn(
+                "FusedEmaAdam: the loaded state has no 'ema_params' for parameters that were trained before, as a"
+                " checkpoint of torch.optim.AdamW; their averages start from the weights",
+                stacklevel=6,
+            )
 
     def _check_gradients(self) -> None:
         for i, group in enumerate(self.param_groups):
-            flat_group = self._flat_groups[i] if i < len(self._flat_groups) else None
+            flat_group = self._flat_groups.get(i)
             if flat_group is not None and not torch.compiler.is_compiling() and flat_group.has_own_grads():
                 continue
             for j, param in enumerate(group["params"]):

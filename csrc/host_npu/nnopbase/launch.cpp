@@ -4,8 +4,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "ascendcl/device.h"
 #include "nnopbase/call.h"
-#include "runtime/device.h"
 
 namespace host_npu {
 namespace {
@@ -51,7 +51,7 @@ class Workspace {
 
     void check() const {
         if (std::any_of(canary_.begin(), canary_.end(), [](std::byte byte) { return byte != kCanary; })) {
-            throw std::runtime_error("somebody wrote to the workspace while the kernel used it");
+            throw std::runtime_error("the workspace was written to while the kernel used it");
         }
     }
 

@@ -6,7 +6,7 @@
 #include <mutex>
 #include <vector>
 
-#include "runtime/device.h"
+#include "ascendcl/device.h"
 
 namespace host_npu {
 

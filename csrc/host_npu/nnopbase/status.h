@@ -6,7 +6,7 @@
 #include <string>
 
 #include "aclnn/acl_meta.h"
-#include "runtime/device.h"
+#include "ascendcl/device.h"
 
 namespace host_npu {
 

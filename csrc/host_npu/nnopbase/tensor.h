@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "aclnn/acl_meta.h"
-#include "runtime/device.h"
+#include "ascendcl/device.h"
 
 namespace host_npu {
 

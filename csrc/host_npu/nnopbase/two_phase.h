@@ -28,7 +28,7 @@ class HOST_NPU_EXPORT PhaseOne {
   public:
     PhaseOne(const Api& api, std::uint64_t* workspace_size, aclOpExecutor** executor);
 
-    // Takes down all arguments of the call: together they are the key of the cache.
+    // Records all arguments of the call; together they are the key of the cache.
     template <class... Arguments>
     PhaseOne& with(const Arguments&... arguments) {
         (add(arguments), ...);

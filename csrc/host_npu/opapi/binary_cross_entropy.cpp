@@ -8,6 +8,7 @@
 #include "opapi/checks.h"
 #include "opapi/chip.h"
 #include "opapi/elements.h"
+#include "opapi/native_kernels.h"
 #include "opapi/reduction.h"
 #include "opapi/workspace.h"
 
@@ -16,13 +17,14 @@ namespace {
 
 constexpr Api kForward{"aclnnBinaryCrossEntropy", "aclnnBinaryCrossEntropyGetWorkspaceSize"};
 constexpr Api kBackward{"aclnnBinaryCrossEntropyBackward", "aclnnBinaryCrossEntropyBackwardGetWorkspaceSize"};
+const NativeKernels native{"aten::binary_cross_entropy", "aten::binary_cross_entropy_backward"};
 
 // Keeps a gradient finite where self is 0 or 1.
 constexpr float kSmallestDenominator = 1e-12f;
 // Keeps a loss finite there.
 constexpr float kSmallestLog = -100.0f;
 
-// not a number stays what it is, unlike in std::max(value, bound).
+// NaN stays NaN, unlike in std::max(value, bound).
 float at_least(float bound, float value) { return value < bound ? bound : value; }
 
 float loss(float x, float y, float weight) {
@@ -48,8 +50,7 @@ Plan plan_forward(const Named& self, const Named& target, const Named& weight, s
     if (self->empty()) {
         result->layout.shape = shape;
         result->layout.strides = contiguous_strides(shape);
-        return {
-            .kernel = [=](const KernelArguments& arguments) { fill(arguments[3], reduction_of_nothing(reduction)); }};
+        return {.kernel = [=](const KernelArguments& arguments) { fill(arguments[3], loss_of_empty(reduction)); }};
     }
     const bool one_element = reduction != kNone && out->numel() == 1;
     if (!one_element) require_shape(out, shape);

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
+#include "ascendcl/device.h"
 #include "nnopbase/dtype.h"
-#include "runtime/device.h"
 
 namespace host_npu {
 

@@ -20,7 +20,7 @@ inline constexpr bool kIsComplex<std::complex<Part>> = true;
 template <class Value>
 inline constexpr bool kIs16Bit = std::is_same_v<Value, Float16> || std::is_same_v<Value, BFloat16>;
 
-// Rounds towards zero and saturates, as the device does; not a number becomes 0.
+// Rounds towards zero and saturates, as the device does; NaN becomes 0.
 template <class Float>
 std::int64_t to_integer(Float value) {
     if (!(value == value)) return 0;

@@ -8,6 +8,7 @@
 #include "opapi/checks.h"
 #include "opapi/chip.h"
 #include "opapi/elements.h"
+#include "opapi/native_kernels.h"
 #include "opapi/workspace.h"
 
 namespace host_npu {
@@ -15,8 +16,9 @@ namespace {
 
 constexpr Api kForward{"aclnnEmbedding", "aclnnEmbeddingGetWorkspaceSize"};
 constexpr Api kBackward{"aclnnEmbeddingDenseBackward", "aclnnEmbeddingDenseBackwardGetWorkspaceSize"};
+const NativeKernels native{"aten::embedding", "aten::embedding_dense_backward"};
 
-// On the device these read or write beside the tensor, mostly without a word.
+// On the device such an index reads or writes outside the tensor, mostly without an error.
 [[noreturn]] void fault(std::int64_t index, std::int64_t rows) {
     throw std::out_of_range("index " + std::to_string(index) + " is outside the " + std::to_string(rows) +
                             " rows of the embedding");
@@ -70,7 +72,7 @@ Plan plan_forward(const Named& weight, const Named& indices, const Named& out) {
     require_shape(out, leading);
     if (weight->empty() || indices->empty()) return {};
 
-    // Neither weight's rank nor the width of a row was checked: the copy to out finds that they do not fit.
+    // Neither weight's rank nor the width of a row was checked: the copy to out refuses what does not fit.
     auto gathered = indices->shape;
     for (std::size_t index = 1; index < weight->shape.rank(); ++index) gathered.push_back(weight->shape[index]);
     if (weight->shape.rank() == 0 || !(gathered == out->shape)) {
@@ -101,7 +103,7 @@ struct Backward {
 
     // The row that an index means, or -1 if none does.
     std::int64_t row(std::int64_t index) const {
-        // A2 and A3 work with 32-bit indices and ask nobody whether all fit.
+        // A2 and A3 use 32-bit indices, and do not check that all fit.
         if (is_a2_or_a3()) index = static_cast<std::int32_t>(index);
         if (index >= 0 && index < num_weights) return index == padding_idx ? -1 : index;
         if (!skips_outside() && !(small_dim && index == padding_idx)) fault(index, num_weights);

@@ -5,6 +5,7 @@
 #include "opapi/checks.h"
 #include "opapi/chip.h"
 #include "opapi/elements.h"
+#include "opapi/native_kernels.h"
 #include "opapi/reduction.h"
 #include "opapi/workspace.h"
 
@@ -13,6 +14,7 @@ namespace {
 
 constexpr Api kForward{"aclnnMseLoss", "aclnnMseLossGetWorkspaceSize"};
 constexpr Api kBackward{"aclnnMseLossBackward", "aclnnMseLossBackwardGetWorkspaceSize"};
+const NativeKernels native{"aten::mse_loss", "aten::mse_loss_backward"};
 
 // Whether the kernel in AscendC takes over, which does not broadcast.
 template <class... Layouts>
@@ -32,8 +34,7 @@ Plan plan_forward(const Named& self, const Named& target, std::int64_t reduction
 
     if (self->empty() || target->empty()) {
         if (reduction == kNone) return {};
-        return {
-            .kernel = [=](const KernelArguments& arguments) { fill(arguments[2], reduction_of_nothing(reduction)); }};
+        return {.kernel = [=](const KernelArguments& arguments) { fill(arguments[2], loss_of_empty(reduction)); }};
     }
     Intermediates intermediates;
     intermediates.argument(self.layout(), dtype).argument(target.layout(), dtype).argument(out.layout(), dtype);

@@ -10,7 +10,7 @@ inline constexpr std::int64_t kNone = 0;
 inline constexpr std::int64_t kMean = 1;
 
 // The loss of an empty tensor.
-inline float reduction_of_nothing(std::int64_t reduction) {
+inline float loss_of_empty(std::int64_t reduction) {
     return reduction == kMean ? std::numeric_limits<float>::quiet_NaN() : 0.0f;
 }
 

@@ -90,7 +90,7 @@ const Case determinism{"cache/determinism_is_part_of_the_key", [] {
                            });
                        }};
 
-// Nothing but the address is new, so phase one does not notice that the output is a scrap of memory.
+// Only the address is new, so phase one does not notice that the output's memory is too small.
 const Case hit_skips_checks{"cache/hit_skips_validation", [] {
                                 in_new_thread([] {
                                     MseLossBackward call;

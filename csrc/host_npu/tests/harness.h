@@ -31,7 +31,7 @@ void expect_equal(const Actual& actual, const Expected& expected, const Parts&..
     if (!(actual == expected)) throw Failure(join(what..., " is ", actual, ", expected ", expected));
 }
 
-// |actual - expected| <= tolerance * max(1, |expected|), element by element; not a number equals itself.
+// |actual - expected| <= tolerance * max(1, |expected|), element by element; NaN equals NaN.
 inline void expect_close(const std::vector<double>& actual, const std::vector<double>& expected, double tolerance,
                          const std::string& what) {
     expect_equal(actual.size(), expected.size(), what, ": the number of elements");

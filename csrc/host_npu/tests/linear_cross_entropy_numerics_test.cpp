@@ -243,7 +243,7 @@ const Case strided_softmax{"numerics/fused_linear_cross_entropy_loss_grad_copies
                            }};
 
 const Case stray_targets{"numerics/fused_linear_cross_entropy_loss_grad_with_stray_targets", [] {
-                             // Beside the softmax it is a fault; without one no tile has the target.
+                             // Outside the softmax it is a fault; without one no tile has the target.
                              LossGrad call;
                              call.masked_target.set({0, -100, 1});
                              expect(launch(call, phase_one(call)) != 0, "target -100 went unnoticed");

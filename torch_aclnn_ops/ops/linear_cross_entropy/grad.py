@@ -5,12 +5,15 @@ from typing import Any
 from torch_aclnn_ops.ops._checks import check_dtype, check_floating_point, check_rank, check_shape, values_are_readable
 from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
 from torch_aclnn_ops.ops._raw_operator import RawOperator
-from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import row_chunks, unpack_mask
+from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import linear_limits, row_chunks, unpack_mask
 
 import torch
 from torch import Tensor
 
 _NAME = "fused_linear_cross_entropy_loss_grad"
+
+# Rows and classes beyond which the kernel fails that takes a softmax.
+_MAX_SOFTMAX = (65535, 24560)
 
 
 def _check(
@@ -58,7 +61,9 @@ def _required(logits_max: Tensor | None, sum_exp_logits: Tensor | None) -> dict[
     return statistics
 
 
-def _check_values(weight: Tensor, target_mask: Tensor, masked_target: Tensor, **_: Any) -> None:
+def _check_values(
+    _grad: Tensor, _input: Tensor, weight: Tensor, target_mask: Tensor, masked_target: Tensor, *_: object
+) -> None:
     # Such a target would be looked up outside the shard.
     if not values_are_readable(masked_target):
         return
@@ -130,7 +135,14 @@ def _kernel(
     return input_grad, weight_grad.to(weight.dtype)
 
 
-def _fake(input: Tensor, weight: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+def _limits(soc: str, _grad: Tensor, input: Tensor, weight: Tensor, *others: Any) -> str | None:
+    reason, softmax = linear_limits(soc, input, weight), others[-1]
+    if reason is None and softmax is not None and any(map(int.__gt__, (input.shape[0], weight.shape[0]), _MAX_SOFTMAX)):
+        return f"softmax has shape {list(softmax.shape)} and CANN's operator takes at most {list(_MAX_SOFTMAX)}"
+    return reason
+
+
+def _fake(_grad: Tensor, input: Tensor, weight: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return input.new_empty(input.shape), weight.new_empty(weight.shape)
 
 
@@ -138,6 +150,8 @@ fused_linear_cross_entropy_loss_grad = RawOperator(
     "fused_linear_cross_entropy_loss_grad(Tensor grad, Tensor input, Tensor weight, Tensor target_mask,"
     " Tensor masked_target, Tensor? logits_max=None, Tensor? sum_exp_logits=None, Tensor(a!)? softmax=None)"
     " -> (Tensor input_grad, Tensor weight_grad)",
+    cann="aclnnFusedLinearCrossEntropyLossGrad",
+    limits=_limits,
     check=_check,
     check_values=_check_values,
     formula=formula,

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch_aclnn_ops._torch_compat import is_autocast_available, schema_of
 from torch_aclnn_ops.ops._numerics import accumulation_dtype
-from torch_aclnn_ops.ops._paths import log_path, why_not_cann
+from torch_aclnn_ops.ops._paths import log_path
 from torch_aclnn_ops.ops._raw_operator import NAMESPACE
 from torch_aclnn_ops.ops.linear_cross_entropy import chunks
 from torch_aclnn_ops.ops.linear_cross_entropy.grad import fused_linear_cross_entropy_loss_grad
@@ -51,9 +51,8 @@ def why_not_fused(problem: Problem) -> str | None:
     for reason, holds in reasons:
         if holds:
             return reason
-    return why_not_cann(
-        "fused_linear_online_max_sum", {"input": input, "weight": problem.linear_weight, "target": problem.target}
-    )
+    weight = problem.linear_weight
+    return fused_linear_online_max_sum.why_not_cann(input, weight, problem.target, 0, weight.shape[0], False)
 
 
 def _describe(problem: Problem, plan: Plan) -> str:
@@ -99,10 +98,8 @@ def compute_gradients(
         # The operator makes both gradients or none.
         if all(problem.request.gradients[:2]):
             return *_fused_gradients(problem, grad_statistics, log_sum_exp), None
-        log_path(
-            "fused_linear_cross_entropy_loss_grad",
-            lambda: "formula in torch calls, because not both gradients are needed",
-        )
+        name = fused_linear_cross_entropy_loss_grad.name
+        log_path(name, lambda: "formula in torch calls, because not both gradients are needed")
     plan = problem.plan_rows()
     log_path(_NAME, lambda: f"logits computed again for the gradients; {_describe(problem, plan)}")
     results: tuple[Tensor | None, ...] = _run_without_autocast(
@@ -166,6 +163,7 @@ def _fused_gradients(problem: Problem, grad_statistics: Statistics, log_sum_exp:
         target.clamp(min=0),
         grad_statistics.logits_max,
         log_sum_exp.exp() * ratio,
+        None,
     )
     return gradients
 

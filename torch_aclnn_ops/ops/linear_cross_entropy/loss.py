@@ -1,6 +1,7 @@
 """``fused_cross_entropy_loss_with_max_sum``: the loss of reduced logits (aclnnFusedCrossEntropyLossWithMaxSum)."""
 
 from torch_aclnn_ops.ops._checks import check_dtype, check_floating_point, check_rank, check_shape
+from torch_aclnn_ops.ops._limits import why_not_chip
 from torch_aclnn_ops.ops._raw_operator import RawOperator
 
 import torch
@@ -33,6 +34,12 @@ def formula(
     return loss, shifted.exp() / sum_exp_logits.unsqueeze(1)
 
 
+def _limits(soc: str, logits_max: Tensor, *_: object) -> str | None:
+    if logits_max.dtype != torch.float32:
+        return f"logits_max is {logits_max.dtype} and CANN's operator takes torch.float32"
+    return why_not_chip(soc, "Ascend910B", "Ascend910_93", "Ascend950")
+
+
 def _fake(
     logits_max: Tensor, sum_exp_logits: Tensor, predicted_logits: Tensor, logits: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -43,6 +50,8 @@ def _fake(
 fused_cross_entropy_loss_with_max_sum = RawOperator(
     "fused_cross_entropy_loss_with_max_sum(Tensor logits_max, Tensor sum_exp_logits, Tensor predicted_logits,"
     " Tensor? logits=None) -> (Tensor loss, Tensor softmax)",
+    cann="aclnnFusedCrossEntropyLossWithMaxSum",
+    limits=_limits,
     check=_check,
     formula=formula,
     fake=_fake,

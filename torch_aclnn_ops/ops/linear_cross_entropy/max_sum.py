@@ -1,9 +1,9 @@
 """``fused_linear_online_max_sum``: reduce a shard's logits (aclnnFusedLinearOnlineMaxSum)."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from torch_aclnn_ops.ops._checks import check_dtype, check_floating_point, check_rank, check_shape, values_are_readable
+from torch_aclnn_ops.ops._limits import why_not_chip
 from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
 from torch_aclnn_ops.ops._raw_operator import RawOperator
 
@@ -14,6 +14,27 @@ _NAME = "fused_linear_online_max_sum"
 
 # Logits held at a time: 32 MiB in float32, enough rows for matrix products at full speed.
 _LOGITS_AT_A_TIME = 2**23
+# Limits of the kernels, some of which CANN's checks leave to a failure inside of them.
+_MIN_CLASSES = 128
+_MAX_FEATURES = 65534
+
+
+def linear_limits(soc: str, input: Tensor, weight: Tensor, *_: object) -> str | None:
+    """Return what the operators that multiply input and weight do not take of them on an NPU, or ``None``."""
+    reason = why_not_chip(soc, "Ascend910B", "Ascend910_93")
+    if reason is not None:
+        return reason
+    for name, tensor in (("input", input), ("weight", weight)):
+        if tensor.dtype not in (torch.float16, torch.bfloat16):
+            return f"{name} is {tensor.dtype} and CANN's operator takes torch.float16 and torch.bfloat16"
+    if weight.dim() != 2 or input.dim() != 2:
+        return "CANN's operator takes matrices"
+    classes, features = weight.shape
+    if classes < _MIN_CLASSES:
+        return f"weight has {classes} classes and CANN's operator takes {_MIN_CLASSES} or more"
+    if features > _MAX_FEATURES:
+        return f"weight has {features} features and CANN's operator takes at most {_MAX_FEATURES}"
+    return None
 
 
 def row_chunks(rows: int, classes: int, size: int | None = None) -> Iterator[slice]:
@@ -41,7 +62,7 @@ def unpack_mask(target_mask: Tensor, rows: int) -> Tensor:
 
 
 def _check(
-    input: Tensor, weight: Tensor, target: Tensor, vocab_start_index: int, vocab_end_index: int, **_: Any
+    input: Tensor, weight: Tensor, target: Tensor, vocab_start_index: int, vocab_end_index: int, *_: object
 ) -> None:
     check_floating_point(_NAME, input=input)
     check_dtype(_NAME, [input.dtype], "as input has", weight=weight)
@@ -60,7 +81,9 @@ def _check(
         )
 
 
-def _check_values(weight: Tensor, target: Tensor, vocab_start_index: int, vocab_end_index: int, **_: Any) -> None:
+def _check_values(
+    _input: Tensor, weight: Tensor, target: Tensor, vocab_start_index: int, vocab_end_index: int, *_: object
+) -> None:
     # Such a target would be looked up behind the shard's last row.
     end = vocab_start_index + weight.shape[0]
     if vocab_end_index <= end or not values_are_readable(target):
@@ -96,11 +119,15 @@ def formula(
     )
 
 
-def _kernel(input: Tensor, weight: Tensor, target: Tensor, return_logits: bool, **arguments: Any) -> tuple[Tensor, ...]:
+def _kernel(
+    input: Tensor, weight: Tensor, target: Tensor, vocab_start_index: int, vocab_end_index: int, return_logits: bool
+) -> tuple[Tensor, ...]:
     wide_weight = widen(weight)
-    outputs = _fake(input, weight, target, return_logits)
+    outputs = _fake(input, weight, target, vocab_start_index, vocab_end_index, return_logits)
     for rows in row_chunks(input.shape[0], weight.shape[0]):
-        chunk = formula(widen(input[rows]), wide_weight, target[rows], return_logits=return_logits, **arguments)
+        chunk = formula(
+            widen(input[rows]), wide_weight, target[rows], vocab_start_index, vocab_end_index, return_logits
+        )
         mask_bytes = slice(rows.start // 8, (rows.stop + 7) // 8)
         for output, part, place in zip(outputs, chunk, (rows, rows, rows, mask_bytes, rows, rows), strict=True):
             output[place] = part
@@ -108,7 +135,7 @@ def _kernel(input: Tensor, weight: Tensor, target: Tensor, return_logits: bool, 
 
 
 def _fake(
-    input: Tensor, weight: Tensor, target: Tensor, return_logits: bool, **_: Any
+    input: Tensor, weight: Tensor, target: Tensor, _start: int, _end: int, return_logits: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     rows = input.shape[0]
     wide = accumulation_dtype(input.dtype)
@@ -126,6 +153,8 @@ fused_linear_online_max_sum = RawOperator(
     "fused_linear_online_max_sum(Tensor input, Tensor weight, Tensor target, int vocab_start_index,"
     " int vocab_end_index, bool return_logits=False) -> (Tensor logits_max, Tensor sum_exp_logits,"
     " Tensor predicted_logits, Tensor target_mask, Tensor masked_target, Tensor logits)",
+    cann="aclnnFusedLinearOnlineMaxSum",
+    limits=linear_limits,
     check=_check,
     check_values=_check_values,
     formula=formula,

@@ -1,0 +1,196 @@
+"""What a training loop pays for a call: ``python -m benchmarks.call_overhead [--device npu] [--instructions]``.
+
+Forward and backward of every drop-in and module, and a step of the optimizer, against torch's own on the same device,
+in one process and one thread. On an NPU these are torch_npu's, whose autograd is C++. Without an NPU the host NPU
+stands in for it; both sides call the same operators there.
+"""
+
+import argparse
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch_aclnn_ops
+from torch_aclnn_ops import functional as ours
+from torch_aclnn_ops import host_npu
+
+import torch
+from torch import Tensor
+
+from benchmarks._harness import Call, interleaved, print_table
+from benchmarks._instructions import count_instructions, run_counted
+
+ELEMENTS = (128, 4096, 65536, 2**20)
+_DIM = 16  # of the embedding
+_COUNTED_CALLS = 200
+_DECAY = 0.999
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The same call by torch and by this package."""
+
+    torch: Call
+    ours: Call
+
+
+def pairs(device: str, elements: int) -> Iterator[tuple[str, Callable[[], Pair]]]:
+    """Yield the names of the calls of one size, and what makes them."""
+    generator = torch.Generator().manual_seed(0)
+
+    def rand(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator).to(device)
+
+    def losses(theirs: Callable[..., Tensor], mine: Callable[..., Tensor]) -> Pair:
+        input, target = rand(elements).requires_grad_(), rand(elements)
+        return Pair(_backward(theirs, input, input, target), _backward(mine, input, input, target))
+
+    def tables(theirs: Callable[..., Tensor], mine: Callable[..., Tensor], weight: Tensor) -> Pair:
+        indices = torch.randint(weight.shape[0], (max(elements // _DIM, 1),), generator=generator).to(device)
+        grad = rand(indices.shape[0], _DIM)
+        return Pair(_backward(theirs, weight, indices, grad=grad), _backward(mine, weight, indices, grad=grad))
+
+    def table() -> Tensor:
+        return rand(max(elements // 64, 20), _DIM).requires_grad_()
+
+    def functions() -> Pair:
+        weight = table()
+        return tables(
+            lambda indices: torch.nn.functional.embedding(indices, weight),
+            lambda indices: ours.embedding(indices, weight),
+            weight,
+        )
+
+    def modules() -> Pair:
+        theirs = torch.nn.Embedding.from_pretrained(table().detach(), freeze=False)
+        mine = torch_aclnn_ops.nn.Embedding.from_pretrained(theirs.weight.detach(), freeze=False)
+        mine.weight = theirs.weight
+        return tables(theirs, mine, theirs.weight)
+
+    nn = torch_aclnn_ops.nn
+    yield "mse_loss", lambda: losses(torch.nn.functional.mse_loss, ours.mse_loss)
+    yield "MSELoss", lambda: losses(torch.nn.MSELoss(), nn.MSELoss())
+    yield (
+        "binary_cross_entropy",
+        lambda: losses(torch.nn.functional.binary_cross_entropy, ours.binary_cross_entropy),
+    )
+    yield "BCELoss", lambda: losses(torch.nn.BCELoss(), nn.BCELoss())
+    yield "embedding", functions
+    yield "Embedding", modules
+    yield "FusedEmaAdam.step", lambda: _steps(rand(elements), rand(elements))
+    if elements == ELEMENTS[0]:
+        yield "linear_cross_entropy 8x16x200", lambda: _linear_cross_entropies(rand, device)
+
+
+def _backward(function: Callable[..., Tensor], trained: Tensor, *arguments: Tensor, grad: Tensor | None = None) -> Call:
+    def call() -> None:
+        function(*arguments).backward(grad)
+        trained.grad = None
+
+    return call
+
+
+def _linear_cross_entropies(rand: Callable[..., Tensor], device: str) -> Pair:
+    input, head = rand(8, 16).requires_grad_(), rand(200, 16).requires_grad_()
+    target = torch.arange(8, device=device)
+
+    def theirs(input: Tensor, head: Tensor, target: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(torch.nn.functional.linear(input, head), target)
+
+    return Pair(
+        _backward(theirs, head, input, head, target), _backward(ours.linear_cross_entropy, head, input, head, target)
+    )
+
+
+def _steps(weight: Tensor, grad: Tensor) -> Pair:
+    weights = [torch.nn.Parameter(copy.deepcopy(weight)) for _ in range(2)]
+    for one in weights:
+        one.grad = grad.clone()
+    adam = torch.optim.AdamW(weights[:1], fused=True if weight.is_cpu else None)
+    average = weights[0].detach().clone()
+
+    def step_and_average() -> None:
+        adam.step()
+        average.lerp_(weights[0].detach(), 1 - _DECAY)
+
+    return Pair(step_and_average, torch_aclnn_ops.optim.FusedEmaAdam(weights[1:], ema_decay=_DECAY).step)
+
+
+def _wait(device: str) -> None:
+    if device == "npu":
+        torch.npu.synchronize()
+
+
+def main(device: str, rounds: int, sizes: tuple[int, ...] = ELEMENTS) -> None:
+    """Print a table of microseconds, and their ratio to torch's."""
+    rows = []
+    for elements in sizes:
+        # A few milliseconds a round, and fewer calls than torch_npu's queue has places.
+        calls = max(2, min(100, 2**18 // elements))
+        for name, make in pairs(device, elements):
+            pair = make()
+
+            def repeat(call: Call, calls: int = calls) -> Call:
+                def repeated() -> None:
+                    for _ in range(calls):
+                        call()
+                    _wait(device)
+
+                return repeated
+
+            timings = interleaved({"torch": repeat(pair.torch), "ours": repeat(pair.ours)}, rounds)
+            theirs, mine = timings["torch"], timings["ours"]
+            rows.append(
+                {
+                    "call": name,
+                    "elements": str(elements),
+                    "torch us": f"{theirs.minimum / calls * 1e6:.1f}",
+                    "torch_aclnn_ops us": f"{mine.minimum / calls * 1e6:.1f}",
+                    "ratio of minima": f"{mine.minimum / theirs.minimum:.2f}",
+                    "ratio of medians": f"{mine.median / theirs.median:.2f}",
+                }
+            )
+    print_table(rows)
+
+
+def count(device: str, elements: int = ELEMENTS[0]) -> None:
+    """Print a table of the instructions of the calling thread."""
+    rows = []
+    for name, _ in pairs(device, elements):
+        counts = [
+            count_instructions("benchmarks.call_overhead", (device, str(elements), name, by), _COUNTED_CALLS)
+            for by in ("torch", "ours")
+        ]
+        rows.append(
+            {
+                "call": name,
+                "elements": str(elements),
+                "torch": f"{counts[0]:.0f}",
+                "torch_aclnn_ops": f"{counts[1]:.0f}",
+                "ratio": f"{counts[1] / counts[0]:.2f}",
+            }
+        )
+    print_table(rows)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=["cpu", "npu"], default="cpu")
+    parser.add_argument("--instructions", action="store_true", help="count instructions of 128 elements with valgrind")
+    parser.add_argument("--rounds", type=int, default=60, help="counted rounds of the clock")
+    parser.add_argument("--elements", type=int, nargs="*", default=ELEMENTS, help="sizes")
+    parser.add_argument("--run", nargs=6, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    chosen = options.run[2] if options.run else options.device
+    if chosen == "npu" and not options.instructions:
+        if not hasattr(torch, "npu"):
+            host_npu.enable()
+        torch.npu.set_compile_mode(jit_compile=False)
+    if options.run:
+        library, calls, device, elements, name, by = options.run
+        run_counted(getattr(dict(pairs(device, int(elements)))[name](), by), lambda: _wait(device), library, calls)
+    elif options.instructions:
+        count(options.device)
+    else:
+        main(options.device, options.rounds, tuple(options.elements))

@@ -1,0 +1,202 @@
+// Copies between host and devices, and fills.
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "acl/acl.h"
+#include "ascendcl/context.h"
+#include "ascendcl/error.h"
+#include "ascendcl/memory.h"
+
+using namespace host_npu;
+
+namespace {
+
+struct Copy {
+    void* to;
+    const void* from;
+    std::size_t size;
+};
+
+// Rows of `size` bytes each; a plain copy has one.
+struct Rows {
+    Copy first;
+    std::size_t to_pitch;
+    std::size_t from_pitch;
+    std::size_t count;
+};
+
+bool is_device(const void* pointer) { return DeviceMemory::instance().contains(pointer); }
+
+void require_side(const void* pointer, bool wants_device, const char* argument) {
+    require(pointer, argument);
+    if (is_device(pointer) != wants_device) {
+        throw Error(ACL_ERROR_RT_PARAM_INVALID, std::string(argument) + " is " + (wants_device ? "host" : "device") +
+                                                    " memory, which the kind of the copy excludes");
+    }
+}
+
+void check_kind(const Copy& copy, aclrtMemcpyKind kind) {
+    switch (kind) {
+        case ACL_MEMCPY_HOST_TO_HOST:
+            require_side(copy.to, false, "dst");
+            require_side(copy.from, false, "src");
+            return;
+        case ACL_MEMCPY_HOST_TO_DEVICE:
+        case ACL_MEMCPY_HOST_TO_BUF_TO_DEVICE:
+            require_side(copy.to, true, "dst");
+            require_side(copy.from, false, "src");
+            return;
+        case ACL_MEMCPY_DEVICE_TO_HOST:
+            require_side(copy.to, false, "dst");
+            require_side(copy.from, true, "src");
+            return;
+        case ACL_MEMCPY_DEVICE_TO_DEVICE:
+        case ACL_MEMCPY_INNER_DEVICE_TO_DEVICE:
+        case ACL_MEMCPY_INTER_DEVICE_TO_DEVICE:
+            require_side(copy.to, true, "dst");
+            require_side(copy.from, true, "src");
+            return;
+        case ACL_MEMCPY_DEFAULT:
+            require(copy.to, "dst");
+            require(copy.from, "src");
+            return;
+    }
+    throw Error(ACL_ERROR_RT_PARAM_INVALID, "there is no kind of copy " + std::to_string(kind));
+}
+
+// Where the host reads or writes `size` bytes at an address of either side.
+void* reachable(const void* pointer, std::size_t size) {
+    return is_device(pointer) ? DeviceMemory::instance().alias(pointer, size) : const_cast<void*>(pointer);
+}
+
+void perform(const Copy& copy) {
+    if (copy.size > 0) std::memmove(reachable(copy.to, copy.size), reachable(copy.from, copy.size), copy.size);
+}
+
+Copy row(const Rows& rows, std::size_t index) {
+    return {static_cast<char*>(rows.first.to) + index * rows.to_pitch,
+            static_cast<const char*>(rows.first.from) + index * rows.from_pitch, rows.first.size};
+}
+
+void perform(const Rows& rows) {
+    for (std::size_t index = 0; index < rows.count; ++index) perform(row(rows, index));
+}
+
+// Refuses in the calling thread what would fault on the stream.
+void check(const Copy& copy, std::size_t room, aclrtMemcpyKind kind) {
+    require(copy.size > 0, "count is 0");
+    require(copy.size <= room, "count is more than destMax");
+    check_kind(copy, kind);
+    reachable(copy.to, copy.size);
+    reachable(copy.from, copy.size);
+}
+
+void check(const Rows& rows, aclrtMemcpyKind kind) {
+    require(rows.count > 0, "height is 0");
+    require(rows.first.size <= rows.to_pitch, "width is more than dpitch");
+    require(rows.first.size <= rows.from_pitch, "width is more than spitch");
+    check(rows.first, rows.to_pitch, kind);
+    check(row(rows, rows.count - 1), rows.to_pitch, kind);
+}
+
+std::vector<Copy> batch(void** dsts, const size_t* rooms, void** srcs, const size_t* sizes, size_t count,
+                        size_t* failIndex) {
+    require(dsts, "dsts");
+    require(rooms, "destMaxs");
+    require(srcs, "srcs");
+    require(sizes, "sizes");
+    std::vector<Copy> copies;
+    copies.reserve(count);
+    for (size_t index = 0; index < count; ++index) {
+        if (failIndex != nullptr) *failIndex = index;
+        copies.push_back({dsts[index], srcs[index], sizes[index]});
+        check(copies.back(), rooms[index], ACL_MEMCPY_DEFAULT);
+    }
+    return copies;
+}
+
+void fill(void* pointer, int value, std::size_t size) { std::memset(reachable(pointer, size), value, size); }
+
+void check_fill(void* pointer, std::size_t room, std::size_t size) {
+    require_side(pointer, true, "devPtr");
+    require(size <= room, "count is more than maxCount");
+    reachable(pointer, size);
+}
+
+}  // namespace
+
+aclError aclrtMemcpy(void* dst, size_t destMax, const void* src, size_t count, aclrtMemcpyKind kind) {
+    return run_api(__func__, [&] {
+        const Copy copy{dst, src, count};
+        check(copy, destMax, kind);
+        perform(copy);
+    });
+}
+
+aclError aclrtMemcpyAsync(void* dst, size_t destMax, const void* src, size_t count, aclrtMemcpyKind kind,
+                          aclrtStream stream) {
+    return run_api(__func__, [&] {
+        const Copy copy{dst, src, count};
+        check(copy, destMax, kind);
+        stream_of(stream)->enqueue("aclrtMemcpyAsync", [copy] { perform(copy); });
+    });
+}
+
+aclError aclrtMemcpyAsyncWithCondition(void* dst, size_t destMax, const void* src, size_t count, aclrtMemcpyKind kind,
+                                       aclrtStream stream) {
+    return run_api(__func__, [&] {
+        const Copy copy{dst, src, count};
+        check(copy, destMax, kind);
+        stream_of(stream)->enqueue("aclrtMemcpyAsyncWithCondition", [copy] { perform(copy); });
+    });
+}
+
+aclError aclrtMemcpy2d(void* dst, size_t dpitch, const void* src, size_t spitch, size_t width, size_t height,
+                       aclrtMemcpyKind kind) {
+    return run_api(__func__, [&] {
+        const Rows rows{{dst, src, width}, dpitch, spitch, height};
+        check(rows, kind);
+        perform(rows);
+    });
+}
+
+aclError aclrtMemcpy2dAsync(void* dst, size_t dpitch, const void* src, size_t spitch, size_t width, size_t height,
+                            aclrtMemcpyKind kind, aclrtStream stream) {
+    return run_api(__func__, [&] {
+        const Rows rows{{dst, src, width}, dpitch, spitch, height};
+        check(rows, kind);
+        stream_of(stream)->enqueue("aclrtMemcpy2dAsync", [rows] { perform(rows); });
+    });
+}
+
+aclError aclrtMemcpyBatch(void** dsts, size_t* destMaxs, void** srcs, size_t* sizes, size_t numBatches,
+                          aclrtMemcpyBatchAttr*, size_t*, size_t, size_t* failIndex) {
+    return run_api(__func__, [&] {
+        for (const auto& copy : batch(dsts, destMaxs, srcs, sizes, numBatches, failIndex)) perform(copy);
+    });
+}
+
+aclError aclrtMemcpyBatchAsync(void** dsts, size_t* destMaxs, void** srcs, size_t* sizes, size_t numBatches,
+                               aclrtMemcpyBatchAttr*, size_t*, size_t, size_t* failIndex, aclrtStream stream) {
+    return run_api(__func__, [&] {
+        auto copies = batch(dsts, destMaxs, srcs, sizes, numBatches, failIndex);
+        stream_of(stream)->enqueue("aclrtMemcpyBatchAsync", [copies = std::move(copies)] {
+            for (const auto& copy : copies) perform(copy);
+        });
+    });
+}
+
+aclError aclrtMemset(void* devPtr, size_t maxCount, int32_t value, size_t count) {
+    return run_api(__func__, [&] {
+        check_fill(devPtr, maxCount, count);
+        fill(devPtr, value, count);
+    });
+}
+
+aclError aclrtMemsetAsync(void* devPtr, size_t maxCount, int32_t value, size_t count, aclrtStream stream) {
+    return run_api(__func__, [&] {
+        check_fill(devPtr, maxCount, count);
+        stream_of(stream)->enqueue("aclrtMemsetAsync", [=] { fill(devPtr, value, count); });
+    });
+}

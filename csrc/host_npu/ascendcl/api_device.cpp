@@ -1,0 +1,214 @@
+// Devices and contexts.
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <utility>
+
+#include "acl/acl.h"
+#include "ascendcl/context.h"
+#include "ascendcl/error.h"
+#include "ascendcl/settings.h"
+
+using namespace host_npu;
+
+namespace {
+
+std::atomic<aclrtFloatOverflowMode> overflow_mode{ACL_RT_OVERFLOW_MODE_INFNAN};
+
+}  // namespace
+
+aclError aclrtGetDeviceCount(uint32_t* count) {
+    return run_api(__func__, [&] {
+        require(count, "count");
+        *count = static_cast<std::uint32_t>(device_count());
+    });
+}
+
+aclError aclrtSetDevice(int32_t deviceId) {
+    return run_api(__func__, [&] { set_current_device(deviceId); });
+}
+
+aclError aclrtGetDevice(int32_t* deviceId) {
+    // A question that callers ask to find out; its answer is no error to report.
+    if (!has_current_context()) return ACL_ERROR_RT_CONTEXT_NULL;
+    return run_api(__func__, [&] {
+        require(deviceId, "deviceId");
+        *deviceId = current_device();
+    });
+}
+
+aclError aclrtResetDevice(int32_t deviceId) {
+    return run_api(__func__, [&] { reset_device(deviceId); });
+}
+
+aclError aclrtResetDeviceForce(int32_t deviceId) {
+    return run_api(__func__, [&] { reset_device(deviceId); });
+}
+
+aclError aclrtSynchronizeDeviceWithTimeout(int32_t timeout) {
+    return run_api(__func__, [&] { synchronize_device(current_device(), timeout_from(timeout)); });
+}
+
+aclError aclrtSynchronizeDevice() {
+    return run_api(__func__, [] { synchronize_device(current_device(), std::nullopt); });
+}
+
+aclError aclrtGetRunMode(aclrtRunMode* runMode) {
+    return run_api(__func__, [&] {
+        require(runMode, "runMode");
+        *runMode = ACL_HOST;
+    });
+}
+
+aclError aclrtCreateContext(aclrtContext* context, int32_t deviceId) {
+    return run_api(__func__, [&] {
+        require(context, "context");
+        require_device(deviceId);
+        auto created = std::make_shared<Context>(deviceId);
+        *context = contexts().add(created);
+        set_current_context(std::move(created));
+    });
+}
+
+aclError aclrtDestroyContext(aclrtContext context) {
+    return run_api(__func__, [&] { contexts().remove(context); });
+}
+
+aclError aclrtSetCurrentContext(aclrtContext context) {
+    return run_api(__func__, [&] { set_current_context(contexts().get(context)); });
+}
+
+aclError aclrtGetCurrentContext(aclrtContext* context) {
+    if (!has_current_context()) return ACL_ERROR_RT_CONTEXT_NULL;
+    return run_api(__func__, [&] {
+        require(context, "context");
+        *context = current_context().get();
+    });
+}
+
+aclError aclrtGetPrimaryCtxState(int32_t deviceId, uint32_t* flags, int32_t* active) {
+    return run_api(__func__, [&] {
+        require(active, "active");
+        *active = has_primary_context(deviceId);
+        if (flags != nullptr) *flags = 0;
+    });
+}
+
+aclError aclrtCtxGetCurrentDefaultStream(aclrtStream* stream) {
+    return run_api(__func__, [&] {
+        require(stream, "stream");
+        *stream = current_context()->default_stream().get();
+    });
+}
+
+aclError aclrtGetLogicDevIdByUserDevId(const int32_t userDevid, int32_t* const logicDevId) {
+    return run_api(__func__, [&] {
+        require(logicDevId, "logicDevId");
+        require_device(userDevid);
+        *logicDevId = userDevid;
+    });
+}
+
+aclError aclrtDeviceCanAccessPeer(int32_t* canAccessPeer, int32_t deviceId, int32_t peerDeviceId) {
+    return run_api(__func__, [&] {
+        require(canAccessPeer, "canAccessPeer");
+        require_device(deviceId);
+        require_device(peerDeviceId);
+        *canAccessPeer = deviceId != peerDeviceId;
+    });
+}
+
+aclError aclrtDeviceEnablePeerAccess(int32_t peerDeviceId, uint32_t flags) {
+    return run_api(__func__, [&] {
+        require_device(peerDeviceId);
+        require(flags == 0, "flags must be 0");
+        require(peerDeviceId != current_device(), "a device is not its own peer");
+    });
+}
+
+aclError aclrtDeviceDisablePeerAccess(int32_t peerDeviceId) {
+    return run_api(__func__, [&] { require_device(peerDeviceId); });
+}
+
+aclError aclrtDeviceGetBareTgid(int32_t* pid) {
+    return run_api(__func__, [&] {
+        require(pid, "pid");
+        *pid = getpid();
+    });
+}
+
+aclError aclrtDeviceGetUuid(int32_t deviceId, aclrtUuid* uuid) {
+    return run_api(__func__, [&] {
+        require(uuid, "uuid");
+        require_device(deviceId);
+        *uuid = {};
+        std::memcpy(uuid->bytes, "host NPU", 8);
+        uuid->bytes[15] = static_cast<char>(deviceId);
+    });
+}
+
+aclError aclrtGetDeviceInfo(uint32_t deviceId, aclrtDevAttr attr, int64_t* value) {
+    return run_api(__func__, [&] {
+        require(value, "value");
+        require_device(static_cast<std::int32_t>(deviceId));
+        switch (attr) {
+            case ACL_DEV_ATTR_AICORE_CORE_NUM:
+            case ACL_DEV_ATTR_CUBE_CORE_NUM:
+                *value = core_counts().cube;
+                return;
+            case ACL_DEV_ATTR_VECTOR_CORE_NUM:
+                *value = core_counts().vector;
+                return;
+            case ACL_DEV_ATTR_TOTAL_GLOBAL_MEM_SIZE:
+                *value = static_cast<std::int64_t>(device_memory_bytes());
+                return;
+            case ACL_DEV_ATTR_IS_VIRTUAL:
+                *value = 0;
+                return;
+            case ACL_DEV_ATTR_PHY_CHIP_ID:
+                *value = deviceId;
+                return;
+            default:
+                throw Error(ACL_ERROR_RT_FEATURE_NOT_SUPPORT,
+                            "the host NPU does not simulate device attribute " + std::to_string(attr));
+        }
+    });
+}
+
+aclError aclGetDeviceCapability(uint32_t deviceId, aclDeviceInfo deviceInfo, int64_t* value) {
+    return run_api(__func__, [&] {
+        require(value, "value");
+        require_device(static_cast<std::int32_t>(deviceId));
+        switch (deviceInfo) {
+            case ACL_DEVICE_INFO_AI_CORE_NUM:
+                *value = core_counts().cube;
+                return;
+            case ACL_DEVICE_INFO_VECTOR_CORE_NUM:
+                *value = core_counts().vector;
+                return;
+            case ACL_DEVICE_INFO_L2_SIZE:
+                *value = std::int64_t{192} << 20;
+                return;
+            default:
+                throw Error(ACL_ERROR_RT_PARAM_INVALID, "there is no capability " + std::to_string(deviceInfo));
+        }
+    });
+}
+
+aclError aclrtSetDeviceSatMode(aclrtFloatOverflowMode mode) {
+    return run_api(__func__, [&] {
+        require(mode == ACL_RT_OVERFLOW_MODE_SATURATION || mode == ACL_RT_OVERFLOW_MODE_INFNAN, "unknown mode");
+        if (mode == ACL_RT_OVERFLOW_MODE_SATURATION) {
+            throw Error(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "the host NPU computes with infinities and NaN only");
+        }
+        overflow_mode = mode;
+    });
+}
+
+aclError aclrtGetDeviceSatMode(aclrtFloatOverflowMode* mode) {
+    return run_api(__func__, [&] {
+        require(mode, "mode");
+        *mode = overflow_mode;
+    });
+}

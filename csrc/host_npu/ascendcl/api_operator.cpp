@@ -1,0 +1,154 @@
+// The descriptions of operators that run as graphs (aclop): torch_npu builds them before it is told that the host NPU
+// has no such operators.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "acl/acl.h"
+#include "ascendcl/error.h"
+
+using namespace host_npu;
+
+struct aclDataBuffer {
+    void* data;
+    std::size_t size;
+};
+
+struct aclTensorDesc {
+    aclDataType type;
+    std::vector<std::int64_t> dims;
+    aclFormat format;
+    std::string name;
+};
+
+struct aclopAttr {
+    std::vector<std::string> names;
+};
+
+namespace {
+
+template <typename Object>
+Object* counted(const char* kind, Object* object) {
+    count_alive(kind, 1);
+    return object;
+}
+
+template <typename Object>
+void destroy(const char* kind, const Object* object) {
+    if (object == nullptr) return;
+    count_alive(kind, -1);
+    delete object;
+}
+
+std::int32_t add_attribute(const char* function, aclopAttr* attr, const char* name) {
+    return run_api(function, [&] {
+        require(attr, "attr");
+        require(name, "attrName");
+        attr->names.emplace_back(name);
+    });
+}
+
+}  // namespace
+
+aclDataBuffer* aclCreateDataBuffer(void* data, size_t size) {
+    return counted("aclDataBuffer", new aclDataBuffer{data, size});
+}
+
+aclError aclDestroyDataBuffer(const aclDataBuffer* dataBuffer) {
+    return run_api(__func__, [&] {
+        require(dataBuffer, "dataBuffer");
+        destroy("aclDataBuffer", dataBuffer);
+    });
+}
+
+void* aclGetDataBufferAddr(const aclDataBuffer* dataBuffer) {
+    return dataBuffer == nullptr ? nullptr : dataBuffer->data;
+}
+
+size_t aclGetDataBufferSizeV2(const aclDataBuffer* dataBuffer) { return dataBuffer == nullptr ? 0 : dataBuffer->size; }
+
+aclTensorDesc* aclCreateTensorDesc(aclDataType dataType, int numDims, const int64_t* dims, aclFormat format) {
+    if (numDims < 0 || (numDims > 0 && dims == nullptr)) {
+        failed(__func__, ACL_ERROR_INVALID_PARAM, "numDims and dims do not fit each other");
+        return nullptr;
+    }
+    return counted("aclTensorDesc", new aclTensorDesc{dataType, {dims, dims + numDims}, format, {}});
+}
+
+void aclDestroyTensorDesc(const aclTensorDesc* desc) { destroy("aclTensorDesc", desc); }
+
+aclDataType aclGetTensorDescType(const aclTensorDesc* desc) { return desc == nullptr ? ACL_DT_UNDEFINED : desc->type; }
+
+aclFormat aclGetTensorDescFormat(const aclTensorDesc* desc) {
+    return desc == nullptr ? ACL_FORMAT_UNDEFINED : desc->format;
+}
+
+size_t aclGetTensorDescNumDims(const aclTensorDesc* desc) { return desc == nullptr ? 0 : desc->dims.size(); }
+
+aclError aclGetTensorDescDimV2(const aclTensorDesc* desc, size_t index, int64_t* dimSize) {
+    return run_api(__func__, [&] {
+        require(desc, "desc");
+        require(dimSize, "dimSize");
+        require(index < desc->dims.size(), "index is not below the number of dimensions");
+        *dimSize = desc->dims[index];
+    });
+}
+
+void aclSetTensorDescName(aclTensorDesc* desc, const char* name) {
+    if (desc != nullptr && name != nullptr) desc->name = name;
+}
+
+aclError aclSetTensorFormat(aclTensorDesc* desc, aclFormat) {
+    return run_api(__func__, [&] { require(desc, "desc"); });
+}
+
+aclError aclSetTensorShape(aclTensorDesc* desc, int numDims, const int64_t* dims) {
+    return run_api(__func__, [&] {
+        require(desc, "desc");
+        require(numDims == 0 || (numDims > 0 && dims != nullptr), "numDims and dims do not fit each other");
+    });
+}
+
+aclError aclSetTensorPlaceMent(aclTensorDesc* desc, aclMemType) {
+    return run_api(__func__, [&] { require(desc, "desc"); });
+}
+
+aclopAttr* aclopCreateAttr() { return counted("aclopAttr", new aclopAttr); }
+
+void aclopDestroyAttr(const aclopAttr* attr) { destroy("aclopAttr", attr); }
+
+aclError aclopSetAttrBool(aclopAttr* attr, const char* attrName, uint8_t) {
+    return add_attribute(__func__, attr, attrName);
+}
+
+aclError aclopSetAttrInt(aclopAttr* attr, const char* attrName, int64_t) {
+    return add_attribute(__func__, attr, attrName);
+}
+
+aclError aclopSetAttrFloat(aclopAttr* attr, const char* attrName, float) {
+    return add_attribute(__func__, attr, attrName);
+}
+
+aclError aclopSetAttrString(aclopAttr* attr, const char* attrName, const char*) {
+    return add_attribute(__func__, attr, attrName);
+}
+
+aclError aclopSetAttrDataType(aclopAttr* attr, const char* attrName, aclDataType) {
+    return add_attribute(__func__, attr, attrName);
+}
+
+aclError aclopSetAttrListBool(aclopAttr* attr, const char* attrName, int, const uint8_t*) {
+    return add_attribute(__func__, attr, attrName);
+}
+
+aclError aclopSetAttrListInt(aclopAttr* attr, const char* attrName, int, const int64_t*) {
+    return add_attribute(__func__, attr, attrName);
+}
+
+aclError aclopSetAttrListFloat(aclopAttr* attr, const char* attrName, int, const float*) {
+    return add_attribute(__func__, attr, attrName);
+}
+
+aclError aclopSetAttrListListInt(aclopAttr* attr, const char* attrName, int, const int*, const int64_t* const[]) {
+    return add_attribute(__func__, attr, attrName);
+}

@@ -1,0 +1,28 @@
+// The interface through which torch_npu tells CANN's profiler what it does. Nothing collects here, so registering and
+// reporting succeed without an effect, as they do in CANN while no profiler runs.
+#include <chrono>
+#include <functional>
+#include <string_view>
+
+#include "ascendcl/error.h"
+
+// Not every torch_npu has the header of these functions; the arguments that are structures are not looked at.
+extern "C" {
+
+HOST_NPU_EXPORT std::int32_t MsprofRegisterCallback(std::uint32_t, const void*) { return 0; }
+
+HOST_NPU_EXPORT std::int32_t MsprofReportApi(std::uint32_t, const void*) { return 0; }
+
+HOST_NPU_EXPORT std::int32_t MsprofReportCompactInfo(std::uint32_t, const void*, std::uint32_t) { return 0; }
+
+HOST_NPU_EXPORT std::int32_t MsprofReportAdditionalInfo(std::uint32_t, const void*, std::uint32_t) { return 0; }
+
+HOST_NPU_EXPORT std::uint64_t MsprofGetHashId(const char* hashInfo, std::size_t length) {
+    return std::hash<std::string_view>{}({hashInfo, length});
+}
+
+HOST_NPU_EXPORT std::uint64_t MsprofSysCycleTime() {
+    return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+}
+
+}  // extern "C"

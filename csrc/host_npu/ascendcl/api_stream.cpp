@@ -1,0 +1,181 @@
+// Streams, and work that the host puts on them.
+#include <atomic>
+#include <cstring>
+#include <functional>
+
+#include "ascendcl/acl_names.h"
+#include "ascendcl/context.h"
+#include "ascendcl/error.h"
+#include "ascendcl/memory.h"
+
+using namespace host_npu;
+
+namespace {
+
+constexpr std::uint32_t kPriorities = 8;
+
+std::int32_t create(const char* function, aclrtStream* stream, std::uint32_t priority, std::uint32_t flags) {
+    return run_api(function, [&] {
+        require(stream, "stream");
+        require(priority < kPriorities, "priority must be below 8");
+        *stream = streams().add(create_stream(priority, flags));
+    });
+}
+
+std::function<bool(std::uint64_t)> condition(std::uint64_t value, std::uint32_t flag) {
+    switch (flag) {
+        case ACL_STREAM_WAIT_VALUE_GEQ:
+            return [value](std::uint64_t found) { return static_cast<std::int64_t>(found - value) >= 0; };
+        case ACL_STREAM_WAIT_VALUE_EQ:
+            return [value](std::uint64_t found) { return found == value; };
+        case ACL_STREAM_WAIT_VALUE_AND:
+            return [value](std::uint64_t found) { return (found & value) != 0; };
+        case ACL_STREAM_WAIT_VALUE_NOR:
+            return [value](std::uint64_t found) { return ~(found | value) != 0; };
+        default:
+            throw Error(ACL_ERROR_RT_PARAM_INVALID, "there is no condition " + std::to_string(flag));
+    }
+}
+
+std::atomic_ref<std::uint64_t> device_value(void* pointer) {
+    require(reinterpret_cast<std::uintptr_t>(pointer) % sizeof(std::uint64_t) == 0, "devAddr is not aligned");
+    auto* const alias = DeviceMemory::instance().alias(pointer, sizeof(std::uint64_t));
+    return std::atomic_ref(*static_cast<std::uint64_t*>(alias));
+}
+
+}  // namespace
+
+aclError aclrtCreateStream(aclrtStream* stream) { return create(__func__, stream, 0, 0); }
+
+aclError aclrtCreateStreamWithConfig(aclrtStream* stream, uint32_t priority, uint32_t flag) {
+    return create(__func__, stream, priority, flag);
+}
+
+aclError aclrtDestroyStream(aclrtStream stream) {
+    return run_api(__func__, [&] { streams().remove(stream); });
+}
+
+aclError aclrtDestroyStreamForce(aclrtStream stream) {
+    return run_api(__func__, [&] { streams().remove(stream)->abandon(); });
+}
+
+aclError aclrtSynchronizeStreamWithTimeout(aclrtStream stream, int32_t timeout) {
+    return run_api(__func__, [&] { stream_of(stream)->synchronize(timeout_from(timeout)); });
+}
+
+aclError aclrtSynchronizeStream(aclrtStream stream) {
+    return run_api(__func__, [&] { stream_of(stream)->synchronize(std::nullopt); });
+}
+
+aclError aclrtStreamQuery(aclrtStream stream, aclrtStreamStatus* status) {
+    return run_api(__func__, [&] {
+        require(status, "status");
+        *status = stream_of(stream)->is_idle() ? ACL_STREAM_STATUS_COMPLETE : ACL_STREAM_STATUS_NOT_READY;
+    });
+}
+
+aclError aclrtStreamGetId(aclrtStream stream, int32_t* streamId) {
+    return run_api(__func__, [&] {
+        require(streamId, "streamId");
+        *streamId = stream_of(stream)->id();
+    });
+}
+
+aclError aclrtStreamGetPriority(aclrtStream stream, uint32_t* priority) {
+    return run_api(__func__, [&] {
+        require(priority, "priority");
+        *priority = stream_of(stream)->priority();
+    });
+}
+
+aclError aclrtStreamGetFlags(aclrtStream stream, uint32_t* flags) {
+    return run_api(__func__, [&] {
+        require(flags, "flags");
+        *flags = stream_of(stream)->flags();
+    });
+}
+
+aclError aclrtDeviceGetStreamPriorityRange(int32_t* leastPriority, int32_t* greatestPriority) {
+    return run_api(__func__, [&] {
+        require(leastPriority, "leastPriority");
+        require(greatestPriority, "greatestPriority");
+        *leastPriority = kPriorities - 1;
+        *greatestPriority = 0;
+    });
+}
+
+aclError aclrtSetStreamFailureMode(aclrtStream stream, uint64_t mode) {
+    return run_api(__func__, [&] {
+        require(mode == ACL_CONTINUE_ON_FAILURE || mode == ACL_STOP_ON_FAILURE, "mode must be 0 or 1");
+        stream_of(stream)->set_stop_on_failure(mode == ACL_STOP_ON_FAILURE);
+    });
+}
+
+aclError aclrtSetStreamAttribute(aclrtStream stream, aclrtStreamAttr stmAttrType, aclrtStreamAttrValue* value) {
+    return run_api(__func__, [&] {
+        require(value, "value");
+        const auto target = stream_of(stream);
+        if (stmAttrType == ACL_STREAM_ATTR_FAILURE_MODE) {
+            target->set_stop_on_failure(value->failureMode == ACL_STOP_ON_FAILURE);
+        } else if (stmAttrType != kStreamAttributeCacheOpInfo && stmAttrType != ACL_STREAM_ATTR_USER_CUSTOM_TAG) {
+            throw Error(ACL_ERROR_RT_FEATURE_NOT_SUPPORT,
+                        "the host NPU does not simulate stream attribute " + std::to_string(stmAttrType));
+        }
+    });
+}
+
+aclError aclrtSetStreamOverflowSwitch(aclrtStream, uint32_t flag) {
+    // torch_npu switches it on for chips without infinities before every random number; nothing asks for its findings.
+    const bool is_switched_on_by_torch_npu = soc() == Soc::Ascend910 || soc() == Soc::Ascend310P;
+    return flag == 0 || is_switched_on_by_torch_npu ? ACL_SUCCESS : unsupported(__func__, "overflow detection");
+}
+
+aclError aclrtGetStreamOverflowSwitch(aclrtStream stream, uint32_t* flag) {
+    return run_api(__func__, [&] {
+        require(flag, "flag");
+        stream_of(stream);
+        *flag = 0;
+    });
+}
+
+// The simulated device has no time-outs of its own: what runs too long is the host's to stop.
+aclError aclrtSetOpWaitTimeout(uint32_t) { return ACL_SUCCESS; }
+
+aclError aclrtSetOpExecuteTimeOut(uint32_t) { return ACL_SUCCESS; }
+
+aclError aclrtSetOpExecuteTimeOutV2(uint64_t timeout, uint64_t* actualTimeout) {
+    return run_api(__func__, [&] {
+        require(actualTimeout, "actualTimeout");
+        *actualTimeout = timeout;
+    });
+}
+
+aclError aclrtCmoAsync(void* src, size_t size, aclrtCmoType, aclrtStream stream) {
+    return run_api(__func__, [&] {
+        // A cache hint: there is nothing to do on a host but to check it.
+        DeviceMemory::instance().alias(src, size);
+        stream_of(stream);
+    });
+}
+
+aclError aclrtValueWrite(void* devAddr, uint64_t value, uint32_t flag, aclrtStream stream) {
+    return run_api(__func__, [&] {
+        require(flag == 0, "flag must be 0");
+        device_value(devAddr);
+        stream_of(stream)->enqueue("aclrtValueWrite", [=] { device_value(devAddr).store(value); });
+    });
+}
+
+aclError aclrtValueWait(void* devAddr, uint64_t value, uint32_t flag, aclrtStream stream) {
+    return run_api(__func__, [&] {
+        device_value(devAddr);
+        stream_of(stream)->enqueue("aclrtValueWait", [devAddr, holds = condition(value, flag)] {
+            const auto current = device_value(devAddr);
+            while (!holds(current.load())) std::this_thread::yield();
+        });
+    });
+}
+
+aclError aclrtDeviceTaskAbort(int32_t, uint32_t) { return unsupported(__func__, "the abortion of running work"); }
+
+aclError aclrtStreamAbort(aclrtStream) { return unsupported(__func__, "the abortion of running work"); }

@@ -1,0 +1,168 @@
+#include "ascendcl/context.h"
+
+#include <atomic>
+#include <exception>
+#include <map>
+#include <string>
+
+#include "acl/acl_rt.h"
+#include "ascendcl/settings.h"
+
+namespace host_npu {
+namespace {
+
+thread_local std::shared_ptr<Context> context_of_thread;
+
+std::atomic<std::int32_t> next_stream_id{0};
+
+struct PrimaryContexts {
+    std::mutex mutex;
+    std::map<std::int32_t, std::shared_ptr<Context>> by_device;
+};
+
+PrimaryContexts& primary_contexts() {
+    static auto& all = *new PrimaryContexts;
+    return all;
+}
+
+struct ProcessOptions {
+    std::mutex mutex;
+    std::unordered_map<int, std::int64_t> values;
+};
+
+ProcessOptions& process_options() {
+    static auto& options = *new ProcessOptions;
+    return options;
+}
+
+std::optional<std::int64_t> look_up(const std::unordered_map<int, std::int64_t>& values, int option) {
+    const auto found = values.find(option);
+    if (found == values.end()) return std::nullopt;
+    return found->second;
+}
+
+}  // namespace
+
+Context::~Context() {
+    if (default_stream_) streams().remove(default_stream_.get());
+}
+
+std::shared_ptr<Stream> Context::default_stream() {
+    const std::lock_guard lock(mutex_);
+    if (!default_stream_) {
+        default_stream_ = std::make_shared<Stream>(device_, next_stream_id++, 0, 0);
+        streams().add(default_stream_);
+    }
+    return default_stream_;
+}
+
+void Context::set_option(int option, std::int64_t value) {
+    const std::lock_guard lock(mutex_);
+    options_[option] = value;
+}
+
+std::optional<std::int64_t> Context::option(int option) const {
+    const std::lock_guard lock(mutex_);
+    return look_up(options_, option);
+}
+
+Handles<Context>& contexts() {
+    static auto& all = *new Handles<Context>("aclrtContext");
+    return all;
+}
+
+void require_device(std::int32_t device) {
+    if (device < 0 || device >= device_count()) {
+        throw Error(ACL_ERROR_RT_INVALID_DEVICEID,
+                    "there is no device " + std::to_string(device) + "; there are " + std::to_string(device_count()));
+    }
+}
+
+void set_current_device(std::int32_t device) {
+    require_device(device);
+    auto& primary = primary_contexts();
+    const std::lock_guard lock(primary.mutex);
+    auto& context = primary.by_device[device];
+    if (!context) {
+        context = std::make_shared<Context>(device);
+        contexts().add(context);
+    }
+    context_of_thread = context;
+}
+
+void reset_device(std::int32_t device) {
+    require_device(device);
+    synchronize_device(device, std::nullopt);
+    auto& primary = primary_contexts();
+    const std::lock_guard lock(primary.mutex);
+    const auto found = primary.by_device.find(device);
+    if (found == primary.by_device.end()) return;
+    if (context_of_thread == found->second) context_of_thread.reset();
+    contexts().remove(found->second.get());
+    primary.by_device.erase(found);
+}
+
+bool has_primary_context(std::int32_t device) {
+    require_device(device);
+    auto& primary = primary_contexts();
+    const std::lock_guard lock(primary.mutex);
+    return primary.by_device.contains(device);
+}
+
+void set_current_context(std::shared_ptr<Context> context) { context_of_thread = std::move(context); }
+
+bool has_current_context() { return context_of_thread != nullptr; }
+
+std::shared_ptr<Context> current_context() {
+    if (!context_of_thread) {
+        throw Error(ACL_ERROR_RT_CONTEXT_NULL, "this thread has no context: call aclrtSetDevice first");
+    }
+    return context_of_thread;
+}
+
+std::int32_t current_device() { return current_context()->device(); }
+
+std::shared_ptr<Stream> stream_of(void* handle) {
+    return handle == nullptr ? current_context()->default_stream() : streams().get(handle);
+}
+
+std::shared_ptr<Stream> create_stream(std::uint32_t priority, std::uint32_t flags) {
+    return std::make_shared<Stream>(current_device(), next_stream_id++, priority, flags);
+}
+
+void synchronize_device(std::int32_t device, Timeout timeout) {
+    std::exception_ptr first_fault;
+    for (const auto& stream : streams().all()) {
+        if (stream->device() != device) continue;
+        try {
+            stream->synchronize(timeout);
+        } catch (const Error&) {
+            if (!first_fault) first_fault = std::current_exception();
+        }
+    }
+    if (first_fault) std::rethrow_exception(first_fault);
+}
+
+void set_process_option(int option, std::int64_t value) {
+    auto& options = process_options();
+    const std::lock_guard lock(options.mutex);
+    options.values[option] = value;
+}
+
+std::int64_t process_option(int option) {
+    auto& options = process_options();
+    const std::lock_guard lock(options.mutex);
+    return look_up(options.values, option).value_or(0);
+}
+
+int deterministic_level() {
+    std::optional<std::int64_t> level;
+    if (context_of_thread) level = context_of_thread->option(ACL_OPT_DETERMINISTIC);
+    return static_cast<int>(level ? *level : process_option(ACL_OPT_DETERMINISTIC));
+}
+
+std::int32_t enqueue(void* stream, std::string name, std::function<void()> kernel) {
+    return run_api("host_npu::enqueue", [&] { stream_of(stream)->enqueue(std::move(name), std::move(kernel)); });
+}
+
+}  // namespace host_npu

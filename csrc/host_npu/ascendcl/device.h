@@ -1,0 +1,42 @@
+// What the simulated device offers to the simulated operators. libascendcl.so exports it next to the published ABI.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+
+#define HOST_NPU_EXPORT __attribute__((visibility("default")))
+
+namespace host_npu {
+
+enum class Soc { Ascend910, Ascend910B, Ascend910_93, Ascend310P, Ascend950 };
+
+// The simulated chip: the environment variable TORCH_ACLNN_HOST_NPU_SOC, Ascend910B if it is not set.
+HOST_NPU_EXPORT Soc soc();
+
+// Returns where kernels read and write the memory that the host knows as `device_pointer`. Throws std::out_of_range if
+// it does not point into live device memory.
+HOST_NPU_EXPORT void* host_alias(const void* device_pointer);
+
+// Appends `kernel` to the work of `stream` (null is the current device's default stream) and returns an ACL status.
+// An exception in the kernel becomes a device fault that the next synchronisation reports.
+HOST_NPU_EXPORT std::int32_t enqueue(void* stream, std::string name, std::function<void()> kernel);
+
+// Sets what aclGetRecentErrMsg returns next in this thread, under the error code that belongs to `status`.
+HOST_NPU_EXPORT void report_error(std::int32_t status, const std::string& text);
+
+// The determinism that the current context, else the process, asks for: 0 is none.
+HOST_NPU_EXPORT int deterministic_level();
+
+// Counts a launch of the operator whose phase two is `api`.
+HOST_NPU_EXPORT void count_launch(const char* api);
+
+// Adds `delta` to the number of live objects of a kind, for instance "aclTensor".
+HOST_NPU_EXPORT void count_alive(const char* kind, int delta);
+
+// Returns the failure that a test asked for in this call of `function`, if any; every call counts.
+HOST_NPU_EXPORT std::optional<std::pair<std::int32_t, std::string>> injected_failure(const char* function);
+
+}  // namespace host_npu

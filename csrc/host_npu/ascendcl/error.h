@@ -1,0 +1,67 @@
+// How the runtime reports what went wrong: exceptions inside, status codes and aclGetRecentErrMsg at the ABI.
+#pragma once
+
+#include <cstdint>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "acl/acl_base.h"
+#include "ascendcl/device.h"
+
+namespace host_npu {
+
+// A refusal or a fault with the status code that the ABI returns for it.
+class Error : public std::runtime_error {
+  public:
+    Error(std::int32_t status, const std::string& text) : std::runtime_error(text), status_(status) {}
+    std::int32_t status() const noexcept { return status_; }
+
+  private:
+    std::int32_t status_;
+};
+
+// Throws the failure that a test asked for in this call of `function`.
+void throw_if_injected(const char* function);
+
+// Reports the failure of `function` to the calling thread and returns its status.
+std::int32_t failed(const char* function, std::int32_t status, const std::string& text) noexcept;
+
+// Lets aclGetRecentErrMsg of every thread see the messages of all threads.
+void share_messages_between_threads();
+
+// Returns the last failing status of this thread, and forgets it if told so.
+std::int32_t last_error(bool forget);
+
+// Runs the body of an exported function and turns its exceptions into a status.
+template <typename Body>
+std::int32_t run_api(const char* function, Body&& body) noexcept {
+    try {
+        throw_if_injected(function);
+        std::forward<Body>(body)();
+        return ACL_SUCCESS;
+    } catch (const Error& error) {
+        return failed(function, error.status(), error.what());
+    } catch (const std::bad_alloc&) {
+        return failed(function, ACL_ERROR_BAD_ALLOC, "the host is out of memory");
+    } catch (const std::exception& error) {
+        return failed(function, ACL_ERROR_RT_PARAM_INVALID, error.what());
+    }
+}
+
+// The answer of a function that exists in CANN and not in this simulation.
+inline std::int32_t unsupported(const char* function, const std::string& what) noexcept {
+    return failed(function, ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "the host NPU does not simulate " + what);
+}
+
+template <typename Value>
+void require(const Value* value, const char* argument) {
+    if (value == nullptr) throw Error(ACL_ERROR_RT_PARAM_INVALID, std::string(argument) + " is null");
+}
+
+inline void require(bool condition, const std::string& text) {
+    if (!condition) throw Error(ACL_ERROR_RT_PARAM_INVALID, text);
+}
+
+}  // namespace host_npu

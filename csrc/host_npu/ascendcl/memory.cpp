@@ -1,0 +1,260 @@
+#include "ascendcl/memory.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+#include "ascendcl/address_space.h"
+#include "ascendcl/error.h"
+#include "ascendcl/memory_fault.h"
+#include "ascendcl/settings.h"
+#include "ascendcl/statistics.h"
+
+namespace host_npu {
+namespace {
+
+// Enough for every device to reserve its memory many times over, as expandable segments do; and where addresses are
+// scarce (under valgrind, or a limit of the shell), the least that is of use.
+constexpr std::size_t kMostAddressBytes = std::size_t{8} << 40;
+constexpr std::size_t kLeastAddressBytes = std::size_t{1} << 30;
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+// Fresh memory holds no usable numbers, as on the device: NaN in every floating type, -1 in every integer.
+constexpr int kFreshByte = 0xFF;
+
+std::size_t round_up(std::size_t size, std::size_t to) { return (size + to - 1) / to * to; }
+
+std::string hexadecimal(std::uintptr_t address) {
+    std::ostringstream text;
+    text << "0x" << std::hex << address;
+    return text.str();
+}
+
+[[noreturn]] void throw_system_error(const char* call) {
+    throw Error(ACL_ERROR_RT_DRV_INTERNAL_ERROR, std::string(call) + " failed: " + std::strerror(errno));
+}
+
+void* map_addresses(std::size_t size) {
+    return mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+}
+
+// How much can be had twice: for the devices, and for the kernels' view of them.
+std::size_t address_bytes() {
+    static const std::size_t bytes = [] {
+        for (auto size = kMostAddressBytes; size > kLeastAddressBytes; size /= 8) {
+            void* const start = map_addresses(2 * size);
+            if (start != MAP_FAILED) {
+                munmap(start, 2 * size);
+                return size;
+            }
+        }
+        return kLeastAddressBytes;
+    }();
+    return bytes;
+}
+
+void* reserve_addresses() {
+    void* const start = map_addresses(address_bytes());
+    if (start == MAP_FAILED) throw_system_error("mmap of the device addresses");
+    madvise(start, address_bytes(), MADV_DONTDUMP);
+    return start;
+}
+
+void make_unusable(void* alias, std::size_t size) {
+    constexpr int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+    if (mmap(alias, size, PROT_NONE, flags, -1, 0) == MAP_FAILED) throw_system_error("mmap");
+}
+
+void charge(std::int32_t device, std::size_t size) {
+    const auto used = device_bytes(device);
+    if (used + size > device_memory_bytes()) {
+        throw Error(ACL_ERROR_RT_MEMORY_ALLOCATION,
+                    "device " + std::to_string(device) + " is out of memory: " + std::to_string(size) +
+                        " bytes were asked for, " + std::to_string(device_memory_bytes() - used) + " of " +
+                        std::to_string(device_memory_bytes()) + " are free");
+    }
+    count_device_bytes(device, static_cast<std::int64_t>(size));
+}
+
+void discharge(std::int32_t device, std::size_t size) { count_device_bytes(device, -static_cast<std::int64_t>(size)); }
+
+}  // namespace
+
+std::size_t page_bytes() {
+    static const auto bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    return bytes;
+}
+
+PhysicalMemory::PhysicalMemory(std::int32_t device, std::size_t size)
+    : device_(device), size_(size), file_(memfd_create("host_npu", MFD_CLOEXEC)) {
+    if (file_ < 0) throw_system_error("memfd_create");
+    if (ftruncate(file_, static_cast<off_t>(size)) != 0) {
+        close(file_);
+        throw_system_error("ftruncate");
+    }
+    try {
+        charge(device, size);
+    } catch (...) {
+        close(file_);
+        throw;
+    }
+}
+
+PhysicalMemory::~PhysicalMemory() {
+    close(file_);
+    discharge(device_, size_);
+}
+
+DeviceMemory& DeviceMemory::instance() {
+    // Never destroyed: tensors may outlive every static object.
+    static auto& memory = *new DeviceMemory;
+    return memory;
+}
+
+DeviceMemory::DeviceMemory()
+    : base_(as_number(reserve_addresses())),
+      alias_offset_(static_cast<std::ptrdiff_t>(as_number(reserve_addresses()) - base_)),
+      addresses_(address_bytes()) {
+    explain_memory_faults(base_, as_number(alias_of(base_)), address_bytes());
+}
+
+void* DeviceMemory::alias_of(std::uintptr_t address) const {
+    return reinterpret_cast<void*>(address + static_cast<std::uintptr_t>(alias_offset_));
+}
+
+std::uintptr_t DeviceMemory::take(std::size_t size, std::size_t alignment) {
+    const auto offset = addresses_.take(size, alignment);
+    if (!offset) throw Error(ACL_ERROR_RT_MEMORY_ALLOCATION, "the device addresses are used up");
+    return base_ + *offset;
+}
+
+void* DeviceMemory::allocate(std::int32_t device, std::size_t size) {
+    require(size > 0, "size is 0");
+    // A page behind every allocation stays unusable, so that a kernel that runs over the end faults.
+    const auto usable = round_up(size, page_bytes());
+    const auto taken = usable + page_bytes();
+    const std::lock_guard lock(mutex_);
+    charge(device, size);
+    std::uintptr_t address = 0;
+    try {
+        address = take(taken, size >= kHugePage ? kHugePage : page_bytes());
+    } catch (...) {
+        discharge(device, size);
+        throw;
+    }
+    void* const alias = alias_of(address);
+    if (mprotect(alias, usable, PROT_READ | PROT_WRITE) != 0) throw_system_error("mprotect");
+    madvise(alias, usable, MADV_HUGEPAGE);
+    std::memset(alias, kFreshByte, usable);
+    live_.emplace(address, Live{size, taken, device, nullptr});
+    return reinterpret_cast<void*>(address);
+}
+
+void DeviceMemory::release(void* pointer) {
+    const std::lock_guard lock(mutex_);
+    const auto found = live_.find(as_number(pointer));
+    if (found == live_.end() || found->second.memory != nullptr) {
+        throw Error(ACL_ERROR_RT_PARAM_INVALID,
+                    hexadecimal(as_number(pointer)) + " is not the start of memory from aclrtMalloc");
+    }
+    make_unusable(alias_of(found->first), found->second.taken);
+    discharge(found->second.device, found->second.size);
+    addresses_.give_back(found->first - base_, found->second.taken);
+    live_.erase(found);
+}
+
+void* DeviceMemory::reserve(std::size_t size, std::size_t alignment) {
+    require(size > 0, "size is 0");
+    const std::lock_guard lock(mutex_);
+    const auto taken = round_up(size, page_bytes());
+    const auto address = take(taken, alignment == 0 ? kHugePage : round_up(alignment, page_bytes()));
+    reserved_.emplace(address, taken);
+    return reinterpret_cast<void*>(address);
+}
+
+void DeviceMemory::unreserve(void* pointer) {
+    const std::lock_guard lock(mutex_);
+    const auto found = reserved_.find(as_number(pointer));
+    require(found != reserved_.end(), "virPtr was not reserved by aclrtReserveMemAddress");
+    const auto mapped = live_.lower_bound(found->first);
+    require(mapped == live_.end() || mapped->first >= found->first + found->second, "virPtr is still mapped");
+    addresses_.give_back(found->first - base_, found->second);
+    reserved_.erase(found);
+}
+
+void DeviceMemory::map(void* pointer, std::size_t size, std::size_t offset,
+                       std::shared_ptr<const PhysicalMemory> memory) {
+    require(size > 0 && size % page_bytes() == 0 && offset % page_bytes() == 0,
+            "size and offset must be multiples of " + std::to_string(page_bytes()));
+    require(offset + size <= memory->size(), "size is more than the physical memory has");
+    const std::lock_guard lock(mutex_);
+    const auto address = as_number(pointer);
+    auto owner = reserved_.upper_bound(address);
+    require(owner != reserved_.begin(), "virPtr is not reserved");
+    --owner;
+    require(address + size <= owner->first + owner->second, "virPtr is not reserved for so many bytes");
+    const auto next = live_.lower_bound(address);
+    require(next == live_.end() || next->first >= address + size, "virPtr is mapped already");
+    constexpr int flags = MAP_SHARED | MAP_FIXED;
+    if (mmap(alias_of(address), size, PROT_READ | PROT_WRITE, flags, memory->file(), static_cast<off_t>(offset)) ==
+        MAP_FAILED) {
+        throw_system_error("mmap of physical memory");
+    }
+    const auto device = memory->device();
+    live_.emplace(address, Live{size, size, device, std::move(memory)});
+}
+
+void DeviceMemory::unmap(void* pointer) {
+    const std::lock_guard lock(mutex_);
+    const auto found = live_.find(as_number(pointer));
+    require(found != live_.end() && found->second.memory != nullptr, "virPtr is not mapped by aclrtMapMem");
+    make_unusable(alias_of(found->first), found->second.size);
+    live_.erase(found);
+}
+
+bool DeviceMemory::contains(const void* pointer) const {
+    const auto address = as_number(pointer);
+    return address >= base_ && address - base_ < address_bytes();
+}
+
+DeviceMemory::LiveRanges::const_iterator DeviceMemory::find(std::uintptr_t address) const {
+    auto range = live_.upper_bound(address);
+    if (range == live_.begin()) return live_.end();
+    --range;
+    return address < range->first + range->second.size ? range : live_.end();
+}
+
+void* DeviceMemory::alias(const void* pointer, std::size_t size) const {
+    const std::shared_lock lock(mutex_);
+    const auto address = as_number(pointer);
+    auto range = find(address);
+    if (range == live_.end()) throw std::out_of_range(hexadecimal(address) + " is not live device memory");
+    // Mapped ranges that follow one another without a gap are one.
+    auto end = range->first + range->second.size;
+    while (end < address + size) {
+        const auto next = std::next(range);
+        if (next == live_.end() || next->first != end) {
+            throw std::out_of_range("device memory at " + hexadecimal(address) + " ends after " +
+                                    std::to_string(end - address) + " bytes, not " + std::to_string(size));
+        }
+        range = next;
+        end = range->first + range->second.size;
+    }
+    return alias_of(address);
+}
+
+std::optional<std::int32_t> DeviceMemory::device_of(const void* pointer) const {
+    const std::shared_lock lock(mutex_);
+    const auto range = find(as_number(pointer));
+    if (range == live_.end()) return std::nullopt;
+    return range->second.device;
+}
+
+void* host_alias(const void* device_pointer) { return DeviceMemory::instance().alias(device_pointer); }
+
+}  // namespace host_npu

@@ -1,0 +1,175 @@
+// Lets the CPU's kernels compute aten operators on NPU tensors, in place in device memory. Loading the library
+// registers them; it has to be loaded after torch_npu, whose kernels it replaces.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/Exception.h>
+#include <malloc.h>
+#include <torch/library.h>
+#include <torch/version.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "host_npu_aten/attention.h"
+#include "host_npu_aten/drain.h"
+#include "host_npu_aten/kernels.h"
+#include "host_npu_aten/operators.h"
+#include "host_npu_aten/products.h"
+#include "host_npu_aten/random.h"
+#include "host_npu_aten/views.h"
+
+namespace host_npu {
+namespace {
+
+using torch::jit::Stack;
+
+std::optional<at::Generator> take_generator(c10::ArrayRef<c10::IValue*> arguments, c10::Device device) {
+    for (auto* const argument : arguments) {
+        if (!argument->isGenerator()) continue;
+        auto generator = argument->toGenerator();
+        TORCH_CHECK(generator.device().type() == device.type(), "Expected a '",
+                    c10::DeviceTypeName(device.type(), true), "' device type for generator but found '",
+                    generator.device(), "'");
+        *argument = c10::IValue();
+        return generator;
+    }
+    return std::nullopt;
+}
+
+c10::IValue on_host(const c10::IValue& value, bool may_be_on_host, Views& views) {
+    if (value.isTensor()) return views.view(value.toTensor(), may_be_on_host);
+    if (value.isTensorList()) {
+        c10::List<at::Tensor> list;
+        const auto tensors = value.toTensorVector();
+        list.reserve(tensors.size());
+        for (const auto& tensor : tensors) list.push_back(views.view(tensor, may_be_on_host));
+        return list;
+    }
+    if (value.isOptionalTensorList()) {
+        c10::List<std::optional<at::Tensor>> list;
+        for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
+            list.push_back(tensor ? std::optional(views.view(*tensor, may_be_on_host)) : std::nullopt);
+        }
+        return list;
+    }
+    if (value.isDevice() && value.toDevice().is_privateuseone()) {
+        auto device = value.toDevice();
+        if (!device.has_index()) device = c10::impl::getDeviceGuardImpl(device.type())->getDevice();
+        views.set_device(device);
+        return c10::Device(c10::kCPU);
+    }
+    return value;
+}
+
+c10::IValue on_device(const c10::IValue& value, Views& views) {
+    if (value.isTensor()) return views.result(value.toTensor());
+    if (value.isTensorList()) {
+        c10::List<at::Tensor> list;
+        for (const auto& tensor : value.toTensorVector()) list.push_back(views.result(tensor));
+        return list;
+    }
+    return value;
+}
+
+void compute_on_host(const c10::OperatorHandle& op, Stack* stack) {
+    const auto& schema = op.schema();
+    const auto begin = stack->end() - static_cast<std::ptrdiff_t>(schema.arguments().size());
+    Views views;
+    std::vector<c10::IValue*> arguments;
+    for (const auto& argument : schema.arguments()) {
+        auto& value = begin[static_cast<std::ptrdiff_t>(arguments.size())];
+        value = on_host(value, may_be_on_host(op, argument), views);
+        arguments.push_back(&value);
+    }
+    views.refuse_host_tensors();
+    const auto& device = views.device();
+    TORCH_INTERNAL_ASSERT(device, op.operator_name(), " has no NPU argument");
+    const c10::OptionalDeviceGuard guard(*device);
+    drain(*device);
+    const auto generator = take_generator(arguments, *device);
+    std::optional<BorrowedGenerator> borrowed;
+    if (op.hasTag(at::Tag::nondeterministic_seeded)) borrowed.emplace(generator, *device);
+    const WideArguments wide(op, arguments);
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    wide.round_written();
+    views.write_back_resized();
+    const auto first = stack->end() - static_cast<std::ptrdiff_t>(schema.returns().size());
+    for (auto result = first; result != stack->end(); ++result) {
+        wide.round_result(*result);
+        *result = on_device(*result, views);
+    }
+    views.copy_results();
+}
+
+struct IgnoreWarnings : c10::WarningHandler {
+    void process(const c10::Warning&) override {}
+};
+
+// What PyTorch does for a CPU tensor that requires a gradient: its derivative, or the composite operator itself. Both
+// dispatch what they call.
+void derive_as_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    op.getComputedKernelForDispatchKey(c10::DispatchKey::AutogradCPU).callBoxed(op, keys, stack);
+}
+
+void compose_as_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    op.getComputedKernelForDispatchKey(c10::DispatchKey::CPU).callBoxed(op, keys, stack);
+}
+
+// Whether torch.nn.LSTM is torch_npu's, which calls lstm.data in its own way: in 2.9, and no longer in 2.12.
+constexpr bool joins_packed_outputs() { return TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 12; }
+
+void register_kernels() {
+    require_native_kernels();
+    // PyTorch warns of kernels that replace others, which is what is wanted here.
+    IgnoreWarnings ignore;
+    const c10::WarningUtils::WarningHandlerGuard guard(&ignore);
+    using torch::Library;
+    static auto& kernels = *new Library(Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+    static auto& autograd =
+        *new Library(Library::IMPL, "aten", c10::DispatchKey::AutogradPrivateUse1, __FILE__, __LINE__);
+    auto& dispatcher = c10::Dispatcher::singleton();
+    for (const auto& name : dispatcher.getAllOpNames()) {
+        const auto op = dispatcher.findSchema(name);
+        if (!op) continue;
+        const auto full_name = c10::toString(name);
+        // Asked before the first kernel changes the answers.
+        const bool derived = is_derived_by_pytorch(*op);
+        if (falls_back(*op)) {
+            kernels.impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&compute_on_host>());
+        }
+        if (is_composed(*op)) {
+            kernels.impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&compose_as_on_host>());
+        }
+        if (derived) {
+            autograd.impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&derive_as_on_host>());
+        }
+    }
+    autograd.impl("scaled_dot_product_attention", TORCH_FN(attention));
+    kernels.impl("_efficientzerotensor", TORCH_FN(zero_tensor));
+    for (auto* const library : {&kernels, &autograd}) {
+        library->impl("_thnn_fused_lstm_cell", TORCH_FN(lstm_cell));
+        library->impl("_thnn_fused_gru_cell", TORCH_FN(gru_cell));
+        if (joins_packed_outputs()) library->impl("lstm.data", TORCH_FN(packed_lstm));
+    }
+}
+
+// Every result is allocated, copied to the device and freed. By default glibc gives such memory back to the kernel each
+// time, and to get fresh pages costs more than many operators.
+void keep_freed_memory() {
+    mallopt(M_MMAP_THRESHOLD, 32 << 20);
+    mallopt(M_TRIM_THRESHOLD, 512 << 20);
+}
+
+const bool registered = [] {
+    keep_freed_memory();
+    register_kernels();
+    return true;
+}();
+
+}  // namespace
+}  // namespace host_npu

@@ -1,0 +1,124 @@
+#include "host_npu_aten/views.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/ops/as_strided.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <cstring>
+
+#include "ascendcl/device.h"
+#include "host_npu_aten/drain.h"
+
+namespace host_npu {
+namespace {
+
+void* alias_of(const void* pointer) { return pointer == nullptr ? nullptr : host_alias(pointer); }
+
+// Returns the tensor itself if its memory is all its own, which lets it keep its strides on the device.
+at::Tensor without_gaps(const at::Tensor& tensor) {
+    return tensor.is_non_overlapping_and_dense() ? tensor : tensor.contiguous();
+}
+
+// Copies memory as it lies, between tensors of the same sizes and strides.
+void copy_memory(const at::Tensor& on_device, const at::Tensor& on_host) {
+    if (on_host.numel() == 0) return;
+    std::memcpy(host_alias(on_device.const_data_ptr()), on_host.const_data_ptr(), on_host.nbytes());
+}
+
+}  // namespace
+
+void Views::set_device(c10::Device device) {
+    if (!device_) device_ = device;
+    TORCH_CHECK(*device_ == device, "Expected all tensors to be on the same device, but found at least two devices, ",
+                *device_, " and ", device, "!");
+}
+
+const Views::SharedStorage& Views::storage(const at::Tensor& tensor) {
+    const auto& on_device = tensor.storage();
+    for (const auto& known : storages_) {
+        if (known.on_device.is_alias_of(on_device)) return known;
+    }
+    void* const alias = alias_of(on_device.data());
+    // Resizable, for operators that give their out argument its size; they then leave device memory.
+    c10::Storage on_host(c10::Storage::use_byte_size_t{}, on_device.nbytes(),
+                         c10::DataPtr(alias, c10::Device(c10::kCPU)), c10::GetCPUAllocator(), true);
+    return storages_.emplace_back(SharedStorage{on_device, std::move(on_host), alias});
+}
+
+at::Tensor Views::view(const at::Tensor& tensor, bool may_be_on_host) {
+    if (!tensor.defined()) return tensor;
+    if (!tensor.is_privateuseone()) {
+        has_host_tensor_ |= tensor.dim() > 0 && !may_be_on_host;
+        return tensor;
+    }
+    set_device(tensor.device());
+    const auto& memory = storage(tensor);
+    auto on_host = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(memory.on_host),
+                                                            c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
+    auto* const implementation = on_host.unsafeGetTensorImpl();
+    implementation->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+    if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) implementation->set_wrapped_number(true);
+    // The CPU's kernels of matrix products and a few others read these two bits.
+    on_host._set_conj(tensor.is_conj());
+    on_host._set_neg(tensor.is_neg());
+    views_.push_back({tensor, on_host, memory.alias});
+    return on_host;
+}
+
+void Views::refuse_host_tensors() const {
+    TORCH_CHECK(!has_host_tensor_ || !device_,
+                "Expected all tensors to be on the same device, but found at least two devices, ", *device_,
+                " and cpu!");
+}
+
+void Views::write_back_resized() {
+    for (const auto& [on_device, on_host, alias] : views_) {
+        const bool has_moved = on_host.storage().data() != alias;
+        if (!has_moved && on_host.sizes() == on_device.sizes() && on_host.strides() == on_device.strides()) continue;
+        const auto source = without_gaps(on_host);
+        on_device.resize_(source.sizes());
+        if (source.strides() != on_device.strides()) on_device.as_strided_(source.sizes(), source.strides());
+        if (!has_moved) continue;
+        // resize_ moves the old contents on the stream, which must not come after the new ones.
+        drain(*device_);
+        copy_memory(on_device, source);
+    }
+}
+
+at::Tensor Views::original_of(const at::Tensor& on_host) const {
+    for (const auto& view : views_) {
+        if (view.on_host.is_same(on_host)) return view.on_device;
+    }
+    // Operators may return an argument's memory in another shape.
+    for (const auto& view : views_) {
+        if (on_host.has_storage() && view.on_host.storage().is_alias_of(on_host.storage())) {
+            return at::as_strided(view.on_device, on_host.sizes(), on_host.strides(), on_host.storage_offset());
+        }
+    }
+    return {};
+}
+
+at::Tensor Views::new_on_device(const at::Tensor& on_host) {
+    const auto options = on_host.options().device(*device_).pinned_memory(false);
+    const auto source = without_gaps(on_host.resolve_conj().resolve_neg());
+    auto on_device = at::empty_strided(source.sizes(), source.strides(), options);
+    new_results_.emplace_back(on_device, source);
+    return on_device;
+}
+
+at::Tensor Views::result(const at::Tensor& on_host) {
+    if (!on_host.defined() || !device_) return on_host;
+    auto original = original_of(on_host);
+    return original.defined() ? original : new_on_device(on_host);
+}
+
+void Views::copy_results() {
+    if (new_results_.empty()) return;
+    // Another thread may have freed the results' memory a moment ago, with work in the stream that still uses it.
+    drain(*device_);
+    for (const auto& [on_device, source] : new_results_) copy_memory(on_device, source);
+    new_results_.clear();
+}
+
+}  // namespace host_npu

@@ -1,0 +1,20 @@
+#include "opapi/native_kernels.h"
+
+namespace host_npu {
+namespace {
+
+// Made by the first of the files that are initialised, in whatever order.
+std::vector<std::string>& registered() {
+    static std::vector<std::string> names;
+    return names;
+}
+
+}  // namespace
+
+const std::vector<std::string>& native_kernels() { return registered(); }
+
+NativeKernels::NativeKernels(std::initializer_list<const char*> aten_operators) {
+    registered().insert(registered().end(), aten_operators.begin(), aten_operators.end());
+}
+
+}  // namespace host_npu

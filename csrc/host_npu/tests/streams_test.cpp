@@ -1,0 +1,68 @@
+// What streams wait for, and what events say.
+#include <cstdint>
+#include <vector>
+
+#include "acl/acl.h"
+#include "tests/device.h"
+
+namespace {
+
+using namespace test;
+
+constexpr aclError kInvalid = 107000;
+
+struct WaitRow {
+    const char* name;
+    std::uint32_t condition;
+    std::uint64_t value;
+    std::uint64_t before;
+    std::uint64_t written;
+};
+
+const Case values{"streams/wait_for_a_value_in_memory", [] {
+                      const Memory memory(8);
+                      const WaitRow table[] = {
+                          {"at least", ACL_STREAM_WAIT_VALUE_GEQ, 5, 4, 6},
+                          {"equal", ACL_STREAM_WAIT_VALUE_EQ, 5, 6, 5},
+                          {"a common bit", ACL_STREAM_WAIT_VALUE_AND, 4, 3, 5},
+                          {"a bit in neither", ACL_STREAM_WAIT_VALUE_NOR, 1, ~std::uint64_t{1}, 0},
+                      };
+                      for (const auto& row : table) {
+                          const Stream writer, waiter;
+                          expect_equal(aclrtValueWrite(memory.address(), row.before, 0, writer.handle), 0, row.name);
+                          expect_equal(writer.wait(), 0, row.name, ": the first write");
+                          expect_equal(aclrtValueWait(memory.address(), row.value, row.condition, waiter.handle), 0,
+                                       row.name, ": the status of the wait");
+                          expect_equal(aclrtSynchronizeStreamWithTimeout(waiter.handle, 20), 507046, row.name,
+                                       ": the status before the write");
+                          expect_equal(aclrtValueWrite(memory.address(), row.written, 0, writer.handle), 0, row.name);
+                          expect_equal(waiter.wait(), 0, row.name, ": the status after the write");
+                          recent_error();
+                      }
+                      const Stream stream;
+                      expect_equal(aclrtValueWait(memory.address(), 0, 99, stream.handle), kInvalid, "no condition");
+                      auto* const odd = static_cast<char*>(memory.address()) + 1;
+                      expect_equal(aclrtValueWrite(odd, 0, 0, stream.handle), kInvalid, "an odd address");
+                      recent_error();
+                  }};
+
+const Case events{"streams/events_are_reset_and_waited_for", [] {
+                      const Stream stream;
+                      aclrtEvent event = nullptr;
+                      expect_equal(aclrtCreateEventWithFlag(&event, ACL_EVENT_TIME_LINE), 0, "the status");
+                      expect_equal(aclrtRecordEvent(event, stream.handle), 0, "the status of recording");
+                      expect_equal(aclrtSynchronizeEvent(event), 0, "the status of waiting");
+                      aclrtEventWaitStatus status = ACL_EVENT_WAIT_STATUS_NOT_READY;
+                      expect_equal(aclrtQueryEventWaitStatus(event, &status), 0, "the status of the question");
+                      expect_equal(status, ACL_EVENT_WAIT_STATUS_COMPLETE, "the event's state");
+                      float time = -1;
+                      expect_equal(aclrtEventElapsedTime(&time, event, event), 0, "the status of the time");
+                      expect_equal(time, 0.0f, "the time from the event to itself");
+                      expect_equal(aclrtResetEvent(event, stream.handle), 0, "the status of the reset");
+                      expect_equal(stream.wait(), 0, "the synchronisation's status");
+                      expect(aclrtEventElapsedTime(&time, event, event) != 0, "an event that was reset has a time");
+                      expect_equal(aclrtDestroyEvent(event), 0, "the status of the destruction");
+                      recent_error();
+                  }};
+
+}  // namespace

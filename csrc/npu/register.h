@@ -1,0 +1,70 @@
+// One line makes an operator known to PyTorch's dispatcher, to autograd and to the Python module.
+#pragma once
+
+#include <torch/library.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "dispatch.h"
+#include "python_entry.h"
+#include "symbols.h"
+
+namespace torch_aclnn_ops {
+
+// What the Python module tells of an operator.
+struct Registered {
+    const char* name;
+    const char* cann_name;
+    int64_t (*launches)();
+    void (*define)(py::module_& module);
+    py::object (*make_entry)(const py::object& fallback);
+};
+
+inline std::vector<Registered>& registered() {
+    static std::vector<Registered> operators;
+    return operators;
+}
+
+// Autograd functions, by name, as makers of entries for Python.
+inline std::map<std::string, py::object (*)(const py::object& fallback)>& registered_functions() {
+    static std::map<std::string, py::object (*)(const py::object& fallback)> functions;
+    return functions;
+}
+
+// A Function has a name and a static function call(), which differentiates by an operator of this extension.
+template <class Function>
+struct RegisterFunction {
+    RegisterFunction() { registered_functions()[Function::name] = PythonEntryOf<Function>::make; }
+};
+
+// An Operator has the name of the raw operator, CANN's operator as Cann, and the kernel for npu tensors as run().
+template <class Operator>
+class Register {
+  public:
+    Register()
+        : kernels_(torch::Library::IMPL, "torch_aclnn_ops", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__),
+          autograd_(torch::Library::IMPL, "torch_aclnn_ops", c10::DispatchKey::AutogradPrivateUse1, __FILE__,
+                    __LINE__) {
+        kernels_.impl(Operator::name, TORCH_FN(DispatchOf<Operator>::kernel));
+        autograd_.impl(Operator::name, TORCH_FN(DispatchOf<Operator>::autograd));
+        registered().push_back({
+            Operator::name,
+            Operator::Cann::name,
+            [] { return launches_of<typename Operator::Cann>.load(); },
+            [](py::module_& module) {
+                module.def(Operator::name, DispatchOf<Operator>::kernel, py::call_guard<py::gil_scoped_release>(),
+                           "Call the operator on npu tensors directly: no dispatcher, no autograd.");
+            },
+            PythonEntryOf<DispatchOf<Operator>>::make,
+        });
+    }
+
+  private:
+    torch::Library kernels_;
+    torch::Library autograd_;
+};
+
+}  // namespace torch_aclnn_ops

@@ -1,0 +1,145 @@
+"""What the losses of an input and a target share: the autograd Function, the arguments, and the reduction."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch_aclnn_ops import _extension
+from torch_aclnn_ops.functional._drop_in import float32_autocast_dtype, is_ordinary, on_one_device
+from torch_aclnn_ops.ops._limits import why_not_dtype, why_not_rank
+from torch_aclnn_ops.ops._paths import log_path
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+Gradient = Callable[..., Tensor]
+
+
+def loss_function(
+    name: str,
+    loss: Callable[..., Tensor],
+    grad_input: Gradient,
+    grad_target: Gradient | None = None,
+    tensors: Sequence[str] = ("input", "target"),
+) -> type[Function]:
+    """Make the Function of a loss; ``tensors`` are its first arguments, ``reduction`` is its last.
+
+    Args:
+        name: of the Function.
+        loss: the loss, of the Function's arguments.
+        grad_input: the gradient of ``input``, of ``grad_output`` and the Function's arguments.
+        grad_target: the same of ``target``; by default the negative of ``grad_input``, as for a function of
+            ``input - target``.
+        tensors: the names of ``input``, ``target``, and of a weight, by which the loss cannot be differentiated.
+    """
+    number = len(tensors)
+
+    class LossFunction(Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(*args: Any) -> Tensor:
+            _check_alike(name, tensors, args)
+            return loss(*args)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            tensors, ctx.options = inputs[:number], inputs[number:]
+            ctx.save_for_backward(*tensors)
+            ctx.save_for_forward(*tensors)
+
+        @staticmethod
+        def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+            needs = ctx.needs_input_grad
+            if number > 2 and needs[2]:
+                raise RuntimeError(
+                    f"{name}: there is no derivative with respect to weight;"
+                    " detach it, or multiply the unreduced loss by it"
+                )
+            arguments = (*ctx.saved_tensors, *ctx.options)
+            gradient = grad_input(grad_output, *arguments) if needs[0] or grad_target is None else None
+            nothing = (None,) * (len(arguments) - 2)
+            if not needs[1]:
+                return gradient, None, *nothing
+            if grad_target is not None:
+                return gradient, grad_target(grad_output, *arguments), *nothing
+            return gradient if needs[0] else None, -gradient, *nothing  # type: ignore[operator]
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+            arguments = (*ctx.saved_tensors, *ctx.options)
+            ones, product = torch.ones_like(arguments[0]), torch.zeros_like(arguments[0])
+            input_tangent, target_tangent, *_ = tangents
+            if input_tangent is not None:
+                product = product + grad_input(ones, *arguments) * input_tangent
+            if target_tangent is not None and grad_target is not None:
+                product = product + grad_target(ones, *arguments) * target_tangent
+            elif target_tangent is not None:
+                product = product - grad_input(ones, *arguments) * target_tangent
+            return product if ctx.options[-1] == 0 else product.sum()
+
+    LossFunction.__name__ = LossFunction.__qualname__ = name
+    return LossFunction
+
+
+def _check_alike(name: str, tensors: Sequence[str], args: Sequence[Any]) -> None:
+    input = args[0]
+    if len(tensors) == 2 and input.dtype is args[1].dtype and input.shape == args[1].shape:
+        return
+    for argument, tensor in zip(tensors, args, strict=False):
+        if tensor is not None and (tensor.shape != input.shape or tensor.dtype != input.dtype):
+            raise ValueError(
+                f"{name}: {argument} must have input's shape and dtype, {list(input.shape)} and {input.dtype},"
+                f" but it has {list(tensor.shape)} and {tensor.dtype}"
+            )
+
+
+def has_kernel(function: str, input: Tensor) -> bool:
+    """Return whether torch's kernel of a loss takes ``input``, and others like it; torch_npu's is one of CANN's."""
+    if input.is_cpu or input.device.type != "npu":
+        return True
+    soc = _extension.soc()
+    reason = None if soc is None else why_not_rank(["input"], [input]) or why_not_dtype(soc, ["input"], input)
+    if reason is not None:
+        log_path(function, lambda: f"formula in torch calls, because {reason}")
+    return reason is None
+
+
+def reduce(losses: Tensor, reduction: int) -> Tensor:
+    """Reduce the losses of all elements."""
+    if reduction == 0:
+        return losses
+    return losses.mean() if reduction == 1 else losses.sum()
+
+
+def are_supported(function: str, input: Tensor, target: Tensor, weight: Tensor | None = None) -> bool:
+    """Return whether a loss of these is not left to torch's function."""
+    if not is_ordinary(input, target):
+        return False
+    if weight is None and input.device == target.device:
+        return True
+    return (weight is None or is_ordinary(weight)) and on_one_device(
+        function, input=input, target=target, weight=weight
+    )
+
+
+def warn_of_sizes(input: Tensor, target: Tensor) -> None:
+    """Give torch's warning where input and target differ in shape."""
+    if input.shape != target.shape and not torch.compiler.is_compiling():
+        warnings.warn(
+            f"Using a target size ({target.size()}) that is different to the input size ({input.size()}). "
+            "The loss broadcasts them, which is rarely what was meant; give both the same shape.",
+            stacklevel=3,
+        )
+
+
+def broadcast(input: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Bring input and target to one shape, and to the dtype that autocast or the wider of them asks for."""
+    input_dtype, target_dtype = float32_autocast_dtype(input), float32_autocast_dtype(target)
+    dtype = input_dtype if input_dtype is target_dtype else torch.promote_types(input_dtype, target_dtype)
+    if input.dtype is not dtype or target.dtype is not dtype:
+        input, target = input.to(dtype), target.to(dtype)
+    if input.shape != target.shape:
+        input, target = torch.broadcast_tensors(input, target)
+    return input, target
