@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
 from torch_aclnn_ops import functional as F
-from torch_aclnn_ops.functional.linear_cross_entropy._collectives import sum_over_group
+from torch_aclnn_ops.functional.linear_cross_entropy._distributed import sum_over_group
 from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import VocabularyShards
 
 import torch

@@ -261,18 +261,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> loss(const at::Tensor& input, con
                       "linear_cross_entropy: weight must have dtype Float and shape ",
                       at::IntArrayRef({classes, input.size(1)}), ", but it has dtype ", weight.scalar_type(),
                       " and shape ", weight.sizes());
-    TORCH_CHECK_VALUE(target.scalar_type() == at::kLong && target.sizes() == at::IntArrayRef({rows}),
-                      "linear_cross_entropy: target must have dtype Long and shape ", at::IntArrayRef({rows}),
-                      ", but it has dtype ", target.scalar_type(), " and shape ", target.sizes());
-    const auto* const targets = target.const_data_ptr<int64_t>();
-    const auto is_kept = [&](const int64_t row) {
-        const int64_t index = targets[row * target.stride(0)];
-        return index >= 0 && index < classes && index != ignore_index;
-    };
-    for (int64_t row = 0; row < rows; ++row) {
-        if (!is_kept(row)) {
-            return {at::empty({0}, input.options()), {}, {}};
-        }
+    const at::Tensor indices = target.contiguous();
+    check(indices, "target", at::kLong, {rows});
+    const auto* const targets = indices.const_data_ptr<int64_t>();
+    if (!std::all_of(targets, targets + rows,
+                     [&](const int64_t index) { return index >= 0 && index < classes && index != ignore_index; })) {
+        return {at::empty({0}, input.options()), {}, {}};
     }
     const at::Tensor logits = at::mm(input, weight.t());
     auto* const values = logits.data_ptr<float>();
@@ -281,8 +275,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> loss(const at::Tensor& input, con
     at::parallel_for(0, rows, 1, [&](const int64_t begin, const int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
             float* const row_values = values + row * classes;
-            const Statistics found = kernels().float_gradient(row_values, classes, targets[row * target.stride(0)],
-                                                              Factors{factor, -factor, 0}, row_values);
+            const Statistics found =
+                kernels().float_gradient(row_values, classes, targets[row], Factors{factor, -factor, 0}, row_values);
             losses[row] = found.log_sum_exp - found.predicted;
         }
     });

@@ -15,11 +15,14 @@ from torch_aclnn_ops._torch_compat import LinearCrossEntropyOptions
 from torch_aclnn_ops.functional._drop_in import refuse_tangent
 from torch_aclnn_ops.functional.linear_cross_entropy import _arguments as arguments
 from torch_aclnn_ops.functional.linear_cross_entropy import losses
-from torch_aclnn_ops.functional.linear_cross_entropy._dtensors import Arguments as DTensorArguments
-from torch_aclnn_ops.functional.linear_cross_entropy._dtensors import local_arguments
+from torch_aclnn_ops.functional.linear_cross_entropy._distributed import DTensorArguments, local_arguments
 from torch_aclnn_ops.functional.linear_cross_entropy.autograd import StatisticsFunction, statistics
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput
-from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import vocab_parallel_statistics
+from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import (
+    refuse_in_shards,
+    shards_of,
+    vocab_parallel_statistics,
+)
 from torch_aclnn_ops.ops.linear_cross_entropy.problem import Problem, Request, Statistics
 
 import torch
@@ -54,29 +57,9 @@ def linear_cross_entropy(  # type: ignore[overload-overlap]  # the first that fi
 ) -> Tensor: ...
 @overload
 def linear_cross_entropy(
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    *,
-    linear_bias: Tensor | None = ...,
-    weight: Tensor | None = ...,
-    reduction: str = ...,
-    ignore_index: int | None = ...,
-    label_smoothing: float = ...,
-    options: "LinearCrossEntropyOptions | None" = ...,
-    softcap: float | None = ...,
-    lse_square_scale: float = ...,
-    temperature: float = ...,
-    token_weight: Tensor | None = ...,
-    zero_if_all_ignored: bool = ...,
-    outputs: Collection[str],
-    chunk_size: int | str = ...,
-    max_memory: int | None = ...,
-    process_group: Any = ...,
-    vocab_sizes: Sequence[int] | None = ...,
-    reduce_input_grad: bool = ...,
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, outputs: Collection[str], **options: Any
 ) -> LinearCrossEntropyOutput: ...
-def linear_cross_entropy(
+def linear_cross_entropy(  # type: ignore[misc]  # the options of the second overload are those of the first
     input: Tensor,
     linear_weight: Tensor,
     target: Tensor,
@@ -183,14 +166,14 @@ def linear_cross_entropy(
         )
     shards = None
     if process_group is not None or vocab_sizes is not None:
-        shards = arguments.shards_of(process_group, linear_weight, vocab_sizes)
+        shards = shards_of(process_group, linear_weight, vocab_sizes)
     logit_options = arguments.logit_options(softcap, temperature, chunk_size, max_memory, options)
     square_scale, asked = arguments.check_square_scale(lse_square_scale), arguments.check_outputs(outputs)
     of_torch = (linear_bias, weight, reduction, ignore_index, label_smoothing)
     whole = None if shards is None else shards.total
     if not arguments.is_supported(input, linear_weight, target, *of_torch, whole):
         if whole is not None:
-            arguments.refuse_in_shards(input, linear_weight, target, *of_torch, whole)
+            refuse_in_shards(input, linear_weight, target, *of_torch, whole)
         loss = arguments.left_to_torch(input, linear_weight, target, *of_torch)
         arguments.refuse_more_than_torchs(softcap, square_scale, temperature, token_weight, zero_if_all_ignored, asked)
         return loss

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Collection, Sequence
 from numbers import Integral, Real
-from typing import NoReturn
 
 from torch_aclnn_ops import _torch_compat
 from torch_aclnn_ops._torch_compat import Buffer, LinearCrossEntropyOptions
@@ -15,7 +14,6 @@ from torch_aclnn_ops.functional._drop_in import (
     overrides_torch,
 )
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput
-from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import VocabularyShards
 from torch_aclnn_ops.ops._numerics import accumulation_dtype
 from torch_aclnn_ops.ops.linear_cross_entropy.kernels import is_autocast_on
 from torch_aclnn_ops.ops.linear_cross_entropy.plan import LogitOptions
@@ -241,49 +239,6 @@ def _has_loss_dtype(weight: Tensor, input: Tensor) -> bool:
     """Return whether a class weight has the dtype of the logits, or gets it from autocast."""
     in_autocast = float32_autocast_dtype(input) != lower_precision_autocast_dtype(input)
     return float32_autocast_dtype(weight) == (torch.float32 if in_autocast else input.dtype)
-
-
-def shards_of(
-    process_group: object, linear_weight: object, vocab_sizes: Sequence[int] | None
-) -> VocabularyShards | None:
-    """Return the cut of the vocabulary, if processes share it."""
-    if process_group is None:
-        if vocab_sizes is not None:
-            raise ValueError(
-                f"linear_cross_entropy: vocab_sizes must be None where process_group is, but it is {vocab_sizes!r}"
-            )
-        return None
-    if not isinstance(linear_weight, Tensor) or linear_weight.dim() < 2:
-        raise TypeError(
-            "linear_cross_entropy: linear_weight must be a Tensor of shape (rows of this rank, H) where process_group"
-            f" is given, but it is {linear_weight!r}"
-        )
-    return VocabularyShards.of(process_group, linear_weight.shape[0], vocab_sizes)
-
-
-def refuse_in_shards(
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    linear_bias: Tensor | None,
-    weight: Tensor | None,
-    reduction: str,
-    ignore_index: int | None,
-    label_smoothing: float,
-    classes: int,
-) -> NoReturn:
-    """Raise what torch raises for a whole head."""
-    if linear_bias is not None and linear_bias.shape != linear_weight.shape[:-1]:
-        raise ValueError(
-            f"linear_cross_entropy: linear_bias must have shape {list(linear_weight.shape[:-1])}, as linear_weight has"
-            f" on this rank, but its shape is {list(linear_bias.shape)}"
-        )
-    whole = linear_weight.new_zeros((1,) * linear_weight.dim()).expand(classes, *linear_weight.shape[1:])
-    left_to_torch(input, whole, target, None, weight, reduction, ignore_index, label_smoothing)
-    raise TypeError(
-        "linear_cross_entropy: input, linear_weight, linear_bias and weight must be strided floating-point tensors"
-        " where process_group is given, and target must be a plain tensor"
-    )
 
 
 def refuse_more_than_torchs(

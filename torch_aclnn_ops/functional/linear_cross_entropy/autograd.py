@@ -21,6 +21,7 @@ from torch_aclnn_ops.ops.linear_cross_entropy.problem import (
     cross_entropies,
     z_losses,
 )
+from torch_aclnn_ops.ops.linear_cross_entropy.shortcuts import why_not_fused
 
 import torch
 from torch import Tensor
@@ -214,7 +215,7 @@ def makes_gradients_in_forward(problem: Problem, token_weight: Tensor | None) ->
     for tensor in (problem.target, problem.class_weight, token_weight):
         if tensor is not None and tensor.requires_grad:
             return False
-    return kernels.why_not_fused(problem) is not None
+    return why_not_fused(problem) is not None
 
 
 def loss(problem: Problem, coefficients: Coefficients | PlainLoss) -> tuple[Tensor, Tensor | None]:

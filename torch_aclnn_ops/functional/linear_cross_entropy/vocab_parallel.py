@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch_aclnn_ops._torch_compat import device_types_of_group
-from torch_aclnn_ops.functional.linear_cross_entropy._collectives import (
+from torch_aclnn_ops.functional.linear_cross_entropy._arguments import left_to_torch
+from torch_aclnn_ops.functional.linear_cross_entropy._distributed import (
     Members,
     copy_to_group,
     gather,
@@ -22,8 +23,8 @@ from torch_aclnn_ops.functional.linear_cross_entropy.autograd import statistics
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import distribution_sums
 from torch_aclnn_ops.ops._derivatives import in_functorch_transform, is_differentiated
 from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
-from torch_aclnn_ops.ops.linear_cross_entropy.kernels import why_not_fused
 from torch_aclnn_ops.ops.linear_cross_entropy.problem import ELSEWHERE, IGNORED, Problem, Statistics, combine
+from torch_aclnn_ops.ops.linear_cross_entropy.shortcuts import why_not_fused
 
 import torch
 import torch.distributed as dist
@@ -147,6 +148,49 @@ def _checked_sizes(vocab_sizes: Any, size: int) -> tuple[int, ...]:
     if len(vocab_sizes) != size or any(entry < 0 for entry in vocab_sizes):
         raise ValueError(f"linear_cross_entropy: vocab_sizes must be {accepted}, but it is {vocab_sizes!r}")
     return tuple(int(entry) for entry in vocab_sizes)
+
+
+def shards_of(
+    process_group: object, linear_weight: object, vocab_sizes: Sequence[int] | None
+) -> VocabularyShards | None:
+    """Return the cut of the vocabulary, if processes share it."""
+    if process_group is None:
+        if vocab_sizes is not None:
+            raise ValueError(
+                f"linear_cross_entropy: vocab_sizes must be None where process_group is, but it is {vocab_sizes!r}"
+            )
+        return None
+    if not isinstance(linear_weight, Tensor) or linear_weight.dim() < 2:
+        raise TypeError(
+            "linear_cross_entropy: linear_weight must be a Tensor of shape (rows of this rank, H) where process_group"
+            f" is given, but it is {linear_weight!r}"
+        )
+    return VocabularyShards.of(process_group, linear_weight.shape[0], vocab_sizes)
+
+
+def refuse_in_shards(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    reduction: str,
+    ignore_index: int | None,
+    label_smoothing: float,
+    classes: int,
+) -> NoReturn:
+    """Raise what torch raises for a whole head."""
+    if linear_bias is not None and linear_bias.shape != linear_weight.shape[:-1]:
+        raise ValueError(
+            f"linear_cross_entropy: linear_bias must have shape {list(linear_weight.shape[:-1])}, as linear_weight has"
+            f" on this rank, but its shape is {list(linear_bias.shape)}"
+        )
+    whole = linear_weight.new_zeros((1,) * linear_weight.dim()).expand(classes, *linear_weight.shape[1:])
+    left_to_torch(input, whole, target, None, weight, reduction, ignore_index, label_smoothing)
+    raise TypeError(
+        "linear_cross_entropy: input, linear_weight, linear_bias and weight must be strided floating-point tensors"
+        " where process_group is given, and target must be a plain tensor"
+    )
 
 
 def vocab_parallel_statistics(problem: Problem, shards: VocabularyShards, reduce_input_grad: bool = True) -> Statistics:

@@ -9,14 +9,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from torch_aclnn_ops import _cpu_extension
-from torch_aclnn_ops._torch_compat import log_softmax_backward
 from torch_aclnn_ops.ops._numerics import widen
 from torch_aclnn_ops.ops.linear_cross_entropy.plan import Plan
 from torch_aclnn_ops.ops.linear_cross_entropy.problem import (
     Coefficients,
     KeptRows,
-    PlainLoss,
     Problem,
     Statistics,
     combine,
@@ -27,14 +24,6 @@ from torch_aclnn_ops.ops.linear_cross_entropy.products import Gradients, Head
 
 import torch
 from torch import Tensor
-
-_MEAN, _SUM = 1, 2  # torch's numbers of these reductions
-_nll_loss_forward = torch.ops.aten.nll_loss_forward.default
-_nll_loss_backward = torch.ops.aten.nll_loss_backward.default
-
-
-# The gradients by input, weight and bias of a loss whose own is 1, or the map from its own to them.
-MadeGradients = tuple[Tensor | None, ...] | Callable[[Tensor], tuple[Tensor | None, ...]]
 
 
 class _Chunk:
@@ -68,7 +57,7 @@ class _Chunk:
     def reduce_alone(self) -> Statistics:
         """Reduce the logits, of which nothing more is wanted."""
         request = self._problem.request
-        if not (self._has_kernels and _is_plain(self._problem)) or request.weighted or request.entropy:
+        if not (self._has_kernels and self._problem.is_plain) or request.weighted or request.entropy:
             return self.reduce()
         tokens = self.values.argmax(1) if request.predicted_tokens else None
         target = self.target - self._classes.start
@@ -185,11 +174,6 @@ class _Chunk:
         return values
 
 
-def _is_plain(problem: Problem) -> bool:
-    """Return whether csrc/cpu can do a row at once: the logits are the products, and the targets are classes."""
-    return problem.linear_bias is None and problem.options.softcap is None and not problem.target.is_floating_point()
-
-
 def statistics_in_chunks(problem: Problem, plan: Plan) -> Statistics:
     """Reduce the logits of every row; an ignored row gets zeros, and the predicted token -1."""
     kept = KeptRows(problem)
@@ -250,8 +234,8 @@ def gradients_in_chunks(
 
 
 def loss_in_chunks(
-    problem: Problem, coefficients: Coefficients | PlainLoss, plan: Plan
-) -> tuple[Tensor, MadeGradients, Tensor | None]:
+    problem: Problem, coefficients: Coefficients, plan: Plan
+) -> tuple[Tensor, tuple[Tensor | None, ...], Tensor | None]:
     """Compute the loss of all rows together with its gradients by input, weight and bias: three matrix products.
 
     Args:
@@ -263,13 +247,8 @@ def loss_in_chunks(
         The loss, the gradients (wide, but for a bfloat16 head's that is summed in one product), and the predicted
         tokens, -1 for an ignored row.
     """
-    if isinstance(coefficients, PlainLoss):
-        made = _small_loss(problem, coefficients) if plan.has_room else None
-        if made is not None:
-            return *made, None
-        problem, coefficients = coefficients.coefficients(problem)
     kept = KeptRows(problem)
-    is_plain = _is_plain(problem) and coefficients.weighted is None
+    is_plain = problem.is_plain and coefficients.weighted is None
     plan = plan if kept.has_all else kept.problem.plan_rows()
     head = _head(problem, plan)
     total = Gradients(kept.problem.input, head, plan, problem.request.gradients)
@@ -297,48 +276,6 @@ def loss_in_chunks(
     found = torch.cat([part for part in tokens if part is not None]) if problem.request.predicted_tokens else None
     input_grad, weight_grad, bias_grad = total.finish()
     return loss, (kept.at_all_rows(input_grad), weight_grad, bias_grad), kept.at_all_rows(found, -1)
-
-
-def _small_loss(problem: Problem, plain: PlainLoss) -> tuple[Tensor, MadeGradients] | None:
-    """Do the same in few calls, which is what a small problem takes its time for.
-
-    The logits, and two more tensors of their size, may be held. The result is ``None`` where products need another
-    dtype than the head's, and for what is not just the logits' loss.
-    """
-    input, weight, target = problem.input, problem.linear_weight, problem.target
-    if weight.dtype != torch.float32 or problem.options.temperature != 1 or not _is_plain(problem):
-        return None
-    if plain.zero_if_all_ignored:
-        return None
-    if not weight.is_cpu:
-        return _small_loss_on_device(problem, plain)
-    has_memory = type(weight) in (Tensor, torch.nn.Parameter)  # fake tensors have none
-    if not has_memory or _cpu_extension.why_unavailable() is not None:
-        return None
-    kernel, needed = torch.ops.torch_aclnn_ops.linear_cross_entropy_loss, problem.request.gradients
-    loss, *made = kernel(input, weight, target, plain.ignore_index, plain.is_mean, *needed[:2])
-    return (loss, (*made, None)) if loss.dim() == 0 else None
-
-
-def _small_loss_on_device(problem: Problem, plain: PlainLoss) -> tuple[Tensor, MadeGradients]:
-    """Do it by the kernels of ``torch.nn.functional.cross_entropy``, as each call is a launch."""
-    input, weight, target, ignore_index = problem.input, problem.linear_weight, problem.target, plain.ignore_index
-    ignored, clamped = target == ignore_index, target.clamp(0, weight.shape[0] - 1)
-    # A device does not stop for a wrong index, so its row is divided by 0, which makes the loss nan.
-    input = torch.where(ignored.unsqueeze(1), 0.0, input / (clamped == target).unsqueeze(1))
-    target = torch.where(ignored, target, clamped)
-    log_probabilities = torch.mm(input, weight.t()).log_softmax(1)
-    reduction = _MEAN if plain.is_mean else _SUM
-    loss, number = _nll_loss_forward(log_probabilities, target, None, reduction, ignore_index)
-
-    def differentiate(grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-        gradient = _nll_loss_backward(grad_loss, log_probabilities, target, None, reduction, ignore_index, number)
-        gradient = log_softmax_backward(gradient, log_probabilities, 1, torch.float32)
-        needs_input, needs_weight, _ = problem.request.gradients
-        input_grad = torch.mm(gradient, weight) if needs_input else None
-        return input_grad, torch.mm(gradient.t(), input) if needs_weight else None, None
-
-    return loss, differentiate
 
 
 def _losses(reduced: Statistics, factors: Coefficients) -> Tensor:

@@ -5,7 +5,7 @@ so ``torch.compile`` takes each of them as one operator, which the ``compiled_``
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from torch_aclnn_ops._torch_compat import is_autocast_available, schema_of
 from torch_aclnn_ops.ops._numerics import accumulation_dtype
@@ -13,11 +13,8 @@ from torch_aclnn_ops.ops._paths import log_path
 from torch_aclnn_ops.ops._raw_operator import NAMESPACE
 from torch_aclnn_ops.ops.linear_cross_entropy import chunks
 from torch_aclnn_ops.ops.linear_cross_entropy.grad import fused_linear_cross_entropy_loss_grad
-from torch_aclnn_ops.ops.linear_cross_entropy.loss import fused_cross_entropy_loss_with_max_sum
-from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import fused_linear_online_max_sum
 from torch_aclnn_ops.ops.linear_cross_entropy.plan import LogitOptions, Plan
 from torch_aclnn_ops.ops.linear_cross_entropy.problem import (
-    IGNORED,
     Coefficients,
     PlainLoss,
     Problem,
@@ -25,38 +22,27 @@ from torch_aclnn_ops.ops.linear_cross_entropy.problem import (
     Statistics,
 )
 from torch_aclnn_ops.ops.linear_cross_entropy.products import describe_backend
+from torch_aclnn_ops.ops.linear_cross_entropy.shortcuts import (
+    MadeGradients,
+    fused_gradients,
+    fused_statistics,
+    small_loss,
+    why_not_fused,
+)
 
 import torch
 from torch import Tensor
 
 _NAME = "linear_cross_entropy"
-
-
-def why_not_fused(problem: Problem) -> str | None:
-    """Return why the fused operators do not serve a call, or ``None`` if they do."""
-    input, options, request = problem.input, problem.options, problem.request
-    if input.device.type != "npu":
-        return f"the tensors are on {input.device.type}"
-    reasons = (
-        ("of linear_bias", problem.linear_bias is not None),
-        ("of softcap", options.softcap is not None),
-        ("of temperature", options.temperature != 1),
-        ("of chunk_size", options.chunk_size is not None),
-        ("of max_memory", options.max_memory is not None),
-        ("the targets are probabilities", problem.target.is_floating_point()),
-        ("of label_smoothing", request.weighted),
-        ("the entropy is asked for", request.entropy),
-        ("the predicted tokens are asked for", request.predicted_tokens),
-    )
-    for reason, holds in reasons:
-        if holds:
-            return reason
-    weight = problem.linear_weight
-    return fused_linear_online_max_sum.why_not_cann(input, weight, problem.target, 0, weight.shape[0], False)
+_Result = TypeVar("_Result")
 
 
 def _describe(problem: Problem, plan: Plan) -> str:
     return f"{plan}{describe_backend(problem.linear_weight, plan.rows)}"
+
+
+def _describe_formula(problem: Problem, plan: Plan, how: str = "") -> str:
+    return f"formula in torch calls, because {why_not_fused(problem)}; {how}{_describe(problem, plan)}"
 
 
 def is_autocast_on(tensor: Tensor) -> bool:
@@ -65,7 +51,7 @@ def is_autocast_on(tensor: Tensor) -> bool:
     return (tensor.is_cpu or is_autocast_available(device_type)) and torch.is_autocast_enabled(device_type)
 
 
-def _run_without_autocast(kernel: Callable[..., Any], problem: Problem, *args: Any) -> Any:
+def _run_without_autocast(kernel: Callable[..., _Result], problem: Problem, *args: Any) -> _Result:
     """Run a kernel as written where autocast is on, which would make its matrix products 16-bit ones."""
     if is_autocast_on(problem.input):
         with torch.autocast(problem.input.device.type, enabled=False):
@@ -76,11 +62,10 @@ def _run_without_autocast(kernel: Callable[..., Any], problem: Problem, *args: A
 def compute_statistics(problem: Problem) -> Statistics:
     """Reduce the logits of every row."""
     if why_not_fused(problem) is None:
-        return _fused_statistics(problem)
+        return fused_statistics(problem)
     plan = problem.plan_statistics()
-    log_path(_NAME, lambda: f"formula in torch calls, because {why_not_fused(problem)}; {_describe(problem, plan)}")
-    reduced: Statistics = _run_without_autocast(chunks.statistics_in_chunks, problem, plan)
-    return reduced
+    log_path(_NAME, lambda: _describe_formula(problem, plan))
+    return _run_without_autocast(chunks.statistics_in_chunks, problem, plan)
 
 
 def compute_gradients(
@@ -97,75 +82,26 @@ def compute_gradients(
     if grad_statistics.weighted is None and why_not_fused(problem) is None:
         # The operator makes both gradients or none.
         if all(problem.request.gradients[:2]):
-            return *_fused_gradients(problem, grad_statistics, log_sum_exp), None
+            return *fused_gradients(problem, grad_statistics, log_sum_exp), None
         name = fused_linear_cross_entropy_loss_grad.name
         log_path(name, lambda: "formula in torch calls, because not both gradients are needed")
     plan = problem.plan_rows()
     log_path(_NAME, lambda: f"logits computed again for the gradients; {_describe(problem, plan)}")
-    results: tuple[Tensor | None, ...] = _run_without_autocast(
-        chunks.gradients_in_chunks, problem, grad_statistics, entropy, plan
-    )
-    return results
+    return _run_without_autocast(chunks.gradients_in_chunks, problem, grad_statistics, entropy, plan)
 
 
 def compute_loss_and_gradients(
     problem: Problem, coefficients: Coefficients | PlainLoss
-) -> tuple[Tensor, chunks.MadeGradients, Tensor | None]:
+) -> tuple[Tensor, MadeGradients, Tensor | None]:
     """Compute the loss of all rows and its gradients by input, weight and bias; the fused operators do not serve."""
     plan = problem.plan_rows()
-    log_path(
-        _NAME,
-        lambda: (
-            f"formula in torch calls, because {why_not_fused(problem)}; gradients made in the forward pass;"
-            f" {_describe(problem, plan)}"
-        ),
-    )
-    results: tuple[Tensor, chunks.MadeGradients, Tensor | None] = _run_without_autocast(
-        chunks.loss_in_chunks, problem, coefficients, plan
-    )
-    return results
-
-
-def _fused_statistics(problem: Problem) -> Statistics:
-    target = problem.target
-    logits_max, sum_exp_logits, predicted, *_ = fused_linear_online_max_sum.run(
-        problem.input, problem.linear_weight, target, 0, problem.linear_weight.shape[0], False
-    )
-    # The loss of a row whose target has the largest logit is log sum exp(z - max).
-    log_sum_exp, _ = fused_cross_entropy_loss_with_max_sum.run(
-        logits_max, sum_exp_logits, torch.zeros_like(predicted), None
-    )
-    # So that an ignored row adds nothing even if it is not finite.
-    ignored = target == IGNORED
-    return Statistics(
-        logits_max.masked_fill(ignored, 0), log_sum_exp.masked_fill(ignored, 0), predicted.masked_fill(ignored, 0)
-    )
-
-
-def _fused_gradients(problem: Problem, grad_statistics: Statistics, log_sum_exp: Tensor) -> tuple[Tensor, Tensor]:
-    """Call the operator, whose gradient of the logits is ``grad * (exp(z - max) / sum - onehot)``.
-
-    Ours is ``g_log_sum_exp * softmax + g_predicted * onehot``. With ``grad = -g_predicted`` the sum takes up that the
-    two gradients differ, as they do in a shard of the vocabulary and with a z-loss. Where there is no second term, the
-    mask leaves it out, and ``grad`` is the first gradient.
-    """
-    target = problem.target
-    ignored = target == IGNORED
-    grad_log_sum_exp = grad_statistics.log_sum_exp.masked_fill(ignored, 0)
-    grad_predicted = -grad_statistics.predicted
-    is_masked = (target < 0) | (grad_predicted == 0)
-    ratio = (grad_predicted / grad_log_sum_exp).masked_fill(is_masked, 1)
-    gradients: tuple[Tensor, Tensor] = fused_linear_cross_entropy_loss_grad.run(
-        grad_log_sum_exp.where(is_masked, grad_predicted),
-        problem.input,
-        problem.linear_weight,
-        is_masked,
-        target.clamp(min=0),
-        grad_statistics.logits_max,
-        log_sum_exp.exp() * ratio,
-        None,
-    )
-    return gradients
+    log_path(_NAME, lambda: _describe_formula(problem, plan, "gradients made in the forward pass; "))
+    if isinstance(coefficients, PlainLoss):
+        made = _run_without_autocast(small_loss, problem, coefficients) if plan.has_room else None
+        if made is not None:
+            return *made, None
+        problem, coefficients = coefficients.coefficients(problem)
+    return _run_without_autocast(chunks.loss_in_chunks, problem, coefficients, plan)
 
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")

@@ -132,6 +132,11 @@ class Problem(NamedTuple):
         """The arguments that kernels differentiate by."""
         return self[:3]
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the logits are the products, but for the temperature, and the targets are classes."""
+        return self.linear_bias is None and self.options.softcap is None and not self.target.is_floating_point()
+
     def plan_statistics(self) -> Plan:
         """Cut rows and classes where only statistics are made."""
         return plan.plan_statistics(self._sizes(), self.options, self._copies())
