@@ -42,7 +42,9 @@ def calls_of(function: Callable[[], torch.Tensor]) -> list[tuple[str, str]]:
     def record(frame: FrameType, event: str, _: object) -> None:
         path = Path(frame.f_code.co_filename)
         if event == "call" and PACKAGE in path.parents:
-            calls.append((str(path.relative_to(PACKAGE)), frame.f_code.co_qualname))
+            # Python 3.10 has no qualified names of code.
+            name = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)
+            calls.append((str(path.relative_to(PACKAGE)), name))
 
     function().backward()  # what is done once is done
     sys.setprofile(record)

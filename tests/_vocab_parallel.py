@@ -61,7 +61,7 @@ class Vocabulary:
         return drawn.bfloat16().to(self.dtype)
 
     def arguments(self, grad=True):
-        """Return input, this process's weight and bias, and targets of which two do not count."""
+        """Return input, this process's weight and bias, and targets of which two are ignored."""
         target = torch.randint(CLASSES, (ROWS,), generator=torch.Generator().manual_seed(2))
         target[3] = target[8] = -100
         target[0], target[1] = 0, CLASSES - 1

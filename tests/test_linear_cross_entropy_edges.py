@@ -39,7 +39,7 @@ def test_predictions_may_be_asked_for_in_forward_mode(name):
     torch.testing.assert_close(tangent((name,)), tangent(()))
 
 
-def test_a_row_that_does_not_count_takes_no_class_weight():
+def test_an_ignored_row_takes_no_class_weight():
     input, head, _ = _tensors()
     target, weight = torch.tensor([1, 2, 8, -100, 3, 4]), torch.ones(9)
     weight[0] = torch.inf  # as one over the frequency of a class that does not occur

@@ -55,9 +55,7 @@ def _tensors(dtype=torch.float64, trained=(True, True)):
         ((False, False), "mean", 1),
     ],
 )
-def test_no_matrix_product_is_made_for_a_frozen_argument_or_twice_for_a_loss_that_is_one_number(
-    trained, reduction, products
-):
+def test_no_matrix_product_is_made_for_a_frozen_argument_or_twice_for_a_scalar_loss(trained, reduction, products):
     input, head, target = _tensors(trained=trained)
     with _Products(N * H * C) as mode:
         loss = ours.linear_cross_entropy(input, head, target, reduction=reduction).sum()
