@@ -111,7 +111,8 @@ try:
 
     _ = forward_ad._current_level
     embedding_bag = torch.ops.aten._embedding_bag.default
-    native_mse_loss, native_binary_cross_entropy = torch._C._nn.mse_loss, torch._C._nn.binary_cross_entropy
+    native_mse_loss: Callable[..., Tensor] = torch._C._nn.mse_loss  # takes the number of a reduction
+    native_binary_cross_entropy: Callable[..., Tensor] = torch._C._nn.binary_cross_entropy
     foreach_add_, foreach_copy_, foreach_lerp_ = torch._foreach_add_, torch._foreach_copy_, torch._foreach_lerp_
     fused_adam_, fused_adamw_ = torch._fused_adam_, torch._fused_adamw_
     log_softmax_backward = torch._log_softmax_backward_data
@@ -218,7 +219,7 @@ def is_autocast_available(device_type: str) -> bool:
 
 def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """Return what applies a Function whose forward has ctx, outside of transforms: half of ``apply`` is about them."""
-    apply: Callable[..., Any] = super(torch.autograd.Function, function).apply
+    apply: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     return apply
 
 

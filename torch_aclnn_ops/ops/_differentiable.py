@@ -67,9 +67,8 @@ def _with_ctx(function: type[Function]) -> type[Function]:
         function.setup_context(ctx, args, output)
         return output
 
-    members = {"forward": staticmethod(forward), "backward": function.backward, "jvp": function.jvp}
-    members = {name: staticmethod(member) for name, member in members.items()}
-    return type(function.__name__, (Function,), {**members, "__doc__": function.__doc__})
+    members: dict[str, Any] = {"forward": forward, "backward": function.backward, "jvp": function.jvp}
+    return type(function.__name__, (Function,), {name: staticmethod(member) for name, member in members.items()})
 
 
 def _without_jvp(function: type[Function]) -> type[Function]:

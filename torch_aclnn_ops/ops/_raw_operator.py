@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from itertools import compress
 from typing import Any
 
 from torch_aclnn_ops import _extension
@@ -16,11 +15,12 @@ from torch_aclnn_ops._torch_compat import (
     schema_of,
 )
 from torch_aclnn_ops.ops._checks import check_device
-from torch_aclnn_ops.ops._derivatives import any_differentiated, in_functorch_transform, is_differentiated, jvp, vjp
+from torch_aclnn_ops.ops._derivatives import any_differentiated, in_functorch_transform, is_differentiated
 from torch_aclnn_ops.ops._differentiable import EagerOrCompiled
 from torch_aclnn_ops.ops._limits import Limits, why_not_rank
 from torch_aclnn_ops.ops._numerics import without_autocast
 from torch_aclnn_ops.ops._paths import is_heard, is_recording, log_path
+from torch_aclnn_ops.ops._raw_function import as_tuple, raw_function
 
 import torch
 from torch import Tensor
@@ -98,7 +98,8 @@ class RawOperator:
         )
         register_vmap(self.overload, self._call_per_sample, lib=_library)
         if not self.is_mutable:
-            self._differentiable = EagerOrCompiled(_make_function(self), self._checked(self.formula), self.run)
+            function = raw_function(self.name, self.run, self.formula, self._vmap_formula)
+            self._differentiable = EagerOrCompiled(function, self._checked(self.formula), self.run)
         _library.impl(self.name, self._autograd, "Autograd", with_keyset=True)
         _extension.register(self)
 
@@ -134,7 +135,8 @@ class RawOperator:
         if reason is None:
             if is_heard() and args[0].device.type == "npu":
                 log_path(self.name, lambda: self.cann)
-            return _extension.entries.get(self.name, self.dispatch)(*args)
+            entry = _extension.entries.get(self.name)
+            return self.dispatch(*args) if entry is None else entry(*args)
         log_path(self.name, lambda: f"formula in torch calls, because {reason}")
         return self._checked(self.formula)(*args) if torch.compiler.is_compiling() else self._kernel(*args)
 
@@ -239,7 +241,7 @@ class RawOperator:
         if results[0] is None:
             return None, None
         batched = tuple(
-            torch.stack(outputs)[: info.batch_size] for outputs in zip(*map(_as_tuple, results), strict=True)
+            torch.stack(outputs)[: info.batch_size] for outputs in zip(*map(as_tuple, results), strict=True)
         )
         return (batched, (0,) * len(batched)) if isinstance(results[0], tuple) else (batched[0], 0)
 
@@ -271,68 +273,6 @@ class RawOperator:
                 )
 
 
-def _make_function(operator: RawOperator) -> Any:
-    """Make the ``autograd.Function`` of an operator from its formula."""
-
-    class RawFunction(torch.autograd.Function):
-        vmap = staticmethod(operator._vmap_formula)
-
-        @staticmethod
-        def forward(*args: Any) -> Any:
-            return operator.run(*args)
-
-        @staticmethod
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            tensors = [arg if isinstance(arg, Tensor) else None for arg in inputs]
-            ctx.save_for_backward(*tensors)
-            ctx.save_for_forward(*tensors)
-            ctx.others = [None if isinstance(arg, Tensor) else arg for arg in inputs]
-            ctx.differentiable = [out.is_floating_point() for out in _as_tuple(output)]
-            ctx.mark_non_differentiable(*(out for out in _as_tuple(output) if not out.is_floating_point()))
-
-        @staticmethod
-        def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-            formula, primals = _formula_of(operator, ctx, ctx.needs_input_grad)
-            _, pull_back = vjp(formula, *primals)
-            used = (
-                grad for grad, differentiable in zip(grad_outputs, ctx.differentiable, strict=True) if differentiable
-            )
-            return _scatter(ctx.needs_input_grad, pull_back(*used))
-
-        @staticmethod
-        def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
-            formula, primals = _formula_of(operator, ctx, [tangent is not None for tangent in tangents])
-            given = [tangent for tangent in tangents if tangent is not None]
-            by_output = _scatter(ctx.differentiable, jvp(formula, primals, given))
-            return by_output if len(by_output) > 1 else by_output[0]
-
-    RawFunction.__name__ = RawFunction.__qualname__ = f"RawFunction_{operator.name}"
-    return RawFunction
-
-
-def _formula_of(
-    operator: RawOperator, ctx: Any, selectors: Sequence[bool]
-) -> tuple[Callable[..., tuple[Tensor, ...]], list[Tensor]]:
-    """Return the formula as a function of the selected arguments only, with its floating-point outputs, and these."""
-    saved = [other if tensor is None else tensor for tensor, other in zip(ctx.saved_tensors, ctx.others, strict=True)]
-
-    def formula(*values: Tensor) -> tuple[Tensor, ...]:
-        replaced = (
-            value if selected else argument
-            for value, selected, argument in zip(_scatter(selectors, values), selectors, saved, strict=True)
-        )
-        outputs = _as_tuple(operator.formula(*replaced))
-        return tuple(out for out in outputs if out.is_floating_point())
-
-    return formula, list(compress(saved, selectors))
-
-
-def _scatter(selectors: Sequence[bool], values: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-    """Put the values at the selected places, in order, and ``None`` at the others."""
-    remaining = iter(values)
-    return tuple(next(remaining) if selected else None for selected in selectors)
-
-
 def _signature_of(arguments: Sequence[Any]) -> inspect.Signature:
     return inspect.Signature(
         [
@@ -355,7 +295,3 @@ def _samples(info: Any, in_dims: tuple[int | None, ...], args: tuple[Any, ...]) 
         tuple(arg if dim is None else arg.select(dim, i) for arg, dim in zip(args, in_dims, strict=True))
         for i in range(info.batch_size)
     ]
-
-
-def _as_tuple(outputs: Any) -> tuple[Any, ...]:
-    return outputs if isinstance(outputs, tuple) else (outputs,)

@@ -1,0 +1,86 @@
+"""The ``autograd.Function`` of a raw operator, made from its formula."""
+
+from collections.abc import Callable, Sequence
+from itertools import compress
+from typing import Any
+
+from torch_aclnn_ops.ops._derivatives import jvp, vjp
+
+import torch
+from torch import Tensor
+
+
+def raw_function(
+    name: str, run: Callable[..., Any], formula: Callable[..., Any], batch: Callable[..., Any]
+) -> type[torch.autograd.Function]:
+    """Make the ``autograd.Function`` of an operator.
+
+    Args:
+        name: of the operator.
+        run: the operator, without derivatives.
+        formula: the same in differentiable torch calls, of which the derivatives are made.
+        batch: the rule for ``torch.vmap``.
+    """
+
+    class RawFunction(torch.autograd.Function):
+        vmap = staticmethod(batch)
+
+        @staticmethod
+        def forward(*args: Any) -> Any:
+            return run(*args)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            tensors = [arg if isinstance(arg, Tensor) else None for arg in inputs]
+            ctx.save_for_backward(*tensors)
+            ctx.save_for_forward(*tensors)
+            ctx.others = [None if isinstance(arg, Tensor) else arg for arg in inputs]
+            ctx.differentiable = [out.is_floating_point() for out in as_tuple(output)]
+            ctx.mark_non_differentiable(*(out for out in as_tuple(output) if not out.is_floating_point()))
+
+        @staticmethod
+        def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+            function, primals = _formula_of(formula, ctx, ctx.needs_input_grad)
+            _, pull_back = vjp(function, *primals)
+            used = (
+                grad for grad, differentiable in zip(grad_outputs, ctx.differentiable, strict=True) if differentiable
+            )
+            return _scatter(ctx.needs_input_grad, pull_back(*used))
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
+            function, primals = _formula_of(formula, ctx, [tangent is not None for tangent in tangents])
+            given = [tangent for tangent in tangents if tangent is not None]
+            by_output = _scatter(ctx.differentiable, jvp(function, primals, given))
+            return by_output if len(by_output) > 1 else by_output[0]
+
+    RawFunction.__name__ = RawFunction.__qualname__ = f"RawFunction_{name}"
+    return RawFunction
+
+
+def _formula_of(
+    formula: Callable[..., Any], ctx: Any, selectors: Sequence[bool]
+) -> tuple[Callable[..., tuple[Tensor, ...]], list[Tensor]]:
+    """Return the formula as a function of the selected arguments only, with its floating-point outputs, and these."""
+    saved = [other if tensor is None else tensor for tensor, other in zip(ctx.saved_tensors, ctx.others, strict=True)]
+
+    def function(*values: Tensor) -> tuple[Tensor, ...]:
+        replaced = (
+            value if selected else argument
+            for value, selected, argument in zip(_scatter(selectors, values), selectors, saved, strict=True)
+        )
+        outputs = as_tuple(formula(*replaced))
+        return tuple(out for out in outputs if out.is_floating_point())
+
+    return function, list(compress(saved, selectors))
+
+
+def _scatter(selectors: Sequence[bool], values: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    """Put the values at the selected places, in order, and ``None`` at the others."""
+    remaining = iter(values)
+    return tuple(next(remaining) if selected else None for selected in selectors)
+
+
+def as_tuple(outputs: Any) -> tuple[Any, ...]:
+    """Return one output or several as a tuple."""
+    return outputs if isinstance(outputs, tuple) else (outputs,)
