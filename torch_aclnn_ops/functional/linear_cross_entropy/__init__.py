@@ -198,7 +198,8 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
     if torch.is_grad_enabled():
         bias_grad = linear_bias is not None and linear_bias.requires_grad
         gradients = (input.requires_grad, linear_weight.requires_grad, bias_grad)
-    request = Request(label_smoothing > 0, "entropy" in asked, loss_options.needs_tokens, gradients)
+    is_smoothed = True if label_smoothing > 0 else False  # a branch makes it a constant of compiled code
+    request = Request(is_smoothed, "entropy" in asked, loss_options.needs_tokens, gradients)
     problem = Problem(
         input if input.dim() == 2 else input.reshape(math.prod(input.shape[:-1]), input.shape[-1]),
         linear_weight,

@@ -62,7 +62,7 @@ def logit_options(
     """Check what shapes the logits and their chunks."""
     if softcap is None and type(temperature) is float and temperature == 1 and chunk_size == "auto":
         if max_memory is None and options is None:
-            return LogitOptions()
+            return LogitOptions(None, 1.0, None, None)  # Dynamo of 2.9 takes defaults for variables
     check_options(options)
     if chunk_size == "auto":
         rows = None if options is None else options.batch_chunk_size

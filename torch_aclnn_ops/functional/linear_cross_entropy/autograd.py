@@ -56,7 +56,7 @@ def _differentiable_formula(options: LogitOptions, request: Request) -> RowFunct
 
 def _by_formula(*args: Any) -> tuple[Tensor, ...]:
     problem = Problem(*args)
-    return _formula(problem.options, problem.request)(problem.tensors, problem.plan_rows().chunks())
+    return _formula(problem.options, problem.request)(problem[:5], problem.plan_rows().chunks())
 
 
 class StatisticsFunction(torch.autograd.Function):

@@ -44,7 +44,8 @@ class LinearCrossEntropyOutput(NamedTuple):
     predicted_tokens: Tensor | None = None
 
 
-class LossOptions(NamedTuple):
+@dataclass(frozen=True)
+class LossOptions:
     """What makes losses of statistics; see :func:`linear_cross_entropy`."""
 
     reduction: str

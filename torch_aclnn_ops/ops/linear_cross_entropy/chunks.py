@@ -229,7 +229,7 @@ def gradients_in_chunks(
     input_grad, *others = total.finish()
     return tuple(
         None if gradient is None or argument is None else gradient.to(argument.dtype)
-        for gradient, argument in zip((kept.at_all_rows(input_grad), *others), problem.trained, strict=True)
+        for gradient, argument in zip((kept.at_all_rows(input_grad), *others), problem[:3], strict=True)
     )
 
 

@@ -133,7 +133,7 @@ def flatten(problem: Problem) -> tuple[Any, ...]:
     """Return the arguments of an operator that describe a problem."""
     options, request = problem.options, problem.request
     return (
-        *problem.tensors,
+        *problem[:5],
         *(options.softcap, options.temperature, options.chunk_size, options.max_memory),
         *(request.weighted, request.entropy, request.predicted_tokens, request.gradients),
     )
@@ -283,7 +283,7 @@ def _empty_gradients(problem: Problem, dtype: torch.dtype | None) -> tuple[Tenso
         problem.input.new_empty(0)
         if argument is None or not is_needed
         else argument.new_empty(argument.shape, dtype=dtype or argument.dtype)
-        for argument, is_needed in zip(problem.trained, problem.request.gradients, strict=True)
+        for argument, is_needed in zip(problem[:3], problem.request.gradients, strict=True)
     )
 
 

@@ -71,7 +71,7 @@ class Plan:
         classes_per_block: classes whose logits a matrix product makes at a time.
         keeps_gradients: the gradients of all logits are kept in 16 bits, so that one product makes the head's gradient.
         bytes_held: of logits, their gradients and sums in float32, beyond arguments and results.
-        has_room: all logits are held at once, and so can be two more tensors of their size.
+        has_room: all logits may be held at once in float32, and two more tensors of their size.
     """
 
     rows: int
@@ -222,9 +222,7 @@ def plan_rows(
         rows_per_chunk = _refuse(options.max_memory, least) if found is None else found
     rows_per_chunk = max(rows_per_chunk, 1)
     held = costs.held(rows_per_chunk)
-    has_room = options == LogitOptions(options.softcap, options.temperature) and 3 * rows * costs.row <= _LOGITS_BYTES
-    if has_room:
-        held = max(held, 3 * rows * costs.row + costs.constant)
+    has_room = options.chunk_size is None and options.max_memory is None and 12 * rows * classes <= _LOGITS_BYTES
     return Plan(rows, classes, rows_per_chunk, classes, block, costs.keeps_gradients, held, has_room)
 
 

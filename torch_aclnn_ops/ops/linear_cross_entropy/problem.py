@@ -123,16 +123,6 @@ class Problem(NamedTuple):
     request: Request = Request()
 
     @property
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        """The arguments that are tensors."""
-        return self[:5]
-
-    @property
-    def trained(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The arguments that kernels differentiate by."""
-        return self[:3]
-
-    @property
     def is_plain(self) -> bool:
         """Whether the logits are the products, but for the temperature, and the targets are classes."""
         return self.linear_bias is None and self.options.softcap is None and not self.target.is_floating_point()
