@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from torch_aclnn_ops.ops._numerics import accumulation_dtype
 
@@ -39,7 +39,8 @@ class LogitOptions:
     max_memory: int | None = None
 
 
-class Sizes(NamedTuple):
+@dataclass(frozen=True)
+class Sizes:
     """What the plan of a call depends on: rows, the head's shape (classes, features) and dtype, and the device."""
 
     rows: int
@@ -112,7 +113,7 @@ def plan_statistics(sizes: Sizes, options: LogitOptions, copies: int = 1) -> Pla
         options: with ``chunk_size`` or ``max_memory``, if the caller chooses.
         copies: of the logits that are held beside each other.
     """
-    rows, classes, features, _, is_cpu = sizes
+    rows, classes, features = sizes.rows, sizes.classes, sizes.features
     itemsize = sizes.wide_itemsize
     widened = features * itemsize if sizes.is_widened else 0
     rows_per_chunk = max(min(options.chunk_size or _REDUCED_ROWS, rows), 1)
@@ -122,7 +123,7 @@ def plan_statistics(sizes: Sizes, options: LogitOptions, copies: int = 1) -> Pla
         rows_per_chunk = (budget - widened) // (itemsize * copies)
         if rows_per_chunk < 1:
             _refuse(options.max_memory, itemsize * copies + widened)
-    if not is_cpu and options.max_memory is None:
+    if not sizes.is_cpu and options.max_memory is None:
         # A launch costs more than a cache saves, so logits are as many as where they are needed together.
         classes_per_chunk = _LOGITS_BYTES // (rows_per_chunk * itemsize * copies)
     classes_per_chunk = min(max(classes_per_chunk, 1), classes)
@@ -174,7 +175,7 @@ class _Costs:
 
 
 def _costs(sizes: Sizes, block: int, copies: int, with_gradient: bool, keeps_gradients: bool) -> _Costs:
-    rows, classes, features, dtype, _ = sizes
+    rows, classes, features, dtype = sizes.rows, sizes.classes, sizes.features, sizes.dtype
     itemsize, is_widened = sizes.wide_itemsize, sizes.is_widened
     logits = classes * itemsize
     block_bytes = block * features * itemsize if is_widened else 0
@@ -204,9 +205,9 @@ def plan_rows(
         with_gradient: the gradient of the head is needed.
         units: the device multiplies the head's dtype itself, and faster than float32.
     """
-    rows, classes, features, _, is_cpu = sizes
+    rows, classes, features = sizes.rows, sizes.classes, sizes.features
     block = max(min(_BLOCK_BYTES // max(features * sizes.wide_itemsize, 1), classes), 1)
-    if not is_cpu and not sizes.is_widened:
+    if not sizes.is_cpu and not sizes.is_widened:
         block = classes
     keeps_gradients = units and with_gradient and rows <= _KEPT_ROWS_PER_FEATURE * features
     costs = _costs(sizes, block, copies, with_gradient, keeps_gradients)
