@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
 from torch_aclnn_ops import functional as F
-from torch_aclnn_ops.functional.linear_cross_entropy._collectives import sum_over_group
+from torch_aclnn_ops.functional.linear_cross_entropy._distributed import sum_over_group
 from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import VocabularyShards
 
 import torch
@@ -61,7 +61,7 @@ class Vocabulary:
         return drawn.bfloat16().to(self.dtype)
 
     def arguments(self, grad=True):
-        """Return input, this process's weight and bias, and targets of which two do not count."""
+        """Return input, this process's weight and bias, and targets of which two are ignored."""
         target = torch.randint(CLASSES, (ROWS,), generator=torch.Generator().manual_seed(2))
         target[3] = target[8] = -100
         target[0], target[1] = 0, CLASSES - 1

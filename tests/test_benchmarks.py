@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import call_path
 from benchmarks._linear_cross_entropy_cases import LABELS, is_installed
 
 _CASES = ["naive", "torch-256", "ours", "limit"]
@@ -61,3 +62,10 @@ def test_linear_cross_entropy_writes_tables(output, name):
 def test_linear_cross_entropy_draws_where_matplotlib_is_installed(output):
     plotted = (output / "memory_and_time.png").exists()
     assert plotted == (importlib.util.find_spec("matplotlib") is not None)
+
+
+@pytest.mark.parametrize("name", call_path.cases())
+def test_a_call_goes_through_few_functions_and_files(name):
+    calls = call_path.calls_of(call_path.cases()[name])
+    assert 0 < len(calls) <= 90
+    assert len({file for file, _ in calls}) <= 10

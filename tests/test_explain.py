@@ -1,8 +1,10 @@
 """explain: which path a call takes, without a trace of having looked."""
 
+from functools import partial
+
 import torch_aclnn_ops
 from torch_aclnn_ops import _cpu_extension, explain, functional, optim
-from torch_aclnn_ops.ops.linear_cross_entropy import _cpu
+from torch_aclnn_ops.ops.linear_cross_entropy import products
 
 import pytest
 import torch
@@ -55,13 +57,18 @@ _PLAN = "1 chunk of 3 rows, 0.0 MB held"
     ids=str,
 )
 def test_a_linear_cross_entropy_tells_its_plan(options, plan, monkeypatch):
-    monkeypatch.setattr(_cpu, "has_row_kernels", lambda weight: False)
+    monkeypatch.setattr(products, "has_row_kernels", lambda weight: False)
     assert _linear(**options) == f"linear_cross_entropy: {_FORMULA} the tensors are on cpu; {plan}"
 
 
 @pytest.mark.skipif(_cpu_extension.why_unavailable() is not None, reason="the CPU kernels are not built")
 def test_a_linear_cross_entropy_tells_the_vectors_of_the_chip():
     assert _linear().endswith(f"{_PLAN}; rows by {_cpu_extension.vectors()} kernels")
+
+
+def test_a_call_whose_tensors_are_bound_tells_its_plan_too():
+    tensors = torch.rand(3, 2, requires_grad=True), torch.rand(4, 2, requires_grad=True), torch.tensor([0, 1, -100])
+    assert _PLAN in explain(partial(functional.linear_cross_entropy, *tensors))
 
 
 def test_a_module_gets_no_gradients():

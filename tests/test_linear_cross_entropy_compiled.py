@@ -91,15 +91,15 @@ def test_a_nan_stays_one_whatever_the_maximum_is():
     assert logits[0].isnan().all() and logits[1].eq(1 / 40).all()
 
 
-def _truth(logits, target, of_log_sum_exp, of_predicted, of_square):
+def _truth(logits, target, grad_log_sum_exp, grad_predicted, grad_square):
     """Differentiate in float64 what the operator's statistics are a part of."""
     leaf = logits.double().requires_grad_()
     has_target = (target >= 0) & (target < logits.shape[1])
     predicted = leaf.gather(1, target.clamp(0, logits.shape[1] - 1).unsqueeze(1)).squeeze(1) * has_target
     normalizer = leaf.logsumexp(1)
-    loss = of_log_sum_exp * normalizer + of_predicted * predicted
-    if of_square is not None:
-        loss = loss + of_square * normalizer.square() / 2
+    loss = grad_log_sum_exp * normalizer + grad_predicted * predicted
+    if grad_square is not None:
+        loss = loss + grad_square * normalizer.square() / 2
     return torch.autograd.grad(loss.sum(), leaf)[0], (normalizer, predicted, has_target)
 
 
@@ -109,19 +109,23 @@ def _truth(logits, target, of_log_sum_exp, of_predicted, of_square):
 def test_the_gradient_and_the_statistics_are_those_of_the_formula(classes, where, with_square):
     logits, buffer = _logits(9, classes)
     make = Maker(torch.float32)
-    of_log_sum_exp, of_predicted = make.normal(9), make.normal(9)
-    of_square = make.normal(9) if with_square else None
+    grad_log_sum_exp, grad_predicted = make.normal(9), make.normal(9)
+    grad_square = make.normal(9) if with_square else None
     target = make.index(classes, 9)
     target[:3] = torch.tensor([-1, -2, classes])  # no class
-    truth, (normalizer, predicted, has_target) = _truth(logits, target, of_log_sum_exp, of_predicted, of_square)
+    truth, (normalizer, predicted, has_target) = _truth(logits, target, grad_log_sum_exp, grad_predicted, grad_square)
     out = logits if where == "in place" else torch.full((9, classes + 4), 5.0, dtype=getattr(torch, where))[:, 1:-3]
     logits_max, before = logits.amax(1), logits.clone()
     alone = _statistics(logits, target)
     assert logits.equal(before)
-    statistics = _gradient(logits, target, of_log_sum_exp, of_predicted, of_square, out)
+    statistics = _gradient(logits, target, grad_log_sum_exp, grad_predicted, grad_square, out)
     torch.testing.assert_close(alone, statistics, rtol=2 * EPS, atol=2 * EPS)
     # The factor of the softmax is a sum, and so is the gradient at the target: both may cancel.
-    terms = of_log_sum_exp.abs() + of_predicted.abs() + (0 if of_square is None else of_square.abs() * normalizer.abs())
+    terms = (
+        grad_log_sum_exp.abs()
+        + grad_predicted.abs()
+        + (0 if grad_square is None else grad_square.abs() * normalizer.abs())
+    )
     bound = torch.finfo(out.dtype).eps / 2 * truth.abs() + 16 * EPS * terms.unsqueeze(1)
     assert ((out.double() - truth).abs() <= bound).all()
     torch.testing.assert_close(statistics[0], logits_max, rtol=0, atol=0)
@@ -157,9 +161,9 @@ def test_the_operators_keep_torchs_rules():
 ARGUMENTS = {
     "logits": torch.zeros(3, 4),
     "target": torch.zeros(3, dtype=torch.int64),
-    "of_log_sum_exp": torch.zeros(3),
-    "of_predicted": torch.zeros(3),
-    "of_square": torch.zeros(3),
+    "grad_log_sum_exp": torch.zeros(3),
+    "grad_predicted": torch.zeros(3),
+    "grad_square": torch.zeros(3),
     "out": torch.zeros(3, 4),
 }
 WRONG = [
@@ -169,9 +173,9 @@ WRONG = [
     ("logits", torch.zeros(3, 0), "logits must have two dimensions and at least one class"),
     ("target", torch.zeros(3, dtype=torch.int32), "target must have dtype Long.* Int"),
     ("target", torch.zeros(2, dtype=torch.int64), r"target must have .* shape \[3\].* \[2\]"),
-    ("of_log_sum_exp", torch.zeros(4), "of_log_sum_exp must have"),
-    ("of_predicted", torch.zeros(3).bfloat16(), "of_predicted must have dtype Float"),
-    ("of_square", torch.zeros(6)[::2], "of_square must have .* contiguous rows"),
+    ("grad_log_sum_exp", torch.zeros(4), "grad_log_sum_exp must have"),
+    ("grad_predicted", torch.zeros(3).bfloat16(), "grad_predicted must have dtype Float"),
+    ("grad_square", torch.zeros(6)[::2], "grad_square must have .* contiguous rows"),
     ("out", torch.zeros(3, 4).half(), "out must have dtype Float or BFloat16.* Half"),
     ("out", torch.zeros(3, 5), r"out must have .* shape \[3, 4\]"),
 ]
@@ -197,7 +201,7 @@ GRADIENT, SOFTMAX, STATISTICS = (
 @pytest.mark.parametrize(
     ("options", "trained", "alone"),
     [
-        ({}, GRADIENT, STATISTICS),
+        ({"chunk_size": 6}, GRADIENT, STATISTICS),
         ({"lse_square_scale": 0.1, "temperature": 2.0}, GRADIENT, STATISTICS),
         ({"softcap": 3.0}, SOFTMAX, SOFTMAX),
         ({"label_smoothing": 0.1}, SOFTMAX, SOFTMAX),
@@ -215,6 +219,68 @@ def test_rows_are_computed_in_one_go_where_the_loss_is_plain(dtype, options, tra
             ours.linear_cross_entropy(input, head, make.index(50, 6), **options)
         called = {event.key.removeprefix("torch_aclnn_ops::") for event in profile.key_averages()}
         assert called & {GRADIENT, SOFTMAX, STATISTICS} == {name}
+
+
+def _small_loss(input, head, target, ignore_index=-100, mean=True, needs=(True, True)):
+    return torch.ops.torch_aclnn_ops.linear_cross_entropy_loss(input, head, target, ignore_index, mean, *needs)
+
+
+@pytest.mark.parametrize("classes", CLASSES)
+@pytest.mark.parametrize("mean", [True, False])
+def test_a_small_loss_and_its_gradients_are_torchs(mean, classes):
+    make = Maker(torch.float32)
+    input, head, target = make.normal(8, 9).T.requires_grad_(), make.normal(classes, 8), make.index(classes, 18)[::2]
+    head.requires_grad_()
+    wide = [tensor.detach().double().requires_grad_() for tensor in (input, head)]
+    reduction = "mean" if mean else "sum"
+    truth = torch.nn.functional.cross_entropy(wide[0] @ wide[1].T, target, reduction=reduction)
+    with torch.no_grad():
+        results = _small_loss(input, head, target, mean=mean)
+    expected = (truth, *torch.autograd.grad(truth, wide))
+    torch.testing.assert_close([result.double() for result in results], list(expected), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("needs", [(True, False), (False, True), (False, False)])
+def test_a_small_loss_makes_no_gradient_that_is_not_needed(needs):
+    make = Maker(torch.float32)
+    _, *made = _small_loss(make.normal(3, 4), make.normal(5, 4), make.index(5, 3), needs=needs)
+    assert tuple(gradient is not None for gradient in made) == needs
+
+
+@pytest.mark.parametrize(("index", "ignore_index"), [(-100, -100), (2, 2), (5, -100), (-1, -100)])
+def test_a_small_loss_is_not_made_where_a_target_is_ignored_or_no_class(index, ignore_index):
+    make = Maker(torch.float32)
+    target = torch.tensor([1, index, 0])
+    loss, *_ = _small_loss(make.normal(3, 4), make.normal(5, 4), target, ignore_index)
+    assert loss.shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("position", "value", "sentence"),
+    [
+        (0, torch.zeros(3), "input and weight must have two dimensions"),
+        (1, torch.zeros(5), "input and weight must have two dimensions"),
+        (2, torch.zeros(2, dtype=torch.int64), r"target must have .* shape \[3\].* \[2\]"),
+        (2, torch.zeros(3, dtype=torch.int32), "target must have dtype Long.* Int"),
+        (0, torch.zeros(3, 4).double(), "input must have dtype Float.* Double"),
+        (1, torch.zeros(5, 4).double(), "weight must have dtype Float.* Double"),
+        (1, torch.zeros(5, 3), r"weight must have .* shape \[5, 4\].* \[5, 3\]"),
+    ],
+)
+def test_a_small_loss_refuses_what_it_cannot_read(position, value, sentence):
+    arguments = [torch.zeros(3, 4), torch.zeros(5, 4), torch.zeros(3, dtype=torch.int64)]
+    arguments[position] = value
+    with pytest.raises(ValueError, match=sentence):
+        _small_loss(*arguments)
+
+
+@pytest.mark.parametrize("options", [{}, {"reduction": "sum"}])
+def test_a_small_plain_loss_is_one_call(options):
+    make = Maker(torch.float32)
+    input, head = make.normal(6, 8).requires_grad_(), make.normal(50, 8).requires_grad_()
+    with torch.profiler.profile() as profile:
+        ours.linear_cross_entropy(input, head, make.index(50, 6), **options)
+    assert "torch_aclnn_ops::linear_cross_entropy_loss" in {event.key for event in profile.key_averages()}
 
 
 WIDTHS = {"default": "DEFAULT", "avx2": "AVX2", "avx512": "AVX512"}

@@ -39,7 +39,7 @@ def test_predictions_may_be_asked_for_in_forward_mode(name):
     torch.testing.assert_close(tangent((name,)), tangent(()))
 
 
-def test_a_row_that_does_not_count_takes_no_class_weight():
+def test_an_ignored_row_takes_no_class_weight():
     input, head, _ = _tensors()
     target, weight = torch.tensor([1, 2, 8, -100, 3, 4]), torch.ones(9)
     weight[0] = torch.inf  # as one over the frequency of a class that does not occur
@@ -82,7 +82,7 @@ def test_16_bit_probabilities_are_not_widened_all_at_once(monkeypatch):
     monkeypatch.setattr(
         torch.Tensor, "sum", lambda self, *args, **kw: (rows_summed.append(self), whole(self, *args, **kw))[1]
     )
-    plan = losses.plan_rows(8, torch.zeros(5, 1), losses.Options(chunk_size=2))
+    plan = losses.plan_rows(losses.Sizes(8, 5, 1, torch.float32, True), losses.LogitOptions(chunk_size=2))
     monkeypatch.setattr(losses, "plan_rows", lambda *_: plan)
     losses.distribution_sums(torch.rand(8, 5).bfloat16(), None, torch.float32)
     assert [tensor.shape[0] for tensor in rows_summed] == [2] * 4

@@ -5,9 +5,9 @@ from functools import partial
 
 from torch_aclnn_ops import explain
 from torch_aclnn_ops import functional as ours
-from torch_aclnn_ops.ops.linear_cross_entropy import _cpu, chunked
-from torch_aclnn_ops.ops.linear_cross_entropy._plan import Options
-from torch_aclnn_ops.ops.linear_cross_entropy._problem import Coefficients, Problem
+from torch_aclnn_ops.ops.linear_cross_entropy import kernels, products
+from torch_aclnn_ops.ops.linear_cross_entropy.plan import LogitOptions
+from torch_aclnn_ops.ops.linear_cross_entropy.problem import Coefficients, Problem, Request
 
 import pytest
 import torch
@@ -55,9 +55,7 @@ def _tensors(dtype=torch.float64, trained=(True, True)):
         ((False, False), "mean", 1),
     ],
 )
-def test_no_matrix_product_is_made_for_a_frozen_argument_or_twice_for_a_loss_that_is_one_number(
-    trained, reduction, products
-):
+def test_no_matrix_product_is_made_for_a_frozen_argument_or_twice_for_a_scalar_loss(trained, reduction, products):
     input, head, target = _tensors(trained=trained)
     with _Products(N * H * C) as mode:
         loss = ours.linear_cross_entropy(input, head, target, reduction=reduction).sum()
@@ -162,7 +160,7 @@ def test_max_memory_bounds_the_logits():
 @pytest.mark.parametrize("rows", [40, 9 * 64])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_bfloat16_is_as_exact_with_units_as_without(monkeypatch, units, rows, reduction):
-    monkeypatch.setattr(_cpu, "chip_has_bfloat16_units", lambda: units)
+    monkeypatch.setattr(products, "chip_has_bfloat16_units", lambda: units)
     make = Maker(torch.bfloat16)
     input, head = make.normal(rows, 64).requires_grad_(), make.normal(300, 64).requires_grad_()
     target = make.index(300, rows)
@@ -178,15 +176,15 @@ def test_bfloat16_is_as_exact_with_units_as_without(monkeypatch, units, rows, re
 def _problem(dtype=torch.float64, **fields):
     input, head, target = _tensors(dtype)
     target[0] = -1
-    defaults = {"linear_bias": None, "target": target, "class_weight": None, "options": Options(chunk_size=4)}
+    defaults = {"linear_bias": None, "target": target, "class_weight": None, "options": LogitOptions(chunk_size=4)}
     return Problem(input, head, **{**defaults, **fields})
 
 
 PROBLEMS = {
     "plain": {},
     "bias": {"linear_bias": torch.linspace(-1, 1, C, dtype=torch.float64)},
-    "softcap": {"options": Options(softcap=2.0, temperature=0.5)},
-    "entropy": {"entropy": True},
+    "softcap": {"options": LogitOptions(softcap=2.0, temperature=0.5)},
+    "entropy": {"request": Request(entropy=True)},
     "probabilities": {"target": torch.rand(N, C, dtype=torch.float64).softmax(1)},
 }
 
@@ -195,11 +193,15 @@ PROBLEMS = {
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_operators_keep_torchs_rules(fields, weighted):
     problem = _problem(**fields)
-    arguments = chunked._flat(problem)
-    torch.library.opcheck(chunked._statistics, (*arguments, weighted, True))
+    entropy = problem.request.entropy
+    torch.library.opcheck(
+        kernels._statistics,
+        kernels.flatten(problem._replace(request=Request(weighted, entropy, predicted_tokens=True))),
+    )
     ones = torch.ones(N, dtype=torch.float64)
     factors = Coefficients(ones, ones, ones if weighted else None, None)
-    torch.library.opcheck(chunked._loss_and_gradients, (*arguments, *factors, True, True, True, False))
+    request = Request(weighted, entropy, predicted_tokens=True, gradients=(True, True, False))
+    torch.library.opcheck(kernels._loss_and_gradients, (*kernels.flatten(problem._replace(request=request)), *factors))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -279,7 +281,7 @@ def test_statistics_of_a_vocabulary_in_parts_are_those_of_the_whole(monkeypatch,
     outputs = ("entropy", "predicted_tokens") if probabilities else ("entropy", "log_probabilities", "predicted_tokens")
     call = partial(ours.linear_cross_entropy, input, head, target, reduction="none", outputs=outputs, **options)
     whole = call()
-    monkeypatch.setattr("torch_aclnn_ops.ops.linear_cross_entropy._plan._REDUCED_BYTES", 9 * 8 * 16)
+    monkeypatch.setattr("torch_aclnn_ops.ops.linear_cross_entropy.plan._REDUCED_BYTES", 9 * 8 * 16)
     assert "classes," in explain(call)
     for part, expected in zip(call(), whole, strict=True):
         assert (part is None) == (expected is None)

@@ -3,8 +3,8 @@
 from typing import Any
 
 from torch_aclnn_ops import ops
-from torch_aclnn_ops.ops.linear_cross_entropy import _rows
-from torch_aclnn_ops.ops.linear_cross_entropy._rows import pack_mask, unpack_mask
+from torch_aclnn_ops.ops.linear_cross_entropy import max_sum
+from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import pack_mask, unpack_mask
 
 import pytest
 import torch
@@ -392,7 +392,7 @@ def test_a_masked_row_has_a_gradient_until_grad_is_zero():
 
 @pytest.mark.parametrize("rows", [1, 8, 9, 40, 41])
 def test_kernels_in_chunks_equal_the_formulas(rows, monkeypatch):
-    monkeypatch.setattr(_rows, "_LOGITS_AT_A_TIME", 8 * CLASSES)
+    monkeypatch.setattr(max_sum, "_LOGITS_AT_A_TIME", 8 * CLASSES)
     for operator, arguments in (
         (ops.fused_linear_online_max_sum, (*_shard(Maker(torch.float64), rows), 1, 4, True)),
         (ops.fused_linear_cross_entropy_loss_grad, _grad_arguments(Maker(torch.float64), rows=rows)),

@@ -1,6 +1,6 @@
 """linear_cross_entropy: how its rows are cut, and the memory that takes."""
 
-from torch_aclnn_ops.ops.linear_cross_entropy._plan import Options, plan_rows, plan_statistics
+from torch_aclnn_ops.ops.linear_cross_entropy.plan import LogitOptions, Sizes, plan_rows, plan_statistics
 
 import pytest
 import torch
@@ -12,10 +12,10 @@ import torch
 @pytest.mark.parametrize("features", [64, 1250])
 @pytest.mark.parametrize("copies", [1, 2])
 def test_a_plan_covers_all_rows_and_classes_and_stays_within_its_memory(dtype, rows, classes, features, copies):
-    weight = torch.empty(1, dtype=dtype).expand(classes, features)
-    for options in (Options(), Options(chunk_size=3), Options(max_memory=2**31)):
-        plans = [plan_rows(rows, weight, options, copies, True, units) for units in (False, dtype == torch.bfloat16)]
-        for plan in (*plans, plan_statistics(rows, weight, options, copies)):
+    sizes = Sizes(rows, classes, features, dtype, True)
+    for options in (LogitOptions(), LogitOptions(chunk_size=3), LogitOptions(max_memory=2**31)):
+        plans = [plan_rows(sizes, options, copies, True, units) for units in (False, dtype == torch.bfloat16)]
+        for plan in (*plans, plan_statistics(sizes, options, copies)):
             assert [row for chunk in plan.chunks() for row in range(chunk.start, chunk.stop)] == list(range(rows))
             assert sum(part.stop - part.start for part in plan.parts()) == classes
             assert options.max_memory is None or plan.bytes_held <= options.max_memory
@@ -37,11 +37,11 @@ def test_a_plan_covers_all_rows_and_classes_and_stays_within_its_memory(dtype, r
 )
 def test_logits_take_the_memory_of_the_heads_gradient_while_that_is_free(features, options, rows_per_chunk, held):
     rows, classes = 2048 if features == 1024 else 1280 if features == 320 else 2250, 30_000
-    weight = torch.empty(1, dtype=torch.bfloat16).expand(classes, features)
+    sizes = Sizes(rows, classes, features, torch.bfloat16, True)
     others = rows * classes * 2 + min(2**22 // (features * 4), classes) * features * 4
     if "max_memory" in options:
         options = {"max_memory": others + options["max_memory"] * classes * 4}
-    plan = plan_rows(rows, weight, Options(**options), with_gradient=True, units=True)
+    plan = plan_rows(sizes, LogitOptions(**options), with_gradient=True, units=True)
     assert plan.keeps_gradients
     assert (plan.rows_per_chunk, plan.bytes_held) == (rows_per_chunk, others + held * classes * 4)
 
@@ -51,11 +51,11 @@ def test_logits_take_the_memory_of_the_heads_gradient_while_that_is_free(feature
 @pytest.mark.parametrize("features", [16, 1024])
 @pytest.mark.parametrize("copies", [1, 3])
 def test_the_least_memory_that_a_refusal_names_is_accepted_and_less_is_not(units, rows, features, copies):
-    weight = torch.empty(1, dtype=torch.bfloat16).expand(30_000, features)
+    sizes = Sizes(rows, 30_000, features, torch.bfloat16, True)
     with pytest.raises(ValueError, match="max_memory must be at least") as refused:
-        plan_rows(rows, weight, Options(max_memory=1000), copies, True, units)
+        plan_rows(sizes, LogitOptions(max_memory=1000), copies, True, units)
     least = int(str(refused.value).partition("at least ")[2].partition(" ")[0])
-    plan = plan_rows(rows, weight, Options(max_memory=least), copies, True, units)
+    plan = plan_rows(sizes, LogitOptions(max_memory=least), copies, True, units)
     assert plan.bytes_held == least
     with pytest.raises(ValueError, match=f"at least {least} bytes"):
-        plan_rows(rows, weight, Options(max_memory=least - 1), copies, True, units)
+        plan_rows(sizes, LogitOptions(max_memory=least - 1), copies, True, units)

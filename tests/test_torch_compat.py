@@ -204,7 +204,7 @@ TARGET = torch.tensor([1, 3])
 def test_a_call_that_is_left_to_an_older_torch_ends_as_in_a_newer_one(change, monkeypatch):
     call = {"input": INPUT, "linear_weight": HEAD, "target": TARGET, **change}
     monkeypatch.setattr(_torch_compat, "linear_cross_entropy", None)
-    monkeypatch.setattr(_arguments, "is_ours", lambda *_, **__: False)
+    monkeypatch.setattr(_arguments, "is_supported", lambda *_, **__: False)
     if error := _error_of(torchs.functional.linear_cross_entropy, call):
         mine = _error_of(functional.linear_cross_entropy, call)
         assert type(mine) is type(error)

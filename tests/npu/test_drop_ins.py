@@ -324,6 +324,37 @@ def test_tensors_on_two_npus_are_refused(call):
         call(torch.zeros(2, device="npu:0"), torch.zeros(2, device="npu:1"))
 
 
+def _small_step(target, device, reduction="mean", ignore_index=-100):
+    """Return a small float32 loss and its gradients, with rows that are not finite where they are ignored."""
+    generator = torch.Generator().manual_seed(0)
+    input, head = torch.randn(8, 16, generator=generator), torch.randn(200, 16, generator=generator)
+    input[target == ignore_index] = torch.inf
+    leaves = [tensor.to(device).requires_grad_() for tensor in (input, head)]
+    loss = ours.linear_cross_entropy(*leaves, target.to(device), reduction=reduction, ignore_index=ignore_index)
+    loss.backward()
+    return [tensor.cpu() for tensor in (loss.detach(), *(leaf.grad for leaf in leaves))]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("ignored", [[], [2, 5], list(range(8))], ids=["no row", "some rows", "all rows"])
+@pytest.mark.parametrize("ignore_index", [-100, 3])
+def test_ignored_rows_of_a_small_loss_add_nothing_whatever_they_hold(ignore_index, ignored, reduction):
+    target = torch.arange(10, 18)
+    target[ignored] = ignore_index
+    on_npu, on_cpu = (_small_step(target, device, reduction, ignore_index) for device in ("npu", "cpu"))
+    torch.testing.assert_close(on_npu, on_cpu, equal_nan=True)
+    assert all(gradient.isfinite().all() for gradient in on_npu[1:])
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("index", [-1, -101, 200, 2**40])
+def test_a_small_loss_with_a_target_outside_the_classes_is_nan(index, reduction):
+    target = torch.arange(8)
+    target[5] = index
+    loss, input_grad, head_grad = _small_step(target, "npu", reduction)
+    assert loss.isnan() and input_grad[5].isnan().all() and head_grad.isnan().any()
+
+
 @pytest.mark.parametrize("index", [-1, 5])
 def test_with_check_values_an_index_outside_the_table_is_refused(index):
     torch_aclnn_ops.check_values(True)

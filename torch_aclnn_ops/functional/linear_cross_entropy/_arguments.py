@@ -3,9 +3,9 @@
 import math
 from collections.abc import Collection, Sequence
 from numbers import Integral, Real
-from typing import Any, NoReturn
 
-from torch_aclnn_ops._torch_compat import LinearCrossEntropyOptions
+from torch_aclnn_ops import _torch_compat
+from torch_aclnn_ops._torch_compat import Buffer, LinearCrossEntropyOptions
 from torch_aclnn_ops.functional._drop_in import (
     float32_autocast_dtype,
     is_ordinary,
@@ -13,17 +13,43 @@ from torch_aclnn_ops.functional._drop_in import (
     on_one_device,
     overrides_torch,
 )
-from torch_aclnn_ops.functional.linear_cross_entropy._left_to_torch import left_to_torch
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput
-from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import VocabularyShards
-from torch_aclnn_ops.ops.linear_cross_entropy._plan import Options
+from torch_aclnn_ops.ops._numerics import accumulation_dtype
+from torch_aclnn_ops.ops.linear_cross_entropy.kernels import is_autocast_on
+from torch_aclnn_ops.ops.linear_cross_entropy.plan import LogitOptions
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 _REDUCTIONS = ("none", "mean", "sum")
 _OUTPUTS = LinearCrossEntropyOutput._fields[1:]
-_OF_INDICES = ("log_probabilities", "token_accuracy")
+_OUTPUTS_OF_INDICES = ("log_probabilities", "token_accuracy")
+_PLAIN_TYPES = (Tensor, Parameter, Buffer, type(None))
+_NO_OUTPUTS: frozenset[str] = frozenset()
+
+
+def are_plain(*tensors: object) -> bool:
+    """Return whether no argument is a tensor of a class of its own."""
+    for tensor in tensors:  # not all(), which would be a call for each
+        if type(tensor) not in _PLAIN_TYPES:
+            return False
+    return True
+
+
+def cast_by_autocast(
+    input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the factors of the products in the dtype that autocast asks for."""
+    if not is_autocast_on(input):
+        return input, linear_weight, linear_bias
+    dtype = lower_precision_autocast_dtype(input)
+    return input.to(dtype), linear_weight.to(dtype), None if linear_bias is None else linear_bias.to(dtype)
+
+
+def widen_to(input: Tensor, weight: Tensor) -> Tensor:
+    """Return weights of classes or rows in the dtype that losses are computed in."""
+    return weight.to(accumulation_dtype(lower_precision_autocast_dtype(input)))
 
 
 def logit_options(
@@ -32,8 +58,11 @@ def logit_options(
     chunk_size: int | str,
     max_memory: int | None,
     options: "LinearCrossEntropyOptions | None",
-) -> Options:
+) -> LogitOptions:
     """Check what shapes the logits and their chunks."""
+    if softcap is None and type(temperature) is float and temperature == 1 and chunk_size == "auto":
+        if max_memory is None and options is None:
+            return LogitOptions(None, 1.0, None, None)  # Dynamo of 2.9 takes defaults for variables
     check_options(options)
     if chunk_size == "auto":
         rows = None if options is None else options.batch_chunk_size
@@ -48,7 +77,7 @@ def logit_options(
         max_memory = _integer("max_memory", max_memory, "None or an int")
     if softcap is not None:
         softcap = _positive("softcap", softcap, "None or a number")
-    return Options(softcap, _positive("temperature", temperature, "a number"), rows, max_memory)
+    return LogitOptions(softcap, _positive("temperature", temperature, "a number"), rows, max_memory)
 
 
 def check_options(options: object) -> None:
@@ -87,7 +116,7 @@ def _number(name: str, value: object, accepted: str) -> float:
 
 def check_square_scale(value: object) -> float:
     """Accept a number that is not negative."""
-    number = _number("lse_square_scale", value, "a number")
+    number = value if type(value) is float else _number("lse_square_scale", value, "a number")
     if not 0 <= number < math.inf:
         raise ValueError(f"linear_cross_entropy: lse_square_scale must be at least 0 and finite, but it is {value}")
     return number
@@ -95,6 +124,8 @@ def check_square_scale(value: object) -> float:
 
 def check_outputs(outputs: Collection[str]) -> frozenset[str]:
     """Accept names of results."""
+    if outputs == ():
+        return _NO_OUTPUTS
     if isinstance(outputs, str) or not isinstance(outputs, Collection):
         raise TypeError(f"linear_cross_entropy: outputs must be a tuple of names, but it is {outputs!r}")
     for name in outputs:
@@ -103,20 +134,18 @@ def check_outputs(outputs: Collection[str]) -> frozenset[str]:
     return frozenset(outputs)
 
 
-def check_outputs_of_probabilities(target: Tensor, outputs: Collection[str]) -> None:
+def check_outputs_of_probabilities(outputs: Collection[str]) -> None:
     """Refuse what has no meaning where targets are no classes."""
-    for name in _OF_INDICES:
-        if name in outputs and target.is_floating_point():
+    for name in _OUTPUTS_OF_INDICES:
+        if name in outputs:
             raise ValueError(
                 f"linear_cross_entropy: outputs must not have {name} with probabilities as target, because they name no"
                 " class"
             )
 
 
-def check_token_weight(token_weight: Tensor | None, target_shape: tuple[int, ...], input: Tensor) -> None:
-    """Accept a real floating-point tensor with a weight for each row, and ``None``."""
-    if token_weight is None:
-        return
+def check_token_weight(token_weight: object, target_shape: tuple[int, ...], input: Tensor) -> None:
+    """Accept a real floating-point tensor with a weight for each row."""
     if not isinstance(token_weight, Tensor):
         raise TypeError(f"linear_cross_entropy: token_weight must be a Tensor or None, but it is {token_weight!r}")
     if not token_weight.is_floating_point():
@@ -135,11 +164,10 @@ def check_token_weight(token_weight: Tensor | None, target_shape: tuple[int, ...
         )
 
 
-def is_ours(
+def is_supported(
     input: Tensor,
     linear_weight: Tensor,
     target: Tensor,
-    *,
     linear_bias: Tensor | None,
     weight: Tensor | None,
     reduction: str,
@@ -151,19 +179,16 @@ def is_ours(
 
     Beyond torch's shapes, rows may be in an input of shape (B, T, H), and the head may have only some of ``classes``.
     """
-    optional = [tensor for tensor in (linear_bias, weight) if tensor is not None]
-    if not is_ordinary(input, linear_weight, *optional) or not isinstance(target, Tensor) or overrides_torch(target):
+    if not _are_supported_tensors(input, linear_weight, target, linear_bias, weight):
         return False
-    tensors = {"input": input, "linear_weight": linear_weight, "target": target, "linear_bias": linear_bias}
-    if not on_one_device("linear_cross_entropy", **tensors, weight=weight):
+    shape, head_shape = input.shape, linear_weight.shape
+    if len(shape) == 0 or len(head_shape) < 2 or shape[-1] != head_shape[-1]:
         return False
-    if input.dim() == 0 or linear_weight.dim() < 2 or input.shape[-1] != linear_weight.shape[-1]:
+    classes = head_shape[0] if classes is None else classes
+    positions = head_shape[1:-1]
+    if classes == 0 or 0 in positions or (positions and len(shape) != 2):
         return False
-    classes = linear_weight.shape[0] if classes is None else classes
-    positions = linear_weight.shape[1:-1]
-    if classes == 0 or 0 in positions or (positions and input.dim() != 2):
-        return False
-    if linear_bias is not None and linear_bias.shape != linear_weight.shape[:-1]:
+    if linear_bias is not None and linear_bias.shape != head_shape[:-1]:
         return False
     if weight is not None and weight.shape != (classes,):
         return False
@@ -171,62 +196,49 @@ def is_ours(
         return False
     if ignore_index is not None and not isinstance(ignore_index, int):
         return False
-    product_dtype = lower_precision_autocast_dtype(input)
-    products = (linear_weight,) if linear_bias is None else (linear_weight, linear_bias)
-    if any(lower_precision_autocast_dtype(tensor) != product_dtype for tensor in products):
-        return False
-    if target.shape == (*input.shape[:-1], classes, *positions):
+    if target.shape == (*shape[:-1], classes, *positions):
         return target.is_floating_point() and ignore_index is None
     if weight is not None and (weight.requires_grad or not _has_loss_dtype(weight, input)):
         return False
-    return target.shape == (*input.shape[:-1], *positions) and target.dtype in (torch.int64, torch.uint8)
+    return target.shape == (*shape[:-1], *positions) and target.dtype in (torch.int64, torch.uint8)
+
+
+def _are_supported_tensors(
+    input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None, weight: Tensor | None
+) -> bool:
+    """Return whether layouts, devices and the dtypes of the products fit."""
+    given = [input, linear_weight]
+    for tensor in (linear_bias, weight):
+        if tensor is not None:
+            given.append(tensor)
+    if not isinstance(target, Tensor) or not (are_plain(*given, target) or _are_ordinary(given, target)):
+        return False
+    if input is None or linear_weight is None:
+        return False
+    is_on_one_device = target.device == input.device
+    for tensor in given:
+        if not tensor.is_floating_point() or tensor.layout != torch.strided:
+            return False
+        is_on_one_device = is_on_one_device and tensor.device == input.device
+    if not is_on_one_device:
+        tensors = {"input": input, "linear_weight": linear_weight, "target": target, "linear_bias": linear_bias}
+        return on_one_device("linear_cross_entropy", **tensors, weight=weight)
+    dtype, bias_dtype = linear_weight.dtype, linear_weight.dtype if linear_bias is None else linear_bias.dtype
+    if input.dtype == dtype == bias_dtype:
+        return True
+    products = (linear_weight,) if linear_bias is None else (linear_weight, linear_bias)
+    product_dtype = lower_precision_autocast_dtype(input)
+    return all(lower_precision_autocast_dtype(tensor) == product_dtype for tensor in products)
+
+
+def _are_ordinary(given: Sequence[Tensor], target: Tensor) -> bool:
+    return is_ordinary(*given) and not overrides_torch(target)
 
 
 def _has_loss_dtype(weight: Tensor, input: Tensor) -> bool:
     """Return whether a class weight has the dtype of the logits, or gets it from autocast."""
     in_autocast = float32_autocast_dtype(input) != lower_precision_autocast_dtype(input)
     return float32_autocast_dtype(weight) == (torch.float32 if in_autocast else input.dtype)
-
-
-def shards_of(
-    process_group: object, linear_weight: object, vocab_sizes: Sequence[int] | None
-) -> VocabularyShards | None:
-    """Return the cut of the vocabulary, if processes share it."""
-    if process_group is None:
-        if vocab_sizes is not None:
-            raise ValueError(
-                f"linear_cross_entropy: vocab_sizes must be None where process_group is, but it is {vocab_sizes!r}"
-            )
-        return None
-    if not isinstance(linear_weight, Tensor) or linear_weight.dim() < 2:
-        raise TypeError(
-            "linear_cross_entropy: linear_weight must be a Tensor of shape (rows of this rank, H) where process_group"
-            f" is given, but it is {linear_weight!r}"
-        )
-    return VocabularyShards.of(process_group, linear_weight.shape[0], vocab_sizes)
-
-
-def refuse_in_shards(
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    *,
-    linear_bias: Tensor | None,
-    classes: int,
-    **of_torch: Any,
-) -> NoReturn:
-    """Raise what torch raises for a whole head."""
-    if linear_bias is not None and linear_bias.shape != linear_weight.shape[:-1]:
-        raise ValueError(
-            f"linear_cross_entropy: linear_bias must have shape {list(linear_weight.shape[:-1])}, as linear_weight has"
-            f" on this rank, but its shape is {list(linear_bias.shape)}"
-        )
-    whole = linear_weight.new_zeros((1,) * linear_weight.dim()).expand(classes, *linear_weight.shape[1:])
-    left_to_torch(input, whole, target, linear_bias=None, **of_torch)
-    raise TypeError(
-        "linear_cross_entropy: input, linear_weight, linear_bias and weight must be strided floating-point tensors"
-        " where process_group is given, and target must be a plain tensor"
-    )
 
 
 def refuse_more_than_torchs(
@@ -252,3 +264,66 @@ def refuse_more_than_torchs(
                 f"linear_cross_entropy: {name} must not be given with tensors of a class of their own, which torch's"
                 " function takes; give it ordinary tensors"
             )
+
+
+def left_to_torch(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    reduction: str,
+    ignore_index: int | None,
+    label_smoothing: float,
+) -> Tensor:
+    """Call torch's function of the same name, or the two functions that it stands for where torch has none."""
+    if _torch_compat.linear_cross_entropy is not None:
+        return _torch_compat.linear_cross_entropy(
+            input,
+            linear_weight,
+            target,
+            linear_bias=linear_bias,
+            weight=weight,
+            reduction=reduction,
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+        )
+    _check_shapes(input, linear_weight, linear_bias)
+    shape = (*input.shape[:-1], *linear_weight.shape[:-1])
+    if target.shape == shape and ignore_index is not None:
+        raise RuntimeError(
+            f"linear_cross_entropy: ignore_index must be None with probabilities as target, but it is {ignore_index}"
+        )
+    head = linear_weight.reshape(-1, linear_weight.shape[-1])
+    logits = torch.nn.functional.linear(input, head, None if linear_bias is None else linear_bias.reshape(-1))
+    return torch.nn.functional.cross_entropy(
+        logits.reshape(shape),
+        target,
+        weight=weight,
+        reduction=reduction,
+        ignore_index=-100 if ignore_index is None else ignore_index,
+        label_smoothing=label_smoothing,
+    )
+
+
+def _check_shapes(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> None:
+    """Refuse shapes that ``linear`` or ``cross_entropy`` would take for something else."""
+    if input.dim() not in (1, 2):
+        raise RuntimeError(
+            f"linear_cross_entropy: input must have shape (H,) or (N, H), but its shape is {list(input.shape)}"
+        )
+    if linear_weight.dim() < 2 or linear_weight.shape[-1] != input.shape[-1]:
+        raise RuntimeError(
+            f"linear_cross_entropy: linear_weight must have shape (C, H) or (C, d_1, ..., d_K, H) with H ="
+            f" {input.shape[-1]}, as input has, but its shape is {list(linear_weight.shape)}"
+        )
+    if linear_weight.dim() > 2 and input.dim() != 2:
+        raise RuntimeError(
+            "linear_cross_entropy: input must have shape (N, H) with a linear_weight of shape"
+            f" {list(linear_weight.shape)}, but its shape is {list(input.shape)}"
+        )
+    if linear_bias is not None and linear_bias.shape != linear_weight.shape[:-1]:
+        raise RuntimeError(
+            f"linear_cross_entropy: linear_bias must have shape {list(linear_weight.shape[:-1])}, as linear_weight has"
+            f" without H, but its shape is {list(linear_bias.shape)}"
+        )

@@ -1,16 +1,20 @@
-"""From statistics of rows to losses: what weighs a row, how losses are reduced, and what else a caller may ask for."""
+"""Losses: what weighs a row, how the rows' losses are reduced, and what else a caller may ask for."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch_aclnn_ops.ops._checks import values_are_readable
-from torch_aclnn_ops.ops._numerics import accumulation_dtype
-from torch_aclnn_ops.ops.linear_cross_entropy._plan import Options, plan_rows
-from torch_aclnn_ops.ops.linear_cross_entropy._problem import (
+from torch_aclnn_ops.functional.linear_cross_entropy import autograd
+from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
+from torch_aclnn_ops.ops.linear_cross_entropy.plan import LogitOptions, Sizes, plan_rows
+from torch_aclnn_ops.ops.linear_cross_entropy.problem import (
     IGNORED,
     Coefficients,
+    PlainLoss,
+    Problem,
     Statistics,
+    check_indices,
     cross_entropies,
     z_losses,
 )
@@ -24,12 +28,12 @@ class LinearCrossEntropyOutput(NamedTuple):
 
     Attributes:
         loss: as it is returned alone, with the z-loss in it.
-        log_probabilities: of the target classes, the shape of class indices; 0 where a row does not count.
-        entropy: of each row's softmax in nats, the shape of class indices; 0 where a row does not count.
+        log_probabilities: of the target classes, the shape of class indices; 0 for an ignored row.
+        entropy: of each row's softmax in nats, the shape of class indices; 0 for an ignored row.
         z_loss: the part of the loss that ``lse_square_scale`` makes, reduced as the loss.
-        token_accuracy: share of the rows that count whose target has the largest logit; with ``"sum"`` their number,
-            with ``"none"`` 1 or 0 for each row.
-        predicted_tokens: class of the largest logit, int64; -1 where a row does not count.
+        token_accuracy: share of the rows that are not ignored whose target has the largest logit; with ``"sum"`` their
+            number, with ``"none"`` 1 or 0 for each row.
+        predicted_tokens: class of the largest logit, int64; -1 for an ignored row.
     """
 
     loss: Tensor
@@ -58,7 +62,7 @@ class LossOptions:
 
     @property
     def is_scalar(self) -> bool:
-        """Whether the loss is one number, and no other result has a derivative."""
+        """Whether the loss is a scalar, and no other result has a derivative."""
         return self.reduction != "none" and self.outputs <= {"token_accuracy", "predicted_tokens"}
 
 
@@ -67,7 +71,7 @@ class Rows:
     """The rows of a call and the factors of their losses.
 
     Attributes:
-        target: class indices, ``IGNORED`` where a row does not count; or probabilities.
+        target: class indices, ``IGNORED`` for an ignored row; or probabilities.
         class_weight: as far as the statistics need it.
         coefficients: of the sum of the losses.
         weight: what a mean of the losses is divided by the sum of.
@@ -81,26 +85,59 @@ class Rows:
     count: Tensor
 
 
-def rows_of(
-    input: Tensor,
-    target: Tensor,
-    class_weight: Tensor | None,
+def result(
+    problem: Problem,
     token_weight: Tensor | None,
     classes: int,
     options: LossOptions,
-) -> Rows:
-    """Work out the weight of every row.
+    shape: tuple[int, ...],
+    reduce: Callable[[Problem], Statistics],
+) -> Tensor | LinearCrossEntropyOutput:
+    """Compute what the caller asked for.
 
     Args:
-        input: tells dtype and device.
-        target: class indices, shape (N,), or probabilities, shape (N, C).
-        class_weight: shape (C,).
-        token_weight: shape (N,).
-        classes: C.
+        problem: the arguments of the kernels, with the caller's class indices. The head may have dimensions of
+            positions between its own two; the targets have the positions of a row one after the other.
+        token_weight: factor of each row's loss, shape (N,).
+        classes: their number, of the whole vocabulary.
         options: of the loss.
+        shape: of class indices.
+        reduce: :func:`autograd.statistics`, or what takes its place where the vocabulary is spread over processes.
     """
+    has_positions = problem.linear_weight.dim() > 2
+    is_whole = not has_positions and reduce is autograd.statistics
+    makes_gradients = is_whole and options.is_scalar and autograd.makes_gradients_in_forward(problem, token_weight)
+    if makes_gradients and token_weight is None and _is_plain(problem, options):
+        plain = PlainLoss(options.reduction == "mean", options.ignore_index, options.zero_if_all_ignored)
+        return autograd.loss(problem, plain)[0]
+    rows = rows_of(problem, token_weight, classes, options)
+    problem = problem._replace(target=rows.target, class_weight=rows.class_weight)
+    if makes_gradients:
+        coefficients, nan_if_empty = rows.coefficients, None
+        if options.reduction == "mean":
+            divisor, count, nan_if_empty = divisors(rows, options)
+            coefficients = _divided(coefficients, divisor, count)
+        loss, tokens = autograd.loss(problem, coefficients)
+        loss = loss if nan_if_empty is None else loss + nan_if_empty
+        return with_outputs(loss, None, None, None, tokens, rows, options, shape) if options.outputs else loss
+    reduced = _statistics_of_positions(problem, reduce) if has_positions else reduce(problem)
+    return assemble(reduced, rows, options, shape)
+
+
+def _is_plain(problem: Problem, options: LossOptions) -> bool:
+    """Return whether the loss is the rows' cross entropies times one number."""
+    if options.label_smoothing != 0 or options.lse_square_scale != 0 or options.outputs:
+        return False
+    if problem.class_weight is not None or problem.target.is_floating_point() or torch.compiler.is_compiling():
+        return False
+    return problem.target.shape[0] > 0
+
+
+def rows_of(problem: Problem, token_weight: Tensor | None, classes: int, options: LossOptions) -> Rows:
+    """Work out the weight of every row."""
+    target, class_weight = problem.target, problem.class_weight
     smoothing = options.label_smoothing
-    count = input.new_ones(target.shape[0], dtype=accumulation_dtype(input.dtype))
+    count = problem.input.new_ones(target.shape[0], dtype=accumulation_dtype(problem.input.dtype))
     if token_weight is not None:
         count = count * token_weight
     if target.is_floating_point():
@@ -109,7 +146,7 @@ def rows_of(
     else:
         ignored = target == options.ignore_index
         outside = ~ignored & ((target < 0) | (target >= classes))
-        _check_indices(target, outside)
+        check_indices(target, outside)
         # A device does not stop for a wrong index, so its row shows it.
         count = count.masked_fill(ignored, 0).masked_fill(outside, math.nan)
         weight = count
@@ -142,13 +179,8 @@ def distribution_sums(target: Tensor, class_weight: Tensor | None, dtype: torch.
 
     if torch.compiler.is_compiling():
         return sums(target)
-    plan = plan_rows(target.shape[0], target.new_empty(target.shape[1], 1), Options())
+    plan = plan_rows(Sizes(target.shape[0], target.shape[1], 1, target.dtype, target.is_cpu), LogitOptions())
     return torch.cat([sums(rows) for rows in target.split(plan.rows_per_chunk)])
-
-
-def _check_indices(target: Tensor, outside: Tensor) -> None:
-    if values_are_readable(target) and bool(outside.any()):
-        raise IndexError(f"Target {int(target[outside][0])} is out of bounds.")
 
 
 def divisors(rows: Rows, options: LossOptions) -> tuple[Tensor, Tensor, Tensor]:
@@ -157,17 +189,49 @@ def divisors(rows: Rows, options: LossOptions) -> tuple[Tensor, Tensor, Tensor]:
     The divisors are 1 where they would be 0, which keeps the gradients 0 there, as torch's are.
     """
     total, count = rows.weight.sum(), rows.count.sum()
-    of_nothing = (0 / total).detach()
+    nan_if_empty = (0 / total).detach()
     if options.zero_if_all_ignored:
-        of_nothing = of_nothing.masked_fill(is_without_rows(rows.target), 0)
-    return total.masked_fill(total == 0, 1), count.masked_fill(count == 0, 1), of_nothing
+        nan_if_empty = nan_if_empty.masked_fill(_is_all_ignored(rows.target), 0)
+    return total.masked_fill(total == 0, 1), count.masked_fill(count == 0, 1), nan_if_empty
 
 
-def is_without_rows(target: Tensor) -> Tensor:
-    """Return whether no row counts, without waiting for a device."""
+def _is_all_ignored(target: Tensor) -> Tensor:
+    """Return whether all rows are ignored, without waiting for a device."""
     if target.is_floating_point():
         return torch.tensor(target.shape[0] == 0, device=target.device)
     return (target == IGNORED).all()
+
+
+def _divided(coefficients: Coefficients, divisor: Tensor, count: Tensor) -> Coefficients:
+    log_sum_exp, predicted, weighted, square = coefficients
+    return Coefficients(
+        log_sum_exp / divisor,
+        predicted / divisor,
+        None if weighted is None else weighted / divisor,
+        None if square is None else square / count,
+    )
+
+
+def _statistics_of_positions(problem: Problem, reduce: Callable[[Problem], Statistics]) -> Statistics:
+    """Reduce the logits of every row at every position of a K-dimensional loss, one linear layer per position."""
+    weight, bias = problem.linear_weight, problem.linear_bias
+    classes, positions = weight.shape[0], math.prod(weight.shape[1:-1])
+    wide_input = widen(problem.input)  # so that the gradients of the positions add up in float32
+    # unbind, not an index for each position, whose gradient would be a whole head
+    weights = weight.reshape(classes, positions, weight.shape[-1]).unbind(1)
+    biases = (None,) * positions if bias is None else bias.reshape(classes, positions).unbind(1)
+    targets = problem.target.reshape(-1, positions, *problem.target.shape[1:]).unbind(1)
+    parts = [
+        reduce(
+            problem._replace(
+                input=wide_input.to(weight.dtype), linear_weight=one_weight, linear_bias=one_bias, target=target
+            )
+        )
+        for one_weight, one_bias, target in zip(weights, biases, targets, strict=True)
+    ]
+    return Statistics._make(
+        None if column[0] is None else torch.stack(column, 1).reshape(-1) for column in zip(*parts, strict=True)
+    )
 
 
 def assemble(
@@ -182,9 +246,9 @@ def assemble(
     else:
         loss, z_loss = cross_entropy.sum(), None if z_loss is None else z_loss.sum()
         if options.reduction == "mean":
-            divisor, count, of_nothing = divisors(rows, options)
-            loss = loss / divisor + of_nothing
-            z_loss = None if z_loss is None else z_loss / count + of_nothing
+            divisor, count, nan_if_empty = divisors(rows, options)
+            loss = loss / divisor + nan_if_empty
+            z_loss = None if z_loss is None else z_loss / count + nan_if_empty
         loss = loss if z_loss is None else loss + z_loss
     if not options.outputs:
         return loss
@@ -227,6 +291,6 @@ def _token_accuracy(tokens: Tensor, target: Tensor, options: LossOptions, shape:
         return right.reshape(shape)
     if options.reduction == "sum":
         return right.sum()
-    counted = (target != IGNORED).sum()
-    share = right.sum() / counted
-    return share.masked_fill(counted == 0, 0) if options.zero_if_all_ignored else share
+    kept = (target != IGNORED).sum()
+    share = right.sum() / kept
+    return share.masked_fill(kept == 0, 0) if options.zero_if_all_ignored else share

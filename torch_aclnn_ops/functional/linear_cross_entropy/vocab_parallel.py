@@ -5,26 +5,26 @@ every process computes those of the whole vocabulary.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch_aclnn_ops._torch_compat import device_types_of_group
-from torch_aclnn_ops.functional.linear_cross_entropy._collectives import (
+from torch_aclnn_ops.functional.linear_cross_entropy._arguments import left_to_torch
+from torch_aclnn_ops.functional.linear_cross_entropy._distributed import (
     Members,
     copy_to_group,
     gather,
     gather_constant,
     refuse_compiled_transform,
 )
+from torch_aclnn_ops.functional.linear_cross_entropy.autograd import statistics
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import distribution_sums
-from torch_aclnn_ops.functional.linear_cross_entropy.statistics import statistics
 from torch_aclnn_ops.ops._derivatives import in_functorch_transform, is_differentiated
 from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
-from torch_aclnn_ops.ops.linear_cross_entropy import _kernels
-from torch_aclnn_ops.ops.linear_cross_entropy._parts import combine
-from torch_aclnn_ops.ops.linear_cross_entropy._problem import ELSEWHERE, IGNORED, Problem, Statistics
+from torch_aclnn_ops.ops.linear_cross_entropy.problem import ELSEWHERE, IGNORED, Problem, Statistics, combine
+from torch_aclnn_ops.ops.linear_cross_entropy.shortcuts import why_not_fused
 
 import torch
 import torch.distributed as dist
@@ -150,13 +150,50 @@ def _checked_sizes(vocab_sizes: Any, size: int) -> tuple[int, ...]:
     return tuple(int(entry) for entry in vocab_sizes)
 
 
-def vocab_parallel_statistics(
-    problem: Problem,
-    shards: VocabularyShards,
-    weighted: bool = False,
-    predicted_tokens: bool = False,
-    reduce_input_grad: bool = True,
-) -> Statistics:
+def shards_of(
+    process_group: object, linear_weight: object, vocab_sizes: Sequence[int] | None
+) -> VocabularyShards | None:
+    """Return the cut of the vocabulary, if processes share it."""
+    if process_group is None:
+        if vocab_sizes is not None:
+            raise ValueError(
+                f"linear_cross_entropy: vocab_sizes must be None where process_group is, but it is {vocab_sizes!r}"
+            )
+        return None
+    if not isinstance(linear_weight, Tensor) or linear_weight.dim() < 2:
+        raise TypeError(
+            "linear_cross_entropy: linear_weight must be a Tensor of shape (rows of this rank, H) where process_group"
+            f" is given, but it is {linear_weight!r}"
+        )
+    return VocabularyShards.of(process_group, linear_weight.shape[0], vocab_sizes)
+
+
+def refuse_in_shards(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    reduction: str,
+    ignore_index: int | None,
+    label_smoothing: float,
+    classes: int,
+) -> NoReturn:
+    """Raise what torch raises for a whole head."""
+    if linear_bias is not None and linear_bias.shape != linear_weight.shape[:-1]:
+        raise ValueError(
+            f"linear_cross_entropy: linear_bias must have shape {list(linear_weight.shape[:-1])}, as linear_weight has"
+            f" on this rank, but its shape is {list(linear_bias.shape)}"
+        )
+    whole = linear_weight.new_zeros((1,) * linear_weight.dim()).expand(classes, *linear_weight.shape[1:])
+    left_to_torch(input, whole, target, None, weight, reduction, ignore_index, label_smoothing)
+    raise TypeError(
+        "linear_cross_entropy: input, linear_weight, linear_bias and weight must be strided floating-point tensors"
+        " where process_group is given, and target must be a plain tensor"
+    )
+
+
+def vocab_parallel_statistics(problem: Problem, shards: VocabularyShards, reduce_input_grad: bool = True) -> Statistics:
     """Reduce the logits of every row of a head that is spread over processes.
 
     Every process of the group has to call it, with the same input, target and class weights, and differentiate the same
@@ -167,8 +204,6 @@ def vocab_parallel_statistics(
         problem: the arguments. Weight and bias are this process's rows, of which there may be none; target and class
             weights are those of the whole vocabulary.
         shards: the cut of the vocabulary.
-        weighted: whether the sum of a row's logits is asked for.
-        predicted_tokens: whether the classes of the largest logits are.
         reduce_input_grad: whether the input's gradient is summed over the processes, in one more collective; otherwise
             it is this process's part of the sum.
 
@@ -176,15 +211,13 @@ def vocab_parallel_statistics(
         The statistics of the whole vocabulary, in float32, or float64 for float64 inputs.
     """
     refuse_compiled_transform()
-    local, mass = _local_problem(problem, shards, weighted, predicted_tokens, reduce_input_grad)
-    reduced = statistics(local, weighted, predicted_tokens)
-    found, masses = _gather_statistics(reduced, mass, shards)
-    return _combine(found, masses, problem, shards)
+    local, target_probability_sum = _local_problem(problem, shards, reduce_input_grad)
+    reduced = statistics(local)
+    found, target_probability_sums = _gather_statistics(reduced, target_probability_sum, shards)
+    return _combine(found, target_probability_sums, problem, shards)
 
 
-def _local_problem(
-    problem: Problem, shards: VocabularyShards, weighted: bool, predicted_tokens: bool, reduce_input_grad: bool
-) -> tuple[Problem, Tensor]:
+def _local_problem(problem: Problem, shards: VocabularyShards, reduce_input_grad: bool) -> tuple[Problem, Tensor]:
     """Return the arguments of this process's classes, and how much of each row's target is among them."""
     members, classes = shards.members, slice(shards.start, shards.stop)
     weight, bias, target = problem.linear_weight, problem.linear_bias, problem.target
@@ -192,24 +225,24 @@ def _local_problem(
     class_weight = None if class_weight is None else copy_to_group(class_weight, members)[classes]
     if target.is_floating_point():
         target = copy_to_group(target, members)[:, classes]
-        mass = distribution_sums(target, class_weight, accumulation_dtype(problem.input.dtype))
+        target_probability_sum = distribution_sums(target, class_weight, accumulation_dtype(problem.input.dtype))
     else:
         is_here = (target >= shards.start) & (target < shards.stop)
         elsewhere = torch.where(target == IGNORED, IGNORED, ELSEWHERE)
         target = torch.where(is_here, target - shards.start, elsewhere)
-        mass = is_here
+        target_probability_sum = is_here
     if shards.start == shards.stop:
         # A class that nobody looks at, so that all processes have the same graph, and collectives in the same order.
         weight = _with_a_zero(weight, 0)
         bias = None if bias is None else _with_a_zero(bias, 0)
         class_weight = None if class_weight is None else _with_a_zero(class_weight, 0)
         target = _with_a_zero(target, 1) if target.is_floating_point() else target
-    local = replace(problem, linear_weight=weight, linear_bias=bias, target=target, class_weight=class_weight)
+    local = problem._replace(linear_weight=weight, linear_bias=bias, target=target, class_weight=class_weight)
     if reduce_input_grad and (in_functorch_transform() or is_differentiated(problem.input)):
         # Parts of a 16-bit gradient are added up in float32, and rounded once. The fused operators round each part.
-        input = problem.input if _is_fused(local, weighted, predicted_tokens) else widen(problem.input)
-        local = replace(local, input=copy_to_group(input, members))
-    return local, mass
+        input = problem.input if _is_fused(local) else widen(problem.input)
+        local = local._replace(input=copy_to_group(input, members))
+    return local, target_probability_sum
 
 
 def _with_a_zero(tensor: Tensor, dim: int) -> Tensor:
@@ -217,15 +250,17 @@ def _with_a_zero(tensor: Tensor, dim: int) -> Tensor:
     return torch.cat([tensor, tensor.new_zeros(shape)], dim)
 
 
-def _is_fused(problem: Problem, weighted: bool, predicted_tokens: bool) -> bool:
+def _is_fused(problem: Problem) -> bool:
     if torch.compiler.is_compiling():  # what the kernels will choose is not known yet
         return problem.input.device.type == "npu"
-    return _kernels.why_not_fused(problem, weighted, predicted_tokens) is None
+    return why_not_fused(problem) is None
 
 
-def _gather_statistics(reduced: Statistics, mass: Tensor, shards: VocabularyShards) -> tuple[Statistics, Tensor]:
-    """Return the statistics and masses of every shard that has classes, shape (shards, N) each, from one collective."""
-    rows = (*reduced, mass)
+def _gather_statistics(
+    reduced: Statistics, target_probability_sum: Tensor, shards: VocabularyShards
+) -> tuple[Statistics, Tensor]:
+    """Return statistics and probability sums, shape (shards, N) each, of the shards with classes, by one collective."""
+    rows = (*reduced, target_probability_sum)
     dtype = reduced.log_sum_exp.dtype
     if reduced.predicted_tokens is not None and max(shards.sizes) > _LARGEST_SHARD_IN_FLOAT32:
         dtype = torch.float64
@@ -233,15 +268,17 @@ def _gather_statistics(reduced: Statistics, mass: Tensor, shards: VocabularyShar
     if not all(shards.sizes):
         gathered = gathered[[rank for rank, size in enumerate(shards.sizes) if size > 0]]
     remaining = iter(gathered.unbind(1))
-    *found, masses = (None if row is None else next(remaining).to(row.dtype) for row in rows)
-    assert masses is not None
-    return Statistics._make(found), masses
+    *found, target_probability_sums = (None if row is None else next(remaining).to(row.dtype) for row in rows)
+    assert target_probability_sums is not None
+    return Statistics._make(found), target_probability_sums
 
 
-def _combine(found: Statistics, masses: Tensor, problem: Problem, shards: VocabularyShards) -> Statistics:
-    """Compute the statistics of the whole vocabulary; rows that do not count get zeros, and the predicted token -1."""
+def _combine(
+    found: Statistics, target_probability_sums: Tensor, problem: Problem, shards: VocabularyShards
+) -> Statistics:
+    """Compute the statistics of the whole vocabulary; ignored rows get zeros, and the predicted token -1."""
     starts = [classes.start for classes in shards.filled()]
-    results = combine(found, masses, starts, _class_weight_sums(problem, shards))
+    results = combine(found, target_probability_sums, starts, _class_weight_sums(problem, shards))
     if problem.target.is_floating_point():
         return results
     ignored = problem.target == IGNORED

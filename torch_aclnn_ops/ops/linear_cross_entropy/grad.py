@@ -5,7 +5,7 @@ from typing import Any
 from torch_aclnn_ops.ops._checks import check_dtype, check_floating_point, check_rank, check_shape, values_are_readable
 from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
 from torch_aclnn_ops.ops._raw_operator import RawOperator
-from torch_aclnn_ops.ops.linear_cross_entropy._rows import linear_limits, row_chunks, unpack_mask
+from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import linear_limits, row_chunks, unpack_mask
 
 import torch
 from torch import Tensor

@@ -1,13 +1,46 @@
 """The matrix products of a linear cross entropy: logits of a chunk, and what their gradient adds to the arguments'."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+from torch_aclnn_ops import _cpu_extension
+from torch_aclnn_ops._torch_compat import has_bfloat16_units as chip_has_bfloat16_units
 from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
-from torch_aclnn_ops.ops.linear_cross_entropy import _cpu
-from torch_aclnn_ops.ops.linear_cross_entropy._plan import Plan
+from torch_aclnn_ops.ops.linear_cross_entropy.plan import Plan
 
 import torch
 from torch import Tensor
+
+# oneDNN makes a kernel for each new shape, in about 2 ms, in which other products do about 2^28 more multiplications.
+# A call has up to six shapes, which are new where the number of ignored rows is.
+_FEWEST_MULTIPLICATIONS = 2**32
+
+
+def has_row_kernels(weight: Tensor) -> bool:
+    """Return whether csrc/cpu turns rows of logits to their softmax and to their gradient."""
+    return weight.is_cpu and weight.dtype != torch.float64 and _cpu_extension.why_unavailable() is None
+
+
+def has_bfloat16_units(weight: Tensor) -> bool:
+    """Return whether the CPU multiplies bfloat16 numbers faster than float32 ones, and the tensor has such numbers."""
+    return weight.dtype == torch.bfloat16 and weight.is_cpu and chip_has_bfloat16_units()
+
+
+def has_logits_kernel(weight: Tensor, rows: int) -> bool:
+    """Return whether csrc/cpu makes the logits: of large bfloat16 products, where the chip has units for them."""
+    return (
+        has_bfloat16_units(weight)
+        and weight.shape[1] % 2 == 0
+        and weight.is_contiguous()
+        and rows * weight.numel() >= _FEWEST_MULTIPLICATIONS
+        and bool(torch.backends.mkldnn.enabled)
+        and _cpu_extension.why_no_bfloat16_products() is None
+    )
+
+
+def describe_backend(weight: Tensor, rows: int) -> str:
+    """Say for a log what is not computed by torch.mm and torch.softmax."""
+    by_rows = f"; rows by {_cpu_extension.vectors()} kernels" if has_row_kernels(weight) else ""
+    return by_rows + ("; logits by the chip's units for bfloat16" if has_logits_kernel(weight, rows) else "")
 
 
 class Head:
@@ -24,11 +57,13 @@ class Head:
         self.weight = weight
         self.bias = None if bias is None else widen(bias)
         self.scale = scale
-        self.dtype = accumulation_dtype(weight.dtype)
-        self._has_bfloat16_units = _cpu.has_bfloat16_units(weight)
-        has_memory = type(weight) in (Tensor, torch.nn.Parameter)  # fake tensors have none
-        self.has_row_kernels = has_memory and _cpu.has_row_kernels(weight)
-        self._has_logits_kernel = has_memory and _cpu.has_logits_kernel(weight, plan.rows)
+        self.dtype = torch.float32 if weight.dtype == torch.float32 else accumulation_dtype(weight.dtype)
+        self.is_wide = weight.dtype == self.dtype
+        self.has_row_kernels = self._has_logits_kernel = self._has_bfloat16_units = False
+        if type(weight) in (Tensor, torch.nn.Parameter):  # fake tensors have no memory for kernels
+            self.has_row_kernels = has_row_kernels(weight)
+            self._has_logits_kernel = not self.is_wide and has_logits_kernel(weight, plan.rows)
+        self._has_bfloat16_units = not self.is_wide and has_bfloat16_units(weight)
         self._classes_per_block = plan.classes_per_block
 
     def _blocks(self, classes: slice) -> Iterator[slice]:
@@ -39,9 +74,12 @@ class Head:
     def logits(self, input: Tensor, classes: slice, out: Tensor) -> Tensor:
         """Write ``scale * (input @ weight.T + bias)`` to ``out``, for some classes."""
         if self._has_logits_kernel:
-            _cpu.write_logits(input.to(self.weight.dtype).contiguous(), self.weight[classes], out)
+            input = input.to(self.weight.dtype).contiguous()
+            torch.ops.torch_aclnn_ops.linear_cross_entropy_logits(input, self.weight[classes], out)
             if self.bias is not None:
                 out.add_(self.bias[classes])
+        elif self.is_wide and self.bias is None and out.shape[1] <= self._classes_per_block:
+            torch.mm(input, self.weight[classes].t(), out=out)
         else:
             wide_input = widen(input).contiguous()
             for block in self._blocks(classes):
@@ -57,7 +95,7 @@ class Head:
         """Write ``grad_logits @ weight`` to ``out``; a result in bfloat16 is rounded once, so units may make it."""
         if self._has_bfloat16_units:
             out.copy_(grad_logits.to(self.weight.dtype) @ self.weight)
-        elif self.weight.dtype == self.dtype:
+        elif self.is_wide:
             torch.mm(grad_logits, self.weight, out=out)
         else:
             out.zero_()
@@ -70,7 +108,7 @@ class Head:
         if adds:
             out.addmm_(grad_logits.T, factor)
         elif out.dtype == factor.dtype:
-            torch.mm(grad_logits.T, factor, out=out)
+            torch.mm(grad_logits.t(), factor, out=out)
         else:
             for block in self._blocks(slice(0, self.weight.shape[0])):
                 out[block] = grad_logits[:, block].T @ factor
@@ -86,25 +124,25 @@ class Gradients:
         needed: whether the gradients of input, weight and bias are needed.
     """
 
-    def __init__(self, input: Tensor, head: Head, plan: Plan, needed: Sequence[bool]) -> None:
-        of_input, of_weight, of_bias = needed
+    def __init__(self, input: Tensor, head: Head, plan: Plan, needed: tuple[bool, bool, bool]) -> None:
+        needs_input, needs_weight, needs_bias = needed
         self._head = head
-        self._input = input.new_zeros(input.shape, dtype=head.dtype) if of_input else None
-        self._bias = head.weight.new_zeros(head.weight.shape[0], dtype=head.dtype) if of_bias else None
+        self._input = input.new_empty(input.shape, dtype=head.dtype) if needs_input else None
+        self._bias = head.weight.new_zeros(head.weight.shape[0], dtype=head.dtype) if needs_bias else None
         self._weight: Tensor | None = None
         self._kept: Tensor | None = None
-        self._placed: Tensor | None = None
-        if of_weight and plan.keeps_gradients:
+        self._output_buffer: Tensor | None = None
+        if needs_weight and plan.keeps_gradients:
             self._kept = head.weight.new_empty((plan.rows, plan.classes))
             self._kept_input = input.to(head.weight.dtype)  # wider where its gradient is to be
-        if of_weight:
+        if needs_weight:
             # Sums over chunks are rounded to 16 bits once, at the end. The gradient of float16 stays wide until it is
             # multiplied by the gradient of the loss, for instance a gradient scaler's factor, which keeps it from
             # underflow.
             is_sum = self._kept is None and (not plan.is_one_chunk or head.weight.dtype == torch.float16)
             self._weight = head.weight.new_empty(head.weight.shape, dtype=head.dtype if is_sum else head.weight.dtype)
 
-    def free_memory(self, number: int) -> Tensor | None:
+    def scratch(self, number: int) -> Tensor | None:
         """Return the memory of the weight's gradient, for numbers in the head's dtype, if it is free until the end.
 
         Args:
@@ -115,10 +153,10 @@ class Gradients:
         memory = self._weight.view(-1)[: number * self._head.dtype.itemsize // self._weight.itemsize]
         return memory.view(self._head.dtype) if memory.nbytes == number * self._head.dtype.itemsize else None
 
-    def place(self, rows: slice, logits: Tensor) -> Tensor:
+    def output_buffer(self, rows: slice, logits: Tensor) -> Tensor:
         """Return where the gradient of some rows' logits is best written: where it is kept, or over the logits."""
-        self._placed = logits if self._kept is None else self._kept[rows]
-        return self._placed
+        self._output_buffer = logits if self._kept is None else self._kept[rows]
+        return self._output_buffer
 
     def add(self, grad_logits: Tensor, input: Tensor, rows: slice) -> None:
         """Add the part of some rows, whose logits have the gradient ``grad_logits``."""
@@ -126,7 +164,7 @@ class Gradients:
         if self._bias is not None:
             self._bias.add_(grad_logits.sum(0))
         if self._kept is not None:
-            if grad_logits is not self._placed:
+            if grad_logits is not self._output_buffer:
                 self._kept[rows] = grad_logits
             return
         if self._weight is not None:

@@ -1,7 +1,7 @@
 """The statistics of some rows, and the application of a function of rows to all of them, chunk by chunk.
 
 The logits of a chunk exist while the chunk is worked on, and never those of all rows, in no derivative. First
-derivatives outside of transforms come from the faster :mod:`torch_aclnn_ops.ops.linear_cross_entropy._chunks`.
+derivatives outside of transforms come from the faster :mod:`torch_aclnn_ops.ops.linear_cross_entropy.chunks`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -9,7 +9,8 @@ from typing import Any
 
 from torch_aclnn_ops.ops._derivatives import jvp, vjp
 from torch_aclnn_ops.ops._numerics import widen, without_autocast
-from torch_aclnn_ops.ops.linear_cross_entropy._problem import IGNORED
+from torch_aclnn_ops.ops.linear_cross_entropy.plan import LogitOptions
+from torch_aclnn_ops.ops.linear_cross_entropy.problem import IGNORED, Request
 
 import torch
 from torch import Tensor
@@ -22,16 +23,13 @@ def statistics_of_rows(
     linear_bias: Tensor | None,
     target: Tensor,
     class_weight: Tensor | None,
-    softcap: float | None,
-    temperature: float,
-    weighted: bool,
-    entropy: bool,
-    predicted_tokens: bool,
+    options: LogitOptions,
+    request: Request,
 ) -> tuple[Tensor, ...]:
     """Reduce logits ``z = softcap * tanh((input W^T + bias) / softcap) / temperature`` of every row.
 
-    The results are those of ``Statistics``, as far as they are asked for; the maximum is a constant to derivatives. A
-    row that does not count gives zeros, and the predicted token -1.
+    The results are those of ``Statistics``, as far as they are requested; the maximum is a constant to derivatives. An
+    ignored row gives zeros, and the predicted token -1.
     """
     ignored = None if target.is_floating_point() else target == IGNORED
     if ignored is not None:
@@ -39,10 +37,10 @@ def statistics_of_rows(
     logits = widen(input) @ widen(linear_weight).T
     if linear_bias is not None:
         logits = logits + widen(linear_bias)
-    if softcap is not None:
-        logits = softcap * torch.tanh(logits / softcap)
-    if temperature != 1:
-        logits = logits / temperature
+    if options.softcap is not None:
+        logits = options.softcap * torch.tanh(logits / options.softcap)
+    if options.temperature != 1:
+        logits = logits / options.temperature
     logits_max = logits.detach().amax(1)
     shifted = logits - logits_max.unsqueeze(1)
     log_sum_exp = shifted.exp().sum(1).log()
@@ -52,16 +50,16 @@ def statistics_of_rows(
     else:
         predicted = shifted.gather(1, target.clamp(min=0).unsqueeze(1)).squeeze(1).masked_fill(target < 0, 0)
     results = [logits_max, log_sum_exp, predicted]
-    if weighted:
+    if request.weighted:
         results.append((shifted if class_weight is None else shifted * class_weight).sum(1))
-    if entropy:
+    if request.entropy:
         # - sum p log p, where p log p is 0 at p = 0.
         probabilities = shifted.softmax(1)
         finite = shifted.masked_fill(probabilities == 0, 0)
         results.append(log_sum_exp - (probabilities * finite).sum(1))
     if ignored is not None:
         results = [result.masked_fill(ignored, 0) for result in results]
-    if predicted_tokens:
+    if request.predicted_tokens:
         tokens = logits.detach().argmax(1)
         results.append(tokens if ignored is None else tokens.masked_fill(ignored, -1))
     return tuple(results)
@@ -97,12 +95,13 @@ class RowFunction:
         """Pull cotangents of the outputs back to the arguments at ``positions``, in these arguments' dtypes."""
         widened = self._widened(args)
 
-        def of_chunk(rows: slice) -> tuple[Tensor, ...]:
+        def differentiate_chunk(rows: slice) -> tuple[Tensor, ...]:
             outputs, pull_back = self.linearize(self._rows_of(widened, rows), positions)
-            of_rows = _rows_of(cotangents, self.outputs_by_row, rows)
-            return pull_back(*(cotangent.to(output.dtype) for cotangent, output in zip(of_rows, outputs, strict=True)))
+            chunk_cotangents = _rows_of(cotangents, self.outputs_by_row, rows)
+            pairs = zip(chunk_cotangents, outputs, strict=True)
+            return pull_back(*(cotangent.to(output.dtype) for cotangent, output in pairs))
 
-        gradients = _combine(map(of_chunk, chunks), [self.inputs_by_row[position] for position in positions])
+        gradients = _combine(map(differentiate_chunk, chunks), [self.inputs_by_row[position] for position in positions])
         return tuple(gradient.to(args[position].dtype) for gradient, position in zip(gradients, positions, strict=True))
 
     def jvp(
@@ -112,14 +111,13 @@ class RowFunction:
         by_row = [self.inputs_by_row[position] for position in positions]
         widened = self._widened(args)
 
-        def of_chunk(rows: slice) -> tuple[Tensor, ...]:
+        def differentiate_chunk(rows: slice) -> tuple[Tensor, ...]:
             function, primals = self._function_of(self._rows_of(widened, rows), positions)
-            of_rows = _rows_of(tangents, by_row, rows)
-            return jvp(
-                function, primals, [tangent.to(primal.dtype) for tangent, primal in zip(of_rows, primals, strict=True)]
-            )
+            chunk_tangents = _rows_of(tangents, by_row, rows)
+            casted = [tangent.to(primal.dtype) for tangent, primal in zip(chunk_tangents, primals, strict=True)]
+            return jvp(function, primals, casted)
 
-        return _combine(map(of_chunk, chunks), self.outputs_by_row)
+        return _combine(map(differentiate_chunk, chunks), self.outputs_by_row)
 
     def linearize(
         self, args: Sequence[Any], positions: Sequence[int]

@@ -1,11 +1,12 @@
 """How the rows of a linear cross entropy are cut."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NoReturn
 
 from torch_aclnn_ops.ops._numerics import accumulation_dtype
 
-from torch import Tensor
+import torch
 
 # A chunk's logits take 56 MiB, or an eighth of the head where that is more: enough rows for matrix products at full
 # speed, and little beside the gradient of the head.
@@ -22,7 +23,7 @@ _KEPT_ROWS_PER_FEATURE = 4
 
 
 @dataclass(frozen=True)
-class Options:
+class LogitOptions:
     """What shapes the logits and their chunks.
 
     Attributes:
@@ -39,6 +40,27 @@ class Options:
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """What the plan of a call depends on: rows, the head's shape (classes, features) and dtype, and the device."""
+
+    rows: int
+    classes: int
+    features: int
+    dtype: torch.dtype
+    is_cpu: bool
+
+    @property
+    def wide_itemsize(self) -> int:
+        """Bytes of a number in the dtype of logits."""
+        return accumulation_dtype(self.dtype).itemsize
+
+    @property
+    def is_widened(self) -> bool:
+        """Whether the head has fewer bits than the logits."""
+        return self.dtype.itemsize < self.wide_itemsize
+
+
+@dataclass(frozen=True)
 class Plan:
     """The cut of one call.
 
@@ -50,6 +72,7 @@ class Plan:
         classes_per_block: classes whose logits a matrix product makes at a time.
         keeps_gradients: the gradients of all logits are kept in 16 bits, so that one product makes the head's gradient.
         bytes_held: of logits, their gradients and sums in float32, beyond arguments and results.
+        has_room: all logits may be held at once in float32, and two more tensors of their size.
     """
 
     rows: int
@@ -59,6 +82,7 @@ class Plan:
     classes_per_block: int
     keeps_gradients: bool
     bytes_held: int
+    has_room: bool = False
 
     @property
     def is_one_chunk(self) -> bool:
@@ -81,18 +105,17 @@ class Plan:
         return f"{number} chunk{'s' if number > 1 else ''} of {rows} rows{classes}, {held}"
 
 
-def plan_statistics(rows: int, weight: Tensor, options: Options, copies: int = 1) -> Plan:
+def plan_statistics(sizes: Sizes, options: LogitOptions, copies: int = 1) -> Plan:
     """Choose rows and classes whose logits are reduced at once, where no gradient needs the logits of a whole row.
 
     Args:
-        rows: of the input.
-        weight: the head, shape (V, H).
+        sizes: of the call.
         options: with ``chunk_size`` or ``max_memory``, if the caller chooses.
         copies: of the logits that are held beside each other.
     """
-    classes, features = weight.shape
-    itemsize = accumulation_dtype(weight.dtype).itemsize
-    widened = features * itemsize if weight.dtype.itemsize < itemsize else 0
+    rows, classes, features = sizes.rows, sizes.classes, sizes.features
+    itemsize = sizes.wide_itemsize
+    widened = features * itemsize if sizes.is_widened else 0
     rows_per_chunk = max(min(options.chunk_size or _REDUCED_ROWS, rows), 1)
     budget = min(_REDUCED_BYTES, options.max_memory or _REDUCED_BYTES)
     classes_per_chunk = budget // (rows_per_chunk * itemsize * copies + widened)
@@ -100,7 +123,7 @@ def plan_statistics(rows: int, weight: Tensor, options: Options, copies: int = 1
         rows_per_chunk = (budget - widened) // (itemsize * copies)
         if rows_per_chunk < 1:
             _refuse(options.max_memory, itemsize * copies + widened)
-    if weight.device.type != "cpu" and options.max_memory is None:
+    if not sizes.is_cpu and options.max_memory is None:
         # A launch costs more than a cache saves, so logits are as many as where they are needed together.
         classes_per_chunk = _LOGITS_BYTES // (rows_per_chunk * itemsize * copies)
     classes_per_chunk = min(max(classes_per_chunk, 1), classes)
@@ -151,19 +174,18 @@ class _Costs:
         return most
 
 
-def _costs(rows: int, weight: Tensor, block: int, copies: int, with_gradient: bool, keeps_gradients: bool) -> _Costs:
-    classes, features = weight.shape
-    itemsize = accumulation_dtype(weight.dtype).itemsize
-    is_widened = weight.dtype.itemsize < itemsize
+def _costs(sizes: Sizes, block: int, copies: int, with_gradient: bool, keeps_gradients: bool) -> _Costs:
+    rows, classes, features, dtype = sizes.rows, sizes.classes, sizes.features, sizes.dtype
+    itemsize, is_widened = sizes.wide_itemsize, sizes.is_widened
     logits = classes * itemsize
     block_bytes = block * features * itemsize if is_widened else 0
-    kept_bytes = rows * classes * weight.dtype.itemsize if keeps_gradients else 0
+    kept_bytes = rows * classes * dtype.itemsize if keeps_gradients else 0
     return _Costs(
         rows=rows,
         row=max(logits * copies, 1),
         row_beside_gradient=logits * (copies - 1),
         # Until the kept gradients are multiplied, the memory of the head's own gradient is free for logits.
-        free_rows=features * weight.dtype.itemsize // itemsize if keeps_gradients else 0,
+        free_rows=features * dtype.itemsize // itemsize if keeps_gradients else 0,
         constant=block_bytes + kept_bytes,
         # What several chunks add to a 16-bit gradient is summed in float32 beside it.
         sum=logits * features if is_widened and with_gradient and not keeps_gradients else 0,
@@ -172,42 +194,46 @@ def _costs(rows: int, weight: Tensor, block: int, copies: int, with_gradient: bo
 
 
 def plan_rows(
-    rows: int, weight: Tensor, options: Options, copies: int = 1, with_gradient: bool = False, units: bool = False
+    sizes: Sizes, options: LogitOptions, copies: int = 1, with_gradient: bool = False, units: bool = False
 ) -> Plan:
     """Choose the rows whose logits are held at once.
 
     Args:
-        rows: of the input.
-        weight: the head, shape (V, H).
+        sizes: of the call.
         options: with ``chunk_size`` or ``max_memory``, if the caller chooses.
         copies: of the logits that are held beside each other.
         with_gradient: the gradient of the head is needed.
         units: the device multiplies the head's dtype itself, and faster than float32.
     """
-    classes, features = weight.shape
-    itemsize = accumulation_dtype(weight.dtype).itemsize
-    block = max(min(_BLOCK_BYTES // max(features * itemsize, 1), classes), 1)
-    if weight.device.type != "cpu" and weight.dtype.itemsize == itemsize:
+    rows, classes, features = sizes.rows, sizes.classes, sizes.features
+    block = max(min(_BLOCK_BYTES // max(features * sizes.wide_itemsize, 1), classes), 1)
+    if not sizes.is_cpu and not sizes.is_widened:
         block = classes
     keeps_gradients = units and with_gradient and rows <= _KEPT_ROWS_PER_FEATURE * features
-    costs = _costs(rows, weight, block, copies, with_gradient, keeps_gradients)
+    costs = _costs(sizes, block, copies, with_gradient, keeps_gradients)
     if options.chunk_size is not None:
         rows_per_chunk = options.chunk_size
     elif options.max_memory is None:
-        rows_per_chunk = _rows_for_speed(costs, weight, copies)
+        rows_per_chunk = _rows_for_speed(costs, sizes, copies)
     else:
         found, least = costs.most_rows(options.max_memory), costs.least()
         if found is None and keeps_gradients:
-            costs = _costs(rows, weight, block, copies, with_gradient, False)
+            costs = _costs(sizes, block, copies, with_gradient, False)
             found, least = costs.most_rows(options.max_memory), min(costs.least(), least)
         rows_per_chunk = _refuse(options.max_memory, least) if found is None else found
     rows_per_chunk = max(rows_per_chunk, 1)
-    return Plan(rows, classes, rows_per_chunk, classes, block, costs.keeps_gradients, costs.held(rows_per_chunk))
+    held = costs.held(rows_per_chunk)
+    has_room = options.chunk_size is None and options.max_memory is None and 12 * rows * classes <= _LOGITS_BYTES
+    return Plan(rows, classes, rows_per_chunk, classes, block, costs.keeps_gradients, held, has_room)
 
 
-def _rows_for_speed(costs: _Costs, weight: Tensor, copies: int) -> int:
+# Calls of a training loop are alike.
+plan_rows_once = lru_cache(plan_rows)
+
+
+def _rows_for_speed(costs: _Costs, sizes: Sizes, copies: int) -> int:
     """Choose as many rows as matrix products need to be fast."""
-    head_bytes = weight.numel() * accumulation_dtype(weight.dtype).itemsize
+    head_bytes = sizes.classes * sizes.features * sizes.wide_itemsize
     # Where the gradients are kept, only the logits are made chunk by chunk, for each of which the head is packed.
     share = 2 if costs.keeps_gradients else 1
     number = max(max(_LOGITS_BYTES, head_bytes // _SHARE_OF_HEAD) // share // costs.row, _FEWEST_ROWS * share)

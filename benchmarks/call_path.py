@@ -1,0 +1,82 @@
+"""How far a call goes through this package: ``python -m benchmarks.call_path``.
+
+Counts the Python functions, calls and files of one eager forward and backward of every drop-in, of this package alone.
+``--list`` prints the calls of one of them in order.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import torch_aclnn_ops
+from torch_aclnn_ops import functional as F
+
+import torch
+
+from benchmarks._harness import print_table
+
+PACKAGE = Path(torch_aclnn_ops.__file__).parent
+
+
+def cases() -> dict[str, Callable[[], torch.Tensor]]:
+    """Return a function that returns a scalar loss, for each drop-in."""
+    generator = torch.Generator().manual_seed(0)
+    input, target, other = (torch.rand(8, 16, generator=generator) for _ in range(3))
+    weight, classes = torch.rand(200, 16, generator=generator), torch.randint(200, (8,), generator=generator)
+    for tensor in (input, weight):
+        tensor.requires_grad_()
+    return {
+        "mse_loss": lambda: F.mse_loss(input, target),
+        "binary_cross_entropy": lambda: F.binary_cross_entropy(input, other),
+        "embedding": lambda: F.embedding(classes, weight).sum(),
+        "linear_cross_entropy": lambda: F.linear_cross_entropy(input, weight, classes),
+    }
+
+
+def calls_of(function: Callable[[], torch.Tensor]) -> list[tuple[str, str]]:
+    """Return the file and name of each function of this package that a forward and a backward call, in order."""
+    calls: list[tuple[str, str]] = []
+
+    def record(frame: FrameType, event: str, _: object) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and PACKAGE in path.parents:
+            # Python 3.10 has no qualified names of code.
+            name = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)
+            calls.append((str(path.relative_to(PACKAGE)), name))
+
+    function().backward()  # what is done once is done
+    sys.setprofile(record)
+    try:
+        function().backward()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def main() -> None:
+    """Print a row for each drop-in."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--list", choices=cases(), help="print the calls of this drop-in")
+    chosen = parser.parse_args().list
+    if chosen is not None:
+        for file, name in calls_of(cases()[chosen]):
+            print(f"{file}: {name}")
+        return
+    found = {name: calls_of(function) for name, function in cases().items()}
+    print_table(
+        [
+            {
+                "drop-in": name,
+                "functions": str(len(set(calls))),
+                "calls": str(len(calls)),
+                "files": str(len({file for file, _ in calls})),
+            }
+            for name, calls in found.items()
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()

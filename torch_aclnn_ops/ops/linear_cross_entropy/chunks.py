@@ -1,0 +1,305 @@
+"""The kernels in torch calls: rows reduced, and differentiated, chunk by chunk, in buffers that are used again.
+
+Logits are written once per chunk and become the softmax, then their own gradient, in place; or their gradient at once,
+by csrc/cpu. All of it is computed in float32 (float64 for float64).
+:mod:`torch_aclnn_ops.functional.linear_cross_entropy.formula` has the same mathematics in differentiable calls.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch_aclnn_ops.ops._numerics import widen
+from torch_aclnn_ops.ops.linear_cross_entropy.plan import Plan
+from torch_aclnn_ops.ops.linear_cross_entropy.problem import (
+    Coefficients,
+    KeptRows,
+    Problem,
+    Statistics,
+    combine,
+    cross_entropies,
+    z_losses,
+)
+from torch_aclnn_ops.ops.linear_cross_entropy.products import Gradients, Head
+
+import torch
+from torch import Tensor
+
+
+class _Chunk:
+    """The logits of some rows for some classes, which become the softmax and then their gradient."""
+
+    def __init__(self, problem: Problem, head: Head, buffer: Tensor, rows: slice, classes: slice) -> None:
+        self.rows = rows
+        self.input, self.target = problem.input[rows], problem.target[rows]
+        self._problem = problem
+        self._classes = classes
+        self._class_weight = None if problem.class_weight is None else problem.class_weight[classes]
+        self._has_kernels = head.has_row_kernels
+        number, length = classes.stop - classes.start, self.input.shape[0]
+        self.values = head.logits(self.input, classes, buffer[: length * number].view(length, number))
+        self._tanh: Tensor | None = None
+        softcap = problem.options.softcap
+        if softcap is not None:
+            self.values.div_(softcap).tanh_()
+            self._tanh = self.values.clone()
+            self.values.mul_(softcap / problem.options.temperature)
+
+    def _is_here(self) -> Tensor:
+        here: Tensor = (self.target >= self._classes.start) & (self.target < self._classes.stop)
+        return here
+
+    def _column(self) -> Tensor:
+        """Return the column of each row's target, of shape (rows, 1); any where the target is not here."""
+        column: Tensor = (self.target - self._classes.start).clamp(0, self.values.shape[1] - 1).unsqueeze(1)
+        return column
+
+    def reduce_alone(self) -> Statistics:
+        """Reduce the logits, of which nothing more is wanted."""
+        request = self._problem.request
+        if not (self._has_kernels and self._problem.is_plain) or request.weighted or request.entropy:
+            return self.reduce()
+        tokens = self.values.argmax(1) if request.predicted_tokens else None
+        target = self.target - self._classes.start
+        kernel = torch.ops.torch_aclnn_ops.linear_cross_entropy_logits_statistics
+        statistics: tuple[Tensor, Tensor, Tensor] = kernel(self.values, target)
+        return Statistics(*statistics, None, None, tokens)
+
+    def reduce(self) -> Statistics:
+        """Turn the logits to the softmax."""
+        logits, request = self.values, self._problem.request
+        logits_max = logits.amax(1)
+        tokens = logits.argmax(1) if request.predicted_tokens else None
+        predicted = self._predicted(logits, logits_max)
+        weighted_sum = self._weighted(logits, logits_max) if request.weighted else None
+        log_sum_exp = self._to_softmax(logits_max)
+        if log_sum_exp is None:
+            # The largest probability is exp(max - max) / sum exp(z - max). xlogy takes the logarithm of few numbers in
+            # no time; log goes through MKL, whose threads have to be woken.
+            log_sum_exp = -torch.xlogy(1, self.values.amax(1))
+        entropy = torch.special.entr(self.values).sum(1) if request.entropy else None
+        if self._problem.linear_bias is not None:
+            # All classes may be masked by their bias.
+            is_masked = logits_max == -math.inf
+            log_sum_exp.masked_fill_(is_masked, -math.inf)
+            entropy = None if entropy is None else entropy.masked_fill_(is_masked, 0)
+        return Statistics(logits_max, log_sum_exp, predicted, weighted_sum, entropy, tokens)
+
+    def reduce_to_gradient(self, coefficients: Coefficients, gradient: Tensor) -> Statistics:
+        """Reduce the logits, and write the gradient of a plain loss by them, in one go."""
+        tokens = self.values.argmax(1) if self._problem.request.predicted_tokens else None
+        log_sum_exp, predicted, _, square = coefficients
+        temperature = self._problem.options.temperature
+        if temperature != 1:
+            log_sum_exp, predicted = log_sum_exp / temperature, predicted / temperature
+        grad_square = None if square is None else 2 * square / temperature
+        kernel = torch.ops.torch_aclnn_ops.linear_cross_entropy_logits_gradient
+        statistics: tuple[Tensor, Tensor, Tensor] = kernel(
+            self.values, self.target.contiguous(), log_sum_exp.contiguous(), -predicted, grad_square, gradient
+        )
+        return Statistics(*statistics, None, None, tokens)
+
+    def target_probability_sum(self) -> Tensor:
+        """Return the sum of each row's target distribution."""
+        return self._distribution().sum(1) if self.target.is_floating_point() else self._is_here()
+
+    def class_weight_sum(self) -> Tensor | int:
+        """Return the sum of the class weights."""
+        return self.values.shape[1] if self._class_weight is None else self._class_weight.sum()
+
+    def to_softmax(self) -> None:
+        """Turn the logits to the softmax."""
+        needs_max = self._has_kernels or self._problem.linear_bias is not None
+        self._to_softmax(self.values.amax(1) if needs_max else None)
+
+    def _to_softmax(self, logits_max: Tensor | None) -> Tensor | None:
+        """Turn the logits to the softmax; return ``log sum exp(z - max)`` where it is found on the way."""
+        if self._problem.linear_bias is not None and logits_max is not None:
+            # Where the bias masks all classes of a part, any distribution does that is finite: its share is 0.
+            is_masked = logits_max == -math.inf
+            self.values.masked_fill_(is_masked.unsqueeze(1), 0)
+            logits_max = logits_max.masked_fill(is_masked, 0)
+        if self._has_kernels and logits_max is not None:
+            log_sum_exp: Tensor = torch.ops.torch_aclnn_ops.linear_cross_entropy_softmax(self.values, logits_max)
+            return log_sum_exp
+        if self.values.is_cpu:
+            torch.softmax(self.values, 1, out=self.values)
+        else:
+            self.values = self.values.softmax(1)
+        return None
+
+    def _predicted(self, logits: Tensor, logits_max: Tensor) -> Tensor:
+        if self.target.is_floating_point():
+            return (self._distribution() * (logits - logits_max.unsqueeze(1))).sum(1)
+        at_target = logits.gather(1, self._column()).squeeze(1)
+        predicted = (at_target - logits_max).masked_fill_(at_target == -math.inf, -math.inf)
+        return predicted.masked_fill_(~self._is_here(), 0)
+
+    def _weighted(self, logits: Tensor, logits_max: Tensor) -> Tensor:
+        sums = logits.sum(1) if self._class_weight is None else logits @ self._class_weight
+        return sums - self.class_weight_sum() * logits_max
+
+    def _distribution(self) -> Tensor:
+        target = widen(self.target[:, self._classes])
+        return target if self._class_weight is None else target * self._class_weight
+
+    def to_gradient(self, grad_statistics: Statistics, entropy: Tensor | None) -> Tensor:
+        """Turn the softmax to the gradient of ``input @ weight.T + bias``.
+
+        With probabilities p and the gradients g of the statistics, the gradient of the logits z is
+        ``g_log_sum_exp p + g_predicted Q + g_weighted class_weight - g_entropy p (log p + entropy)``, where Q is the
+        target's distribution; ``dz / d(linear) = (1 - tanh^2) / temperature``.
+        """
+        values, temperature = self.values, self._problem.options.temperature
+        _, grad_log_sum_exp, grad_predicted, grad_weighted, grad_entropy, _ = (
+            gradient if gradient is None or temperature == 1 else gradient / temperature for gradient in grad_statistics
+        )
+        assert grad_log_sum_exp is not None and grad_predicted is not None
+        if grad_entropy is not None and entropy is not None:
+            surprise = torch.special.entr(values)
+            values.mul_((grad_log_sum_exp - grad_entropy * entropy).unsqueeze(1))
+            values.addcmul_(surprise, grad_entropy.unsqueeze(1))
+        else:
+            values.mul_(grad_log_sum_exp.unsqueeze(1))
+        if self.target.is_floating_point():
+            values.addcmul_(self._distribution(), grad_predicted.unsqueeze(1))
+        else:
+            values.scatter_add_(1, self._column(), grad_predicted.masked_fill(~self._is_here(), 0).unsqueeze(1))
+        if grad_weighted is not None:
+            weight, column = self._class_weight, grad_weighted.unsqueeze(1)
+            values.add_(column) if weight is None else values.addcmul_(weight, column)
+        if self._tanh is not None:
+            values.mul_(self._tanh.square_().neg_().add_(1))
+            self._tanh = None  # before the next chunk makes its own
+        return values
+
+
+def statistics_in_chunks(problem: Problem, plan: Plan) -> Statistics:
+    """Reduce the logits of every row; an ignored row gets zeros, and the predicted token -1."""
+    kept = KeptRows(problem)
+    plan = plan if kept.has_all else kept.problem.plan_statistics()
+    head = _head(problem, plan)
+    chunks = [_reduced(kept.problem, head, plan, rows) for rows in plan.chunks()]
+    *values, tokens = _joined(torch.cat, chunks)
+    return Statistics._make((*map(kept.at_all_rows, values), kept.at_all_rows(tokens, -1)))
+
+
+def _reduced(problem: Problem, head: Head, plan: Plan, rows: slice) -> Statistics:
+    """Reduce the logits of some rows, part of the vocabulary by part."""
+    buffer, classes_of_parts = _buffer(problem, head, plan), plan.parts()
+    if len(classes_of_parts) == 1:
+        return _Chunk(problem, head, buffer, rows, classes_of_parts[0]).reduce_alone()
+    parts, sums, class_weight_sums = [], [], []
+    for classes in classes_of_parts:
+        chunk = _Chunk(problem, head, buffer, rows, classes)
+        sums.append(chunk.target_probability_sum())
+        class_weight_sums.append(chunk.class_weight_sum())
+        parts.append(chunk.reduce_alone())
+    starts = [classes.start for classes in classes_of_parts]
+    return combine(Statistics._make(_joined(torch.stack, parts)), torch.stack(sums), starts, class_weight_sums)
+
+
+def _joined(join: Callable[[list[Tensor]], Tensor], parts: Sequence[Statistics]) -> Iterator[Any]:
+    return (None if column[0] is None else join(list(column)) for column in zip(*parts, strict=True))
+
+
+def gradients_in_chunks(
+    problem: Problem, grad_statistics: Statistics, entropy: Tensor | None, plan: Plan
+) -> tuple[Tensor | None, ...]:
+    """Differentiate the statistics by input, weight and bias, as far as it is requested, in their dtypes.
+
+    Args:
+        problem: the arguments.
+        grad_statistics: the gradients of the statistics.
+        entropy: the statistic, if its gradient is given.
+        plan: of the problem.
+    """
+    kept = KeptRows(problem)
+    grad_statistics, entropy = Statistics._make(map(kept.of, grad_statistics)), kept.of(entropy)
+    plan = plan if kept.has_all else kept.problem.plan_rows()
+    head = _head(problem, plan)
+    total = Gradients(kept.problem.input, head, plan, problem.request.gradients)
+    buffer = _buffer(problem, head, plan, total)
+    for rows in plan.chunks():
+        chunk = _Chunk(kept.problem, head, buffer, rows, slice(0, plan.classes))
+        chunk.to_softmax()
+        grad_rows = Statistics._make(None if tensor is None else tensor[rows] for tensor in grad_statistics)
+        gradient = chunk.to_gradient(grad_rows, None if entropy is None else entropy[rows])
+        total.add(gradient, chunk.input, rows)
+    input_grad, *others = total.finish()
+    return tuple(
+        None if gradient is None or argument is None else gradient.to(argument.dtype)
+        for gradient, argument in zip((kept.at_all_rows(input_grad), *others), problem[:3], strict=True)
+    )
+
+
+def loss_in_chunks(
+    problem: Problem, coefficients: Coefficients, plan: Plan
+) -> tuple[Tensor, tuple[Tensor | None, ...], Tensor | None]:
+    """Compute the loss of all rows together with its gradients by input, weight and bias: three matrix products.
+
+    Args:
+        problem: the arguments, and which gradients are requested.
+        coefficients: of the loss.
+        plan: of the problem.
+
+    Returns:
+        The loss, the gradients (wide, but for a bfloat16 head's that is summed in one product), and the predicted
+        tokens, -1 for an ignored row.
+    """
+    kept = KeptRows(problem)
+    is_plain = problem.is_plain and coefficients.weighted is None
+    plan = plan if kept.has_all else kept.problem.plan_rows()
+    head = _head(problem, plan)
+    total = Gradients(kept.problem.input, head, plan, problem.request.gradients)
+    coefficients_of_rows = Coefficients._make(map(kept.of, coefficients))
+    buffer = _buffer(problem, head, plan, total)
+    losses, tokens = [], []
+    for rows in plan.chunks():
+        chunk = _Chunk(kept.problem, head, buffer, rows, slice(0, plan.classes))
+        factors = coefficients_of_rows
+        if not plan.is_one_chunk:
+            factors = Coefficients._make(None if factor is None else factor[rows] for factor in factors)
+        if is_plain and head.has_row_kernels:
+            gradient = total.output_buffer(rows, chunk.values)
+            reduced = chunk.reduce_to_gradient(factors, gradient)
+            losses.append(_losses(reduced, factors))
+        else:
+            reduced = chunk.reduce()
+            losses.append(_losses(reduced, factors))
+            gradient = chunk.to_gradient(_grad_statistics(reduced, factors), None)
+        tokens.append(reduced.predicted_tokens)
+        total.add(gradient, chunk.input, rows)
+    loss = (losses[0] if len(losses) == 1 else torch.cat(losses)).sum()
+    if coefficients.predicted.dim() == 0:
+        loss = loss + 0 * coefficients.predicted  # not finite where all rows are ignored
+    found = torch.cat([part for part in tokens if part is not None]) if problem.request.predicted_tokens else None
+    input_grad, weight_grad, bias_grad = total.finish()
+    return loss, (kept.at_all_rows(input_grad), weight_grad, bias_grad), kept.at_all_rows(found, -1)
+
+
+def _losses(reduced: Statistics, factors: Coefficients) -> Tensor:
+    losses = cross_entropies(reduced, factors)
+    return losses if factors.square is None else losses + z_losses(reduced, factors)
+
+
+def _grad_statistics(reduced: Statistics, factors: Coefficients) -> Statistics:
+    """Return the derivatives of the rows' losses by the statistics."""
+    grad_log_sum_exp = factors.log_sum_exp
+    if factors.square is not None:
+        grad_log_sum_exp = grad_log_sum_exp + 2 * factors.square * (reduced.logits_max + reduced.log_sum_exp)
+    grad_weighted = None if factors.weighted is None else -factors.weighted
+    return Statistics(reduced.logits_max, grad_log_sum_exp, -factors.predicted, grad_weighted)
+
+
+def _head(problem: Problem, plan: Plan) -> Head:
+    # The softcap comes before the temperature.
+    scale = 1.0 if problem.options.softcap is not None else 1 / problem.options.temperature
+    return Head(problem.linear_weight, problem.linear_bias, scale, plan)
+
+
+def _buffer(problem: Problem, head: Head, plan: Plan, total: Gradients | None = None) -> Tensor:
+    """Return memory for the logits of a chunk."""
+    number = min(plan.rows, plan.rows_per_chunk) * plan.classes_per_chunk
+    scratch = None if total is None else total.scratch(number)
+    return problem.input.new_empty(number, dtype=head.dtype) if scratch is None else scratch
