@@ -108,7 +108,7 @@ def _loss(case: str) -> Loss:
 
 
 def _matrix_products(tensors: tuple[Tensor, Tensor, Tensor], backward: bool) -> Callable[[], Results]:
-    """Make the products of the rows that count into memory that is already there: no loss can do without them."""
+    """Make the products of the rows that are not ignored into memory that is already there: no loss can do without them."""
     input, head, target = tensors
     input, head = input.detach()[target != IGNORED], head.detach()
     logits = input.new_empty(len(input), len(head))

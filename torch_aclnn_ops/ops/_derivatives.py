@@ -44,9 +44,9 @@ def vjp(function: TensorFunction, *primals: Tensor) -> tuple[tuple[Tensor, ...],
         pairs = [pair for pair in zip(outputs, cotangents, strict=True) if pair[0].requires_grad]
         gradients: Sequence[Tensor | None] = (None,) * len(variables)
         if pairs:
-            of_outputs, cotangents = zip(*pairs, strict=True)
+            used_outputs, cotangents = zip(*pairs, strict=True)
             gradients = torch.autograd.grad(
-                of_outputs, variables, cotangents, create_graph=create_graph, allow_unused=True
+                used_outputs, variables, cotangents, create_graph=create_graph, allow_unused=True
             )
         return tuple(
             torch.zeros_like(variable) if gradient is None else gradient
