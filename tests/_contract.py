@@ -117,6 +117,20 @@ class DropInContract:
     def test_error_is_no_worse_than_torchs(self, case: Case, dtype: torch.dtype, seed: int) -> None:
         assert_no_worse_than_torch(case, dtype, seed, self.ROUNDINGS)
 
+    def test_a_tensor_that_outlives_its_transform_is_a_constant(self, case: Case) -> None:
+        call, inputs = case.prepare(torch.float64)
+        left = []
+
+        def keep(tensor: Tensor) -> Tensor:
+            left.append(tensor * 1)
+            return tensor.sum()
+
+        for tensor in inputs:
+            torch.func.grad(keep)(tensor.detach())
+        result = call(ours, *left)
+        assert not result.requires_grad
+        torch.testing.assert_close(result, call(ours, *inputs).detach(), equal_nan=True)
+
     def test_first_derivatives_are_right(self, case: Case) -> None:
         call, inputs = case.prepare(torch.float64)
         assert gradcheck(

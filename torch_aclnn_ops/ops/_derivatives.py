@@ -94,6 +94,14 @@ def any_differentiated(values: Sequence[Any]) -> bool:
     return in_forward_ad() and any(map(has_tangent, values))
 
 
+def any_wrapped(values: Sequence[Any]) -> bool:
+    """Return whether any of these values is a tensor of a ``torch.func`` transform, which may be over."""
+    for value in values:
+        if isinstance(value, Tensor) and is_functorch_wrapped_tensor(value):
+            return True
+    return False
+
+
 def has_tangent(value: Any) -> bool:
     """Return whether a value is a tensor that carries a derivative in forward mode."""
     return isinstance(value, Tensor) and in_forward_ad() and forward_ad.unpack_dual(value).tangent is not None

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch_aclnn_ops import _extension
 from torch_aclnn_ops._torch_compat import apply_of
-from torch_aclnn_ops.ops._derivatives import in_functorch_transform, in_nested_forward_mode
+from torch_aclnn_ops.ops._derivatives import any_wrapped, in_functorch_transform, in_nested_forward_mode
 
 import torch
 from torch.autograd import Function
@@ -17,7 +17,7 @@ class EagerOrCompiled:
     ===================================  ===============================================================
     eager, on an NPU                     ``native``, where it serves
     eager                                a twin whose forward has ctx: half the cost of ``setup_context``
-    inside ``torch.func``                the Function, which transforms can see through
+    inside ``torch.func``                the Function, which transforms can see through; also with what is left of them
     inside a jvp of a jvp                ``formula``: PyTorch takes the tangent of a Function for a constant
     compiled                             a twin without ``jvp``, which Dynamo refuses; or ``compiled``
     compiled, inside ``torch.func``      ``formula``: Dynamo takes all but a Function's first derivative for 0
@@ -52,7 +52,7 @@ class EagerOrCompiled:
         is_transformed = in_functorch_transform()
         if torch.compiler.is_compiling():
             return self._formula(*args) if is_transformed and not self._has_operator else self._compiled(*args)
-        if not is_transformed:
+        if not is_transformed and not any_wrapped(args):
             if not args[0].is_cpu and self._serves is not None and self._serves(*args):
                 if self._native is None:
                     self._native = _extension.functions[self._native_name](self._light)
