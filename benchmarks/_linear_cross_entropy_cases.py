@@ -108,7 +108,7 @@ def _loss(case: str) -> Loss:
 
 
 def _matrix_products(tensors: tuple[Tensor, Tensor, Tensor], backward: bool) -> Callable[[], Results]:
-    """Make the products of the rows that are not ignored into memory that is already there: no loss can do without them."""
+    """Make the products of the rows that are not ignored, which no loss can do without, into memory that is there."""
     input, head, target = tensors
     input, head = input.detach()[target != IGNORED], head.detach()
     logits = input.new_empty(len(input), len(head))

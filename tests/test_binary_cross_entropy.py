@@ -128,6 +128,12 @@ def test_a_tangent_of_the_weight_is_refused():
         torch.func.jvp(lambda weight: ours.binary_cross_entropy(input, target, weight), (weight,), (weight,))
 
 
+def test_the_raw_operator_bounds_the_denominator_in_float16():
+    ones, edges = torch.ones(2).half(), torch.tensor([0.0, 1.0]).half()
+    gradient = ops.binary_cross_entropy_backward(ones * 0.0, edges, 1 - edges, None, 0)
+    assert torch.equal(gradient, torch.zeros(2).half())
+
+
 class TestRawOperator(RawOperatorContract):
     OPERATOR = ops.binary_cross_entropy_backward
     SAMPLES = [

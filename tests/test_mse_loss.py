@@ -116,6 +116,15 @@ def test_autocast_leaves_the_weighted_loss_in_torchs_dtype(reduction, dtype):
     assert mine.dtype == theirs.dtype
 
 
+def test_the_raw_operator_rounds_a_mean_over_many_float16_elements_once():
+    input, target = torch.linspace(0, 1, 70000).half(), torch.zeros(70000).half()
+    (gradient, truth) = (
+        ops.mse_loss_backward(torch.tensor(1024.0, dtype=dtype), input.to(dtype), target.to(dtype), 1)
+        for dtype in (torch.float16, torch.float64)
+    )
+    torch.testing.assert_close(gradient, truth.half(), rtol=0, atol=2**-24)
+
+
 class TestRawOperator(RawOperatorContract):
     OPERATOR = ops.mse_loss_backward
     SAMPLES = [

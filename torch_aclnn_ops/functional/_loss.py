@@ -6,7 +6,9 @@ from typing import Any
 
 from torch_aclnn_ops import _extension
 from torch_aclnn_ops.functional._drop_in import float32_autocast_dtype, is_ordinary, on_one_device
+from torch_aclnn_ops.ops._derivatives import any_differentiated, in_functorch_transform
 from torch_aclnn_ops.ops._limits import why_not_dtype, why_not_rank
+from torch_aclnn_ops.ops._numerics import HALF_DTYPES
 from torch_aclnn_ops.ops._paths import log_path
 
 import torch
@@ -104,6 +106,20 @@ def has_kernel(function: str, input: Tensor) -> bool:
     if reason is not None:
         log_path(function, lambda: f"formula in torch calls, because {reason}")
     return reason is None
+
+
+def has_native_gradient(grad_output: Tensor, input: Tensor, target: Tensor) -> bool:
+    """Return whether a drop-in's gradient is torch's, as the loss is, with torch's roundings: in 16 bits on a CPU.
+
+    It takes half of the formula's memory. What is differentiated again, or traced, takes the operator.
+    """
+    return (
+        input.dtype in HALF_DTYPES
+        and input.is_cpu
+        and not torch.compiler.is_compiling()
+        and not in_functorch_transform()
+        and not any_differentiated((grad_output, input, target))
+    )
 
 
 def reduce(losses: Tensor, reduction: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from torch_aclnn_ops._torch_compat import get_enum, legacy_get_string, native_binary_cross_entropy
 from torch_aclnn_ops.functional._drop_in import float32_autocast_dtype, refuse_tangent
-from torch_aclnn_ops.functional._loss import are_supported, has_kernel, loss_function
+from torch_aclnn_ops.functional._loss import are_supported, has_kernel, has_native_gradient, loss_function
 from torch_aclnn_ops.functional._loss import reduce as reduce_losses
 from torch_aclnn_ops.ops import binary_cross_entropy_backward
 from torch_aclnn_ops.ops._differentiable import EagerOrCompiled
@@ -24,8 +24,13 @@ def _loss(input: Tensor, target: Tensor, weight: Tensor | None, reduction: int) 
     return reduce_losses(losses, reduction).to(input.dtype)
 
 
+_native_backward = torch.ops.aten.binary_cross_entropy_backward.default
+
+
 def _grad_input(grad_output: Tensor, input: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> Tensor:
-    gradient: Tensor = binary_cross_entropy_backward.apply(grad_output, input, target, weight, reduction)
+    is_native = has_native_gradient(grad_output, input, target)
+    backward = _native_backward if is_native else binary_cross_entropy_backward.apply
+    gradient: Tensor = backward(grad_output, input, target, weight, reduction)
     return gradient
 
 

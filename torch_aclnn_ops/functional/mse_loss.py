@@ -3,7 +3,14 @@
 from collections.abc import Callable
 
 from torch_aclnn_ops._torch_compat import get_enum, is_any_autocast_enabled, legacy_get_string, native_mse_loss
-from torch_aclnn_ops.functional._loss import are_supported, broadcast, has_kernel, loss_function, warn_of_sizes
+from torch_aclnn_ops.functional._loss import (
+    are_supported,
+    broadcast,
+    has_kernel,
+    has_native_gradient,
+    loss_function,
+    warn_of_sizes,
+)
 from torch_aclnn_ops.functional._loss import reduce as reduce_losses
 from torch_aclnn_ops.ops import mse_loss_backward
 from torch_aclnn_ops.ops._differentiable import EagerOrCompiled
@@ -20,8 +27,12 @@ def _loss(input: Tensor, target: Tensor, reduction: int) -> Tensor:
     return reduce_losses((widen(input) - widen(target)).square(), reduction).to(input.dtype)
 
 
+_native_backward = torch.ops.aten.mse_loss_backward.default
+
+
 def _grad_input(grad_output: Tensor, input: Tensor, target: Tensor, reduction: int) -> Tensor:
-    gradient: Tensor = mse_loss_backward.apply(grad_output, input, target, reduction)
+    backward = _native_backward if has_native_gradient(grad_output, input, target) else mse_loss_backward.apply
+    gradient: Tensor = backward(grad_output, input, target, reduction)
     return gradient
 
 

@@ -14,6 +14,9 @@ _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
 
+HALF_DTYPES = (torch.float16, torch.bfloat16)
+
+
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype that an operator computes in: float64 for float64, else float32, as the device does."""
     return torch.float64 if dtype == torch.float64 else torch.float32

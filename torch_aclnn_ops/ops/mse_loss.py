@@ -2,7 +2,7 @@
 
 from torch_aclnn_ops.ops._checks import broadcast_shape, check_dtype, check_floating_point, check_reduction
 from torch_aclnn_ops.ops._limits import why_not_dtype
-from torch_aclnn_ops.ops._numerics import widen
+from torch_aclnn_ops.ops._numerics import HALF_DTYPES, widen
 from torch_aclnn_ops.ops._raw_operator import RawOperator
 
 import torch
@@ -38,8 +38,10 @@ def _fake(grad_output: Tensor, self: Tensor, target: Tensor, _reduction: int) ->
 
 
 def _cpu(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int) -> Tensor:
-    if target.shape != self.shape or (grad_output.dim() and grad_output.shape != self.shape):
-        return formula(grad_output, self, target, reduction)  # the native kernel takes self's shape for its output
+    is_same_shape = target.shape == self.shape and (grad_output.dim() == 0 or grad_output.shape == self.shape)
+    if self.dtype in HALF_DTYPES or not is_same_shape:
+        # In 16 bits the native kernel rounds 2 / n too. Its output has self's shape.
+        return formula(grad_output, self, target, reduction)
     gradient: Tensor = torch.ops.aten.mse_loss_backward.default(grad_output, self, target, reduction)
     return gradient.contiguous()
 
