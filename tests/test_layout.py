@@ -1,15 +1,17 @@
-"""What CONTRIBUTING says about the layout: imports run one way, and an operator's files have its name."""
+"""What CONTRIBUTING says about the layout: imports run one way, an operator's files have its name, no list lacks it."""
 
 import ast
 import graphlib
+import re
 from collections import defaultdict
 from pathlib import Path
 
-from torch_aclnn_ops import ops
+from torch_aclnn_ops import functional, nn, ops
 
 import pytest
 
-from tests._raw_operator import contracts
+from tests._contract import DropInContract, tables_of
+from tests._raw_operator import RawOperatorContract
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "torch_aclnn_ops"
@@ -22,14 +24,16 @@ LAYERS = (
     ("torch_aclnn_ops._explain", "torch_aclnn_ops.doctor", "torch_aclnn_ops.host_npu"),
 )
 
-OPERATORS = ("mse_loss", "binary_cross_entropy", "embedding", "linear_cross_entropy", "ema_adam")
+# Each has a file or a folder in ops/; the others there begin with an underscore.
+OPERATORS = sorted(path.stem for path in (PACKAGE / "ops").iterdir() if not path.name.startswith("_"))
+FUNCTIONS = [name for name in functional.__all__ if name.islower()]
+CANN_NAMES = [getattr(ops, name).cann for name in ops.__all__]
 PLACES = (
     "torch_aclnn_ops/ops/{}.py",
     "torch_aclnn_ops/functional/{}.py",
     "csrc/npu/{}.cpp",
     "csrc/host_npu/opapi/{}.cpp",
     "tests/test_{}.py",
-    "benchmarks/{}.py",
 )
 
 
@@ -107,5 +111,45 @@ def test_files_stay_near_300_lines(folder: str) -> None:
 
 
 def test_every_raw_operator_has_a_table_of_samples_and_refusals() -> None:
-    tested = {contract.OPERATOR.name for contract in contracts()}
+    tested = {table.OPERATOR.name for table in tables_of(RawOperatorContract)}
     assert tested == set(ops.__all__) - {"apply_fused_ema_adam_"}  # which has tables of its own, in test_ema_adam.py
+
+
+@pytest.mark.parametrize("function", [name for name in FUNCTIONS if name != "fused_ema_adam"])
+def test_every_drop_in_has_a_table_of_cases_a_module_and_a_benchmark(function: str) -> None:
+    assert f"tests.test_{function}" in {table.__module__ for table in tables_of(DropInContract)}
+    assert f"F.{function}(" in (PACKAGE / "nn.py").read_text()
+    from benchmarks.losses import LOSSES
+
+    assert function in LOSSES or (ROOT / "benchmarks" / f"{function}.py").exists()
+
+
+def test_the_readme_and_the_changelog_name_every_function_module_and_operator_of_cann() -> None:
+    readme, changelog = ((ROOT / name).read_text() for name in ("README.md", "CHANGELOG.md"))
+    assert not [name for name in CANN_NAMES if name not in readme]
+    assert not [name for name in ops.__all__ if f"`{name}`" not in readme]
+    for name in set(FUNCTIONS) - {"fused_ema_adam"} | set(nn.__all__):
+        assert f"{name}`" in readme and f"`{name}`" in changelog, name
+
+
+@pytest.mark.parametrize("cann", CANN_NAMES)
+def test_every_signature_is_compared_with_canns_headers(cann: str) -> None:
+    signatures, checks = ((ROOT / "csrc/npu" / name).read_text() for name in ("aclnn_api.h", "aclnn_api_check.cpp"))
+    name = cann.removeprefix("aclnn")
+    assert f"struct {name} : Signature<" in re.sub(r"\s+", " ", signatures)
+    assert f"CHECK_SIGNATURE({name});" in checks
+
+
+def _calls_of_host_npu() -> dict[str, str]:
+    """Return the names of the calls that the C++ tests change, by the function of CANN that they call."""
+    text = "".join(path.read_text() for path in sorted((ROOT / "csrc/host_npu/tests").glob("*.[ch]*")))
+    calls = re.findall(r"struct (\w+) {(?:(?!\nstruct ).)*?PhaseTwo phase_two = (aclnn\w+);", text, re.DOTALL)
+    return {function: call for call, function in calls}
+
+
+@pytest.mark.parametrize("cann", CANN_NAMES)
+def test_every_operator_of_cann_has_a_header_and_a_test_in_c_for_the_host_npu(cann: str) -> None:
+    headers = (ROOT / "csrc/host_npu/include/aclnnop").glob("*.h")
+    assert any(f" {cann}(" in path.read_text() for path in headers)
+    tests = "".join(path.read_text() for path in (ROOT / "csrc/host_npu/tests").glob("*_test.cpp"))
+    assert re.search(rf"\b{_calls_of_host_npu()[cann]}\b", tests)
