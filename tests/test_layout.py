@@ -95,6 +95,30 @@ def test_the_optimizer_imports_no_private_module_of_functional() -> None:
     assert not private
 
 
+def test_the_layout_of_contributing_fits_one_screen_and_names_what_exists() -> None:
+    layout = (ROOT / "CONTRIBUTING.md").read_text().split("## Layout\n")[1].split("\n## ")[0]
+    assert len(layout.splitlines()) <= 40
+    folder = parent = ROOT
+    names = []
+    for cell in re.findall(r"^\| (.*?) \|", layout, re.MULTILINE):
+        for is_folder, name in re.findall(r"(\*\*)?`([^`]+)`", cell):
+            if is_folder:
+                folder = parent = ROOT / name
+            paths = [path for base in (folder, parent) for path in base.glob(name.replace("<operator>", "*"))]
+            assert paths or folder.is_dir() and is_folder, name
+            parent = paths[0].parent if paths else folder
+            names.append(name)
+    assert "<operator>.py" in names and "nn.py" in names
+
+
+def test_the_extension_includes_nothing_of_the_host_npu() -> None:
+    sources = [path for path in (ROOT / "csrc/npu").iterdir() if path.suffix in (".cpp", ".h")]
+    includes = [line for path in sources for line in re.findall(r"#include .*", path.read_text())]
+    headers = {path.name for path in (ROOT / "csrc/host_npu").rglob("*.h")} - {path.name for path in sources}
+    ours = [line for line in includes if "host_npu" in line or line.split('"')[1:2] and line.split('"')[1] in headers]
+    assert includes and not ours
+
+
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_an_operator_has_its_name_in_every_layer(operator: str, place: str) -> None:
