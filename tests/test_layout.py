@@ -10,6 +10,7 @@ from torch_aclnn_ops import functional, nn, ops
 
 import pytest
 
+from benchmarks.losses import LOSSES
 from tests._contract import DropInContract, tables_of
 from tests._raw_operator import RawOperatorContract
 
@@ -140,12 +141,14 @@ def test_every_raw_operator_has_a_table_of_samples_and_refusals() -> None:
 
 
 @pytest.mark.parametrize("function", [name for name in FUNCTIONS if name != "fused_ema_adam"])
-def test_every_drop_in_has_a_table_of_cases_a_module_and_a_benchmark(function: str) -> None:
+def test_every_drop_in_has_a_table_of_cases_and_a_module(function: str) -> None:
     assert f"tests.test_{function}" in {table.__module__ for table in tables_of(DropInContract)}
     assert f"F.{function}(" in (PACKAGE / "nn.py").read_text()
-    from benchmarks.losses import LOSSES
 
-    assert function in LOSSES or (ROOT / "benchmarks" / f"{function}.py").exists()
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_every_operator_has_a_benchmark(operator: str) -> None:
+    assert operator in LOSSES or (ROOT / "benchmarks" / f"{operator}.py").exists()
 
 
 def test_the_readme_and_the_changelog_name_every_function_module_and_operator_of_cann() -> None:
