@@ -59,8 +59,8 @@ lint: setup
 	find csrc -name '*.cpp' -o -name '*.h' | xargs $(VENV)/bin/clang-format --dry-run -Werror
 
 bench: setup
-	for operator in mse_loss binary_cross_entropy embedding ema_adam; do \
-	    $(RUN) -m benchmarks.$$operator || exit 1; \
+	for benchmark in losses embedding ema_adam; do \
+	    $(RUN) -m benchmarks.$$benchmark || exit 1; \
 	done
 	$(RUN) -m benchmarks.linear_cross_entropy --quick
 	$(ON_NPU) -m benchmarks.dispatch

@@ -1,1 +1,1 @@
-"""Benchmarks, one file an operator: ``python -m benchmarks.mse_loss``."""
+"""Benchmarks, one file an operator: ``python -m benchmarks.embedding``."""

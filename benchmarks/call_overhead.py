@@ -9,6 +9,7 @@ import argparse
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch_aclnn_ops
 from torch_aclnn_ops import functional as ours
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from benchmarks._harness import Call, interleaved, print_table
 from benchmarks._instructions import count_instructions, run_counted
+from benchmarks.losses import LOSSES, MODULES
 
 ELEMENTS = (128, 4096, 65536, 2**20)
 _DIM = 16  # of the embedding
@@ -67,14 +69,10 @@ def pairs(device: str, elements: int) -> Iterator[tuple[str, Callable[[], Pair]]
         mine.weight = theirs.weight
         return tables(theirs, mine, theirs.weight)
 
-    nn = torch_aclnn_ops.nn
-    yield "mse_loss", lambda: losses(torch.nn.functional.mse_loss, ours.mse_loss)
-    yield "MSELoss", lambda: losses(torch.nn.MSELoss(), nn.MSELoss())
-    yield (
-        "binary_cross_entropy",
-        lambda: losses(torch.nn.functional.binary_cross_entropy, ours.binary_cross_entropy),
-    )
-    yield "BCELoss", lambda: losses(torch.nn.BCELoss(), nn.BCELoss())
+    for name in LOSSES:
+        yield name, partial(losses, getattr(torch.nn.functional, name), getattr(ours, name))
+    for name in MODULES:
+        yield name, partial(losses, getattr(torch.nn, name)(), getattr(torch_aclnn_ops.nn, name)())
     yield "embedding", functions
     yield "Embedding", modules
     yield "FusedEmaAdam.step", lambda: _steps(rand(elements), rand(elements))

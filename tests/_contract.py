@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from torch_aclnn_ops import functional as ours
 
@@ -19,6 +21,16 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tests import _torchs as torchs
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
+
+_Contract = TypeVar("_Contract")
+
+
+def tables_of(contract: type[_Contract]) -> list[type[_Contract]]:
+    """Return the subclasses of a contract, which stand in the operators' own files of tests."""
+    for path in sorted(Path(__file__).parent.glob("test_*.py")):
+        if f"({contract.__name__})" in path.read_text():
+            importlib.import_module(f"tests.{path.stem}")
+    return contract.__subclasses__()
 
 
 class Maker:

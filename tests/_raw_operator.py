@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torch_aclnn_ops.ops._raw_operator import RawOperator
@@ -36,14 +34,6 @@ class Refusal:
     arguments: Callable[[Maker], tuple[Any, ...]]
     exception: type[Exception]
     sentence: str
-
-
-def contracts() -> list[type[RawOperatorContract]]:
-    """Return the contract of every raw operator, which stand in the operators' own files of tests."""
-    for path in sorted(Path(__file__).parent.glob("test_*.py")):
-        if "(RawOperatorContract)" in path.read_text():
-            importlib.import_module(f"tests.{path.stem}")
-    return RawOperatorContract.__subclasses__()
 
 
 def _flat(outputs: Any) -> list[Tensor]:

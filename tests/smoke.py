@@ -4,6 +4,7 @@ The shortest run that touches every part, for a machine or an emulation that is 
 every operator of CANN has to have been launched: ``python -m torch_aclnn_ops.host_npu tests/smoke.py npu``.
 """
 
+import inspect
 import sys
 from collections.abc import Callable
 
@@ -39,13 +40,6 @@ def _linear_cross_entropy(input: Tensor, weight: Tensor, target: Tensor) -> Tens
 
 # Our function, torch's, the tensors to differentiate by, and what else they are called with.
 _CALLS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], Callable[[], list[Tensor]], list[Tensor]]] = {
-    "mse_loss": (ours.mse_loss, F.mse_loss, lambda: [_normal(7, 33), _normal(7, 33)], []),
-    "binary_cross_entropy": (
-        ours.binary_cross_entropy,
-        F.binary_cross_entropy,
-        lambda: [_normal(7, 33).sigmoid(), _normal(7, 33).sigmoid()],
-        [],
-    ),
     "embedding": (
         lambda weight, indices: ours.embedding(indices, weight),
         lambda weight, indices: F.embedding(indices, weight),
@@ -59,6 +53,15 @@ _CALLS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], Callable[[
         [_indices(_CLASSES, 40)],
     ),
 }
+# The losses of an input and a target of one shape. Probabilities do for all of them.
+for _name in ours.__all__:
+    if _name.islower() and list(inspect.signature(getattr(ours, _name)).parameters)[:2] == ["input", "target"]:
+        _CALLS[_name] = (
+            getattr(ours, _name),
+            getattr(F, _name),
+            lambda: [_normal(7, 33).sigmoid(), _normal(7, 33).sigmoid()],
+            [],
+        )
 
 
 def _assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype, what: str) -> None:

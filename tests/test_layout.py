@@ -1,15 +1,18 @@
-"""What CONTRIBUTING says about the layout: imports run one way, and an operator's files have its name."""
+"""What CONTRIBUTING says about the layout: imports run one way, an operator's files have its name, no list lacks it."""
 
 import ast
 import graphlib
+import re
 from collections import defaultdict
 from pathlib import Path
 
-from torch_aclnn_ops import ops
+from torch_aclnn_ops import functional, nn, ops
 
 import pytest
 
-from tests._raw_operator import contracts
+from benchmarks.losses import LOSSES
+from tests._contract import DropInContract, tables_of
+from tests._raw_operator import RawOperatorContract
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "torch_aclnn_ops"
@@ -22,14 +25,16 @@ LAYERS = (
     ("torch_aclnn_ops._explain", "torch_aclnn_ops.doctor", "torch_aclnn_ops.host_npu"),
 )
 
-OPERATORS = ("mse_loss", "binary_cross_entropy", "embedding", "linear_cross_entropy", "ema_adam")
+# Each has a file or a folder in ops/; the others there begin with an underscore.
+OPERATORS = sorted(path.stem for path in (PACKAGE / "ops").iterdir() if not path.name.startswith("_"))
+FUNCTIONS = [name for name in functional.__all__ if name.islower()]
+CANN_NAMES = [getattr(ops, name).cann for name in ops.__all__]
 PLACES = (
     "torch_aclnn_ops/ops/{}.py",
     "torch_aclnn_ops/functional/{}.py",
     "csrc/npu/{}.cpp",
     "csrc/host_npu/opapi/{}.cpp",
     "tests/test_{}.py",
-    "benchmarks/{}.py",
 )
 
 
@@ -91,6 +96,30 @@ def test_the_optimizer_imports_no_private_module_of_functional() -> None:
     assert not private
 
 
+def test_the_layout_of_contributing_fits_one_screen_and_names_what_exists() -> None:
+    layout = (ROOT / "CONTRIBUTING.md").read_text().split("## Layout\n")[1].split("\n## ")[0]
+    assert len(layout.splitlines()) <= 40
+    folder = parent = ROOT
+    names = []
+    for cell in re.findall(r"^\| (.*?) \|", layout, re.MULTILINE):
+        for is_folder, name in re.findall(r"(\*\*)?`([^`]+)`", cell):
+            if is_folder:
+                folder = parent = ROOT / name
+            paths = [path for base in (folder, parent) for path in base.glob(name.replace("<operator>", "*"))]
+            assert paths or folder.is_dir() and is_folder, name
+            parent = paths[0].parent if paths else folder
+            names.append(name)
+    assert "<operator>.py" in names and "nn.py" in names
+
+
+def test_the_extension_includes_nothing_of_the_host_npu() -> None:
+    sources = [path for path in (ROOT / "csrc/npu").iterdir() if path.suffix in (".cpp", ".h")]
+    includes = [line for path in sources for line in re.findall(r"#include .*", path.read_text())]
+    headers = {path.name for path in (ROOT / "csrc/host_npu").rglob("*.h")} - {path.name for path in sources}
+    ours = [line for line in includes if "host_npu" in line or line.split('"')[1:2] and line.split('"')[1] in headers]
+    assert includes and not ours
+
+
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_an_operator_has_its_name_in_every_layer(operator: str, place: str) -> None:
@@ -107,5 +136,47 @@ def test_files_stay_near_300_lines(folder: str) -> None:
 
 
 def test_every_raw_operator_has_a_table_of_samples_and_refusals() -> None:
-    tested = {contract.OPERATOR.name for contract in contracts()}
+    tested = {table.OPERATOR.name for table in tables_of(RawOperatorContract)}
     assert tested == set(ops.__all__) - {"apply_fused_ema_adam_"}  # which has tables of its own, in test_ema_adam.py
+
+
+@pytest.mark.parametrize("function", [name for name in FUNCTIONS if name != "fused_ema_adam"])
+def test_every_drop_in_has_a_table_of_cases_and_a_module(function: str) -> None:
+    assert f"tests.test_{function}" in {table.__module__ for table in tables_of(DropInContract)}
+    assert f"F.{function}(" in (PACKAGE / "nn.py").read_text()
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_every_operator_has_a_benchmark(operator: str) -> None:
+    assert operator in LOSSES or (ROOT / "benchmarks" / f"{operator}.py").exists()
+
+
+def test_the_readme_and_the_changelog_name_every_function_module_and_operator_of_cann() -> None:
+    readme, changelog = ((ROOT / name).read_text() for name in ("README.md", "CHANGELOG.md"))
+    assert not [name for name in CANN_NAMES if name not in readme]
+    assert not [name for name in ops.__all__ if f"`{name}`" not in readme]
+    for name in set(FUNCTIONS) - {"fused_ema_adam"} | set(nn.__all__):
+        assert f"{name}`" in readme and f"`{name}`" in changelog, name
+
+
+@pytest.mark.parametrize("cann", CANN_NAMES)
+def test_every_signature_is_compared_with_canns_headers(cann: str) -> None:
+    signatures, checks = ((ROOT / "csrc/npu" / name).read_text() for name in ("aclnn_api.h", "aclnn_api_check.cpp"))
+    name = cann.removeprefix("aclnn")
+    assert f"struct {name} : Signature<" in re.sub(r"\s+", " ", signatures)
+    assert f"CHECK_SIGNATURE({name});" in checks
+
+
+def _calls_of_host_npu() -> dict[str, str]:
+    """Return the names of the calls that the C++ tests change, by the function of CANN that they call."""
+    text = "".join(path.read_text() for path in sorted((ROOT / "csrc/host_npu/tests").glob("*.[ch]*")))
+    calls = re.findall(r"struct (\w+) {(?:(?!\nstruct ).)*?PhaseTwo phase_two = (aclnn\w+);", text, re.DOTALL)
+    return {function: call for call, function in calls}
+
+
+@pytest.mark.parametrize("cann", CANN_NAMES)
+def test_every_operator_of_cann_has_a_header_and_a_test_in_c_for_the_host_npu(cann: str) -> None:
+    headers = (ROOT / "csrc/host_npu/include/aclnnop").glob("*.h")
+    assert any(f" {cann}(" in path.read_text() for path in headers)
+    tests = "".join(path.read_text() for path in (ROOT / "csrc/host_npu/tests").glob("*_test.cpp"))
+    assert re.search(rf"\b{_calls_of_host_npu()[cann]}\b", tests)

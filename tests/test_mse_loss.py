@@ -13,15 +13,8 @@ from hypothesis import strategies as st
 
 from tests import _torchs as torchs
 from tests._contract import Case, DropInContract, Maker, assert_same_outcome, outcome
-from tests._raw_operator import RawOperatorContract, Refusal, Sample
-
-
-def _two(*shape):
-    return lambda make: (make.normal(*shape), make.normal(*shape))
-
-
-def _call(**options):
-    return lambda F, input, target: F.mse_loss(input, target, **options)
+from tests._losses import cases, refusals, samples
+from tests._raw_operator import RawOperatorContract
 
 
 def _weighted(reduction):
@@ -31,22 +24,8 @@ def _weighted(reduction):
 _three_with_weight = lambda make: (make.normal(4, 3), make.normal(4, 3), make.probability(4, 3))  # noqa: E731
 
 
-def _channels_last(make):
-    return make.normal(2, 3, 2, 2).contiguous(memory_format=torch.channels_last)
-
-
 CASES = [
-    Case("mean", _two(3, 5), _call()),
-    Case("sum of an odd shape", _two(7, 1, 3), _call(reduction="sum")),
-    Case("none", _two(2, 3), _call(reduction="none")),
-    Case("zero dimensions", _two(), _call()),
-    Case("no elements, none", _two(0, 3), _call(reduction="none")),
-    Case("no elements, sum", _two(3, 0), _call(reduction="sum")),
-    Case("not contiguous", _two(5, 3), lambda F, x, t: F.mse_loss(x.T, t.T[:, ::1])),
-    Case("strided", _two(6, 4), lambda F, x, t: F.mse_loss(x[::2, 1:], t[1::2, :3], reduction="none")),
-    Case("broadcast target", lambda make: (make.normal(4, 3), make.normal(3)), _call()),
-    Case("broadcast input", lambda make: (make.normal(1, 3), make.normal(4, 3)), _call(reduction="none")),
-    Case("broadcast both", lambda make: (make.normal(4, 1), make.normal(1, 3)), _call(reduction="sum")),
+    *cases("mse_loss"),
     Case("weighted mean", _three_with_weight, _weighted("mean")),
     Case("weighted sum", _three_with_weight, _weighted("sum")),
     Case("weighted none", _three_with_weight, _weighted("none")),
@@ -127,51 +106,8 @@ def test_the_raw_operator_rounds_a_mean_over_many_float16_elements_once():
 
 class TestRawOperator(RawOperatorContract):
     OPERATOR = ops.mse_loss_backward
-    SAMPLES = [
-        Sample("mean", lambda make: (make.normal(), make.normal(3, 4), make.normal(3, 4), 1)),
-        Sample("sum", lambda make: (make.normal(), make.normal(3, 4), make.normal(3, 4), 2)),
-        Sample("none", lambda make: (make.normal(3, 4), make.normal(3, 4), make.normal(3, 4), 0)),
-        Sample("broadcast", lambda make: (make.normal(3, 4), make.normal(4), make.normal(3, 1), 1)),
-        Sample("zero dimensions", lambda make: (make.normal(), make.normal(), make.normal(), 1)),
-        Sample("no elements", lambda make: (make.normal(), make.normal(0, 4), make.normal(0, 4), 1)),
-        Sample("not contiguous", lambda make: (make.normal(4, 3).T, make.normal(3, 8)[:, ::2], make.normal(3, 4), 0)),
-        Sample("transposed", lambda make: (make.normal(4, 3).T, make.normal(4, 3).T, make.normal(4, 3).T, 0)),
-        Sample("channels last", lambda make: (make.normal(), *(_channels_last(make) for _ in range(2)), 1)),
-        Sample("transposed broadcast", lambda make: (make.normal(4, 3).T, make.normal(4, 3).T, make.normal(4), 0)),
-        Sample("nine dimensions", lambda make: (make.normal(), make.normal(*[2] * 9), make.normal(*[2] * 9), 1)),
-    ]
-    REFUSALS = [
-        Refusal(
-            "dtype of grad_output",
-            lambda make: (make.normal(3).half(), make.normal(3), make.normal(3), 1),
-            TypeError,
-            "grad_output must have dtype torch.float32 as self has, but it has torch.float16",
-        ),
-        Refusal(
-            "dtype of target",
-            lambda make: (make.normal(3), make.normal(3), make.normal(3).double(), 1),
-            TypeError,
-            "target must have dtype torch.float32 as self has, but it has torch.float64",
-        ),
-        Refusal(
-            "integers",
-            lambda make: (make.index(3, 3), make.index(3, 3), make.index(3, 3), 1),
-            TypeError,
-            "self must have a floating-point dtype, but it has torch.int64",
-        ),
-        Refusal(
-            "reduction",
-            lambda make: (make.normal(3), make.normal(3), make.normal(3), 3),
-            ValueError,
-            r"reduction must be 0 \(none\), 1 \(mean\) or 2 \(sum\), but it is 3",
-        ),
-        Refusal(
-            "shapes",
-            lambda make: (make.normal(3), make.normal(3), make.normal(4), 1),
-            ValueError,
-            r"the shapes must broadcast together, but they are grad_output \[3\], self \[3\], target \[4\]",
-        ),
-    ]
+    SAMPLES = samples()
+    REFUSALS = refusals()
 
 
 def test_the_mean_is_over_the_elements_of_self():

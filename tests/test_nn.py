@@ -15,11 +15,15 @@ INPUT = torch.linspace(0.1, 0.9, 12).reshape(4, 3)
 TARGET = torch.linspace(0.8, 0.2, 12).reshape(4, 3)
 INDICES = torch.tensor([0, 4, 2, 2])
 
+LOSS_OPTIONS = ({}, {"reduction": "none"}, {"reduction": "sum"}, {"size_average": False})
+
+
+def _is_loss(name):
+    return list(inspect.signature(getattr(nn, name).forward).parameters)[1:] == ["input", "target"]
+
+
 MODULES = [
-    ("MSELoss", {}, (INPUT, TARGET)),
-    ("MSELoss", {"reduction": "sum"}, (INPUT, TARGET)),
-    ("MSELoss", {"size_average": False}, (INPUT, TARGET)),
-    ("BCELoss", {}, (INPUT, TARGET)),
+    *((name, options, (INPUT, TARGET)) for name in filter(_is_loss, nn.__all__) for options in LOSS_OPTIONS),
     ("BCELoss", {"weight": torch.tensor([1.0, 2.0, 3.0]), "reduction": "none"}, (INPUT, TARGET)),
     ("Embedding", {"num_embeddings": 5, "embedding_dim": 3}, (INDICES,)),
     ("Embedding", {"num_embeddings": 5, "embedding_dim": 3, "padding_idx": -1, "max_norm": 1.0}, (INDICES,)),
@@ -43,6 +47,10 @@ MODULES = [
         (INPUT, INDICES.unsqueeze(1).expand(4, 2)),
     ),
 ]
+
+
+def test_every_module_is_in_the_table():
+    assert {name for name, _, _ in MODULES} == set(nn.__all__)
 
 
 @pytest.fixture(params=MODULES, ids=lambda entry: f"{entry[0]}, {', '.join(entry[1])}")

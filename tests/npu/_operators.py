@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests._contract import Maker
-from tests._raw_operator import RawOperatorContract, contracts
+from tests._contract import Maker, tables_of
+from tests._raw_operator import RawOperatorContract
 
-CONTRACTS = contracts()
+CONTRACTS = tables_of(RawOperatorContract)
 
 
 def samples() -> list[Any]:

@@ -10,32 +10,13 @@ from torch_aclnn_ops import host_npu, nn, optim
 import pytest
 import torch
 
-from tests import (
-    test_binary_cross_entropy,
-    test_embedding,
-    test_linear_cross_entropy,
-    test_linear_cross_entropy_features,
-    test_mse_loss,
-)
-from tests._contract import HALF_DTYPES, Case, Maker
+from tests._contract import HALF_DTYPES, Case, DropInContract, Maker, tables_of
 
-TABLES = {
-    "mse_loss": test_mse_loss.CASES,
-    "binary_cross_entropy": test_binary_cross_entropy.CASES,
-    "embedding": [
-        *test_embedding.CASES,
-        *test_embedding.TestDropInWithPadding.CASES,
-        *test_embedding.TestDropInScaledByFrequency.CASES,
-    ],
-    "linear_cross_entropy": [
-        *test_linear_cross_entropy.FUSED_CASES,
-        *test_linear_cross_entropy.CHUNKED_CASES,
-        *test_linear_cross_entropy.TestChunkSize.CASES,
-        *test_linear_cross_entropy_features.FEATURE_CASES,
-        *test_linear_cross_entropy_features.OUTPUT_CASES,
-    ],
-}
-CASES = [pytest.param(case, id=f"{name}-{case.name}") for name, cases in TABLES.items() for case in cases]
+CASES = [
+    pytest.param(case, id=f"{table.__module__.removeprefix('tests.test_')}-{table.__name__}-{case.name}")
+    for table in tables_of(DropInContract)
+    for case in table.CASES
+]
 
 
 def _loss_and_gradients(case: Case, dtype: torch.dtype, device: str):

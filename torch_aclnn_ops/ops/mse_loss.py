@@ -1,7 +1,6 @@
 """``mse_loss_backward``: the gradient of the squared error (aclnnMseLossBackward)."""
 
-from torch_aclnn_ops.ops._checks import broadcast_shape, check_dtype, check_floating_point, check_reduction
-from torch_aclnn_ops.ops._limits import why_not_dtype
+from torch_aclnn_ops.ops._loss import check_loss, fake, is_one_shape, limits
 from torch_aclnn_ops.ops._numerics import HALF_DTYPES, widen
 from torch_aclnn_ops.ops._raw_operator import RawOperator
 
@@ -12,10 +11,7 @@ _NAME = "mse_loss_backward"
 
 
 def _check(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int) -> None:
-    check_floating_point(_NAME, self=self)
-    check_dtype(_NAME, [self.dtype], "as self has", grad_output=grad_output, target=target)
-    check_reduction(_NAME, reduction)
-    _shape(grad_output, self, target)
+    check_loss(_NAME, grad_output, self, target, reduction)
 
 
 def formula(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int) -> Tensor:
@@ -25,22 +21,9 @@ def formula(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int) -
     return ((widen(self) - widen(target)) * factor * widen(grad_output)).to(self.dtype)
 
 
-def _limits(soc: str, grad_output: Tensor, self: Tensor, target: Tensor, _reduction: int) -> str | None:
-    return why_not_dtype(soc, ("grad_output", "self", "target"), grad_output, self, target)
-
-
-def _shape(grad_output: Tensor, self: Tensor, target: Tensor) -> torch.Size:
-    return broadcast_shape(_NAME, grad_output=grad_output, self=self, target=target)
-
-
-def _fake(grad_output: Tensor, self: Tensor, target: Tensor, _reduction: int) -> Tensor:
-    return self.new_empty(_shape(grad_output, self, target))
-
-
 def _cpu(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int) -> Tensor:
-    is_same_shape = target.shape == self.shape and (grad_output.dim() == 0 or grad_output.shape == self.shape)
-    if self.dtype in HALF_DTYPES or not is_same_shape:
-        # In 16 bits the native kernel rounds 2 / n too. Its output has self's shape.
+    if self.dtype in HALF_DTYPES or not is_one_shape(grad_output, self, target):
+        # In 16 bits the native kernel rounds 2 / n too.
         return formula(grad_output, self, target, reduction)
     gradient: Tensor = torch.ops.aten.mse_loss_backward.default(grad_output, self, target, reduction)
     return gradient.contiguous()
@@ -49,9 +32,9 @@ def _cpu(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int) -> T
 mse_loss_backward = RawOperator(
     "mse_loss_backward(Tensor grad_output, Tensor self, Tensor target, int reduction) -> Tensor",
     cann="aclnnMseLossBackward",
-    limits=_limits,
+    limits=limits,
     check=_check,
     formula=formula,
-    fake=_fake,
+    fake=fake,
     cpu=_cpu,
 )
