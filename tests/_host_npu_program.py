@@ -20,6 +20,7 @@ _HOST_NPU = REPOSITORY / "csrc" / "host_npu"
 _SOURCES = sorted((_HOST_NPU / "tests").glob("*.cpp"))
 CONFIGURATIONS = [{"TORCH_ACLNN_HOST_NPU_SOC": soc} for soc in host_npu.SOCS]
 CONFIGURATIONS += [{"DISABLE_L2_CACHE": "1"}, {"ACLNN_CACHE_LIMIT": "0"}]
+CONFIGURATIONS += [{"TORCH_ACLNN_HOST_NPU_STRICT_MEMORY": "1"}]
 
 
 def build_script(repository: Path) -> ModuleType:

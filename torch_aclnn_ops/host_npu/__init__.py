@@ -29,6 +29,7 @@ SOCS = ("Ascend910", "Ascend910B", "Ascend910_93", "Ascend310P", "Ascend950")
 
 _DEVICES = "TORCH_ACLNN_HOST_NPU_DEVICES"
 _SOC = "TORCH_ACLNN_HOST_NPU_SOC"
+_STRICT_MEMORY = "TORCH_ACLNN_HOST_NPU_STRICT_MEMORY"
 _MOST_DEVICES = 64
 _DEFAULT_DEVICES = "1"
 _DEFAULT_SOC = "Ascend910B"
@@ -80,7 +81,9 @@ def is_enabled() -> bool:
     return _runtime is not None
 
 
-def enable(devices: int | None = None, soc: str | None = None, force: bool = False) -> None:
+def enable(
+    devices: int | None = None, soc: str | None = None, force: bool = False, strict_memory: bool | None = None
+) -> None:
     """Simulate the NPUs of this process, and import torch_npu.
 
     Tensors can be on device ``"npu"`` afterwards. To enable it twice has no effect. From then on environment variables
@@ -91,12 +94,15 @@ def enable(devices: int | None = None, soc: str | None = None, force: bool = Fal
         soc: The chip, one of :data:`SOCS`, which decides what operators accept; ``"Ascend910B"``, unless the
             environment variable ``TORCH_ACLNN_HOST_NPU_SOC`` says otherwise.
         force: Hide a real CANN from this process. Without it, a machine that has one is refused.
+        strict_memory: End each allocation where it was asked to end, to find what reads or writes a few bytes beyond.
+            Without it allocations are as on a device: rounded up to 32 bytes, with 32 bytes behind. False, unless the
+            environment variable ``TORCH_ACLNN_HOST_NPU_STRICT_MEMORY`` is 1.
 
     Raises:
         HostNpuError: torch_npu is imported already, is not installed, or finds a real CANN; the libraries were not
             built; the host NPU is enabled with other settings.
-        TypeError: ``devices`` is not an integer, or ``soc`` not a string.
-        ValueError: ``devices`` or ``soc``, or an environment variable in its place, is not accepted.
+        TypeError: ``devices`` is not an integer, ``soc`` not a string, or ``strict_memory`` not a bool.
+        ValueError: ``devices`` or ``soc``, or an environment variable in an argument's place, is not accepted.
 
     Example:
         >>> from torch_aclnn_ops import host_npu
@@ -105,10 +111,12 @@ def enable(devices: int | None = None, soc: str | None = None, force: bool = Fal
         3.0
     """
     global _runtime
-    settings = _settings(devices, soc)
+    settings = _settings(devices, soc, strict_memory)
     if _runtime is not None:
         if any(os.environ[name] != value for name, value in settings.items()):
-            raise HostNpuError("the host NPU is enabled with other devices or another soc, and cannot be changed")
+            raise HostNpuError(
+                "the host NPU is enabled with other devices, another soc or other memory, and cannot be changed"
+            )
         return
     _require_possible(force)
     os.environ.update(settings)
@@ -135,12 +143,14 @@ def _inherit() -> None:
     enable(force=value == "force")
 
 
-def _settings(devices: int | None, soc: str | None) -> dict[str, str]:
+def _settings(devices: int | None, soc: str | None, strict_memory: bool | None) -> dict[str, str]:
     """Return the environment variables that say what is simulated; the arguments come before those that are set."""
     if devices is not None and (isinstance(devices, bool) or not isinstance(devices, int)):
         raise TypeError(f"devices must be a whole number from 1 to {_MOST_DEVICES}, got {devices!r}")
     if soc is not None and not isinstance(soc, str):
         raise TypeError(f"soc must be one of {', '.join(SOCS)}, got {soc!r}")
+    if strict_memory is not None and not isinstance(strict_memory, bool):
+        raise TypeError(f"strict_memory must be True or False, got {strict_memory!r}")
     count = os.environ.get(_DEVICES, _DEFAULT_DEVICES) if devices is None else str(devices)
     if not (count.isascii() and count.isdigit() and 1 <= int(count) <= _MOST_DEVICES):
         name = _DEVICES if devices is None else "devices"
@@ -149,7 +159,10 @@ def _settings(devices: int | None, soc: str | None) -> dict[str, str]:
     chip = os.environ.get(_SOC, _DEFAULT_SOC) if soc is None else soc
     if chip not in SOCS:
         raise ValueError(f"{_SOC if soc is None else 'soc'} must be one of {', '.join(SOCS)}, got {chip!r}")
-    return {_DEVICES: count, _SOC: chip}
+    strict = os.environ.get(_STRICT_MEMORY, "0") if strict_memory is None else str(int(strict_memory))
+    if strict not in ("0", "1"):
+        raise ValueError(f"{_STRICT_MEMORY} must be 0 or 1, got {strict!r}")
+    return {_DEVICES: count, _SOC: chip, _STRICT_MEMORY: strict}
 
 
 def _require_possible(force: bool) -> None:

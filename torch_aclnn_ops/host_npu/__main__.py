@@ -18,6 +18,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--devices", type=int, help="number of NPUs (default: 1)")
     parser.add_argument("--soc", choices=host_npu.SOCS, help="the chip (default: Ascend910B)")
+    parser.add_argument(
+        "--strict-memory", action="store_true", default=None, help="end each allocation where it was asked to end"
+    )
     parser.add_argument("--force", action="store_true", help="hide a real CANN")
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
     parser.add_argument("script", metavar="SCRIPT", help="the program to run")
@@ -59,7 +62,7 @@ def main() -> None:
     if not arguments.module and not script.exists():
         parser.exit(2, f"{parser.prog}: error: there is no file {script}\n")
     try:
-        host_npu.enable(arguments.devices, arguments.soc, arguments.force)
+        host_npu.enable(arguments.devices, arguments.soc, arguments.force, arguments.strict_memory)
     except (host_npu.HostNpuError, ValueError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
     sys.argv = [arguments.script, *arguments.arguments]

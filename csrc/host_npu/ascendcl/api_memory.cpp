@@ -21,10 +21,13 @@ Handles<PhysicalMemory>& physical_memory() {
     return all;
 }
 
-std::int32_t allocate(const char* function, void** pointer, size_t size) {
+// What the runtime adds to the size that it was asked for.
+constexpr std::size_t kPadding = 32;
+
+std::int32_t allocate(const char* function, void** pointer, size_t size, std::size_t padding = kPadding) {
     return run_api(function, [&] {
         require(pointer, "devPtr");
-        *pointer = DeviceMemory::instance().allocate(current_device(), size);
+        *pointer = DeviceMemory::instance().allocate(current_device(), size, padding);
     });
 }
 
@@ -33,7 +36,7 @@ std::int32_t allocate(const char* function, void** pointer, size_t size) {
 aclError aclrtMalloc(void** devPtr, size_t size, aclrtMemMallocPolicy) { return allocate(__func__, devPtr, size); }
 
 aclError aclrtMallocAlign32(void** devPtr, size_t size, aclrtMemMallocPolicy) {
-    return allocate(__func__, devPtr, size);
+    return allocate(__func__, devPtr, size, 0);
 }
 
 aclError aclrtMallocCached(void** devPtr, size_t size, aclrtMemMallocPolicy) {

@@ -133,11 +133,13 @@ std::uintptr_t DeviceMemory::take(std::size_t size, std::size_t alignment) {
     return base_ + *offset;
 }
 
-void* DeviceMemory::allocate(std::int32_t device, std::size_t size) {
+void* DeviceMemory::allocate(std::int32_t device, std::size_t size, std::size_t padding) {
     require(size > 0, "size is 0");
+    constexpr std::size_t kBlock = 32;
+    const auto usable = strict_memory() ? size : round_up(size, kBlock) + padding;
     // A page behind every allocation stays unusable, so that a kernel that runs over the end faults.
-    const auto usable = round_up(size, page_bytes());
-    const auto taken = usable + page_bytes();
+    const auto pages = round_up(usable, page_bytes());
+    const auto taken = pages + page_bytes();
     const std::lock_guard lock(mutex_);
     charge(device, size);
     std::uintptr_t address = 0;
@@ -148,10 +150,10 @@ void* DeviceMemory::allocate(std::int32_t device, std::size_t size) {
         throw;
     }
     void* const alias = alias_of(address);
-    if (mprotect(alias, usable, PROT_READ | PROT_WRITE) != 0) throw_system_error("mprotect");
-    madvise(alias, usable, MADV_HUGEPAGE);
-    std::memset(alias, kFreshByte, usable);
-    live_.emplace(address, Live{size, taken, device, nullptr});
+    if (mprotect(alias, pages, PROT_READ | PROT_WRITE) != 0) throw_system_error("mprotect");
+    madvise(alias, pages, MADV_HUGEPAGE);
+    std::memset(alias, kFreshByte, pages);
+    live_.emplace(address, Live{size, usable, taken, device, nullptr});
     return reinterpret_cast<void*>(address);
 }
 
@@ -206,7 +208,7 @@ void DeviceMemory::map(void* pointer, std::size_t size, std::size_t offset,
         throw_system_error("mmap of physical memory");
     }
     const auto device = memory->device();
-    live_.emplace(address, Live{size, size, device, std::move(memory)});
+    live_.emplace(address, Live{size, size, size, device, std::move(memory)});
 }
 
 void DeviceMemory::unmap(void* pointer) {
@@ -226,7 +228,7 @@ DeviceMemory::LiveRanges::const_iterator DeviceMemory::find(std::uintptr_t addre
     auto range = live_.upper_bound(address);
     if (range == live_.begin()) return live_.end();
     --range;
-    return address < range->first + range->second.size ? range : live_.end();
+    return address < range->first + range->second.usable ? range : live_.end();
 }
 
 void* DeviceMemory::alias(const void* pointer, std::size_t size) const {
@@ -235,7 +237,7 @@ void* DeviceMemory::alias(const void* pointer, std::size_t size) const {
     auto range = find(address);
     if (range == live_.end()) throw std::out_of_range(hexadecimal(address) + " is not live device memory");
     // Mapped ranges that follow one another without a gap are one.
-    auto end = range->first + range->second.size;
+    auto end = range->first + range->second.usable;
     while (end < address + size) {
         const auto next = std::next(range);
         if (next == live_.end() || next->first != end) {
@@ -243,7 +245,7 @@ void* DeviceMemory::alias(const void* pointer, std::size_t size) const {
                                     std::to_string(end - address) + " bytes, not " + std::to_string(size));
         }
         range = next;
-        end = range->first + range->second.size;
+        end = range->first + range->second.usable;
     }
     return alias_of(address);
 }

@@ -41,7 +41,8 @@ class DeviceMemory {
     DeviceMemory(const DeviceMemory&) = delete;
     DeviceMemory& operator=(const DeviceMemory&) = delete;
 
-    void* allocate(std::int32_t device, std::size_t size);
+    // `padding` bytes more than `size`, rounded up to 32, can be used, unless memory is strict.
+    void* allocate(std::int32_t device, std::size_t size, std::size_t padding);
     void release(void* pointer);
 
     void* reserve(std::size_t size, std::size_t alignment);
@@ -61,6 +62,8 @@ class DeviceMemory {
   private:
     struct Live {
         std::size_t size;
+        // The bytes that can be used.
+        std::size_t usable;
         // With the guard page behind it.
         std::size_t taken;
         std::int32_t device;

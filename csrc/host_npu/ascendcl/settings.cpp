@@ -76,6 +76,19 @@ std::int32_t device_count() {
     return count;
 }
 
+bool strict_memory() {
+    static const bool strict = [] {
+        const char* const setting = std::getenv("TORCH_ACLNN_HOST_NPU_STRICT_MEMORY");
+        const std::string_view text = setting == nullptr ? "0" : setting;
+        if (text != "0" && text != "1") {
+            throw Error(ACL_ERROR_RT_PARAM_INVALID,
+                        "TORCH_ACLNN_HOST_NPU_STRICT_MEMORY must be 0 or 1, got '" + std::string(text) + "'");
+        }
+        return text == "1";
+    }();
+    return strict;
+}
+
 std::size_t device_memory_bytes() {
     static const std::size_t bytes = [] {
         constexpr std::size_t mebibyte = std::size_t{1} << 20;

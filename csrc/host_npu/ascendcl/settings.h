@@ -15,6 +15,9 @@ std::int32_t device_count();
 // TORCH_ACLNN_HOST_NPU_MEMORY: the memory of each device in MiB; if it is not set, the devices share the host's.
 std::size_t device_memory_bytes();
 
+// TORCH_ACLNN_HOST_NPU_STRICT_MEMORY: 1 if allocations are to end where they were asked to end.
+bool strict_memory();
+
 // A model of the chip that soc() names, as aclrtGetSocName spells it.
 const std::string& soc_name();
 

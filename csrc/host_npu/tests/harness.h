@@ -53,7 +53,8 @@ struct Case {
     std::vector<std::string> configurations;
 };
 
-// The chip of this process as TORCH_ACLNN_HOST_NPU_SOC names it, or "cache off" if phase one has no cache.
+// The chip of this process as TORCH_ACLNN_HOST_NPU_SOC names it, "cache off" if phase one has no cache, or "strict
+// memory" if allocations end where they were asked to end.
 std::string configuration();
 
 // Whether the phase-one cache is on, which it is unless the environment says otherwise.

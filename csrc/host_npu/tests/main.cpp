@@ -23,6 +23,8 @@ Case::Case(const char* the_name, std::function<void()> the_body, std::vector<std
 }
 
 std::string configuration() {
+    const char* const strict = std::getenv("TORCH_ACLNN_HOST_NPU_STRICT_MEMORY");
+    if (strict != nullptr && strict == std::string("1")) return "strict memory";
     if (!cache_is_on()) return "cache off";
     const char* const soc = std::getenv("TORCH_ACLNN_HOST_NPU_SOC");
     return soc == nullptr ? "Ascend910B" : soc;

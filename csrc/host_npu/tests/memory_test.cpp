@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "acl/acl.h"
-#include "tests/device.h"
+#include "tests/calls.h"
 
 namespace {
 
@@ -41,5 +41,59 @@ const Case maps_whole_pages{"memory/maps_whole_pages", [] {
                                 expect_equal(aclrtFreePhysical(handle), 0, "the status of freeing");
                                 aclGetRecentErrMsg();
                             }};
+
+// Bytes of a copy to the device that the runtime lets pass.
+bool fits(void* address, std::size_t bytes) {
+    const std::vector<std::uint8_t> data(bytes);
+    const bool fine = aclrtMemcpy(address, bytes, data.data(), bytes, ACL_MEMCPY_HOST_TO_DEVICE) == 0;
+    aclGetRecentErrMsg();
+    return fine;
+}
+
+bool is_strict() { return configuration() == "strict memory"; }
+
+const Case padding{"memory/padding",
+                   [] {
+                       // Rounded up to 32 bytes, and 32 more.
+                       for (const std::size_t asked : {1, 32, 33, 64}) {
+                           const Memory memory(asked);
+                           const auto usable = is_strict() ? asked : (asked + 31) / 32 * 32 + 32;
+                           expect(fits(memory.address(), usable), asked, " bytes have less than ", usable);
+                           expect(!fits(memory.address(), usable + 1), asked, " bytes have more than ", usable);
+                       }
+                   },
+                   {"Ascend910B", "strict memory"}};
+
+const Case aligned{"memory/align32_adds_nothing",
+                   [] {
+                       void* address = nullptr;
+                       expect_equal(aclrtMallocAlign32(&address, 33, ACL_MEM_MALLOC_HUGE_FIRST), 0, "the status");
+                       const std::size_t usable = is_strict() ? 33 : 64;
+                       expect(fits(address, usable), "33 bytes have less than ", usable);
+                       expect(!fits(address, usable + 1), "33 bytes have more than ", usable);
+                       aclrtFree(address);
+                   },
+                   {"Ascend910B", "strict memory"}};
+
+// The optimizer's example of the documents: step has the shape [2, 2], and memory of 16 bytes only.
+const Case example_fits{"memory/kernels_use_the_padding",
+                        [] {
+                            EmaAdam call;
+                            const Shape shape{2, 2};
+                            const Memory memory(16);
+                            memory.upload(encode(ACL_INT64, {10, 0}));
+                            auto* const step = aclCreateTensor(shape.data(), 2, ACL_INT64, nullptr, 0, ACL_FORMAT_ND,
+                                                               shape.data(), 2, memory.address());
+                            Phase phase;
+                            phase.status = aclnnApplyFusedEmaAdamGetWorkspaceSize(
+                                call.grad, call.var, call.m, call.v, call.s, step, call.lr, call.ema_decay, call.beta1,
+                                call.beta2, call.eps, call.mode, true, call.weight_decay, &phase.workspace_size,
+                                &phase.executor);
+                            expect_equal(phase.status, 0, "phase one's status");
+                            expect_equal(launch(call, phase) == 0, !is_strict(), "whether the kernel found its memory");
+                            recent_error();
+                            aclDestroyTensor(step);
+                        },
+                        {"Ascend910B", "strict memory"}};
 
 }  // namespace
