@@ -67,6 +67,7 @@ void release(aclOpExecutor* executor) {
     executor->tensors.clear();
     executor->storages.clear();
     executor->repeatable = false;
+    executor->cache_entry.reset();
     executor->cache_key.clear();
     executors().give_back(executor);
 }
@@ -81,7 +82,8 @@ aclnnStatus aclSetAclOpExecutorRepeatable(aclOpExecutor* executor) {
     if (executor->magic != kComposedMagic && executor->magic != kIndividualMagic) return kInnerError;
     if (executor->call && !executor->call->plan.repeatable) return kInnerError;
     executor->repeatable = true;
-    if (executor->magic == kComposedMagic) PhaseCache::of_this_thread().erase(executor->cache_key);
+    if (executor->cache_entry) PhaseCache::of_this_thread().erase(executor->cache_key);
+    executor->cache_entry.reset();
     return kSuccess;
 }
 

@@ -11,6 +11,8 @@
 
 namespace host_npu {
 
+struct CacheEntry;
+
 // The first eight bytes tell the kinds of executors apart.
 inline constexpr std::uint64_t kComposedMagic = 0x1F2E3D4C5B6A;
 inline constexpr std::uint64_t kCacheWrapperMagic = 0xAFBECDDCEBFA;
@@ -40,5 +42,7 @@ struct aclOpExecutor {
     // The other kinds: the addresses that phase one saw.
     std::vector<void*> storages;
     bool repeatable = false;
+    // Composed: the entry that this executor made, and its key.
+    std::shared_ptr<host_npu::CacheEntry> cache_entry;
     std::string cache_key;
 };

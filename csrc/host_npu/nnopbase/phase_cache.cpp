@@ -30,18 +30,21 @@ std::shared_ptr<const Call> PhaseCache::find(std::string_view key) {
     const auto found = index_.find(key);
     if (found == index_.end()) return nullptr;
     entries_.splice(entries_.begin(), entries_, found->second);
-    return found->second->call;
+    const auto& entry = *found->second->entry;
+    return entry.usable ? entry.call : nullptr;
 }
 
-void PhaseCache::insert(std::string_view key, std::shared_ptr<const Call> call) {
-    if (limit_ == 0) return;
-    erase(key);
+std::shared_ptr<CacheEntry> PhaseCache::add(std::string_view key, std::shared_ptr<const Call> call) {
+    if (limit_ == 0 || index_.contains(key)) return nullptr;
     if (entries_.size() == limit_) {
         index_.erase(entries_.back().key);
         entries_.pop_back();
     }
-    entries_.push_front({std::string(key), std::move(call)});
+    auto entry = std::make_shared<CacheEntry>();
+    entry->call = std::move(call);
+    entries_.push_front({std::string(key), entry});
     index_.emplace(entries_.front().key, entries_.begin());
+    return entry;
 }
 
 void PhaseCache::erase(std::string_view key) {

@@ -87,8 +87,8 @@ std::optional<aclnnStatus> PhaseOne::begin() {
 
 aclnnStatus PhaseOne::finish(Plan plan) {
     auto call = compiled(std::move(plan));
-    PhaseCache::of_this_thread().insert(key_, call);
     auto* const executor = take_executor(kComposedMagic);
+    executor->cache_entry = PhaseCache::of_this_thread().add(key_, call);
     for (const auto* tensor : tensors_) executor->tensors.push_back({tensor, tensor ? tensor->generation : 0});
     executor->cache_key = key_;
     *workspace_size_ = call->plan.workspace_size;
@@ -117,7 +117,10 @@ std::optional<aclnnStatus> PhaseOne::begin_individual(std::initializer_list<cons
 
 aclnnStatus PhaseOne::finish_individual(Plan plan) {
     auto call = compiled(std::move(plan));
-    if (all_contiguous()) PhaseCache::of_this_thread().insert(key_, call);
+    // The cache of arguments is another one: what is in it can be used at once.
+    if (all_contiguous()) {
+        if (const auto entry = PhaseCache::of_this_thread().add(key_, call)) entry->usable = true;
+    }
     *workspace_size_ = call->plan.workspace_size;
     individual_->storages = storages();
     individual_->call = std::move(call);
@@ -169,7 +172,10 @@ aclnnStatus phase_two(const Api& api, void* workspace, std::uint64_t workspace_s
         if (use.destroyed()) return failed(kInnerError, api.phase_two, "a tensor was destroyed after phase one");
         storages.push_back(use.tensor == nullptr ? nullptr : use.tensor->storage);
     }
-    return launch(executor->call, storages, workspace, workspace_size, stream);
+    const auto status = launch(executor->call, storages, workspace, workspace_size, stream);
+    // A call without a kernel leaves nothing that could be launched again.
+    if (status == kSuccess && executor->call->plan.kernel && executor->cache_entry) executor->cache_entry->usable = true;
+    return status;
 }
 
 }  // namespace host_npu

@@ -31,7 +31,7 @@ const Case keys{
                 const auto phase = phase_one(call);
                 expect_equal(phase.status, 0, "the status");
                 const auto result = magic(phase.executor);
-                aclDestroyAclOpExecutor(phase.executor);
+                expect_equal(launch(call, phase), 0, "the synchronisation's status");
                 return result;
             };
             const auto nothing = [](MseLossBackward&) {};
@@ -64,7 +64,7 @@ const Case same_object{"cache/one_object_twice_is_another_call", [] {
                                    aclnnMseLossBackwardGetWorkspaceSize(call.grad, self, target, 0, call.out,
                                                                         &phase.workspace_size, &phase.executor);
                                    const auto result = magic(phase.executor);
-                                   aclDestroyAclOpExecutor(phase.executor);
+                                   expect_equal(launch(call, phase), 0, "the synchronisation's status");
                                    return result;
                                };
                                expect_equal(kind(call.self, call.target), kComposed, "two objects");
@@ -78,7 +78,7 @@ const Case determinism{"cache/determinism_is_part_of_the_key", [] {
                                const auto kind = [&] {
                                    const auto phase = phase_one(call);
                                    const auto result = magic(phase.executor);
-                                   aclDestroyAclOpExecutor(phase.executor);
+                                   expect_equal(launch(call, phase), 0, "the synchronisation's status");
                                    return result;
                                };
                                expect_equal(kind(), kComposed, "the first call");
@@ -89,6 +89,69 @@ const Case determinism{"cache/determinism_is_part_of_the_key", [] {
                                expect_equal(kind(), kCacheWrapper, "the call without it again");
                            });
                        }};
+
+// Runs phase one and returns the kind of the executor, which is destroyed.
+template <class Call>
+std::uint64_t kind_of_next(Call& call) {
+    const auto phase = phase_one(call);
+    const auto result = magic(phase.executor);
+    aclDestroyAclOpExecutor(phase.executor);
+    return result;
+}
+
+const Case usable_after_a_run{"cache/an_entry_is_usable_after_phase_two", [] {
+                                  in_new_thread([] {
+                                      MseLossBackward call;
+                                      const auto first = phase_one(call);
+                                      const auto second = phase_one(call);
+                                      expect_equal(magic(second.executor), kComposed, "before phase two");
+                                      expect_equal(launch(call, second), 0, "the second's synchronisation");
+                                      expect_equal(kind_of_next(call), kComposed, "after another one's phase two");
+                                      expect_equal(launch(call, first), 0, "the first's synchronisation");
+                                      expect_equal(kind_of_next(call), kCacheWrapper, "after its own phase two");
+                                  });
+                              }};
+
+// The key stays taken by an entry that nothing makes usable any more.
+const Case never_usable{"cache/an_executor_that_never_ran_leaves_no_entry", [] {
+                            in_new_thread([] {
+                                MseLossBackward unused;
+                                kind_of_next(unused);
+                                run(unused);
+                                expect_equal(kind_of_next(unused), kComposed, "after an unused executor");
+                            });
+                            in_new_thread([] {
+                                MseLossBackward failing;
+                                failing.out = {ACL_FLOAT16, {2, 2}};
+                                const auto phase = phase_one(failing);
+                                expect(phase.workspace_size > 0, "the call needs no workspace");
+                                const auto status =
+                                    failing.phase_two(nullptr, phase.workspace_size, phase.executor, nullptr);
+                                expect_equal(status, 161001, "phase two's status");
+                                recent_error();
+                                run(failing);
+                                expect_equal(kind_of_next(failing), kComposed, "after a failed phase two");
+                            });
+                            in_new_thread([] {
+                                MseLossBackward empty;
+                                for (auto* tensor : {&empty.grad, &empty.self, &empty.target, &empty.out}) {
+                                    *tensor = floats({0});
+                                }
+                                run(empty);
+                                expect_equal(kind_of_next(empty), kComposed, "after an empty call");
+                            });
+                        }};
+
+// torch_npu runs phase two in a thread of its own.
+const Case other_thread{"cache/phase_two_may_run_in_another_thread", [] {
+                            in_new_thread([] {
+                                MseLossBackward call;
+                                const auto phase = phase_one(call);
+                                in_new_thread([&] { expect_equal(launch(call, phase), 0, "the synchronisation"); });
+                                expect_equal(kind_of_next(call), kCacheWrapper, "the next call");
+                                in_new_thread([&] { expect_equal(kind_of_next(call), kComposed, "another thread"); });
+                            });
+                        }};
 
 // Only the address is new, so phase one does not notice that the output's memory is too small.
 const Case hit_skips_checks{"cache/hit_skips_validation", [] {
