@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include "nnopbase/dtype.h"
-#include "opapi/float16.h"
+#include "nnopbase/float16.h"
 
 namespace host_npu {
 
