@@ -17,12 +17,7 @@ constexpr auto kCanary = std::byte{0xA5};
 // device memory.
 HostTensor on_host(const Layout& layout, void* storage) {
     if (layout.empty()) return {&layout, nullptr};
-    std::int64_t first = layout.offset;
-    std::int64_t last = layout.offset;
-    for (std::size_t index = 0; index < layout.shape.rank(); ++index) {
-        const auto reach = (layout.shape[index] - 1) * layout.strides[index];
-        (reach < 0 ? first : last) += reach;
-    }
+    const auto [first, last] = layout.reach();
     const auto size = static_cast<std::int64_t>(item_size(layout.dtype));
     auto* const base = static_cast<std::byte*>(storage);
     const auto* const last_byte = base + (last + 1) * size - 1;

@@ -7,6 +7,7 @@
 #include <initializer_list>
 #include <span>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "aclnn/acl_meta.h"
@@ -93,6 +94,16 @@ struct Layout {
 
     bool empty() const { return shape.empty(); }
     std::int64_t numel() const { return shape.numel(); }
+    // The first and the last element of the storage that the view has, unless the view is empty.
+    std::pair<std::int64_t, std::int64_t> reach() const {
+        auto first = offset;
+        auto last = offset;
+        for (std::size_t index = 0; index < shape.rank(); ++index) {
+            const auto extent = (shape[index] - 1) * strides[index];
+            (extent < 0 ? first : last) += extent;
+        }
+        return {first, last};
+    }
     bool contiguous() const {
         std::int64_t stride = 1;
         for (auto index = shape.rank(); index-- > 0;) {

@@ -33,8 +33,19 @@ float loss(float x, float y, float weight) {
     return -(y * log_x + (1.0f - y) * log_rest) * weight;
 }
 
-Plan plan_forward(const Named& self, const Named& target, const Named& weight, std::int64_t reduction, const Named& out,
-                  aclTensor* result) {
+// What only the kernel's launch finds out, in phase one too.
+void require_kernel(const Named& self, const Named& target, const Named& weight) {
+    require(self->dtype == target->dtype, kInnerNullPointer, "no kernel takes self in ", dtype_name(self->dtype),
+            " and target in ", dtype_name(target->dtype));
+    if (weight.tensor == nullptr || weight->shape == self->shape) return;
+    const bool broadcasts = soc() != Soc::Ascend950 && broadcast({&weight->shape, &self->shape}) == self->shape;
+    if (broadcasts) return;
+    require(false, kInnerNullPointer, "the kernel does not take weight's shape ", to_string(weight->shape),
+            " with self's ", to_string(self->shape));
+}
+
+Plan plan_forward(const Named& self, const Named& target, const Named& weight, std::int64_t reduction,
+                  const Named& out) {
     // The null pointers go unnoticed until the graph is built.
     require_present({self, target, out}, kInnerNullPointer);
     for (const auto& argument : {self, target, out}) require_dtype(argument, float_dtypes());
@@ -46,20 +57,18 @@ Plan plan_forward(const Named& self, const Named& target, const Named& weight, s
     require_shape(target, self->shape);
     require_reduction(reduction);
 
-    const auto shape = reduction == kNone ? self->shape : Dims{};
+    const auto dtype = self->dtype;
     if (self->empty()) {
-        result->layout.shape = shape;
-        result->layout.strides = contiguous_strides(shape);
+        // All of out is filled, whatever its shape.
+        require_view_copy({out->shape, dtype}, out);
         return {.kernel = [=](const KernelArguments& arguments) { fill(arguments[3], loss_of_empty(reduction)); }};
     }
-    const bool one_element = reduction != kNone && out->numel() == 1;
-    if (!one_element) require_shape(out, shape);
-    const auto dtype = promote({self->dtype, target->dtype});
+    require_copyable({self, target, weight});
+    require_kernel(self, target, weight);
+    const Result result{reduction == kNone ? self->shape : Dims{}, dtype};
+    if (!result.has_shape_of(out.layout())) require_shape(out, result.shape);
+    require_view_copy(result, out);
     const auto numel = self->numel();
-    if (weighted && broadcast({&weight->shape, &self->shape}) != self->shape) {
-        require(false, kInnerNullPointer, "weight's shape ", to_string(weight->shape), " does not broadcast to self's ",
-                to_string(self->shape));
-    }
     Intermediates intermediates;
     for (const auto& argument : {self, target, out}) intermediates.argument(argument.layout(), dtype);
     if (weighted) intermediates.argument(weight.layout(), dtype);
@@ -70,7 +79,7 @@ Plan plan_forward(const Named& self, const Named& target, const Named& weight, s
                 const float scale = reduction == kMean ? 1.0f / static_cast<float>(numel) : 1.0f;
                 const auto scaled = [=](float x, float y, float w) { return loss(x, y, w) * scale; };
                 const auto unweighted = [=](float x, float y) { return loss(x, y, 1.0f) * scale; };
-                if (reduction == kNone) {
+                if (reduction == kNone && numel > 1) {
                     return weight ? map(out, dtype, scaled, self, target, weight)
                                   : map(out, dtype, unweighted, self, target);
                 }
@@ -89,6 +98,31 @@ void require_broadcasts_to_self(const Named& argument, const Named& self) {
     }
     // CANN says nothing when self itself would have to grow.
     if (*common != self->shape) throw Refusal{kParamInvalid, ""};
+}
+
+// The result is given out's format before it is copied, which takes the dimensions that the format names.
+void require_rank_of_format(const Named& out) {
+    struct Format {
+        int number;
+        std::size_t rank;
+    };
+    constexpr Format formats[] = {{ACL_FORMAT_NCHW, 4},
+                                  {ACL_FORMAT_NHWC, 4},
+                                  {ACL_FORMAT_NC1HWC0, 5},
+                                  {ACL_FORMAT_FRACTAL_Z, 4},
+                                  {ACL_FORMAT_NC1HWC0_C04, 5},
+                                  {kFormatFractalZC04, 4},
+                                  {ACL_FORMAT_HWCN, 4},
+                                  {ACL_FORMAT_NDHWC, 5},
+                                  {ACL_FORMAT_NCDHW, 5},
+                                  {kFormatDhwcn, 5},
+                                  {ACL_FORMAT_NDC1HWC0, 6},
+                                  {kFormatFractalZ3d, 4},
+                                  {ACL_FORMAT_NCL, 3}};
+    for (const auto& [number, rank] : formats) {
+        require(number != out->format || rank == out->shape.rank(), kInnerNullPointer, out.name, " has ",
+                out->shape.rank(), " dimensions, and format ", number, ", which has ", rank);
+    }
 }
 
 Plan plan_backward(const Named& grad, const Named& self, const Named& target, const Named& weight,
@@ -111,6 +145,8 @@ Plan plan_backward(const Named& grad, const Named& self, const Named& target, co
     require_reduction(reduction);
     const auto dtype = promote({self->dtype, target->dtype, grad->dtype, weighted ? weight->dtype : self->dtype});
     if (self->empty()) return {};
+    require_copyable({grad, self, target, weight});
+    require_rank_of_format(out);
 
     Intermediates intermediates;
     for (const auto& argument : {grad, self, target, out}) intermediates.argument(argument.layout(), dtype);
@@ -140,7 +176,7 @@ aclnnStatus aclnnBinaryCrossEntropyGetWorkspaceSize(const aclTensor* self, const
                                                     const aclTensor* weight, std::int64_t reduction, aclTensor* out,
                                                     std::uint64_t* workspaceSize, aclOpExecutor** executor) {
     return PhaseOne(kForward, workspaceSize, executor).with(self, target, weight, out, reduction).run([&] {
-        return plan_forward({"self", self}, {"target", target}, {"weight", weight}, reduction, {"out", out}, out);
+        return plan_forward({"self", self}, {"target", target}, {"weight", weight}, reduction, {"out", out});
     });
 }
 

@@ -52,16 +52,16 @@ void require_reduction(std::int64_t reduction) {
             "; it has to be 0 (none), 1 (mean) or 2 (sum)");
 }
 
-bool is_public_format(aclFormat format) {
+bool is_private_format(aclFormat format) {
+    const int number = format;
+    // FRACTAL_NZ of several widths; older headers have no names for them.
+    if (number == kFormatFractalZ3d || (number >= 50 && number <= 54)) return true;
     switch (format) {
-        case ACL_FORMAT_ND:
-        case ACL_FORMAT_NCHW:
-        case ACL_FORMAT_NHWC:
-        case ACL_FORMAT_HWCN:
-        case ACL_FORMAT_NDHWC:
-        case ACL_FORMAT_NCDHW:
-        case ACL_FORMAT_NC:
-        case ACL_FORMAT_NCL:
+        case ACL_FORMAT_NC1HWC0:
+        case ACL_FORMAT_FRACTAL_Z:
+        case ACL_FORMAT_NC1HWC0_C04:
+        case ACL_FORMAT_FRACTAL_NZ:
+        case ACL_FORMAT_NDC1HWC0:
             return true;
         default:
             return false;
@@ -69,8 +69,36 @@ bool is_public_format(aclFormat format) {
 }
 
 void require_public_format(const Named& argument) {
-    require(is_public_format(argument->format), kParamInvalid, argument.name, " has the private format ",
+    require(!is_private_format(argument->format), kParamInvalid, argument.name, " has the private format ",
             static_cast<int>(argument->format));
+}
+
+bool is_copied(const Layout& layout) {
+    return !is_private_format(layout.format) && layout.numel() > 1 && !layout.contiguous();
+}
+
+void require_copyable(Arguments inputs) {
+    for (const auto& input : inputs) {
+        if (input.tensor == nullptr || !is_copied(input.layout())) continue;
+        const auto [first, last] = input->reach();
+        require(first >= 0 && last < input->storage_shape.numel(), kInnerNullPointer, input.name, "'s elements ", first,
+                " to ", last, " are not all in its storage of ", to_string(input->storage_shape));
+    }
+}
+
+bool Result::has_shape_of(const Layout& out) const {
+    return shape == out.shape || (shape.numel() == 1 && out.numel() == 1);
+}
+
+void require_view_copy(const Result& result, const Named& out) {
+    require(result.dtype == out->dtype, kInnerNullPointer, "the result has dtype ", dtype_name(result.dtype), ", ",
+            out.name, " has ", dtype_name(out->dtype));
+    require(result.format == out->format || result.format == ACL_FORMAT_ND, kInnerNullPointer, "the result has format ",
+            static_cast<int>(result.format), ", ", out.name, " has ", static_cast<int>(out->format));
+    if (!result.has_shape_of(out.layout())) {
+        require(false, kInnerNullPointer, "the result has shape ", to_string(result.shape), ", ", out.name, " has ",
+                to_string(out->shape));
+    }
 }
 
 std::optional<Dims> broadcast(std::initializer_list<const Dims*> shapes) {

@@ -35,9 +35,33 @@ void require_rank_at_most_8(Arguments arguments);
 void require_rank(const Named& argument, std::size_t rank);
 void require_shape(const Named& argument, const Dims& expected);
 void require_reduction(std::int64_t reduction);
-// Refuses the layouts that tile a tensor for a compute unit.
+
+// Formats that the published headers have no name for.
+inline constexpr int kFormatFractalZC04 = 13;
+inline constexpr int kFormatDhwcn = 31;
+inline constexpr int kFormatFractalZ3d = 33;
+
+// The layouts that tile a tensor for a compute unit.
+bool is_private_format(aclFormat format);
 void require_public_format(const Named& argument);
-bool is_public_format(aclFormat format);
+
+// Whether a kernel gets a contiguous copy in the tensor's place.
+bool is_copied(const Layout& layout);
+// Refuses strided inputs that reach outside their storage: the copy looks, and only the copy.
+void require_copyable(Arguments inputs);
+
+// What a kernel leaves, before it is copied to an output.
+struct Result {
+    Dims shape;
+    aclDataType dtype;
+    aclFormat format = ACL_FORMAT_ND;
+
+    // One element fits any tensor of one element.
+    bool has_shape_of(const Layout& out) const;
+};
+
+// Refuses an output that the copy of the result does not fit.
+void require_view_copy(const Result& result, const Named& out);
 
 // The shape that all broadcast to, if there is one.
 std::optional<Dims> broadcast(std::initializer_list<const Dims*> shapes);

@@ -82,17 +82,28 @@ void apply(const KernelArguments& arguments, const Hyperparameters& p) {
     }
 }
 
+// The formats that generated code takes for ND.
+void require_nd(const Named& argument) {
+    const int format = argument->format;
+    const bool is_nd = format == ACL_FORMAT_ND || format == ACL_FORMAT_NCL || format == ACL_FORMAT_NCHW ||
+                       format == ACL_FORMAT_NHWC || format == ACL_FORMAT_NCDHW || format == kFormatDhwcn;
+    require(is_nd, kParamInvalid, argument.name, " has format ", format, ", which does not count as ND");
+}
+
 Plan plan(Arguments states, const Named& step, const Hyperparameters& p) {
     const auto& grad = *states.begin();
+    const auto outputs = std::span(states.begin() + 1, states.end());
     constexpr DtypeSet dtypes{ACL_FLOAT, ACL_FLOAT16, ACL_BF16};
-    require(has_bfloat16(), kParamInvalid, "the operator has no kernel for this chip");
     for (const auto& state : states) {
         require_dtype(state, dtypes);
         require_same_dtype(state, grad);
-        require_public_format(state);
+        require_nd(state);
     }
     require_dtype(step, {ACL_INT64});
-    require_public_format(step);
+    require_nd(step);
+    Plan plan{.outputs = {kVar, kM, kV, kS}};
+    // Without an element to write there is no tiling, and nobody compares the shapes.
+    if (std::all_of(outputs.begin(), outputs.end(), [](const Named& out) { return out->empty(); })) return plan;
     for (const auto& state : states) {
         if (state->shape == grad->shape) continue;
         require(false, kTilingError, state.name, " has shape ", to_string(state->shape), ", which differs from grad's ",
@@ -102,11 +113,7 @@ Plan plan(Arguments states, const Named& step, const Hyperparameters& p) {
     Intermediates copies;
     for (const auto& state : states) copies.argument(state.layout(), state->dtype);
     copies.argument(step.layout(), step->dtype);
-    Plan plan{.workspace_size = kLibraryWorkspace + copies.total(), .outputs = {kVar, kM, kV, kS}};
-    if (grad->empty()) {
-        plan.workspace_size = 0;
-        return plan;
-    }
+    plan.workspace_size = kLibraryWorkspace + copies.total();
     plan.kernel = [p](const KernelArguments& arguments) { apply(arguments, p); };
     return plan;
 }
@@ -121,6 +128,10 @@ aclnnStatus aclnnApplyFusedEmaAdamGetWorkspaceSize(const aclTensor* grad, aclTen
                                                    double emaDecay, double beta1, double beta2, double eps,
                                                    std::int64_t mode, bool biasCorrection, double weightDecay,
                                                    std::uint64_t* workspaceSize, aclOpExecutor** executor) {
+    // Generated code first asks for the chip's description of the kernel.
+    if (!has_bfloat16()) {
+        return failed(kNullPointer, kAdam.phase_two, "this chip has no description of the operator's kernel");
+    }
     return PhaseOne(kAdam, workspaceSize, executor)
         .with(grad, varRef, mRef, vRef, sRef, step, lr, emaDecay, beta1, beta2, eps, mode, biasCorrection, weightDecay)
         .run_individual({"grad", "varRef", "mRef", "vRef", "sRef", "step"}, [&] {

@@ -72,13 +72,13 @@ Plan plan_forward(const Named& weight, const Named& indices, const Named& out) {
     require_shape(out, leading);
     if (weight->empty() || indices->empty()) return {};
 
-    // Neither weight's rank nor the width of a row was checked: the copy to out refuses what does not fit.
+    require_copyable({weight, indices});
+    // Neither weight's rank nor the width of a row was checked: the copy to out refuses what does not fit. CANN reads
+    // beside the shape of a scalar.
+    require(weight->shape.rank() > 0, kInnerNullPointer, "weight has no dimensions");
     auto gathered = indices->shape;
     for (std::size_t index = 1; index < weight->shape.rank(); ++index) gathered.push_back(weight->shape[index]);
-    if (weight->shape.rank() == 0 || !(gathered == out->shape)) {
-        require(false, kInnerNullPointer, "the gathered rows have shape ", to_string(gathered), ", out has ",
-                to_string(out->shape));
-    }
+    require_view_copy({gathered, weight->dtype}, out);
     Intermediates intermediates;
     for (const auto& argument : {weight, indices, out}) intermediates.argument(argument.layout(), argument->dtype);
     // 64-bit floating point is gathered on an AI CPU.
@@ -177,10 +177,15 @@ Plan plan_backward(const Named& grad, const Named& indices, std::uint64_t num_we
     for (const auto& argument : {grad, indices, out}) require_public_format(argument);
     Intermediates intermediates;
     if (grad->empty() || indices->empty()) {
-        if (!out->contiguous()) intermediates.tensor(out->shape, out->dtype);
+        require_copyable({out});
+        if (is_copied(out.layout())) intermediates.tensor(out->shape, out->dtype);
         return {.workspace_size = intermediates.total(),
                 .kernel = [](const KernelArguments& arguments) { fill(arguments[2], 0.0f); }};
     }
+    require_copyable({grad, indices});
+    // The tiling divides the rows between the cores, of which there are no more than rows to scale.
+    require(!(is_a2_or_a3() && scale_grad_by_freq && num_weights == 0), kInnerNullPointer,
+            "the tiling failed: there are no rows to scale");
     require(soc() != Soc::Ascend310P, kInnerNullPointer, "no kernel of this chip calculates it");
     if (soc() == Soc::Ascend910 && scale_grad_by_freq) {
         require_counts_fit_910(static_cast<std::int64_t>(num_weights), dim, indices->dtype);

@@ -22,7 +22,6 @@ constexpr std::int64_t kMinVocabulary = 128;
 constexpr std::int64_t kMaxVocabulary = 65280;
 constexpr std::int64_t kMaxExtent = 65535;
 
-std::int64_t divide_up(std::int64_t value, std::int64_t divisor) { return (value + divisor - 1) / divisor; }
 std::int64_t round_up(std::int64_t value, std::int64_t multiple) { return divide_up(value, multiple) * multiple; }
 
 struct Given {
@@ -164,6 +163,8 @@ Plan plan(const Given& given, float label_smoothing) {
     check_sizes(given);
     if (given.input->empty() || given.weight->empty()) return {};
     require(is_a2_or_a3(), kRuntimeError, "the operator is not supported on this chip");
+    require_copyable({given.grad, given.input, given.weight, given.target_mask, given.masked_target, given.logits_max,
+                      given.sum_exp_logits, given.softmax});
     check_tiling(given);
 
     Intermediates copies;

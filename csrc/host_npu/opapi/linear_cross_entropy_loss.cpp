@@ -32,12 +32,34 @@ void softmax(const HostTensor& logits, const std::vector<float>& max, const std:
 }
 
 void loss(const KernelArguments& arguments) {
-    map(
-        arguments[kLossOut], ACL_FLOAT, [](float sum, float predicted) { return std::log(sum) - predicted; },
-        arguments[kSum], arguments[kPredicted]);
-    if (!arguments[kLogits] || arguments[kLogits]->empty()) return;
-    softmax(arguments[kLogits], read_all<float>(arguments[kMax]), read_all<float>(arguments[kSum]),
-            arguments[kSoftmaxOut]);
+    const auto& logits = arguments[kLogits];
+    const auto sum = read_all<float>(arguments[kSum]);
+    auto losses = read_all<float>(arguments[kPredicted]);
+    for (std::size_t row = 0; row < losses.size(); ++row) losses[row] = std::log(sum[row]) - losses[row];
+    // The rows that the cores divide are those of the logits, if there are logits.
+    auto rows = static_cast<std::int64_t>(losses.size());
+    if (logits) rows = std::min(rows, logits->shape[0]);
+    if (rows > 0) Elements(arguments[kLossOut]).write(losses.data(), rows);
+    if (!logits || logits->empty()) return;
+    softmax(logits, read_all<float>(arguments[kMax]), sum, arguments[kSoftmaxOut]);
+}
+
+// Why the tiling fails, if it does.
+std::optional<Refusal> tiling_failure(const Named& max, const Named& logits) {
+    const auto failure = [](const auto&... parts) {
+        std::ostringstream text;
+        (text << "the tiling failed: " << ... << parts);
+        return Refusal{kTilingError, text.str()};
+    };
+    if (logits.tensor == nullptr) {
+        if (max->empty()) return failure("there are no rows to divide between the cores");
+    } else if (soc() == Soc::Ascend950) {
+        if (logits->empty()) return failure("the logits have shape ", to_string(logits->shape));
+        if (logits->shape[0] != max->shape[0]) {
+            return failure("there are ", logits->shape[0], " rows of logits and ", max->shape[0], " maxima");
+        }
+    }
+    return std::nullopt;
 }
 
 Plan plan(const Named& max, const Named& sum, const Named& predicted, float label_smoothing, const Named& logits,
@@ -58,11 +80,12 @@ Plan plan(const Named& max, const Named& sum, const Named& predicted, float labe
         require_shape(softmax_out, logits->shape);
     }
     require(label_smoothing == 0.0f, kParamInvalid, "labelSmoothing is ", label_smoothing, "; only 0 is supported");
+    require_copyable({max, sum, predicted, logits});
 
     Plan plan{.kernel = loss};
     // Phase one does not look at the launch's result.
+    plan.launch_failure = tiling_failure(max, logits);
     if (!has_bfloat16()) plan.launch_failure = Refusal{kFindKernelError, "this chip has no kernel of it"};
-    if (max->empty()) plan.launch_failure = Refusal{kTilingError, "there are no rows to divide between the cores"};
     Intermediates intermediates;
     for (const auto& argument : {max, sum, predicted}) intermediates.argument(argument.layout(), ACL_FLOAT);
     if (has_logits) intermediates.argument(logits.layout(), logits->dtype);

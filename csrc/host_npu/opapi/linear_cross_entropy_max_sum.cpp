@@ -128,14 +128,22 @@ Plan plan(const Named& input, const Named& weight, const Named& target, const Ra
     require(range.end >= range.start, kParamInvalid, "vocabEndIndex is ", range.end, ", before vocabStartIndex ",
             range.start);
     if (rows == 0) return {};
+    require_copyable({input, weight, target});
+    // The results have the formats of the inputs that they are like.
+    for (const auto& argument : {max, sum, predicted, mask, masked_target}) {
+        require_view_copy({argument->shape, argument->dtype, target->format}, argument);
+    }
+    if (keeps_logits) require_view_copy({logits->shape, logits->dtype, input->format}, logits);
 
     Plan plan{.kernel = [range](const KernelArguments& arguments) { max_sum(arguments, range); }};
     // Phase one does not look at the launch's result.
     if (!is_a2_or_a3()) plan.launch_failure = Refusal{kFindKernelError, "this chip has no kernel of it"};
     Intermediates intermediates;
     for (const auto& argument : {input, weight, target}) intermediates.argument(argument.layout(), argument->dtype);
-    const auto staged = rows * 4 * cube_cores() * 2;
-    const auto tiles = keeps_logits ? 0 : kTileRows * kTileColumns * 2 * cube_cores() * 2;
+    const auto tasks = divide_up(rows, kTileRows) * divide_up(columns, kTileColumns);
+    const auto cores = std::min(tasks, cube_cores());
+    const auto staged = rows * 4 * cores * 2;
+    const auto tiles = keeps_logits ? 0 : kTileRows * kTileColumns * 2 * cores * 2;
     plan.workspace_size = kLibraryWorkspace + static_cast<std::uint64_t>(staged + tiles) + intermediates.total();
     return plan;
 }

@@ -1,6 +1,7 @@
-// aclnnMseLoss and aclnnMseLossBackward.
+// aclnnMseLoss, aclnnMseLossOut and aclnnMseLossBackward.
 #include "aclnnop/aclnn_mse_loss.h"
 #include "aclnnop/aclnn_mse_loss_backward.h"
+#include "aclnnop/aclnn_mse_loss_out.h"
 #include "nnopbase/two_phase.h"
 #include "opapi/checks.h"
 #include "opapi/chip.h"
@@ -13,6 +14,7 @@ namespace host_npu {
 namespace {
 
 constexpr Api kForward{"aclnnMseLoss", "aclnnMseLossGetWorkspaceSize"};
+constexpr Api kOut{"aclnnMseLossOut", "aclnnMseLossOutGetWorkspaceSize"};
 constexpr Api kBackward{"aclnnMseLossBackward", "aclnnMseLossBackwardGetWorkspaceSize"};
 const NativeKernels native{"aten::mse_loss", "aten::mse_loss_backward"};
 
@@ -23,31 +25,83 @@ bool has_second_kernel(const Layout& first, const Layouts&... others) {
     return ((first.shape == others.shape && first.format == others.format) && ...);
 }
 
-Plan plan_forward(const Named& self, const Named& target, std::int64_t reduction, const Named& out) {
+bool takes_format(const Named& argument) {
+    return argument->format == ACL_FORMAT_ND || argument->format == ACL_FORMAT_NCL;
+}
+
+float square(float x, float y) { return (x - y) * (x - y); }
+
+// What both forwards check; returns the shape of the losses.
+Dims check_forward(const Named& self, const Named& target, std::int64_t reduction, const Named& out) {
     require_present({self, target, out});
-    const auto dtype = promote({self->dtype, target->dtype});
     for (const auto& argument : {self, target, out}) require_dtype(argument, float_dtypes());
     require_reduction(reduction);
-    require_rank_at_most_8({self, target, out});
-    const auto shape = require_broadcast({self, target});
+    require_rank_at_most_8({self, target});
+    return require_broadcast({self, target});
+}
+
+// The workspace of the kernel and of what stands around it.
+std::uint64_t forward_workspace(const Named& self, const Named& target, const Named& out, aclDataType dtype) {
+    Intermediates intermediates;
+    intermediates.argument(self.layout(), dtype).argument(target.layout(), dtype).argument(out.layout(), dtype);
+    const bool second =
+        soc() == Soc::Ascend950 || (takes_format(self) && has_second_kernel(self.layout(), target.layout()));
+    return (second ? kLibraryWorkspace : 0) + intermediates.total();
+}
+
+Plan plan_forward(const Named& self, const Named& target, std::int64_t reduction, const Named& out) {
+    const auto shape = check_forward(self, target, reduction, out);
+    const auto dtype = promote({self->dtype, target->dtype});
     require_shape(out, reduction == kNone ? shape : Dims{});
 
     if (self->empty() || target->empty()) {
         if (reduction == kNone) return {};
         return {.kernel = [=](const KernelArguments& arguments) { fill(arguments[2], loss_of_empty(reduction)); }};
     }
-    Intermediates intermediates;
-    intermediates.argument(self.layout(), dtype).argument(target.layout(), dtype).argument(out.layout(), dtype);
-    const bool second = soc() == Soc::Ascend950 || has_second_kernel(self.layout(), target.layout());
-    const auto library = second ? kLibraryWorkspace : 0;
-    return {.workspace_size = library + intermediates.total(), .kernel = [=](const KernelArguments& arguments) {
-                const auto square = [](float x, float y) { return (x - y) * (x - y); };
+    require_copyable({self, target});
+    return {.workspace_size = forward_workspace(self, target, out, dtype),
+            .kernel = [=](const KernelArguments& arguments) {
                 const auto &self = arguments[0], &target = arguments[1], &out = arguments[2];
                 if (reduction == kNone) return map(out, dtype, square, self, target);
                 float total = map_sum(shape, square, self, target);
                 if (reduction == kMean) total /= static_cast<float>(shape.numel());
                 if (dtype != ACL_FLOAT) round_to(dtype, &total, 1);
                 fill(out, total);
+            }};
+}
+
+// The losses, and their mean or sum over the first dimension, each rounded to the kernels' data type.
+void reduce_rows(const KernelArguments& arguments, const Dims& shape, aclDataType dtype, bool mean) {
+    const auto rows = shape.rank() == 0 ? 1 : shape[0];
+    const auto length = shape.numel() / rows;
+    std::vector<float> x(static_cast<std::size_t>(length)), y(x.size()), sums(x.size());
+    Elements self(arguments[0], shape), target(arguments[1], shape);
+    for (std::int64_t row = 0; row < rows; ++row) {
+        self.read(x.data(), length);
+        target.read(y.data(), length);
+        for (std::size_t index = 0; index < x.size(); ++index) x[index] = square(x[index], y[index]);
+        round_to(dtype, x.data(), length);
+        for (std::size_t index = 0; index < x.size(); ++index) sums[index] += x[index];
+    }
+    if (mean) {
+        for (auto& sum : sums) sum /= static_cast<float>(rows);
+    }
+    round_to(dtype, sums.data(), length);
+    write_all(arguments[2], sums);
+}
+
+Plan plan_out(const Named& self, const Named& target, std::int64_t reduction, const Named& out) {
+    const auto shape = check_forward(self, target, reduction, out);
+    const auto rows = static_cast<std::size_t>(shape.rank() == 0 || reduction == kNone ? 0 : 1);
+    require_shape(out, Dims(std::span<const std::int64_t>(shape).subspan(rows)));
+    // Nothing is filled, other than by aclnnMseLoss.
+    if (self->empty() || target->empty()) return {};
+    require_copyable({self, target});
+    const auto dtype = promote({self->dtype, target->dtype});
+    return {.workspace_size = forward_workspace(self, target, out, dtype),
+            .kernel = [=](const KernelArguments& arguments) {
+                if (reduction == kNone) return map(arguments[2], dtype, square, arguments[0], arguments[1]);
+                reduce_rows(arguments, shape, dtype, reduction == kMean);
             }};
 }
 
@@ -71,6 +125,7 @@ Plan plan_backward(const Named& grad, const Named& self, const Named& target, st
     require_rank_at_most_8({grad, self, target});
     require_shape(out, require_broadcast({grad, self, target}));
     if (self->empty() || grad->empty() || target->empty()) return {};
+    require_copyable({grad, self, target});
 
     const auto dtype = self->dtype;
     Intermediates intermediates;
@@ -98,6 +153,17 @@ aclnnStatus aclnnMseLossGetWorkspaceSize(const aclTensor* self, const aclTensor*
 
 aclnnStatus aclnnMseLoss(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor, aclrtStream stream) {
     return phase_two(kForward, workspace, workspaceSize, executor, stream);
+}
+
+aclnnStatus aclnnMseLossOutGetWorkspaceSize(const aclTensor* self, const aclTensor* target, std::int64_t reduction,
+                                            aclTensor* out, std::uint64_t* workspaceSize, aclOpExecutor** executor) {
+    return PhaseOne(kOut, workspaceSize, executor).with(self, target, reduction, out).run([&] {
+        return plan_out({"self", self}, {"target", target}, reduction, {"out", out});
+    });
+}
+
+aclnnStatus aclnnMseLossOut(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor, aclrtStream stream) {
+    return phase_two(kOut, workspace, workspaceSize, executor, stream);
 }
 
 aclnnStatus aclnnMseLossBackwardGetWorkspaceSize(const aclTensor* gradOutput, const aclTensor* self,

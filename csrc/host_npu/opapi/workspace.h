@@ -4,12 +4,15 @@
 #include <cstdint>
 
 #include "nnopbase/dtype.h"
+#include "opapi/checks.h"
 #include "nnopbase/tensor.h"
 
 namespace host_npu {
 
 // Kernels written in AscendC reserve this for the system.
 inline constexpr std::uint64_t kLibraryWorkspace = 16 * 1024 * 1024;
+
+inline std::int64_t divide_up(std::int64_t value, std::int64_t divisor) { return (value + divisor - 1) / divisor; }
 
 // The tensors between the kernels of a composed operator live in the workspace.
 class Intermediates {
@@ -26,7 +29,7 @@ class Intermediates {
 
     // Between an argument and its kernel: a contiguous copy, a cast, both or neither.
     Intermediates& argument(const Layout& layout, aclDataType kernel_dtype) {
-        if (!layout.contiguous()) tensor(layout.shape, layout.dtype);
+        if (is_copied(layout)) tensor(layout.shape, layout.dtype);
         if (layout.dtype != kernel_dtype) tensor(layout.shape, kernel_dtype);
         return *this;
     }

@@ -96,6 +96,33 @@ const Case accepted{"binary_cross_entropy_backward/accepted", [] {
                         });
                     }};
 
+const Case out_formats{
+    "binary_cross_entropy_backward/out_format_names_the_dimensions", [] {
+        const auto out = [](const char* name, aclFormat format, const Shape& shape, aclnnStatus status) {
+            return Row<BinaryCrossEntropyBackward>{name,
+                                                   [=](auto& call) {
+                                                       for (auto* tensor : {&call.self, &call.target, &call.grad}) {
+                                                           *tensor = floats(shape, {0.5});
+                                                       }
+                                                       call.weight = {};
+                                                       call.out = {ACL_FLOAT, shape, {0}, {.format = format}};
+                                                   },
+                                                   status};
+        };
+        const auto dhwcn = static_cast<aclFormat>(31);
+        check_rows<BinaryCrossEntropyBackward>({
+            out("NCHW of 2 dimensions", ACL_FORMAT_NCHW, {2, 2}, 561103),
+            out("NCHW of 4 dimensions", ACL_FORMAT_NCHW, {2, 1, 1, 2}, 0),
+            out("HWCN of 3 dimensions", ACL_FORMAT_HWCN, {2, 1, 2}, 561103),
+            out("NCL of 2 dimensions", ACL_FORMAT_NCL, {2, 2}, 561103),
+            out("NCL of 3 dimensions", ACL_FORMAT_NCL, {2, 1, 2}, 0),
+            out("NCDHW of 4 dimensions", ACL_FORMAT_NCDHW, {2, 1, 1, 2}, 561103),
+            out("DHWCN of 2 dimensions", dhwcn, {2, 2}, 561103),
+            out("NC of 3 dimensions", ACL_FORMAT_NC, {2, 1, 2}, 0),
+            out("FRACTAL_NZ of 2 dimensions", ACL_FORMAT_FRACTAL_NZ, {2, 2}, 0),
+        });
+    }};
+
 const Case empty{"binary_cross_entropy_backward/empty_skips_the_shapes", [] {
                      BinaryCrossEntropyBackward call;
                      call.self = floats({2, 0});
@@ -152,8 +179,71 @@ const Case refusals_forward{
              },
              161002},
             {"no weight", [](auto& call) { call.weight = {}; }},
+            {"one element to one element of another rank",
+             [](auto& call) {
+                 call.self = floats({1, 1}, {0.3});
+                 call.target = floats({1, 1}, {0.5});
+                 call.weight = {};
+                 call.out = floats({1});
+             }},
+            {"no weight, float32 with float16 out",
+             [](auto& call) {
+                 call.weight = {};
+                 call.out = {ACL_FLOAT16, {2, 2}};
+             },
+             561103},
+            {"no weight, float32 with float16 target",
+             [](auto& call) {
+                 call.weight = {};
+                 call.target = {ACL_FLOAT16, {2, 2}, {0.5}};
+             },
+             561103},
+            {"no weight, empty, float16 out",
+             [](auto& call) {
+                 call.weight = {};
+                 call.self = floats({0});
+                 call.target = floats({0});
+                 call.out = {ACL_FLOAT16, {}};
+             },
+             561103},
+            {"the out's shape is looked at before its type",
+             [](auto& call) {
+                 call.weight = {};
+                 call.out = {ACL_FLOAT16, {4}};
+             },
+             161002},
         });
     }};
+
+template <aclnnStatus status>
+void smaller_weight() {
+    check_rows<BinaryCrossEntropy>({{"weight broadcasts", [](auto& call) { call.weight = floats({2}, {1}); }, status}});
+}
+
+const Case weight_broadcasts{"binary_cross_entropy/weight_broadcasts", smaller_weight<0>};
+const Case weight_does_not_broadcast{
+    "binary_cross_entropy/weight_does_not_broadcast", smaller_weight<561103>, {"Ascend950"}};
+
+// Empty tensors have a loss of any shape: the shape of out, which CANN keeps.
+const Case empty_to_any_shape{"binary_cross_entropy/empty_fills_all_of_out", [] {
+                                  for (std::int64_t reduction = 0; reduction < 3; ++reduction) {
+                                      BinaryCrossEntropy call;
+                                      call.reduction = reduction;
+                                      call.self = floats({0, 2});
+                                      call.target = floats({0, 2});
+                                      call.weight = {};
+                                      call.out = floats({5}, {7});
+                                      run(call);
+                                      const double loss = reduction == 1 ? NAN : 0;
+                                      expect_close(call.out.values(), std::vector<double>(5, loss), 0, "out");
+                                      std::int64_t* dims = nullptr;
+                                      std::uint64_t rank = 0;
+                                      aclGetViewShape(call.out, &dims, &rank);
+                                      const Shape shape(dims, dims + rank);
+                                      delete[] dims;
+                                      expect(shape == Shape{5}, "out has another shape");
+                                  }
+                              }};
 
 const Case empty_forward{"binary_cross_entropy/empty", [] {
                              const double results[] = {7, NAN, 0};

@@ -14,6 +14,7 @@
 #include "aclnnop/aclnn_fused_linear_online_max_sum.h"
 #include "aclnnop/aclnn_mse_loss.h"
 #include "aclnnop/aclnn_mse_loss_backward.h"
+#include "aclnnop/aclnn_mse_loss_out.h"
 #include "tests/device.h"
 
 namespace test {
@@ -28,6 +29,17 @@ struct MseLoss {
         return aclnnMseLossGetWorkspaceSize(self, target, reduction, out, size, executor);
     }
     static constexpr PhaseTwo phase_two = aclnnMseLoss;
+};
+
+// Without a reduction to a scalar.
+struct MseLossOut {
+    Tensor self = floats({2, 2}, {0, 1, 2, 3}), target = floats({2, 2}, {1}), out = floats({2});
+    std::int64_t reduction = 1;
+
+    aclnnStatus phase_one(std::uint64_t* size, aclOpExecutor** executor) {
+        return aclnnMseLossOutGetWorkspaceSize(self, target, reduction, out, size, executor);
+    }
+    static constexpr PhaseTwo phase_two = aclnnMseLossOut;
 };
 
 struct MseLossBackward {

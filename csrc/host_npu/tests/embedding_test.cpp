@@ -74,6 +74,42 @@ const Case accepted{"embedding_dense_backward/accepted", [] {
                         });
                     }};
 
+// Only the formats that tile a tensor are refused, not those that have no name.
+const Case formats{"embedding_dense_backward/formats", [] {
+                       std::vector<Row<EmbeddingDenseBackward>> rows;
+                       for (const int format : {-1, 31, 39, 99}) {
+                           const View view{.format = static_cast<aclFormat>(format)};
+                           rows.push_back({"an unusual format", [=](auto& call) {
+                                               call.grad = {ACL_FLOAT, {2, 3}, {1}, view};
+                                               call.indices = {ACL_INT64, {2}, {1}, view};
+                                               call.out = {ACL_FLOAT, {4, 3}, {1}, view};
+                                           }});
+                       }
+                       for (const int format : {3, 4, 12, 29, 32, 33, 50, 51, 52, 53, 54}) {
+                           const View view{.format = static_cast<aclFormat>(format)};
+                           rows.push_back({"a private format",
+                                           [=](auto& call) { call.grad = {ACL_FLOAT, {2, 3}, {1}, view}; }, 161002});
+                       }
+                       check_rows(rows);
+                   }};
+
+const Case no_rows_to_scale{"embedding_dense_backward/no_rows_to_scale",
+                            [] {
+                                const auto status = [](bool scale) {
+                                    EmbeddingDenseBackward call;
+                                    call.out = floats({0, 3});
+                                    call.num_weights = 0;
+                                    call.scale = scale;
+                                    const auto phase = phase_one(call);
+                                    if (phase.status == 0) aclDestroyAclOpExecutor(phase.executor);
+                                    recent_error();
+                                    return phase.status;
+                                };
+                                expect_equal(status(true), 561103, "the status with scaling");
+                                expect_equal(status(false), 0, "the status without scaling");
+                            },
+                            {"Ascend910B", "Ascend910_93"}};
+
 const Case empty{"embedding_dense_backward/empty_fills_with_zeros", [] {
                      EmbeddingDenseBackward call;
                      call.grad = floats({0, 3});
@@ -185,6 +221,18 @@ const Case refusals_forward{
             {"out of another rank", [](auto& call) { call.out = floats({12}); }, 161002},
             {"out of other rows", [](auto& call) { call.out = floats({5, 3}); }, 161002},
             {"out of another width", [](auto& call) { call.out = floats({4, 2}); }, 561103},
+            {"one element of a weight of one dimension",
+             [](auto& call) {
+                 call.weight = floats({3}, {5});
+                 call.indices = {ACL_INT64, {}, {1}};
+                 call.out = floats({1});
+             }},
+            {"elements of a weight of one dimension",
+             [](auto& call) {
+                 call.weight = floats({3}, {5});
+                 call.out = floats({4, 1});
+             },
+             561103},
         });
     }};
 

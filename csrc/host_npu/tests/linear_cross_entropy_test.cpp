@@ -102,6 +102,61 @@ const Case accepted_max_sum{"fused_linear_online_max_sum/accepted", [] {
                                 });
                             }};
 
+const Case formats_max_sum{
+    "fused_linear_online_max_sum/formats", [] {
+        using Call = OnlineMaxSum;
+        const View nchw{.format = ACL_FORMAT_NCHW};
+        const auto make_outputs_nchw = [=](Call& call) {
+            for (auto* tensor : {&call.max, &call.sum, &call.predicted}) *tensor = {ACL_FLOAT, {3}, {0}, nchw};
+            call.mask = {ACL_UINT8, {1}, {0}, nchw};
+            call.masked_target = {ACL_INT32, {3}, {0}, nchw};
+        };
+        // A result of the format ND fits any output, another one an output of its own format.
+        check_rows<Call>(Rows{
+            {"target NCHW, outputs ND", [=](Call& call) { call.target = {ACL_INT32, {3}, {1}, nchw}; }, 561103},
+            {"target ND, outputs NCHW", make_outputs_nchw},
+            {"target and outputs NCHW",
+             [=](Call& call) {
+                 call.target = {ACL_INT32, {3}, {1}, nchw};
+                 make_outputs_nchw(call);
+             }},
+            {"input NCHW, logits ND", [=](Call& call) { call.input = {ACL_FLOAT16, {3, 4}, {1}, nchw}; }, 561103},
+            {"input NCHW, no logits",
+             [=](Call& call) {
+                 call.input = {ACL_FLOAT16, {3, 4}, {1}, nchw};
+                 call.logits = {};
+             }},
+            {"input and logits NCHW",
+             [=](Call& call) {
+                 call.input = {ACL_FLOAT16, {3, 4}, {1}, nchw};
+                 call.logits = {ACL_FLOAT16, {3, 5}, {0}, nchw};
+             }},
+        });
+    }};
+
+const Case workspace_max_sum{"fused_linear_online_max_sum/workspace_counts_the_cores_with_work", [] {
+                                 const auto workspace = [](std::int64_t rows, std::int64_t columns) {
+                                     OnlineMaxSum call;
+                                     call.input = {ACL_FLOAT16, {rows, 4}};
+                                     call.weight = {ACL_FLOAT16, {columns, 4}};
+                                     call.target = {ACL_INT32, {rows}};
+                                     for (auto* tensor : {&call.max, &call.sum, &call.predicted}) {
+                                         *tensor = floats({rows});
+                                     }
+                                     call.mask = {ACL_UINT8, {(rows + 7) / 8}};
+                                     call.masked_target = {ACL_INT32, {rows}};
+                                     call.logits = {};
+                                     const auto phase = phase_one(call);
+                                     expect_equal(phase.status, 0, "the status");
+                                     aclDestroyAclOpExecutor(phase.executor);
+                                     return phase.workspace_size;
+                                 };
+                                 constexpr std::uint64_t tile = 128 * 256 * 2 * 2, library = 16 << 20;
+                                 expect_equal(workspace(3, 5), 16908312u, "for 3 rows and 5 columns");
+                                 expect_equal(workspace(129, 257), library + 4 * (129 * 8 + tile), "for 4 cores");
+                                 expect_equal(workspace(129, 9999), library + 24 * (129 * 8 + tile), "for all cores");
+                             }};
+
 const Case no_rows{"fused_linear_online_max_sum/no_rows", [] {
                        OnlineMaxSum call;
                        call.input = {ACL_FLOAT16, {0, 4}};
@@ -161,6 +216,50 @@ const Case no_rows_of_loss{"fused_cross_entropy_loss_with_max_sum/no_rows", [] {
                                call.softmax = {};
                                fails_in_phase_two(call, 561002);
                            }};
+
+template <bool fails>
+void no_rows_but_logits() {
+    LossWithMaxSum call;
+    for (auto* tensor : {&call.max, &call.sum, &call.predicted, &call.loss}) *tensor = floats({0});
+    call.logits = floats({0, 4});
+    call.softmax = floats({0, 4});
+    fails ? fails_in_phase_two(call, 561002) : run(call);
+}
+
+const Case no_rows_but_logits_of_loss{"fused_cross_entropy_loss_with_max_sum/no_rows_but_logits",
+                                      no_rows_but_logits<false>,
+                                      {"Ascend910B", "Ascend910_93"}};
+const Case no_rows_but_logits_on_950{
+    "fused_cross_entropy_loss_with_max_sum/no_rows_but_logits_on_950", no_rows_but_logits<true>, {"Ascend950"}};
+
+void give_logits_of(LossWithMaxSum& call, const Shape& shape) {
+    call.max = floats({3}, {0.5});
+    call.sum = floats({3}, {2});
+    call.predicted = floats({3}, {0.25});
+    call.loss = floats({3}, {7});
+    call.logits = floats(shape, {1});
+    call.softmax = floats(shape);
+}
+
+const Case fewer_logits{"fused_cross_entropy_loss_with_max_sum/as_many_losses_as_logits",
+                        [] {
+                            LossWithMaxSum call;
+                            give_logits_of(call, {2, 2});
+                            run(call);
+                            const double loss = std::log(2.0) - 0.25;
+                            expect_close(call.loss.values(), {loss, loss, 7}, 1e-6, "loss");
+                        },
+                        {"Ascend910B", "Ascend910_93"}};
+
+const Case logits_on_950{"fused_cross_entropy_loss_with_max_sum/logits_that_do_not_fit_on_950",
+                         [] {
+                             for (const Shape& shape : {Shape{3, 0}, Shape{2, 2}, Shape{4, 2}}) {
+                                 LossWithMaxSum call;
+                                 give_logits_of(call, shape);
+                                 fails_in_phase_two(call, 561002);
+                             }
+                         },
+                         {"Ascend950"}};
 
 const Case refusals_loss{
     "fused_cross_entropy_loss_with_max_sum/refusals", [] {

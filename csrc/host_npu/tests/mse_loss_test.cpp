@@ -167,6 +167,22 @@ const Case refusals_forward{"mse_loss/refusals", [] {
                                 });
                             }};
 
+const Case workspace_forward{"mse_loss/workspace_depends_on_the_format", [] {
+                                 const auto workspace = [](aclFormat format) {
+                                     MseLoss call;
+                                     for (auto* tensor : {&call.self, &call.target}) {
+                                         *tensor = {ACL_FLOAT, {2, 2}, {1}, {.format = format}};
+                                     }
+                                     const auto phase = phase_one(call);
+                                     aclDestroyAclOpExecutor(phase.executor);
+                                     return phase.workspace_size;
+                                 };
+                                 constexpr std::uint64_t library = 16 << 20;
+                                 expect(workspace(ACL_FORMAT_ND) >= library, "too little for ND");
+                                 expect(workspace(ACL_FORMAT_NCL) >= library, "too little for NCL");
+                                 expect(workspace(ACL_FORMAT_NCHW) < library, "the kernel does not take NCHW");
+                             }};
+
 const Case empty_forward{"mse_loss/empty", [] {
                              const double results[] = {7, NAN, 0};
                              for (std::int64_t reduction = 0; reduction < 3; ++reduction) {
