@@ -33,6 +33,9 @@ class Operator(Protocol):
     def check(self, args: tuple[Any, ...], values: bool) -> None:
         """Raise where the arguments break the operator's rules."""
 
+    def takes_on_this_chip(self, args: tuple[Any, ...]) -> bool:
+        """Return whether CANN's operator takes the call; raise where the chip lacks the operator."""
+
     def dispatch(self, *args: Any) -> Any:
         """Call the operator through torch's dispatcher, with all arguments in the order of its schema."""
 
@@ -87,7 +90,7 @@ def load() -> str | None:
     _module, _reason = module, None
     _soc = _family(module.soc_name())
     _missing = {name: reason for name, reason in module.missing_operators().items() if reason}
-    module.set_check(_check)
+    module.set_rules(_check, _takes_on_this_chip)
     check_values(os.environ.get(_CHECK_VALUES) == "1")
     functions.update(module.functions)
     entries.update((name, make_entry(_operators[name].dispatch)) for name, make_entry in module.entries.items())
@@ -155,3 +158,8 @@ def _family(name: str | None) -> str | None:
 def _check(operator_name: str, args: tuple[Any, ...], values: bool) -> None:
     """Apply an operator's argument rules; the extension asks when CANN has refused a call."""
     _operators[operator_name].check(args, values)
+
+
+def _takes_on_this_chip(operator_name: str, args: tuple[Any, ...]) -> bool:
+    """Refuse an operator that the chip lacks; the extension asks until CANN takes a call for the first time."""
+    return _operators[operator_name].takes_on_this_chip(args)

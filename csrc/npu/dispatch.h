@@ -6,6 +6,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
+#include <atomic>
 #include <string>
 
 #include "checks.h"
@@ -36,6 +37,11 @@ struct Dispatch<Operator, Result (*)(Parameters...)> {
     static Result kernel(Parameters... arguments) {
         if (checks_values.load(std::memory_order_relaxed)) {
             check_in_python(Operator::name, {c10::IValue(arguments)...}, true);
+        }
+        // On a chip without the operator some of CANN's fail only in the queue, and the queue does not survive it.
+        if (!chip_has_it.load(std::memory_order_relaxed) &&
+            takes_on_this_chip(Operator::name, {c10::IValue(arguments)...})) {
+            chip_has_it.store(true, std::memory_order_relaxed);
         }
         // A guard for the current device costs more than to ask for it.
         const c10::Device device = first(arguments...).device();
@@ -83,6 +89,8 @@ struct Dispatch<Operator, Result (*)(Parameters...)> {
     }
 
   private:
+    static inline std::atomic<bool> chip_has_it = false;
+
     template <class... Rest>
     static const at::Tensor& first(const at::Tensor& tensor, const Rest&...) {
         return tensor;

@@ -15,8 +15,9 @@ extern "C" const char* aclrtGetSocName() __attribute__((weak));
 namespace torch_aclnn_ops {
 namespace {
 
-// torch_aclnn_ops._extension sets it: check(operator_name, arguments, values).
+// torch_aclnn_ops._extension sets them: check(operator_name, arguments, values), takes(operator_name, arguments).
 PyObject* python_check = nullptr;
+PyObject* python_takes = nullptr;
 
 py::object to_python(const c10::IValue& value) {
     if (value.isTensor()) {
@@ -34,27 +35,43 @@ py::object to_python(const c10::IValue& value) {
     return py::none();
 }
 
-}  // namespace
-
-void check_in_python(const char* operator_name, std::vector<c10::IValue> arguments, bool values) {
-    const py::gil_scoped_acquire gil;
-    py::tuple python_arguments(arguments.size());
-    for (size_t i = 0; i < arguments.size(); ++i) {
-        python_arguments[i] = to_python(arguments[i]);
+py::tuple to_python(const std::vector<c10::IValue>& values) {
+    py::tuple result(values.size());
+    for (size_t i = 0; i < values.size(); ++i) {
+        result[i] = to_python(values[i]);
     }
-    const auto result = py::reinterpret_steal<py::object>(
-        PyObject_CallFunction(python_check, "sOO", operator_name, python_arguments.ptr(), values ? Py_True : Py_False));
-    if (!result) {
+    return result;
+}
+
+// The result of a function in Python, or its exception.
+py::object checked(PyObject* result) {
+    if (result == nullptr) {
         python_error error;
         error.persist();
         throw error;
     }
+    return py::reinterpret_steal<py::object>(result);
+}
+
+}  // namespace
+
+void check_in_python(const char* operator_name, std::vector<c10::IValue> arguments, bool values) {
+    const py::gil_scoped_acquire gil;
+    checked(PyObject_CallFunction(python_check, "sOO", operator_name, to_python(arguments).ptr(),
+                                  values ? Py_True : Py_False));
+}
+
+bool takes_on_this_chip(const char* operator_name, std::vector<c10::IValue> arguments) {
+    const py::gil_scoped_acquire gil;
+    return checked(PyObject_CallFunction(python_takes, "sO", operator_name, to_python(arguments).ptr()))
+        .is(py::bool_(true));
 }
 
 PYBIND11_MODULE(_C, module) {
     module.doc() = "CANN's operators on npu tensors. See torch_aclnn_ops.ops for what they compute.";
 
     python_check = py::cpp_function([](const py::args&) {}).release().ptr();
+    python_takes = py::cpp_function([](const py::args&) { return false; }).release().ptr();
     parameter_class = py::module_::import("torch.nn").attr("Parameter").cast<py::object>().release().ptr();
     py::dict entries;
     for (const Registered& one : registered()) {
@@ -71,8 +88,13 @@ PYBIND11_MODULE(_C, module) {
     module.attr("functions") = functions;
 
     module.def(
-        "set_check", [](const py::object& check) { python_check = check.inc_ref().ptr(); },
-        "Set the function that applies the argument rules: check(operator_name, arguments, values).");
+        "set_rules",
+        [](const py::object& check, const py::object& takes) {
+            python_check = check.inc_ref().ptr();
+            python_takes = takes.inc_ref().ptr();
+        },
+        "Set the functions that apply the argument rules, check(operator_name, arguments, values), and those of the "
+        "chip, takes(operator_name, arguments).");
     module.def(
         "check_values", [](bool enabled) { checks_values = enabled; },
         "Check values, such as the range of indices, in every call; this waits for the device.");

@@ -30,12 +30,49 @@ def test_linear_cross_entropy_takes_the_formula():
     assert input.grad is not None
 
 
-@_only
-def test_the_raw_gradient_is_refused_with_the_platform():
+def _calls():
+    """A call of each raw operator that fits on every chip that has the operator."""
     input, weight, target = _linear()
     mask, ones = torch.zeros(1, dtype=torch.uint8).npu(), torch.ones(4).npu()
-    with pytest.raises(RuntimeError, match="returned 361001, the runtime failed, or this device does not have"):
-        ops.fused_linear_cross_entropy_loss_grad.overload(ones, input, weight, mask, target, ones, ones, None)
+    state, step = [torch.rand(4).npu() for _ in range(5)], torch.tensor([1]).npu()
+    return {
+        "apply_fused_ema_adam_": (*state, step, 0.1, 0.9, 0.9, 0.9, 1e-8, 1, True, 0.0),
+        "binary_cross_entropy_backward": (ones, ones / 2, ones, None, 1),
+        "embedding_dense_backward": (torch.ones(4, 2).npu(), target, 128, -1, False),
+        "fused_cross_entropy_loss_with_max_sum": (ones, ones, ones, None),
+        "fused_linear_cross_entropy_loss_grad": (ones, input, weight, mask, target, ones, ones, None),
+        "fused_linear_online_max_sum": (input, weight, target, 0, 128, True),
+        "mse_loss_backward": (ones, ones, ones, 1),
+    }
+
+
+_MISSING = {
+    "Ascend910": {name for name in ops.__all__ if name.startswith(("apply", "fused"))},
+    "Ascend310P": {name for name in ops.__all__ if name.startswith(("apply", "embedding", "fused"))},
+    "Ascend950": {name for name in ops.__all__ if name.startswith("fused_linear")},
+}
+
+
+@_only
+@pytest.mark.parametrize("name", ops.__all__)
+def test_a_raw_operator_that_the_chip_lacks_is_refused_before_the_queue(name):
+    operator, call = getattr(torch.ops.torch_aclnn_ops, name), _calls()[name]
+    arguments = {argument.name: value for argument, value in zip(operator.default._schema.arguments, call)}
+    for _ in range(2):
+        if name in _MISSING[CHIP]:
+            with pytest.raises(NotImplementedError, match=f"{name}: CANN's operator is not supported on {CHIP}; "):
+                operator(**arguments)
+        else:
+            operator(**arguments)
+    torch.npu.synchronize()
+    assert torch.ones(2).npu().sum().item() == 2
+
+
+@_only
+def test_arguments_that_no_chip_takes_are_refused_as_such():
+    input, weight, target = _linear()
+    with pytest.raises(ValueError, match="fused_linear_online_max_sum: "):
+        torch.ops.torch_aclnn_ops.fused_linear_online_max_sum(input, weight, target[:2], 0, 128, True)
 
 
 @pytest.mark.skipif(CHIP not in ("Ascend910", "Ascend310P"), reason="this chip has bfloat16")

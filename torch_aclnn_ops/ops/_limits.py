@@ -32,5 +32,8 @@ def why_not_dtype(soc: str, names: Sequence[str], *tensors: Tensor | None) -> st
 
 
 def why_not_chip(soc: str, *supported: str) -> str | None:
-    """Return why an operator does not run on a chip, or ``None``."""
+    """Return why an operator does not run on a chip, or ``None``.
+
+    The sentence is the same for all operators: it tells a chip without the operator from arguments that do not fit.
+    """
     return None if soc in supported else f"CANN's operator is not supported on {soc}"

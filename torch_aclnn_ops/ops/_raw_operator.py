@@ -17,7 +17,7 @@ from torch_aclnn_ops._torch_compat import (
 from torch_aclnn_ops.ops._checks import check_device
 from torch_aclnn_ops.ops._derivatives import any_differentiated, in_functorch_transform, is_differentiated
 from torch_aclnn_ops.ops._differentiable import EagerOrCompiled
-from torch_aclnn_ops.ops._limits import MAX_RANK, Limits, why_not_rank
+from torch_aclnn_ops.ops._limits import MAX_RANK, Limits, why_not_chip, why_not_rank
 from torch_aclnn_ops.ops._numerics import without_autocast
 from torch_aclnn_ops.ops._paths import is_heard, is_recording, log_path
 from torch_aclnn_ops.ops._raw_function import as_tuple, raw_function
@@ -162,6 +162,21 @@ class RawOperator:
             # On a chip newer than this package CANN shall decide.
             return _extension.why_without(self.name)
         return _extension.missing(self.name) or why_not_rank(self._names, args) or self._limits(soc, *args)
+
+    def takes_on_this_chip(self, args: tuple[Any, ...]) -> bool:
+        """Return whether CANN's operator takes a direct call on an NPU; raise where the chip lacks the operator.
+
+        Other limits are CANN's to refuse: its first phase does it, before anything is queued.
+        """
+        reason = self.why_not_cann(*args)
+        soc = _extension.soc()
+        if reason is not None and soc is not None and reason == why_not_chip(soc):
+            self.check(args, False)
+            raise NotImplementedError(
+                f"{self.name}: {reason}; torch_aclnn_ops.ops.{self.name} computes the formula there, or move the"
+                " tensors to the CPU"
+            )
+        return reason is None
 
     def serves_native_function(self, tensor: Tensor, rank: int) -> bool:
         """Return whether an eager call may take the extension's autograd function that ends in this operator.
