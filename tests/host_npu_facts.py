@@ -293,7 +293,9 @@ def invalid_requests():
         lambda: host_npu.enable(devices=True),
         lambda: host_npu.enable(soc="Ascend1"),
         lambda: host_npu.enable(soc=1),
+        lambda: host_npu.enable(strict_memory=1),
         lambda: host_npu.enable(devices=3),
+        lambda: host_npu.enable(strict_memory=True),
     ):
         try:
             call()

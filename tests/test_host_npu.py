@@ -79,9 +79,13 @@ def test_a_script_gets_its_arguments(facts):
 
 
 def test_a_module_runs_like_a_script(tmp_path):
-    (tmp_path / "program.py").write_text("import sys, torch; print(sys.argv[1:], torch.npu.get_device_name())")
-    result = _on_host_npu("--soc", "Ascend310P", "-m", "program", "-x", PYTHONPATH=f"{_PACKAGE}:{tmp_path}")
-    assert result.stdout.split("\n")[-2] == "['-x'] Ascend310P3", result.stderr
+    (tmp_path / "program.py").write_text(
+        "import os, sys, torch\n"
+        "print(sys.argv[1:], torch.npu.get_device_name(), os.environ['TORCH_ACLNN_HOST_NPU_STRICT_MEMORY'])"
+    )
+    arguments = ("--soc", "Ascend310P", "--strict-memory", "-m", "program", "-x")
+    result = _on_host_npu(*arguments, PYTHONPATH=f"{_PACKAGE}:{tmp_path}")
+    assert result.stdout.split("\n")[-2] == "['-x'] Ascend310P3 1", result.stderr
 
 
 def test_torch_npu_says_nothing_about_the_missing_cann(script):
@@ -193,10 +197,17 @@ def test_the_environments_devices_are_checked(script, value):
     assert f"TORCH_ACLNN_HOST_NPU_DEVICES must be a whole number from 1 to 64, got {value!r}" in result.stderr
 
 
-def test_the_environments_chip_is_checked(script):
-    result = _on_host_npu(script(""), TORCH_ACLNN_HOST_NPU_SOC="Foo")
+@pytest.mark.parametrize(
+    ("variable", "value", "rule"),
+    [
+        ("TORCH_ACLNN_HOST_NPU_SOC", "Foo", f"must be one of {', '.join(host_npu.SOCS)}"),
+        ("TORCH_ACLNN_HOST_NPU_STRICT_MEMORY", "yes", "must be 0 or 1"),
+    ],
+)
+def test_the_environments_chip_and_memory_are_checked(script, variable, value, rule):
+    result = _on_host_npu(script(""), **{variable: value})
     assert result.returncode == 2
-    assert f"TORCH_ACLNN_HOST_NPU_SOC must be one of {', '.join(host_npu.SOCS)}, got 'Foo'" in result.stderr
+    assert f"{variable} {rule}, got {value!r}" in result.stderr
 
 
 def test_what_cannot_be_is_refused(facts):
@@ -208,7 +219,9 @@ def test_what_cannot_be_is_refused(facts):
         "TypeError: devices must be a whole number from 1 to 64, got True",
         f"ValueError: soc must be one of {', '.join(host_npu.SOCS)}, got 'Ascend1'",
         f"TypeError: soc must be one of {', '.join(host_npu.SOCS)}, got 1",
-        "HostNpuError: the host NPU is enabled with other devices or another soc, and cannot be changed",
+        "TypeError: strict_memory must be True or False, got 1",
+        *["HostNpuError: the host NPU is enabled with other devices, another soc or other memory, and cannot be changed"]
+        * 2,
     ]
 
 
