@@ -220,7 +220,7 @@ def test_what_cannot_be_is_refused(facts):
         f"ValueError: soc must be one of {', '.join(host_npu.SOCS)}, got 'Ascend1'",
         f"TypeError: soc must be one of {', '.join(host_npu.SOCS)}, got 1",
         "TypeError: strict_memory must be True or False, got 1",
-        *["HostNpuError: the host NPU is enabled with other devices, another soc or other memory, and cannot be changed"]
+        *["HostNpuError: the host NPU is enabled with another number of devices, soc or memory, and cannot be changed"]
         * 2,
     ]
 

@@ -1,7 +1,5 @@
 """Tensors in a private format, where strides say nothing."""
 
-import os
-
 from torch_aclnn_ops import ops
 
 import pytest
@@ -30,13 +28,15 @@ def test_adam_refuses_it_for_what_it_writes_in_place(name, make_nz):
         ops.apply_fused_ema_adam_(**tensors, step=torch.tensor([1]).npu(), **test_ema_adam.OPTIONS)
 
 
-@pytest.mark.skipif(os.environ.get("TASK_QUEUE_ENABLE") != "0", reason="a failed cast would stop the queue for good")
-def test_an_input_is_cast(make_nz):
-    one = torch.rand(64, 64).half().npu()
-    try:
-        result = ops.mse_loss_backward.overload(make_nz(torch.float16), one, one, 0)
-    except RuntimeError as error:
-        # The host NPU has no private formats. That torch_npu was asked for a cast is all that can be seen on it.
-        assert "Identity" in str(error) or "TransData" in str(error)
-    else:
-        assert result.shape == one.shape
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("shape", [(64, 64), (40, 20), (3, 17, 33)])
+@pytest.mark.usefixtures("make_nz")
+def test_an_input_is_cast(dtype, shape):
+    import torch_npu
+
+    grad_output, input, target = (torch.rand(shape).to(dtype).npu() for _ in range(3))
+    tiled = torch_npu.npu_format_cast(grad_output, _NZ)
+    assert torch_npu.get_npu_format(tiled) == _NZ
+    result = ops.mse_loss_backward.overload(tiled, input, target, 0)
+    assert torch.equal(result, ops.mse_loss_backward.overload(grad_output, input, target, 0))
+    assert torch.equal(torch_npu.npu_format_cast(tiled, 2), grad_output)

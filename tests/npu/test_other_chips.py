@@ -57,7 +57,7 @@ _MISSING = {
 @pytest.mark.parametrize("name", ops.__all__)
 def test_a_raw_operator_that_the_chip_lacks_is_refused_before_the_queue(name):
     operator, call = getattr(torch.ops.torch_aclnn_ops, name), _calls()[name]
-    arguments = {argument.name: value for argument, value in zip(operator.default._schema.arguments, call)}
+    arguments = {argument.name: value for argument, value in zip(operator.default._schema.arguments, call, strict=True)}
     for _ in range(2):
         if name in _MISSING[CHIP]:
             with pytest.raises(NotImplementedError, match=f"{name}: CANN's operator is not supported on {CHIP}; "):

@@ -115,7 +115,7 @@ def enable(
     if _runtime is not None:
         if any(os.environ[name] != value for name, value in settings.items()):
             raise HostNpuError(
-                "the host NPU is enabled with other devices, another soc or other memory, and cannot be changed"
+                "the host NPU is enabled with another number of devices, soc or memory, and cannot be changed"
             )
         return
     _require_possible(force)

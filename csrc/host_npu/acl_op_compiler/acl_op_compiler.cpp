@@ -1,4 +1,4 @@
-// libacl_op_compiler: options of the graph compiler, and its operators, which the host NPU does not have.
+// libacl_op_compiler: options of the graph compiler, and its operators, of which the host NPU has Identity.
 #include "acl/acl_op_compiler.h"
 
 #include <cstring>
@@ -6,6 +6,7 @@
 #include <mutex>
 #include <string>
 
+#include "acl_op_compiler/identity.h"
 #include "ascendcl/device.h"
 
 namespace {
@@ -25,23 +26,32 @@ aclError refuse(aclError status, const std::string& text) {
     return status;
 }
 
-aclError refuse_operator(const char* type) {
-    return refuse(ACL_ERROR_OP_NOT_FOUND, std::string("the host NPU has no graph operators (aclop), and so no ") +
-                                              (type == nullptr ? "operator" : type));
+aclError run_operator(const char* type, int inputs, const aclTensorDesc* const input[],
+                      const aclDataBuffer* const source[], int outputs, const aclTensorDesc* const output[],
+                      const aclDataBuffer* const destination[], aclrtStream stream) {
+    const std::string name = type == nullptr ? "operator" : type;
+    if (name != "Identity" || inputs != 1 || outputs != 1) {
+        return refuse(ACL_ERROR_OP_NOT_FOUND,
+                      "the host NPU has no graph operators (aclop) but Identity, and so no " + name);
+    }
+    const auto reason = host_npu::copy_identity(*input[0], *source[0], *output[0], *destination[0], stream);
+    return reason ? refuse(ACL_ERROR_OP_NOT_FOUND, "Identity: " + *reason) : ACL_SUCCESS;
 }
 
 }  // namespace
 
-aclError aclopCompileAndExecute(const char* opType, int, const aclTensorDesc* const[], const aclDataBuffer* const[],
-                                int, const aclTensorDesc* const[], aclDataBuffer* const[], const aclopAttr*,
-                                aclopEngineType, aclopCompileType, const char*, aclrtStream) {
-    return refuse_operator(opType);
+aclError aclopCompileAndExecute(const char* opType, int numInputs, const aclTensorDesc* const inputDesc[],
+                                const aclDataBuffer* const inputs[], int numOutputs,
+                                const aclTensorDesc* const outputDesc[], aclDataBuffer* const outputs[],
+                                const aclopAttr*, aclopEngineType, aclopCompileType, const char*, aclrtStream stream) {
+    return run_operator(opType, numInputs, inputDesc, inputs, numOutputs, outputDesc, outputs, stream);
 }
 
-aclError aclopCompileAndExecuteV2(const char* opType, int, aclTensorDesc*[], aclDataBuffer*[], int, aclTensorDesc*[],
-                                  aclDataBuffer*[], aclopAttr*, aclopEngineType, aclopCompileType, const char*,
-                                  aclrtStream) {
-    return refuse_operator(opType);
+aclError aclopCompileAndExecuteV2(const char* opType, int numInputs, aclTensorDesc* inputDesc[],
+                                  aclDataBuffer* inputs[], int numOutputs, aclTensorDesc* outputDesc[],
+                                  aclDataBuffer* outputs[], aclopAttr*, aclopEngineType, aclopCompileType, const char*,
+                                  aclrtStream stream) {
+    return run_operator(opType, numInputs, inputDesc, inputs, numOutputs, outputDesc, outputs, stream);
 }
 
 aclError aclSetCompileopt(aclCompileOpt opt, const char* value) {

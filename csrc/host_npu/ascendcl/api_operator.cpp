@@ -1,25 +1,14 @@
-// The descriptions of operators that run as graphs (aclop): torch_npu builds them before it is told that the host NPU
-// has no such operators.
+// The descriptions of operators that run as graphs (aclop). libacl_op_compiler runs Identity; for all others torch_npu
+// builds the descriptions before it is told that the host NPU has no such operator.
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "acl/acl.h"
 #include "ascendcl/error.h"
+#include "ascendcl/operator_objects.h"
 
 using namespace host_npu;
-
-struct aclDataBuffer {
-    void* data;
-    std::size_t size;
-};
-
-struct aclTensorDesc {
-    aclDataType type;
-    std::vector<std::int64_t> dims;
-    aclFormat format;
-    std::string name;
-};
 
 struct aclopAttr {
     std::vector<std::string> names;
@@ -72,7 +61,8 @@ aclTensorDesc* aclCreateTensorDesc(aclDataType dataType, int numDims, const int6
         failed(__func__, ACL_ERROR_INVALID_PARAM, "numDims and dims do not fit each other");
         return nullptr;
     }
-    return counted("aclTensorDesc", new aclTensorDesc{dataType, {dims, dims + numDims}, format, {}});
+    const std::vector<std::int64_t> all(dims, dims + numDims);
+    return counted("aclTensorDesc", new aclTensorDesc{dataType, all, format, {}, format, all});
 }
 
 void aclDestroyTensorDesc(const aclTensorDesc* desc) { destroy("aclTensorDesc", desc); }
@@ -98,14 +88,18 @@ void aclSetTensorDescName(aclTensorDesc* desc, const char* name) {
     if (desc != nullptr && name != nullptr) desc->name = name;
 }
 
-aclError aclSetTensorFormat(aclTensorDesc* desc, aclFormat) {
-    return run_api(__func__, [&] { require(desc, "desc"); });
+aclError aclSetTensorFormat(aclTensorDesc* desc, aclFormat format) {
+    return run_api(__func__, [&] {
+        require(desc, "desc");
+        desc->storage_format = format;
+    });
 }
 
 aclError aclSetTensorShape(aclTensorDesc* desc, int numDims, const int64_t* dims) {
     return run_api(__func__, [&] {
         require(desc, "desc");
         require(numDims == 0 || (numDims > 0 && dims != nullptr), "numDims and dims do not fit each other");
+        desc->storage_dims.assign(dims, dims + numDims);
     });
 }
 

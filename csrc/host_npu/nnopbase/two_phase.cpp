@@ -174,7 +174,8 @@ aclnnStatus phase_two(const Api& api, void* workspace, std::uint64_t workspace_s
     }
     const auto status = launch(executor->call, storages, workspace, workspace_size, stream);
     // A call without a kernel leaves nothing that could be launched again.
-    if (status == kSuccess && executor->call->plan.kernel && executor->cache_entry) executor->cache_entry->usable = true;
+    const bool launched = status == kSuccess && executor->call->plan.kernel;
+    if (launched && executor->cache_entry) executor->cache_entry->usable = true;
     return status;
 }
 

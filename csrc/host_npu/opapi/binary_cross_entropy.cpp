@@ -106,18 +106,10 @@ void require_rank_of_format(const Named& out) {
         int number;
         std::size_t rank;
     };
-    constexpr Format formats[] = {{ACL_FORMAT_NCHW, 4},
-                                  {ACL_FORMAT_NHWC, 4},
-                                  {ACL_FORMAT_NC1HWC0, 5},
-                                  {ACL_FORMAT_FRACTAL_Z, 4},
-                                  {ACL_FORMAT_NC1HWC0_C04, 5},
-                                  {kFormatFractalZC04, 4},
-                                  {ACL_FORMAT_HWCN, 4},
-                                  {ACL_FORMAT_NDHWC, 5},
-                                  {ACL_FORMAT_NCDHW, 5},
-                                  {kFormatDhwcn, 5},
-                                  {ACL_FORMAT_NDC1HWC0, 6},
-                                  {kFormatFractalZ3d, 4},
+    constexpr Format formats[] = {{ACL_FORMAT_NCHW, 4},      {ACL_FORMAT_NHWC, 4},        {ACL_FORMAT_NC1HWC0, 5},
+                                  {ACL_FORMAT_FRACTAL_Z, 4}, {ACL_FORMAT_NC1HWC0_C04, 5}, {kFormatFractalZC04, 4},
+                                  {ACL_FORMAT_HWCN, 4},      {ACL_FORMAT_NDHWC, 5},       {ACL_FORMAT_NCDHW, 5},
+                                  {kFormatDhwcn, 5},         {ACL_FORMAT_NDC1HWC0, 6},    {kFormatFractalZ3d, 4},
                                   {ACL_FORMAT_NCL, 3}};
     for (const auto& [number, rank] : formats) {
         require(number != out->format || rank == out->shape.rank(), kInnerNullPointer, out.name, " has ",

@@ -4,8 +4,8 @@
 #include <cstdint>
 
 #include "nnopbase/dtype.h"
-#include "opapi/checks.h"
 #include "nnopbase/tensor.h"
+#include "opapi/checks.h"
 
 namespace host_npu {
 

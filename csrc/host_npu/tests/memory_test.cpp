@@ -76,24 +76,24 @@ const Case aligned{"memory/align32_adds_nothing",
                    {"Ascend910B", "strict memory"}};
 
 // The optimizer's example of the documents: step has the shape [2, 2], and memory of 16 bytes only.
-const Case example_fits{"memory/kernels_use_the_padding",
-                        [] {
-                            EmaAdam call;
-                            const Shape shape{2, 2};
-                            const Memory memory(16);
-                            memory.upload(encode(ACL_INT64, {10, 0}));
-                            auto* const step = aclCreateTensor(shape.data(), 2, ACL_INT64, nullptr, 0, ACL_FORMAT_ND,
-                                                               shape.data(), 2, memory.address());
-                            Phase phase;
-                            phase.status = aclnnApplyFusedEmaAdamGetWorkspaceSize(
-                                call.grad, call.var, call.m, call.v, call.s, step, call.lr, call.ema_decay, call.beta1,
-                                call.beta2, call.eps, call.mode, true, call.weight_decay, &phase.workspace_size,
-                                &phase.executor);
-                            expect_equal(phase.status, 0, "phase one's status");
-                            expect_equal(launch(call, phase) == 0, !is_strict(), "whether the kernel found its memory");
-                            recent_error();
-                            aclDestroyTensor(step);
-                        },
-                        {"Ascend910B", "strict memory"}};
+const Case example_fits{
+    "memory/kernels_use_the_padding",
+    [] {
+        EmaAdam call;
+        const Shape shape{2, 2};
+        const Memory memory(16);
+        memory.upload(encode(ACL_INT64, {10, 0}));
+        auto* const step =
+            aclCreateTensor(shape.data(), 2, ACL_INT64, nullptr, 0, ACL_FORMAT_ND, shape.data(), 2, memory.address());
+        Phase phase;
+        phase.status = aclnnApplyFusedEmaAdamGetWorkspaceSize(
+            call.grad, call.var, call.m, call.v, call.s, step, call.lr, call.ema_decay, call.beta1, call.beta2,
+            call.eps, call.mode, true, call.weight_decay, &phase.workspace_size, &phase.executor);
+        expect_equal(phase.status, 0, "phase one's status");
+        expect_equal(launch(call, phase) == 0, !is_strict(), "whether the kernel found its memory");
+        recent_error();
+        aclDestroyTensor(step);
+    },
+    {"Ascend910B", "strict memory"}};
 
 }  // namespace

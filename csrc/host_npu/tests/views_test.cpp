@@ -23,33 +23,29 @@ Row<Call> outside(const char* name, Tensor Call::* member, aclnnStatus status = 
             status};
 }
 
-const Case refusals{"views/outside_of_the_storage", [] {
-                        check_rows<MseLoss>({outside("self", &MseLoss::self), outside("target", &MseLoss::target)});
-                        check_rows<MseLossBackward>({outside("gradOutput", &MseLossBackward::grad),
-                                                     outside("self", &MseLossBackward::self),
-                                                     outside("target", &MseLossBackward::target)});
-                        check_rows<BinaryCrossEntropy>({outside("self", &BinaryCrossEntropy::self),
-                                                        outside("target", &BinaryCrossEntropy::target),
-                                                        outside("weight", &BinaryCrossEntropy::weight)});
-                        using Backward = BinaryCrossEntropyBackward;
-                        check_rows<Backward>({outside("gradOutput", &Backward::grad), outside("self", &Backward::self),
-                                              outside("target", &Backward::target),
-                                              outside("weight", &Backward::weight)});
-                        check_rows<Embedding>(
-                            {outside("weight", &Embedding::weight), outside("indices", &Embedding::indices)});
-                        check_rows<EmbeddingDenseBackward>({outside("grad", &EmbeddingDenseBackward::grad),
-                                                            outside("indices", &EmbeddingDenseBackward::indices)});
-                        check_rows<OnlineMaxSum>({outside("input", &OnlineMaxSum::input),
-                                                  outside("weight", &OnlineMaxSum::weight),
-                                                  outside("target", &OnlineMaxSum::target)});
-                        check_rows<LossWithMaxSum>(
-                            {outside("logitsMax", &LossWithMaxSum::max), outside("sumExpLogits", &LossWithMaxSum::sum),
-                             outside("predictedLogits", &LossWithMaxSum::predicted),
-                             outside("logits", &LossWithMaxSum::logits)});
-                        check_rows<LossGrad>({outside("grad", &LossGrad::grad), outside("input", &LossGrad::input),
-                                              outside("weight", &LossGrad::weight),
-                                              outside("softmax", &LossGrad::softmax)});
-                    }};
+const Case refusals{
+    "views/outside_of_the_storage", [] {
+        check_rows<MseLoss>({outside("self", &MseLoss::self), outside("target", &MseLoss::target)});
+        check_rows<MseLossBackward>({outside("gradOutput", &MseLossBackward::grad),
+                                     outside("self", &MseLossBackward::self),
+                                     outside("target", &MseLossBackward::target)});
+        check_rows<BinaryCrossEntropy>({outside("self", &BinaryCrossEntropy::self),
+                                        outside("target", &BinaryCrossEntropy::target),
+                                        outside("weight", &BinaryCrossEntropy::weight)});
+        using Backward = BinaryCrossEntropyBackward;
+        check_rows<Backward>({outside("gradOutput", &Backward::grad), outside("self", &Backward::self),
+                              outside("target", &Backward::target), outside("weight", &Backward::weight)});
+        check_rows<Embedding>({outside("weight", &Embedding::weight), outside("indices", &Embedding::indices)});
+        check_rows<EmbeddingDenseBackward>(
+            {outside("grad", &EmbeddingDenseBackward::grad), outside("indices", &EmbeddingDenseBackward::indices)});
+        check_rows<OnlineMaxSum>({outside("input", &OnlineMaxSum::input), outside("weight", &OnlineMaxSum::weight),
+                                  outside("target", &OnlineMaxSum::target)});
+        check_rows<LossWithMaxSum>(
+            {outside("logitsMax", &LossWithMaxSum::max), outside("sumExpLogits", &LossWithMaxSum::sum),
+             outside("predictedLogits", &LossWithMaxSum::predicted), outside("logits", &LossWithMaxSum::logits)});
+        check_rows<LossGrad>({outside("grad", &LossGrad::grad), outside("input", &LossGrad::input),
+                              outside("weight", &LossGrad::weight), outside("softmax", &LossGrad::softmax)});
+    }};
 
 // The zeros of an empty gradient are made like out, which is copied for that.
 const Case empty_gradient{"views/outside_of_an_output_that_is_copied", [] {
@@ -63,18 +59,15 @@ const Case empty_gradient{"views/outside_of_an_output_that_is_copied", [] {
                               check_rows<EmbeddingDenseBackward>({row});
                           }};
 
-const Case backwards{"views/before_the_storage", [] {
-                         const auto view = [](std::int64_t offset) {
-                             return View{.strides = Shape{-2, 1}, .offset = offset};
-                         };
-                         check_rows<MseLossBackward>({
-                             {"one element before",
-                              [=](auto& call) { call.self = {ACL_FLOAT, {2, 2}, {1}, view(1)}; }, 561103},
-                             {"one element beyond",
-                              [=](auto& call) { call.self = {ACL_FLOAT, {2, 2}, {1}, view(3)}; }, 561103},
-                             {"all within", [=](auto& call) { call.self = {ACL_FLOAT, {2, 2}, {1}, view(2)}; }},
-                         });
-                     }};
+const Case backwards{
+    "views/before_the_storage", [] {
+        const auto view = [](std::int64_t offset) { return View{.strides = Shape{-2, 1}, .offset = offset}; };
+        check_rows<MseLossBackward>({
+            {"one element before", [=](auto& call) { call.self = {ACL_FLOAT, {2, 2}, {1}, view(1)}; }, 561103},
+            {"one element beyond", [=](auto& call) { call.self = {ACL_FLOAT, {2, 2}, {1}, view(3)}; }, 561103},
+            {"all within", [=](auto& call) { call.self = {ACL_FLOAT, {2, 2}, {1}, view(2)}; }},
+        });
+    }};
 
 // What is not copied is not looked at: the kernel finds what memory there is.
 const Case not_copied{"views/contiguous_views_are_not_looked_at", [] {

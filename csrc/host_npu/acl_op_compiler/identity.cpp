@@ -1,0 +1,104 @@
+#include "acl_op_compiler/identity.h"
+
+#include <cstring>
+#include <functional>
+#include <numeric>
+
+#include "ascendcl/device.h"
+#include "nnopbase/dtype.h"
+
+namespace host_npu {
+namespace {
+
+using Dims = std::vector<std::int64_t>;
+
+std::int64_t product(const Dims& dims) {
+    return std::accumulate(dims.begin(), dims.end(), std::int64_t{1}, std::multiplies<>());
+}
+
+// A matrix, or several, in memory.
+class Placement {
+  public:
+    explicit Placement(const aclTensorDesc& desc)
+        : tiled_(desc.storage_format == ACL_FORMAT_FRACTAL_NZ),
+          rows_(desc.dims.size() < 2 ? 1 : desc.dims[desc.dims.size() - 2]),
+          columns_(desc.dims.empty() ? 1 : desc.dims.back()) {
+        if (!tiled_) return;
+        const auto* const tiles = &desc.storage_dims[desc.storage_dims.size() - 4];
+        column_tiles_ = tiles[0];
+        row_tiles_ = tiles[1];
+        tile_rows_ = tiles[2];
+        tile_columns_ = tiles[3];
+    }
+
+    static bool knows(const aclTensorDesc& desc) {
+        if (desc.storage_format != ACL_FORMAT_FRACTAL_NZ) {
+            return desc.storage_format == desc.format && product(desc.storage_dims) == product(desc.dims);
+        }
+        return desc.dims.size() >= 2 && desc.storage_dims.size() == desc.dims.size() + 2;
+    }
+
+    // Columns of tiles follow one another, in each of them its tiles from top to bottom.
+    std::int64_t offset(std::int64_t matrix, std::int64_t row, std::int64_t column) const {
+        if (!tiled_) return (matrix * rows_ + row) * columns_ + column;
+        const auto tile = (matrix * column_tiles_ + column / tile_columns_) * row_tiles_ + row / tile_rows_;
+        return (tile * tile_rows_ + row % tile_rows_) * tile_columns_ + column % tile_columns_;
+    }
+
+    std::int64_t rows() const { return rows_; }
+    std::int64_t columns() const { return columns_; }
+
+  private:
+    bool tiled_;
+    std::int64_t rows_;
+    std::int64_t columns_;
+    std::int64_t column_tiles_ = 0;
+    std::int64_t row_tiles_ = 0;
+    std::int64_t tile_rows_ = 0;
+    std::int64_t tile_columns_ = 0;
+};
+
+void copy(const aclTensorDesc& from, const std::byte* source, const aclTensorDesc& to, std::byte* destination) {
+    const auto size = item_size(to.type);
+    const Placement read(from), write(to);
+    // What is behind the last row and column of the tiles.
+    std::memset(destination, 0, static_cast<std::size_t>(product(to.storage_dims)) * size);
+    const auto matrices = product(to.dims) / (write.rows() * write.columns());
+    for (std::int64_t matrix = 0; matrix < matrices; ++matrix) {
+        for (std::int64_t row = 0; row < write.rows(); ++row) {
+            for (std::int64_t column = 0; column < write.columns(); ++column) {
+                std::memcpy(destination + static_cast<std::size_t>(write.offset(matrix, row, column)) * size,
+                            source + static_cast<std::size_t>(read.offset(matrix, row, column)) * size, size);
+            }
+        }
+    }
+}
+
+}  // namespace
+
+std::optional<std::string> copy_identity(const aclTensorDesc& from, const aclDataBuffer& source,
+                                         const aclTensorDesc& to, const aclDataBuffer& destination,
+                                         aclrtStream stream) {
+    if (from.type != to.type || from.dims != to.dims || item_size(to.type) == 0) {
+        return "its output has another dtype or another shape than its input";
+    }
+    if (!Placement::knows(from) || !Placement::knows(to)) {
+        return "its formats are " + std::to_string(from.storage_format) + " and " + std::to_string(to.storage_format) +
+               "; only FRACTAL_NZ and the base formats are simulated";
+    }
+    if (product(to.dims) == 0) return std::nullopt;
+    const auto status = enqueue(stream, "Identity", [from, source, to, destination] {
+        const auto last = [](const aclTensorDesc& desc, const aclDataBuffer& buffer) {
+            const auto bytes = static_cast<std::size_t>(product(desc.storage_dims)) * item_size(desc.type);
+            host_alias(static_cast<std::byte*>(buffer.data) + bytes - 1);
+        };
+        last(from, source);
+        last(to, destination);
+        copy(from, static_cast<const std::byte*>(host_alias(source.data)), to,
+             static_cast<std::byte*>(host_alias(destination.data)));
+    });
+    if (status != ACL_SUCCESS) return "the launch failed with status " + std::to_string(status);
+    return std::nullopt;
+}
+
+}  // namespace host_npu
