@@ -1,13 +1,13 @@
 """The raw operators, ``torch.ops.torch_aclnn_ops.*``: arguments and results as CANN defines them, on every device.
 
-What CANN's operator does not take on an NPU follows one rule:
+``torch_aclnn_ops.ops.*`` and ``torch.ops.torch_aclnn_ops.*`` follow one rule on an NPU: they are CANN's operator, and
+refuse what it does not take before anything is queued, because a failure in the queue stops it for good.
 
-* The functions of this module compute the formula in its place, on the NPU, and ``torch_aclnn_ops.explain`` says why.
-* ``torch.ops.torch_aclnn_ops.*`` is CANN's operator itself, and raises: ``NotImplementedError`` on a chip without it,
-  before anything is queued; ``RuntimeError`` with CANN's status and message for a dtype, a rank or a size.
+* On a chip without the operator they raise ``NotImplementedError``.
+* For a dtype, a rank or a size they raise ``RuntimeError`` with CANN's status and message.
+* Arguments that no device takes raise the same ``TypeError`` or ``ValueError`` everywhere.
 
-Neither fails in the queue, which would stop it for good. Arguments that no device takes raise the same ``TypeError`` or
-``ValueError`` everywhere.
+The drop-in functions compute the formula in their place, on the NPU, and ``torch_aclnn_ops.explain`` says why.
 """
 
 from torch_aclnn_ops.ops.binary_cross_entropy import binary_cross_entropy_backward

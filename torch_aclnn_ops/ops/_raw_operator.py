@@ -164,18 +164,12 @@ class RawOperator:
         return _extension.missing(self.name) or why_not_rank(self._names, args) or self._limits(soc, *args)
 
     def takes_on_this_chip(self, args: tuple[Any, ...]) -> bool:
-        """Return whether CANN's operator takes a direct call on an NPU; raise where the chip lacks the operator.
-
-        Other limits are CANN's to refuse: its first phase does it, before anything is queued.
-        """
+        """Return whether CANN's operator takes a direct call on an NPU; raise where the chip lacks the operator."""
         reason = self.why_not_cann(*args)
         soc = _extension.soc()
         if reason is not None and soc is not None and reason == why_not_chip(soc):
             self.check(args, False)
-            raise NotImplementedError(
-                f"{self.name}: {reason}; torch_aclnn_ops.ops.{self.name} computes the formula there, or move the"
-                " tensors to the CPU"
-            )
+            raise NotImplementedError(f"{self.name}: {reason}; drop-in functions and the CPU compute its formula")
         return reason is None
 
     def serves_native_function(self, tensor: Tensor, rank: int) -> bool:
