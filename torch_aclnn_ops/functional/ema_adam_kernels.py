@@ -142,18 +142,20 @@ def _update_one(
     # The operator takes numbers. With 1 in the place of a tensor it leaves out what is done below.
     is_on_device = isinstance(lr, Tensor) or isinstance(ema_decay, Tensor)
     step.add_(1)
-    apply_fused_ema_adam_(
+    # A direct call on an NPU is CANN's operator alone; this one falls back on its formula on a chip without it.
+    call = apply_fused_ema_adam_.run if param.device.type == "npu" else apply_fused_ema_adam_
+    call(
         -grad if options.maximize else grad,
         *states,
         step,
-        lr=1.0 if isinstance(lr, Tensor) else lr,
-        ema_decay=1.0 if is_on_device else ema_decay,
-        beta1=options.beta1,
-        beta2=options.beta2,
-        eps=options.eps,
-        weight_decay_mode=int(options.decoupled_weight_decay),
-        bias_correction=options.bias_correction,
-        weight_decay=options.weight_decay,
+        1.0 if isinstance(lr, Tensor) else lr,
+        1.0 if is_on_device else ema_decay,
+        options.beta1,
+        options.beta2,
+        options.eps,
+        int(options.decoupled_weight_decay),
+        options.bias_correction,
+        options.weight_decay,
     )
     if isinstance(lr, Tensor):
         param.copy_(old_param.lerp_(param, lr.reshape(()).to(param)))
