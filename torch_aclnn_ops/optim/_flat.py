@@ -31,9 +31,9 @@ class Run(NamedTuple):
         states = self.states
         master = states.get("master_params", self.weights)
         grads = self.grads.to(master.dtype)
-        return TensorLists(
-            [master], [grads], [states["exp_avg"]], [states["exp_avg_sq"]], [states["ema_params"]], [self.steps]
-        )
+        moments = [states["exp_avg"]], [states["exp_avg_sq"]]
+        rounded = [self.weights] if "master_params" in states else []
+        return TensorLists([master], [grads], *moments, [states["ema_params"]], [self.steps], rounded)
 
 
 class StepCounts:
@@ -55,6 +55,10 @@ class StepCounts:
             self.values: list[int] = self._steps.tolist()
             self._summarize()
 
+    def forget(self) -> None:
+        """Read the counts before they are used again, unless ``increment`` comes first."""
+        self._version = -1
+
     def increment(self, runs: Iterable[Run]) -> None:
         """Count a step that the device has counted."""
         for run in runs:
@@ -62,8 +66,8 @@ class StepCounts:
         self._summarize()
 
     def _summarize(self) -> None:
-        self._version = version_of(self._steps)
         self.are_equal = len(set(self.values)) == 1
+        self._version = version_of(self._steps)  # last: an exception in between leaves counts that are read again
 
 
 class FlatBuffer:
@@ -192,13 +196,15 @@ class FlatBuffer:
             end = begin + grad.numel()
         torch.cat(parts, out=run.grads)
 
-    def finish(self, runs: list[Run]) -> None:
-        """Count the step, and let autograd see that the parameters were written to."""
-        self.counts.increment(runs)
+    def begin(self, runs: list[Run]) -> None:
+        """Let autograd see that the parameters are written to, whatever becomes of the step."""
+        self.counts.forget()
         for run in runs:
-            if "master_params" in run.states:
-                run.weights.copy_(run.states["master_params"])
             torch.autograd.graph.increment_version(self.params[run.members])
+
+    def finish(self, runs: list[Run]) -> None:
+        """Count a step that is complete."""
+        self.counts.increment(runs)
         self._cached.remember_own_writes()
 
 

@@ -3,7 +3,8 @@
 from collections import defaultdict
 from typing import Any
 
-from torch_aclnn_ops._torch_compat import foreach_copy_, per_optimizer_state
+from torch_aclnn_ops._torch_compat import per_optimizer_state
+from torch_aclnn_ops.functional._step_progress import StepProgress
 from torch_aclnn_ops.functional.ema_adam_kernels import Options, TensorLists, batches, is_plain, local, update
 from torch_aclnn_ops.optim._flat import FlatBuffer
 from torch_aclnn_ops.optim._options import EmaSchedule
@@ -29,14 +30,17 @@ def scaling_of(optimizer: Any, grad_scaler: Any = None) -> tuple[Tensor | None, 
     return None, sum(scaler_state["found_inf_per_device"].values())
 
 
-def step_lists(tensors: TensorLists, masters: list[Tensor], options: Options, schedule: EmaSchedule) -> None:
-    """Update parameters one by one, and where there are master weights, these first.
+def step_lists(
+    tensors: TensorLists, masters: list[Tensor], options: Options, schedule: EmaSchedule, progress: StepProgress
+) -> None:
+    """Update parameters one by one, with their master weights where they have some.
 
     Args:
         tensors: the parameters, with gradients of their dtype and states of their masters' dtype.
         masters: the parameters themselves, or their weights in float32.
         options: the options of the group.
         schedule: says the decay.
+        progress: is told what is updated.
     """
     if not all(is_plain(param) for param in tensors.params):
         # The shards of a gradient have to be where those of its parameter are.
@@ -48,26 +52,24 @@ def step_lists(tensors: TensorLists, masters: list[Tensor], options: Options, sc
         masters = [local(master) for master in masters]
     is_rounded = [param.dtype != master.dtype for param, master in zip(tensors.params, masters, strict=True)]
     if not any(is_rounded):
-        _update(tensors, options, schedule)
+        _update(tensors, options, schedule, progress)
         return
-    _update(tensors.select([not rounded for rounded in is_rounded]), options, schedule)
-    params = tensors.select(is_rounded).params
-    rounded = tensors._replace(params=masters).select(is_rounded)
-    for part in batches(params, _WIDENED_ELEMENTS):
+    _update(tensors.select([not rounded for rounded in is_rounded]), options, schedule, progress)
+    rounded = tensors._replace(params=masters, rounded=tensors.params).select(is_rounded)
+    for part in batches(rounded.params, _WIDENED_ELEMENTS):
         batch = rounded.part(part)
         batch = batch._replace(
             grads=[grad.to(master.dtype) for grad, master in zip(batch.grads, batch.params, strict=True)]
         )
-        _update(batch, options, schedule)
-        foreach_copy_(params[part], batch.params)
+        _update(batch, options, schedule, progress)
 
 
-def _update(tensors: TensorLists, options: Options, schedule: EmaSchedule) -> None:
+def _update(tensors: TensorLists, options: Options, schedule: EmaSchedule, progress: StepProgress) -> None:
     """Update with the decay that the schedule has for each parameter's step."""
     if not tensors.params:
         return
     if schedule.is_constant:
-        update(tensors, options)
+        update(tensors, options, progress)
         return
     by_decay, by_device = defaultdict(list), defaultdict(list)
     for i, step in enumerate(tensors.steps):
@@ -76,28 +78,33 @@ def _update(tensors: TensorLists, options: Options, schedule: EmaSchedule) -> No
         else:
             by_device[step.device].append(i)
     for known_decay, members in by_decay.items():
-        lists = TensorLists(*([listed[i] for i in members] for listed in tensors))
-        update(lists, options._replace(ema_decay=known_decay))
+        lists = TensorLists(*([listed[i] for i in members] if listed else [] for listed in tensors))
+        update(lists, options._replace(ema_decay=known_decay), progress)
     for members in by_device.values():
         decays = schedule.decays_at(torch.stack([tensors.steps[i] for i in members]) + 1)
         for i, decay in zip(members, decays.unbind(), strict=True):
-            update(tensors.part(slice(i, i + 1)), options._replace(ema_decay=decay))
+            update(tensors.part(slice(i, i + 1)), options._replace(ema_decay=decay), progress)
 
 
-def step_buffer(buffer: FlatBuffer, options: Options, schedule: EmaSchedule) -> None:
+def step_buffer(buffer: FlatBuffer, options: Options, schedule: EmaSchedule, progress: StepProgress) -> None:
     """Update the parameters of a buffer that have gradients, as few long ones."""
     if options.found_inf is not None and not options.found_inf.is_cpu:
         buffer.counts.is_exact = False
     runs = buffer.gather()
     runs_by_decay: dict[float, list[TensorLists]] = defaultdict(list)
+    one_by_one: list[tuple[TensorLists, Tensor]] = []
     for run in runs:
         lists = run.lists()
         if schedule.is_constant or buffer.counts.is_exact:
             runs_by_decay[schedule.decay_at(buffer.counts.values[run.members.start] + 1)].append(lists)
         else:
-            decay = schedule.decays_at(lists.steps[0][0] + 1)
-            update(lists, options._replace(ema_decay=decay))
+            one_by_one.append((lists, schedule.decays_at(lists.steps[0][0] + 1)))
+    buffer.begin(runs)
+    for lists, decay in one_by_one:
+        update(lists, options._replace(ema_decay=decay), progress)
     for known_decay, entries in runs_by_decay.items():
-        merged = TensorLists(*([tensors[0] for tensors in kind] for kind in zip(*entries, strict=True)))
-        update(merged, options._replace(ema_decay=known_decay))
+        merged = TensorLists(
+            *([tensor for tensors in kind for tensor in tensors] for kind in zip(*entries, strict=True))
+        )
+        update(merged, options._replace(ema_decay=known_decay), progress)
     buffer.finish(runs)
