@@ -10,13 +10,14 @@ from __future__ import annotations
 import argparse
 import gc
 import itertools
+import os
 import random
 import signal
 import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,6 +31,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests._optim import SETTINGS, STATE, Weights
 
+QUEUE = os.environ.get("TASK_QUEUE_ENABLE", "1")
+Action = Callable[[], None]
+Contents = tuple[Tensor, ...]  # of a parameter and its state
 WARM_UP = "ema_warmup"
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -95,7 +99,7 @@ class Trainee:
         if self.scaler:
             self.scaler.update()
 
-    def contents(self) -> list[tuple[Tensor, ...]]:
+    def contents(self) -> list[Contents]:
         """Return what belongs to each parameter."""
         states = [self.optimizer.state.get(param, {}) for param in self.params]
         names = (*STATE, "master_params")
@@ -107,20 +111,18 @@ class Trainee:
         ]
 
 
-def are_equal(first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> bool:
+def are_equal(first: Contents, second: Contents) -> bool:
     return len(first) == len(second) and all(map(torch.equal, first, second))
 
 
-def is_before(contents: tuple[Tensor, ...], before: tuple[Tensor, ...]) -> bool:
+def is_before(contents: Contents, before: Contents) -> bool:
     """Return whether a parameter was not updated; its first step may have made its state."""
     if len(before) > 1:
         return are_equal(contents, before)
     return torch.equal(contents[0], before[0]) and (len(contents) == 1 or int(contents[1]) == 0)
 
 
-def lost_by_step(
-    trainee: Trainee, before: list[tuple[Tensor, ...]], after: list[tuple[Tensor, ...]], told: bool
-) -> str:
+def lost_by_step(trainee: Trainee, before: list[Contents], after: list[Contents], told: bool) -> str:
     """Repeat a step that was disturbed; say what is lost, or nothing."""
     if trainee.scaler and not told:
         # Torch's GradScaler multiplies by a scale that an exception before the step has left to the optimizer.
@@ -144,7 +146,7 @@ def lost_by_step(
     return f"after a second call parameters {wrong} differ" if wrong else ""
 
 
-def lost_by_swap(trainee: Trainee, before: list[tuple[Tensor, ...]]) -> str:
+def lost_by_swap(trainee: Trainee, before: list[Contents]) -> str:
     """Look at weights and averages after a swap that was disturbed; say what is lost, or nothing."""
     gc.collect()
     if not all(map(are_equal, trainee.contents(), before)):
@@ -190,23 +192,21 @@ class Campaign:
 
     def __init__(self, device: str, report: Report) -> None:
         self.device, self.report = device, report
-        self._references: dict[tuple[str, int], list[tuple[Tensor, ...]]] = {}
+        self._references: dict[tuple[str, int], list[Contents]] = {}
 
-    def _after(self, name: str, steps: int) -> list[tuple[Tensor, ...]]:
+    def _after(self, name: str, steps: int) -> list[Contents]:
         if (name, steps) not in self._references:
             trainee = Trainee(self.device, steps, **CONFIGURATIONS[name])
             trainee.step()
             self._references[name, steps] = trainee.contents()
         return self._references[name, steps]
 
-    def trial(
-        self, kind: str, name: str, action: str, steps: int, disturb: Callable[[Callable[[], None]], None]
-    ) -> bool:
+    def trial(self, kind: str, name: str, action: str, steps: int, disturb: Callable[[Action], None]) -> bool:
         """Do an action that is disturbed; return whether an exception came."""
         trainee = Trainee(self.device, steps, **CONFIGURATIONS[name])
         before, after = trainee.contents(), self._after(name, steps)
         self.report.trials[kind] += 1
-        told, is_disturbed = False, False
+        told, is_disturbed, self.was_reached = False, False, True
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
@@ -217,6 +217,9 @@ class Campaign:
                 told = "the step updated these parameters" in notes
                 if "half updated" in notes or "next call of step()" in str(error):
                     trainee.optimizer.state_dict()  # which finishes what the exception has said is left
+            if self.device == "npu":
+                self.was_reached = not host_npu.stats().pending_failures
+                host_npu.reset()
             self.report.disturbed[kind] += is_disturbed
             if action == "swap":
                 lost = lost_by_swap(trainee, before)
@@ -254,13 +257,44 @@ class Campaign:
                 if disturbance.seen <= nth:
                     break
 
+    def fail_cann(self, functions: Sequence[str], every: int = 1) -> None:
+        """Let the n-th call of a simulated function fail, for every n."""
+        for case, function in itertools.product(itertools.product(CONFIGURATIONS, ("step", "swap"), (0, 2)), functions):
+            for nth in itertools.count(1, every):
+                host_npu.reset()
+                disturbance = partial(_with_failure, function, nth)
+                self.trial(f"failing {function}", *case, disturbance)
+                if not self.was_reached:
+                    break
 
-def _with_timer(delay: float, action: Callable[[], None]) -> None:
+
+def _with_timer(delay: float, action: Action) -> None:
     signal.setitimer(signal.ITIMER_REAL, delay)
     try:
         action()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _with_failure(function: str, nth: int, action: Action) -> None:
+    host_npu.fail(function, nth)
+    action()
+    torch.npu.synchronize()
+
+
+def functions_of_a_step() -> list[str]:
+    """Return the first phases of the operators that steps and swaps launch, and with no queue their second phases."""
+    host_npu.reset()
+    for configuration in CONFIGURATIONS.values():
+        trainee = Trainee("npu", 1, **configuration)
+        trainee.step()
+        swap(trainee)
+    torch.npu.synchronize()
+    operators = sorted(host_npu.stats().launches)
+    if QUEUE == "2":  # torch_npu's own first phases are queued: their failure ends the queue, as on a device
+        operators = ["aclnnApplyFusedEmaAdam"]
+    phases = [f"{name}GetWorkspaceSize" for name in operators]
+    return [*phases, "aclCreateTensor", *(operators if QUEUE == "0" else [])]
 
 
 class FailOperators(TorchDispatchMode):
@@ -270,7 +304,7 @@ class FailOperators(TorchDispatchMode):
         super().__init__()
         self.seen, self._failing = 0, range(first, first + count)
 
-    def run(self, action: Callable[[], None]) -> None:
+    def run(self, action: Action) -> None:
         with self:
             action()
 
@@ -297,19 +331,37 @@ def timer_raises() -> Iterator[None]:
         signal.signal(signal.SIGALRM, previous)
 
 
+def run(device: str, trials: int, every: int, seed: int = 0) -> Report:
+    """Run a campaign on a device."""
+    report = Report()
+    campaign = Campaign(device, report)
+    with timer_raises():
+        campaign.interrupt(trials, seed)
+    if device == "cpu":
+        campaign.fail_operators(every=every)
+    else:
+        campaign.fail_cann(functions_of_a_step(), every)
+    return report
+
+
 def main() -> None:
-    """Run a campaign and print its counts."""
+    """Run campaigns on the CPU, and on the host NPU with every kind of task queue; print their counts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=("cpu", "npu"), help="only this one; npu needs a host NPU")
     parser.add_argument("--trials", type=int, default=1000, help="signals on each device")
     parser.add_argument("--every", type=int, default=1, help="of the calls that can fail, take every n-th")
+    parser.add_argument("--seed", type=int, default=0, help="of the times of the signals")
     arguments = parser.parse_args()
-    report = Report()
-    campaign = Campaign("cpu", report)
-    with timer_raises():
-        campaign.interrupt(arguments.trials)
-    campaign.fail_operators(every=arguments.every)
-    print(report)
-    sys.exit(bool(report.losses))
+    device = arguments.device or "cpu"
+    report = run(device, arguments.trials, arguments.every, arguments.seed)
+    print(f"{device}{f', TASK_QUEUE_ENABLE={QUEUE}' if device == 'npu' else ''}\n{report}", flush=True)
+    status = bool(report.losses)
+    if arguments.device is None and not status:
+        options = [f"--{name}={getattr(arguments, name)}" for name in ("trials", "every", "seed")]
+        command = [sys.executable, "-m", "torch_aclnn_ops.host_npu", "-m", "tests.interrupts", "--device=npu", *options]
+        for queue in ("0", "1", "2"):
+            status |= bool(subprocess.run(command, env={**os.environ, "TASK_QUEUE_ENABLE": queue}).returncode)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

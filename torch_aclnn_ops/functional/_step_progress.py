@@ -50,7 +50,7 @@ class StepProgress:
         try:
             self.finish()
         except BaseException as error:
-            self._settle(undo, is_written)
+            self._settle(steps, undo, is_written)
             if self.is_torn():
                 add_note(error, self._describe_torn(steps))
             raise
@@ -67,16 +67,17 @@ class StepProgress:
     def _begin(self, calls: Sequence[Call]) -> None:
         self._calls, self._results = calls, []
 
-    def _settle(self, undo: Call | None, is_written: Callable[[], bool]) -> None:
+    def _settle(self, steps: Sequence[Tensor], undo: Call | None, is_written: Callable[[], bool]) -> None:
         """Take back the first call if it is the only one, else make the others; a second failure leaves them."""
-        if not self._results:
+        if not self._results or not self.is_torn():
             self._calls = ()
             return
-        if undo is not None and len(self._results) == 1:
-            if is_written():
-                self._results.append(None)
-            else:
-                self._begin([undo])
+        if undo is not None and len(self._results) == 1 and not is_written():
+            self._begin([undo])
+        else:
+            written = max(len(self._results), 2 if undo is not None else 0)
+            self._begin(self._calls[written:-1])
+            self.updated.extend(steps)  # now, or when the rest is made
         try:
             self.finish()
         except Exception as error:

@@ -107,7 +107,12 @@ def check_options(options: Options) -> None:
     """Raise where an option has another type, or is out of its range; a device is not asked for values."""
     for name, (accepts, accepted) in _NUMBERS.items():
         value = getattr(options, name)
-        if isinstance(value, Tensor) and value.numel() == 1 and name in _MAY_BE_TENSORS:
+        if isinstance(value, Tensor) and name in _MAY_BE_TENSORS:
+            if value.numel() != 1:
+                raise ValueError(
+                    f"FusedEmaAdam: {name} must be a number or a tensor with one element, but its shape is"
+                    f" {list(value.shape)}"
+                )
             if not value.is_cpu or torch.compiler.is_compiling():
                 continue
             value = value.item()

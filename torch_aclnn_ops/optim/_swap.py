@@ -20,9 +20,10 @@ class Swap(ContextDecorator):
         optimizer: the optimizer, whose ``_exchange`` is what this has begun and not ended.
     """
 
+    _exchange: "Exchange | None" = None
+
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
-        self._exchange: Exchange | None = None
 
     def __enter__(self) -> None:
         self._optimizer._make_whole("swap_ema_params")

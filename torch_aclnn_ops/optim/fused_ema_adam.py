@@ -59,6 +59,10 @@ class FusedEmaAdam(AveragingOptimizer):
     A checkpoint of :class:`torch.optim.AdamW` or :class:`torch.optim.Adam`, or of MindSpeed's ``FusedEmaAdamW``, can be
     loaded, and theirs can load one of this.
 
+    A parameter without a gradient does nothing in a step: its average stands still too, where
+    :class:`torch.optim.swa_utils.AveragedModel` goes on to move it towards the weights. It matters for what is frozen
+    midway and for experts that get no token; with a gradient of 0 and ``lr=0`` in their group the average goes on.
+
     Only dense real tensors are trained; ``amsgrad`` is refused. Buffers of a model are not averaged.
 
     Args:
