@@ -13,6 +13,7 @@ import itertools
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 import warnings
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from torch_aclnn_ops import host_npu
 from torch_aclnn_ops.optim import FusedEmaAdam
 
 import torch
@@ -191,7 +193,7 @@ class Campaign:
     """
 
     def __init__(self, device: str, report: Report) -> None:
-        self.device, self.report = device, report
+        self.device, self.report, self.was_reached = device, report, True
         self._references: dict[tuple[str, int], list[Contents]] = {}
 
     def _after(self, name: str, steps: int) -> list[Contents]:
