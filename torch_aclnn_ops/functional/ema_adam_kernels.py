@@ -59,7 +59,7 @@ class TensorLists(NamedTuple):
     exp_avg_sqs: list[Tensor]
     ema_params: list[Tensor]
     steps: list[Tensor]
-    rounded: Sequence[Tensor] = ()
+    rounded: list[Tensor] | tuple[()] = ()
 
     def select(self, selectors: list[bool]) -> "TensorLists":
         """Return the parameters whose selector is true."""
@@ -212,8 +212,9 @@ def multi_tensor(tensors: TensorLists, options: Options, progress: StepProgress)
     """Do a step by torch's kernels for lists; for tensors that have one, see ``has_native_kernel``."""
     if tensors.params:
         tensors = tensors._replace(grads=list(map(_laid_out_as, tensors.params, tensors.grads)))
-        for part in batches(tensors.params, _CACHED_ELEMENTS):
-            _update_batch(tensors.part(part), options, progress)
+        parts = list(batches(tensors.params, _CACHED_ELEMENTS))
+        for part in parts:
+            _update_batch(tensors.part(part) if len(parts) > 1 else tensors, options, progress)
 
 
 def _update_batch(batch: TensorLists, options: Options, progress: StepProgress) -> None:
@@ -222,20 +223,20 @@ def _update_batch(batch: TensorLists, options: Options, progress: StepProgress) 
     else:
         # The kernel always divides by 1 - beta**step, which is 1 for every beta after this many steps.
         steps = [torch.tensor(2**62, device="cpu")] * len(batch.steps)
-    native_adam = partial(
-        fused_adamw_ if options.decoupled_weight_decay else fused_adam_,
-        lr=options.lr,
-        beta1=options.beta1,
-        beta2=options.beta2,
-        weight_decay=options.weight_decay,
-        eps=options.eps,
-        amsgrad=False,
-        maximize=options.maximize,
-        grad_scale=options.grad_scale,
-    )
+    native_adam = fused_adamw_ if options.decoupled_weight_decay else fused_adam_
+    adam = {
+        "lr": options.lr,
+        "beta1": options.beta1,
+        "beta2": options.beta2,
+        "weight_decay": options.weight_decay,
+        "eps": options.eps,
+        "amsgrad": False,
+        "maximize": options.maximize,
+        "grad_scale": options.grad_scale,
+    }
     calls = [partial(foreach_add_, batch.steps, 1)]
     for params, grads, exp_avgs, exp_avg_sqs, ema_params in _pieces(batch):
-        calls.append(partial(native_adam, params, grads, exp_avgs, exp_avg_sqs, [], steps))
+        calls.append(partial(native_adam, params, grads, exp_avgs, exp_avg_sqs, [], steps, **adam))
         if options.ema_decay != 1:
             calls.append(partial(foreach_lerp_, ema_params, params, float(1 - options.ema_decay)))
     if batch.rounded:

@@ -226,15 +226,16 @@ class FusedEmaAdam(AveragingOptimizer):
         is_compiling = torch.compiler.is_compiling()
         if found_inf is not None and not is_compiling and found_inf.is_cpu and found_inf:
             return loss
-        scaled = [
-            (options._replace(grad_scale=grad_scale, found_inf=found_inf), schedule) for options, schedule in parsed
-        ]
+        if grad_scale is not None or found_inf is not None:
+            parsed = [
+                (options._replace(grad_scale=grad_scale, found_inf=found_inf), schedule) for options, schedule in parsed
+            ]
         progress = StepProgress()
         if is_compiling:
-            self._step_groups(scaled, False, progress)
+            self._step_groups(parsed, False, progress)
             return loss
         try:
-            self._step_groups(scaled, self._flatten, progress)
+            self._step_groups(parsed, self._flatten, progress)
         except BaseException as error:
             self._progress = progress
             self._use_up_gradients(progress, error)
