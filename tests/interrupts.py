@@ -219,6 +219,7 @@ class Campaign:
                 told = "the step updated these parameters" in notes
                 if "half updated" in notes or "next call of step()" in str(error):
                     trainee.optimizer.state_dict()  # which finishes what the exception has said is left
+            torch.set_grad_enabled(True)  # a signal inside torch.no_grad() itself leaves it off, whoever uses it
             if self.device == "npu":
                 self.was_reached = not host_npu.stats().pending_failures
                 host_npu.reset()

@@ -96,14 +96,17 @@ class FlatBuffer:
         self.states = {name: torch.zeros(size, dtype=dtype, device=first.device) for name in names}
         self.steps = torch.zeros(len(self.params), dtype=torch.int64, device=first.device)
         self._grad_views = [self._view(self.grads, i) for i in range(len(self.params))]
-        for i, param in enumerate(self.params):
-            view = self._view(self.weights, i)
+        views = [self._view(self.weights, i) for i in range(len(self.params))]
+        for param, view in zip(self.params, views, strict=True):
             view.copy_(param.detach())
-            param.data = view
         self._all_states = states
         self.lacks_averages = False  # a checkpoint had no averages for these parameters
         self._adopt_states(param for param in self.params if has_state(states, param))
         self.counts = StepCounts(self.steps)
+        # A device may refuse all above: the parameters move only now.
+        for param, view in zip(self.params, views, strict=True):
+            param.data = view
+        self._cached = CachedState(self.params, states, Tensor.data_ptr)
         # What to update where all parameters have gradients, and have done as many steps.
         self._whole = self._runs([True] * len(self.params), [0] * len(self.params))
 
