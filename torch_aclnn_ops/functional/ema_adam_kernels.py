@@ -17,7 +17,7 @@ from torch_aclnn_ops._torch_compat import (
     fused_adamw_,
     version_of,
 )
-from torch_aclnn_ops.functional._step_progress import Call, StepProgress
+from torch_aclnn_ops.functional.step_progress import Call, StepProgress
 from torch_aclnn_ops.ops import apply_fused_ema_adam_
 
 import torch

@@ -2,12 +2,13 @@
 
 import os
 import tempfile
+import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from torch_aclnn_ops.functional._step_progress import StepProgress
+from torch_aclnn_ops.functional.step_progress import StepProgress
 from torch_aclnn_ops.optim import _checkpoints
 from torch_aclnn_ops.optim._swap import Exchange, Swap, leave
 
@@ -20,6 +21,7 @@ class AveragingOptimizer(Optimizer):
     """An optimizer whose states have an average of their parameter, ``ema_params``: how to get it out and back in."""
 
     _exchange: Exchange | None  # that is not undone
+    _has_warned: bool
     _progress: StepProgress  # of the last step that failed
 
     def swap_ema_params(self) -> AbstractContextManager[None]:
@@ -112,6 +114,15 @@ class AveragingOptimizer(Optimizer):
             super().load_state_dict(state_dict)
         finally:
             hook.remove()
+
+    def _warn(self, lacks_average: bool) -> None:
+        if lacks_average and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                "FusedEmaAdam: the loaded state has no 'ema_params' for parameters that were trained before, as a"
+                " checkpoint of torch.optim.AdamW; their averages start from the weights",
+                stacklevel=7,
+            )
 
     def _make_whole(self, method: str) -> None:
         """Finish what a failure has left half done; raise inside ``swap_ema_params``."""

@@ -1,18 +1,23 @@
 """One step on the lists of a parameter group, or on a buffer: scaled gradients, master weights, the average's decay."""
 
-from collections import defaultdict
+from collections import defaultdict, deque
+from itertools import repeat
 from typing import Any
 
 from torch_aclnn_ops._torch_compat import per_optimizer_state
-from torch_aclnn_ops.functional._step_progress import StepProgress
+from torch_aclnn_ops.functional.ema_adam import why_unlike
 from torch_aclnn_ops.functional.ema_adam_kernels import Options, TensorLists, batches, is_plain, local, update
-from torch_aclnn_ops.optim._flat import FlatBuffer
+from torch_aclnn_ops.functional.step_progress import StepProgress, add_note
+from torch_aclnn_ops.optim._flat import FlatBuffer, FlatGroup
 from torch_aclnn_ops.optim._options import EmaSchedule
+from torch_aclnn_ops.optim._states import describe_params, has_state
 
 import torch
 from torch import Tensor
 from torch.amp.grad_scaler import OptState
+from torch.optim.optimizer import Optimizer
 
+_REAL = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # Elements whose 16-bit gradients are widened at a time.
 _WIDENED_ELEMENTS = 2**24
 
@@ -108,3 +113,46 @@ def step_buffer(buffer: FlatBuffer, options: Options, schedule: EmaSchedule, pro
         )
         update(merged, options._replace(ema_decay=known_decay), progress)
     buffer.finish(runs)
+
+
+def check_gradients(groups: list[dict[str, Any]], flat_groups: dict[int, FlatGroup]) -> None:
+    """Raise where a gradient is not one that a step takes."""
+    for i, group in enumerate(groups):
+        flat_group = flat_groups.get(i)
+        if flat_group is not None and not torch.compiler.is_compiling() and flat_group.has_own_grads():
+            continue
+        for j, param in enumerate(group["params"]):
+            grad = param.grad
+            # torch sees to it that a gradient has its parameter's shape and device.
+            if grad is None or (grad.dtype is param.dtype in _REAL and grad.layout is torch.strided):
+                continue
+            problem = why_unlike(grad, param)
+            if problem:
+                raise RuntimeError(f"FusedEmaAdam: the gradient of parameter {j} of group {i} {problem}")
+
+
+def use_up_gradients(optimizer: Optimizer, progress: StepProgress, error: BaseException) -> None:
+    """Take the gradients from the parameters that a failed step has updated, and name these."""
+    ends = [(step.data_ptr(), step.nbytes) for step in progress.updated]
+    addresses = {address for first, size in ends for address in range(first, first + size, 8)}
+    updated = [
+        param
+        for group in optimizer.param_groups
+        for param in group["params"]
+        if param.grad is not None
+        and has_state(optimizer.state, param)
+        and optimizer.state[param]["step"].data_ptr() in addresses
+    ]
+    # In C, so that no signal comes in between.
+    deque(map(setattr, updated, repeat("grad"), repeat(None)), maxlen=0)
+    # A GradScaler has set these, and would multiply by what it finds when it is asked again.
+    is_scaled = optimizer.__dict__.pop("found_inf", None) is not None
+    if is_scaled:
+        optimizer.__dict__.pop("grad_scale", None)
+    names = describe_params(optimizer, updated) or "none"
+    call = "GradScaler.step()" if is_scaled else "step()"
+    add_note(
+        error,
+        f"FusedEmaAdam: the step updated these parameters, and set their grad to None: {names}."
+        f" {call} can be called again, and updates the others",
+    )

@@ -5,8 +5,8 @@ from contextlib import ContextDecorator, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
-from torch_aclnn_ops.functional._step_progress import Call
 from torch_aclnn_ops.functional.ema_adam_kernels import local
+from torch_aclnn_ops.functional.step_progress import Call
 from torch_aclnn_ops.optim._states import describe_params
 
 import torch

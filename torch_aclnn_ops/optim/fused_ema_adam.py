@@ -1,15 +1,12 @@
 """``FusedEmaAdam``: Adam or AdamW that keeps an exponential moving average of the weights (aclnnApplyFusedEmaAdam)."""
 
-import warnings
-from collections import deque
 from collections.abc import Callable
-from itertools import compress, repeat, zip_longest
+from itertools import compress, zip_longest
 from operator import is_
 from typing import Any, overload
 
-from torch_aclnn_ops.functional._step_progress import StepProgress, add_note
-from torch_aclnn_ops.functional.ema_adam import why_unlike
 from torch_aclnn_ops.functional.ema_adam_kernels import Options, TensorLists, local
+from torch_aclnn_ops.functional.step_progress import StepProgress
 from torch_aclnn_ops.optim import _checkpoints, _steps
 from torch_aclnn_ops.optim._averages import AveragingOptimizer
 from torch_aclnn_ops.optim._flat import FlatGroup
@@ -17,9 +14,7 @@ from torch_aclnn_ops.optim._options import EmaSchedule, options_of
 from torch_aclnn_ops.optim._states import (
     CachedState,
     complete_all,
-    describe_params,
     dtype_of_states,
-    has_state,
     sync_master_from_param,
 )
 from torch_aclnn_ops.optim._swap import Exchange
@@ -29,8 +24,6 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 __all__ = ["FusedEmaAdam"]
-
-_REAL = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class FusedEmaAdam(AveragingOptimizer):
@@ -221,7 +214,7 @@ class FusedEmaAdam(AveragingOptimizer):
             with torch.enable_grad():
                 loss = closure()
         parsed = [self._options_of(i, group) for i, group in enumerate(self.param_groups)]
-        self._check_gradients()
+        _steps.check_gradients(self.param_groups, self._flat_groups)
         grad_scale, found_inf = _steps.scaling_of(self, **kwargs)
         is_compiling = torch.compiler.is_compiling()
         if found_inf is not None and not is_compiling and found_inf.is_cpu and found_inf:
@@ -238,7 +231,7 @@ class FusedEmaAdam(AveragingOptimizer):
             self._step_groups(parsed, self._flatten, progress)
         except BaseException as error:
             self._progress = progress
-            self._use_up_gradients(progress, error)
+            _steps.use_up_gradients(self, progress, error)
             raise
         return loss
 
@@ -255,32 +248,6 @@ class FusedEmaAdam(AveragingOptimizer):
                 _steps.step_lists(tensors, masters, options, schedule, progress)
                 if not torch.compiler.is_compiling():
                     self._cached[i].remember_own_writes()
-
-    def _use_up_gradients(self, progress: StepProgress, error: BaseException) -> None:
-        """Take the gradients from the parameters that a failed step has updated, and name these."""
-        ends = [(step.data_ptr(), step.nbytes) for step in progress.updated]
-        addresses = {address for first, size in ends for address in range(first, first + size, 8)}
-        updated = [
-            param
-            for group in self.param_groups
-            for param in group["params"]
-            if param.grad is not None
-            and has_state(self.state, param)
-            and self.state[param]["step"].data_ptr() in addresses
-        ]
-        # In C, so that no signal comes in between.
-        deque(map(setattr, updated, repeat("grad"), repeat(None)), maxlen=0)
-        # A GradScaler has set these, and would multiply by what it finds when it is asked again.
-        is_scaled = self.__dict__.pop("found_inf", None) is not None
-        if is_scaled:
-            self.__dict__.pop("grad_scale", None)
-        names = describe_params(self, updated) or "none"
-        call = "GradScaler.step()" if is_scaled else "step()"
-        add_note(
-            error,
-            f"FusedEmaAdam: the step updated these parameters, and set their grad to None: {names}."
-            f" {call} can be called again, and updates the others",
-        )
 
     def _options_of(self, i: int, group: dict[str, Any]) -> tuple[Options, EmaSchedule]:
         """Take the options of a group, and check them unless they are the objects of the last step."""
@@ -360,26 +327,3 @@ class FusedEmaAdam(AveragingOptimizer):
             (masters, params, *states), (cached.masters, cached.params, *cached.lists), strict=True
         ):
             listed += compress(of_all, has_grad)
-
-    def _warn(self, lacks_average: bool) -> None:
-        if lacks_average and not self._has_warned:
-            self._has_warned = True
-            warnings.warn(
-                "FusedEmaAdam: the loaded state has no 'ema_params' for parameters that were trained before, as a"
-                " checkpoint of torch.optim.AdamW; their averages start from the weights",
-                stacklevel=7,
-            )
-
-    def _check_gradients(self) -> None:
-        for i, group in enumerate(self.param_groups):
-            flat_group = self._flat_groups.get(i)
-            if flat_group is not None and not torch.compiler.is_compiling() and flat_group.has_own_grads():
-                continue
-            for j, param in enumerate(group["params"]):
-                grad = param.grad
-                # torch sees to it that a gradient has its parameter's shape and device.
-                if grad is None or (grad.dtype is param.dtype in _REAL and grad.layout is torch.strided):
-                    continue
-                problem = why_unlike(grad, param)
-                if problem:
-                    raise RuntimeError(f"FusedEmaAdam: the gradient of parameter {j} of group {i} {problem}")
