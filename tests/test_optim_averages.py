@@ -121,6 +121,25 @@ def test_it_refuses(options, exception, sentence):
         FusedEmaAdam(Weights().parameters(), **options)
 
 
+def test_the_average_stands_still_where_there_is_no_gradient_and_swa_utils_can_go_on():
+    moving, still = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    optimizer = FusedEmaAdam([moving, still], lr=0.1, ema_decay=0.5)
+    moving.grad = still.grad = torch.ones(2)
+    optimizer.step()
+    average, weight = optimizer.state[still]["ema_params"].clone(), still.detach().clone()
+    assert not torch.equal(average, weight)
+    still.grad = None
+    optimizer.step()
+    assert torch.equal(optimizer.state[still]["ema_params"], average)
+    assert optimizer.state[still]["step"] == 1 and optimizer.state[moving]["step"] == 2
+    # A gradient of 0, without weight decay and momentum, moves the average only.
+    optimizer = FusedEmaAdam([still], lr=0.0, ema_decay=0.5)
+    optimizer.state[still]["ema_params"] = average.clone()
+    still.grad = torch.zeros(2)
+    optimizer.step()
+    torch.testing.assert_close(optimizer.state[still]["ema_params"], average.lerp(weight, 0.5))
+
+
 class Network(nn.Module):
     """Has a buffer, tied weights, and a parameter that no gradient reaches."""
 

@@ -24,6 +24,7 @@ from tests._optim import (
     train,
     weights_of,
 )
+from tests.interrupts import Failed, FailOperators
 
 
 def _through_a_file(model, optimizer):
@@ -159,23 +160,20 @@ def test_after_an_exception_in_a_swap_weights_and_state_are_as_before():
     assert_all_equal(weights_of(model) + states_of(optimizer), before)
 
 
-def test_after_an_exception_on_the_way_into_a_swap_weights_and_state_are_as_before(monkeypatch):
-    from torch_aclnn_ops.optim import _averages
-
+@pytest.mark.parametrize("nth", range(12))  # of 6 copies of weights, and 6 of averages
+def test_after_an_exception_on_the_way_into_a_swap_weights_and_state_are_as_before(nth):
     model, optimizer = trained()
     before = weights_of(model) + states_of(optimizer)
-    enter, entered = _averages.Exchange.enter, []
 
-    def enter_three(exchange):
-        if len(entered) == 3:
-            raise MemoryError
-        enter(exchange)
-        entered.append(exchange)
+    def enter():
+        with optimizer.swap_ema_params():
+            pytest.fail("the block must not run")
 
-    monkeypatch.setattr(_averages.Exchange, "enter", enter_three)
-    with pytest.raises(MemoryError), optimizer.swap_ema_params():
-        pytest.fail("the block must not run")
+    with pytest.raises(Failed):
+        FailOperators(nth, 1).run(enter)
     assert_all_equal(weights_of(model) + states_of(optimizer), before)
+    with optimizer.swap_ema_params():
+        assert_all_equal(weights_of(model), averages_of(model, optimizer))
 
 
 def test_a_swap_rebinds_nothing():

@@ -188,10 +188,19 @@ INVALID = {
     },
     "three betas": ({"betas": (0.9, 0.9, 0.9)}, ValueError, r"betas must be a pair of numbers, but it is \(0\.9, 0\.9"),
     "one beta": ({"betas": 0.9}, ValueError, r"betas must be a pair of numbers, but it is 0\.9"),
+    "a beta that is a tensor": (
+        {"betas": (0.9, torch.tensor(0.5))},
+        ValueError,
+        r"betas must be a pair of numbers, but it is \(0\.9, tensor\(0\.5000\)\)",
+    ),
+    "two learning rates": (
+        {"lr": torch.ones(2)},
+        ValueError,
+        r"lr must be a number or a tensor with one element, but its shape is \[2\]",
+    ),
     "no number": ({"eps": "1e-8"}, TypeError, "eps must be a number, but it is '1e-8'"),
     "nothing": ({"lr": None}, TypeError, "lr must be a number, but it is None"),
-    "tensor beta": ({"betas": (torch.tensor(0.9), 0.9)}, TypeError, r"beta1 must be a number, but it is tensor\(0\.9"),
-    "two learning rates": ({"lr": torch.ones(2)}, TypeError, r"lr must be a number, but it is tensor\(\[1\., 1\.\]\)"),
+    "tensor betas": ({"betas": torch.ones(2).unbind()}, TypeError, r"beta1 must be a number, but it is tensor\(1"),
     **{
         f"{name} = 1": ({name: 1}, TypeError, f"{name} must be True or False, but it is 1")
         for name in ("decoupled_weight_decay", "bias_correction", "maximize")

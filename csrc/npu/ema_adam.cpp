@@ -1,4 +1,8 @@
 #include <ATen/MemoryOverlap.h>
+#include <c10/core/InferenceMode.h>
+
+#include <initializer_list>
+#include <vector>
 
 #include "launch.h"
 #include "register.h"
@@ -14,6 +18,24 @@ struct ApplyFusedEmaAdam {
                     double beta2, double eps, int64_t weight_decay_mode, bool bias_correction, double weight_decay);
 };
 
+// Whether the rules for what is written to have to be looked at: they are in Python, and rarely matter.
+bool may_be_refused(std::initializer_list<const at::Tensor*> written, std::initializer_list<const at::Tensor*> read) {
+    std::vector<const at::Tensor*> others(read);
+    for (const at::Tensor* state : written) {
+        if ((state->is_inference() && !c10::InferenceMode::is_enabled()) ||
+            at::has_internal_overlap(*state) != at::MemOverlap::No) {
+            return true;
+        }
+        for (const at::Tensor* other : others) {
+            if (state->is_alias_of(*other) && at::get_overlap_status(*state, *other) != at::MemOverlapStatus::No) {
+                return true;
+            }
+        }
+        others.push_back(state);
+    }
+    return false;
+}
+
 void ApplyFusedEmaAdam::run(const at::Tensor& grad, const at::Tensor& var, const at::Tensor& m, const at::Tensor& v,
                             const at::Tensor& s, const at::Tensor& step, double lr, double ema_decay, double beta1,
                             double beta2, double eps, int64_t weight_decay_mode, bool bias_correction,
@@ -22,8 +44,11 @@ void ApplyFusedEmaAdam::run(const at::Tensor& grad, const at::Tensor& var, const
     // whether there is one.
     TORCH_CHECK((weight_decay_mode == 0 || weight_decay_mode == 1) && step.numel() > 0, name,
                 ": weight_decay_mode or step is wrong");
-    for (const at::Tensor* state : {&var, &m, &v, &s}) {
-        at::assert_no_internal_overlap(*state);
+    if (may_be_refused({&var, &m, &v, &s}, {&grad, &step})) {
+        check_in_python(name,
+                        {grad, var, m, v, s, step, lr, ema_decay, beta1, beta2, eps, weight_decay_mode, bias_correction,
+                         weight_decay},
+                        false);
     }
     launch<aclnn::ApplyFusedEmaAdam>(grad, InPlace{var}, InPlace{m}, InPlace{v}, InPlace{s}, step, lr, ema_decay, beta1,
                                      beta2, eps, weight_decay_mode, bias_correction, weight_decay);

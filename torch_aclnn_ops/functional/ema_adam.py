@@ -5,7 +5,8 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
-from torch_aclnn_ops.functional.ema_adam_kernels import Options, TensorLists, update
+from torch_aclnn_ops.functional.ema_adam_kernels import Options, TensorLists, local, update
+from torch_aclnn_ops.functional.step_progress import StepProgress, add_note, ranges
 
 import torch
 from torch import Tensor
@@ -75,7 +76,15 @@ def fused_ema_adam(
     check_options(options)
     tensors = TensorLists(params, grads, exp_avgs, exp_avg_sqs, ema_params, steps)
     _check_tensors(tensors)
-    update(tensors.local(), options)
+    progress = StepProgress()
+    try:
+        update(tensors.local(), options, progress)
+    except BaseException as error:
+        if not torch.compiler.is_compiling():
+            addresses = {step.data_ptr() for step in progress.updated}
+            updated = [i for i, step in enumerate(steps) if local(step).data_ptr() in addresses]
+            add_note(error, f"fused_ema_adam: updated parameters: {ranges(updated) or 'none'} of {len(params)}")
+        raise
 
 
 # What each number may be, as a test and in words.
@@ -98,7 +107,12 @@ def check_options(options: Options) -> None:
     """Raise where an option has another type, or is out of its range; a device is not asked for values."""
     for name, (accepts, accepted) in _NUMBERS.items():
         value = getattr(options, name)
-        if isinstance(value, Tensor) and value.numel() == 1 and name in _MAY_BE_TENSORS:
+        if isinstance(value, Tensor) and name in _MAY_BE_TENSORS:
+            if value.numel() != 1:
+                raise ValueError(
+                    f"FusedEmaAdam: {name} must be a number or a tensor with one element, but its shape is"
+                    f" {list(value.shape)}"
+                )
             if not value.is_cpu or torch.compiler.is_compiling():
                 continue
             value = value.item()
@@ -124,7 +138,7 @@ def check_flag(name: str, value: Any) -> None:
 def _check_tensors(tensors: TensorLists) -> None:
     """Raise where the lists, or the tensors of one parameter, do not fit each other."""
     params = tensors.params
-    for name, listed in tensors._asdict().items():
+    for name, listed in zip(tensors._fields[:6], tensors, strict=False):
         if len(listed) != len(params):
             raise ValueError(f"fused_ema_adam: {name} has {len(listed)} tensors, but params has {len(params)}")
     for i, (step, param) in enumerate(zip(tensors.steps, params, strict=True)):
@@ -133,7 +147,7 @@ def _check_tensors(tensors: TensorLists) -> None:
                 f"fused_ema_adam: steps[{i}] must be one torch.int64 on {param.device}, as its parameter is,"
                 f" but it is {step.dtype} {list(step.shape)} on {step.device}"
             )
-    for i, tensors_of_param in enumerate(zip(*tensors[:-1], strict=True)):
+    for i, tensors_of_param in enumerate(zip(*tensors[:5], strict=True)):
         for name, tensor in zip(tensors._fields, tensors_of_param, strict=False):
             reason = why_unlike(tensor, params[i])
             if reason:

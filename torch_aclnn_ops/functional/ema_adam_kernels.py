@@ -4,11 +4,20 @@
 gives lists to torch's own CPU kernels. Flattened parameters go through the same two, as few and long ones.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import compress
 from typing import NamedTuple
 
-from torch_aclnn_ops._torch_compat import foreach_add_, foreach_lerp_, fused_adam_, fused_adamw_
+from torch_aclnn_ops._torch_compat import (
+    foreach_add_,
+    foreach_copy_,
+    foreach_lerp_,
+    fused_adam_,
+    fused_adamw_,
+    version_of,
+)
+from torch_aclnn_ops.functional.step_progress import Call, StepProgress
 from torch_aclnn_ops.ops import apply_fused_ema_adam_
 
 import torch
@@ -39,7 +48,10 @@ class Options(NamedTuple):
 
 
 class TensorLists(NamedTuple):
-    """The tensors of a step; those at one place of the lists belong to one parameter."""
+    """The tensors of a step; those at one place of the lists belong to one parameter.
+
+    Where ``params`` are master weights, ``rounded`` are the parameters, which get a copy of them; else it is empty.
+    """
 
     params: list[Tensor]
     grads: list[Tensor]
@@ -47,6 +59,7 @@ class TensorLists(NamedTuple):
     exp_avg_sqs: list[Tensor]
     ema_params: list[Tensor]
     steps: list[Tensor]
+    rounded: list[Tensor] | tuple[()] = ()
 
     def select(self, selectors: list[bool]) -> "TensorLists":
         """Return the parameters whose selector is true."""
@@ -86,13 +99,14 @@ def batches(params: list[Tensor], limit: int) -> Iterator[slice]:
     yield slice(start, len(params))
 
 
-def update(tensors: TensorLists, options: Options) -> None:
+def update(tensors: TensorLists, options: Options, progress: StepProgress) -> None:
     """Increment the steps, and update the parameters and their states; the tensors must fit each other.
 
-    Of a step with several elements all are incremented and the first one counts.
+    Of a step with several elements all are incremented and the first one counts. What belongs to a parameter changes
+    together: nothing is written before all that may fail was done, as far as that is possible.
     """
     if torch.compiler.is_compiling():  # where only the operator can be traced, and no value can be read
-        single_tensor(tensors, options)
+        single_tensor(tensors, options, progress)
         return
     lr, ema_decay, found_inf = _read(options.lr), _read(options.ema_decay), options.found_inf
     if found_inf is not None and found_inf.is_cpu:
@@ -102,15 +116,14 @@ def update(tensors: TensorLists, options: Options) -> None:
     if lr is not options.lr or ema_decay is not options.ema_decay or found_inf is not options.found_inf:
         options = options._replace(lr=lr, ema_decay=ema_decay, found_inf=found_inf)
     if isinstance(lr, Tensor) or isinstance(ema_decay, Tensor) or found_inf is not None:
-        single_tensor(tensors, options)
+        single_tensor(tensors, options, progress)
         return
-    params, _, exp_avgs, exp_avg_sqs, ema_params, _ = tensors
-    is_native = list(map(has_native_kernel, params, exp_avgs, exp_avg_sqs, ema_params))
+    is_native = list(map(has_native_kernel, tensors.params, *tensors[2:5]))
     if all(is_native):
-        multi_tensor(tensors, options)
+        multi_tensor(tensors, options, progress)
     else:
-        multi_tensor(tensors.select(is_native), options)
-        single_tensor(tensors.select([not native for native in is_native]), options)
+        multi_tensor(tensors.select(is_native), options, progress)
+        single_tensor(tensors.select([not native for native in is_native]), options, progress)
 
 
 def _read(option: float | Tensor) -> float | Tensor:
@@ -118,38 +131,58 @@ def _read(option: float | Tensor) -> float | Tensor:
     return option.item() if isinstance(option, Tensor) and option.is_cpu else option
 
 
-def single_tensor(tensors: TensorLists, options: Options) -> None:
+def single_tensor(tensors: TensorLists, options: Options, progress: StepProgress) -> None:
     """Do a step by one call of the operator per parameter."""
-    for one in zip(*tensors, strict=True):
-        _update_one(options, *one)
+    for i in range(len(tensors.params)):
+        _update_one(tensors.part(slice(i, i + 1)), options, progress)
 
 
-def _update_one(
-    options: Options,
-    param: Tensor,
-    grad: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    ema_param: Tensor,
-    step: Tensor,
-) -> None:
-    lr, ema_decay, found_inf = options.lr, options.ema_decay, options.found_inf
-    if options.grad_scale is not None:
-        grad.div_(options.grad_scale.to(grad.device))
+def _update_one(one: TensorLists, options: Options, progress: StepProgress) -> None:
+    (param,), (grad,), (exp_avg,), (exp_avg_sq,), (ema_param,), (step,), rounded = one
     states = (param, exp_avg, exp_avg_sq, ema_param)
-    saved = [] if found_inf is None else [state.clone() for state in states]
-    old_param = param.clone() if isinstance(lr, Tensor) else param
-    # The operator takes numbers. With 1 in the place of a tensor it leaves out what is done below.
-    is_on_device = isinstance(lr, Tensor) or isinstance(ema_decay, Tensor)
-    step.add_(1)
+    calls: list[Call] = []
+    if options.grad_scale is not None:
+        given, grad = grad, grad / options.grad_scale.to(grad.device)
+        calls.append(partial(Tensor.copy_, given, grad))
+    calls += [partial(Tensor.copy_, copy, param) for copy in rounded]
+    is_on_device = any(isinstance(option, Tensor) for option in (options.lr, options.ema_decay, options.found_inf))
+    if is_on_device or not _is_one_call(grad, *states, step):
+        new_states, new_step = _updated(options, states, grad, step)
+        writes = zip((*states, step), (*new_states, new_step), strict=True)
+        progress.run([*(partial(Tensor.copy_, old, new) for old, new in writes), *calls], [step])
+        return
+    count, undo = (partial(Tensor.add_, step, by) for by in (1, -1))
+    before = _version_of(param)
+    progress.run(
+        [count, _operator(options, grad, *states, step), *calls],
+        [step],
+        undo,
+        lambda: _version_of(param) != before,
+    )
+
+
+def _is_one_call(*tensors: Tensor) -> bool:
+    """Return whether the operator writes to all states by one call, which is refused before it writes, or not."""
+    if torch.compiler.is_compiling():
+        return True
+    return tensors[0].device.type == "npu" and apply_fused_ema_adam_.why_not_cann(*tensors) is None
+
+
+def _version_of(tensor: Tensor) -> int | None:
+    return None if torch.compiler.is_compiling() or tensor.is_inference() else version_of(tensor)
+
+
+def _operator(options: Options, grad: Tensor, *states_and_step: Tensor) -> Call:
+    """Return the call of the operator; it takes numbers, and with 1 for a tensor it leaves out what that would do."""
+    is_on_device = isinstance(options.lr, Tensor) or isinstance(options.ema_decay, Tensor)
     # A direct call on an NPU is CANN's operator alone; this one falls back on its formula on a chip without it.
-    call = apply_fused_ema_adam_.run if param.device.type == "npu" else apply_fused_ema_adam_
-    call(
+    call = apply_fused_ema_adam_.run if grad.device.type == "npu" else apply_fused_ema_adam_
+    return partial(
+        call,
         -grad if options.maximize else grad,
-        *states,
-        step,
-        1.0 if isinstance(lr, Tensor) else lr,
-        1.0 if is_on_device else ema_decay,
+        *states_and_step,
+        1.0 if isinstance(options.lr, Tensor) else options.lr,
+        1.0 if is_on_device else options.ema_decay,
         options.beta1,
         options.beta2,
         options.eps,
@@ -157,58 +190,65 @@ def _update_one(
         options.bias_correction,
         options.weight_decay,
     )
+
+
+def _updated(options: Options, states: Sequence[Tensor], grad: Tensor, step: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Return new states and a new step, with tensor options applied on the device."""
+    lr, ema_decay, found_inf = options.lr, options.ema_decay, options.found_inf
+    new_states, new_step = [state.clone() for state in states], step + 1
+    _operator(options, grad, *new_states, new_step)()
+    new_param, new_average = new_states[0], new_states[-1]
     if isinstance(lr, Tensor):
-        param.copy_(old_param.lerp_(param, lr.reshape(()).to(param)))
-    if is_on_device:
+        new_param.copy_(states[0].lerp(new_param, lr.reshape(()).to(new_param)))
+    if isinstance(lr, Tensor) or isinstance(ema_decay, Tensor):
         weight = 1 - ema_decay
-        ema_param.lerp_(param, weight.reshape(()).to(ema_param) if isinstance(weight, Tensor) else weight)
+        new_average.lerp_(new_param, weight.reshape(()).to(new_average) if isinstance(weight, Tensor) else weight)
     if found_inf is not None:
-        is_skipped = found_inf.reshape(()).to(param.device) != 0
-        for state, old in zip(states, saved, strict=True):
-            state.copy_(torch.where(is_skipped, old, state))
-        step.sub_(is_skipped.to(step.dtype))
+        is_skipped = found_inf.reshape(()).to(step.device) != 0
+        new_states = [torch.where(is_skipped, old, new) for old, new in zip(states, new_states, strict=True)]
+        new_step = torch.where(is_skipped, step, new_step)
+    return new_states, new_step
 
 
-def multi_tensor(tensors: TensorLists, options: Options) -> None:
+def multi_tensor(tensors: TensorLists, options: Options, progress: StepProgress) -> None:
     """Do a step by torch's kernels for lists; for tensors that have one, see ``has_native_kernel``."""
     if tensors.params:
         tensors = tensors._replace(grads=list(map(_laid_out_as, tensors.params, tensors.grads)))
-        for part in batches(tensors.params, _CACHED_ELEMENTS):
-            _update_batch(tensors.part(part), options)
+        parts = list(batches(tensors.params, _CACHED_ELEMENTS))
+        for part in parts:
+            _update_batch(tensors.part(part) if len(parts) > 1 else tensors, options, progress)
 
 
-def _update_batch(batch: TensorLists, options: Options) -> None:
-    foreach_add_(batch.steps, 1)
+def _update_batch(batch: TensorLists, options: Options, progress: StepProgress) -> None:
     if options.bias_correction:
         steps = [step if step.dim() == 0 else step.view(-1)[0] for step in batch.steps]
     else:
         # The kernel always divides by 1 - beta**step, which is 1 for every beta after this many steps.
         steps = [torch.tensor(2**62, device="cpu")] * len(batch.steps)
     native_adam = fused_adamw_ if options.decoupled_weight_decay else fused_adam_
+    adam = {
+        "lr": options.lr,
+        "beta1": options.beta1,
+        "beta2": options.beta2,
+        "weight_decay": options.weight_decay,
+        "eps": options.eps,
+        "amsgrad": False,
+        "maximize": options.maximize,
+        "grad_scale": options.grad_scale,
+    }
+    calls = [partial(foreach_add_, batch.steps, 1)]
     for params, grads, exp_avgs, exp_avg_sqs, ema_params in _pieces(batch):
-        native_adam(
-            params,
-            grads,
-            exp_avgs,
-            exp_avg_sqs,
-            [],
-            steps,
-            lr=options.lr,
-            beta1=options.beta1,
-            beta2=options.beta2,
-            weight_decay=options.weight_decay,
-            eps=options.eps,
-            amsgrad=False,
-            maximize=options.maximize,
-            grad_scale=options.grad_scale,
-        )
+        calls.append(partial(native_adam, params, grads, exp_avgs, exp_avg_sqs, [], steps, **adam))
         if options.ema_decay != 1:
-            foreach_lerp_(ema_params, params, float(1 - options.ema_decay))
+            calls.append(partial(foreach_lerp_, ema_params, params, float(1 - options.ema_decay)))
+    if batch.rounded:
+        calls.append(partial(foreach_copy_, batch.rounded, batch.params))
+    progress.run(calls, batch.steps, partial(foreach_add_, batch.steps, -1))
 
 
 def _pieces(batch: TensorLists) -> list[list[list[Tensor]]]:
     """Cut a parameter that is longer than a batch; return the lists without steps."""
-    *lists, _ = batch
+    lists = list(batch[:5])
     if len(batch.params) > 1 or batch.params[0].numel() <= _CACHED_ELEMENTS or not batch.params[0].is_contiguous():
         return [lists]
     cut = (tensors[0].view(-1).split(_CACHED_ELEMENTS) for tensors in lists)

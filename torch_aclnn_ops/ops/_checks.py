@@ -1,6 +1,6 @@
 """Argument checks that the operators share; each names the operator, the argument, what it was and what is accepted."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch_aclnn_ops import _extension
@@ -86,12 +86,90 @@ def broadcast_shape(operator: str, **tensors: Tensor) -> torch.Size:
         raise ValueError(f"{operator}: the shapes must broadcast together, but they are {given}") from None
 
 
-def values_are_readable(tensor: Tensor) -> bool:
-    """Return whether a check may look at the values: it would wait for a device, and traced values do not exist yet."""
+def check_in_place(operator: str, written: Mapping[str, Tensor], **read: Tensor) -> None:
+    """Accept tensors to write to whose elements share no memory, with each other and with those that are read."""
+    if not all(map(_is_real, written.values())):
+        return
+    tensors = {**written, **read}
+    memory = {name: _memory_of(tensor) for name, tensor in tensors.items()}
+    for i, (name, tensor) in enumerate(tensors.items()):
+        if name not in written:
+            return
+        if tensor.is_inference() and not torch.is_inference_mode_enabled():
+            raise RuntimeError(
+                f"{operator}: {name} must not be an inference tensor outside of torch.inference_mode, because it is"
+                " written to"
+            )
+        if not memory[name]:
+            continue
+        if not _is_nested(tensor) and int(_count_elements(tensor, memory[name]).max()) > 1:
+            raise RuntimeError(
+                f"{operator}: {name} must have a place in memory for each element, because it is written to, but it has"
+                f" shape {list(tensor.shape)} and strides {list(tensor.stride())}"
+            )
+        for other in list(tensors)[i + 1 :]:
+            if _share_memory(tensor, memory[name], tensors[other], memory[other]):
+                raise RuntimeError(
+                    f"{operator}: {name} and {other} must not share memory, because {name} is written to"
+                )
+
+
+def _memory_of(tensor: Tensor) -> range:
+    """Return the addresses from a tensor's first to its last byte."""
+    if tensor.numel() == 0 or not _is_real(tensor):
+        return range(0)
+    extent = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return range(tensor.data_ptr(), tensor.data_ptr() + (extent + 1) * tensor.element_size())
+
+
+def _is_nested(tensor: Tensor) -> bool:
+    """Return whether each stride steps over all elements of the smaller ones, so that none is met twice."""
+    extent = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride <= extent:
+                return False
+            extent += (size - 1) * stride
+    return True
+
+
+def _share_memory(first: Tensor, first_memory: range, second: Tensor, second_memory: range) -> bool:
+    start = max(first_memory.start, second_memory.start)
+    stop = min(first_memory.stop, second_memory.stop)
+    if start >= stop:
+        return False
+    if first.is_contiguous() and second.is_contiguous():
+        return True
+    # Views with gaps may stand in those of each other.
+    both = range(min(first_memory.start, second_memory.start), max(first_memory.stop, second_memory.stop))
+    counts = (_count_elements(tensor, both).clamp(max=1) for tensor in (first, second))
+    return int(torch.stack(list(counts)).sum(0).max()) > 1
+
+
+def _count_elements(tensor: Tensor, memory: range) -> Tensor:
+    """Return how many elements of a tensor each byte of a piece of memory belongs to."""
+    counts = torch.zeros(len(memory), dtype=torch.int32, device="cpu")
+    size = tensor.element_size()
+    places = torch.arange(len(memory), device="cpu").as_strided(
+        (*tensor.shape, size),
+        (*(stride * size for stride in tensor.stride()), 1),
+        tensor.data_ptr() - memory.start,
+    )
+    places = places.reshape(-1)
+    return counts.index_add_(0, places, torch.ones_like(places, dtype=torch.int32))
+
+
+def _is_real(tensor: Tensor) -> bool:
+    """Return whether a tensor has memory: traced tensors, and those of transforms, have none of their own."""
     return (
-        (tensor.is_cpu or _extension.checks_values())
-        and type(tensor) in (Tensor, Parameter, Buffer)
+        type(tensor) in (Tensor, Parameter, Buffer)
         and not torch.compiler.is_compiling()
+        and not tensor.is_meta
         and not is_functorch_wrapped_tensor(tensor)
         and get_proxy_mode() is None
     )
+
+
+def values_are_readable(tensor: Tensor) -> bool:
+    """Return whether a check may look at the values: it would wait for a device, and traced values do not exist yet."""
+    return (tensor.is_cpu or _extension.checks_values()) and _is_real(tensor)

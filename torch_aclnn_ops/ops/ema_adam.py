@@ -3,7 +3,13 @@
 import math
 from typing import Any
 
-from torch_aclnn_ops.ops._checks import check_dtype, check_floating_point, check_shape, values_are_readable
+from torch_aclnn_ops.ops._checks import (
+    check_dtype,
+    check_floating_point,
+    check_in_place,
+    check_shape,
+    values_are_readable,
+)
 from torch_aclnn_ops.ops._limits import why_not_chip, why_not_dtype
 from torch_aclnn_ops.ops._numerics import accumulation_dtype
 from torch_aclnn_ops.ops._raw_operator import RawOperator
@@ -26,6 +32,7 @@ def _check(grad: Tensor, var: Tensor, m: Tensor, v: Tensor, s: Tensor, step: Ten
         raise ValueError(f"{_NAME}: step must have at least 1 element, but its shape is {list(step.shape)}")
     if weight_decay_mode not in (_L2, _DECOUPLED):
         raise ValueError(f"{_NAME}: weight_decay_mode must be 0 (L2) or 1 (decoupled), but it is {weight_decay_mode}")
+    check_in_place(_NAME, state, grad=grad, step=step)
 
 
 def _check_values(_grad: Tensor, _var: Tensor, _m: Tensor, _v: Tensor, _s: Tensor, step: Tensor, *options: Any) -> None:

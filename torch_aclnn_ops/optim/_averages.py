@@ -2,13 +2,15 @@
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import warnings
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from torch_aclnn_ops.functional.ema_adam_kernels import local
+from torch_aclnn_ops.functional.step_progress import StepProgress
 from torch_aclnn_ops.optim import _checkpoints
+from torch_aclnn_ops.optim._swap import Exchange, Swap, leave
 
 import torch
 from torch import Tensor, nn
@@ -18,20 +20,23 @@ from torch.optim.optimizer import Optimizer
 class AveragingOptimizer(Optimizer):
     """An optimizer whose states have an average of their parameter, ``ema_params``: how to get it out and back in."""
 
-    _holds_ema_params = False
+    _exchange: Exchange | None  # that is not undone
+    _has_warned: bool
+    _progress: StepProgress  # of the last step that failed
 
-    @contextmanager
-    def swap_ema_params(self) -> Iterator[None]:
+    def swap_ema_params(self) -> AbstractContextManager[None]:
         """Let the parameters hold their averages inside a ``with`` block.
 
-        Parameters and averages exchange their contents in place, one parameter after the other. Afterwards, also after
-        an exception, the parameters have their weights back bit for bit; what was written to them inside the block is
-        in their averages. Parameters that were never updated keep their weights, and buffers of the model stay as they
-        are: statistics of a batch norm belong to the weights, so update them (:func:`torch.optim.swa_utils.update_bn`)
-        if the model has some.
+        The weights are kept aside meanwhile, which takes as much memory as the parameters. Afterwards the parameters
+        have them back bit for bit, also after an exception or an interrupt, before or inside the block; what was
+        written to the parameters inside the block is in their averages. Parameters that were never updated keep their
+        weights, and buffers of the model stay as they are: statistics of a batch norm belong to the weights, so update
+        them (:func:`torch.optim.swa_utils.update_bn`) if the model has some.
 
         Raises:
-            RuntimeError: this is inside another ``swap_ema_params`` of the same optimizer.
+            RuntimeError: this is inside another ``swap_ema_params`` of the same optimizer. Or a device has refused
+                to give some parameters their weights back: the others have theirs, and the weights of these are kept
+                and written back by the next call of a method of the optimizer.
 
         Example:
             >>> model = torch.nn.Linear(2, 1)
@@ -40,20 +45,7 @@ class AveragingOptimizer(Optimizer):
             >>> with optimizer.swap_ema_params():
             ...     prediction = model(torch.ones(1, 2))
         """
-        self._refuse_with_ema_params("swap_ema_params")
-        exchanged: list[Exchange] = []
-        self._holds_ema_params = True
-        try:
-            for param, state in self.state.items():
-                if "ema_params" in state:
-                    exchange = Exchange(param, state["ema_params"])
-                    exchange.enter()
-                    exchanged.append(exchange)
-            yield
-        finally:
-            for exchange in exchanged:
-                exchange.leave()
-            self._holds_ema_params = False
+        return Swap(self)
 
     def ema_state_dict(self, model: nn.Module) -> dict[str, Any]:
         """Return the state of a model with the averages for its weights, to load into such a model.
@@ -75,7 +67,7 @@ class AveragingOptimizer(Optimizer):
             >>> ema_model.load_state_dict(optimizer.ema_state_dict(model))
             <All keys matched successfully>
         """
-        self._refuse_with_ema_params("ema_state_dict")
+        self._make_whole("ema_state_dict")
         return _averaged_state_dict(self.state, model)
 
     def save_ema_model(self, model: nn.Module, path: str | os.PathLike[str]) -> None:
@@ -98,7 +90,7 @@ class AveragingOptimizer(Optimizer):
 
         Whether parameters are flattened makes no difference, and ``step`` is a float32 tensor, as torch has it.
         """
-        self._refuse_with_ema_params("state_dict")
+        self._make_whole("state_dict")
         return _checkpoints.with_torchs_steps(super().state_dict())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -115,7 +107,7 @@ class AveragingOptimizer(Optimizer):
         Raises:
             ValueError: the state is of an optimizer with ``amsgrad``, or does not fit the parameters.
         """
-        self._refuse_with_ema_params("load_state_dict")
+        self._make_whole("load_state_dict")
         # Registered now, it comes after the hooks of others, and sees what they made of the state.
         hook = self.register_load_state_dict_pre_hook(lambda _, state: _checkpoints.prepare(state))
         try:
@@ -123,48 +115,29 @@ class AveragingOptimizer(Optimizer):
         finally:
             hook.remove()
 
-    def _refuse_with_ema_params(self, method: str) -> None:
-        if self._holds_ema_params:
-            raise RuntimeError(
-                f"{type(self).__name__}.{method}: inside swap_ema_params() the parameters hold their averages, and"
-                " the state holds their weights; leave the with block first"
+    def _warn(self, lacks_average: bool) -> None:
+        if lacks_average and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                "FusedEmaAdam: the loaded state has no 'ema_params' for parameters that were trained before, as a"
+                " checkpoint of torch.optim.AdamW; their averages start from the weights",
+                stacklevel=7,
             )
 
-
-class Exchange:
-    """A parameter that holds its average for a while, and gets its weights back bit for bit.
-
-    Args:
-        param: the parameter.
-        ema_param: its average, which may be of another dtype.
-    """
-
-    def __init__(self, param: Tensor, ema_param: Tensor) -> None:
-        self._param, self._ema_param = local(param), local(ema_param)
-        self._is_rounded = param.dtype != ema_param.dtype
-        self._weights: Tensor | None = None
-
-    @torch.no_grad()
-    def enter(self) -> None:
-        """Write the average to the parameter; it holds the weights meanwhile, if it can hold them exactly."""
-        weights = self._param.clone()
-        self._param.copy_(self._ema_param)
-        if self._is_rounded:
-            self._weights = weights
-        else:
-            self._ema_param.copy_(weights)
-
-    @torch.no_grad()
-    def leave(self) -> None:
-        """Write the weights back to the parameter, and what it holds to the average."""
-        held = self._param.clone()
-        if self._weights is None:
-            self._param.copy_(self._ema_param)
-            self._ema_param.copy_(held)
+    def _make_whole(self, method: str) -> None:
+        """Finish what a failure has left half done; raise inside ``swap_ema_params``."""
+        if torch.compiler.is_compiling():
             return
-        self._param.copy_(self._weights)
-        is_untouched = self._ema_param.to(held.dtype) == held
-        self._ema_param.copy_(torch.where(is_untouched, self._ema_param, held.to(self._ema_param.dtype)))
+        if self._exchange is not None:
+            if self._exchange.is_inside:
+                raise RuntimeError(
+                    f"{type(self).__name__}.{method}: inside swap_ema_params() the parameters hold their averages;"
+                    " leave the with block first"
+                )
+            leave(self, self._exchange)
+        if self._progress.is_torn():
+            with torch.no_grad():
+                self._progress.finish()
 
 
 @torch.no_grad()

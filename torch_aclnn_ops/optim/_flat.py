@@ -31,9 +31,9 @@ class Run(NamedTuple):
         states = self.states
         master = states.get("master_params", self.weights)
         grads = self.grads.to(master.dtype)
-        return TensorLists(
-            [master], [grads], [states["exp_avg"]], [states["exp_avg_sq"]], [states["ema_params"]], [self.steps]
-        )
+        moments = [states["exp_avg"]], [states["exp_avg_sq"]]
+        rounded = [self.weights] if "master_params" in states else []
+        return TensorLists([master], [grads], *moments, [states["ema_params"]], [self.steps], rounded)
 
 
 class StepCounts:
@@ -55,6 +55,10 @@ class StepCounts:
             self.values: list[int] = self._steps.tolist()
             self._summarize()
 
+    def forget(self) -> None:
+        """Read the counts before they are used again, unless ``increment`` comes first."""
+        self._version = -1
+
     def increment(self, runs: Iterable[Run]) -> None:
         """Count a step that the device has counted."""
         for run in runs:
@@ -62,8 +66,8 @@ class StepCounts:
         self._summarize()
 
     def _summarize(self) -> None:
-        self._version = version_of(self._steps)
         self.are_equal = len(set(self.values)) == 1
+        self._version = version_of(self._steps)  # last: an exception in between leaves counts that are read again
 
 
 class FlatBuffer:
@@ -92,14 +96,17 @@ class FlatBuffer:
         self.states = {name: torch.zeros(size, dtype=dtype, device=first.device) for name in names}
         self.steps = torch.zeros(len(self.params), dtype=torch.int64, device=first.device)
         self._grad_views = [self._view(self.grads, i) for i in range(len(self.params))]
-        for i, param in enumerate(self.params):
-            view = self._view(self.weights, i)
+        views = [self._view(self.weights, i) for i in range(len(self.params))]
+        for param, view in zip(self.params, views, strict=True):
             view.copy_(param.detach())
-            param.data = view
         self._all_states = states
         self.lacks_averages = False  # a checkpoint had no averages for these parameters
         self._adopt_states(param for param in self.params if has_state(states, param))
         self.counts = StepCounts(self.steps)
+        # A device may refuse all above: the parameters move only now.
+        for param, view in zip(self.params, views, strict=True):
+            param.data = view
+        self._cached = CachedState(self.params, states, Tensor.data_ptr)
         # What to update where all parameters have gradients, and have done as many steps.
         self._whole = self._runs([True] * len(self.params), [0] * len(self.params))
 
@@ -192,13 +199,15 @@ class FlatBuffer:
             end = begin + grad.numel()
         torch.cat(parts, out=run.grads)
 
-    def finish(self, runs: list[Run]) -> None:
-        """Count the step, and let autograd see that the parameters were written to."""
-        self.counts.increment(runs)
+    def begin(self, runs: list[Run]) -> None:
+        """Let autograd see that the parameters are written to, whatever becomes of the step."""
+        self.counts.forget()
         for run in runs:
-            if "master_params" in run.states:
-                run.weights.copy_(run.states["master_params"])
             torch.autograd.graph.increment_version(self.params[run.members])
+
+    def finish(self, runs: list[Run]) -> None:
+        """Count a step that is complete."""
+        self.counts.increment(runs)
         self._cached.remember_own_writes()
 
 

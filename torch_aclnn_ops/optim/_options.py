@@ -16,7 +16,8 @@ _ADAM = ("eps", "weight_decay", "decoupled_weight_decay", "bias_correction", "ma
 def options_of(group: dict[str, Any]) -> tuple[Options, "EmaSchedule"]:
     """Take the options from a parameter group; raise where one is of another type or out of range."""
     betas = group["betas"]
-    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+    is_pair = isinstance(betas, (tuple, list)) and len(betas) == 2
+    if not is_pair or isinstance(betas[0], Tensor) != isinstance(betas[1], Tensor):  # both: see beta1
         raise ValueError(f"FusedEmaAdam: betas must be a pair of numbers, but it is {betas!r}")
     options = Options(group["lr"], group["ema_decay"], *betas, *[group[name] for name in _ADAM])
     check_options(options)

@@ -6,9 +6,11 @@ from operator import attrgetter, is_
 from typing import Any
 
 from torch_aclnn_ops._torch_compat import version_of
+from torch_aclnn_ops.functional.step_progress import ranges
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import Optimizer
 
 # The names are torch's, where torch has the tensor; "ema_params" is also the name of MindSpeed and torchtitan.
 AVERAGES = ("exp_avg", "exp_avg_sq", "ema_params", "master_params")
@@ -46,21 +48,24 @@ def normalise(state: dict[str, Any], param: Tensor, dtype: torch.dtype) -> None:
 
 def complete(state: dict[str, Any], param: Tensor, dtype: torch.dtype) -> bool:
     """Make what a state lacks; return whether the average of a parameter that was trained already was missing."""
-    was_trained = "exp_avg" in state
-    normalise(state, param, dtype)
-    if "step" not in state:
-        state["step"] = torch.zeros((), dtype=torch.int64, device=param.device)
+    # Made aside, so that an exception leaves the state as it was.
+    made = dict(state)
+    normalise(made, param, dtype)
+    if "step" not in made:
+        made["step"] = torch.zeros((), dtype=torch.int64, device=param.device)
     for name in ("exp_avg", "exp_avg_sq"):
-        if name not in state:
-            state[name] = torch.zeros_like(param, dtype=dtype)
+        if name not in made:
+            made[name] = torch.zeros_like(param, dtype=dtype)
+    if dtype != param.dtype and "master_params" not in made:
+        made["master_params"] = param.detach().to(dtype)
+    lacks_average = "ema_params" not in made and "exp_avg" in state
+    if "ema_params" not in made:
+        weights = param.detach() if dtype == param.dtype else made["master_params"]
+        made["ema_params"] = weights.clone()
+    state.update(made)
     if dtype == param.dtype:
         state.pop("master_params", None)
-    elif "master_params" not in state:
-        state["master_params"] = param.detach().to(dtype)
-    lacks_average = "ema_params" not in state
-    if lacks_average:
-        state["ema_params"] = state.get("master_params", param.detach()).clone()
-    return was_trained and lacks_average
+    return lacks_average
 
 
 def complete_all(states: MutableMapping[Tensor, Any], params: Sequence[Tensor], master_weights: bool) -> bool:
@@ -70,6 +75,16 @@ def complete_all(states: MutableMapping[Tensor, Any], params: Sequence[Tensor], 
         if param.grad is not None or has_state(states, param):
             lacks_average |= complete(states[param], param, dtype_of_states(param, master_weights))
     return lacks_average
+
+
+def describe_params(optimizer: Optimizer, params: Iterable[Tensor]) -> str:
+    """Name parameters by their places in the groups of an optimizer, such as ``0-3 of group 0``."""
+    ids = set(map(id, params))
+    of_groups = (
+        (i, ranges(j for j, param in enumerate(group["params"]) if id(param) in ids))
+        for i, group in enumerate(optimizer.param_groups)
+    )
+    return " and ".join(f"{members} of group {i}" for i, members in of_groups if members)
 
 
 def sync_master_from_param(master: Tensor, param: Tensor) -> None:

@@ -1,17 +1,23 @@
 """One step on the lists of a parameter group, or on a buffer: scaled gradients, master weights, the average's decay."""
 
-from collections import defaultdict
+from collections import defaultdict, deque
+from itertools import repeat
 from typing import Any
 
-from torch_aclnn_ops._torch_compat import foreach_copy_, per_optimizer_state
+from torch_aclnn_ops._torch_compat import per_optimizer_state
+from torch_aclnn_ops.functional.ema_adam import why_unlike
 from torch_aclnn_ops.functional.ema_adam_kernels import Options, TensorLists, batches, is_plain, local, update
-from torch_aclnn_ops.optim._flat import FlatBuffer
+from torch_aclnn_ops.functional.step_progress import StepProgress, add_note
+from torch_aclnn_ops.optim._flat import FlatBuffer, FlatGroup
 from torch_aclnn_ops.optim._options import EmaSchedule
+from torch_aclnn_ops.optim._states import describe_params, has_state
 
 import torch
 from torch import Tensor
 from torch.amp.grad_scaler import OptState
+from torch.optim.optimizer import Optimizer
 
+_REAL = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # Elements whose 16-bit gradients are widened at a time.
 _WIDENED_ELEMENTS = 2**24
 
@@ -29,14 +35,17 @@ def scaling_of(optimizer: Any, grad_scaler: Any = None) -> tuple[Tensor | None, 
     return None, sum(scaler_state["found_inf_per_device"].values())
 
 
-def step_lists(tensors: TensorLists, masters: list[Tensor], options: Options, schedule: EmaSchedule) -> None:
-    """Update parameters one by one, and where there are master weights, these first.
+def step_lists(
+    tensors: TensorLists, masters: list[Tensor], options: Options, schedule: EmaSchedule, progress: StepProgress
+) -> None:
+    """Update parameters one by one, with their master weights where they have some.
 
     Args:
         tensors: the parameters, with gradients of their dtype and states of their masters' dtype.
         masters: the parameters themselves, or their weights in float32.
         options: the options of the group.
         schedule: says the decay.
+        progress: is told what is updated.
     """
     if not all(is_plain(param) for param in tensors.params):
         # The shards of a gradient have to be where those of its parameter are.
@@ -48,26 +57,24 @@ def step_lists(tensors: TensorLists, masters: list[Tensor], options: Options, sc
         masters = [local(master) for master in masters]
     is_rounded = [param.dtype != master.dtype for param, master in zip(tensors.params, masters, strict=True)]
     if not any(is_rounded):
-        _update(tensors, options, schedule)
+        _update(tensors, options, schedule, progress)
         return
-    _update(tensors.select([not rounded for rounded in is_rounded]), options, schedule)
-    params = tensors.select(is_rounded).params
-    rounded = tensors._replace(params=masters).select(is_rounded)
-    for part in batches(params, _WIDENED_ELEMENTS):
+    _update(tensors.select([not rounded for rounded in is_rounded]), options, schedule, progress)
+    rounded = tensors._replace(params=masters, rounded=tensors.params).select(is_rounded)
+    for part in batches(rounded.params, _WIDENED_ELEMENTS):
         batch = rounded.part(part)
         batch = batch._replace(
             grads=[grad.to(master.dtype) for grad, master in zip(batch.grads, batch.params, strict=True)]
         )
-        _update(batch, options, schedule)
-        foreach_copy_(params[part], batch.params)
+        _update(batch, options, schedule, progress)
 
 
-def _update(tensors: TensorLists, options: Options, schedule: EmaSchedule) -> None:
+def _update(tensors: TensorLists, options: Options, schedule: EmaSchedule, progress: StepProgress) -> None:
     """Update with the decay that the schedule has for each parameter's step."""
     if not tensors.params:
         return
     if schedule.is_constant:
-        update(tensors, options)
+        update(tensors, options, progress)
         return
     by_decay, by_device = defaultdict(list), defaultdict(list)
     for i, step in enumerate(tensors.steps):
@@ -76,28 +83,76 @@ def _update(tensors: TensorLists, options: Options, schedule: EmaSchedule) -> No
         else:
             by_device[step.device].append(i)
     for known_decay, members in by_decay.items():
-        lists = TensorLists(*([listed[i] for i in members] for listed in tensors))
-        update(lists, options._replace(ema_decay=known_decay))
+        lists = TensorLists(*([listed[i] for i in members] if listed else [] for listed in tensors))
+        update(lists, options._replace(ema_decay=known_decay), progress)
     for members in by_device.values():
         decays = schedule.decays_at(torch.stack([tensors.steps[i] for i in members]) + 1)
         for i, decay in zip(members, decays.unbind(), strict=True):
-            update(tensors.part(slice(i, i + 1)), options._replace(ema_decay=decay))
+            update(tensors.part(slice(i, i + 1)), options._replace(ema_decay=decay), progress)
 
 
-def step_buffer(buffer: FlatBuffer, options: Options, schedule: EmaSchedule) -> None:
+def step_buffer(buffer: FlatBuffer, options: Options, schedule: EmaSchedule, progress: StepProgress) -> None:
     """Update the parameters of a buffer that have gradients, as few long ones."""
     if options.found_inf is not None and not options.found_inf.is_cpu:
         buffer.counts.is_exact = False
     runs = buffer.gather()
     runs_by_decay: dict[float, list[TensorLists]] = defaultdict(list)
+    one_by_one: list[tuple[TensorLists, Tensor]] = []
     for run in runs:
         lists = run.lists()
         if schedule.is_constant or buffer.counts.is_exact:
             runs_by_decay[schedule.decay_at(buffer.counts.values[run.members.start] + 1)].append(lists)
         else:
-            decay = schedule.decays_at(lists.steps[0][0] + 1)
-            update(lists, options._replace(ema_decay=decay))
+            one_by_one.append((lists, schedule.decays_at(lists.steps[0][0] + 1)))
+    buffer.begin(runs)
+    for lists, decay in one_by_one:
+        update(lists, options._replace(ema_decay=decay), progress)
     for known_decay, entries in runs_by_decay.items():
-        merged = TensorLists(*([tensors[0] for tensors in kind] for kind in zip(*entries, strict=True)))
-        update(merged, options._replace(ema_decay=known_decay))
+        merged = TensorLists(
+            *([tensor for tensors in kind for tensor in tensors] for kind in zip(*entries, strict=True))
+        )
+        update(merged, options._replace(ema_decay=known_decay), progress)
     buffer.finish(runs)
+
+
+def check_gradients(groups: list[dict[str, Any]], flat_groups: dict[int, FlatGroup]) -> None:
+    """Raise where a gradient is not one that a step takes."""
+    for i, group in enumerate(groups):
+        flat_group = flat_groups.get(i)
+        if flat_group is not None and not torch.compiler.is_compiling() and flat_group.has_own_grads():
+            continue
+        for j, param in enumerate(group["params"]):
+            grad = param.grad
+            # torch sees to it that a gradient has its parameter's shape and device.
+            if grad is None or (grad.dtype is param.dtype in _REAL and grad.layout is torch.strided):
+                continue
+            problem = why_unlike(grad, param)
+            if problem:
+                raise RuntimeError(f"FusedEmaAdam: the gradient of parameter {j} of group {i} {problem}")
+
+
+def use_up_gradients(optimizer: Optimizer, progress: StepProgress, error: BaseException) -> None:
+    """Take the gradients from the parameters that a failed step has updated, and name these."""
+    ends = [(step.data_ptr(), step.nbytes) for step in progress.updated]
+    addresses = {address for first, size in ends for address in range(first, first + size, 8)}
+    updated = [
+        param
+        for group in optimizer.param_groups
+        for param in group["params"]
+        if param.grad is not None
+        and has_state(optimizer.state, param)
+        and optimizer.state[param]["step"].data_ptr() in addresses
+    ]
+    # In C, so that no signal comes in between.
+    deque(map(setattr, updated, repeat("grad"), repeat(None)), maxlen=0)
+    # A GradScaler has set these, and would multiply by what it finds when it is asked again.
+    is_scaled = optimizer.__dict__.pop("found_inf", None) is not None
+    if is_scaled:
+        optimizer.__dict__.pop("grad_scale", None)
+    names = describe_params(optimizer, updated) or "none"
+    call = "GradScaler.step()" if is_scaled else "step()"
+    add_note(
+        error,
+        f"FusedEmaAdam: the step updated these parameters, and set their grad to None: {names}."
+        f" {call} can be called again, and updates the others",
+    )

@@ -1,26 +1,29 @@
 """``FusedEmaAdam``: Adam or AdamW that keeps an exponential moving average of the weights (aclnnApplyFusedEmaAdam)."""
 
-import warnings
 from collections.abc import Callable
 from itertools import compress, zip_longest
 from operator import is_
 from typing import Any, overload
 
-from torch_aclnn_ops.functional.ema_adam import why_unlike
 from torch_aclnn_ops.functional.ema_adam_kernels import Options, TensorLists, local
+from torch_aclnn_ops.functional.step_progress import StepProgress
 from torch_aclnn_ops.optim import _checkpoints, _steps
 from torch_aclnn_ops.optim._averages import AveragingOptimizer
 from torch_aclnn_ops.optim._flat import FlatGroup
 from torch_aclnn_ops.optim._options import EmaSchedule, options_of
-from torch_aclnn_ops.optim._states import CachedState, complete_all, dtype_of_states, sync_master_from_param
+from torch_aclnn_ops.optim._states import (
+    CachedState,
+    complete_all,
+    dtype_of_states,
+    sync_master_from_param,
+)
+from torch_aclnn_ops.optim._swap import Exchange
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 __all__ = ["FusedEmaAdam"]
-
-_REAL = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class FusedEmaAdam(AveragingOptimizer):
@@ -48,6 +51,10 @@ class FusedEmaAdam(AveragingOptimizer):
     16 bits loses every change of less than half a unit in the last place, which at ``ema_decay=0.999`` is most of them.
     A checkpoint of :class:`torch.optim.AdamW` or :class:`torch.optim.Adam`, or of MindSpeed's ``FusedEmaAdamW``, can be
     loaded, and theirs can load one of this.
+
+    A parameter without a gradient does nothing in a step: its average stands still too, where
+    :class:`torch.optim.swa_utils.AveragedModel` goes on to move it towards the weights. It matters for what is frozen
+    midway and for experts that get no token; with a gradient of 0 and ``lr=0`` in their group the average goes on.
 
     Only dense real tensors are trained; ``amsgrad`` is refused. Buffers of a model are not averaged.
 
@@ -153,6 +160,8 @@ class FusedEmaAdam(AveragingOptimizer):
         self._flat_groups: dict[int, FlatGroup] = {}
         self._cached: dict[int, CachedState] = {}
         self._has_warned = False
+        self._progress = StepProgress()
+        self._exchange: Exchange | None = None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with options of their own; missing options are those of the constructor.
@@ -181,6 +190,13 @@ class FusedEmaAdam(AveragingOptimizer):
         All options and gradients are checked before any parameter is updated. Under a :class:`torch.amp.GradScaler`
         the step divides the gradients by the scale, and where the scaler has found an infinity nothing moves.
 
+        A step that fails, or is interrupted, can be repeated. Each parameter, or run of neighbours of a flattened
+        group, is updated with its step count, moments, master weights and average as a whole, or not at all. Those that
+        were updated have ``grad = None`` after the exception, so that a second call updates the others only; a note of
+        the exception names them. Gradients that are computed anew, also by ``closure``, are those of a new step. What a
+        :class:`torch.amp.GradScaler` began, it has to repeat.
+        What a device accepts and fails to do later is beyond this: load a checkpoint after a lost NPU.
+
         Args:
             closure: computes the loss and the gradients, and returns the loss.
             **kwargs: ``grad_scaler``, which ``torch_npu.npu.amp.GradScaler`` passes.
@@ -192,30 +208,46 @@ class FusedEmaAdam(AveragingOptimizer):
             RuntimeError: a gradient is sparse, complex or unlike its parameter, or this is inside ``swap_ema_params``.
             ValueError: an option of a group is out of range.
         """
-        self._refuse_with_ema_params("step")
+        self._make_whole("step")
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         parsed = [self._options_of(i, group) for i, group in enumerate(self.param_groups)]
-        self._check_gradients()
+        _steps.check_gradients(self.param_groups, self._flat_groups)
         grad_scale, found_inf = _steps.scaling_of(self, **kwargs)
         is_compiling = torch.compiler.is_compiling()
         if found_inf is not None and not is_compiling and found_inf.is_cpu and found_inf:
             return loss
-        is_flattened = self._flatten and not is_compiling
+        if grad_scale is not None or found_inf is not None:
+            parsed = [
+                (options._replace(grad_scale=grad_scale, found_inf=found_inf), schedule) for options, schedule in parsed
+            ]
+        progress = StepProgress()
+        if is_compiling:
+            self._step_groups(parsed, False, progress)
+            return loss
+        try:
+            self._step_groups(parsed, self._flatten, progress)
+        except BaseException as error:
+            self._progress = progress
+            _steps.use_up_gradients(self, progress, error)
+            raise
+        return loss
+
+    def _step_groups(
+        self, parsed: list[tuple[Options, EmaSchedule]], is_flattened: bool, progress: StepProgress
+    ) -> None:
         for i, (options, schedule) in enumerate(parsed):
-            options = options._replace(grad_scale=grad_scale, found_inf=found_inf)
-            if is_flattened and not self._step_flat(i, options, schedule):
+            if is_flattened and not self._step_flat(i, options, schedule, progress):
                 continue
             tensors = TensorLists([], [], [], [], [], [])
             masters: list[Tensor] = []
-            self._init_group(i, is_flattened, masters, *tensors)
+            self._init_group(i, is_flattened, masters, *tensors[:6])
             if tensors.params:
-                _steps.step_lists(tensors, masters, options, schedule)
-                if not is_compiling:
+                _steps.step_lists(tensors, masters, options, schedule, progress)
+                if not torch.compiler.is_compiling():
                     self._cached[i].remember_own_writes()
-        return loss
 
     def _options_of(self, i: int, group: dict[str, Any]) -> tuple[Options, EmaSchedule]:
         """Take the options of a group, and check them unless they are the objects of the last step."""
@@ -230,19 +262,19 @@ class FusedEmaAdam(AveragingOptimizer):
             self._checked_options[i] = values, parsed
         return parsed
 
-    def _step_flat(self, i: int, options: Options, schedule: EmaSchedule) -> list[Tensor]:
+    def _step_flat(self, i: int, options: Options, schedule: EmaSchedule, progress: StepProgress) -> list[Tensor]:
         """Update the flattened parameters of a group; return the others."""
         group, flat_group = self.param_groups[i], self._flat_groups.get(i)
         if flat_group is None or not flat_group.is_current(group, self.state):
             flat_group = self._flat_groups[i] = FlatGroup(group, self.state, flat_group)
             self._cached.pop(i, None)
         for buffer in flat_group.buffers:
-            _steps.step_buffer(buffer, options, schedule)
+            _steps.step_buffer(buffer, options, schedule, progress)
             self._warn(buffer.lacks_averages)
         return flat_group.rest
 
     def __getstate__(self) -> dict[str, Any]:
-        self._refuse_with_ema_params("__getstate__")
+        self._make_whole("__getstate__")
         contents = super().__getstate__()
         # The steps of flattened parameters are views: each would take the others along.
         states = {
@@ -295,26 +327,3 @@ class FusedEmaAdam(AveragingOptimizer):
             (masters, params, *states), (cached.masters, cached.params, *cached.lists), strict=True
         ):
             listed += compress(of_all, has_grad)
-
-    def _warn(self, lacks_average: bool) -> None:
-        if lacks_average and not self._has_warned:
-            self._has_warned = True
-            warnings.warn(
-                "FusedEmaAdam: the loaded state has no 'ema_params' for parameters that were trained before, as a"
-                " checkpoint of torch.optim.AdamW; their averages start from the weights",
-                stacklevel=6,
-            )
-
-    def _check_gradients(self) -> None:
-        for i, group in enumerate(self.param_groups):
-            flat_group = self._flat_groups.get(i)
-            if flat_group is not None and not torch.compiler.is_compiling() and flat_group.has_own_grads():
-                continue
-            for j, param in enumerate(group["params"]):
-                grad = param.grad
-                # torch sees to it that a gradient has its parameter's shape and device.
-                if grad is None or (grad.dtype is param.dtype in _REAL and grad.layout is torch.strided):
-                    continue
-                problem = why_unlike(grad, param)
-                if problem:
-                    raise RuntimeError(f"FusedEmaAdam: the gradient of parameter {j} of group {i} {problem}")

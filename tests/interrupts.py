@@ -1,0 +1,378 @@
+"""Interrupt and fail the optimizer everywhere, and look for what is lost: ``python -m tests.interrupts --help``.
+
+A trial does one step, or one swap of the averages, in which a signal comes, or an operator or a function of CANN fails.
+Afterwards every parameter must be updated with all that belongs to it, or not at all; the exception must have said
+which; and a second call must lead to where a run without a disturbance is, bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from torch_aclnn_ops import host_npu
+from torch_aclnn_ops.optim import FusedEmaAdam
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests._optim import SETTINGS, STATE, Weights
+
+QUEUE = os.environ.get("TASK_QUEUE_ENABLE", "1")
+Action = Callable[[], None]
+Contents = tuple[Tensor, ...]  # of a parameter and its state
+WARM_UP = "ema_warmup"
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "masters": {"dtypes": (torch.bfloat16, torch.bfloat16)},
+    "16-bit states": {"dtypes": (torch.bfloat16, torch.float16), "master_weights": False},
+    "mixed": {"dtypes": (torch.float32, torch.bfloat16), WARM_UP: "ratio"},
+    "flat": {"flatten": True},
+    "flat masters": {"dtypes": (torch.bfloat16, torch.bfloat16), "flatten": True},
+    "flat mixed": {"dtypes": (torch.float32, torch.bfloat16), "flatten": True, WARM_UP: "ratio"},
+    "scaler": {"scaled": True},
+    "scaler masters": {"dtypes": (torch.float16, torch.float16), "scaled": True},
+    "scaler flat": {"scaled": True, "flatten": True},
+    "tensor lr": {"lr": "tensor"},
+}
+
+
+class Failed(RuntimeError):
+    """What an injected failure raises."""
+
+
+class Trainee:
+    """A model in two groups, with its optimizer, in front of a step."""
+
+    def __init__(
+        self,
+        device: str,
+        steps: int,
+        dtypes: tuple[torch.dtype, torch.dtype] = (torch.float32, torch.float32),
+        scaled: bool = False,
+        **options: Any,
+    ) -> None:
+        self.models = [Weights(dtype, seed).to(device) for seed, dtype in enumerate(dtypes)]
+        if options.get("lr") == "tensor":
+            options["lr"] = torch.tensor(1e-2, device=device)
+        groups = [{"params": list(model.parameters())} for model in self.models]
+        self.optimizer = FusedEmaAdam(groups, **{**SETTINGS, **options})
+        self.scaler = torch.amp.GradScaler(device, init_scale=8.0) if scaled else None
+        for step in range(steps):
+            self.set_gradients(step)
+            self.step()
+            self.after_step()
+        self.set_gradients(steps)
+
+    @property
+    def params(self) -> list[nn.Parameter]:
+        return [param for model in self.models for param in model.parameters()]
+
+    def set_gradients(self, step: int) -> None:
+        generator = torch.Generator().manual_seed(step)
+        for param in self.params:
+            grad = torch.randn(param.shape, generator=generator) * (8.0 if self.scaler else 1.0)
+            param.grad = torch.empty_like(param).copy_(grad)
+        if self.scaler:
+            self.scaler.scale(torch.ones((), device=self.params[0].device))
+
+    def step(self) -> None:
+        if self.scaler:
+            self.scaler.step(self.optimizer)
+        else:
+            self.optimizer.step()
+
+    def after_step(self) -> None:
+        if self.scaler:
+            self.scaler.update()
+
+    def contents(self) -> list[Contents]:
+        """Return what belongs to each parameter."""
+        states = [self.optimizer.state.get(param, {}) for param in self.params]
+        names = (*STATE, "master_params")
+        return [
+            tuple(
+                tensor.detach().cpu().clone() for tensor in (param, *(state[name] for name in names if name in state))
+            )
+            for param, state in zip(self.params, states, strict=True)
+        ]
+
+
+def are_equal(first: Contents, second: Contents) -> bool:
+    return len(first) == len(second) and all(map(torch.equal, first, second))
+
+
+def is_before(contents: Contents, before: Contents) -> bool:
+    """Return whether a parameter was not updated; its first step may have made its state."""
+    if len(before) > 1:
+        return are_equal(contents, before)
+    return torch.equal(contents[0], before[0]) and (len(contents) == 1 or int(contents[1]) == 0)
+
+
+def lost_by_step(trainee: Trainee, before: list[Contents], after: list[Contents], told: bool) -> str:
+    """Repeat a step that was disturbed; say what is lost, or nothing."""
+    if trainee.scaler and not told:
+        # Torch's GradScaler multiplies by a scale that an exception before the step has left to the optimizer.
+        for name in ("grad_scale", "found_inf"):
+            trainee.optimizer.__dict__.pop(name, None)
+    now = trainee.contents()
+    is_updated = [are_equal(one, new) for one, new in zip(now, after, strict=True)]
+    for i, (one, old) in enumerate(zip(now, before, strict=True)):
+        if not is_updated[i] and not is_before(one, old):
+            return f"parameter {i} is half updated"
+    if not told and any(is_updated):
+        # The exception came after the step was complete, when nothing of this package ran.
+        return "" if all(is_updated) else "some are updated and the exception does not say so"
+    for i, param in enumerate(trainee.params):
+        if param.numel() and is_updated[i] != (param.grad is None):
+            return f"parameter {i} is {'' if is_updated[i] else 'not '}updated, but its grad says otherwise"
+    if not all(param.grad is None for param in trainee.params):
+        trainee.step()
+    final = trainee.contents()
+    wrong = [i for i, (one, new) in enumerate(zip(final, after, strict=True)) if not are_equal(one, new)]
+    return f"after a second call parameters {wrong} differ" if wrong else ""
+
+
+def lost_by_swap(trainee: Trainee, before: list[Contents]) -> str:
+    """Look at weights and averages after a swap that was disturbed; say what is lost, or nothing."""
+    gc.collect()
+    if not all(map(are_equal, trainee.contents(), before)):
+        return "weights or averages differ"
+    try:
+        trainee.optimizer.state_dict()
+        with trainee.optimizer.swap_ema_params():
+            for param, one in zip(trainee.params, before, strict=True):
+                shown = one[4] if len(one) > 1 else one[0]  # STATE has the average fourth
+                if not torch.equal(param.detach().cpu(), shown.to(param.dtype)):
+                    return "a second swap does not show the averages"
+    except RuntimeError as error:
+        return f"the optimizer is locked: {error}"
+    return "" if all(map(are_equal, trainee.contents(), before)) else "a second swap does not restore the weights"
+
+
+def swap(trainee: Trainee) -> None:
+    with trainee.optimizer.swap_ema_params():
+        for param in trainee.params:
+            param.detach()
+
+
+@dataclass
+class Report:
+    """Counts of trials, and what was lost in which of them."""
+
+    trials: Counter[str] = field(default_factory=Counter)
+    disturbed: Counter[str] = field(default_factory=Counter)
+    losses: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        lines = [f"{kind}: {self.trials[kind]} trials, {self.disturbed[kind]} disturbed" for kind in self.trials]
+        return "\n".join([*lines, *self.losses, f"{len(self.losses)} lost"])
+
+
+class Campaign:
+    """Trials on a device.
+
+    Args:
+        device: ``"cpu"`` or ``"npu"``.
+        report: where results go.
+    """
+
+    def __init__(self, device: str, report: Report) -> None:
+        self.device, self.report, self.was_reached = device, report, True
+        self._references: dict[tuple[str, int], list[Contents]] = {}
+
+    def _after(self, name: str, steps: int) -> list[Contents]:
+        if (name, steps) not in self._references:
+            trainee = Trainee(self.device, steps, **CONFIGURATIONS[name])
+            trainee.step()
+            self._references[name, steps] = trainee.contents()
+        return self._references[name, steps]
+
+    def trial(self, kind: str, name: str, action: str, steps: int, disturb: Callable[[Action], None]) -> bool:
+        """Do an action that is disturbed; return whether an exception came."""
+        trainee = Trainee(self.device, steps, **CONFIGURATIONS[name])
+        before, after = trainee.contents(), self._after(name, steps)
+        self.report.trials[kind] += 1
+        told, is_disturbed, self.was_reached = False, False, True
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                disturb(trainee.step if action == "step" else partial(swap, trainee))
+            except (KeyboardInterrupt, RuntimeError) as error:
+                is_disturbed = True
+                notes = "".join(getattr(error, "__notes__", ()))
+                told = "the step updated these parameters" in notes
+                if "half updated" in notes or "next call of step()" in str(error):
+                    trainee.optimizer.state_dict()  # which finishes what the exception has said is left
+            torch.set_grad_enabled(True)  # a signal inside torch.no_grad() itself leaves it off, whoever uses it
+            if self.device == "npu":
+                self.was_reached = not host_npu.stats().pending_failures
+                host_npu.reset()
+            self.report.disturbed[kind] += is_disturbed
+            if action == "swap":
+                lost = lost_by_swap(trainee, before)
+            elif is_disturbed:
+                lost = lost_by_step(trainee, before, after, told)
+            else:
+                lost = "" if all(map(are_equal, trainee.contents(), after)) else "a step without an exception is wrong"
+        if lost:
+            self.report.losses.append(f"{kind}, {name}, {action} after {steps} steps: {lost}")
+        return is_disturbed
+
+    def interrupt(self, trials: int, seed: int = 0) -> None:
+        """Let a signal come at a random time."""
+        chance = random.Random(seed)
+        cases = list(itertools.product(CONFIGURATIONS, ("step", "swap"), (0, 2)))
+        durations: dict[Any, float] = {}
+        for i in range(trials):
+            case = name, action, steps = cases[i % len(cases)]
+            if case not in durations:
+                trainee = Trainee(self.device, steps, **CONFIGURATIONS[name])
+                start = time.perf_counter()
+                (trainee.step if action == "step" else partial(swap, trainee))()
+                durations[case] = time.perf_counter() - start
+            delay = max(1e-6, chance.uniform(0, durations[case]))
+            self.trial("signals", *case, partial(_with_timer, delay))
+
+    def fail_operators(self, counts: tuple[int, ...] = (1, 2, 1000), every: int = 1) -> None:
+        """Let the n-th operator of torch fail, and those that follow it, for every n."""
+        for (name, action, steps), count in itertools.product(
+            itertools.product(CONFIGURATIONS, ("step", "swap"), (0, 2)), counts
+        ):
+            for nth in itertools.count(0, every):
+                disturbance = FailOperators(nth, count)
+                self.trial(f"{count} failing operators", name, action, steps, disturbance.run)
+                if len(disturbance.seen) <= nth:
+                    break
+
+    def fail_cann(self, functions: Sequence[str], every: int = 1) -> None:
+        """Let the n-th call of a simulated function fail, for every n."""
+        for case, function in itertools.product(itertools.product(CONFIGURATIONS, ("step", "swap"), (0, 2)), functions):
+            for nth in itertools.count(1, every):
+                host_npu.reset()
+                disturbance = partial(_with_failure, function, nth)
+                self.trial(f"failing {function}", *case, disturbance)
+                if not self.was_reached:
+                    break
+
+
+def _with_timer(delay: float, action: Action) -> None:
+    signal.setitimer(signal.ITIMER_REAL, delay)
+    try:
+        action()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _with_failure(function: str, nth: int, action: Action) -> None:
+    host_npu.fail(function, nth)
+    action()
+    torch.npu.synchronize()
+
+
+def functions_of_a_step() -> list[str]:
+    """Return the first phases of the operators that steps and swaps launch, and with no queue their second phases."""
+    host_npu.reset()
+    for configuration in CONFIGURATIONS.values():
+        trainee = Trainee("npu", 1, **configuration)
+        trainee.step()
+        swap(trainee)
+    torch.npu.synchronize()
+    operators = sorted(host_npu.stats().launches)
+    if QUEUE == "2":  # torch_npu's own first phases are queued: their failure ends the queue, as on a device
+        operators = ["aclnnApplyFusedEmaAdam"]
+    phases = [f"{name}GetWorkspaceSize" for name in operators]
+    return [*phases, "aclCreateTensor", *(operators if QUEUE == "0" else [])]
+
+
+class FailOperators(TorchDispatchMode):
+    """Lets some operators of torch raise before they do anything.
+
+    Args:
+        first: how many are done before.
+        count: how many fail.
+        name: only operators with this in their name count.
+    """
+
+    def __init__(self, first: int, count: int, name: str = "") -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self._failing, self._name = range(first, first + count), name
+
+    def run(self, action: Action) -> None:
+        with self:
+            action()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.namespace != "profiler" and self._name in str(function):
+            self.seen.append(str(function))
+            if len(self.seen) - 1 in self._failing:
+                raise Failed(f"asked for by a trial: {function}")
+        return function(*args, **(kwargs or {}))
+
+
+@contextmanager
+def timer_raises() -> Iterator[None]:
+    """Let the timer raise what Ctrl-C does; where Python drops that, as in ``__del__``, nothing is printed."""
+
+    def raise_interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    previous, hook = signal.signal(signal.SIGALRM, raise_interrupt), sys.unraisablehook
+    sys.unraisablehook = lambda _: None
+    try:
+        yield
+    finally:
+        sys.unraisablehook = hook
+        signal.signal(signal.SIGALRM, previous)
+
+
+def run(device: str, trials: int, every: int, seed: int = 0) -> Report:
+    """Run a campaign on a device."""
+    report = Report()
+    campaign = Campaign(device, report)
+    with timer_raises():
+        campaign.interrupt(trials, seed)
+    campaign.fail_operators(counts=(1, 2, 1000) if device == "cpu" else (1,), every=every)
+    if device == "npu":
+        campaign.fail_cann(functions_of_a_step(), every)
+    return report
+
+
+def main() -> None:
+    """Run campaigns on the CPU, and on the host NPU with every kind of task queue; print their counts."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=("cpu", "npu"), help="only this one; npu needs a host NPU")
+    parser.add_argument("--trials", type=int, default=1000, help="signals on each device")
+    parser.add_argument("--every", type=int, default=1, help="of the calls that can fail, take every n-th")
+    parser.add_argument("--seed", type=int, default=0, help="of the times of the signals")
+    arguments = parser.parse_args()
+    device = arguments.device or "cpu"
+    report = run(device, arguments.trials, arguments.every, arguments.seed)
+    print(f"{device}{f', TASK_QUEUE_ENABLE={QUEUE}' if device == 'npu' else ''}\n{report}", flush=True)
+    status = bool(report.losses)
+    if arguments.device is None and not status:
+        options = [f"--{name}={getattr(arguments, name)}" for name in ("trials", "every", "seed")]
+        command = [sys.executable, "-m", "torch_aclnn_ops.host_npu", "-m", "tests.interrupts", "--device=npu", *options]
+        for queue in ("0", "1", "2"):
+            status |= bool(subprocess.run(command, env={**os.environ, "TASK_QUEUE_ENABLE": queue}).returncode)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""FusedEmaAdam on an NPU whose functions fail: nothing is lost, and a second call goes on."""
+
+from torch_aclnn_ops import host_npu
+from torch_aclnn_ops.optim import FusedEmaAdam
+
+import pytest
+import torch
+from torch import nn
+
+from tests import interrupts
+from tests._optim import assert_all_equal, states_of
+from tests.interrupts import Campaign, Report
+
+pytestmark = pytest.mark.skipif(not host_npu.is_enabled(), reason="only the host NPU fails on request")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_over():
+    """Torch_npu does not destroy the aclTensors of its own operators that phase one refuses, so none are counted."""
+    yield
+    torch.npu.synchronize()
+    host_npu.reset()
+
+
+def trained(**options):
+    weights = [nn.Parameter(torch.arange(3.0, device="npu") + i) for i in range(4)]
+    optimizer = FusedEmaAdam(weights, lr=0.1, ema_decay=0.5, **options)
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    return weights, optimizer
+
+
+def contents(weights, optimizer):
+    return [tensor.detach().cpu() for tensor in (*weights, *states_of(optimizer))]
+
+
+@pytest.mark.skipif(interrupts.QUEUE == "2", reason="there torch_npu queues the first phase, and the queue ends")
+@pytest.mark.parametrize("nth", range(1, 9))  # of 4 copies of weights, and 4 of averages
+def test_a_refused_copy_on_the_way_into_a_swap_loses_nothing(nth):
+    weights, optimizer = trained()
+    before = contents(weights, optimizer)
+    host_npu.fail("aclnnInplaceCopyGetWorkspaceSize", nth)
+    with pytest.raises(RuntimeError), optimizer.swap_ema_params():
+        pytest.fail("the block must not run")
+    assert_all_equal(contents(weights, optimizer), before)
+    with optimizer.swap_ema_params():
+        assert_all_equal(
+            *(
+                [tensor.cpu() for tensor in tensors]
+                for tensors in (
+                    [weight.detach() for weight in weights],
+                    [optimizer.state[weight]["ema_params"] for weight in weights],
+                )
+            )
+        )
+
+
+@pytest.mark.parametrize("nth", [1, 3])
+def test_a_refused_step_is_repeated_for_the_others(nth):
+    (weights, optimizer), expected = trained(), trained()
+    host_npu.fail("aclnnApplyFusedEmaAdamGetWorkspaceSize", nth)
+    with pytest.raises(RuntimeError, match="phase one refused"):
+        optimizer.step()
+    assert [weight.grad is None for weight in weights] == [i < nth - 1 for i in range(4)]
+    optimizer.step()
+    expected[1].step()
+    assert_all_equal(contents(weights, optimizer), contents(*expected))
+
+
+def test_nothing_is_lost_whenever_a_signal_comes():
+    report = Report()
+    with interrupts.timer_raises():
+        Campaign("npu", report).interrupt(44)
+    assert not report.losses, report
+
+
+def test_nothing_is_lost_whichever_function_fails():
+    report = Report()
+    Campaign("npu", report).fail_cann(interrupts.functions_of_a_step(), every=41)
+    assert not report.losses, report

@@ -1,0 +1,147 @@
+"""FusedEmaAdam after a failure or an interrupt: what is updated, what the exception says, and the second call."""
+
+from __future__ import annotations
+
+from torch_aclnn_ops.functional import fused_ema_adam
+from torch_aclnn_ops.optim import FusedEmaAdam
+
+import pytest
+import torch
+from torch import nn
+
+from tests import interrupts
+from tests._optim import OPTIONS, SETTINGS, assert_all_equal, states_of
+from tests.interrupts import Campaign, Failed, FailOperators, Report
+
+each_configuration = pytest.mark.parametrize("name", interrupts.CONFIGURATIONS)
+
+
+def notes_of(caught):
+    return "\n".join(getattr(caught.value, "__notes__", ()))
+
+
+def groups(**options):
+    """Return an optimizer in front of its second step, of two groups that are updated one after the other."""
+    weights = [nn.Parameter(torch.full((3,), float(i))) for i in range(4)]
+    optimizer = FusedEmaAdam([{"params": weights[:3]}, {"params": weights[3:]}], **{**SETTINGS, **options})
+    for _ in range(2):
+        for weight in weights:
+            weight.grad = weight.detach() + 1
+        if not optimizer.state:
+            optimizer.step()
+    return weights, optimizer
+
+
+def fail_in_second_group(optimizer):
+    FailOperators(1, 1, "fused_adam").run(optimizer.step)
+
+
+@pytest.mark.parametrize("flatten", [False, True])
+def test_after_a_failure_updated_parameters_have_no_gradient_and_a_second_call_updates_the_others(flatten):
+    weights, optimizer = groups(flatten=flatten)
+    expected, expected_optimizer = groups(flatten=flatten)
+    with pytest.raises(Failed) as caught:
+        fail_in_second_group(optimizer)
+    assert "the step updated these parameters, and set their grad to None: 0-2 of group 0." in notes_of(caught)
+    assert [weight.grad is None for weight in weights] == [True, True, True, False]
+    assert [int(optimizer.state[weight]["step"]) for weight in weights] == [2, 2, 2, 1]
+    optimizer.step()
+    expected_optimizer.step()
+    assert_all_equal([*weights, *states_of(optimizer)], [*expected, *states_of(expected_optimizer)])
+
+
+def test_new_gradients_after_a_failure_are_those_of_a_new_step():
+    weights, optimizer = groups()
+    with pytest.raises(Failed):
+        fail_in_second_group(optimizer)
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    assert [int(optimizer.state[weight]["step"]) for weight in weights] == [3, 3, 3, 2]
+
+
+def test_what_cannot_be_finished_is_kept_and_finished_by_the_next_call():
+    weights, optimizer = groups()
+    before = states_of(optimizer)
+    with pytest.raises(Failed) as caught, pytest.warns(UserWarning, match="a second attempt .* failed as well"):
+        FailOperators(1, 1000).run(optimizer.step)  # all but the count of the first group
+    assert "3 of these are half updated" in notes_of(caught)
+    assert "0-2 of group" not in notes_of(caught)
+    optimizer.state_dict()
+    assert_all_equal(states_of(optimizer), before)
+    assert all(weight.grad is not None for weight in weights)
+
+
+def test_the_function_says_which_parameters_it_has_updated():
+    wide, narrow = torch.ones(2), torch.ones(2, dtype=torch.float16)
+    lists = [[tensor.clone() for tensor in (wide, narrow)] for _ in range(5)]
+    steps = [torch.tensor(0), torch.tensor(0)]
+    mode = FailOperators(3, 1)  # after the three operators of the kernels for float32
+    with pytest.raises(Failed) as caught:
+        mode.run(lambda: fused_ema_adam(*lists, steps, **OPTIONS))
+    assert "fused_ema_adam: updated parameters: 0 of 2" in notes_of(caught)
+    assert [int(step) for step in steps] == [1, 0]
+
+
+def test_a_block_that_leaves_no_memory_restores_the_weights():
+    # Nothing is allocated on the way out of a swap of parameters of float32.
+    weights, optimizer = groups()
+    before = [weight.detach().clone() for weight in weights]
+    mode = FailOperators(0, 0)
+    with optimizer.swap_ema_params():
+        mode.__enter__()
+    mode.__exit__(None, None, None)
+    assert_all_equal([weight.detach() for weight in weights], before)
+    assert set(mode.seen) == {"aten.copy_.default"}
+
+
+def test_weights_that_a_device_does_not_take_back_are_kept_until_it_does():
+    weights, optimizer = groups()
+    before = [*(weight.detach().clone() for weight in weights), *states_of(optimizer)]
+    mode = FailOperators(0, 1000)
+    with pytest.raises(RuntimeError, match=r"does not give parameters 0-2 of group 0 and 0 of group 1 their weights"):
+        with optimizer.swap_ema_params():
+            mode.__enter__()
+    mode.__exit__(None, None, None)
+    optimizer.state_dict()
+    assert_all_equal([*(weight.detach() for weight in weights), *states_of(optimizer)], before)
+
+
+def test_a_swap_that_is_dropped_without_its_end_restores_the_weights():
+    # As after an interrupt before the first bytecode of __exit__.
+    weights, optimizer = groups()
+    before = [weight.detach().clone() for weight in weights]
+    swap = optimizer.swap_ema_params()
+    swap.__enter__()
+    assert not torch.equal(weights[0].detach(), before[0])
+    del swap
+    assert_all_equal([weight.detach() for weight in weights], before)
+    optimizer.state_dict()
+
+
+def test_a_swap_is_a_decorator_too():
+    weights, optimizer = groups()
+
+    @optimizer.swap_ema_params()
+    def shown():
+        return weights[0].detach().clone()
+
+    for _ in range(2):
+        assert torch.equal(shown(), optimizer.state[weights[0]]["ema_params"])
+
+
+@each_configuration
+def test_nothing_is_lost_whichever_operators_fail(name, monkeypatch):
+    monkeypatch.setattr(interrupts, "CONFIGURATIONS", {name: interrupts.CONFIGURATIONS[name]})
+    report = Report()
+    Campaign("cpu", report).fail_operators((1, 1000), every=29)
+    assert not report.losses, report
+    assert sum(report.disturbed.values()) > 4
+
+
+def test_nothing_is_lost_whenever_a_signal_comes():
+    report = Report()
+    with interrupts.timer_raises():
+        Campaign("cpu", report).interrupt(88)
+    assert not report.losses, report
+    assert sum(report.disturbed.values()) > 30

@@ -1,0 +1,168 @@
+"""Parameters that hold their averages for a while, and get their weights back whatever happens."""
+
+from collections.abc import Mapping
+from contextlib import ContextDecorator, suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch_aclnn_ops.functional.ema_adam_kernels import local
+from torch_aclnn_ops.functional.step_progress import Call
+from torch_aclnn_ops.optim._states import describe_params
+
+import torch
+from torch import Tensor
+
+
+class Swap(ContextDecorator):
+    """The context manager of ``swap_ema_params``.
+
+    Args:
+        optimizer: the optimizer, whose ``_exchange`` is what this has begun and not ended.
+    """
+
+    _exchange: "Exchange | None" = None
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+
+    def __enter__(self) -> None:
+        self._optimizer._make_whole("swap_ema_params")
+        exchange = Exchange(self._optimizer.state)
+        try:
+            self._exchange = self._optimizer._exchange = exchange
+            exchange.enter()
+        except BaseException:
+            exchange.give_up()
+            self._leave(exchange)
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        if self._exchange is None:
+            return
+        try:
+            self._leave(self._exchange)
+        except KeyboardInterrupt:
+            if self._exchange is not None:
+                self._leave(self._exchange)
+            raise
+
+    def __del__(self) -> None:
+        # An interrupt before the first bytecode of __exit__ leaves it to this.
+        if self._exchange is not None:
+            with suppress(Exception):
+                self._leave(self._exchange)
+
+    def _leave(self, exchange: "Exchange") -> None:
+        leave(self._optimizer, exchange)
+        self._exchange = None
+
+
+def leave(optimizer: Any, exchange: "Exchange") -> None:
+    """Give the parameters their weights back; raise where a device refuses, after the others have theirs."""
+    exchange.leave()
+    method = f"{type(optimizer).__name__}.swap_ema_params"
+    if exchange.kept:
+        error = next(iter(exchange.kept.values()))
+        raise RuntimeError(
+            f"{method}: a device does not give parameters {describe_params(optimizer, exchange.kept)} their weights"
+            " back: they hold their averages, and all others have their weights. The weights of these are kept on their"
+            f" device, and the next call of step(), state_dict() or swap_ema_params() writes them back ({error})"
+        ) from error
+    optimizer._exchange = None
+    if exchange.not_averaged:
+        error = next(iter(exchange.not_averaged.values()))
+        raise RuntimeError(
+            f"{method}: all parameters have their weights back, but what was written to parameters"
+            f" {describe_params(optimizer, exchange.not_averaged)} inside the with block is not in their averages"
+            f" ({error})"
+        ) from error
+
+
+class Exchange:
+    """The averages in the place of the weights, which are copied aside before anything is written.
+
+    Args:
+        states: the optimizer's states.
+
+    Attributes:
+        is_inside: whether the parameters are to hold their averages.
+        kept: the parameters that a device does not give their weights back, and why.
+        not_averaged: the parameters whose averages a device does not give what was written to them, and why.
+    """
+
+    def __init__(self, states: Mapping[Tensor, Mapping[str, Any]]) -> None:
+        self._owners = [param for param, state in states.items() if "ema_params" in state]
+        self._params = [local(param) for param in self._owners]
+        self._averages = [local(states[param]["ema_params"]) for param in self._owners]
+        with torch.no_grad():
+            self._weights = [param.clone() for param in self._params]
+        self._pending: tuple[list[_Write], list[object]] = [], []
+        self.is_inside = True
+        self.kept: dict[Tensor, Exception] = {}
+        self.not_averaged: dict[Tensor, Exception] = {}
+
+    @torch.no_grad()
+    def enter(self) -> None:
+        """Write the averages to the parameters."""
+        for param, average in zip(self._params, self._averages, strict=True):
+            param.copy_(average)
+
+    def give_up(self) -> None:
+        """Leave without a look at what the parameters hold."""
+        self._pending = self._restoring(), []
+        self.is_inside = False
+
+    @torch.no_grad()
+    def leave(self) -> None:
+        """Write what the parameters hold to their averages, and the weights to the parameters.
+
+        It can be repeated after any exception. Signals are handled between Python's bytecodes, so none comes between
+        the calls that ``map`` makes, and the list of results says at any time which were made.
+        """
+        if self.is_inside:
+            self._pending = (
+                [write for pair in zip(self._averaging(), self._restoring(), strict=True) for write in pair],
+                [],
+            )
+            self.is_inside = False
+        elif self.kept:
+            self._pending = [write for write in self._restoring() if write.owner in self.kept], []
+        writes, results = self._pending
+        calls = [write.call for write in writes]
+        failed = -1
+        while len(results) < len(calls):
+            try:
+                results.extend(map(partial.__call__, calls[len(results) :]))
+            except Exception as error:
+                if failed == len(results):  # the second time: the others have their turn
+                    results.append(error)
+                failed = len(results)
+        errors = [
+            (write, result) for write, result in zip(writes, results, strict=True) if isinstance(result, Exception)
+        ]
+        self.kept = {write.owner: error for write, error in errors if write.restores}
+        self.not_averaged = {write.owner: error for write, error in errors if not write.restores}
+
+    def _averaging(self) -> "list[_Write]":
+        return [
+            _Write(owner, False, partial(Tensor.copy_ if average.dtype == param.dtype else _take_over, average, param))
+            for owner, average, param in zip(self._owners, self._averages, self._params, strict=True)
+        ]
+
+    def _restoring(self) -> "list[_Write]":
+        return [
+            _Write(owner, True, partial(Tensor.copy_, param, weights))
+            for owner, param, weights in zip(self._owners, self._params, self._weights, strict=True)
+        ]
+
+
+class _Write(NamedTuple):
+    owner: Tensor
+    restores: bool
+    call: Call
+
+
+def _take_over(average: Tensor, param: Tensor) -> None:
+    """Write what a parameter of 16 bits holds to its average, which keeps its digits where that is what it holds."""
+    is_untouched = average.to(param.dtype) == param
+    average.copy_(torch.where(is_untouched, average, param.to(average.dtype)))
