@@ -5,10 +5,10 @@ from typing import Any
 from torch_aclnn_ops._torch_compat import (
     Buffer,
     disabled_torch_function_impl,
-    is_autocast_available,
     is_traceable_wrapper_subclass,
 )
 from torch_aclnn_ops.ops._derivatives import has_tangent
+from torch_aclnn_ops.ops._numerics import is_autocast_on
 
 import torch
 from torch import Tensor
@@ -72,18 +72,13 @@ def refuse_tangent(function: str, weight: Tensor | None) -> None:
 
 def float32_autocast_dtype(tensor: Tensor) -> torch.dtype:
     """Return the dtype in which autocast runs a loss on this tensor: float32 for 16 bits where it is on."""
-    if tensor.dtype in (torch.float16, torch.bfloat16) and _autocast_is_on(tensor):
+    if tensor.dtype in (torch.float16, torch.bfloat16) and is_autocast_on(tensor):
         return torch.float32
     return tensor.dtype
 
 
 def lower_precision_autocast_dtype(tensor: Tensor) -> torch.dtype:
     """Return the dtype in which autocast runs a matrix product on this tensor; float64 stays."""
-    if tensor.dtype != torch.float64 and _autocast_is_on(tensor):
+    if tensor.dtype != torch.float64 and is_autocast_on(tensor):
         return torch.get_autocast_dtype(tensor.device.type)
     return tensor.dtype
-
-
-def _autocast_is_on(tensor: Tensor) -> bool:
-    device_type = tensor.device.type
-    return is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)

@@ -1,8 +1,7 @@
 """The arithmetic rules that the formulas share."""
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from torch_aclnn_ops._torch_compat import is_any_autocast_enabled, is_autocast_available
@@ -27,14 +26,10 @@ def widen(tensor: Tensor) -> Tensor:
     return tensor.to(accumulation_dtype(tensor.dtype))
 
 
-@contextmanager
-def autocast_disabled(device_type: str) -> Iterator[None]:
-    """Run a formula as written where autocast is on: it would make its matrix products 16-bit ones."""
-    if is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
-        with torch.autocast(device_type, enabled=False):
-            yield
-    else:
-        yield
+def is_autocast_on(tensor: Tensor) -> bool:
+    """Return whether autocast is on for a tensor's type of device."""
+    device_type = tensor.device.type
+    return (tensor.is_cpu or is_autocast_available(device_type)) and torch.is_autocast_enabled(device_type)
 
 
 def without_autocast(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
@@ -42,10 +37,11 @@ def without_autocast(function: Callable[_Parameters, _Result]) -> Callable[_Para
 
     @functools.wraps(function)
     def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
-        if not is_any_autocast_enabled():
-            return function(*args, **kwargs)
-        tensor = next(arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor))
-        with autocast_disabled(tensor.device.type):
-            return function(*args, **kwargs)
+        if is_any_autocast_enabled():
+            tensor = next(arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor))
+            if is_autocast_on(tensor):
+                with torch.autocast(tensor.device.type, enabled=False):
+                    return function(*args, **kwargs)
+        return function(*args, **kwargs)
 
     return run

@@ -1,6 +1,6 @@
 """The ``autograd.Function`` of a raw operator, made from its formula."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import compress
 from typing import Any
 
@@ -45,13 +45,13 @@ def raw_function(
             used = (
                 grad for grad, differentiable in zip(grad_outputs, ctx.differentiable, strict=True) if differentiable
             )
-            return _scatter(ctx.needs_input_grad, pull_back(*used))
+            return scatter(ctx.needs_input_grad, pull_back(*used))
 
         @staticmethod
         def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
             function, primals = _formula_of(formula, ctx, [tangent is not None for tangent in tangents])
             given = [tangent for tangent in tangents if tangent is not None]
-            by_output = _scatter(ctx.differentiable, jvp(function, primals, given))
+            by_output = scatter(ctx.differentiable, jvp(function, primals, given))
             return by_output if len(by_output) > 1 else by_output[0]
 
     RawFunction.__name__ = RawFunction.__qualname__ = f"RawFunction_{name}"
@@ -67,7 +67,7 @@ def _formula_of(
     def function(*values: Tensor) -> tuple[Tensor, ...]:
         replaced = (
             value if selected else argument
-            for value, selected, argument in zip(_scatter(selectors, values), selectors, saved, strict=True)
+            for value, selected, argument in zip(scatter(selectors, values), selectors, saved, strict=True)
         )
         outputs = as_tuple(formula(*replaced))
         return tuple(out for out in outputs if out.is_floating_point())
@@ -75,7 +75,7 @@ def _formula_of(
     return function, list(compress(saved, selectors))
 
 
-def _scatter(selectors: Sequence[bool], values: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+def scatter(selectors: Iterable[bool], values: Iterable[Any]) -> tuple[Any, ...]:
     """Put the values at the selected places, in order, and ``None`` at the others."""
     remaining = iter(values)
     return tuple(next(remaining) if selected else None for selected in selectors)

@@ -15,9 +15,9 @@ from torch_aclnn_ops._torch_compat import LinearCrossEntropyOptions
 from torch_aclnn_ops.functional._drop_in import refuse_tangent
 from torch_aclnn_ops.functional.linear_cross_entropy import _arguments as arguments
 from torch_aclnn_ops.functional.linear_cross_entropy import losses
-from torch_aclnn_ops.functional.linear_cross_entropy._distributed import DTensorArguments, local_arguments
+from torch_aclnn_ops.functional.linear_cross_entropy._distributed import local_arguments
 from torch_aclnn_ops.functional.linear_cross_entropy.autograd import StatisticsFunction, statistics
-from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput
+from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput, LossOptions
 from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import (
     refuse_in_shards,
     shards_of,
@@ -158,38 +158,40 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
     Wijmans et al., "Cut Your Losses in Large-Vocabulary Language Models" (2024).
     """
     if not arguments.are_plain(input, linear_weight, target, linear_bias, weight, token_weight):
+        args = input, linear_weight, target, linear_bias, weight, token_weight, process_group, vocab_sizes
         input, linear_weight, target, linear_bias, weight, token_weight, process_group, vocab_sizes = local_arguments(
-            DTensorArguments(
-                input, linear_weight, target, linear_bias, weight, token_weight, process_group, vocab_sizes
-            ),
-            reduce_input_grad,
+            args, reduce_input_grad
         )
     shards = None
     if process_group is not None or vocab_sizes is not None:
         shards = shards_of(process_group, linear_weight, vocab_sizes)
     logit_options = arguments.logit_options(softcap, temperature, chunk_size, max_memory, options)
-    square_scale, asked = arguments.check_square_scale(lse_square_scale), arguments.check_outputs(outputs)
-    of_torch = (linear_bias, weight, reduction, ignore_index, label_smoothing)
+    square_scale = arguments.checked_number("lse_square_scale", lse_square_scale)
+    asked = arguments.check_outputs(outputs)
+    given = arguments.TorchArguments(
+        input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing
+    )
     whole = None if shards is None else shards.total
-    if not arguments.is_supported(input, linear_weight, target, *of_torch, whole):
+    if not arguments.is_supported(given, whole):
         if whole is not None:
-            refuse_in_shards(input, linear_weight, target, *of_torch, whole)
-        loss = arguments.left_to_torch(input, linear_weight, target, *of_torch)
-        arguments.refuse_more_than_torchs(softcap, square_scale, temperature, token_weight, zero_if_all_ignored, asked)
+            refuse_in_shards(given, whole)
+        loss = arguments.left_to_torch(given)
+        arguments.refuse_more_than_torchs(
+            softcap=softcap is not None,
+            lse_square_scale=square_scale != 0,
+            temperature=temperature != 1,
+            token_weight=token_weight is not None,
+            zero_if_all_ignored=zero_if_all_ignored,
+            outputs=bool(asked),
+        )
         return loss
     shape = (*input.shape[:-1], *linear_weight.shape[1:-1])
     if target.is_floating_point():
         arguments.check_outputs_of_probabilities(asked)
     elif weight is not None:
         refuse_tangent("linear_cross_entropy", weight)
-    loss_options = losses.LossOptions(
-        reduction,
-        -100 if ignore_index is None else ignore_index,
-        float(label_smoothing),
-        square_scale,
-        zero_if_all_ignored,
-        asked,
-    )
+    ignored = -100 if ignore_index is None else ignore_index
+    loss_options = LossOptions(reduction, ignored, float(label_smoothing), square_scale, zero_if_all_ignored, asked)
     if token_weight is not None:
         arguments.check_token_weight(token_weight, shape, input)
         token_weight = arguments.widen_to(input, token_weight).reshape(-1)

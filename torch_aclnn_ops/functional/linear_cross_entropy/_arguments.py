@@ -1,11 +1,12 @@
 """What the arguments of a linear cross entropy must be: torch's rules for torch's, and sentences for the others."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection
 from numbers import Integral, Real
+from typing import Any, NamedTuple
 
 from torch_aclnn_ops import _torch_compat
-from torch_aclnn_ops._torch_compat import Buffer, LinearCrossEntropyOptions
+from torch_aclnn_ops._torch_compat import Buffer, LinearCrossEntropyOptions, is_any_autocast_enabled
 from torch_aclnn_ops.functional._drop_in import (
     float32_autocast_dtype,
     is_ordinary,
@@ -14,8 +15,7 @@ from torch_aclnn_ops.functional._drop_in import (
     overrides_torch,
 )
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput
-from torch_aclnn_ops.ops._numerics import accumulation_dtype
-from torch_aclnn_ops.ops.linear_cross_entropy.kernels import is_autocast_on
+from torch_aclnn_ops.ops._numerics import accumulation_dtype, is_autocast_on
 from torch_aclnn_ops.ops.linear_cross_entropy.plan import LogitOptions
 
 import torch
@@ -27,6 +27,29 @@ _OUTPUTS = LinearCrossEntropyOutput._fields[1:]
 _OUTPUTS_OF_INDICES = ("log_probabilities", "token_accuracy")
 _PLAIN_TYPES = (Tensor, Parameter, Buffer, type(None))
 _NO_OUTPUTS: frozenset[str] = frozenset()
+_AT_LEAST_1 = ("at least 1", lambda number: number >= 1)
+_REAL = (float, Real)  # float is found faster
+_POSITIVE = ("positive and finite", lambda number: 0 < number < math.inf)
+_NUMBERS: dict[str, tuple[Any, str, str, Callable[[Any], bool]]] = {
+    "chunk_size": (Integral, '"auto" or an int', *_AT_LEAST_1),
+    "max_memory": (Integral, "None or an int", *_AT_LEAST_1),
+    "softcap": (_REAL, "None or a number", *_POSITIVE),
+    "temperature": (_REAL, "a number", *_POSITIVE),
+    "lse_square_scale": (_REAL, "a number", "at least 0 and finite", lambda number: 0 <= number < math.inf),
+}
+
+
+class TorchArguments(NamedTuple):
+    """The arguments of torch's function of the same name, but for its options."""
+
+    input: Tensor
+    linear_weight: Tensor
+    target: Tensor
+    linear_bias: Tensor | None
+    weight: Tensor | None
+    reduction: str
+    ignore_index: int | None
+    label_smoothing: float
 
 
 def are_plain(*tensors: object) -> bool:
@@ -41,7 +64,7 @@ def cast_by_autocast(
     input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the factors of the products in the dtype that autocast asks for."""
-    if not is_autocast_on(input):
+    if not (is_any_autocast_enabled() and is_autocast_on(input)):
         return input, linear_weight, linear_bias
     dtype = lower_precision_autocast_dtype(input)
     return input.to(dtype), linear_weight.to(dtype), None if linear_bias is None else linear_bias.to(dtype)
@@ -67,17 +90,16 @@ def logit_options(
     if chunk_size == "auto":
         rows = None if options is None else options.batch_chunk_size
     else:
-        rows = _integer("chunk_size", chunk_size, '"auto" or an int')
+        rows = checked_number("chunk_size", chunk_size)
     if max_memory is not None:
         if rows is not None:
             raise ValueError(
                 "linear_cross_entropy: chunk_size and max_memory must not both be given, but they are"
                 f" {rows} and {max_memory}"
             )
-        max_memory = _integer("max_memory", max_memory, "None or an int")
-    if softcap is not None:
-        softcap = _positive("softcap", softcap, "None or a number")
-    return LogitOptions(softcap, _positive("temperature", temperature, "a number"), rows, max_memory)
+        max_memory = checked_number("max_memory", max_memory)
+    softcap = None if softcap is None else checked_number("softcap", softcap)
+    return LogitOptions(softcap, checked_number("temperature", temperature), rows, max_memory)
 
 
 def check_options(options: object) -> None:
@@ -93,33 +115,14 @@ def check_options(options: object) -> None:
         )
 
 
-def _integer(name: str, value: object, accepted: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral):  # numpy's integers are Integral too
+def checked_number(name: str, value: Any) -> Any:
+    """Accept a number that fits its argument; numpy's are numbers too."""
+    kind, accepted, accepted_range, fits = _NUMBERS[name]
+    if isinstance(value, bool) or not isinstance(value, kind):
         raise TypeError(f"linear_cross_entropy: {name} must be {accepted}, but it is {value!r}")
-    if value < 1:
-        raise ValueError(f"linear_cross_entropy: {name} must be at least 1, but it is {value}")
-    return int(value)
-
-
-def _positive(name: str, value: object, accepted: str) -> float:
-    number = _number(name, value, accepted)
-    if not 0 < number < math.inf:
-        raise ValueError(f"linear_cross_entropy: {name} must be positive and finite, but it is {value}")
-    return number
-
-
-def _number(name: str, value: object, accepted: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"linear_cross_entropy: {name} must be {accepted}, but it is {value!r}")
-    return float(value)
-
-
-def check_square_scale(value: object) -> float:
-    """Accept a number that is not negative."""
-    number = value if type(value) is float else _number("lse_square_scale", value, "a number")
-    if not 0 <= number < math.inf:
-        raise ValueError(f"linear_cross_entropy: lse_square_scale must be at least 0 and finite, but it is {value}")
-    return number
+    if not fits(value):
+        raise ValueError(f"linear_cross_entropy: {name} must be {accepted_range}, but it is {value}")
+    return int(value) if kind is Integral else float(value)
 
 
 def check_outputs(outputs: Collection[str]) -> frozenset[str]:
@@ -164,21 +167,12 @@ def check_token_weight(token_weight: object, target_shape: tuple[int, ...], inpu
         )
 
 
-def is_supported(
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    linear_bias: Tensor | None,
-    weight: Tensor | None,
-    reduction: str,
-    ignore_index: int | None,
-    label_smoothing: float,
-    classes: int | None = None,
-) -> bool:
+def is_supported(given: TorchArguments, classes: int | None = None) -> bool:
     """Return whether torch would accept the arguments; it makes the errors for those that it would not.
 
     Beyond torch's shapes, rows may be in an input of shape (B, T, H), and the head may have only some of ``classes``.
     """
+    input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing = given
     if not _are_supported_tensors(input, linear_weight, target, linear_bias, weight):
         return False
     shape, head_shape = input.shape, linear_weight.shape
@@ -207,32 +201,21 @@ def _are_supported_tensors(
     input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None, weight: Tensor | None
 ) -> bool:
     """Return whether layouts, devices and the dtypes of the products fit."""
-    given = [input, linear_weight]
-    for tensor in (linear_bias, weight):
-        if tensor is not None:
-            given.append(tensor)
-    if not isinstance(target, Tensor) or not (are_plain(*given, target) or _are_ordinary(given, target)):
+    products = [input, linear_weight] if linear_bias is None else [input, linear_weight, linear_bias]
+    given = products if weight is None else [*products, weight]
+    if not isinstance(target, Tensor):
         return False
-    if input is None or linear_weight is None:
+    if not are_plain(*given, target) and (overrides_torch(target) or not is_ordinary(*given)):
         return False
-    is_on_one_device = target.device == input.device
     for tensor in given:
-        if not tensor.is_floating_point() or tensor.layout != torch.strided:
+        if tensor is None or not tensor.is_floating_point() or tensor.layout is not torch.strided:
             return False
-        is_on_one_device = is_on_one_device and tensor.device == input.device
-    if not is_on_one_device:
+    if any([tensor.device != target.device for tensor in given]):
         tensors = {"input": input, "linear_weight": linear_weight, "target": target, "linear_bias": linear_bias}
         return on_one_device("linear_cross_entropy", **tensors, weight=weight)
-    dtype, bias_dtype = linear_weight.dtype, linear_weight.dtype if linear_bias is None else linear_bias.dtype
-    if input.dtype == dtype == bias_dtype:
+    if all([tensor.dtype == input.dtype for tensor in products]):
         return True
-    products = (linear_weight,) if linear_bias is None else (linear_weight, linear_bias)
-    product_dtype = lower_precision_autocast_dtype(input)
-    return all(lower_precision_autocast_dtype(tensor) == product_dtype for tensor in products)
-
-
-def _are_ordinary(given: Sequence[Tensor], target: Tensor) -> bool:
-    return is_ordinary(*given) and not overrides_torch(target)
+    return len(set(map(lower_precision_autocast_dtype, products))) == 1
 
 
 def _has_loss_dtype(weight: Tensor, input: Tensor) -> bool:
@@ -241,53 +224,22 @@ def _has_loss_dtype(weight: Tensor, input: Tensor) -> bool:
     return float32_autocast_dtype(weight) == (torch.float32 if in_autocast else input.dtype)
 
 
-def refuse_more_than_torchs(
-    softcap: float | None,
-    lse_square_scale: float,
-    temperature: float,
-    token_weight: Tensor | None,
-    zero_if_all_ignored: bool,
-    outputs: Collection[str],
-) -> None:
+def refuse_more_than_torchs(**is_given: bool) -> None:
     """Refuse what torch's function lacks, for tensors that are left to torch's function."""
-    given = {
-        "softcap": softcap is not None,
-        "lse_square_scale": lse_square_scale != 0,
-        "temperature": temperature != 1,
-        "token_weight": token_weight is not None,
-        "zero_if_all_ignored": zero_if_all_ignored,
-        "outputs": bool(outputs),
-    }
-    for name, is_given in given.items():
-        if is_given:
+    for name, is_one in is_given.items():
+        if is_one:
             raise TypeError(
                 f"linear_cross_entropy: {name} must not be given with tensors of a class of their own, which torch's"
                 " function takes; give it ordinary tensors"
             )
 
 
-def left_to_torch(
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    linear_bias: Tensor | None,
-    weight: Tensor | None,
-    reduction: str,
-    ignore_index: int | None,
-    label_smoothing: float,
-) -> Tensor:
+def left_to_torch(given: TorchArguments) -> Tensor:
     """Call torch's function of the same name, or the two functions that it stands for where torch has none."""
+    input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing = given
     if _torch_compat.linear_cross_entropy is not None:
-        return _torch_compat.linear_cross_entropy(
-            input,
-            linear_weight,
-            target,
-            linear_bias=linear_bias,
-            weight=weight,
-            reduction=reduction,
-            ignore_index=ignore_index,
-            label_smoothing=label_smoothing,
-        )
+        options = dict[str, Any](zip(given._fields[3:], given[3:], strict=True))
+        return _torch_compat.linear_cross_entropy(input, linear_weight, target, **options)
     _check_shapes(input, linear_weight, linear_bias)
     shape = (*input.shape[:-1], *linear_weight.shape[:-1])
     if target.shape == shape and ignore_index is not None:

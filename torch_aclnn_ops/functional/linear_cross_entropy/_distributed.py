@@ -6,16 +6,18 @@ derivative, and so are ``copy_to_group`` and ``sum_over_group``.
 """
 
 import sys
+from collections import namedtuple
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from torch_aclnn_ops._torch_compat import c10d_functional
+from torch_aclnn_ops._torch_compat import c10d_functional, device_types_of_group
 from torch_aclnn_ops.ops._derivatives import in_functorch_transform
 from torch_aclnn_ops.ops._differentiable import EagerOrCompiled
 from torch_aclnn_ops.ops._numerics import widen
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
@@ -23,21 +25,37 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
+_NO_MEMBER = dist.GroupMember.NON_GROUP_MEMBER if dist.is_available() else None
+
+
 @dataclass(frozen=True)
 class Members:
-    """The processes of a group, as constants of autograd and of ``torch.compile``.
+    """The processes of a group, as constants of autograd and of ``torch.compile``."""
 
-    Attributes:
-        name: by which PyTorch finds the group.
-        size: number of processes.
-        rank: of this process in the group.
-        devices: types of device whose tensors the group takes; tensors of others go through the CPU.
-    """
+    name: str  # by which PyTorch finds the group
+    size: int  # number of processes
+    rank: int  # of this process in the group
+    devices: tuple[str, ...]  # types of device whose tensors the group takes; tensors of others go through the CPU
 
-    name: str
-    size: int
-    rank: int
-    devices: tuple[str, ...]
+    @classmethod
+    def of(cls, process_group: Any) -> "Members":
+        """Find the processes of a group, which this one must be among."""
+        if isinstance(process_group, int) and process_group == _NO_MEMBER:
+            rank = -1
+        elif not dist.is_available() or not isinstance(process_group, dist.ProcessGroup):
+            raise TypeError(
+                "linear_cross_entropy: process_group must be None or a torch.distributed.ProcessGroup, but it is"
+                f" {process_group!r}"
+            )
+        else:
+            rank = process_group.rank()
+        if rank < 0:
+            raise ValueError(
+                "linear_cross_entropy: process_group must be a group of this process, but it is one of other ranks"
+                " only; let no process call that is not in the group"
+            )
+        name = process_group.group_name
+        return cls(name, process_group.size(), rank, device_types_of_group(name))
 
     def stage(self, tensor: Tensor) -> Tensor:
         """Return the tensor where the group takes it."""
@@ -47,32 +65,8 @@ class Members:
 _Collective = Callable[[Tensor, Members], Tensor]
 
 
-def gather(part: Tensor, members: Members) -> Tensor:
-    """Stack the parts of all processes, in the order of ranks, along a new first dimension."""
-    result: Tensor = _Gather(part, members)
-    return result
-
-
-def own_part(whole: Tensor, members: Members) -> Tensor:
-    """Return this process's entry of the first dimension of a copy."""
-    result: Tensor = _OwnPart(whole, members)
-    return result
-
-
-def copy_to_group(copy: Tensor, members: Members) -> Tensor:
-    """Return the tensor as it is; its gradient becomes the sum of those that the processes have of it."""
-    result: Tensor = _CopyToGroup(copy, members)
-    return result
-
-
-def sum_over_group(part: Tensor, members: Members) -> Tensor:
-    """Add up the parts of all processes, 16-bit ones in float32."""
-    result: Tensor = _SumOverGroup(part, members)
-    return result
-
-
 def gather_constant(part: Tensor, members: Members) -> Tensor:
-    """Stack the parts of all processes along a new first dimension, without derivatives."""
+    """Stack the parts of all processes, in the order of ranks, along a new first dimension, without derivatives."""
     gathered = c10d_functional.all_gather_into_tensor(members.stage(part.unsqueeze(0)), members.size, members.name)
     result: Tensor = c10d_functional.wait_tensor(gathered).to(part.device)
     return result
@@ -102,17 +96,10 @@ def refuse_compiled_transform(*_: Any) -> None:
         )
 
 
-def _with_derivatives(
-    itself: Callable[[], _Collective], forward: _Collective, adjoint: _Collective, adjoint_forward: _Collective
+def _linear(
+    forward: _Collective, itself: Callable[[], Any], adjoint_forward: _Collective, adjoint: Callable[[], Any]
 ) -> EagerOrCompiled:
-    """Make a linear function differentiable.
-
-    Args:
-        itself: returns the differentiable function.
-        forward: computes it.
-        adjoint: differentiable function that maps the result's gradient to the tensor's.
-        adjoint_forward: computes that.
-    """
+    """Make a linear function differentiable, by what returns it and its adjoint, the differentiable functions."""
 
     class Linear(Function):
         @staticmethod
@@ -126,11 +113,11 @@ def _with_derivatives(
         @staticmethod
         def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
             # Dynamo traces no Function inside another's backward, and compiled code has no second derivative.
-            differentiate = adjoint_forward if torch.compiler.is_compiling() else adjoint
+            differentiate = adjoint_forward if torch.compiler.is_compiling() else adjoint()
             return differentiate(grad_output, ctx.members), None
 
         @staticmethod
-        def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        def jvp(ctx: Any, tangent: Tensor, _: None) -> Any:
             return itself()(tangent, ctx.members)
 
         @staticmethod
@@ -142,42 +129,31 @@ def _with_derivatives(
     return EagerOrCompiled(Linear, refuse_compiled_transform)
 
 
-_Gather = _with_derivatives(lambda: gather, gather_constant, own_part, _own_part)
-_OwnPart = _with_derivatives(lambda: own_part, _own_part, gather, gather_constant)
-_CopyToGroup = _with_derivatives(lambda: copy_to_group, _copy_to_group, sum_over_group, _sum_over_group)
-_SumOverGroup = _with_derivatives(lambda: sum_over_group, _sum_over_group, copy_to_group, _copy_to_group)
-
+# Stack the parts of all processes along a new first dimension; and this process's entry of that dimension of a copy.
+gather: Any = _linear(gather_constant, lambda: gather, _own_part, lambda: own_part)
+own_part: Any = _linear(_own_part, lambda: own_part, gather_constant, lambda: gather)
+# The tensor as it is, whose gradient is the sum of those of all processes; and the sum of the parts of all processes.
+copy_to_group: Any = _linear(_copy_to_group, lambda: copy_to_group, _sum_over_group, lambda: sum_over_group)
+sum_over_group: Any = _linear(_sum_over_group, lambda: sum_over_group, _copy_to_group, lambda: copy_to_group)
 
 _REMEDY = "redistribute it, or give every argument's full_tensor()"
 
 
-class DTensorArguments(NamedTuple):
-    """The arguments of ``linear_cross_entropy`` that a DTensor may be, or decides about."""
-
-    input: Any
-    linear_weight: Any
-    target: Any
-    linear_bias: Any
-    weight: Any
-    token_weight: Any
-    process_group: Any
-    vocab_sizes: Sequence[int] | None
+_DTensorArguments = namedtuple(
+    "_DTensorArguments", "input linear_weight target linear_bias weight token_weight process_group vocab_sizes"
+)
 
 
-def local_arguments(given: DTensorArguments, reduce_input_grad: bool) -> DTensorArguments:
+def local_arguments(args: Sequence[Any], reduce_input_grad: bool) -> _DTensorArguments:
     """Return this process's tensors of a call with DTensors, and the cut of its vocabulary; other calls as they are.
 
     A head with the placement ``Shard(0)`` on a mesh of one dimension is vocab-parallel over the mesh's group, and so is
     its bias. The gradients of DTensors are DTensors with the same placements. Plain tensors are taken for copies that
     all ranks have, as ``Replicate()`` says of a DTensor.
 
-    Args:
-        given: the arguments of the call.
-        reduce_input_grad: whether the input's gradient is whole on every rank, or a ``Partial()`` one.
-
-    Raises:
-        ValueError: placements, meshes, ``process_group`` or ``vocab_sizes`` do not fit each other.
+    ``reduce_input_grad``: the input's gradient is whole on every rank, not a ``Partial()`` one.
     """
+    given = _DTensorArguments(*args)
     tensors = given._asdict()
     dtensors: dict[str, DTensor] = {name: tensor for name, tensor in tensors.items() if _is_dtensor(tensor)}
     if not dtensors:
@@ -189,14 +165,14 @@ def local_arguments(given: DTensorArguments, reduce_input_grad: bool) -> DTensor
         name, tensor = next(iter(dtensors.items()))
         raise ValueError(
             f"linear_cross_entropy: {name} must be a plain tensor where linear_weight is one, but it is a DTensor with"
-            f" placements {_said(tensor)}; give its to_local() or full_tensor(), or shard linear_weight by Shard(0)"
+            f" placements {tensor.placements}; give its to_local() or full_tensor(), or shard linear_weight by Shard(0)"
         )
     mesh = head.device_mesh
     if mesh.ndim != 1 or head.placements != (Shard(0),):
         raise ValueError(
             "linear_cross_entropy: linear_weight must be a plain tensor, or a DTensor with placements (Shard(dim=0),)"
-            f" on a mesh of one dimension, but it has placements {_said(head)} on a mesh of shape {tuple(mesh.shape)};"
-            f" {_REMEDY}"
+            f" on a mesh of one dimension, but it has placements {head.placements} on a mesh of shape"
+            f" {tuple(mesh.shape)}; {_REMEDY}"
         )
     if isinstance(given.linear_bias, Tensor) and "linear_bias" not in dtensors:
         raise ValueError(
@@ -208,7 +184,7 @@ def local_arguments(given: DTensorArguments, reduce_input_grad: bool) -> DTensor
         if tensor.device_mesh != mesh or tensor.placements != accepted:
             raise ValueError(
                 f"linear_cross_entropy: {name} must have placements {accepted} on linear_weight's mesh, but it has"
-                f" placements {_said(tensor)} on {tensor.device_mesh}; {_REMEDY}"
+                f" placements {tensor.placements} on {tensor.device_mesh}; {_REMEDY}"
             )
     group = mesh.get_group()
     if given.process_group is not None and given.process_group != group:
@@ -233,17 +209,13 @@ def local_arguments(given: DTensorArguments, reduce_input_grad: bool) -> DTensor
             f" {local['linear_weight'].shape[0]} rows on rank {mesh.get_local_rank()}; give its to_local() with"
             " process_group and vocab_sizes"
         )
-    return DTensorArguments(**{**tensors, **local, "process_group": group, "vocab_sizes": sizes})
+    return _DTensorArguments(**{**tensors, **local, "process_group": group, "vocab_sizes": sizes})
 
 
 def _is_dtensor(value: Any) -> bool:
     # The import takes a second, and without it there is no DTensor.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
-
-
-def _said(tensor: "DTensor") -> str:
-    return str(tensor.placements)
 
 
 def _sizes_of_chunks(rows: int, ranks: int) -> tuple[int, ...]:

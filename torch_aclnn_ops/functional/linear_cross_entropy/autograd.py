@@ -10,6 +10,7 @@ from torch_aclnn_ops.ops._checks import values_are_readable
 from torch_aclnn_ops.ops._derivatives import in_functorch_transform, is_batched, is_differentiated, vjp
 from torch_aclnn_ops.ops._differentiable import EagerOrCompiled
 from torch_aclnn_ops.ops._paths import log_path
+from torch_aclnn_ops.ops._raw_function import scatter
 from torch_aclnn_ops.ops.linear_cross_entropy import kernels
 from torch_aclnn_ops.ops.linear_cross_entropy.plan import LogitOptions
 from torch_aclnn_ops.ops.linear_cross_entropy.problem import (
@@ -18,10 +19,9 @@ from torch_aclnn_ops.ops.linear_cross_entropy.problem import (
     Problem,
     Request,
     Statistics,
-    cross_entropies,
-    z_losses,
+    losses_of_rows,
 )
-from torch_aclnn_ops.ops.linear_cross_entropy.shortcuts import why_not_fused
+from torch_aclnn_ops.ops.linear_cross_entropy.shortcuts import small_loss_formula, why_not_fused
 
 import torch
 from torch import Tensor
@@ -42,12 +42,6 @@ def statistics(problem: Problem) -> Statistics:
     return problem.request.name(_differentiable_statistics(*problem))
 
 
-def _formula(options: LogitOptions, request: Request) -> RowFunction:
-    """Return all statistics as a function of rows."""
-    function = partial(statistics_of_rows, options=options, request=request)
-    return RowFunction(function, _BY_ROW, (True,) * (1 + request.differentiable + request.predicted_tokens))
-
-
 def _differentiable_formula(options: LogitOptions, request: Request) -> RowFunction:
     """Return the statistics that have derivatives as a function of rows."""
     function = partial(statistics_of_rows, options=options, request=Request(request.weighted, request.entropy))
@@ -56,7 +50,10 @@ def _differentiable_formula(options: LogitOptions, request: Request) -> RowFunct
 
 def _by_formula(*args: Any) -> tuple[Tensor, ...]:
     problem = Problem(*args)
-    return _formula(problem.options, problem.request)(problem[:5], problem.plan_rows().chunks())
+    request = problem.request
+    function = partial(statistics_of_rows, options=problem.options, request=request)
+    results = (True,) * (1 + request.differentiable + request.predicted_tokens)
+    return RowFunction(function, _BY_ROW, results)(problem[:_TENSORS], problem.plan_rows().chunks())
 
 
 class StatisticsFunction(torch.autograd.Function):
@@ -92,8 +89,8 @@ class StatisticsFunction(torch.autograd.Function):
         """Differentiate by the arguments that need it."""
         positions = frozenset(i for i in range(_TENSORS) if ctx.needs_input_grad[i])  # to functorch, not a tree
         grad_statistics = grad_outputs[1 : 1 + ctx.request.differentiable]
-        found = iter(_statistics_backward(*grad_statistics, *ctx.saved_tensors, ctx.options, ctx.request, positions))
-        return tuple(next(found) if i in positions else None for i in range(len(ctx.needs_input_grad)))
+        found = _statistics_backward(*grad_statistics, *ctx.saved_tensors, ctx.options, ctx.request, positions)
+        return scatter(ctx.needs_input_grad, found)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -132,8 +129,8 @@ class _StatisticsBackwardFunction(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         args, function, chunks = _gradients_as_a_function(ctx)
         positions = [i for i in range(len(args)) if ctx.needs_input_grad[i]]
-        found = iter(function.vjp(args, positions, grad_outputs, chunks))
-        return tuple(next(found) if i in positions else None for i in range(len(ctx.needs_input_grad)))
+        is_found = [i in positions for i in range(len(ctx.needs_input_grad))]  # not of the saved statistics
+        return scatter(is_found, function.vjp(args, positions, grad_outputs, chunks))
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor, ...]:
@@ -166,7 +163,8 @@ def _gradients_as_a_function(ctx: Any) -> tuple[Sequence[Any], RowFunction, list
     formula, positions = _differentiable_formula(ctx.options, ctx.request), sorted(ctx.positions)
 
     def gradients(*args: Any) -> tuple[Tensor, ...]:
-        _, pull_back = formula.linearize(args[number:], positions)
+        function, primals = formula.at(args[number:], positions)
+        _, pull_back = vjp(function, *primals)
         results: tuple[Tensor, ...] = pull_back(*args[:number])
         return results
 
@@ -222,9 +220,10 @@ def loss(problem: Problem, coefficients: Coefficients | PlainLoss) -> tuple[Tens
     """Compute the sum of all rows' losses together with its gradients: three matrix products, not four.
 
     The first backward pass takes the gradients. One that follows it, or one that is to be differentiated itself,
-    computes the logits again. The predicted tokens are returned if they are requested.
+    computes the logits again. The predicted tokens are returned if they are requested. A plain loss must be small; on a
+    CPU ``None`` is returned where a target is outside the classes.
     """
-    if torch.compiler.is_compiling() and isinstance(coefficients, Coefficients):
+    if isinstance(coefficients, Coefficients) and torch.compiler.is_compiling():
         return kernels.compiled_loss(problem, coefficients)
     apply: Any = _LossFunction.apply
     value, tokens = apply(*problem[:3], problem, coefficients)
@@ -232,25 +231,15 @@ def loss(problem: Problem, coefficients: Coefficients | PlainLoss) -> tuple[Tens
 
 
 class _LossFunction(torch.autograd.Function):
-    """The loss; never inside of a transform, so a context can hold the gradients."""
+    """The loss by input, weight and bias; never inside of a transform, so a context can hold the gradients."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        problem: Problem,
-        coefficients: Coefficients | PlainLoss,
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor | None, Tensor | None]:
+        *_, problem, coefficients = args
+        ctx.plain = coefficients if isinstance(coefficients, PlainLoss) else None
         # The tensors come from save_for_backward, where hooks see them.
-        if isinstance(coefficients, PlainLoss):
-            ctx.save_for_backward(*problem[:5])
-            ctx.plain = coefficients
-        else:
-            ctx.save_for_backward(*problem[:5], *coefficients)
-            ctx.plain = None
-        ctx.options, ctx.dtype = problem.options, weight.dtype
+        ctx.save_for_backward(*problem[:_TENSORS], *(coefficients if ctx.plain is None else ()))
+        ctx.options, ctx.dtype = problem.options, problem.linear_weight.dtype
         value, ctx.gradients, tokens = kernels.compute_loss_and_gradients(problem, coefficients)
         if tokens is not None:
             ctx.mark_non_differentiable(tokens)
@@ -261,42 +250,36 @@ class _LossFunction(torch.autograd.Function):
         made, ctx.gradients = ctx.gradients, None
         if made is None or torch.is_grad_enabled():
             saved: Any = ctx.saved_tensors
-            problem, coefficients = Problem._make((*saved[:_TENSORS], ctx.options, Request())), saved[_TENSORS:]
-            if ctx.plain is not None:
-                problem, coefficients = ctx.plain.coefficients(problem)
-            made = _recomputed(problem, Coefficients(*coefficients), ctx.needs_input_grad[:3], grad_loss)
-        elif callable(made) and not is_batched(grad_loss):
-            made = made(grad_loss)
+            problem = Problem._make((*saved[:_TENSORS], ctx.options, Request()))
+            factors = ctx.plain or Coefficients(*saved[_TENSORS:])
+            made = _recomputed(problem, factors, ctx.needs_input_grad[:3], grad_loss)
         elif is_batched(grad_loss):
             made = made(ctx.saved_tensors[0].new_ones(())) if callable(made) else made
             ctx.gradients = made  # each sample's are a product of their own
             made = [None if gradient is None else gradient * grad_loss for gradient in made]
+        elif callable(made):
+            made = made(grad_loss)
         elif not (values_are_readable(grad_loss) and grad_loss.item() == 1):
             for gradient in made:
                 if gradient is not None:
                     gradient.mul_(grad_loss)
-        input_grad, weight_grad, bias_grad = made
-        if ctx.dtype in (torch.float16, torch.bfloat16):
-            input_grad, weight_grad, bias_grad = (
-                None if gradient is None else gradient.to(ctx.dtype) for gradient in made
-            )
-        return input_grad, weight_grad, bias_grad, None, None
+        if ctx.dtype != torch.float32:
+            made = [None if gradient is None else gradient.to(ctx.dtype) for gradient in made]
+        return *made, None, None
 
 
 def _recomputed(
-    problem: Problem, coefficients: Coefficients, needed: Sequence[bool], grad_loss: Tensor
+    problem: Problem, coefficients: Coefficients | PlainLoss, needed: Sequence[bool], grad_loss: Tensor
 ) -> Sequence[Tensor | None]:
     """Differentiate the loss as a function that can be differentiated again."""
     names = [name for name, is_needed in zip(Problem._fields, needed, strict=False) if is_needed]
-    problem = problem._replace(request=Request(weighted=coefficients.weighted is not None))
 
     def sum_of_losses(*values: Tensor) -> tuple[Tensor]:
-        reduced = statistics(problem._replace(**dict[str, Any](zip(names, values, strict=True))))
-        losses = cross_entropies(reduced, coefficients)
-        if coefficients.square is not None:
-            losses = losses + z_losses(reduced, coefficients)
-        return (losses.sum(),)
+        given = problem._replace(**dict[str, Any](zip(names, values, strict=True)))
+        if isinstance(coefficients, PlainLoss):
+            return (small_loss_formula(given, coefficients)[0],)
+        reduced = statistics(given._replace(request=Request(weighted=coefficients.weighted is not None)))
+        return (losses_of_rows(reduced, coefficients).sum(),)
 
     _, pull_back = vjp(sum_of_losses, *(getattr(problem, name) for name in names))
-    found = iter(pull_back(grad_loss))
-    return [next(found) if is_needed else None for is_needed in needed]
+    return scatter(needed, pull_back(grad_loss))

@@ -71,10 +71,8 @@ class RowFunction:
     Arguments that are the same for all rows are widened first, so that what is summed over the chunks is rounded to 16
     bits once, at the end.
 
-    Args:
-        function: takes tensors (or ``None``) and returns a tuple of tensors.
-        inputs_by_row: for each argument, whether it has one entry per row (or is the same for all rows).
-        outputs_by_row: for each output, whether it has one entry per row (or is a sum over the rows).
+    ``function`` takes tensors or ``None``, and returns a tuple. ``inputs_by_row`` and ``outputs_by_row`` tell of each
+    argument and output whether it has one entry per row, or is the same for all rows, or a sum over them.
     """
 
     def __init__(
@@ -87,7 +85,9 @@ class RowFunction:
     def __call__(self, args: Sequence[Any], chunks: Sequence[slice]) -> tuple[Tensor, ...]:
         """Apply the function."""
         args = self._widened(args)
-        return _combine((self.function(*self._rows_of(args, rows)) for rows in chunks), self.outputs_by_row)
+        return _combine(
+            (self.function(*_rows_of(args, self.inputs_by_row, rows)) for rows in chunks), self.outputs_by_row
+        )
 
     def vjp(
         self, args: Sequence[Any], positions: Sequence[int], cotangents: Sequence[Tensor], chunks: Sequence[slice]
@@ -96,7 +96,8 @@ class RowFunction:
         widened = self._widened(args)
 
         def differentiate_chunk(rows: slice) -> tuple[Tensor, ...]:
-            outputs, pull_back = self.linearize(self._rows_of(widened, rows), positions)
+            function, primals = self.at(_rows_of(widened, self.inputs_by_row, rows), positions)
+            outputs, pull_back = vjp(function, *primals)
             chunk_cotangents = _rows_of(cotangents, self.outputs_by_row, rows)
             pairs = zip(chunk_cotangents, outputs, strict=True)
             return pull_back(*(cotangent.to(output.dtype) for cotangent, output in pairs))
@@ -112,24 +113,17 @@ class RowFunction:
         widened = self._widened(args)
 
         def differentiate_chunk(rows: slice) -> tuple[Tensor, ...]:
-            function, primals = self._function_of(self._rows_of(widened, rows), positions)
+            function, primals = self.at(_rows_of(widened, self.inputs_by_row, rows), positions)
             chunk_tangents = _rows_of(tangents, by_row, rows)
             casted = [tangent.to(primal.dtype) for tangent, primal in zip(chunk_tangents, primals, strict=True)]
             return jvp(function, primals, casted)
 
         return _combine(map(differentiate_chunk, chunks), self.outputs_by_row)
 
-    def linearize(
-        self, args: Sequence[Any], positions: Sequence[int]
-    ) -> tuple[tuple[Tensor, ...], Callable[..., tuple[Tensor, ...]]]:
-        """Return the outputs for rows of one chunk, and the map from their cotangents to the arguments'."""
-        function, primals = self._function_of(args, positions)
-        return vjp(function, *primals)
-
-    def _function_of(
+    def at(
         self, args: Sequence[Any], positions: Sequence[int]
     ) -> tuple[Callable[..., tuple[Tensor, ...]], list[Tensor]]:
-        """Return the function of the arguments at ``positions`` alone, and these arguments."""
+        """Return the function, for rows of one chunk, of the arguments at ``positions`` alone, and these arguments."""
 
         def function(*values: Tensor) -> tuple[Tensor, ...]:
             replaced = list(args)
@@ -144,9 +138,6 @@ class RowFunction:
             arg if one_per_row or arg is None else widen(arg)
             for arg, one_per_row in zip(args, self.inputs_by_row, strict=True)
         )
-
-    def _rows_of(self, args: Sequence[Any], rows: slice) -> tuple[Any, ...]:
-        return _rows_of(args, self.inputs_by_row, rows)
 
 
 def _rows_of(tensors: Sequence[Any], by_row: Sequence[bool], rows: slice) -> tuple[Any, ...]:

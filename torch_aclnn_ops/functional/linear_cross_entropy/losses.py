@@ -18,6 +18,7 @@ from torch_aclnn_ops.ops.linear_cross_entropy.problem import (
     cross_entropies,
     z_losses,
 )
+from torch_aclnn_ops.ops.linear_cross_entropy.shortcuts import serves_small_loss
 
 import torch
 from torch import Tensor
@@ -68,21 +69,13 @@ class LossOptions:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a call and the factors of their losses.
+    """The rows of a call and the factors of their losses."""
 
-    Attributes:
-        target: class indices, ``IGNORED`` for an ignored row; or probabilities.
-        class_weight: as far as the statistics need it.
-        coefficients: of the sum of the losses.
-        weight: what a mean of the losses is divided by the sum of.
-        count: the same for the z-losses.
-    """
-
-    target: Tensor
-    class_weight: Tensor | None
-    coefficients: Coefficients
-    weight: Tensor
-    count: Tensor
+    target: Tensor  # class indices, ``IGNORED`` for an ignored row; or probabilities
+    class_weight: Tensor | None  # as far as the statistics need it
+    coefficients: Coefficients  # of the sum of the losses
+    weight: Tensor  # what a mean of the losses is divided by the sum of
+    count: Tensor  # the same for the z-losses
 
 
 def result(
@@ -107,28 +100,29 @@ def result(
     has_positions = problem.linear_weight.dim() > 2
     is_whole = not has_positions and reduce is autograd.statistics
     makes_gradients = is_whole and options.is_scalar and autograd.makes_gradients_in_forward(problem, token_weight)
-    if makes_gradients and token_weight is None and _is_plain(problem, options):
-        plain = PlainLoss(options.reduction == "mean", options.ignore_index, options.zero_if_all_ignored)
-        return autograd.loss(problem, plain)[0]
+    if makes_gradients and token_weight is None and _is_plain(problem, options) and serves_small_loss(problem):
+        loss, _ = autograd.loss(problem, PlainLoss(options.reduction, options.ignore_index))
+        if loss is not None:
+            return loss
     rows = rows_of(problem, token_weight, classes, options)
     problem = problem._replace(target=rows.target, class_weight=rows.class_weight)
     if makes_gradients:
         coefficients, nan_if_empty = rows.coefficients, None
         if options.reduction == "mean":
             divisor, count, nan_if_empty = divisors(rows, options)
-            coefficients = _divided(coefficients, divisor, count)
+            pairs = zip(coefficients, (divisor, divisor, divisor, count), strict=True)
+            coefficients = Coefficients._make(None if factor is None else factor / by for factor, by in pairs)
         loss, tokens = autograd.loss(problem, coefficients)
-        loss = loss if nan_if_empty is None else loss + nan_if_empty
-        return with_outputs(loss, None, None, None, tokens, rows, options, shape) if options.outputs else loss
+        return with_outputs(loss if nan_if_empty is None else loss + nan_if_empty, tokens, rows, options, shape)
     reduced = _statistics_of_positions(problem, reduce) if has_positions else reduce(problem)
     return assemble(reduced, rows, options, shape)
 
 
 def _is_plain(problem: Problem, options: LossOptions) -> bool:
-    """Return whether the loss is the rows' cross entropies times one number."""
-    if options.label_smoothing != 0 or options.lse_square_scale != 0 or options.outputs:
-        return False
+    """Return whether the loss is the sum or the mean of the rows' cross entropies."""
     if problem.class_weight is not None or problem.target.is_floating_point() or torch.compiler.is_compiling():
+        return False
+    if options.label_smoothing or options.lse_square_scale or options.outputs or options.zero_if_all_ignored:
         return False
     return problem.target.shape[0] > 0
 
@@ -202,16 +196,6 @@ def _is_all_ignored(target: Tensor) -> Tensor:
     return (target == IGNORED).all()
 
 
-def _divided(coefficients: Coefficients, divisor: Tensor, count: Tensor) -> Coefficients:
-    log_sum_exp, predicted, weighted, square = coefficients
-    return Coefficients(
-        log_sum_exp / divisor,
-        predicted / divisor,
-        None if weighted is None else weighted / divisor,
-        None if square is None else square / count,
-    )
-
-
 def _statistics_of_positions(problem: Problem, reduce: Callable[[Problem], Statistics]) -> Statistics:
     """Reduce the logits of every row at every position of a K-dimensional loss, one linear layer per position."""
     weight, bias = problem.linear_weight, problem.linear_bias
@@ -239,7 +223,7 @@ def assemble(
 ) -> Tensor | LinearCrossEntropyOutput:
     """Make the results of the statistics of all rows; ``shape`` is that of class indices."""
     cross_entropy = cross_entropies(statistics, rows.coefficients)
-    z_loss = z_losses(statistics, rows.coefficients) if rows.coefficients.square is not None else None
+    z_loss = z_losses(statistics, rows.coefficients)
     if options.reduction == "none":
         loss = (cross_entropy if z_loss is None else cross_entropy + z_loss).reshape(shape)
         z_loss = None if z_loss is None else z_loss.reshape(shape)
@@ -256,32 +240,30 @@ def assemble(
         z_loss = torch.zeros_like(loss)
     # nan for a row whose class is outside the head.
     outside = rows.count.isnan()
-    log_probabilities = (statistics.predicted - statistics.log_sum_exp).masked_fill(outside, math.nan)
-    entropy = None if statistics.entropy is None else statistics.entropy.masked_fill(outside, math.nan)
-    return with_outputs(loss, z_loss, log_probabilities, entropy, statistics.predicted_tokens, rows, options, shape)
+    log_probabilities = (statistics.predicted - statistics.log_sum_exp).masked_fill(outside, math.nan).reshape(shape)
+    entropy = statistics.entropy
+    entropy = None if entropy is None else entropy.masked_fill(outside, math.nan).reshape(shape)
+    others = {"log_probabilities": log_probabilities, "entropy": entropy, "z_loss": z_loss}
+    return with_outputs(loss, statistics.predicted_tokens, rows, options, shape, **others)
 
 
 def with_outputs(
     loss: Tensor,
-    z_loss: Tensor | None,
-    log_probabilities: Tensor | None,
-    entropy: Tensor | None,
     tokens: Tensor | None,
     rows: Rows,
     options: LossOptions,
     shape: tuple[int, ...],
-) -> LinearCrossEntropyOutput:
+    **outputs: Tensor | None,
+) -> Tensor | LinearCrossEntropyOutput:
     """Add to a loss what is asked for of the results of all rows."""
-    asked, accuracy = options.outputs, None
-    if "token_accuracy" in asked and tokens is not None:
-        accuracy = _token_accuracy(tokens, rows.target, options, shape)
+    if not options.outputs:
+        return loss
+    if tokens is not None:
+        outputs["predicted_tokens"] = tokens.reshape(shape)
+        if "token_accuracy" in options.outputs:
+            outputs["token_accuracy"] = _token_accuracy(tokens, rows.target, options, shape)
     return LinearCrossEntropyOutput(
-        loss,
-        log_probabilities.reshape(shape) if "log_probabilities" in asked and log_probabilities is not None else None,
-        None if entropy is None else entropy.reshape(shape),
-        z_loss if "z_loss" in asked else None,
-        accuracy,
-        tokens.reshape(shape) if "predicted_tokens" in asked and tokens is not None else None,
+        loss, **{name: output for name, output in outputs.items() if name in options.outputs}
     )
 
 

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-from torch_aclnn_ops._torch_compat import device_types_of_group
-from torch_aclnn_ops.functional.linear_cross_entropy._arguments import left_to_torch
+from torch_aclnn_ops.functional.linear_cross_entropy._arguments import TorchArguments, left_to_torch
 from torch_aclnn_ops.functional.linear_cross_entropy._distributed import (
     Members,
     copy_to_group,
@@ -27,114 +26,56 @@ from torch_aclnn_ops.ops.linear_cross_entropy.problem import ELSEWHERE, IGNORED,
 from torch_aclnn_ops.ops.linear_cross_entropy.shortcuts import why_not_fused
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+from torch.nn.functional import pad
 
 _LARGEST_SHARD_IN_FLOAT32 = 2**24  # float32 has every whole number up to it
 
 
 @dataclass(frozen=True)
 class VocabularyShards:
-    """The cut of a vocabulary: rank r of a group has the ``sizes[r]`` classes after those of the ranks before it.
+    """The cut of a vocabulary: rank r of a group has the ``sizes[r]`` classes after those of the ranks before it."""
 
-    Attributes:
-        group: the processes.
-        sizes: number of classes of each rank.
-        rank: of this process in the group.
-    """
-
-    group: "ProcessGroup"
+    members: Members
     sizes: tuple[int, ...]
-    rank: int
 
     @classmethod
     def of(cls, process_group: Any, local_rows: int, vocab_sizes: Sequence[int] | None = None) -> "VocabularyShards":
-        """Find the cut, and check the arguments that describe it.
+        """Find the cut, and check the arguments that describe it; ``local_rows`` are the classes of this process.
 
-        Args:
-            process_group: the processes.
-            local_rows: number of classes of this process.
-            vocab_sizes: number of classes of each rank. Without it the processes tell each other in a collective whose
-                result the CPU waits for, in every call.
-
-        Raises:
-            RuntimeError: ``vocab_sizes`` is missing in compiled code.
-            TypeError: an argument has a wrong type.
-            ValueError: this process is not in the group, or the sizes do not fit.
+        Without ``vocab_sizes`` the processes tell each other their number of classes in a collective whose result the
+        CPU waits for, in every call; compiled code refuses that.
         """
-        rank, size = _rank_and_size(process_group)
+        members = Members.of(process_group)
         if vocab_sizes is None:
-            sizes = _gather_sizes(process_group, local_rows)
+            sizes = _gather_sizes(members, local_rows)
         else:
-            sizes = _checked_sizes(vocab_sizes, size)
-            if sizes[rank] != local_rows:
+            sizes = _checked_sizes(vocab_sizes, members.size)
+            if sizes[members.rank] != local_rows:
                 raise ValueError(
                     f"linear_cross_entropy: vocab_sizes must have linear_weight's {local_rows} rows at this process's"
-                    f" rank {rank}, but it has {sizes[rank]}: vocab_sizes is {sizes}"
+                    f" rank {members.rank}, but it has {sizes[members.rank]}: vocab_sizes is {sizes}"
                 )
         if sum(sizes) == 0:
             raise ValueError("linear_cross_entropy: linear_weight must have a row on some rank, but it has none on any")
-        return cls(process_group, sizes, rank)
-
-    @property
-    def start(self) -> int:
-        """The first class of this process."""
-        return sum(self.sizes[: self.rank])
-
-    @property
-    def stop(self) -> int:
-        """The class after this process's last."""
-        return self.start + self.sizes[self.rank]
+        return cls(members, sizes)
 
     @property
     def total(self) -> int:
         """The number of classes of the whole vocabulary."""
         return sum(self.sizes)
 
-    def filled(self) -> list[slice]:
-        """Return the classes of every rank that has any."""
-        stops = accumulate(self.sizes)
-        return [slice(stop - size, stop) for stop, size in zip(stops, self.sizes, strict=True) if size > 0]
-
-    @property
-    def members(self) -> Members:
-        """The group, for collectives."""
-        return _members(self.group)
+    def slices(self) -> list[slice]:
+        """Return the classes of every rank."""
+        return [slice(stop - size, stop) for stop, size in zip(accumulate(self.sizes), self.sizes, strict=True)]
 
 
-def _rank_and_size(process_group: Any) -> tuple[int, int]:
-    if dist.is_available() and isinstance(process_group, int) and process_group == dist.GroupMember.NON_GROUP_MEMBER:
-        rank = -1
-    elif not dist.is_available() or not isinstance(process_group, dist.ProcessGroup):
-        raise TypeError(
-            "linear_cross_entropy: process_group must be None or a torch.distributed.ProcessGroup, but it is"
-            f" {process_group!r}"
-        )
-    else:
-        rank = process_group.rank()
-    if rank < 0:
-        raise ValueError(
-            "linear_cross_entropy: process_group must be a group of this process, but it is one of other ranks only;"
-            " let no process call that is not in the group"
-        )
-    return rank, process_group.size()
-
-
-def _members(process_group: "ProcessGroup") -> Members:
-    name = process_group.group_name
-    return Members(name, process_group.size(), process_group.rank(), device_types_of_group(name))
-
-
-def _gather_sizes(process_group: "ProcessGroup", local_rows: int) -> tuple[int, ...]:
+def _gather_sizes(members: Members, local_rows: int) -> tuple[int, ...]:
     if torch.compiler.is_compiling():
         raise RuntimeError(
             "linear_cross_entropy: vocab_sizes must be given under torch.compile, because without it the number of"
             " classes of every rank is read from a collective; but it is None"
         )
-    members = _members(process_group)
     device = "cpu" if "cpu" in members.devices else members.devices[0]
     return tuple(gather_constant(torch.tensor(local_rows, device=device), members).tolist())
 
@@ -150,9 +91,7 @@ def _checked_sizes(vocab_sizes: Any, size: int) -> tuple[int, ...]:
     return tuple(int(entry) for entry in vocab_sizes)
 
 
-def shards_of(
-    process_group: object, linear_weight: object, vocab_sizes: Sequence[int] | None
-) -> VocabularyShards | None:
+def shards_of(process_group: Any, linear_weight: object, vocab_sizes: Sequence[int] | None) -> VocabularyShards | None:
     """Return the cut of the vocabulary, if processes share it."""
     if process_group is None:
         if vocab_sizes is not None:
@@ -168,25 +107,16 @@ def shards_of(
     return VocabularyShards.of(process_group, linear_weight.shape[0], vocab_sizes)
 
 
-def refuse_in_shards(
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    linear_bias: Tensor | None,
-    weight: Tensor | None,
-    reduction: str,
-    ignore_index: int | None,
-    label_smoothing: float,
-    classes: int,
-) -> NoReturn:
+def refuse_in_shards(given: TorchArguments, classes: int) -> NoReturn:
     """Raise what torch raises for a whole head."""
+    linear_weight, linear_bias = given.linear_weight, given.linear_bias
     if linear_bias is not None and linear_bias.shape != linear_weight.shape[:-1]:
         raise ValueError(
             f"linear_cross_entropy: linear_bias must have shape {list(linear_weight.shape[:-1])}, as linear_weight has"
             f" on this rank, but its shape is {list(linear_bias.shape)}"
         )
     whole = linear_weight.new_zeros((1,) * linear_weight.dim()).expand(classes, *linear_weight.shape[1:])
-    left_to_torch(input, whole, target, None, weight, reduction, ignore_index, label_smoothing)
+    left_to_torch(given._replace(linear_weight=whole, linear_bias=None))
     raise TypeError(
         "linear_cross_entropy: input, linear_weight, linear_bias and weight must be strided floating-point tensors"
         " where process_group is given, and target must be a plain tensor"
@@ -200,26 +130,21 @@ def vocab_parallel_statistics(problem: Problem, shards: VocabularyShards, reduce
     function of the results; the results are the same on all. The gradients of input, target and class weights are whole
     on every process, those of weight and bias are of this process's classes.
 
-    Args:
-        problem: the arguments. Weight and bias are this process's rows, of which there may be none; target and class
-            weights are those of the whole vocabulary.
-        shards: the cut of the vocabulary.
-        reduce_input_grad: whether the input's gradient is summed over the processes, in one more collective; otherwise
-            it is this process's part of the sum.
-
-    Returns:
-        The statistics of the whole vocabulary, in float32, or float64 for float64 inputs.
+    Weight and bias of ``problem`` are this process's rows, of which there may be none; target and class weights are
+    those of the whole vocabulary, as are the results. ``reduce_input_grad`` sums the input's gradient over the
+    processes, in one more collective; otherwise it is this process's part of the sum.
     """
     refuse_compiled_transform()
     local, target_probability_sum = _local_problem(problem, shards, reduce_input_grad)
-    reduced = statistics(local)
-    found, target_probability_sums = _gather_statistics(reduced, target_probability_sum, shards)
-    return _combine(found, target_probability_sums, problem, shards)
+    found, target_probability_sums = _gather_statistics(statistics(local), target_probability_sum, shards)
+    filled = [classes for classes, size in zip(shards.slices(), shards.sizes, strict=True) if size > 0]
+    results = combine(found, target_probability_sums, filled, problem.class_weight)
+    return results if problem.target.is_floating_point() else results.without(problem.target == IGNORED)
 
 
 def _local_problem(problem: Problem, shards: VocabularyShards, reduce_input_grad: bool) -> tuple[Problem, Tensor]:
     """Return the arguments of this process's classes, and how much of each row's target is among them."""
-    members, classes = shards.members, slice(shards.start, shards.stop)
+    members, classes = shards.members, shards.slices()[shards.members.rank]
     weight, bias, target = problem.linear_weight, problem.linear_bias, problem.target
     class_weight = problem.class_weight
     class_weight = None if class_weight is None else copy_to_group(class_weight, members)[classes]
@@ -227,27 +152,22 @@ def _local_problem(problem: Problem, shards: VocabularyShards, reduce_input_grad
         target = copy_to_group(target, members)[:, classes]
         target_probability_sum = distribution_sums(target, class_weight, accumulation_dtype(problem.input.dtype))
     else:
-        is_here = (target >= shards.start) & (target < shards.stop)
+        is_here = (target >= classes.start) & (target < classes.stop)
         elsewhere = torch.where(target == IGNORED, IGNORED, ELSEWHERE)
-        target = torch.where(is_here, target - shards.start, elsewhere)
+        target = torch.where(is_here, target - classes.start, elsewhere)
         target_probability_sum = is_here
-    if shards.start == shards.stop:
+    if classes.start == classes.stop:
         # A class that nobody looks at, so that all processes have the same graph, and collectives in the same order.
-        weight = _with_a_zero(weight, 0)
-        bias = None if bias is None else _with_a_zero(bias, 0)
-        class_weight = None if class_weight is None else _with_a_zero(class_weight, 0)
-        target = _with_a_zero(target, 1) if target.is_floating_point() else target
+        weight = pad(weight, (0, 0, 0, 1))
+        bias = None if bias is None else pad(bias, (0, 1))
+        class_weight = None if class_weight is None else pad(class_weight, (0, 1))
+        target = pad(target, (0, 1)) if target.is_floating_point() else target
     local = problem._replace(linear_weight=weight, linear_bias=bias, target=target, class_weight=class_weight)
     if reduce_input_grad and (in_functorch_transform() or is_differentiated(problem.input)):
         # Parts of a 16-bit gradient are added up in float32, and rounded once. The fused operators round each part.
         input = problem.input if _is_fused(local) else widen(problem.input)
         local = local._replace(input=copy_to_group(input, members))
     return local, target_probability_sum
-
-
-def _with_a_zero(tensor: Tensor, dim: int) -> Tensor:
-    shape = [1 if i == dim else size for i, size in enumerate(tensor.shape)]
-    return torch.cat([tensor, tensor.new_zeros(shape)], dim)
 
 
 def _is_fused(problem: Problem) -> bool:
@@ -271,23 +191,3 @@ def _gather_statistics(
     *found, target_probability_sums = (None if row is None else next(remaining).to(row.dtype) for row in rows)
     assert target_probability_sums is not None
     return Statistics._make(found), target_probability_sums
-
-
-def _combine(
-    found: Statistics, target_probability_sums: Tensor, problem: Problem, shards: VocabularyShards
-) -> Statistics:
-    """Compute the statistics of the whole vocabulary; ignored rows get zeros, and the predicted token -1."""
-    starts = [classes.start for classes in shards.filled()]
-    results = combine(found, target_probability_sums, starts, _class_weight_sums(problem, shards))
-    if problem.target.is_floating_point():
-        return results
-    ignored = problem.target == IGNORED
-    *values, tokens = (None if result is None else result.masked_fill(ignored, 0) for result in results)
-    return Statistics._make((*values, None if tokens is None else tokens.masked_fill(ignored, -1)))
-
-
-def _class_weight_sums(problem: Problem, shards: VocabularyShards) -> list[Any]:
-    """Return the sum of the class weights of every shard that has classes."""
-    if problem.class_weight is None:
-        return [classes.stop - classes.start for classes in shards.filled()]
-    return [problem.class_weight[classes].sum() for classes in shards.filled()]

@@ -17,8 +17,7 @@ from torch_aclnn_ops.ops.linear_cross_entropy.problem import (
     Problem,
     Statistics,
     combine,
-    cross_entropies,
-    z_losses,
+    losses_of_rows,
 )
 from torch_aclnn_ops.ops.linear_cross_entropy.products import Gradients, Head
 
@@ -30,7 +29,6 @@ class _Chunk:
     """The logits of some rows for some classes, which become the softmax and then their gradient."""
 
     def __init__(self, problem: Problem, head: Head, buffer: Tensor, rows: slice, classes: slice) -> None:
-        self.rows = rows
         self.input, self.target = problem.input[rows], problem.target[rows]
         self._problem = problem
         self._classes = classes
@@ -103,10 +101,6 @@ class _Chunk:
         """Return the sum of each row's target distribution."""
         return self._distribution().sum(1) if self.target.is_floating_point() else self._is_here()
 
-    def class_weight_sum(self) -> Tensor | int:
-        """Return the sum of the class weights."""
-        return self.values.shape[1] if self._class_weight is None else self._class_weight.sum()
-
     def to_softmax(self) -> None:
         """Turn the logits to the softmax."""
         needs_max = self._has_kernels or self._problem.linear_bias is not None
@@ -136,8 +130,9 @@ class _Chunk:
         return predicted.masked_fill_(~self._is_here(), 0)
 
     def _weighted(self, logits: Tensor, logits_max: Tensor) -> Tensor:
-        sums = logits.sum(1) if self._class_weight is None else logits @ self._class_weight
-        return sums - self.class_weight_sum() * logits_max
+        if self._class_weight is None:
+            return logits.sum(1) - logits.shape[1] * logits_max
+        return logits @ self._class_weight - self._class_weight.sum() * logits_max
 
     def _distribution(self) -> Tensor:
         target = widen(self.target[:, self._classes])
@@ -189,14 +184,13 @@ def _reduced(problem: Problem, head: Head, plan: Plan, rows: slice) -> Statistic
     buffer, classes_of_parts = _buffer(problem, head, plan), plan.parts()
     if len(classes_of_parts) == 1:
         return _Chunk(problem, head, buffer, rows, classes_of_parts[0]).reduce_alone()
-    parts, sums, class_weight_sums = [], [], []
+    parts, sums = [], []
     for classes in classes_of_parts:
         chunk = _Chunk(problem, head, buffer, rows, classes)
         sums.append(chunk.target_probability_sum())
-        class_weight_sums.append(chunk.class_weight_sum())
         parts.append(chunk.reduce_alone())
-    starts = [classes.start for classes in classes_of_parts]
-    return combine(Statistics._make(_joined(torch.stack, parts)), torch.stack(sums), starts, class_weight_sums)
+    stacked = Statistics._make(_joined(torch.stack, parts))
+    return combine(stacked, torch.stack(sums), classes_of_parts, problem.class_weight)
 
 
 def _joined(join: Callable[[list[Tensor]], Tensor], parts: Sequence[Statistics]) -> Iterator[Any]:
@@ -206,14 +200,7 @@ def _joined(join: Callable[[list[Tensor]], Tensor], parts: Sequence[Statistics])
 def gradients_in_chunks(
     problem: Problem, grad_statistics: Statistics, entropy: Tensor | None, plan: Plan
 ) -> tuple[Tensor | None, ...]:
-    """Differentiate the statistics by input, weight and bias, as far as it is requested, in their dtypes.
-
-    Args:
-        problem: the arguments.
-        grad_statistics: the gradients of the statistics.
-        entropy: the statistic, if its gradient is given.
-        plan: of the problem.
-    """
+    """Differentiate the statistics by input, weight and bias, as far as it is requested, in their dtypes."""
     kept = KeptRows(problem)
     grad_statistics, entropy = Statistics._make(map(kept.of, grad_statistics)), kept.of(entropy)
     plan = plan if kept.has_all else kept.problem.plan_rows()
@@ -236,16 +223,9 @@ def gradients_in_chunks(
 def loss_in_chunks(
     problem: Problem, coefficients: Coefficients, plan: Plan
 ) -> tuple[Tensor, tuple[Tensor | None, ...], Tensor | None]:
-    """Compute the loss of all rows together with its gradients by input, weight and bias: three matrix products.
+    """Compute the loss of all rows, its gradients by input, weight and bias, and tokens: three matrix products.
 
-    Args:
-        problem: the arguments, and which gradients are requested.
-        coefficients: of the loss.
-        plan: of the problem.
-
-    Returns:
-        The loss, the gradients (wide, but for a bfloat16 head's that is summed in one product), and the predicted
-        tokens, -1 for an ignored row.
+    The gradients are wide, but for a bfloat16 head's that is summed in one product.
     """
     kept = KeptRows(problem)
     is_plain = problem.is_plain and coefficients.weighted is None
@@ -257,30 +237,20 @@ def loss_in_chunks(
     losses, tokens = [], []
     for rows in plan.chunks():
         chunk = _Chunk(kept.problem, head, buffer, rows, slice(0, plan.classes))
-        factors = coefficients_of_rows
-        if not plan.is_one_chunk:
-            factors = Coefficients._make(None if factor is None else factor[rows] for factor in factors)
+        factors = Coefficients._make(None if factor is None else factor[rows] for factor in coefficients_of_rows)
         if is_plain and head.has_row_kernels:
             gradient = total.output_buffer(rows, chunk.values)
             reduced = chunk.reduce_to_gradient(factors, gradient)
-            losses.append(_losses(reduced, factors))
         else:
             reduced = chunk.reduce()
-            losses.append(_losses(reduced, factors))
             gradient = chunk.to_gradient(_grad_statistics(reduced, factors), None)
+        losses.append(losses_of_rows(reduced, factors))
         tokens.append(reduced.predicted_tokens)
         total.add(gradient, chunk.input, rows)
-    loss = (losses[0] if len(losses) == 1 else torch.cat(losses)).sum()
-    if coefficients.predicted.dim() == 0:
-        loss = loss + 0 * coefficients.predicted  # not finite where all rows are ignored
+    loss = torch.cat(losses).sum()
     found = torch.cat([part for part in tokens if part is not None]) if problem.request.predicted_tokens else None
     input_grad, weight_grad, bias_grad = total.finish()
     return loss, (kept.at_all_rows(input_grad), weight_grad, bias_grad), kept.at_all_rows(found, -1)
-
-
-def _losses(reduced: Statistics, factors: Coefficients) -> Tensor:
-    losses = cross_entropies(reduced, factors)
-    return losses if factors.square is None else losses + z_losses(reduced, factors)
 
 
 def _grad_statistics(reduced: Statistics, factors: Coefficients) -> Statistics:

@@ -1,5 +1,6 @@
 """``fused_linear_cross_entropy_loss_grad``: gradients of a shard (aclnnFusedLinearCrossEntropyLossGrad)."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch_aclnn_ops.ops._checks import check_dtype, check_floating_point, check_rank, check_shape, values_are_readable
@@ -17,16 +18,15 @@ _MAX_SOFTMAX = (65535, 24560)
 
 
 def _check(
-    grad: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    target_mask: Tensor,
-    masked_target: Tensor,
-    logits_max: Tensor | None,
-    sum_exp_logits: Tensor | None,
-    softmax: Tensor | None,
+    grad: Tensor, input: Tensor, weight: Tensor, target_mask: Tensor, masked_target: Tensor, *reduced: Tensor | None
 ) -> None:
-    statistics = {"softmax": softmax} if softmax is not None else _required(logits_max, sum_exp_logits)
+    statistics = dict(zip(("logits_max", "sum_exp_logits", "softmax"), reduced, strict=True))
+    softmax = statistics.pop("softmax")
+    if softmax is not None:
+        statistics = {"softmax": softmax}
+    for name, tensor in statistics.items():
+        if tensor is None:
+            raise ValueError(f"{_NAME}: {name} must be given when softmax is None, but it is None")
     check_floating_point(_NAME, input=input)
     wide = accumulation_dtype(input.dtype)
     check_dtype(_NAME, [wide], f"for an input of {input.dtype}", grad=grad, **statistics)
@@ -46,19 +46,8 @@ def _check(
             f" but its shape is {list(target_mask.shape)}"
         )
     check_shape(_NAME, (rows,), "[BT]", masked_target=masked_target)
-    if softmax is not None:
-        check_shape(_NAME, (rows, classes), "[BT, V]", **statistics)
-    else:
-        check_shape(_NAME, (rows,), "[BT]", **statistics)
-
-
-def _required(logits_max: Tensor | None, sum_exp_logits: Tensor | None) -> dict[str, Tensor]:
-    statistics = {}
-    for name, tensor in (("logits_max", logits_max), ("sum_exp_logits", sum_exp_logits)):
-        if tensor is None:
-            raise ValueError(f"{_NAME}: {name} must be given when softmax is None, but it is None")
-        statistics[name] = tensor
-    return statistics
+    shape, meaning = ((rows,), "[BT]") if softmax is None else ((rows, classes), "[BT, V]")
+    check_shape(_NAME, shape, meaning, **statistics)
 
 
 def _check_values(
@@ -77,31 +66,23 @@ def _check_values(
 
 
 def formula(
-    grad: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    target_mask: Tensor,
-    masked_target: Tensor,
-    logits_max: Tensor | None,
-    sum_exp_logits: Tensor | None,
-    softmax: Tensor | None,
+    grad: Tensor, input: Tensor, weight: Tensor, target_mask: Tensor, masked_target: Tensor, *reduced: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Multiply the gradient of the logits by weight and by input; a given softmax is overwritten by that gradient."""
     wide_input, wide_weight = widen(input), widen(weight)
     masked = unpack_mask(target_mask, grad.shape[0])
-    if softmax is None:
-        softmax = _softmax(wide_input, wide_weight, logits_max, sum_exp_logits)
-    grad_logits = _to_grad_logits_(softmax, grad, masked, masked_target)
+    grad_logits = _grad_logits(wide_input, wide_weight, grad, masked, masked_target, reduced)
     return (grad_logits @ wide_weight).to(input.dtype), (grad_logits.T @ wide_input).to(weight.dtype)
 
 
-def _softmax(input: Tensor, weight: Tensor, logits_max: Tensor | None, sum_exp_logits: Tensor | None) -> Tensor:
-    assert logits_max is not None and sum_exp_logits is not None  # the check has seen to it
-    return (input @ weight.T).sub_(logits_max.unsqueeze(1)).exp_().div_(sum_exp_logits.unsqueeze(1))
-
-
-def _to_grad_logits_(softmax: Tensor, grad: Tensor, masked: Tensor, masked_target: Tensor) -> Tensor:
-    """Turn the softmax into ``grad * d(loss)/d(logits)`` in place: subtract 1 at the target, unless it is masked."""
+def _grad_logits(
+    input: Tensor, weight: Tensor, grad: Tensor, masked: Tensor, masked_target: Tensor, reduced: Sequence[Tensor | None]
+) -> Tensor:
+    """Return ``grad * d(loss)/d(logits)``, the softmax less 1 at a target that is not masked, over a given softmax."""
+    logits_max, sum_exp_logits, softmax = reduced
+    if softmax is None:
+        assert logits_max is not None and sum_exp_logits is not None  # the check has seen to it
+        softmax = (input @ weight.T).sub_(logits_max.unsqueeze(1)).exp_().div_(sum_exp_logits.unsqueeze(1))
     column = masked_target.masked_fill(masked, 0).long().unsqueeze(1)
     # Not masked.to(softmax.dtype): torch_npu casts to float32 where float64 is asked for.
     softmax.scatter_add_(1, column, softmax.new_full(column.shape, -1).masked_fill(masked.unsqueeze(1), 0))
@@ -109,27 +90,15 @@ def _to_grad_logits_(softmax: Tensor, grad: Tensor, masked: Tensor, masked_targe
 
 
 def _kernel(
-    grad: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    target_mask: Tensor,
-    masked_target: Tensor,
-    logits_max: Tensor | None,
-    sum_exp_logits: Tensor | None,
-    softmax: Tensor | None,
+    grad: Tensor, input: Tensor, weight: Tensor, target_mask: Tensor, masked_target: Tensor, *reduced: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     wide_weight = widen(weight)
     masked = unpack_mask(target_mask, grad.shape[0])
     input_grad = input.new_empty(input.shape)
     weight_grad = wide_weight.new_zeros(wide_weight.shape)
     for rows in row_chunks(grad.shape[0], weight.shape[0]):
-        wide_input = widen(input[rows])
-        if softmax is not None:
-            chunk = softmax[rows]
-        else:
-            assert logits_max is not None and sum_exp_logits is not None  # the check has seen to it
-            chunk = _softmax(wide_input, wide_weight, logits_max[rows], sum_exp_logits[rows])
-        grad_logits = _to_grad_logits_(chunk, grad[rows], masked[rows], masked_target[rows])
+        wide_input, chunk = widen(input[rows]), [None if tensor is None else tensor[rows] for tensor in reduced]
+        grad_logits = _grad_logits(wide_input, wide_weight, grad[rows], masked[rows], masked_target[rows], chunk)
         input_grad[rows] = grad_logits @ wide_weight
         weight_grad.addmm_(grad_logits.T, wide_input)
     return input_grad, weight_grad.to(weight.dtype)

@@ -5,11 +5,12 @@ so ``torch.compile`` takes each of them as one operator, which the ``compiled_``
 """
 
 from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import Any, TypeVar
 
-from torch_aclnn_ops._torch_compat import is_autocast_available, schema_of
-from torch_aclnn_ops.ops._numerics import accumulation_dtype
+from torch_aclnn_ops.ops._numerics import accumulation_dtype, is_autocast_on
 from torch_aclnn_ops.ops._paths import log_path
+from torch_aclnn_ops.ops._raw_function import scatter
 from torch_aclnn_ops.ops._raw_operator import NAMESPACE
 from torch_aclnn_ops.ops.linear_cross_entropy import chunks
 from torch_aclnn_ops.ops.linear_cross_entropy.grad import fused_linear_cross_entropy_loss_grad
@@ -41,14 +42,12 @@ def _describe(problem: Problem, plan: Plan) -> str:
     return f"{plan}{describe_backend(problem.linear_weight, plan.rows)}"
 
 
-def _describe_formula(problem: Problem, plan: Plan, how: str = "") -> str:
-    return f"formula in torch calls, because {why_not_fused(problem)}; {how}{_describe(problem, plan)}"
+def _log_formula(problem: Problem, how: str = "", plan: Plan | None = None) -> None:
+    def describe() -> str:
+        text = _describe(problem, plan or problem.plan_rows())
+        return f"formula in torch calls, because {why_not_fused(problem)}; {how}{text}"
 
-
-def is_autocast_on(tensor: Tensor) -> bool:
-    """Return whether autocast is on for a tensor's type of device."""
-    device_type = tensor.device.type
-    return (tensor.is_cpu or is_autocast_available(device_type)) and torch.is_autocast_enabled(device_type)
+    log_path(_NAME, describe)
 
 
 def _run_without_autocast(kernel: Callable[..., _Result], problem: Problem, *args: Any) -> _Result:
@@ -64,7 +63,7 @@ def compute_statistics(problem: Problem) -> Statistics:
     if why_not_fused(problem) is None:
         return fused_statistics(problem)
     plan = problem.plan_statistics()
-    log_path(_NAME, lambda: _describe_formula(problem, plan))
+    _log_formula(problem, plan=plan)
     return _run_without_autocast(chunks.statistics_in_chunks, problem, plan)
 
 
@@ -73,11 +72,7 @@ def compute_gradients(
 ) -> tuple[Tensor | None, ...]:
     """Differentiate the statistics by input, weight and bias, as far as it is requested.
 
-    Args:
-        problem: the arguments.
-        grad_statistics: the gradients of the statistics, and the maximum itself.
-        log_sum_exp: the statistic.
-        entropy: the statistic, if its gradient is given.
+    ``grad_statistics`` has the maximum itself, and ``entropy`` is the statistic, if its gradient is given.
     """
     if grad_statistics.weighted is None and why_not_fused(problem) is None:
         # The operator makes both gradients or none.
@@ -92,16 +87,12 @@ def compute_gradients(
 
 def compute_loss_and_gradients(
     problem: Problem, coefficients: Coefficients | PlainLoss
-) -> tuple[Tensor, MadeGradients, Tensor | None]:
+) -> tuple[Tensor | None, MadeGradients, Tensor | None]:
     """Compute the loss of all rows and its gradients by input, weight and bias; the fused operators do not serve."""
-    plan = problem.plan_rows()
-    log_path(_NAME, lambda: _describe_formula(problem, plan, "gradients made in the forward pass; "))
+    _log_formula(problem, "gradients made in the forward pass; ")
     if isinstance(coefficients, PlainLoss):
-        made = _run_without_autocast(small_loss, problem, coefficients) if plan.has_room else None
-        if made is not None:
-            return *made, None
-        problem, coefficients = coefficients.coefficients(problem)
-    return _run_without_autocast(chunks.loss_in_chunks, problem, coefficients, plan)
+        return *small_loss(problem, coefficients), None
+    return _run_without_autocast(chunks.loss_in_chunks, problem, coefficients, problem.plan_rows())
 
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -113,12 +104,16 @@ _PROBLEM = (
 _PROBLEM_ARGUMENTS = 13
 
 
-def _define(signature: str, kernel: Any, fake: Any) -> Any:
+def _define(
+    signature: str, kernel: Any, fake: Any, setup_context: Any = None, backward: Callable[..., Any] | None = None
+) -> Any:
     _library.define(signature, tags=(torch.Tag.pt2_compliant_tag,))
     name = signature.partition("(")[0]
     _library.impl(name, kernel, "CompositeExplicitAutograd")
     overload = getattr(getattr(torch.ops, NAMESPACE), name).default
     torch.library.register_fake(overload, fake, lib=_library)
+    if backward is not None:
+        torch.library.register_autograd(overload, backward, setup_context=setup_context, lib=_library)
     return overload
 
 
@@ -139,61 +134,40 @@ def flatten(problem: Problem) -> tuple[Any, ...]:
     )
 
 
-def _given(like: Tensor, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-    """Return the tensors, with empty ones instead of ``None``."""
-    return tuple(like.new_empty(0) if tensor is None else tensor for tensor in tensors)
+def _statistics_kernel(*args: Any) -> list[Tensor]:
+    return [result for result in compute_statistics(_problem(args)) if result is not None]
 
 
-def _select(tensors: Sequence[Tensor | None], is_selected: Sequence[bool]) -> tuple[Tensor | None, ...]:
-    """Return the selected tensors, and ``None`` for the others."""
-    return tuple(tensor if selected else None for tensor, selected in zip(tensors, is_selected, strict=True))
-
-
-def _statistics_kernel(*args: Any) -> tuple[Tensor, ...]:
-    problem = _problem(args)
-    return _given(problem.input, compute_statistics(problem))
-
-
-def _statistics_fake(*args: Any) -> tuple[Tensor, ...]:
+def _statistics_fake(*args: Any) -> list[Tensor]:
     input, request = args[0], _problem(args).request
-    dtype = accumulation_dtype(input.dtype)
-    is_made = (True, True, True, request.weighted, request.entropy)
-    values = [input.new_empty(input.shape[0] if made else 0, dtype=dtype) for made in is_made]
-    return *values, input.new_empty(input.shape[0] if request.predicted_tokens else 0, dtype=torch.int64)
+    dtypes = [accumulation_dtype(input.dtype)] * (1 + request.differentiable) + [torch.int64] * request.predicted_tokens
+    return [input.new_empty(input.shape[0], dtype=dtype) for dtype in dtypes]
 
 
-_statistics = _define(
-    f"linear_cross_entropy_statistics({_PROBLEM}) -> (Tensor logits_max, Tensor log_sum_exp, Tensor predicted,"
-    " Tensor weighted_sum, Tensor entropy_of_rows, Tensor tokens)",
-    _statistics_kernel,
-    _statistics_fake,
-)
-
-
-def _gradients_kernel(*args: Any) -> tuple[Tensor, ...]:
+def _gradients_kernel(*args: Any) -> list[Any]:
     problem = _problem(args)
     *grad_statistics, logits_max, log_sum_exp, entropy = args[_PROBLEM_ARGUMENTS:]
     made = compute_gradients(problem, Statistics(logits_max, *grad_statistics), log_sum_exp, entropy)
-    return _given(problem.input, _select(made, problem.request.gradients))
+    return list(compress(made, problem.request.gradients))
 
 
-def _gradients_fake(*args: Any) -> tuple[Tensor, ...]:
-    return _empty_gradients(_problem(args), None)
+def _gradients_fake(*args: Any) -> list[Tensor]:
+    needed = compress(args, _problem(args).request.gradients)
+    return [argument.new_empty(argument.shape) for argument in needed]
 
 
 _gradients = _define(
     f"linear_cross_entropy_gradients({_PROBLEM}, Tensor grad_log_sum_exp, Tensor grad_predicted, Tensor? grad_weighted,"
-    " Tensor? grad_entropy, Tensor logits_max, Tensor log_sum_exp, Tensor? entropy_of_rows) -> (Tensor input_grad,"
-    " Tensor weight_grad, Tensor bias_grad)",
+    " Tensor? grad_entropy, Tensor logits_max, Tensor log_sum_exp, Tensor? entropy_of_rows) -> Tensor[]",
     _gradients_kernel,
     _gradients_fake,
 )
 
 
-def _save_statistics(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    logits_max, log_sum_exp, _, _, entropy, _ = output
-    ctx.save_for_backward(*inputs[:5], logits_max, log_sum_exp, entropy)
+def _save_statistics(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     ctx.options, ctx.request = _problem(inputs)[5:]
+    reduced = ctx.request.name(output)
+    ctx.save_for_backward(*inputs[:5], reduced.logits_max, reduced.log_sum_exp, reduced.entropy)
     ctx.set_materialize_grads(True)
 
 
@@ -206,85 +180,74 @@ def _refuse_second_derivatives() -> None:
         )
 
 
-def _differentiate_statistics(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+def _differentiate_statistics(ctx: Any, grad_outputs: list[Tensor]) -> tuple[Tensor | None, ...]:
     _refuse_second_derivatives()
     *tensors, logits_max, log_sum_exp, entropy = ctx.saved_tensors
     needed = tuple(ctx.needs_input_grad[:3])
-    weighted, has_entropy = ctx.request.weighted, ctx.request.entropy
-    problem = Problem._make((*tensors, ctx.options, Request(False, has_entropy, False, needed)))
-    selected = _select(grad_outputs[1:5], (True, True, weighted, has_entropy))
-    results = _gradients(*flatten(problem), *selected, logits_max, log_sum_exp, entropy if has_entropy else None)
-    return *_select(results, needed), *(None,) * (_PROBLEM_ARGUMENTS - 3)
+    problem = Problem._make((*tensors, ctx.options, Request(False, ctx.request.entropy, False, needed)))
+    grad_statistics = ctx.request.name(grad_outputs)[1:5]
+    results = _gradients(*flatten(problem), *grad_statistics, logits_max, log_sum_exp, entropy)
+    return *scatter(needed, results), *(None,) * (_PROBLEM_ARGUMENTS - len(needed))
 
 
-torch.library.register_autograd(
-    schema_of(_statistics).name, _differentiate_statistics, setup_context=_save_statistics, lib=_library
+_statistics = _define(
+    f"linear_cross_entropy_statistics({_PROBLEM}) -> Tensor[]",
+    _statistics_kernel,
+    _statistics_fake,
+    _save_statistics,
+    _differentiate_statistics,
 )
 
 
-def _loss_and_gradients_kernel(*args: Any) -> tuple[Tensor, ...]:
+def _loss_and_gradients_kernel(*args: Any) -> list[Any]:
     problem = _problem(args)
     made: Any
     loss, made, tokens = compute_loss_and_gradients(problem, Coefficients(*args[_PROBLEM_ARGUMENTS:]))
-    dtype = _held_dtype(problem)
-    held = [None if gradient is None else gradient.to(dtype) for gradient in _select(made, problem.request.gradients)]
-    return loss, *_given(problem.input, held), *_given(problem.target, [tokens])
+    held = [gradient.to(_held_dtype(problem)) for gradient in compress(made, problem.request.gradients)]
+    return [loss, *held] if tokens is None else [loss, *held, tokens]
 
 
-def _loss_and_gradients_fake(*args: Any) -> tuple[Tensor, ...]:
+def _loss_and_gradients_fake(*args: Any) -> list[Tensor]:
     problem = _problem(args)
-    input, has_tokens = problem.input, problem.request.predicted_tokens
-    return (
+    input, request = problem.input, problem.request
+    needed = compress(args, request.gradients)
+    return [
         input.new_empty((), dtype=accumulation_dtype(input.dtype)),
-        *_empty_gradients(problem, _held_dtype(problem)),
-        input.new_empty(input.shape[0] if has_tokens else 0, dtype=torch.int64),
-    )
+        *(argument.new_empty(argument.shape, dtype=_held_dtype(problem)) for argument in needed),
+        *[input.new_empty(input.shape[0], dtype=torch.int64)] * request.predicted_tokens,
+    ]
+
+
+def _save_gradients(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    ctx.dtype, ctx.number, ctx.needed = inputs[0].dtype, len(inputs), _problem(inputs).request.gradients
+    ctx.save_for_backward(*output[1 : 1 + sum(ctx.needed)])
+
+
+def _scale_gradients(ctx: Any, grad_outputs: list[Tensor]) -> tuple[Tensor | None, ...]:
+    _refuse_second_derivatives()
+    scaled = [(gradient * grad_outputs[0]).to(ctx.dtype) for gradient in ctx.saved_tensors]
+    return *scatter(ctx.needed, scaled), *(None,) * (ctx.number - len(ctx.needed))
 
 
 _loss_and_gradients = _define(
     f"linear_cross_entropy_loss_and_gradients({_PROBLEM}, Tensor log_sum_exp, Tensor predicted, Tensor? weighted_sum,"
-    " Tensor? square) -> (Tensor loss, Tensor input_grad, Tensor weight_grad, Tensor bias_grad, Tensor tokens)",
+    " Tensor? square) -> Tensor[]",
     _loss_and_gradients_kernel,
     _loss_and_gradients_fake,
-)
-
-
-def _save_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.dtype, ctx.number = inputs[0].dtype, len(inputs)
-    ctx.save_for_backward(*output[1:4])
-
-
-def _scale_gradients(ctx: Any, grad_loss: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    _refuse_second_derivatives()
-    scaled = [(gradient * grad_loss).to(ctx.dtype) for gradient in ctx.saved_tensors]
-    return *_select(scaled, ctx.needs_input_grad[:3]), *(None,) * (ctx.number - 3)
-
-
-torch.library.register_autograd(
-    schema_of(_loss_and_gradients).name, _scale_gradients, setup_context=_save_gradients, lib=_library
+    _save_gradients,
+    _scale_gradients,
 )
 
 
 def compiled_statistics(problem: Problem) -> Statistics:
     """Reduce the logits of every row in compiled code."""
-    results, request = _statistics(*flatten(problem)), problem.request
-    is_made = (True, True, True, request.weighted, request.entropy, request.predicted_tokens)
-    return Statistics(*_select(results, is_made))  # type: ignore[arg-type]
+    return problem.request.name(_statistics(*flatten(problem)))
 
 
 def compiled_loss(problem: Problem, coefficients: Coefficients) -> tuple[Tensor, Tensor | None]:
     """Compute the loss of all rows in compiled code, and its gradients with it."""
-    loss, *_, tokens = _loss_and_gradients(*flatten(problem), *coefficients)
-    return loss, tokens if problem.request.predicted_tokens else None
-
-
-def _empty_gradients(problem: Problem, dtype: torch.dtype | None) -> tuple[Tensor, ...]:
-    return tuple(
-        problem.input.new_empty(0)
-        if argument is None or not is_needed
-        else argument.new_empty(argument.shape, dtype=dtype or argument.dtype)
-        for argument, is_needed in zip(problem[:3], problem.request.gradients, strict=True)
-    )
+    loss, *others = _loss_and_gradients(*flatten(problem), *coefficients)
+    return loss, others[-1] if problem.request.predicted_tokens else None
 
 
 def _held_dtype(problem: Problem) -> torch.dtype:

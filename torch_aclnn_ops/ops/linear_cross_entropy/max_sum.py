@@ -37,13 +37,9 @@ def linear_limits(soc: str, input: Tensor, weight: Tensor, *_: object) -> str | 
     return None
 
 
-def row_chunks(rows: int, classes: int, size: int | None = None) -> Iterator[slice]:
-    """Cut rows into chunks of ``size``, by default so that a chunk's logits stay small.
-
-    The default size is a multiple of 8, so that all chunks but the last fill the bytes of a packed mask.
-    """
-    if size is None:
-        size = max(_LOGITS_AT_A_TIME // max(classes, 1) // 8 * 8, 8)
+def row_chunks(rows: int, classes: int) -> Iterator[slice]:
+    """Cut rows into chunks with few logits; all but the last fill the bytes of a packed mask."""
+    size = max(_LOGITS_AT_A_TIME // max(classes, 1) // 8 * 8, 8)
     return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
 
 
@@ -138,11 +134,11 @@ def _fake(
     input: Tensor, weight: Tensor, target: Tensor, _start: int, _end: int, return_logits: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     rows = input.shape[0]
-    wide = accumulation_dtype(input.dtype)
+    logits_max = input.new_empty(rows, dtype=accumulation_dtype(input.dtype))
     return (
-        input.new_empty(rows, dtype=wide),
-        input.new_empty(rows, dtype=wide),
-        input.new_empty(rows, dtype=wide),
+        logits_max,
+        torch.empty_like(logits_max),
+        torch.empty_like(logits_max),
         target.new_empty((rows + 7) // 8, dtype=torch.uint8),
         target.new_empty(rows),
         input.new_empty(rows, weight.shape[0]) if return_logits else input.new_empty(0),

@@ -24,18 +24,12 @@ _KEPT_ROWS_PER_FEATURE = 4
 
 @dataclass(frozen=True)
 class LogitOptions:
-    """What shapes the logits and their chunks.
+    """What shapes the logits and their chunks."""
 
-    Attributes:
-        softcap: logits become ``softcap * tanh(logits / softcap)``.
-        temperature: logits are divided by it, after the softcap.
-        chunk_size: rows whose logits are held at a time.
-        max_memory: bytes that may be held beyond arguments and results, where ``chunk_size`` is not given.
-    """
-
-    softcap: float | None = None
-    temperature: float = 1.0
-    chunk_size: int | None = None
+    softcap: float | None = None  # logits become ``softcap * tanh(logits / softcap)``
+    temperature: float = 1.0  # logits are divided by it, after the softcap
+    chunk_size: int | None = None  # rows whose logits are held at a time
+    # bytes that may be held beyond arguments and results, where ``chunk_size`` is not given
     max_memory: int | None = None
 
 
@@ -62,32 +56,17 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Plan:
-    """The cut of one call.
+    """The cut of one call."""
 
-    Attributes:
-        rows: of the input.
-        classes: of the head.
-        rows_per_chunk: rows whose logits are held at a time.
-        classes_per_chunk: classes whose logits are held at a time.
-        classes_per_block: classes whose logits a matrix product makes at a time.
-        keeps_gradients: the gradients of all logits are kept in 16 bits, so that one product makes the head's gradient.
-        bytes_held: of logits, their gradients and sums in float32, beyond arguments and results.
-        has_room: all logits may be held at once in float32, and two more tensors of their size.
-    """
-
-    rows: int
-    classes: int
-    rows_per_chunk: int
-    classes_per_chunk: int
-    classes_per_block: int
+    rows: int  # of the input
+    classes: int  # of the head
+    rows_per_chunk: int  # rows whose logits are held at a time
+    classes_per_chunk: int  # classes whose logits are held at a time
+    classes_per_block: int  # classes whose logits a matrix product makes at a time
+    # the gradients of all logits are kept in 16 bits, so that one product makes the head's gradient
     keeps_gradients: bool
-    bytes_held: int
-    has_room: bool = False
-
-    @property
-    def is_one_chunk(self) -> bool:
-        """Whether the logits of all rows are held at once."""
-        return self.rows <= self.rows_per_chunk
+    bytes_held: int  # of logits, their gradients and sums in float32, beyond arguments and results
+    has_room: bool = False  # all logits may be held at once in float32, and two more tensors of their size
 
     def chunks(self) -> list[slice]:
         """Return the rows of each chunk; no rows are a chunk too."""
@@ -108,10 +87,7 @@ class Plan:
 def plan_statistics(sizes: Sizes, options: LogitOptions, copies: int = 1) -> Plan:
     """Choose rows and classes whose logits are reduced at once, where no gradient needs the logits of a whole row.
 
-    Args:
-        sizes: of the call.
-        options: with ``chunk_size`` or ``max_memory``, if the caller chooses.
-        copies: of the logits that are held beside each other.
+    ``copies`` of the logits are held beside each other; ``options`` has what the caller chooses.
     """
     rows, classes, features = sizes.rows, sizes.classes, sizes.features
     itemsize = sizes.wide_itemsize
@@ -131,27 +107,23 @@ def plan_statistics(sizes: Sizes, options: LogitOptions, copies: int = 1) -> Pla
     return Plan(rows, classes, rows_per_chunk, classes_per_chunk, classes_per_chunk, False, held)
 
 
-@dataclass(frozen=True)
 class _Costs:
-    """What chunks of rows hold.
+    """The bytes that chunks of rows hold."""
 
-    Attributes:
-        rows: of the input.
-        row: bytes of a row's logits and their copies.
-        row_beside_gradient: bytes of the copies alone.
-        free_rows: rows whose logits are held in the memory of the head's gradient.
-        constant: bytes that are held for any number of rows.
-        sum: bytes of what several chunks are added up in.
-        keeps_gradients: the gradients of all logits are kept.
-    """
-
-    rows: int
-    row: int
-    row_beside_gradient: int
-    free_rows: int
-    constant: int
-    sum: int
-    keeps_gradients: bool
+    def __init__(self, sizes: Sizes, block: int, copies: int, with_gradient: bool, keeps_gradients: bool) -> None:
+        rows, features, itemsize = sizes.rows, sizes.features, sizes.wide_itemsize
+        logits = sizes.classes * itemsize
+        self.rows = rows
+        self.row = max(logits * copies, 1)  # of a row's logits and their copies
+        self.row_beside_gradient = logits * (copies - 1)  # of the copies alone
+        self.keeps_gradients = keeps_gradients
+        # Until the kept gradients are multiplied, the memory of the head's own gradient is free for some rows' logits.
+        self.free_rows = features * sizes.dtype.itemsize // itemsize if keeps_gradients else 0
+        block_bytes = block * features * itemsize if sizes.is_widened else 0
+        kept_bytes = rows * sizes.classes * sizes.dtype.itemsize if keeps_gradients else 0
+        self.constant = block_bytes + kept_bytes  # that are held for any number of rows
+        # What several chunks add to a 16-bit gradient is summed in float32 beside it.
+        self.sum = logits * features if sizes.is_widened and with_gradient and not keeps_gradients else 0
 
     def held(self, rows_per_chunk: int) -> int:
         """Return the bytes that chunks of so many rows hold."""
@@ -174,43 +146,20 @@ class _Costs:
         return most
 
 
-def _costs(sizes: Sizes, block: int, copies: int, with_gradient: bool, keeps_gradients: bool) -> _Costs:
-    rows, classes, features, dtype = sizes.rows, sizes.classes, sizes.features, sizes.dtype
-    itemsize, is_widened = sizes.wide_itemsize, sizes.is_widened
-    logits = classes * itemsize
-    block_bytes = block * features * itemsize if is_widened else 0
-    kept_bytes = rows * classes * dtype.itemsize if keeps_gradients else 0
-    return _Costs(
-        rows=rows,
-        row=max(logits * copies, 1),
-        row_beside_gradient=logits * (copies - 1),
-        # Until the kept gradients are multiplied, the memory of the head's own gradient is free for logits.
-        free_rows=features * dtype.itemsize // itemsize if keeps_gradients else 0,
-        constant=block_bytes + kept_bytes,
-        # What several chunks add to a 16-bit gradient is summed in float32 beside it.
-        sum=logits * features if is_widened and with_gradient and not keeps_gradients else 0,
-        keeps_gradients=keeps_gradients,
-    )
-
-
 def plan_rows(
     sizes: Sizes, options: LogitOptions, copies: int = 1, with_gradient: bool = False, units: bool = False
 ) -> Plan:
-    """Choose the rows whose logits are held at once.
+    """Choose the rows whose logits are held at once, where those of a row are needed together.
 
-    Args:
-        sizes: of the call.
-        options: with ``chunk_size`` or ``max_memory``, if the caller chooses.
-        copies: of the logits that are held beside each other.
-        with_gradient: the gradient of the head is needed.
-        units: the device multiplies the head's dtype itself, and faster than float32.
+    ``with_gradient``: the gradient of the head is needed. ``units``: the device multiplies the head's dtype itself, and
+    faster than float32. The other arguments are those of :func:`plan_statistics`.
     """
     rows, classes, features = sizes.rows, sizes.classes, sizes.features
     block = max(min(_BLOCK_BYTES // max(features * sizes.wide_itemsize, 1), classes), 1)
     if not sizes.is_cpu and not sizes.is_widened:
         block = classes
     keeps_gradients = units and with_gradient and rows <= _KEPT_ROWS_PER_FEATURE * features
-    costs = _costs(sizes, block, copies, with_gradient, keeps_gradients)
+    costs = _Costs(sizes, block, copies, with_gradient, keeps_gradients)
     if options.chunk_size is not None:
         rows_per_chunk = options.chunk_size
     elif options.max_memory is None:
@@ -218,7 +167,7 @@ def plan_rows(
     else:
         found, least = costs.most_rows(options.max_memory), costs.least()
         if found is None and keeps_gradients:
-            costs = _costs(sizes, block, copies, with_gradient, False)
+            costs = _Costs(sizes, block, copies, with_gradient, False)
             found, least = costs.most_rows(options.max_memory), min(costs.least(), least)
         rows_per_chunk = _refuse(options.max_memory, least) if found is None else found
     rows_per_chunk = max(rows_per_chunk, 1)

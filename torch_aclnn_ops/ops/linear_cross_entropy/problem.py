@@ -1,12 +1,11 @@
 """What the kernels of a linear cross entropy are given, and what they return."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch_aclnn_ops.ops._checks import values_are_readable
-from torch_aclnn_ops.ops._numerics import accumulation_dtype
+from torch_aclnn_ops.ops._raw_function import scatter
 from torch_aclnn_ops.ops.linear_cross_entropy import plan
 from torch_aclnn_ops.ops.linear_cross_entropy.plan import LogitOptions, Plan, Sizes
 from torch_aclnn_ops.ops.linear_cross_entropy.products import has_bfloat16_units
@@ -20,30 +19,23 @@ ELSEWHERE = -2
 
 
 class Statistics(NamedTuple):
-    """What the logits ``z`` of each row are reduced to, shape (N,) each; ``max`` is a constant to derivatives.
+    """What the logits ``z`` of each row are reduced to, shape (N,) each; ``max`` is a constant to derivatives."""
 
-    Attributes:
-        logits_max: ``max z``.
-        log_sum_exp: ``log sum exp(z - max)``.
-        predicted: ``z[target] - max``, or ``sum(target * class_weight * (z - max))`` for probabilities.
-        weighted: ``sum(class_weight * (z - max))``.
-        entropy: of the softmax, in nats.
-        predicted_tokens: the class of the largest logit.
-    """
+    logits_max: Tensor  # ``max z``
+    log_sum_exp: Tensor  # ``log sum exp(z - max)``
+    predicted: Tensor  # ``z[target] - max``, or ``sum(target * class_weight * (z - max))`` for probabilities
+    weighted: Tensor | None = None  # ``sum(class_weight * (z - max))``
+    entropy: Tensor | None = None  # of the softmax, in nats
+    predicted_tokens: Tensor | None = None  # the class of the largest logit
 
-    logits_max: Tensor
-    log_sum_exp: Tensor
-    predicted: Tensor
-    weighted: Tensor | None = None
-    entropy: Tensor | None = None
-    predicted_tokens: Tensor | None = None
+    def without(self, ignored: Tensor) -> "Statistics":
+        """Return zeros for ignored rows, and the predicted token -1."""
+        *values, tokens = (None if rows is None else rows.masked_fill(ignored, 0) for rows in self)
+        return Statistics._make((*values, None if tokens is None else tokens.masked_fill(ignored, -1)))
 
 
 class Coefficients(NamedTuple):
-    """The factors of each row's statistics in its loss, shape (N,) each; ``square`` belongs to the z-loss.
-
-    A factor of all rows that are not ignored has shape ().
-    """
+    """The factors of each row's statistics in its loss, shape (N,) each; ``square`` belongs to the z-loss."""
 
     log_sum_exp: Tensor
     predicted: Tensor
@@ -62,29 +54,27 @@ def cross_entropies(statistics: Statistics, coefficients: Coefficients) -> Tenso
     return loss
 
 
-def z_losses(statistics: Statistics, coefficients: Coefficients) -> Tensor:
-    """Return ``lse_square_scale * logsumexp(z)^2`` of every row."""
-    log_normalizer = statistics.logits_max + statistics.log_sum_exp
+def z_losses(statistics: Statistics, coefficients: Coefficients) -> Tensor | None:
+    """Return ``lse_square_scale * logsumexp(z)^2`` of every row, if it is part of the loss."""
     if coefficients.square is None:
-        return torch.zeros_like(log_normalizer)
-    return coefficients.square * log_normalizer.square()
+        return None
+    return coefficients.square * (statistics.logits_max + statistics.log_sum_exp).square()
+
+
+def losses_of_rows(statistics: Statistics, coefficients: Coefficients) -> Tensor:
+    """Return the loss of every row."""
+    losses, z_loss = cross_entropies(statistics, coefficients), z_losses(statistics, coefficients)
+    return losses if z_loss is None else losses + z_loss
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a call asks for: statistics beyond the first three, and gradients.
+    """What a call asks for: statistics beyond the first three, and gradients."""
 
-    Attributes:
-        weighted: the weighted sum of a row's logits, as for label smoothing.
-        entropy: the entropy.
-        predicted_tokens: the classes of the largest logits.
-        gradients: those by input, linear_weight and linear_bias.
-    """
-
-    weighted: bool = False
-    entropy: bool = False
-    predicted_tokens: bool = False
-    gradients: tuple[bool, bool, bool] = (False, False, False)
+    weighted: bool = False  # the weighted sum of a row's logits, as for label smoothing
+    entropy: bool = False  # the entropy
+    predicted_tokens: bool = False  # the classes of the largest logits
+    gradients: tuple[bool, bool, bool] = (False, False, False)  # those by input, linear_weight and linear_bias
 
     @property
     def differentiable(self) -> int:
@@ -93,34 +83,19 @@ class Request:
 
     def name(self, results: Sequence[Any]) -> Statistics:
         """Return the statistics by their names; ``results`` has those that are asked for."""
-        logits_max, log_sum_exp, predicted, *others = results
-        asked = (self.weighted, self.entropy, self.predicted_tokens)
-        remaining = iter(others)
-        return Statistics(
-            logits_max, log_sum_exp, predicted, *(next(remaining) if is_asked else None for is_asked in asked)
-        )
+        return Statistics(*scatter((True, True, True, self.weighted, self.entropy, self.predicted_tokens), results))
 
 
 class Problem(NamedTuple):
-    """The arguments of a call, the same for all its kernels.
+    """The arguments of a call, the same for all its kernels."""
 
-    Attributes:
-        input: shape (N, H).
-        linear_weight: shape (V, H).
-        linear_bias: shape (V,).
-        target: class indices, ``IGNORED`` or ``ELSEWHERE``, shape (N,), or probabilities, shape (N, V).
-        class_weight: shape (V,).
-        options: what shapes the logits and their chunks.
-        request: what is asked for.
-    """
-
-    input: Tensor
-    linear_weight: Tensor
-    linear_bias: Tensor | None
-    target: Tensor
-    class_weight: Tensor | None
-    options: LogitOptions
-    request: Request = Request()
+    input: Tensor  # shape (N, H)
+    linear_weight: Tensor  # shape (V, H)
+    linear_bias: Tensor | None  # shape (V,)
+    target: Tensor  # class indices, ``IGNORED`` or ``ELSEWHERE``, shape (N,), or probabilities, shape (N, V)
+    class_weight: Tensor | None  # shape (V,)
+    options: LogitOptions  # what shapes the logits and their chunks
+    request: Request = Request()  # what is asked for
 
     @property
     def is_plain(self) -> bool:
@@ -155,31 +130,10 @@ def check_indices(target: Tensor, outside: Tensor) -> None:
 
 
 class PlainLoss(NamedTuple):
-    """A scalar loss that is the cross entropies of the rows times one number.
+    """A scalar loss that is the cross entropies of the rows, or their mean; class indices are the caller's."""
 
-    Attributes:
-        is_mean: divide by the number of rows that are not ignored.
-        ignore_index: the target of ignored rows.
-        zero_if_all_ignored: the mean is 0 then, not nan.
-    """
-
-    is_mean: bool
+    reduction: str
     ignore_index: int
-    zero_if_all_ignored: bool
-
-    def coefficients(self, problem: Problem) -> tuple[Problem, Coefficients]:
-        """Return the problem with ``IGNORED`` as the target of ignored rows, and the coefficients."""
-        target, classes = problem.target, problem.linear_weight.shape[0]
-        ignored = target == self.ignore_index
-        outside = ~ignored & ((target < 0) | (target >= classes))
-        check_indices(target, outside)
-        # A device does not stop for a wrong index, so the loss shows it.
-        number = (~ignored).sum(dtype=accumulation_dtype(problem.input.dtype)).masked_fill(outside.any(), math.nan)
-        if self.zero_if_all_ignored:
-            number = number.clamp(min=1)
-        factor = number.reciprocal() if self.is_mean else number.clamp(1, 1)
-        target = target.masked_fill(outside, 0).masked_fill(ignored, IGNORED)
-        return problem._replace(target=target), Coefficients(factor, factor)
 
 
 class KeptRows:
@@ -217,8 +171,6 @@ class KeptRows:
             return None
         if self._ignored is not None:
             return values.masked_fill(self._ignored, 0)
-        if values.dim() == 0:
-            return values.expand(self.problem.input.shape[0])
         return values if self._kept is None else values[self._kept]
 
     def at_all_rows(self, values: Tensor | None, elsewhere: int = 0) -> Tensor | None:
@@ -233,10 +185,7 @@ class KeptRows:
 
 
 def combine(
-    found: Statistics,
-    target_probability_sums: Tensor,
-    starts: Sequence[int],
-    class_weight_sums: Sequence[Tensor | int],
+    found: Statistics, target_probability_sums: Tensor, parts: Sequence[slice], class_weight: Tensor | None
 ) -> Statistics:
     """Compute the statistics of all classes from those of parts of the vocabulary, in differentiable torch calls.
 
@@ -244,11 +193,8 @@ def combine(
     ``exp(l_r + m_r - m - l)`` of the probabilities. Sums over ``z - m_r`` become sums over ``z - m`` by adding ``m_r -
     m`` times the sum of the factors.
 
-    Args:
-        found: the statistics of the parts, shape (parts, N) each.
-        target_probability_sums: the sum of each row's target distribution in each part, shape (parts, N).
-        starts: the first class of each part.
-        class_weight_sums: the sum of the class weights of each part.
+    The results of the parts have shape (parts, N) each; ``target_probability_sums`` are those of each row's target
+    distribution, ``parts`` the classes of each part, and ``class_weight`` is that of all classes.
     """
     maxima = found.logits_max.detach()
     logits_max = maxima.amax(0)
@@ -259,14 +205,15 @@ def combine(
     predicted = (found.predicted + shifts).sum(0)
     weighted = entropy = tokens = None
     if found.weighted is not None:
-        sums = [factor * row for factor, row in zip(class_weight_sums, shift.unbind(), strict=True)]
+        factors = [part.stop - part.start if class_weight is None else class_weight[part].sum() for part in parts]
+        sums = [factor * row for factor, row in zip(factors, shift.unbind(), strict=True)]
         weighted = (found.weighted + torch.stack(sums)).sum(0)
     if found.entropy is not None:
         log_shares = found.log_sum_exp + shift - log_sum_exp
         shares = log_shares.exp()
         entropy = (shares * (found.entropy - log_shares.masked_fill(shares == 0, 0))).sum(0)
     if found.predicted_tokens is not None:
-        classes = [row + start for row, start in zip(found.predicted_tokens.unbind(), starts, strict=True)]
+        classes = [row + part.start for row, part in zip(found.predicted_tokens.unbind(), parts, strict=True)]
         largest = maxima.argmax(0, keepdim=True)  # the first of equals
         tokens = torch.stack(classes).gather(0, largest).squeeze(0)
     return Statistics(logits_max, log_sum_exp, predicted, weighted, entropy, tokens)

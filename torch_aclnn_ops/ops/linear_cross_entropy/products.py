@@ -44,14 +44,7 @@ def describe_backend(weight: Tensor, rows: int) -> str:
 
 
 class Head:
-    """The weight and bias of a linear layer, as the factors of products with chunks of rows.
-
-    Args:
-        weight: shape (V, H).
-        bias: shape (V,), or ``None``.
-        scale: factor of the logits.
-        plan: tells the classes whose weights are widened at a time.
-    """
+    """The weight and bias of a linear layer, as the factors of products with chunks of rows; logits are scaled."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, scale: float, plan: Plan) -> None:
         self.weight = weight
@@ -115,14 +108,7 @@ class Head:
 
 
 class Gradients:
-    """The gradients of input, weight and bias, of which each chunk of rows makes a part.
-
-    Args:
-        input: shape (N, H).
-        head: the weight and bias.
-        plan: of the chunks.
-        needed: whether the gradients of input, weight and bias are needed.
-    """
+    """The gradients of input, weight and bias, those that are needed, of which each chunk of rows makes a part."""
 
     def __init__(self, input: Tensor, head: Head, plan: Plan, needed: tuple[bool, bool, bool]) -> None:
         needs_input, needs_weight, needs_bias = needed
@@ -139,7 +125,7 @@ class Gradients:
             # Sums over chunks are rounded to 16 bits once, at the end. The gradient of float16 stays wide until it is
             # multiplied by the gradient of the loss, for instance a gradient scaler's factor, which keeps it from
             # underflow.
-            is_sum = self._kept is None and (not plan.is_one_chunk or head.weight.dtype == torch.float16)
+            is_sum = self._kept is None and (plan.rows > plan.rows_per_chunk or head.weight.dtype == torch.float16)
             self._weight = head.weight.new_empty(head.weight.shape, dtype=head.dtype if is_sum else head.weight.dtype)
 
     def scratch(self, number: int) -> Tensor | None:

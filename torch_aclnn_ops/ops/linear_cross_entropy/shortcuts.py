@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from torch_aclnn_ops import _cpu_extension
-from torch_aclnn_ops._torch_compat import log_softmax_backward
+from torch_aclnn_ops._torch_compat import get_enum, log_softmax_backward
 from torch_aclnn_ops.ops.linear_cross_entropy.grad import fused_linear_cross_entropy_loss_grad
 from torch_aclnn_ops.ops.linear_cross_entropy.loss import fused_cross_entropy_loss_with_max_sum
 from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import fused_linear_online_max_sum
@@ -12,7 +12,6 @@ from torch_aclnn_ops.ops.linear_cross_entropy.problem import IGNORED, PlainLoss,
 import torch
 from torch import Tensor
 
-_MEAN, _SUM = 1, 2  # torch's numbers of these reductions
 _nll_loss_forward = torch.ops.aten.nll_loss_forward.default
 _nll_loss_backward = torch.ops.aten.nll_loss_backward.default
 
@@ -20,46 +19,45 @@ _nll_loss_backward = torch.ops.aten.nll_loss_backward.default
 MadeGradients = tuple[Tensor | None, ...] | Callable[[Tensor], tuple[Tensor | None, ...]]
 
 
-def small_loss(problem: Problem, plain: PlainLoss) -> tuple[Tensor, MadeGradients] | None:
-    """Compute a loss and its gradients in few calls; the logits, and two tensors of their size, may be held.
-
-    The result is ``None`` where products need another
-    dtype than the head's, and for what is not just the logits' loss.
-    """
-    input, weight, target = problem.input, problem.linear_weight, problem.target
+def serves_small_loss(problem: Problem) -> bool:
+    """Return whether a plain loss may be computed in few calls, which hold its logits and two tensors of their size."""
+    weight = problem.linear_weight
     if weight.dtype != torch.float32 or problem.options.temperature != 1 or not problem.is_plain:
-        return None
-    if plain.zero_if_all_ignored:
-        return None
-    if not weight.is_cpu:
-        return _small_loss_on_device(problem, plain)
+        return False
     has_memory = type(weight) in (Tensor, torch.nn.Parameter)  # fake tensors have none
-    if not has_memory or _cpu_extension.why_unavailable() is not None:
-        return None
-    kernel, needed = torch.ops.torch_aclnn_ops.linear_cross_entropy_loss, problem.request.gradients
-    loss, *made = kernel(input, weight, target, plain.ignore_index, plain.is_mean, *needed[:2])
-    return (loss, (*made, None)) if loss.dim() == 0 else None
+    if weight.is_cpu and not (has_memory and _cpu_extension.why_unavailable() is None):
+        return False
+    return problem.plan_rows().has_room
 
 
-def _small_loss_on_device(problem: Problem, plain: PlainLoss) -> tuple[Tensor, MadeGradients]:
-    """Compute a loss by the kernels of ``torch.nn.functional.cross_entropy``, as each call is a launch."""
-    input, weight, target, ignore_index = problem.input, problem.linear_weight, problem.target, plain.ignore_index
-    ignored, clamped = target == ignore_index, target.clamp(0, weight.shape[0] - 1)
-    # A device does not stop for a wrong index, so its row is divided by 0, which makes the loss nan.
-    input = torch.where(ignored.unsqueeze(1), 0.0, input / (clamped == target).unsqueeze(1))
-    target = torch.where(ignored, target, clamped)
-    log_probabilities = torch.mm(input, weight.t()).log_softmax(1)
-    reduction = _MEAN if plain.is_mean else _SUM
-    loss, number = _nll_loss_forward(log_probabilities, target, None, reduction, ignore_index)
+def small_loss(problem: Problem, loss: PlainLoss) -> tuple[Tensor | None, MadeGradients]:
+    """Compute a loss, or ``None`` where a target is no class on a CPU, and its gradients."""
+    input, weight, (needs_input, needs_weight, _) = problem.input, problem.linear_weight, problem.request.gradients
+    if weight.is_cpu:
+        kernel, is_mean = torch.ops.torch_aclnn_ops.linear_cross_entropy_loss, loss.reduction == "mean"
+        value, *made = kernel(input, weight, problem.target, loss.ignore_index, is_mean, needs_input, needs_weight)
+        return value if value.dim() == 0 else None, (*made, None)
+    value, number, log_probabilities, input, target = small_loss_formula(problem, loss)
 
     def differentiate(grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-        gradient = _nll_loss_backward(grad_loss, log_probabilities, target, None, reduction, ignore_index, number)
+        options = get_enum(loss.reduction), loss.ignore_index, number
+        gradient = _nll_loss_backward(grad_loss, log_probabilities, target, None, *options)
         gradient = log_softmax_backward(gradient, log_probabilities, 1, torch.float32)
-        needs_input, needs_weight, _ = problem.request.gradients
         input_grad = torch.mm(gradient, weight) if needs_input else None
         return input_grad, torch.mm(gradient.t(), input) if needs_weight else None, None
 
-    return loss, differentiate
+    return value, differentiate
+
+
+def small_loss_formula(problem: Problem, loss: PlainLoss) -> tuple[Tensor, ...]:
+    """Compute a loss, and what its gradients need, in differentiable torch calls; each is a launch on a device."""
+    weight, ignored = problem.linear_weight, problem.target == loss.ignore_index
+    target = torch.where(ignored, problem.target, problem.target.clamp(0, weight.shape[0] - 1))
+    # A device does not stop for a wrong index, so its row is divided by 0, which makes the loss nan.
+    input = torch.where(ignored.unsqueeze(1), 0.0, problem.input) / (target == problem.target).unsqueeze(1)
+    log_probabilities = torch.mm(input, weight.t()).log_softmax(1)
+    options = get_enum(loss.reduction), loss.ignore_index
+    return *_nll_loss_forward(log_probabilities, target, None, *options), log_probabilities, input, target
 
 
 def why_not_fused(problem: Problem) -> str | None:
@@ -96,10 +94,7 @@ def fused_statistics(problem: Problem) -> Statistics:
         logits_max, sum_exp_logits, torch.zeros_like(predicted), None
     )
     # So that an ignored row adds nothing even if it is not finite.
-    ignored = target == IGNORED
-    return Statistics(
-        logits_max.masked_fill(ignored, 0), log_sum_exp.masked_fill(ignored, 0), predicted.masked_fill(ignored, 0)
-    )
+    return Statistics(logits_max, log_sum_exp, predicted).without(target == IGNORED)
 
 
 def fused_gradients(problem: Problem, grad_statistics: Statistics, log_sum_exp: Tensor) -> tuple[Tensor, Tensor]:
