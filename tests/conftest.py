@@ -24,7 +24,7 @@ collect_ignore = [
     "npu_coverage.py",
 ]
 
-hypothesis.settings.register_profile("tests", deadline=None, max_examples=150, derandomize=True)
+hypothesis.settings.register_profile("tests", deadline=None, max_examples=100, derandomize=True)
 hypothesis.settings.load_profile("tests")
 
 

@@ -134,14 +134,14 @@ def test_a_swap_is_a_decorator_too():
 def test_nothing_is_lost_whichever_operators_fail(name, monkeypatch):
     monkeypatch.setattr(interrupts, "CONFIGURATIONS", {name: interrupts.CONFIGURATIONS[name]})
     report = Report()
-    Campaign("cpu", report).fail_operators((1, 1000), every=29)
+    Campaign("cpu", report).fail_operators((1, 1000), every=61)
     assert not report.losses, report
-    assert sum(report.disturbed.values()) > 4
+    assert sum(report.disturbed.values()) > 2
 
 
 def test_nothing_is_lost_whenever_a_signal_comes():
     report = Report()
     with interrupts.timer_raises():
-        Campaign("cpu", report).interrupt(88)
+        Campaign("cpu", report).interrupt(40)
     assert not report.losses, report
-    assert sum(report.disturbed.values()) > 30
+    assert sum(report.disturbed.values()) > 10

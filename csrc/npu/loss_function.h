@@ -3,6 +3,7 @@
 // It computes what torch_aclnn_ops/functional/_loss.py does, without forward-mode AD.
 #pragma once
 
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <optional>
@@ -21,6 +22,8 @@ struct LossFunction : torch::autograd::Function<LossFunction<Loss>> {
     static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& input,
                               const at::Tensor& target, const std::optional<at::Tensor>& weight, int64_t reduction) {
         const at::AutoDispatchBelowAutograd below;
+        // The caller has done what autocast does, which refuses some losses.
+        const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
         context->save_for_backward({input, target, weight.value_or(at::Tensor())});
         context->saved_data["reduction"] = reduction;
         return Loss::forward(input, target, weight, reduction);

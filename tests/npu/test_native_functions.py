@@ -51,6 +51,22 @@ def test_a_loss_can_be_differentiated_twice(function):
         torch.testing.assert_close(result.cpu(), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("function", ["mse_loss", "binary_cross_entropy"])
+def test_autocast_runs_a_loss_in_float32(function):
+    values = torch.tensor([0.1, 0.5, 0.75, 0.9]), torch.tensor([0.25, 1.0, 0.0, 0.5])
+    input, target = (value.to("npu", torch.bfloat16) for value in values)
+    input.requires_grad_()
+    with torch.autocast("npu", dtype=torch.bfloat16):
+        loss = _losses(function, "mean", input, target.float())(ours)
+        loss.backward()
+    assert loss.dtype == torch.float32
+    wide = input.detach().cpu().float().requires_grad_()
+    expected = _losses(function, "mean", wide, target.cpu().float())(torch.nn.functional)
+    expected.backward()
+    torch.testing.assert_close(loss.detach().cpu(), expected.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(input.grad.cpu(), wide.grad.bfloat16())
+
+
 def test_an_eager_embedding_takes_the_function_of_the_extension():
     weight = torch.rand(5, 3).npu().requires_grad_()
     rows = ours.embedding(torch.tensor([0, 4, 4]).npu(), weight)
