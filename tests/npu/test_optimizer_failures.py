@@ -75,6 +75,7 @@ def test_nothing_is_lost_whenever_a_signal_comes():
     assert not report.losses, report
 
 
+@pytest.mark.skipif(interrupts.QUEUE == "2", reason="there torch_npu queues the first phase, and the queue ends")
 def test_nothing_is_lost_whichever_function_fails():
     report = Report()
     Campaign("npu", report).fail_cann(interrupts.functions_of_a_step(), every=41)
