@@ -339,3 +339,34 @@ def test_it_compiles_without_a_graph_break():
     assert torch.equal(doubled, expected["var"] * 2)
     for name in STATE:
         assert torch.equal(tensors[name], expected[name])
+
+
+# What shares memory with what is written to, made of the tensors of a call on any device.
+SHARED = {
+    "the same tensor twice": (lambda t: {"m": t["var"]}, "var and m must not share memory, because var is written to"),
+    "overlapping views": (
+        lambda t: {"m": t["buffer"][:35].view(7, 5), "v": t["buffer"][5:40].view(7, 5)},
+        "m and v must not share memory, because m is written to",
+    ),
+    "the gradient": (lambda t: {"s": t["grad"]}, "s and grad must not share memory, because s is written to"),
+    "an expanded tensor": (
+        lambda t: {"m": t["buffer"][:5].expand(7, 5)},
+        r"m must have a place in memory for each element, because it is written to, but it has shape \[7, 5\] and"
+        r" strides \[0, 1\]",
+    ),
+}
+
+
+def refuse_shared_memory(change, sentence, device):
+    """See that a call is refused before anything is written."""
+    tensors = {name: tensor.to(device) for name, tensor in make_tensors(torch.float32).items()}
+    tensors.update(change({**tensors, "buffer": torch.ones(40, device=device)}))
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    with pytest.raises(RuntimeError, match=f"apply_fused_ema_adam_: {sentence}"):
+        ops.apply_fused_ema_adam_(**tensors, step=torch.tensor([7], device=device), **OPTIONS)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in tensors.items())
+
+
+@pytest.mark.parametrize("change, sentence", SHARED.values(), ids=SHARED)
+def test_shared_memory_is_refused_before_anything_is_written(change, sentence):
+    refuse_shared_memory(change, sentence, "cpu")

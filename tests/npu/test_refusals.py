@@ -173,3 +173,8 @@ def test_dtypes_that_no_operator_takes_are_refused(dtype):
         (TypeError, RuntimeError), match="mse_loss_backward: self must have a floating-point dtype|CANN has no"
     ):
         ops.mse_loss_backward.overload(*tensors, 0)
+
+
+@pytest.mark.parametrize("change, sentence", test_ema_adam.SHARED.values(), ids=test_ema_adam.SHARED)
+def test_adam_refuses_shared_memory_before_anything_is_written(change, sentence):
+    test_ema_adam.refuse_shared_memory(change, sentence, "npu")
