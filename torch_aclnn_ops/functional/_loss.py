@@ -87,7 +87,7 @@ def loss_function(
 
 def _check_alike(name: str, tensors: Sequence[str], args: Sequence[Any]) -> None:
     input = args[0]
-    if len(tensors) == 2 and input.dtype is args[1].dtype and input.shape == args[1].shape:
+    if (len(tensors) == 2 or args[2] is None) and input.dtype is args[1].dtype and input.shape == args[1].shape:
         return
     for argument, tensor in zip(tensors, args, strict=False):
         if tensor is not None and (tensor.shape != input.shape or tensor.dtype != input.dtype):

@@ -1,6 +1,11 @@
 """The binary cross entropy, with ``binary_cross_entropy_backward`` as its backward kernel."""
 
-from torch_aclnn_ops._torch_compat import get_enum, legacy_get_string, native_binary_cross_entropy
+from torch_aclnn_ops._torch_compat import (
+    get_enum,
+    is_any_autocast_enabled,
+    legacy_get_string,
+    native_binary_cross_entropy,
+)
 from torch_aclnn_ops.functional._drop_in import float32_autocast_dtype, refuse_tangent
 from torch_aclnn_ops.functional._loss import are_supported, has_kernel, has_native_gradient, loss_function
 from torch_aclnn_ops.functional._loss import reduce as reduce_losses
@@ -101,7 +106,7 @@ def binary_cross_entropy(
     """
     if not _is_supported(input, target, weight):
         return torch.nn.functional.binary_cross_entropy(input, target, weight, size_average, reduce, reduction)
-    dtype = float32_autocast_dtype(input)
+    dtype = float32_autocast_dtype(input) if is_any_autocast_enabled() else input.dtype
     if weight is not None:
         refuse_tangent("binary_cross_entropy", weight)
         weight = weight.to(dtype).expand(input.shape)
@@ -117,6 +122,8 @@ def _is_supported(input: Tensor, target: Tensor, weight: Tensor | None) -> bool:
     """Return whether torch would accept the arguments; it makes the errors for those that it would not."""
     if not are_supported("binary_cross_entropy", input, target, weight) or target.shape != input.shape:
         return False
+    if weight is None and target.dtype is input.dtype:
+        return True
     dtype = float32_autocast_dtype(input)
     if target.dtype is not input.dtype and float32_autocast_dtype(target) is not dtype:
         return False
