@@ -89,7 +89,7 @@ def _check_alike(name: str, tensors: Sequence[str], args: Sequence[Any]) -> None
     input = args[0]
     if (len(tensors) == 2 or args[2] is None) and input.dtype is args[1].dtype and input.shape == args[1].shape:
         return
-    for argument, tensor in zip(tensors, args, strict=False):
+    for argument, tensor in zip(tensors, args[: len(tensors)], strict=True):  # of one length, for Dynamo of 2.9
         if tensor is not None and (tensor.shape != input.shape or tensor.dtype != input.dtype):
             raise ValueError(
                 f"{name}: {argument} must have input's shape and dtype, {list(input.shape)} and {input.dtype},"
