@@ -4,10 +4,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from torch_aclnn_ops._torch_compat import is_legacy_batchedtensor
+from torch_aclnn_ops._torch_compat import (
+    apply_of,
+    is_functorch_wrapped_tensor,
+    is_legacy_batchedtensor,
+)
 from torch_aclnn_ops.functional.linear_cross_entropy.formula import RowFunction, statistics_of_rows
 from torch_aclnn_ops.ops._checks import values_are_readable
-from torch_aclnn_ops.ops._derivatives import in_functorch_transform, is_batched, is_differentiated, vjp
+from torch_aclnn_ops.ops._derivatives import has_tangent, in_functorch_transform, is_batched, is_differentiated, vjp
 from torch_aclnn_ops.ops._differentiable import EagerOrCompiled
 from torch_aclnn_ops.ops._paths import log_path
 from torch_aclnn_ops.ops._raw_function import scatter
@@ -25,7 +29,6 @@ from torch_aclnn_ops.ops.linear_cross_entropy.shortcuts import small_loss_formul
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 # input, linear_weight, linear_bias, target, class_weight
 _BY_ROW = (True, False, False, True, False)
@@ -204,12 +207,12 @@ def makes_gradients_in_forward(problem: Problem, token_weight: Tensor | None) ->
     """
     if True not in problem.request.gradients or in_functorch_transform():
         return False
-    is_compiling = torch.compiler.is_compiling()
-    for tensor in (*problem[:5], token_weight):
-        if tensor is None:
-            continue
-        if not is_compiling and (is_legacy_batchedtensor(tensor) or forward_ad.unpack_dual(tensor).tangent is not None):
-            return False
+    if not torch.compiler.is_compiling():
+        for tensor in (*problem[:5], token_weight):
+            if tensor is None:
+                continue
+            if is_functorch_wrapped_tensor(tensor) or is_legacy_batchedtensor(tensor) or has_tangent(tensor):
+                return False
     for tensor in (problem.target, problem.class_weight, token_weight):
         if tensor is not None and tensor.requires_grad:
             return False
@@ -225,8 +228,7 @@ def loss(problem: Problem, coefficients: Coefficients | PlainLoss) -> tuple[Tens
     """
     if isinstance(coefficients, Coefficients) and torch.compiler.is_compiling():
         return kernels.compiled_loss(problem, coefficients)
-    apply: Any = _LossFunction.apply
-    value, tokens = apply(*problem[:3], problem, coefficients)
+    value, tokens = _apply_loss(*problem[:3], problem, coefficients)
     return value, tokens
 
 
@@ -266,6 +268,9 @@ class _LossFunction(torch.autograd.Function):
         if ctx.dtype != torch.float32:
             made = [None if gradient is None else gradient.to(ctx.dtype) for gradient in made]
         return *made, None, None
+
+
+_apply_loss = apply_of(_LossFunction)
 
 
 def _recomputed(

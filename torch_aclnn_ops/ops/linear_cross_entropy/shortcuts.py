@@ -54,8 +54,8 @@ def small_loss_formula(problem: Problem, loss: PlainLoss) -> tuple[Tensor, ...]:
     weight, ignored = problem.linear_weight, problem.target == loss.ignore_index
     target = torch.where(ignored, problem.target, problem.target.clamp(0, weight.shape[0] - 1))
     # A device does not stop for a wrong index, so its row is divided by 0, which makes the loss nan.
-    input = torch.where(ignored.unsqueeze(1), 0.0, problem.input) / (target == problem.target).unsqueeze(1)
-    log_probabilities = torch.mm(input, weight.t()).log_softmax(1)
+    input = (problem.input / (target == problem.target).unsqueeze(1)).masked_fill_(ignored.unsqueeze(1), 0)
+    log_probabilities = torch.nn.functional.linear(input, weight).log_softmax(1)
     options = get_enum(loss.reduction), loss.ignore_index
     return *_nll_loss_forward(log_probabilities, target, None, *options), log_probabilities, input, target
 
