@@ -21,7 +21,7 @@ else
 ON_NPU = $(RUN)
 endif
 
-.PHONY: setup demo test test-all matrix aarch64 lint bench coverage clean
+.PHONY: setup demo test test-all matrix aarch64 lint bench soak audit coverage clean
 
 setup: $(INSTALLED) $(BUILT)
 
@@ -65,6 +65,19 @@ bench: setup
 	$(RUN) -m benchmarks.linear_cross_entropy --quick
 	$(ON_NPU) -m benchmarks.dispatch
 
+# 20,000 steps on the CPU and on the NPU: does anything grow?
+soak: setup
+	$(RUN) -m benchmarks.soak
+	$(ON_NPU) -m benchmarks.soak --device npu
+
+# Known vulnerabilities of what is installed and pinned, by a tool in an environment of its own.
+audit: $(INSTALLED) .audit/bin/pip-audit
+	$(RUN) .ci/audit.py .audit/bin/pip-audit
+
+.audit/bin/pip-audit:
+	$(PYTHON) -m venv .audit
+	.audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1
+
 # Which lines of csrc/npu and csrc/host_npu the tests execute.
 coverage: setup
 	$(RUN) tests/npu_coverage.py
@@ -74,5 +87,5 @@ aarch64: $(INSTALLED)
 	$(RUN) -m tests.aarch64
 
 clean:
-	rm -rf $(VENV) .aarch64 build dist runs *.egg-info torch_aclnn_ops/_host_npu torch_aclnn_ops/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .aarch64 .audit build dist runs *.egg-info torch_aclnn_ops/_host_npu torch_aclnn_ops/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -62,12 +62,13 @@ def peak_memory(call: Call) -> int:
     ctypes.CDLL(None).malloc_trim(0)  # else the call could reuse what earlier ones have freed, and need nothing
     with open("/proc/self/clear_refs", "w") as reset:
         reset.write("5")
-    before = _status("VmRSS")
+    before = status_bytes("VmRSS")
     call()
-    return _status("VmHWM") - before
+    return status_bytes("VmHWM") - before
 
 
-def _status(field: str) -> int:
+def status_bytes(field: str) -> int:
+    """Return a field of the process's status that is a size, such as ``VmRSS``, in bytes (Linux)."""
     with open("/proc/self/status") as status:
         line = next(line for line in status if line.startswith(f"{field}:"))
     return int(line.split()[1]) * 1024

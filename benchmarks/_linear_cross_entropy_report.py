@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
+from torch_aclnn_ops._files import replacing
+
 from benchmarks._harness import format_table
 from benchmarks._linear_cross_entropy_cases import LABELS, LIMIT, OURS
 
@@ -61,8 +63,9 @@ def write(path: Path, heading: str, rows: Sequence[Row]) -> None:
         rows: measurements, those of a table one after the other.
     """
     tables = [f"### {describe(group[0])}\n\n{table(group)}\n" for group in _groups(rows)]
-    path.with_suffix(".md").write_text("\n".join([heading, *tables]))
-    with open(path.with_suffix(".csv"), "w", newline="") as file:
+    with replacing(path.with_suffix(".md"), "t") as file:
+        file.write("\n".join([heading, *tables]))
+    with replacing(path.with_suffix(".csv"), "t", newline="") as file:
         writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
         writer.writeheader()
         writer.writerows(rows)
@@ -100,7 +103,8 @@ def plot(path: Path, rows: Sequence[Row]) -> None:
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
         _label_points(axes, group)
-    figure.savefig(path, dpi=110)
+    with replacing(path) as file:
+        figure.savefig(file, dpi=110)
 
 
 def _label_points(axes: object, group: Sequence[Row]) -> None:

@@ -1,20 +1,30 @@
-"""Saving files so that a reader never meets half of one."""
+"""Writing files so that a reader never meets half of one."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 import torch
 
 
-def save_atomically(contents: object, path: Path) -> None:
-    """Write ``contents`` with ``torch.save`` so that ``path`` holds either its old contents or all of the new."""
+@contextmanager
+def replacing(path: Path, mode: str = "wb", **options: Any) -> Iterator[IO[Any]]:
+    """Open a file that takes the place of ``path`` when it is written; after an exception ``path`` stays as it was."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
     try:
-        with unfinished.open("wb") as file:
-            torch.save(contents, file)
+        with unfinished.open(mode, **options) as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def save_atomically(contents: object, path: Path) -> None:
+    """Write ``contents`` with ``torch.save`` so that ``path`` holds either its old contents or all of the new."""
+    with replacing(path) as file:
+        torch.save(contents, file)

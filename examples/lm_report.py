@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
+from atomic_save import replacing
 from lm_reference import Comparison
 from matplotlib.figure import Figure
 from text_data import VOCABULARY_SIZE
@@ -41,7 +42,7 @@ def mean_of_last(losses: list[float]) -> float:
 
 def write_table(result: Result, path: Path) -> None:
     """Write one row per step, with every digit of the losses."""
-    with path.open("w", newline="") as file:
+    with replacing(path, "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["step", "training", "validation", "validation_ema", "training_reference"])
         for index, loss in enumerate(result.losses):
@@ -70,7 +71,8 @@ def write_plot(result: Result, path: Path) -> None:
     axes.axhline(unigram, color="tab:red", linestyle="--", label=f"unigram entropy = {unigram:.3f}")
     axes.legend()
     axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
+    with replacing(path) as file:
+        figure.savefig(file, dpi=120)
 
 
 def running_mean(losses: list[float]) -> list[float]:

@@ -18,6 +18,7 @@ from typing import Any
 import torch_aclnn_ops  # (before torch: where torch_npu lacks CANN, torch is not importable otherwise)
 
 import torch
+from atomic_save import replacing
 from devices import DEVICES, DeviceUnavailableError
 from lm_reference import Comparison, ControlTrainer, ReferenceTrainer
 from lm_report import Result, launch_summary, summary, write_plot, write_table
@@ -77,7 +78,8 @@ def train(settings: Settings, options: RunOptions) -> Result | None:
     )
     write_table(result, options.output / "loss.csv")
     write_plot(result, options.output / "loss.png")
-    (options.output / "sample.txt").write_text(result.sample, encoding="utf-8")
+    with replacing(options.output / "sample.txt", "w", encoding="utf-8") as file:
+        file.write(result.sample)
     return result
 
 

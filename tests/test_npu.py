@@ -11,7 +11,6 @@ from pathlib import Path
 from torch_aclnn_ops import _extension, _torch_npu
 
 import pytest
-import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "torch_aclnn_ops"
@@ -113,65 +112,6 @@ def test_a_failure_in_the_queue_is_raised_at_the_next_synchronisation(tmp_path):
     )
     assert "raised" in result.stdout, result.stdout + result.stderr
     assert "asked for by a test" in result.stdout + result.stderr
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
-def test_custom_vendor_and_split_libraries_are_searched_in_order(tmp_path):
-    # A copy of the simulated operators stands for each of the places where CANN's may be.
-    libraries = PACKAGE / "_host_npu"
-    places = {
-        "custom": tmp_path / "custom" / "op_api" / "lib" / "libcust_opapi.so",
-        "vendor": tmp_path / "opp" / "vendors" / "one" / "op_api" / "lib" / "libcust_opapi.so",
-        "split": tmp_path / "cann" / "lib64" / "libopapi_nn.so",
-    }
-    for place in places.values():
-        place.parent.mkdir(parents=True)
-        shutil.copy(libraries / "libopapi.so", place)
-    (tmp_path / "opp" / "vendors" / "config.ini").write_text("[section]\nload_priority = none, one\n")
-    program = _compile_the_search(tmp_path)
-    settings = {
-        "ASCEND_CUSTOM_OPP_PATH": f"{tmp_path / 'nowhere'}:{tmp_path / 'custom'}",
-        "ASCEND_OPP_PATH": str(tmp_path / "opp"),
-        "ASCEND_HOME_PATH": str(tmp_path / "cann"),
-    }
-    found = []
-    for _ in range(len(settings) + 1):
-        environment = {**os.environ, "LD_LIBRARY_PATH": str(libraries), **settings}
-        result = subprocess.run([program], env=environment, capture_output=True, text=True)
-        assert result.returncode == 0, result.stderr
-        found.append(result.stdout.strip())
-        settings.pop(next(iter(settings), ""), None)
-    assert found == [*map(str, places.values()), str(libraries / "libopapi.so")]
-
-
-def _compile_the_search(tmp_path):
-    """Link the search with a program, and without torch_npu, whose own search would come first."""
-    source = tmp_path / "search.cpp"
-    source.write_text(
-        """
-        #include <dlfcn.h>
-        #include <iostream>
-        #include "symbols.h"
-
-        int main() {
-            using namespace torch_aclnn_ops;
-            Dl_info info;
-            if (find_symbol("aclnnNothing") != nullptr || dladdr(find_symbol("aclnnMseLossBackward"), &info) == 0) {
-                return 1;
-            }
-            std::cout << info.dli_fname << std::endl;
-        }
-        """
-    )
-    torch_folder = Path(torch.__file__).parent
-    npu_include = _torch_npu.library().parents[1] / "include"
-    includes = [ROOT / "csrc" / "npu", torch_folder / "include", npu_include, npu_include / "third_party/acl/inc"]
-    libraries = torch_folder / "lib"
-    program = tmp_path / "search"
-    command = ["g++", "-std=c++20", str(source), str(ROOT / "csrc" / "npu" / "symbols.cpp")]
-    command += [*(f"-I{folder}" for folder in includes), f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lc10", "-ldl"]
-    subprocess.run([*command, "-o", str(program)], check=True)
-    return program
 
 
 def test_cann_without_an_operator_says_what_is_missing_and_what_works(tmp_path):

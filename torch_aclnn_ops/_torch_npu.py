@@ -9,9 +9,9 @@ import contextlib
 import ctypes
 import importlib
 import importlib.machinery
-import importlib.util
 import mmap
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -46,7 +46,7 @@ def is_installed() -> bool:
     if "torch_npu" in sys.modules:
         # None is written there by this module, and by others who want torch_npu not to be found.
         return _is_hidden or sys.modules["torch_npu"] is not None
-    return importlib.util.find_spec("torch_npu") is not None
+    return _find("torch_npu") is not None
 
 
 def is_imported() -> bool:
@@ -56,13 +56,7 @@ def is_imported() -> bool:
 
 def finds_cann() -> bool:
     """Return whether the process would find CANN's libraries, without loading them."""
-    folders = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
-    if any(folder and (Path(folder) / _CANN_LIBRARIES[0]).exists() for folder in folders):
-        return True
-    try:
-        return f"{_CANN_LIBRARIES[0]}\0".encode() in _LOADER_CACHE.read_bytes()
-    except OSError:
-        return False
+    return _find_library(_CANN_LIBRARIES[0]) is not None
 
 
 def conflict() -> str | None:
@@ -86,8 +80,40 @@ def library() -> Path:
 
 
 def _library(package: str, name: str) -> Path:
-    spec = importlib.machinery.PathFinder.find_spec(package)  # finds what is hidden, too
-    return Path("" if spec is None or spec.origin is None else spec.origin).parent / "lib" / name
+    return Path(_find(package) or "").parent / "lib" / name
+
+
+def _find(package: str) -> str | None:
+    """Return the file that an installed package is imported from, also of one that is hidden."""
+    installed = [entry for entry in sys.path if not _is_only_at_hand(entry)]
+    spec = importlib.machinery.PathFinder.find_spec(package, installed)
+    return None if spec is None else spec.origin  # a folder without a source has none
+
+
+def _is_only_at_hand(entry: str) -> bool:
+    """Return whether an entry of ``sys.path`` is the working directory, and not where packages are installed.
+
+    ``python -m`` and ``python -c`` put it first. This package is installed where others are.
+    """
+    here = os.stat(os.curdir)
+    try:
+        is_here = os.path.samestat(os.stat(entry or os.curdir), here)
+    except OSError:
+        return False
+    return is_here and not os.path.samestat(os.stat(Path(__file__).parents[1]), here)
+
+
+@contextlib.contextmanager
+def _installed_packages_only() -> Iterator[None]:
+    """Keep imports from taking a package from the working directory, such as a checkout of torch_npu."""
+    removed = [(index, entry) for index, entry in enumerate(sys.path) if _is_only_at_hand(entry)]
+    for _, entry in removed:
+        sys.path.remove(entry)
+    try:
+        yield
+    finally:
+        for index, entry in removed:
+            sys.path.insert(index, entry)
 
 
 def registers_settings(path: Path) -> bool:
@@ -109,7 +135,7 @@ def import_torch_npu() -> str | None:
     _reason = _why_not_loadable()
     if _reason is None:
         _show()
-        with _autoload("0"):
+        with _autoload("0"), _installed_packages_only():
             importlib.import_module("torch_npu")
         for function in _called_after_import:
             function()
@@ -139,10 +165,38 @@ def _why_not_loadable() -> str | None:
         return "torch_npu is not installed"
     for library in _CANN_LIBRARIES:
         try:
-            ctypes.CDLL(library)
+            _load(library)
         except OSError as error:
             return f"torch_npu is installed, but CANN is not: {error}"
     return None
+
+
+def _load(library: str) -> None:
+    """Load a library of CANN where it is not loaded yet, as those of the host NPU are."""
+    try:
+        ctypes.CDLL(library, os.RTLD_NOLOAD)
+    except OSError:
+        path = _find_library(library)
+        if path is None:
+            raise OSError(f"{library}: cannot open shared object file: No such file or directory") from None
+        ctypes.CDLL(path)
+
+
+def _find_library(name: str) -> str | None:
+    """Return where the loader finds a library, but for the working directory.
+
+    The loader searches it for every empty entry of LD_LIBRARY_PATH, such as the one that ``$LD_LIBRARY_PATH:/opt/lib``
+    has where the variable was not set before.
+    """
+    for folder in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep):
+        path = os.path.join(folder, name)
+        if os.path.isabs(folder) and os.path.exists(path):
+            return path
+    try:
+        found = re.search(rb"(/[^\0]*/" + re.escape(name.encode()) + rb")\0", _LOADER_CACHE.read_bytes())
+    except OSError:
+        return None
+    return None if found is None else os.fsdecode(found[1])
 
 
 @contextlib.contextmanager
@@ -175,13 +229,24 @@ def _import_torch() -> str | None:
             warnings.warn(f"torch_aclnn_ops: {reason}.", RuntimeWarning, stacklevel=2)
         if reason is not None and is_installed():
             _hide()
-    with _autoload(None if reason is None else "0"):
+    with _autoload(None if reason is None else "0"), _installed_packages_only():
         import torch  # noqa: F401
     if reason is None and not is_imported():
         return "torch was imported without torch_npu before torch_aclnn_ops; import torch_npu first to use an NPU"
     return reason
 
 
+def _refuse_after_fork() -> None:
+    """Let torch_npu refuse to work in a forked process, where it would wait for threads that are not there.
+
+    By itself it notices only the processes of multiprocessing.
+    """
+    notice = getattr(getattr(sys.modules.get("torch_npu"), "npu", None), "_after_fork", None)
+    if notice is not None:
+        notice(None)
+
+
 _called_after_import: list[Callable[[], object]] = []
 _is_hidden = False
 _reason = _import_torch()
+os.register_at_fork(after_in_child=_refuse_after_fork)

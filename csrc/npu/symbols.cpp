@@ -2,6 +2,8 @@
 
 #include <c10/util/Exception.h>
 #include <dlfcn.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -63,10 +65,43 @@ std::vector<std::string> split_libraries(const std::string& cann_path) {
     return libraries;
 }
 
+struct stat status_of(const std::string& path) {
+    struct stat status{};
+    stat(path.c_str(), &status);  // of a file that is not there nothing is set
+    return status;
+}
+
+// Whether a path means the same file from every working directory, and not everybody can write to it.
+bool is_safe(const std::string& path) {
+    return fs::path(path).is_absolute() && (status_of(path).st_mode & S_IWOTH) == 0;
+}
+
+// As in torch_npu: custom packages count that are the user's own or root's.
+bool is_own(const std::string& path) {
+    const uid_t owner = status_of(path).st_uid;
+    return owner == 0 || owner == geteuid();
+}
+
+// Where the loader finds CANN's libraries, but for the working directory, which it searches for every empty entry of
+// LD_LIBRARY_PATH.
+std::vector<std::string> loader_folders() {
+    std::vector<std::string> folders = split(environment("LD_LIBRARY_PATH"), ':');
+    std::erase_if(folders, [](const std::string& folder) { return fs::path(folder).is_relative(); });
+    void* const runtime = dlopen("libascendcl.so", RTLD_LAZY | RTLD_NOLOAD);
+    Dl_info info{};
+    if (runtime != nullptr && dladdr(dlsym(runtime, "aclInit"), &info) != 0) {
+        folders.push_back(fs::path(info.dli_fname).parent_path());  // it may have been found in the loader's cache
+    }
+    return folders;
+}
+
 std::vector<void*> open_libraries() {
     std::vector<std::string> paths;
     for (const std::string& package : split(environment("ASCEND_CUSTOM_OPP_PATH"), ':')) {
-        paths.push_back(package + "/op_api/lib/libcust_opapi.so");
+        const std::string path = package + "/op_api/lib/libcust_opapi.so";
+        if (is_own(path)) {
+            paths.push_back(path);
+        }
     }
     for (const std::string& package : vendor_packages(environment("ASCEND_OPP_PATH"))) {
         paths.push_back(package + "/op_api/lib/libcust_opapi.so");
@@ -74,14 +109,25 @@ std::vector<void*> open_libraries() {
     for (const std::string& library : split_libraries(environment("ASCEND_HOME_PATH"))) {
         paths.push_back(library);
     }
-    for (const char* library : {"libopapi.so", "libaclnn_ops_infer.so", "libaclnn_ops_train.so", "libaclnn_math.so",
-                                "libaclnn_sparse.so", "libaclnn_fft.so", "libaclnn_rand.so", "libnnopbase.so"}) {
-        paths.emplace_back(library);
-    }
     std::vector<void*> libraries;
-    for (const std::string& path : paths) {
-        if (void* const library = dlopen(path.c_str(), RTLD_LAZY); library != nullptr) {
+    const auto open = [&libraries](const std::string& path, int mode) {
+        void* const library = dlopen(path.c_str(), mode);
+        if (library != nullptr) {
             libraries.push_back(library);
+        }
+        return library != nullptr;
+    };
+    for (const std::string& path : paths) {
+        if (is_safe(path)) {
+            open(path, RTLD_LAZY);
+        }
+    }
+    const std::vector<std::string> folders = loader_folders();
+    for (const std::string name : {"libopapi.so", "libaclnn_ops_infer.so", "libaclnn_ops_train.so", "libaclnn_math.so",
+                                   "libaclnn_sparse.so", "libaclnn_fft.so", "libaclnn_rand.so", "libnnopbase.so"}) {
+        bool is_open = open(name, RTLD_LAZY | RTLD_NOLOAD);
+        for (auto folder = folders.begin(); !is_open && folder != folders.end(); ++folder) {
+            is_open = open(*folder + "/" + name, RTLD_LAZY);
         }
     }
     return libraries;

@@ -1,13 +1,12 @@
 """The averages in the place of the weights: in the model itself, in a state dict, in a file."""
 
 import os
-import tempfile
 import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
+from torch_aclnn_ops._files import replacing
 from torch_aclnn_ops.functional.step_progress import StepProgress
 from torch_aclnn_ops.optim import _checkpoints
 from torch_aclnn_ops.optim._swap import Exchange, Swap, leave
@@ -83,7 +82,8 @@ class AveragingOptimizer(Optimizer):
             RuntimeError: this is inside ``swap_ema_params``.
             OSError: the file cannot be written.
         """
-        _save(self.ema_state_dict(model), path)
+        with replacing(path) as file:
+            torch.save(self.ema_state_dict(model), file)
 
     def state_dict(self) -> dict[str, Any]:
         """Return options and state as :meth:`torch.optim.Optimizer.state_dict` does; refused in ``swap_ema_params``.
@@ -152,18 +152,3 @@ def _averaged_state_dict(states: Mapping[Tensor, Mapping[str, Any]], model: nn.M
                 copies[id(value)] = average.detach().to(value.dtype, copy=True)
             contents[name] = copies[id(value)]
     return contents
-
-
-def _save(contents: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
-    """Write a file so that there is the old one or the whole new one at any time."""
-    target = Path(path)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            torch.save(dict(contents), file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, target)
-    except BaseException:
-        os.unlink(name)
-        raise

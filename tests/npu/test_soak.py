@@ -1,0 +1,34 @@
+"""A short form of ``python -m benchmarks.soak``: nothing alive and no memory of the device is more after more steps."""
+
+from torch_aclnn_ops import host_npu
+
+import pytest
+
+from benchmarks import soak
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "npu", marks=pytest.mark.skipif(not host_npu.is_enabled(), reason="only the host NPU counts what is alive")
+        ),
+    ],
+)
+def test_training_leaves_nothing_alive(device, monkeypatch):
+    monkeypatch.setattr(soak, "_SAVE_EVERY", 60)
+    samples = list(soak.soak(device, steps=360, samples=9))
+    assert samples[-1].step == 360
+    assert not soak.growth(samples)
+    assert device == "cpu" or samples[-1].counts["bytes on the device"] > 0
+
+
+def test_what_has_grown_since_the_first_third_is_named():
+    counts = [
+        {"tensors": 5, "open files": 3},
+        {"tensors": 7, "open files": 3},
+        {"tensors": 9, "open files": 2, "new": 1},
+    ]
+    samples = [soak.Sample(step, 1.0, 1, found) for step, found in enumerate(counts)]
+    assert soak.growth(samples) == {"tensors": 4, "new": 1}

@@ -1,0 +1,104 @@
+"""Processes that fork, spawn, are killed, or end with work under way, on the CPU and on the host NPU."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from torch_aclnn_ops.host_npu import _libraries
+
+import pytest
+import torch
+
+from tests._interrupted import LOSSES, interrupt_everywhere
+from tests._processes import STEPS
+
+ROOT = Path(__file__).parents[1]
+NO_REINITIALISATION = (
+    "RuntimeError: Cannot re-initialize NPU in forked subprocess. To use NPU with multiprocessing, you must use the "
+    "'spawn' start method"
+)
+needs_host_npu = pytest.mark.skipif(bool(_libraries.missing()), reason="the host NPU was not built")
+each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("npu", marks=needs_host_npu)])
+
+
+def _run(program, device, *arguments, **settings):
+    runner = ["-m", "torch_aclnn_ops.host_npu"] if device == "npu" else []
+    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PYTHONPATH": str(ROOT), **settings}
+    command = [sys.executable, *runner, "-m", "tests._processes", program, device, *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def _found(result):
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def test_a_process_that_is_forked_after_use_trains_on_on_the_cpu():
+    here, there = _found(_run("fork_and_train", "cpu"))
+    assert here == there and len(here) == 6
+
+
+@each_device
+def test_the_workers_of_a_data_loader_are_forked_after_use_and_compute_on_the_cpu(device):
+    batches, _ = _found(_run("load_batches", device))
+    assert batches == [0 + 1 + 4 + 9, 16 + 25 + 36 + 49]
+
+
+@needs_host_npu
+def test_a_process_that_is_forked_after_use_is_refused_the_npu_and_its_parent_is_not():
+    refused, parent_trains_on = _found(_run("fork_and_use_the_device", "npu"))
+    assert set(refused[:-1]) == {NO_REINITIALISATION}
+    assert "Unable to handle autograd's threading in combination with fork-based multiprocessing" in refused[-1]
+    assert parent_trains_on
+
+
+@each_device
+def test_a_spawned_process_trains_as_its_parent(device):
+    status, here, there = _found(_run("spawn", device))
+    assert status == 0 and here == there
+
+
+@each_device
+def test_a_run_that_is_killed_while_it_saves_goes_on_bit_for_bit(device, tmp_path):
+    uninterrupted, killed = tmp_path / "uninterrupted.pt", tmp_path / "killed.pt"
+    assert _run("train", device, uninterrupted, "one by one", -1).returncode == 0
+    assert _run("train", device, killed, "flattened", STEPS // 3).returncode == -signal.SIGKILL
+    assert len(torch.load(killed, map_location="cpu")["losses"]) == STEPS // 3 - 1
+    assert _run("train", device, killed, "one by one", -1).returncode == 0
+    assert _bytes(torch.load(killed, map_location="cpu")) == _bytes(torch.load(uninterrupted, map_location="cpu"))
+
+
+def _bytes(contents):
+    """Return nested contents with the bytes of tensors in their place, which are equal where nan is, too."""
+    if isinstance(contents, torch.Tensor):
+        return str(contents.dtype), contents.shape, contents.numpy().tobytes()
+    if isinstance(contents, dict):
+        return {name: _bytes(value) for name, value in contents.items()}
+    return [_bytes(value) for value in contents] if isinstance(contents, list | tuple) else contents
+
+
+@needs_host_npu
+@pytest.mark.parametrize(
+    ("way", "status", "queue"),
+    [("return", 0, "0"), ("return", 0, "1"), ("return", 0, "2"), ("exit", 3, "1"), ("exception", 1, "1")],
+)
+def test_a_process_ends_with_work_queued(way, status, queue):
+    result = _run("end_with_work_queued", "npu", way, TASK_QUEUE_ENABLE=queue)
+    assert result.returncode == status, result.stderr
+    assert '"the end"' in result.stdout.splitlines()  # torch_npu may print a line after an exception
+    assert ("ValueError: unhandled" in result.stderr) == (way == "exception")
+
+
+@each_device
+@pytest.mark.parametrize("program", ["end_with_daemon_threads", "end_with_idle_daemon_threads"])
+def test_a_process_ends_with_daemon_threads(program, device):
+    assert _found(_run(program, device)) == "the end"
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_ctrl_c_in_backward_arrives_and_leaves_nothing_over(name):
+    results, is_anything_left = interrupt_everywhere(name, "cpu")
+    assert set(results) == {"interrupted"} and not is_anything_left

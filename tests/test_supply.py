@@ -1,0 +1,217 @@
+"""What is loaded, and from where: nothing of the working directory, and nothing that everybody can write to."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from torch_aclnn_ops import _torch_npu
+from torch_aclnn_ops.host_npu import _libraries
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "torch_aclnn_ops"
+SAYS_HOSTILE = "print('hostile', flush=True)\n"
+needs_host_npu = pytest.mark.skipif(bool(_libraries.missing()), reason="the host NPU was not built")
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
+
+
+@pytest.fixture(scope="module")
+def hostile_library(tmp_path_factory):
+    """A library that says so when it is loaded."""
+    library = tmp_path_factory.mktemp("hostile") / "library.so"
+    source = '#include <cstdio>\n__attribute__((constructor)) void load() { puts("hostile"); fflush(stdout); }\n'
+    command = ["g++", "-shared", "-fPIC", "-x", "c++", "-", "-o", str(library)]
+    subprocess.run(command, input=source, text=True, check=True)
+    return library
+
+
+@pytest.fixture
+def hostile(tmp_path, hostile_library):
+    """A working directory with everything in it that is loaded by a name."""
+    folder = tmp_path / "hostile"
+    for package in ("torch_npu", "torch", "numpy"):
+        (folder / package).mkdir(parents=True)
+        (folder / package / "__init__.py").write_text(SAYS_HOSTILE)
+    (folder / "torch_aclnn_ops").mkdir()  # as a checkout of another project has it
+    for name in (*_torch_npu._CANN_LIBRARIES, "libopapi.so", "libnnopbase.so"):
+        shutil.copy(hostile_library, folder / name)
+    return folder
+
+
+@pytest.fixture
+def installed(tmp_path):
+    """A folder in which a torch_npu is installed that says when it is imported."""
+    (tmp_path / "installed" / "torch_npu-1.0.dist-info").mkdir(parents=True)
+    metadata = "Metadata-Version: 2.1\nName: torch_npu\nVersion: 1.0\n"
+    (tmp_path / "installed" / "torch_npu-1.0.dist-info" / "METADATA").write_text(metadata)
+    backend = "[torch.backends]\ntorch_npu = torch_npu:_autoload\n"
+    (tmp_path / "installed" / "torch_npu-1.0.dist-info" / "entry_points.txt").write_text(backend)
+    (tmp_path / "installed" / "torch_npu.py").write_text("print('imported')\ndef _autoload(): pass\n")
+    return tmp_path / "installed"
+
+
+def _run(*arguments, cwd, path=(), **settings):
+    others = ("TORCH_DEVICE_BACKEND_AUTOLOAD", "LD_LIBRARY_PATH", "ASCEND_HOME_PATH")
+    kept = {name: value for name, value in os.environ.items() if name not in others}
+    search_path = os.pathsep.join(map(str, [*path, ROOT, *filter(None, sys.path[1:])]))
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=cwd,
+        env={**kept, "PYTHONPATH": search_path, **settings},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+REASON = "import torch_aclnn_ops._torch_npu as found; print(found.why_unavailable(), found.is_installed())"
+EMPTY_ENTRIES = {"empty": ":", "first": ":/nowhere", "last": "/nowhere:", "dot": "."}
+
+
+@needs_compiler
+@pytest.mark.parametrize("entries", EMPTY_ENTRIES.values(), ids=EMPTY_ENTRIES)
+def test_an_empty_entry_in_ld_library_path_loads_no_library_of_the_working_directory(entries, hostile, installed):
+    for package in ("torch", "numpy", "torch_npu"):
+        shutil.rmtree(hostile / package)
+    result = _run("-c", REASON, cwd=hostile, path=[installed], LD_LIBRARY_PATH=entries)
+    assert "torch_npu is installed, but CANN is not: libascendcl.so: cannot open" in result.stdout, result.stderr
+    assert "hostile" not in result.stdout and "imported" not in result.stdout
+
+
+def test_a_package_in_the_working_directory_alone_is_not_installed(tmp_path):
+    for package, source in (("folder", None), ("package", SAYS_HOSTILE)):
+        (tmp_path / package).mkdir()
+        if source is not None:
+            (tmp_path / package / "__init__.py").write_text(source)
+    code = "from torch_aclnn_ops import _torch_npu; print(*map(_torch_npu._find, ('folder', 'package', 'torch')))"
+    result = _run("-c", code, cwd=tmp_path)
+    assert result.stdout == f"None None {torch.__file__}\n", result.stderr
+
+
+# Lets CANN's libraries be found, so that torch_npu is imported.
+WITH_CANN = (
+    "import ctypes; CDLL = ctypes.CDLL; ctypes.CDLL = lambda name, *a, **k: str(name)[:3] == 'lib' or CDLL(name)"
+)
+
+
+def test_torch_npu_and_torch_are_imported_from_where_they_are_installed(hostile, installed):
+    result = _run("-c", f"{WITH_CANN}\n{REASON}", cwd=hostile, path=[installed])
+    assert result.stdout == "imported\nNone True\n", result.stderr
+
+
+@needs_host_npu
+@needs_compiler
+def test_the_host_npu_takes_nothing_from_the_working_directory(hostile, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from torch_aclnn_ops import functional, launches; import torch\n"
+        "one = torch.ones(3, device='npu', requires_grad=True); functional.mse_loss(one, one.detach()).backward()\n"
+        "print(one.grad.tolist(), launches()['aclnnMseLossBackward'])\n"
+    )
+    result = _run("-m", "torch_aclnn_ops.host_npu", program, cwd=hostile, LD_LIBRARY_PATH=":")
+    assert result.stdout == "[0.0, 0.0, 0.0] 1\n", result.stderr
+
+
+def test_the_folder_of_this_package_counts_as_one_where_packages_are_installed(installed):
+    shutil.copytree(PACKAGE, installed / "torch_aclnn_ops", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    result = _run("-c", f"{WITH_CANN}\n{REASON}", cwd=installed, path=["."])
+    assert result.stdout == "imported\nNone True\n", result.stderr
+
+
+@pytest.fixture(scope="module")
+def search(tmp_path_factory):
+    """Run the extension's search for CANN in a program without torch_npu, whose own search would come first."""
+    folder = tmp_path_factory.mktemp("search")
+    source = folder / "search.cpp"
+    source.write_text(
+        """
+        #include <dlfcn.h>
+        #include <iostream>
+        #include "symbols.h"
+
+        int main() {
+            using namespace torch_aclnn_ops;
+            Dl_info info;
+            if (find_symbol("aclnnNothing") != nullptr || dladdr(find_symbol("aclnnMseLossBackward"), &info) == 0) {
+                return 1;
+            }
+            std::cout << info.dli_fname << std::endl;
+        }
+        """
+    )
+    torch_folder = Path(torch.__file__).parent
+    npu_include = _torch_npu.library().parents[1] / "include"
+    includes = [ROOT / "csrc" / "npu", torch_folder / "include", npu_include, npu_include / "third_party/acl/inc"]
+    libraries = torch_folder / "lib"
+    program = folder / "search"
+    command = ["g++", "-std=c++20", str(source), str(ROOT / "csrc" / "npu" / "symbols.cpp")]
+    command += [*(f"-I{folder}" for folder in includes), f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lc10", "-ldl"]
+    subprocess.run([*command, "-o", str(program)], check=True)
+
+    def run(environment, cwd=None):
+        result = subprocess.run(
+            [program], env={**os.environ, **environment}, cwd=cwd, capture_output=True, text=True, timeout=300
+        )
+        assert result.returncode == 0, result.stderr
+        return result.stdout.strip()
+
+    return run
+
+
+@needs_host_npu
+@needs_compiler
+def test_custom_vendor_and_split_libraries_are_searched_in_order(tmp_path, search):
+    # A copy of the simulated operators stands for each of the places where CANN's may be.
+    libraries = PACKAGE / "_host_npu"
+    places = {
+        "custom": tmp_path / "custom" / "op_api" / "lib" / "libcust_opapi.so",
+        "vendor": tmp_path / "opp" / "vendors" / "one" / "op_api" / "lib" / "libcust_opapi.so",
+        "split": tmp_path / "cann" / "lib64" / "libopapi_nn.so",
+    }
+    for place in places.values():
+        place.parent.mkdir(parents=True)
+        shutil.copy(libraries / "libopapi.so", place)
+    (tmp_path / "opp" / "vendors" / "config.ini").write_text("[section]\nload_priority = none, one\n")
+    settings = {
+        "ASCEND_CUSTOM_OPP_PATH": f"{tmp_path / 'nowhere'}:{tmp_path / 'custom'}",
+        "ASCEND_OPP_PATH": str(tmp_path / "opp"),
+        "ASCEND_HOME_PATH": str(tmp_path / "cann"),
+    }
+    found = []
+    for _ in range(len(settings) + 1):
+        environment = {"LD_LIBRARY_PATH": str(libraries), **settings}
+        found.append(search(environment))
+        settings.pop(next(iter(settings), ""), None)
+    assert found == [*map(str, places.values()), str(libraries / "libopapi.so")]
+
+
+LIBRARIES = PACKAGE / "_host_npu"
+
+
+@needs_host_npu
+@needs_compiler
+def test_the_search_takes_no_library_of_the_working_directory(hostile, search):
+    shutil.copy(hostile / "libopapi.so", hostile / "libaclnn_math.so")
+    for dependency in ("libascendcl.so", "libnnopbase.so"):  # which the loader itself looks for
+        (hostile / dependency).unlink()
+    found = search({"LD_LIBRARY_PATH": f".:{LIBRARIES}:"}, cwd=hostile)
+    assert found == str(LIBRARIES / "libopapi.so")
+
+
+@needs_host_npu
+@needs_compiler
+def test_the_search_takes_no_relative_and_no_writable_custom_package(hostile, search):
+    package = hostile / "op_api" / "lib" / "libcust_opapi.so"
+    package.parent.mkdir(parents=True)
+    shutil.copy(hostile / "libopapi.so", package)
+    environment = {"LD_LIBRARY_PATH": str(LIBRARIES)}
+    assert search({**environment, "ASCEND_CUSTOM_OPP_PATH": "."}, cwd=hostile) == str(LIBRARIES / "libopapi.so")
+    package.chmod(0o777)
+    found = search({**environment, "ASCEND_CUSTOM_OPP_PATH": str(hostile)}, cwd=hostile)
+    assert found == str(LIBRARIES / "libopapi.so")
+    package.chmod(0o755)
+    assert "hostile" in search({**environment, "ASCEND_CUSTOM_OPP_PATH": str(hostile)}, cwd=hostile)
