@@ -1,7 +1,8 @@
 """The kernels of a step of FusedEmaAdam, which give the same results, and what they are given.
 
 ``single_tensor`` calls the operator once per parameter, on any device and under ``torch.compile``; ``multi_tensor``
-gives lists to torch's own CPU kernels, whose ``lerp`` makes an infinite average nan, as in ``swa_utils``. Flattened parameters go through the same two, as few and long ones.
+gives lists to torch's own CPU kernels, whose ``lerp`` makes an infinite average nan, as it does in ``swa_utils``.
+Flattened parameters go through the same two, as few and long ones.
 """
 
 from collections.abc import Iterator, Sequence
