@@ -21,7 +21,7 @@ else
 ON_NPU = $(RUN)
 endif
 
-.PHONY: setup demo test test-all matrix aarch64 lint bench coverage clean
+.PHONY: setup demo test test-all matrix aarch64 lint bench precision coverage clean
 
 setup: $(INSTALLED) $(BUILT)
 
@@ -64,6 +64,10 @@ bench: setup
 	done
 	$(RUN) -m benchmarks.linear_cross_entropy --quick
 	$(ON_NPU) -m benchmarks.dispatch
+
+# The errors of every operator against float64, in docs/precision.md.
+precision: setup
+	$(ON_NPU) -m benchmarks.errors
 
 # Which lines of csrc/npu and csrc/host_npu the tests execute.
 coverage: setup
