@@ -21,7 +21,7 @@ else
 ON_NPU = $(RUN)
 endif
 
-.PHONY: setup demo test test-all matrix aarch64 lint bench soak audit coverage clean
+.PHONY: setup demo test test-all matrix aarch64 lint bench soak audit precision coverage clean
 
 setup: $(INSTALLED) $(BUILT)
 
@@ -77,6 +77,10 @@ audit: $(INSTALLED) .audit/bin/pip-audit
 .audit/bin/pip-audit:
 	$(PYTHON) -m venv .audit
 	.audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1
+
+# The errors of every operator against float64, in docs/precision.md.
+precision: setup
+	$(ON_NPU) -m benchmarks.errors
 
 # Which lines of csrc/npu and csrc/host_npu the tests execute.
 coverage: setup

@@ -14,6 +14,7 @@ import torch
 from tests._contract import HALF_DTYPES, Maker
 
 STATE = ("var", "m", "v", "s")
+INF = float("inf")
 OPTIONS = {
     "lr": 1e-2,
     "ema_decay": 0.99,
@@ -129,17 +130,25 @@ def test_the_average_of_weights_that_stay_is_these_weights():
     assert torch.equal(tensors["s"], tensors["var"])
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALF_DTYPES])
 @pytest.mark.parametrize("mode", [0, 1])
-@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("value", [INF, -INF, float("nan")])
 @pytest.mark.parametrize("name", ["grad", *STATE])
-def test_what_is_not_finite_makes_the_same_values_not_finite(name, value, mode):
-    tensors = make_tensors(torch.float64)
+def test_what_is_not_finite_makes_the_same_values_infinite_or_nan(name, value, mode, dtype):
+    tensors = make_tensors(dtype)
     tensors[name][0] = value
     results = run(tensors, weight_decay_mode=mode)
     for state, expected in true_states(tensors, weight_decay_mode=mode).items():
-        finite = expected.isfinite()
-        assert torch.equal(results[state].isfinite(), finite)
-        torch.testing.assert_close(results[state][finite], expected[finite])
+        torch.testing.assert_close(results[state], expected.to(dtype), equal_nan=True)
+
+
+@pytest.mark.parametrize("weight, ema_decay", [(INF, 0.99), (-INF, 0.99), (INF, 0.0), (INF, 1.0), (1.0, 1.0)])
+def test_an_infinite_average_becomes_what_the_formula_makes_of_it(weight, ema_decay):
+    tensors = make_tensors(torch.float32)
+    tensors["s"][:] = INF
+    tensors["var"][:] = weight
+    expected = true_states(tensors, ema_decay=ema_decay)["s"]
+    torch.testing.assert_close(run(tensors, ema_decay=ema_decay)["s"], expected.float(), equal_nan=True)
 
 
 # The example of CANN's documents: all five tensors are 1 ... 8. It fills the int64 step from floats, which reads as the

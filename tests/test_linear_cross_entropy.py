@@ -159,17 +159,17 @@ _dtypes = st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.f
 
 
 @st.composite
-def _calls(draw):
-    """Draw the arguments of a call, most of them right and a few wrong."""
+def calls(draw, batches=None, positions=((), (), (2,), (2, 1))):
+    """Draw the arguments of a call, most of them right and a few wrong; rows are in these batches."""
 
     def rarely(value, *others):
         return draw(st.sampled_from([value] * 12 + list(others)))
 
     dtype = draw(_dtypes)
     rows, features, classes = draw(st.integers(0, 5)), draw(st.integers(1, 4)), draw(st.integers(1, 6))
-    positions = draw(st.sampled_from([(), (), (2,), (2, 1)]))
+    positions = draw(st.sampled_from(positions))
     batch = (rows,) if positions or draw(st.integers(0, 4)) else ()
-    batch = rarely(batch, (2, 3))
+    batch = rarely(batch, (2, 3)) if batches is None else draw(st.sampled_from(batches))
     make = Maker(dtype, draw(st.integers(0, 99)))
     input = make.normal(*batch, features).to(rarely(dtype, torch.float64, torch.int64))
     head = make.normal(rarely(classes, 0), *positions, rarely(features, features + 1))
@@ -198,7 +198,7 @@ def _calls(draw):
     return input, head, target, options, [tensor for tensor in tensors if tensor.is_floating_point()]
 
 
-@given(call=_calls())
+@given(call=calls())
 def test_any_call_does_what_torchs_does(call):
     input, head, target, options, inputs = call
     for tensor in inputs:

@@ -1,15 +1,18 @@
 """linear_cross_entropy: what torch's function lacks, against the same losses computed from all logits."""
 
 import math
+import re
 
 from torch_aclnn_ops import functional as ours
 from torch_aclnn_ops.functional import LinearCrossEntropyOutput
 
 import pytest
 import torch
+from hypothesis import given
 from torch.nn import functional
 
 from tests._contract import Case, DropInContract, Maker
+from tests.test_linear_cross_entropy import calls
 
 N, H, C = 5, 2, 6
 IGNORED_ROWS = torch.tensor([1, 3])
@@ -334,6 +337,63 @@ def test_a_class_that_is_masked_by_its_bias_has_no_share_in_the_entropy():
 def test_a_wrong_option_is_refused(options, exception, sentence):
     with pytest.raises(exception, match=f"linear_cross_entropy: {sentence}"):
         _small_call(**options)
+
+
+# An argument that is wrong with an input of shape (B, T, H), and what the sentence says.
+WRONG_WITH_BATCHES = [
+    ({"input": torch.ones(2, 3, H, dtype=torch.int64)}, TypeError, "have a floating-point dtype and .*torch.int64"),
+    ({"input": torch.ones(2, 3, H) + 0j}, TypeError, "have a floating-point dtype and .* torch.complex64"),
+    ({"linear_weight": None}, TypeError, "be a plain tensor, but it is None"),
+    ({"linear_weight": torch.ones(C, H + 1)}, RuntimeError, rf"have shape \(C, {H}\), but it has shape \[{C}, 3\]"),
+    ({"linear_weight": torch.ones(C, 2, H)}, RuntimeError, rf"have shape \(C, {H}\), but it has shape \[{C}, 2, 2\]"),
+    ({"linear_weight": torch.ones(H)}, RuntimeError, rf"have shape \(C, {H}\), but it has shape \[{H}\]"),
+    ({"linear_weight": torch.ones(0, H)}, RuntimeError, "have at least one class, but it has shape"),
+    ({"linear_weight": torch.ones(C, H).double()}, RuntimeError, "have dtype torch.float32, as input has, but .*64"),
+    ({"linear_weight": torch.ones(C, H).to_sparse()}, TypeError, ".* be strided, but .* torch.sparse_coo"),
+    ({"linear_weight": torch.ones(C, H, device="meta")}, RuntimeError, "be on cpu, as input is, but it is on meta"),
+    ({"target": torch.zeros(6, dtype=torch.int64)}, RuntimeError, r"have shape \[2, 3\] or .*, but it has shape \[6\]"),
+    (
+        {"target": torch.zeros(2, 3)},
+        RuntimeError,
+        "have dtype torch.int64 or torch.uint8, .* has torch.float32",
+    ),
+    ({"target": torch.zeros(2, 3, C).long()}, RuntimeError, "have a floating-point dtype, .*, but it has torch.int64"),
+    ({"target": 3}, TypeError, "be a plain tensor, but it is 3"),
+    ({"linear_bias": torch.ones(C + 1)}, RuntimeError, rf"have shape \[{C}\], but it has shape \[{C + 1}\]"),
+    ({"linear_bias": torch.ones(C).double()}, RuntimeError, "have dtype torch.float32, as input has, but .*64"),
+    ({"linear_bias": 1.0}, TypeError, "be a plain tensor, but it is 1.0"),
+    ({"weight": torch.ones(C + 1)}, RuntimeError, rf"have shape \[{C}\], but it has shape \[{C + 1}\]"),
+    ({"weight": torch.ones(C).double()}, RuntimeError, "have dtype torch.float32, as input has, but it has .*64"),
+    ({"weight": torch.ones(C).requires_grad_()}, RuntimeError, "not require grad with class indices as target"),
+    ({"reduction": "average"}, ValueError, "be one of .*, but it is 'average'"),
+    ({"label_smoothing": 1.5}, RuntimeError, "be a number from 0 to 1, but it is 1.5"),
+    ({"label_smoothing": "0.1"}, TypeError, "be a number from 0 to 1, but it is '0.1'"),
+    ({"ignore_index": 1.5}, TypeError, "be None or an int, but it is 1.5"),
+    (
+        {"ignore_index": 1, "target": torch.rand(2, 3, C)},
+        RuntimeError,
+        "be None with probabilities as target",
+    ),
+]
+
+
+@pytest.mark.parametrize("wrong, exception, sentence", WRONG_WITH_BATCHES, ids=str)
+def test_a_wrong_argument_is_named_with_batches_too(wrong, exception, sentence):
+    arguments = {"input": torch.ones(2, 3, H), "linear_weight": torch.ones(C, H), "target": torch.zeros(2, 3).long()}
+    ours.linear_cross_entropy(**arguments)
+    with pytest.raises(exception, match=f"^linear_cross_entropy: {next(iter(wrong))} must {sentence}"):
+        ours.linear_cross_entropy(**{**arguments, **wrong})
+
+
+@given(call=calls(batches=[(2, 3), (1, 2, 2)], positions=[()]))
+def test_whatever_is_wrong_with_batches_one_argument_is_named(call):
+    input, head, target, options, _ = call
+    try:
+        ours.linear_cross_entropy(input, head, target, **options)
+    except IndexError:
+        pass  # a target that is no class, in torch's words
+    except (TypeError, ValueError, RuntimeError) as error:
+        assert re.match("linear_cross_entropy: [a-z_]+ must ", str(error)), error
 
 
 @pytest.mark.parametrize("name", ["log_probabilities", "token_accuracy"])

@@ -156,6 +156,25 @@ def test_max_memory_bounds_the_logits():
     assert "1 chunk of 6 rows" in explain(ours.linear_cross_entropy, input, head, target, max_memory=2**20)
 
 
+@pytest.mark.parametrize("trained", ["input", "head", "probabilities"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_too_little_memory_for_a_backward_pass_is_refused_before_any_product(trained, reduction):
+    tensors = {"input": torch.randn(6, H), "head": torch.randn(C, H), "probabilities": torch.rand(6, C)}
+    tensors[trained].requires_grad_()
+    call = partial(ours.linear_cross_entropy, *tensors.values(), reduction=reduction, max_memory=4 * C - 4)
+    with _Products(1) as products, pytest.raises(ValueError, match="max_memory must be at least"):
+        call()
+    assert products.total == 0
+    with torch.no_grad():  # which takes the classes in parts
+        call()
+
+
+def test_compiled_code_refuses_too_little_memory_in_the_forward_pass():
+    call = torch.compile(ours.linear_cross_entropy, backend="eager", fullgraph=True)
+    with pytest.raises(ValueError, match=f"max_memory must be at least {8 * C}"):
+        call(*_tensors(), reduction="none", max_memory=8 * C - 8)
+
+
 @pytest.mark.parametrize("units", [False, True])
 @pytest.mark.parametrize("rows", [40, 9 * 64])
 @pytest.mark.parametrize("reduction", ["mean", "none"])

@@ -1,7 +1,8 @@
 """The kernels of a step of FusedEmaAdam, which give the same results, and what they are given.
 
 ``single_tensor`` calls the operator once per parameter, on any device and under ``torch.compile``; ``multi_tensor``
-gives lists to torch's own CPU kernels. Flattened parameters go through the same two, as few and long ones.
+gives lists to torch's own CPU kernels, whose ``lerp`` makes an infinite average nan, as it does in ``swa_utils``.
+Flattened parameters go through the same two, as few and long ones.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from torch_aclnn_ops._torch_compat import (
 )
 from torch_aclnn_ops.functional.step_progress import Call, StepProgress
 from torch_aclnn_ops.ops import apply_fused_ema_adam_
+from torch_aclnn_ops.ops.ema_adam import moved_average
 
 import torch
 from torch import Tensor
@@ -201,8 +203,9 @@ def _updated(options: Options, states: Sequence[Tensor], grad: Tensor, step: Ten
     if isinstance(lr, Tensor):
         new_param.copy_(states[0].lerp(new_param, lr.reshape(()).to(new_param)))
     if isinstance(lr, Tensor) or isinstance(ema_decay, Tensor):
-        weight = 1 - ema_decay
-        new_average.lerp_(new_param, weight.reshape(()).to(new_average) if isinstance(weight, Tensor) else weight)
+        share = 1 - ema_decay
+        share = share.reshape(()).to(new_average) if isinstance(share, Tensor) else share
+        new_states[-1] = moved_average(new_average, new_param, share)
     if found_inf is not None:
         is_skipped = found_inf.reshape(()).to(step.device) != 0
         new_states = [torch.where(is_skipped, old, new) for old, new in zip(states, new_states, strict=True)]

@@ -50,6 +50,16 @@ def _bias_correction(beta: float, count: Tensor) -> Tensor:
     return -torch.expm1(count * math.log(beta)) if beta > 0 else 1 - beta**count
 
 
+def moved_average(average: Tensor, weight: Tensor, share: Any) -> Tensor:
+    """Return ``(1 - share) * average + share * weight``, where ``share`` is a number or a tensor of one.
+
+    These factors, once rounded, do not add up to 1: in float32 that would pull the average of a weight w to 0.9998 w at
+    a share of 1e-4. So the average moves by a part of its distance from the weight, unless it is infinite.
+    """
+    by_factors = (1 - share) * average + share * weight
+    return torch.where(average.isinf(), by_factors, torch.lerp(average, weight, share))
+
+
 def formula(
     grad: Tensor,
     var: Tensor,
@@ -83,9 +93,7 @@ def formula(
     if weight_decay_mode == _DECOUPLED:
         update = update + weight_decay * weight
     weight = weight - lr * update
-    # ema_decay * average + (1 - ema_decay) * weight, whose factors, once rounded, do not add up to 1: in float32 that
-    # would pull the average of a weight w to 0.9998 w at ema_decay=0.9999.
-    average = torch.lerp(average, weight, 1 - ema_decay)
+    average = moved_average(average, weight, 1 - ema_decay)
     for state, value in ((var, weight), (m, first), (v, second), (s, average)):
         state.copy_(value)
 

@@ -15,6 +15,7 @@ from torch_aclnn_ops._torch_compat import LinearCrossEntropyOptions
 from torch_aclnn_ops.functional._drop_in import refuse_tangent
 from torch_aclnn_ops.functional.linear_cross_entropy import _arguments as arguments
 from torch_aclnn_ops.functional.linear_cross_entropy import losses
+from torch_aclnn_ops.functional.linear_cross_entropy._batches import refuse_batches
 from torch_aclnn_ops.functional.linear_cross_entropy._distributed import local_arguments
 from torch_aclnn_ops.functional.linear_cross_entropy.autograd import StatisticsFunction, statistics
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput, LossOptions
@@ -23,6 +24,7 @@ from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import (
     shards_of,
     vocab_parallel_statistics,
 )
+from torch_aclnn_ops.ops._numerics import accumulation_dtype
 from torch_aclnn_ops.ops.linear_cross_entropy.problem import Problem, Request, Statistics
 
 import torch
@@ -106,7 +108,8 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
         label_smoothing: share of the uniform distribution in the target, from 0 to 1.
         options: torch's options, with torch 2.13 and later. ``batch_chunk_size`` is used as ``chunk_size``; the others
             promise what always holds here (accumulation in float32, a backward that can be repeated).
-        softcap: if given, logits z become ``softcap * tanh(z / softcap)``.
+        softcap: if given, logits z become ``softcap * tanh(z / softcap)``; beyond the largest number of their dtype, it
+            leaves them as they are.
         lse_square_scale: adds the z-loss ``lse_square_scale * logsumexp(z)^2`` to each row's loss; class weights do not
             apply to it, and ``"mean"`` divides it by the number of rows that are not ignored.
         temperature: divides the logits, after the softcap.
@@ -120,7 +123,7 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
             ``max_memory``, the fused operators are used.
         max_memory: bytes that may be held beyond arguments and results (logits, and float32 sums of 16-bit gradients;
             rows of the input's size are not counted); chooses the chunk size. ``torch_aclnn_ops.explain`` shows what
-            came out.
+            came out. Too little is refused before any work, for the backward pass too.
         process_group: processes that share the vocabulary, a :class:`torch.distributed.ProcessGroup`. Then
             ``linear_weight`` and ``linear_bias`` are this rank's rows, those after the lower ranks' rows, of which
             there may be any number on a rank, also none; the other arguments are those of the whole vocabulary and the
@@ -173,6 +176,7 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
     )
     whole = None if shards is None else shards.total
     if not arguments.is_supported(given, whole):
+        refuse_batches(given, whole)
         if whole is not None:
             refuse_in_shards(given, whole)
         loss = arguments.left_to_torch(given)
@@ -201,6 +205,7 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
         bias_grad = linear_bias is not None and linear_bias.requires_grad
         gradients = (input.requires_grad, linear_weight.requires_grad, bias_grad)
     is_smoothed = True if label_smoothing > 0 else False  # a branch makes it a constant of compiled code
+    logit_options = logit_options.without_needless_softcap(accumulation_dtype(input.dtype))
     request = Request(is_smoothed, "entropy" in asked, loss_options.needs_tokens, gradients)
     problem = Problem(
         input if input.dim() == 2 else input.reshape(math.prod(input.shape[:-1]), input.shape[-1]),
@@ -211,6 +216,8 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
         logit_options,
         request,
     )
+    if max_memory is not None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        problem.check_memory(any(tensor is not None and tensor.requires_grad for tensor in problem[:5]))
     reduce: Callable[[Problem], Statistics] = statistics
     if shards is not None:
         reduce = partial(vocab_parallel_statistics, shards=shards, reduce_input_grad=reduce_input_grad)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-_REDUCTIONS = ("none", "mean", "sum")
+REDUCTIONS = ("none", "mean", "sum")
 _OUTPUTS = LinearCrossEntropyOutput._fields[1:]
 _OUTPUTS_OF_INDICES = ("log_probabilities", "token_accuracy")
 _PLAIN_TYPES = (Tensor, Parameter, Buffer, type(None))
@@ -186,13 +186,13 @@ def is_supported(given: TorchArguments, classes: int | None = None) -> bool:
         return False
     if weight is not None and weight.shape != (classes,):
         return False
-    if reduction not in _REDUCTIONS or not isinstance(label_smoothing, Real) or not 0 <= label_smoothing <= 1:
+    if reduction not in REDUCTIONS or not isinstance(label_smoothing, Real) or not 0 <= label_smoothing <= 1:
         return False
     if ignore_index is not None and not isinstance(ignore_index, int):
         return False
     if target.shape == (*shape[:-1], classes, *positions):
         return target.is_floating_point() and ignore_index is None
-    if weight is not None and (weight.requires_grad or not _has_loss_dtype(weight, input)):
+    if weight is not None and (weight.requires_grad or not has_loss_dtype(weight, input)):
         return False
     return target.shape == (*shape[:-1], *positions) and target.dtype in (torch.int64, torch.uint8)
 
@@ -218,7 +218,7 @@ def _are_supported_tensors(
     return len(set(map(lower_precision_autocast_dtype, products))) == 1
 
 
-def _has_loss_dtype(weight: Tensor, input: Tensor) -> bool:
+def has_loss_dtype(weight: Tensor, input: Tensor) -> bool:
     """Return whether a class weight has the dtype of the logits, or gets it from autocast."""
     in_autocast = float32_autocast_dtype(input) != lower_precision_autocast_dtype(input)
     return float32_autocast_dtype(weight) == (torch.float32 if in_autocast else input.dtype)

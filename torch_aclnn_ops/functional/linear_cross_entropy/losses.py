@@ -153,7 +153,8 @@ def rows_of(problem: Problem, token_weight: Tensor | None, classes: int, options
     weighted = None
     if smoothing > 0:
         weighted = count * (smoothing / classes)
-        log_sum_exp = log_sum_exp + weighted * (classes if class_weight is None else class_weight.sum())
+        smoothed = weighted * (classes if class_weight is None else class_weight.sum())
+        log_sum_exp = log_sum_exp + (smoothed if share is not None else smoothed.masked_fill(target == IGNORED, 0))
     square = count * options.lse_square_scale if options.lse_square_scale != 0 else None
     uses_class_weight = weighted is not None or share is not None
     coefficients = Coefficients(log_sum_exp, predicted, weighted, square)
@@ -180,20 +181,13 @@ def distribution_sums(target: Tensor, class_weight: Tensor | None, dtype: torch.
 def divisors(rows: Rows, options: LossOptions) -> tuple[Tensor, Tensor, Tensor]:
     """Return what a mean divides the cross entropies and the z-losses by, and what makes a mean of no rows nan.
 
-    The divisors are 1 where they would be 0, which keeps the gradients 0 there, as torch's are.
+    The divisors of no rows are 1, which keeps the gradients 0 there, as torch's are.
     """
-    total, count = rows.weight.sum(), rows.count.sum()
-    nan_if_empty = (0 / total).detach()
-    if options.zero_if_all_ignored:
-        nan_if_empty = nan_if_empty.masked_fill(_is_all_ignored(rows.target), 0)
-    return total.masked_fill(total == 0, 1), count.masked_fill(count == 0, 1), nan_if_empty
-
-
-def _is_all_ignored(target: Tensor) -> Tensor:
-    """Return whether all rows are ignored, without waiting for a device."""
-    if target.is_floating_point():
-        return torch.tensor(target.shape[0] == 0, device=target.device)
-    return (target == IGNORED).all()
+    target, count = rows.target, rows.count
+    is_ignored = torch.zeros_like(count, dtype=torch.bool) if target.is_floating_point() else target == IGNORED
+    is_empty = is_ignored.all()
+    nan_if_empty = count.new_zeros(()).masked_fill(is_empty, 0 if options.zero_if_all_ignored else math.nan)
+    return rows.weight.sum().masked_fill(is_empty, 1), count.sum().masked_fill(is_empty, 1), nan_if_empty
 
 
 def _statistics_of_positions(problem: Problem, reduce: Callable[[Problem], Statistics]) -> Statistics:

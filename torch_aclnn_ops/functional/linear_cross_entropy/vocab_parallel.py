@@ -5,7 +5,7 @@ every process computes those of the whole vocabulary.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from numbers import Integral
 from typing import Any, NoReturn
@@ -162,7 +162,8 @@ def _local_problem(problem: Problem, shards: VocabularyShards, reduce_input_grad
         bias = None if bias is None else pad(bias, (0, 1))
         class_weight = None if class_weight is None else pad(class_weight, (0, 1))
         target = pad(target, (0, 1)) if target.is_floating_point() else target
-    local = problem._replace(linear_weight=weight, linear_bias=bias, target=target, class_weight=class_weight)
+    options = replace(problem.options, is_shard=True)
+    local = Problem(problem.input, weight, bias, target, class_weight, options, problem.request)
     if reduce_input_grad and (in_functorch_transform() or is_differentiated(problem.input)):
         # Parts of a 16-bit gradient are added up in float32, and rounded once. The fused operators round each part.
         input = problem.input if _is_fused(local) else widen(problem.input)

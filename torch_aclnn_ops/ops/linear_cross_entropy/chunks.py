@@ -35,6 +35,9 @@ class _Chunk:
         self._class_weight = None if problem.class_weight is None else problem.class_weight[classes]
         self._has_kernels = head.has_row_kernels
         number, length = classes.stop - classes.start, self.input.shape[0]
+        # A bias may mask all classes of a part of the vocabulary. A row without any class at all is nan.
+        is_part = problem.options.is_shard or number < problem.linear_weight.shape[0]
+        self._may_be_masked = is_part and problem.linear_bias is not None
         self.values = head.logits(self.input, classes, buffer[: length * number].view(length, number))
         self._tanh: Tensor | None = None
         softcap = problem.options.softcap
@@ -67,18 +70,22 @@ class _Chunk:
         """Turn the logits to the softmax."""
         logits, request = self.values, self._problem.request
         logits_max = logits.amax(1)
+        shift, is_masked = self._shift(logits_max)
         tokens = logits.argmax(1) if request.predicted_tokens else None
-        predicted = self._predicted(logits, logits_max)
-        weighted_sum = self._weighted(logits, logits_max) if request.weighted else None
-        log_sum_exp = self._to_softmax(logits_max)
+        weighted_sum = None
+        if request.weighted:
+            # Before they are added up: a sum of logits near the largest number would be infinite.
+            logits.sub_(shift.unsqueeze(1))
+            shift = torch.zeros_like(shift)
+            weighted_sum = logits.sum(1) if self._class_weight is None else logits @ self._class_weight
+        predicted = self._predicted(logits, shift)
+        log_sum_exp = self._to_softmax(shift, is_masked)
         if log_sum_exp is None:
             # The largest probability is exp(max - max) / sum exp(z - max). xlogy takes the logarithm of few numbers in
             # no time; log goes through MKL, whose threads have to be woken.
             log_sum_exp = -torch.xlogy(1, self.values.amax(1))
         entropy = torch.special.entr(self.values).sum(1) if request.entropy else None
-        if self._problem.linear_bias is not None:
-            # All classes may be masked by their bias.
-            is_masked = logits_max == -math.inf
+        if is_masked is not None:
             log_sum_exp.masked_fill_(is_masked, -math.inf)
             entropy = None if entropy is None else entropy.masked_fill_(is_masked, 0)
         return Statistics(logits_max, log_sum_exp, predicted, weighted_sum, entropy, tokens)
@@ -103,18 +110,23 @@ class _Chunk:
 
     def to_softmax(self) -> None:
         """Turn the logits to the softmax."""
-        needs_max = self._has_kernels or self._problem.linear_bias is not None
-        self._to_softmax(self.values.amax(1) if needs_max else None)
+        needs_max = self._has_kernels or self._may_be_masked
+        self._to_softmax(*(self._shift(self.values.amax(1)) if needs_max else (None, None)))
 
-    def _to_softmax(self, logits_max: Tensor | None) -> Tensor | None:
+    def _shift(self, logits_max: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return what is subtracted from the logits, and which rows are masked, if any may be."""
+        if not self._may_be_masked:
+            return logits_max, None
+        is_masked = logits_max == -math.inf
+        return logits_max.masked_fill(is_masked, 0), is_masked
+
+    def _to_softmax(self, shift: Tensor | None, is_masked: Tensor | None) -> Tensor | None:
         """Turn the logits to the softmax; return ``log sum exp(z - max)`` where it is found on the way."""
-        if self._problem.linear_bias is not None and logits_max is not None:
-            # Where the bias masks all classes of a part, any distribution does that is finite: its share is 0.
-            is_masked = logits_max == -math.inf
+        if is_masked is not None:
+            # Any distribution does that is finite: the share of a masked part is 0.
             self.values.masked_fill_(is_masked.unsqueeze(1), 0)
-            logits_max = logits_max.masked_fill(is_masked, 0)
-        if self._has_kernels and logits_max is not None:
-            log_sum_exp: Tensor = torch.ops.torch_aclnn_ops.linear_cross_entropy_softmax(self.values, logits_max)
+        if self._has_kernels and shift is not None:
+            log_sum_exp: Tensor = torch.ops.torch_aclnn_ops.linear_cross_entropy_softmax(self.values, shift)
             return log_sum_exp
         if self.values.is_cpu:
             torch.softmax(self.values, 1, out=self.values)
@@ -122,17 +134,11 @@ class _Chunk:
             self.values = self.values.softmax(1)
         return None
 
-    def _predicted(self, logits: Tensor, logits_max: Tensor) -> Tensor:
+    def _predicted(self, logits: Tensor, shift: Tensor) -> Tensor:
         if self.target.is_floating_point():
-            return (self._distribution() * (logits - logits_max.unsqueeze(1))).sum(1)
+            return (self._distribution() * (logits - shift.unsqueeze(1))).sum(1)
         at_target = logits.gather(1, self._column()).squeeze(1)
-        predicted = (at_target - logits_max).masked_fill_(at_target == -math.inf, -math.inf)
-        return predicted.masked_fill_(~self._is_here(), 0)
-
-    def _weighted(self, logits: Tensor, logits_max: Tensor) -> Tensor:
-        if self._class_weight is None:
-            return logits.sum(1) - logits.shape[1] * logits_max
-        return logits @ self._class_weight - self._class_weight.sum() * logits_max
+        return (at_target - shift).masked_fill_(~self._is_here(), 0)
 
     def _distribution(self) -> Tensor:
         target = widen(self.target[:, self._classes])

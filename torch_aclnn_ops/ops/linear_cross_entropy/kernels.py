@@ -98,10 +98,10 @@ def compute_loss_and_gradients(
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _PROBLEM = (
     "Tensor input, Tensor linear_weight, Tensor? linear_bias, Tensor target, Tensor? class_weight, float? softcap,"
-    " float temperature, SymInt? chunk_size, SymInt? max_memory, bool weighted, bool entropy, bool predicted_tokens,"
-    " bool[] gradients"
+    " float temperature, SymInt? chunk_size, SymInt? max_memory, bool is_shard, bool weighted, bool entropy,"
+    " bool predicted_tokens, bool[] gradients"
 )
-_PROBLEM_ARGUMENTS = 13
+_PROBLEM_ARGUMENTS = 14
 
 
 def _define(
@@ -119,9 +119,9 @@ def _define(
 
 def _problem(arguments: Sequence[Any]) -> Problem:
     """Return the problem whose arguments were made by :func:`flatten`."""
-    weighted, entropy, predicted_tokens, gradients = arguments[9:_PROBLEM_ARGUMENTS]
+    weighted, entropy, predicted_tokens, gradients = arguments[10:_PROBLEM_ARGUMENTS]
     request = Request(weighted, entropy, predicted_tokens, tuple(gradients))
-    return Problem._make((*arguments[:5], LogitOptions(*arguments[5:9]), request))
+    return Problem._make((*arguments[:5], LogitOptions(*arguments[5:10]), request))
 
 
 def flatten(problem: Problem) -> tuple[Any, ...]:
@@ -129,13 +129,15 @@ def flatten(problem: Problem) -> tuple[Any, ...]:
     options, request = problem.options, problem.request
     return (
         *problem[:5],
-        *(options.softcap, options.temperature, options.chunk_size, options.max_memory),
+        *(options.softcap, options.temperature, options.chunk_size, options.max_memory, options.is_shard),
         *(request.weighted, request.entropy, request.predicted_tokens, request.gradients),
     )
 
 
 def _statistics_kernel(*args: Any) -> list[Tensor]:
-    return [result for result in compute_statistics(_problem(args)) if result is not None]
+    problem = _problem(args)
+    problem.check_memory(any(problem.request.gradients))
+    return [result for result in compute_statistics(problem) if result is not None]
 
 
 def _statistics_fake(*args: Any) -> list[Tensor]:

@@ -1,6 +1,6 @@
 """How the rows of a linear cross entropy are cut."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NoReturn
 
@@ -31,6 +31,13 @@ class LogitOptions:
     chunk_size: int | None = None  # rows whose logits are held at a time
     # bytes that may be held beyond arguments and results, where ``chunk_size`` is not given
     max_memory: int | None = None
+    is_shard: bool = False  # the classes are a part of a vocabulary
+
+    def without_needless_softcap(self, dtype: torch.dtype) -> "LogitOptions":
+        """Leave out a softcap beyond the largest number of the logits' dtype, in which it would be infinite."""
+        if self.softcap is None or self.softcap / min(self.temperature, 1) <= torch.finfo(dtype).max:
+            return self
+        return replace(self, softcap=None)
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,11 @@ class Problem(NamedTuple):
         """Whether the logits are the products, but for the temperature, and the targets are classes."""
         return self.linear_bias is None and self.options.softcap is None and not self.target.is_floating_point()
 
+    def check_memory(self, is_differentiated: bool) -> None:
+        """Refuse too little memory for the backward pass now, if there may be one; the forward pass checks its own."""
+        if is_differentiated and self.options.max_memory is not None:
+            self.plan_rows()
+
     def plan_statistics(self) -> Plan:
         """Cut rows and classes where only statistics are made."""
         return plan.plan_statistics(self._sizes(), self.options, self._copies())

@@ -1,0 +1,137 @@
+"""Errors of every operator against float64, beside torch's own: writes ``docs/precision.md``.
+
+``python -m torch_aclnn_ops.host_npu -m benchmarks.errors`` measures on the host NPU too.
+"""
+
+import argparse
+import math
+import platform
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+
+from torch_aclnn_ops import _cpu_extension, host_npu, ops
+
+import torch
+from torch import Tensor
+
+from benchmarks._errors_cases import CASES, Arguments, Case, Draw, Results
+from benchmarks._harness import format_table
+
+PAGE = Path(__file__).parents[1] / "docs" / "precision.md"
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+NOT_TAKEN = "not taken"
+
+_TEXT = """\
+# How exact the operators are
+
+Written by `make precision`, not by hand.
+
+Each row compares one result of a call with the same call in float64 on the same arguments, which are rounded to the
+row's dtype before. A cell has the largest and the mean error of its elements in ulp: in steps of the row's dtype at
+the true value or, where that is smaller, at the mean magnitude of the true values, because a sum that cancels has no
+more digits than its terms. Unlike a relative error, an ulp says how near a result is to the best that its dtype can
+hold, which is within 0.5. Float32 results of 16-bit arguments (losses, statistics of rows) are counted in the steps of
+16 bits too.
+
+"CPU" and "{npu}" are this package: raw operators, and the drop-in `linear_cross_entropy`. "torch" is torch's own on
+the CPU in the row's dtype: `aten`'s function of the same name; `linear` and `cross_entropy`, or their parts;
+`_fused_adamw_` and `lerp_`. What CANN's operator refuses is *{not_taken}*; inf is an error of an infinite result, or
+of nan. "By frequency" is `scale_grad_by_freq`. The random numbers are always the same.
+
+{machine}
+
+"""
+
+
+def ulps(result: Tensor, truth: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the errors in steps of a dtype, at the true values or at their mean magnitude, whatever is larger."""
+    info = torch.finfo(dtype)
+    result, truth = result.double().flatten(), truth.double().flatten()
+    finite = truth.abs() <= info.max
+    magnitude = truth[finite].abs().mean() if finite.any() else truth.new_zeros(())
+    exponent = truth.abs().clamp(info.tiny, info.max).maximum(magnitude).log2().floor()
+    error = (result - truth).abs() / (info.eps * exponent.exp2())
+    is_same = (result == truth) | (~finite & (result.abs() > info.max) & (result.sign() == truth.sign()))
+    return error.masked_fill(is_same, 0).nan_to_num(math.inf, posinf=math.inf)
+
+
+def _on(device: str, args: Arguments) -> Arguments:
+    return tuple(arg.to(device) if isinstance(arg, Tensor) else arg for arg in args)
+
+
+def _exact(case: Case, args: Arguments) -> Results:
+    is_wide = [isinstance(arg, Tensor) and arg.is_floating_point() for arg in args]
+    wide = tuple(arg.double() if to_double else arg for arg, to_double in zip(args, is_wide, strict=True))
+    return (case.truth or case.ours)(*wide)
+
+
+def _on_npu(case: Case, args: Arguments) -> Results | None:
+    """Return the results of an NPU, or ``None`` if CANN's operator does not take the arguments."""
+    args = _on("npu", args)
+    if case.operator in ops.__all__ and getattr(ops, case.operator).why_not_cann(*args) is not None:
+        return None
+    return {name: result.cpu() for name, result in case.ours(*args).items()}
+
+
+def rows(cases: Sequence[Case], npu: str | None = None, is_small: bool = False) -> Iterator[dict[str, str]]:
+    """Measure cases in every dtype; ``npu`` is what a device is called, if there is one."""
+    for case in cases:
+        for dtype in DTYPES:
+            args = case.draw(Draw(dtype, is_small))
+            measured: dict[str, Results | None] = {"CPU": case.ours(*args)}
+            if npu is not None:
+                measured[npu] = _on_npu(case, args)
+            measured["torch"] = case.torchs(*args)
+            for name, truth in _exact(case, args).items():
+                yield key_of(case, dtype, name) | {
+                    by: NOT_TAKEN if results is None else _errors(results[name], truth, dtype)
+                    for by, results in measured.items()
+                }
+
+
+def _errors(result: Tensor, truth: Tensor, dtype: torch.dtype) -> str:
+    found = ulps(result, truth, dtype)
+    return f"{found.max():.3g}; {found.mean():.2g}"
+
+
+def key_of(case: Case, dtype: torch.dtype, result: str) -> dict[str, str]:
+    """Return the cells of a row that say what it is about."""
+    return {
+        "operator": f"`{case.operator}`",
+        "arguments": case.distribution,
+        "dtype": str(dtype).removeprefix("torch."),
+        "result": result,
+    }
+
+
+def machine(has_npu: bool) -> str:
+    """Say what was measured with."""
+    vectors = "no compiled part" if _cpu_extension.why_unavailable() else f"{_cpu_extension.vectors()} in csrc/cpu"
+    versions = [f"torch {torch.__version__}"]
+    if has_npu:
+        versions.append(f"torch_npu {metadata.version('torch_npu')}")
+    capability = torch.backends.cpu.get_cpu_capability()
+    return f"Measured with {', '.join(versions)} on {platform.machine()}: {capability} in torch, {vectors}."
+
+
+def page(table: Sequence[dict[str, str]], npu: str | None) -> str:
+    """Return the page."""
+    text = _TEXT.format(not_taken=NOT_TAKEN, npu=npu or "host NPU", machine=machine(npu is not None))
+    return f"{text}{format_table(table)}\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure all cases, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=PAGE)
+    options = parser.parse_args(arguments)
+    npu = None
+    if hasattr(torch, "npu") and torch.npu.is_available():
+        npu = "host NPU" if host_npu.is_enabled() else "NPU"
+    options.output.parent.mkdir(exist_ok=True)
+    options.output.write_text(page(list(rows(CASES, npu)), npu))
+
+
+if __name__ == "__main__":
+    main()

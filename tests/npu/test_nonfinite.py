@@ -1,0 +1,50 @@
+"""Numbers that are infinite, nan, or near the largest that their dtype has, on an NPU."""
+
+from torch_aclnn_ops import ops
+
+import pytest
+import torch
+
+from tests import test_ema_adam as ema_adam
+from tests import test_linear_cross_entropy_nonfinite as cases
+
+
+@pytest.mark.parametrize("ways", [{}, {"chunk_size": 2}], ids=str)
+@cases.each_option
+@pytest.mark.parametrize("name", [name for name in cases.CHANGES if name not in cases.SPREADING])
+def test_loss_and_gradients_are_nan_where_torchs_are(name, options, ways):
+    cases.assert_nan_where_torchs_are(cases.CHANGES[name], options, "npu", **ways)
+
+
+@pytest.mark.parametrize("options", [{}, {"reduction": "none"}], ids=str)
+@pytest.mark.parametrize("name", cases.CHANGES)
+def test_gradients_of_the_fused_operators_are_nan_where_torchs_are(name, options):
+    tensors, options = cases.tensors_and_options(cases.CHANGES[name], options, torch.bfloat16)
+    results, expected = (
+        cases.loss_and_gradients(function, tensors, options, *where)
+        for function, *where in ((cases.ours.linear_cross_entropy, "npu", torch.bfloat16), (cases.torchs,))
+    )
+    for result, other in zip(results, expected, strict=True):
+        assert result[other.isnan()].isnan().all()
+        assert not result[~other.isfinite()].isfinite().any()
+
+
+@pytest.mark.parametrize("scale", [1e38, -1e38])
+def test_label_smoothing_survives_logits_near_the_largest_number(scale):
+    cases.assert_smoothing_survives_large_logits(scale, {}, "npu")
+
+
+@pytest.mark.parametrize("options", cases.LARGE_SOFTCAPS, ids=str)
+def test_a_softcap_beyond_the_largest_number_leaves_the_logits_as_they_are(options):
+    cases.assert_a_large_softcap_leaves_the_logits(options, "mean", "npu")
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("name", ["grad", *ema_adam.STATE])
+def test_a_step_makes_the_same_values_infinite_or_nan_as_on_a_cpu(name, value):
+    tensors = ema_adam.make_tensors(torch.float32)
+    tensors[name][0] = value
+    on_npu = {name: tensor.npu() for name, tensor in tensors.items()}
+    ops.apply_fused_ema_adam_(**on_npu, step=torch.tensor(7).npu(), **ema_adam.OPTIONS)
+    for state, expected in ema_adam.run(tensors).items():
+        torch.testing.assert_close(on_npu[state].cpu(), expected, equal_nan=True)
