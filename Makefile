@@ -21,7 +21,7 @@ else
 ON_NPU = $(RUN)
 endif
 
-.PHONY: setup demo test test-all matrix aarch64 lint bench soak audit precision coverage clean
+.PHONY: setup demo test test-all matrix aarch64 lint bench soak audit precision phase-one coverage clean
 
 setup: $(INSTALLED) $(BUILT)
 
@@ -51,6 +51,10 @@ test-all: setup
 # Every version of torch that is served, each in an environment of its own; downloads and takes hours.
 matrix:
 	$(PYTHON) .ci/matrix.py
+
+# A million random calls of the host NPU's phase one, compared with CANN's rules; some minutes.
+phase-one: setup
+	$(RUN) -m tests.phase_one
 
 lint: setup
 	$(RUN) -m ruff check .

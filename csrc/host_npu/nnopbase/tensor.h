@@ -121,6 +121,12 @@ struct aclTensor {
     std::uint64_t generation = 0;
     host_npu::Layout layout;
     void* storage = nullptr;
+
+    // Becomes a contiguous view of another shape.
+    void set_shape(const host_npu::Dims& shape) {
+        layout.shape = shape;
+        layout.strides = host_npu::contiguous_strides(shape);
+    }
 };
 
 struct aclTensorList {

@@ -38,14 +38,17 @@ void require_kernel(const Named& self, const Named& target, const Named& weight)
     require(self->dtype == target->dtype, kInnerNullPointer, "no kernel takes self in ", dtype_name(self->dtype),
             " and target in ", dtype_name(target->dtype));
     if (weight.tensor == nullptr || weight->shape == self->shape) return;
-    const bool broadcasts = soc() != Soc::Ascend950 && broadcast({&weight->shape, &self->shape}) == self->shape;
-    if (broadcasts) return;
+    const bool newest = soc() == Soc::Ascend950;
+    // The newest tiling compares the shapes, but takes a scalar for one element.
+    if (newest && weight->shape.rank() + self->shape.rank() == 1 && weight->numel() == self->numel()) return;
+    if (!newest && broadcast({&weight->shape, &self->shape}) == self->shape) return;
     require(false, kInnerNullPointer, "the kernel does not take weight's shape ", to_string(weight->shape),
             " with self's ", to_string(self->shape));
 }
 
 Plan plan_forward(const Named& self, const Named& target, const Named& weight, std::int64_t reduction,
-                  const Named& out) {
+                  aclTensor* const filled) {
+    const Named out{"out", filled};
     // The null pointers go unnoticed until the graph is built.
     require_present({self, target, out}, kInnerNullPointer);
     for (const auto& argument : {self, target, out}) require_dtype(argument, float_dtypes());
@@ -59,7 +62,8 @@ Plan plan_forward(const Named& self, const Named& target, const Named& weight, s
 
     const auto dtype = self->dtype;
     if (self->empty()) {
-        // All of out is filled, whatever its shape.
+        // All of out's storage is filled: what CANN takes for out's original shape is that of its storage.
+        filled->set_shape(out->storage_shape);
         require_view_copy({out->shape, dtype}, out);
         return {.kernel = [=](const KernelArguments& arguments) { fill(arguments[3], loss_of_empty(reduction)); }};
     }
@@ -168,7 +172,7 @@ aclnnStatus aclnnBinaryCrossEntropyGetWorkspaceSize(const aclTensor* self, const
                                                     const aclTensor* weight, std::int64_t reduction, aclTensor* out,
                                                     std::uint64_t* workspaceSize, aclOpExecutor** executor) {
     return PhaseOne(kForward, workspaceSize, executor).with(self, target, weight, out, reduction).run([&] {
-        return plan_forward({"self", self}, {"target", target}, {"weight", weight}, reduction, {"out", out});
+        return plan_forward({"self", self}, {"target", target}, {"weight", weight}, reduction, out);
     });
 }
 

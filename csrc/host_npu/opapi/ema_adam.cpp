@@ -93,6 +93,9 @@ void require_nd(const Named& argument) {
 Plan plan(Arguments states, const Named& step, const Hyperparameters& p) {
     const auto& grad = *states.begin();
     const auto outputs = std::span(states.begin() + 1, states.end());
+    // Strided arguments are copied before the others are looked at.
+    require_copyable(states);
+    require_copyable({step});
     constexpr DtypeSet dtypes{ACL_FLOAT, ACL_FLOAT16, ACL_BF16};
     for (const auto& state : states) {
         require_dtype(state, dtypes);
@@ -109,7 +112,12 @@ Plan plan(Arguments states, const Named& step, const Hyperparameters& p) {
         require(false, kTilingError, state.name, " has shape ", to_string(state->shape), ", which differs from grad's ",
                 to_string(grad->shape));
     }
-    // Strided arguments are copied; those that are outputs too are copied back.
+    // Strided outputs are copied back, from a tensor whose format has to have a name in the C interface.
+    for (const auto& out : outputs) {
+        const bool nameless = static_cast<int>(out->format) == kFormatDhwcn;
+        require(!nameless || !is_copied(out.layout()), kInnerNullPointer, out.name, " is strided and has format ",
+                kFormatDhwcn);
+    }
     Intermediates copies;
     for (const auto& state : states) copies.argument(state.layout(), state->dtype);
     copies.argument(step.layout(), step->dtype);

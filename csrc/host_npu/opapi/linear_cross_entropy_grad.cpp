@@ -113,39 +113,46 @@ void check_sizes(const Given& given) {
     require_shape(given.weight_grad, {vocabulary, hidden});
 }
 
-// What only the tiling finds, and phase one reports as a null pointer inside.
-void check_tiling(const Given& given) {
-    const auto too_large = [](const char* what, std::int64_t size) {
-        require(false, kInnerNullPointer, "the tiling failed: ", what, " of ", size, " is too large");
-    };
-    if (given.hidden() > kMaxExtent) too_large("H", given.hidden());
-    if (!given.high_performance()) return;
-    // A row of the softmax, twice, has to fit the unified buffer.
+// The blocks that the tiling with a softmax splits the products into.
+struct Blocks {
+    std::int64_t m;
+    std::int64_t n;
+};
+
+Blocks blocks_for(std::int64_t rows) {
+    constexpr std::int64_t kManyRows = 23296;
+    // They live as long as the process: one call with many rows changes those after it too, even if it is refused.
+    static std::atomic<bool> had_many_rows{false};
+    if (rows >= kManyRows) had_many_rows = true;
+    return had_many_rows ? Blocks{256, 128} : Blocks{128, 256};
+}
+
+void require_extent(const char* what, std::int64_t size, bool fits) {
+    require(fits, kInnerNullPointer, "the tiling failed: ", what, " of ", size, " is too large");
+}
+
+// What only a tiling finds, phase one reports as a null pointer inside. Each returns the size of the workspace.
+std::uint64_t tile_softmax(const Given& given) {
+    const auto base = blocks_for(given.rows());
     const auto vocabulary = given.vocabulary();
-    if (vocabulary > kMaxVocabulary || round_up(4 * vocabulary, 64) > (kUnifiedBuffer - 32) / 2) {
-        too_large("V", vocabulary);
-    }
+    // A row of the softmax, twice, has to fit the unified buffer.
+    require_extent("V", vocabulary,
+                   vocabulary <= kMaxVocabulary && round_up(4 * vocabulary, 64) <= (kUnifiedBuffer - 32) / 2);
+    require_extent("H", given.hidden(), given.hidden() <= kMaxExtent);
     constexpr std::int64_t kTile = 64;
     const auto rows = round_up(given.rows(), 16);
     const auto last_tile = (rows - 1) % kTile + 1;
-    if (rows - last_tile > kMaxExtent) too_large("BT", given.rows());
+    require_extent("BT", given.rows(), rows - last_tile <= kMaxExtent);
+
+    const auto wanted = divide_up(2 * cube_cores() - 1, divide_up(given.hidden(), base.n)) + 1;
+    const auto useful = std::max(divide_up(given.rows(), base.m), divide_up(vocabulary, base.m));
+    const auto longest = std::max(round_up(vocabulary, 16), rows);
+    return static_cast<std::uint64_t>(longest * base.m * std::min(wanted, useful) * 2);
 }
 
-std::uint64_t high_performance_workspace(const Given& given) {
-    constexpr std::int64_t kManyRows = 23296;
-    // The tiling's sizes live as long as the process: one call with many rows changes those after it too.
-    static std::atomic<bool> had_many_rows{false};
-    if (given.rows() >= kManyRows) had_many_rows = true;
-    const std::int64_t base_m = had_many_rows ? 256 : 128;
-    const std::int64_t base_n = had_many_rows ? 128 : 256;
-    const auto wanted = divide_up(2 * cube_cores() - 1, divide_up(given.hidden(), base_n)) + 1;
-    const auto useful = std::max(divide_up(given.rows(), base_m), divide_up(given.vocabulary(), base_m));
-    const auto longest = std::max(round_up(given.vocabulary(), 16), round_up(given.rows(), 16));
-    return static_cast<std::uint64_t>(longest * base_m * std::min(wanted, useful) * 2);
-}
-
-std::uint64_t memory_friendly_workspace(const Given& given) {
+std::uint64_t tile_statistics(const Given& given) {
     const auto hidden = given.hidden();
+    require_extent("H", hidden, hidden <= kMaxExtent);
     const auto tiles = 2 * 4 * cube_cores() * (128 * 256 + 128 * hidden + 256 * hidden);
     const auto sums = 4 * (given.rows() * hidden + given.vocabulary() * hidden);
     return static_cast<std::uint64_t>(tiles + sums);
@@ -163,14 +170,17 @@ Plan plan(const Given& given, float label_smoothing) {
     check_sizes(given);
     if (given.input->empty() || given.weight->empty()) return {};
     require(is_a2_or_a3(), kRuntimeError, "the operator is not supported on this chip");
-    require_copyable({given.grad, given.input, given.weight, given.target_mask, given.masked_target, given.logits_max,
-                      given.sum_exp_logits, given.softmax});
-    check_tiling(given);
-
+    require_copyable({given.grad, given.input, given.weight, given.target_mask, given.masked_target});
+    // With a softmax the statistics are not looked at.
+    if (given.high_performance()) {
+        require_copyable({given.softmax});
+    } else {
+        require_copyable({given.logits_max, given.sum_exp_logits});
+    }
     Intermediates copies;
     for_each(given, [&](const Named& argument) { copies.argument(argument.layout(), argument->dtype); });
     const bool high_performance = given.high_performance();
-    const auto own = high_performance ? high_performance_workspace(given) : memory_friendly_workspace(given);
+    const auto own = high_performance ? tile_softmax(given) : tile_statistics(given);
     return {.workspace_size = kLibraryWorkspace + own + copies.total(),
             .kernel = high_performance ? from_softmax : from_statistics};
 }

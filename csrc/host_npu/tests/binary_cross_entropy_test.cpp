@@ -224,7 +224,31 @@ const Case weight_broadcasts{"binary_cross_entropy/weight_broadcasts", smaller_w
 const Case weight_does_not_broadcast{
     "binary_cross_entropy/weight_does_not_broadcast", smaller_weight<561103>, {"Ascend950"}};
 
-// Empty tensors have a loss of any shape: the shape of out, which CANN keeps.
+// The tiling takes a scalar for one element.
+const Case scalar_weight{"binary_cross_entropy/one_element_fits_a_scalar",
+                         [] {
+                             for (const auto& [self, weight] : {std::pair{Shape{}, Shape{1}}, {Shape{1}, Shape{}}}) {
+                                 BinaryCrossEntropy call;
+                                 call.self = floats(self, {0.3});
+                                 call.target = floats(self, {0.5});
+                                 call.weight = floats(weight, {2});
+                                 call.out = floats(self);
+                                 run(call);
+                                 expect_close(call.out.values(), {2 * 0.780324}, 1e-5, "out");
+                             }
+                         },
+                         {"Ascend950"}};
+
+Shape view_shape(const aclTensor* tensor) {
+    std::int64_t* dims = nullptr;
+    std::uint64_t rank = 0;
+    aclGetViewShape(tensor, &dims, &rank);
+    const Shape shape(dims, dims + rank);
+    delete[] dims;
+    return shape;
+}
+
+// Empty tensors have a loss of any shape: that of out's storage, of which out becomes a view.
 const Case empty_to_any_shape{"binary_cross_entropy/empty_fills_all_of_out", [] {
                                   for (std::int64_t reduction = 0; reduction < 3; ++reduction) {
                                       BinaryCrossEntropy call;
@@ -236,17 +260,30 @@ const Case empty_to_any_shape{"binary_cross_entropy/empty_fills_all_of_out", [] 
                                       run(call);
                                       const double loss = reduction == 1 ? NAN : 0;
                                       expect_close(call.out.values(), std::vector<double>(5, loss), 0, "out");
-                                      std::int64_t* dims = nullptr;
-                                      std::uint64_t rank = 0;
-                                      aclGetViewShape(call.out, &dims, &rank);
-                                      const Shape shape(dims, dims + rank);
-                                      delete[] dims;
-                                      expect(shape == Shape{5}, "out has another shape");
+                                      expect(view_shape(call.out) == Shape{5}, "out has another shape");
                                   }
                               }};
 
+const Case empty_to_the_storage{"binary_cross_entropy/empty_fills_out_s_storage", [] {
+                                    BinaryCrossEntropy call;
+                                    call.reduction = 2;
+                                    call.self = floats({0});
+                                    call.target = floats({0});
+                                    call.weight = {};
+                                    const View view{.strides = Shape{2}, .storage = Shape{2, 3}};
+                                    call.out = {ACL_FLOAT, {3}, {7}, view};
+                                    run(call);
+                                    expect_close(call.out.values(), std::vector<double>(6, 0), 0, "out");
+                                    expect(view_shape(call.out) == Shape{2, 3}, "out is not a view of its storage");
+                                    // It is changed before out's type is refused.
+                                    call.out = {ACL_FLOAT16, {3}, {7}, view};
+                                    expect_equal(phase_one(call).status, 561103, "the status");
+                                    expect(view_shape(call.out) == Shape{2, 3}, "the refused out was not changed");
+                                    recent_error();
+                                }};
+
 const Case empty_forward{"binary_cross_entropy/empty", [] {
-                             const double results[] = {7, NAN, 0};
+                             const double results[] = {0, NAN, 0};
                              for (std::int64_t reduction = 0; reduction < 3; ++reduction) {
                                  BinaryCrossEntropy call;
                                  call.reduction = reduction;

@@ -92,6 +92,32 @@ const Case formats{"apply_fused_ema_adam/formats", [] {
                        }
                    }};
 
+// Copies are made before anything else is looked at, and made back of tensors whose format has a name.
+const Case copies{
+    "apply_fused_ema_adam/strided", [] {
+        const View inside{.strides = Shape{8, 4, 2}, .storage = Shape{16}};
+        const View outside{.strides = Shape{8, 4, 2}, .storage = Shape{8}};
+        View nameless = inside;
+        nameless.format = static_cast<aclFormat>(31);  // DHWCN
+        const auto var = [](const View& view) {
+            return [=](EmaAdam& call) { call.var = {ACL_FLOAT, {2, 2, 2}, {1}, view}; };
+        };
+        check({
+            {"var outside of its storage", var(outside), 561103},
+            {"grad outside of its storage", [=](EmaAdam& call) { call.grad = {ACL_DOUBLE, {2, 2, 2}, {1}, outside}; },
+             561103},
+            {"step outside of its storage",
+             [=](EmaAdam& call) { call.step = {ACL_INT64, {2}, {1}, {.strides = Shape{2}, .storage = Shape{2}}}; },
+             561103},
+            {"var strided in DHWCN", var(nameless), 561103},
+        });
+        for (const auto member : {&EmaAdam::grad, &EmaAdam::var}) {
+            EmaAdam call;
+            call.*member = {ACL_FLOAT, {2, 2, 2}, {1}, member == &EmaAdam::grad ? nameless : inside};
+            run(call);
+        }
+    }};
+
 const Case dtypes{"apply_fused_ema_adam/dtypes",
                   [] {
                       for (const auto dtype : kFloatTypes) {
