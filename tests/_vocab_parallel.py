@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
 from torch_aclnn_ops import functional as F
+from torch_aclnn_ops import nn
 from torch_aclnn_ops.functional.linear_cross_entropy._distributed import sum_over_group
 from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import VocabularyShards
 
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 ROWS, FEATURES, CLASSES = 11, 6, 24
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -319,6 +321,38 @@ def distributed_tensors(vocabulary):
     return dict(zip(("copy.input", "copy.weight", "copy.bias"), gradients, strict=True))
 
 
+def distributed_head_and_a_group(vocabulary):
+    """A head that is a DTensor, and a group that says what its shards are, of an equal mesh."""
+    input, weight, _, target = Vocabulary(dtype=vocabulary.dtype).arguments()
+    options = {}
+    if not vocabulary.is_whole:
+        mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+        weight = distribute_tensor(weight.detach(), mesh, [Shard(0)]).requires_grad_()
+        options["process_group"] = dist.new_group(range(dist.get_world_size()))
+    loss = F.linear_cross_entropy(input, weight, target, **options)
+    of_input, of_weight = torch.autograd.grad(loss, (input, weight))
+    of_weight = of_weight.full_tensor() if isinstance(of_weight, DTensor) else of_weight
+    return {"copy.loss": loss, "copy.input": of_input, "copy.weight": of_weight}
+
+
+def module_with_a_distributed_head(vocabulary):
+    """A LinearCrossEntropyLoss whose linear layer is cut by classes."""
+    input, weight, _, target = Vocabulary(dtype=vocabulary.dtype).arguments()
+    module = nn.LinearCrossEntropyLoss(FEATURES, CLASSES, dtype=vocabulary.dtype, label_smoothing=0.1)
+    with torch.no_grad():
+        module.linear.weight.copy_(weight)
+    if vocabulary.is_whole:
+        loss = module(input, target)
+    else:
+        mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+        parallelize_module(module, mesh, {"linear": ColwiseParallel()})
+        loss = module(input, target, process_group=mesh.get_group())
+    loss.backward()
+    of_weight = module.linear.weight.grad
+    of_weight = of_weight.full_tensor() if isinstance(of_weight, DTensor) else of_weight
+    return {"copy.loss": loss, "copy.input": input.grad, "copy.weight": of_weight}
+
+
 def partial_gradient_of_a_distributed_input(vocabulary):
     """The input's gradient is a DTensor that says it is a part."""
     input, weight, _, target = Vocabulary(dtype=vocabulary.dtype).arguments()
@@ -426,6 +460,8 @@ FUNCTIONS = (
     forward_over_reverse,
     batched,
     distributed_tensors,
+    distributed_head_and_a_group,
+    module_with_a_distributed_head,
     partial_gradient_of_a_distributed_input,
     groups_of_some_processes,
     checkpointed,

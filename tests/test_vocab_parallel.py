@@ -144,7 +144,19 @@ DTENSOR_REFUSALS = {
     "replicated head": (
         lambda: {"linear_weight": _dtensor(HEAD, Replicate())},
         r"linear_weight must be a plain tensor, or a DTensor with placements \(Shard\(dim=0\),\) on a mesh of one"
-        r" dimension, but it has placements \(Replicate\(\),\) on a mesh of shape \(2,\); redistribute it",
+        r" dimension, but it has placements \(Replicate\(\),\) on a mesh of shape \(2,\); if fully_shard \(FSDP2\) has"
+        " sharded it, give fsdp_module, the model that has it, else redistribute it",
+    ),
+    "head that FSDP2 may have sharded": (
+        lambda: {"process_group": None},
+        "linear_weight must be a plain tensor where input is one, and neither process_group nor fsdp_module is given,"
+        r" but it is a DTensor with placements \(Shard\(dim=0\),\), which may mean two things: if fully_shard \(FSDP2\)"
+        " has sharded it, give fsdp_module, the model that has it; if the ranks share the vocabulary, and all have the"
+        " same input, give process_group, the group of its mesh, or an input that is a DTensor with",
+    ),
+    "input on another mesh": (
+        lambda: {"process_group": None, "input": _dtensor(INPUT, Replicate(), mesh=init_device_mesh("cpu", (1,)))},
+        r"input must have placements \(Replicate\(\),\) on linear_weight's mesh",
     ),
     "head of features": (lambda: {"linear_weight": _dtensor(HEAD, Shard(1))}, r"it has placements \(Shard\(dim=1\),\)"),
     "mesh of two dimensions": (
@@ -174,7 +186,8 @@ DTENSOR_REFUSALS = {
 @pytest.mark.parametrize("refusal", DTENSOR_REFUSALS)
 def test_other_placements_are_refused_by_a_sentence(two_ranks, refusal):
     make, sentence = DTENSOR_REFUSALS[refusal]
-    arguments = {"input": INPUT, "linear_weight": _dtensor(HEAD, Shard(0)), "target": TARGET} | make()
+    arguments = {"input": INPUT, "linear_weight": _dtensor(HEAD, Shard(0)), "target": TARGET}
+    arguments |= {"process_group": two_ranks} | make()
     with pytest.raises(ValueError, match=f"linear_cross_entropy: .*{sentence}"):
         F.linear_cross_entropy(**arguments)
 

@@ -48,6 +48,7 @@ __all__ = [
     "is_autocast_available",
     "is_batchedtensor",
     "is_functorch_wrapped_tensor",
+    "is_in_fsdp_forward",
     "is_legacy_batchedtensor",
     "is_traceable_wrapper_subclass",
     "legacy_get_string",
@@ -239,3 +240,9 @@ def device_types_of_group(group_name: str) -> tuple[str, ...]:
     """Return the types of device whose tensors a process group takes."""
     group = torch._C._distributed_c10d._resolve_process_group(group_name)  # type: ignore[arg-type]
     return tuple(device.type for device in group._device_types)
+
+
+def is_in_fsdp_forward(fsdp_module: Any) -> bool:
+    """Return whether FSDP2 takes what runs now for a part of a module's forward pass."""
+    name: str = fsdp_module._get_fsdp_state()._training_state.name
+    return name == "FORWARD"

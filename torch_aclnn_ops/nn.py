@@ -1,7 +1,7 @@
 """Drop-ins for modules of :mod:`torch.nn`: the same constructors, parameters and state dicts."""
 
 from collections.abc import Collection
-from typing import overload
+from typing import Any, overload
 
 from torch_aclnn_ops import functional as F
 from torch_aclnn_ops._torch_compat import LinearCrossEntropyLoss as _TorchLinearCrossEntropyLoss
@@ -165,16 +165,37 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
 
     @overload
     def forward(  # type: ignore[overload-overlap]  # the first that fits is taken
-        self, input: Tensor, target: Tensor, *, token_weight: Tensor | None = None, outputs: tuple[()] = ()
+        self,
+        input: Tensor,
+        target: Tensor,
+        *,
+        token_weight: Tensor | None = None,
+        outputs: tuple[()] = (),
+        process_group: Any = None,
     ) -> Tensor: ...
     @overload
     def forward(
-        self, input: Tensor, target: Tensor, *, token_weight: Tensor | None = None, outputs: Collection[str]
+        self,
+        input: Tensor,
+        target: Tensor,
+        *,
+        token_weight: Tensor | None = None,
+        outputs: Collection[str],
+        process_group: Any = None,
     ) -> F.LinearCrossEntropyOutput: ...
     def forward(
-        self, input: Tensor, target: Tensor, *, token_weight: Tensor | None = None, outputs: Collection[str] = ()
+        self,
+        input: Tensor,
+        target: Tensor,
+        *,
+        token_weight: Tensor | None = None,
+        outputs: Collection[str] = (),
+        process_group: Any = None,
     ) -> Tensor | F.LinearCrossEntropyOutput:
-        """Call :func:`torch_aclnn_ops.functional.linear_cross_entropy`."""
+        """Call :func:`torch_aclnn_ops.functional.linear_cross_entropy`.
+
+        ``process_group`` is for a ``linear`` that :class:`torch.distributed.tensor.parallel.ColwiseParallel` has cut.
+        """
         classes = (self.num_classes, *self.out_features)
         bias = self.linear.bias
         return F.linear_cross_entropy(
@@ -195,6 +216,7 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
             outputs=outputs,
             chunk_size=self.chunk_size,
             max_memory=self.max_memory,
+            process_group=process_group,
         )
 
     def extra_repr(self) -> str:

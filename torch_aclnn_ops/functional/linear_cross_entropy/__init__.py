@@ -17,6 +17,7 @@ from torch_aclnn_ops.functional.linear_cross_entropy import _arguments as argume
 from torch_aclnn_ops.functional.linear_cross_entropy import losses
 from torch_aclnn_ops.functional.linear_cross_entropy._batches import refuse_batches
 from torch_aclnn_ops.functional.linear_cross_entropy._distributed import local_arguments
+from torch_aclnn_ops.functional.linear_cross_entropy._fsdp import call_in_forward, refuse_flat_parameter
 from torch_aclnn_ops.functional.linear_cross_entropy.autograd import StatisticsFunction, statistics
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput, LossOptions
 from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import (
@@ -29,6 +30,7 @@ from torch_aclnn_ops.ops.linear_cross_entropy.problem import Problem, Request, S
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 __all__ = ["LinearCrossEntropyOutput", "StatisticsFunction", "linear_cross_entropy"]
 
@@ -56,6 +58,7 @@ def linear_cross_entropy(  # type: ignore[overload-overlap]  # the first that fi
     process_group: Any = ...,
     vocab_sizes: Sequence[int] | None = ...,
     reduce_input_grad: bool = ...,
+    fsdp_module: Module | None = ...,
 ) -> Tensor: ...
 @overload
 def linear_cross_entropy(
@@ -83,6 +86,7 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
     process_group: Any = None,
     vocab_sizes: Sequence[int] | None = None,
     reduce_input_grad: bool = True,
+    fsdp_module: Module | None = None,
 ) -> Tensor | LinearCrossEntropyOutput:
     """Compute the cross entropy of ``linear(input, linear_weight, linear_bias)`` without holding these logits.
 
@@ -133,6 +137,12 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
             collective, whose result the CPU waits for.
         reduce_input_grad: with ``process_group``, sum the gradient of ``input`` over the ranks, in float32. ``False``
             leaves it this rank's part, for instance for a reduce-scatter.
+        fsdp_module: the model with ``linear_weight`` and ``linear_bias``, parameters that
+            :func:`torch.distributed.fsdp.fully_shard` has sharded. The call is made as a forward pass of the sharded
+            module: the weights are whole in it and have the ``param_dtype`` of its policy, as the input has, and
+            gradients are reduced and averaged as those of other parameters. All ranks must make the call, with rows of
+            their own. Where the weights are whole anyway (in the forward pass of the module, or in a model that is not
+            sharded) it changes nothing.
 
     Returns:
         The loss: 0-dim, or with ``"none"`` of the shape of class indices; float32 for 16-bit inputs. With ``outputs``,
@@ -160,6 +170,8 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
     aclnnFusedLinearCrossEntropyLossGrad. Gradients in the forward pass: Hsu et al., "Liger Kernel" (2024); chunks:
     Wijmans et al., "Cut Your Losses in Large-Vocabulary Language Models" (2024).
     """
+    if fsdp_module is not None:
+        return call_in_forward(linear_cross_entropy, locals())
     if not arguments.are_plain(input, linear_weight, target, linear_bias, weight, token_weight):
         args = input, linear_weight, target, linear_bias, weight, token_weight, process_group, vocab_sizes
         input, linear_weight, target, linear_bias, weight, token_weight, process_group, vocab_sizes = local_arguments(
@@ -176,6 +188,7 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
     )
     whole = None if shards is None else shards.total
     if not arguments.is_supported(given, whole):
+        refuse_flat_parameter(linear_weight)
         refuse_batches(given, whole)
         if whole is not None:
             refuse_in_shards(given, whole)

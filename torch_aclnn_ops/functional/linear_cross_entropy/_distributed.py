@@ -136,8 +136,8 @@ own_part: Any = _linear(_own_part, lambda: own_part, gather_constant, lambda: ga
 copy_to_group: Any = _linear(_copy_to_group, lambda: copy_to_group, _sum_over_group, lambda: sum_over_group)
 sum_over_group: Any = _linear(_sum_over_group, lambda: sum_over_group, _copy_to_group, lambda: copy_to_group)
 
-_REMEDY = "redistribute it, or give every argument's full_tensor()"
 
+_OF_FSDP = "if fully_shard (FSDP2) has sharded it, give fsdp_module, the model that has it"
 
 _DTensorArguments = namedtuple(
     "_DTensorArguments", "input linear_weight target linear_bias weight token_weight process_group vocab_sizes"
@@ -148,8 +148,9 @@ def local_arguments(args: Sequence[Any], reduce_input_grad: bool) -> _DTensorArg
     """Return this process's tensors of a call with DTensors, and the cut of its vocabulary; other calls as they are.
 
     A head with the placement ``Shard(0)`` on a mesh of one dimension is vocab-parallel over the mesh's group, and so is
-    its bias. The gradients of DTensors are DTensors with the same placements. Plain tensors are taken for copies that
-    all ranks have, as ``Replicate()`` says of a DTensor.
+    its bias, if a process group or an input that is a DTensor on this mesh says so: the shards of FSDP2 look the same,
+    but there every rank has rows of its own. The gradients of DTensors are DTensors with the same placements. Plain
+    tensors are taken for copies that all ranks have, as ``Replicate()`` says of a DTensor.
 
     ``reduce_input_grad``: the input's gradient is whole on every rank, not a ``Partial()`` one.
     """
@@ -172,7 +173,14 @@ def local_arguments(args: Sequence[Any], reduce_input_grad: bool) -> _DTensorArg
         raise ValueError(
             "linear_cross_entropy: linear_weight must be a plain tensor, or a DTensor with placements (Shard(dim=0),)"
             f" on a mesh of one dimension, but it has placements {head.placements} on a mesh of shape"
-            f" {tuple(mesh.shape)}; {_REMEDY}"
+            f" {tuple(mesh.shape)}; {_OF_FSDP}, else redistribute it"
+        )
+    if given.process_group is None and "input" not in dtensors:
+        raise ValueError(
+            "linear_cross_entropy: linear_weight must be a plain tensor where input is one, and neither process_group"
+            f" nor fsdp_module is given, but it is a DTensor with placements {head.placements}, which may mean two"
+            f" things: {_OF_FSDP}; if the ranks share the vocabulary, and all have the same input, give process_group,"
+            " the group of its mesh, or an input that is a DTensor with Replicate() on this mesh"
         )
     if isinstance(given.linear_bias, Tensor) and "linear_bias" not in dtensors:
         raise ValueError(
@@ -184,14 +192,17 @@ def local_arguments(args: Sequence[Any], reduce_input_grad: bool) -> _DTensorArg
         if tensor.device_mesh != mesh or tensor.placements != accepted:
             raise ValueError(
                 f"linear_cross_entropy: {name} must have placements {accepted} on linear_weight's mesh, but it has"
-                f" placements {tensor.placements} on {tensor.device_mesh}; {_REMEDY}"
+                f" placements {tensor.placements} on {tensor.device_mesh}; redistribute it"
             )
     group = mesh.get_group()
     if given.process_group is not None and given.process_group != group:
-        raise ValueError(
-            "linear_cross_entropy: process_group must be None, or the group of linear_weight's mesh, where"
-            f" linear_weight is a DTensor, but it is {given.process_group!r}"
-        )
+        Members.of(given.process_group)  # raises if it is no group of this process
+        # Equal meshes may have groups of their own.
+        if dist.get_process_group_ranks(given.process_group) != dist.get_process_group_ranks(group):
+            raise ValueError(
+                "linear_cross_entropy: process_group must be None, or the group of linear_weight's mesh, where"
+                f" linear_weight is a DTensor, but it is {given.process_group!r}"
+            )
     sizes = _sizes_of_chunks(head.shape[0], mesh.size())
     if given.vocab_sizes is not None and tuple(given.vocab_sizes) != sizes:
         raise ValueError(

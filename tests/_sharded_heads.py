@@ -1,0 +1,472 @@
+"""Trainings with a head that FSDP has sharded, for test_sharded_heads.py; each process saves what it found.
+
+A case returns tensors by name: the loss of the whole batch, and whole gradients. Without processes, everything is
+computed in one.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
+from torch_aclnn_ops import functional as F
+from torch_aclnn_ops import nn as aclnn
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.utils.checkpoint import checkpoint
+
+ROWS, FEATURES, CLASSES = 16, 6, 21  # classes that processes cannot share evenly
+# Rows of four processes, of which two have two each.
+ROWS_OF_EACH = {
+    "different numbers of rows": (1, 2, 6, 7),
+    "a process whose rows are all ignored": (4, 4, 4, 4),
+    "a process without rows": (8, 8, 0, 0),
+}
+
+
+class Ranks:
+    """The processes that have a batch together, or a single one without rank."""
+
+    def __init__(self, split, size, rank=None, mesh=None):
+        self.split, self.size, self.rank, self.mesh = split, size, rank, mesh
+        self.is_one = rank is None
+
+    def rows(self, step=0, rank=None):
+        """Return a rank's tokens and targets of a batch, and how many targets of the whole batch are not ignored."""
+        tokens, targets = torch.randint(CLASSES, (2, ROWS), generator=torch.Generator().manual_seed(100 + step))
+        targets[3] = -100
+        if self.split == "a process whose rows are all ignored":
+            targets[ROWS // 2 :] = -100
+        count = (targets != -100).sum()
+        rank = self.rank if rank is None else rank
+        if rank is not None:
+            sizes = [sum(each) for each in torch.tensor(ROWS_OF_EACH[self.split]).chunk(self.size)]
+            tokens, targets = (rows.split(sizes)[rank] for rows in (tokens, targets))
+        return tokens, targets, count
+
+    def shard(self, *modules, **options):
+        """Shard modules, the innermost first; a list is a group."""
+        for module in () if self.is_one else modules:
+            fully_shard(module, mesh=self.mesh, **options)
+
+    def found(self, model, *losses):
+        """Return the mean of the processes' losses, and the gradients."""
+        total = sum(loss.detach().double() for loss in losses)
+        if not self.is_one:
+            dist.all_reduce(total)
+            total /= dist.get_world_size()
+        gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+        return {"loss": total} | {name: _whole(one) for name, one in gradients.items() if one is not None}
+
+
+def _whole(tensor):
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+class Model(nn.Module):
+    """A model whose forward pass ends before its head."""
+
+    def __init__(self, tied=False, bias=False, dtype=torch.float64):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(CLASSES, FEATURES, dtype=dtype)
+        self.layer = nn.Linear(FEATURES, FEATURES, dtype=dtype)
+        self.norm = nn.LayerNorm(FEATURES, dtype=dtype)
+        self.head = nn.Linear(FEATURES, CLASSES, bias=bias, dtype=dtype)
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        return self.norm(self.layer(self.embed(tokens)).tanh())
+
+
+class ModelWithLoss(Model):
+    """A model whose forward pass ends with the loss."""
+
+    def forward(self, ranks, **options):
+        tokens, targets, count = ranks.rows()
+        hidden = super().forward(tokens)
+        loss = F.linear_cross_entropy(hidden, self.head.weight, targets, reduction="sum", **options)
+        return loss * _factor(ranks, count)
+
+
+def _factor(ranks, count):
+    """Return what makes the mean over processes of sums over rows the mean over all rows."""
+    return 1 / count if ranks.is_one else ranks.size / count
+
+
+def loss_of(model, ranks, step=0, hidden_of=lambda hidden: hidden, **options):
+    """Return a process's loss, which is computed outside of the model's forward pass."""
+    tokens, targets, count = ranks.rows(step)
+    options = {"reduction": "sum", "fsdp_module": model, "linear_bias": model.head.bias} | options
+    loss = F.linear_cross_entropy(hidden_of(model(tokens)), model.head.weight, targets, **options)
+    return loss * _factor(ranks, count)
+
+
+def trained(model, ranks, **options):
+    """Return the loss and the gradients of one step."""
+    loss = loss_of(model, ranks, **options)
+    loss.backward()
+    return ranks.found(model, loss)
+
+
+def head_of_its_own(ranks, **options):
+    """A head that is sharded by itself, and the rest as usual."""
+    model = Model(bias=True)
+    ranks.shard(model.layer, model.head, model, **options)
+    return trained(model, ranks)
+
+
+def head_of_its_own_freed(ranks):
+    """Weights that are gathered again in the backward pass."""
+    return head_of_its_own(ranks, reshard_after_forward=True)
+
+
+def head_of_its_own_kept(ranks):
+    """Weights that stay whole until the backward pass."""
+    return head_of_its_own(ranks, reshard_after_forward=False)
+
+
+def head_of_the_model(ranks, tied=False, **options):
+    """A head among the parameters of the outermost module."""
+    model = Model(tied=tied)
+    ranks.shard(model.layer, model, **options)
+    return trained(model, ranks)
+
+
+def head_of_the_model_freed(ranks):
+    """The outermost module's weights, freed after its forward pass."""
+    return head_of_the_model(ranks, reshard_after_forward=True)
+
+
+def tied_head(ranks):
+    """The embedding's weight is the head's."""
+    return head_of_the_model(ranks, tied=True)
+
+
+def tied_head_freed(ranks):
+    """The embedding's weight, freed after the forward pass."""
+    return head_of_the_model(ranks, tied=True, reshard_after_forward=True)
+
+
+def tied_head_in_a_group(ranks):
+    """The embedding and the head sharded as one group."""
+    model = Model(tied=True)
+    ranks.shard([model.embed, model.head], model)
+    return trained(model, ranks)
+
+
+def norm_and_head_in_a_group(ranks):
+    """The last layers sharded as one group, of which the forward pass runs one."""
+    model = Model()
+    ranks.shard(model.layer, [model.norm, model.head], model)
+    return trained(model, ranks)
+
+
+def several_steps(ranks):
+    """Steps of an optimizer that is told of the shards."""
+    model = Model()
+    ranks.shard(model.head, model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    losses = []
+    for step in range(3):
+        optimizer.zero_grad()
+        losses.append(loss_of(model, ranks, step))
+        losses[-1].backward()
+        optimizer.step()
+    return ranks.found(model, *losses)
+
+
+def accumulated(ranks, tied=False):
+    """Gradients of two batches that are reduced once."""
+    model = Model(tied=tied)
+    ranks.shard(*([] if tied else [model.head]), model)
+    losses = []
+    for step in range(2):
+        if not ranks.is_one:
+            model.set_requires_gradient_sync(step == 1)
+        losses.append(loss_of(model, ranks, step))
+        losses[-1].backward()
+    return ranks.found(model, *losses)
+
+
+def accumulated_tied(ranks):
+    """Gradients of two batches with the embedding's weight."""
+    return accumulated(ranks, tied=True)
+
+
+def two_losses(ranks, **options):
+    """Two calls and one backward pass."""
+    model = Model()
+    ranks.shard(model.head, model, **options)
+    losses = [loss_of(model, ranks, step) for step in range(2)]
+    (losses[0] + 0.5 * losses[1]).backward()
+    return ranks.found(model, *losses)
+
+
+def two_losses_kept(ranks):
+    """Two calls with a head that stays whole between them."""
+    return two_losses(ranks, reshard_after_forward=False)
+
+
+def frozen_backbone(ranks):
+    """Only the head is trained."""
+    model = Model()
+    ranks.shard(model.head, model)
+    for part in (model.embed, model.layer, model.norm):
+        part.requires_grad_(False)
+    return trained(model, ranks)
+
+
+def frozen_head(ranks):
+    """Only the rest is trained."""
+    model = Model()
+    model.head.requires_grad_(False)
+    ranks.shard(model.head, model)
+    return trained(model, ranks)
+
+
+def other_outputs(ranks):
+    """Several results, whose backward pass computes the logits again."""
+    model = Model()
+    ranks.shard(model.head, model, reshard_after_forward=True)
+    tokens, targets, count = ranks.rows()
+    options = {"reduction": "none", "outputs": ("entropy", "predicted_tokens"), "softcap": 3.0}
+    result = F.linear_cross_entropy(model(tokens), model.head.weight, targets, **options, fsdp_module=model)
+    loss = (result.loss.sum() + 0.1 * result.entropy.sum()) * _factor(ranks, count)
+    loss.backward()
+    return ranks.found(model, loss)
+
+
+def loss_changed_in_place(ranks):
+    """A loss for each row, multiplied in place."""
+    model = Model()
+    ranks.shard(model.head, model, reshard_after_forward=True)
+    tokens, targets, count = ranks.rows()
+    losses = F.linear_cross_entropy(model(tokens), model.head.weight, targets, reduction="none", fsdp_module=model)
+    losses *= _factor(ranks, count)
+    loss = losses.sum()
+    loss.backward()
+    return ranks.found(model, loss)
+
+
+def checkpointed(ranks):
+    """A loss whose forward pass the backward pass runs again."""
+    model = Model()
+    ranks.shard(model.head, model, reshard_after_forward=True)
+    tokens, targets, count = ranks.rows()
+
+    def loss_of_hidden(hidden):
+        return F.linear_cross_entropy(hidden, model.head.weight, targets, reduction="sum", fsdp_module=model)
+
+    loss = checkpoint(loss_of_hidden, model(tokens), use_reentrant=False) * _factor(ranks, count)
+    loss.backward()
+    return ranks.found(model, loss)
+
+
+def after_an_evaluation(ranks):
+    """A call without gradients, and a step after it."""
+    model = Model()
+    ranks.shard(model.head, model)
+    with torch.no_grad():
+        evaluated = loss_of(model, ranks, 1)
+    return trained(model, ranks) | {"evaluated": ranks.found(model, evaluated)["loss"]}
+
+
+def _with_loss_in_the_forward_pass(ranks, parts, tied=False):
+    model = ModelWithLoss(tied=tied)
+    ranks.shard(*parts(model), model)
+    loss = model(ranks, fsdp_module=model)
+    loss.backward()
+    return ranks.found(model, loss)
+
+
+def loss_in_the_forward_pass(ranks):
+    """The weights are whole there already."""
+    return _with_loss_in_the_forward_pass(ranks, lambda model: [model.layer])
+
+
+def tied_loss_in_the_forward_pass(ranks):
+    """The embedding's weight, whole already."""
+    return _with_loss_in_the_forward_pass(ranks, lambda model: [model.layer], tied=True)
+
+
+def head_of_its_own_in_the_forward_pass(ranks):
+    """In the forward pass of the model, not in that of the head."""
+    return _with_loss_in_the_forward_pass(ranks, lambda model: [model.head])
+
+
+def group_in_the_forward_pass(ranks):
+    """In the forward pass of a group."""
+    return _with_loss_in_the_forward_pass(ranks, lambda model: [[model.norm, model.head]])
+
+
+def module_with_the_loss(ranks):
+    """A LinearCrossEntropyLoss, whose forward pass is its head's."""
+    model = Model()
+    model.head = aclnn.LinearCrossEntropyLoss(FEATURES, CLASSES, dtype=torch.float64, reduction="sum")
+    ranks.shard(model.head, model)
+    tokens, targets, count = ranks.rows()
+    loss = model.head(model(tokens), targets) * _factor(ranks, count)
+    loss.backward()
+    return ranks.found(model, loss)
+
+
+def lines_of_the_readme(ranks):
+    """What the README says."""
+    model = Model()
+    ranks.shard(model.layer, model.head, model)
+    tokens, targets, count = ranks.rows()
+    names = {"F": F, "model": model, "hidden": model(tokens), "targets": targets, "tokens_of_all_ranks": count}
+    names["world_size"] = 1 if ranks.is_one else ranks.size
+    readme = Path(__file__).parents[1].joinpath("README.md").read_text()
+    [lines] = re.findall(r"^# The head sharded by fully_shard.*?(?=^```)", readme, re.MULTILINE | re.DOTALL)
+    exec(lines, names)
+    names["loss"].backward()
+    return ranks.found(model, names["loss"])
+
+
+def fsdp1(ranks):
+    """FullyShardedDataParallel, with the loss in the forward pass."""
+    model = ModelWithLoss()
+    if not ranks.is_one:
+        model = FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
+    loss = model(ranks)
+    loss.backward()
+    if ranks.is_one:
+        return ranks.found(model, loss)
+    with FullyShardedDataParallel.summon_full_params(model, with_grads=True):
+        found = {name: tensor.clone() for name, tensor in ranks.found(model, loss).items()}
+    return {name.removeprefix("_fsdp_wrapped_module."): tensor for name, tensor in found.items()}
+
+
+def mixed_precision(ranks):
+    """Computed in bfloat16 and reduced in float32: the float32 mean of the bfloat16 gradients of all processes."""
+    if ranks.is_one:
+        return _mean_of_bfloat16_models(ranks)
+    model = Model(dtype=torch.float32)
+    dtypes = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
+    ranks.shard(model.head, mp_policy=MixedPrecisionPolicy(**dtypes))
+    ranks.shard(model, mp_policy=MixedPrecisionPolicy(**dtypes, output_dtype=torch.float32))
+    return trained(model, ranks)
+
+
+def _mean_of_bfloat16_models(ranks):
+    found = []
+    for rank in range(ranks.size):
+        model = Model(dtype=torch.float32).bfloat16()
+        tokens, targets, count = ranks.rows(rank=rank)
+        loss = F.linear_cross_entropy(model(tokens), model.head.weight, targets, reduction="sum") * (ranks.size / count)
+        loss.backward()
+        found.append(ranks.found(model, loss))
+    wide = [{name: tensor if name == "loss" else tensor.float() for name, tensor in one.items()} for one in found]
+    return {name: sum(one[name] for one in wide) / ranks.size for name in wide[0]}
+
+
+def hybrid(ranks, tied=False):
+    """Two replicas of a model that is sharded over two processes."""
+    model = Model(tied=tied)
+    if not ranks.is_one:
+        ranks.mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+    ranks.shard(*([] if tied else [model.head]), model)
+    losses = []
+    for step in range(2):
+        losses.append(loss_of(model, ranks, step))
+        losses[-1].backward()
+    return ranks.found(model, *losses)
+
+
+def hybrid_tied(ranks):
+    """Two replicas with the embedding's weight."""
+    return hybrid(ranks, tied=True)
+
+
+def vocab_parallel(ranks, by_input=False):
+    """A vocabulary over two processes, whose batch others do not have."""
+    model = Model(bias=True)
+    if ranks.is_one:
+        return trained(model, ranks)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("batches", "vocabulary"))
+    vocabulary = mesh["vocabulary"]
+    parallelize_module(model, vocabulary, {"head": ColwiseParallel()})
+    ranks = Ranks(ranks.split, 2, mesh.get_local_rank("batches"), mesh["batches"])
+    ranks.shard(model.layer, model.head, model)
+    if by_input:
+        return trained(model, ranks, hidden_of=lambda hidden: DTensor.from_local(hidden, vocabulary, [Replicate()]))
+    return trained(model, ranks, process_group=vocabulary.get_group())
+
+
+def vocab_parallel_by_the_input(ranks):
+    """The same, said by an input that is a DTensor."""
+    return vocab_parallel(ranks, by_input=True)
+
+
+OF_FOUR = (hybrid, hybrid_tied, vocab_parallel, vocab_parallel_by_the_input)
+FUNCTIONS = (
+    head_of_its_own,
+    head_of_its_own_freed,
+    head_of_its_own_kept,
+    head_of_the_model,
+    head_of_the_model_freed,
+    tied_head,
+    tied_head_freed,
+    tied_head_in_a_group,
+    norm_and_head_in_a_group,
+    several_steps,
+    accumulated,
+    accumulated_tied,
+    two_losses,
+    two_losses_kept,
+    frozen_backbone,
+    frozen_head,
+    other_outputs,
+    loss_changed_in_place,
+    checkpointed,
+    after_an_evaluation,
+    loss_in_the_forward_pass,
+    tied_loss_in_the_forward_pass,
+    head_of_its_own_in_the_forward_pass,
+    group_in_the_forward_pass,
+    module_with_the_loss,
+    lines_of_the_readme,
+    fsdp1,
+    mixed_precision,
+)
+_IN_EVERY_SPLIT = (head_of_its_own, tied_head_freed, accumulated, mixed_precision, *OF_FOUR)
+CASES = {
+    f"{function.__name__}, {split}": (function, split)
+    for function in FUNCTIONS + OF_FOUR
+    for split in ROWS_OF_EACH
+    if function in _IN_EVERY_SPLIT or split == "different numbers of rows"
+}
+
+
+def names(world_size):
+    """Return the cases of so many processes."""
+    return [name for name, (function, _) in CASES.items() if world_size == 4 or function not in OF_FOUR]
+
+
+def main(folder: str, rank: str, world_size: str) -> None:
+    """Run all cases as one of the processes."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=int(rank), world_size=int(world_size))
+    results = {}
+    for name in names(int(world_size)):
+        function, split = CASES[name]
+        try:
+            results[name] = function(Ranks(split, int(world_size), int(rank)))
+        except Exception as error:  # told by the test of the case
+            results[name] = f"{type(error).__name__}: {error}"
+        dist.barrier()
+    torch.save(results, Path(folder, f"{rank}.pt"))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,122 @@
+"""linear_cross_entropy with a head that FSDP has sharded over 2 and 4 processes: the loss and gradients of one."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from torch_aclnn_ops import functional as F
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from tests import _sharded_heads as cases
+
+_RUNS = [(world_size, name) for world_size in (2, 4) for name in cases.names(world_size)]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """Return what each process found in each case, by the number of processes."""
+    results = {}
+
+    def of(world_size):
+        if world_size not in results:
+            results[world_size] = _run(world_size, tmp_path_factory.mktemp("sharded_heads"))
+        return results[world_size]
+
+    return of
+
+
+def _run(world_size, folder):
+    command = [sys.executable, "-m", "tests._sharded_heads", str(folder)]
+    processes = [
+        subprocess.Popen([*command, str(rank), str(world_size)], cwd=Path(__file__).parents[1])
+        for rank in range(world_size)
+    ]
+    try:
+        assert [process.wait(timeout=600) for process in processes] == [0] * world_size
+    finally:
+        for process in processes:
+            process.kill()
+    return [torch.load(folder / f"{rank}.pt") for rank in range(world_size)]
+
+
+@pytest.mark.parametrize(("world_size", "name"), _RUNS, ids=lambda value: f"{value}")
+def test_loss_and_gradients_are_those_of_one_process_with_the_whole_batch(found, world_size, name):
+    function, split = cases.CASES[name]
+    truth = function(cases.Ranks(split, world_size))
+    tolerance = 1e-6 if function is cases.mixed_precision else 1e-12  # half of bfloat16's last place is 2e-3
+    for of_rank in found(world_size):
+        assert not isinstance(of_rank[name], str), of_rank[name]
+        assert of_rank[name].keys() == truth.keys()
+        for key, expected in truth.items():
+            assert expected.isfinite().all()
+            torch.testing.assert_close(of_rank[name][key], expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.fixture(scope="module")
+def first_of_two():
+    """This process as the first of two, whose collectives do nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+def _call(model, linear_weight, **options):
+    tokens, targets = torch.tensor([1, 2]), torch.tensor([2, 3])
+    return F.linear_cross_entropy(model(tokens), linear_weight, targets, **options)
+
+
+def test_a_head_that_fsdp2_has_sharded_is_refused_without_the_module(first_of_two):
+    model = cases.Model()
+    fully_shard(model.head)
+    with pytest.raises(ValueError, match=r"if fully_shard \(FSDP2\) has sharded it, give fsdp_module"):
+        _call(model, model.head.weight)
+
+
+def test_a_head_that_fsdp2_has_sharded_over_a_mesh_of_two_dimensions_is_refused_without_the_module(first_of_two):
+    model = cases.Model()
+    fully_shard(model.head, mesh=init_device_mesh("cpu", (1, 2), mesh_dim_names=("a", "b")))
+    with pytest.raises(ValueError, match=r"on a mesh of shape \(1, 2\); if fully_shard \(FSDP2\) has sharded it"):
+        _call(model, model.head.weight)
+
+
+def test_a_model_that_is_not_sharded_is_taken_as_it_is():
+    model = cases.Model()
+    assert torch.equal(_call(model, model.head.weight, fsdp_module=model), _call(model, model.head.weight))
+
+
+def test_the_module_must_be_a_module():
+    model = cases.Model()
+    with pytest.raises(TypeError, match="fsdp_module must be None or a torch.nn.Module, but it is True"):
+        _call(model, model.head.weight, fsdp_module=True)
+
+
+def test_the_head_must_be_a_parameter_of_the_module():
+    model = cases.Model()
+    sentence = "linear_weight must be a parameter of fsdp_module.* none of the 2 that this Linear has now"
+    with pytest.raises(ValueError, match=sentence):
+        _call(model, model.head.weight, fsdp_module=model.layer)
+
+
+@pytest.mark.parametrize("use_orig_params", [False, True])
+def test_a_head_of_fsdp1_is_refused_with_the_module(first_of_two, use_orig_params):
+    model = FullyShardedDataParallel(cases.Model(), device_id=torch.device("cpu"), use_orig_params=use_orig_params)
+    sentence = (
+        r"FullyShardedDataParallel \(FSDP1\) has whole weights in its forward pass only: call linear_cross_entropy"
+    )
+    head = next(model.parameters())
+    with pytest.raises(TypeError, match=f"fsdp_module must be a module that fully_shard has sharded; {sentence}"):
+        F.linear_cross_entropy(torch.ones(2, 6), head, torch.tensor([2, 3]), fsdp_module=model)
+
+
+def test_the_flat_shard_of_a_head_of_fsdp1_is_refused_with_a_remedy(first_of_two):
+    model = cases.Model()
+    model.head = FullyShardedDataParallel(model.head, device_id=torch.device("cpu"), use_orig_params=True)
+    sentence = r"linear_weight must have shape \(C, H\).* FullyShardedDataParallel \(FSDP1\) has whole weights in its"
+    with pytest.raises(RuntimeError, match=sentence):
+        _call(model, model.head.weight)

@@ -1,0 +1,84 @@
+"""Calls whose head FSDP has sharded.
+
+FSDP2 gathers a module's parameters for its forward pass, and reduces their gradients in its backward pass. A loss that
+is computed elsewhere has neither. So torch is told to take the call for a forward pass of the module.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch_aclnn_ops._torch_compat import is_in_fsdp_forward, tree_map
+
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+_Result = TypeVar("_Result")
+
+_METHOD = "_call_in_forward"
+_FSDP1 = (
+    "FullyShardedDataParallel (FSDP1) has whole weights in its forward pass only: call linear_cross_entropy in the"
+    " forward of the module that it wraps, or use fully_shard (FSDP2) and give fsdp_module"
+)
+
+
+def call_in_forward(function: Callable[..., _Result], arguments: dict[str, Any]) -> _Result:
+    """Call a function of ``linear_weight`` and ``linear_bias`` with these parameters of ``fsdp_module`` as a whole.
+
+    Only ``input`` goes through the hooks of FSDP2, which cast it as the module's policy says.
+    """
+    module = arguments.pop("fsdp_module")
+    if not isinstance(module, Module):
+        raise TypeError(f"linear_cross_entropy: fsdp_module must be None or a torch.nn.Module, but it is {module!r}")
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    found = {key: names[id(arguments[key])] for key in ("linear_weight", "linear_bias") if id(arguments[key]) in names}
+    if "linear_weight" not in found:
+        raise ValueError(
+            "linear_cross_entropy: linear_weight must be a parameter of fsdp_module, read from it for this call, but it"
+            f" is none of the {len(names)} that this {type(module).__name__} has now"
+        )
+
+    def call(input: Tensor) -> _Result:
+        whole = {key: module.get_parameter(name) for key, name in found.items()}
+        return function(**{**arguments, "input": input, **whole})
+
+    sharded = _sharded_module(module, found["linear_weight"])
+    if sharded is None or is_in_fsdp_forward(sharded):
+        return call(arguments["input"])
+    if not hasattr(sharded, _METHOD):
+        setattr(sharded, _METHOD, _call)
+        _fsdp().register_fsdp_forward_method(sharded, _METHOD)
+    result: _Result = getattr(sharded, _METHOD)(call, arguments["input"])
+    return result
+
+
+def refuse_flat_parameter(linear_weight: object) -> None:
+    """Say what to do with the flat part of a head that FSDP1 shows outside of its forward pass."""
+    if _fsdp() is not None and isinstance(linear_weight, Parameter) and linear_weight.dim() == 1:
+        raise RuntimeError(
+            "linear_cross_entropy: linear_weight must have shape (C, H) or (C, d_1, ..., d_K, H), but its shape is"
+            f" {list(linear_weight.shape)}; {_FSDP1}"
+        )
+
+
+def _fsdp() -> Any:
+    # The import takes a second, and without it nothing is sharded.
+    return sys.modules.get("torch.distributed.fsdp")
+
+
+def _call(function: Callable[[Tensor], Any], input: Tensor) -> Any:
+    # A view that is changed in place would lose the hooks that FSDP2 gives to results.
+    return tree_map(lambda result: result.clone() if isinstance(result, Tensor) else result, function(input))
+
+
+def _sharded_module(module: Module, parameter: str) -> Module | None:
+    """Return the module with which ``fully_shard`` was called for a parameter: the innermost one that has it."""
+    fsdp = _fsdp()
+    if fsdp is None:
+        return None
+    *path, _ = parameter.split(".")
+    modules = [module.get_submodule(".".join(path[:depth])) for depth in range(len(path) + 1)]
+    if any(isinstance(one, fsdp.FullyShardedDataParallel) for one in modules):
+        raise TypeError(f"linear_cross_entropy: fsdp_module must be a module that fully_shard has sharded; {_FSDP1}")
+    sharded = [one for one in modules if isinstance(one, fsdp.FSDPModule)]
+    return sharded[-1] if sharded else None
