@@ -218,7 +218,8 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
         bias_grad = linear_bias is not None and linear_bias.requires_grad
         gradients = (input.requires_grad, linear_weight.requires_grad, bias_grad)
     is_smoothed = True if label_smoothing > 0 else False  # a branch makes it a constant of compiled code
-    logit_options = logit_options.without_needless_softcap(accumulation_dtype(input.dtype))
+    if softcap is not None:
+        logit_options = logit_options.without_needless_softcap(accumulation_dtype(input.dtype))
     request = Request(is_smoothed, "entropy" in asked, loss_options.needs_tokens, gradients)
     problem = Problem(
         input if input.dim() == 2 else input.reshape(math.prod(input.shape[:-1]), input.shape[-1]),
