@@ -11,7 +11,7 @@ from torch_aclnn_ops._torch_compat import (
 )
 from torch_aclnn_ops.functional.linear_cross_entropy.formula import RowFunction, statistics_of_rows
 from torch_aclnn_ops.ops._checks import values_are_readable
-from torch_aclnn_ops.ops._derivatives import has_tangent, in_functorch_transform, is_batched, is_differentiated, vjp
+from torch_aclnn_ops.ops._derivatives import in_functorch_transform, is_batched, is_differentiated, vjp
 from torch_aclnn_ops.ops._differentiable import EagerOrCompiled
 from torch_aclnn_ops.ops._paths import log_path
 from torch_aclnn_ops.ops._raw_function import scatter
@@ -29,6 +29,7 @@ from torch_aclnn_ops.ops.linear_cross_entropy.shortcuts import small_loss_formul
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 # input, linear_weight, linear_bias, target, class_weight
 _BY_ROW = (True, False, False, True, False)
@@ -211,7 +212,9 @@ def makes_gradients_in_forward(problem: Problem, token_weight: Tensor | None) ->
         for tensor in (*problem[:5], token_weight):
             if tensor is None:
                 continue
-            if is_functorch_wrapped_tensor(tensor) or is_legacy_batchedtensor(tensor) or has_tangent(tensor):
+            if is_functorch_wrapped_tensor(tensor) or is_legacy_batchedtensor(tensor):
+                return False
+            if forward_ad.unpack_dual(tensor).tangent is not None:
                 return False
     for tensor in (problem.target, problem.class_weight, token_weight):
         if tensor is not None and tensor.requires_grad:
