@@ -8,12 +8,12 @@ import pytest
 from tests import faults
 from tests.test_npu import PACKAGE, _run, _run_program
 
-# Of the functions that the simulated libraries export: what returns nothing, a number, or what is asked for.
+# What returns nothing, or only an answer; AclSet... are other names of aclSet..., and a second phase needs a first one.
 CANNOT_FAIL = r"""
     ReleaseHugeMem UnInitHugeMemThreadLocal CanUsePTACache \w*PTA\w*HashKey \w*PTACacheThreadLocal PTA\w+ExecCache
     AddTensorAddrToCachedList aclDestroyTensorDesc aclopDestroyAttr aclSetTensorDescName aclGetDataBuffer\w+
     aclGetTensorDesc(Type|Format|NumDims) aclGetCompileoptSize aclAppLog aclGetRecentErrMsg
-    aclrt(Get|PeekAt)LastError Msprof\w+ host_npu_\w+ aclnn\w+(?<!GetWorkspaceSize)
+    AclSet\w+ aclrt(Get|PeekAt)LastError Msprof\w+ host_npu_\w+ aclnn\w+(?<!GetWorkspaceSize)
 """.split()
 
 
@@ -29,20 +29,22 @@ def test_every_function_that_can_fail_does_so_when_asked(tmp_path):
         import ctypes, re
         from torch_aclnn_ops import host_npu
 
-        wrong = []
+        runtime, wrong = ctypes.CDLL(None), []
+        runtime.aclGetRecentErrMsg.restype = ctypes.c_char_p
+        runtime.aclrtSetDevice(0)
         for name in {names}:
             if re.fullmatch({"|".join(CANNOT_FAIL)!r}, name):
                 continue
-            function = getattr(ctypes.CDLL(None), name)
+            function = getattr(runtime, name)
             function.restype = ctypes.c_uint64
             host_npu.reset()
+            runtime.aclGetRecentErrMsg()
             host_npu.count_calls()
             host_npu.fail(name, status=507899)
-            result = function(*[ctypes.c_void_p()] * 14)
-            if host_npu.stats().calls.get(name) != 1 or host_npu.stats().pending_failures:
-                wrong.append(name + " was not asked")
-            elif result % 2**32 not in (0, 507899) or (result and result % 2**32 == 0):
-                wrong.append(f"{{name}} returned {{result}}")
+            result = function(*[ctypes.c_void_p()] * 14) % 2**32
+            never_works = b"does not simulate" in (runtime.aclGetRecentErrMsg() or b"")
+            if not never_works and (host_npu.stats().calls.get(name) != 1 or result not in (0, 507899)):
+                wrong.append(name)
         print(wrong)
         """,
     )
@@ -105,8 +107,11 @@ def test_the_driver_sees_whatever_goes_wrong(tmp_path):
         assert line.startswith(expected), line
 
 
+# One of each kind; `make faults` takes all.
+SOME = "raw operators: (mse|.*loss_grad, )|modules: (MSE|Embedding)|optimizer: (plain|flat masters), step after 2"
+
+
 @pytest.mark.parametrize("mode", faults.MODES)
 def test_nothing_is_lost_whichever_function_fails(mode):
-    options = ("--every", "97")
-    result = _run("-m", "tests.faults", "--mode", mode, *options, **faults.MODES[mode])
+    result = _run("-m", "tests.faults", "--mode", mode, "--every", "17", "--only", SOME, **faults.MODES[mode])
     assert result.returncode == 0, result.stdout + result.stderr

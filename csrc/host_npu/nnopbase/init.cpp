@@ -36,9 +36,11 @@ aclnnStatus aclnnFinalize() {
 aclnnStatus aclDumpOpTensors(const char* opType, const char* opName, aclTensor** tensors, std::size_t inputTensorNum,
                              std::size_t outputTensorNum, aclrtStream) {
     using namespace host_npu;
-    const bool none = inputTensorNum + outputTensorNum == 0;
-    if (opType == nullptr || opName == nullptr || (tensors == nullptr && !none)) {
-        return failed(kNullPointer, "aclDumpOpTensors", "an argument is a null pointer");
-    }
-    return unless_it_fails(__func__, [] { return kSuccess; });
+    return unless_it_fails(__func__, [=, function = __func__] {
+        const bool none = inputTensorNum + outputTensorNum == 0;
+        if (opType == nullptr || opName == nullptr || (tensors == nullptr && !none)) {
+            return failed(kNullPointer, function, "an argument is a null pointer");
+        }
+        return kSuccess;
+    });
 }
