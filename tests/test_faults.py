@@ -65,7 +65,7 @@ FAULTY = {
         "one exception, then another: 'Faulty' object",
     ),
     "a tensor that is not destroyed": ("create_tensor(*[None] * 9)", "no exception, and left: 1 aclTensor"),
-    "memory that is not freed": ("kept.append(torch.ones(9).npu())", "no exception, and left: 2097216 bytes"),
+    "memory that is not freed": ("kept.append(torch.ones(9).npu())", "no exception, and left: 2097152 bytes"),
     "a process that ends": ("os.abort()", "the process ends by SIGABRT"),
     "a process that hangs": ("time.sleep(1000)", "the process hangs"),
 }
@@ -86,6 +86,7 @@ def test_the_driver_sees_whatever_goes_wrong(tmp_path):
         class Faulty:
             def __init__(self, code):
                 self.code, self.wrong = code, ""
+                torch.ones(1).npu()
 
             def act(self):
                 if runtime.aclrtGetDeviceCount(ctypes.byref(ctypes.c_uint32())):
