@@ -116,9 +116,10 @@ KNOWN = (
         "torch_npu's aclTensors stay",
         r".*",
         r".*",
-        r"one exception, and left: \d+ aclTensor",
+        r"(one|no) exception, and left: \d+ aclTensor",
         rf"(?!({OURS}): |torch_aclnn_ops).*",
-        "An exception in an operator of torch_npu's own leaves the aclTensors that it has made.",
+        "An exception in an operator of torch_npu's own leaves the aclTensors that it has made; where swap_ema_params()"
+        " does a copy again that has failed, nothing is raised.",
     ),
 )
 

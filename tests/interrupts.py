@@ -360,7 +360,12 @@ def main() -> None:
     print(f"{where}\n{report}", flush=True)
     if arguments.page:
         title = f"The optimizer interrupted: {where}"
-        write_section(arguments.page, title, f"python -m tests.interrupts --trials {arguments.trials}", str(report))
+        write_section(
+            arguments.page,
+            title,
+            f"python -m tests.interrupts --trials {arguments.trials}",
+            str(report).replace("\n", "\n\n"),
+        )
     status = bool(report.losses)
     if arguments.device is None and not status:
         names = ("trials", "every", "seed", *(["page"] if arguments.page else []))
