@@ -21,7 +21,7 @@ else
 ON_NPU = $(RUN)
 endif
 
-.PHONY: setup demo test test-all matrix aarch64 lint bench soak audit precision phase-one coverage clean
+.PHONY: setup demo test test-all matrix aarch64 lint bench soak audit precision phase-one faults coverage clean
 
 setup: $(INSTALLED) $(BUILT)
 
@@ -47,6 +47,11 @@ test: setup
 # Also the grids of cases that are marked as exhaustive.
 test-all: setup
 	$(RUN) -m pytest --quiet --numprocesses auto -m ""
+
+# Every call of every simulated function fails once, in every operator; signals and operators that fail in the optimizer.
+faults: setup
+	$(RUN) -m tests.faults --page docs/faults.md
+	$(RUN) -m tests.interrupts --page docs/faults.md
 
 # Every version of torch that is served, each in an environment of its own; downloads and takes hours.
 matrix:

@@ -97,12 +97,14 @@ class LinearCrossEntropyLoss(torch.nn.Module):
 
 @functools.wraps(torch.nn.functional.mse_loss)
 def _mse_loss(input, target, *args, **options):
-    if input.is_floating_point() and target.is_floating_point():
+    floats = input.is_floating_point() and target.is_floating_point()
+    if floats and input.dtype != target.dtype and not _torch_differentiates_mixed_dtypes():
         dtype = torch.promote_types(input.dtype, target.dtype)
         input, target = input.to(dtype), target.to(dtype)
     return torch.nn.functional.mse_loss(input, target, *args, **options)
 
 
+@functools.cache
 def _torch_differentiates_mixed_dtypes():
     input, target = torch.ones((), dtype=torch.float64, requires_grad=True), torch.ones(())
     try:
@@ -117,5 +119,4 @@ nn = SimpleNamespace(**vars(torch.nn))
 if not HAS_LINEAR_CROSS_ENTROPY:
     functional.linear_cross_entropy = _linear_cross_entropy
     nn.LinearCrossEntropyLoss = LinearCrossEntropyLoss
-if not _torch_differentiates_mixed_dtypes():
-    functional.mse_loss = _mse_loss
+functional.mse_loss = _mse_loss

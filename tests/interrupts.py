@@ -1,8 +1,8 @@
 """Interrupt and fail the optimizer everywhere, and look for what is lost: ``python -m tests.interrupts --help``.
 
-A trial does one step, or one swap of the averages, in which a signal comes, or an operator or a function of CANN fails.
-Afterwards every parameter must be updated with all that belongs to it, or not at all; the exception must have said
-which; and a second call must lead to where a run without a disturbance is, bit for bit.
+A trial does one step, or one swap of the averages, in which a signal comes or an operator of torch fails; what fails of
+CANN is in :mod:`tests.faults`. Afterwards every parameter must be updated with all that belongs to it, or not at all;
+the exception must have said which; and a second call must lead to where a run without a disturbance is, bit for bit.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
-from torch_aclnn_ops import host_npu
 from torch_aclnn_ops.optim import FusedEmaAdam
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests._figures import write_section
 from tests._optim import SETTINGS, STATE, Weights
 
-QUEUE = os.environ.get("TASK_QUEUE_ENABLE", "1")
 Action = Callable[[], None]
 Contents = tuple[Tensor, ...]  # of a parameter and its state
 WARM_UP = "ema_warmup"
@@ -171,6 +171,51 @@ def swap(trainee: Trainee) -> None:
             param.detach()
 
 
+@cache
+def contents_after(device: str, name: str, steps: int) -> list[Contents]:
+    """Return what belongs to each parameter after a step that nothing disturbs."""
+    trainee = Trainee(device, steps, **CONFIGURATIONS[name])
+    trainee.step()
+    return trainee.contents()
+
+
+class Attempt:
+    """A step or a swap that something is going to disturb.
+
+    Args:
+        device: ``"cpu"`` or ``"npu"``.
+        name: one of ``CONFIGURATIONS``.
+        action: ``"step"`` or ``"swap"``.
+        steps: how many were done before.
+    """
+
+    def __init__(self, device: str, name: str, action: str, steps: int) -> None:
+        self._after = contents_after(device, name, steps)
+        self._trainee = Trainee(device, steps, **CONFIGURATIONS[name])
+        self._before = self._trainee.contents()
+        self._is_step = action == "step"
+
+    def act(self) -> None:
+        if self._is_step:
+            self._trainee.step()
+        else:
+            swap(self._trainee)
+
+    def lost(self, error: BaseException | None) -> str:
+        """Say what was lost by this exception, or nothing."""
+        notes = "".join(getattr(error, "__notes__", ()))
+        if error is not None and ("half updated" in notes or "next call of step()" in str(error)):
+            self._trainee.optimizer.state_dict()  # which finishes what the exception has said is left
+        if not self._is_step:
+            return lost_by_swap(self._trainee, self._before)
+        if error is not None:
+            return lost_by_step(
+                self._trainee, self._before, self._after, told="the step updated these parameters" in notes
+            )
+        is_right = all(map(are_equal, self._trainee.contents(), self._after))
+        return "" if is_right else "a step without an exception is wrong"
+
+
 @dataclass
 class Report:
     """Counts of trials, and what was lost in which of them."""
@@ -181,7 +226,7 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"{kind}: {self.trials[kind]} trials, {self.disturbed[kind]} disturbed" for kind in self.trials]
-        return "\n".join([*lines, *self.losses, f"{len(self.losses)} lost"])
+        return "\n".join([*lines, f"{len(self.losses)} lost", *self.losses])
 
 
 class Campaign:
@@ -193,46 +238,24 @@ class Campaign:
     """
 
     def __init__(self, device: str, report: Report) -> None:
-        self.device, self.report, self.was_reached = device, report, True
-        self._references: dict[tuple[str, int], list[Contents]] = {}
+        self.device, self.report = device, report
 
-    def _after(self, name: str, steps: int) -> list[Contents]:
-        if (name, steps) not in self._references:
-            trainee = Trainee(self.device, steps, **CONFIGURATIONS[name])
-            trainee.step()
-            self._references[name, steps] = trainee.contents()
-        return self._references[name, steps]
-
-    def trial(self, kind: str, name: str, action: str, steps: int, disturb: Callable[[Action], None]) -> bool:
-        """Do an action that is disturbed; return whether an exception came."""
-        trainee = Trainee(self.device, steps, **CONFIGURATIONS[name])
-        before, after = trainee.contents(), self._after(name, steps)
-        self.report.trials[kind] += 1
-        told, is_disturbed, self.was_reached = False, False, True
+    def trial(self, kind: str, name: str, action: str, steps: int, disturb: Callable[[Action], None]) -> None:
+        """Do an action that is disturbed."""
+        attempt = Attempt(self.device, name, action, steps)
+        error: BaseException | None = None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                disturb(trainee.step if action == "step" else partial(swap, trainee))
-            except (KeyboardInterrupt, RuntimeError) as error:
-                is_disturbed = True
-                notes = "".join(getattr(error, "__notes__", ()))
-                told = "the step updated these parameters" in notes
-                if "half updated" in notes or "next call of step()" in str(error):
-                    trainee.optimizer.state_dict()  # which finishes what the exception has said is left
+                disturb(attempt.act)
+            except (KeyboardInterrupt, RuntimeError) as caught:
+                error = caught
             torch.set_grad_enabled(True)  # a signal inside torch.no_grad() itself leaves it off, whoever uses it
-            if self.device == "npu":
-                self.was_reached = not host_npu.stats().pending_failures
-                host_npu.reset()
-            self.report.disturbed[kind] += is_disturbed
-            if action == "swap":
-                lost = lost_by_swap(trainee, before)
-            elif is_disturbed:
-                lost = lost_by_step(trainee, before, after, told)
-            else:
-                lost = "" if all(map(are_equal, trainee.contents(), after)) else "a step without an exception is wrong"
+            self.report.trials[kind] += 1
+            self.report.disturbed[kind] += error is not None
+            lost = attempt.lost(error)
         if lost:
             self.report.losses.append(f"{kind}, {name}, {action} after {steps} steps: {lost}")
-        return is_disturbed
 
     def interrupt(self, trials: int, seed: int = 0) -> None:
         """Let a signal come at a random time."""
@@ -242,9 +265,9 @@ class Campaign:
         for i in range(trials):
             case = name, action, steps = cases[i % len(cases)]
             if case not in durations:
-                trainee = Trainee(self.device, steps, **CONFIGURATIONS[name])
+                attempt = Attempt(self.device, *case)
                 start = time.perf_counter()
-                (trainee.step if action == "step" else partial(swap, trainee))()
+                attempt.act()
                 durations[case] = time.perf_counter() - start
             delay = max(1e-6, chance.uniform(0, durations[case]))
             self.trial("signals", *case, partial(_with_timer, delay))
@@ -260,16 +283,6 @@ class Campaign:
                 if len(disturbance.seen) <= nth:
                     break
 
-    def fail_cann(self, functions: Sequence[str], every: int = 1) -> None:
-        """Let the n-th call of a simulated function fail, for every n."""
-        for case, function in itertools.product(itertools.product(CONFIGURATIONS, ("step", "swap"), (0, 2)), functions):
-            for nth in itertools.count(1, every):
-                host_npu.reset()
-                disturbance = partial(_with_failure, function, nth)
-                self.trial(f"failing {function}", *case, disturbance)
-                if not self.was_reached:
-                    break
-
 
 def _with_timer(delay: float, action: Action) -> None:
     signal.setitimer(signal.ITIMER_REAL, delay)
@@ -277,27 +290,6 @@ def _with_timer(delay: float, action: Action) -> None:
         action()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def _with_failure(function: str, nth: int, action: Action) -> None:
-    host_npu.fail(function, nth)
-    action()
-    torch.npu.synchronize()
-
-
-def functions_of_a_step() -> list[str]:
-    """Return the first phases of the operators that steps and swaps launch, and with no queue their second phases."""
-    host_npu.reset()
-    for configuration in CONFIGURATIONS.values():
-        trainee = Trainee("npu", 1, **configuration)
-        trainee.step()
-        swap(trainee)
-    torch.npu.synchronize()
-    operators = sorted(host_npu.stats().launches)
-    if QUEUE == "2":  # torch_npu's own first phases are queued: their failure ends the queue, as on a device
-        operators = ["aclnnApplyFusedEmaAdam"]
-    phases = [f"{name}GetWorkspaceSize" for name in operators]
-    return [*phases, "aclCreateTensor", *(operators if QUEUE == "0" else [])]
 
 
 class FailOperators(TorchDispatchMode):
@@ -344,13 +336,12 @@ def timer_raises() -> Iterator[None]:
 
 def run(device: str, trials: int, every: int, seed: int = 0) -> Report:
     """Run a campaign on a device."""
+    torch.set_num_threads(1)  # tiny tensors wait for threads longer than they work
     report = Report()
     campaign = Campaign(device, report)
     with timer_raises():
         campaign.interrupt(trials, seed)
     campaign.fail_operators(counts=(1, 2, 1000) if device == "cpu" else (1,), every=every)
-    if device == "npu":
-        campaign.fail_cann(functions_of_a_step(), every)
     return report
 
 
@@ -361,13 +352,24 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=1000, help="signals on each device")
     parser.add_argument("--every", type=int, default=1, help="of the calls that can fail, take every n-th")
     parser.add_argument("--seed", type=int, default=0, help="of the times of the signals")
+    parser.add_argument("--page", type=Path, help="a file that the counts are written to")
     arguments = parser.parse_args()
     device = arguments.device or "cpu"
     report = run(device, arguments.trials, arguments.every, arguments.seed)
-    print(f"{device}{f', TASK_QUEUE_ENABLE={QUEUE}' if device == 'npu' else ''}\n{report}", flush=True)
+    where = device if device == "cpu" else f"npu, TASK_QUEUE_ENABLE={os.environ.get('TASK_QUEUE_ENABLE', '1')}"
+    print(f"{where}\n{report}", flush=True)
+    if arguments.page:
+        title = f"The optimizer interrupted: {where}"
+        write_section(
+            arguments.page,
+            title,
+            f"python -m tests.interrupts --trials {arguments.trials}",
+            str(report).replace("\n", "\n\n"),
+        )
     status = bool(report.losses)
     if arguments.device is None and not status:
-        options = [f"--{name}={getattr(arguments, name)}" for name in ("trials", "every", "seed")]
+        names = ("trials", "every", "seed", *(["page"] if arguments.page else []))
+        options = [f"--{name}={getattr(arguments, name)}" for name in names]
         command = [sys.executable, "-m", "torch_aclnn_ops.host_npu", "-m", "tests.interrupts", "--device=npu", *options]
         for queue in ("0", "1", "2"):
             status |= bool(subprocess.run(command, env={**os.environ, "TASK_QUEUE_ENABLE": queue}).returncode)

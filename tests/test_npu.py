@@ -86,7 +86,8 @@ def test_other_chips(chip):
     assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-2000:]
 
 
-def test_a_failure_in_the_queue_is_raised_at_the_next_synchronisation(tmp_path):
+@pytest.mark.parametrize("queue", ["1", "2"])
+def test_a_failure_in_the_queue_is_raised_once_and_each_later_call_says_that_the_queue_has_ended(tmp_path, queue):
     result = _run_program(
         tmp_path,
         """
@@ -94,24 +95,25 @@ def test_a_failure_in_the_queue_is_raised_at_the_next_synchronisation(tmp_path):
         import torch
 
         one = torch.rand(3).npu()
+        torch.npu.synchronize()
         host_npu.fail("aclnnMseLossBackward", status=361001, message="EZ9903: asked for by a test")
-        try:
-            torch.ops.torch_aclnn_ops.mse_loss_backward(one, one, one, 0)
-            torch.npu.synchronize()
-        except RuntimeError as error:
-            assert "aclnnMseLossBackward" in str(error), error
-            alive = host_npu.stats().alive
-            assert not alive.get("aclTensor") and not alive.get("aclOpExecutor"), alive
-            print("raised")
-        try:
-            torch.ops.torch_aclnn_ops.mse_loss_backward(one, one, one, 0)
-            torch.npu.synchronize()
-        except RuntimeError as error:
-            print("raised again")
+        for _ in range(4):
+            try:
+                torch.ops.torch_aclnn_ops.mse_loss_backward(one, one, one, 0)
+                torch.npu.synchronize()
+                print("nothing")
+            except RuntimeError as error:
+                print(str(error).splitlines()[0])
+        alive = host_npu.stats().alive
+        assert not alive.get("aclTensor") and not alive.get("aclOpExecutor"), alive
         """,
+        TASK_QUEUE_ENABLE=queue,
     )
-    assert "raised" in result.stdout, result.stdout + result.stderr
-    assert "asked for by a test" in result.stdout + result.stderr
+    first, *later = result.stdout.splitlines()
+    assert first.startswith("The Inner error is reported as above") and first.endswith("aclnnMseLossBackward.")
+    assert "asked for by a test" in result.stderr
+    sentence = "aclnnMseLossBackward: torch_npu's task queue has ended with an operator that failed before this one, "
+    assert len(later) == 3 and all(line.startswith(sentence) for line in later), result.stdout + result.stderr
 
 
 def test_cann_without_an_operator_says_what_is_missing_and_what_works(tmp_path):

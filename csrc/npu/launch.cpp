@@ -4,6 +4,7 @@
 #include <torch_npu/csrc/core/npu/NPUStream.h>
 #include <torch_npu/csrc/framework/OpCommand.h>
 
+#include <atomic>
 #include <iostream>
 
 #include "determinism.h"
@@ -21,13 +22,15 @@ aclnn::Status PhaseTwoCall::run() noexcept {
     const aclnn::Status status = function_(workspace_, workspace_size_, std::exchange(executor_, nullptr), stream_);
     if (status != aclnn::kSuccess) {
         message_ = take_cann_message();
-        if (std::this_thread::get_id() != caller_) {
-            // On the queue's thread nobody may be left to raise it.
+        if (std::this_thread::get_id() == caller_) {
+            status_ = status;
+        } else {
+            // Torch_npu raises what fails on the queue's thread, once, without these words.
             std::cerr << describe_status(operator_name_.c_str(), Phase::kTwo, status, message_) << std::endl;
         }
-        status_.store(status, std::memory_order_release);
     }
     release();
+    has_run_.store(true, std::memory_order_release);
     return status;
 }
 
@@ -84,6 +87,13 @@ const PhaseTwoCall& Launch::enqueue() {
             throw;  // an earlier failure of the queue, not of this call
         }
     }
+    // Whoever has run the call has let go of it, and so has who will never run it.
+    const bool is_nobodys = call_.use_count() == 1;
+    std::atomic_thread_fence(std::memory_order_acquire);
+    TORCH_CHECK(!is_nobodys || call_->has_run(), operator_name_,
+                ": torch_npu's task queue has ended with an operator that failed before this one, and drops without a"
+                " word what it is given since then. Nothing is computed in this process any more, so it has to be"
+                " started again; TASK_QUEUE_ENABLE=0 does without the queue.");
     return *call_;
 }
 

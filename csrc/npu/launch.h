@@ -34,7 +34,11 @@ class PhaseTwoCall {
     // Runs phase two, which consumes the executor, and destroys the aclTensors.
     aclnn::Status run() noexcept;
 
-    aclnn::Status status() const { return status_.load(std::memory_order_acquire); }
+    // Whether run() has ended, in whichever thread.
+    bool has_run() const { return has_run_.load(std::memory_order_acquire); }
+
+    // What run() returned, with CANN's message, if it ran on the thread that made the call.
+    aclnn::Status status() const { return status_; }
     const std::string& message() const { return message_; }
 
   private:
@@ -49,7 +53,8 @@ class PhaseTwoCall {
     uint64_t workspace_size_ = 0;
     aclOpExecutor* executor_ = nullptr;
     c10::SmallVector<AclTensor, 12> tensors_;
-    std::atomic<aclnn::Status> status_ = aclnn::kSuccess;
+    std::atomic<bool> has_run_ = false;
+    aclnn::Status status_ = aclnn::kSuccess;
     std::string message_;
 };
 
@@ -80,7 +85,7 @@ class Launch {
     // After a refusal the executor, written or not, must not be touched.
     void forget_executor() { call_->executor_ = nullptr; }
 
-    // Allocates the workspace and queues phase two; returns its status where that is known already.
+    // Allocates the workspace and queues phase two; it has a status where there is no queue.
     const PhaseTwoCall& enqueue();
 
   private:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests._contract import HALF_DTYPES, Case, DropInContract, Maker, tables_of
+from tests.npu._linear_cross_entropy import CHUNKED, linear_case
 
 CASES = [
     pytest.param(case, id=f"{table.__module__.removeprefix('tests.test_')}-{table.__name__}-{case.name}")
@@ -41,17 +42,10 @@ def test_result_and_gradients_are_the_cpus(case, dtype):
         torch.testing.assert_close(result, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
-def _linear_case(dtype, rows=24, classes=160, features=16):
-    make = Maker(dtype)
-    target = make.index(classes, rows)
-    target[3] = -100
-    return make.normal(rows, features), make.normal(classes, features) * 0.2, target
-
-
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 def test_linear_cross_entropy_uses_the_fused_operators(dtype, reduction):
-    input, weight, target = _linear_case(dtype)
+    input, weight, target = linear_case(dtype)
     on_cpu = input.clone().requires_grad_(), weight.clone().requires_grad_()
     on_npu = input.npu().requires_grad_(), weight.npu().requires_grad_()
     host_npu.reset()
@@ -86,7 +80,7 @@ def test_linear_cross_entropy_uses_the_fused_operators(dtype, reduction):
     ids=str,
 )
 def test_the_fused_operators_serve_whatever_changes_a_rows_gradient_only(options):
-    input, weight, target = _linear_case(torch.bfloat16)
+    input, weight, target = linear_case(torch.bfloat16)
     target[5] = 0  # whose class weight is 0, so that only the z-loss has a gradient there
     on_cpu = input.clone().requires_grad_(), weight.clone().requires_grad_()
     on_npu = input.npu().requires_grad_(), weight.npu().requires_grad_()
@@ -115,7 +109,7 @@ def test_the_fused_operators_serve_whatever_changes_a_rows_gradient_only(options
 
 @pytest.mark.parametrize("options", [{}, {"softcap": 3.0}], ids=["fused", "chunked"])
 def test_a_compiled_linear_cross_entropy_takes_the_same_operators(options):
-    input, weight, target = _linear_case(torch.bfloat16)
+    input, weight, target = linear_case(torch.bfloat16)
     call = torch.compile(
         lambda *tensors: ours.linear_cross_entropy(*tensors, **options), fullgraph=True, backend="aot_eager"
     )
@@ -131,21 +125,9 @@ def test_a_compiled_linear_cross_entropy_takes_the_same_operators(options):
         torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance * theirs.abs().max().item())
 
 
-CHUNKED = {
-    "of linear_bias": {"linear_bias": torch.zeros(160, dtype=torch.bfloat16)},
-    "of softcap": {"softcap": 30.0},
-    "of temperature": {"temperature": 0.7},
-    "of chunk_size": {"chunk_size": 8},
-    "of max_memory": {"max_memory": 2**20},
-    "of label_smoothing": {"label_smoothing": 0.1},
-    "the entropy is asked for": {"outputs": ("entropy",)},
-    "the predicted tokens are asked for": {"outputs": ("token_accuracy",)},
-}
-
-
 @pytest.mark.parametrize("reason", CHUNKED)
 def test_a_linear_cross_entropy_that_the_fused_operators_cannot_do_says_why(reason):
-    hidden, head, target = (tensor.npu() for tensor in _linear_case(torch.bfloat16))
+    hidden, head, target = (tensor.npu() for tensor in linear_case(torch.bfloat16))
     options = {
         name: value.npu() if isinstance(value, torch.Tensor) else value for name, value in CHUNKED[reason].items()
     }
@@ -156,7 +138,7 @@ def test_a_linear_cross_entropy_that_the_fused_operators_cannot_do_says_why(reas
 
 
 def test_a_target_outside_the_classes_gives_nan_and_nothing_is_written_elsewhere():
-    input, weight, target = _linear_case(torch.bfloat16)
+    input, weight, target = linear_case(torch.bfloat16)
     target[5] = 160
     losses = ours.linear_cross_entropy(input.npu(), weight.npu(), target.npu(), reduction="none")
     assert losses.isnan().nonzero().flatten().tolist() == [5]
@@ -199,7 +181,7 @@ def test_explain_names_canns_operators_and_runs_nothing():
     assert torch_aclnn_ops.explain(nn.BCELoss(), input, target) == (
         "binary_cross_entropy_backward: aclnnBinaryCrossEntropyBackward"
     )
-    hidden, head, target = (tensor.npu() for tensor in _linear_case(torch.bfloat16))
+    hidden, head, target = (tensor.npu() for tensor in linear_case(torch.bfloat16))
     assert torch_aclnn_ops.explain(
         ours.linear_cross_entropy, hidden.requires_grad_(), head.requires_grad_(), target
     ) == (

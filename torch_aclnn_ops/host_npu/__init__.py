@@ -58,6 +58,7 @@ class Stats:
     Attributes:
         alive: Objects that were created and not destroyed, by kind: ``"aclTensor"``, ``"aclOpExecutor"``,
             ``"aclrtStream"``, ``"aclrtEvent"`` and others.
+        calls: How often each function that can fail was called since :func:`count_calls`.
         launches: How often the second phase of each operator was launched since the last :func:`reset`, by its name.
         device_bytes: Bytes that are allocated on each device. torch_npu keeps freed memory for later.
         peak_device_bytes: The largest ``device_bytes`` since the last :func:`reset`.
@@ -65,6 +66,7 @@ class Stats:
     """
 
     alive: dict[str, int]
+    calls: dict[str, int]
     launches: dict[str, int]
     device_bytes: dict[int, int]
     peak_device_bytes: dict[int, int]
@@ -224,6 +226,7 @@ def stats() -> Stats:
     counted = json.loads(_require_enabled().host_npu_stats_json())
     return Stats(
         alive=counted["alive"],
+        calls=counted["calls"],
         launches=counted["launches"],
         device_bytes={int(device): count for device, count in counted["device_bytes"].items()},
         peak_device_bytes={int(device): count for device, count in counted["peak_device_bytes"].items()},
@@ -232,7 +235,7 @@ def stats() -> Stats:
 
 
 def reset() -> None:
-    """Forget launches, peaks, and failures that were asked for; what is alive stays counted.
+    """Forget launches, calls, peaks, and failures that were asked for; what is alive stays counted.
 
     Raises:
         HostNpuError: The host NPU is not enabled.
@@ -243,6 +246,21 @@ def reset() -> None:
         {}
     """
     _require_enabled().host_npu_reset()
+
+
+def count_calls() -> None:
+    """Count the calls of every function that :func:`fail` can let fail, until the next :func:`reset`.
+
+    Raises:
+        HostNpuError: The host NPU is not enabled.
+
+    Example:
+        >>> host_npu.count_calls()  # doctest: +SKIP
+        >>> torch.ones(3, device="npu").cpu()  # doctest: +SKIP
+        >>> host_npu.stats().calls["aclrtMemcpyAsync"]  # doctest: +SKIP
+        1
+    """
+    _require_enabled().host_npu_count_calls()
 
 
 def fail(function: str, nth: int = 1, status: int = 500001, message: str = "failure asked for by a test") -> None:

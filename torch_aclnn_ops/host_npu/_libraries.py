@@ -49,6 +49,7 @@ def load_cann() -> ctypes.CDLL:
     runtime = loaded[0]
     runtime.host_npu_stats_json.restype = ctypes.c_char_p
     runtime.host_npu_reset.restype = None
+    runtime.host_npu_count_calls.restype = None
     runtime.host_npu_fail.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_char_p]
     runtime.host_npu_fail.restype = None
     return runtime

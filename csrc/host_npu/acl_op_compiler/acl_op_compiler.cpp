@@ -26,6 +26,15 @@ aclError refuse(aclError status, const std::string& text) {
     return status;
 }
 
+// Runs the body of an exported function, or returns the failure that a test asked for in this call.
+template <typename Body>
+aclError unless_it_fails(const std::string& function, const Body& body) {
+    if (const auto failure = host_npu::injected_failure(function.c_str())) {
+        return refuse(failure->first, function + ": " + failure->second);
+    }
+    return body();
+}
+
 aclError run_operator(const char* type, int inputs, const aclTensorDesc* const input[],
                       const aclDataBuffer* const source[], int outputs, const aclTensorDesc* const output[],
                       const aclDataBuffer* const destination[], aclrtStream stream) {
@@ -44,22 +53,28 @@ aclError aclopCompileAndExecute(const char* opType, int numInputs, const aclTens
                                 const aclDataBuffer* const inputs[], int numOutputs,
                                 const aclTensorDesc* const outputDesc[], aclDataBuffer* const outputs[],
                                 const aclopAttr*, aclopEngineType, aclopCompileType, const char*, aclrtStream stream) {
-    return run_operator(opType, numInputs, inputDesc, inputs, numOutputs, outputDesc, outputs, stream);
+    return unless_it_fails(__func__, [&] {
+        return run_operator(opType, numInputs, inputDesc, inputs, numOutputs, outputDesc, outputs, stream);
+    });
 }
 
 aclError aclopCompileAndExecuteV2(const char* opType, int numInputs, aclTensorDesc* inputDesc[],
                                   aclDataBuffer* inputs[], int numOutputs, aclTensorDesc* outputDesc[],
                                   aclDataBuffer* outputs[], aclopAttr*, aclopEngineType, aclopCompileType, const char*,
                                   aclrtStream stream) {
-    return run_operator(opType, numInputs, inputDesc, inputs, numOutputs, outputDesc, outputs, stream);
+    return unless_it_fails(__func__, [&] {
+        return run_operator(opType, numInputs, inputDesc, inputs, numOutputs, outputDesc, outputs, stream);
+    });
 }
 
 aclError aclSetCompileopt(aclCompileOpt opt, const char* value) {
-    if (value == nullptr) return refuse(ACL_ERROR_INVALID_PARAM, "aclSetCompileopt: value is null");
-    auto& all = options();
-    const std::lock_guard lock(all.mutex);
-    all.values[opt] = value;
-    return ACL_SUCCESS;
+    return unless_it_fails(__func__, [&] {
+        if (value == nullptr) return refuse(ACL_ERROR_INVALID_PARAM, "aclSetCompileopt: value is null");
+        auto& all = options();
+        const std::lock_guard lock(all.mutex);
+        all.values[opt] = value;
+        return ACL_SUCCESS;
+    });
 }
 
 size_t aclGetCompileoptSize(aclCompileOpt opt) {
@@ -70,12 +85,14 @@ size_t aclGetCompileoptSize(aclCompileOpt opt) {
 }
 
 aclError aclGetCompileopt(aclCompileOpt opt, char* value, size_t length) {
-    auto& all = options();
-    const std::lock_guard lock(all.mutex);
-    const auto& text = all.values[opt];
-    if (value == nullptr || length < text.size() + 1) {
-        return refuse(ACL_ERROR_INVALID_PARAM, "aclGetCompileopt: value has no room for the option");
-    }
-    std::memcpy(value, text.c_str(), text.size() + 1);
-    return ACL_SUCCESS;
+    return unless_it_fails(__func__, [&] {
+        auto& all = options();
+        const std::lock_guard lock(all.mutex);
+        const auto& text = all.values[opt];
+        if (value == nullptr || length < text.size() + 1) {
+            return refuse(ACL_ERROR_INVALID_PARAM, "aclGetCompileopt: value has no room for the option");
+        }
+        std::memcpy(value, text.c_str(), text.size() + 1);
+        return ACL_SUCCESS;
+    });
 }

@@ -16,10 +16,12 @@ struct aclopAttr {
 
 namespace {
 
-template <typename Object>
-Object* counted(const char* kind, Object* object) {
+// Makes an object that is counted, or nothing if a test asked for that.
+template <typename Object, typename... Members>
+Object* create(const char* function, const char* kind, Members&&... members) {
+    if (injected_failure(function)) return nullptr;
     count_alive(kind, 1);
-    return object;
+    return new Object{std::forward<Members>(members)...};
 }
 
 template <typename Object>
@@ -40,7 +42,7 @@ std::int32_t add_attribute(const char* function, aclopAttr* attr, const char* na
 }  // namespace
 
 aclDataBuffer* aclCreateDataBuffer(void* data, size_t size) {
-    return counted("aclDataBuffer", new aclDataBuffer{data, size});
+    return create<aclDataBuffer>(__func__, "aclDataBuffer", data, size);
 }
 
 aclError aclDestroyDataBuffer(const aclDataBuffer* dataBuffer) {
@@ -62,7 +64,7 @@ aclTensorDesc* aclCreateTensorDesc(aclDataType dataType, int numDims, const int6
         return nullptr;
     }
     const std::vector<std::int64_t> all(dims, dims + numDims);
-    return counted("aclTensorDesc", new aclTensorDesc{dataType, all, format, {}, format, all});
+    return create<aclTensorDesc>(__func__, "aclTensorDesc", dataType, all, format, std::string(), format, all);
 }
 
 void aclDestroyTensorDesc(const aclTensorDesc* desc) { destroy("aclTensorDesc", desc); }
@@ -107,7 +109,7 @@ aclError aclSetTensorPlaceMent(aclTensorDesc* desc, aclMemType) {
     return run_api(__func__, [&] { require(desc, "desc"); });
 }
 
-aclopAttr* aclopCreateAttr() { return counted("aclopAttr", new aclopAttr); }
+aclopAttr* aclopCreateAttr() { return create<aclopAttr>(__func__, "aclopAttr"); }
 
 void aclopDestroyAttr(const aclopAttr* attr) { destroy("aclopAttr", attr); }
 

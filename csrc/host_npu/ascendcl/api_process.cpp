@@ -70,6 +70,7 @@ aclError aclFinalize() {
 
 const char* aclrtGetSocName() {
     try {
+        throw_if_injected(__func__);
         return soc_name().c_str();
     } catch (const Error& error) {
         failed(__func__, error.status(), error.what());

@@ -127,7 +127,8 @@ aclError aclrtSetStreamAttribute(aclrtStream stream, aclrtStreamAttr stmAttrType
 aclError aclrtSetStreamOverflowSwitch(aclrtStream, uint32_t flag) {
     // torch_npu switches it on for chips without infinities before every random number; nothing asks for its findings.
     const bool is_switched_on_by_torch_npu = soc() == Soc::Ascend910 || soc() == Soc::Ascend310P;
-    return flag == 0 || is_switched_on_by_torch_npu ? ACL_SUCCESS : unsupported(__func__, "overflow detection");
+    if (flag != 0 && !is_switched_on_by_torch_npu) return unsupported(__func__, "overflow detection");
+    return run_api(__func__, [] {});
 }
 
 aclError aclrtGetStreamOverflowSwitch(aclrtStream stream, uint32_t* flag) {
@@ -139,9 +140,13 @@ aclError aclrtGetStreamOverflowSwitch(aclrtStream stream, uint32_t* flag) {
 }
 
 // The simulated device has no time-outs of its own: what runs too long is the host's to stop.
-aclError aclrtSetOpWaitTimeout(uint32_t) { return ACL_SUCCESS; }
+aclError aclrtSetOpWaitTimeout(uint32_t) {
+    return run_api(__func__, [] {});
+}
 
-aclError aclrtSetOpExecuteTimeOut(uint32_t) { return ACL_SUCCESS; }
+aclError aclrtSetOpExecuteTimeOut(uint32_t) {
+    return run_api(__func__, [] {});
+}
 
 aclError aclrtSetOpExecuteTimeOutV2(uint64_t timeout, uint64_t* actualTimeout) {
     return run_api(__func__, [&] {

@@ -36,7 +36,8 @@ HOST_NPU_EXPORT void count_launch(const char* api);
 // Adds `delta` to the number of live objects of a kind, for instance "aclTensor".
 HOST_NPU_EXPORT void count_alive(const char* kind, int delta);
 
-// Returns the failure that a test asked for in this call of `function`, if any; every call counts.
+// Returns the failure that a test asked for in this call of `function`, if any. Every function that can fail asks once
+// in every call, which is how it is known.
 HOST_NPU_EXPORT std::optional<std::pair<std::int32_t, std::string>> injected_failure(const char* function);
 
 }  // namespace host_npu

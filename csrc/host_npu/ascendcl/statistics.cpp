@@ -31,9 +31,14 @@ struct Statistics {
     std::map<std::string, std::int64_t> alive;
     std::map<std::string, std::int64_t> launches;
     std::map<std::int32_t, Bytes> bytes;
+    // Of each function that can fail, while they are counted.
+    std::map<std::string, std::int64_t> calls;
+    bool counts_calls = false;
     std::vector<Failure> failures;
-    // Lets calls skip the lock while no test has asked for a failure.
-    std::atomic<bool> expects_failures{false};
+    // Lets calls skip the lock while no test has asked for a failure, or for what is called.
+    std::atomic<bool> looks_at_calls{false};
+
+    void set_whether_it_looks() { looks_at_calls = counts_calls || !failures.empty(); }
 };
 
 // Never destroyed: worker threads count until the process ends.
@@ -69,6 +74,8 @@ std::string as_json() {
     write_object(out, all.alive, number);
     out << ", \"launches\": ";
     write_object(out, all.launches, number);
+    out << ", \"calls\": ";
+    write_object(out, all.calls, number);
     out << ", \"device_bytes\": ";
     write_object(out, all.bytes, [&](const Bytes& bytes) { out << bytes.now; });
     out << ", \"peak_device_bytes\": ";
@@ -109,15 +116,16 @@ std::size_t peak_device_bytes(std::int32_t device) { return static_cast<std::siz
 
 std::optional<std::pair<std::int32_t, std::string>> injected_failure(const char* function) {
     auto& all = statistics();
-    if (!all.expects_failures.load(std::memory_order_relaxed)) return std::nullopt;
+    if (!all.looks_at_calls.load(std::memory_order_relaxed)) return std::nullopt;
     const std::lock_guard lock(all.mutex);
+    if (all.counts_calls) ++all.calls[function];
     std::optional<std::pair<std::int32_t, std::string>> due;
     std::erase_if(all.failures, [&](Failure& failure) {
         if (failure.function != function || failure.calls_before-- > 0) return false;
         due.emplace(failure.status, failure.message);
         return true;
     });
-    all.expects_failures = !all.failures.empty();
+    all.set_whether_it_looks();
     return due;
 }
 
@@ -135,8 +143,10 @@ HOST_NPU_EXPORT void host_npu_reset() {
     auto& all = host_npu::statistics();
     const std::lock_guard lock(all.mutex);
     all.launches.clear();
+    all.calls.clear();
+    all.counts_calls = false;
     all.failures.clear();
-    all.expects_failures = false;
+    all.set_whether_it_looks();
     for (auto& [device, bytes] : all.bytes) bytes.peak = bytes.now;
 }
 
@@ -144,7 +154,14 @@ HOST_NPU_EXPORT void host_npu_fail(const char* function, std::int64_t nth, std::
     auto& all = host_npu::statistics();
     const std::lock_guard lock(all.mutex);
     all.failures.push_back({function, nth - 1, status, message});
-    all.expects_failures = true;
+    all.set_whether_it_looks();
+}
+
+HOST_NPU_EXPORT void host_npu_count_calls() {
+    auto& all = host_npu::statistics();
+    const std::lock_guard lock(all.mutex);
+    all.counts_calls = true;
+    all.set_whether_it_looks();
 }
 
 }  // extern "C"

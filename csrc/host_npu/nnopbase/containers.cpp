@@ -63,7 +63,8 @@ Pool<Handle>& pool() {
 }
 
 template <class Handle, class Value>
-Handle* create_array(const Value* values, std::uint64_t size) {
+Handle* create_array(const char* function, const Value* values, std::uint64_t size) {
+    if (injected_failure(function)) return nullptr;
     auto* const array = pool<Handle>().take();
     if (values == nullptr) size = 0;
     array->values.assign(values, values + size);
@@ -71,7 +72,8 @@ Handle* create_array(const Value* values, std::uint64_t size) {
 }
 
 template <class Handle, class Member>
-Handle* create_list(const Member* const* members, std::uint64_t size) {
+Handle* create_list(const char* function, const Member* const* members, std::uint64_t size) {
+    if (injected_failure(function)) return nullptr;
     auto* const list = pool<Handle>().take();
     list->members.clear();
     for (std::uint64_t index = 0; members != nullptr && index < size; ++index) {
@@ -81,16 +83,17 @@ Handle* create_list(const Member* const* members, std::uint64_t size) {
 }
 
 template <class Handle>
-aclnnStatus destroy(const Handle* handle) {
-    if (handle == nullptr || pool<Handle>().give_back(const_cast<Handle*>(handle))) return kSuccess;
-    return failed(kInnerError, kKind<Handle>, "the object was destroyed before");
+aclnnStatus destroy(const char* function, const Handle* handle) {
+    return unless_it_fails(function, [&] {
+        if (handle == nullptr || pool<Handle>().give_back(const_cast<Handle*>(handle))) return kSuccess;
+        return failed(kInnerError, function, "the object was destroyed before");
+    });
 }
 
 template <class Handle, class Member>
-aclnnStatus destroy_list(const Handle* list, aclnnStatus (*destroy_member)(const Member*)) {
-    if (list == nullptr) return kSuccess;
-    const auto members = list->alive ? list->members : decltype(list->members){};
-    if (const auto status = destroy(list); status != kSuccess) return status;
+aclnnStatus destroy_list(const char* function, const Handle* list, aclnnStatus (*destroy_member)(const Member*)) {
+    const auto members = list != nullptr && list->alive ? list->members : std::vector<Member*>();
+    if (const auto status = destroy(function, list); status != kSuccess) return status;
     for (const auto* member : members) {
         if (const auto status = destroy_member(member); status != kSuccess) return status;
     }
@@ -98,15 +101,18 @@ aclnnStatus destroy_list(const Handle* list, aclnnStatus (*destroy_member)(const
 }
 
 template <class Handle>
-aclnnStatus get_size(const Handle* handle, std::uint64_t* size) {
-    if (handle == nullptr || size == nullptr)
-        return failed(kNullPointer, kKind<Handle>, "an argument is a null pointer");
-    if constexpr (requires { handle->values; }) {
-        *size = handle->values.size();
-    } else {
-        *size = handle->members.size();
-    }
-    return kSuccess;
+aclnnStatus get_size(const char* function, const Handle* handle, std::uint64_t* size) {
+    return unless_it_fails(function, [&] {
+        if (handle == nullptr || size == nullptr) {
+            return failed(kNullPointer, function, "an argument is a null pointer");
+        }
+        if constexpr (requires { handle->values; }) {
+            *size = handle->values.size();
+        } else {
+            *size = handle->members.size();
+        }
+        return kSuccess;
+    });
 }
 
 }  // namespace
@@ -116,7 +122,7 @@ using namespace host_npu;
 
 aclScalar* aclCreateScalar(void* value, aclDataType dataType) {
     const auto size = item_size(dataType);
-    if (value == nullptr || size == 0) return nullptr;
+    if (injected_failure(__func__) || value == nullptr || size == 0) return nullptr;
     auto* const scalar = pool<aclScalar>().take();
     scalar->dtype = dataType;
     std::memcpy(scalar->value.data(), value, size);
@@ -124,30 +130,40 @@ aclScalar* aclCreateScalar(void* value, aclDataType dataType) {
 }
 
 aclIntArray* aclCreateIntArray(const std::int64_t* value, std::uint64_t size) {
-    return create_array<aclIntArray>(value, size);
+    return create_array<aclIntArray>(__func__, value, size);
 }
 aclFloatArray* aclCreateFloatArray(const float* value, std::uint64_t size) {
-    return create_array<aclFloatArray>(value, size);
+    return create_array<aclFloatArray>(__func__, value, size);
 }
 aclBoolArray* aclCreateBoolArray(const bool* value, std::uint64_t size) {
-    return create_array<aclBoolArray>(value, size);
+    return create_array<aclBoolArray>(__func__, value, size);
 }
 aclTensorList* aclCreateTensorList(const aclTensor* const* value, std::uint64_t size) {
-    return create_list<aclTensorList>(value, size);
+    return create_list<aclTensorList>(__func__, value, size);
 }
 aclScalarList* aclCreateScalarList(const aclScalar* const* value, std::uint64_t size) {
-    return create_list<aclScalarList>(value, size);
+    return create_list<aclScalarList>(__func__, value, size);
 }
 
-aclnnStatus aclDestroyScalar(const aclScalar* scalar) { return destroy(scalar); }
-aclnnStatus aclDestroyIntArray(const aclIntArray* array) { return destroy(array); }
-aclnnStatus aclDestroyFloatArray(const aclFloatArray* array) { return destroy(array); }
-aclnnStatus aclDestroyBoolArray(const aclBoolArray* array) { return destroy(array); }
-aclnnStatus aclDestroyTensorList(const aclTensorList* list) { return destroy_list(list, aclDestroyTensor); }
-aclnnStatus aclDestroyScalarList(const aclScalarList* list) { return destroy_list(list, aclDestroyScalar); }
+aclnnStatus aclDestroyScalar(const aclScalar* scalar) { return destroy(__func__, scalar); }
+aclnnStatus aclDestroyIntArray(const aclIntArray* array) { return destroy(__func__, array); }
+aclnnStatus aclDestroyFloatArray(const aclFloatArray* array) { return destroy(__func__, array); }
+aclnnStatus aclDestroyBoolArray(const aclBoolArray* array) { return destroy(__func__, array); }
+aclnnStatus aclDestroyTensorList(const aclTensorList* list) { return destroy_list(__func__, list, aclDestroyTensor); }
+aclnnStatus aclDestroyScalarList(const aclScalarList* list) { return destroy_list(__func__, list, aclDestroyScalar); }
 
-aclnnStatus aclGetIntArraySize(const aclIntArray* array, std::uint64_t* size) { return get_size(array, size); }
-aclnnStatus aclGetFloatArraySize(const aclFloatArray* array, std::uint64_t* size) { return get_size(array, size); }
-aclnnStatus aclGetBoolArraySize(const aclBoolArray* array, std::uint64_t* size) { return get_size(array, size); }
-aclnnStatus aclGetTensorListSize(const aclTensorList* list, std::uint64_t* size) { return get_size(list, size); }
-aclnnStatus aclGetScalarListSize(const aclScalarList* list, std::uint64_t* size) { return get_size(list, size); }
+aclnnStatus aclGetIntArraySize(const aclIntArray* array, std::uint64_t* size) {
+    return get_size(__func__, array, size);
+}
+aclnnStatus aclGetFloatArraySize(const aclFloatArray* array, std::uint64_t* size) {
+    return get_size(__func__, array, size);
+}
+aclnnStatus aclGetBoolArraySize(const aclBoolArray* array, std::uint64_t* size) {
+    return get_size(__func__, array, size);
+}
+aclnnStatus aclGetTensorListSize(const aclTensorList* list, std::uint64_t* size) {
+    return get_size(__func__, list, size);
+}
+aclnnStatus aclGetScalarListSize(const aclScalarList* list, std::uint64_t* size) {
+    return get_size(__func__, list, size);
+}

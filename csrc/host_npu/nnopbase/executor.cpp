@@ -31,26 +31,30 @@ std::optional<std::size_t> argument(const Call& call, Side side, std::size_t ind
 
 aclnnStatus set_address(const char* function, Side side, aclOpExecutor* executor, std::size_t index, aclTensor* tensor,
                         void* address) {
-    if (tensor == nullptr) return failed(kInnerNullPointer, function, "tensor is a null pointer");
-    tensor->storage = address;
-    if (executor == nullptr) return failed(kInnerNullPointer, function, "executor is a null pointer");
-    if (executor->magic != kIndividualMagic) return kSuccess;
-    const auto to = executor->call ? argument(*executor->call, side, index) : std::nullopt;
-    if (!to) return failed(kParamInvalid, function, "the call has no tensor " + std::to_string(index));
-    executor->storages[*to] = address;
-    return kSuccess;
+    return unless_it_fails(function, [&] {
+        if (tensor == nullptr) return failed(kInnerNullPointer, function, "tensor is a null pointer");
+        tensor->storage = address;
+        if (executor == nullptr) return failed(kInnerNullPointer, function, "executor is a null pointer");
+        if (executor->magic != kIndividualMagic) return kSuccess;
+        const auto to = executor->call ? argument(*executor->call, side, index) : std::nullopt;
+        if (!to) return failed(kParamInvalid, function, "the call has no tensor " + std::to_string(index));
+        executor->storages[*to] = address;
+        return kSuccess;
+    });
 }
 
 aclnnStatus set_member_address(const char* function, aclOpExecutor* executor, std::size_t index, aclTensorList* tensors,
                                void* address) {
-    if (tensors == nullptr) return failed(kInnerNullPointer, function, "tensors is a null pointer");
-    if (index >= tensors->members.size() || tensors->members[index] == nullptr) {
-        return failed(kParamInvalid, function, "the list has no tensor " + std::to_string(index));
-    }
-    tensors->members[index]->storage = address;
-    if (executor == nullptr) return failed(kInnerNullPointer, function, "executor is a null pointer");
-    if (executor->magic != kIndividualMagic) return kSuccess;
-    return failed(kParamInvalid, function, "the operator has no list among its arguments");
+    return unless_it_fails(function, [&] {
+        if (tensors == nullptr) return failed(kInnerNullPointer, function, "tensors is a null pointer");
+        if (index >= tensors->members.size() || tensors->members[index] == nullptr) {
+            return failed(kParamInvalid, function, "the list has no tensor " + std::to_string(index));
+        }
+        tensors->members[index]->storage = address;
+        if (executor == nullptr) return failed(kInnerNullPointer, function, "executor is a null pointer");
+        if (executor->magic != kIndividualMagic) return kSuccess;
+        return failed(kParamInvalid, function, "the operator has no list among its arguments");
+    });
 }
 
 }  // namespace
@@ -77,43 +81,47 @@ void release(aclOpExecutor* executor) {
 using namespace host_npu;
 
 aclnnStatus aclSetAclOpExecutorRepeatable(aclOpExecutor* executor) {
-    if (executor == nullptr) return failed(kInnerNullPointer, "aclSetAclOpExecutorRepeatable", "executor is null");
-    // CANN only warns of the refusals below: aclGetRecentErrMsg has nothing to say.
-    if (executor->magic != kComposedMagic && executor->magic != kIndividualMagic) return kInnerError;
-    if (executor->call && !executor->call->plan.repeatable) return kInnerError;
-    executor->repeatable = true;
-    if (executor->cache_entry) PhaseCache::of_this_thread().erase(executor->cache_key);
-    executor->cache_entry.reset();
-    return kSuccess;
+    return unless_it_fails(__func__, [executor, function = __func__] {
+        if (executor == nullptr) return failed(kInnerNullPointer, function, "executor is null");
+        // CANN only warns of the refusals below: aclGetRecentErrMsg has nothing to say.
+        if (executor->magic != kComposedMagic && executor->magic != kIndividualMagic) return kInnerError;
+        if (executor->call && !executor->call->plan.repeatable) return kInnerError;
+        executor->repeatable = true;
+        if (executor->cache_entry) PhaseCache::of_this_thread().erase(executor->cache_key);
+        executor->cache_entry.reset();
+        return kSuccess;
+    });
 }
 
 aclnnStatus aclDestroyAclOpExecutor(aclOpExecutor* executor) {
-    if (executor == nullptr) return failed(kInnerNullPointer, "aclDestroyAclOpExecutor", "executor is a null pointer");
-    if (!known(*executor)) return failed(kInnerError, "aclDestroyAclOpExecutor", "this is no executor, or no longer");
-    release(executor);
-    return kSuccess;
+    return unless_it_fails(__func__, [executor, function = __func__] {
+        if (executor == nullptr) return failed(kInnerNullPointer, function, "executor is a null pointer");
+        if (!known(*executor)) return failed(kInnerError, function, "this is no executor, or no longer");
+        release(executor);
+        return kSuccess;
+    });
 }
 
 aclnnStatus aclSetInputTensorAddr(aclOpExecutor* executor, std::size_t index, aclTensor* tensor, void* addr) {
-    return set_address("aclSetInputTensorAddr", Side::Input, executor, index, tensor, addr);
+    return set_address(__func__, Side::Input, executor, index, tensor, addr);
 }
 aclnnStatus aclSetOutputTensorAddr(aclOpExecutor* executor, std::size_t index, aclTensor* tensor, void* addr) {
-    return set_address("aclSetOutputTensorAddr", Side::Output, executor, index, tensor, addr);
+    return set_address(__func__, Side::Output, executor, index, tensor, addr);
 }
 aclnnStatus aclSetTensorAddr(aclOpExecutor* executor, std::size_t index, aclTensor* tensor, void* addr) {
-    return set_address("aclSetTensorAddr", Side::Any, executor, index, tensor, addr);
+    return set_address(__func__, Side::Any, executor, index, tensor, addr);
 }
 aclnnStatus aclSetDynamicInputTensorAddr(aclOpExecutor* executor, std::size_t, std::size_t relativeIndex,
                                          aclTensorList* tensors, void* addr) {
-    return set_member_address("aclSetDynamicInputTensorAddr", executor, relativeIndex, tensors, addr);
+    return set_member_address(__func__, executor, relativeIndex, tensors, addr);
 }
 aclnnStatus aclSetDynamicOutputTensorAddr(aclOpExecutor* executor, std::size_t, std::size_t relativeIndex,
                                           aclTensorList* tensors, void* addr) {
-    return set_member_address("aclSetDynamicOutputTensorAddr", executor, relativeIndex, tensors, addr);
+    return set_member_address(__func__, executor, relativeIndex, tensors, addr);
 }
 aclnnStatus aclSetDynamicTensorAddr(aclOpExecutor* executor, std::size_t, std::size_t relativeIndex,
                                     aclTensorList* tensors, void* addr) {
-    return set_member_address("aclSetDynamicTensorAddr", executor, relativeIndex, tensors, addr);
+    return set_member_address(__func__, executor, relativeIndex, tensors, addr);
 }
 
 aclnnStatus AclSetInputTensorAddr(aclOpExecutor* executor, std::size_t index, aclTensor* tensor, void* addr) {

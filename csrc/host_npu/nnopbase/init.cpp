@@ -7,7 +7,9 @@
 extern "C" {
 
 // torch_npu brackets a call with these: CANN may draw the memory of a composed operator from a pool of the thread.
-ACLNN_API int InitHugeMemThreadLocal(void*, bool) { return host_npu::kSuccess; }
+ACLNN_API int InitHugeMemThreadLocal(void*, bool) {
+    return host_npu::unless_it_fails(__func__, [] { return host_npu::kSuccess; });
+}
 ACLNN_API void UnInitHugeMemThreadLocal(void*, bool) {}
 ACLNN_API void ReleaseHugeMem(void*, bool) {}
 
@@ -24,19 +26,21 @@ ACLNN_API void AddTensorAddrToCachedList(void*) {}
 }
 
 aclnnStatus aclnnInit(const char*) {
-    using namespace host_npu;
-    const auto failure = injected_failure("aclnnInit");
-    return failure ? failed(failure->first, "aclnnInit", failure->second) : kSuccess;
+    return host_npu::unless_it_fails(__func__, [] { return host_npu::kSuccess; });
 }
 
-aclnnStatus aclnnFinalize() { return host_npu::kSuccess; }
+aclnnStatus aclnnFinalize() {
+    return host_npu::unless_it_fails(__func__, [] { return host_npu::kSuccess; });
+}
 
 aclnnStatus aclDumpOpTensors(const char* opType, const char* opName, aclTensor** tensors, std::size_t inputTensorNum,
                              std::size_t outputTensorNum, aclrtStream) {
     using namespace host_npu;
-    const bool none = inputTensorNum + outputTensorNum == 0;
-    if (opType == nullptr || opName == nullptr || (tensors == nullptr && !none)) {
-        return failed(kNullPointer, "aclDumpOpTensors", "an argument is a null pointer");
-    }
-    return kSuccess;
+    return unless_it_fails(__func__, [=, function = __func__] {
+        const bool none = inputTensorNum + outputTensorNum == 0;
+        if (opType == nullptr || opName == nullptr || (tensors == nullptr && !none)) {
+            return failed(kNullPointer, function, "an argument is a null pointer");
+        }
+        return kSuccess;
+    });
 }

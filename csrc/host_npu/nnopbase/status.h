@@ -25,6 +25,13 @@ inline aclnnStatus failed(aclnnStatus status, const char* function, const std::s
     return status;
 }
 
+// Runs the body of an exported function, or returns the failure that a test asked for in this call.
+template <class Body>
+aclnnStatus unless_it_fails(const char* function, const Body& body) {
+    if (const auto failure = injected_failure(function)) return failed(failure->first, function, failure->second);
+    return body();
+}
+
 // Why a call does not happen. Without text nothing is logged.
 struct Refusal {
     aclnnStatus status;

@@ -46,21 +46,25 @@ struct Description {
 // Gives the caller a copy of `dims` that it deletes[].
 aclnnStatus copy_out(const char* function, const aclTensor* tensor, Dims Layout::* dims, std::int64_t** values,
                      std::uint64_t* count) {
-    if (tensor == nullptr || values == nullptr || count == nullptr) {
-        return failed(kNullPointer, function, "an argument is a null pointer");
-    }
-    const Dims& from = tensor->layout.*dims;
-    *values = new std::int64_t[from.rank()];
-    std::copy(from.begin(), from.end(), *values);
-    *count = from.rank();
-    return kSuccess;
+    return unless_it_fails(function, [&] {
+        if (tensor == nullptr || values == nullptr || count == nullptr) {
+            return failed(kNullPointer, function, "an argument is a null pointer");
+        }
+        const Dims& from = tensor->layout.*dims;
+        *values = new std::int64_t[from.rank()];
+        std::copy(from.begin(), from.end(), *values);
+        *count = from.rank();
+        return kSuccess;
+    });
 }
 
 template <class Value>
 aclnnStatus get(const char* function, const aclTensor* tensor, Value* to, Value (*read)(const aclTensor&)) {
-    if (tensor == nullptr || to == nullptr) return failed(kNullPointer, function, "an argument is a null pointer");
-    *to = read(*tensor);
-    return kSuccess;
+    return unless_it_fails(function, [&] {
+        if (tensor == nullptr || to == nullptr) return failed(kNullPointer, function, "an argument is a null pointer");
+        *to = read(*tensor);
+        return kSuccess;
+    });
 }
 
 }  // namespace
@@ -73,14 +77,14 @@ aclTensor* aclCreateTensor(const std::int64_t* viewDims, std::uint64_t viewDimsN
                            const std::int64_t* storageDims, std::uint64_t storageDimsNum, void* tensorData) {
     const Description description{viewDims, viewDimsNum, dataType,       stride,    offset,
                                   format,   storageDims, storageDimsNum, tensorData};
-    if (!description.complete() || injected_failure("aclCreateTensor")) return nullptr;
+    if (injected_failure(__func__) || !description.complete()) return nullptr;
     auto* const tensor = tensors().take();
     try {
         description.describe(*tensor);
         return tensor;
     } catch (const std::exception& error) {
         tensors().give_back(tensor);
-        failed(kParamInvalid, "aclCreateTensor", error.what());
+        failed(kParamInvalid, __func__, error.what());
         return nullptr;
     }
 }
@@ -90,52 +94,58 @@ aclnnStatus aclInitTensor(aclTensor* tensor, const std::int64_t* viewDims, std::
                           const std::int64_t* storageDims, std::uint64_t storageDimsNum, void* tensorData) {
     const Description description{viewDims, viewDimsNum, dataType,       stride,    offset,
                                   format,   storageDims, storageDimsNum, tensorData};
-    if (tensor == nullptr || !description.complete()) {
-        return failed(kNullPointer, "aclInitTensor", "an argument is a null pointer");
-    }
-    try {
-        description.describe(*tensor);
-        return kSuccess;
-    } catch (const std::exception& error) {
-        return failed(kParamInvalid, "aclInitTensor", error.what());
-    }
+    return unless_it_fails(__func__, [&, function = __func__] {
+        if (tensor == nullptr || !description.complete()) {
+            return failed(kNullPointer, function, "an argument is a null pointer");
+        }
+        try {
+            description.describe(*tensor);
+            return kSuccess;
+        } catch (const std::exception& error) {
+            return failed(kParamInvalid, function, error.what());
+        }
+    });
 }
 
 aclnnStatus aclDestroyTensor(const aclTensor* tensor) {
-    if (tensor == nullptr || tensors().give_back(const_cast<aclTensor*>(tensor))) return kSuccess;
-    return failed(kInnerError, "aclDestroyTensor", "the tensor was destroyed before");
+    return unless_it_fails(__func__, [tensor, function = __func__] {
+        if (tensor == nullptr || tensors().give_back(const_cast<aclTensor*>(tensor))) return kSuccess;
+        return failed(kInnerError, function, "the tensor was destroyed before");
+    });
 }
 
 aclnnStatus aclGetViewShape(const aclTensor* tensor, std::int64_t** viewDims, std::uint64_t* viewDimsNum) {
-    return copy_out("aclGetViewShape", tensor, &Layout::shape, viewDims, viewDimsNum);
+    return copy_out(__func__, tensor, &Layout::shape, viewDims, viewDimsNum);
 }
 
 aclnnStatus aclGetStorageShape(const aclTensor* tensor, std::int64_t** storageDims, std::uint64_t* storageDimsNum) {
-    return copy_out("aclGetStorageShape", tensor, &Layout::storage_shape, storageDims, storageDimsNum);
+    return copy_out(__func__, tensor, &Layout::storage_shape, storageDims, storageDimsNum);
 }
 
 aclnnStatus aclGetViewStrides(const aclTensor* tensor, std::int64_t** stridesValue, std::uint64_t* stridesNum) {
-    return copy_out("aclGetViewStrides", tensor, &Layout::strides, stridesValue, stridesNum);
+    return copy_out(__func__, tensor, &Layout::strides, stridesValue, stridesNum);
 }
 
 aclnnStatus aclGetViewOffset(const aclTensor* tensor, std::int64_t* offset) {
-    return get<std::int64_t>("aclGetViewOffset", tensor, offset, [](const aclTensor& of) { return of.layout.offset; });
+    return get<std::int64_t>(__func__, tensor, offset, [](const aclTensor& of) { return of.layout.offset; });
 }
 
 aclnnStatus aclGetFormat(const aclTensor* tensor, aclFormat* format) {
-    return get<aclFormat>("aclGetFormat", tensor, format, [](const aclTensor& of) { return of.layout.format; });
+    return get<aclFormat>(__func__, tensor, format, [](const aclTensor& of) { return of.layout.format; });
 }
 
 aclnnStatus aclGetDataType(const aclTensor* tensor, aclDataType* dataType) {
-    return get<aclDataType>("aclGetDataType", tensor, dataType, [](const aclTensor& of) { return of.layout.dtype; });
+    return get<aclDataType>(__func__, tensor, dataType, [](const aclTensor& of) { return of.layout.dtype; });
 }
 
 aclnnStatus aclGetRawTensorAddr(const aclTensor* tensor, void** addr) {
-    return get<void*>("aclGetRawTensorAddr", tensor, addr, [](const aclTensor& of) { return of.storage; });
+    return get<void*>(__func__, tensor, addr, [](const aclTensor& of) { return of.storage; });
 }
 
 aclnnStatus aclSetRawTensorAddr(aclTensor* tensor, void* addr) {
-    if (tensor == nullptr) return failed(kNullPointer, "aclSetRawTensorAddr", "tensor is a null pointer");
-    tensor->storage = addr;
-    return kSuccess;
+    return unless_it_fails(__func__, [=, function = __func__] {
+        if (tensor == nullptr) return failed(kNullPointer, function, "tensor is a null pointer");
+        tensor->storage = addr;
+        return kSuccess;
+    });
 }

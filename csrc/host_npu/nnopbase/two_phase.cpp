@@ -72,9 +72,9 @@ void PhaseOne::add(const aclTensor* tensor) {
 }
 
 std::optional<aclnnStatus> PhaseOne::begin() {
+    if (const auto failure = injected_failure(api_.phase_one)) return refuse(failure->first, failure->second);
     if (workspace_size_ == nullptr) return refuse(kNullPointer, "workspaceSize is a null pointer");
     if (executor_ == nullptr) return refuse(kNullPointer, "executor is a null pointer");
-    if (const auto failure = injected_failure(api_.phase_one)) return refuse(failure->first, failure->second);
     auto call = PhaseCache::of_this_thread().find(key_);
     if (!call) return std::nullopt;
     auto* const wrapper = take_executor(kCacheWrapperMagic);
@@ -98,11 +98,11 @@ aclnnStatus PhaseOne::finish(Plan plan) {
 }
 
 std::optional<aclnnStatus> PhaseOne::begin_individual(std::initializer_list<const char*> names) {
+    if (const auto failure = injected_failure(api_.phase_one)) return refuse(failure->first, failure->second);
     for (std::size_t index = 0; index < names.size(); ++index) {
         if (tensors_[index] == nullptr) return refuse(kNullPointer, std::string(names.begin()[index]) + " is null");
     }
     if (executor_ == nullptr) return refuse(kNullPointer, "executor is a null pointer");
-    if (const auto failure = injected_failure(api_.phase_one)) return refuse(failure->first, failure->second);
     individual_ = take_executor(kIndividualMagic);
     *executor_ = individual_;
     // The generated code takes the refusal of a null pointer for a hit of its cache of arguments.

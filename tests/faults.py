@@ -1,0 +1,380 @@
+"""Let every call of every simulated function fail, one at a time: ``python -m tests.faults --help``.
+
+Which functions a case calls, and how often, the host NPU says. For each of these calls the case is done once, with that
+call failing. Afterwards one exception was raised, or none and the result is right; nothing is alive that was not
+before; and the case, done again, gives the right result. What torch_npu spoils is in ``KNOWN``, with the reason.
+
+A case runs in a process of its own, which is forked from one that has loaded torch_npu and not used it. A failure after
+which the process is not as before ends it, and the next one goes on with a new one. One that gives no answer hangs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch_aclnn_ops import host_npu, ops
+
+import torch
+
+from tests._fault_cases import Case, Disturbed, cases
+from tests._figures import write_section
+
+Fault = tuple[str, int]  # a function, and which of its calls
+MODES: dict[str, dict[str, str]] = {
+    "TASK_QUEUE_ENABLE=0": {"TASK_QUEUE_ENABLE": "0"},
+    "TASK_QUEUE_ENABLE=1": {"TASK_QUEUE_ENABLE": "1"},
+    "TASK_QUEUE_ENABLE=2": {"TASK_QUEUE_ENABLE": "2"},
+    "ASCEND_LAUNCH_BLOCKING=1": {"ASCEND_LAUNCH_BLOCKING": "1"},
+}
+SECONDS = 120.0  # without an answer, until a process is taken to hang
+OURS = "|".join(getattr(ops, name).cann for name in ops.__all__)
+NOT_REACHED = "not reached"
+ENDS = "the queue ends, which the next operator says"
+NOT_DESTROYED = "no exception, and what it does not destroy stays"
+SUCCESS = ("one exception", "no exception", NOT_DESTROYED)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a failure.
+
+    Attributes:
+        kind: of the case.
+        case: its name.
+        function: the function that failed.
+        nth: in which of its calls.
+        seen: what was seen.
+        raised: the first line of the exception.
+    """
+
+    kind: str
+    case: str
+    function: str
+    nth: int
+    seen: str
+    raised: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}, {self.case}, {self.function} call {self.nth}: {self.seen} ({self.raised})"
+
+
+@dataclass(frozen=True)
+class Known:
+    """What torch_npu does with a failure, and nobody else can do better.
+
+    Attributes:
+        name: what it is called in the figures.
+        modes: pattern of the modes in which it happens.
+        functions: pattern of the functions whose failure it follows.
+        seen: pattern of what is seen.
+        raised: pattern of the first line of what is raised.
+        reason: why it is torch_npu's.
+    """
+
+    name: str
+    modes: str
+    functions: str
+    seen: str
+    raised: str
+    reason: str
+
+    def explains(self, mode: str, outcome: Outcome) -> bool:
+        """Return whether it is about this outcome."""
+        patterns = (self.modes, self.functions, self.seen, self.raised)
+        texts = (mode, outcome.function, outcome.seen, outcome.raised)
+        return all(re.fullmatch(pattern, text) for pattern, text in zip(patterns, texts, strict=True))
+
+
+KNOWN = (
+    Known(
+        "ends the queue",
+        r"TASK_QUEUE_ENABLE=[12]",
+        r".*",
+        f"one exception, {ENDS}",
+        r".*",
+        "What fails on the thread of torch_npu's queue ends it: one exception is raised, and from then on torch_npu"
+        " drops what it is given, as on a device. An operator of this package raises then; torch_npu's say nothing.",
+    ),
+    Known(
+        "torch_npu's aclTensors stay",
+        r".*",
+        r".*",
+        r"(one|no) exception, and left: \d+ aclTensor",
+        rf"(?!({OURS}): |torch_aclnn_ops).*",
+        "An exception in an operator of torch_npu's own leaves the aclTensors that it has made; where swap_ema_params()"
+        " does a copy again that has failed, nothing is raised.",
+    ),
+)
+
+
+class Report:
+    """What came of all failures.
+
+    Args:
+        mode: how operators were launched.
+    """
+
+    def __init__(self, mode: str) -> None:
+        self.outcomes: list[Outcome] = []
+        self.unexplained: list[str] = []
+        self.not_simulated: list[str] = []
+        self._mode = mode
+        self._counts: dict[str, Counter[str]] = {}
+
+    def add(self, outcome: Outcome) -> None:
+        """Count an outcome."""
+        self.outcomes.append(outcome)
+        names = [known.name for known in KNOWN if known.explains(self._mode, outcome)]
+        if outcome.seen in (*SUCCESS, NOT_REACHED):
+            names = [outcome.seen]
+        if not names:
+            names = ["unexplained"]
+            self.unexplained.append(str(outcome))
+        self._counts.setdefault(outcome.kind, Counter()).update(["failures", names[0]])
+
+    def __str__(self) -> str:
+        known = [known.name for known in KNOWN]
+        totals = sum(self._counts.values(), Counter())
+        names = [name for name in ("failures", *SUCCESS, NOT_REACHED, *known, "unexplained") if totals[name]]
+        rows = [[kind, *(str(counts[name]) for name in names)] for kind, counts in self._counts.items()]
+        rows = [["", *names], ["---"] * (len(names) + 1), *rows, ["all", *(str(totals[name]) for name in names)]]
+        lines = [*("| " + " | ".join(row) + " |" for row in rows), "", f"{len(self.unexplained)} unexplained"]
+        return "\n".join([*lines, *self.unexplained, *(f"Not simulated: {name}" for name in self.not_simulated)])
+
+
+def _in_child(work: Callable[[Callable[[Any], None]], None], seconds: float) -> Iterator[Any]:
+    """Do work in a process of its own; yield what it tells, and at last, if it did not end well, how it ended."""
+    reading, writing = os.pipe()
+    with tempfile.TemporaryFile() as printed:
+        process = os.fork()
+        if process == 0:
+            os.close(reading)
+            os.dup2(printed.fileno(), 1)
+            os.dup2(printed.fileno(), 2)
+            status = 1
+            try:
+                work(lambda message: os.write(writing, json.dumps(message).encode() + b"\n") and None)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(status)
+        os.close(writing)
+        with os.fdopen(reading, "rb", buffering=0) as answers:
+            unread = b""
+            while select.select([answers], [], [], seconds)[0]:
+                read = answers.read(65536)
+                if not read:
+                    break
+                *lines, unread = (unread + read).split(b"\n")
+                yield from map(json.loads, lines)
+            else:
+                os.kill(process, signal.SIGKILL)
+                os.waitpid(process, 0)
+                yield "the process hangs"
+                return
+        status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        if status != 0:
+            printed.seek(0)
+            end = printed.read().decode(errors="replace").strip()[-1000:]
+            how = signal.Signals(-status).name if status < 0 else f"status {status}"
+            yield f"the process ends by {how}: {end}"
+
+
+def _alive() -> Counter[str]:
+    gc.collect()
+    torch.npu.synchronize()
+    torch.npu.empty_cache()
+    stats = host_npu.stats()
+    return Counter({**stats.alive, "bytes": sum(stats.device_bytes.values())})
+
+
+def _count_calls(case: Case) -> dict[str, int]:
+    disturbed = case.start()
+    torch.npu.synchronize()
+    torch.npu.empty_cache()
+    host_npu.count_calls()
+    disturbed.act()
+    torch.npu.synchronize()
+    return host_npu.stats().calls
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+def _queue_has_ended() -> bool:
+    """Return whether torch_npu has stopped to launch what it is given, by a copy that only its queue can do."""
+    source = torch.tensor([float(os.getpid()), 0.0, 2.0, 0.0]).npu()
+    target = torch.zeros(2).npu()
+    target.copy_(source[::2])
+    return target.tolist() != [float(os.getpid()), 2.0]
+
+
+def _says_that_the_queue_has_ended() -> bool:
+    one = torch.ones(()).npu()
+    try:
+        ops.mse_loss_backward(one, one, one, 0)
+    except RuntimeError as error:
+        return "task queue has ended" in str(error)
+    return False
+
+
+def _fail(disturbed: Disturbed, function: str, nth: int) -> tuple[BaseException | None, bool]:
+    """Do something in which a call fails; return what that raises, and whether the call was made."""
+    torch.npu.empty_cache()  # so that memory is allocated
+    host_npu.fail(function, nth)
+    error: BaseException | None = None
+    try:
+        disturbed.act()
+        torch.npu.synchronize()
+    except Exception as caught:
+        error = caught
+    was_reached = not host_npu.stats().pending_failures
+    host_npu.reset()
+    if error is None:
+        try:
+            torch.npu.synchronize()  # the queue may tell of it only now
+        except Exception as caught:
+            error = caught
+    return error, was_reached
+
+
+def _outcome(disturbed: Disturbed, fault: Fault) -> tuple[str, str]:
+    """Let a call fail; return what came of it, and what was raised."""
+    error, was_reached = _fail(disturbed, *fault)
+    raised = "" if error is None else _first_line(error)
+    if not was_reached:
+        return NOT_REACHED, raised
+    outcome = "no exception" if error is None else "one exception"
+    try:
+        if _queue_has_ended():
+            return (
+                f"{outcome}, {ENDS if _says_that_the_queue_has_ended() else 'the queue ends and nothing says so'}",
+                raised,
+            )
+        lost = disturbed.lost(error)
+    except Exception as second:
+        return f"{outcome}, then another: {_first_line(second)}", raised
+    return f"{outcome}, then {lost}" if lost else outcome, raised
+
+
+def _attempt(case: Case, fault: Fault) -> tuple[str, str]:
+    disturbed = case.start()
+    before = _alive()
+    outcome, raised = _outcome(disturbed, fault)
+    del disturbed
+    if outcome not in ("one exception", "no exception"):
+        return outcome, raised
+    deadline = time.monotonic() + 5
+    try:
+        left = _alive() - before  # of what is there more than before
+        while left["bytes"] and time.monotonic() < deadline:
+            left = _alive() - before  # a thread of autograd may not have let go of its tensors yet
+    except Exception as error:
+        return f"{outcome}, then another: {_first_line(error)}", raised
+    if outcome == "no exception" and re.search("Destroy|Free", fault[0]) and left.total() == 1:
+        outcome = NOT_DESTROYED
+    elif left:
+        outcome += ", and left: " + ", ".join(f"{count} {kind}" for kind, count in sorted(left.items()))
+    return outcome, raised
+
+
+def _attempt_all(case: Case, faults: list[Fault], tell: Callable[[Any], None]) -> None:
+    warnings.simplefilter("ignore")
+    case.start().act()  # what is made once and kept is there then
+    for fault in faults:
+        outcome, raised = _attempt(case, fault)
+        tell([outcome, raised])
+        if outcome not in (*SUCCESS, NOT_REACHED):
+            return
+
+
+def run(mode: str, chosen: list[Case], every: int = 1, seconds: float = SECONDS, is_told: bool = False) -> Report:
+    """Let functions fail in cases.
+
+    Args:
+        mode: how this process's operators are launched, one of ``MODES``.
+        chosen: the cases.
+        every: of the calls that can fail, take every n-th.
+        seconds: how long an answer may take.
+        is_told: print each outcome.
+    """
+    torch.set_num_threads(1)  # tiny tensors wait for threads longer than they work
+    gc.collect()
+    gc.freeze()  # what was imported is not looked at again in every trial
+    report = Report(mode)
+    profiles = set()
+    taken = 0
+    for case in chosen:
+        answers = list(_in_child(lambda tell, case=case: tell(_count_calls(case)), seconds))
+        if not isinstance(answers[0], dict):
+            if "does not simulate" in answers[0]:
+                report.not_simulated.append(case.name)
+            else:
+                report.unexplained.append(f"{case.kind}, {case.name}, no fault: {answers[0]}")
+            continue
+        profile = (case.kind, case.group or case.name, json.dumps(answers[0], sort_keys=True))
+        if profile in profiles:
+            continue
+        profiles.add(profile)
+        faults = [(function, nth + 1) for function, number in answers[0].items() for nth in range(number)]
+        todo = [fault for i, fault in enumerate(faults, taken) if i % every == 0]
+        taken += len(faults)
+        while todo:
+            for answer in _in_child(lambda tell, case=case, todo=tuple(todo): _attempt_all(case, todo, tell), seconds):
+                seen, raised = answer if isinstance(answer, list) else (answer, "")
+                report.add(Outcome(case.kind, case.name, *todo.pop(0), seen, raised))
+                if is_told:
+                    print(json.dumps([mode, *astuple(report.outcomes[-1])]), flush=True)
+    return report
+
+
+def main() -> None:
+    """Run all cases in every mode, and print or write the counts."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--mode", choices=MODES, help="only this one, in this process, which needs a host NPU")
+    parser.add_argument("--every", type=int, default=1, help="of the calls that can fail, take every n-th")
+    parser.add_argument("--only", default="", help="pattern of the cases to run")
+    parser.add_argument("--page", type=Path, help="a file that the counts are written to")
+    parser.add_argument("--tell", action="store_true", help="print every outcome")
+    arguments = parser.parse_args()
+    if arguments.mode is None:
+        command = [sys.executable, "-m", "torch_aclnn_ops.host_npu", "-m", "tests.faults", *sys.argv[1:], "--mode"]
+        sys.exit(max(subprocess.run([*command, mode], env={**os.environ, **MODES[mode]}).returncode for mode in MODES))
+    chosen = [case for case in cases() if re.search(arguments.only, f"{case.kind}: {case.name}")]
+    if arguments.page:
+        reasons = "\n".join(f"- **{known.name}**: {known.reason}" for known in KNOWN)
+        write_section(arguments.page, "What torch_npu does with failures", "KNOWN in tests/faults.py", reasons)
+    report = run(arguments.mode, chosen, arguments.every, is_told=arguments.tell)
+    print(f"{arguments.mode}\n{report}", flush=True)
+    if arguments.page:
+        limits = (
+            f"--every {arguments.every}" if arguments.every > 1 else "",
+            arguments.only and f"--only '{arguments.only}'",
+        )
+        command = " ".join(["python -m tests.faults", *filter(None, limits)])
+        write_section(arguments.page, f"Functions that fail: {arguments.mode}", command, str(report))
+    sys.exit(bool(report.unexplained))
+
+
+if __name__ == "__main__":
+    main()

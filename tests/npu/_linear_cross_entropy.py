@@ -1,0 +1,25 @@
+"""Arguments of the linear cross entropy on an NPU."""
+
+import torch
+
+from tests._contract import Maker
+
+
+def linear_case(dtype, rows=24, classes=160, features=16, seed=0):
+    make = Maker(dtype, seed)
+    target = make.index(classes, rows)
+    target[3] = -100
+    return make.normal(rows, features), make.normal(classes, features) * 0.2, target
+
+
+# Options that the fused operators do not have, by what explain() says then.
+CHUNKED = {
+    "of linear_bias": {"linear_bias": torch.zeros(160, dtype=torch.bfloat16)},
+    "of softcap": {"softcap": 30.0},
+    "of temperature": {"temperature": 0.7},
+    "of chunk_size": {"chunk_size": 8},
+    "of max_memory": {"max_memory": 2**20},
+    "of label_smoothing": {"label_smoothing": 0.1},
+    "the entropy is asked for": {"outputs": ("entropy",)},
+    "the predicted tokens are asked for": {"outputs": ("token_accuracy",)},
+}

@@ -1,0 +1,118 @@
+"""The host NPU lets any function fail; the driver of tests/faults.py sees what goes wrong then, and nothing does."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from tests import faults
+from tests.test_npu import PACKAGE, _run, _run_program
+
+# What returns nothing, or only an answer; AclSet... are other names of aclSet..., and a second phase needs a first one.
+CANNOT_FAIL = r"""
+    ReleaseHugeMem UnInitHugeMemThreadLocal CanUsePTACache \w*PTA\w*HashKey \w*PTACacheThreadLocal PTA\w+ExecCache
+    AddTensorAddrToCachedList aclDestroyTensorDesc aclopDestroyAttr aclSetTensorDescName aclGetDataBuffer\w+
+    aclGetTensorDesc(Type|Format|NumDims) aclGetCompileoptSize aclAppLog aclGetRecentErrMsg
+    AclSet\w+ aclrt(Get|PeekAt)LastError Msprof\w+ host_npu_\w+ aclnn\w+(?<!GetWorkspaceSize)
+""".split()
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="there is no nm")
+def test_every_function_that_can_fail_does_so_when_asked(tmp_path):
+    listed = subprocess.run(
+        ["nm", "-D", "--defined-only", *PACKAGE.glob("_host_npu/lib*.so")], capture_output=True, text=True, check=True
+    )
+    names = sorted({line.split()[-1] for line in listed.stdout.splitlines() if " T " in line and " _Z" not in line})
+    result = _run_program(
+        tmp_path,
+        f"""
+        import ctypes, re
+        from torch_aclnn_ops import host_npu
+
+        runtime, wrong = ctypes.CDLL(None), []
+        runtime.aclGetRecentErrMsg.restype = ctypes.c_char_p
+        runtime.aclrtSetDevice(0)
+        for name in {names}:
+            if re.fullmatch({"|".join(CANNOT_FAIL)!r}, name):
+                continue
+            function = getattr(runtime, name)
+            function.restype = ctypes.c_uint64
+            host_npu.reset()
+            runtime.aclGetRecentErrMsg()
+            host_npu.count_calls()
+            host_npu.fail(name, status=507899)
+            result = function(*[ctypes.c_void_p()] * 14) % 2**32
+            never_works = b"does not simulate" in (runtime.aclGetRecentErrMsg() or b"")
+            if not never_works and (host_npu.stats().calls.get(name) != 1 or result not in (0, 507899)):
+                wrong.append(name)
+        print(wrong)
+        """,
+    )
+    assert result.stdout.strip() == "[]", result.stdout + result.stderr
+
+
+# What an action does with a failure, and what the driver has to say of it.
+FAULTY = {
+    "an exception": ("raise RuntimeError('first')", "one exception"),
+    "a failure that is overcome": ("pass", "no exception"),
+    "a wrong result": ("self.wrong = 'the result is wrong'", "no exception, then the result is wrong"),
+    "an exception that spoils the next call": (
+        "self.wrong = 'it is spoilt'; raise RuntimeError('first')",
+        "one exception, then it is spoilt",
+    ),
+    "a second exception": (
+        "del self.wrong; raise RuntimeError('first')",
+        "one exception, then another: 'Faulty' object",
+    ),
+    "a tensor that is not destroyed": ("create_tensor(*[None] * 9)", "no exception, and left: 1 aclTensor"),
+    "memory that is not freed": ("kept.append(torch.ones(9).npu())", "no exception, and left: 2097152 bytes"),
+    "a process that ends": ("os.abort()", "the process ends by SIGABRT"),
+    "a process that hangs": ("time.sleep(1000)", "the process hangs"),
+}
+
+
+def test_the_driver_sees_whatever_goes_wrong(tmp_path):
+    result = _run_program(
+        tmp_path,
+        f"""
+        import ctypes, json, os, time
+        import torch
+        from tests import faults
+        from tests._fault_cases import Case
+
+        runtime, kept = ctypes.CDLL(None), []
+        create_tensor = runtime.aclCreateTensor
+
+        class Faulty:
+            def __init__(self, code):
+                self.code, self.wrong = code, ""
+                torch.ones(1).npu()
+
+            def act(self):
+                if runtime.aclrtGetDeviceCount(ctypes.byref(ctypes.c_uint32())):
+                    exec(self.code)
+
+            def lost(self, error):
+                return self.wrong
+
+        codes = {[code for code, _ in FAULTY.values()]}
+        chosen = [Case("faulty", code, lambda code=code: Faulty(code)) for code in codes]
+        for outcome in faults.run("TASK_QUEUE_ENABLE=1", chosen, seconds=20).outcomes:
+            if outcome.function == "aclrtGetDeviceCount":
+                print(outcome.seen.splitlines()[0])
+        """,
+    )
+    seen = result.stdout.splitlines()
+    assert len(seen) == len(FAULTY), result.stdout + result.stderr
+    for line, (_, expected) in zip(seen, FAULTY.values(), strict=True):
+        assert line.startswith(expected), line
+
+
+# One of each kind; `make faults` takes all.
+SOME = "raw operators: (mse|.*loss_grad, )|modules: (MSE|Embedding)|optimizer: (plain|flat masters), step after 2"
+
+
+@pytest.mark.parametrize("mode", faults.MODES)
+def test_nothing_is_lost_whichever_function_fails(mode):
+    result = _run("-m", "tests.faults", "--mode", mode, "--every", "17", "--only", SOME, **faults.MODES[mode])
+    assert result.returncode == 0, result.stdout + result.stderr
