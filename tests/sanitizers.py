@@ -21,7 +21,7 @@ assert torch_aclnn_ops.__version__
 
 ADDRESS, THREAD = "address,undefined", "thread"
 
-_COPY = REPOSITORY / "build" / "sanitized"
+_COPY = REPOSITORY / "build" / "asan"
 
 # Python keeps memory until it ends; what the C++ tests lose is looked for.
 _PYTHON_OPTIONS = {
@@ -44,9 +44,8 @@ ALONE = {
 }
 
 
-def program(kind: str) -> Path:
-    """Compile the C++ tests and what they are linked with, and return the program's path."""
-    libraries = _host_npu_program.instrumented(kind)
+def program(kind: str, libraries: Path) -> Path:
+    """Link the C++ tests with libraries that were compiled for a sanitizer, and return the program's path."""
     links = [*_host_npu_program.shared(libraries), f"-fsanitize={kind}"]
     (path,) = _host_npu_program.compiled(["g++"], _torch_npu.library().parents[1], [links])
     return path
@@ -77,9 +76,9 @@ def _run_in_copy(environment: dict[str, str], *command: str) -> bool:
 
 def check_addresses() -> bool:
     """Run ``make asan``; return whether nothing was reported."""
-    said = _host_npu_program.results([str(program(ADDRESS))], timeout=3600)
-    passed = [_is_fine("C++ tests", said)]
     environment = _copy.build(_COPY, ADDRESS) | {"TORCH_ACLNN_HOST_NPU_DEVICES": "2"}
+    test_program = program(ADDRESS, _COPY / "torch_aclnn_ops" / "_host_npu")
+    passed = [_is_fine("C++ tests", _host_npu_program.results([str(test_program)], timeout=3600))]
     pytest = ("-m", "pytest", "--quiet", "-p", "no:cacheprovider")
     without = [f"--deselect={name}" for name in _WITHOUT]
     passed.append(_run_in_copy(environment, "-m", "torch_aclnn_ops.host_npu", *pytest, "tests/npu", *without))
@@ -89,7 +88,7 @@ def check_addresses() -> bool:
 
 def check_threads() -> bool:
     """Run ``make tsan``; return whether nothing was reported."""
-    return _is_fine("C++ tests in 8 threads", threads(program(THREAD), 8))
+    return _is_fine("C++ tests in 8 threads", threads(program(THREAD, _host_npu_program.instrumented(THREAD)), 8))
 
 
 def main() -> int:
