@@ -21,7 +21,7 @@ else
 ON_NPU = $(RUN)
 endif
 
-.PHONY: setup demo test test-all matrix aarch64 lint bench soak audit precision phase-one faults coverage clean
+.PHONY: setup demo test test-all matrix aarch64 lint bench soak audit precision phase-one faults asan tsan fuzz coverage clean
 
 setup: $(INSTALLED) $(BUILT)
 
@@ -93,7 +93,16 @@ precision: setup
 
 # Which lines of csrc/npu and csrc/host_npu the tests execute.
 coverage: setup
-	$(RUN) tests/npu_coverage.py
+	$(RUN) -m tests.npu_coverage
+
+# The compiled parts under the compiler's sanitizers: addresses and undefined behaviour, and threads.
+asan tsan: setup
+	$(RUN) -m tests.sanitizers $@
+
+# Random arguments, for TIME seconds each: compared with torch, and for the simulated C functions, which takes clang.
+TIME ?= 60
+fuzz: setup
+	$(RUN) -m tests.fuzz --seconds $(TIME)
 
 # Cross-compiled for aarch64, and tested under emulation.
 aarch64: $(INSTALLED)

@@ -7,8 +7,9 @@ Parts are compiled where what they need is installed, and left out, with a line 
 * ``torch_aclnn_ops/_host_npu`` (csrc/host_npu), the host NPU: ``TORCH_ACLNN_HOST_NPU`` is its switch;
 * ``torch_aclnn_ops._cpu`` (csrc/cpu), a faster linear cross entropy, needs torch: ``TORCH_ACLNN_CPU`` is its switch.
 
-``TORCH_ACLNN_COVERAGE=1`` compiles the first two for gcov, ``TORCH_ACLNN_WERROR=1`` makes the warnings of the compiler
-errors. None needs CANN, and torch_npu is not imported.
+``TORCH_ACLNN_INSTRUMENT`` compiles them so that they count lines (``coverage``) or check what they do (``address`` and
+what else ``-fsanitize=`` takes), ``TORCH_ACLNN_WERROR=1`` makes the warnings of the compiler errors. None needs CANN,
+and torch_npu is not imported.
 """
 
 import importlib.util
@@ -27,7 +28,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
-COVERAGE = os.environ.get("TORCH_ACLNN_COVERAGE") == "1"
+INSTRUMENT = os.environ.get("TORCH_ACLNN_INSTRUMENT", "")
 # For this project's own checks: a newer compiler may warn of what the compilers of today do not.
 WERROR = ["-Werror"] if os.environ.get("TORCH_ACLNN_WERROR") == "1" else []
 
@@ -81,6 +82,8 @@ def extension(
     sources = sorted((ROOT / "csrc" / folder).glob("*.cpp"))
     headers = sorted((ROOT / "csrc" / folder).glob("*.h"))
     versions = host_npu_build().write_versions()
+    # Behind the others, so that they decide.
+    instrumentation = host_npu_build().instrumentation(INSTRUMENT) if INSTRUMENT else []
     # PyTorch's headers take longer than such sources, which are compiled as one.
     compiled = [host_npu_build().joined(sources, ROOT / "build" / f"{name}.cpp")] if is_joined else sources
     return CppExtension(
@@ -91,7 +94,9 @@ def extension(
             *("-std=c++20", "-fvisibility=hidden", "-Wall", "-Wextra", *WERROR, *optimisation),
             *(f"-isystem{include}" for include in [*include_paths(), *includes]),  # others' headers may have warnings
             *("-include", str(versions)),
+            *instrumentation,
         ],
+        extra_link_args=instrumentation,
         **options,
     )
 
@@ -104,10 +109,9 @@ def npu_extension(npu: Path) -> Extension:
     return extension(
         "_C",
         "npu",
-        ["-O0", "-g", "--coverage"] if COVERAGE else ["-O2", "-g0"],
+        ["-O2", "-g0"],
         folders,
         is_joined=True,
-        extra_link_args=["--coverage"] if COVERAGE else [],
         library_dirs=[str(npu / "lib")],
         libraries=["torch_npu"],
     )
@@ -139,7 +143,7 @@ class Build(base_command):
         is_in_place = self.inplace or getattr(self, "editable_mode", False)
         package = ROOT / "torch_aclnn_ops" if is_in_place else Path(self.build_lib) / "torch_aclnn_ops"
         with ThreadPoolExecutor(1) as pool:
-            host_npu = pool.submit(host_npu_build().build, package / "_host_npu", coverage=COVERAGE)
+            host_npu = pool.submit(host_npu_build().build, package / "_host_npu", instrument=INSTRUMENT)
             super().run()
             host_npu.result()
 

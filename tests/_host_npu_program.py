@@ -13,11 +13,15 @@ from types import ModuleType
 
 from torch_aclnn_ops import host_npu
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+from tests._copy import REPOSITORY
+
 LAST = "nothing_is_alive_at_the_end"
 
 _HOST_NPU = REPOSITORY / "csrc" / "host_npu"
-_SOURCES = sorted((_HOST_NPU / "tests").glob("*.cpp"))
+HEADERS = _HOST_NPU / "include"
+# What the program is linked with.
+LIBRARIES = ("ascendcl", "nnopbase", "opapi")
+SOURCES = sorted((_HOST_NPU / "tests").glob("*.cpp"))
 CONFIGURATIONS = [{"TORCH_ACLNN_HOST_NPU_SOC": soc} for soc in host_npu.SOCS]
 CONFIGURATIONS += [{"DISABLE_L2_CACHE": "1"}, {"ACLNN_CACHE_LIMIT": "0"}]
 CONFIGURATIONS += [{"TORCH_ACLNN_HOST_NPU_STRICT_MEMORY": "1"}]
@@ -33,50 +37,80 @@ def build_script(repository: Path) -> ModuleType:
     return module
 
 
+def instrumented(kind: str, compiler: str = "g++", names: Sequence[str] = LIBRARIES) -> Path:
+    """Compile libraries that the program is linked with so that they check themselves.
+
+    Args:
+        kind: What ``--instrument`` of csrc/host_npu/build.py takes.
+        compiler: The C++ compiler.
+        names: The libraries.
+
+    Returns:
+        The libraries' folder.
+    """
+    libraries = REPOSITORY / "build" / "host_npu" / f"libraries-{kind.replace(',', '-')}-{len(names)}"
+    command = [sys.executable, "csrc/host_npu/build.py", str(libraries), "--instrument", kind, "--names", *names]
+    subprocess.run(command, cwd=REPOSITORY, env=os.environ | {"CXX": compiler}, check=True)
+    return libraries
+
+
 def names() -> list[str]:
     """Return the names of the cases."""
     cases = re.compile(r"const Case \w+\{\s*\"([^\"]+)\"")
-    return [name for source in _SOURCES for name in cases.findall(source.read_text())]
+    return [name for source in SOURCES for name in cases.findall(source.read_text())]
 
 
 def shared(libraries: Path) -> list[str]:
     """Return how to link the program with the host NPU's libraries in a folder."""
-    return [f"-L{libraries}", "-lopapi", "-lnnopbase", "-lascendcl", f"-Wl,-rpath,{libraries}"]
+    return [f"-L{libraries}", *(f"-l{name}" for name in reversed(LIBRARIES)), f"-Wl,-rpath,{libraries}"]
 
 
-def compiled(compiler: Sequence[str], torch_npu: Path, links: Sequence[Sequence[str]]) -> list[Path]:
+def compiled(
+    compiler: Sequence[str],
+    torch_npu: Path,
+    links: Sequence[Sequence[str]],
+    sources: Sequence[Path] = SOURCES,
+) -> list[Path]:
     """Return the paths of the compiled program, which is kept until something that it is made of changes.
 
     Args:
         compiler: The command of the C++ compiler.
         torch_npu: The folder of the package torch_npu, for the headers in it.
-        links: What each of the programs is linked with.
+        links: What each of the programs is linked with: options of the compiler, and objects.
+        sources: What it is compiled from.
     """
     include = torch_npu / "include"
-    flags = [f"-I{_HOST_NPU}", f"-I{_HOST_NPU / 'include'}", "-isystem", str(include / "third_party" / "acl" / "inc")]
+    flags = [f"-I{_HOST_NPU}", f"-I{HEADERS}", "-isystem", str(include / "third_party" / "acl" / "inc")]
     command = [*compiler, *flags, "-isystem", str(include)]
-    sources = [*_SOURCES, *(_HOST_NPU / "tests").glob("*.h"), *(_HOST_NPU / "include").rglob("*.h")]
-    inputs = sorted(sources) + [Path(link) for each in links for link in each if link.endswith(".o")]
-    contents = [repr([command, *links]).encode(), *(file.read_bytes() for file in inputs)]
-    content = hashlib.sha256(b"\0".join(contents)).hexdigest()[:16]
-    folder = REPOSITORY / "build" / "host_npu" / f"abi-{content}"
-    programs = [folder / f"aclnn_test_{index}" for index in range(len(links))]
-    if not all(program.exists() for program in programs):
-        folder.mkdir(parents=True, exist_ok=True)
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            objects = list(pool.map(lambda source: _compiled_source(source, folder, command), _SOURCES))
-        for program, each in zip(programs, links, strict=True):
-            link = [*compiler, *objects, *each, "-o", str(program), "-pthread"]
+    headers = [*(_HOST_NPU / "tests").rglob("*.h"), *HEADERS.rglob("*.h")]
+    folder = REPOSITORY / "build" / "host_npu" / f"abi-{_key([command], [*sources, *sorted(headers)])}"
+    folder.mkdir(parents=True, exist_ok=True)
+    objects = [folder / (source.stem + ".o") for source in sources]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda source, target: _compile(source, target, command), sources, objects))
+    programs = []
+    for each in links:
+        program = folder / f"aclnn_test_{_key([each], [Path(link) for link in each if link.endswith('.o')])}"
+        if not program.exists():
+            link = [*compiler, *map(str, objects), *each, "-o", str(program), "-pthread"]
             subprocess.run(link, check=True, capture_output=True, text=True, timeout=600)
+        programs.append(program)
     return programs
 
 
-def _compiled_source(source: Path, folder: Path, command: list[str]) -> str:
-    result = folder / (source.stem + ".o")
+def _key(texts: Sequence[object], files: Sequence[Path]) -> str:
+    contents = [repr(texts).encode(), *(file.read_bytes() for file in files)]
+    return hashlib.sha256(b"\0".join(contents)).hexdigest()[:16]
+
+
+def _compile(source: Path, target: Path, command: list[str]) -> None:
+    if target.exists():
+        return
     werror = ["-Werror"] * (os.environ.get("TORCH_ACLNN_WERROR") == "1")
-    command = [*command, "-std=c++20", "-O1", "-Wall", "-Wextra", *werror, "-c", str(source), "-o", str(result)]
+    part = target.with_suffix(f".{os.getpid()}")
+    command = [*command, "-std=c++20", "-O1", "-Wall", "-Wextra", *werror, "-c", str(source), "-o", str(part)]
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=1800)
-    return str(result)
+    part.rename(target)
 
 
 def results(
@@ -99,7 +133,9 @@ def results(
         run = subprocess.run(command, env=clean | configuration, capture_output=True, text=True, timeout=timeout)
         for status, name, why in re.findall(r"^(ok|FAILED) ([^\s:]+)(?:: (.*))?$", run.stdout, re.MULTILINE):
             said.setdefault(name, []).append(status if status == "ok" else f"{configuration}: {why}")
-        if f"{LAST}\n" not in run.stdout and f"FAILED {LAST}" not in run.stdout:
-            end = f"the program ended early with {run.returncode}"
+        has_ended = f"ok {LAST}\n" in run.stdout or f"FAILED {LAST}" in run.stdout
+        # 1 says that a case failed. A sanitizer that finds something at the end has numbers of its own.
+        if not has_ended or run.returncode != ("FAILED " in run.stdout):
+            end = f"the program ended {'' if has_ended else 'early '}with {run.returncode}"
             said.setdefault(LAST, []).append(f"{configuration}: {end}\n{run.stderr}")
     return said

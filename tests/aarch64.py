@@ -23,8 +23,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from tests import _host_npu_program
-from tests._host_npu_program import REPOSITORY
+from tests import _copy, _host_npu_program
+from tests._copy import REPOSITORY
 
 _CACHE = REPOSITORY / ".aarch64"
 _TREE = _CACHE / "tree"
@@ -107,32 +107,13 @@ def _unpack(wheels: Path, to: Path) -> None:
             archive.extractall(to)
 
 
-def _copy_tree() -> None:
-    """Copy what is not ignored to where it is built for aarch64, with the times that tell what has changed."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=REPOSITORY,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    files = {Path(name) for name in listed.stdout.split("\0") if name and (REPOSITORY / name).exists()}
-    for pattern in ("csrc/**/*.*", "tests/**/*.py", "torch_aclnn_ops/**/*.py"):
-        for old in _TREE.glob(pattern):
-            if old.is_file() and old.relative_to(_TREE) not in files:
-                old.unlink()
-    for file in files:
-        (_TREE / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(REPOSITORY / file, _TREE / file)
-
-
 def _static_links() -> list[str]:
     """Return the objects of the libraries that the C++ tests need, to link without them."""
     build = _host_npu_program.build_script(_TREE)
     folder = _TREE / "build" / "host_npu" / "release"
     objects: list[Path] = []
     for library in build.libraries():
-        if library.name in ("ascendcl", "nnopbase", "opapi"):
+        if library.name in _host_npu_program.LIBRARIES:
             joined = [f"{folder.name}/{library.name}.cpp"]
             objects += [folder / f"{source}.o" for source in (joined if library.joined else library.sources)]
     return ["-static", *map(str, objects)]
@@ -234,7 +215,7 @@ def main() -> int:
     version = arguments.torch
     wheels = _made(_CACHE / f"wheels-{version}", lambda part: _download_all(version, part))
     site = _made(_CACHE / f"site-{version}", lambda part: _unpack(wheels, part))
-    _copy_tree()
+    _copy.update(_TREE)
     _say("wheels and sources are there", start)
     compiler = shlex.split(os.environ.get("CXX", _COMPILER))
     passed = check_host_npu(site, compiler)

@@ -25,6 +25,11 @@ collect_ignore = [
 ]
 
 hypothesis.settings.register_profile("tests", deadline=None, max_examples=100, derandomize=True)
+# For tests/fuzz.py: other examples each time, and those that failed again.
+_found = hypothesis.database.DirectoryBasedExampleDatabase(".fuzz/hypothesis")
+hypothesis.settings.register_profile(
+    "fuzz", deadline=None, max_examples=200, derandomize=False, print_blob=True, database=_found
+)
 hypothesis.settings.load_profile("tests")
 
 

@@ -5,8 +5,6 @@ executed is written when it ends by itself: lines on the way to a crash that a t
 """
 
 import itertools
-import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-PARTS = ("csrc", "examples", "tests", "torch_aclnn_ops", "pyproject.toml", "setup.py", "LICENSE", "README.md")
+from tests import _copy
+
 TESTS = tuple(f"tests/test_{name}.py" for name in ("npu", "host_npu", "host_npu_abi", "host_npu_products"))
 FOLDERS = ("csrc/npu", "csrc/host_npu")
 
@@ -27,22 +25,9 @@ def main() -> int:
     """Compile, test, count; return 1 if a test failed."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "repository"
-        copy.mkdir()
-        for part in PARTS:
-            if (ROOT / part).is_dir():
-                ignored = shutil.ignore_patterns("__pycache__", "*.so")
-                shutil.copytree(ROOT / part, copy / part, ignore=ignored)
-            elif (ROOT / part).exists():
-                shutil.copy(ROOT / part, copy / part)
-        switches = {"TORCH_ACLNN_NPU": "1", "TORCH_ACLNN_HOST_NPU": "1", "TORCH_ACLNN_CPU": "0"}
-        environment = {**os.environ, **switches, "PYTHONPATH": str(copy), "TORCH_ACLNN_COVERAGE": "1"}
-
-        def run(*command: str) -> int:
-            return subprocess.run(command, cwd=copy, env=environment).returncode
-
-        if run(sys.executable, "setup.py", "--quiet", "build_ext", "--inplace") != 0:
-            return 1
-        failed = run(sys.executable, "-m", "pytest", *TESTS, "-q", "-n", "auto", "-p", "no:cacheprovider")
+        environment = _copy.build(copy, "coverage", TORCH_ACLNN_CPU="0")
+        command = [sys.executable, "-m", "pytest", *TESTS, "-q", "-n", "auto", "-p", "no:cacheprovider"]
+        failed = subprocess.run(command, cwd=copy, env=environment).returncode
         counts = _count(copy)
     for name in FOLDERS:
         _print(Path(name), counts)

@@ -4,7 +4,10 @@ The program sees the headers of the wheel and of ``csrc/host_npu/include`` and l
 says on which chips it runs; the program is run once for each, and once without the cache of phase one.
 """
 
+import json
+import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import torch_aclnn_ops
@@ -13,7 +16,7 @@ from torch_aclnn_ops.host_npu import _libraries
 
 import pytest
 
-from tests import _host_npu_program
+from tests import _host_npu_program, fuzz, sanitizers
 
 _LIBRARIES = Path(torch_aclnn_ops.__file__).parent / "_host_npu"
 
@@ -23,10 +26,15 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def results() -> dict[str, list[str]]:
-    """What the program said of each case."""
+def program() -> Path:
     torch_npu = _torch_npu.library().parents[1]
     (program,) = _host_npu_program.compiled(["g++"], torch_npu, [_host_npu_program.shared(_LIBRARIES)])
+    return program
+
+
+@pytest.fixture(scope="module")
+def results(program: Path) -> dict[str, list[str]]:
+    """What the program said of each case."""
     return _host_npu_program.results([str(program)])
 
 
@@ -34,3 +42,32 @@ def results() -> dict[str, list[str]]:
 def test_case(name: str, results: dict[str, list[str]]):
     said = results.get(name, ["it did not run"])
     assert set(said) == {"ok"}, "\n".join(said)
+
+
+def test_eight_threads_on_two_devices_do_not_disturb_each_other(program: Path):
+    # `make tsan` also sees the races that do no harm this time.
+    said = {one for each in sanitizers.threads(program, 8).values() for one in each}
+    assert said == {"ok"}, "\n".join(said)
+
+
+@pytest.fixture(scope="module")
+def fuzzed(tmp_path_factory) -> dict[str, int]:
+    """How often 20,000 of the fuzzer's inputs launched what; sanitizers check what manages objects and memory."""
+    checks = "address,undefined"
+    libraries = _host_npu_program.instrumented(checks, names=("ascendcl", "nnopbase"))
+    # To compile the operators again would take most of the time of all tests here; `make asan` and `make fuzz` do.
+    shutil.copy(_LIBRARIES / "libopapi.so", libraries)
+    program = fuzz.target(["g++"], libraries, "standalone.cpp", checks=checks)
+    seeds = fuzz.write_seeds(tmp_path_factory.mktemp("seeds"))
+    result = subprocess.run([program, "20000", *seeds], capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)["launches"]
+
+
+def test_twenty_thousand_random_inputs_of_the_fuzzer_do_no_harm(fuzzed: dict[str, int]):
+    assert sum(fuzzed.values()) > 1000
+
+
+def test_the_fuzzer_launches_every_operator(fuzzed: dict[str, int]):
+    headers = [path.read_text() for path in (_host_npu_program.HEADERS / "aclnnop").glob("*.h")]
+    assert fuzzed.keys() == {name for text in headers for name in re.findall(r"aclnnStatus (aclnn\w+)\(void", text)}

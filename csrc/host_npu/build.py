@@ -12,6 +12,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Collection
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
@@ -23,14 +24,16 @@ DEFAULT_DESTINATION = SOURCES.parents[1] / "torch_aclnn_ops" / "_host_npu"
 _FLAGS = [
     *("-std=c++20", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-pthread"),
     *("-Wall", "-Wextra", "-DFUNC_VISIBILITY"),
+    # Sizes and strides are the caller's: in what phase one makes of them, too large a number wraps around.
+    "-fwrapv",
 ]
 # Another compiler's new warning must not keep anybody from installing.
 _WARNINGS_ARE_ERRORS = os.environ.get("TORCH_ACLNN_WERROR") == "1"
-# x86-64-v3 would be quicker, but a wheel may be moved to an older machine.
-_OPTIMISATION = ["-O2"]
-# The device rounds a product before it adds to it. Loops over elements are worth vectors, whatever their length.
-_ARITHMETIC = ("-ffp-contract=off", "-fvect-cost-model=dynamic")
-_COVERAGE = ["-O0", "-g", "--coverage"]
+# x86-64-v3 would be quicker, but a wheel may be moved to an older machine. Loops over elements are worth vectors,
+# whatever their length.
+_OPTIMISATION = ["-O2", "-fvect-cost-model=dynamic"]
+# The device rounds a product before it adds to it.
+_ARITHMETIC = ("-ffp-contract=off",)
 
 
 class BuildError(RuntimeError):
@@ -91,13 +94,18 @@ def libraries() -> list[Library]:
 
 
 def build(
-    destination: Path | str = DEFAULT_DESTINATION, *, coverage: bool = False, verbose: bool = False
+    destination: Path | str = DEFAULT_DESTINATION,
+    *,
+    instrument: str = "",
+    names: Collection[str] = (),
+    verbose: bool = False,
 ) -> list[Path]:
     """Compile every library that is missing or older than what it is made of.
 
     Args:
         destination: Folder for the libraries; made if there is none.
-        coverage: Compile for gcov, without optimisation.
+        instrument: What :func:`instrumentation` takes.
+        names: The libraries to compile, among them those that the others are linked with; all of them if it is empty.
         verbose: Print each command.
 
     Returns:
@@ -108,12 +116,22 @@ def build(
     """
     destination = Path(destination).resolve()
     destination.mkdir(parents=True, exist_ok=True)
-    builder = _Builder(destination, coverage, verbose)
+    builder = _Builder(destination, instrument, verbose)
+    wanted = [library for library in libraries() if not names or library.name in names]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         # What takes longest is started first.
-        longest_first = sorted(libraries(), key=lambda library: not library.torch)
+        longest_first = sorted(wanted, key=lambda library: not library.torch)
         compiled = {library: builder.objects_of(library, pool) for library in longest_first}
-        return [builder.link(library, [object.result() for object in compiled[library]]) for library in libraries()]
+        return [builder.link(library, [object.result() for object in compiled[library]]) for library in wanted]
+
+
+def instrumentation(kind: str) -> list[str]:
+    """Return the flags that let a program look at itself: ``"coverage"``, or what ``-fsanitize=`` takes."""
+    if kind == "coverage":
+        return ["-O0", "-g", "--coverage"]
+    flags = ["-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={kind}", "-fno-sanitize-recover=all"]
+    # An enumeration of CANN's C interface may be any number: the caller is perhaps a C program.
+    return [*flags, "-fno-sanitize=enum"] if "undefined" in kind else flags
 
 
 def joined(sources: list[Path], target: Path) -> Path:
@@ -126,11 +144,14 @@ def joined(sources: list[Path], target: Path) -> Path:
 
 
 class _Builder:
-    def __init__(self, destination: Path, coverage: bool, verbose: bool) -> None:
+    def __init__(self, destination: Path, instrument: str, verbose: bool) -> None:
         self.destination = destination
-        self.flags = [*_FLAGS, *["-Werror"] * _WARNINGS_ARE_ERRORS, *(_COVERAGE if coverage else _OPTIMISATION)]
+        self.flags = [*_FLAGS, *["-Werror"] * _WARNINGS_ARE_ERRORS]
+        self.flags += instrumentation(instrument) if instrument else _OPTIMISATION
         self.flags += ["-include", str(write_versions())]
-        self.objects = SOURCES.parents[1] / "build" / "host_npu" / ("coverage" if coverage else "release")
+        self.objects = SOURCES.parents[1] / "build" / "host_npu" / (instrument.replace(",", "-") or "release")
+        # Clang leaves the functions of a sanitizer to the program.
+        self.complete = [] if instrument else ["-Wl,-z,defs"]
         self.verbose = verbose
         self.compiler = shlex.split(os.environ.get("CXX", "g++"))
 
@@ -153,7 +174,7 @@ class _Builder:
                 links += [f"-L{_package(package) / 'lib'}", *(f"-l{name}" for name in names)]
         command = [
             *(*self.compiler, "-shared", *self.flags, "-o", str(target), *map(str, objects)),
-            *(f"-Wl,-soname,{library.file}", "-Wl,-rpath,$ORIGIN", "-Wl,-z,defs", f"-L{self.destination}", *links),
+            *(f"-Wl,-soname,{library.file}", "-Wl,-rpath,$ORIGIN", *self.complete, f"-L{self.destination}", *links),
         ]
         inputs = [*objects, *(self.destination / f"lib{name}.so" for name in library.links)]
         self.run_if_needed(command, target, inputs)
@@ -234,11 +255,17 @@ def main() -> int:
     """Build from the command line."""
     parser = argparse.ArgumentParser(description="Compile the host NPU's libraries.")
     parser.add_argument("destination", type=Path, nargs="?", default=DEFAULT_DESTINATION)
-    parser.add_argument("--coverage", action="store_true", help="compile for gcov")
+    parser.add_argument("--instrument", default="", metavar="KIND", help="coverage, or what -fsanitize= takes")
+    parser.add_argument("--names", nargs="+", default=(), metavar="LIBRARY", help="compile only these libraries")
     parser.add_argument("--verbose", action="store_true", help="print each command")
     arguments = parser.parse_args()
     try:
-        build(arguments.destination, coverage=arguments.coverage, verbose=arguments.verbose)
+        build(
+            arguments.destination,
+            instrument=arguments.instrument,
+            names=arguments.names,
+            verbose=arguments.verbose,
+        )
     except BuildError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -88,14 +88,11 @@ std::optional<std::string> copy_identity(const aclTensorDesc& from, const aclDat
     }
     if (product(to.dims) == 0) return std::nullopt;
     const auto status = enqueue(stream, "Identity", [from, source, to, destination] {
-        const auto last = [](const aclTensorDesc& desc, const aclDataBuffer& buffer) {
+        const auto on_host = [](const aclTensorDesc& desc, const aclDataBuffer& buffer) {
             const auto bytes = static_cast<std::size_t>(product(desc.storage_dims)) * item_size(desc.type);
-            host_alias(static_cast<std::byte*>(buffer.data) + bytes - 1);
+            return static_cast<std::byte*>(host_alias(buffer.data, bytes));
         };
-        last(from, source);
-        last(to, destination);
-        copy(from, static_cast<const std::byte*>(host_alias(source.data)), to,
-             static_cast<std::byte*>(host_alias(destination.data)));
+        copy(from, on_host(from, source), to, on_host(to, destination));
     });
     if (status != ACL_SUCCESS) return "the launch failed with status " + std::to_string(status);
     return std::nullopt;

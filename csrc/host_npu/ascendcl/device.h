@@ -1,6 +1,7 @@
 // What the simulated device offers to the simulated operators. libascendcl.so exports it next to the published ABI.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -17,8 +18,8 @@ enum class Soc { Ascend910, Ascend910B, Ascend910_93, Ascend310P, Ascend950 };
 HOST_NPU_EXPORT Soc soc();
 
 // Returns where kernels read and write the memory that the host knows as `device_pointer`. Throws std::out_of_range if
-// it does not point into live device memory.
-HOST_NPU_EXPORT void* host_alias(const void* device_pointer);
+// it does not point into live device memory, or if less than `size` bytes of it follow.
+HOST_NPU_EXPORT void* host_alias(const void* device_pointer, std::size_t size = 0);
 
 // Appends `kernel` to the work of `stream` (null is the current device's default stream) and returns an ACL status.
 // An exception in the kernel becomes a device fault that the next synchronisation reports.

@@ -238,7 +238,7 @@ void* DeviceMemory::alias(const void* pointer, std::size_t size) const {
     if (range == live_.end()) throw std::out_of_range(hexadecimal(address) + " is not live device memory");
     // Mapped ranges that follow one another without a gap are one.
     auto end = range->first + range->second.usable;
-    while (end < address + size) {
+    while (end - address < size) {
         const auto next = std::next(range);
         if (next == live_.end() || next->first != end) {
             throw std::out_of_range("device memory at " + hexadecimal(address) + " ends after " +
@@ -257,6 +257,8 @@ std::optional<std::int32_t> DeviceMemory::device_of(const void* pointer) const {
     return range->second.device;
 }
 
-void* host_alias(const void* device_pointer) { return DeviceMemory::instance().alias(device_pointer); }
+void* host_alias(const void* device_pointer, std::size_t size) {
+    return DeviceMemory::instance().alias(device_pointer, size);
+}
 
 }  // namespace host_npu

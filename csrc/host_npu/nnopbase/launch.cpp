@@ -13,16 +13,24 @@ namespace {
 constexpr std::size_t kCanaryBytes = 64;
 constexpr auto kCanary = std::byte{0xA5};
 
+// Elements of a tensor that any memory has room for, also if a stride is 0.
+constexpr std::int64_t kMostElements = std::int64_t{1} << 48;
+
 // Returns where a kernel finds `tensor`, whose storage begins at `storage`. Throws if a part of the view is not in
 // device memory.
 HostTensor on_host(const Layout& layout, void* storage) {
     if (layout.empty()) return {&layout, nullptr};
+    std::int64_t elements = 1;
+    for (const auto size : layout.shape) elements = saturated_product(elements, size);
     const auto [first, last] = layout.reach();
     const auto size = static_cast<std::int64_t>(item_size(layout.dtype));
-    auto* const base = static_cast<std::byte*>(storage);
-    const auto* const last_byte = base + (last + 1) * size - 1;
-    host_alias(last_byte);
-    auto* const first_element = static_cast<std::byte*>(host_alias(base + first * size));
+    if (elements < 0 || elements > kMostElements || first < -kMostElements || last > kMostElements) {
+        throw std::out_of_range("a tensor from element " + std::to_string(first) + " to " + std::to_string(last) +
+                                " of its storage is larger than any device memory");
+    }
+    const auto start = reinterpret_cast<std::uintptr_t>(storage) + static_cast<std::uintptr_t>(first * size);
+    const auto bytes = static_cast<std::size_t>((last - first + 1) * size);
+    auto* const first_element = static_cast<std::byte*>(host_alias(reinterpret_cast<const void*>(start), bytes));
     return {&layout, first_element + (layout.offset - first) * size};
 }
 
@@ -35,8 +43,7 @@ class Workspace {
             throw std::runtime_error("the kernel needs a workspace of " + std::to_string(asked_for) +
                                      " bytes and got " + std::to_string(workspace == nullptr ? 0 : given));
         }
-        host_alias(static_cast<std::byte*>(workspace) + asked_for - 1);
-        const std::span all(static_cast<std::byte*>(host_alias(workspace)), asked_for);
+        const std::span all(static_cast<std::byte*>(host_alias(workspace, asked_for)), asked_for);
         canary_ = all.last(std::min(kCanaryBytes, all.size()));
         usable_ = all.first(all.size() - canary_.size());
         std::fill(canary_.begin(), canary_.end(), kCanary);

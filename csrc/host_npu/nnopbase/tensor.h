@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <span>
 #include <stdexcept>
 #include <utility>
@@ -83,6 +84,20 @@ inline Dims contiguous_strides(const Dims& shape) {
     return strides;
 }
 
+// What is beyond 64 bits stays at the end of their range.
+inline std::int64_t saturated_sum(std::int64_t one, std::int64_t other) {
+    std::int64_t sum = 0;
+    if (!__builtin_add_overflow(one, other, &sum)) return sum;
+    return one < 0 ? std::numeric_limits<std::int64_t>::min() : std::numeric_limits<std::int64_t>::max();
+}
+
+inline std::int64_t saturated_product(std::int64_t one, std::int64_t other) {
+    std::int64_t product = 0;
+    if (!__builtin_mul_overflow(one, other, &product)) return product;
+    return (one < 0) != (other < 0) ? std::numeric_limits<std::int64_t>::min()
+                                    : std::numeric_limits<std::int64_t>::max();
+}
+
 // A view of a storage.
 struct Layout {
     Dims shape;
@@ -99,8 +114,9 @@ struct Layout {
         auto first = offset;
         auto last = offset;
         for (std::size_t index = 0; index < shape.rank(); ++index) {
-            const auto extent = (shape[index] - 1) * strides[index];
-            (extent < 0 ? first : last) += extent;
+            const auto extent = saturated_product(saturated_sum(shape[index], -1), strides[index]);
+            auto& end = extent < 0 ? first : last;
+            end = saturated_sum(end, extent);
         }
         return {first, last};
     }

@@ -14,6 +14,18 @@ namespace host_npu {
 // Elements that kernels handle at once: some kilobytes, which stay in the first-level cache.
 inline constexpr std::int64_t kBlock = 1024;
 
+// The element at an address of any alignment. Of a byte that is neither 0 nor 1 C++ makes no bool.
+template <class Stored>
+Stored load(const std::byte* from) {
+    if constexpr (std::is_same_v<Stored, bool>) {
+        return *from != std::byte{0};
+    } else {
+        Stored stored;
+        std::memcpy(&stored, from, sizeof stored);
+        return stored;
+    }
+}
+
 // Walks the elements of a tensor, broadcast to a shape, in row-major order.
 class Elements {
   public:
@@ -61,9 +73,7 @@ class Elements {
     template <class Value, class Stored>
     static inline void convert_run(const std::byte* from, std::int64_t step, Value* to, std::int64_t length) {
         for (std::int64_t index = 0; index < length; ++index) {
-            Stored stored;
-            std::memcpy(&stored, from + index * step, sizeof stored);
-            to[index] = convert<Value>(stored);
+            to[index] = convert<Value>(load<Stored>(from + index * step));
         }
     }
 

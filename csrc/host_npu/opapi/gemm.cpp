@@ -24,7 +24,7 @@ using StoredLanes = float __attribute__((vector_size(kLanes * sizeof(float)), al
 // that all machines can.
 #if defined(__clang__)
 #define HOST_NPU_FOR_WIDE_VECTORS
-#elif defined(__x86_64__)
+#elif defined(__x86_64__) && !defined(__SANITIZE_THREAD__)  // which is not ready when the loader chooses
 #define HOST_NPU_FOR_WIDE_VECTORS \
     __attribute__((target_clones("arch=x86-64-v3", "default"), optimize("fp-contract=fast")))
 #else

@@ -48,7 +48,8 @@ void loss(const KernelArguments& arguments) {
 std::optional<Refusal> tiling_failure(const Named& max, const Named& logits) {
     const auto failure = [](const auto&... parts) {
         std::ostringstream text;
-        (text << "the tiling failed: " << ... << parts);
+        text << "the tiling failed: ";
+        (text << ... << parts);
         return Refusal{kTilingError, text.str()};
     };
     if (logits.tensor == nullptr) {

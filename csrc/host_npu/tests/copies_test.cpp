@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "acl/acl.h"
-#include "tests/device.h"
+#include "tests/calls.h"
 
 namespace {
 
@@ -109,6 +109,15 @@ const Case fills{"copies/fills", [] {
                      expect_equal(aclrtMemset(memory.address(), 2, 7, 3), kInvalid, "more than maxCount: the status");
                      expect_equal(aclrtMemset(here.data(), 4, 7, 4), kInvalid, "host memory: the status");
                      recent_error();
+                 }};
+
+const Case truth{"copies/every_byte_but_0_is_true", [] {
+                     InplaceCopy call;
+                     call.self = floats({3});
+                     call.src = {ACL_BOOL, {3}};
+                     call.src.memory().upload({0, 1, 2});
+                     run(call);
+                     expect_close(call.self.values(), {0, 1, 1}, 0, "the bools as numbers");
                  }};
 
 }  // namespace

@@ -1,7 +1,10 @@
-// Runs the cases for this process's configuration, all or those named on the command line.
+// Runs the cases for this process's configuration, all or those named on the command line. `--threads COUNT` runs all
+// of them in each of so many threads at once, which share the devices.
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <iostream>
+#include <thread>
 
 #include "acl/acl.h"
 #include "aclnn/aclnn_base.h"
@@ -41,12 +44,13 @@ namespace {
 
 // Prints and returns whether the case passed.
 bool run(const std::string& name, const std::function<void()>& body) {
+    const auto say = [](const std::string& line) { std::cout << line + "\n" << std::flush; };
     try {
         body();
-        std::cout << "ok " << name << std::endl;
+        say("ok " + name);
         return true;
     } catch (const std::exception& error) {
-        std::cout << "FAILED " << name << ": " << error.what() << std::endl;
+        say("FAILED " + name + ": " + error.what());
     }
     // A later case starts without this one's error and device fault.
     aclGetRecentErrMsg();
@@ -71,21 +75,40 @@ void expect_nothing_alive() {
 }  // namespace
 
 int main(int argc, char** argv) {
-    const std::vector<std::string> wanted(argv + 1, argv + argc);
-    if (aclInit(nullptr) != ACL_SUCCESS || aclnnInit(nullptr) != 0 || aclrtSetDevice(0) != ACL_SUCCESS) {
+    std::vector<std::string> wanted(argv + 1, argv + argc);
+    std::size_t threads = 1;
+    if (wanted.size() > 1 && wanted[0] == "--threads") {
+        threads = std::strtoull(wanted[1].c_str(), nullptr, 10);
+        wanted.erase(wanted.begin(), wanted.begin() + 2);
+    }
+    std::uint32_t devices = 0;
+    if (aclInit(nullptr) != ACL_SUCCESS || aclnnInit(nullptr) != 0 || aclrtGetDeviceCount(&devices) != ACL_SUCCESS) {
         std::cout << "FAILED to start" << std::endl;
         return 2;
     }
-    int failures = 0;
+    std::vector<test::Case> chosen;
     for (const auto& test : test::cases()) {
         const bool named = wanted.empty() || std::find(wanted.begin(), wanted.end(), test.name) != wanted.end();
         const bool applies = std::find(test.configurations.begin(), test.configurations.end(), test::configuration()) !=
                              test.configurations.end();
-        if (named && applies && !run(test.name, test.body)) ++failures;
+        if (named && applies) chosen.push_back(test);
     }
-    if (wanted.empty() && !run("nothing_is_alive_at_the_end", expect_nothing_alive)) ++failures;
+    std::atomic<int> failures = 0;
+    const auto work = [&](std::size_t number) {
+        aclrtSetDevice(static_cast<std::int32_t>(number % devices));
+        // Each thread begins with another case.
+        for (std::size_t done = 0; done < chosen.size(); ++done) {
+            const auto& test = chosen[(done + number * chosen.size() / threads) % chosen.size()];
+            if (!run(test.name, test.body)) ++failures;
+        }
+    };
+    std::vector<std::thread> others;
+    for (std::size_t number = 1; number < threads; ++number) others.emplace_back(work, number);
+    work(0);
+    for (auto& other : others) other.join();
+    if ((wanted.empty() || threads > 1) && !run("nothing_is_alive_at_the_end", expect_nothing_alive)) ++failures;
     aclnnFinalize();
-    aclrtResetDevice(0);
+    for (std::uint32_t device = 0; device < devices; ++device) aclrtResetDevice(static_cast<std::int32_t>(device));
     aclFinalize();
     return failures == 0 ? 0 : 1;
 }
