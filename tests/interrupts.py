@@ -249,7 +249,8 @@ class Campaign:
             try:
                 disturb(attempt.act)
             except (KeyboardInterrupt, RuntimeError) as caught:
-                error = caught
+                # Whoever keeps the traceback keeps the frames, and in one of them a swap that is not left yet.
+                error = caught.with_traceback(None)
             torch.set_grad_enabled(True)  # a signal inside torch.no_grad() itself leaves it off, whoever uses it
             self.report.trials[kind] += 1
             self.report.disturbed[kind] += error is not None

@@ -76,6 +76,12 @@ def leave(optimizer: Any, exchange: "Exchange") -> None:
             f" {describe_params(optimizer, exchange.not_averaged)} inside the with block is not in their averages"
             f" ({error})"
         ) from error
+    if exchange.repeated is not None:
+        # What fails in a device's queue can end the queue, in which the second attempt is lost without a word.
+        raise RuntimeError(
+            f"{method}: a device failed while the parameters got their weights back. What had failed was done again, and"
+            f" then raised nothing ({exchange.repeated})"
+        ) from exchange.repeated
 
 
 class Exchange:
@@ -88,6 +94,7 @@ class Exchange:
         is_inside: whether the parameters are to hold their averages.
         kept: the parameters that a device does not give their weights back, and why.
         not_averaged: the parameters whose averages a device does not give what was written to them, and why.
+        repeated: the first failure of a write that raised nothing when it was done again.
     """
 
     def __init__(self, states: Mapping[Tensor, Mapping[str, Any]]) -> None:
@@ -100,6 +107,7 @@ class Exchange:
         self.is_inside = True
         self.kept: dict[Tensor, Exception] = {}
         self.not_averaged: dict[Tensor, Exception] = {}
+        self.repeated: Exception | None = None
 
     @torch.no_grad()
     def enter(self) -> None:
@@ -129,14 +137,17 @@ class Exchange:
             self._pending = [write for write in self._restoring() if write.owner in self.kept], []
         writes, results = self._pending
         calls = [write.call for write in writes]
-        failed = -1
+        failures: dict[int, Exception] = {}
         while len(results) < len(calls):
             try:
                 results.extend(map(partial.__call__, calls[len(results) :]))
             except Exception as error:
-                if failed == len(results):  # the second time: the others have their turn
+                if len(results) in failures:  # the second time: the others have their turn
                     results.append(error)
-                failed = len(results)
+                else:
+                    failures[len(results)] = error
+        again = (error for i, error in failures.items() if not isinstance(results[i], Exception))
+        self.repeated = next(again, None)
         errors = [
             (write, result) for write, result in zip(writes, results, strict=True) if isinstance(result, Exception)
         ]
