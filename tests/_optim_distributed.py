@@ -1,5 +1,6 @@
 """Trainings in several processes, for test_optim_distributed.py; a process writes what it found as JSON."""
 
+import gc
 import json
 import sys
 import warnings
@@ -159,6 +160,7 @@ def main(folder: str, rank: str, world_size: str) -> None:
     results = {each.__name__: each(int(rank), int(world_size), folder) for each in ALL}
     if rank == "0":
         Path(folder, "results.json").write_text(json.dumps(results))
+    gc.collect()  # a model that is alive keeps gloo's threads, which must not outlive the interpreter
     dist.destroy_process_group()
 
 

@@ -175,8 +175,9 @@ def end_with_work_queued(device, way):
     factor = torch.eye(1000, device=device)
     for _ in range(5):
         factor = factor @ factor
-    training.model[0].weight.data.add_(factor[0, 0])  # what follows waits for the products
-    F.mse_loss(factor, training.model[0].weight[0, 0].expand_as(factor)).backward()
+    # What follows waits for the products. No backward: a thread of torch's engine may drop its last Python object late.
+    training.model[0].weight.data.add_(factor[0, 0])
+    training.model[0].weight.grad = F.mse_loss(factor, factor.t()).expand_as(training.model[0].weight).clone()
     training.optimizer.step()
     print(json.dumps("the end"), flush=True)
     if way == "exception":
