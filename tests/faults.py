@@ -126,8 +126,8 @@ KNOWN = (
         r"aclmdlRICaptureGetInfo",
         r"one exception, then parameter \d+ is half updated",
         r"captureStatusMayInitCtx.*",
-        "To wait for an operator torch_npu asks whether a graph is captured. Where that fails, the operator has run, and"
-        " the exception looks like that of one which has not: a step count may be one ahead of its parameter.",
+        "To wait for an operator torch_npu asks whether a graph is captured. Where that fails, the operator has run,"
+        " and the exception looks like that of one which has not: a step count may be one ahead of its parameter.",
     ),
 )
 
