@@ -1,0 +1,17 @@
+"""Patched language models of transformers on an NPU."""
+
+from torch_aclnn_ops.integrations.transformers import patch_model
+
+import pytest
+
+from tests._language_models import CHUNK, LOGITS, Step, assert_close, batch, make
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "phi", "granite"])
+def test_loss_and_every_gradient_are_those_of_the_model_as_it_was(family):
+    call = {name: one.npu() for name, one in batch().items()}
+    model = make(family, attn_implementation="eager").npu()
+    expected = Step(model, **call)
+    step = Step(patch_model(model, chunk_size=CHUNK), **call)
+    assert step.largest < LOGITS <= expected.largest
+    assert_close(step, expected, tolerance=1e-4)
