@@ -45,6 +45,10 @@ def _head(model):
     return [model.lm_head]
 
 
+def _norm_and_head(model):
+    return [[model.model.norm, model.lm_head]]
+
+
 TRAININGS = {
     "DDP": _ddp(),
     "DDP that looks for unused parameters": _ddp(find_unused_parameters=True),
@@ -54,7 +58,7 @@ TRAININGS = {
     "FSDP2, tied": _fully_sharded(family="gemma2"),
     "FSDP2, the head by itself": _fully_sharded(_head, reshard_after_forward=True),
     "FSDP2, the head by itself, not resharded": _fully_sharded(_head, reshard_after_forward=False),
-    "FSDP2, norm and head": _fully_sharded(lambda model: [[model.model.norm, model.lm_head]]),
+    "FSDP2, norm and head, not resharded": _fully_sharded(_norm_and_head, reshard_after_forward=False),
     "FSDP2, 16 bits": _fully_sharded(
         _head, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32, output_dtype=torch.float32)
     ),
@@ -79,22 +83,30 @@ def _train(wrap, rank, mesh):
     return loss / PROCESSES, largest.elements, gradients
 
 
-def _fsdp1_head(rank):
+def _resharded_group(rank, mesh):
+    _fully_sharded(_norm_and_head)(mesh)(**share(rank))
+
+
+def _fsdp1_head(rank, mesh):
     model = _patched()
     model.lm_head = FullyShardedDataParallel(model.lm_head, device_id=torch.device("cpu"))
     FullyShardedDataParallel(model, device_id=torch.device("cpu"))(**share(rank))
 
 
-def _patch_ddp(rank):
+def _patch_ddp(rank, mesh):
     patch_model(DistributedDataParallel(make()))
 
 
-REFUSALS = {"a head in FSDP1": _fsdp1_head, "DistributedDataParallel": _patch_ddp}
+REFUSALS = {
+    "norm and head": _resharded_group,
+    "a head in FSDP1": _fsdp1_head,
+    "DistributedDataParallel": _patch_ddp,
+}
 
 
-def _sentence(call, rank):
+def _sentence(call, rank, mesh):
     try:
-        call(rank)
+        call(rank, mesh)
     except Exception as error:
         return str(error)
     return "nothing was refused"
@@ -107,7 +119,7 @@ def main(folder: Path, rank: int) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES)
     mesh = init_device_mesh("cpu", (PROCESSES,))
     found = {name: _train(wrap, rank, mesh) for name, wrap in TRAININGS.items()}
-    sentences = {name: _sentence(call, rank) for name, call in REFUSALS.items()}
+    sentences = {name: _sentence(call, rank, mesh) for name, call in REFUSALS.items()}
     if rank == 0:
         torch.save(found, folder / "found.pt")
         (folder / "sentences.json").write_text(json.dumps(sentences))

@@ -7,10 +7,14 @@ from typing import Any
 from torch_aclnn_ops.optim import FusedEmaAdam
 
 
+def unwrapped(optimizer: Any) -> Any:
+    """Return an optimizer without the wrapper of accelerate or Lightning around it."""
+    return getattr(optimizer, "optimizer", optimizer)
+
+
 def averaging_optimizers(optimizers: Iterable[Any]) -> list[FusedEmaAdam]:
-    """Return those that average weights, without the wrappers of accelerate and Lightning around them."""
-    found = [getattr(optimizer, "optimizer", optimizer) for optimizer in optimizers]
-    return [optimizer for optimizer in found if isinstance(optimizer, FusedEmaAdam)]
+    """Return those that average weights, without wrappers."""
+    return [optimizer for optimizer in map(unwrapped, optimizers) if isinstance(optimizer, FusedEmaAdam)]
 
 
 @contextmanager

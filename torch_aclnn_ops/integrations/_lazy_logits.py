@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from torch_aclnn_ops import functional as F
-from torch_aclnn_ops._torch_compat import tree_map, version_of
+from torch_aclnn_ops._torch_compat import modules_sharded_with, tree_map, version_of
 from torch_aclnn_ops.ops._numerics import is_autocast_on
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 _Result = TypeVar("_Result")
+_PLAIN = (Tensor, Parameter)
 
 
 class _Layer(NamedTuple):
@@ -197,7 +198,7 @@ def forward(linear: nn.Linear, input: Tensor, *, function: Callable[..., _Result
     """Be the forward of a linear layer: lazy in training, and the place to call a function where weights are whole."""
     if function is not None:
         return function(linear, input)
-    is_plain = type(linear.weight) in (Tensor, Parameter) and type(input) in (Tensor, Parameter)
+    is_plain = type(linear.weight) in _PLAIN and type(input) in _PLAIN
     if not (is_plain and linear.training and torch.is_grad_enabled()):
         return nn.Linear.forward(linear, input)
     dtype = linear.weight.dtype
@@ -218,7 +219,8 @@ def _output(linear: nn.Linear, input: Tensor, weight: Tensor, version: int | Non
 
 def _with_weights(linear: nn.Linear, input: Tensor, function: Callable[[nn.Linear, Tensor], Tensor]) -> Tensor:
     """Call a function of a layer where its weights are whole."""
-    if _is_whole(linear):
+    if type(linear.weight) in _PLAIN:
+        _check_whole(linear)
         return function(linear, input)
 
     def checked(linear: nn.Linear, input: Tensor) -> Tensor:
@@ -226,24 +228,26 @@ def _with_weights(linear: nn.Linear, input: Tensor, function: Callable[[nn.Linea
         # What FSDP registers for results is lost by a view that is changed in place.
         return function(linear, input).clone()
 
+    if modules_sharded_with(linear) > 1:
+        raise RuntimeError(
+            "fully_shard has sharded the head together with other modules, which do not keep their weights for the"
+            " loss: give the head a call of fully_shard of its own, or this one reshard_after_forward=False"
+        )
     # FSDP2 has sharded this layer by itself, and gathers its weights in its forward.
     result: Tensor = linear(input, function=checked)
     return result
 
 
-def _is_whole(linear: nn.Linear) -> bool:
-    shape = (linear.out_features, linear.in_features)
-    return type(linear.weight) in (Tensor, Parameter) and linear.weight.shape == shape
-
-
 def _check_whole(linear: nn.Linear) -> None:
-    if not _is_whole(linear):
-        raise RuntimeError(
-            f"the head's weight is a {type(linear.weight).__name__} of shape {list(linear.weight.shape)} where the loss"
-            f" is computed, but it must be a plain tensor of shape {[linear.out_features, linear.in_features]}: FSDP1"
-            " and ZeRO-3 (DeepSpeed) show whole weights only in the forward pass of the module that they wrap. Use"
-            " fully_shard (FSDP2), shard the head with the whole model, or call unpatch_model"
-        )
+    weight, shape = linear.weight, (linear.out_features, linear.in_features)
+    is_whole = type(weight) in _PLAIN and weight.shape == shape
+    if is_whole and (torch.compiler.is_compiling() or weight.untyped_storage().nbytes() > 0):
+        return
+    raise RuntimeError(
+        "the head's weights are not whole where the loss is computed: FSDP1 and ZeRO-3 (DeepSpeed) show them only in"
+        " the forward pass of the module that they wrap. Use fully_shard (FSDP2), shard the head with the whole model, or"
+        " call unpatch_model"
+    )
 
 
 def _loss(linear: nn.Linear, input: Tensor, *, target: Tensor, options: dict[str, Any]) -> Tensor:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from torch_aclnn_ops.integrations import _lazy_logits
-from torch_aclnn_ops.integrations._averages import averaged, averaging_optimizers
+from torch_aclnn_ops.integrations._averages import averaged, averaging_optimizers, unwrapped
 from torch_aclnn_ops.integrations._lazy_logits import LazyLogits, real
 
 import torch
@@ -260,10 +260,11 @@ class EmaCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Refuse what would go on without averages."""
-        if not averaging_optimizers([self._trainer.optimizer]):
+        optimizer = unwrapped(self._trainer.optimizer)
+        if not averaging_optimizers([optimizer]):
             raise ValueError(
-                "EmaCallback: the trainer's optimizer must be a FusedEmaAdam, but it is a"
-                f" {type(self._trainer.optimizer).__name__}; give Trainer optimizer_cls_and_kwargs=(FusedEmaAdam, ...)"
+                f"EmaCallback: the trainer's optimizer must be a FusedEmaAdam, but it is a {type(optimizer).__name__};"
+                " give Trainer optimizer_cls_and_kwargs=(FusedEmaAdam, ...)"
             )
         if args.load_best_model_at_end:
             raise ValueError(
