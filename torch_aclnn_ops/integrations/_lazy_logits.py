@@ -245,8 +245,8 @@ def _check_whole(linear: nn.Linear) -> None:
         return
     raise RuntimeError(
         "the head's weights are not whole where the loss is computed: FSDP1 and ZeRO-3 (DeepSpeed) show them only in"
-        " the forward pass of the module that they wrap. Use fully_shard (FSDP2), shard the head with the whole model, or"
-        " call unpatch_model"
+        " the forward pass of the module that they wrap. Use fully_shard (FSDP2), shard the head with the whole model,"
+        " or call unpatch_model"
     )
 
 
