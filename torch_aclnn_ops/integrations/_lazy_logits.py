@@ -18,11 +18,22 @@ _PLAIN = (Tensor, Parameter)
 
 
 class _Layer(NamedTuple):
-    """Outputs of a linear layer, divided by a number."""
+    """Outputs of a linear layer, divided by a number; and the weights that made them, with their version."""
 
     input: Tensor
     linear: nn.Linear
+    weight: Tensor
+    version: int | None
     divisor: float = 1.0
+
+    def output(self) -> Tensor:
+        """Return the outputs, not divided."""
+        if self.version is not None and version_of(self.weight) != self.version:
+            raise RuntimeError(
+                "the logits of this forward pass cannot be computed any more, because the head's weights have changed"
+                " since; use the model's logits before the optimizer's step"
+            )
+        return _with_weights(self.linear, self.input, nn.Linear.forward)
 
 
 class LazyLogits:
@@ -36,8 +47,8 @@ class LazyLogits:
         layers: the sum.
         bound: if given, the logits are ``bound * tanh(sum)``.
         dtype: the logits' dtype.
-        function: computes the logits.
-        operands: of ``function``; those that are lazy are computed first.
+        method: computes the logits, a method of the first operand.
+        operands: those that are lazy are computed first.
     """
 
     def __init__(
@@ -45,12 +56,12 @@ class LazyLogits:
         layers: tuple[_Layer, ...],
         bound: float | None,
         dtype: torch.dtype,
-        function: Callable[..., Tensor],
+        method: str,
         *operands: Any,
     ) -> None:
         self._layers = layers
         self._bound = bound
-        self._function = function
+        self._method = method
         self._operands = operands
         self._real: Tensor | None = None
         self.dtype = dtype
@@ -70,8 +81,9 @@ class LazyLogits:
 
     def _compute(self) -> Tensor:
         # An operand's own tensor may have been written to since, so it is not used.
-        operands = [one._compute() if isinstance(one, LazyLogits) else one for one in self._operands]
-        return self._function(*operands)
+        first, *others = [one._compute() if isinstance(one, LazyLogits) else one for one in self._operands]
+        logits: Tensor = getattr(first, self._method)(*others)
+        return logits
 
     def cross_entropy(self, target: Tensor, **options: Any) -> Tensor:
         """Return the loss of the rows by :func:`torch_aclnn_ops.functional.linear_cross_entropy`.
@@ -99,10 +111,10 @@ class LazyLogits:
                 bias = linear.bias * factor + (0 if bias is None else bias)
         return _cross_entropy(torch.cat(rows, -1), torch.cat(weights, -1), bias, target, options)
 
-    def _scaled(self, function: Callable[..., Tensor], number: Any) -> Any:
+    def _scaled(self, method: str, number: Any) -> Any:
         if type(number) not in (int, float) or not 0 < number < math.inf or self.is_computed:
-            return function(self.real(), number)
-        divides = function is torch.div
+            return getattr(self.real(), method)(number)
+        divides = method == "div"
         layers, bound = self._layers, self._bound
         if bound is not None:
             bound = bound / number if divides else bound * number
@@ -111,15 +123,15 @@ class LazyLogits:
                 layer._replace(divisor=layer.divisor * number if divides else layer.divisor / number)
                 for layer in layers
             )
-        return LazyLogits(layers, bound, self.dtype, function, self, number)
+        return LazyLogits(layers, bound, self.dtype, method, self, number)
 
     def __mul__(self, other: Any) -> Any:
-        return self._scaled(torch.mul, other)
+        return self._scaled("mul", other)
 
     __rmul__ = __mul__
 
     def __truediv__(self, other: Any) -> Any:
-        return self._scaled(torch.div, other)
+        return self._scaled("div", other)
 
     def __add__(self, other: Any) -> Any:
         if (
@@ -129,7 +141,7 @@ class LazyLogits:
             and not (self.is_computed or other.is_computed)
         ):
             dtype = torch.promote_types(self.dtype, other.dtype)
-            return LazyLogits((*self._layers, *other._layers), None, dtype, torch.add, self, other)
+            return LazyLogits((*self._layers, *other._layers), None, dtype, "add", self, other)
         return self.real() + (other.real() if isinstance(other, LazyLogits) else other)
 
     def __radd__(self, other: Any) -> Any:
@@ -139,7 +151,7 @@ class LazyLogits:
         """Return the hyperbolic tangent, which a softcap is made of."""
         if self._bound is not None or self.is_computed:
             return self.real().tanh()
-        return LazyLogits(self._layers, 1.0, self.dtype, torch.tanh, self)
+        return LazyLogits(self._layers, 1.0, self.dtype, "tanh", self)
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """Return the logits in another dtype; the loss is that of logits that were never rounded to it."""
@@ -147,7 +159,7 @@ class LazyLogits:
             return self.real().to(*args, **kwargs)
         if args[0] == self.dtype:
             return self
-        return LazyLogits(self._layers, self._bound, args[0], Tensor.to, self, args[0])
+        return LazyLogits(self._layers, self._bound, args[0], "to", self, args[0])
 
     def float(self) -> Any:
         """Return the logits in float32."""
@@ -205,16 +217,8 @@ def forward(linear: nn.Linear, input: Tensor, *, function: Callable[..., _Result
     if dtype != torch.float64 and is_autocast_on(input):
         dtype = torch.get_autocast_dtype(input.device.type)
     version = None if torch.compiler.is_compiling() else version_of(linear.weight)
-    return LazyLogits((_Layer(input, linear),), None, dtype, _output, linear, input, linear.weight, version)
-
-
-def _output(linear: nn.Linear, input: Tensor, weight: Tensor, version: int | None) -> Tensor:
-    if version is not None and version_of(weight) != version:
-        raise RuntimeError(
-            "the logits of this forward pass cannot be computed any more, because the head's weights have changed"
-            " since; use the model's logits before the optimizer's step"
-        )
-    return _with_weights(linear, input, nn.Linear.forward)
+    layer = _Layer(input, linear, linear.weight, version)
+    return LazyLogits((layer,), None, dtype, "output", layer)
 
 
 def _with_weights(linear: nn.Linear, input: Tensor, function: Callable[[nn.Linear, Tensor], Tensor]) -> Tensor:
