@@ -119,9 +119,9 @@ class LazyLogits:
         if bound is not None:
             bound = bound / number if divides else bound * number
         else:
+            # Not _replace, after which Dynamo of 2.9 cannot return them.
             layers = tuple(
-                layer._replace(divisor=layer.divisor * number if divides else layer.divisor / number)
-                for layer in layers
+                _Layer(*layer[:-1], layer.divisor * number if divides else layer.divisor / number) for layer in layers
             )
         return LazyLogits(layers, bound, self.dtype, method, self, number)
 
