@@ -39,6 +39,12 @@ def _shifted():
     return _others(shift_labels=nn.functional.pad(batch()["labels"], (0, 1), value=-100)[:, 1:].contiguous())
 
 
+def test_the_kernels_own_choice_of_rows_holds_few_logits_of_a_large_vocabulary():
+    model = patch_model(make(vocab_size=2**18))
+    step = Step(model)
+    assert step.largest < 2**18 * BATCH * TOKENS and step.loss.isfinite()
+
+
 CALLS = {
     "num_items_in_batch, a tensor": _others(num_items_in_batch=torch.tensor(17)),
     "num_items_in_batch, a number": _others(num_items_in_batch=17),
@@ -196,6 +202,31 @@ def test_a_loss_of_the_callers_own_can_be_added():
     expected, found = gradients(make("granite")), gradients(patch_model(make("granite")))
     for name, gradient in found.items():
         torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-6)
+
+
+def test_hooks_of_the_head_do_what_they_did():
+    def with_hooks(model):
+        model.lm_head.register_forward_pre_hook(lambda linear, inputs: inputs[0] * 0.5)
+        model.lm_head.register_forward_hook(lambda linear, inputs, output: output / 3)
+        return model
+
+    step = Step(patch_model(with_hooks(make()), chunk_size=CHUNK))
+    assert step.largest < LOGITS
+    assert_close(step, Step(with_hooks(make())))
+
+
+def test_a_head_that_came_after_the_patch_is_in_the_loss_too():
+    def resized(model):
+        model.resize_token_embeddings(CLASSES - 8, mean_resizing=False)
+        return model
+
+    call = {name: one.clamp(max=CLASSES - 9) for name, one in batch().items()}
+    expected = Step(resized(make()), **call)
+    model = resized(patch_model(make()))
+    assert_close(Step(model, **call), expected)
+    step = Step(patch_model(model, chunk_size=CHUNK), **call)  # again
+    assert step.largest < LOGITS and "forward" not in vars(unpatch_model(model).lm_head)
+    assert_close(step, expected)
 
 
 class Masked(transformers.LlamaForCausalLM):

@@ -46,8 +46,8 @@ def patch_model(model: _Model, *, chunk_size: int | str = "auto", max_memory: in
 
     No architecture is named: the head is ``get_output_embeddings()``, whose linear layers return lazy logits; factors
     of the logits, a softcap and the sum of a head and its LoRA adapters stay lazy, and everything else computes them.
-    ``loss_function`` takes both. Call it again after adapters were added to the head; until then their logits are real.
-    The model is changed in place, but nothing that a checkpoint holds; a copy of it is patched too.
+    ``loss_function`` takes both. Call it again after the head was replaced or got adapters; until then its logits are
+    real. The model is changed in place, but nothing that a checkpoint holds; a copy of it is patched too.
 
     Args:
         model: a ``transformers`` model with a language modelling head, or a PEFT model of one; before or after
@@ -232,8 +232,9 @@ class EmaCallback(TrainerCallback):
 
     The optimizer is :class:`torch_aclnn_ops.optim.FusedEmaAdam`, given as ``optimizer_cls_and_kwargs``. Every call of
     ``trainer.evaluate()`` and ``predict()``, in training and by hand, uses the averages, and the weights come back
-    whatever happens. Each checkpoint has a folder ``ema`` for ``from_pretrained``; the rest of it holds the weights
-    and, with the optimizer, their averages, so that ``trainer.train(resume_from_checkpoint=True)`` goes on with both.
+    whatever happens. Each checkpoint has a folder ``ema`` for ``from_pretrained``; the rest of it, as what
+    ``trainer.save_model()`` writes, is the model with its weights. The averages are in the optimizer's state too, so
+    that ``trainer.train(resume_from_checkpoint=True)`` goes on with both.
 
     Args:
         trainer: the trainer that gets the callback.
