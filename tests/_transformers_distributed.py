@@ -58,6 +58,7 @@ TRAININGS = {
     "FSDP2, tied": _fully_sharded(family="gemma2"),
     "FSDP2, the head by itself": _fully_sharded(_head, reshard_after_forward=True),
     "FSDP2, the head by itself, not resharded": _fully_sharded(_head, reshard_after_forward=False),
+    "FSDP2, experts, the head by itself": _fully_sharded(_head, family="mixtral", reshard_after_forward=True),
     "FSDP2, norm and head, not resharded": _fully_sharded(_norm_and_head, reshard_after_forward=False),
     "FSDP2, 16 bits": _fully_sharded(
         _head, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32, output_dtype=torch.float32)

@@ -229,19 +229,55 @@ def test_a_head_that_came_after_the_patch_is_in_the_loss_too():
     assert_close(step, expected)
 
 
+class Shaped(transformers.LlamaForCausalLM):
+    """A model that makes other logits of those of its head."""
+
+    shape = None
+
+    def forward(self, input_ids, labels):
+        logits = self.shape(self.lm_head(self.model(input_ids).last_hidden_state))
+        loss = self.loss_function(logits=logits, labels=labels, vocab_size=CLASSES)
+        return transformers.modeling_outputs.CausalLMOutput(loss=loss, logits=logits)
+
+
+SHAPES = {
+    "factors": lambda logits: 0.7 * logits / 3 * 2,
+    "a softcap": lambda logits: torch.tanh(logits / 0.7) * 0.7,
+    "a bound that is no softcap": lambda logits: torch.tanh(logits) * 3,
+    "factors inside and outside of a bound": lambda logits: torch.tanh(logits * 0.3).float() * 5 / 2,
+    "a sum": lambda logits: logits + logits / 2,
+    "the bound of a sum": lambda logits: torch.tanh((logits * 2 + logits / 3) / 4) * 6,
+    "a cast": lambda logits: logits.to(torch.float64) * 0.5,
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_what_a_model_makes_of_its_logits_is_in_the_loss(shape):
+    model = Shaped(make().config).train()
+    model.shape = shape
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    expected = Step(model)
+    step = Step(patch_model(model, chunk_size=CHUNK))
+    assert step.largest < LOGITS
+    assert_close(step, expected)
+
+
 class Masked(transformers.LlamaForCausalLM):
-    """A model that writes to its logits, after it has made others of them."""
+    """A model that writes to its logits, before or after it has made others of them."""
 
     def forward(self, input_ids, labels, written="logits"):
         logits = self.lm_head(self.model(input_ids).last_hidden_state)
+        if written == "logits before":
+            logits[..., 50:80] = 3.0
         doubled = logits * 2
-        {"logits": logits, "doubled": doubled}[written][..., :100] = -30.0
+        {"doubled": doubled}.get(written, logits)[..., :100] = -30.0
         loss = self.loss_function(logits=logits, labels=labels, vocab_size=CLASSES)
         other = self.loss_function(logits=doubled, labels=labels, vocab_size=CLASSES)
         return transformers.modeling_outputs.CausalLMOutput(loss=loss + 10 * other, logits=logits)
 
 
-@pytest.mark.parametrize("written", ["logits", "doubled"])
+@pytest.mark.parametrize("written", ["logits", "logits before", "doubled"])
 def test_what_a_model_writes_to_its_logits_is_in_the_loss(written):
     model = Masked(make().config).train()
     expected = Step(model, **batch(), written=written)

@@ -229,8 +229,7 @@ def _with_weights(linear: nn.Linear, input: Tensor, function: Callable[[nn.Linea
 
     def checked(linear: nn.Linear, input: Tensor) -> Tensor:
         _check_whole(linear)
-        # What FSDP registers for results is lost by a view that is changed in place.
-        return function(linear, input).clone()
+        return function(linear, input)
 
     if modules_sharded_with(linear) > 1:
         raise RuntimeError(
