@@ -102,6 +102,17 @@ def test_autocast_reaches_the_head():
     assert_close(step, expected, tolerance=3e-2)
 
 
+@pytest.mark.parametrize("is_on", [True, False])
+def test_logits_are_those_of_the_autocast_in_which_the_model_was_called(is_on):
+    model = make()
+    with torch.autocast("cpu", torch.bfloat16, enabled=is_on):
+        expected = model(**batch()).logits
+        lazy = patch_model(model)(**batch()).logits
+    with torch.autocast("cpu", torch.bfloat16, enabled=not is_on):
+        found = lazy.real()
+    assert found.dtype == lazy.dtype and torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpointing_changes_nothing(reentrant):
     model = make()
@@ -170,6 +181,7 @@ USES = {
     "a loop": lambda logits: torch.stack([row.sum() for row in logits]),
     "another device": lambda logits: logits.to("cpu"),
     "an attribute": lambda logits: torch.tensor(logits.ndim),
+    "whole numbers": lambda logits: logits.to(torch.int64),
     "a copy": lambda logits: copy.deepcopy(logits.detach()),
     "a factor, and an operator": lambda logits: (logits.float() / 3 * 0.5).exp(),
     "a factor of a bound": lambda logits: torch.tanh(logits * 0.25) / 4 + 1,

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,12 +19,13 @@ _PLAIN = (Tensor, Parameter)
 
 
 class _Layer(NamedTuple):
-    """Outputs of a linear layer, divided by a number; and the weights that made them, with their version."""
+    """Outputs of a linear layer, divided by a number; with its weights, their version, and the dtype of autocast."""
 
     input: Tensor
     linear: nn.Linear
     weight: Tensor
     version: int | None
+    autocast: torch.dtype | None
     divisor: float = 1.0
 
     def output(self) -> Tensor:
@@ -33,7 +35,15 @@ class _Layer(NamedTuple):
                 "the logits of this forward pass cannot be computed any more, because the head's weights have changed"
                 " since; use the model's logits before the optimizer's step"
             )
-        return _with_weights(self.linear, self.input, nn.Linear.forward)
+        with self.autocast_of_then():
+            return _with_weights(self.linear, self.input, nn.Linear.forward)
+
+    def autocast_of_then(self) -> AbstractContextManager[None]:
+        """Return a context in which autocast is as it was when the layer was called."""
+        is_on = self.autocast is not None
+        if is_autocast_on(self.input) == is_on:
+            return nullcontext()
+        return torch.autocast(self.input.device.type, self.autocast, enabled=is_on)
 
 
 class LazyLogits:
@@ -99,7 +109,8 @@ class LazyLogits:
         else:
             options |= {"softcap": divisor, "temperature": divisor / self._bound}
         if not others:
-            return _with_weights(first.linear, first.input, partial(_loss, target=target, options=options))
+            with first.autocast_of_then():
+                return _with_weights(first.linear, first.input, partial(_loss, target=target, options=options))
         # The sum of layers is one layer of all their features.
         rows, weights, bias = [], [], None
         for layer in self._layers:
@@ -109,7 +120,8 @@ class LazyLogits:
             weights.append(linear.weight.to(first.linear.weight.dtype))
             if linear.bias is not None:
                 bias = linear.bias * factor + (0 if bias is None else bias)
-        return _cross_entropy(torch.cat(rows, -1), torch.cat(weights, -1), bias, target, options)
+        with first.autocast_of_then():
+            return _cross_entropy(torch.cat(rows, -1), torch.cat(weights, -1), bias, target, options)
 
     def _scaled(self, method: str, number: Any) -> Any:
         if type(number) not in (int, float) or not 0 < number < math.inf or self.is_computed:
@@ -155,7 +167,8 @@ class LazyLogits:
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """Return the logits in another dtype; the loss is that of logits that were never rounded to it."""
-        if self.is_computed or kwargs or len(args) != 1 or not isinstance(args[0], torch.dtype):
+        is_dtype = len(args) == 1 and not kwargs and isinstance(args[0], torch.dtype)
+        if self.is_computed or not is_dtype or not args[0].is_floating_point:
             return self.real().to(*args, **kwargs)
         if args[0] == self.dtype:
             return self
@@ -213,11 +226,11 @@ def forward(linear: nn.Linear, input: Tensor, *, function: Callable[..., _Result
     is_plain = type(linear.weight) in _PLAIN and type(input) in _PLAIN
     if not (is_plain and linear.training and torch.is_grad_enabled()):
         return nn.Linear.forward(linear, input)
-    dtype = linear.weight.dtype
-    if dtype != torch.float64 and is_autocast_on(input):
-        dtype = torch.get_autocast_dtype(input.device.type)
-    version = None if torch.compiler.is_compiling() else version_of(linear.weight)
-    layer = _Layer(input, linear, linear.weight, version)
+    weight = linear.weight
+    autocast = torch.get_autocast_dtype(input.device.type) if is_autocast_on(input) else None
+    version = None if torch.compiler.is_compiling() else version_of(weight)
+    layer = _Layer(input, linear, weight, version, autocast)
+    dtype = weight.dtype if autocast is None or weight.dtype == torch.float64 else autocast
     return LazyLogits((layer,), None, dtype, "output", layer)
 
 
