@@ -241,6 +241,13 @@ def test_a_head_that_came_after_the_patch_is_in_the_loss_too():
     assert_close(step, expected)
 
 
+def test_logits_that_were_read_under_no_grad_have_their_gradients_all_the_same():
+    logits = patch_model(make())(**batch()).logits
+    with torch.no_grad():
+        logits.argmax(-1)
+    assert logits.square().mean().requires_grad
+
+
 class Shaped(transformers.LlamaForCausalLM):
     """A model that makes other logits of those of its head."""
 

@@ -86,7 +86,8 @@ class LazyLogits:
     def real(self) -> Tensor:
         """Return the logits, always the same tensor."""
         if self._real is None:
-            self._real = self._compute()
+            with torch.enable_grad():  # whoever reads them first may not want derivatives, and the next one may
+                self._real = self._compute()
         return self._real
 
     def _compute(self) -> Tensor:
