@@ -191,3 +191,21 @@ def test_an_npu_that_is_not_there_is_refused():
 def test_the_digits_beat_their_baselines():
     result = _run("digits.py")
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_hugging_faces_trainer_goes_on_from_its_checkpoint_with_the_same_averages(output):
+    options = "--steps 8 --context 32 --width 16 --batch-size 4 --output".split()
+    whole = _run("hf_trainer.py", *options, str(output))
+    assert whole.returncode == 0, whole.stderr
+    for step in (6, 8):
+        shutil.rmtree(output / f"checkpoint-{step}")
+    resumed = _run("hf_trainer.py", *options, str(output), "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert resumed.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
+    assert "with averaged weights" in resumed.stdout and (output / "checkpoint-8/ema/model.safetensors").exists()
+
+
+def test_the_digits_under_lightning_beat_their_baseline_and_go_on_from_the_checkpoint(tmp_path):
+    for options in (["--epochs", "3"], ["--epochs", "6", "--resume"]):
+        result = _run("lightning_digits.py", *options, "--output", str(tmp_path))
+        assert result.returncode == 0, result.stdout + result.stderr

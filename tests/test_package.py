@@ -231,3 +231,18 @@ def test_every_test_that_the_readme_names_exists():
     for name in named:
         is_file = (here / f"{name}.py").exists()
         assert is_file or any(re.search(rf"^ *(def|class) {name}\b", text, re.M) for text in files.values()), name
+
+
+@pytest.mark.parametrize(("module", "needs"), [("transformers", "transformers"), ("lightning", "lightning.pytorch")])
+def test_an_integration_says_what_to_install_and_the_package_imports_without(module, needs, tmp_path):
+    hidden = f"import sys; sys.modules[{needs!r}] = None\n"
+    assert _run(hidden + "import torch_aclnn_ops.integrations", tmp_path).returncode == 0
+    result = _run(hidden + f"import torch_aclnn_ops.integrations.{module}", tmp_path)
+    assert re.search(rf"ImportError: torch_aclnn_ops.integrations.{module} needs .*: pip install ", result.stderr)
+
+
+def test_the_package_imports_none_of_the_libraries_that_it_integrates(tmp_path):
+    code = (
+        "import torch_aclnn_ops, sys; print({'transformers', 'accelerate', 'peft', 'lightning'} & sys.modules.keys())"
+    )
+    assert _run(code, tmp_path).stdout == "set()\n"

@@ -54,6 +54,7 @@ __all__ = [
     "legacy_get_string",
     "linear_cross_entropy",
     "log_softmax_backward",
+    "modules_sharded_with",
     "native_binary_cross_entropy",
     "native_mse_loss",
     "peek_interpreter_stack",
@@ -246,3 +247,10 @@ def is_in_fsdp_forward(fsdp_module: Any) -> bool:
     """Return whether FSDP2 takes what runs now for a part of a module's forward pass."""
     name: str = fsdp_module._get_fsdp_state()._training_state.name
     return name == "FORWARD"
+
+
+def modules_sharded_with(module: Any) -> int:
+    """Return how many modules the call of ``fully_shard`` was for that has sharded this one; 0 if there was none."""
+    if not hasattr(module, "_get_fsdp_state"):
+        return 0
+    return len(module._get_fsdp_state()._modules)

@@ -1,0 +1,146 @@
+"""The Trainer of transformers with FusedEmaAdam and EmaCallback."""
+
+import math
+
+from torch_aclnn_ops.integrations._lazy_logits import LazyLogits
+from torch_aclnn_ops.integrations.transformers import EmaCallback, patch_model
+from torch_aclnn_ops.optim import FusedEmaAdam
+
+import pytest
+import torch
+import transformers
+from transformers import Trainer, TrainingArguments
+
+from tests._language_models import CHUNK, batch, make
+
+STEPS = 6
+
+
+def _rows():
+    batches = [batch(seed) for seed in range(STEPS)]
+    return [{name: one[row] for name, one in each.items()} for each in batches for row in range(2)]
+
+
+class Recorded(Trainer):
+    """A trainer that keeps the losses of its training steps."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.losses = []
+
+    def training_step(self, *args, **kwargs):
+        loss = super().training_step(*args, **kwargs)
+        self.losses.append(loss.item())
+        return loss
+
+
+def _trainer(folder, model=None, average=True, optimizer=FusedEmaAdam, **arguments):
+    kwargs = {"lr": 1e-2, "ema_decay": 0.9} if optimizer is FusedEmaAdam else {"lr": 1e-2}
+    arguments = {"max_steps": STEPS, "eval_strategy": "steps", "eval_steps": 2, "save_steps": 3, **arguments}
+    trainer = Recorded(
+        patch_model(make(), chunk_size=CHUNK) if model is None else model,
+        TrainingArguments(
+            str(folder),
+            per_device_train_batch_size=2,
+            use_cpu=True,
+            report_to=[],
+            disable_tqdm=True,
+            **arguments,
+        ),
+        train_dataset=_rows(),
+        eval_dataset=_rows()[:4],
+        optimizer_cls_and_kwargs=(optimizer, kwargs),
+    )
+    if average:
+        trainer.add_callback(EmaCallback(trainer))
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    trainer = _trainer(tmp_path_factory.mktemp("trained"))
+    trainer.train()
+    return trainer
+
+
+def test_the_training_is_that_of_a_model_that_is_not_patched(trained, tmp_path):
+    other = _trainer(tmp_path, make(), average=False)
+    other.train()
+    assert trained.losses == pytest.approx(other.losses, rel=1e-4)
+
+
+def test_evaluation_sees_the_averages_and_gives_the_weights_back(trained):
+    model, optimizer = trained.model, trained.optimizer.optimizer
+    weights = [weight.detach().clone() for weight in model.parameters()]
+    found = trained.evaluate()["eval_loss"]
+    assert all(map(torch.equal, model.parameters(), weights))
+    averaged = make()
+    averaged.load_state_dict(optimizer.ema_state_dict(model))
+    losses = [
+        averaged.eval()(**{name: one[None] for name, one in row.items()}).loss.item() for row in trained.eval_dataset
+    ]
+    assert found == pytest.approx(sum(losses) / len(losses), rel=1e-3)
+    assert [log["eval_loss"] for log in trained.state.log_history if "eval_loss" in log][STEPS // 2 - 1] == found
+
+
+def test_weights_come_back_where_an_evaluation_fails(trained):
+    weights = [weight.detach().clone() for weight in trained.model.parameters()]
+    with pytest.raises(TypeError):
+        trained.evaluate([object()])
+    assert all(map(torch.equal, trained.model.parameters(), weights))
+    trained.optimizer.state_dict()  # which is refused while the model holds its averages
+
+
+def test_a_checkpoint_has_the_model_with_averaged_weights(trained):
+    folder = f"{trained.args.output_dir}/checkpoint-{STEPS}"
+    averaged = transformers.AutoModelForCausalLM.from_pretrained(f"{folder}/ema").state_dict()
+    expected = trained.optimizer.optimizer.ema_state_dict(trained.model)
+    weights = transformers.AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    for name, weight in trained.model.state_dict().items():
+        assert torch.equal(weights[name], weight)
+        assert torch.equal(averaged[name], expected[name])
+    assert not torch.equal(averaged["lm_head.weight"], weights["lm_head.weight"])
+
+
+def test_a_training_goes_on_from_a_checkpoint_with_the_same_losses_and_averages(trained):
+    resumed = _trainer(trained.args.output_dir)
+    resumed.train(resume_from_checkpoint=f"{trained.args.output_dir}/checkpoint-3")
+    assert resumed.losses == trained.losses[3:]
+    expected = trained.optimizer.optimizer.ema_state_dict(trained.model)
+    found = resumed.optimizer.optimizer.ema_state_dict(resumed.model)
+    assert all(torch.equal(found[name], one) for name, one in expected.items())
+
+
+def test_gradients_are_accumulated_by_the_labels_of_all_parts(tmp_path):
+    losses = []
+    for model in (make(), patch_model(make(), chunk_size=CHUNK)):
+        trainer = _trainer(tmp_path / str(len(losses)), model, gradient_accumulation_steps=3, max_steps=2)
+        trainer.train()
+        losses.append([log["loss"] for log in trainer.state.log_history if "loss" in log] + trainer.losses)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4) and all(map(math.isfinite, losses[0]))
+
+
+def test_label_smoothing_of_the_trainer_has_real_logits(tmp_path):
+    losses = []
+    for model in (make(), patch_model(make(), chunk_size=CHUNK)):
+        trainer = _trainer(tmp_path / str(len(losses)), model, label_smoothing_factor=0.1, max_steps=2)
+        trainer.train()
+        losses.append(trainer.losses)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_predictions_are_real_logits(trained):
+    predictions = trained.predict(trained.eval_dataset).predictions
+    assert not isinstance(predictions, LazyLogits) and predictions.shape == (4, 64, 512)
+
+
+REFUSALS = {
+    "another optimizer": ({"optimizer": torch.optim.SGD}, "must be a FusedEmaAdam, but it is a SGD"),
+    "the best checkpoint": ({"load_best_model_at_end": True, "save_steps": 2}, "load the folder 'ema' of"),
+}
+
+
+@pytest.mark.parametrize(("options", "sentence"), REFUSALS.values(), ids=REFUSALS)
+def test_what_would_go_on_without_averages_is_refused(options, sentence, tmp_path):
+    with pytest.raises(ValueError, match=sentence):
+        _trainer(tmp_path, **options).train()

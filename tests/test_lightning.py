@@ -1,0 +1,180 @@
+"""Lightning with FusedEmaAdam and EmaCallback."""
+
+from torch_aclnn_ops.integrations.lightning import EmaCallback
+from torch_aclnn_ops.optim import FusedEmaAdam
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
+from torch import nn
+from torch.utils.data import DataLoader
+
+BATCHES = 4
+
+
+class Model(LightningModule):
+    """Learns to return zeros, and keeps the losses of its steps."""
+
+    def __init__(self, optimizers=1):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(2))
+        self.optimizers_wanted = optimizers
+        self.losses, self.seen = [], []
+        self.automatic_optimization = optimizers == 1
+
+    def loss(self, rows):
+        return self.layers[1](self.layers[0](rows)).square().mean()
+
+    def training_step(self, rows, index):
+        loss = self.loss(rows)
+        self.losses.append(loss.item())
+        if not self.automatic_optimization:
+            for optimizer in self.optimizers():
+                optimizer.zero_grad()
+            self.manual_backward(loss)
+            for optimizer in self.optimizers():
+                optimizer.step()
+        return loss
+
+    def validation_step(self, rows, index):
+        self.seen.append({name: one.clone() for name, one in self.state_dict().items()})
+        self.log("val_loss", self.loss(rows))
+
+    test_step = validation_step
+
+    def configure_optimizers(self):
+        if self.optimizers_wanted == 2:
+            return [FusedEmaAdam(layer.parameters(), lr=0.1, ema_decay=0.5) for layer in self.layers]
+        return FusedEmaAdam(self.parameters(), lr=0.1, ema_decay=0.5)
+
+
+def _trainer(*callbacks, epochs=2, **options):
+    return Trainer(
+        accelerator="cpu",
+        max_epochs=epochs,
+        callbacks=[EmaCallback(), *callbacks],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=any(isinstance(one, ModelCheckpoint) for one in callbacks),
+        **options,
+    )
+
+
+def _rows():
+    return DataLoader(torch.randn(BATCHES * 2, 3, generator=torch.Generator().manual_seed(1)), 2)
+
+
+def _fit(trainer, model, **options):
+    trainer.fit(model, _rows(), _rows(), **options)
+    return model
+
+
+def _averages(trainer, model):
+    states = {name: one for optimizer in trainer.optimizers for name, one in optimizer.state.items()}
+    return {name: states[one]["ema_params"] for name, one in model.named_parameters()}
+
+
+def _equal(state, expected):
+    return state.keys() == expected.keys() and all(torch.equal(state[name], one) for name, one in expected.items())
+
+
+@pytest.mark.parametrize("optimizers", [1, 2])
+def test_a_validation_sees_the_averages_and_gives_the_weights_back(optimizers):
+    trainer = _trainer()
+    model = _fit(trainer, Model(optimizers))
+    averages = _averages(trainer, model)
+    assert _equal(model.seen[-1], averages)
+    assert not _equal(model.state_dict(), averages)
+    trainer.test(model, _rows(), verbose=False)
+    assert _equal(model.seen[-1], averages)
+
+
+def test_the_training_is_that_without_the_callback():
+    trainer = _trainer()
+    trainer.callbacks = [one for one in trainer.callbacks if not isinstance(one, EmaCallback)]
+    assert _fit(trainer, Model()).losses == _fit(_trainer(), Model()).losses
+
+
+@pytest.mark.parametrize("optimizers", [1, 2])
+def test_a_checkpoint_is_the_model_that_was_validated(optimizers, tmp_path):
+    trainer = _trainer(ModelCheckpoint(tmp_path, "model"))
+    model = _fit(trainer, Model(optimizers))
+    assert _equal(Model.load_from_checkpoint(tmp_path / "model.ckpt").state_dict(), model.seen[-1])
+    checkpoint = torch.load(tmp_path / "model.ckpt", weights_only=True)
+    assert _equal(checkpoint["current_model_state"], model.state_dict())
+
+
+def test_a_training_goes_on_from_a_checkpoint_with_the_same_losses_and_averages(tmp_path):
+    whole_trainer = _trainer(epochs=4)
+    whole = _fit(whole_trainer, Model())
+    _fit(_trainer(ModelCheckpoint(tmp_path, "model"), epochs=2), Model())
+    trainer = _trainer(epochs=4)
+    resumed = _fit(trainer, Model(), ckpt_path=tmp_path / "model.ckpt")
+    assert resumed.losses == whole.losses[2 * BATCHES :]
+    assert _equal(_averages(trainer, resumed), _averages(whole_trainer, whole))
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_weights_come_back_where_a_validation_fails(error):
+    class Failing(Model):
+        def validation_step(self, rows, index):
+            super().validation_step(rows, index)
+            if not self.trainer.sanity_checking:
+                raise error
+
+    trainer, model = _trainer(), Failing()
+    with pytest.raises((ValueError, SystemExit, KeyboardInterrupt)):
+        _fit(trainer, model)
+    assert _equal(model.seen[-1], _averages(trainer, model))
+    assert not _equal(model.state_dict(), model.seen[-1])
+    trainer.optimizers[0].state_dict()  # which is refused while the model holds its averages
+
+
+def test_another_swap_in_a_validation_is_refused():
+    class Swapping(Model):
+        def validation_step(self, rows, index):
+            with self.trainer.optimizers[0].swap_ema_params():
+                super().validation_step(rows, index)
+
+    with pytest.raises(RuntimeError, match="inside swap_ema_params"):
+        _fit(_trainer(), Swapping())
+
+
+def test_a_validation_in_another_swap_is_refused():
+    class Swapped(Model):
+        def on_train_epoch_end(self):
+            self.swap = self.trainer.optimizers[0].swap_ema_params()
+
+        def training_step(self, rows, index):
+            if index == BATCHES - 1:
+                self.swap = self.trainer.optimizers[0].swap_ema_params()
+                self.swap.__enter__()
+                self.trainer.fit_loop.epoch_loop.val_loop.run()
+            return super().training_step(rows, index)
+
+    with pytest.raises(RuntimeError, match="inside swap_ema_params"):
+        _fit(_trainer(), Swapped())
+
+
+class WithoutAverages(Model):
+    """A model whose optimizer has no averages."""
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+REFUSALS = {
+    "no averages": (WithoutAverages, (), "must return a FusedEmaAdam, but the optimizers are: SGD"),
+    "Lightning's own averages": (Model, (EMAWeightAveraging(),), "there is a EMAWeightAveraging; remove one of them"),
+    "the callback twice": (Model, (EmaCallback(),), "there is a EmaCallback; remove one of them"),
+    "a checkpoint of weights only": (Model, (ModelCheckpoint(save_weights_only=True),), "save_weights_only.*False"),
+}
+
+
+@pytest.mark.parametrize(("model", "callbacks", "sentence"), REFUSALS.values(), ids=REFUSALS)
+def test_what_would_go_wrong_is_refused_before_training(model, callbacks, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        _fit(_trainer(*callbacks), model())

@@ -1,0 +1,420 @@
+"""Language models of transformers with ``patch_model``: loss and gradients of the model as it was, without logits."""
+
+import copy
+import pickle
+
+from torch_aclnn_ops.integrations._lazy_logits import LazyLogits
+from torch_aclnn_ops.integrations.transformers import patch_model, unpatch_model
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from tests._language_models import BATCH, CHUNK, CLASSES, FAMILIES, LOGITS, TOKENS, Step, assert_close, batch, make
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def steps(request):
+    """A step of a model as it was, and one of the patched model."""
+    model = make(request.param)
+    expected = Step(model)
+    return Step(patch_model(model, chunk_size=CHUNK)), expected
+
+
+def test_loss_and_every_gradient_are_those_of_the_model_as_it_was(steps):
+    assert_close(*steps)
+
+
+def test_no_tensor_has_as_many_elements_as_the_logits(steps):
+    step, expected = steps
+    assert step.largest < LOGITS <= expected.largest
+
+
+def _others(**changed):
+    return {**batch(), **changed}
+
+
+def _shifted():
+    return _others(shift_labels=nn.functional.pad(batch()["labels"], (0, 1), value=-100)[:, 1:].contiguous())
+
+
+def test_the_kernels_own_choice_of_rows_holds_few_logits_of_a_large_vocabulary():
+    model = patch_model(make(vocab_size=2**18))
+    step = Step(model)
+    assert step.largest < 2**18 * BATCH * TOKENS and step.loss.isfinite()
+
+
+CALLS = {
+    "num_items_in_batch, a tensor": _others(num_items_in_batch=torch.tensor(17)),
+    "num_items_in_batch, a number": _others(num_items_in_batch=17),
+    "shift_labels": _shifted(),
+    "shift_labels of other rows": _others(shift_labels=batch(1)["labels"].flatten()[None]),
+    "ignore_index": _others(labels=batch()["input_ids"], ignore_index=int(batch()["input_ids"][1, 3])),
+    "logits_to_keep": _others(logits_to_keep=7, labels=batch()["labels"][:, -7:]),
+    "the positions of logits_to_keep": _others(
+        logits_to_keep=torch.arange(3, 9), shift_labels=batch()["labels"][:, 4:10].contiguous()
+    ),
+    "an attention mask": _others(attention_mask=(torch.arange(TOKENS) > 3).expand(BATCH, -1).long()),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_models_other_arguments_mean_what_they_meant(call):
+    model = make()
+    expected = Step(model, **call)
+    step = Step(patch_model(model, chunk_size=CHUNK), **call)
+    assert_close(step, expected)
+    assert isinstance(step.output.logits, LazyLogits) and not step.output.logits.is_computed
+
+
+def test_a_mean_over_no_labels_is_what_it_was():
+    call = _others(labels=torch.full((BATCH, TOKENS), -100))
+    assert make()(**call).loss.isnan() and patch_model(make())(**call).loss.isnan()
+
+
+def test_labels_that_do_not_fit_get_the_error_that_they_got():
+    call = _others(logits_to_keep=3)
+    with pytest.raises(ValueError) as expected:
+        make()(**call)
+    with pytest.raises(ValueError) as error:
+        patch_model(make())(**call)
+    assert str(error.value) == str(expected.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_16_bit_models_are_as_near_to_the_truth_as_they_were(dtype):
+    exact = make("gemma2").to(dtype).float()
+    truth, as_it_was = Step(exact), Step(make("gemma2").to(dtype))
+    patched = Step(patch_model(make("gemma2").to(dtype), chunk_size=CHUNK))
+    assert patched.loss.dtype == torch.float32
+    for name, wanted in truth.gradients.items():
+        error, error_as_it_was = ((step.gradients[name] - wanted).norm() for step in (patched, as_it_was))
+        assert error <= 1.1 * error_as_it_was + 2 * torch.finfo(dtype).eps * wanted.norm(), name
+
+
+def test_autocast_reaches_the_head():
+    model = make()
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = Step(model)
+        step = Step(patch_model(model, chunk_size=CHUNK))
+    assert step.output.logits.dtype == torch.bfloat16
+    assert_close(step, expected, tolerance=3e-2)
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_logits_are_those_of_the_autocast_in_which_the_model_was_called(is_on):
+    model = make()
+    with torch.autocast("cpu", torch.bfloat16, enabled=is_on):
+        expected = model(**batch()).logits
+        lazy = patch_model(model)(**batch()).logits
+    with torch.autocast("cpu", torch.bfloat16, enabled=not is_on):
+        found = lazy.real()
+    assert found.dtype == lazy.dtype and torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing_changes_nothing(reentrant):
+    model = make()
+    expected = Step(model)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    step = Step(patch_model(model, chunk_size=CHUNK))
+    assert step.largest < LOGITS
+    assert_close(step, expected)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "granite"])
+def test_compiled_models_are_one_graph(family):
+    model = make(family, use_cache=False)
+    expected = Step(model)
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    patch_model(model, chunk_size=CHUNK)
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    step = Step(compiled, measured=False)
+    assert len(graphs) == 1
+    step.gradients = {name.removeprefix("_orig_mod."): one for name, one in step.gradients.items()}
+    assert_close(step, expected)
+
+
+CONTEXTS = {
+    "without labels": (True, True, {}),
+    "in eval()": (False, True, {"labels": batch()["labels"]}),
+    "under no_grad": (True, False, {"labels": batch()["labels"]}),
+}
+
+
+@pytest.mark.parametrize(("training", "grad", "labels"), CONTEXTS.values(), ids=CONTEXTS)
+@pytest.mark.parametrize("return_dict", [True, False], ids=["dict", "tuple"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "cohere"])
+def test_logits_are_real_where_no_loss_is_trained(family, training, grad, labels, return_dict):
+    model = make(family).train(training)
+    call = {"input_ids": batch()["input_ids"], **labels, "return_dict": return_dict, "use_cache": False}
+    with torch.set_grad_enabled(grad):
+        expected = model(**call)
+        output = patch_model(model)(**call)
+    for index in range(len(expected) if not return_dict else 2 if labels else 1):
+        assert isinstance(output[index], Tensor) and torch.equal(output[index], expected[index])
+
+
+def test_generated_tokens_are_what_they_were():
+    model = make().eval()
+    tokens = batch()["input_ids"][:, :4]
+    expected = model.generate(tokens, max_new_tokens=5, do_sample=False)
+    assert torch.equal(patch_model(model).generate(tokens, max_new_tokens=5, do_sample=False), expected)
+
+
+USES = {
+    "an operator": lambda logits: 2 - logits,
+    "a factor that is a tensor": lambda logits: logits * torch.tensor(2.0),
+    "a negative factor": lambda logits: logits * -1,
+    "a softcap of a softcap": lambda logits: torch.tanh(torch.tanh(logits)),
+    "a sum with a tensor": lambda logits: torch.ones(CLASSES) + logits,
+    "a comparison": lambda logits: logits > 0,
+    "an index": lambda logits: logits[:, -1],
+    "a function": lambda logits: torch.nn.functional.log_softmax(logits, dim=-1),
+    "a method": lambda logits: logits.argmax(-1),
+    "a loop": lambda logits: torch.stack([row.sum() for row in logits]),
+    "another device": lambda logits: logits.to("cpu"),
+    "an attribute": lambda logits: torch.tensor(logits.ndim),
+    "whole numbers": lambda logits: logits.to(torch.int64),
+    "a copy": lambda logits: copy.deepcopy(logits.detach()),
+    "a factor, and an operator": lambda logits: (logits.float() / 3 * 0.5).exp(),
+    "a factor of a bound": lambda logits: torch.tanh(logits * 0.25) / 4 + 1,
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_whoever_touches_lazy_logits_has_the_real_ones(use):
+    model = make()
+    expected = use(model(**batch()).logits)
+    lazy = patch_model(model)(**batch()).logits
+    assert isinstance(lazy, LazyLogits)
+    found = use(lazy)
+    assert isinstance(found, Tensor) and torch.equal(found, expected)
+
+
+def test_shape_dtype_and_device_are_known_without_the_logits():
+    logits = patch_model(make())(**batch()).logits
+    assert (logits.shape, logits.dtype, logits.device) == ((BATCH, TOKENS, CLASSES), torch.float32, torch.device("cpu"))
+    assert repr(logits) == "LazyLogits(shape=(2, 64, 512), dtype=torch.float32, device=cpu)"
+    assert not logits.is_computed
+
+
+def test_a_loss_of_the_callers_own_can_be_added():
+    def gradients(model):
+        output = model(**batch())
+        (output.loss + output.logits.square().mean()).backward()
+        return {name: one.grad for name, one in model.named_parameters()}
+
+    expected, found = gradients(make("granite")), gradients(patch_model(make("granite")))
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-6)
+
+
+def test_hooks_of_the_head_do_what_they_did():
+    def with_hooks(model):
+        model.lm_head.register_forward_pre_hook(lambda linear, inputs: inputs[0] * 0.5)
+        model.lm_head.register_forward_hook(lambda linear, inputs, output: output / 3)
+        return model
+
+    step = Step(patch_model(with_hooks(make()), chunk_size=CHUNK))
+    assert step.largest < LOGITS
+    assert_close(step, Step(with_hooks(make())))
+
+
+def test_a_head_that_came_after_the_patch_is_in_the_loss_too():
+    def resized(model):
+        model.resize_token_embeddings(CLASSES - 8, mean_resizing=False)
+        return model
+
+    call = {name: one.clamp(max=CLASSES - 9) for name, one in batch().items()}
+    expected = Step(resized(make()), **call)
+    model = resized(patch_model(make()))
+    assert_close(Step(model, **call), expected)
+    step = Step(patch_model(model, chunk_size=CHUNK), **call)  # again
+    assert step.largest < LOGITS and "forward" not in vars(unpatch_model(model).lm_head)
+    assert_close(step, expected)
+
+
+def test_logits_that_were_read_under_no_grad_have_their_gradients_all_the_same():
+    logits = patch_model(make())(**batch()).logits
+    with torch.no_grad():
+        logits.argmax(-1)
+    assert logits.square().mean().requires_grad
+
+
+class Shaped(transformers.LlamaForCausalLM):
+    """A model that makes other logits of those of its head."""
+
+    shape = None
+
+    def forward(self, input_ids, labels):
+        logits = self.shape(self.lm_head(self.model(input_ids).last_hidden_state))
+        loss = self.loss_function(logits=logits, labels=labels, vocab_size=CLASSES)
+        return transformers.modeling_outputs.CausalLMOutput(loss=loss, logits=logits)
+
+
+SHAPES = {
+    "factors": lambda logits: 0.7 * logits / 3 * 2,
+    "a softcap": lambda logits: torch.tanh(logits / 0.7) * 0.7,
+    "a bound that is no softcap": lambda logits: torch.tanh(logits) * 3,
+    "factors inside and outside of a bound": lambda logits: torch.tanh(logits * 0.3).float() * 5 / 2,
+    "a sum": lambda logits: logits + logits / 2,
+    "the bound of a sum": lambda logits: torch.tanh((logits * 2 + logits / 3) / 4) * 6,
+    "a cast": lambda logits: logits.to(torch.float64) * 0.5,
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_what_a_model_makes_of_its_logits_is_in_the_loss(shape):
+    model = Shaped(make().config).train()
+    model.shape = shape
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    expected = Step(model)
+    step = Step(patch_model(model, chunk_size=CHUNK))
+    assert step.largest < LOGITS
+    assert_close(step, expected)
+
+
+class Masked(transformers.LlamaForCausalLM):
+    """A model that writes to its logits, before or after it has made others of them."""
+
+    def forward(self, input_ids, labels, written="logits"):
+        logits = self.lm_head(self.model(input_ids).last_hidden_state)
+        if written == "logits before":
+            logits[..., 50:80] = 3.0
+        doubled = logits * 2
+        {"doubled": doubled}.get(written, logits)[..., :100] = -30.0
+        loss = self.loss_function(logits=logits, labels=labels, vocab_size=CLASSES)
+        other = self.loss_function(logits=doubled, labels=labels, vocab_size=CLASSES)
+        return transformers.modeling_outputs.CausalLMOutput(loss=loss + 10 * other, logits=logits)
+
+
+@pytest.mark.parametrize("written", ["logits", "logits before", "doubled"])
+def test_what_a_model_writes_to_its_logits_is_in_the_loss(written):
+    model = Masked(make().config).train()
+    expected = Step(model, **batch(), written=written)
+    assert_close(Step(patch_model(model), **batch(), written=written), expected)
+
+
+def test_logits_that_are_asked_for_after_the_optimizers_step_are_refused():
+    model = patch_model(make())
+    output = model(**batch())
+    output.loss.backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    with pytest.raises(RuntimeError, match="the head's weights have changed since"):
+        output.logits.sum()
+
+
+def _everything(model):
+    return [
+        {name: dict(value) if isinstance(value, dict) else value for name, value in vars(module).items()}
+        for module in model.modules()
+    ]
+
+
+@pytest.mark.parametrize("has_loss_function", [False, True])
+def test_unpatch_restores_exactly(has_loss_function):
+    model = make()
+    if has_loss_function:
+        model.loss_function = model.loss_function
+    before = _everything(model)
+    assert unpatch_model(patch_model(patch_model(model), chunk_size=CHUNK)) is model
+    assert _everything(model) == before
+    assert unpatch_model(model) is model
+
+
+def test_a_patched_model_has_the_checkpoint_of_the_model(tmp_path):
+    model = make()
+    names = model.state_dict().keys()
+    assert patch_model(model).state_dict().keys() == names
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(loaded) is type(model)
+    assert all(torch.equal(loaded.state_dict()[name], one) for name, one in model.state_dict().items())
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_trains_its_own_weights(copied):
+    model = patch_model(make(), chunk_size=CHUNK)
+    copy_of_it = copied(model)
+    with torch.no_grad():
+        copy_of_it.lm_head.weight.mul_(0.5)
+    step = Step(copy_of_it)
+    assert step.largest < LOGITS and model.lm_head.weight.grad is None
+    assert_close(step, Step(unpatch_model(copy_of_it)))
+    assert isinstance(model(**batch()).logits, LazyLogits)
+
+
+def _of(change):
+    model = make()
+    change(model)
+    return model
+
+
+def _replace_forward(model):
+    model.lm_head.forward = model.lm_head.forward
+
+
+REFUSALS = {
+    "no model": (
+        lambda: nn.Linear(2, 2),
+        TypeError,
+        "model must be a transformers.PreTrainedModel.*but it is a Linear",
+    ),
+    "a wrapper": (lambda: nn.DataParallel(make()), TypeError, "but it is a DataParallel; call it before"),
+    "a compiled model": (lambda: torch.compile(make()), TypeError, "but it is a OptimizedModule; call it before"),
+    "no head": (lambda: make().model, TypeError, r"get_output_embeddings\(\) of this LlamaModel is a NoneType"),
+    "another loss": (
+        lambda: _of(lambda model: setattr(model, "loss_function", print)),
+        ValueError,
+        "loss_function must be transformers' ForCausalLMLoss",
+    ),
+    "a head without linear layers": (
+        lambda: _of(lambda model: model.set_output_embeddings(nn.Identity())),
+        TypeError,
+        "head must be a torch.nn.Linear.*is a Identity",
+    ),
+    "a replaced forward": (
+        lambda: _of(_replace_forward),
+        RuntimeError,
+        "forward of the model's head is replaced already",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make_wrong", "error", "sentence"), REFUSALS.values(), ids=REFUSALS)
+def test_what_cannot_be_patched_is_refused_in_words(make_wrong, error, sentence):
+    with pytest.raises(error, match=sentence):
+        patch_model(make_wrong())
+
+
+def test_a_head_whose_forward_others_have_replaced_is_not_unpatched():
+    model = patch_model(make())
+    ours = model.lm_head.forward
+    model.lm_head.forward = lambda input: ours(input)
+    with pytest.raises(RuntimeError, match="another library has replaced"):
+        unpatch_model(model)
+
+
+def test_weights_that_are_whole_in_the_heads_forward_only_are_refused_in_words():
+    # As ZeRO-3 does it.
+    model = patch_model(make())
+    weight = model.lm_head.weight.detach()
+
+    def gather(linear, inputs):
+        linear.weight.data = weight
+
+    def release(linear, inputs, output):
+        linear.weight.data = torch.empty(0)
+
+    model.lm_head.register_forward_pre_hook(gather)
+    model.lm_head.register_forward_hook(release)
+    with pytest.raises(RuntimeError, match="the head's weights are not whole.*FSDP1 and ZeRO-3.*unpatch_model"):
+        model(**batch())

@@ -1,0 +1,157 @@
+"""Patched models under PEFT, accelerate and in several processes."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from torch_aclnn_ops.integrations.transformers import patch_model, unpatch_model
+
+import peft
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+
+from tests import _transformers_distributed as trainings
+from tests._language_models import CHUNK, LOGITS, Step, assert_close, make
+
+HEAD = {"r": 4, "lora_alpha": 6, "target_modules": ["lm_head", "q_proj"]}
+ADAPTERS = {
+    "LoRA": HEAD,
+    "LoRA with dropout": {**HEAD, "lora_dropout": 0.3},
+    "LoRA, scaled by the rank's root": {**HEAD, "use_rslora": True},
+    "LoRA elsewhere": {"r": 4, "target_modules": ["q_proj"]},
+    "the head saved": {"r": 4, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+}
+
+
+def _adapted(options, patch=lambda model: model, family="llama"):
+    model = peft.get_peft_model(patch(make(family)), peft.LoraConfig(task_type="CAUSAL_LM", **options))
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora" in name:  # which start as zero
+                parameter.normal_(std=0.3)
+    return model.train()
+
+
+def _patch(model):
+    return patch_model(model, chunk_size=CHUNK)
+
+
+@pytest.mark.parametrize("family", ["llama", "phi", "gemma2"])
+@pytest.mark.parametrize("options", ADAPTERS.values(), ids=ADAPTERS)
+def test_adapters_of_the_head_are_in_the_loss_without_logits(options, family):
+    model = _adapted(options, family=family)
+    expected = Step(model)
+    step = Step(_patch(model))
+    assert step.largest < LOGITS <= expected.largest
+    assert_close(step, expected)
+
+
+def _disabled(model):
+    model.base_model.disable_adapter_layers()
+    model.get_base_model().lm_head.requires_grad_(True)
+
+
+def _two(model):
+    model.add_adapter("other", peft.LoraConfig(r=3, target_modules=["lm_head"], init_lora_weights=False))
+    model.base_model.set_adapter(["default", "other"])
+
+
+STATES = {"disabled": _disabled, "merged": lambda model: model.merge_adapter(), "two at once": _two}
+
+
+@pytest.mark.parametrize("change", STATES.values(), ids=STATES)
+def test_the_adapters_that_are_active_are_in_the_loss(change):
+    model = _adapted(HEAD)
+    change(model)
+    model.get_base_model().get_input_embeddings().weight.requires_grad_(True)
+    expected = Step(model)
+    step = Step(_patch(model))
+    assert step.largest < LOGITS
+    assert_close(step, expected)
+
+
+@pytest.mark.parametrize("options", [HEAD, ADAPTERS["the head saved"], {**HEAD, "use_dora": True}])
+def test_adapters_that_come_after_the_patch_are_in_the_loss_too(options):
+    expected = Step(_adapted(options))
+    model = _adapted(options, patch=_patch)
+    assert_close(Step(model), expected)
+    step = Step(_patch(model))  # again, and but for DoRA the logits are gone
+    assert_close(step, expected)
+    assert step.largest < LOGITS or "use_dora" in options
+
+
+def test_a_peft_model_is_unpatched_as_it_was_patched():
+    model = _adapted(HEAD)
+    expected = Step(model)
+    step = Step(unpatch_model(patch_model(model)))
+    assert step.largest >= LOGITS and torch.equal(step.loss, expected.loss)
+
+
+@pytest.fixture
+def another_accelerator():
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.usefixtures("another_accelerator")
+@pytest.mark.parametrize("mixed_precision", ["no", "bf16"])
+def test_accelerate_prepares_a_patched_model(mixed_precision):
+    # Outputs of mixed precision are made float32, the logits not computed for that.
+    accelerator = Accelerator(cpu=True, mixed_precision=mixed_precision)
+    model, expected = make(), Step(accelerator.prepare(make()))
+    step = Step(accelerator.prepare(_patch(model)))
+    assert step.largest < LOGITS and not step.output.logits.is_computed
+    assert_close(step, expected, 2e-5 if mixed_precision == "no" else 3e-2)
+    unpatch_model(accelerator.unwrap_model(model))
+    assert "forward" not in vars(model.lm_head)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What each training has found in two processes."""
+    folder = tmp_path_factory.mktemp("distributed")
+    command = [sys.executable, "-m", "tests._transformers_distributed", str(folder)]
+    processes = [
+        subprocess.Popen([*command, str(rank)], cwd=Path(__file__).parents[1]) for rank in range(trainings.PROCESSES)
+    ]
+    try:
+        assert [process.wait(timeout=300) for process in processes] == [0] * trainings.PROCESSES
+    finally:
+        for process in processes:
+            process.kill()
+    return torch.load(folder / "found.pt"), json.loads((folder / "sentences.json").read_text())
+
+
+@pytest.mark.parametrize("training", trainings.TRAININGS)
+def test_several_processes_find_the_gradients_of_one(found, training):
+    steps, _ = found
+    model = make("gemma2" if "tied" in training else "mixtral" if "experts" in training else "llama")
+    total = sum(Step(model, **trainings.share(rank)).loss for rank in range(trainings.PROCESSES))
+    model.zero_grad()
+    for rank in range(trainings.PROCESSES):
+        (model(**trainings.share(rank)).loss / trainings.PROCESSES).backward()
+    tolerance = 5e-2 if "16 bits" in training else 2e-5
+    loss, largest, gradients = steps[training]
+    torch.testing.assert_close(loss, total / trainings.PROCESSES, rtol=tolerance, atol=0)
+    assert largest < LOGITS / trainings.PROCESSES
+    for name, wanted in model.named_parameters():
+        error = (gradients[name] - wanted.grad).abs().max()
+        assert error <= tolerance * wanted.grad.abs().max(), name
+
+
+SENTENCES = {
+    "norm and head": "sharded the head together with other modules.*reshard_after_forward=False",
+    "a head in FSDP1": "the head's weights are not whole.*FSDP1 and ZeRO-3",
+    "DistributedDataParallel": "but it is a DistributedDataParallel; call it before",
+}
+
+
+@pytest.mark.parametrize("wrapper", SENTENCES)
+def test_a_wrapper_without_whole_weights_gets_a_sentence_that_helps(found, wrapper):
+    assert re.search(SENTENCES[wrapper], found[1][wrapper])

@@ -1,0 +1,97 @@
+"""Lightning's ``Trainer`` with averages of the weights."""
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch_aclnn_ops.integrations._averages import averaged, averaging_optimizers
+
+try:
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.callbacks import Callback, ModelCheckpoint, StochasticWeightAveraging, WeightAveraging
+except ImportError as error:
+    raise ImportError(
+        f'torch_aclnn_ops.integrations.lightning needs Lightning: pip install "lightning>=2.6" ({error})'
+    ) from error
+
+__all__ = ["EmaCallback"]
+
+_WEIGHTS = "current_model_state"  # where Lightning's own WeightAveraging keeps them
+
+
+class EmaCallback(Callback):
+    """Validate, test and predict with averaged weights, and checkpoint them.
+
+    ``configure_optimizers`` returns a :class:`torch_aclnn_ops.optim.FusedEmaAdam`, maybe among others. Validation in
+    ``fit``, and what follows with the same trainer, sees the averages; the weights come back whatever happens. A
+    checkpoint's ``state_dict`` has the averages, so that ``load_from_checkpoint`` makes the model that was validated;
+    the weights are in ``current_model_state``, and ``fit(ckpt_path=...)`` goes on with them and the averages in the
+    optimizer's state.
+
+    Raises:
+        RuntimeError: a validation begins while the model holds its averages already, or something else swaps or trains
+            the weights in one.
+        ValueError: at the start of ``fit``, no optimizer averages weights, another callback swaps them too, or a
+            ``ModelCheckpoint`` has ``save_weights_only``, with which Lightning asks no callback.
+
+    Example:
+        >>> from lightning.pytorch import Trainer
+        >>> trainer = Trainer(callbacks=[EmaCallback()], logger=False, enable_checkpointing=False, accelerator="cpu")
+    """
+
+    def __init__(self) -> None:
+        self._swap: AbstractContextManager[None] | None = None
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Refuse what would go on without averages, or with two of them."""
+        if not averaging_optimizers(trainer.optimizers):
+            found = ", ".join(type(optimizer).__name__ for optimizer in trainer.optimizers) or "none"
+            raise ValueError(
+                f"EmaCallback: configure_optimizers must return a FusedEmaAdam, but the optimizers are: {found}"
+            )
+        for callback in trainer.callbacks:
+            kinds = (EmaCallback, StochasticWeightAveraging, WeightAveraging)
+            if callback is not self and isinstance(callback, kinds):
+                raise ValueError(
+                    "EmaCallback: no other callback must swap the model's weights, but there is a"
+                    f" {type(callback).__name__}; remove one of them"
+                )
+            if isinstance(callback, ModelCheckpoint) and callback.save_weights_only:
+                raise ValueError(
+                    "EmaCallback: save_weights_only of ModelCheckpoint must be False, because Lightning asks no"
+                    " callback for what it saves otherwise; a checkpoint's state_dict has the averages anyway"
+                )
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Let the model hold its averages."""
+        if self._swap is not None:
+            raise RuntimeError("EmaCallback: a validation begins inside another one; let the first one end")
+        swap = averaged(averaging_optimizers(trainer.optimizers))
+        swap.__enter__()
+        self._swap = swap
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Give the model its weights back."""
+        swap, self._swap = self._swap, None
+        if swap is not None:
+            swap.__exit__(None, None, None)
+
+    on_test_start = on_predict_start = on_validation_start
+    on_test_end = on_predict_end = on_validation_end
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Give the model its weights back."""
+        self.on_validation_end(trainer, pl_module)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Put the averages in the place of the weights."""
+        weights = checkpoint["state_dict"]
+        checkpoint[_WEIGHTS], checkpoint["state_dict"] = weights, dict(weights)
+        for optimizer in averaging_optimizers(trainer.optimizers):
+            averages = optimizer.ema_state_dict(pl_module)
+            own = {name for name, value in pl_module.state_dict(keep_vars=True).items() if value in optimizer.state}
+            checkpoint["state_dict"].update({name: averages[name] for name in own & weights.keys()})
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Give a model that goes on training its weights."""
+        if _WEIGHTS in checkpoint and trainer.state.fn == "fit":
+            pl_module.load_state_dict(checkpoint[_WEIGHTS], strict=pl_module.strict_loading)
