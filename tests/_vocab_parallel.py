@@ -125,6 +125,7 @@ OPTIONS = {
         "temperature": 2.0,
         "lse_square_scale": 0.1,
     },
+    "shift": {"shift": 1, "outputs": ("logsumexp", "log_probabilities"), "reduction": "none"},
     "chunks": {"chunk_size": 4, "label_smoothing": 0.1},
     "nothing counts": {"ignore_index": 7, "target": lambda vocabulary: torch.full((ROWS,), 7), "reduction": "sum"},
     "everything": {

@@ -1,13 +1,14 @@
 """explain: which path a call takes, without a trace of having looked."""
 
+import copy
 from functools import partial
 
-import torch_aclnn_ops
 from torch_aclnn_ops import _cpu_extension, explain, functional, optim
 from torch_aclnn_ops.ops.linear_cross_entropy import products
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 _NATIVE = "native kernel of torch, because the tensors are on cpu"
 _FORMULA = "formula in torch calls, because"
@@ -77,18 +78,57 @@ def test_a_module_gets_no_gradients():
     assert module.weight.grad is None
 
 
-def test_an_optimizer_keeps_its_state_and_its_weights():
-    weight = torch.nn.Parameter(torch.rand(3))
-    weight.grad = torch.ones(3)
-    optimizer = optim.FusedEmaAdam([weight])
-    before = weight.detach().clone()
-    torch_aclnn_ops.explain(optimizer.step)
-    assert not optimizer.state and torch.equal(weight, before)
+def _optimizer(dtype=torch.float32, strides=(4, 1), **options):
+    weights = [torch.nn.Parameter(torch.ones(64, dtype=dtype).as_strided((3, 4), strides)) for _ in range(2)]
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    return optim.FusedEmaAdam(weights, **options), weights
+
+
+_ADAM = "apply_fused_ema_adam_: {}, because the tensors are on cpu{}"
+
+
+@pytest.mark.parametrize(
+    ("options", "path"),
+    [
+        ({}, _ADAM.format("native kernels of torch", "")),
+        ({"flatten": True, "ema_warmup": "ratio"}, _ADAM.format("native kernels of torch", "")),
+        ({"dtype": torch.bfloat16}, _ADAM.format("native kernels of torch", "")),
+        (
+            {"dtype": torch.bfloat16, "master_weights": False},
+            _ADAM.format("formula in torch calls", " in torch.bfloat16"),
+        ),
+        ({"strides": (8, 2)}, _ADAM.format("formula in torch calls", " and have gaps")),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("steps", [0, 2])
+def test_an_optimizer_tells_its_path_and_stays_as_it_was(options, path, steps):
+    optimizer, weights = _optimizer(**options)
+    for _ in range(steps):
+        optimizer.step()
+    pointers = [weight.data_ptr() for weight in weights]
+    before = copy.deepcopy((optimizer.state_dict(), weights, [weight.grad for weight in weights]))
+    assert explain(optimizer.step) == path
+    assert [weight.data_ptr() for weight in weights] == pointers
+    after = (optimizer.state_dict(), weights, [weight.grad for weight in weights])
+    for now, then in zip(tree_leaves(after), tree_leaves(before), strict=True):
+        assert torch.equal(now, then) if isinstance(now, torch.Tensor) else now == then
     optimizer.step()
-    state = {name: value.clone() for name, value in optimizer.state[weight].items()}
-    torch_aclnn_ops.explain(optimizer.step)
-    for name, value in optimizer.state[weight].items():
-        assert type(value) is torch.Tensor and torch.equal(value, state[name])
+    assert all(int(optimizer.state[weight]["step"]) == steps + 1 for weight in weights)
+
+
+def test_an_optimizer_without_gradients_says_so():
+    optimizer, weights = _optimizer()
+    optimizer.zero_grad()
+    assert explain(optimizer.step) == "apply_fused_ema_adam_: not called, because no parameter has a gradient"
+
+
+def test_the_log_says_what_an_optimizers_step_does(caplog):
+    optimizer, _ = _optimizer()
+    with caplog.at_level("DEBUG", "torch_aclnn_ops"):
+        optimizer.step()
+    assert [record.getMessage() for record in caplog.records] == [_ADAM.format("native kernels of torch", "")]
 
 
 def test_arguments_that_are_results_of_others_are_taken_too():

@@ -22,7 +22,13 @@ LAYERS = (
     ("torch_aclnn_ops.ops",),
     ("torch_aclnn_ops.functional",),
     ("torch_aclnn_ops.nn", "torch_aclnn_ops.optim"),
-    ("torch_aclnn_ops._explain", "torch_aclnn_ops.doctor", "torch_aclnn_ops.host_npu", "torch_aclnn_ops.integrations"),
+    (
+        "torch_aclnn_ops._explain",
+        "torch_aclnn_ops._patch",
+        "torch_aclnn_ops.doctor",
+        "torch_aclnn_ops.host_npu",
+        "torch_aclnn_ops.integrations",
+    ),
 )
 
 # Each has a file or a folder in ops/; the others there begin with an underscore.

@@ -336,6 +336,19 @@ def test_torchs_options_are_taken_and_their_chunk_size_used():
     torch.testing.assert_close(loss, ours.linear_cross_entropy(input, head, target))
 
 
+@pytest.mark.skipif(not torchs.HAS_LINEAR_CROSS_ENTROPY, reason="torch has LinearCrossEntropyOptions since 2.13")
+def test_torchs_options_go_to_torch_with_what_is_left_to_it():
+    class Tagged(torch.Tensor):
+        pass
+
+    rows, options = torch.rand(2, 3).as_subclass(Tagged), torch.nn.LinearCrossEntropyOptions()
+    with pytest.warns(UserWarning, match="``options`` ignored"):
+        loss = ours.linear_cross_entropy(
+            rows, torch.rand(4, 3), torch.tensor([0, 1]), options=options, label_smoothing=0.1
+        )
+    assert type(loss) is Tagged
+
+
 _OPTIONS_SENTENCE = (
     "options must be None or a LinearCrossEntropyOptions, but it is {}"
     if torchs.HAS_LINEAR_CROSS_ENTROPY

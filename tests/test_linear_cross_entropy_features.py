@@ -5,6 +5,7 @@ import re
 
 from torch_aclnn_ops import functional as ours
 from torch_aclnn_ops.functional import LinearCrossEntropyOutput
+from torch_aclnn_ops.functional.linear_cross_entropy import losses
 
 import pytest
 import torch
@@ -32,8 +33,18 @@ def _naive(
     temperature=1.0,
     token_weight=None,
     outputs=(),
+    shift=0,
 ):
     """Compute all logits, and from them what ours computes without."""
+    if shift:
+        options = {"linear_bias": linear_bias, "weight": weight, "reduction": reduction, "outputs": outputs}
+        options |= {"label_smoothing": label_smoothing, "softcap": softcap, "lse_square_scale": lse_square_scale}
+        factors = None if token_weight is None else token_weight[..., shift:]
+        rows = input[..., :-shift, :], head, target[..., shift:]
+        result = _naive(*rows, **options, temperature=temperature, token_weight=factors)
+        results = [result] if isinstance(result, torch.Tensor) else result
+        results = [each if each is None or each.dim() == 0 else functional.pad(each, (shift, 0)) for each in results]
+        return LinearCrossEntropyOutput(*results) if outputs else results[0]
     logits = functional.linear(input, head, linear_bias)
     logits = logits.float() if logits.dtype.itemsize == 2 else logits
     if softcap is not None:
@@ -71,6 +82,7 @@ def _naive(
         z_losses.reshape(shape)
         if reduction == "none"
         else z_losses.sum() / (factor.sum() if reduction == "mean" else 1),
+        logsumexp=(flat_logits.logsumexp(1) * counted).reshape(shape),
     )
 
 
@@ -189,6 +201,19 @@ FEATURE_CASES = [
         lambda make: (make.index(C, 2, 3),),
     ),
     Case(
+        "shift",
+        lambda make: (make.normal(2, 4, H), make.normal(C, H)),
+        _call(shift=True),
+        lambda make: (make.index(C, 2, 4).index_fill(1, torch.tensor([2]), -100),),
+    ),
+    Case("shift by two of one sequence, none", _input_and_head, _call(shift=2, reduction="none"), _some_ignored),
+    Case(
+        "shift with token weights and smoothing",
+        lambda make: (make.normal(2, 4, H), make.normal(C, H), make.probability(2, 4)),
+        _call("token_weight", shift=1, label_smoothing=0.1, lse_square_scale=0.1),
+        lambda make: (make.index(C, 2, 4),),
+    ),
+    Case(
         "batch and time with probabilities",
         lambda make: (make.normal(2, 3, H), make.normal(C, H), make.normal(2, 3, C).softmax(2)),
         lambda F, x, w, t: _function(F)(x, w, t, reduction="none"),
@@ -199,6 +224,19 @@ OUTPUT_CASES = [
     Case("log-probabilities", _input_and_head, _joined("log_probabilities"), _some_ignored),
     Case("entropy", _input_and_head, _joined("entropy"), _some_ignored),
     Case("z-loss", _input_and_head, _joined("z_loss", lse_square_scale=0.1), _some_ignored),
+    Case("log-sum-exp", _input_and_head, _joined("logsumexp"), _some_ignored),
+    Case(
+        "log-sum-exp with softcap, sum",
+        _input_and_head,
+        _joined("logsumexp", softcap=2.0, reduction="sum"),
+        _some_ignored,
+    ),
+    Case(
+        "log-probabilities and log-sum-exp, shifted, none",
+        _input_and_head,
+        _joined("log_probabilities", "logsumexp", shift=1, reduction="none"),
+        _some_ignored,
+    ),
     Case(
         "all of them with a temperature, none",
         _input_and_head,
@@ -331,6 +369,9 @@ def test_a_class_that_is_masked_by_its_bias_has_no_share_in_the_entropy():
             "token_weight must have a floating-point dtype, but it has",
         ),
         ({"token_weight": 2.0}, TypeError, "token_weight must be a Tensor or None, but it is 2.0"),
+        ({"shift": 1.0}, TypeError, "shift must be a bool or an int, but it is 1.0"),
+        ({"shift": -1}, ValueError, "shift must be at least 0 and less than the 5 labels of a sequence, .* it is -1"),
+        ({"shift": 5}, ValueError, "shift must be at least 0 and less than the 5 labels of a sequence, .* it is 5"),
     ],
     ids=str,
 )
@@ -400,3 +441,35 @@ def test_whatever_is_wrong_with_batches_one_argument_is_named(call):
 def test_results_of_classes_are_refused_for_probabilities(name):
     with pytest.raises(ValueError, match=f"outputs must not have {name} with probabilities"):
         ours.linear_cross_entropy(torch.rand(N, H), torch.rand(C, H), torch.rand(N, C), outputs=(name,))
+
+
+@pytest.mark.parametrize(
+    ("target", "head", "sentence"),
+    [
+        (torch.rand(N, C), torch.rand(C, H), "shift must be 0 with probabilities as target"),
+        (torch.zeros(N, 3).long(), torch.rand(C, 3, H), r"shift must be 0 with a linear_weight of shape \(C, d_1, "),
+    ],
+    ids=["probabilities", "K-dimensional"],
+)
+def test_a_shift_is_refused_where_labels_are_no_sequence(target, head, sentence):
+    with pytest.raises(ValueError, match=f"^linear_cross_entropy: {sentence}"):
+        ours.linear_cross_entropy(torch.rand(N, H), head, target, shift=True)
+
+
+def test_a_shift_copies_no_rows(monkeypatch):
+    given = []
+    result = losses.result
+    monkeypatch.setattr(losses, "result", lambda problem, *args: given.append(problem) or result(problem, *args))
+    input = torch.rand(2, 4, H)
+    ours.linear_cross_entropy(input, torch.rand(C, H), torch.ones(2, 4).long(), shift=True)
+    assert given[0].input.data_ptr() == input.data_ptr() and given[0].input.shape == (8, H)
+
+
+def test_shifted_results_stand_where_their_labels_are():
+    input, head, target = torch.rand(2, 4, H), torch.rand(C, H), torch.tensor([[0, 1, 2, 3], [4, 5, -100, 1]])
+    outputs = ("predicted_tokens", "token_accuracy", "log_probabilities")
+    result = ours.linear_cross_entropy(input, head, target, shift=True, reduction="none", outputs=outputs)
+    predicted = functional.pad((input @ head.T).argmax(-1)[:, :-1], (1, 0), value=-1).masked_fill(target == -100, -1)
+    assert torch.equal(result.predicted_tokens, predicted)
+    assert torch.equal(result.token_accuracy, (predicted == target).float())
+    assert not result.loss[:, 0].any() and result.loss[1, 1] == -result.log_probabilities[1, 1]

@@ -95,6 +95,15 @@ def test_autocast_leaves_the_weighted_loss_in_torchs_dtype(reduction, dtype):
     assert mine.dtype == theirs.dtype
 
 
+def test_shapes_that_do_not_broadcast_are_refused_before_a_reduction_is():
+    outcomes = []
+    for module in (ours, torch.nn.functional):
+        with pytest.warns(UserWarning, match="Using a target size"), pytest.raises(RuntimeError) as caught:
+            module.mse_loss(torch.rand(2, 3), torch.rand(4), reduction="bad")
+        outcomes.append(str(caught.value))
+    assert outcomes[0] == outcomes[1]
+
+
 def test_the_raw_operator_rounds_a_mean_over_many_float16_elements_once():
     input, target = torch.linspace(0, 1, 70000).half(), torch.zeros(70000).half()
     (gradient, truth) = (

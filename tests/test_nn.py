@@ -120,7 +120,7 @@ def test_a_linear_cross_entropy_shows_its_options_and_does_without_them_if_it_is
     module = nn.LinearCrossEntropyLoss(4, 9, softcap=3.0)
     assert "softcap=3.0" in repr(module) and "temperature" not in repr(module)
     older = nn.LinearCrossEntropyLoss(4, 9)
-    for name in ("softcap", "lse_square_scale", "temperature", "zero_if_all_ignored", "chunk_size", "max_memory"):
+    for name in ("softcap", "lse_square_scale", "temperature", "shift", "zero_if_all_ignored", "chunk_size"):
         del older.__dict__[name]  # as in a pickle from before they were there
     assert copy.deepcopy(older)(torch.zeros(2, 4), torch.tensor([1, 2])).isfinite()
 
@@ -129,3 +129,28 @@ def test_a_linear_cross_entropy_takes_token_weights_and_returns_more_when_asked(
     module = nn.LinearCrossEntropyLoss(4, 9)
     result = module(torch.randn(2, 4), torch.tensor([1, 2]), token_weight=torch.ones(2), outputs=("entropy",))
     assert result.entropy.shape == (2,)
+
+
+@pytest.mark.parametrize("positions", [(), (2,)], ids=["plain", "K-dimensional"])
+def test_a_linear_cross_entropy_returns_logits_in_eval_where_there_is_no_target(positions):
+    module = nn.LinearCrossEntropyLoss(4, 9, out_features=positions, bias=True, softcap=2.0, temperature=0.5).eval()
+    input, target = torch.randn(3, 4), torch.arange(3 * (2 if positions else 1)).reshape(3, *positions)
+    logits = module(input)
+    assert logits.shape == (3, 9, *positions)
+    torch.testing.assert_close(torch.nn.functional.cross_entropy(logits, target), module(input, target))
+
+
+def test_a_linear_cross_entropy_without_a_target_is_refused_in_training_and_with_what_needs_one():
+    module = nn.LinearCrossEntropyLoss(4, 9)
+    with pytest.raises(
+        ValueError, match=r"^LinearCrossEntropyLoss: target must not be None in training; after eval\(\) it may"
+    ):
+        module(torch.rand(2, 4))
+    with pytest.raises(ValueError, match="target must not be None with token_weight and outputs"):
+        module.eval()(torch.rand(2, 4), outputs=("entropy",))
+
+
+def test_a_linear_cross_entropy_shifts_labels():
+    module, input = nn.LinearCrossEntropyLoss(4, 9, shift=True), torch.rand(1, 3, 4)
+    expected = torch.nn.functional.cross_entropy(module.eval()(input)[0, :-1], torch.tensor([5, 6]))
+    torch.testing.assert_close(module(input, torch.tensor([[1, 5, 6]])), expected)

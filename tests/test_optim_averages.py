@@ -110,6 +110,7 @@ INVALID = {
     "start 1.5": ({"ema_start_step": 1.5}, TypeError, "ema_start_step must be an int, but it is 1.5"),
     "every 0": ({"ema_update_every": 0}, ValueError, "ema_update_every must be at least 1, but it is 0"),
     "every True": ({"ema_update_every": True}, TypeError, "ema_update_every must be an int, but it is True"),
+    "without_grad 0": ({"ema_without_grad": 0}, TypeError, "ema_without_grad must be True or False, but it is 0"),
     "masters 1": ({"master_weights": 1}, TypeError, "master_weights must be True or False, but it is 1"),
     "tensor decay": ({"ema_decay": torch.tensor(0.5)}, TypeError, "ema_decay must be a number, but it is tensor"),
 }
@@ -119,25 +120,6 @@ INVALID = {
 def test_it_refuses(options, exception, sentence):
     with pytest.raises(exception, match=f"^FusedEmaAdam: {sentence}"):
         FusedEmaAdam(Weights().parameters(), **options)
-
-
-def test_the_average_stands_still_where_there_is_no_gradient_and_swa_utils_can_go_on():
-    moving, still = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
-    optimizer = FusedEmaAdam([moving, still], lr=0.1, ema_decay=0.5)
-    moving.grad = still.grad = torch.ones(2)
-    optimizer.step()
-    average, weight = optimizer.state[still]["ema_params"].clone(), still.detach().clone()
-    assert not torch.equal(average, weight)
-    still.grad = None
-    optimizer.step()
-    assert torch.equal(optimizer.state[still]["ema_params"], average)
-    assert optimizer.state[still]["step"] == 1 and optimizer.state[moving]["step"] == 2
-    # A gradient of 0, without weight decay and momentum, moves the average only.
-    optimizer = FusedEmaAdam([still], lr=0.0, ema_decay=0.5)
-    optimizer.state[still]["ema_params"] = average.clone()
-    still.grad = torch.zeros(2)
-    optimizer.step()
-    torch.testing.assert_close(optimizer.state[still]["ema_params"], average.lerp(weight, 0.5))
 
 
 class Network(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 from torch_aclnn_ops.optim import FusedEmaAdam
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests._optim import (
     GROUP_OPTIONS,
@@ -136,6 +138,28 @@ def test_a_compiled_step_equals_a_step():
     assert_all_close(results, weights_of(model) + states_of(optimizer), 1e-6)
 
 
+@pytest.mark.parametrize("flatten", [False, True])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_step_with_a_scheduler_is_compiled_twice_at_most(backend, flatten):
+    torch.compiler.reset()
+    counter = CompileCounterWithBackend(backend)
+    results = []
+    for is_compiled in (True, False):
+        model = Weights(torch.float32)
+        optimizer = FusedEmaAdam(model.parameters(), lr=0.1, ema_decay=0.9, flatten=flatten)
+        step = torch.compile(optimizer.step, fullgraph=True, backend=counter) if is_compiled else optimizer.step
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        for i in range(20):
+            model.set_gradients(i)
+            step()
+            with warnings.catch_warnings():  # it does not see a compiled step
+                warnings.simplefilter("ignore")
+                scheduler.step()
+        results.append(weights_of(model) + states_of(optimizer))
+    assert_all_close(*results, 1e-5)
+    assert 1 <= counter.frame_count <= 2
+
+
 @pytest.mark.parametrize("later", [False, True], ids=["from the start", "added later"])
 @pytest.mark.parametrize("name", GROUP_OPTIONS)
 def test_a_group_has_its_own(name, later):
@@ -251,6 +275,17 @@ def test_an_option_whose_contents_became_invalid_is_refused(options, spoil, sent
     spoil(optimizer.param_groups[0])
     with pytest.raises(ValueError, match=f"^FusedEmaAdam: {sentence}"):
         optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"lr": torch.ones(2)}, {"betas": (torch.tensor(0.9), 0.99)}, {"betas": (1.0, 0.9)}, {"lr": -1.0}, {"eps": -1.0}],
+    ids=str,
+)
+def test_a_wrong_option_raises_as_in_torch(options):
+    for optimizer in (torch.optim.AdamW, FusedEmaAdam):
+        with pytest.raises(ValueError):
+            optimizer([nn.Parameter(torch.ones(1))], **options)
 
 
 def _sparse_gradient():

@@ -187,8 +187,12 @@ def test_torch_npu_is_left_alone_where_autoload_is_off(tmp_path):
 def test_the_doctor_names_every_operator_and_its_path():
     lines = doctor.describe().split("\n\n")[1].splitlines()
     paths = {line.split()[1]: line for line in lines[2:]}
-    assert sorted(paths) == sorted(operator.name for operator in map(lambda name: getattr(ops, name), ops.__all__))
+    composed = ["functional.linear_cross_entropy", "optim.FusedEmaAdam"]
+    assert sorted(paths) == sorted([*ops.__all__, *composed])
     assert "native kernel of torch" in paths["mse_loss_backward"]
+    assert "native kernels of torch for float32 and float64, else formula" in paths["optim.FusedEmaAdam"]
+    has_kernels = _cpu_extension.why_unavailable() is None
+    assert ("rows by CPU kernels" in paths["functional.linear_cross_entropy"]) == has_kernels
     assert "formula in torch calls" in paths["fused_linear_online_max_sum"]
 
 

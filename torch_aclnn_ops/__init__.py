@@ -7,9 +7,10 @@ from torch_aclnn_ops import _torch_compat as _torch_compat  # isort: skip  (refu
 from torch_aclnn_ops import _extension, functional, nn, ops, optim
 from torch_aclnn_ops._explain import explain
 from torch_aclnn_ops._extension import check_values, launches
+from torch_aclnn_ops._patch import patch
 from torch_aclnn_ops._version import __version__
 
-__all__ = ["__version__", "check_values", "explain", "functional", "launches", "nn", "ops", "optim"]
+__all__ = ["__version__", "check_values", "explain", "functional", "launches", "nn", "ops", "optim", "patch"]
 
 _extension.load()
 _torch_npu.call_after_import(_extension.load)  # by the host NPU

@@ -5,6 +5,7 @@ without it, the import ends in a sentence that names both versions. The others s
 happens without them.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from operator import attrgetter
@@ -44,6 +45,7 @@ __all__ = [
     "has_bfloat16_units",
     "in_dispatch_mode",
     "in_forward_ad",
+    "in_jit_trace",
     "is_any_autocast_enabled",
     "is_autocast_available",
     "is_batchedtensor",
@@ -53,6 +55,7 @@ __all__ = [
     "is_traceable_wrapper_subclass",
     "legacy_get_string",
     "linear_cross_entropy",
+    "load_tables_of_functions",
     "log_softmax_backward",
     "modules_sharded_with",
     "native_binary_cross_entropy",
@@ -89,6 +92,7 @@ try:
     from torch._C import _AutoDispatchBelowAutograd as AutoDispatchBelowAutograd
     from torch._C import _disabled_torch_function_impl as disabled_torch_function_impl
     from torch._C import _is_any_autocast_enabled as is_any_autocast_enabled
+    from torch._C import _is_tracing as in_jit_trace
     from torch._C import _len_torch_dispatch_stack as _number_of_dispatch_modes
     from torch._C._functorch import (
         TransformType,
@@ -211,6 +215,18 @@ def assume_constant_result(function: _Function) -> _Function:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+@functools.cache
+def load_tables_of_functions() -> None:
+    """Let torch make its tables of functions, which it does once, before somebody replaces one of them.
+
+    Dynamo would take a replacement for torch's own, and not trace it.
+    """
+    from torch._dynamo.trace_rules import get_torch_obj_rule_map
+
+    get_torch_obj_rule_map()
+    torch.overrides.get_testing_overrides()
 
 
 @assume_constant_result  # Dynamo of 2.9 cannot trace it

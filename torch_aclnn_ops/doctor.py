@@ -21,6 +21,7 @@ __all__ = ["Finding", "describe", "findings", "main"]
 
 _BUILD = "torch_aclnn_ops again with pip's --no-build-isolation"
 _REINSTALL = f"install torch_npu, then {_BUILD}"
+_FORMULA = "formula in torch calls"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,20 +160,31 @@ def _cpu_kernels() -> Finding:
 
 
 def _operators() -> dict[str, dict[str, str]]:
-    """Return the path that each raw operator takes on a device of each type."""
+    """Return the path of each raw operator on a device of each type, and of what is made of more than one."""
     operators = [getattr(ops, name) for name in ops.__all__]
-    return {operator.name: {"cpu": _cpu_path(operator), "npu": _npu_path(operator)} for operator in operators}
+    paths = {operator.name: {"cpu": _cpu_path(operator), "npu": _npu_path(operator)} for operator in operators}
+    has_kernels = _cpu_extension.why_unavailable() is None
+    on_npu = paths[ops.fused_linear_online_max_sum.name]["npu"]
+    if not on_npu.startswith(_FORMULA):
+        on_npu = "these three for 16 bits without bias, softcap, smoothing and the like, else formula in chunks of rows"
+    in_chunks = f"formula in chunks of rows{', rows by CPU kernels' if has_kernels else ''}"
+    adam = paths[ops.apply_fused_ema_adam_.name]["npu"]
+    return {
+        **paths,
+        "functional.linear_cross_entropy": {"cpu": in_chunks, "npu": on_npu},
+        "optim.FusedEmaAdam": {"cpu": f"native kernels of torch for float32 and float64, else {_FORMULA}", "npu": adam},
+    }
 
 
 def _cpu_path(operator: RawOperator) -> str:
-    return "native kernel of torch" if operator.has_cpu_kernel else "formula in torch calls"
+    return "native kernel of torch" if operator.has_cpu_kernel else _FORMULA
 
 
 def _npu_path(operator: RawOperator) -> str:
     if _extension.why_unavailable() is not None:
-        return "formula in torch calls"
-    missing = _extension.why_without(operator.name)
-    return operator.cann if missing is None else f"formula in torch calls: {missing}"
+        return _FORMULA
+    reasons = list(map(operator.why_not_dtype, (torch.float16, torch.float32)))  # it takes one of them, if any
+    return operator.cann if None in reasons else f"{_FORMULA}: {reasons[-1]}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

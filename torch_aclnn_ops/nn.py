@@ -104,6 +104,7 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
         softcap: bound of the logits' size.
         lse_square_scale: factor of the z-loss.
         temperature: divides the logits.
+        shift: how many places a label stands behind the row that predicts it, ``True`` for 1.
         zero_if_all_ignored: whether a mean over no rows is 0.
         chunk_size: rows whose logits are held at a time.
         max_memory: bytes that may be held beyond arguments and results.
@@ -112,12 +113,15 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
         >>> loss = LinearCrossEntropyLoss(8, 100, softcap=30.0)
         >>> loss(torch.zeros(2, 8), torch.tensor([3, 99]))
         tensor(4.6052, grad_fn=<AddBackward0>)
+        >>> loss.eval()(torch.zeros(2, 8)).shape  # without a target, the logits
+        torch.Size([2, 100])
     """
 
     # An instance from before these options, out of a pickle, has them too.
     softcap: float | None = None
     lse_square_scale: float = 0.0
     temperature: float = 1.0
+    shift: bool | int = False
     zero_if_all_ignored: bool = False
     chunk_size: int | str = "auto"
     max_memory: int | None = None
@@ -139,6 +143,7 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
         softcap: float | None = None,
         lse_square_scale: float = 0.0,
         temperature: float = 1.0,
+        shift: bool | int = False,
         zero_if_all_ignored: bool = False,
         chunk_size: int | str = "auto",
         max_memory: int | None = None,
@@ -159,6 +164,7 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
         self.softcap = softcap
         self.lse_square_scale = lse_square_scale
         self.temperature = temperature
+        self.shift = shift
         self.zero_if_all_ignored = zero_if_all_ignored
         self.chunk_size = chunk_size
         self.max_memory = max_memory
@@ -183,10 +189,12 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
         outputs: Collection[str],
         process_group: Any = None,
     ) -> F.LinearCrossEntropyOutput: ...
+    @overload
+    def forward(self, input: Tensor, target: None = None) -> Tensor: ...
     def forward(
         self,
         input: Tensor,
-        target: Tensor,
+        target: Tensor | None = None,
         *,
         token_weight: Tensor | None = None,
         outputs: Collection[str] = (),
@@ -195,7 +203,11 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
         """Call :func:`torch_aclnn_ops.functional.linear_cross_entropy`.
 
         ``process_group`` is for a ``linear`` that :class:`torch.distributed.tensor.parallel.ColwiseParallel` has cut.
+        Without a target, and after ``eval()``, the result is the logits of which the loss would be computed, shape
+        ``(*, C, d_1, ..., d_K)``, with softcap and temperature.
         """
+        if target is None:
+            return self._logits(input, token_weight is not None or bool(outputs))
         classes = (self.num_classes, *self.out_features)
         bias = self.linear.bias
         return F.linear_cross_entropy(
@@ -211,6 +223,7 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
             softcap=self.softcap,
             lse_square_scale=self.lse_square_scale,
             temperature=self.temperature,
+            shift=self.shift,
             token_weight=token_weight,
             zero_if_all_ignored=self.zero_if_all_ignored,
             outputs=outputs,
@@ -219,9 +232,28 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
             process_group=process_group,
         )
 
+    def _logits(self, input: Tensor, needs_target: bool) -> Tensor:
+        if self.training or needs_target:
+            reason = "with token_weight and outputs" if needs_target else "in training; after eval() it may, for logits"
+            raise ValueError(f"LinearCrossEntropyLoss: target must not be None {reason}")
+        logits: Tensor = self.linear(input)
+        if self.softcap is not None:
+            logits = self.softcap * torch.tanh(logits / self.softcap)
+        if self.temperature != 1:
+            logits = logits / self.temperature
+        return logits.unflatten(-1, (-1, *self.out_features)) if self.out_features else logits
+
     def extra_repr(self) -> str:
         """Add the options that are not torch's, where they are not the default."""
-        names = ("softcap", "lse_square_scale", "temperature", "zero_if_all_ignored", "chunk_size", "max_memory")
+        names = (
+            "softcap",
+            "lse_square_scale",
+            "temperature",
+            "shift",
+            "zero_if_all_ignored",
+            "chunk_size",
+            "max_memory",
+        )
         changed = [
             f"{name}={getattr(self, name)!r}" for name in names if getattr(self, name) != getattr(type(self), name)
         ]

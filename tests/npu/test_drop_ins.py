@@ -336,3 +336,37 @@ def test_indices_with_as_many_dimensions_as_cann_takes_have_a_gradient():
     ours.embedding(indices.npu(), on_npu).sum().backward()
     expected = torch.zeros(5, 3).index_fill_(0, indices.flatten(), 1)
     assert torch.equal(on_npu.grad.cpu(), expected)
+
+
+def test_patched_modules_of_torch_launch_canns_operators():
+    host_npu.reset()
+    rows, truth = torch.rand(4, 3).npu().requires_grad_(), torch.rand(4, 3).npu()
+    table, head = torch.nn.Embedding(5, 3).npu(), torch.nn.Linear(3, 200, dtype=torch.bfloat16).npu().weight
+    index = torch.tensor([1, 2, 1, 0]).npu()
+    with torch_aclnn_ops.patch():
+        loss = torch.nn.MSELoss()(rows, truth) + torch.nn.BCELoss()(rows, truth) + table(index).sum()
+        if hasattr(torch.nn.functional, "linear_cross_entropy"):
+            loss = loss + torch.nn.functional.linear_cross_entropy(rows.bfloat16(), head, index)
+        loss.backward()
+    launches = host_npu.stats().launches
+    operators = ["aclnnMseLossBackward", "aclnnBinaryCrossEntropyBackward", "aclnnEmbeddingDenseBackward"]
+    if hasattr(torch.nn.functional, "linear_cross_entropy"):
+        operators.append("aclnnFusedLinearCrossEntropyLossGrad")
+    assert all(launches[operator] == 1 for operator in operators)
+
+
+@pytest.mark.parametrize("outputs", [(), ("logsumexp", "log_probabilities")], ids=str)
+def test_a_shifted_loss_uses_the_fused_operators_and_has_the_cpus_results(outputs):
+    results = []
+    for device in ("npu", "cpu"):
+        torch.manual_seed(0)
+        hidden = torch.randn(2, 4, 16).bfloat16().to(device).requires_grad_()
+        head, labels = torch.randn(200, 16).bfloat16().to(device), torch.arange(8).reshape(2, 4).to(device)
+        host_npu.reset()
+        result = ours.linear_cross_entropy(hidden, head, labels, shift=True, outputs=outputs)
+        tensors = [each for each in result if each is not None] if outputs else [result]
+        sum(each.sum() for each in tensors).backward()
+        results.append([each.detach().cpu() for each in (*tensors, hidden.grad.float())])
+        if device == "npu":
+            assert host_npu.stats().launches["aclnnFusedLinearOnlineMaxSum"] == 1
+    torch.testing.assert_close(*results, rtol=2e-2, atol=2e-2)

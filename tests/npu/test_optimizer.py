@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch_aclnn_ops import host_npu
+from torch_aclnn_ops import explain, host_npu
 from torch_aclnn_ops.optim import FusedEmaAdam
 
 import pytest
@@ -231,3 +231,58 @@ def test_a_checkpoint_of_the_npu_goes_on_on_the_cpu(flatten):
     train(on_cpu, cpu_optimizer, [3])
     for weight in on_cpu.parameters():
         assert all(value.is_cpu for value in cpu_optimizer.state[weight].values())
+
+
+@each_flatten
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_averages_without_a_gradient_go_on_as_on_the_cpu(options, dtype, flatten):
+    results = []
+    for device in ("npu", "cpu"):
+        model = Weights(dtype).to(device)
+        reference = Weights(dtype)
+        optimizer = FusedEmaAdam(model.parameters(), **{**SETTINGS, **options}, flatten=flatten)
+        for step in range(8):
+            reference.set_gradients(step)
+            for i, (weight, other) in enumerate(zip(model.parameters(), reference.parameters(), strict=True)):
+                weight.grad = None if step and (step + i) % 3 == 0 else other.grad.to(device)
+            optimizer.step()
+        results.append(on_the_cpu(averages_of(model, optimizer)))
+    assert_all_close(*results, 1e-6)
+
+
+@each_flatten
+def test_a_step_that_the_device_skips_moves_no_average(flatten):
+    model = Weights(torch.float32).npu()
+    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, flatten=flatten)
+    for i in range(2):
+        for weight in list(model.parameters())[i:]:
+            weight.grad = torch.ones_like(weight)
+        if not optimizer.state:
+            optimizer.step()
+            optimizer.zero_grad()
+    before = states_of(optimizer)
+    optimizer.grad_scale, optimizer.found_inf = torch.ones(()).npu(), torch.ones(()).npu()
+    optimizer.step()
+    assert_all_equal(on_the_cpu(states_of(optimizer)), on_the_cpu(before))
+
+
+@each_flatten
+def test_explain_names_the_operator_of_a_step(flatten):
+    model = Weights(torch.bfloat16).npu()
+    optimizer = FusedEmaAdam(model.parameters(), flatten=flatten)
+    for _ in range(2):
+        for weight in model.parameters():
+            weight.grad = torch.ones_like(weight)
+        assert explain(optimizer.step) == f"apply_fused_ema_adam_: {OPERATOR}"
+        optimizer.step()
+
+
+def test_averages_start_again_from_the_weights():
+    model = Weights(torch.float32).npu()
+    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, flatten=True)
+    for weight in model.parameters():
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    optimizer.reset_ema_params()
+    assert_all_equal(on_the_cpu(averages_of(model, optimizer)), on_the_cpu(weights_of(model)))

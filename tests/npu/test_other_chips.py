@@ -1,7 +1,7 @@
 """Chips with fewer operators and dtypes: what they lack goes by the formula, and the raw operator says so."""
 
 import torch_aclnn_ops
-from torch_aclnn_ops import _extension, ops
+from torch_aclnn_ops import _extension, doctor, ops
 from torch_aclnn_ops import functional as ours
 
 import pytest
@@ -98,3 +98,19 @@ def test_the_embedding_takes_the_formula():
     weight, indices = torch.rand(2, 2).npu().requires_grad_(), torch.tensor([0, 1, 1]).npu()
     ours.embedding(indices, weight).sum().backward()
     assert weight.grad.cpu().tolist() == [[1, 1], [2, 2]]
+
+
+@_only
+@pytest.mark.parametrize("name", ops.__all__)
+def test_explain_and_the_doctor_say_that_the_chip_lacks_an_operator(name):
+    operator = getattr(torch.ops.torch_aclnn_ops, name)
+    names = [argument.name for argument in operator.default._schema.arguments]
+    lines = torch_aclnn_ops.explain(operator, **dict(zip(names, _calls()[name], strict=True)))
+    path = doctor._operators()[name]["npu"]
+    reason = f"CANN's operator is not supported on {CHIP}"
+    cann = getattr(ops, name).cann
+    if name in _MISSING[CHIP]:
+        assert lines == f"{name}: refused, because {reason}; drop-in functions compute its formula"
+        assert path == f"formula in torch calls: {reason}"
+    else:
+        assert lines == f"{name}: {cann}" and path == cann

@@ -1,5 +1,6 @@
 """What every drop-in function decides before it computes: is the call ours, and what does autocast ask for."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch_aclnn_ops._torch_compat import (
@@ -13,6 +14,7 @@ from torch_aclnn_ops.ops._numerics import is_autocast_on
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.overrides import handle_torch_function, has_torch_function
 
 _PLAIN = (Tensor, Parameter, Buffer)
 
@@ -37,6 +39,19 @@ def overrides_torch(tensor: Tensor) -> bool:
     if cls in _PLAIN:
         return False
     return cls.__torch_function__ is not disabled_torch_function_impl or is_traceable_wrapper_subclass(tensor)
+
+
+def call_torchs(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    """Call torch's function of the same name, held from before :func:`torch_aclnn_ops.patch` may have replaced it.
+
+    Torch would tell a class that overrides it what stands under its name, so this does it.
+    """
+    if not torch.compiler.is_compiling():
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        if has_torch_function(tensors):
+            result: Tensor = handle_torch_function(function, tensors, *args, **kwargs)
+            return result
+    return function(*args, **kwargs)
 
 
 def on_one_device(function: str, **tensors: Tensor | None) -> bool:

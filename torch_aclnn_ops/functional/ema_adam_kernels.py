@@ -20,7 +20,8 @@ from torch_aclnn_ops._torch_compat import (
 )
 from torch_aclnn_ops.functional.step_progress import Call, StepProgress
 from torch_aclnn_ops.ops import apply_fused_ema_adam_
-from torch_aclnn_ops.ops.ema_adam import moved_average
+from torch_aclnn_ops.ops._paths import is_heard, log_path
+from torch_aclnn_ops.ops.ema_adam import apply_with_tensor_lr_, moved_average
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ __all__ = ["Options", "TensorLists", "batches", "has_native_kernel", "is_dense",
 # Elements that torch's kernels take at a time: the average then finds the new weights in the cache. A multiple of a
 # cache line, so that no element changes between the kernel's vector and scalar code, which round differently.
 _CACHED_ELEMENTS = 2**20
+_NATIVE_DTYPES = (torch.float32, torch.float64)
 
 
 class Options(NamedTuple):
@@ -108,8 +110,14 @@ def update(tensors: TensorLists, options: Options, progress: StepProgress) -> No
     together: nothing is written before all that may fail was done, as far as that is possible.
     """
     if torch.compiler.is_compiling():  # where only the operator can be traced, and no value can be read
+        if not isinstance(options.lr, Tensor):  # a number would be part of the code, compiled again for each
+            options = options._replace(lr=torch.ones((), dtype=torch.float64, device="cpu") * options.lr)
         single_tensor(tensors, options, progress)
         return
+    if is_heard():  # on an NPU the operator tells it
+        lists = zip(tensors.params, *tensors[2:5], strict=True)
+        for path in {describe_path(*one) for one in lists if one[0].device.type != "npu"}:
+            log_path(apply_fused_ema_adam_.name, partial(str, path))
     lr, ema_decay, found_inf = _read(options.lr), _read(options.ema_decay), options.found_inf
     if found_inf is not None and found_inf.is_cpu:
         if found_inf.item():
@@ -147,7 +155,8 @@ def _update_one(one: TensorLists, options: Options, progress: StepProgress) -> N
         given, grad = grad, grad / options.grad_scale.to(grad.device)
         calls.append(partial(Tensor.copy_, given, grad))
     calls += [partial(Tensor.copy_, copy, param) for copy in rounded]
-    is_on_device = any(isinstance(option, Tensor) for option in (options.lr, options.ema_decay, options.found_inf))
+    applied = options.ema_decay, options.found_inf, None if _is_taken(options.lr) else options.lr
+    is_on_device = any(isinstance(option, Tensor) for option in applied)
     if is_on_device or not _is_one_call(grad, *states, step):
         new_states, new_step = _updated(options, states, grad, step)
         writes = zip((*states, step), (*new_states, new_step), strict=True)
@@ -174,17 +183,21 @@ def _version_of(tensor: Tensor) -> int | None:
     return None if torch.compiler.is_compiling() or tensor.is_inference() else version_of(tensor)
 
 
+def _is_taken(lr: float | Tensor) -> bool:
+    """Return whether the operator takes a learning rate: compiled code gives it in a tensor."""
+    return not isinstance(lr, Tensor) or (torch.compiler.is_compiling() and lr.is_cpu)
+
+
 def _operator(options: Options, grad: Tensor, *states_and_step: Tensor) -> Call:
-    """Return the call of the operator; it takes numbers, and with 1 for a tensor it leaves out what that would do."""
-    is_on_device = isinstance(options.lr, Tensor) or isinstance(options.ema_decay, Tensor)
+    """Return the call of the operator."""
     # A direct call on an NPU is CANN's operator alone; this one falls back on its formula on a chip without it.
     call = apply_fused_ema_adam_.run if grad.device.type == "npu" else apply_fused_ema_adam_
     return partial(
-        call,
+        apply_with_tensor_lr_ if isinstance(options.lr, Tensor) else call,
         -grad if options.maximize else grad,
         *states_and_step,
-        1.0 if isinstance(options.lr, Tensor) else options.lr,
-        1.0 if is_on_device else options.ema_decay,
+        options.lr,
+        options.ema_decay,
         options.beta1,
         options.beta2,
         options.eps,
@@ -198,11 +211,14 @@ def _updated(options: Options, states: Sequence[Tensor], grad: Tensor, step: Ten
     """Return new states and a new step, with tensor options applied on the device."""
     lr, ema_decay, found_inf = options.lr, options.ema_decay, options.found_inf
     new_states, new_step = [state.clone() for state in states], step + 1
-    _operator(options, grad, *new_states, new_step)()
+    # With 1 for a tensor the operator leaves out what that would do.
+    is_on_device = not _is_taken(lr) or isinstance(ema_decay, Tensor)
+    taken = options._replace(lr=lr if _is_taken(lr) else 1.0, ema_decay=1.0 if is_on_device else ema_decay)
+    _operator(taken, grad, *new_states, new_step)()
     new_param, new_average = new_states[0], new_states[-1]
-    if isinstance(lr, Tensor):
+    if isinstance(lr, Tensor) and not _is_taken(lr):
         new_param.copy_(states[0].lerp(new_param, lr.reshape(()).to(new_param)))
-    if isinstance(lr, Tensor) or isinstance(ema_decay, Tensor):
+    if is_on_device:
         share = 1 - ema_decay
         share = share.reshape(()).to(new_average) if isinstance(share, Tensor) else share
         new_states[-1] = moved_average(new_average, new_param, share)
@@ -263,12 +279,26 @@ def has_native_kernel(param: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, ema_pa
 
     They round 16-bit state in other places, and go through all tensors in the order of memory, whatever the strides.
     """
-    if not param.is_cpu or param.dtype not in (torch.float32, torch.float64):
+    if not param.is_cpu or param.dtype not in _NATIVE_DTYPES:
         return False
     if param.is_contiguous():
         return exp_avg.is_contiguous() and exp_avg_sq.is_contiguous() and ema_param.is_contiguous()
     strides = param.stride()
     return is_dense(param) and exp_avg.stride() == exp_avg_sq.stride() == ema_param.stride() == strides
+
+
+def describe_path(param: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, ema_param: Tensor) -> str:
+    """Say by what a parameter is updated outside of compiled code, and why."""
+    param, exp_avg, exp_avg_sq, ema_param = map(local, (param, exp_avg, exp_avg_sq, ema_param))
+    if param.device.type == "npu":
+        reason = apply_fused_ema_adam_.why_not_cann(param)
+        return apply_fused_ema_adam_.cann if reason is None else f"formula in torch calls, because {reason}"
+    reason = f"the tensors are on {param.device.type}"
+    if has_native_kernel(param, exp_avg, exp_avg_sq, ema_param):
+        return f"native kernels of torch, because {reason}"
+    if param.is_cpu:
+        reason += f" in {param.dtype}" if param.dtype not in _NATIVE_DTYPES else " and have gaps"
+    return f"formula in torch calls, because {reason}"
 
 
 def is_dense(tensor: Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torch_aclnn_ops.functional._drop_in import is_ordinary, on_one_device, overrides_torch
+from torch_aclnn_ops.functional._drop_in import call_torchs, is_ordinary, on_one_device, overrides_torch
 from torch_aclnn_ops.ops import embedding_dense_backward
 from torch_aclnn_ops.ops._differentiable import EagerOrCompiled
 from torch_aclnn_ops.ops.embedding import check_indices
@@ -58,6 +58,7 @@ _embedding = EagerOrCompiled(
     # The operator's grad_output has one dimension more than the indices.
     serves=lambda input, weight, *_: embedding_dense_backward.serves_native_function(weight, input.dim() + 1),
 )
+_torch_embedding = torch.nn.functional.embedding
 
 
 def embedding(
@@ -101,8 +102,8 @@ def embedding(
     Source: backward kernel aclnnEmbeddingDenseBackward.
     """
     if not _is_supported(input, weight, padding_idx, sparse):
-        return torch.nn.functional.embedding(
-            input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse
+        return call_torchs(
+            _torch_embedding, input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse
         )
     if padding_idx is None:
         padding_idx = -1

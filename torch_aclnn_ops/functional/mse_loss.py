@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from torch_aclnn_ops._torch_compat import get_enum, is_any_autocast_enabled, legacy_get_string, native_mse_loss
+from torch_aclnn_ops.functional._drop_in import call_torchs
 from torch_aclnn_ops.functional._loss import (
     are_supported,
     broadcast,
@@ -96,7 +97,7 @@ def mse_loss(
         loss: Tensor = _mse_loss(input, target, get_enum(reduction))
         return loss
     if weight is None or not _is_weight(weight, input, target, size_average, reduce, reduction):
-        return _torch_mse_loss(input, target, size_average, reduce, reduction, weight)
+        return call_torchs(_torch_mse_loss, input, target, size_average, reduce, reduction, weight)
     warn_of_sizes(input, target)
     if size_average is not None or reduce is not None:
         reduction = legacy_get_string(size_average, reduce)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch_aclnn_ops import _extension
-from torch_aclnn_ops._torch_compat import Buffer, get_proxy_mode, is_functorch_wrapped_tensor
+from torch_aclnn_ops._torch_compat import Buffer, get_proxy_mode, in_jit_trace, is_functorch_wrapped_tensor
 
 import torch
 from torch import Tensor
@@ -164,6 +164,7 @@ def _is_real(tensor: Tensor) -> bool:
     return (
         type(tensor) in (Tensor, Parameter, Buffer)
         and not torch.compiler.is_compiling()
+        and not in_jit_trace()
         and not tensor.is_meta
         and not is_functorch_wrapped_tensor(tensor)
         and get_proxy_mode() is None

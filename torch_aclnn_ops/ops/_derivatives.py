@@ -9,6 +9,7 @@ from torch_aclnn_ops._torch_compat import (
     get_interpreter_stack,
     get_unwrapped,
     in_forward_ad,
+    in_jit_trace,
     is_batchedtensor,
     is_functorch_wrapped_tensor,
     is_legacy_batchedtensor,
@@ -72,6 +73,11 @@ def jvp(function: TensorFunction, primals: Sequence[Tensor], tangents: Sequence[
 def in_functorch_transform() -> bool:
     """Return whether the caller runs inside ``torch.func.grad``, ``vmap`` or another transform."""
     return peek_interpreter_stack() is not None
+
+
+def is_jit_tracing() -> bool:
+    """Return whether ``torch.jit.trace`` records the caller's calls, for tensors of any shape."""
+    return not torch.compiler.is_compiling() and in_jit_trace()
 
 
 def in_nested_forward_mode() -> bool:

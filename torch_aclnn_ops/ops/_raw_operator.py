@@ -191,13 +191,14 @@ class RawOperator:
 
     def _is_dtype_taken(self, dtype: torch.dtype) -> bool:
         """Return whether CANN's operator takes this dtype; the answer is kept, as it is asked for in every call."""
-        if self.name not in _extension.entries:
-            return False
-        if dtype not in self._taken_dtypes:
-            example = torch.empty(0, dtype=dtype, device="cpu")
-            args = [example if str(argument.type) == "Tensor" else None for argument in self._arguments]
-            self._taken_dtypes[dtype] = self.why_not_cann(*args) is None
-        return self._taken_dtypes[dtype]
+        if dtype not in self._taken_dtypes and self.name in _extension.entries:
+            self._taken_dtypes[dtype] = self.why_not_dtype(dtype) is None
+        return self._taken_dtypes.get(dtype, False)
+
+    def why_not_dtype(self, dtype: torch.dtype) -> str | None:
+        """Return why CANN's operator takes no matrices of this dtype, or ``None`` if it does."""
+        example = torch.empty(256, 256, dtype=dtype, device="cpu")
+        return self.why_not_cann(*[example if str(argument.type) == "Tensor" else None for argument in self._arguments])
 
     def check(self, args: tuple[Any, ...], values: bool) -> None:
         """Raise where the arguments break the operator's rules: those for dtypes and shapes, or those for values."""
@@ -246,14 +247,16 @@ class RawOperator:
     def _logging_the_path(self, fake: Kernel) -> Kernel:
         def logging(*args: Any) -> Any:
             if is_recording():
-                log_path(self.name, lambda: self._describe_kernel(args[0].device.type))
+                log_path(self.name, lambda: self._describe_kernel(args))
             return fake(*args)
 
         return logging
 
-    def _describe_kernel(self, device: str) -> str:
+    def _describe_kernel(self, args: tuple[Any, ...]) -> str:
+        device = args[0].device.type
         if device == "npu":
-            return self.cann
+            reason = self.why_not_cann(*args)
+            return self.cann if reason is None else f"refused, because {reason}; drop-in functions compute its formula"
         kernel = "native kernel of torch" if device == "cpu" and self.has_cpu_kernel else "formula in torch calls"
         return f"{kernel}, because the tensors are on {device}"
 

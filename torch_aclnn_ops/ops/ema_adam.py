@@ -12,7 +12,7 @@ from torch_aclnn_ops.ops._checks import (
 )
 from torch_aclnn_ops.ops._limits import why_not_chip, why_not_dtype
 from torch_aclnn_ops.ops._numerics import accumulation_dtype
-from torch_aclnn_ops.ops._raw_operator import RawOperator
+from torch_aclnn_ops.ops._raw_operator import NAMESPACE, RawOperator
 
 import torch
 from torch import Tensor
@@ -119,3 +119,22 @@ apply_fused_ema_adam_ = RawOperator(
     formula=formula,
     fake=_fake,
 )
+
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")
+_library.define(
+    "apply_fused_ema_adam_with_tensor_lr_(Tensor grad, Tensor(a!) var, Tensor(b!) m, Tensor(c!) v, Tensor(d!) s,"
+    " Tensor step, Tensor lr, float ema_decay, float beta1, float beta2, float eps, int weight_decay_mode,"
+    " bool bias_correction, float weight_decay) -> ()",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+apply_with_tensor_lr_ = torch.ops.torch_aclnn_ops.apply_fused_ema_adam_with_tensor_lr_.default
+"""The operator with a learning rate in a tensor on the CPU, which code can be compiled with once for all numbers."""
+
+
+def _apply_with_tensor_lr(*args: Any) -> None:
+    tensors, lr, options = args[:6], args[6], args[7:]
+    apply_fused_ema_adam_.run(*tensors, lr.item(), *options)
+
+
+_library.impl("apply_fused_ema_adam_with_tensor_lr_", _apply_with_tensor_lr, "CompositeExplicitAutograd")
+torch.library.register_fake(apply_with_tensor_lr_, _fake, lib=_library)

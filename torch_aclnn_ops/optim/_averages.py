@@ -4,11 +4,14 @@ import os
 import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from itertools import zip_longest
 from typing import Any
 
 from torch_aclnn_ops._files import replacing
+from torch_aclnn_ops.functional.ema_adam_kernels import local
 from torch_aclnn_ops.functional.step_progress import StepProgress
 from torch_aclnn_ops.optim import _checkpoints
+from torch_aclnn_ops.optim._states import CachedState, dtype_of_states, sync_master_from_param
 from torch_aclnn_ops.optim._swap import Exchange, Swap, leave
 
 import torch
@@ -22,6 +25,13 @@ class AveragingOptimizer(Optimizer):
     _exchange: Exchange | None  # that is not undone
     _has_warned: bool
     _progress: StepProgress  # of the last step that failed
+    _updated: set[int]  # the addresses of the step counts that failed steps since the last whole one have updated
+    _cached: dict[int, CachedState]
+    _flatten: bool
+
+    def _set_up(self) -> None:
+        """Make what no checkpoint has."""
+        raise NotImplementedError
 
     def swap_ema_params(self) -> AbstractContextManager[None]:
         """Let the parameters hold their averages inside a ``with`` block.
@@ -85,6 +95,34 @@ class AveragingOptimizer(Optimizer):
         with replacing(path) as file:
             torch.save(self.ema_state_dict(model), file)
 
+    @torch.no_grad()
+    def reset_ema_params(self) -> None:
+        """Let all averages start again from the weights.
+
+        Step counts stay as they are, and with them the place in a schedule of the average.
+
+        Raises:
+            RuntimeError: this is inside ``swap_ema_params``.
+
+        Example:
+            >>> model = torch.nn.Linear(2, 1)
+            >>> from torch_aclnn_ops.optim import FusedEmaAdam
+            >>> optimizer = FusedEmaAdam(model.parameters())
+            >>> model(torch.ones(1, 2)).sum().backward()
+            >>> optimizer.step()
+            >>> optimizer.reset_ema_params()
+            >>> torch.equal(optimizer.state[model.weight]["ema_params"], model.weight)
+            True
+        """
+        self._make_whole("reset_ema_params")
+        for param, state in self.state.items():
+            if "ema_params" in state:
+                # Somebody may have written to a parameter that has a master weight.
+                master = state.get("master_params")
+                if master is not None:
+                    sync_master_from_param(local(master), local(param))
+                local(state["ema_params"]).copy_(local(param if master is None else master))
+
     def state_dict(self) -> dict[str, Any]:
         """Return options and state as :meth:`torch.optim.Optimizer.state_dict` does; refused in ``swap_ema_params``.
 
@@ -114,6 +152,32 @@ class AveragingOptimizer(Optimizer):
             super().load_state_dict(state_dict)
         finally:
             hook.remove()
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._make_whole("__getstate__")
+        contents = super().__getstate__()
+        # The steps of flattened parameters are views: each would take the others along.
+        states = {
+            param: {**state, "step": state["step"].clone()} if "step" in state else state
+            for param, state in self.state.items()
+        }
+        return {**contents, "state": type(self.state)(dict, states), "_flatten": self._flatten}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        previous_groups = self.__dict__.get("param_groups", [])
+        if "_cached" not in self.__dict__:
+            self._set_up()
+        super().__setstate__(state)
+        self._cached.clear()
+        self._updated.clear()
+        self._has_warned = False
+        for group, previous in zip_longest(self.param_groups, previous_groups, fillvalue=self.defaults):
+            for name in self.defaults.keys() - {"differentiable"}:  # which the base class adds here
+                group.setdefault(name, previous[name])
+            for param in group["params"]:
+                if param in self.state:
+                    dtype = dtype_of_states(param, group["master_weights"])
+                    self.state[param] = _checkpoints.unpacked(self.state[param], param, dtype)
 
     def _warn(self, lacks_average: bool) -> None:
         if lacks_average and not self._has_warned:

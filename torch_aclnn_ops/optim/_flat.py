@@ -1,12 +1,13 @@
 """Flattened parameters: weights, gradients and states of many parameters in one buffer each."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, MutableMapping, Sequence
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
 from torch_aclnn_ops._torch_compat import foreach_copy_, version_of
 from torch_aclnn_ops.functional.ema_adam_kernels import TensorLists, is_dense, is_plain
+from torch_aclnn_ops.optim._idle import Idle
 from torch_aclnn_ops.optim._states import CachedState, complete, dtype_of_states, has_state, sync_master_from_param
 
 import torch
@@ -198,6 +199,19 @@ class FlatBuffer:
             parts.append(grad.as_strided((grad.numel(),), (1,)))
             end = begin + grad.numel()
         torch.cat(parts, out=run.grads)
+
+    def idle(self, updated: Collection[int]) -> Idle:
+        """Return what has no gradient and was updated before, but for step counts at ``updated``; see ``gather``."""
+        if self.has_own_grads():
+            return Idle([], [], [])
+        first, size = self.steps.data_ptr(), self.steps.element_size()
+        is_idle = [
+            param.grad is None and has_state(self._all_states, param) and first + i * size not in updated
+            for i, param in enumerate(self.params)
+        ]
+        runs = self._runs(is_idle, [0] * len(self.params))
+        weights = [run.states.get("master_params", run.weights) for run in runs]
+        return Idle(weights, [run.states["ema_params"] for run in runs], [run.steps for run in runs])
 
     def begin(self, runs: list[Run]) -> None:
         """Let autograd see that the parameters are written to, whatever becomes of the step."""

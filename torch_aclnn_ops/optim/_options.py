@@ -1,6 +1,7 @@
 """The options of a parameter group: those of a step, and the schedule of the average."""
 
 import math
+from operator import is_
 from typing import Any, NamedTuple
 
 from torch_aclnn_ops.functional.ema_adam import check_flag, check_options
@@ -23,10 +24,31 @@ def options_of(group: dict[str, Any]) -> tuple[Options, "EmaSchedule"]:
     check_options(options)
     if isinstance(options.ema_decay, Tensor):
         raise TypeError(f"FusedEmaAdam: ema_decay must be a number, but it is {options.ema_decay!r}")
-    check_flag("master_weights", group["master_weights"])
+    for name in ("master_weights", "ema_without_grad"):
+        check_flag(name, group[name])
+    if group.get("amsgrad"):
+        raise ValueError(f"FusedEmaAdam: amsgrad must be False, but it is {group['amsgrad']!r}")
     schedule = EmaSchedule(*[group[name] for name in EmaSchedule._fields])
     schedule.check()
     return options, schedule
+
+
+class CheckedOptions:
+    """The options of a group, which are checked again where they are not the objects of the last step."""
+
+    def __init__(self) -> None:
+        self._values: list[object] = []
+        self._parsed: tuple[Options, EmaSchedule] | None = None
+
+    def of(self, group: dict[str, Any]) -> "tuple[Options, EmaSchedule]":
+        """Take the options from the group."""
+        values = list(group.values())
+        # A tensor or a list may have got other contents.
+        is_fixed = not isinstance(group["lr"], Tensor) and isinstance(group["betas"], tuple)
+        is_known = is_fixed and len(values) == len(self._values) and all(map(is_, values, self._values))
+        if self._parsed is None or not is_known:
+            self._values, self._parsed = values, options_of(group)
+        return self._parsed
 
 
 class EmaSchedule(NamedTuple):

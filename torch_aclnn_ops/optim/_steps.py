@@ -1,16 +1,27 @@
 """One step on the lists of a parameter group, or on a buffer: scaled gradients, master weights, the average's decay."""
 
 from collections import defaultdict, deque
+from functools import partial
 from itertools import repeat
 from typing import Any
 
 from torch_aclnn_ops._torch_compat import per_optimizer_state
 from torch_aclnn_ops.functional.ema_adam import why_unlike
-from torch_aclnn_ops.functional.ema_adam_kernels import Options, TensorLists, batches, is_plain, local, update
+from torch_aclnn_ops.functional.ema_adam_kernels import (
+    Options,
+    TensorLists,
+    batches,
+    describe_path,
+    is_plain,
+    local,
+    update,
+)
 from torch_aclnn_ops.functional.step_progress import StepProgress, add_note
+from torch_aclnn_ops.ops import apply_fused_ema_adam_
+from torch_aclnn_ops.ops._paths import log_path
 from torch_aclnn_ops.optim._flat import FlatBuffer, FlatGroup
 from torch_aclnn_ops.optim._options import EmaSchedule
-from torch_aclnn_ops.optim._states import describe_params, has_state
+from torch_aclnn_ops.optim._states import complete, describe_params, dtype_of_states, has_state
 
 import torch
 from torch import Tensor
@@ -131,8 +142,30 @@ def check_gradients(groups: list[dict[str, Any]], flat_groups: dict[int, FlatGro
                 raise RuntimeError(f"FusedEmaAdam: the gradient of parameter {j} of group {i} {problem}")
 
 
-def use_up_gradients(optimizer: Optimizer, progress: StepProgress, error: BaseException) -> None:
-    """Take the gradients from the parameters that a failed step has updated, and name these."""
+def log_paths(optimizer: Optimizer) -> None:
+    """Tell by what the parameters that have gradients would be updated, and update none."""
+    name = apply_fused_ema_adam_.name
+    trained = [
+        (param, dtype_of_states(param, group["master_weights"]))
+        for group in optimizer.param_groups
+        for param in group["params"]
+        if param.grad is not None
+    ]
+    for param, dtype in trained:
+        state = dict(optimizer.state.get(param, {}))
+        complete(state, param, dtype)
+        weights = state.get("master_params", param)
+        log_path(name, partial(describe_path, weights, state["exp_avg"], state["exp_avg_sq"], state["ema_params"]))
+    if not trained:
+        log_path(name, lambda: "not called, because no parameter has a gradient")
+
+
+def use_up_gradients(optimizer: Optimizer, progress: StepProgress, error: BaseException) -> set[int]:
+    """Take the gradients from the parameters that a failed step has updated, and name these.
+
+    Returns:
+        The addresses of their step counts, and of those whose averages alone were updated.
+    """
     ends = [(step.data_ptr(), step.nbytes) for step in progress.updated]
     addresses = {address for first, size in ends for address in range(first, first + size, 8)}
     updated = [
@@ -156,3 +189,4 @@ def use_up_gradients(optimizer: Optimizer, progress: StepProgress, error: BaseEx
         f"FusedEmaAdam: the step updated these parameters, and set their grad to None: {names}."
         f" {call} can be called again, and updates the others",
     )
+    return addresses

@@ -79,8 +79,8 @@ def leave(optimizer: Any, exchange: "Exchange") -> None:
     if exchange.repeated is not None:
         # What fails in a device's queue can end the queue, in which the second attempt is lost without a word.
         raise RuntimeError(
-            f"{method}: a device failed while the parameters got their weights back. What had failed was done again, and"
-            f" then raised nothing ({exchange.repeated})"
+            f"{method}: a device failed while the parameters got their weights back. What had failed was done again,"
+            f" and then raised nothing ({exchange.repeated})"
         ) from exchange.repeated
 
 

@@ -18,6 +18,7 @@ from torch_aclnn_ops.functional.linear_cross_entropy import losses
 from torch_aclnn_ops.functional.linear_cross_entropy._batches import refuse_batches
 from torch_aclnn_ops.functional.linear_cross_entropy._distributed import local_arguments
 from torch_aclnn_ops.functional.linear_cross_entropy._fsdp import call_in_forward, refuse_flat_parameter
+from torch_aclnn_ops.functional.linear_cross_entropy._shift import check_shift, to_labels, to_rows
 from torch_aclnn_ops.functional.linear_cross_entropy.autograd import StatisticsFunction, statistics
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput, LossOptions
 from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import (
@@ -50,6 +51,7 @@ def linear_cross_entropy(  # type: ignore[overload-overlap]  # the first that fi
     softcap: float | None = ...,
     lse_square_scale: float = ...,
     temperature: float = ...,
+    shift: bool | int = ...,
     token_weight: Tensor | None = ...,
     zero_if_all_ignored: bool = ...,
     outputs: tuple[()] = ...,
@@ -78,6 +80,7 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
     softcap: float | None = None,
     lse_square_scale: float = 0.0,
     temperature: float = 1.0,
+    shift: bool | int = False,
     token_weight: Tensor | None = None,
     zero_if_all_ignored: bool = False,
     outputs: Collection[str] = (),
@@ -117,12 +120,16 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
         lse_square_scale: adds the z-loss ``lse_square_scale * logsumexp(z)^2`` to each row's loss; class weights do not
             apply to it, and ``"mean"`` divides it by the number of rows that are not ignored.
         temperature: divides the logits, after the softcap.
+        shift: how many places a label stands behind the row that predicts it, ``True`` for 1: ``target[..., t]`` is
+            that of row ``t - shift``, as in a causal language model, whose input needs no copy then. The first labels
+            of a sequence have no row, and count as ignored. ``token_weight`` goes with the labels, and so do all
+            results that have the shape of class indices.
         token_weight: factor of each row's loss, shape of class indices, floating point, differentiable. ``"mean"``
             divides by the sum of these factors, as it does by those of the classes.
         zero_if_all_ignored: the mean is 0 if all rows are ignored; by default it is nan, as torch's. Its gradients are
             0 anyway.
-        outputs: names of other results, fields of :class:`LinearCrossEntropyOutput`; log-probabilities, entropy and
-            z-loss have derivatives.
+        outputs: names of other results, fields of :class:`LinearCrossEntropyOutput`; log-probabilities, entropy,
+            log-sum-exp and z-loss have derivatives.
         chunk_size: rows whose logits are held at a time. ``"auto"`` lets the kernels choose; only then, and without
             ``max_memory``, the fused operators are used.
         max_memory: bytes that may be held beyond arguments and results (logits, and float32 sums of 16-bit gradients;
@@ -183,6 +190,9 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
     logit_options = arguments.logit_options(softcap, temperature, chunk_size, max_memory, options)
     square_scale = arguments.checked_number("lse_square_scale", lse_square_scale)
     asked = arguments.check_outputs(outputs)
+    places = 0 if shift is False else check_shift(shift, target, linear_weight)
+    if places:
+        target, token_weight = to_rows(target, token_weight, places, ignore_index)
     given = arguments.TorchArguments(
         input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing
     )
@@ -192,11 +202,12 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
         refuse_batches(given, whole)
         if whole is not None:
             refuse_in_shards(given, whole)
-        loss = arguments.left_to_torch(given)
+        loss = arguments.left_to_torch(given, options)
         arguments.refuse_more_than_torchs(
             softcap=softcap is not None,
             lse_square_scale=square_scale != 0,
             temperature=temperature != 1,
+            shift=places != 0,
             token_weight=token_weight is not None,
             zero_if_all_ignored=zero_if_all_ignored,
             outputs=bool(asked),
@@ -235,7 +246,8 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
     reduce: Callable[[Problem], Statistics] = statistics
     if shards is not None:
         reduce = partial(vocab_parallel_statistics, shards=shards, reduce_input_grad=reduce_input_grad)
-    return losses.result(problem, token_weight, whole or linear_weight.shape[0], loss_options, shape, reduce)
+    result = losses.result(problem, token_weight, whole or linear_weight.shape[0], loss_options, shape, reduce)
+    return to_labels(result, places) if places else result
 
 
 def _rows_of_target(target: Tensor, linear_weight: Tensor) -> Tensor:

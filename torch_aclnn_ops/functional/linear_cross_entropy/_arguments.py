@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from torch_aclnn_ops import _torch_compat
 from torch_aclnn_ops._torch_compat import Buffer, LinearCrossEntropyOptions, is_any_autocast_enabled
 from torch_aclnn_ops.functional._drop_in import (
+    call_torchs,
     float32_autocast_dtype,
     is_ordinary,
     lower_precision_autocast_dtype,
@@ -234,12 +235,12 @@ def refuse_more_than_torchs(**is_given: bool) -> None:
             )
 
 
-def left_to_torch(given: TorchArguments) -> Tensor:
+def left_to_torch(given: TorchArguments, torchs_options: "LinearCrossEntropyOptions | None" = None) -> Tensor:
     """Call torch's function of the same name, or the two functions that it stands for where torch has none."""
     input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing = given
     if _torch_compat.linear_cross_entropy is not None:
-        options = dict[str, Any](zip(given._fields[3:], given[3:], strict=True))
-        return _torch_compat.linear_cross_entropy(input, linear_weight, target, **options)
+        options = dict[str, Any](zip(given._fields[3:], given[3:], strict=True), options=torchs_options)
+        return call_torchs(_torch_compat.linear_cross_entropy, input, linear_weight, target, **options)
     _check_shapes(input, linear_weight, linear_bias)
     shape = (*input.shape[:-1], *linear_weight.shape[:-1])
     if target.shape == shape and ignore_index is not None:

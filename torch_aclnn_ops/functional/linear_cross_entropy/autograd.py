@@ -6,12 +6,19 @@ from typing import Any
 
 from torch_aclnn_ops._torch_compat import (
     apply_of,
+    in_jit_trace,
     is_functorch_wrapped_tensor,
     is_legacy_batchedtensor,
 )
 from torch_aclnn_ops.functional.linear_cross_entropy.formula import RowFunction, statistics_of_rows
 from torch_aclnn_ops.ops._checks import values_are_readable
-from torch_aclnn_ops.ops._derivatives import in_functorch_transform, is_batched, is_differentiated, vjp
+from torch_aclnn_ops.ops._derivatives import (
+    in_functorch_transform,
+    is_batched,
+    is_differentiated,
+    is_jit_tracing,
+    vjp,
+)
 from torch_aclnn_ops.ops._differentiable import EagerOrCompiled
 from torch_aclnn_ops.ops._paths import log_path
 from torch_aclnn_ops.ops._raw_function import scatter
@@ -43,6 +50,9 @@ def statistics(problem: Problem) -> Statistics:
     Returns:
         The statistics that are requested in float32, or float64 for float64 inputs.
     """
+    if is_jit_tracing():
+        # All rows in one go: a trace would keep the chunks of the rows that it has seen.
+        return problem.request.name(statistics_of_rows(*problem))
     return problem.request.name(_differentiable_statistics(*problem))
 
 
@@ -204,11 +214,14 @@ _statistics_backward = EagerOrCompiled(_StatisticsBackwardFunction, _gradients_b
 def makes_gradients_in_forward(problem: Problem, token_weight: Tensor | None) -> bool:
     """Return whether a scalar loss is to be computed together with its gradients.
 
-    It is not inside transforms, for derivatives by other arguments, and where the fused operators serve.
+    It is not inside transforms and ``torch.jit.trace``, for derivatives by other arguments, and where the fused
+    operators serve.
     """
     if True not in problem.request.gradients or in_functorch_transform():
         return False
     if not torch.compiler.is_compiling():
+        if in_jit_trace():
+            return False
         for tensor in (*problem[:5], token_weight):
             if tensor is None:
                 continue

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch_aclnn_ops.functional.linear_cross_entropy import autograd
+from torch_aclnn_ops.ops._derivatives import is_jit_tracing
 from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
 from torch_aclnn_ops.ops.linear_cross_entropy.plan import LogitOptions, Sizes, plan_rows
 from torch_aclnn_ops.ops.linear_cross_entropy.problem import (
@@ -35,6 +36,7 @@ class LinearCrossEntropyOutput(NamedTuple):
         token_accuracy: share of the rows that are not ignored whose target has the largest logit; with ``"sum"`` their
             number, with ``"none"`` 1 or 0 for each row.
         predicted_tokens: class of the largest logit, int64; -1 for an ignored row.
+        logsumexp: of each row's logits, the shape of class indices; 0 for an ignored row.
     """
 
     loss: Tensor
@@ -43,6 +45,7 @@ class LinearCrossEntropyOutput(NamedTuple):
     z_loss: Tensor | None = None
     token_accuracy: Tensor | None = None
     predicted_tokens: Tensor | None = None
+    logsumexp: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -172,7 +175,7 @@ def distribution_sums(target: Tensor, class_weight: Tensor | None, dtype: torch.
         # Not a matrix product, which autocast would make in 16 bits.
         return rows.sum(1, dtype=dtype) if class_weight is None else (rows.to(dtype) * class_weight.to(dtype)).sum(1)
 
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or is_jit_tracing():
         return sums(target)
     plan = plan_rows(Sizes(target.shape[0], target.shape[1], 1, target.dtype, target.is_cpu), LogitOptions())
     return torch.cat([sums(rows) for rows in target.split(plan.rows_per_chunk)])
@@ -232,13 +235,18 @@ def assemble(
         return loss
     if z_loss is None and "z_loss" in options.outputs:
         z_loss = torch.zeros_like(loss)
-    # nan for a row whose class is outside the head.
-    outside = rows.count.isnan()
-    log_probabilities = (statistics.predicted - statistics.log_sum_exp).masked_fill(outside, math.nan).reshape(shape)
-    entropy = statistics.entropy
-    entropy = None if entropy is None else entropy.masked_fill(outside, math.nan).reshape(shape)
-    others = {"log_probabilities": log_probabilities, "entropy": entropy, "z_loss": z_loss}
-    return with_outputs(loss, statistics.predicted_tokens, rows, options, shape, **others)
+    outside = rows.count.isnan()  # nan for a row whose class is outside the head
+    of_rows = {
+        "log_probabilities": statistics.predicted - statistics.log_sum_exp,
+        "entropy": statistics.entropy,
+        "logsumexp": statistics.logits_max + statistics.log_sum_exp,
+    }
+    others = {
+        name: values.masked_fill(outside, math.nan).reshape(shape)
+        for name, values in of_rows.items()
+        if values is not None
+    }
+    return with_outputs(loss, statistics.predicted_tokens, rows, options, shape, z_loss=z_loss, **others)
 
 
 def with_outputs(

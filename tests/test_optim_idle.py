@@ -1,0 +1,202 @@
+"""FusedEmaAdam: the averages of parameters that get no gradient, new starts of averages, and wrappers of others."""
+
+from __future__ import annotations
+
+from torch_aclnn_ops.optim import FusedEmaAdam, unwrap
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from tests._optim import Weights, assert_all_close, assert_all_equal, averages_of, states_of, train, weights_of
+from tests.interrupts import Failed, FailOperators
+from tests.test_optim_averages import each_flatten, each_schedule
+
+
+def take_gradients(model, step):
+    """Leave a gradient to some parameters only, to others in each step."""
+    for i, weight in enumerate(model.parameters()):
+        if (step + i) % 3 == 0:
+            weight.grad = None
+
+
+@each_flatten
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_averages_go_on_as_those_of_swa_utils(dtype, flatten):
+    model = Weights(dtype)
+    optimizer = FusedEmaAdam(model.parameters(), lr=1e-2, ema_decay=0.9, ema_start_step=1, flatten=flatten)
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    for step in range(20):
+        model.set_gradients(step)
+        if step > 0:
+            take_gradients(model, step)
+        optimizer.step()
+        averaged.update_parameters(model)
+    assert_all_close(
+        averages_of(model, optimizer), list(averaged.module.parameters()), 1e-6 if dtype.itemsize == 4 else 1e-14
+    )
+
+
+@each_flatten
+@each_schedule
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "compiled"])
+def test_a_schedule_goes_by_the_parameter_with_the_most_steps(options, decays, flatten, is_compiled):
+    model = Weights(torch.float64)
+    optimizer = FusedEmaAdam(model.parameters(), lr=1e-2, ema_decay=0.6, **options, flatten=flatten)
+    step = torch.compile(optimizer.step, fullgraph=True, backend="eager") if is_compiled else optimizer.step
+    averages = weights_of(model)
+    for i, decay in enumerate(decays):
+        model.set_gradients(i)
+        if i > 0:
+            for weight in list(model.parameters())[1:]:
+                weight.grad = None
+        step()
+        averages = [decay * old + (1 - decay) * new for old, new in zip(averages, weights_of(model), strict=True)]
+        assert_all_close(averages_of(model, optimizer), averages, 1e-6 if is_compiled else 1e-14)
+    assert [int(optimizer.state[weight]["step"]) for weight in model.parameters()] == [len(decays), 1, 1, 1, 1, 1]
+
+
+@each_flatten
+def test_they_stand_still_where_a_group_wants_it(flatten):
+    model = Weights()
+    moving, still = list(model.parameters())[:3], list(model.parameters())[3:]
+    groups = [{"params": moving}, {"params": still, "ema_without_grad": False}]
+    optimizer = FusedEmaAdam(groups, lr=0.1, ema_decay=0.5, flatten=flatten)
+    train(model, optimizer, [0])
+    before = [average.clone() for average in averages_of(model, optimizer)]
+    optimizer.zero_grad()
+    optimizer.step()
+    after = averages_of(model, optimizer)
+    assert_all_equal(after[3:], before[3:])
+    assert_all_close(
+        after[:3], [old.lerp(new, 0.5) for old, new in zip(before[:3], weights_of(model), strict=False)], 1e-14
+    )
+
+
+@each_flatten
+@pytest.mark.parametrize("master_weights", [True, False])
+def test_a_16_bit_parameter_is_averaged_from_its_master(master_weights, flatten):
+    weight = nn.Parameter(torch.tensor([1.0, 2.0], dtype=torch.bfloat16))
+    optimizer = FusedEmaAdam([weight], lr=1e-3, ema_decay=0.75, master_weights=master_weights, flatten=flatten)
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    state = optimizer.state[weight]
+    average, truth = state["ema_params"].clone(), state.get("master_params", weight.detach())
+    weight.grad = None
+    optimizer.step()
+    torch.testing.assert_close(state["ema_params"], average.lerp(truth, 0.25), rtol=0, atol=0)
+    with torch.no_grad():
+        weight.fill_(5.0)
+    optimizer.step()
+    assert (state["ema_params"] > 1.9).all()
+
+
+@each_flatten
+def test_a_parameter_that_never_had_a_gradient_gets_no_state(flatten):
+    trained, frozen = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))
+    optimizer = FusedEmaAdam([trained, frozen], flatten=flatten)
+    trained.grad = torch.ones(2)
+    optimizer.step()
+    assert frozen not in optimizer.state
+
+
+@each_flatten
+def test_a_step_that_a_scaler_skips_moves_none(flatten):
+    weights = [nn.Parameter(torch.ones(2)) for _ in range(2)]
+    optimizer = FusedEmaAdam(weights, lr=0.1, ema_decay=0.5, flatten=flatten)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for weight in weights:
+        weight.grad = torch.ones(2)
+    optimizer.step()
+    before = states_of(optimizer)
+    weights[1].grad = None
+    scaler.scale(weights[0].sum() * float("inf")).backward()
+    scaler.step(optimizer)
+    assert_all_equal(states_of(optimizer), before)
+
+
+@each_flatten
+def test_a_step_that_fails_and_is_repeated_moves_each_average_once(flatten):
+    def prepared():
+        # Of whole cache lines, so that a buffer updates neighbours in one run.
+        weights = [nn.Parameter(torch.full((16,), float(i))) for i in range(5)]
+        optimizer = FusedEmaAdam(
+            [{"params": weights[:3]}, {"params": weights[3:]}], lr=0.1, ema_decay=0.5, flatten=flatten
+        )
+        for _ in range(2):
+            for weight in weights:
+                weight.grad = weight.detach() + 1
+            if not optimizer.state:
+                optimizer.step()
+        weights[1].grad = weights[4].grad = None
+        return weights, optimizer
+
+    weights, optimizer = prepared()
+    expected, expected_optimizer = prepared()
+    with pytest.raises(Failed):
+        FailOperators(1, 1, "fused_adam").run(optimizer.step)  # in the second group
+    assert [weight.grad is None for weight in weights] == [True, True, True, False, True]
+    optimizer.step()
+    expected_optimizer.step()
+    assert_all_equal([*weights, *states_of(optimizer)], [*expected, *states_of(expected_optimizer)])
+    optimizer.step()
+    assert not torch.equal(states_of(optimizer)[3], states_of(expected_optimizer)[3])  # it goes on again
+
+
+@each_flatten
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_averages_start_again_from_the_weights(dtype, flatten):
+    model = Weights(dtype)
+    optimizer = FusedEmaAdam(model.parameters(), lr=0.1, flatten=flatten)
+    train(model, optimizer, range(3))
+    with torch.no_grad():
+        next(model.parameters()).fill_(3.0)  # by somebody else, so its master has to follow
+    steps = [int(state["step"]) for state in optimizer.state.values()]
+    optimizer.reset_ema_params()
+    states = [optimizer.state[weight] for weight in model.parameters()]
+    weights = [state.get("master_params", weight) for state, weight in zip(states, weights_of(model), strict=True)]
+    assert_all_equal([state["ema_params"] for state in states], weights)
+    assert (states[0]["ema_params"] == 3).all() and [int(state["step"]) for state in states] == steps
+    with optimizer.swap_ema_params(), pytest.raises(RuntimeError, match="FusedEmaAdam.reset_ema_params: inside swap"):
+        optimizer.reset_ema_params()
+
+
+class Wrapper(torch.optim.Optimizer):
+    """As accelerate's AcceleratedOptimizer: an Optimizer that makes no base class of its own, and hands on."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+        optimizer.load_state_dict(optimizer.state_dict())
+
+    @property
+    def param_groups(self):
+        return self.optimizer.param_groups
+
+    def state_dict(self):
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict):
+        self.optimizer.load_state_dict(state_dict)
+
+    def step(self, closure=None):
+        self.optimizer.step(closure)
+
+
+def test_a_wrapper_gives_the_optimizer_for_its_averages():
+    model = Weights()
+    optimizer = FusedEmaAdam(model.parameters(), lr=0.1)
+    wrapper = Wrapper(Wrapper(optimizer))
+    train(model, wrapper, range(2))
+    assert unwrap(wrapper) is optimizer
+    before = weights_of(model)
+    with unwrap(wrapper).swap_ema_params():
+        assert_all_equal(weights_of(model), averages_of(model, optimizer))
+    assert_all_equal(weights_of(model), before)
+
+
+def test_what_has_no_such_optimizer_inside_is_refused():
+    adamw = torch.optim.AdamW(Weights().parameters())
+    for optimizer in (adamw, Wrapper(adamw)):
+        with pytest.raises(TypeError, match="^unwrap: optimizer must be a FusedEmaAdam or have one inside"):
+            unwrap(optimizer)

@@ -1,0 +1,313 @@
+"""patch: torch's functions replaced for a while, and as they were after the last patch, whatever the order."""
+
+import asyncio
+import copy
+import itertools
+import pickle
+import random
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
+
+import torch_aclnn_ops
+from torch_aclnn_ops import functional, patch
+from torch_aclnn_ops.optim import FusedEmaAdam
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+NAMES = [name for name in ("mse_loss", "binary_cross_entropy", "embedding", "linear_cross_entropy") if hasattr(F, name)]
+ORIGINALS = {name: getattr(F, name) for name in NAMES}
+ADAMW = torch.optim.AdamW
+
+
+def assert_is_torchs():
+    assert {name: getattr(F, name) for name in NAMES} == ORIGINALS
+    assert torch.optim.AdamW is ADAMW
+
+
+@pytest.fixture(autouse=True)
+def _is_undone():
+    yield
+    assert_is_torchs()
+
+
+def test_functions_are_those_of_the_package_inside_and_torchs_again_after_an_exception():
+    with pytest.raises(KeyError), patch():
+        assert [getattr(F, name) for name in NAMES] == [getattr(functional, name) for name in NAMES]
+        assert torch.optim.AdamW is ADAMW
+        raise KeyError
+
+
+def test_it_says_what_it_replaces():
+    names = tuple(f"torch.nn.functional.{name}" for name in NAMES)
+    patched = patch(adamw=True)
+    assert patched.replaced == (*names, "torch.optim.AdamW")
+    assert repr(patch(mse_loss=False, embedding=False, linear_cross_entropy=False)) == (
+        "<patch of torch.nn.functional.binary_cross_entropy>"
+    )
+
+
+@pytest.mark.parametrize("name", ["mse_loss", "adamw"])
+def test_other_values_are_refused(name):
+    with pytest.raises(TypeError, match=f"^patch: {name} must be True or False, but it is 1"):
+        patch(**{name: 1})
+
+
+def _losses():
+    """A call of each module of torch.nn that calls a replaced function."""
+    torch.manual_seed(0)
+    rows, truth, index = torch.rand(4, 3, requires_grad=True), torch.rand(4, 3), torch.tensor([1, 0, 2, 1])
+    modules = {
+        "mse_loss": lambda: torch.nn.MSELoss()(rows, truth),
+        "binary_cross_entropy": lambda: torch.nn.BCELoss()(rows, truth),
+        "embedding": lambda: torch.nn.Embedding(4, 3)(index),
+        "linear_cross_entropy": lambda: torch.nn.LinearCrossEntropyLoss(3, 5)(rows, index),
+    }
+    return {name: modules[name] for name in NAMES}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_modules_of_torch_call_the_functions_of_the_package(name):
+    call = _losses()[name]
+    torch.manual_seed(1)
+    expected = call()
+    torch.manual_seed(1)
+    replacement = mock.create_autospec(getattr(functional, name), side_effect=getattr(functional, name))
+    with mock.patch.object(functional, name, replacement), patch():
+        torch.testing.assert_close(call(), expected)
+    replacement.assert_called_once()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_left_to_torch_reaches_torchs_function(name):
+    integers, table = torch.ones(2, dtype=torch.int64), torch.rand(3, 2)
+    calls = {
+        "mse_loss": lambda: F.mse_loss(integers, integers, reduction="sum"),
+        "binary_cross_entropy": lambda: F.binary_cross_entropy(table, table.double()),
+        "embedding": lambda: F.embedding(integers, table.requires_grad_(), sparse=True).sum().backward(),
+        "linear_cross_entropy": lambda: F.linear_cross_entropy(table.double(), table, integers),
+    }
+
+    def outcome():
+        try:
+            return str(calls[name]()), str(table.grad)
+        except Exception as error:
+            return type(error), str(error)
+
+    expected = outcome()
+    table.grad = None
+    with patch():
+        assert outcome() == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_class_that_overrides_a_function_is_told_torchs(name):
+    class Overriding(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            if getattr(function, "__name__", "") == name:
+                return function
+            return super().__torch_function__(function, types, args, kwargs)
+
+    tensor = torch.rand(2, 2).as_subclass(Overriding)
+    with patch():
+        assert getattr(F, name)(*(tensor,) * (3 if name == "linear_cross_entropy" else 2)) is ORIGINALS[name]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_patches_end_in_any_order(order):
+    patches = [patch(), patch(mse_loss=False, adamw=True), patch(embedding=False, adamw={"ema_decay": 0.5})]
+    for each in patches:
+        each.start()
+    for number, i in enumerate(order, start=1):
+        patches[i].stop()
+        left = [patches[j] for j in order[number:]]
+        for name in NAMES:
+            is_patched = any(f"torch.nn.functional.{name}" in each.replaced for each in left)
+            assert getattr(F, name) is (getattr(functional, name) if is_patched else ORIGINALS[name])
+        group = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))]).param_groups[0]
+        expected = [decay for each, decay in zip(patches, (None, 0.9999, 0.5), strict=True) if each in left and decay]
+        assert group.get("ema_decay") == (expected[-1] if expected else None)
+
+
+def test_one_patch_may_begin_inside_itself():
+    patched = patch()
+    with patched, patched:
+        pass
+    with patched:
+        with patched:
+            pass
+        assert F.mse_loss is functional.mse_loss
+
+
+def test_stop_without_start_does_nothing():
+    patched = patch()
+    patched.stop()
+    with patched:
+        patched.stop()
+        assert F.mse_loss is functional.mse_loss
+
+
+def test_patches_of_others_inside_are_kept_and_undone():
+    with patch():
+        with mock.patch.object(F, "mse_loss", "theirs"):
+            assert F.mse_loss == "theirs"
+            with patch():
+                assert F.mse_loss is functional.mse_loss
+            assert F.mse_loss == "theirs"
+        assert F.mse_loss is functional.mse_loss
+
+
+def test_a_replacement_of_somebody_else_is_not_undone_and_is_told():
+    patched = patch().start()
+    F.mse_loss = "theirs"
+    try:
+        with pytest.warns(UserWarning, match="torch.nn.functional.mse_loss was replaced by 'theirs' after this patch"):
+            patched.stop()
+        assert F.mse_loss == "theirs"
+    finally:
+        F.mse_loss = ORIGINALS["mse_loss"]
+
+
+def test_functions_and_coroutines_are_decorated_and_others_refused():
+    @patch()
+    def function(add):
+        return F.mse_loss, add
+
+    @patch()
+    async def coroutine():
+        await asyncio.sleep(0)
+        return F.mse_loss
+
+    assert function(add=1) == (functional.mse_loss, 1) and function.__name__ == "function"
+    assert asyncio.run(coroutine()) is functional.mse_loss
+
+    def generator():
+        yield
+
+    for other in (generator, object):
+        with pytest.raises(TypeError, match="^patch: only functions that are no generators are decorated"):
+            patch()(other)
+
+
+def test_threads_see_it_and_may_overlap():
+    patched = patch(adamw=True)
+    seen, start = [], threading.Barrier(8)
+
+    def run(seed):
+        order = random.Random(seed)
+        start.wait()
+        for _ in range(200):
+            own = patch(mse_loss=order.random() < 0.5)
+            with own if order.random() < 0.5 else patched, patched:
+                seen.append(F.mse_loss is functional.mse_loss and issubclass(torch.optim.AdamW, FusedEmaAdam))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(run, range(8)))
+    assert len(seen) == 1600 and all(seen)
+
+
+@pytest.mark.parametrize("first", ["torch's", "patched"])
+def test_compiled_code_follows(first):
+    torch.compiler.reset()
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append({node.target for node in graph.graph.nodes})
+        return graph
+
+    input = torch.rand(3, requires_grad=True)
+    compiled = torch.compile(lambda: torch.nn.MSELoss()(input, torch.ones(3)), backend=backend, fullgraph=True)
+    if first == "torch's":
+        compiled()
+    with patch():
+        compiled().backward()
+        (gradient,) = torch.autograd.grad(ORIGINALS["mse_loss"](input, torch.ones(3)), input)
+        torch.testing.assert_close(input.grad, gradient)
+    compiled()
+    calls_torchs = [ORIGINALS["mse_loss"] in graph for graph in graphs]
+    assert calls_torchs == ([True, False] if first == "torch's" else [False, True])
+
+
+def test_the_first_code_that_is_compiled_may_be_patched():
+    # Torch makes tables of its functions then, in a process once.
+    code = """
+import torch_aclnn_ops, torch
+table, index, graphs = torch.rand(3, 2, requires_grad=True), torch.tensor([1]), []
+backend = lambda graph, _: graphs.append([str(node.target) for node in graph.graph.nodes]) or graph
+with torch_aclnn_ops.patch():
+    compiled = torch.compile(lambda: torch.nn.functional.embedding(index, table), backend=backend, fullgraph=True)
+    compiled().sum().backward()
+compiled()
+print([any("function embedding" in target for target in graph) for graph in graphs])
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.stdout == "[False, True]\n", result.stderr
+
+
+def test_code_that_is_patched_inside_can_be_compiled():
+    torch.compiler.reset()
+    input, seen = torch.rand(3), []
+
+    @patch()
+    def decorated(values):
+        seen.append(F.mse_loss)
+        return F.mse_loss(values, torch.ones(3))
+
+    def with_block(values):
+        with patch():
+            return F.mse_loss(values, torch.ones(3))
+
+    for function in (decorated, with_block):
+        compiled = torch.compile(function, backend="eager")
+        for _ in range(2):
+            torch.testing.assert_close(compiled(input), ORIGINALS["mse_loss"](input, torch.ones(3)))
+            assert_is_torchs()
+    assert seen == [functional.mse_loss] * 2
+
+
+class TestAdamW:
+    """torch.optim.AdamW replaced by FusedEmaAdam."""
+
+    @pytest.mark.parametrize("arguments", [(), (1e-2, (0.8, 0.9), 1e-6, 0.1, False)], ids=["defaults", "all"])
+    def test_it_takes_torchs_arguments_and_makes_torchs_step(self, arguments):
+        weights = [torch.nn.Parameter(torch.linspace(-1, 1, 5, dtype=torch.float64)) for _ in range(2)]
+        options = {"foreach": False, "capturable": False, "fused": None, "maximize": True, "differentiable": False}
+        with patch(adamw={"ema_decay": 0.5}):
+            mine = torch.optim.AdamW(weights[:1], *arguments, **options)
+        theirs = torch.optim.AdamW(weights[1:], *arguments, **options)
+        for _ in range(5):
+            for weight in weights:
+                weight.grad = weight.detach() ** 2
+            mine.step()
+            theirs.step()
+        torch.testing.assert_close(*weights, rtol=1e-12, atol=0)
+        assert isinstance(mine, FusedEmaAdam) and mine.param_groups[0]["ema_decay"] == 0.5
+
+    @pytest.mark.parametrize("name", ["amsgrad", "differentiable"])
+    def test_what_it_lacks_is_refused(self, name):
+        weight = torch.nn.Parameter(torch.ones(1))
+        with patch(adamw=True), pytest.raises(ValueError, match=f"^FusedEmaAdam: {name} must be False"):
+            torch.optim.AdamW([weight], **{name: True})
+        with patch(adamw=True), pytest.raises(ValueError, match="^FusedEmaAdam: amsgrad must be False"):
+            torch.optim.AdamW([{"params": [weight], "amsgrad": True}])
+
+    @pytest.mark.parametrize("clone", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+    def test_a_copy_or_a_pickle_is_one_of_the_package(self, clone):
+        weight = torch.nn.Parameter(torch.ones(3))
+        with patch(adamw={"ema_decay": 0.5}):
+            optimizer = torch.optim.AdamW([weight], lr=0.1)
+        weight.grad = torch.ones(3)
+        optimizer.step()
+        other = clone(optimizer)
+        assert type(other) is FusedEmaAdam and other.param_groups[0]["ema_decay"] == 0.5
+        (state,) = other.state.values()
+        assert torch.equal(state["ema_params"], optimizer.state[weight]["ema_params"])
+
+
+def test_the_package_exports_it():
+    assert torch_aclnn_ops.patch is patch

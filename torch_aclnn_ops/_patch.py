@@ -1,0 +1,211 @@
+"""Put the functions of this package, and its optimizer, in the place of torch's for a while."""
+
+import functools
+import inspect
+import threading
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any, NamedTuple, TypeVar
+
+from torch_aclnn_ops import functional
+from torch_aclnn_ops._torch_compat import load_tables_of_functions
+from torch_aclnn_ops.optim import FusedEmaAdam
+
+import torch
+from torch.optim.optimizer import ParamsT
+
+__all__ = ["Patch", "patch"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class _Place(NamedTuple):
+    module: ModuleType
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module.__name__}.{self.name}"
+
+
+class _Entry:
+    """What somebody has put in a place, and what was there before."""
+
+    def __init__(self, owner: "Patch", before: object, now: object) -> None:
+        self.owner, self.before, self.now = owner, before, now
+
+
+# Of each place, those that are not undone, in the order in which they began.
+_entries: defaultdict[_Place, list[_Entry]] = defaultdict(list)
+_lock = threading.RLock()
+
+
+def patch(
+    *,
+    mse_loss: bool = True,
+    binary_cross_entropy: bool = True,
+    embedding: bool = True,
+    linear_cross_entropy: bool = True,
+    adamw: bool | Mapping[str, Any] = False,
+) -> "Patch":
+    """Replace functions of :mod:`torch.nn.functional`, and so what modules of :mod:`torch.nn` call, by those of here.
+
+    The result is used as :func:`unittest.mock.patch` is: in a ``with`` statement, as a decorator of a function, or by
+    ``start()`` and ``stop()``. Patches may overlap and end in any order; after the last one torch is as it was. They
+    are for the whole process: other threads see them too, and code of :func:`torch.compile` is compiled once with them
+    and once without.
+
+    Who has imported a function by its own name (``from torch.nn.functional import mse_loss``) goes on to have torch's.
+
+    Args:
+        mse_loss: replace it.
+        binary_cross_entropy: replace it.
+        embedding: replace it.
+        linear_cross_entropy: replace it, where torch has it (since 2.13).
+        adamw: replace :class:`torch.optim.AdamW` by :class:`torch_aclnn_ops.optim.FusedEmaAdam`, with all arguments of
+            torch's; a mapping has options of FusedEmaAdam for all that are made, such as ``{"ema_decay": 0.999}``.
+
+    Returns:
+        A :class:`Patch`, which has not begun; its ``replaced`` names what it replaces.
+
+    Raises:
+        TypeError: an argument is not a bool, or ``adamw`` is no mapping either.
+
+    Example:
+        >>> with patch(adamw=True) as patched:
+        ...     print(torch.nn.functional.mse_loss.__module__, issubclass(torch.optim.AdamW, FusedEmaAdam))
+        torch_aclnn_ops.functional.mse_loss True
+        >>> torch.nn.functional.mse_loss.__module__
+        'torch.nn.functional'
+        >>> patched.replaced[0]
+        'torch.nn.functional.mse_loss'
+    """
+    wanted = {
+        "mse_loss": mse_loss,
+        "binary_cross_entropy": binary_cross_entropy,
+        "embedding": embedding,
+        "linear_cross_entropy": linear_cross_entropy,
+    }
+    for name, value in {**wanted, "adamw": isinstance(adamw, Mapping) or adamw}.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"patch: {name} must be True or False, but it is {value!r}")
+    F = torch.nn.functional
+    replacements: dict[_Place, object] = {
+        _Place(F, name): getattr(functional, name)
+        for name, is_wanted in wanted.items()
+        if is_wanted and hasattr(F, name)
+    }
+    if adamw is not False:
+        options = dict(adamw) if isinstance(adamw, Mapping) else {}
+        replacements[_Place(torch.optim, "AdamW")] = type("AdamW", (_AdamW,), {"preset": options})
+    return Patch(replacements)
+
+
+class Patch:
+    """What :func:`patch` returns.
+
+    Attributes:
+        replaced: the names of what it replaces while it is on, such as ``"torch.nn.functional.mse_loss"``.
+    """
+
+    def __init__(self, replacements: Mapping[Any, object]) -> None:
+        self._replacements = replacements
+        self._starts = 0
+        self.replaced = tuple(map(str, replacements))
+
+    def __repr__(self) -> str:
+        return f"<patch of {', '.join(self.replaced) or 'nothing'}>"
+
+    def __enter__(self) -> "Patch":
+        load_tables_of_functions()
+        with _lock:
+            for place, now in self._replacements.items():
+                _entries[place].append(_Entry(self, getattr(*place), now))
+                setattr(place.module, place.name, now)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with _lock:
+            for place in self._replacements:
+                self._leave(place)
+
+    def start(self) -> "Patch":
+        """Begin, until :meth:`stop`."""
+        with _lock:
+            self._starts += 1
+            return self.__enter__()
+
+    def stop(self) -> None:
+        """End what :meth:`start` has begun; without it nothing happens, as in :mod:`unittest.mock`."""
+        with _lock:
+            if self._starts > 0:
+                self._starts -= 1
+                self.__exit__()
+
+    def __call__(self, function: _Function) -> _Function:
+        """Make a function that is patched while it runs."""
+        if not inspect.isroutine(function) or inspect.isgeneratorfunction(function):
+            raise TypeError(
+                f"patch: only functions that are no generators are decorated, but it is {function!r}; use with"
+            )
+
+        @functools.wraps(function)
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        @functools.wraps(function)
+        async def patched_coroutine(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return await function(*args, **kwargs)
+
+        return patched_coroutine if inspect.iscoroutinefunction(function) else patched  # type: ignore[return-value]
+
+    def _leave(self, place: _Place) -> None:
+        """Take this out of what was put in a place, whatever came after it."""
+        entries = _entries[place]
+        i = max(i for i, entry in enumerate(entries) if entry.owner is self)
+        entry, later = entries.pop(i), entries[i:]
+        if later and later[0].before is entry.now:
+            later[0].before = entry.before
+        elif not later and getattr(*place) is entry.now:
+            setattr(place.module, place.name, entry.before)
+        else:
+            warnings.warn(
+                f"patch: {place} was replaced by {later[0].before if later else getattr(*place)!r} after this patch"
+                " began, which stays; when that is undone, it may put back what this patch had put there",
+                stacklevel=3,
+            )
+
+
+class _AdamW(FusedEmaAdam):
+    """The optimizer with the arguments of :class:`torch.optim.AdamW`; a pickle of it is one of ``FusedEmaAdam``."""
+
+    preset: Mapping[str, Any] = {}
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        **options: Any,
+    ) -> None:
+        del foreach, capturable, fused  # which choose among kernels of torch
+        for name, value in (("amsgrad", amsgrad), ("differentiable", differentiable)):
+            if value:
+                raise ValueError(f"FusedEmaAdam: {name} must be False, but it is {value!r}; torch's own AdamW has it")
+        options = {"maximize": maximize, **self.preset, **options}
+        super().__init__(params, lr, betas, eps, weight_decay, **options)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return object.__new__, (FusedEmaAdam,), self.__getstate__()

@@ -1,0 +1,57 @@
+"""Labels that belong to rows some places before them, as in a causal language model."""
+
+from numbers import Integral
+from typing import TypeVar
+
+from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput
+
+import torch
+from torch import Tensor
+
+_Result = TypeVar("_Result", Tensor, LinearCrossEntropyOutput, Tensor | LinearCrossEntropyOutput)
+
+
+def check_shift(shift: object, target: object, linear_weight: Tensor) -> int:
+    """Accept a number of places that is less than the length of a sequence."""
+    if not isinstance(shift, (bool, Integral)):
+        raise TypeError(f"linear_cross_entropy: shift must be a bool or an int, but it is {shift!r}")
+    places = int(shift)
+    if places == 0 or not isinstance(target, Tensor):  # which torch refuses
+        return 0
+    if target.is_floating_point():
+        raise ValueError("linear_cross_entropy: shift must be 0 with probabilities as target, which cannot be ignored")
+    if linear_weight.dim() > 2:
+        raise ValueError(
+            "linear_cross_entropy: shift must be 0 with a linear_weight of shape (C, d_1, ..., d_K, H), but it is"
+            f" {shift}"
+        )
+    length = target.shape[-1] if target.dim() > 0 else 1
+    if not 0 <= places < length:
+        raise ValueError(
+            f"linear_cross_entropy: shift must be at least 0 and less than the {length} labels of a sequence, the last"
+            f" dimension of target, but it is {shift}"
+        )
+    return places
+
+
+def to_rows(
+    target: Tensor, token_weight: Tensor | None, shift: int, ignore_index: int | None
+) -> tuple[Tensor, Tensor | None]:
+    """Move labels, and their weights, to the rows that predict them; the last rows of a sequence have none.
+
+    Rows without a label are ignored, so the input stays where it is.
+    """
+    ignored = -100 if ignore_index is None else ignore_index
+    target = torch.nn.functional.pad(target[..., shift:].long(), (0, shift), value=ignored)
+    return target, token_weight.roll(-shift, -1) if isinstance(token_weight, Tensor) else token_weight
+
+
+def to_labels(result: _Result, shift: int) -> _Result:
+    """Move the results of rows to the labels that they are about; the ignored rows' come first."""
+    if isinstance(result, LinearCrossEntropyOutput):
+        return LinearCrossEntropyOutput._make(None if each is None else _roll(each, shift) for each in result)
+    return _roll(result, shift)
+
+
+def _roll(result: Tensor, shift: int) -> Tensor:
+    return result.roll(shift, -1) if result.dim() > 0 else result

@@ -1,0 +1,68 @@
+"""The averages of parameters that have no gradient in a step, which go on as those of the others do."""
+
+from collections.abc import Collection
+from functools import partial
+from typing import NamedTuple
+
+from torch_aclnn_ops._torch_compat import foreach_lerp_
+from torch_aclnn_ops.functional.ema_adam_kernels import Options, local
+from torch_aclnn_ops.functional.step_progress import Call, StepProgress
+from torch_aclnn_ops.optim._options import EmaSchedule
+
+import torch
+from torch import Tensor
+
+
+class Idle(NamedTuple):
+    """The parameters of a group that were updated before and have no gradient now, in lists.
+
+    ``weights`` are their master weights, where they have some.
+    """
+
+    weights: list[Tensor]
+    averages: list[Tensor]
+    steps: list[Tensor]
+
+    def without(self, updated: Collection[int]) -> "Idle":
+        """Leave out those whose step count is at one of these addresses."""
+        if not updated:
+            return self
+        kept = [i for i, step in enumerate(self.steps) if step.data_ptr() not in updated]
+        return Idle(*([tensors[i] for i in kept] for tensors in self))
+
+
+def average(idle: Idle, steps: list[Tensor], options: Options, schedule: EmaSchedule, progress: StepProgress) -> None:
+    """Move the averages towards the weights.
+
+    The step counts of these parameters stand still, so a schedule goes by the parameter that has done the most steps.
+
+    Args:
+        idle: the parameters.
+        steps: the step counts of all parameters of the optimizer, after this step.
+        options: the options of the group.
+        schedule: says the decay.
+        progress: is told what is done.
+    """
+    if not idle.averages:
+        return
+    weight = 1 - _decay(steps, idle.steps[0].device, schedule)
+    found_inf = options.found_inf
+    if found_inf is not None and (torch.compiler.is_compiling() or not found_inf.is_cpu):
+        weight = (found_inf.reshape(()) == 0) * weight
+    weights, averages = ([local(tensor) for tensor in tensors] for tensors in idle[:2])
+    calls: list[Call]
+    if isinstance(weight, Tensor):
+        pairs = zip(averages, weights, strict=True)
+        calls = [partial(Tensor.lerp_, old, new, weight.to(old.device, old.dtype)) for old, new in pairs]
+    else:
+        calls = [partial(foreach_lerp_, averages, weights, weight)] if weight != 0 else []
+    progress.run(calls, idle.steps)
+
+
+def _decay(steps: list[Tensor], device: torch.device, schedule: EmaSchedule) -> float | Tensor:
+    if schedule.is_constant:
+        return schedule.ema_decay
+    here = [step.max() for step in steps if step.device == device]
+    if device.type == "cpu" and not torch.compiler.is_compiling():
+        return schedule.decay_at(max(map(int, here)))
+    return schedule.decays_at(torch.stack(here).max())
