@@ -13,7 +13,8 @@ import transformers
 
 from tests._language_models import batch, make
 
-README = Path(__file__).parents[1].joinpath("README.md").read_text()
+ROOT = Path(__file__).parents[1]
+README = ROOT.joinpath("README.md").read_text()
 
 
 def _run(library: str, **names: object) -> dict[str, object]:
@@ -50,3 +51,13 @@ def test_the_lines_for_hugging_face_train_without_logits_and_save_averages(model
 def test_the_line_for_lightning_gives_its_trainer_the_callback():
     trainer = _run("integrations.lightning", lightning=lightning)["trainer"]
     assert [type(one).__module__ for one in trainer.callbacks].count("torch_aclnn_ops.integrations.lightning") == 1
+
+
+def _tests_of_the_table():
+    text = ROOT.joinpath("docs/works_with.md").read_text()
+    return sorted(set(re.findall(r"`([\w/]+)` `(\w+)`", text)))
+
+
+@pytest.mark.parametrize(("file", "name"), _tests_of_the_table())
+def test_what_works_with_this_package_has_the_test_that_the_table_names(file, name):
+    assert f"def test_{name}(" in ROOT.joinpath("tests", f"{file}.py").read_text()
