@@ -84,8 +84,6 @@ def extension(
     versions = host_npu_build().write_versions()
     # Behind the others, so that they decide.
     instrumentation = host_npu_build().instrumentation(INSTRUMENT) if INSTRUMENT else []
-    if folder == "cpu":  # how its sums are rounded, which tests look at, depends on vectors
-        instrumentation = [flag for flag in instrumentation if not flag.startswith("-O")]
     # PyTorch's headers take longer than such sources, which are compiled as one.
     compiled = [host_npu_build().joined(sources, ROOT / "build" / f"{name}.cpp")] if is_joined else sources
     return CppExtension(
