@@ -443,6 +443,64 @@ _CHECKPOINTS = (
     ),
 )
 
+_INTEGRATIONS = (
+    Cause(
+        ("integrations.lightning needs Lightning", "integrations.transformers needs transformers"),
+        "The module serves a library that is not installed, or that is older than what it was tested with.",
+        "Run the `pip install` of the message.",
+    ),
+    Cause(
+        (
+            "the model's head must be a torch.nn.Linear",
+            "model must be a transformers.PreTrainedModel",
+            "loss_function must be transformers' ForCausalLMLoss",
+            "the forward of the model's head is replaced already",
+        ),
+        "`patch_model` takes causal language models of transformers, also with PEFT, whose head and loss are the usual"
+        " ones and whose head no other library has changed.",
+        "Call it right after `from_pretrained` or PEFT, before any wrapper. For a model with another loss leave"
+        " `patch_model` out and call `linear_cross_entropy` yourself.",
+    ),
+    Cause(
+        ("unpatch_model: another library has replaced",),
+        "The head's forward is not the one of `patch_model` any more, so it cannot be given back.",
+        "Take back what came later, such as accelerate's hooks, then call `unpatch_model`.",
+    ),
+    Cause(
+        ("the head's weights are not whole", "fully_shard has sharded the head together"),
+        "A patched model computes its loss after the head's forward pass, when its weights are sharded again.",
+        "Shard with `fully_shard` (FSDP2), the head in a call of its own or with the whole model; else call"
+        " `unpatch_model`.",
+    ),
+    Cause(
+        ("the logits of this forward pass cannot be computed any more",),
+        "The logits of a patched model are computed when they are first used, which was after a change of the weights.",
+        "Use them before `optimizer.step()`, for instance with `logits = outputs.logits + 0`.",
+    ),
+    Cause(
+        ("{…} has no attribute {name}",),
+        "Something asked the logits of a patched model for a private attribute, which tensors have and these do not.",
+        "Make a tensor of them, `logits + 0`, or call `unpatch_model`.",
+    ),
+    Cause(
+        (
+            "the trainer's optimizer must be a FusedEmaAdam",
+            "configure_optimizers must return a FusedEmaAdam",
+            "no other callback must swap the model's weights",
+            "save_weights_only of ModelCheckpoint must be False",
+            "load_best_model_at_end must be False",
+        ),
+        "`EmaCallback` needs the averages of `FusedEmaAdam`, and that nothing else exchanges the weights or loads the"
+        " averages for them.",
+        "Set what the message names, before training.",
+    ),
+    Cause(
+        ("a validation begins inside another one",),
+        "The model holds its averages already: validation, test or prediction was started inside another one.",
+        "Let the first one end. After an exception that Lightning did not see, make a new trainer.",
+    ),
+)
+
 _NPU = (
     Cause(
         (
@@ -735,6 +793,7 @@ SECTIONS = {
     "Shared vocabularies, DTensor and FSDP": _SHARDED,
     "The optimizer": _OPTIMIZER,
     "Checkpoints": _CHECKPOINTS,
+    "transformers, PEFT and Lightning": _INTEGRATIONS,
     "NPU and queue": _NPU,
     "The host NPU": _HOST_NPU,
 }

@@ -45,7 +45,9 @@ def messages_of_python(source: str) -> Iterator[str]:
     tree = ast.parse(source)
     constants = {
         target.id: str(node.value.value)
-        for node in tree.body
+        for scope in ast.walk(tree)
+        if isinstance(scope, ast.Module | ast.ClassDef)
+        for node in scope.body
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
         for target in node.targets
         if isinstance(target, ast.Name) and type(node.value.value) in (str, int)
