@@ -29,12 +29,12 @@ def test_the_page_is_what_its_program_writes() -> None:
 
 def test_a_message_without_a_cause_is_named() -> None:
     wrong = assign([*MESSAGES, Message("the moon is full", "torch_aclnn_ops/nn.py")], SECTIONS)[1]
-    assert wrong == ["no cause in tests/_causes.py has words of torch_aclnn_ops/nn.py: the moon is full"]
+    assert "no cause in tests/_causes.py has words of torch_aclnn_ops/nn.py: the moon is full" in wrong
 
 
 def test_words_that_no_message_has_any_more_are_named() -> None:
     without = [message for message in MESSAGES if "amsgrad" not in message.text]
-    assert assign(without, SECTIONS)[1] == ["no message needs the words 'has amsgrad=True'"]
+    assert "no message needs the words 'has amsgrad=True'" in assign(without, SECTIONS)[1]
 
 
 def test_a_message_belongs_to_the_cause_with_the_longest_words_in_its_folder() -> None:
