@@ -205,6 +205,20 @@ _CALLS = (
     ),
 )
 
+_PATCH = (
+    Cause(
+        ("patch: {name} must be True or False", "only functions that are no generators are decorated"),
+        "`patch` was called with something else than a switch, or as the decorator of a generator or a class.",
+        "Give True or False (`adamw` takes a mapping of options too); inside a generator use `with patch():`.",
+    ),
+    Cause(
+        ("after this patch began, which stays",),
+        "A warning: another library, or a test, replaced the same function of torch while the patch was on, and has not"
+        " taken it back, so the patch cannot either.",
+        "End them in the opposite order of their beginnings.",
+    ),
+)
+
 _LINEAR_CROSS_ENTROPY = (
     Cause(
         (
@@ -264,6 +278,21 @@ _LINEAR_CROSS_ENTROPY = (
         ("must not be given with tensors of a class of their own",),
         "Tensor subclasses are left to torch's function, which does not have this argument.",
         "Give plain tensors (`tensor.as_subclass(torch.Tensor)`), or leave the argument out.",
+    ),
+    Cause(
+        ("linear_cross_entropy: shift must",),
+        "With `shift` each row is compared with a later label of its sequence, so the target is class indices of shape"
+        " (..., length), and the shift is less than that length.",
+        "Leave `shift` out where the labels are shifted already, as in a data set of next tokens.",
+    ),
+    Cause(
+        (
+            "LinearCrossEntropyLoss: target must not be None",
+            "with token_weight and outputs",
+            "in training; after eval()",
+        ),
+        "The module was called without a target, which gives logits, and is possible after `eval()` only.",
+        "Give the target, or call `module.eval()` and leave out what belongs to a loss.",
     ),
     Cause(
         ("a compiled call must not be differentiated with create_graph=True",),
@@ -357,12 +386,18 @@ _SHARDED = (
 
 _OPTIMIZER = (
     Cause(
+        ("unwrap: optimizer must be",),
+        "`unwrap` looks in `optimizer` and `optim` of wrappers, and found no FusedEmaAdam.",
+        "Give what accelerate or `ZeroRedundancyOptimizer` made of a FusedEmaAdam, or the optimizer itself.",
+    ),
+    Cause(
         (
             "FusedEmaAdam: {name} must be",
             "FusedEmaAdam: betas must be",
             "FusedEmaAdam: ema_decay must be",
             "FusedEmaAdam: ema_warmup must be",
             "FusedEmaAdam: flatten must be",
+            "FusedEmaAdam: amsgrad must be",
         ),
         "An option of the optimizer, of one of its groups, or of a loaded group has another type or is out of range.",
         'Use what the message says after "must be"; the docstring of `FusedEmaAdam` has all options.',
@@ -789,6 +824,7 @@ _HOST_NPU = (
 SECTIONS = {
     "Installing and importing": _INSTALLATION,
     "Calling a loss, an embedding or a raw operator": _CALLS,
+    "Replacing torch's functions, patch": _PATCH,
     "linear_cross_entropy": _LINEAR_CROSS_ENTROPY,
     "Shared vocabularies, DTensor and FSDP": _SHARDED,
     "The optimizer": _OPTIMIZER,

@@ -122,8 +122,8 @@ REFUSALS = {
         {"input": INPUT.to_sparse()},
         TypeError,
         "must be strided floating-point tensors where process_group is given, and target must be a plain tensor, but"
-        " the arguments are Tensor of torch.float32, torch.sparse_coo; Tensor of torch.float32, torch.strided; Tensor of"
-        " torch.int64",
+        " the arguments are Tensor of torch.float32, torch.sparse_coo; Tensor of torch.float32, torch.strided; Tensor"
+        " of torch.int64",
     ),
     "integers": (
         {"input": INPUT.long(), "linear_weight": HEAD.long()},
