@@ -118,6 +118,13 @@ REFUSALS = {
     "class weight of a shard": ({"weight": torch.ones(4)}, RuntimeError, "weight tensor should be defined"),
     "target beyond all": ({"target": torch.tensor([0, 8, 1])}, IndexError, "Target 8 is out of bounds"),
     "probabilities of a shard": ({"target": torch.ones(3, 4)}, RuntimeError, "target"),
+    "sparse input": (
+        {"input": INPUT.to_sparse()},
+        TypeError,
+        "must be strided floating-point tensors where process_group is given, and target must be a plain tensor, but"
+        " the arguments are Tensor of torch.float32, torch.sparse_coo; Tensor of torch.float32, torch.strided; Tensor"
+        " of torch.int64",
+    ),
     "integers": (
         {"input": INPUT.long(), "linear_weight": HEAD.long()},
         NotImplementedError,

@@ -115,10 +115,11 @@ def enable(
     global _runtime
     settings = _settings(devices, soc, strict_memory)
     if _runtime is not None:
-        if any(os.environ[name] != value for name, value in settings.items()):
-            raise HostNpuError(
-                "the host NPU is enabled with another number of devices, soc or memory, and cannot be changed"
-            )
+        for name, value in settings.items():
+            if os.environ[name] != value:
+                raise HostNpuError(
+                    f"the host NPU is enabled with {name}={os.environ[name]}, and cannot be changed to {value}"
+                )
         return
     _require_possible(force)
     os.environ.update(settings)

@@ -25,8 +25,9 @@ HcclResult unless_it_fails(const char* function, const Body& body) {
 
 HcclResult refuse(const char* function) {
     return unless_it_fails(function, [function] {
-        const std::string text = ": the host NPU does not simulate communication between devices";
-        host_npu::report_error(ACL_ERROR_FEATURE_UNSUPPORTED, function + text);
+        host_npu::report_error(
+            ACL_ERROR_FEATURE_UNSUPPORTED,
+            std::string(function) + ": the host NPU does not simulate communication between devices");
         return HCCL_E_NOT_SUPPORT;
     });
 }

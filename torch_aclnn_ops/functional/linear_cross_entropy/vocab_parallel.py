@@ -117,9 +117,12 @@ def refuse_in_shards(given: TorchArguments, classes: int) -> NoReturn:
         )
     whole = linear_weight.new_zeros((1,) * linear_weight.dim()).expand(classes, *linear_weight.shape[1:])
     left_to_torch(given._replace(linear_weight=whole, linear_bias=None))
+    tensors = (given.input, linear_weight, linear_bias, given.weight, given.target)
+    described = [f"{type(t).__name__} of {t.dtype}, {t.layout}" for t in tensors if t is not None]
     raise TypeError(
         "linear_cross_entropy: input, linear_weight, linear_bias and weight must be strided floating-point tensors"
-        " where process_group is given, and target must be a plain tensor"
+        " where process_group is given, and target must be a plain tensor, but the arguments are"
+        f" {'; '.join(described)}"
     )
 
 

@@ -27,8 +27,8 @@ def linear_limits(soc: str, input: Tensor, weight: Tensor, *_: object) -> str | 
     for name, tensor in (("input", input), ("weight", weight)):
         if tensor.dtype not in (torch.float16, torch.bfloat16):
             return f"{name} is {tensor.dtype} and CANN's operator takes torch.float16 and torch.bfloat16"
-    if weight.dim() != 2 or input.dim() != 2:
-        return "CANN's operator takes matrices"
+        if tensor.dim() != 2:
+            return f"{name} has {tensor.dim()} dimensions and CANN's operator takes 2"
     classes, features = weight.shape
     if classes < _MIN_CLASSES:
         return f"weight has {classes} classes and CANN's operator takes {_MIN_CLASSES} or more"
