@@ -31,6 +31,15 @@ _PYTHON_OPTIONS = {
 # Measures the memory of the process, which AddressSanitizer keeps when it is freed.
 _WITHOUT = ("tests/npu/test_leaks.py::test_many_calls_leave_nothing",)
 _CPU_TESTS = tuple(f"tests/test_linear_cross_entropy_{name}.py" for name in ("compiled", "products"))
+# What is looked at in every step keeps the compiler from vectors: 1,001 numbers that are added one after the other have
+# more roundings than the test allows. The second test runs the first one in another process.
+_WITHOUT_VECTORS = tuple(
+    f"{_CPU_TESTS[0]}::{name}"
+    for name in (
+        "test_the_softmax_is_exact_to_a_few_roundings[1001]",
+        "test_all_of_this_holds_for_the_vectors_of_other_chips",
+    )
+)
 
 # Cases that use a handle after its end on purpose, which by then may be another thread's, and why the others.
 _REUSED = "uses a handle that was destroyed"
@@ -80,9 +89,9 @@ def check_addresses() -> bool:
     test_program = program(ADDRESS, _COPY / "torch_aclnn_ops" / "_host_npu")
     passed = [_is_fine("C++ tests", _host_npu_program.results([str(test_program)], timeout=3600))]
     pytest = ("-m", "pytest", "--quiet", "-p", "no:cacheprovider")
-    without = [f"--deselect={name}" for name in _WITHOUT]
+    without = [f"--deselect={name}" for name in (*_WITHOUT, *_WITHOUT_VECTORS)]
     passed.append(_run_in_copy(environment, "-m", "torch_aclnn_ops.host_npu", *pytest, "tests/npu", *without))
-    passed.append(_run_in_copy(environment, *pytest, *_CPU_TESTS))
+    passed.append(_run_in_copy(environment, *pytest, *_CPU_TESTS, *without))
     return all(passed)
 
 

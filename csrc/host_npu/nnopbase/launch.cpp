@@ -21,10 +21,13 @@ constexpr std::int64_t kMostElements = std::int64_t{1} << 48;
 HostTensor on_host(const Layout& layout, void* storage) {
     if (layout.empty()) return {&layout, nullptr};
     std::int64_t elements = 1;
-    for (const auto size : layout.shape) elements = saturated_product(elements, size);
+    for (const auto size : layout.shape) {
+        if (size < 0) throw std::out_of_range("a tensor has a dimension of " + std::to_string(size) + " elements");
+        elements = saturated_product(elements, size);
+    }
     const auto [first, last] = layout.reach();
     const auto size = static_cast<std::int64_t>(item_size(layout.dtype));
-    if (elements < 0 || elements > kMostElements || first < -kMostElements || last > kMostElements) {
+    if (elements > kMostElements || first < -kMostElements || last > kMostElements) {
         throw std::out_of_range("a tensor from element " + std::to_string(first) + " to " + std::to_string(last) +
                                 " of its storage is larger than any device memory");
     }

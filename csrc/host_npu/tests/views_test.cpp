@@ -124,6 +124,17 @@ const Case gaps{"views/a_gap_between_allocations_is_a_device_fault", [] {
                     expect(fault_of(std::move(call)) != 0, "the kernel wrote to what is not allocated");
                 }};
 
+const Case negative{"views/sizes_below_zero_are_a_device_fault", [] {
+                        const Shape shape{-2, -3}, strides{-3, 1}, storage{6};
+                        MseLossBackward call;
+                        for (auto* tensor : {&call.grad, &call.self, &call.target, &call.out}) {
+                            *tensor = floats({6});
+                            aclInitTensor(*tensor, shape.data(), 2, ACL_FLOAT, strides.data(), 0, ACL_FORMAT_ND,
+                                          storage.data(), 1, tensor->address());
+                        }
+                        expect(fault_of(std::move(call)) != 0, "the kernel was done with -2 rows of -3 elements");
+                    }};
+
 const Case uncountable{"views/more_elements_than_can_be_counted_are_a_device_fault", [] {
                            const Shape shape{std::int64_t{1} << 40, std::int64_t{1} << 40}, strides{0, 0}, storage{1};
                            MseLossBackward call;
