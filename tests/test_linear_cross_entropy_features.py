@@ -411,14 +411,18 @@ WRONG_WITH_BATCHES = [
     ({"label_smoothing": "0.1"}, TypeError, "be a number from 0 to 1, but it is '0.1'"),
     ({"ignore_index": 1.5}, TypeError, "be None or an int, but it is 1.5"),
     (
-        {"ignore_index": 1, "target": torch.rand(2, 3, C)},
+        {"ignore_index": 1, "target": torch.full((2, 3, C), 1 / C)},
         RuntimeError,
         "be None with probabilities as target",
     ),
 ]
 
 
-@pytest.mark.parametrize("wrong, exception, sentence", WRONG_WITH_BATCHES, ids=str)
+@pytest.mark.parametrize(
+    "wrong, exception, sentence",
+    WRONG_WITH_BATCHES,
+    ids=lambda value: ", ".join(value) if isinstance(value, dict) else str(value),
+)
 def test_a_wrong_argument_is_named_with_batches_too(wrong, exception, sentence):
     arguments = {"input": torch.ones(2, 3, H), "linear_weight": torch.ones(C, H), "target": torch.zeros(2, 3).long()}
     ours.linear_cross_entropy(**arguments)
