@@ -44,6 +44,7 @@ _WITHOUT_VECTORS = tuple(
 # Cases that use a handle after its end on purpose, which by then may be another thread's, and why the others.
 _REUSED = "uses a handle that was destroyed"
 ALONE = {
+    "cache/determinism_is_part_of_the_key": "changes an option of the device, on which calls depend",
     "cores/threads_and_streams_have_the_limit_that_is_set": "changes a limit of the device",
     "life_cycle/destroying_executors": _REUSED,
     "life_cycle/phase_two_refusals_consume_the_executor": _REUSED,

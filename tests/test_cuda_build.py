@@ -95,15 +95,21 @@ def installed(tmp_path):
     def install(of_torch: bytes | None, of_torch_npu: bytes = _CALL) -> str:
         _library(tmp_path / "torch_npu", "libtorch_npu.so", of_torch_npu)
         (tmp_path / "torch_npu" / "__init__.py").write_text("import os; os.abort()")
+        for name in _torch_npu._CANN_LIBRARIES:
+            (tmp_path / name).touch()
         if of_torch is not None:
             _library(tmp_path / "cuda" / "torch", "libc10_cuda.so", of_torch)
         return (
             "import ctypes, types; from importlib.machinery import PathFinder\n"
             "load, find = ctypes.CDLL, PathFinder.find_spec\n"
             "cann = ('libacl', 'libascendcl', 'libhccl', 'libge_', 'libgraph')\n"
-            "ctypes.CDLL = lambda name, *a, **k: None if str(name).startswith(cann) else load(name, *a, **k)\n"
+            "is_cann = lambda name: str(name).rpartition('/')[2].startswith(cann)\n"
+            "ctypes.CDLL = lambda name, *a, **k: None if is_cann(name) else load(name, *a, **k)\n"
             f"stand_in = types.SimpleNamespace(origin={str(tmp_path / 'cuda' / 'torch' / '__init__.py')!r})\n"
-            "PathFinder.find_spec = lambda name, *a: find(name, *a) if name != 'torch' or a else stand_in\n"
+            # An import gives no path; who looks where packages are installed does.
+            "PathFinder.find_spec = lambda name, path=None, *a: (\n"
+            "    stand_in if name == 'torch' and path else find(name, path, *a)\n"
+            ")\n"
         )
 
     return install
@@ -113,7 +119,7 @@ def test_importing_the_package_warns_in_place_of_ending_the_process(installed, t
     code = installed(_CALL) + (
         "import torch_aclnn_ops, torch\nprint(torch.ones(2).sum().item(), torch_aclnn_ops._torch_npu.why_unavailable())"
     )
-    result = _run(code, tmp_path)
+    result = _run(code, tmp_path, LD_LIBRARY_PATH=str(tmp_path))
     expected = (
         "the installed torch is a CUDA build, with which torch_npu ends the process when it is imported. "
         "To use NPUs, install the CPU build of the same version of torch in its place"
@@ -141,7 +147,6 @@ def test_the_doctor_tells_the_conflict_and_the_remedy(installed, tmp_path):
 
 def test_nobody_is_warned_who_switched_torch_npu_off(installed, tmp_path):
     code = installed(_CALL) + "import torch_aclnn_ops; print(torch_aclnn_ops._torch_npu.conflict())"
-    (tmp_path / "libascendcl.so").touch()
     result = _run(code, tmp_path, TORCH_DEVICE_BACKEND_AUTOLOAD="0", LD_LIBRARY_PATH=str(tmp_path))
     assert "is a CUDA build" in result.stdout
     assert "Warning" not in result.stderr

@@ -8,7 +8,7 @@ from torch_aclnn_ops import functional as ours
 import numpy
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests import _torchs as torchs
@@ -201,6 +201,8 @@ def calls(draw, batches=None, positions=((), (), (2,), (2, 1))):
 @given(call=calls())
 def test_any_call_does_what_torchs_does(call):
     input, head, target, options, inputs = call
+    # Torch cannot look the weights of uint8 targets up where it smooths.
+    assume(not (target.dtype is torch.uint8 and options["weight"] is not None and options["label_smoothing"] > 0))
     for tensor in inputs:
         tensor.requires_grad_()
     mine, theirs = (
