@@ -201,14 +201,14 @@ def calls(draw, batches=None, positions=((), (), (2,), (2, 1))):
 @given(call=calls())
 def test_any_call_does_what_torchs_does(call):
     input, head, target, options, inputs = call
-    # Torch cannot look the weights of uint8 targets up where it smooths.
-    assume(not (target.dtype is torch.uint8 and options["weight"] is not None and options["label_smoothing"] > 0))
     for tensor in inputs:
         tensor.requires_grad_()
     mine, theirs = (
         outcome(partial(function, input, head, target, **options), inputs)
         for function in (ours.linear_cross_entropy, partial(_in_float32, torchs.functional))
     )
+    # Torch takes uint8 targets, but fails on them inside of some of its ways; ours does not.
+    assume(not (target.dtype is torch.uint8 and mine[0] == "returned" and theirs[0] == "raised"))
     if mine[0] == "returned" and mine[1].dtype in HALF_DTYPES:  # torch's own function took the call
         mine = (mine[0], mine[1].float(), *mine[2:])
     if theirs[2:3] == (torchs.REFUSED,):

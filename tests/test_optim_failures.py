@@ -145,3 +145,19 @@ def test_nothing_is_lost_whenever_a_signal_comes():
         Campaign("cpu", report).interrupt(40)
     assert not report.losses, report
     assert sum(report.disturbed.values()) > 10
+
+
+def test_a_repeated_step_moves_no_average_twice_whose_parameter_is_elsewhere_by_then():
+    partly = 0
+    for nth in range(0, 60, 3):
+        attempt = interrupts.Attempt("cpu", "flat mixed", "step", 2)
+        params = attempt._trainee.params
+        try:
+            FailOperators(nth, 1).run(attempt.act)
+        except Failed as error:
+            is_updated = [param.grad is None for param in params if param.numel()]
+            partly += any(is_updated) and not all(is_updated)
+            for param in params:
+                param.data = param.data.clone()
+            assert attempt.lost(error) == "", nth
+    assert partly

@@ -25,7 +25,7 @@ class AveragingOptimizer(Optimizer):
     _exchange: Exchange | None  # that is not undone
     _has_warned: bool
     _progress: StepProgress  # of the last step that failed
-    _updated: set[int]  # the addresses of the step counts that failed steps since the last whole one have updated
+    _updated: set[Tensor]  # the parameters that failed steps since the last whole one have updated
     _cached: dict[int, CachedState]
     _flatten: bool
 

@@ -200,14 +200,12 @@ class FlatBuffer:
             end = begin + grad.numel()
         torch.cat(parts, out=run.grads)
 
-    def idle(self, updated: Collection[int]) -> Idle:
-        """Return what has no gradient and was updated before, but for step counts at ``updated``; see ``gather``."""
+    def idle(self, updated: Collection[Tensor]) -> Idle:
+        """Return what has no gradient and was updated before, but for the parameters ``updated``; see ``gather``."""
         if self.has_own_grads():
             return Idle([], [], [])
-        first, size = self.steps.data_ptr(), self.steps.element_size()
         is_idle = [
-            param.grad is None and has_state(self._all_states, param) and first + i * size not in updated
-            for i, param in enumerate(self.params)
+            param.grad is None and has_state(self._all_states, param) and param not in updated for param in self.params
         ]
         runs = self._runs(is_idle, [0] * len(self.params))
         weights = [run.states.get("master_params", run.weights) for run in runs]

@@ -1,6 +1,5 @@
 """The averages of parameters that have no gradient in a step, which go on as those of the others do."""
 
-from collections.abc import Collection
 from functools import partial
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ from torch import Tensor
 
 
 class Idle(NamedTuple):
-    """The parameters of a group that were updated before and have no gradient now, in lists.
+    """The parameters of a group that were updated before this step and have no gradient in it, in lists.
 
     ``weights`` are their master weights, where they have some.
     """
@@ -22,13 +21,6 @@ class Idle(NamedTuple):
     weights: list[Tensor]
     averages: list[Tensor]
     steps: list[Tensor]
-
-    def without(self, updated: Collection[int]) -> "Idle":
-        """Leave out those whose step count is at one of these addresses."""
-        if not updated:
-            return self
-        kept = [i for i, step in enumerate(self.steps) if step.data_ptr() not in updated]
-        return Idle(*([tensors[i] for i in kept] for tensors in self))
 
 
 def average(idle: Idle, steps: list[Tensor], options: Options, schedule: EmaSchedule, progress: StepProgress) -> None:

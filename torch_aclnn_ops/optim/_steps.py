@@ -160,22 +160,21 @@ def log_paths(optimizer: Optimizer) -> None:
         log_path(name, lambda: "not called, because no parameter has a gradient")
 
 
-def use_up_gradients(optimizer: Optimizer, progress: StepProgress, error: BaseException) -> set[int]:
+def use_up_gradients(optimizer: Optimizer, progress: StepProgress, error: BaseException) -> set[Tensor]:
     """Take the gradients from the parameters that a failed step has updated, and name these.
 
     Returns:
-        The addresses of their step counts, and of those whose averages alone were updated.
+        These parameters, and those whose averages alone were updated.
     """
     ends = [(step.data_ptr(), step.nbytes) for step in progress.updated]
     addresses = {address for first, size in ends for address in range(first, first + size, 8)}
-    updated = [
+    moved = [
         param
         for group in optimizer.param_groups
         for param in group["params"]
-        if param.grad is not None
-        and has_state(optimizer.state, param)
-        and optimizer.state[param]["step"].data_ptr() in addresses
+        if has_state(optimizer.state, param) and optimizer.state[param]["step"].data_ptr() in addresses
     ]
+    updated = [param for param in moved if param.grad is not None]
     # In C, so that no signal comes in between.
     deque(map(setattr, updated, repeat("grad"), repeat(None)), maxlen=0)
     # A GradScaler has set these, and would multiply by what it finds when it is asked again.
@@ -189,4 +188,4 @@ def use_up_gradients(optimizer: Optimizer, progress: StepProgress, error: BaseEx
         f"FusedEmaAdam: the step updated these parameters, and set their grad to None: {names}."
         f" {call} can be called again, and updates the others",
     )
-    return addresses
+    return set(moved)

@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Callable
 from itertools import compress
-from operator import not_
 from typing import Any, overload
 
 from torch_aclnn_ops.functional.ema_adam_kernels import Options, TensorLists, local
@@ -167,7 +166,7 @@ class FusedEmaAdam(AveragingOptimizer):
         self._cached: dict[int, CachedState] = {}
         self._has_warned = False
         self._progress = StepProgress()
-        self._updated: set[int] = set()
+        self._updated: set[Tensor] = set()
         self._exchange: Exchange | None = None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -268,7 +267,7 @@ class FusedEmaAdam(AveragingOptimizer):
                     self._cached[i].remember_own_writes()
             all_steps += tensors.steps
         for idle, (options, schedule) in zip(all_idle, parsed, strict=True):
-            average(idle.without(self._updated), all_steps + idle.steps, options, schedule, progress)
+            average(idle, all_steps + idle.steps, options, schedule, progress)
 
     def _step_flat(
         self,
@@ -323,5 +322,8 @@ class FusedEmaAdam(AveragingOptimizer):
         ):
             listed += compress(of_all, has_grad)
         if group["ema_without_grad"] and not all(has_grad):
+            is_idle = [
+                not has and param not in self._updated for has, param in zip(has_grad, cached.params, strict=True)
+            ]
             for listed, of_all in zip(others[4:], (cached.masters, *cached.lists[2:]), strict=True):
-                listed += compress(of_all, map(not_, has_grad))
+                listed += compress(of_all, is_idle)
