@@ -52,6 +52,6 @@ by_frequency = -torch.special.xlogy(frequencies, frequencies).sum().item()
 launched = sum(torch_aclnn_ops.launches().values())
 print(
     f"Shown: {STEPS} steps on {device.type} bring the loss from {by_frequency:.2f} nats a byte, which frequencies alone"
-    f" give, to {raw:.2f}, and to {averaged:.2f} with averaged weights.\nThe script is plain PyTorch but for two imports;"
+    f" give, to {raw:.2f}, and to {averaged:.2f} with averaged weights.\nThe functions are called as torch's own are;"
     f" {launched:,} operators of CANN were launched."
 )

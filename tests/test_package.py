@@ -1,8 +1,10 @@
 """Importing the package and asking the doctor, with torch_npu absent, without CANN, and with it."""
 
+import importlib.metadata
 import json
 import os
 import pathlib
+import platform
 import re
 import subprocess
 import sys
@@ -123,6 +125,33 @@ def test_the_doctor_says_that_cann_is_installed_but_not_where_the_loader_searche
     found = _diagnosis(without_cann, ASCEND_HOME_PATH="/opt/cann")
     assert found["CANN"]["found"] == "/opt/cann, but not where the loader searches"
     assert found["CANN"]["remedy"] == "source /opt/cann/set_env.sh"
+
+
+_OF_ALICE = {"HOME": "/home/alice", "USER": "alice", "LOGNAME": "alice"}
+
+
+@pytest.mark.parametrize(
+    ("folder", "shown"),
+    [
+        ("/home/alice/Ascend", "~/Ascend"),
+        ("/data/alice/cann", "/data/$USER/cann"),
+        ("/home/bob/cann", "/home/.../cann"),
+        ("/opt/malice/cann", "/opt/malice/cann"),
+    ],
+)
+def test_a_report_of_the_doctor_names_no_home_and_no_user(folder, shown, without_cann):
+    found = _diagnosis(without_cann, ASCEND_HOME_PATH=folder, **_OF_ALICE)
+    assert found["CANN"]["found"] == f"{shown}, but not where the loader searches"
+    assert found["CANN"]["remedy"] == f"source {shown}/set_env.sh"
+    assert platform.node() not in json.dumps(found)
+
+
+def test_the_doctor_names_the_settings_and_the_libraries_that_matter_to_a_report(tmp_path):
+    found = _diagnosis(tmp_path, TASK_QUEUE_ENABLE="2", TORCH_ACLNN_CHECK_VALUES="1", LS_COLORS="secret")
+    assert {"TASK_QUEUE_ENABLE=2", "TORCH_ACLNN_CHECK_VALUES=1"} <= set(found["settings"]["found"].split(", "))
+    assert "secret" not in json.dumps(found)
+    versions = dict(one.split() for one in found["other libraries"]["found"].split(", "))
+    assert versions.items() >= {name: importlib.metadata.version(name) for name in ("numpy", "transformers")}.items()
 
 
 def test_the_doctor_says_that_torch_npu_sees_no_device(tmp_path):

@@ -5,7 +5,9 @@ and g++ are installed. Of this package only the host NPU is used; ``mse_loss.cpp
 """
 
 import importlib.util
+import os
 import sys
+import sysconfig
 import warnings
 from pathlib import Path
 
@@ -24,6 +26,7 @@ def load() -> None:
     spec = importlib.util.find_spec("torch_npu")
     assert spec is not None and spec.origin is not None
     npu = Path(spec.origin).parent
+    os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])  # where pip puts ninja
     build = HERE.parents[1] / "build" / "own_operator"
     build.mkdir(parents=True, exist_ok=True)
     cpp_extension.load(
