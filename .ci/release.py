@@ -37,7 +37,7 @@ def run(*command: object, **options: object) -> None:
 def build(tools: str) -> tuple[Path, Path, Path]:
     """Build the source distribution, the wheel that is made of it, and the wheel with compiled parts."""
     shutil.rmtree(DIST, ignore_errors=True)
-    run(tools, "-m", "build", "--no-isolation", "--outdir", DIST, ROOT)
+    run(tools, "-m", "build", "--no-isolation", "--outdir", DIST, ROOT, stdout=subprocess.DEVNULL)
     for stale in (ROOT / "build").glob("lib*"):  # setuptools would pack what has been deleted since
         shutil.rmtree(stale)
     [sdist], [pure] = DIST.glob("*.tar.gz"), DIST.glob("*-none-any.whl")

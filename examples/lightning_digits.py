@@ -124,7 +124,7 @@ def main(argv: list[str] | None = None) -> int:
         ckpt_path=options.output / "last.ckpt" if options.resume else None,
     )
     if "val_loss" not in trainer.callback_metrics:
-        parser.exit(2, f"{parser.prog}: error: the checkpoint has its {options.epochs} epochs; go on with more --epochs\n")
+        parser.exit(2, f"{parser.prog}: error: the checkpoint has all {options.epochs} epochs; ask for more\n")
     error = float(trainer.callback_metrics["val_loss"])
     baseline = F.mse_loss(training.mean(0).expand_as(held_out), held_out).item()
     if not error < baseline:
