@@ -89,7 +89,11 @@ class NpuAccelerator(Accelerator):
 
 
 def place(device: torch.device) -> dict[str, Any]:
-    """Return the arguments of ``Trainer`` for a device."""
+    """Return the arguments of ``Trainer`` for a device.
+
+    On an NPU its ``precision="bf16-mixed"`` would be CUDA's, without effect; the plugin
+    ``MixedPrecision("bf16-mixed", device="npu")`` is what computes in bfloat16.
+    """
     if device.type == "cpu":
         return {"accelerator": "cpu"}
     return {"strategy": SingleDeviceStrategy(torch.device("npu", 0), NpuAccelerator())}

@@ -270,9 +270,10 @@ def test_an_own_operator_is_compiled_tested_and_differentiated_on_the_host_npu(s
     assert short_ones.endswith("nothing is left alive.\nstatus 0\n")
 
 
-def test_an_own_operator_without_the_host_npu_is_refused():
-    result = _run("own_operator/own_operator.py")
-    assert result.returncode == 2 and "python -m torch_aclnn_ops.host_npu" in result.stderr
+def test_an_own_operator_without_the_host_npu_is_refused(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(str(ROOT / "examples/own_operator/own_operator.py"), run_name="__main__")
+    assert stopped.value.code == 2 and "python -m torch_aclnn_ops.host_npu" in capsys.readouterr().err
 
 
 def test_hugging_faces_trainer_goes_on_from_its_checkpoint_with_the_same_averages(output):

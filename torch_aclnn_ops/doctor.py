@@ -23,7 +23,7 @@ import torch
 
 __all__ = ["Finding", "describe", "findings", "main"]
 
-_BUILD = "torch_aclnn_ops again with pip's --no-build-isolation"
+_BUILD = "torch_aclnn_ops again with pip's --no-build-isolation, in a checkout with --editable too"
 _REINSTALL = f"install torch_npu, then {_BUILD}"
 _FORMULA = "formula in torch calls"
 
