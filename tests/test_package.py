@@ -146,6 +146,10 @@ def test_a_report_of_the_doctor_names_no_home_and_no_user(folder, shown, monkeyp
     assert cann.remedy == f"source {shown}/set_env.sh"
 
 
+def test_the_doctor_says_that_the_package_is_that_of_a_checkout():
+    assert doctor.findings()[0].found == f"{torch_aclnn_ops.__version__}, from a checkout"
+
+
 def test_a_report_of_the_doctor_does_not_name_the_machine(capsys, monkeypatch):
     monkeypatch.setattr(platform, "node", lambda: "the-machine")
     monkeypatch.setenv("HOSTNAME", "the-machine")

@@ -63,7 +63,7 @@ def findings() -> list[Finding]:
         'torch_aclnn_ops'
     """
     found = [
-        Finding("torch_aclnn_ops", __version__),
+        Finding("torch_aclnn_ops", f"{__version__}, {'from a checkout' if _is_checkout() else 'installed'}"),
         _python(),
         _torch(),
         _other_libraries(),
@@ -113,6 +113,11 @@ def _without_names(text: str) -> str:
         text = re.sub(rf"{re.escape(str(Path.home()))}(?![\w.-])", "~", text)
         text = re.sub(rf"(?<=/){re.escape(getpass.getuser())}(?![\w.-])", "$USER", text)
     return re.sub(r"/(home|Users)/(?!\$USER)[^/\s:]+", r"/\1/...", text)
+
+
+def _is_checkout() -> bool:
+    """Return whether the package is beside its sources; Python, when started there, takes it before an installed one."""
+    return Path(__file__).parents[1].joinpath("setup.py").exists()
 
 
 def _python() -> Finding:

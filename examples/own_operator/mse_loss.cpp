@@ -80,7 +80,10 @@ void launch(const std::string& name, const Arguments&... arguments) {
     uint64_t workspace_size = 0;
     aclOpExecutor* executor = nullptr;
     const int32_t status = phase_one(convert(arguments)..., &workspace_size, &executor);
-    TORCH_CHECK(status == 0, name, " refuses the call with status ", status, ": ", aclGetRecentErrMsg());
+    if (status != 0) {
+        const char* const message = aclGetRecentErrMsg();
+        TORCH_CHECK(false, name, " refuses the call with status ", status, ": ", message == nullptr ? "" : message);
+    }
     // Freed when this function ends, with phase two still queued: the memory is given to later work of the stream only.
     c10::DataPtr workspace;
     if (workspace_size > 0) {
