@@ -116,7 +116,7 @@ def _without_names(text: str) -> str:
 
 
 def _is_checkout() -> bool:
-    """Return whether the package is beside its sources; Python, when started there, takes it before an installed one."""
+    """Return whether the package is beside its sources; Python, started there, takes it before an installed one."""
     return Path(__file__).parents[1].joinpath("setup.py").exists()
 
 
