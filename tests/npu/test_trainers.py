@@ -45,6 +45,7 @@ def test_transformers_trains_and_evaluates_averages_on_it_as_on_a_cpu(trained, t
     assert _evaluations(trained) == pytest.approx(_evaluations(on_cpu), rel=1e-3)
 
 
+@pytest.mark.exhaustive
 def test_transformers_goes_on_from_a_checkpoint_on_it_with_the_same_losses_and_averages(trained):
     resumed = make_trainer(trained.args.output_dir, use_cpu=False, save_strategy="no")
     resumed.train(resume_from_checkpoint=f"{trained.args.output_dir}/checkpoint-3")
@@ -83,7 +84,8 @@ def test_lightning_trains_and_validates_averages_on_it_as_on_a_cpu(place, launch
     assert "aclnnApplyFusedEmaAdam" in launched()
 
 
-@pytest.mark.parametrize("goes_on", ["npu", pytest.param("cpu", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("goes_on", ["npu", "cpu"])
 def test_lightning_goes_on_from_a_checkpoint_of_it(goes_on, place, tmp_path):
     whole = fit(make_lightning_trainer(epochs=4, **place), Model())
     fit(make_lightning_trainer(ModelCheckpoint(tmp_path, "model"), **place), Model())
