@@ -116,6 +116,33 @@ def test_a_training_goes_on_from_a_checkpoint_with_the_same_losses_and_averages(
     assert equal(averages_of(trainer, resumed), averages_of(whole_trainer, whole))
 
 
+class Clipped(Model):
+    """Keeps the norms of the gradients that the optimizer gets, which it clips itself if no trainer does."""
+
+    def __init__(self, own=False):
+        super().__init__()
+        self.own, self.norms = own, []
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        optimizer.register_step_pre_hook(self.keep_norm)
+        return optimizer
+
+    def keep_norm(self, optimizer, *_):
+        self.norms.append(nn.utils.get_total_norm([one.grad for one in self.parameters()]).item())
+
+    def configure_gradient_clipping(self, optimizer, gradient_clip_val, gradient_clip_algorithm):
+        self.clip_gradients(optimizer, gradient_clip_val=0.01 if self.own else gradient_clip_val)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("own", [False, True], ids=["by the trainer", "by the model"])
+def test_gradients_are_clipped(precision, own):
+    options = {} if own else {"gradient_clip_val": 0.01}
+    model = fit(make_trainer(precision=precision, **options), Clipped(own))
+    assert len(model.norms) == 2 * BATCHES and max(model.norms) == pytest.approx(0.01, rel=1e-3)
+
+
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_weights_come_back_where_a_validation_fails(error):
     class Failing(Model):

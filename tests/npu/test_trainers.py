@@ -13,7 +13,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 
 from tests._language_models import make
 from tests.test_hf_trainer import STEPS, make_trainer
-from tests.test_lightning import Model, averages_of, equal, fit
+from tests.test_lightning import Clipped, Model, averages_of, equal, fit
 from tests.test_lightning import make_trainer as make_lightning_trainer
 
 CROSS_ENTROPY = {"aclnnFusedLinearOnlineMaxSum", "aclnnFusedLinearCrossEntropyLossGrad"}
@@ -93,6 +93,12 @@ def test_lightning_goes_on_from_a_checkpoint_of_it(goes_on, place, tmp_path):
     resumed = fit(trainer, Model(), ckpt_path=tmp_path / "model.ckpt")
     assert resumed.losses == pytest.approx(whole.losses[len(resumed.losses) :], rel=1e-4)
     assert 2 * len(resumed.losses) == len(whole.losses)
+
+
+def test_lightning_clips_gradients_that_it_has_scaled_on_it(place):
+    trainer = make_lightning_trainer(plugins=MixedPrecision("16-mixed", device="npu"), gradient_clip_val=0.01, **place)
+    model = fit(trainer, Clipped())
+    assert model.norms and max(model.norms) == pytest.approx(0.01, rel=1e-3)
 
 
 class InAutocast(Model):
