@@ -21,7 +21,7 @@ else
 ON_NPU = $(RUN)
 endif
 
-.PHONY: setup demo test test-all matrix aarch64 lint bench soak audit precision phase-one faults asan tsan fuzz coverage clean
+.PHONY: setup demo test test-all matrix aarch64 lint bench soak audit release-check precision phase-one faults asan tsan fuzz coverage clean
 
 setup: $(INSTALLED) $(BUILT)
 
@@ -87,6 +87,14 @@ audit: $(INSTALLED) .audit/bin/pip-audit
 	$(PYTHON) -m venv .audit
 	.audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1
 
+# The archives of a release, in dist: built, checked by the usual tools, installed elsewhere and run.
+release-check: setup .release/bin/twine
+	$(RUN) .ci/release.py .release/bin/python
+
+.release/bin/twine:
+	$(PYTHON) -m venv .release
+	.release/bin/python -m pip install --quiet --disable-pip-version-check build==1.6.1 check-wheel-contents==0.6.3 twine==7.0.0 "setuptools>=77"
+
 # The errors of every operator against float64, in docs/precision.md.
 precision: setup
 	$(ON_NPU) -m benchmarks.errors
@@ -109,5 +117,5 @@ aarch64: $(INSTALLED)
 	$(RUN) -m tests.aarch64
 
 clean:
-	rm -rf $(VENV) .aarch64 .audit build dist runs *.egg-info torch_aclnn_ops/_host_npu torch_aclnn_ops/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .aarch64 .audit .release build dist runs *.egg-info torch_aclnn_ops/_host_npu torch_aclnn_ops/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

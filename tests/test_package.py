@@ -1,14 +1,16 @@
 """Importing the package and asking the doctor, with torch_npu absent, without CANN, and with it."""
 
+import importlib.metadata
 import json
 import os
 import pathlib
+import platform
 import re
 import subprocess
 import sys
 
 import torch_aclnn_ops
-from torch_aclnn_ops import _cpu_extension, doctor, functional, ops
+from torch_aclnn_ops import _cpu_extension, _torch_npu, doctor, functional, ops
 
 import pytest
 import torch
@@ -125,6 +127,47 @@ def test_the_doctor_says_that_cann_is_installed_but_not_where_the_loader_searche
     assert found["CANN"]["remedy"] == "source /opt/cann/set_env.sh"
 
 
+@pytest.mark.parametrize(
+    ("folder", "shown"),
+    [
+        ("/home/alice/Ascend", "~/Ascend"),
+        ("/data/alice/cann", "/data/$USER/cann"),
+        ("/home/bob/cann", "/home/.../cann"),
+        ("/opt/malice/cann", "/opt/malice/cann"),
+    ],
+)
+def test_a_report_of_the_doctor_names_no_home_and_no_user(folder, shown, monkeypatch):
+    of_alice = {"HOME": "/home/alice", "USER": "alice", "LOGNAME": "alice", "ASCEND_HOME_PATH": folder}
+    for name, value in of_alice.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(_torch_npu, "finds_cann", lambda: False)
+    [cann] = [found for found in doctor.findings() if found.what == "CANN"]
+    assert cann.found == f"{shown}, but not where the loader searches"
+    assert cann.remedy == f"source {shown}/set_env.sh"
+
+
+def test_the_doctor_says_that_the_package_is_that_of_a_checkout():
+    assert doctor.findings()[0].found == f"{torch_aclnn_ops.__version__}, from a checkout"
+
+
+def test_a_report_of_the_doctor_does_not_name_the_machine(capsys, monkeypatch):
+    monkeypatch.setattr(platform, "node", lambda: "the-machine")
+    monkeypatch.setenv("HOSTNAME", "the-machine")
+    doctor.main(["--json"])
+    assert "the-machine" not in capsys.readouterr().out
+
+
+def test_the_doctor_names_the_settings_and_the_libraries_that_matter_to_a_report(monkeypatch):
+    monkeypatch.setenv("TASK_QUEUE_ENABLE", "2")
+    monkeypatch.setenv("TORCH_ACLNN_CHECK_VALUES", "1")
+    monkeypatch.setenv("MY_TOKEN", "secret")
+    found = {row.what: row.found for row in doctor.findings()}
+    assert {"TASK_QUEUE_ENABLE=2", "TORCH_ACLNN_CHECK_VALUES=1"} <= set(found["settings"].split(", "))
+    assert "secret" not in str(found)
+    versions = dict(one.split() for one in found["other libraries"].split(", "))
+    assert versions.items() >= {name: importlib.metadata.version(name) for name in ("numpy", "transformers")}.items()
+
+
 def test_the_doctor_says_that_torch_npu_sees_no_device(tmp_path):
     (tmp_path / "torch_npu.py").write_text(
         "import torch, types\ntorch.npu = types.SimpleNamespace(device_count=lambda: 0)\ndef _autoload(): pass"
@@ -140,7 +183,7 @@ def test_the_doctor_says_what_the_cpu_kernels_give_and_how_to_get_them(monkeypat
     assert doctor.findings()[-1] == doctor.Finding(
         "CPU kernels",
         "not loaded: it was not built",
-        "for speed: install torch_aclnn_ops again with pip's --no-build-isolation",
+        "for speed: install torch_aclnn_ops again with pip's --no-build-isolation, in a checkout with --editable too",
     )
     monkeypatch.setattr(_cpu_extension, "why_unavailable", lambda: None)
     monkeypatch.setattr(_cpu_extension, "vectors", lambda: "AVX2")
