@@ -21,7 +21,7 @@ else
 ON_NPU = $(RUN)
 endif
 
-.PHONY: setup demo test test-all matrix aarch64 lint bench soak audit release-check precision phase-one faults asan tsan fuzz coverage clean
+.PHONY: setup demo test test-all docs matrix aarch64 lint bench soak audit release-check precision phase-one faults asan tsan fuzz coverage clean
 
 setup: $(INSTALLED) $(BUILT)
 
@@ -47,6 +47,14 @@ test: setup
 # Also the grids of cases that are marked as exhaustive.
 test-all: setup
 	$(RUN) -m pytest --quiet --numprocesses auto -m ""
+
+# The documentation in build/site; every warning is an error. Needs no compiled part.
+docs: $(VENV)/docs
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet --strict
+
+$(VENV)/docs: $(INSTALLED)
+	TORCH_ACLNN_NPU=0 TORCH_ACLNN_HOST_NPU=0 TORCH_ACLNN_CPU=0 $(PIP) --no-build-isolation --editable ".[docs]"
+	touch $@
 
 # Every call of every simulated function fails once, in every operator; signals and operators that fail in the optimizer.
 faults: setup
