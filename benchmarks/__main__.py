@@ -64,7 +64,7 @@ def main() -> int:
     """Do what the command line says; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(BENCHMARKS)} (default: all)")
-    parser.add_argument("--quick", action="store_true", help="two sizes and few rounds, to see that it runs")
+    parser.add_argument("--quick", action="store_true", help="few sizes and rounds, to see that it runs")
     parser.add_argument("--figures", action="store_true", help="measure nothing, only draw and write tables again")
     parser.add_argument("--output", type=Path, help="folder of the files, without those of the documentation")
     options = parser.parse_args()

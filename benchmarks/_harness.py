@@ -4,7 +4,6 @@ import argparse
 import ctypes
 import gc
 import importlib.util
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -17,7 +16,7 @@ import torch_aclnn_ops  # noqa: F401
 
 import torch
 
-from benchmarks._results import Row, print_rows, write
+from benchmarks._results import CORES, Row, print_rows, write
 
 Call = Callable[[], object]
 
@@ -145,6 +144,7 @@ def compare(
             **columns,
             "by": by,
             "status": MEASURED,
+            "rounds": rounds,
             "median_s": timing.median / calls,
             "minimum_s": timing.minimum / calls,
             "ratio_of_medians": timing.median / reference.median,
@@ -166,9 +166,9 @@ def _repeated(call: Call, calls: int, wait: Call | None) -> Call:
 
 
 def doublings(largest: int, quick: bool = False) -> list[int]:
-    """Return the sizes of a sweep: six doublings up to the largest, or for a quick one the two smallest."""
+    """Return the sizes of a sweep: six doublings up to the largest, or for a quick one the three smallest."""
     exponents = range(_DOUBLINGS, -1, -1)
-    return [largest >> exponent for exponent in (exponents[:2] if quick else exponents)]
+    return [largest >> exponent for exponent in (exponents[:3] if quick else exponents)]
 
 
 def absent(by: str, reason: str, **columns: object) -> Row:
@@ -189,9 +189,9 @@ def is_installed(*packages: str) -> bool:
 def parser(description: str | None) -> argparse.ArgumentParser:
     """Make the parser of the options that all benchmarks have."""
     made = argparse.ArgumentParser(description=(description or "").splitlines()[0])
-    made.add_argument("--quick", action="store_true", help="two sizes and few rounds, to see that it runs")
+    made.add_argument("--quick", action="store_true", help="few sizes and rounds, to see that it runs")
     made.add_argument("--output", type=Path, help="folder of the CSV files; without it nothing is written")
-    threads = min(2, len(os.sched_getaffinity(0)))
+    threads = min(2, CORES)
     made.add_argument("--threads", type=int, default=threads, help="threads of torch (default: %(default)s)")
     return made
 

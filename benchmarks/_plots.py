@@ -1,5 +1,6 @@
 """The plots of the benchmarks: time and memory against size, peers beside ours, the limit as a line."""
 
+import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -8,6 +9,8 @@ from torch_aclnn_ops._files import replacing
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
+from PIL import Image
 
 from benchmarks._report import Rows, is_limit, sweeps
 
@@ -27,14 +30,21 @@ def new_figure(height: float) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a PNG."""
+    """Write a PNG of few bytes."""
     for axes in figure.axes:
         for text in (axes.title, axes.xaxis.label, axes.yaxis.label, *axes.get_xticklabels(), *axes.get_yticklabels()):
             text.set_fontsize(_FONT)
         axes.grid(alpha=0.3)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=100, format="png")
+    write_small(Image.open(drawn), path)
+
+
+def write_small(picture: Image.Image, path: Path) -> None:
+    """Write a PNG with a palette, which takes a third of the bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
-        figure.savefig(file, dpi=100, format="png")
+        picture.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(file, format="png", optimize=True)
 
 
 def styles(names: Iterable[str]) -> dict[str, dict[str, object]]:
@@ -61,7 +71,27 @@ def draw(axes: Axes, group: Rows, column: str, how: dict[str, dict[str, object]]
         points = [(size, value) for size, value in points if value > 0]
         if points:
             axes.plot(*zip(*points, strict=True), label=by, **how[by])
-    axes.set(xscale="log", yscale="log", xlabel=group[0]["variable"], ylabel=label)
+    axes.set(xlabel=group[0]["variable"], ylabel=label)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=7))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    size_axis(axes, [int(row["size"]) for row in group])
+
+
+def size_axis(axes: Axes, sizes: Iterable[int]) -> None:
+    """Make the horizontal axis logarithmic, with every other size at it."""
+    shown = sorted(set(sizes))[::-2]
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(shown, [_short(size) for size in shown])
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def _short(size: int) -> str:
+    for unit, name in ((2**20, "Mi"), (2**10, "Ki")):
+        if size >= unit and size % unit == 0:
+            return f"{size // unit} {name}"
+    return f"{size:,}"
 
 
 def plot_sweeps(rows: Rows, path: Path) -> None:
@@ -83,7 +113,7 @@ def plot_sweeps(rows: Rows, path: Path) -> None:
     for axes, (group, column) in zip(panels, places, strict=False):
         draw(axes, group, column, how)
         first = group[0]
-        axes.set_title(f"{first['operator']}, {first['dtype']}, {first['variable']}")
+        axes.set_title(f"{first['operator']}, {first['dtype']}")
     for axes in list(panels)[len(places) :]:
         axes.set_visible(False)
     _legend(figure, figure.axes, rows)
@@ -100,7 +130,8 @@ def plot_ratios(groups: Sequence[tuple[tuple[str, ...], Rows]], path: Path) -> N
         axes.plot(*zip(*points, strict=True), label=key[0], **how[key[0]])
     axes.axhline(1, color="black", linestyle="--", linewidth=1, label="torch's own")
     device = "host NPU, ratio to torch_npu's" if groups[0][0][2] == "npu" else "CPU, ratio to torch's"
-    axes.set(xscale="log", xlabel="elements", ylabel=f"time of a call on a {device}")
+    axes.set(xlabel="elements", ylabel=f"time on a {device}")
+    size_axis(axes, [int(row["size"]) for _, group in groups for row in group])
     axes.set_ylim(bottom=0)
     _legend(figure, [axes], groups[0][1])
     save(figure, path)
@@ -110,5 +141,6 @@ def _legend(figure: Figure, panels: Sequence[Axes], rows: Rows) -> None:
     found = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=2, fontsize=_FONT, frameon=False)
     row = rows[0]
-    words = f"{row['machine']}, {row['threads']} threads, torch {row['torch']}, {row['date'].partition(' ')[0]}"
+    threads = f"{row['threads']} thread{'s' * (row['threads'] != '1')}"
+    words = f"{row['machine']}, {threads}, torch {row['torch']}, {row['date'].partition(' ')[0]}"
     figure.suptitle(words, fontsize=_FONT)

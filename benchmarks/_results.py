@@ -23,11 +23,12 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 # What every file has; what only some of them have comes between the two.
 MEASUREMENT = (
-    "operator configuration device dtype variable size by status median_s minimum_s ratio_of_medians ratio_of_minima"
-    " peak_bytes"
+    "operator configuration device dtype variable size by status rounds median_s minimum_s ratio_of_medians"
+    " ratio_of_minima peak_bytes"
 ).split()
 MACHINE = "machine instruction_set cores threads torch torch_npu torch_aclnn_ops date commit".split()
 
+CORES = len(os.sched_getaffinity(0))  # before a benchmark says which of them a thread may use
 _UNITS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve", "sve2")
 
 
@@ -42,7 +43,7 @@ def machine() -> dict[str, str]:
     return {
         "machine": model[1].strip() if model else platform.machine(),
         "instruction_set": f"{units} (torch {torch.backends.cpu.get_cpu_capability()}, {kernels})",
-        "cores": str(len(os.sched_getaffinity(0))),
+        "cores": str(CORES),
         "torch": torch.__version__,
         "torch_npu": _version("torch_npu"),
         "torch_aclnn_ops": _version("torch_aclnn_ops"),
@@ -110,7 +111,15 @@ def as_text(rows: Iterable[Mapping[str, object]]) -> list[dict[str, str]]:
         cells = {"operator": f"{row['operator']}", "of": ", ".join(where), "by": f"{row['by']}"}
         for name in row:
             value = row[name]
-            if value in (None, "") or name in ("operator", "configuration", "device", "dtype", "variable", "size"):
+            if value in (None, "") or name in (
+                "operator",
+                "configuration",
+                "device",
+                "dtype",
+                "variable",
+                "size",
+                "rounds",
+            ):
                 continue
             if name.endswith("_s"):
                 cells[f"{name.removesuffix('_s').replace('_', ' ')} ms"] = f"{float(str(value)) * 1e3:.3g}"

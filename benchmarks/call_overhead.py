@@ -124,7 +124,7 @@ def measure(options: argparse.Namespace) -> list[Row]:
     """Compare every call for every size."""
     rows = []
     wait = None if options.device == "cpu" else partial(_wait, options.device)
-    for elements in options.elements[:2] if options.quick else options.elements:
+    for elements in options.elements[:3] if options.quick else options.elements:
         # A few milliseconds a round, and fewer calls than torch_npu's queue has places.
         calls = max(2, min(100, 2**18 // elements))
         for name, make in pairs(options.device, elements):

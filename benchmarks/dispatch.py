@@ -94,6 +94,7 @@ def measure(options: argparse.Namespace) -> list[Row]:
                 "dtype": "float32",
                 "by": by,
                 "status": MEASURED,
+                "rounds": options.rounds,
                 "median_s": wall[by].median,
                 "minimum_s": wall[by].minimum,
                 "ratio_of_medians": wall[by].median / wall[first].median,

@@ -5,13 +5,14 @@ Drawn from what a run of ``examples/train_lm.py`` has left, from the last result
 """
 
 import argparse
-import shutil
 import sys
 from pathlib import Path
 
 from torch_aclnn_ops.plan import MODELS, plan
 
-from benchmarks._plots import draw, new_figure, save, styles
+from PIL import Image
+
+from benchmarks._plots import draw, new_figure, save, styles, write_small
 from benchmarks._report import Rows, sweeps
 from benchmarks._results import RESULTS, ROOT, read
 
@@ -80,8 +81,7 @@ def demo_loss(path: Path, run: Path) -> bool:
     """Copy the loss curve of a training run; return whether there is one."""
     if not (run / "loss.png").exists():
         return False
-    path.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy(run / "loss.png", path)
+    write_small(Image.open(run / "loss.png"), path)
     return True
 
 
