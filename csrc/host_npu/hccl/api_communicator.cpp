@@ -18,8 +18,8 @@ std::array<std::atomic<std::int32_t>, HCCL_CONFIG_RESERVED> configuration{};
 void require_ranks(std::uint32_t world_size, Rank rank) {
     require(world_size > 0 && world_size <= kMostRanks,
             "nRanks must be from 1 to " + std::to_string(kMostRanks) + ", got " + std::to_string(world_size));
-    require(rank < world_size, "rank must be below nRanks, which is " + std::to_string(world_size) + ", got " +
-                                   std::to_string(rank));
+    require(rank < world_size,
+            "rank must be below nRanks, which is " + std::to_string(world_size) + ", got " + std::to_string(rank));
 }
 
 Settings settings_of(const HcclCommConfig* config) {
@@ -31,8 +31,8 @@ Settings settings_of(const HcclCommConfig* config) {
     settings.name = std::string(config->hcclCommName, strnlen(config->hcclCommName, sizeof config->hcclCommName));
     require(settings.name.size() < sizeof config->hcclCommName, "config's hcclCommName has no end");
     if (config->hcclExecTimeOut == HCCL_COMM_EXECTIMEOUT_CONFIG_NOT_SET) return settings;
-    require(config->hcclExecTimeOut >= 0, "config's hcclExecTimeOut must be at least 0, got " +
-                                              std::to_string(config->hcclExecTimeOut));
+    require(config->hcclExecTimeOut >= 0,
+            "config's hcclExecTimeOut must be at least 0, got " + std::to_string(config->hcclExecTimeOut));
     settings.execution_limit.reset();
     if (config->hcclExecTimeOut > 0) settings.execution_limit = std::chrono::seconds(config->hcclExecTimeOut);
     return settings;
@@ -133,11 +133,11 @@ HOST_NPU_EXPORT HcclResult HcclCreateSubCommConfig(HcclComm* comm, uint32_t rank
         for (const auto rank : ranks) {
             require(rank < parent->size(), "rankIds must be ranks of comm, got " + std::to_string(rank));
         }
-        require(ranks[subCommRankId] == parent->rank(),
-                "rankIds[subCommRankId] must be the caller's rank, which is " + std::to_string(parent->rank()) +
-                    ", got " + std::to_string(ranks[subCommRankId]));
-        *subComm = communicators().add(
-            join_sub_communicator(*parent, ranks, subCommId, subCommRankId, settings_of(config)));
+        require(ranks[subCommRankId] == parent->rank(), "rankIds[subCommRankId] must be the caller's rank, which is " +
+                                                            std::to_string(parent->rank()) + ", got " +
+                                                            std::to_string(ranks[subCommRankId]));
+        *subComm =
+            communicators().add(join_sub_communicator(*parent, ranks, subCommId, subCommRankId, settings_of(config)));
     });
 }
 

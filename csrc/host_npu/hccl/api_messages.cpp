@@ -36,9 +36,8 @@ void launch(const Batch& batch, Function function) {
 
 void check(const Communicator& communicator, const Message& message) {
     require(item_size(message.dtype) > 0, "there is no data type " + std::to_string(message.dtype));
-    require(message.peer < communicator.size(), "the other rank must be below " +
-                                                    std::to_string(communicator.size()) + ", got " +
-                                                    std::to_string(message.peer));
+    require(message.peer < communicator.size(), "the other rank must be below " + std::to_string(communicator.size()) +
+                                                    ", got " + std::to_string(message.peer));
     if (message.count > 0) require(message.buffer, message.is_send ? "sendBuf" : "recvBuf");
 }
 

@@ -5,7 +5,7 @@
 namespace host_npu::hccl {
 namespace {
 
-const char* name_of(HcclReduceOp op) {
+const char* operation(HcclReduceOp op) {
     switch (op) {
         case HCCL_REDUCE_SUM:
             return "sum";
@@ -39,8 +39,8 @@ std::string list(const std::vector<std::uint64_t>& counts) {
 std::string short_name(Function function) { return std::string(name_of(function)).substr(4); }
 
 std::string arguments(const CallHead& head) {
-    std::string text = ", " + name_of(head.dtype);
-    if (head.op != HCCL_REDUCE_RESERVED) text += std::string(", ") + name_of(head.op);
+    std::string text = ", " + host_npu::hccl::name_of(head.dtype);
+    if (head.op != HCCL_REDUCE_RESERVED) text += std::string(", ") + operation(head.op);
     if (head.peer == kNoRank) return text;
     const auto peer = std::to_string(head.peer);
     if (head.function == Function::Send) return text + ", to rank " + peer;
