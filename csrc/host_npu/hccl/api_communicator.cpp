@@ -179,7 +179,12 @@ HOST_NPU_EXPORT HcclResult HcclGetRankId(HcclComm comm, uint32_t* rank) {
 HOST_NPU_EXPORT HcclResult HcclGetCommAsyncError(HcclComm comm, HcclResult* asyncError) {
     return run_api(__func__, [&] {
         require(asyncError, "asyncError");
-        *asyncError = communicator_of(comm)->failure();
+        const auto communicator = communicator_of(comm);
+        *asyncError = communicator->failure();
+        // torch_npu shows it with what its watchdog says.
+        if (const auto text = communicator->untold_failure()) {
+            host_npu::report_error(ACL_ERROR_RT_FFTS_PLUS_TIMEOUT, *text);
+        }
     });
 }
 
