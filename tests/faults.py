@@ -33,8 +33,8 @@ from torch_aclnn_ops import host_npu, ops
 
 import torch
 
+from benchmarks._figures import write_section
 from tests._fault_cases import Case, Disturbed, cases
-from tests._figures import write_section
 
 Fault = tuple[str, int]  # a function, and which of its calls
 MODES: dict[str, dict[str, str]] = {
