@@ -21,7 +21,8 @@ else
 ON_NPU = $(RUN)
 endif
 
-.PHONY: setup demo test test-all matrix aarch64 lint bench soak audit release-check precision phase-one faults asan tsan fuzz coverage clean
+.PHONY: setup demo test test-all docs matrix aarch64 lint bench gallery soak audit release-check precision phase-one faults asan tsan \
+    fuzz coverage clean
 
 setup: $(INSTALLED) $(BUILT)
 
@@ -48,6 +49,14 @@ test: setup
 test-all: setup
 	$(RUN) -m pytest --quiet --numprocesses auto -m ""
 
+# The documentation in build/site; every warning is an error. Needs no compiled part.
+docs: $(VENV)/docs
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet --strict
+
+$(VENV)/docs: $(INSTALLED)
+	TORCH_ACLNN_NPU=0 TORCH_ACLNN_HOST_NPU=0 TORCH_ACLNN_CPU=0 $(PIP) --no-build-isolation --editable ".[docs]"
+	touch $@
+
 # Every call of every simulated function fails once, in every operator; signals and operators that fail in the optimizer.
 faults: setup
 	$(RUN) -m tests.faults --page docs/faults.md
@@ -67,12 +76,15 @@ lint: setup
 	$(RUN) -m mypy
 	find csrc -name '*.cpp' -o -name '*.h' | xargs $(VENV)/bin/clang-format --dry-run -Werror
 
+# Time and memory against peers: CSV files, plots and docs/performance.md, in a quarter of an hour on an idle machine.
+# ONLY="losses embedding" measures some, QUICK=--quick shows that it runs.
 bench: setup
-	for benchmark in losses embedding ema_adam; do \
-	    $(RUN) -m benchmarks.$$benchmark || exit 1; \
-	done
-	$(RUN) -m benchmarks.linear_cross_entropy --quick
-	$(ON_NPU) -m benchmarks.dispatch
+	$(RUN) -m benchmarks $(ONLY) $(QUICK)
+
+# The pictures of docs/gallery.md; those of the benchmarks are drawn from their last results.
+gallery: setup
+	$(ON_NPU) examples/train_lm.py --device npu --dtype bfloat16 --minutes 4 --output runs/gallery
+	$(RUN) -m benchmarks.gallery
 
 # 20,000 steps on the CPU and on the NPU: does anything grow?
 soak: setup

@@ -270,16 +270,6 @@ def test_a_default_device_does_not_take_calls_away(monkeypatch):
     assert called
 
 
-def test_every_test_that_the_readme_names_exists():
-    here = pathlib.Path(__file__).parent
-    files = {path: path.read_text() for path in here.rglob("*.py")}
-    named = re.findall(r"`(test_\w+|Test\w+)(?:\.py)?`", (here.parent / "README.md").read_text())
-    assert len(named) > 10
-    for name in named:
-        is_file = (here / f"{name}.py").exists()
-        assert is_file or any(re.search(rf"^ *(def|class) {name}\b", text, re.M) for text in files.values()), name
-
-
 @pytest.mark.parametrize(("module", "needs"), [("transformers", "transformers"), ("lightning", "lightning.pytorch")])
 def test_an_integration_says_what_to_install_and_the_package_imports_without(module, needs, tmp_path):
     hidden = f"import sys; sys.modules[{needs!r}] = None\n"
