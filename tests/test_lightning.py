@@ -125,7 +125,7 @@ class Clipped(Model):
 
     def configure_optimizers(self):
         optimizer = super().configure_optimizers()
-        optimizer.register_step_pre_hook(self.keep_norm)
+        optimizer.register_step_post_hook(self.keep_norm)
         return optimizer
 
     def keep_norm(self, optimizer, *_):
