@@ -104,7 +104,8 @@ def target(compiler: Sequence[str], libraries: Path, *sources: str, checks: str)
     """
     files = [_TARGET / name for name in ("target.cpp", *sources)]
     helpers = [_TARGET.parent / "device.cpp"]
-    links = [*_host_npu_program.shared(libraries), f"-fsanitize={checks}"]
+    names = [name for name in _host_npu_program.LIBRARIES if name != "hccl"]
+    links = [*_host_npu_program.shared(libraries, names), f"-fsanitize={checks}"]
     npu = _torch_npu.library().parents[1]
     (program,) = _host_npu_program.compiled(compiler, npu, [links], sources=[*files, *helpers])
     return program

@@ -12,7 +12,9 @@
 
 #include "acl/acl.h"
 #include "aclnn/aclnn_base.h"
+#include "aclnnop/aclnn_cast.h"
 #include "aclnnop/aclnn_complex.h"
+#include "aclnnop/aclnn_constant_pad_nd.h"
 #include "tests/calls.h"
 #include "tests/fuzz/input.h"
 
@@ -230,6 +232,8 @@ constexpr void (*kCalls[])(Input&) = {
     [](Input& input) { call(input, aclnnApplyFusedEmaAdamGetWorkspaceSize, aclnnApplyFusedEmaAdam); },
     [](Input& input) { call(input, aclnnInplaceCopyGetWorkspaceSize, aclnnInplaceCopy); },
     [](Input& input) { call(input, aclnnComplexGetWorkspaceSize, aclnnComplex); },
+    [](Input& input) { call(input, aclnnCastGetWorkspaceSize, aclnnCast); },
+    [](Input& input) { call(input, aclnnConstantPadNdGetWorkspaceSize, aclnnConstantPadNd); },
 };
 
 void require_nothing_alive() {
