@@ -79,6 +79,10 @@ def seeds() -> dict[str, bytes]:
             *(missing, missing, logits, _tensor(_BF16, 3, 4), _tensor(_BF16, 130, 4)),
         ),
         "apply_fused_ema_adam": _call(10, *states, _tensor(_INT64, 1), 4, 2, 2, 3, 4, _number(1), 1, 0),
+        "cast": _call(13, _tensor(_FLOAT, 2, 3), _HALF + 1, _tensor(_HALF, 2, 3)),
+        "constant_pad_nd": _call(
+            14, _tensor(_FLOAT, 2), [2, _number(0), _number(1)], [_FLOAT + 1, _number(0)], _tensor(_FLOAT, 3)
+        ),
         "complex": _call(12, square, square, _tensor(_COMPLEX64, 2, 2)),
         "copy": _call(11, _tensor(_FLOAT, 2, 3), _tensor(_HALF, 2, 3)),
     }
