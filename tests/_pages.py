@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "csrc/host_npu/README.md"])
+OTHER_PAGES = [ROOT / name for name in ("csrc/host_npu/README.md", "examples/README.md")]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *OTHER_PAGES])
 
 _FENCE = re.compile(
     r'^```(?P<language>[\w+]*)(?: title="(?P<title>[^"]*)")?\n(?P<code>.*?)^```$', re.MULTILINE | re.DOTALL

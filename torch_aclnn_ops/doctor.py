@@ -24,7 +24,6 @@ import torch
 __all__ = ["Finding", "describe", "findings", "main"]
 
 _BUILD = "torch_aclnn_ops again with pip's --no-build-isolation, in a checkout with --editable too"
-_REINSTALL = f"install torch_npu, then {_BUILD}"
 _FORMULA = "formula in torch calls"
 
 _LIBRARIES = ("numpy", "transformers", "accelerate", "peft", "lightning")
@@ -200,14 +199,18 @@ def _npu() -> Finding:
     return Finding("NPU", f"{count} device(s), {_extension.soc() or 'of a chip that is not known'}{driver}")
 
 
+def _reinstall() -> str:
+    return f"install {_BUILD}" if _torch_npu.is_installed() else f"install torch_npu, then {_BUILD}"
+
+
 def _npu_extension() -> Finding:
     reason = _extension.why_unavailable()
     if reason is None:
         return Finding("NPU extension", "loaded")
     if _torch_npu.is_imported():
-        return Finding("NPU extension", f"not loaded: {reason}", _REINSTALL)
+        return Finding("NPU extension", f"not loaded: {reason}", _reinstall())
     if importlib.util.find_spec("torch_aclnn_ops._C") is None:
-        return Finding("NPU extension", "not built", f"for NPUs, real or simulated: {_REINSTALL}")
+        return Finding("NPU extension", "not built", f"for NPUs, real or simulated: {_reinstall()}")
     return Finding("NPU extension", "built; it is loaded with torch_npu")
 
 
@@ -215,7 +218,7 @@ def _host_npu() -> Finding:
     if host_npu.is_enabled():
         return Finding("host NPU", "enabled")
     if _libraries.missing():
-        return Finding("host NPU", "not built", f"to simulate NPUs: {_REINSTALL}")
+        return Finding("host NPU", "not built", f"to simulate NPUs: {_reinstall()}")
     return Finding("host NPU", "built")
 
 
