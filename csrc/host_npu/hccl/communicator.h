@@ -23,6 +23,8 @@ enum class Step { kWaits, kMoved, kDone };
 class Lane {
   public:
     std::uint64_t take_number() { return ++issued_; }
+    // For a call that was not made after all.
+    void give_back(std::uint64_t number) { issued_.compare_exchange_strong(number, number - 1); }
     bool is_turn_of(std::uint64_t number) const { return done_.load() + 1 == number; }
     void finish(std::uint64_t number) { done_.store(number); }
 
