@@ -89,7 +89,7 @@ HcclResult collective(const char* function, HcclComm comm, aclrtStream stream, c
         const auto communicator = communicator_of(comm);
         Exchange exchange = make(*communicator);
         check(*communicator, exchange);
-        communicator->throw_if_failed();
+        require_intact(*communicator);
         const auto bytes = exchange.bytes_from(communicator->rank());
         const auto status = enqueue(communicator, std::move(exchange), stream);
         require(status == ACL_SUCCESS, "the stream took no work", HCCL_E_RUNTIME);

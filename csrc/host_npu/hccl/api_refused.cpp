@@ -16,6 +16,14 @@ HOST_NPU_EXPORT HcclResult HcclCommSuspend(HcclComm) { return unsupported(__func
 
 HOST_NPU_EXPORT HcclResult HcclCommResume(HcclComm) { return unsupported(__func__, "the recovery of communicators"); }
 
+HOST_NPU_EXPORT HcclResult HcclSetCommConfig(HcclComm, HcclConfig, HcclConfigValue) {
+    return unsupported(__func__, "settings of one communicator");
+}
+
+HOST_NPU_EXPORT HcclResult HcclGetCommConfig(HcclComm, HcclConfig, HcclConfigValue*) {
+    return unsupported(__func__, "settings of one communicator");
+}
+
 HOST_NPU_EXPORT HcclResult HcclCommSetMemoryRange(HcclComm, void*, size_t, size_t, uint64_t) {
     return unsupported(__func__, "memory that communicators know beforehand");
 }

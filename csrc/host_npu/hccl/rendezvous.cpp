@@ -214,6 +214,7 @@ void wait_for_all(Communicator& communicator, const HcclRootInfo& root_info) {
             [](Rank rank) { return rank; }, has_come);
     } catch (const std::exception&) {
         close_root_file(root_of(root_info).token);
+        require_intact(communicator);
         throw;
     }
     close_root_file(root_of(root_info).token);

@@ -89,7 +89,8 @@ const Case disagreements{
                 expect_equal(error, HCCL_E_REMOTE, "the asynchronous error");
                 expect_contains(recent_error().value_or("no message"), row.text);
                 // It is over with the communicator.
-                expect(all_reduce(2)(data[rank], ranks.comm(rank), ranks.stream(rank)) != 0, "a later call is taken");
+                expect_equal(all_reduce(2)(data[rank], ranks.comm(rank), ranks.stream(rank)), HCCL_E_REMOTE,
+                             "the status of a later call");
                 expect_contains(recent_error().value_or("no message"), row.text);
             }
         }
