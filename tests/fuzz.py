@@ -80,8 +80,6 @@ def seeds() -> dict[str, bytes]:
         ),
         "apply_fused_ema_adam": _call(10, *states, _tensor(_INT64, 1), 4, 2, 2, 3, 4, _number(1), 1, 0),
         "complex": _call(12, square, square, _tensor(_COMPLEX64, 2, 2)),
-        "cast": _call(13, _tensor(_FLOAT, 2, 3), _INT32 + 1, _tensor(_INT32, 2, 3)),
-        "constant_pad_nd": _call(14, square, [2, _number(1), _number(2)], 1, _tensor(_FLOAT, 2, 5)),
         "copy": _call(11, _tensor(_FLOAT, 2, 3), _tensor(_HALF, 2, 3)),
     }
 

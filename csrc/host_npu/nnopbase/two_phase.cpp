@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "nnopbase/containers.h"
-#include "nnopbase/dtype.h"
 #include "nnopbase/phase_cache.h"
 
 namespace host_npu {
@@ -71,16 +69,6 @@ void PhaseOne::add(const aclTensor* tensor) {
     add(layout.offset);
     add(static_cast<int>(layout.dtype));
     add(static_cast<int>(layout.format));
-}
-
-void PhaseOne::add(const aclScalar* scalar) {
-    add(static_cast<int>(scalar == nullptr ? ACL_DT_UNDEFINED : scalar->dtype));
-    if (scalar != nullptr) append(scalar->value.data(), item_size(scalar->dtype));
-}
-
-void PhaseOne::add(const aclIntArray* array) {
-    add(array == nullptr ? std::size_t{0} - 1 : array->values.size());
-    if (array != nullptr) append(array->values.data(), array->values.size() * sizeof(std::int64_t));
 }
 
 std::optional<aclnnStatus> PhaseOne::begin() {

@@ -51,8 +51,6 @@ class HOST_NPU_EXPORT PhaseOne {
 
   private:
     void add(const aclTensor* tensor);
-    void add(const aclScalar* scalar);
-    void add(const aclIntArray* array);
     template <class Value>
         requires std::is_arithmetic_v<Value>
     void add(Value value) {

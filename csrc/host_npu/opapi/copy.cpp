@@ -1,10 +1,7 @@
-// aclnnInplaceCopy: strided, broadcasting, casting; and aclnnCast, which neither broadcasts nor writes to its input.
-#include "opapi/copy.h"
-
+// aclnnInplaceCopy: strided, broadcasting, casting.
 #include <complex>
 #include <cstring>
 
-#include "aclnnop/aclnn_cast.h"
 #include "aclnnop/aclnn_copy.h"
 #include "nnopbase/two_phase.h"
 #include "opapi/checks.h"
@@ -16,7 +13,6 @@ namespace host_npu {
 namespace {
 
 constexpr Api kCopy{"aclnnInplaceCopy", "aclnnInplaceCopyGetWorkspaceSize"};
-constexpr Api kCast{"aclnnCast", "aclnnCastGetWorkspaceSize"};
 
 constexpr DtypeSet kFloating{ACL_FLOAT, ACL_FLOAT16, ACL_BF16, ACL_DOUBLE};
 constexpr DtypeSet kIntegers{ACL_INT8,   ACL_INT16,  ACL_INT32,  ACL_INT64, ACL_UINT8,
@@ -53,8 +49,6 @@ void copy_unconverted(const HostTensor& to, const HostTensor& from) {
     });
 }
 
-}  // namespace
-
 void copy(const HostTensor& to, const HostTensor& from) {
     if (to->dtype == from->dtype && to->contiguous() && from->contiguous() && to->shape == from->shape) {
         std::memmove(to.data, from.data, static_cast<std::size_t>(to->numel()) * item_size(to->dtype));
@@ -69,21 +63,15 @@ void copy(const HostTensor& to, const HostTensor& from) {
     }
 }
 
-namespace {
-
-void check(const Named& self, const Named& other) {
-    require_present({self, other});
+Plan plan(const Named& self, const Named& src) {
+    require_present({self, src});
     constexpr auto dtypes = kFloating | kIntegers | kComplex;
-    for (const auto& argument : {self, other}) {
+    for (const auto& argument : {self, src}) {
         require_dtype(argument, dtypes);
         require(has_bfloat16() || argument->dtype != ACL_BF16, kParamInvalid, argument.name,
                 " has dtype bfloat16, which this chip does not have");
     }
-    require_rank_at_most_8({self, other});
-}
-
-Plan plan_copy(const Named& self, const Named& src) {
-    check(self, src);
+    require_rank_at_most_8({self, src});
     const auto common = broadcast({&self->shape, &src->shape});
     if (common != self->shape) {
         require(false, kParamInvalid, "src's shape ", to_string(src->shape), " does not broadcast to selfRef's ",
@@ -97,17 +85,6 @@ Plan plan_copy(const Named& self, const Named& src) {
             .kernel = [](const KernelArguments& arguments) { copy(arguments[0], arguments[1]); }};
 }
 
-Plan plan_cast(const Named& self, aclDataType dtype, const Named& out) {
-    check(self, out);
-    require(out->dtype == dtype, kParamInvalid, "out has another dtype than the argument dtype asks for");
-    require_shape(out, self->shape);
-    if (self->empty()) return {};
-    Intermediates intermediates;
-    intermediates.argument(self.layout(), dtype);
-    return {.workspace_size = intermediates.total(),
-            .kernel = [](const KernelArguments& arguments) { copy(arguments[1], arguments[0]); }};
-}
-
 }  // namespace
 }  // namespace host_npu
 
@@ -116,22 +93,11 @@ using namespace host_npu;
 aclnnStatus aclnnInplaceCopyGetWorkspaceSize(aclTensor* selfRef, const aclTensor* src, std::uint64_t* workspaceSize,
                                              aclOpExecutor** executor) {
     return PhaseOne(kCopy, workspaceSize, executor).with(selfRef, src).run([&] {
-        return plan_copy({"selfRef", selfRef}, {"src", src});
+        return plan({"selfRef", selfRef}, {"src", src});
     });
 }
 
 aclnnStatus aclnnInplaceCopy(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor,
                              aclrtStream stream) {
     return phase_two(kCopy, workspace, workspaceSize, executor, stream);
-}
-
-aclnnStatus aclnnCastGetWorkspaceSize(const aclTensor* self, const aclDataType dtype, aclTensor* out,
-                                      std::uint64_t* workspaceSize, aclOpExecutor** executor) {
-    return PhaseOne(kCast, workspaceSize, executor).with(self, out, static_cast<int>(dtype)).run([&] {
-        return plan_cast({"self", self}, dtype, {"out", out});
-    });
-}
-
-aclnnStatus aclnnCast(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor, aclrtStream stream) {
-    return phase_two(kCast, workspace, workspaceSize, executor, stream);
 }

@@ -6,8 +6,6 @@
 #include "aclnnop/aclnn_apply_fused_ema_adam.h"
 #include "aclnnop/aclnn_binary_cross_entropy.h"
 #include "aclnnop/aclnn_binary_cross_entropy_backward.h"
-#include "aclnnop/aclnn_cast.h"
-#include "aclnnop/aclnn_constant_pad_nd.h"
 #include "aclnnop/aclnn_copy.h"
 #include "aclnnop/aclnn_embedding.h"
 #include "aclnnop/aclnn_embedding_dense_backward.h"
@@ -181,32 +179,6 @@ struct InplaceCopy {
         return aclnnInplaceCopyGetWorkspaceSize(self, src, size, executor);
     }
     static constexpr PhaseTwo phase_two = aclnnInplaceCopy;
-};
-
-struct Cast {
-    Tensor self = floats({2, 3}, counting(6)), out = {ACL_INT32, {2, 3}};
-    aclDataType dtype = ACL_INT32;
-
-    aclnnStatus phase_one(std::uint64_t* size, aclOpExecutor** executor) {
-        return aclnnCastGetWorkspaceSize(self, dtype, out, size, executor);
-    }
-    static constexpr PhaseTwo phase_two = aclnnCast;
-};
-
-struct ConstantPadNd {
-    Tensor self = floats({2, 2}, counting(4)), out = floats({2, 5});
-    std::optional<Shape> padding = Shape{1, 2};
-    std::optional<float> value = 9.0f;
-
-    aclnnStatus phase_one(std::uint64_t* size, aclOpExecutor** executor) {
-        auto* const numbers = padding ? aclCreateIntArray(padding->data(), padding->size()) : nullptr;
-        auto* const scalar = value ? aclCreateScalar(&*value, ACL_FLOAT) : nullptr;
-        const auto status = aclnnConstantPadNdGetWorkspaceSize(self, numbers, scalar, out, size, executor);
-        aclDestroyIntArray(numbers);
-        aclDestroyScalar(scalar);
-        return status;
-    }
-    static constexpr PhaseTwo phase_two = aclnnConstantPadNd;
 };
 
 }  // namespace test

@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
-#include <memory>
 #include <tuple>
 #include <vector>
 
@@ -52,11 +51,6 @@ struct Device {
     test::Stream stream;
 };
 
-struct Destroy {
-    void operator()(const aclIntArray* array) const { aclDestroyIntArray(array); }
-    void operator()(const aclScalar* scalar) const { aclDestroyScalar(scalar); }
-};
-
 // The arguments of one call, as the input says.
 class Arguments {
   public:
@@ -71,18 +65,8 @@ class Arguments {
             return has_null_size_ ? nullptr : &workspace_size;
         } else if constexpr (std::is_same_v<Type, aclOpExecutor**>) {
             return has_null_executor_ ? nullptr : &executor;
-        } else if constexpr (std::is_same_v<Type, const aclIntArray*>) {
-            const auto values = dims(input_.byte() % 20);
-            array_.reset(aclCreateIntArray(values.data(), values.size()));
-            return array_.get();
-        } else if constexpr (std::is_same_v<Type, const aclScalar*>) {
-            auto value = input_.floating<float>();
-            scalar_.reset(aclCreateScalar(&value, ACL_FLOAT));
-            return scalar_.get();
         } else if constexpr (std::is_pointer_v<Type>) {
             return tensor();
-        } else if constexpr (std::is_enum_v<Type>) {
-            return input_.enumeration<Type>();
         } else if constexpr (std::is_same_v<Type, bool>) {
             return (input_.byte() & 1) != 0;
         } else if constexpr (std::is_floating_point_v<Type>) {
@@ -179,8 +163,6 @@ class Arguments {
     const bool has_null_executor_ = results_ % 32 == 2;
     bool are_small_ = true;
     std::vector<aclTensor*> tensors_;
-    std::unique_ptr<const aclIntArray, Destroy> array_;
-    std::unique_ptr<const aclScalar, Destroy> scalar_;
 };
 
 // What is done to an executor between the phases, by the bits of a byte.
@@ -248,8 +230,6 @@ constexpr void (*kCalls[])(Input&) = {
     [](Input& input) { call(input, aclnnApplyFusedEmaAdamGetWorkspaceSize, aclnnApplyFusedEmaAdam); },
     [](Input& input) { call(input, aclnnInplaceCopyGetWorkspaceSize, aclnnInplaceCopy); },
     [](Input& input) { call(input, aclnnComplexGetWorkspaceSize, aclnnComplex); },
-    [](Input& input) { call(input, aclnnCastGetWorkspaceSize, aclnnCast); },
-    [](Input& input) { call(input, aclnnConstantPadNdGetWorkspaceSize, aclnnConstantPadNd); },
 };
 
 void require_nothing_alive() {
