@@ -36,8 +36,8 @@ Parts parts_of(const Communicator& communicator, const void* counts, const void*
     require(displacements, name);
     Parts parts;
     for (Rank rank = 0; rank < communicator.size(); ++rank) {
-        parts.push_back({static_cast<const std::uint64_t*>(displacements)[rank],
-                         static_cast<const std::uint64_t*>(counts)[rank]});
+        parts.push_back(
+            {static_cast<const std::uint64_t*>(displacements)[rank], static_cast<const std::uint64_t*>(counts)[rank]});
     }
     return parts;
 }
@@ -59,17 +59,23 @@ void check_buffer(const void* buffer, const Parts& parts, const char* name) {
     }
 }
 
+bool reduces(Function function) {
+    return function == Function::AllReduce || function == Function::Reduce || function == Function::ReduceScatter ||
+           function == Function::ReduceScatterV;
+}
+
 void check(const Communicator& communicator, const Exchange& exchange) {
-    require(item_size(exchange.dtype) > 0, "there is no data type " + std::to_string(exchange.dtype));
-    if (exchange.op != HCCL_REDUCE_RESERVED) {
-        require(exchange.op >= HCCL_REDUCE_SUM && exchange.op <= HCCL_REDUCE_MIN,
-                "there is no reduction " + std::to_string(exchange.op));
-        require(can_reduce(exchange.dtype, exchange.op), name_of(exchange.dtype) + " cannot be reduced so",
+    require(item_size(exchange.dtype) > 0, "there is no " + name_of(exchange.dtype), HCCL_E_NOT_SUPPORT);
+    if (reduces(exchange.function)) {
+        require(exchange.op >= HCCL_REDUCE_SUM && exchange.op <= HCCL_REDUCE_MIN, "there is no " + name_of(exchange.op),
+                HCCL_E_NOT_SUPPORT);
+        require(can_reduce(exchange.dtype, exchange.op),
+                "this chip has no " + name_of(exchange.op) + " of " + name_of(exchange.dtype) + " between ranks",
                 HCCL_E_NOT_SUPPORT);
     }
     if (exchange.root != kNoRank) {
-        require(exchange.root < communicator.size(), "root must be below " + std::to_string(communicator.size()) +
-                                                         ", got " + std::to_string(exchange.root));
+        require(exchange.root < communicator.size(),
+                "root must be below " + std::to_string(communicator.size()) + ", got " + std::to_string(exchange.root));
     }
     check_buffer(exchange.send_buffer, exchange.send, "sendBuf");
     check_buffer(exchange.receive_buffer, exchange.receive, "recvBuf");
@@ -95,7 +101,7 @@ HcclResult collective(const char* function, HcclComm comm, aclrtStream stream, c
 HOST_NPU_EXPORT HcclResult HcclAllReduce(void* sendBuf, void* recvBuf, uint64_t count, HcclDataType dataType,
                                          HcclReduceOp op, HcclComm comm, aclrtStream stream) {
     return collective(__func__, comm, stream, [&](const Communicator& all) -> Exchange {
-        return {Function::AllReduce, dataType, op, kNoRank, count, sendBuf, recvBuf, same_part(all, count),
+        return {Function::AllReduce,  dataType, op, kNoRank, count, sendBuf, recvBuf, same_part(all, count),
                 same_part(all, count)};
     });
 }
@@ -103,7 +109,14 @@ HOST_NPU_EXPORT HcclResult HcclAllReduce(void* sendBuf, void* recvBuf, uint64_t 
 HOST_NPU_EXPORT HcclResult HcclReduce(void* sendBuf, void* recvBuf, uint64_t count, HcclDataType dataType,
                                       HcclReduceOp op, uint32_t root, HcclComm comm, aclrtStream stream) {
     return collective(__func__, comm, stream, [&](const Communicator& all) -> Exchange {
-        return {Function::Reduce, dataType, op, root, count, sendBuf, recvBuf, only(same_part(all, count), root),
+        return {Function::Reduce,
+                dataType,
+                op,
+                root,
+                count,
+                sendBuf,
+                recvBuf,
+                only(same_part(all, count), root),
                 all.rank() == root ? same_part(all, count) : no_part(all)};
     });
 }
@@ -111,35 +124,58 @@ HOST_NPU_EXPORT HcclResult HcclReduce(void* sendBuf, void* recvBuf, uint64_t cou
 HOST_NPU_EXPORT HcclResult HcclReduceScatter(void* sendBuf, void* recvBuf, uint64_t recvCount, HcclDataType dataType,
                                              HcclReduceOp op, HcclComm comm, aclrtStream stream) {
     return collective(__func__, comm, stream, [&](const Communicator& all) -> Exchange {
-        return {Function::ReduceScatter, dataType, op, kNoRank, recvCount, sendBuf, recvBuf,
-                equal_parts(all, recvCount), same_part(all, recvCount), false};
+        return {
+            Function::ReduceScatter,   dataType, op, kNoRank, recvCount, sendBuf, recvBuf, equal_parts(all, recvCount),
+            same_part(all, recvCount), false};
     });
 }
 
 HOST_NPU_EXPORT HcclResult HcclReduceScatterV(void* sendBuf, const void* sendCounts, const void* sendDispls,
-                                              void* recvBuf, uint64_t recvCount, HcclDataType dataType,
-                                              HcclReduceOp op, HcclComm comm, aclrtStream stream) {
+                                              void* recvBuf, uint64_t recvCount, HcclDataType dataType, HcclReduceOp op,
+                                              HcclComm comm, aclrtStream stream) {
     return collective(__func__, comm, stream, [&](const Communicator& all) -> Exchange {
         // Their counts differ from rank to rank.
-        return {Function::ReduceScatterV, dataType, op, kNoRank, 0, sendBuf, recvBuf,
-                parts_of(all, sendCounts, sendDispls, "sendCounts or sendDispls"), same_part(all, recvCount), false};
+        return {Function::ReduceScatterV,
+                dataType,
+                op,
+                kNoRank,
+                0,
+                sendBuf,
+                recvBuf,
+                parts_of(all, sendCounts, sendDispls, "sendCounts or sendDispls"),
+                same_part(all, recvCount),
+                false};
     });
 }
 
-HOST_NPU_EXPORT HcclResult HcclBroadcast(void* buf, uint64_t count, HcclDataType dataType, uint32_t root,
-                                         HcclComm comm, aclrtStream stream) {
+HOST_NPU_EXPORT HcclResult HcclBroadcast(void* buf, uint64_t count, HcclDataType dataType, uint32_t root, HcclComm comm,
+                                         aclrtStream stream) {
     return collective(__func__, comm, stream, [&](const Communicator& all) -> Exchange {
         const bool is_root = all.rank() == root;
-        return {Function::Broadcast, dataType, HCCL_REDUCE_RESERVED, root, count, buf, buf,
-                is_root ? same_part(all, count) : no_part(all), only(same_part(all, count), root)};
+        return {Function::Broadcast,
+                dataType,
+                HCCL_REDUCE_RESERVED,
+                root,
+                count,
+                buf,
+                buf,
+                is_root ? same_part(all, count) : no_part(all),
+                only(same_part(all, count), root)};
     });
 }
 
 HOST_NPU_EXPORT HcclResult HcclAllGather(void* sendBuf, void* recvBuf, uint64_t sendCount, HcclDataType dataType,
                                          HcclComm comm, aclrtStream stream) {
     return collective(__func__, comm, stream, [&](const Communicator& all) -> Exchange {
-        return {Function::AllGather, dataType, HCCL_REDUCE_RESERVED, kNoRank, sendCount, sendBuf, recvBuf,
-                same_part(all, sendCount), equal_parts(all, sendCount)};
+        return {Function::AllGather,
+                dataType,
+                HCCL_REDUCE_RESERVED,
+                kNoRank,
+                sendCount,
+                sendBuf,
+                recvBuf,
+                same_part(all, sendCount),
+                equal_parts(all, sendCount)};
     });
 }
 
@@ -147,8 +183,15 @@ HOST_NPU_EXPORT HcclResult HcclAllGatherV(void* sendBuf, uint64_t sendCount, voi
                                           const void* recvDispls, HcclDataType dataType, HcclComm comm,
                                           aclrtStream stream) {
     return collective(__func__, comm, stream, [&](const Communicator& all) -> Exchange {
-        return {Function::AllGatherV, dataType, HCCL_REDUCE_RESERVED, kNoRank, 0, sendBuf, recvBuf,
-                same_part(all, sendCount), parts_of(all, recvCounts, recvDispls, "recvCounts or recvDispls")};
+        return {Function::AllGatherV,
+                dataType,
+                HCCL_REDUCE_RESERVED,
+                kNoRank,
+                0,
+                sendBuf,
+                recvBuf,
+                same_part(all, sendCount),
+                parts_of(all, recvCounts, recvDispls, "recvCounts or recvDispls")};
     });
 }
 
@@ -156,8 +199,16 @@ HOST_NPU_EXPORT HcclResult HcclScatter(void* sendBuf, void* recvBuf, uint64_t re
                                        uint32_t root, HcclComm comm, aclrtStream stream) {
     return collective(__func__, comm, stream, [&](const Communicator& all) -> Exchange {
         const bool is_root = all.rank() == root;
-        return {Function::Scatter, dataType, HCCL_REDUCE_RESERVED, root, recvCount, sendBuf, recvBuf,
-                is_root ? equal_parts(all, recvCount) : no_part(all), only(same_part(all, recvCount), root), false};
+        return {Function::Scatter,
+                dataType,
+                HCCL_REDUCE_RESERVED,
+                root,
+                recvCount,
+                sendBuf,
+                recvBuf,
+                is_root ? equal_parts(all, recvCount) : no_part(all),
+                only(same_part(all, recvCount), root),
+                false};
     });
 }
 
@@ -166,8 +217,16 @@ HOST_NPU_EXPORT HcclResult HcclAlltoAll(const void* sendBuf, uint64_t sendCount,
                                         aclrtStream stream) {
     return collective(__func__, comm, stream, [&](const Communicator& all) -> Exchange {
         require(sendType == recvType, "sendType and recvType must be the same");
-        return {Function::AlltoAll, sendType, HCCL_REDUCE_RESERVED, kNoRank, sendCount, sendBuf,
-                const_cast<void*>(recvBuf), equal_parts(all, sendCount), equal_parts(all, recvCount), false};
+        return {Function::AlltoAll,
+                sendType,
+                HCCL_REDUCE_RESERVED,
+                kNoRank,
+                sendCount,
+                sendBuf,
+                const_cast<void*>(recvBuf),
+                equal_parts(all, sendCount),
+                equal_parts(all, recvCount),
+                false};
     });
 }
 
@@ -177,9 +236,16 @@ HOST_NPU_EXPORT HcclResult HcclAlltoAllV(const void* sendBuf, const void* sendCo
                                          aclrtStream stream) {
     return collective(__func__, comm, stream, [&](const Communicator& all) -> Exchange {
         require(sendType == recvType, "sendType and recvType must be the same");
-        return {Function::AlltoAllV, sendType, HCCL_REDUCE_RESERVED, kNoRank, 0, sendBuf, const_cast<void*>(recvBuf),
+        return {Function::AlltoAllV,
+                sendType,
+                HCCL_REDUCE_RESERVED,
+                kNoRank,
+                0,
+                sendBuf,
+                const_cast<void*>(recvBuf),
                 parts_of(all, sendCounts, sdispls, "sendCounts or sdispls"),
-                parts_of(all, recvCounts, rdispls, "recvCounts or rdispls"), false};
+                parts_of(all, recvCounts, rdispls, "recvCounts or rdispls"),
+                false};
     });
 }
 
@@ -198,14 +264,14 @@ HOST_NPU_EXPORT HcclResult HcclAlltoAllVC(const void* sendBuf, const void* sendC
             sent += send.back().count;
             received += receive.back().count;
         }
-        return {Function::AlltoAllVC, sendType, HCCL_REDUCE_RESERVED, kNoRank, 0, sendBuf,
-                const_cast<void*>(recvBuf), std::move(send), std::move(receive), false};
+        return {Function::AlltoAllVC,       sendType,        HCCL_REDUCE_RESERVED, kNoRank, 0, sendBuf,
+                const_cast<void*>(recvBuf), std::move(send), std::move(receive),   false};
     });
 }
 
 HOST_NPU_EXPORT HcclResult HcclBarrier(HcclComm comm, aclrtStream stream) {
     return collective(__func__, comm, stream, [&](const Communicator& all) -> Exchange {
-        return {Function::Barrier, HCCL_DATA_TYPE_INT8, HCCL_REDUCE_RESERVED, kNoRank, 0, nullptr, nullptr,
-                no_part(all), no_part(all)};
+        return {Function::Barrier, HCCL_DATA_TYPE_INT8, HCCL_REDUCE_RESERVED, kNoRank, 0, nullptr,
+                nullptr,           no_part(all),        no_part(all)};
     });
 }

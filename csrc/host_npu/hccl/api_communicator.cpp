@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "hccl/api.h"
+#include "hccl/group.h"
 #include "hccl/hccl.h"
 #include "hccl/rendezvous.h"
 
@@ -18,8 +19,8 @@ std::array<std::atomic<std::int32_t>, HCCL_CONFIG_RESERVED> configuration{};
 void require_ranks(std::uint32_t world_size, Rank rank) {
     require(world_size > 0 && world_size <= kMostRanks,
             "nRanks must be from 1 to " + std::to_string(kMostRanks) + ", got " + std::to_string(world_size));
-    require(rank < world_size, "rank must be below nRanks, which is " + std::to_string(world_size) + ", got " +
-                                   std::to_string(rank));
+    require(rank < world_size,
+            "rank must be below nRanks, which is " + std::to_string(world_size) + ", got " + std::to_string(rank));
 }
 
 Settings settings_of(const HcclCommConfig* config) {
@@ -31,8 +32,8 @@ Settings settings_of(const HcclCommConfig* config) {
     settings.name = std::string(config->hcclCommName, strnlen(config->hcclCommName, sizeof config->hcclCommName));
     require(settings.name.size() < sizeof config->hcclCommName, "config's hcclCommName has no end");
     if (config->hcclExecTimeOut == HCCL_COMM_EXECTIMEOUT_CONFIG_NOT_SET) return settings;
-    require(config->hcclExecTimeOut >= 0, "config's hcclExecTimeOut must be at least 0, got " +
-                                              std::to_string(config->hcclExecTimeOut));
+    require(config->hcclExecTimeOut >= 0,
+            "config's hcclExecTimeOut must be at least 0, got " + std::to_string(config->hcclExecTimeOut));
     settings.execution_limit.reset();
     if (config->hcclExecTimeOut > 0) settings.execution_limit = std::chrono::seconds(config->hcclExecTimeOut);
     return settings;
@@ -43,7 +44,11 @@ HcclComm join_and_wait(std::uint32_t world_size, const HcclRootInfo* root_info, 
     require(root_info, "rootInfo");
     require_ranks(world_size, rank);
     const auto communicator = join(*root_info, world_size, rank, settings_of(config));
-    wait_for_all(*communicator, *root_info);
+    if (group().depth > 0) {
+        group().joined.push_back({communicator, *root_info});
+    } else {
+        wait_for_all(*communicator, *root_info);
+    }
     return communicators().add(communicator);
 }
 
@@ -121,8 +126,9 @@ HOST_NPU_EXPORT HcclResult HcclCreateSubCommConfig(HcclComm* comm, uint32_t rank
         require(comm, "comm");
         require(subComm, "subComm");
         const auto parent = communicator_of(*comm);
-        // A rank that is not in it.
-        if (rankIds == nullptr && rankNum == 0) {
+        // How a rank says that it is not in it.
+        constexpr std::uint64_t kNoSubCommunicator = 0xFFFFFFFF;
+        if (rankIds == nullptr && subCommId == kNoSubCommunicator) {
             *subComm = nullptr;
             return;
         }
@@ -133,11 +139,11 @@ HOST_NPU_EXPORT HcclResult HcclCreateSubCommConfig(HcclComm* comm, uint32_t rank
         for (const auto rank : ranks) {
             require(rank < parent->size(), "rankIds must be ranks of comm, got " + std::to_string(rank));
         }
-        require(ranks[subCommRankId] == parent->rank(),
-                "rankIds[subCommRankId] must be the caller's rank, which is " + std::to_string(parent->rank()) +
-                    ", got " + std::to_string(ranks[subCommRankId]));
-        *subComm = communicators().add(
-            join_sub_communicator(*parent, ranks, subCommId, subCommRankId, settings_of(config)));
+        require(ranks[subCommRankId] == parent->rank(), "rankIds[subCommRankId] must be the caller's rank, which is " +
+                                                            std::to_string(parent->rank()) + ", got " +
+                                                            std::to_string(ranks[subCommRankId]));
+        *subComm =
+            communicators().add(join_sub_communicator(*parent, ranks, subCommId, subCommRankId, settings_of(config)));
     });
 }
 
@@ -179,7 +185,12 @@ HOST_NPU_EXPORT HcclResult HcclGetRankId(HcclComm comm, uint32_t* rank) {
 HOST_NPU_EXPORT HcclResult HcclGetCommAsyncError(HcclComm comm, HcclResult* asyncError) {
     return run_api(__func__, [&] {
         require(asyncError, "asyncError");
-        *asyncError = communicator_of(comm)->failure();
+        const auto communicator = communicator_of(comm);
+        *asyncError = communicator->failure();
+        // torch_npu shows it with what its watchdog says.
+        if (const auto text = communicator->untold_failure()) {
+            host_npu::report_error(ACL_ERROR_RT_FFTS_PLUS_TIMEOUT, *text);
+        }
     });
 }
 

@@ -30,7 +30,8 @@ void Bell::ring() {
 
 void Bell::wait(std::uint32_t rings, std::chrono::milliseconds time) {
     sleepers_.fetch_add(1);
-    const timespec limit{static_cast<std::time_t>(time.count() / 1000), static_cast<long>(time.count() % 1000 * 1000000)};
+    const timespec limit{static_cast<std::time_t>(time.count() / 1000),
+                         static_cast<long>(time.count() % 1000 * 1000000)};
     syscall(SYS_futex, &rings_, FUTEX_WAIT, rings, &limit, nullptr, 0);
     sleepers_.fetch_sub(1);
 }

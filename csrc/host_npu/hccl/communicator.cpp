@@ -65,6 +65,11 @@ HcclResult Communicator::failure() const {
     return failure.state.load() == Failure::kWritten ? failure.result : HCCL_SUCCESS;
 }
 
+std::optional<std::string> Communicator::untold_failure() {
+    if (failure() == HCCL_SUCCESS || is_told_.exchange(true)) return std::nullopt;
+    return text_of(board_.header().failure);
+}
+
 void Communicator::throw_if_failed() const {
     const auto& failure = board_.header().failure;
     if (failure.state.load() == Failure::kWritten) throw Error(failure.acl_status, text_of(failure));

@@ -99,9 +99,9 @@ class Transfer {
             for (const auto count : calls.back().send_counts) most = std::max(most, count);
         }
         if (const auto text = difference(calls)) {
-            communicator_.fail(ACL_ERROR_RT_FFTS_PLUS_TIMEOUT, HCCL_E_REMOTE,
-                               "call " + std::to_string(call.head.number) + " of communicator " +
-                                   communicator_.name() + ": " + *text);
+            communicator_.fail(
+                ACL_ERROR_RT_FFTS_PLUS_TIMEOUT, HCCL_E_REMOTE,
+                "call " + std::to_string(call.head.number) + " of communicator " + communicator_.name() + ": " + *text);
         }
         const auto bytes = most * item_size(exchange_.dtype);
         return std::max<std::uint64_t>(1, (bytes + window_bytes_ - 1) / window_bytes_);
@@ -160,8 +160,9 @@ std::int32_t enqueue(const std::shared_ptr<Communicator>& communicator, Exchange
     return enqueue_task(communicator, call.head, stream, [communicator, exchange = std::move(exchange), call] {
         auto& lane = communicator->collectives();
         const auto is_turn = [&](Rank) { return lane.is_turn_of(call.head.number) ? Step::kDone : Step::kWaits; };
-        communicator->await({[&] { return where(call.head); }, std::nullopt}, {communicator->rank()},
-                            [](Rank rank) { return rank; }, is_turn);
+        communicator->await(
+            {[&] { return where(call.head); }, std::nullopt}, {communicator->rank()}, [](Rank rank) { return rank; },
+            is_turn);
         Transfer(*communicator, exchange).run(call);
         lane.finish(call.head.number);
         communicator->ring(communicator->rank());

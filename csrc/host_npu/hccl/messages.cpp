@@ -28,9 +28,9 @@ class Side {
     }
 
     static CallHead head(const Message& message, std::uint64_t number) {
-        return {number,           message.is_send ? Function::Send : Function::Recv,
-                message.dtype,    HCCL_REDUCE_RESERVED,
-                message.peer,     message.count};
+        return {number,        message.is_send ? Function::Send : Function::Recv,
+                message.dtype, HCCL_REDUCE_RESERVED,
+                message.peer,  message.count};
     }
 
     const CallHead& head() const { return head_; }
@@ -115,13 +115,13 @@ void run(Communicator& communicator, const std::vector<Message>& messages, const
         indices.push_back(index);
     }
     std::uint32_t waiting = 0;
-    communicator.await({[&] { return where(sides[waiting].head()); }, communicator.execution_limit()},
-                       std::move(indices),
-                       [&](std::uint32_t index) {
-                           waiting = index;
-                           return messages[index].peer;
-                       },
-                       [&](std::uint32_t index) { return sides[index].step(); });
+    communicator.await(
+        {[&] { return where(sides[waiting].head()); }, communicator.execution_limit()}, std::move(indices),
+        [&](std::uint32_t index) {
+            waiting = index;
+            return messages[index].peer;
+        },
+        [&](std::uint32_t index) { return sides[index].step(); });
 }
 
 }  // namespace

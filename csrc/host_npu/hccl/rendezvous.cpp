@@ -63,8 +63,7 @@ Root root_of(const HcclRootInfo& info) {
     return root;
 }
 
-std::chrono::seconds seconds_from(const char* variable, std::int64_t otherwise, std::int64_t least,
-                                  std::int64_t most) {
+std::chrono::seconds seconds_from(const char* variable, std::int64_t otherwise, std::int64_t least, std::int64_t most) {
     const char* const text = std::getenv(variable);
     if (text == nullptr || *text == '\0') return std::chrono::seconds(otherwise);
     std::int64_t value = 0;
@@ -72,7 +71,7 @@ std::chrono::seconds seconds_from(const char* variable, std::int64_t otherwise, 
     const auto [stopped, error] = std::from_chars(text, end, value);
     if (error != std::errc{} || stopped != end || value < least || value > most) {
         throw Refusal(HCCL_E_PARA, std::string(variable) + " must be a whole number of seconds from " +
-                                     std::to_string(least) + " to " + std::to_string(most) + ", got " + text);
+                                       std::to_string(least) + " to " + std::to_string(most) + ", got " + text);
     }
     return std::chrono::seconds(value);
 }
@@ -80,14 +79,15 @@ std::chrono::seconds seconds_from(const char* variable, std::int64_t otherwise, 
 File open_root(const Root& root) {
     if (machine() != root.machine) {
         throw Refusal(HCCL_E_TCP_CONNECT,
-                    "rootInfo is of another machine: the host NPU communicates inside of one machine only");
+                      "rootInfo is of another machine: the host NPU communicates inside of one machine only");
     }
     const auto process = std::to_string(root.process.id);
     auto file = open_file_of(root.process.id, root.descriptor);
     if (file.descriptor() < 0 || !is_alive(root.process)) {
         throw Refusal(HCCL_E_TCP_CONNECT,
-                    "process " + process + ", which made rootInfo, has ended, has used it for a communicator already, "
-                    "or belongs to another user");
+                      "process " + process +
+                          ", which made rootInfo, has ended, has used it for a communicator already, "
+                          "or belongs to another user");
     }
     return file;
 }
@@ -134,8 +134,9 @@ Root find_offer(Communicator& parent, Rank leader, std::uint64_t id) {
         }
         return Step::kWaits;
     };
-    parent.await({[&] { return "for sub-communicator " + std::to_string(id); }, connect_limit()}, {leader},
-                 [](Rank rank) { return rank; }, look);
+    parent.await(
+        {[&] { return "for sub-communicator " + std::to_string(id); }, connect_limit()}, {leader},
+        [](Rank rank) { return rank; }, look);
     std::memcpy(root.magic, kMagic, sizeof kMagic);
     machine().copy(root.machine, sizeof root.machine - 1);
     root.process = seat.process;
@@ -188,7 +189,7 @@ std::shared_ptr<Communicator> join(const HcclRootInfo& root_info, std::uint32_t 
         std::uint32_t expected = 0;
         if (!header.world_size.compare_exchange_strong(expected, world_size) && expected != world_size) {
             throw Refusal(HCCL_E_PARA, "rank " + std::to_string(rank) + " gives nRanks=" + std::to_string(world_size) +
-                                         " where another rank gave nRanks=" + std::to_string(expected));
+                                           " where another rank gave nRanks=" + std::to_string(expected));
         }
     }
     resize(file, Board::bytes(world_size));
@@ -207,8 +208,9 @@ void wait_for_all(Communicator& communicator, const HcclRootInfo& root_info) {
         return communicator.board().seat(rank).state.load() >= Seat::kTaken ? Step::kDone : Step::kWaits;
     };
     try {
-        communicator.await({[] { return "to make a communicator"; }, connect_limit()}, std::move(others),
-                           [](Rank rank) { return rank; }, has_come);
+        communicator.await(
+            {[] { return "to make a communicator"; }, connect_limit()}, std::move(others),
+            [](Rank rank) { return rank; }, has_come);
     } catch (const std::exception&) {
         close_root_file(root_of(root_info).token);
         throw;
@@ -216,8 +218,8 @@ void wait_for_all(Communicator& communicator, const HcclRootInfo& root_info) {
     close_root_file(root_of(root_info).token);
 }
 
-std::shared_ptr<Communicator> join_sub_communicator(Communicator& parent, std::span<const Rank> ranks,
-                                                    std::uint64_t id, Rank rank, const Settings& settings) {
+std::shared_ptr<Communicator> join_sub_communicator(Communicator& parent, std::span<const Rank> ranks, std::uint64_t id,
+                                                    Rank rank, const Settings& settings) {
     const auto leader = ranks.front();
     const auto world_size = static_cast<std::uint32_t>(ranks.size());
     auto named = settings;

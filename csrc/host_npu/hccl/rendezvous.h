@@ -31,7 +31,7 @@ std::shared_ptr<Communicator> join(const HcclRootInfo& root_info, std::uint32_t 
 void wait_for_all(Communicator& communicator, const HcclRootInfo& root_info);
 
 // The communicator of some ranks of another, of which this one is number `rank`.
-std::shared_ptr<Communicator> join_sub_communicator(Communicator& parent, std::span<const Rank> ranks,
-                                                    std::uint64_t id, Rank rank, const Settings& settings);
+std::shared_ptr<Communicator> join_sub_communicator(Communicator& parent, std::span<const Rank> ranks, std::uint64_t id,
+                                                    Rank rank, const Settings& settings);
 
 }  // namespace host_npu::hccl

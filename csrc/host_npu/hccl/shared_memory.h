@@ -1,4 +1,5 @@
-// Memory that processes share and that nobody has to delete: it has no name, and ends with the last process that has it.
+// Memory that processes share and that nobody has to delete: it has no name, and ends with the last process that has
+// it.
 #pragma once
 
 #include <cstddef>

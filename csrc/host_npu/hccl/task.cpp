@@ -37,9 +37,9 @@ class Task {
   private:
     void fail(const std::string& reason, std::int32_t status) noexcept {
         const auto rank = std::to_string(communicator_->rank());
-        communicator_->record_failure(status, HCCL_E_REMOTE,
-                                      "rank " + rank + " failed " + where(head_) + " of communicator " +
-                                          communicator_->name() + ": " + reason);
+        communicator_->record_failure(
+            status, HCCL_E_REMOTE,
+            "rank " + rank + " failed " + where(head_) + " of communicator " + communicator_->name() + ": " + reason);
     }
 
     const std::shared_ptr<Communicator> communicator_;
