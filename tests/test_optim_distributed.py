@@ -1,48 +1,39 @@
 """FusedEmaAdam in 2 and 3 processes: the weights and averages of one process."""
 
-from __future__ import annotations
-
-import json
-import subprocess
-import sys
-from pathlib import Path
-
-from torch_aclnn_ops.optim import FusedEmaAdam
+from functools import cache
 
 import pytest
+import torch
 
-from tests import _optim_distributed as trainings
+from tests import _optim_distributed as cases
+from tests._distributed import DEVICES, run
 
-
-@pytest.fixture(scope="module")
-def expected():
-    model = trainings.make_model()
-    optimizer = FusedEmaAdam(model.parameters(), **trainings.OPTIONS)
-    trainings.train(model, optimizer, range(6))
-    return trainings.found(model, optimizer)
+TOLERANCE = {"float64": 1e-12, "float32": 2e-6}
 
 
-@pytest.fixture(scope="module", params=[2, 3], ids=lambda world_size: f"{world_size} processes")
-def results(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("distributed")
-    command = [sys.executable, "-m", "tests._optim_distributed", str(folder)]
-    processes = [
-        subprocess.Popen([*command, str(rank), str(request.param)], cwd=Path(__file__).parents[1])
-        for rank in range(request.param)
-    ]
-    try:
-        assert [process.wait(timeout=600) for process in processes] == [0] * request.param
-    finally:
-        for process in processes:
-            process.kill()
-    return json.loads((folder / "results.json").read_text())
+@pytest.fixture(
+    scope="module",
+    params=[(device, world_size) for device in DEVICES for world_size in (2, 3)],
+    ids=lambda row: f"{row[0]}, {row[1]} processes",
+)
+def found(request, tmp_path_factory):
+    device, world_size = request.param
+    return run(cases.results, world_size, str(tmp_path_factory.mktemp("optim_distributed")), device=device)
 
 
-def _flat(nested):
-    return [number for item in nested for number in (_flat(item) if isinstance(item, list) else [item])]
+@cache
+def _of_one_process():
+    return cases.one_process(cases.Process())
 
 
-@pytest.mark.parametrize("training", trainings.ALL, ids=lambda training: training.__name__)
-def test_weights_and_averages_are_those_of_one_process(results, expected, training):
-    for of_kind, expected_of_kind in zip(results[training.__name__], expected, strict=True):
-        assert _flat(of_kind) == pytest.approx(_flat(expected_of_kind), rel=0, abs=1e-12)
+@pytest.mark.parametrize("name", cases.CASES)
+def test_weights_and_averages_are_those_of_one_process(found, name):
+    _, dtype = cases.CASES[name]
+    assert not any(isinstance(of_rank[name], str) for of_rank in found), [of_rank[name] for of_rank in found]
+    assert found[0][name][1] is not None
+    for of_rank in found:
+        for of_kind, expected_of_kind in zip(of_rank[name], _of_one_process(), strict=True):
+            # Only the first process has the averages of ZeroRedundancyOptimizer.
+            for tensor, expected in zip(of_kind or [], expected_of_kind if of_kind else [], strict=True):
+                assert tensor.dtype == cases.DTYPES[dtype]
+                torch.testing.assert_close(tensor.double(), expected, rtol=0, atol=TOLERANCE[dtype])
