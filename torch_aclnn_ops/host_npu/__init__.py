@@ -59,6 +59,10 @@ class Stats:
         alive: Objects that were created and not destroyed, by kind: ``"aclTensor"``, ``"aclOpExecutor"``,
             ``"aclrtStream"``, ``"aclrtEvent"`` and others.
         calls: How often each function that can fail was called since :func:`count_calls`.
+        collectives: How often each function that communicates between ranks was called since the last :func:`reset`,
+            by its name, such as ``"HcclAllReduce"``.
+        collective_bytes: Bytes of this process's data that other ranks read in those calls, by function. What several
+            ranks read counts once, what a rank reads of its own does not count.
         launches: How often the second phase of each operator was launched since the last :func:`reset`, by its name.
         device_bytes: Bytes that are allocated on each device. torch_npu keeps freed memory for later.
         peak_device_bytes: The largest ``device_bytes`` since the last :func:`reset`.
@@ -67,6 +71,8 @@ class Stats:
 
     alive: dict[str, int]
     calls: dict[str, int]
+    collectives: dict[str, int]
+    collective_bytes: dict[str, int]
     launches: dict[str, int]
     device_bytes: dict[int, int]
     peak_device_bytes: dict[int, int]
@@ -228,6 +234,8 @@ def stats() -> Stats:
     return Stats(
         alive=counted["alive"],
         calls=counted["calls"],
+        collectives=counted["collectives"],
+        collective_bytes=counted["collective_bytes"],
         launches=counted["launches"],
         device_bytes={int(device): count for device, count in counted["device_bytes"].items()},
         peak_device_bytes={int(device): count for device, count in counted["peak_device_bytes"].items()},
@@ -236,7 +244,7 @@ def stats() -> Stats:
 
 
 def reset() -> None:
-    """Forget launches, calls, peaks, and failures that were asked for; what is alive stays counted.
+    """Forget launches, calls, collectives, peaks, and failures that were asked for; what is alive stays counted.
 
     Raises:
         HostNpuError: The host NPU is not enabled.

@@ -34,6 +34,9 @@ HOST_NPU_EXPORT int deterministic_level();
 // Counts a launch of the operator whose phase two is `api`.
 HOST_NPU_EXPORT void count_launch(const char* api);
 
+// Counts a call of a function that communicates, and the bytes that others read of the caller's data.
+HOST_NPU_EXPORT void count_collective(const char* function, std::int64_t bytes);
+
 // Adds `delta` to the number of live objects of a kind, for instance "aclTensor".
 HOST_NPU_EXPORT void count_alive(const char* kind, int delta);
 

@@ -13,7 +13,7 @@
 namespace host_npu {
 
 // A refusal or a fault with the status code that the ABI returns for it.
-class Error : public std::runtime_error {
+class HOST_NPU_EXPORT Error : public std::runtime_error {
   public:
     Error(std::int32_t status, const std::string& text) : std::runtime_error(text), status_(status) {}
     std::int32_t status() const noexcept { return status_; }

@@ -30,6 +30,8 @@ struct Statistics {
     std::mutex mutex;
     std::map<std::string, std::int64_t> alive;
     std::map<std::string, std::int64_t> launches;
+    std::map<std::string, std::int64_t> collectives;
+    std::map<std::string, std::int64_t> collective_bytes;
     std::map<std::int32_t, Bytes> bytes;
     // Of each function that can fail, while they are counted.
     std::map<std::string, std::int64_t> calls;
@@ -74,6 +76,10 @@ std::string as_json() {
     write_object(out, all.alive, number);
     out << ", \"launches\": ";
     write_object(out, all.launches, number);
+    out << ", \"collectives\": ";
+    write_object(out, all.collectives, number);
+    out << ", \"collective_bytes\": ";
+    write_object(out, all.collective_bytes, number);
     out << ", \"calls\": ";
     write_object(out, all.calls, number);
     out << ", \"device_bytes\": ";
@@ -94,6 +100,13 @@ void count_launch(const char* api) {
     auto& all = statistics();
     const std::lock_guard lock(all.mutex);
     ++all.launches[api];
+}
+
+void count_collective(const char* function, std::int64_t bytes) {
+    auto& all = statistics();
+    const std::lock_guard lock(all.mutex);
+    ++all.collectives[function];
+    all.collective_bytes[function] += bytes;
 }
 
 void count_alive(const char* kind, int delta) {
@@ -143,6 +156,8 @@ HOST_NPU_EXPORT void host_npu_reset() {
     auto& all = host_npu::statistics();
     const std::lock_guard lock(all.mutex);
     all.launches.clear();
+    all.collectives.clear();
+    all.collective_bytes.clear();
     all.calls.clear();
     all.counts_calls = false;
     all.failures.clear();

@@ -1,0 +1,30 @@
+#include "hccl/api.h"
+
+#include <iostream>
+
+namespace host_npu::hccl {
+
+HcclResult failed(const char* function, HcclResult result, const std::string& text) noexcept {
+    try {
+        // The runtime's codes begin where HCCL's end.
+        const auto status = result < HCCL_E_RESERVED ? ACL_ERROR_INTERNAL_ERROR : static_cast<std::int32_t>(result);
+        report_error(status, std::string(function) + ": " + text);
+    } catch (const std::exception&) {
+        std::cerr << "host NPU: no memory for the message of " << function << '\n';
+    }
+    return result;
+}
+
+std::shared_ptr<Communicator> communicator_of(HcclComm handle) {
+    require(handle, "comm");
+    std::shared_ptr<Communicator> communicator;
+    try {
+        communicator = communicators().get(handle);
+    } catch (const Error&) {
+        throw Refusal(HCCL_E_PARA, "comm is no live communicator");
+    }
+    require(communicator->is_of_this_process(), "comm was made before this process was forked from another");
+    return communicator;
+}
+
+}  // namespace host_npu::hccl

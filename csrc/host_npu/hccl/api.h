@@ -1,0 +1,65 @@
+// What the exported functions share.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "ascendcl/error.h"
+#include "hccl/communicator.h"
+
+namespace host_npu::hccl {
+
+// A call that is refused, with the status that HCCL has for it.
+class Refusal : public std::runtime_error {
+  public:
+    Refusal(HcclResult result, const std::string& text) : std::runtime_error(text), result_(result) {}
+    HcclResult result() const noexcept { return result_; }
+
+  private:
+    HcclResult result_;
+};
+
+HcclResult failed(const char* function, HcclResult result, const std::string& text) noexcept;
+
+// Runs the body of an exported function and turns its exceptions into a status, or returns the failure that a test
+// asked for in this call.
+template <typename Body>
+HcclResult run_api(const char* function, Body&& body) noexcept {
+    try {
+        if (const auto failure = injected_failure(function)) {
+            return failed(function, static_cast<HcclResult>(failure->first), failure->second);
+        }
+        std::forward<Body>(body)();
+        return HCCL_SUCCESS;
+    } catch (const Refusal& refusal) {
+        return failed(function, refusal.result(), refusal.what());
+    } catch (const Error& error) {
+        const bool is_late = error.status() == ACL_ERROR_RT_FFTS_PLUS_TIMEOUT;
+        return failed(function, is_late ? HCCL_E_TIMEOUT : HCCL_E_RUNTIME, error.what());
+    } catch (const std::bad_alloc&) {
+        return failed(function, HCCL_E_MEMORY, "the host is out of memory");
+    } catch (const std::exception& error) {
+        return failed(function, HCCL_E_INTERNAL, error.what());
+    }
+}
+
+// The answer of a function that exists in HCCL and not in this simulation.
+inline HcclResult unsupported(const char* function, const std::string& what) noexcept {
+    return run_api(function, [&] { throw Refusal(HCCL_E_NOT_SUPPORT, "the host NPU does not simulate " + what); });
+}
+
+inline void require(bool condition, const std::string& text, HcclResult result = HCCL_E_PARA) {
+    if (!condition) throw Refusal(result, text);
+}
+
+inline void require(const void* pointer, const char* argument) {
+    require(pointer != nullptr, std::string(argument) + " is null", HCCL_E_PTR);
+}
+
+// The communicator of a handle, which this process has to have made.
+std::shared_ptr<Communicator> communicator_of(HcclComm handle);
+
+}  // namespace host_npu::hccl

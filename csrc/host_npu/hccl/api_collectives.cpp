@@ -1,0 +1,271 @@
+// Collectives: what each function sends to whom.
+#include <algorithm>
+#include <numeric>
+#include <span>
+#include <vector>
+
+#include "hccl/api.h"
+#include "hccl/exchange.h"
+#include "hccl/hccl.h"
+#include "hccl/reduce.h"
+
+using namespace host_npu::hccl;
+
+namespace {
+
+// HCCL's limit.
+constexpr std::uint64_t kMostElements = 0x7FFFFFFFF;
+
+using Communicators = std::shared_ptr<Communicator>;
+using Parts = std::vector<Part>;
+
+Parts same_part(const Communicator& communicator, std::uint64_t count) { return {communicator.size(), {0, count}}; }
+
+Parts no_part(const Communicator& communicator) { return Parts(communicator.size()); }
+
+// Parts of the same size, one after the other.
+Parts equal_parts(const Communicator& communicator, std::uint64_t count) {
+    Parts parts;
+    for (Rank rank = 0; rank < communicator.size(); ++rank) parts.push_back({rank * count, count});
+    return parts;
+}
+
+// Parts as two arrays of 64-bit integers say.
+Parts parts_of(const Communicator& communicator, const void* counts, const void* displacements, const char* name) {
+    require(counts, name);
+    require(displacements, name);
+    Parts parts;
+    for (Rank rank = 0; rank < communicator.size(); ++rank) {
+        parts.push_back(
+            {static_cast<const std::uint64_t*>(displacements)[rank], static_cast<const std::uint64_t*>(counts)[rank]});
+    }
+    return parts;
+}
+
+// Only the part that goes to this rank, or comes from it.
+Parts only(Parts parts, Rank rank) {
+    for (Rank other = 0; other < parts.size(); ++other) {
+        if (other != rank) parts[other] = {};
+    }
+    return parts;
+}
+
+void check_buffer(const void* buffer, const Parts& parts, const char* name) {
+    const bool is_used = std::any_of(parts.begin(), parts.end(), [](const Part& part) { return part.count > 0; });
+    if (is_used) require(buffer, name);
+    for (const auto& part : parts) {
+        require(part.count <= kMostElements && part.start <= kMostElements,
+                std::string(name) + " has parts of more than " + std::to_string(kMostElements) + " elements");
+    }
+}
+
+void check(const Communicator& communicator, const Exchange& exchange) {
+    require(item_size(exchange.dtype) > 0, "there is no data type " + std::to_string(exchange.dtype));
+    if (exchange.op != HCCL_REDUCE_RESERVED) {
+        require(exchange.op >= HCCL_REDUCE_SUM && exchange.op <= HCCL_REDUCE_MIN,
+                "there is no reduction " + std::to_string(exchange.op));
+        require(can_reduce(exchange.dtype, exchange.op), name_of(exchange.dtype) + " cannot be reduced so",
+                HCCL_E_NOT_SUPPORT);
+    }
+    if (exchange.root != kNoRank) {
+        require(exchange.root < communicator.size(),
+                "root must be below " + std::to_string(communicator.size()) + ", got " + std::to_string(exchange.root));
+    }
+    check_buffer(exchange.send_buffer, exchange.send, "sendBuf");
+    check_buffer(exchange.receive_buffer, exchange.receive, "recvBuf");
+}
+
+// `make` gives the exchange of a communicator.
+template <class Make>
+HcclResult collective(const char* function, HcclComm comm, aclrtStream stream, const Make& make) {
+    return run_api(function, [&] {
+        const auto communicator = communicator_of(comm);
+        Exchange exchange = make(*communicator);
+        check(*communicator, exchange);
+        communicator->throw_if_failed();
+        const auto bytes = exchange.bytes_from(communicator->rank());
+        const auto status = enqueue(communicator, std::move(exchange), stream);
+        require(status == ACL_SUCCESS, "the stream took no work", HCCL_E_RUNTIME);
+        host_npu::count_collective(function, static_cast<std::int64_t>(bytes));
+    });
+}
+
+}  // namespace
+
+HOST_NPU_EXPORT HcclResult HcclAllReduce(void* sendBuf, void* recvBuf, uint64_t count, HcclDataType dataType,
+                                         HcclReduceOp op, HcclComm comm, aclrtStream stream) {
+    return collective(__func__, comm, stream, [&](const Communicator& all) -> Exchange {
+        return {Function::AllReduce,  dataType, op, kNoRank, count, sendBuf, recvBuf, same_part(all, count),
+                same_part(all, count)};
+    });
+}
+
+HOST_NPU_EXPORT HcclResult HcclReduce(void* sendBuf, void* recvBuf, uint64_t count, HcclDataType dataType,
+                                      HcclReduceOp op, uint32_t root, HcclComm comm, aclrtStream stream) {
+    return collective(__func__, comm, stream, [&](const Communicator& all) -> Exchange {
+        return {Function::Reduce,
+                dataType,
+                op,
+                root,
+                count,
+                sendBuf,
+                recvBuf,
+                only(same_part(all, count), root),
+                all.rank() == root ? same_part(all, count) : no_part(all)};
+    });
+}
+
+HOST_NPU_EXPORT HcclResult HcclReduceScatter(void* sendBuf, void* recvBuf, uint64_t recvCount, HcclDataType dataType,
+                                             HcclReduceOp op, HcclComm comm, aclrtStream stream) {
+    return collective(__func__, comm, stream, [&](const Communicator& all) -> Exchange {
+        return {
+            Function::ReduceScatter,   dataType, op, kNoRank, recvCount, sendBuf, recvBuf, equal_parts(all, recvCount),
+            same_part(all, recvCount), false};
+    });
+}
+
+HOST_NPU_EXPORT HcclResult HcclReduceScatterV(void* sendBuf, const void* sendCounts, const void* sendDispls,
+                                              void* recvBuf, uint64_t recvCount, HcclDataType dataType, HcclReduceOp op,
+                                              HcclComm comm, aclrtStream stream) {
+    return collective(__func__, comm, stream, [&](const Communicator& all) -> Exchange {
+        // Their counts differ from rank to rank.
+        return {Function::ReduceScatterV,
+                dataType,
+                op,
+                kNoRank,
+                0,
+                sendBuf,
+                recvBuf,
+                parts_of(all, sendCounts, sendDispls, "sendCounts or sendDispls"),
+                same_part(all, recvCount),
+                false};
+    });
+}
+
+HOST_NPU_EXPORT HcclResult HcclBroadcast(void* buf, uint64_t count, HcclDataType dataType, uint32_t root, HcclComm comm,
+                                         aclrtStream stream) {
+    return collective(__func__, comm, stream, [&](const Communicator& all) -> Exchange {
+        const bool is_root = all.rank() == root;
+        return {Function::Broadcast,
+                dataType,
+                HCCL_REDUCE_RESERVED,
+                root,
+                count,
+                buf,
+                buf,
+                is_root ? same_part(all, count) : no_part(all),
+                only(same_part(all, count), root)};
+    });
+}
+
+HOST_NPU_EXPORT HcclResult HcclAllGather(void* sendBuf, void* recvBuf, uint64_t sendCount, HcclDataType dataType,
+                                         HcclComm comm, aclrtStream stream) {
+    return collective(__func__, comm, stream, [&](const Communicator& all) -> Exchange {
+        return {Function::AllGather,
+                dataType,
+                HCCL_REDUCE_RESERVED,
+                kNoRank,
+                sendCount,
+                sendBuf,
+                recvBuf,
+                same_part(all, sendCount),
+                equal_parts(all, sendCount)};
+    });
+}
+
+HOST_NPU_EXPORT HcclResult HcclAllGatherV(void* sendBuf, uint64_t sendCount, void* recvBuf, const void* recvCounts,
+                                          const void* recvDispls, HcclDataType dataType, HcclComm comm,
+                                          aclrtStream stream) {
+    return collective(__func__, comm, stream, [&](const Communicator& all) -> Exchange {
+        return {Function::AllGatherV,
+                dataType,
+                HCCL_REDUCE_RESERVED,
+                kNoRank,
+                0,
+                sendBuf,
+                recvBuf,
+                same_part(all, sendCount),
+                parts_of(all, recvCounts, recvDispls, "recvCounts or recvDispls")};
+    });
+}
+
+HOST_NPU_EXPORT HcclResult HcclScatter(void* sendBuf, void* recvBuf, uint64_t recvCount, HcclDataType dataType,
+                                       uint32_t root, HcclComm comm, aclrtStream stream) {
+    return collective(__func__, comm, stream, [&](const Communicator& all) -> Exchange {
+        const bool is_root = all.rank() == root;
+        return {Function::Scatter,
+                dataType,
+                HCCL_REDUCE_RESERVED,
+                root,
+                recvCount,
+                sendBuf,
+                recvBuf,
+                is_root ? equal_parts(all, recvCount) : no_part(all),
+                only(same_part(all, recvCount), root),
+                false};
+    });
+}
+
+HOST_NPU_EXPORT HcclResult HcclAlltoAll(const void* sendBuf, uint64_t sendCount, HcclDataType sendType,
+                                        const void* recvBuf, uint64_t recvCount, HcclDataType recvType, HcclComm comm,
+                                        aclrtStream stream) {
+    return collective(__func__, comm, stream, [&](const Communicator& all) -> Exchange {
+        require(sendType == recvType, "sendType and recvType must be the same");
+        return {Function::AlltoAll,
+                sendType,
+                HCCL_REDUCE_RESERVED,
+                kNoRank,
+                sendCount,
+                sendBuf,
+                const_cast<void*>(recvBuf),
+                equal_parts(all, sendCount),
+                equal_parts(all, recvCount),
+                false};
+    });
+}
+
+HOST_NPU_EXPORT HcclResult HcclAlltoAllV(const void* sendBuf, const void* sendCounts, const void* sdispls,
+                                         HcclDataType sendType, const void* recvBuf, const void* recvCounts,
+                                         const void* rdispls, HcclDataType recvType, HcclComm comm,
+                                         aclrtStream stream) {
+    return collective(__func__, comm, stream, [&](const Communicator& all) -> Exchange {
+        require(sendType == recvType, "sendType and recvType must be the same");
+        return {Function::AlltoAllV,
+                sendType,
+                HCCL_REDUCE_RESERVED,
+                kNoRank,
+                0,
+                sendBuf,
+                const_cast<void*>(recvBuf),
+                parts_of(all, sendCounts, sdispls, "sendCounts or sdispls"),
+                parts_of(all, recvCounts, rdispls, "recvCounts or rdispls"),
+                false};
+    });
+}
+
+HOST_NPU_EXPORT HcclResult HcclAlltoAllVC(const void* sendBuf, const void* sendCountMatrix, HcclDataType sendType,
+                                          const void* recvBuf, HcclDataType recvType, HcclComm comm,
+                                          aclrtStream stream) {
+    return collective(__func__, comm, stream, [&](const Communicator& all) -> Exchange {
+        require(sendType == recvType, "sendType and recvType must be the same");
+        require(sendCountMatrix, "sendCountMatrix");
+        const auto* const matrix = static_cast<const std::uint64_t*>(sendCountMatrix);
+        Parts send, receive;
+        std::uint64_t sent = 0, received = 0;
+        for (Rank rank = 0; rank < all.size(); ++rank) {
+            send.push_back({sent, matrix[std::size_t{all.rank()} * all.size() + rank]});
+            receive.push_back({received, matrix[std::size_t{rank} * all.size() + all.rank()]});
+            sent += send.back().count;
+            received += receive.back().count;
+        }
+        return {Function::AlltoAllVC,       sendType,        HCCL_REDUCE_RESERVED, kNoRank, 0, sendBuf,
+                const_cast<void*>(recvBuf), std::move(send), std::move(receive),   false};
+    });
+}
+
+HOST_NPU_EXPORT HcclResult HcclBarrier(HcclComm comm, aclrtStream stream) {
+    return collective(__func__, comm, stream, [&](const Communicator& all) -> Exchange {
+        return {Function::Barrier, HCCL_DATA_TYPE_INT8, HCCL_REDUCE_RESERVED, kNoRank, 0, nullptr,
+                nullptr,           no_part(all),        no_part(all)};
+    });
+}

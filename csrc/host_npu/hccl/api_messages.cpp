@@ -1,0 +1,117 @@
+// Messages from one rank to another, one by one, in batches and in groups.
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "hccl/api.h"
+#include "hccl/hccl.h"
+#include "hccl/messages.h"
+
+using namespace host_npu::hccl;
+
+namespace {
+
+struct Batch {
+    std::shared_ptr<Communicator> communicator;
+    aclrtStream stream;
+    std::vector<Message> messages;
+};
+
+// What a thread has called since HcclGroupStart.
+struct Group {
+    int depth = 0;
+    std::vector<Batch> batches;
+};
+
+Group& group() {
+    thread_local Group all;
+    return all;
+}
+
+void launch(const Batch& batch, Function function) {
+    batch.communicator->throw_if_failed();
+    const auto status = enqueue(batch.communicator, function, batch.messages, batch.stream);
+    require(status == ACL_SUCCESS, "the stream took no work", HCCL_E_RUNTIME);
+}
+
+void check(const Communicator& communicator, const Message& message) {
+    require(item_size(message.dtype) > 0, "there is no data type " + std::to_string(message.dtype));
+    require(message.peer < communicator.size(), "the other rank must be below " + std::to_string(communicator.size()) +
+                                                    ", got " + std::to_string(message.peer));
+    if (message.count > 0) require(message.buffer, message.is_send ? "sendBuf" : "recvBuf");
+}
+
+void add_to_group(Batch batch) {
+    auto& batches = group().batches;
+    const auto same = std::find_if(batches.begin(), batches.end(), [&](const Batch& other) {
+        return other.communicator == batch.communicator && other.stream == batch.stream;
+    });
+    if (same == batches.end()) {
+        batches.push_back(std::move(batch));
+    } else {
+        same->messages.insert(same->messages.end(), batch.messages.begin(), batch.messages.end());
+    }
+}
+
+HcclResult send_or_receive(const char* function, HcclComm comm, aclrtStream stream, const Message& message) {
+    return run_api(function, [&] {
+        const auto communicator = communicator_of(comm);
+        check(*communicator, message);
+        require(message.peer != communicator->rank(), "the other rank is the caller's own");
+        const auto bytes = message.is_send ? message.count * item_size(message.dtype) : 0;
+        if (group().depth > 0) {
+            add_to_group({communicator, stream, {message}});
+        } else {
+            launch({communicator, stream, {message}}, message.is_send ? Function::Send : Function::Recv);
+        }
+        host_npu::count_collective(function, static_cast<std::int64_t>(bytes));
+    });
+}
+
+}  // namespace
+
+HOST_NPU_EXPORT HcclResult HcclSend(void* sendBuf, uint64_t count, HcclDataType dataType, uint32_t destRank,
+                                    HcclComm comm, aclrtStream stream) {
+    return send_or_receive(__func__, comm, stream, {true, sendBuf, count, dataType, destRank});
+}
+
+HOST_NPU_EXPORT HcclResult HcclRecv(void* recvBuf, uint64_t count, HcclDataType dataType, uint32_t srcRank,
+                                    HcclComm comm, aclrtStream stream) {
+    return send_or_receive(__func__, comm, stream, {false, recvBuf, count, dataType, srcRank});
+}
+
+HOST_NPU_EXPORT HcclResult HcclBatchSendRecv(HcclSendRecvItem* sendRecvInfo, uint32_t itemNum, HcclComm comm,
+                                             aclrtStream stream) {
+    return run_api(__func__, [&] {
+        require(sendRecvInfo, "sendRecvInfo");
+        require(itemNum > 0, "itemNum is 0");
+        const auto communicator = communicator_of(comm);
+        Batch batch{communicator, stream, {}};
+        std::int64_t bytes = 0;
+        for (std::uint32_t index = 0; index < itemNum; ++index) {
+            const auto& item = sendRecvInfo[index];
+            require(item.sendRecvType == HCCL_SEND || item.sendRecvType == HCCL_RECV,
+                    "item " + std::to_string(index) + " is neither a send nor a receive");
+            const bool is_send = item.sendRecvType == HCCL_SEND;
+            batch.messages.push_back({is_send, item.buf, item.count, item.dataType, item.remoteRank});
+            check(*communicator, batch.messages.back());
+            if (is_send && item.remoteRank != communicator->rank()) {
+                bytes += static_cast<std::int64_t>(item.count * item_size(item.dataType));
+            }
+        }
+        launch(batch, Function::BatchSendRecv);
+        host_npu::count_collective(__func__, bytes);
+    });
+}
+
+HOST_NPU_EXPORT HcclResult HcclGroupStart() {
+    return run_api(__func__, [] { ++group().depth; });
+}
+
+HOST_NPU_EXPORT HcclResult HcclGroupEnd() {
+    return run_api(__func__, [] {
+        require(group().depth > 0, "there was no HcclGroupStart");
+        if (--group().depth > 0) return;
+        for (const auto& batch : std::exchange(group().batches, {})) launch(batch, Function::BatchSendRecv);
+    });
+}

@@ -1,0 +1,65 @@
+// All that is refused, because it is about a network of devices, about memory that devices share, or about recovery.
+#include "hccl/api.h"
+#include "hccl/hccl.h"
+
+using namespace host_npu::hccl;
+
+namespace {
+
+constexpr const char* kRankTables = "rank tables: use HcclGetRootInfo and HcclCommInitRootInfo";
+constexpr const char* kRecovery = "the recovery of communicators";
+constexpr const char* kMemoryRanges = "memory that communicators know beforehand";
+constexpr const char* kWindows = "windows of memory that ranks share";
+
+}  // namespace
+
+HOST_NPU_EXPORT HcclResult HcclCommInitClusterInfo(const char*, uint32_t, HcclComm*) {
+    return unsupported(__func__, kRankTables);
+}
+
+HOST_NPU_EXPORT HcclResult HcclCommInitClusterInfoConfig(const char*, uint32_t, HcclCommConfig*, HcclComm*) {
+    return unsupported(__func__, kRankTables);
+}
+
+HOST_NPU_EXPORT HcclResult HcclCommSuspend(HcclComm) { return unsupported(__func__, kRecovery); }
+
+HOST_NPU_EXPORT HcclResult HcclCommResume(HcclComm) { return unsupported(__func__, kRecovery); }
+
+HOST_NPU_EXPORT HcclResult HcclCommSetMemoryRange(HcclComm, void*, size_t, size_t, uint64_t) {
+    return unsupported(__func__, kMemoryRanges);
+}
+
+HOST_NPU_EXPORT HcclResult HcclCommUnsetMemoryRange(HcclComm, void*) { return unsupported(__func__, kMemoryRanges); }
+
+HOST_NPU_EXPORT HcclResult HcclCommActivateCommMemory(HcclComm, void*, size_t, size_t, aclrtDrvMemHandle, uint64_t) {
+    return unsupported(__func__, kMemoryRanges);
+}
+
+HOST_NPU_EXPORT HcclResult HcclCommDeactivateCommMemory(HcclComm, void*) {
+    return unsupported(__func__, kMemoryRanges);
+}
+
+HOST_NPU_EXPORT HcclResult HcclCommWorkingDevNicSet(HcclComm, uint32_t*, bool*, uint32_t) {
+    return unsupported(__func__, "network cards");
+}
+
+HOST_NPU_EXPORT HcclResult HcclCommRegister(HcclComm, void*, uint64_t, void**, uint32_t) {
+    return unsupported(__func__, kWindows);
+}
+
+HOST_NPU_EXPORT HcclResult HcclCommDeregister(HcclComm, void*) { return unsupported(__func__, kWindows); }
+
+HOST_NPU_EXPORT HcclResult HcclCommExchangeMem(HcclComm, void*, uint32_t*, uint32_t) {
+    return unsupported(__func__, kWindows);
+}
+
+// The wheel's header does not declare these two.
+extern "C" {
+
+HOST_NPU_EXPORT HcclResult HcclCommSymWinRegister(HcclComm, void*, uint64_t, void**, uint32_t) {
+    return unsupported(__func__, kWindows);
+}
+
+HOST_NPU_EXPORT HcclResult HcclCommSymWinDeregister(void*) { return unsupported(__func__, kWindows); }
+
+}  // extern "C"

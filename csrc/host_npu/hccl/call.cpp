@@ -1,0 +1,204 @@
+#include "hccl/call.h"
+
+#include <sstream>
+
+namespace host_npu::hccl {
+namespace {
+
+const char* operation(HcclReduceOp op) {
+    switch (op) {
+        case HCCL_REDUCE_SUM:
+            return "sum";
+        case HCCL_REDUCE_PROD:
+            return "prod";
+        case HCCL_REDUCE_MAX:
+            return "max";
+        case HCCL_REDUCE_MIN:
+            return "min";
+        default:
+            return "no operation";
+    }
+}
+
+bool has_counts_of_each_rank(Function function) {
+    return function == Function::ReduceScatterV || function == Function::AllGatherV ||
+           function == Function::AlltoAllV || function == Function::AlltoAllVC;
+}
+
+std::string list(const std::vector<std::uint64_t>& counts) {
+    std::ostringstream text;
+    const char* separator = "[";
+    for (const auto count : counts) {
+        text << separator << count;
+        separator = ", ";
+    }
+    text << ']';
+    return text.str();
+}
+
+std::string short_name(Function function) { return std::string(name_of(function)).substr(4); }
+
+std::string arguments(const CallHead& head) {
+    std::string text = ", " + host_npu::hccl::name_of(head.dtype);
+    if (head.op != HCCL_REDUCE_RESERVED) text += std::string(", ") + operation(head.op);
+    if (head.peer == kNoRank) return text;
+    const auto peer = std::to_string(head.peer);
+    if (head.function == Function::Send) return text + ", to rank " + peer;
+    if (head.function == Function::Recv) return text + ", from rank " + peer;
+    return text + ", root=" + peer;
+}
+
+// Whether the arguments that are the same on every rank are.
+bool agree(const CallHead& first, const CallHead& second) {
+    return first.function == second.function && first.dtype == second.dtype && first.op == second.op &&
+           first.peer == second.peer && first.count == second.count;
+}
+
+std::string called(Rank rank, const std::string& call) { return "rank " + std::to_string(rank) + " called " + call; }
+
+}  // namespace
+
+const char* name_of(Function function) {
+    switch (function) {
+        case Function::AllReduce:
+            return "HcclAllReduce";
+        case Function::Reduce:
+            return "HcclReduce";
+        case Function::ReduceScatter:
+            return "HcclReduceScatter";
+        case Function::ReduceScatterV:
+            return "HcclReduceScatterV";
+        case Function::Broadcast:
+            return "HcclBroadcast";
+        case Function::AllGather:
+            return "HcclAllGather";
+        case Function::AllGatherV:
+            return "HcclAllGatherV";
+        case Function::Scatter:
+            return "HcclScatter";
+        case Function::AlltoAll:
+            return "HcclAlltoAll";
+        case Function::AlltoAllV:
+            return "HcclAlltoAllV";
+        case Function::AlltoAllVC:
+            return "HcclAlltoAllVC";
+        case Function::Barrier:
+            return "HcclBarrier";
+        case Function::Send:
+            return "HcclSend";
+        case Function::Recv:
+            return "HcclRecv";
+        case Function::BatchSendRecv:
+            return "HcclBatchSendRecv";
+    }
+    return "Hccl?";
+}
+
+std::string name_of(HcclDataType dtype) {
+    switch (dtype) {
+        case HCCL_DATA_TYPE_INT8:
+            return "int8";
+        case HCCL_DATA_TYPE_INT16:
+            return "int16";
+        case HCCL_DATA_TYPE_INT32:
+            return "int32";
+        case HCCL_DATA_TYPE_FP16:
+            return "fp16";
+        case HCCL_DATA_TYPE_FP32:
+            return "fp32";
+        case HCCL_DATA_TYPE_INT64:
+            return "int64";
+        case HCCL_DATA_TYPE_UINT64:
+            return "uint64";
+        case HCCL_DATA_TYPE_UINT8:
+            return "uint8";
+        case HCCL_DATA_TYPE_UINT16:
+            return "uint16";
+        case HCCL_DATA_TYPE_UINT32:
+            return "uint32";
+        case HCCL_DATA_TYPE_FP64:
+            return "fp64";
+        case HCCL_DATA_TYPE_BFP16:
+            return "bfp16";
+        case HCCL_DATA_TYPE_INT128:
+            return "int128";
+        case HCCL_DATA_TYPE_HIF8:
+            return "hif8";
+        case HCCL_DATA_TYPE_FP8E4M3:
+            return "fp8e4m3";
+        case HCCL_DATA_TYPE_FP8E5M2:
+            return "fp8e5m2";
+        case HCCL_DATA_TYPE_FP8E8M0:
+            return "fp8e8m0";
+        default:
+            return "data type " + std::to_string(dtype);
+    }
+}
+
+std::size_t item_size(HcclDataType dtype) {
+    switch (dtype) {
+        case HCCL_DATA_TYPE_INT8:
+        case HCCL_DATA_TYPE_UINT8:
+        case HCCL_DATA_TYPE_HIF8:
+        case HCCL_DATA_TYPE_FP8E4M3:
+        case HCCL_DATA_TYPE_FP8E5M2:
+        case HCCL_DATA_TYPE_FP8E8M0:
+            return 1;
+        case HCCL_DATA_TYPE_INT16:
+        case HCCL_DATA_TYPE_UINT16:
+        case HCCL_DATA_TYPE_FP16:
+        case HCCL_DATA_TYPE_BFP16:
+            return 2;
+        case HCCL_DATA_TYPE_INT32:
+        case HCCL_DATA_TYPE_UINT32:
+        case HCCL_DATA_TYPE_FP32:
+            return 4;
+        case HCCL_DATA_TYPE_INT64:
+        case HCCL_DATA_TYPE_UINT64:
+        case HCCL_DATA_TYPE_FP64:
+            return 8;
+        case HCCL_DATA_TYPE_INT128:
+            return 16;
+        default:
+            return 0;
+    }
+}
+
+std::string describe(const CallHead& head) {
+    const auto name = short_name(head.function);
+    if (head.function == Function::Barrier) return name + "()";
+    if (head.function == Function::BatchSendRecv) return name + "(" + std::to_string(head.count) + " items)";
+    return name + "(count=" + std::to_string(head.count) + arguments(head) + ")";
+}
+
+std::string describe(const Call& call) {
+    if (!has_counts_of_each_rank(call.head.function)) return describe(call.head);
+    return short_name(call.head.function) + "(send_counts=" + list(call.send_counts) +
+           ", receive_counts=" + list(call.receive_counts) + arguments(call.head) + ")";
+}
+
+std::optional<std::string> difference(const std::vector<Call>& calls) {
+    for (Rank rank = 1; rank < calls.size(); ++rank) {
+        if (!agree(calls[0].head, calls[rank].head)) {
+            return called(rank, describe(calls[rank])) + " where " + called(0, describe(calls[0]));
+        }
+    }
+    for (Rank sender = 0; sender < calls.size(); ++sender) {
+        for (Rank receiver = 0; receiver < calls.size(); ++receiver) {
+            const auto sent = calls[sender].send_counts[receiver];
+            const auto expected = calls[receiver].receive_counts[sender];
+            if (sent == expected) continue;
+            return called(sender, describe(calls[sender])) + ", which sends " + std::to_string(sent) +
+                   " elements to rank " + std::to_string(receiver) + ", where " +
+                   called(receiver, describe(calls[receiver])) + ", which expects " + std::to_string(expected);
+        }
+    }
+    return std::nullopt;
+}
+
+std::optional<std::string> difference(Rank from, const CallHead& send, Rank to, const CallHead& receive) {
+    if (send.dtype == receive.dtype && send.count == receive.count) return std::nullopt;
+    return called(to, describe(receive)) + " where " + called(from, describe(send));
+}
+
+}  // namespace host_npu::hccl

@@ -1,0 +1,177 @@
+#include "hccl/communicator.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "ascendcl/error.h"
+
+namespace host_npu::hccl {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// How long a rank sleeps before it looks after the others.
+constexpr std::chrono::milliseconds kNap{100};
+// How often it looks before it sleeps. Ranks share the cores of one machine, so that is little.
+constexpr int kLooks = 200;
+
+void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#else
+    std::this_thread::yield();
+#endif
+}
+
+std::string text_of(const Failure& failure) { return failure.text.data(); }
+
+std::string name_of(Rank rank, const Seat& seat) {
+    const auto name = "rank " + std::to_string(rank);
+    if (seat.state.load() < Seat::kTaken) return name;
+    return name + " (process " + std::to_string(seat.process.id) + ")";
+}
+
+}  // namespace
+
+Communicator::Communicator(Board board, Rank rank, std::string name, Limit execution_limit)
+    : board_(std::move(board)),
+      rank_(rank),
+      name_(std::move(name)),
+      execution_limit_(execution_limit),
+      owner_(getpid()),
+      sends_(board_.world_size()),
+      receives_(board_.world_size()) {}
+
+Communicator::~Communicator() {
+    if (is_of_this_process()) leave();
+}
+
+void Communicator::ring_all() const {
+    for (Rank rank = 0; rank < size(); ++rank) ring(rank);
+}
+
+void Communicator::leave() {
+    has_left_ = true;
+    board_.seat(rank_).state = Seat::kLeft;
+    ring_all();
+}
+
+HcclResult Communicator::failure() const {
+    const auto& failure = board_.header().failure;
+    return failure.state.load() == Failure::kWritten ? failure.result : HCCL_SUCCESS;
+}
+
+void Communicator::throw_if_failed() const {
+    const auto& failure = board_.header().failure;
+    if (failure.state.load() == Failure::kWritten) throw Error(failure.acl_status, text_of(failure));
+}
+
+void Communicator::throw_if_ended() const {
+    throw_if_failed();
+    if (has_left_) throw Error(ACL_ERROR_RT_STREAM_SYNC_TIMEOUT, "the communicator " + name_ + " was destroyed");
+}
+
+void Communicator::record_failure(std::int32_t acl_status, HcclResult result, const std::string& text) noexcept {
+    auto& failure = board_.header().failure;
+    std::uint32_t expected = Failure::kNone;
+    if (!failure.state.compare_exchange_strong(expected, Failure::kWriting)) return;
+    failure.acl_status = acl_status;
+    failure.result = result;
+    const auto length = std::min(text.size(), failure.text.size() - 1);
+    std::memcpy(failure.text.data(), text.data(), length);
+    failure.text[length] = '\0';
+    failure.state = Failure::kWritten;
+    ring_all();
+}
+
+void Communicator::fail(std::int32_t acl_status, HcclResult result, const std::string& text) {
+    record_failure(acl_status, result, text);
+    throw_if_failed();
+    throw Error(acl_status, text);
+}
+
+void Communicator::report_missing(const Wait& wait, Rank missing, const std::string& what, std::int32_t status,
+                                  HcclResult result) {
+    const auto& seat = board_.seat(missing);
+    auto text = name_of(missing, seat) + " " + what + ": rank " + std::to_string(rank_) + " waited for it " +
+                wait.where() + " of communicator " + name_;
+    if (seat.state.load() >= Seat::kTaken) {
+        const auto& last = seat.activity;
+        text += "; rank " + std::to_string(missing);
+        text += last.number == 0 ? " has made no call"
+                                 : " was last in call " + std::to_string(last.number) + ", " + describe(last);
+    }
+    fail(status, result, text);
+}
+
+void Communicator::await(const Wait& wait, std::vector<std::uint32_t> peers,
+                         const std::function<Rank(std::uint32_t)>& rank_of,
+                         const std::function<Step(std::uint32_t)>& step) {
+    auto& bell = board_.seat(rank_).bell;
+    auto since = Clock::now();
+    auto looked_at_others = since;
+    // A rank that has gone, but may have done its part before.
+    std::optional<Rank> gone;
+    bool has_left = false;
+    for (int looks = 0;;) {
+        const auto rings = bell.rings();
+        bool moved = false;
+        std::erase_if(peers, [&](std::uint32_t peer) {
+            const auto result = step(peer);
+            moved = moved || result != Step::kWaits;
+            return result == Step::kDone;
+        });
+        if (peers.empty()) return;
+        if (moved) {
+            since = Clock::now();
+            looks = 0;
+            continue;
+        }
+        throw_if_ended();
+        if (gone) {
+            report_missing(wait, *gone, has_left ? "has destroyed the communicator" : "died",
+                           ACL_ERROR_RT_FFTS_PLUS_TIMEOUT, HCCL_E_REMOTE);
+        }
+        if (looks++ < kLooks) {
+            pause();
+            continue;
+        }
+        bell.wait(rings, kNap);
+        const auto now = Clock::now();
+        if (now - looked_at_others < kNap) continue;
+        looked_at_others = now;
+        for (const auto peer : peers) {
+            const auto rank = rank_of(peer);
+            const auto& seat = board_.seat(rank);
+            if (rank == rank_ || seat.state.load() < Seat::kTaken) continue;
+            has_left = seat.state.load() == Seat::kLeft;
+            if (has_left || !is_alive(seat.process)) {
+                gone = rank;
+                break;
+            }
+        }
+        if (!gone && wait.limit && now - since > *wait.limit) {
+            report_missing(wait, rank_of(peers.front()),
+                           "did not come within " + std::to_string(wait.limit->count()) + " s",
+                           ACL_ERROR_RT_FFTS_PLUS_TIMEOUT, HCCL_E_TIMEOUT);
+        }
+    }
+}
+
+void Communicator::set_activity(const CallHead& head) {
+    const std::lock_guard lock(activity_mutex_);
+    board_.seat(rank_).activity = head;
+}
+
+bool Communicator::is_of_this_process() const { return owner_ == getpid(); }
+
+Handles<Communicator>& communicators() {
+    static auto& all = *new Handles<Communicator>("HcclComm");
+    return all;
+}
+
+}  // namespace host_npu::hccl

@@ -1,0 +1,24 @@
+// Messages from one rank to another. A message is taken by the receive of the same number.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "hccl/communicator.h"
+
+namespace host_npu::hccl {
+
+struct Message {
+    bool is_send;
+    void* buffer;
+    std::uint64_t count;
+    HcclDataType dtype;
+    Rank peer;
+};
+
+// Puts messages on the stream that go on at the same time, as a call of `function`. Returns an ACL status.
+std::int32_t enqueue(const std::shared_ptr<Communicator>& communicator, Function function,
+                     const std::vector<Message>& messages, void* stream);
+
+}  // namespace host_npu::hccl

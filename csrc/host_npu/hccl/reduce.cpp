@@ -1,0 +1,141 @@
+#include "hccl/reduce.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+#include <type_traits>
+
+#include "nnopbase/float16.h"
+
+namespace host_npu::hccl {
+namespace {
+
+template <class Element>
+inline constexpr bool kIs16BitFloat = std::is_same_v<Element, Float16> || std::is_same_v<Element, BFloat16>;
+
+// Elements at a time, so that what is combined stays in the cache.
+constexpr std::size_t kBlock = 1024;
+
+template <class Element>
+using Accumulator = std::conditional_t<kIs16BitFloat<Element>, float, Element>;
+
+template <class Element>
+auto load(Element element) {
+    if constexpr (kIs16BitFloat<Element>) {
+        return widen(element);
+    } else {
+        return element;
+    }
+}
+
+template <class Element>
+Element store(Accumulator<Element> value) {
+    if constexpr (std::is_same_v<Element, Float16>) {
+        return round_to_float16(value);
+    } else if constexpr (std::is_same_v<Element, BFloat16>) {
+        return round_to_bfloat16(value);
+    } else {
+        return value;
+    }
+}
+
+// A NaN stays one, whichever side it is on.
+struct Largest {
+    template <class Value>
+    Value operator()(Value first, Value second) const {
+        return second > first || second != second ? second : first;
+    }
+};
+
+struct Smallest {
+    template <class Value>
+    Value operator()(Value first, Value second) const {
+        return second < first || second != second ? second : first;
+    }
+};
+
+template <class Element, class Combine>
+void reduce(const std::vector<const std::byte*>& sources, std::byte* target, std::size_t count, Combine combine) {
+    std::array<Accumulator<Element>, kBlock> combined;
+    std::array<Element, kBlock> elements;
+    for (std::size_t start = 0; start < count; start += kBlock) {
+        const auto size = std::min(kBlock, count - start);
+        const auto offset = start * sizeof(Element);
+        for (std::size_t source = 0; source < sources.size(); ++source) {
+            std::memcpy(elements.data(), sources[source] + offset, size * sizeof(Element));
+            if (source == 0) {
+                for (std::size_t index = 0; index < size; ++index) combined[index] = load(elements[index]);
+            } else {
+                for (std::size_t index = 0; index < size; ++index) {
+                    combined[index] = combine(combined[index], load(elements[index]));
+                }
+            }
+        }
+        for (std::size_t index = 0; index < size; ++index) elements[index] = store<Element>(combined[index]);
+        std::memcpy(target + offset, elements.data(), size * sizeof(Element));
+    }
+}
+
+template <class Element>
+void reduce(HcclReduceOp op, const std::vector<const std::byte*>& sources, std::byte* target, std::size_t bytes) {
+    const auto count = bytes / sizeof(Element);
+    using Value = Accumulator<Element>;
+    switch (op) {
+        case HCCL_REDUCE_SUM:
+            return reduce<Element>(sources, target, count,
+                                   [](Value first, Value second) { return static_cast<Value>(first + second); });
+        case HCCL_REDUCE_PROD:
+            return reduce<Element>(sources, target, count,
+                                   [](Value first, Value second) { return static_cast<Value>(first * second); });
+        case HCCL_REDUCE_MAX:
+            return reduce<Element>(sources, target, count, Largest{});
+        case HCCL_REDUCE_MIN:
+            return reduce<Element>(sources, target, count, Smallest{});
+        default:
+            throw std::invalid_argument("there is no such reduction");
+    }
+}
+
+}  // namespace
+
+bool can_reduce(HcclDataType dtype, HcclReduceOp op) {
+    switch (dtype) {
+        case HCCL_DATA_TYPE_INT8:
+        case HCCL_DATA_TYPE_INT16:
+        case HCCL_DATA_TYPE_INT32:
+        case HCCL_DATA_TYPE_INT64:
+        case HCCL_DATA_TYPE_FP16:
+        case HCCL_DATA_TYPE_FP32:
+        case HCCL_DATA_TYPE_BFP16:
+            return op >= HCCL_REDUCE_SUM && op <= HCCL_REDUCE_MIN;
+        default:
+            return false;
+    }
+}
+
+void reduce(HcclDataType dtype, HcclReduceOp op, const std::vector<const std::byte*>& sources, std::byte* target,
+            std::size_t bytes) {
+    switch (dtype) {
+        case HCCL_DATA_TYPE_INT8:
+            return reduce<std::int8_t>(op, sources, target, bytes);
+        case HCCL_DATA_TYPE_INT16:
+            return reduce<std::int16_t>(op, sources, target, bytes);
+        case HCCL_DATA_TYPE_INT32:
+            return reduce<std::int32_t>(op, sources, target, bytes);
+        case HCCL_DATA_TYPE_INT64:
+            return reduce<std::int64_t>(op, sources, target, bytes);
+        case HCCL_DATA_TYPE_FP16:
+            return reduce<Float16>(op, sources, target, bytes);
+        case HCCL_DATA_TYPE_FP32:
+            return reduce<float>(op, sources, target, bytes);
+        case HCCL_DATA_TYPE_BFP16:
+            return reduce<BFloat16>(op, sources, target, bytes);
+        default:
+            throw std::invalid_argument("elements of this type cannot be reduced");
+    }
+}
+
+}  // namespace host_npu::hccl

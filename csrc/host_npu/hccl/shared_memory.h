@@ -1,0 +1,51 @@
+// Memory that processes share and that nobody has to delete: it has no name, and ends with the last process that has
+// it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+namespace host_npu::hccl {
+
+// A file descriptor. -1 is none.
+class File {
+  public:
+    explicit File(int descriptor = -1) : descriptor_(descriptor) {}
+    File(File&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
+    File& operator=(File&& other) noexcept {
+        std::swap(descriptor_, other.descriptor_);
+        return *this;
+    }
+    ~File();
+
+    int descriptor() const { return descriptor_; }
+
+  private:
+    int descriptor_;
+};
+
+// Throws Error if the system has none to give.
+File make_shared_file(std::size_t bytes);
+
+// Opens a file that another process has open; the result is no file if that process or its file is gone.
+File open_file_of(std::int32_t process, int descriptor);
+
+void resize(const File& file, std::size_t bytes);
+
+// A view of a shared file. A forked child does not have it.
+class Mapping {
+  public:
+    Mapping(const File& file, std::size_t bytes);
+    Mapping(Mapping&& other) noexcept : start_(std::exchange(other.start_, nullptr)), bytes_(other.bytes_) {}
+    Mapping& operator=(Mapping&&) = delete;
+    ~Mapping();
+
+    std::byte* start() const { return start_; }
+
+  private:
+    std::byte* start_;
+    std::size_t bytes_;
+};
+
+}  // namespace host_npu::hccl

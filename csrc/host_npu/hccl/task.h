@@ -1,0 +1,20 @@
+// A call of a communicator as work on a stream.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "hccl/communicator.h"
+
+namespace host_npu::hccl {
+
+// For instance "in call 7, AllReduce(count=8, fp32, sum),".
+std::string where(const CallHead& head);
+
+// Queues `body` on `stream`, and returns an ACL status. If it fails, or the stream drops it, the communicator fails on
+// all ranks, because the others wait for this one.
+std::int32_t enqueue_task(std::shared_ptr<Communicator> communicator, const CallHead& head, void* stream,
+                          std::function<void()> body);
+
+}  // namespace host_npu::hccl
