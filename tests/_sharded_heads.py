@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests._distributed import results_of
 
+DTYPES = {"cpu": torch.float64, "npu": torch.float32}  # HCCL does not add up float64
 ROWS, FEATURES, CLASSES = 16, 6, 21  # classes that processes cannot share evenly
 # Rows of four processes, of which two have two each.
 ROWS_OF_EACH = {
@@ -34,13 +35,13 @@ ROWS_OF_EACH = {
 class Model(nn.Module):
     """A model whose forward pass ends before its head."""
 
-    def __init__(self, tied=False, bias=False, dtype=torch.float64):
+    def __init__(self, tied=False, bias=False):
         super().__init__()
         torch.manual_seed(0)
-        self.embed = nn.Embedding(CLASSES, FEATURES, dtype=dtype)
-        self.layer = nn.Linear(FEATURES, FEATURES, dtype=dtype)
-        self.norm = nn.LayerNorm(FEATURES, dtype=dtype)
-        self.head = nn.Linear(FEATURES, CLASSES, bias=bias, dtype=dtype)
+        self.embed = nn.Embedding(CLASSES, FEATURES)
+        self.layer = nn.Linear(FEATURES, FEATURES)
+        self.norm = nn.LayerNorm(FEATURES)
+        self.head = nn.Linear(FEATURES, CLASSES, bias=bias)
         if tied:
             self.head.weight = self.embed.weight
 
@@ -90,7 +91,10 @@ class Ranks:
 
     def model(self, kind=Model, **options):
         """Return a model with the same weights on every process and device."""
-        return kind(**options).to(self.device)
+        model = kind(**options).to(DTYPES[self.device]).to(self.device)
+        if options.get("tied"):  # torch has moved the weight twice
+            model.head.weight = model.embed.weight
+        return model
 
     def mesh_of(self, *shape, **options):
         """Return a mesh of the processes."""
@@ -98,7 +102,7 @@ class Ranks:
 
     def found(self, model, *losses):
         """Return the mean of the processes' losses, and the gradients."""
-        total = sum(loss.detach().double() for loss in losses)
+        total = sum(loss.detach().to(DTYPES[self.device]) for loss in losses)
         if not self.is_one:
             dist.all_reduce(total)
             total /= dist.get_world_size()
@@ -316,10 +320,15 @@ def group_in_the_forward_pass(ranks):
     return _with_loss_in_the_forward_pass(ranks, lambda model: [[model.norm, model.head]])
 
 
+def _model_whose_head_is_a_loss():
+    model = Model()
+    model.head = aclnn.LinearCrossEntropyLoss(FEATURES, CLASSES, reduction="sum")
+    return model
+
+
 def module_with_the_loss(ranks):
     """A LinearCrossEntropyLoss, whose forward pass is its head's."""
-    model = ranks.model()
-    model.head = aclnn.LinearCrossEntropyLoss(FEATURES, CLASSES, dtype=torch.float64, reduction="sum")
+    model = ranks.model(_model_whose_head_is_a_loss)
     ranks.shard(model.head, model)
     tokens, targets, count = ranks.rows()
     loss = model.head(model(tokens), targets) * _factor(ranks, count)
@@ -359,7 +368,7 @@ def mixed_precision(ranks):
     """Computed in bfloat16 and reduced in float32: the float32 mean of the bfloat16 gradients of all processes."""
     if ranks.is_one:
         return _mean_of_bfloat16_models(ranks)
-    model = ranks.model(dtype=torch.float32)
+    model = ranks.model().float()
     dtypes = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
     ranks.shard(model.head, mp_policy=MixedPrecisionPolicy(**dtypes))
     ranks.shard(model, mp_policy=MixedPrecisionPolicy(**dtypes, output_dtype=torch.float32))
@@ -369,7 +378,7 @@ def mixed_precision(ranks):
 def _mean_of_bfloat16_models(ranks):
     found = []
     for rank in range(ranks.size):
-        model = Model(dtype=torch.float32).bfloat16()
+        model = ranks.model().bfloat16()
         tokens, targets, count = ranks.rows(rank=rank)
         loss = F.linear_cross_entropy(model(tokens), model.head.weight, targets, reduction="sum") * (ranks.size / count)
         loss.backward()

@@ -60,7 +60,7 @@ class Vocabulary:
         """Return numbers that are the same in every dtype."""
         generator = torch.Generator().manual_seed(1000 + seed)
         drawn = scale * torch.randn(shape, generator=generator, dtype=torch.float64)
-        return drawn.bfloat16().to(self.device, self.dtype)
+        return drawn.bfloat16().to(self.dtype).to(self.device)  # torch_npu casts to float64 on a CPU only
 
     def whole_arguments(self):
         """Return the arguments of the whole head."""
@@ -101,7 +101,8 @@ class Vocabulary:
 
 def soft(vocabulary):
     """Return probabilities."""
-    return vocabulary.draw(ROWS, CLASSES, seed=4).double().softmax(1).bfloat16().to(vocabulary.dtype)
+    logits = vocabulary.draw(ROWS, CLASSES, seed=4).cpu().double()
+    return logits.softmax(1).bfloat16().to(vocabulary.dtype).to(vocabulary.device)
 
 
 # Options of the function; the values that are functions make the option of the vocabulary.
