@@ -135,8 +135,13 @@ def _server(device: str, devices: int) -> "subprocess.Popen[bytes]":
         environment.pop("TORCH_ACLNN_HOST_NPU_ENABLE", None)
     command = [sys.executable, "-m", "tests._distributed"]
     server = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    atexit.register(server.stdin.close)  # which ends it
+    atexit.register(_end, server)
     return server
+
+
+def _end(server: "subprocess.Popen[bytes]") -> None:
+    server.stdin.close()
+    server.wait()
 
 
 def _outcome(folder: Path, rank: int, exit_status: int) -> Outcome:
