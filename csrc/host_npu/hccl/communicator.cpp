@@ -102,8 +102,8 @@ void Communicator::fail(std::int32_t acl_status, HcclResult result, const std::s
 void Communicator::report_missing(const Wait& wait, Rank missing, const std::string& what, std::int32_t status,
                                   HcclResult result) {
     const auto& seat = board_.seat(missing);
-    auto text = name_of(missing, seat) + " " + what + ": rank " + std::to_string(rank_) + " waited for it " +
-                wait.where() + " of communicator " + name_;
+    auto text =
+        name_of(missing, seat) + " " + what + ": rank " + std::to_string(rank_) + " waited for it " + wait.where();
     if (seat.state.load() >= Seat::kTaken) {
         const auto& last = seat.activity;
         text += "; rank " + std::to_string(missing);
