@@ -109,8 +109,8 @@ class Side:
         if dtype in FLOATS and self.drawn.is_whole:
             values = torch.randint(-3, 4, (count + 3,), generator=self._generator).to(dtype)
         elif dtype.is_floating_point or dtype.is_complex:
-            values = torch.randn(count + 3, dtype=torch.complex64, generator=self._generator)
-            values = (values if dtype.is_complex else values.real).to(dtype)
+            drawn = torch.complex64 if dtype.is_complex else torch.float32
+            values = torch.randn(count + 3, dtype=drawn, generator=self._generator).to(dtype)
         elif dtype == torch.bool:
             values = torch.rand(count + 3, generator=self._generator) < 0.3
         else:
