@@ -88,8 +88,11 @@ class Communicator {
 
   private:
     void throw_if_ended() const;
-    void report_missing(const Wait& wait, Rank missing, const std::string& what, std::int32_t status,
-                        HcclResult result);
+    // What became of another rank that will do nothing more.
+    std::optional<std::string> end_of(Rank rank) const;
+    // The end of a sentence.
+    std::string last_call_of(Rank rank) const;
+    [[noreturn]] void report_missing(const Wait& wait, Rank missing, const std::string& what, HcclResult result);
 
     const Board board_;
     const Rank rank_;

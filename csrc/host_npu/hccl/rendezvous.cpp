@@ -17,7 +17,7 @@
 namespace host_npu::hccl {
 namespace {
 
-constexpr char kMagic[] = "host NPU root";
+constexpr char kMagic[] = "host_npu_root";
 
 // What a root info holds.
 struct Root {

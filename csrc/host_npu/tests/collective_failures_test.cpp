@@ -1,7 +1,5 @@
 // What a device would hang at: ranks that disagree, fail, leave, die or never come. Every rank is told the same.
-#include <atomic>
-#include <chrono>
-#include <thread>
+#include <cstring>
 
 #include "tests/ranks.h"
 
@@ -99,7 +97,7 @@ const Case disagreements{
 
 const Case numbers{"collective_failures/name_the_call_and_the_communicator", [] {
                        auto config = limited_to(60);
-                       std::string("this one").copy(config.hcclCommName, sizeof config.hcclCommName);
+                       std::strcpy(config.hcclCommName, "this one");
                        const Ranks ranks(2, config);
                        const Buffers data(kFloat, 2, 8);
                        for (const std::uint64_t count : {1, 2, 3}) {
