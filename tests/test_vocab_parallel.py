@@ -4,7 +4,6 @@ import subprocess
 import sys
 import textwrap
 from functools import cache
-from pathlib import Path
 
 from torch_aclnn_ops import functional as F
 
@@ -15,6 +14,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, init_de
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests import _vocab_parallel as cases
+from tests._distributed import DEVICES, run
 
 WORLD_SIZES = (1, 2, 3, 4)
 # What the processes' errors may be above those of one process, relative to a tensor's largest number.
@@ -22,20 +22,14 @@ WORLD_SIZES = (1, 2, 3, 4)
 TOLERANCE = {"float64": 1e-13, "float32": 5e-7, "bfloat16": 2**-8, "float16": 2**-11}
 
 
-@pytest.fixture(scope="module", params=WORLD_SIZES, ids=lambda world_size: f"{world_size} processes")
-def found(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("vocab_parallel")
-    command = [sys.executable, "-m", "tests._vocab_parallel", str(folder)]
-    processes = [
-        subprocess.Popen([*command, str(rank), str(request.param)], cwd=Path(__file__).parents[1])
-        for rank in range(request.param)
-    ]
-    try:
-        assert [process.wait(timeout=600) for process in processes] == [0] * request.param
-    finally:
-        for process in processes:
-            process.kill()
-    return [torch.load(folder / f"{rank}.pt") for rank in range(request.param)]
+@pytest.fixture(
+    scope="module",
+    params=[(device, world_size) for device in DEVICES for world_size in WORLD_SIZES],
+    ids=lambda row: f"{row[0]}, {row[1]} processes",
+)
+def found(request):
+    device, world_size = request.param
+    return run(cases.results, world_size, device=device)
 
 
 @cache
