@@ -76,6 +76,7 @@ _SPECIAL = (
     Library("ascendcl", joined=True),
     Library("acl_op_compiler", links=("ascendcl",)),
     Library("hccl", links=("ascendcl",)),
+    Library("hcomm", links=("hccl", "ascendcl")),
     Library("nnopbase", links=("ascendcl",), joined=True),
     Library("opapi", links=("nnopbase", "ascendcl"), flags=_ARITHMETIC),
     Library(
@@ -168,7 +169,8 @@ class _Builder:
     def link(self, library: Library, objects: list[Path]) -> Path:
         """Link one library unless it is up to date."""
         target = self.destination / library.file
-        links = [f"-l{name}" for name in library.links]
+        # Also those that its sources do not use: who looks for a function in a library finds it in these too.
+        links = ["-Wl,--no-as-needed", *(f"-l{name}" for name in library.links)]
         for package, names in (("torch", library.torch), ("torch_npu", library.torch_npu)):
             if names:
                 links += [f"-L{_package(package) / 'lib'}", *(f"-l{name}" for name in names)]

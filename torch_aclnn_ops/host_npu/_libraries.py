@@ -7,7 +7,7 @@ from pathlib import Path
 from torch_aclnn_ops import _built_for, _torch_npu
 
 # In the order in which they need one another.
-_CANN = ("ascendcl", "hccl", "ge_runner", "graph", "acl_op_compiler", "acl_tdt_channel", "nnopbase", "opapi")
+_CANN = ("ascendcl", "hccl", "hcomm", "ge_runner", "graph", "acl_op_compiler", "acl_tdt_channel", "nnopbase", "opapi")
 # It loads torch_npu.
 _LOADER = "host_npu_loader"
 # It is loaded after torch_npu, whose kernels it replaces.

@@ -31,9 +31,10 @@ Parts equal_parts(const Communicator& communicator, std::uint64_t count) {
 }
 
 // Parts as two arrays of 64-bit integers say.
-Parts parts_of(const Communicator& communicator, const void* counts, const void* displacements, const char* name) {
-    require(counts, name);
-    require(displacements, name);
+Parts parts_of(const Communicator& communicator, const void* counts, const char* name_of_counts,
+               const void* displacements, const char* name_of_displacements) {
+    require(counts, name_of_counts);
+    require(displacements, name_of_displacements);
     Parts parts;
     for (Rank rank = 0; rank < communicator.size(); ++rank) {
         parts.push_back(
@@ -59,12 +60,18 @@ void check_buffer(const void* buffer, const Parts& parts, const char* name) {
     }
 }
 
+bool reduces(Function function) {
+    return function == Function::AllReduce || function == Function::Reduce || function == Function::ReduceScatter ||
+           function == Function::ReduceScatterV;
+}
+
 void check(const Communicator& communicator, const Exchange& exchange) {
-    require(item_size(exchange.dtype) > 0, "there is no data type " + std::to_string(exchange.dtype));
-    if (exchange.op != HCCL_REDUCE_RESERVED) {
-        require(exchange.op >= HCCL_REDUCE_SUM && exchange.op <= HCCL_REDUCE_MIN,
-                "there is no reduction " + std::to_string(exchange.op));
-        require(can_reduce(exchange.dtype, exchange.op), name_of(exchange.dtype) + " cannot be reduced so",
+    require(item_size(exchange.dtype) > 0, "there is no " + name_of(exchange.dtype), HCCL_E_NOT_SUPPORT);
+    if (reduces(exchange.function)) {
+        require(exchange.op >= HCCL_REDUCE_SUM && exchange.op <= HCCL_REDUCE_MIN, "there is no " + name_of(exchange.op),
+                HCCL_E_NOT_SUPPORT);
+        require(can_reduce(exchange.dtype, exchange.op),
+                "this chip has no " + name_of(exchange.op) + " of " + name_of(exchange.dtype) + " between ranks",
                 HCCL_E_NOT_SUPPORT);
     }
     if (exchange.root != kNoRank) {
@@ -136,7 +143,7 @@ HOST_NPU_EXPORT HcclResult HcclReduceScatterV(void* sendBuf, const void* sendCou
                 0,
                 sendBuf,
                 recvBuf,
-                parts_of(all, sendCounts, sendDispls, "sendCounts or sendDispls"),
+                parts_of(all, sendCounts, "sendCounts", sendDispls, "sendDispls"),
                 same_part(all, recvCount),
                 false};
     });
@@ -185,7 +192,7 @@ HOST_NPU_EXPORT HcclResult HcclAllGatherV(void* sendBuf, uint64_t sendCount, voi
                 sendBuf,
                 recvBuf,
                 same_part(all, sendCount),
-                parts_of(all, recvCounts, recvDispls, "recvCounts or recvDispls")};
+                parts_of(all, recvCounts, "recvCounts", recvDispls, "recvDispls")};
     });
 }
 
@@ -237,8 +244,8 @@ HOST_NPU_EXPORT HcclResult HcclAlltoAllV(const void* sendBuf, const void* sendCo
                 0,
                 sendBuf,
                 const_cast<void*>(recvBuf),
-                parts_of(all, sendCounts, sdispls, "sendCounts or sdispls"),
-                parts_of(all, recvCounts, rdispls, "recvCounts or rdispls"),
+                parts_of(all, sendCounts, "sendCounts", sdispls, "sdispls"),
+                parts_of(all, recvCounts, "recvCounts", rdispls, "rdispls"),
                 false};
     });
 }

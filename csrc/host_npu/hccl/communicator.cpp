@@ -65,6 +65,11 @@ HcclResult Communicator::failure() const {
     return failure.state.load() == Failure::kWritten ? failure.result : HCCL_SUCCESS;
 }
 
+std::optional<std::string> Communicator::untold_failure() {
+    if (failure() == HCCL_SUCCESS || is_told_.exchange(true)) return std::nullopt;
+    return text_of(board_.header().failure);
+}
+
 void Communicator::throw_if_failed() const {
     const auto& failure = board_.header().failure;
     if (failure.state.load() == Failure::kWritten) throw Error(failure.acl_status, text_of(failure));
@@ -94,18 +99,28 @@ void Communicator::fail(std::int32_t acl_status, HcclResult result, const std::s
     throw Error(acl_status, text);
 }
 
-void Communicator::report_missing(const Wait& wait, Rank missing, const std::string& what, std::int32_t status,
-                                  HcclResult result) {
-    const auto& seat = board_.seat(missing);
-    auto text = name_of(missing, seat) + " " + what + ": rank " + std::to_string(rank_) + " waited for it " +
-                wait.where() + " of communicator " + name_;
-    if (seat.state.load() >= Seat::kTaken) {
-        const auto& last = seat.activity;
-        text += "; rank " + std::to_string(missing);
-        text += last.number == 0 ? " has made no call"
-                                 : " was last in call " + std::to_string(last.number) + ", " + describe(last);
-    }
-    fail(status, result, text);
+std::string Communicator::last_call_of(Rank rank) const {
+    const auto& seat = board_.seat(rank);
+    if (seat.state.load() < Seat::kTaken) return "";
+    const auto name = "rank " + std::to_string(rank);
+    const auto& last = seat.activity;
+    if (last.number == 0) return "; " + name + " has made no call";
+    return "; " + name + " was last in call " + std::to_string(last.number) + ", " + describe(last);
+}
+
+void Communicator::report_missing(const Wait& wait, Rank missing, const std::string& what, HcclResult result) {
+    fail(ACL_ERROR_RT_FFTS_PLUS_TIMEOUT, result,
+         name_of(missing, board_.seat(missing)) + " " + what + ": rank " + std::to_string(rank_) + " waited for it " +
+             wait.where() + last_call_of(missing));
+}
+
+std::optional<std::string> Communicator::end_of(Rank rank) const {
+    const auto& seat = board_.seat(rank);
+    const auto state = seat.state.load();
+    if (rank == rank_ || state < Seat::kTaken) return std::nullopt;
+    if (state == Seat::kLeft) return "has destroyed the communicator";
+    if (!is_alive(seat.process)) return "died";
+    return std::nullopt;
 }
 
 void Communicator::await(const Wait& wait, std::vector<std::uint32_t> peers,
@@ -114,9 +129,8 @@ void Communicator::await(const Wait& wait, std::vector<std::uint32_t> peers,
     auto& bell = board_.seat(rank_).bell;
     auto since = Clock::now();
     auto looked_at_others = since;
-    // A rank that has gone, but may have done its part before.
-    std::optional<Rank> gone;
-    bool has_left = false;
+    // A rank that has gone, and how; it may have done its part before.
+    std::optional<std::pair<Rank, std::string>> gone;
     for (int looks = 0;;) {
         const auto rings = bell.rings();
         bool moved = false;
@@ -132,10 +146,7 @@ void Communicator::await(const Wait& wait, std::vector<std::uint32_t> peers,
             continue;
         }
         throw_if_ended();
-        if (gone) {
-            report_missing(wait, *gone, has_left ? "has destroyed the communicator" : "died",
-                           ACL_ERROR_RT_FFTS_PLUS_TIMEOUT, HCCL_E_REMOTE);
-        }
+        if (gone) report_missing(wait, gone->first, gone->second, HCCL_E_REMOTE);
         if (looks++ < kLooks) {
             pause();
             continue;
@@ -146,18 +157,14 @@ void Communicator::await(const Wait& wait, std::vector<std::uint32_t> peers,
         looked_at_others = now;
         for (const auto peer : peers) {
             const auto rank = rank_of(peer);
-            const auto& seat = board_.seat(rank);
-            if (rank == rank_ || seat.state.load() < Seat::kTaken) continue;
-            has_left = seat.state.load() == Seat::kLeft;
-            if (has_left || !is_alive(seat.process)) {
-                gone = rank;
-                break;
-            }
+            const auto how = end_of(rank);
+            if (!how) continue;
+            gone.emplace(rank, *how);
+            break;
         }
         if (!gone && wait.limit && now - since > *wait.limit) {
             report_missing(wait, rank_of(peers.front()),
-                           "did not come within " + std::to_string(wait.limit->count()) + " s",
-                           ACL_ERROR_RT_FFTS_PLUS_TIMEOUT, HCCL_E_TIMEOUT);
+                           "did not come within " + std::to_string(wait.limit->count()) + " s", HCCL_E_TIMEOUT);
         }
     }
 }

@@ -73,6 +73,8 @@ class Communicator {
     void record_failure(std::int32_t acl_status, HcclResult result, const std::string& text) noexcept;
     // HCCL_SUCCESS if nothing has ended it.
     HcclResult failure() const;
+    // Why it has failed, when it is asked for the first time.
+    std::optional<std::string> untold_failure();
     void throw_if_failed() const;
 
     // Ends what waits.
@@ -86,8 +88,11 @@ class Communicator {
 
   private:
     void throw_if_ended() const;
-    void report_missing(const Wait& wait, Rank missing, const std::string& what, std::int32_t status,
-                        HcclResult result);
+    // What became of another rank that will do nothing more.
+    std::optional<std::string> end_of(Rank rank) const;
+    // The end of a sentence.
+    std::string last_call_of(Rank rank) const;
+    [[noreturn]] void report_missing(const Wait& wait, Rank missing, const std::string& what, HcclResult result);
 
     const Board board_;
     const Rank rank_;
@@ -97,6 +102,7 @@ class Communicator {
     // Streams write what the rank does.
     std::mutex activity_mutex_;
     std::atomic<bool> has_left_{false};
+    std::atomic<bool> is_told_{false};
     Lane collectives_;
     std::vector<Lane> sends_;
     std::vector<Lane> receives_;

@@ -1,7 +1,8 @@
-// aclnnInplaceCopy: strided, broadcasting, casting.
+// aclnnInplaceCopy: strided, broadcasting, casting; and aclnnCast, with which torch_npu's process group pads booleans.
 #include <complex>
 #include <cstring>
 
+#include "aclnnop/aclnn_cast.h"
 #include "aclnnop/aclnn_copy.h"
 #include "nnopbase/two_phase.h"
 #include "opapi/checks.h"
@@ -13,6 +14,7 @@ namespace host_npu {
 namespace {
 
 constexpr Api kCopy{"aclnnInplaceCopy", "aclnnInplaceCopyGetWorkspaceSize"};
+constexpr Api kCast{"aclnnCast", "aclnnCastGetWorkspaceSize"};
 
 constexpr DtypeSet kFloating{ACL_FLOAT, ACL_FLOAT16, ACL_BF16, ACL_DOUBLE};
 constexpr DtypeSet kIntegers{ACL_INT8,   ACL_INT16,  ACL_INT32,  ACL_INT64, ACL_UINT8,
@@ -63,15 +65,19 @@ void copy(const HostTensor& to, const HostTensor& from) {
     }
 }
 
-Plan plan(const Named& self, const Named& src) {
-    require_present({self, src});
+void check(Arguments arguments) {
+    require_present(arguments);
     constexpr auto dtypes = kFloating | kIntegers | kComplex;
-    for (const auto& argument : {self, src}) {
+    for (const auto& argument : arguments) {
         require_dtype(argument, dtypes);
         require(has_bfloat16() || argument->dtype != ACL_BF16, kParamInvalid, argument.name,
                 " has dtype bfloat16, which this chip does not have");
     }
-    require_rank_at_most_8({self, src});
+    require_rank_at_most_8(arguments);
+}
+
+Plan plan_copy(const Named& self, const Named& src) {
+    check({self, src});
     const auto common = broadcast({&self->shape, &src->shape});
     if (common != self->shape) {
         require(false, kParamInvalid, "src's shape ", to_string(src->shape), " does not broadcast to selfRef's ",
@@ -85,6 +91,14 @@ Plan plan(const Named& self, const Named& src) {
             .kernel = [](const KernelArguments& arguments) { copy(arguments[0], arguments[1]); }};
 }
 
+Plan plan_cast(const Named& self, aclDataType dtype, const Named& out) {
+    check({self, out});
+    require(out->dtype == dtype, kParamInvalid, "dtype is ", dtype_name(dtype), ", out has ", dtype_name(out->dtype));
+    require_shape(out, self->shape);
+    if (self->empty()) return {};
+    return {.kernel = [](const KernelArguments& arguments) { copy(arguments[1], arguments[0]); }};
+}
+
 }  // namespace
 }  // namespace host_npu
 
@@ -93,11 +107,22 @@ using namespace host_npu;
 aclnnStatus aclnnInplaceCopyGetWorkspaceSize(aclTensor* selfRef, const aclTensor* src, std::uint64_t* workspaceSize,
                                              aclOpExecutor** executor) {
     return PhaseOne(kCopy, workspaceSize, executor).with(selfRef, src).run([&] {
-        return plan({"selfRef", selfRef}, {"src", src});
+        return plan_copy({"selfRef", selfRef}, {"src", src});
     });
 }
 
 aclnnStatus aclnnInplaceCopy(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor,
                              aclrtStream stream) {
     return phase_two(kCopy, workspace, workspaceSize, executor, stream);
+}
+
+aclnnStatus aclnnCastGetWorkspaceSize(const aclTensor* self, const aclDataType dtype, aclTensor* out,
+                                      std::uint64_t* workspaceSize, aclOpExecutor** executor) {
+    return PhaseOne(kCast, workspaceSize, executor).with(self, out, static_cast<int>(dtype)).run([&] {
+        return plan_cast({"self", self}, dtype, {"out", out});
+    });
+}
+
+aclnnStatus aclnnCast(void* workspace, std::uint64_t workspaceSize, aclOpExecutor* executor, aclrtStream stream) {
+    return phase_two(kCast, workspace, workspaceSize, executor, stream);
 }
