@@ -4,7 +4,7 @@ import warnings
 from dataclasses import dataclass
 from functools import partial
 
-import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
+import torch_aclnn_ops  # isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
 from torch_aclnn_ops.optim import FusedEmaAdam
 
 import torch
@@ -140,18 +140,23 @@ def fsdp_checkpoint(process):
     return found(model, optimizer)
 
 
+def _consolidate(optimizer):
+    optimizer.consolidate_state_dict(to=0)
+    torch.accelerator.synchronize()  # torch copies the states to the CPU, and does not wait
+
+
 def zero(process, flatten=False):
     """ZeroRedundancyOptimizer: each process has the states of some parameters; loaded half way."""
     model = DistributedDataParallel(process.model())
     optimizer = ZeroRedundancyOptimizer(model.parameters(), FusedEmaAdam, **OPTIONS, flatten=flatten)
     process.train(model, optimizer, range(3))
-    optimizer.consolidate_state_dict(to=0)
+    _consolidate(optimizer)
     contents = [optimizer.state_dict() if process.rank == 0 else None]
     dist.broadcast_object_list(contents, src=0)
     optimizer = ZeroRedundancyOptimizer(model.parameters(), FusedEmaAdam, **OPTIONS, flatten=flatten)
     optimizer.load_state_dict(contents[0])
     process.train(model, optimizer, range(3, 6))
-    optimizer.consolidate_state_dict(to=0)
+    _consolidate(optimizer)
     weights = [weight.detach() for weight in model.parameters()]
     if process.rank != 0:
         return weights, []
@@ -181,4 +186,5 @@ def results(device, folder):
     """Run all cases as one of the processes."""
     process = Process(device, DTYPES[device], folder, dist.get_rank(), dist.get_world_size())
     warnings.simplefilter("ignore")
-    return results_of((name, partial(function, process)) for name, function in CASES.items())
+    found = results_of((name, partial(function, process)) for name, function in CASES.items())
+    return found | {"operators": {name for name, launches in torch_aclnn_ops.launches().items() if launches}}

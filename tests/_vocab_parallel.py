@@ -4,6 +4,8 @@ A case returns tensors by name. A name begins with how the processes' tensors ma
 a ``copy`` or, but for rounding, something ``alike``, or a ``shard`` of its classes, or a ``part`` of a sum.
 """
 
+from functools import partial
+
 import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
 from torch_aclnn_ops import functional as F
 from torch_aclnn_ops import nn
@@ -12,7 +14,7 @@ from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import Vocab
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
@@ -153,13 +155,19 @@ OPTIONS = {
 }
 
 
-def gradients(vocabulary, name, bias=True, **more):
-    """Return the results of a call and its gradients."""
+def _call(vocabulary, name, bias=True, **more):
+    """Return the arguments to differentiate by, and the call with some options."""
     options = {key: make(vocabulary) if callable(make) else make for key, make in OPTIONS[name].items()}
     input, weight, linear_bias, target = vocabulary.arguments()
     target = options.pop("target", target)
     arguments = (input, weight, linear_bias) if bias else (input, weight)
-    results, total = vocabulary.loss(input, weight, linear_bias if bias else None, target, **options, **more)
+    return arguments, partial(vocabulary.loss, input, weight, linear_bias if bias else None, target, **options, **more)
+
+
+def gradients(vocabulary, name, bias=True, **more):
+    """Return the results of a call and its gradients."""
+    arguments, call = _call(vocabulary, name, bias, **more)
+    results, total = call()
     found = torch.autograd.grad(total, arguments)
     names = ("copy.input", "shard.weight", "shard.bias")
     return {f"copy.{i}": one for i, one in enumerate(results)} | dict(zip(names, found, strict=False))
@@ -371,13 +379,14 @@ def partial_gradient_of_a_distributed_input(vocabulary):
     """The input's gradient is a DTensor that says it is a part."""
     input, weight, _, target = vocabulary.whole_arguments()
     if vocabulary.is_whole:
-        return {"copy.input": torch.autograd.grad(F.linear_cross_entropy(input, weight, target), input)[0]}
+        return {"part.input": torch.autograd.grad(F.linear_cross_entropy(input, weight, target), input)[0]}
     mesh = vocabulary.mesh()
     weight = distribute_tensor(weight.detach(), mesh, [Shard(0)])
     input = DTensor.from_local(input.detach(), mesh, [Replicate()]).requires_grad_()
     loss = F.linear_cross_entropy(input, weight, target, reduce_input_grad=False)
     (gradient,) = torch.autograd.grad(loss, input)
-    return {"copy.input": gradient.full_tensor()}
+    assert gradient.placements == (Partial(),)
+    return {"part.input": gradient.to_local()}
 
 
 def compiled(vocabulary):
@@ -444,18 +453,21 @@ def autocast(vocabulary):
 
 
 def number_of_collectives(vocabulary):
-    """Collectives of a forward pass, with the backward pass, and without vocab_sizes."""
+    """Collectives of a forward and a backward pass, with each of the options, and of both without vocab_sizes."""
     if vocabulary.is_whole:
-        return {"copy.numbers": torch.tensor([1, 2, 2, 3])}
-    input, weight, bias, target = vocabulary.arguments()
-    numbers = []
-    for options in (vocabulary.options, {"process_group": dist.group.WORLD}):
-        with CommDebugMode() as mode:
-            loss = F.linear_cross_entropy(input, weight, target, linear_bias=bias, label_smoothing=0.1, **options)
-            numbers.append(mode.get_total_counts())
-            loss.backward()
-            numbers.append(mode.get_total_counts())
-    return {"copy.numbers": torch.tensor(numbers)}
+        return {"copy.numbers": torch.tensor([[1, 1]] * len(OPTIONS) + [[2, 1]])}
+    numbers = [_collectives(vocabulary, name) for name in OPTIONS]
+    del vocabulary.options["vocab_sizes"]
+    return {"copy.numbers": torch.tensor([*numbers, _collectives(vocabulary, "plain")])}
+
+
+def _collectives(vocabulary, name):
+    arguments, call = _call(vocabulary, name)
+    with CommDebugMode() as forward:
+        _, total = call()
+    with CommDebugMode() as backward:
+        torch.autograd.grad(total, arguments)
+    return forward.get_total_counts(), backward.get_total_counts()
 
 
 FUNCTIONS = (

@@ -38,3 +38,9 @@ def test_weights_and_averages_are_those_of_one_process(row, found, name):
         for mine, theirs in zip([*of_rank[name][0], *of_rank[name][1]], expected, strict=True):
             assert mine.dtype == cases.DTYPES[device]
             torch.testing.assert_close(mine.double(), theirs, rtol=0, atol=TOLERANCE[device])
+
+
+def test_canns_operator_makes_the_steps_of_npus(row, found):
+    device, _ = row
+    expected = {"aclnnApplyFusedEmaAdam"} if device == "npu" else set()
+    assert [of_rank["operators"] for of_rank in found] == [expected] * len(found)

@@ -20,12 +20,14 @@ WORLD_SIZES = (1, 2, 3, 4)
 # What the processes' errors may be above those of one process, relative to a tensor's largest number.
 # The gradient of a 16-bit input may be rounded on each rank.
 TOLERANCE = {"float64": 1e-13, "float32": 5e-7, "bfloat16": 2**-8, "float16": 2**-11}
+# Under autocast an NPU rounds the logits and the gradient of the weight.
+ROUNDINGS = {"autocast": 2}
 
 
 @pytest.fixture(
     scope="module",
     params=[(device, world_size) for device in DEVICES for world_size in WORLD_SIZES],
-    ids=lambda row: f"{row[0]}, {row[1]} processes",
+    ids=str,
 )
 def found(request):
     device, world_size = request.param
@@ -56,6 +58,7 @@ def _error(tensor, truth):
 def test_the_results_of_one_process(found, name):
     dtype = cases.CASES[name][2]
     assert not any(isinstance(of_rank[name], str) for of_rank in found), [of_rank[name] for of_rank in found]
+    tolerance = TOLERANCE[dtype] * ROUNDINGS.get(name, 1)
     truth, single = _of_one_process(name, "float64"), _of_one_process(name, dtype)
     assert found[0][name].keys() == truth.keys()
     for key in truth:
@@ -63,7 +66,7 @@ def test_the_results_of_one_process(found, name):
         assert not key.startswith("copy") or all(torch.equal(tensor, tensors[0]) for tensor in tensors), key
         for tensor in _joined(key, tensors):
             assert tensor.dtype == single[key].dtype and tensor.shape == single[key].shape, key
-            assert _error(tensor, truth[key]) <= _error(single[key], truth[key]) + TOLERANCE[dtype], key
+            assert _error(tensor, truth[key]) <= _error(single[key], truth[key]) + tolerance, key
 
 
 @pytest.fixture(scope="module")
