@@ -92,10 +92,15 @@ def _planned(tensor_parallel):
     return plan(model, 2, tensor_parallel=tensor_parallel, sequence=program.ROWS).collectives
 
 
-@pytest.mark.parametrize("rank", range(2))
-def test_a_shared_vocabulary_sends_what_the_formula_says(sent, rank):
-    planned = _planned(tensor_parallel=2)
-    assert sent[rank]["vocab-parallel"] == {
-        "HcclAllGather": planned["vocab-parallel all-gather"],
-        "HcclAllReduce": planned["vocab-parallel all-reduce"],
-    }
+@pytest.mark.parametrize(
+    "name, tensor_parallel, functions",
+    [
+        ("vocab-parallel", 2, {"all-gather": "HcclAllGather", "all-reduce": "HcclAllReduce"}),
+        ("FSDP2", 1, {"all-gather": "HcclAllGather", "reduce-scatter": "HcclReduceScatter"}),
+        ("of these the head's", 1, {"all-gather": "HcclAllGather", "reduce-scatter": "HcclReduceScatter"}),
+    ],
+)
+def test_the_ranks_send_what_the_formulas_say(sent, name, tensor_parallel, functions):
+    planned = _planned(tensor_parallel)
+    expected = {function: planned[f"{name} {what}"] for what, function in functions.items()}
+    assert [of_rank[name] for of_rank in sent] == [expected] * 2
