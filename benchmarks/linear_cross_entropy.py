@@ -21,8 +21,8 @@ SHAPE = (2048, 512, 32000)
 QUICK_SHAPE = (64, 32, 500)
 _SWEPT = ("naive", "compiled", "chunked", "torch-512", OURS, "limit")
 _FEATURES, _FEW_FEATURES = 256, 32
-_FEW_ROWS, _FEW_CLASSES = 512, 8192
-_MOST = {"rows": 4096, "classes": 131072}
+_FEW_ROWS, _FEW_CLASSES = 1024, 8192
+_MOST = {"rows": 2048, "classes": 131072}
 _LONGEST_PROCESS = 240  # seconds
 _COLUMNS = {"operator": "linear_cross_entropy", "device": "cpu"}
 
