@@ -21,7 +21,8 @@ else
 ON_NPU = $(RUN)
 endif
 
-.PHONY: setup demo test test-all matrix aarch64 lint bench gallery soak audit precision phase-one faults asan tsan fuzz coverage clean
+.PHONY: setup demo test test-all docs matrix aarch64 lint bench gallery soak audit release-check precision phase-one faults asan tsan \
+    fuzz coverage clean
 
 setup: $(INSTALLED) $(BUILT)
 
@@ -47,6 +48,14 @@ test: setup
 # Also the grids of cases that are marked as exhaustive.
 test-all: setup
 	$(RUN) -m pytest --quiet --numprocesses auto -m ""
+
+# The documentation in build/site; every warning is an error. Needs no compiled part.
+docs: $(VENV)/docs
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet --strict
+
+$(VENV)/docs: $(INSTALLED)
+	TORCH_ACLNN_NPU=0 TORCH_ACLNN_HOST_NPU=0 TORCH_ACLNN_CPU=0 $(PIP) --no-build-isolation --editable ".[docs]"
+	touch $@
 
 # Every call of every simulated function fails once, in every operator; signals and operators that fail in the optimizer.
 faults: setup
@@ -90,6 +99,14 @@ audit: $(INSTALLED) .audit/bin/pip-audit
 	$(PYTHON) -m venv .audit
 	.audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1
 
+# The archives of a release, in dist: built, checked by the usual tools, installed elsewhere and run.
+release-check: setup .release/bin/twine
+	$(RUN) .ci/release.py .release/bin/python
+
+.release/bin/twine:
+	$(PYTHON) -m venv .release
+	.release/bin/python -m pip install --quiet --disable-pip-version-check build==1.6.1 check-wheel-contents==0.6.3 twine==7.0.0 "setuptools>=77"
+
 # The errors of every operator against float64, in docs/precision.md.
 precision: setup
 	$(ON_NPU) -m benchmarks.errors
@@ -112,5 +129,5 @@ aarch64: $(INSTALLED)
 	$(RUN) -m tests.aarch64
 
 clean:
-	rm -rf $(VENV) .aarch64 .audit build dist runs *.egg-info torch_aclnn_ops/_host_npu torch_aclnn_ops/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .aarch64 .audit .release build dist runs *.egg-info torch_aclnn_ops/_host_npu torch_aclnn_ops/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

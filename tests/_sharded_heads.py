@@ -4,7 +4,6 @@ A case returns tensors by name: the loss of the whole batch, and whole gradients
 computed in one.
 """
 
-import re
 import sys
 from pathlib import Path
 
@@ -20,6 +19,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolic
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
+
+from tests._pages import blocks, run
 
 ROWS, FEATURES, CLASSES = 16, 6, 21  # classes that processes cannot share evenly
 # Rows of four processes, of which two have two each.
@@ -318,16 +319,15 @@ def module_with_the_loss(ranks):
     return ranks.found(model, loss)
 
 
-def lines_of_the_readme(ranks):
-    """What the README says."""
+def lines_of_the_guide(ranks):
+    """What docs/linear_cross_entropy.md says."""
     model = Model()
     ranks.shard(model.layer, model.head, model)
     tokens, targets, count = ranks.rows()
     names = {"F": F, "model": model, "hidden": model(tokens), "targets": targets, "tokens_of_all_ranks": count}
     names["world_size"] = 1 if ranks.is_one else ranks.size
-    readme = Path(__file__).parents[1].joinpath("README.md").read_text()
-    [lines] = re.findall(r"^# The head sharded by fully_shard.*?(?=^```)", readme, re.MULTILINE | re.DOTALL)
-    exec(lines, names)
+    [lines] = [block for block in blocks("docs/linear_cross_entropy.md") if "fully_shard" in block.title]
+    run(lines, names)
     names["loss"].backward()
     return ranks.found(model, names["loss"])
 
@@ -434,7 +434,7 @@ FUNCTIONS = (
     head_of_its_own_in_the_forward_pass,
     group_in_the_forward_pass,
     module_with_the_loss,
-    lines_of_the_readme,
+    lines_of_the_guide,
     fsdp1,
     mixed_precision,
 )
