@@ -8,6 +8,7 @@ import argparse
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import _report, _scale
@@ -60,14 +61,14 @@ def write_figures(results: Path, images: Path, page: Path | None) -> None:
         plot_sweeps(read(path), images / f"bench_{path.stem}.png")
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line says; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(BENCHMARKS)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="few sizes and rounds, to see that it runs")
     parser.add_argument("--figures", action="store_true", help="measure nothing, only draw and write tables again")
     parser.add_argument("--output", type=Path, help="folder of the files, without those of the documentation")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     unknown = set(options.names) - BENCHMARKS.keys()
     if unknown:
         parser.error(f"NAME must be one of {', '.join(BENCHMARKS)}, but it is {', '.join(sorted(unknown))}")

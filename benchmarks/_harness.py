@@ -16,7 +16,7 @@ import torch_aclnn_ops  # noqa: F401
 
 import torch
 
-from benchmarks._results import CORES, Row, print_rows, write
+from benchmarks._results import CORES, Row, path_of, print_rows, write
 
 Call = Callable[[], object]
 
@@ -213,4 +213,6 @@ def run(
     rows = measure(options)
     print_rows(rows)
     if options.output is not None:
-        print(f"\nwritten to {write(options.output, name, rows, options.threads)}")
+        path = path_of(options.output, name)
+        write(path, rows, options.threads)
+        print(f"\nwritten to {path}")

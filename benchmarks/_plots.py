@@ -18,6 +18,7 @@ WIDTH = 7.0  # inches, of 100 pixels
 _FONT = 9
 _MARKERS = "osD^v<>P*X"
 _COLORS = ("tab:blue", "tab:green", "tab:purple", "tab:orange", "tab:brown", "tab:cyan", "tab:olive", "tab:pink")
+_LEAST_SPAN = 4
 _MEBIBYTE = 2**20
 _OF_COLUMN = {"minimum_s": ("time, ms", 1e3), "peak_bytes": ("peak memory, MB", 1e-6)}
 
@@ -73,6 +74,9 @@ def draw(axes: Axes, group: Rows, column: str, how: dict[str, dict[str, object]]
             axes.plot(*zip(*points, strict=True), label=by, **how[by])
     axes.set(xlabel=group[0]["variable"], ylabel=label)
     axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    if high < _LEAST_SPAN * low:  # else what hardly grows would look as if it grew
+        axes.set_ylim(low / _LEAST_SPAN**0.5, high * _LEAST_SPAN**0.5)
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=7))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())

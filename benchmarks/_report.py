@@ -6,7 +6,7 @@ from itertools import groupby
 from pathlib import Path
 
 from benchmarks._harness import LIMIT
-from benchmarks._results import MACHINE, as_text, format_table, read
+from benchmarks._results import MACHINE, as_text, digits, format_table, read
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 GROWTH = "growth"
@@ -24,17 +24,20 @@ def texts(results: Path) -> dict[str, str]:
         growth = []
         for path in sorted(folder.glob("*.csv")):
             rows = read(path)
-            found.setdefault(path.stem, []).append(f"{described(rows[0])}:\n\n{_table(rows)}{_absent(rows)}")
-            growth += growths(rows)
+            found.setdefault(path.stem, []).append(f"{described(rows)}:\n\n{_table(rows)}{_absent(rows)}")
+            growth += growths(rows) if any(row["peak_bytes"] for row in rows) else []
         if growth:
             found.setdefault(GROWTH, []).append(f"`{folder.name}`:\n\n{format_table(growth)}")
     return {title: "\n\n".join(parts) for title, parts in found.items()}
 
 
-def described(row: dict[str, str]) -> str:
-    """Say what a file was measured with."""
-    parts = [f"{row['machine']}, {row['cores']} cores", row["instruction_set"], f"{row['threads']} threads"]
+def described(rows: Rows) -> str:
+    """Say what a file was measured with, and in how many rounds."""
+    row, rounds = rows[0], {int(row["rounds"]) for row in rows if row["rounds"]}
+    parts = [f"{row['machine']}, cores: {row['cores']}", row["instruction_set"], f"threads: {row['threads']}"]
     versions = [f"{name} {row[name]}" for name in MACHINE if name.startswith("torch") and row[name] != "not installed"]
+    if rounds:
+        versions.append(f"rounds: {min(rounds)} to {max(rounds)}")
     return "; ".join([*parts, *versions, row["date"], f"commit {row['commit']}"])
 
 
@@ -56,7 +59,7 @@ def _ratios(rows: Rows) -> list[dict[str, str]]:
         cells = {"call": call}
         for size in sizes:
             row = by_size.get(size)
-            micro = f"{float(row['minimum_s']) * 1e6:.3g} us; " if row else ""
+            micro = f"{digits(float(row['minimum_s']) * 1e6)} us; " if row else ""
             cells[f"{size:,} elements"] = f"{micro}{float(row['ratio_of_minima']):.2f}" if row else ""
         made.append(cells)
     return made

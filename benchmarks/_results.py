@@ -79,9 +79,13 @@ def folder_of(described: Mapping[str, str]) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
-def write(output: Path, name: str, rows: Sequence[Row], threads: int) -> Path:
-    """Write a benchmark's rows in place of its last ones on this machine; return the file."""
-    path = output / folder_of(machine()) / f"{name}.csv"
+def path_of(output: Path, name: str) -> Path:
+    """Return the file of a benchmark on this machine."""
+    return output / folder_of(machine()) / f"{name}.csv"
+
+
+def write(path: Path, rows: Sequence[Row], threads: int) -> None:
+    """Write a benchmark's rows in place of its last ones."""
     path.parent.mkdir(parents=True, exist_ok=True)
     extra = dict.fromkeys(column for row in rows for column in row if column not in MEASUREMENT)
     with replacing(path, "t", newline="") as file:
@@ -90,7 +94,6 @@ def write(output: Path, name: str, rows: Sequence[Row], threads: int) -> Path:
         for row in rows:
             numbers = {key: f"{value:.6g}" for key, value in row.items() if isinstance(value, float)}
             writer.writerow({**row, **numbers, **machine(), "threads": threads})
-    return path
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -122,7 +125,7 @@ def as_text(rows: Iterable[Mapping[str, object]]) -> list[dict[str, str]]:
             ):
                 continue
             if name.endswith("_s"):
-                cells[f"{name.removesuffix('_s').replace('_', ' ')} ms"] = f"{float(str(value)) * 1e3:.3g}"
+                cells[f"{name.removesuffix('_s').replace('_', ' ')} ms"] = digits(float(str(value)) * 1e3)
             elif name.startswith("ratio"):
                 cells[name.replace("_", " ")] = f"{float(str(value)):.2f}"
             elif name.endswith("_bytes"):
@@ -136,6 +139,11 @@ def as_text(rows: Iterable[Mapping[str, object]]) -> list[dict[str, str]]:
         made.append(cells)
     names = dict.fromkeys(name for cells in made for name in cells)
     return [{name: cells.get(name, "") for name in names} for cells in made]
+
+
+def digits(number: float) -> str:
+    """Format a number with three digits, or all before the point."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def format_table(rows: Sequence[Mapping[str, str]]) -> str:

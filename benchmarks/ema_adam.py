@@ -19,6 +19,7 @@ _TIMM = "AdamW(fused=True), timm ModelEmaV3"
 _EMA_DECAY = 0.9999
 _MOST_TENSORS, _SMALL = 2048, 4096
 _LARGEST, _FEW = 2**20, 20
+_MODEL = (200, 50_000)
 
 
 class _Model(nn.Module):
@@ -94,6 +95,9 @@ def measure(options: Namespace) -> list[Row]:
     """Compare for float32 parameters: more and more tensors, and larger and larger ones."""
     same = {"operator": "ema_adam", "device": "cpu", "dtype": "float32"}
     rows = []
+    if not options.quick:
+        columns = {**same, "configuration": f"{_MODEL[0]} tensors of {_MODEL[1]:,} elements"}
+        rows += compare(_make_cases(*_MODEL), options.rounds, least_bytes=0, **columns)
     for count in doublings(_MOST_TENSORS, options.quick):
         columns = {**same, "configuration": f"of {_SMALL} elements each", "variable": "tensors", "size": count}
         rows += compare(_make_cases(count, _SMALL), options.rounds, least_bytes=0, **columns)

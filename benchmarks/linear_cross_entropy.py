@@ -20,8 +20,9 @@ from benchmarks._results import ROOT, Row
 SHAPE = (2048, 512, 32000)
 QUICK_SHAPE = (64, 32, 500)
 _SWEPT = ("naive", "compiled", "chunked", "torch-512", OURS, "limit")
-_FEATURES, _FEW_ROWS, _FEW_CLASSES = 256, 512, 8192
-_MOST = {"rows": 4096, "classes": 131072}
+_FEATURES, _FEW_FEATURES = 256, 32
+_FEW_ROWS, _FEW_CLASSES = 1024, 8192
+_MOST = {"rows": 2048, "classes": 131072}
 _LONGEST_PROCESS = 240  # seconds
 _COLUMNS = {"operator": "linear_cross_entropy", "device": "cpu"}
 
@@ -62,10 +63,11 @@ def _one_problem(problem: Problem, cases: list[str], options: argparse.Namespace
 
 def _one_size(variable: str, size: int, cases: list[str], options: argparse.Namespace) -> list[Row]:
     number, classes = (size, _FEW_CLASSES) if variable == "rows" else (_FEW_ROWS, size)
-    problem = Problem((number, _FEATURES, classes), "float32", 0.0)
+    features = _FEW_FEATURES if options.quick else _FEATURES
+    problem = Problem((number, features, classes), "float32", 0.0)
     tensors = problem.tensors()
     others = f"{classes} classes" if variable == "rows" else f"{number} rows"
-    columns = {**_COLUMNS, "configuration": f"{others}, {_FEATURES} features", "dtype": "float32"}
+    columns = {**_COLUMNS, "configuration": f"{others}, {features} features", "dtype": "float32"}
     calls = {LABELS[case]: make_call(case, tensors) for case in cases}
     return compare(calls, options.rounds, least_bytes=problem.gradient_bytes, **columns, variable=variable, size=size)
 

@@ -889,6 +889,24 @@ _HOST_NPU = (
     ),
 )
 
+_PLAN = (
+    Cause(
+        ("plan: model must be", "give either --model or all of --hidden"),
+        "The model has no shape yet: its name is unknown, or a number of its shape is missing or stands beside a name.",
+        "Give one of the names, or hidden size, vocabulary and parameters: `Model(hidden, vocab, parameters)`.",
+    ),
+    Cause(
+        ("plan: {name} must be a whole number", "plan: memory must be", "plan: dtype must be one of"),
+        "A number is not what can be counted, or the operators do not take the dtype.",
+        "Give what the message names; memory in GiB of one device.",
+    ),
+    Cause(
+        ("plan: tensor_parallel must divide devices",),
+        "The devices do not fall into groups of this size, or a device of a group would have no classes.",
+        "Give a divisor of the number of devices.",
+    ),
+)
+
 SECTIONS = {
     "Installing and importing": _INSTALLATION,
     "Calling a loss, an embedding or a raw operator": _CALLS,
@@ -896,6 +914,7 @@ SECTIONS = {
     "linear_cross_entropy": _LINEAR_CROSS_ENTROPY,
     "Shared vocabularies, DTensor and FSDP": _SHARDED,
     "The optimizer": _OPTIMIZER,
+    "Plans": _PLAN,
     "Checkpoints": _CHECKPOINTS,
     "transformers, PEFT and Lightning": _INTEGRATIONS,
     "NPU and queue": _NPU,

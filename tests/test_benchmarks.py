@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import _report, _scale, call_path
-from benchmarks.__main__ import BENCHMARKS
+from benchmarks.__main__ import BENCHMARKS, main
 from benchmarks._figures import put_between
 from benchmarks._linear_cross_entropy_cases import LABELS, why_absent
 from benchmarks._results import MACHINE, MEASUREMENT, RESULTS, read
@@ -20,17 +20,12 @@ LARGEST_PICTURE = 60_000  # bytes
 WITH_TARGETS_OF_THEIR_OWN = {"errors", "gallery", "soak"}
 
 
-def _run(*arguments):
-    command = [sys.executable, "-m", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, timeout=300, capture_output=True, text=True)
-
-
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
     folder = tmp_path_factory.mktemp("results")
     options = ["--quick", "--shape", "40x8x50", "--dtypes", "float32", "--ignored", "0.2", "--threads", "1"]
-    done = _run("benchmarks.linear_cross_entropy", *options, "--cases", *CASES, "--output", folder)
-    assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-m", "benchmarks.linear_cross_entropy", *options, "--cases", *CASES]
+    subprocess.run([*command, "--output", str(folder)], check=True, cwd=ROOT, timeout=900)
     [path] = folder.glob("*/linear_cross_entropy.csv")
     return read(path)
 
@@ -69,14 +64,22 @@ def test_peers_that_cannot_be_measured_are_named_with_the_reason(rows):
 
 
 def test_one_command_runs_a_benchmark_by_its_name(tmp_path):
-    done = _run("benchmarks", "call_path", "--output", tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert main(["call_path", "--output", str(tmp_path)]) == 0
     assert [path.stem for path in tmp_path.glob("*/*.csv")] == ["call_path"]
 
 
-def test_an_unknown_benchmark_is_answered_with_the_names():
-    done = _run("benchmarks", "loses")
-    assert done.returncode == 2 and all(name in done.stderr for name in ("loses", *BENCHMARKS))
+def test_a_benchmark_that_fails_is_named_and_the_others_go_on(tmp_path, monkeypatch, capfd):
+    monkeypatch.setitem(BENCHMARKS, "dispatch", ("--no-such-option",))
+    assert main(["dispatch", "call_path", "--output", str(tmp_path)]) == 1
+    assert "dispatch: ended with status 2" in capfd.readouterr().err
+    assert [path.stem for path in tmp_path.glob("*/*.csv")] == ["call_path"]
+
+
+def test_an_unknown_benchmark_is_answered_with_the_names(capsys):
+    with pytest.raises(SystemExit):
+        main(["loses"])
+    printed = capsys.readouterr().err
+    assert all(name in printed for name in ("loses", *BENCHMARKS))
 
 
 def test_every_benchmark_is_run_by_a_target():

@@ -47,7 +47,7 @@ def test_collectives_by_hand():
         "vocab-parallel all-reduce": 2 * 3 * 4 * 512 * 64 // 4,
         "FSDP2 all-gather": 2 * 2 * 100_000 // 8,
         "FSDP2 reduce-scatter": 4 * 100_000 // 8,
-        "of these the head's all-gather": 2 * 64 * 1000 // 8,
+        "of these the head's all-gather": 2 * 2 * 64 * 1000 // 8,
         "of these the head's reduce-scatter": 4 * 64 * 1000 // 8,
     }
 

@@ -247,7 +247,7 @@ def _collectives(model: Model, devices: int, tensor_parallel: int, rows: int) ->
         others = shards - 1
         found["FSDP2 all-gather"] = 2 * others * _ITEMSIZE * own
         found["FSDP2 reduce-scatter"] = others * 4 * own
-        found["of these the head's all-gather"] = others * _ITEMSIZE * head
+        found["of these the head's all-gather"] = 2 * others * _ITEMSIZE * head
         found["of these the head's reduce-scatter"] = others * 4 * head
     return found
 
