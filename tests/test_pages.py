@@ -121,8 +121,8 @@ def test_the_readme_is_short():
 
 def test_every_page_is_in_the_navigation_and_every_entry_of_it_is_a_page():
     entries = set(re.findall(r"(?:^|[ :])([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
-    pages = {name_of(page).removeprefix("docs/").replace("README.md", "index.md") for page in PAGES}
-    pages = {page.replace("csrc/host_npu/index.md", "csrc/host_npu/README.md") for page in pages}
+    names = map(name_of, PAGES)
+    pages = {"index.md" if name == "README.md" else name.removeprefix("docs/") for name in names}
     assert entries == pages
 
 
