@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from torch_aclnn_ops.plan import MODELS, Plan, fewest_devices, plan
+from torch_aclnn_ops.plan import MODELS, Plan, plan
 
 from benchmarks._results import format_table
 
@@ -44,7 +44,7 @@ def _memory(name: str, found: Plan) -> dict[str, str]:
         "head's backward pass": both("head_backward"),
         "step's buffers": both("step_buffers"),
         "left of 64": "; ".join(f"{found.left(costs) / _GIB:.1f}" for costs in (found.others, found.ours)),
-        "fits on": f"{fewest_devices(found)}",
+        "fits on": f"{found.fewest_devices()}",
     }
 
 

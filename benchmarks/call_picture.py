@@ -90,7 +90,7 @@ def _npu_lanes(function: Callable[[], Tensor], operator: str) -> list[Lane]:
     return [
         *_python_lanes(function),
         Lane("the extension", "csrc/npu/", (f"{operator}.cpp", *_includes(f"{operator}.cpp"))),
-        Lane("CANN, phase one: check, plan", f"in the caller's thread; aclnn: ...{_SUFFIX}", (*objects, *phase_one)),
+        Lane("CANN, phase one: check, plan", f"caller's thread; aclnn...{_SUFFIX}", (*objects, *phase_one)),
         Lane("torch_npu's queue; CANN, phase two", "in the queue's thread, on a stream", phase_two),
     ]
 

@@ -57,6 +57,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Turn links between files of the repository into links between pages of the site."""
     uri = page.file.src_uri
+    if uri == "index.md":
+        page.meta["hide"] = ["navigation"]  # which has this page only
     generated = page.file.generated_by is not None
     path = "README.md" if uri == "index.md" else uri if generated else f"docs/{uri}"
     targets = dict(_links(path, markdown))
@@ -72,7 +74,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def mathml(formula: str, display: str) -> str:
     """Return a formula in LaTeX as MathML, which browsers show without a script."""
     rows = formula.strip().replace(r"\begin{aligned}", r"\begin{array}{rl}").replace(r"\end{aligned}", r"\end{array}")
-    return latex2mathml.converter.convert(rows, display=display)
+    math: str = latex2mathml.converter.convert(rows.replace(r"\_", "_"), display=display)
+    # A line that begins with a formula would be a paragraph of its own.
+    return math if display == "block" else f"<span>{math}</span>"
 
 
 class Docstrings(griffe.Extension):

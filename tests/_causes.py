@@ -773,10 +773,69 @@ _HOST_NPU = (
             "overflow detection",
             "the abortion of running work",
         ),
-        "The program uses a part of CANN that the host NPU does not have, such as communication between devices"
-        " (HCCL), graph operators or captured graphs.",
-        "Leave it out of the run on the host NPU; for several processes use `gloo` with tensors on the CPU. What"
-        " is simulated stands in [csrc/host_npu/README.md](../csrc/host_npu/README.md).",
+        "The program uses a part of CANN that the host NPU does not have, such as graph operators, captured graphs,"
+        " or rank tables and memory windows of HCCL.",
+        "Leave it out of the run on the host NPU. What is simulated stands in"
+        " [csrc/host_npu/README.md](../csrc/host_npu/README.md).",
+    ),
+    Cause(
+        (
+            "called {call}",
+            "{…} where {…}",
+            "which sends {sent} elements",
+            "call {number} of communicator",
+            "message {number} from rank",
+            "{text}, to rank",
+            "{text}, from rank",
+            "({count} items)",
+        ),
+        "The ranks of a communicator did not make the same call: another function, number of elements, data type,"
+        " reduction or root, or parts that do not fit together. A device would wait until the time-out, or corrupt"
+        " data. Every rank gets this message, with both calls; calls count from 1, messages for each pair of ranks.",
+        "Let all ranks make the same collectives in the same order. `TORCH_DISTRIBUTED_DEBUG=DETAIL` of torch names the"
+        " line of the program that differs.",
+    ),
+    Cause(
+        (
+            "did not come within",
+            "has destroyed the communicator",
+            "the communicator {name} was destroyed",
+            "in call {number}, {head}",
+            "{rank} failed",
+            "its stream had failed before",
+            "for sub-communicator",
+            "to make communicator",
+        ),
+        "A rank waited for another one that died, ended, destroyed its communicator, failed, or did not make the call"
+        " within HCCL_EXEC_TIMEOUT seconds (HCCL_CONNECT_TIMEOUT while the communicator is made). Every rank gets the"
+        " same message; the communicator cannot be used again.",
+        "Look for the first error of the rank that is named. If it is only slow, give it more time.",
+    ),
+    Cause(
+        (
+            "rootInfo is not from",
+            "rootInfo is of another machine",
+            "which made rootInfo, has ended",
+            "rootInfo was used for a communicator already",
+            "is taken: two callers",
+            "gives nRanks",
+            "must be a whole number of seconds",
+            "getrandom failed",
+        ),
+        "The ranks did not find each other: the process of rank 0 had ended, `WORLD_SIZE` or `RANK` is not the same"
+        " everywhere, an old store gave an old root info, or a time limit in the environment is not a number. The host"
+        " NPU connects the processes of one machine and user.",
+        "Start all ranks anew, on one machine, as `torchrun` does.",
+    ),
+    Cause(
+        (
+            "this chip has no {…} of {…} between ranks",
+            "elements of this type cannot be reduced",
+            "there is no such reduction",
+        ),
+        "HCCL does not reduce elements of this type, or not with this operation, on this chip: products of int16 and"
+        " bfloat16, for instance.",
+        "Reduce another type, and cast the result.",
     ),
     Cause(
         (
@@ -810,6 +869,13 @@ _HOST_NPU = (
         " torch_npu, or an extension in C++.",
         "Look the function up in CANN's documents; the message begins with its name.",
         where="csrc/host_npu/ascendcl/",
+    ),
+    Cause(
+        ("",),
+        "A function of HCCL was called in a way that it does not take. Python programs meet it through torch_npu, or an"
+        " extension in C++.",
+        "Look the function up in CANN's documents; the message begins with its name.",
+        where="csrc/host_npu/hccl/",
     ),
     Cause(
         (

@@ -20,7 +20,7 @@ LAST = "nothing_is_alive_at_the_end"
 _HOST_NPU = REPOSITORY / "csrc" / "host_npu"
 HEADERS = _HOST_NPU / "include"
 # What the program is linked with.
-LIBRARIES = ("ascendcl", "nnopbase", "opapi")
+LIBRARIES = ("ascendcl", "hccl", "nnopbase", "opapi")
 SOURCES = sorted((_HOST_NPU / "tests").glob("*.cpp"))
 CONFIGURATIONS = [{"TORCH_ACLNN_HOST_NPU_SOC": soc} for soc in host_npu.SOCS]
 CONFIGURATIONS += [{"DISABLE_L2_CACHE": "1"}, {"ACLNN_CACHE_LIMIT": "0"}]
@@ -60,9 +60,9 @@ def names() -> list[str]:
     return [name for source in SOURCES for name in cases.findall(source.read_text())]
 
 
-def shared(libraries: Path) -> list[str]:
-    """Return how to link the program with the host NPU's libraries in a folder."""
-    return [f"-L{libraries}", *(f"-l{name}" for name in reversed(LIBRARIES)), f"-Wl,-rpath,{libraries}"]
+def shared(libraries: Path, names: Sequence[str] = LIBRARIES) -> list[str]:
+    """Return how to link a program with libraries of the host NPU in a folder."""
+    return [f"-L{libraries}", *(f"-l{name}" for name in reversed(names)), f"-Wl,-rpath,{libraries}"]
 
 
 def compiled(
@@ -80,8 +80,8 @@ def compiled(
         sources: What it is compiled from.
     """
     include = torch_npu / "include"
-    flags = [f"-I{_HOST_NPU}", f"-I{HEADERS}", "-isystem", str(include / "third_party" / "acl" / "inc")]
-    command = [*compiler, *flags, "-isystem", str(include)]
+    wheel = [include / "third_party" / "acl" / "inc", include / "third_party" / "hccl" / "inc", include]
+    command = [*compiler, f"-I{_HOST_NPU}", f"-I{HEADERS}", *(f"-isystem{folder}" for folder in wheel)]
     headers = [*(_HOST_NPU / "tests").rglob("*.h"), *HEADERS.rglob("*.h")]
     folder = REPOSITORY / "build" / "host_npu" / f"abi-{_key([command], [*sources, *sorted(headers)])}"
     folder.mkdir(parents=True, exist_ok=True)

@@ -141,6 +141,9 @@ _CALLS = {
     "C10_THROW_ERROR": 1,
     "require": 1,
     "failed": 0,
+    "fail": 0,
+    "record_failure": 0,
+    "report_missing": 2,
     "failure": 0,
     "refuse": 0,
     "unsupported": 0,
@@ -157,7 +160,9 @@ _TOKEN = re.compile(
     r'R"\(.*?\)"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'|//[^\n]*|/\*.*?\*/|\w+|::|->|<<|.', re.DOTALL
 )
 # What stands before a sentence and is not part of it: a status, or the function of CANN, which is named before it.
-_NO_SENTENCE = re.compile(r"k[A-Z]\w*|ACL_\w+|status|function|(\w+(\.|->))?(first|api|phase_\w+)|__func__")
+_NO_SENTENCE = re.compile(r"k[A-Z]\w*|ACL_\w+|HCCL_\w+|status|function|(\w+(\.|->))?(first|api|phase_\w+)|__func__")
+# What may stand behind one.
+_STATUS = re.compile(r"(ACL|HCCL)_[A-Z_]+")
 _WRAPPERS = re.compile(
     r"(?:std::to_string|std::string|to_string|dtype_name|describe|c10::toString|static_cast<\w+>)\((.*)\)"
 )
@@ -180,6 +185,8 @@ def messages_of_cpp(source: str) -> Iterator[str]:
         arguments = _arguments(tokens[at[match.end()] :], is_call)[before:]
         while len(arguments) > 1 and _NO_SENTENCE.fullmatch("".join(arguments[0])):
             del arguments[0]
+        while len(arguments) > 1 and _STATUS.fullmatch("".join(arguments[-1])):
+            del arguments[-1]
         text = "".join(map(_sum, arguments))
         # A word alone is the name of an argument, which `require` puts in the sentence "{argument} is null".
         if re.search(r"(?:[A-Za-z]{2,}|}) [A-Za-z]{2,}", text):

@@ -79,6 +79,10 @@ def seeds() -> dict[str, bytes]:
             *(missing, missing, logits, _tensor(_BF16, 3, 4), _tensor(_BF16, 130, 4)),
         ),
         "apply_fused_ema_adam": _call(10, *states, _tensor(_INT64, 1), 4, 2, 2, 3, 4, _number(1), 1, 0),
+        "cast": _call(13, _tensor(_FLOAT, 2, 3), _HALF + 1, _tensor(_HALF, 2, 3)),
+        "constant_pad_nd": _call(
+            14, _tensor(_FLOAT, 2), [2, _number(0), _number(1)], [_FLOAT + 1, _number(0)], _tensor(_FLOAT, 3)
+        ),
         "complex": _call(12, square, square, _tensor(_COMPLEX64, 2, 2)),
         "copy": _call(11, _tensor(_FLOAT, 2, 3), _tensor(_HALF, 2, 3)),
     }
@@ -104,7 +108,8 @@ def target(compiler: Sequence[str], libraries: Path, *sources: str, checks: str)
     """
     files = [_TARGET / name for name in ("target.cpp", *sources)]
     helpers = [_TARGET.parent / "device.cpp"]
-    links = [*_host_npu_program.shared(libraries), f"-fsanitize={checks}"]
+    names = [name for name in _host_npu_program.LIBRARIES if name != "hccl"]
+    links = [*_host_npu_program.shared(libraries, names), f"-fsanitize={checks}"]
     npu = _torch_npu.library().parents[1]
     (program,) = _host_npu_program.compiled(compiler, npu, [links], sources=[*files, *helpers])
     return program

@@ -43,14 +43,19 @@ _WITHOUT_VECTORS = tuple(
 
 # Cases that use a handle after its end on purpose, which by then may be another thread's, and why the others.
 _REUSED = "uses a handle that was destroyed"
+_ENVIRONMENT = "sets an environment variable"
 ALONE = {
     "cache/determinism_is_part_of_the_key": "changes an option of the device, on which calls depend",
+    "collective_failures/asked_for_by_a_test": "lets the next call of a function fail, whoever makes it",
+    "communicators/a_thousand_leave_nothing": "counts what the process has open",
     "cores/threads_and_streams_have_the_limit_that_is_set": "changes a limit of the device",
     "life_cycle/destroying_executors": _REUSED,
     "life_cycle/phase_two_refusals_consume_the_executor": _REUSED,
     "life_cycle/tensors_outlive_phase_one": _REUSED,
     "objects/arrays_and_lists": _REUSED,
     "objects/tensors": _REUSED,
+    "processes/a_limit_that_is_no_number": _ENVIRONMENT,
+    "processes/a_rank_that_never_comes": _ENVIRONMENT,
 }
 
 

@@ -28,6 +28,7 @@ LAYERS = (
         "torch_aclnn_ops.doctor",
         "torch_aclnn_ops.host_npu",
         "torch_aclnn_ops.integrations",
+        "torch_aclnn_ops.plan",
     ),
 )
 

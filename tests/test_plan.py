@@ -1,6 +1,6 @@
 """What head and optimizer take of devices: the formulas by hand, the shapes, and what is refused."""
 
-from torch_aclnn_ops.plan import BANDWIDTH, FLOPS, MODELS, Model, fewest_devices, main, plan
+from torch_aclnn_ops.plan import BANDWIDTH, FLOPS, MODELS, Model, main, plan
 
 import pytest
 
@@ -53,7 +53,7 @@ def test_collectives_by_hand():
 
 
 def test_the_fewest_devices_hold_what_half_of_them_do_not():
-    devices = fewest_devices(plan("qwen2.5-72b", 1))
+    devices = plan("qwen2.5-72b", 1).fewest_devices()
     for number, holds in ((devices, True), (devices // 2, False)):
         found = plan("qwen2.5-72b", number)
         assert (found.left(found.ours) > 0) == holds
@@ -61,7 +61,7 @@ def test_the_fewest_devices_hold_what_half_of_them_do_not():
 
 def test_nothing_fits_where_the_logits_alone_do_not():
     found = plan(SHAPE, 1, memory=1e-6)
-    assert fewest_devices(found) is None and "no number" in str(found)
+    assert found.fewest_devices() is None and "no number" in str(found)
 
 
 def _dense(hidden, layers, intermediate, keys, vocab, bias):
@@ -103,7 +103,7 @@ def test_wrong_arguments_are_refused_by_name(arguments, error, message):
         ({"tensor_parallel": 3}, "tensor_parallel must divide devices = 8, and be at most vocab = 1000, but it is 3"),
         ({"micro_batch": 0}, "micro_batch must be a whole number of at least 1, but it is 0"),
         ({"dtype": "float32"}, "dtype must be one of bfloat16, float16, but it is 'float32'"),
-        ({"memory": 0}, "memory must be more than 0 GiB, but it is 0"),
+        ({"memory": 0}, "memory must be a finite number of GiB above 0, but it is 0"),
     ],
 )
 def test_wrong_options_are_refused_by_name(options, message):

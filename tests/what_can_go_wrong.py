@@ -64,7 +64,7 @@ def _lines(messages_of: Mapping[Cause, Sequence[str]], sections: Sections) -> It
         for cause in causes:
             yield ""
             yield from (f"- `{text}`" for text in messages_of[cause])
-            yield f"\n**Cause:** {cause.cause}\\\n**Cure:** {cause.cure}"
+            yield f"\n**Cause:** {cause.cause}<br>\n**Cure:** {cause.cure}"
     yield ""
 
 

@@ -18,15 +18,17 @@ Source:
 
 import argparse
 import dataclasses
+import math
 import sys
 from collections.abc import Sequence
 
-__all__ = ["MODELS", "Costs", "Model", "Plan", "fewest_devices", "main", "plan"]
+__all__ = ["MODELS", "Costs", "Model", "Plan", "main", "plan"]
 
 FLOPS = 24 * 16**3 * 2 * 1.8e9  # a second, of 16-bit matrix products with float32 sums
 BANDWIDTH = 1.6e12  # bytes a second, of the device's memory
 _CUBES = 24
-_ITEMSIZE = {"bfloat16": 2, "float16": 2}
+_DTYPES = ("bfloat16", "float16")
+_ITEMSIZE = 2  # of these
 _LIBRARY = 16 * 2**20  # bytes that CANN adds to every workspace
 _GIB = 2**30
 
@@ -110,9 +112,16 @@ class Plan:
         """Return the bytes of a device that are left for the rest of the model; negative if it does not fit."""
         return self.memory - costs.peak
 
+    def fewest_devices(self) -> int | None:
+        """Return how many devices hold head and optimizer, by doubling tensor-parallel groups; ``None`` for none."""
+        for devices in (self.tensor_parallel * 2**power for power in range(21)):
+            if self.left(_costs(self.model, devices, self.tensor_parallel, self.rows)[0]) > 0:
+                return devices
+        return None
+
     def __str__(self) -> str:
         """Return a table of several lines."""
-        shape, memory, fewest = self.model, self.memory / _GIB, fewest_devices(self)
+        shape, memory, fewest = self.model, self.memory / _GIB, self.fewest_devices()
         lines = [
             f"{shape.parameters:,} parameters, head {shape.vocab} x {shape.hidden}; {self.rows} rows in {self.dtype}",
             f"{self.devices} devices, {self.tensor_parallel} to a vocabulary; they fit on {fewest or 'no number'}",
@@ -185,19 +194,19 @@ def plan(
             f"plan: tensor_parallel must divide devices = {devices}, and be at most vocab = {model.vocab}, but it is"
             f" {tensor_parallel}"
         )
-    if dtype not in _ITEMSIZE:
-        raise ValueError(f"plan: dtype must be one of {', '.join(_ITEMSIZE)}, but it is {dtype!r}")
-    if not memory > 0:
-        raise ValueError(f"plan: memory must be more than 0 GiB, but it is {memory}")
+    if dtype not in _DTYPES:
+        raise ValueError(f"plan: dtype must be one of {', '.join(_DTYPES)}, but it is {dtype!r}")
+    if not 0 < memory < math.inf:
+        raise ValueError(f"plan: memory must be a finite number of GiB above 0, but it is {memory}")
     rows = sequence * micro_batch
-    ours, others = _costs(model, devices, tensor_parallel, rows, dtype)
-    collectives = _collectives(model, devices, tensor_parallel, rows, dtype)
+    ours, others = _costs(model, devices, tensor_parallel, rows)
+    collectives = _collectives(model, devices, tensor_parallel, rows)
     return Plan(model, devices, tensor_parallel, rows, dtype, int(memory * _GIB), ours, others, collectives)
 
 
-def _costs(model: Model, devices: int, tensor_parallel: int, rows: int, dtype: str) -> tuple[Costs, Costs]:
+def _costs(model: Model, devices: int, tensor_parallel: int, rows: int) -> tuple[Costs, Costs]:
     """Return the costs with this package, and those without."""
-    itemsize, hidden = _ITEMSIZE[dtype], model.hidden
+    hidden = model.hidden
     classes, own = -(-model.vocab // tensor_parallel), -(-model.parameters // devices)
     logits, results = rows * classes, (rows + classes) * hidden
     product = 2 * logits * hidden / FLOPS
@@ -205,11 +214,11 @@ def _costs(model: Model, devices: int, tensor_parallel: int, rows: int, dtype: s
     workspace = 4 * results + 2 * 4 * _CUBES * (128 * 256 + 384 * hidden) + _LIBRARY
     # Bytes of each logit that are moved: written; read and widened; read twice for log_softmax, which is written; its
     # gradient written; two read and one written in its backward pass; read and narrowed; read for two products.
-    moved = itemsize + (itemsize + 4) + 12 + 4 + 12 + (4 + itemsize) + 2 * itemsize
-    shared = {"states": 20 * own, "head_weight": itemsize * classes * hidden}
+    moved = 2 + (2 + 4) + (8 + 4) + 4 + (8 + 4) + (4 + 2) + 2 * 2
+    shared = {"states": 20 * own, "head_weight": _ITEMSIZE * classes * hidden}
     ours = Costs(
         **shared,
-        head_backward=itemsize * results + workspace,
+        head_backward=_ITEMSIZE * results + workspace,
         step_buffers=_LIBRARY,
         head_seconds=4 * product,  # the logits are made twice
         optimizer_seconds=36 * own / BANDWIDTH,  # five float32 numbers of a parameter are read, four written
@@ -217,7 +226,7 @@ def _costs(model: Model, devices: int, tensor_parallel: int, rows: int, dtype: s
     others = Costs(
         **shared,
         # The log-probabilities, their gradient and that of the logits in float32; then two gradients in 16 bits.
-        head_backward=max(12 * logits, itemsize * (logits + results)),
+        head_backward=max(12 * logits, _ITEMSIZE * (logits + results)),
         step_buffers=4 * own,  # the square roots of the second moments
         head_seconds=3 * product + moved * logits / BANDWIDTH,
         optimizer_seconds=92 * own / BANDWIDTH,  # eight calls of torch._foreach_*, and lerp
@@ -225,9 +234,9 @@ def _costs(model: Model, devices: int, tensor_parallel: int, rows: int, dtype: s
     return ours, others
 
 
-def _collectives(model: Model, devices: int, tensor_parallel: int, rows: int, dtype: str) -> dict[str, int]:
+def _collectives(model: Model, devices: int, tensor_parallel: int, rows: int) -> dict[str, int]:
     """Return the bytes that a device sends by rings, in which it passes on all parts but one."""
-    itemsize, hidden, shards = _ITEMSIZE[dtype], model.hidden, devices // tensor_parallel
+    hidden, shards = model.hidden, devices // tensor_parallel
     own, head = model.parameters // devices, model.vocab * hidden // devices
     found = {}
     if tensor_parallel > 1:
@@ -236,30 +245,11 @@ def _collectives(model: Model, devices: int, tensor_parallel: int, rows: int, dt
         found["vocab-parallel all-reduce"] = 2 * others * 4 * rows * hidden // tensor_parallel
     if shards > 1:
         others = shards - 1
-        found["FSDP2 all-gather"] = 2 * others * itemsize * own
+        found["FSDP2 all-gather"] = 2 * others * _ITEMSIZE * own
         found["FSDP2 reduce-scatter"] = others * 4 * own
-        found["of these the head's all-gather"] = others * itemsize * head
+        found["of these the head's all-gather"] = others * _ITEMSIZE * head
         found["of these the head's reduce-scatter"] = others * 4 * head
     return found
-
-
-def fewest_devices(found: Plan) -> int | None:
-    """Return how many devices, in tensor-parallel groups as large, hold head and optimizer; ``None`` for none.
-
-    Args:
-        found: A plan for any number of devices. The number is found by doubling the groups.
-
-    Example:
-        >>> fewest_devices(plan("llama-3-8b", 1))
-        4
-    """
-    devices = found.tensor_parallel
-    while devices <= 2**20:
-        ours, _ = _costs(found.model, devices, found.tensor_parallel, found.rows, found.dtype)
-        if found.left(ours) > 0:
-            return devices
-        devices *= 2
-    return None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -285,15 +275,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in ("hidden", "vocab", "parameters"):
         parser.add_argument(f"--{name}", type=int, help="of a model of your own")
     parser.add_argument("--devices", type=int, required=True)
-    parser.add_argument("--tensor-parallel", type=int, default=1, help="devices that split the vocabulary (default: 1)")
-    parser.add_argument("--sequence", type=int, default=8192, help="tokens (default: 8192)")
-    parser.add_argument("--micro-batch", type=int, default=1, help="sequences (default: 1)")
-    parser.add_argument("--dtype", default="bfloat16", help=f"one of {', '.join(_ITEMSIZE)} (default: bfloat16)")
-    parser.add_argument("--memory", type=float, default=64, help="GiB of a device (default: 64)")
+    for name, default in (("tensor-parallel", 1), ("sequence", 8192), ("micro-batch", 1)):
+        parser.add_argument(f"--{name}", type=int, default=default, help="(default: %(default)s)")
+    parser.add_argument("--dtype", default="bfloat16", help=f"one of {', '.join(_DTYPES)} (default: %(default)s)")
+    parser.add_argument("--memory", type=float, default=64, help="GiB of a device (default: %(default)s)")
     options = vars(parser.parse_args(arguments))
     shape = [options.pop(name) for name in ("hidden", "vocab", "parameters")]
     model = options.pop("model")
-    if (model is None) == (None in shape) or (model is not None and any(number is not None for number in shape)):
+    if shape.count(None) != (0 if model is None else len(shape)):
         parser.error("give either --model or all of --hidden, --vocab and --parameters")
     try:
         print(plan(Model(*shape) if model is None else model, **options))

@@ -59,12 +59,18 @@ void check_buffer(const void* buffer, const Parts& parts, const char* name) {
     }
 }
 
+bool reduces(Function function) {
+    return function == Function::AllReduce || function == Function::Reduce || function == Function::ReduceScatter ||
+           function == Function::ReduceScatterV;
+}
+
 void check(const Communicator& communicator, const Exchange& exchange) {
-    require(item_size(exchange.dtype) > 0, "there is no data type " + std::to_string(exchange.dtype));
-    if (exchange.op != HCCL_REDUCE_RESERVED) {
-        require(exchange.op >= HCCL_REDUCE_SUM && exchange.op <= HCCL_REDUCE_MIN,
-                "there is no reduction " + std::to_string(exchange.op));
-        require(can_reduce(exchange.dtype, exchange.op), name_of(exchange.dtype) + " cannot be reduced so",
+    require(item_size(exchange.dtype) > 0, "there is no " + name_of(exchange.dtype), HCCL_E_NOT_SUPPORT);
+    if (reduces(exchange.function)) {
+        require(exchange.op >= HCCL_REDUCE_SUM && exchange.op <= HCCL_REDUCE_MIN, "there is no " + name_of(exchange.op),
+                HCCL_E_NOT_SUPPORT);
+        require(can_reduce(exchange.dtype, exchange.op),
+                "this chip has no " + name_of(exchange.op) + " of " + name_of(exchange.dtype) + " between ranks",
                 HCCL_E_NOT_SUPPORT);
     }
     if (exchange.root != kNoRank) {

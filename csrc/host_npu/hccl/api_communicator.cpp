@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "hccl/api.h"
+#include "hccl/group.h"
 #include "hccl/hccl.h"
 #include "hccl/rendezvous.h"
 
@@ -43,7 +44,11 @@ HcclComm join_and_wait(std::uint32_t world_size, const HcclRootInfo* root_info, 
     require(root_info, "rootInfo");
     require_ranks(world_size, rank);
     const auto communicator = join(*root_info, world_size, rank, settings_of(config));
-    wait_for_all(*communicator, *root_info);
+    if (group().depth > 0) {
+        group().joined.push_back({communicator, *root_info});
+    } else {
+        wait_for_all(*communicator, *root_info);
+    }
     return communicators().add(communicator);
 }
 
@@ -121,8 +126,9 @@ HOST_NPU_EXPORT HcclResult HcclCreateSubCommConfig(HcclComm* comm, uint32_t rank
         require(comm, "comm");
         require(subComm, "subComm");
         const auto parent = communicator_of(*comm);
-        // A rank that is not in it.
-        if (rankIds == nullptr && rankNum == 0) {
+        // How a rank says that it is not in it.
+        constexpr std::uint64_t kNoSubCommunicator = 0xFFFFFFFF;
+        if (rankIds == nullptr && subCommId == kNoSubCommunicator) {
             *subComm = nullptr;
             return;
         }

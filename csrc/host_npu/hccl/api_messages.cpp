@@ -1,56 +1,17 @@
-// Messages from one rank to another, one by one, in batches and in groups.
-#include <algorithm>
-#include <utility>
-#include <vector>
-
+// Messages from one rank to another, one by one and in batches.
 #include "hccl/api.h"
+#include "hccl/group.h"
 #include "hccl/hccl.h"
-#include "hccl/messages.h"
 
 using namespace host_npu::hccl;
 
 namespace {
 
-struct Batch {
-    std::shared_ptr<Communicator> communicator;
-    aclrtStream stream;
-    std::vector<Message> messages;
-};
-
-// What a thread has called since HcclGroupStart.
-struct Group {
-    int depth = 0;
-    std::vector<Batch> batches;
-};
-
-Group& group() {
-    thread_local Group all;
-    return all;
-}
-
-void launch(const Batch& batch, Function function) {
-    batch.communicator->throw_if_failed();
-    const auto status = enqueue(batch.communicator, function, batch.messages, batch.stream);
-    require(status == ACL_SUCCESS, "the stream took no work", HCCL_E_RUNTIME);
-}
-
 void check(const Communicator& communicator, const Message& message) {
-    require(item_size(message.dtype) > 0, "there is no data type " + std::to_string(message.dtype));
+    require(item_size(message.dtype) > 0, "there is no " + name_of(message.dtype), HCCL_E_NOT_SUPPORT);
     require(message.peer < communicator.size(), "the other rank must be below " + std::to_string(communicator.size()) +
                                                     ", got " + std::to_string(message.peer));
     if (message.count > 0) require(message.buffer, message.is_send ? "sendBuf" : "recvBuf");
-}
-
-void add_to_group(Batch batch) {
-    auto& batches = group().batches;
-    const auto same = std::find_if(batches.begin(), batches.end(), [&](const Batch& other) {
-        return other.communicator == batch.communicator && other.stream == batch.stream;
-    });
-    if (same == batches.end()) {
-        batches.push_back(std::move(batch));
-    } else {
-        same->messages.insert(same->messages.end(), batch.messages.begin(), batch.messages.end());
-    }
 }
 
 HcclResult send_or_receive(const char* function, HcclComm comm, aclrtStream stream, const Message& message) {
@@ -101,17 +62,5 @@ HOST_NPU_EXPORT HcclResult HcclBatchSendRecv(HcclSendRecvItem* sendRecvInfo, uin
         }
         launch(batch, Function::BatchSendRecv);
         host_npu::count_collective(__func__, bytes);
-    });
-}
-
-HOST_NPU_EXPORT HcclResult HcclGroupStart() {
-    return run_api(__func__, [] { ++group().depth; });
-}
-
-HOST_NPU_EXPORT HcclResult HcclGroupEnd() {
-    return run_api(__func__, [] {
-        require(group().depth > 0, "there was no HcclGroupStart");
-        if (--group().depth > 0) return;
-        for (const auto& batch : std::exchange(group().batches, {})) launch(batch, Function::BatchSendRecv);
     });
 }

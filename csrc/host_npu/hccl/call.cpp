@@ -5,21 +5,6 @@
 namespace host_npu::hccl {
 namespace {
 
-const char* operation(HcclReduceOp op) {
-    switch (op) {
-        case HCCL_REDUCE_SUM:
-            return "sum";
-        case HCCL_REDUCE_PROD:
-            return "prod";
-        case HCCL_REDUCE_MAX:
-            return "max";
-        case HCCL_REDUCE_MIN:
-            return "min";
-        default:
-            return "no operation";
-    }
-}
-
 bool has_counts_of_each_rank(Function function) {
     return function == Function::ReduceScatterV || function == Function::AllGatherV ||
            function == Function::AlltoAllV || function == Function::AlltoAllVC;
@@ -40,7 +25,7 @@ std::string short_name(Function function) { return std::string(name_of(function)
 
 std::string arguments(const CallHead& head) {
     std::string text = ", " + host_npu::hccl::name_of(head.dtype);
-    if (head.op != HCCL_REDUCE_RESERVED) text += std::string(", ") + operation(head.op);
+    if (head.op != HCCL_REDUCE_RESERVED) text += ", " + host_npu::hccl::name_of(head.op);
     if (head.peer == kNoRank) return text;
     const auto peer = std::to_string(head.peer);
     if (head.function == Function::Send) return text + ", to rank " + peer;
@@ -132,6 +117,21 @@ std::string name_of(HcclDataType dtype) {
             return "fp8e8m0";
         default:
             return "data type " + std::to_string(dtype);
+    }
+}
+
+std::string name_of(HcclReduceOp op) {
+    switch (op) {
+        case HCCL_REDUCE_SUM:
+            return "sum";
+        case HCCL_REDUCE_PROD:
+            return "prod";
+        case HCCL_REDUCE_MAX:
+            return "max";
+        case HCCL_REDUCE_MIN:
+            return "min";
+        default:
+            return "reduction " + std::to_string(op);
     }
 }
 

@@ -33,8 +33,9 @@ enum class Function : std::uint32_t {
 // The published name, for instance "HcclAllReduce".
 const char* name_of(Function function);
 
-// How messages name a data type, for instance "fp32".
+// How messages name them, for instance "fp32" and "sum".
 std::string name_of(HcclDataType dtype);
+std::string name_of(HcclReduceOp op);
 
 // Bytes of an element; 0 if there is no such type.
 std::size_t item_size(HcclDataType dtype);

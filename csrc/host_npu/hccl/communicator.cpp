@@ -102,8 +102,8 @@ void Communicator::fail(std::int32_t acl_status, HcclResult result, const std::s
 void Communicator::report_missing(const Wait& wait, Rank missing, const std::string& what, std::int32_t status,
                                   HcclResult result) {
     const auto& seat = board_.seat(missing);
-    auto text = name_of(missing, seat) + " " + what + ": rank " + std::to_string(rank_) + " waited for it " +
-                wait.where() + " of communicator " + name_;
+    auto text =
+        name_of(missing, seat) + " " + what + ": rank " + std::to_string(rank_) + " waited for it " + wait.where();
     if (seat.state.load() >= Seat::kTaken) {
         const auto& last = seat.activity;
         text += "; rank " + std::to_string(missing);
@@ -113,15 +113,23 @@ void Communicator::report_missing(const Wait& wait, Rank missing, const std::str
     fail(status, result, text);
 }
 
+std::optional<std::string> Communicator::end_of(Rank rank) const {
+    const auto& seat = board_.seat(rank);
+    const auto state = seat.state.load();
+    if (rank == rank_ || state < Seat::kTaken) return std::nullopt;
+    if (state == Seat::kLeft) return "has destroyed the communicator";
+    if (!is_alive(seat.process)) return "died";
+    return std::nullopt;
+}
+
 void Communicator::await(const Wait& wait, std::vector<std::uint32_t> peers,
                          const std::function<Rank(std::uint32_t)>& rank_of,
                          const std::function<Step(std::uint32_t)>& step) {
     auto& bell = board_.seat(rank_).bell;
     auto since = Clock::now();
     auto looked_at_others = since;
-    // A rank that has gone, but may have done its part before.
-    std::optional<Rank> gone;
-    bool has_left = false;
+    // A rank that has gone, and how; it may have done its part before.
+    std::optional<std::pair<Rank, std::string>> gone;
     for (int looks = 0;;) {
         const auto rings = bell.rings();
         bool moved = false;
@@ -137,10 +145,7 @@ void Communicator::await(const Wait& wait, std::vector<std::uint32_t> peers,
             continue;
         }
         throw_if_ended();
-        if (gone) {
-            report_missing(wait, *gone, has_left ? "has destroyed the communicator" : "died",
-                           ACL_ERROR_RT_FFTS_PLUS_TIMEOUT, HCCL_E_REMOTE);
-        }
+        if (gone) report_missing(wait, gone->first, gone->second, ACL_ERROR_RT_FFTS_PLUS_TIMEOUT, HCCL_E_REMOTE);
         if (looks++ < kLooks) {
             pause();
             continue;
@@ -151,13 +156,10 @@ void Communicator::await(const Wait& wait, std::vector<std::uint32_t> peers,
         looked_at_others = now;
         for (const auto peer : peers) {
             const auto rank = rank_of(peer);
-            const auto& seat = board_.seat(rank);
-            if (rank == rank_ || seat.state.load() < Seat::kTaken) continue;
-            has_left = seat.state.load() == Seat::kLeft;
-            if (has_left || !is_alive(seat.process)) {
-                gone = rank;
-                break;
-            }
+            const auto how = end_of(rank);
+            if (!how) continue;
+            gone.emplace(rank, *how);
+            break;
         }
         if (!gone && wait.limit && now - since > *wait.limit) {
             report_missing(wait, rank_of(peers.front()),

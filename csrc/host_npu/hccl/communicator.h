@@ -88,6 +88,8 @@ class Communicator {
 
   private:
     void throw_if_ended() const;
+    // What became of another rank that will do nothing more.
+    std::optional<std::string> end_of(Rank rank) const;
     void report_missing(const Wait& wait, Rank missing, const std::string& what, std::int32_t status,
                         HcclResult result);
 

@@ -84,9 +84,8 @@ class Transfer {
             if (rank != rank_) others.push_back(rank);
         }
         communicator_.await(
-            {[&] { return "in call " + std::to_string(call.head.number) + ", " + describe(call) + ","; },
-             communicator_.execution_limit()},
-            std::move(others), [](Rank rank) { return rank; },
+            {[&] { return where(communicator_, call.head); }, communicator_.execution_limit()}, std::move(others),
+            [](Rank rank) { return rank; },
             [&](Rank rank) { return board_.seat(rank).windows.load() >= windows ? Step::kDone : Step::kWaits; });
     }
 
@@ -161,8 +160,8 @@ std::int32_t enqueue(const std::shared_ptr<Communicator>& communicator, Exchange
         auto& lane = communicator->collectives();
         const auto is_turn = [&](Rank) { return lane.is_turn_of(call.head.number) ? Step::kDone : Step::kWaits; };
         communicator->await(
-            {[&] { return where(call.head); }, std::nullopt}, {communicator->rank()}, [](Rank rank) { return rank; },
-            is_turn);
+            {[&] { return where(*communicator, call.head); }, std::nullopt}, {communicator->rank()},
+            [](Rank rank) { return rank; }, is_turn);
         Transfer(*communicator, exchange).run(call);
         lane.finish(call.head.number);
         communicator->ring(communicator->rank());

@@ -116,7 +116,8 @@ void run(Communicator& communicator, const std::vector<Message>& messages, const
     }
     std::uint32_t waiting = 0;
     communicator.await(
-        {[&] { return where(sides[waiting].head()); }, communicator.execution_limit()}, std::move(indices),
+        {[&] { return where(communicator, sides[waiting].head()); }, communicator.execution_limit()},
+        std::move(indices),
         [&](std::uint32_t index) {
             waiting = index;
             return messages[index].peer;

@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <type_traits>
 
+#include "ascendcl/device.h"
 #include "nnopbase/float16.h"
 
 namespace host_npu::hccl {
@@ -102,15 +103,24 @@ void reduce(HcclReduceOp op, const std::vector<const std::byte*>& sources, std::
 }  // namespace
 
 bool can_reduce(HcclDataType dtype, HcclReduceOp op) {
+    const auto chip = soc();
+    const bool is_older = chip == Soc::Ascend910 || chip == Soc::Ascend310P;
     switch (dtype) {
         case HCCL_DATA_TYPE_INT8:
-        case HCCL_DATA_TYPE_INT16:
         case HCCL_DATA_TYPE_INT32:
-        case HCCL_DATA_TYPE_INT64:
         case HCCL_DATA_TYPE_FP16:
         case HCCL_DATA_TYPE_FP32:
+            return true;
+        case HCCL_DATA_TYPE_INT64:
+            return chip != Soc::Ascend310P;
+        case HCCL_DATA_TYPE_INT16:
+            if (chip == Soc::Ascend310P) return op == HCCL_REDUCE_SUM;
+            return !is_older && op != HCCL_REDUCE_PROD;
         case HCCL_DATA_TYPE_BFP16:
-            return op >= HCCL_REDUCE_SUM && op <= HCCL_REDUCE_MIN;
+            return !is_older && op != HCCL_REDUCE_PROD;
+        case HCCL_DATA_TYPE_UINT64:
+        case HCCL_DATA_TYPE_FP64:
+            return chip == Soc::Ascend950;
         default:
             return false;
     }
@@ -131,6 +141,10 @@ void reduce(HcclDataType dtype, HcclReduceOp op, const std::vector<const std::by
             return reduce<Float16>(op, sources, target, bytes);
         case HCCL_DATA_TYPE_FP32:
             return reduce<float>(op, sources, target, bytes);
+        case HCCL_DATA_TYPE_UINT64:
+            return reduce<std::uint64_t>(op, sources, target, bytes);
+        case HCCL_DATA_TYPE_FP64:
+            return reduce<double>(op, sources, target, bytes);
         case HCCL_DATA_TYPE_BFP16:
             return reduce<BFloat16>(op, sources, target, bytes);
         default:

@@ -8,7 +8,7 @@
 
 namespace host_npu::hccl {
 
-// Whether HCCL reduces elements of this type with this operation.
+// Whether HCCL reduces elements of this type with this operation on this chip, as its document of HcclAllReduce says.
 bool can_reduce(HcclDataType dtype, HcclReduceOp op);
 
 // Combines `bytes` bytes of elements of all `sources`, in their order, into `target`, which may be one of them. 16-bit

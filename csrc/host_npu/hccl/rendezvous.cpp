@@ -135,8 +135,9 @@ Root find_offer(Communicator& parent, Rank leader, std::uint64_t id) {
         return Step::kWaits;
     };
     parent.await(
-        {[&] { return "for sub-communicator " + std::to_string(id); }, connect_limit()}, {leader},
-        [](Rank rank) { return rank; }, look);
+        {[&] { return "for sub-communicator " + std::to_string(id) + " of communicator " + parent.name(); },
+         connect_limit()},
+        {leader}, [](Rank rank) { return rank; }, look);
     std::memcpy(root.magic, kMagic, sizeof kMagic);
     machine().copy(root.machine, sizeof root.machine - 1);
     root.process = seat.process;
@@ -209,7 +210,7 @@ void wait_for_all(Communicator& communicator, const HcclRootInfo& root_info) {
     };
     try {
         communicator.await(
-            {[] { return "to make a communicator"; }, connect_limit()}, std::move(others),
+            {[&] { return "to make communicator " + communicator.name(); }, connect_limit()}, std::move(others),
             [](Rank rank) { return rank; }, has_come);
     } catch (const std::exception&) {
         close_root_file(root_of(root_info).token);

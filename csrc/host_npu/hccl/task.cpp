@@ -36,10 +36,9 @@ class Task {
 
   private:
     void fail(const std::string& reason, std::int32_t status) noexcept {
-        const auto rank = std::to_string(communicator_->rank());
-        communicator_->record_failure(
-            status, HCCL_E_REMOTE,
-            "rank " + rank + " failed " + where(head_) + " of communicator " + communicator_->name() + ": " + reason);
+        const auto rank = "rank " + std::to_string(communicator_->rank());
+        communicator_->record_failure(status, HCCL_E_REMOTE,
+                                      rank + " failed " + where(*communicator_, head_) + ": " + reason);
     }
 
     const std::shared_ptr<Communicator> communicator_;
@@ -50,8 +49,9 @@ class Task {
 
 }  // namespace
 
-std::string where(const CallHead& head) {
-    return "in call " + std::to_string(head.number) + ", " + describe(head) + ",";
+std::string where(const Communicator& communicator, const CallHead& head) {
+    return "in call " + std::to_string(head.number) + ", " + describe(head) + ", of communicator " +
+           communicator.name();
 }
 
 std::int32_t enqueue_task(std::shared_ptr<Communicator> communicator, const CallHead& head, void* stream,

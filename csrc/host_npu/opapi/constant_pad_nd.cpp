@@ -59,6 +59,7 @@ Plan plan(const Named& self, const aclIntArray* padding, const aclScalar* value,
     require(padding != nullptr, kNullPointer, "pad is null");
     require(value != nullptr, kNullPointer, "value is null");
     require_dtype(self, kDtypes);
+    require(kDtypes.contains(value->dtype), kParamInvalid, "value has ", dtype_name(value->dtype));
     require_same_dtype(out, self);
     require_rank_at_most_8({self, out});
     const auto& pads = padding->values;

@@ -12,7 +12,9 @@
 
 #include "acl/acl.h"
 #include "aclnn/aclnn_base.h"
+#include "aclnnop/aclnn_cast.h"
 #include "aclnnop/aclnn_complex.h"
+#include "aclnnop/aclnn_constant_pad_nd.h"
 #include "tests/calls.h"
 #include "tests/fuzz/input.h"
 
@@ -65,6 +67,12 @@ class Arguments {
             return has_null_size_ ? nullptr : &workspace_size;
         } else if constexpr (std::is_same_v<Type, aclOpExecutor**>) {
             return has_null_executor_ ? nullptr : &executor;
+        } else if constexpr (std::is_same_v<Type, const aclIntArray*>) {
+            return int_array();
+        } else if constexpr (std::is_same_v<Type, const aclScalar*>) {
+            return scalar();
+        } else if constexpr (std::is_enum_v<Type>) {
+            return input_.enumeration<Type>();
         } else if constexpr (std::is_pointer_v<Type>) {
             return tensor();
         } else if constexpr (std::is_same_v<Type, bool>) {
@@ -78,7 +86,11 @@ class Arguments {
 
     void destroy() {
         for (const auto* tensor : tensors_) aclDestroyTensor(tensor);
+        for (const auto* array : arrays_) aclDestroyIntArray(array);
+        for (const auto* scalar : scalars_) aclDestroyScalar(scalar);
         tensors_.clear();
+        arrays_.clear();
+        scalars_.clear();
     }
 
     bool are_small() const { return are_small_; }
@@ -116,6 +128,22 @@ class Arguments {
         if (made == nullptr) return nullptr;
         are_small_ = are_small_ && is_small(shape);
         tensors_.push_back(made);
+        return made;
+    }
+
+    const aclIntArray* int_array() {
+        const unsigned size = input_.byte() % 28;
+        if (size == 27) return nullptr;
+        const auto values = dims(size);
+        arrays_.push_back(aclCreateIntArray(values.data(), values.size()));
+        return arrays_.back();
+    }
+
+    const aclScalar* scalar() {
+        const auto dtype = input_.enumeration<aclDataType>();
+        std::array<std::int64_t, 2> value{input_.integer(), 0};
+        const auto* const made = aclCreateScalar(value.data(), dtype);
+        if (made != nullptr) scalars_.push_back(made);
         return made;
     }
 
@@ -163,6 +191,8 @@ class Arguments {
     const bool has_null_executor_ = results_ % 32 == 2;
     bool are_small_ = true;
     std::vector<aclTensor*> tensors_;
+    std::vector<const aclIntArray*> arrays_;
+    std::vector<const aclScalar*> scalars_;
 };
 
 // What is done to an executor between the phases, by the bits of a byte.
@@ -230,6 +260,8 @@ constexpr void (*kCalls[])(Input&) = {
     [](Input& input) { call(input, aclnnApplyFusedEmaAdamGetWorkspaceSize, aclnnApplyFusedEmaAdam); },
     [](Input& input) { call(input, aclnnInplaceCopyGetWorkspaceSize, aclnnInplaceCopy); },
     [](Input& input) { call(input, aclnnComplexGetWorkspaceSize, aclnnComplex); },
+    [](Input& input) { call(input, aclnnCastGetWorkspaceSize, aclnnCast); },
+    [](Input& input) { call(input, aclnnConstantPadNdGetWorkspaceSize, aclnnConstantPadNd); },
 };
 
 void require_nothing_alive() {

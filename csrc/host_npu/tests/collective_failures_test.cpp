@@ -1,0 +1,211 @@
+// What a device would hang at: ranks that disagree, fail, leave, die or never come. Every rank is told the same.
+#include <cstring>
+
+#include "tests/ranks.h"
+
+extern "C" void host_npu_fail(const char* function, std::int64_t nth, std::int32_t status, const char* message);
+
+namespace {
+
+using namespace test;
+
+constexpr auto kFloat = HCCL_DATA_TYPE_FP32;
+constexpr auto kHalf = HCCL_DATA_TYPE_FP16;
+constexpr auto kSum = HCCL_REDUCE_SUM;
+
+using Call = std::function<HcclResult(void* buffer, HcclComm comm, aclrtStream stream)>;
+
+Call all_reduce(std::uint64_t count, HcclDataType dtype = kFloat, HcclReduceOp op = kSum) {
+    return [=](void* buffer, HcclComm comm, aclrtStream stream) {
+        return HcclAllReduce(buffer, buffer, count, dtype, op, comm, stream);
+    };
+}
+
+Call broadcast(std::uint64_t count, std::uint32_t root) {
+    return [=](void* buffer, HcclComm comm, aclrtStream stream) {
+        return HcclBroadcast(buffer, count, kFloat, root, comm, stream);
+    };
+}
+
+Call all_to_all(std::vector<std::uint64_t> sent, std::vector<std::uint64_t> received) {
+    return [=](void* buffer, HcclComm comm, aclrtStream stream) {
+        const std::uint64_t places[] = {0, 0, 0};
+        return HcclAlltoAllV(buffer, sent.data(), places, kFloat, buffer, received.data(), places, kFloat, comm,
+                             stream);
+    };
+}
+
+Call send(std::uint64_t count) {
+    return [=](void* buffer, HcclComm comm, aclrtStream stream) {
+        return HcclSend(buffer, count, kFloat, 1, comm, stream);
+    };
+}
+
+Call receive(std::uint64_t count, HcclDataType dtype = kFloat) {
+    return [=](void* buffer, HcclComm comm, aclrtStream stream) {
+        return HcclRecv(buffer, count, dtype, 0, comm, stream);
+    };
+}
+
+struct Row {
+    Call of_rank_0;
+    Call of_rank_1;
+    // What every rank is told.
+    const char* text;
+};
+
+const Case disagreements{
+    "collective_failures/calls_that_differ", [] {
+        const Row table[] = {
+            {broadcast(8, 0), all_reduce(8),
+             "rank 1 called AllReduce(count=8, fp32, sum) where rank 0 called Broadcast(count=8, fp32, root=0)"},
+            {all_reduce(8), all_reduce(4),
+             "rank 1 called AllReduce(count=4, fp32, sum) where rank 0 called AllReduce(count=8, fp32, sum)"},
+            {all_reduce(8), all_reduce(8, kHalf), "rank 1 called AllReduce(count=8, fp16, sum) where"},
+            {all_reduce(8), all_reduce(8, kFloat, HCCL_REDUCE_MAX),
+             "rank 1 called AllReduce(count=8, fp32, max) where"},
+            {broadcast(8, 0), broadcast(8, 1), "rank 1 called Broadcast(count=8, fp32, root=1) where"},
+            {all_reduce(8), all_reduce(0), "rank 1 called AllReduce(count=0, fp32, sum) where"},
+            {all_to_all({1, 2}, {1, 0}), all_to_all({0, 1}, {3, 1}),
+             "rank 0 called AlltoAllV(send_counts=[1, 2], receive_counts=[1, 0], fp32), which sends 2 elements to rank "
+             "1, where rank 1 called AlltoAllV(send_counts=[0, 1], receive_counts=[3, 1], fp32), which expects 3"},
+            {send(8), receive(4),
+             "rank 1 called Recv(count=4, fp32, from rank 0) where rank 0 called Send(count=8, fp32, to rank 1)"},
+            {send(8), receive(8, kHalf), "rank 1 called Recv(count=8, fp16, from rank 0) where"},
+        };
+        for (const auto& row : table) {
+            const Ranks ranks(2);
+            const Buffers data(kFloat, 2, 8);
+            // The first call is the same.
+            ranks.each([&](auto rank) { return all_reduce(2)(data[rank], ranks.comm(rank), ranks.stream(rank)); });
+            ranks.each([&](auto rank) {
+                return (rank == 0 ? row.of_rank_0 : row.of_rank_1)(data[rank], ranks.comm(rank), ranks.stream(rank));
+            });
+            for (const std::uint32_t rank : {0, 1}) {
+                const auto message = ranks.failure_of(rank);
+                expect_contains(message, row.text);
+                HcclResult error = HCCL_SUCCESS;
+                expect_equal(HcclGetCommAsyncError(ranks.comm(rank), &error), HCCL_SUCCESS, "the status");
+                expect_equal(error, HCCL_E_REMOTE, "the asynchronous error");
+                expect_contains(recent_error().value_or("no message"), row.text);
+                // It is over with the communicator.
+                expect(all_reduce(2)(data[rank], ranks.comm(rank), ranks.stream(rank)) != 0, "a later call is taken");
+                expect_contains(recent_error().value_or("no message"), row.text);
+            }
+        }
+    }};
+
+const Case numbers{"collective_failures/name_the_call_and_the_communicator", [] {
+                       auto config = limited_to(60);
+                       std::strcpy(config.hcclCommName, "this one");
+                       const Ranks ranks(2, config);
+                       const Buffers data(kFloat, 2, 8);
+                       for (const std::uint64_t count : {1, 2, 3}) {
+                           ranks.each([&](auto rank) {
+                               const auto own = rank == 1 && count == 3 ? 4 : count;
+                               return all_reduce(own)(data[rank], ranks.comm(rank), ranks.stream(rank));
+                           });
+                       }
+                       for (const std::uint32_t rank : {0, 1}) {
+                           expect_contains(ranks.failure_of(rank), "call 3 of communicator this one: rank 1 called");
+                       }
+                   }};
+
+const Case late{"collective_failures/a_rank_that_does_not_come_in_time", [] {
+                    const Ranks ranks(3, limited_to(1));
+                    const Buffers data(kFloat, 3, 8);
+                    for (const std::uint32_t rank : {0, 2}) {
+                        all_reduce(8)(data[rank], ranks.comm(rank), ranks.stream(rank));
+                    }
+                    for (const std::uint32_t rank : {0, 2}) {
+                        const auto message = ranks.failure_of(rank);
+                        expect_contains(message, "rank 1 (process ");
+                        expect_contains(message, "did not come within 1 s: rank ");
+                        expect_contains(message, "waited for it in call 1, AllReduce(count=8, fp32, sum)");
+                        expect_contains(message, "rank 1 has made no call");
+                    }
+                    HcclResult error = HCCL_SUCCESS;
+                    HcclGetCommAsyncError(ranks.comm(1), &error);
+                    expect_equal(error, HCCL_E_TIMEOUT, "the asynchronous error of the late rank");
+                    recent_error();
+                }};
+
+const Case crossed{"collective_failures/both_ranks_send_first", [] {
+                       const Ranks ranks(2, limited_to(1));
+                       const Buffers data(kFloat, 2, 8);
+                       ranks.each([&](auto rank) {
+                           HcclSend(data[rank], 8, kFloat, 1 - rank, ranks.comm(rank), ranks.stream(rank));
+                           return HcclRecv(data[rank], 8, kFloat, 1 - rank, ranks.comm(rank), ranks.stream(rank));
+                       });
+                       for (const std::uint32_t rank : {0, 1}) {
+                           const auto message = ranks.failure_of(rank);
+                           expect_contains(message, "did not come within 1 s");
+                           expect_contains(message, "was last in call 1, Send(count=8, fp32, to rank ");
+                       }
+                   }};
+
+const Case left{"collective_failures/a_rank_that_destroys_the_communicator", [] {
+                    Ranks ranks(2);
+                    const Buffers data(kFloat, 2, 8);
+                    all_reduce(8)(data[0], ranks.comm(0), ranks.stream(0));
+                    ranks.destroy(1);
+                    expect_contains(ranks.failure_of(0),
+                                    "has destroyed the communicator: rank 0 waited for it in call 1");
+                }};
+
+const Case own{"collective_failures/destroying_ends_the_wait", [] {
+                   Ranks ranks(2);
+                   const Buffers data(kFloat, 2, 8);
+                   all_reduce(8)(data[0], ranks.comm(0), ranks.stream(0));
+                   ranks.destroy(0);
+                   expect_contains(ranks.failure_of(0), "was destroyed");
+                   expect(all_reduce(8)(data[1], ranks.comm(1), ranks.stream(1)) != 0 || !ranks.failure_of(1).empty(),
+                          "the other rank was not told");
+                   recent_error();
+               }};
+
+const Case memory{"collective_failures/memory_that_is_too_small", [] {
+                      const Ranks ranks(2);
+                      const Memory small(4), enough(4096);
+                      all_reduce(1000)(small.address(), ranks.comm(0), ranks.stream(0));
+                      all_reduce(1000)(enough.address(), ranks.comm(1), ranks.stream(1));
+                      for (const std::uint32_t rank : {0, 1}) {
+                          const auto message = ranks.failure_of(rank);
+                          expect_contains(message, "device memory at ");
+                      }
+                      HcclResult error = HCCL_SUCCESS;
+                      HcclGetCommAsyncError(ranks.comm(1), &error);
+                      expect_contains(recent_error().value_or("no message"),
+                                      "rank 0 failed in call 1, AllReduce(count=1000, fp32, sum),");
+                  }};
+
+const Case dropped{
+    "collective_failures/a_stream_that_drops_a_call", [] {
+        const Ranks ranks(2);
+        const Buffers data(kFloat, 2, 8);
+        aclrtSetStreamFailureMode(ranks.stream(1), ACL_STOP_ON_FAILURE);
+        const Memory small(4);
+        // A copy to itself of more than there is fails, and the stream drops what follows.
+        HcclComm alone = nullptr;
+        HcclRootInfo root_info;
+        HcclGetRootInfo(&root_info);
+        HcclCommInitRootInfo(1, &root_info, 0, &alone);
+        all_reduce(1000)(small.address(), alone, ranks.stream(1));
+        ranks.each([&](auto rank) { return all_reduce(8)(data[rank], ranks.comm(rank), ranks.stream(rank)); });
+        expect_contains(ranks.failure_of(0),
+                        "rank 1 failed in call 1, AllReduce(count=8, fp32, sum), of communicator ");
+        ranks.failure_of(1);
+        HcclCommDestroy(alone);
+    }};
+
+const Case injected{"collective_failures/asked_for_by_a_test", [] {
+                        const Ranks ranks(2, limited_to(1));
+                        const Buffers data(kFloat, 2, 8);
+                        host_npu_fail("HcclAllReduce", 2, 500001, "asked for");
+                        expect_equal(all_reduce(8)(data[0], ranks.comm(0), ranks.stream(0)), 0, "the first status");
+                        expect_equal(all_reduce(8)(data[1], ranks.comm(1), ranks.stream(1)), 500001, "the second");
+                        expect_contains(recent_error().value_or("no message"), "HcclAllReduce: asked for");
+                        expect_contains(ranks.failure_of(0), "rank 1 (process ");
+                    }};
+
+}  // namespace
