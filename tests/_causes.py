@@ -803,7 +803,7 @@ _HOST_NPU = (
             "in call {number}, {head}",
             "{rank} failed",
             "its stream had failed before",
-            "for sub-communicator",
+            "to make sub-communicator",
             "to make communicator",
         ),
         "A rank waited for another one that died, ended, destroyed its communicator, failed, or did not make the call"

@@ -135,7 +135,7 @@ Root find_offer(Communicator& parent, Rank leader, std::uint64_t id) {
         return Step::kWaits;
     };
     parent.await(
-        {[&] { return "for sub-communicator " + std::to_string(id) + " of communicator " + parent.name(); },
+        {[&] { return "to make sub-communicator " + std::to_string(id) + " of communicator " + parent.name(); },
          connect_limit()},
         {leader}, [](Rank rank) { return rank; }, look);
     std::memcpy(root.magic, kMagic, sizeof kMagic);
