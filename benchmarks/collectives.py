@@ -1,8 +1,8 @@
 """Collectives of the host NPU against gloo's on CPU tensors.
 
-``python -m torch_aclnn_ops.host_npu -m benchmarks.collectives``: two processes are one group of each kind, and these take
-turns, so that both meet the same machine. A time is from the call until the result can be read. It says nothing about
-devices, but how quick tests are.
+``python -m torch_aclnn_ops.host_npu -m benchmarks.collectives``: two processes are one group of each kind, and these
+take turns, so that both meet the same machine. A time is from the call until the result can be read. It says nothing
+about devices, but how quick tests are.
 """
 
 import argparse
