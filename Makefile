@@ -21,8 +21,8 @@ else
 ON_NPU = $(RUN)
 endif
 
-.PHONY: setup demo test test-all docs matrix aarch64 lint bench gallery soak audit release-check precision phase-one faults asan tsan \
-    fuzz coverage clean
+.PHONY: setup demo test test-all docs matrix aarch64 lint bench gallery soak audit release-check precision phase-one collectives faults \
+    asan tsan fuzz coverage clean
 
 setup: $(INSTALLED) $(BUILT)
 
@@ -69,6 +69,10 @@ matrix:
 # A million random calls of the host NPU's phase one, compared with CANN's rules; some minutes.
 phase-one: setup
 	$(RUN) -m tests.phase_one
+
+# 10,000 random collectives of simulated NPUs, compared with gloo's; some minutes.
+collectives: setup
+	$(RUN) -m tests.collectives
 
 lint: setup
 	$(RUN) -m ruff check .

@@ -194,19 +194,34 @@ def _optimizer() -> Iterator[Case]:
 
 
 def _collectives() -> Iterator[Case]:
-    """Communication, where the host NPU simulates it: whatever one makes, uses and leaves a group of one process."""
+    """Communication: whatever one makes, uses and leaves a group of one process."""
     from torch import distributed
 
-    def all_reduce(seed: int) -> list[Tensor]:
-        tensor = Maker(torch.float32, seed).normal(5).npu()
-        distributed.init_process_group("hccl", store=distributed.HashStore(), rank=0, world_size=1)
-        try:
-            distributed.all_reduce(tensor)
-            return [tensor.cpu()]
-        finally:
-            distributed.destroy_process_group()
+    def reduced(tensor: Tensor) -> Tensor:
+        distributed.all_reduce(tensor)
+        return tensor
 
-    yield Case("collectives", "all_reduce", _cached(all_reduce))
+    def gathered(tensor: Tensor) -> Tensor:
+        result = torch.empty_like(tensor)
+        distributed.all_gather_into_tensor(result, tensor)
+        return result
+
+    def exchanged(tensor: Tensor) -> Tensor:
+        result = torch.empty_like(tensor)
+        distributed.all_to_all_single(result, tensor, [len(tensor)], [len(tensor)])
+        return result
+
+    for use in (reduced, gathered, exchanged):
+
+        def call(seed: int, use: Callable[[Tensor], Tensor] = use) -> list[Tensor]:
+            tensor = Maker(torch.float32, seed).normal(5).npu()
+            distributed.init_process_group("hccl", store=distributed.HashStore(), rank=0, world_size=1)
+            try:
+                return [use(tensor).cpu()]
+            finally:
+                distributed.destroy_process_group()
+
+        yield Case("collectives", use.__name__, _cached(call))
 
 
 def cases() -> list[Case]:

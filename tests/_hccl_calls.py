@@ -97,3 +97,13 @@ def allocator(device):
         return str(_backend().mem_allocator)
     except RuntimeError as error:
         return str(error)
+
+
+def copies(device):
+    """Return what a model on two devices of this process finds, the CPU's result, and the functions that were called."""
+    torch.manual_seed(0)
+    model, input = torch.nn.Linear(4, 2), torch.randn(6, 4)
+    expected = model(input)
+    host_npu.count_calls()
+    found = torch.nn.DataParallel(model.npu(), [0, 1])(input.npu())
+    return found, expected, sorted(name for name in host_npu.stats().calls if name.startswith("Hccl"))

@@ -44,6 +44,8 @@ _OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 # The last is more than the simulated ranks show one another at a time, if elements have four bytes.
 _COUNTS = (*(1, 1, 2, 3, 5, 8, 31, 64, 200, 1000) * 2, 2**18 + 5)
 
+_CALLS_OF_A_GROUP = 250
+
 
 @dataclass(frozen=True)
 class Drawn:
@@ -444,11 +446,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     # Several ranks on a device, and one rank on each.
-    arrangements = list(itertools.product((1, 2, 3, 4), (1, 4)))
+    arrangements = itertools.cycle(itertools.product((1, 2, 3, 4), (1, 4)))
     total: Counter[str] = Counter()
     failed = 0
-    for index, (world_size, devices) in enumerate(arrangements):
-        calls = arguments.calls // len(arrangements) + (index < arguments.calls % len(arrangements))
+    for index, start in enumerate(range(0, arguments.calls, _CALLS_OF_A_GROUP)):
+        (world_size, devices), calls = next(arrangements), min(_CALLS_OF_A_GROUP, arguments.calls - start)
         found = _distributed.run(compare, world_size, arguments.seed + index, calls, device="npu", devices=devices)
         failed += sum(len(differences) for _, differences in found)
         total += Counter({name: max(made[name] for made, _ in found) for name in COLLECTIVES})

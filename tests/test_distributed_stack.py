@@ -20,9 +20,7 @@ def results(tmp_path_factory):
     def of(world_size, device):
         if (world_size, device) not in found:
             folder = str(tmp_path_factory.mktemp("checkpoints"))
-            found[world_size, device] = _distributed.run(
-                stack.results, world_size, folder, world_size, device=device, devices=world_size // 2
-            )
+            found[world_size, device] = _distributed.run(stack.results, world_size, folder, world_size, device=device)
         return found[world_size, device]
 
     return of

@@ -9,6 +9,7 @@ from torch_aclnn_ops import _torch_npu
 from torch_aclnn_ops.host_npu import _libraries
 
 import pytest
+import torch
 
 from tests import _distributed, _hccl_calls
 
@@ -98,6 +99,12 @@ def test_a_rank_table_is_refused_and_root_infos_serve(tmp_path, called):
         names, others = ({name for made, _ in each.values() for name in made} for each in (of_rank, without))
         assert names - others - SPECIAL["always"] == SPECIAL["a rank table"]
         assert not [error for _, error in of_rank.values() if error]
+
+
+def test_devices_of_one_process_copy_to_each_other():
+    [(found, expected, called)] = _distributed.run(_hccl_calls.copies, 1, device="npu", devices=4, backend="")
+    torch.testing.assert_close(found, expected)
+    assert {"HcclCommInitAll", "HcclBroadcast"} <= set(called)
 
 
 def test_what_is_refused_says_so():
