@@ -12,7 +12,7 @@ from torch_aclnn_ops import optim  # instead of torch.optim
 import torch
 from torch import Tensor, nn
 
-STEPS, BATCH_SIZE, CONTEXT, WIDTH = 200, 256, 8, 192
+STEPS, BATCH_SIZE, CONTEXT, WIDTH = 200, 64, 8, 192
 torch.manual_seed(0)
 device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 text = torch.tensor(list(Path(__file__).parents[1].joinpath("README.md").read_bytes()), device=device)
@@ -23,7 +23,7 @@ table = nn.Parameter(torch.randn(256, 32, device=device))
 body = nn.Sequential(nn.Flatten(), nn.Linear(32 * CONTEXT, WIDTH), nn.ReLU(), nn.LayerNorm(WIDTH)).to(device)
 head, others = nn.Linear(WIDTH, 256, bias=False, device=device), nn.Linear(WIDTH, 2, device=device)
 parameters = [table, *body.parameters(), *head.parameters(), *others.parameters()]
-optimizer = optim.FusedEmaAdam(parameters, lr=3e-3, ema_decay=0.97)  # AdamW, and an average of the weights
+optimizer = optim.FusedEmaAdam(parameters, lr=1e-2, ema_decay=0.95)  # AdamW, and an average of the weights
 
 
 def losses_at(starts: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,7 +1,9 @@
 """Train a small language model on the Python standard library, with this package's operators throughout.
 
 Run ``python examples/train_lm.py --minutes 2`` from a checkout; ``--help`` lists the options. With
-``torchrun --nproc-per-node 2 examples/train_lm.py --vocab-parallel`` each process has half of the output head.
+``torchrun --nproc-per-node 2 examples/train_lm.py --vocab-parallel`` each process has half of the output head; with
+``torchrun --nproc-per-node 2 -m torch_aclnn_ops.host_npu examples/train_lm.py --device npu --vocab-parallel`` on
+simulated NPUs, which HCCL connects.
 """
 
 import argparse
@@ -23,9 +25,10 @@ from devices import DEVICES, DeviceUnavailableError
 from lm_reference import Comparison, ControlTrainer, ReferenceTrainer
 from lm_report import Result, launch_summary, summary, write_plot, write_table
 from lm_training import DTYPES, CheckpointError, Settings, SettingsError, Trainer
+from processes import NoProcessesError, first_process_first, processes
 from text_data import load_text_data, unigram_cross_entropy
 from tqdm import tqdm
-from vocab_parallel import VocabParallelTrainer, first_process_first, processes
+from vocab_parallel import VocabParallelTrainer
 
 VALIDATIONS = 6
 # Fewer steps than this may rightly end above the unigram entropy.
@@ -203,9 +206,9 @@ def main(argv: list[str] | None = None) -> int:
     options = RunOptions(**{field.name: arguments[field.name] for field in fields(RunOptions)})
     try:
         settings = Settings(**{field.name: arguments[field.name] for field in fields(Settings)})
-        with processes() if options.vocab_parallel else nullcontext():
+        with processes(settings.device) if options.vocab_parallel else nullcontext():
             result = train(settings, options)
-    except (SettingsError, CheckpointError, DeviceUnavailableError) as error:
+    except (SettingsError, CheckpointError, DeviceUnavailableError, NoProcessesError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
     if result is None:
         return 0

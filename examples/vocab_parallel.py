@@ -1,12 +1,9 @@
 """Training with the output head's rows spread over the processes that ``torchrun`` has started.
 
 Everything but the head is on every process, and every process sees the same text. So all of them compute the same
-losses, and the same weights outside of the head. The collectives go through gloo, which works on every device.
+losses, and the same weights outside of the head.
 """
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -14,38 +11,12 @@ from torch_aclnn_ops import functional as F
 
 import torch
 import torch.distributed as dist
-from lm_training import LARGEST_GRADIENT_NORM, SettingsError, Trainer
+from lm_training import LARGEST_GRADIENT_NORM, Trainer
 from text_data import VOCABULARY_SIZE
 from torch import nn
 from transformer import Transformer
 
 HEAD = "head_weight"
-
-
-@contextmanager
-def processes() -> Iterator[None]:
-    """Join the processes that torchrun has started, and leave them at the end."""
-    if "RANK" not in os.environ:
-        raise SettingsError(
-            "vocab_parallel needs torchrun: torchrun --nproc-per-node 2 examples/train_lm.py --vocab-parallel"
-        )
-    if hasattr(torch, "npu") and torch.npu.is_available():
-        torch.npu.set_device(int(os.environ["LOCAL_RANK"]) % torch.npu.device_count())
-    dist.init_process_group("gloo")
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-def first_process_first(make: Callable[[], Any]) -> Any:
-    """Return what ``make`` does, which the first process calls before the others, so that they find its files."""
-    if dist.get_rank() > 0:
-        dist.barrier()
-    made = make()
-    if dist.get_rank() == 0:
-        dist.barrier()
-    return made
 
 
 class ShardedTransformer(Transformer):
@@ -104,10 +75,11 @@ class VocabParallelTrainer(Trainer):
         """Scale the gradients down where their norm, with the whole head's, is too large."""
         head = self.model.head_weight
         others = [parameter for parameter in self.model.parameters() if parameter is not head]
-        of_head = torch.stack(gather(head.grad.square().sum())).sum()
+        of_head = head.grad.square().sum()
+        dist.all_reduce(of_head)
         of_others = nn.utils.get_total_norm([parameter.grad for parameter in others if parameter.grad is not None])
-        norm = (of_others.cpu().square() + of_head).sqrt()
-        nn.utils.clip_grads_with_norm_(self.model.parameters(), LARGEST_GRADIENT_NORM, norm.to(head.device))
+        norm = (of_others.square() + of_head).sqrt()
+        nn.utils.clip_grads_with_norm_(self.model.parameters(), LARGEST_GRADIENT_NORM, norm)
 
     def contents(self) -> dict[str, Any]:
         """Return a checkpoint's contents, with the whole head."""

@@ -1,11 +1,10 @@
-"""Trainings in several processes, for test_optim_distributed.py; a process writes what it found as JSON."""
+"""Trainings in several processes, for test_optim_distributed.py."""
 
-import gc
-import json
-import sys
 import warnings
-from pathlib import Path
+from dataclasses import dataclass
+from functools import partial
 
+import torch_aclnn_ops  # isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
 from torch_aclnn_ops.optim import FusedEmaAdam
 
 import torch
@@ -17,23 +16,45 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
+from tests._distributed import results_of
+
 BATCH = 12  # divides by 2 and by 3 processes
 OPTIONS = {"lr": 1e-2, "weight_decay": 0.1, "ema_decay": 0.9, "ema_warmup": "ratio", "ema_start_step": 1}
+DTYPES = {"cpu": torch.float64, "npu": torch.float32}  # HCCL does not add up float64
 
 
-def make_model(dtype=torch.float64):
-    """Return a model whose parameters 3 processes cannot share evenly."""
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2)).to(dtype)
+@dataclass(frozen=True)
+class Process:
+    """One of the processes that train together, or a single one."""
 
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float64
+    folder: str = ""
+    rank: int = 0
+    world_size: int = 1
 
-def train(model, optimizer, steps, rank=0, world_size=1):
-    """Train on this process's share of each batch."""
-    for step in steps:
-        batch = torch.randn(BATCH, 5, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
-        optimizer.zero_grad()
-        model(batch.chunk(world_size)[rank]).square().mean().backward()
-        optimizer.step()
+    def model(self):
+        """Return a model whose parameters 3 processes cannot share evenly."""
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 7, dtype=torch.float64), nn.Tanh(), nn.Linear(7, 2, dtype=torch.float64))
+        return model.to(self.dtype).to(self.device)
+
+    def sharded_model(self):
+        """Return a model with DTensor parameters."""
+        model = self.model()
+        for layer in model:
+            if list(layer.parameters()):
+                fully_shard(layer)
+        return fully_shard(model)
+
+    def train(self, model, optimizer, steps):
+        """Train on this process's share of each batch."""
+        for step in steps:
+            batch = torch.randn(BATCH, 5, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+            optimizer.zero_grad()
+            share = batch.chunk(self.world_size)[self.rank].to(self.dtype).to(self.device)
+            model(share).square().mean().backward()
+            optimizer.step()
 
 
 def whole(tensor):
@@ -42,105 +63,113 @@ def whole(tensor):
 
 
 def found(model, optimizer):
-    """Return weights and averages as lists."""
-    weights = [whole(weight.detach()).tolist() for weight in model.parameters()]
-    averages = [whole(optimizer.state[weight]["ema_params"]).tolist() for weight in model.parameters()]
+    """Return weights and averages."""
+    weights = [whole(weight.detach()) for weight in model.parameters()]
+    averages = [whole(optimizer.state[weight]["ema_params"]) for weight in model.parameters()]
     return weights, averages
 
 
-def ddp(rank, world_size, folder, flatten=False, **ddp_options):
-    """DistributedDataParallel."""
-    model = DistributedDataParallel(make_model(), **ddp_options)
-    optimizer = FusedEmaAdam(model.parameters(), **OPTIONS, flatten=flatten)
-    train(model, optimizer, range(6), rank, world_size)
+def one_process(process):
+    """The training without others."""
+    model = process.model()
+    optimizer = FusedEmaAdam(model.parameters(), **OPTIONS)
+    process.train(model, optimizer, range(6))
     return found(model, optimizer)
 
 
-def ddp_flattened(rank, world_size, folder):
+def ddp(process, flatten=False, **ddp_options):
+    """DistributedDataParallel."""
+    model = DistributedDataParallel(process.model(), **ddp_options)
+    optimizer = FusedEmaAdam(model.parameters(), **OPTIONS, flatten=flatten)
+    process.train(model, optimizer, range(6))
+    return found(model, optimizer)
+
+
+def ddp_flattened(process):
     """DistributedDataParallel with flattened parameters."""
-    return ddp(rank, world_size, folder, flatten=True)
+    return ddp(process, flatten=True)
 
 
-def ddp_flattened_with_bucket_views(rank, world_size, folder):
+def ddp_flattened_with_bucket_views(process):
     """Gradients that are parts of DDP's buckets."""
-    return ddp(rank, world_size, folder, flatten=True, gradient_as_bucket_view=True)
+    return ddp(process, flatten=True, gradient_as_bucket_view=True)
 
 
-def make_sharded():
-    """Return a model with DTensor parameters."""
-    model = make_model()
-    for layer in model:
-        if list(layer.parameters()):
-            fully_shard(layer)
-    return fully_shard(model)
-
-
-def fsdp(rank, world_size, folder):
+def fsdp(process):
     """fully_shard: parameters, states and the exported average are DTensors."""
-    model = make_sharded()
+    model = process.sharded_model()
     optimizer = FusedEmaAdam(model.parameters(), **OPTIONS)
-    train(model, optimizer, range(6), rank, world_size)
+    process.train(model, optimizer, range(6))
     state = optimizer.state[next(model.parameters())]
     assert all(type(state[name]).__name__ == "DTensor" for name in ("exp_avg", "exp_avg_sq", "ema_params"))
     weights, averages = found(model, optimizer)
     with optimizer.swap_ema_params():
-        assert [whole(weight.detach()).tolist() for weight in model.parameters()] == averages
-    assert found(model, optimizer) == (weights, averages)
-    exported = optimizer.ema_state_dict(model)
-    assert [whole(value).tolist() for value in exported.values()] == averages
+        assert _are_equal((whole(weight.detach()) for weight in model.parameters()), averages)
+    assert all(map(_are_equal, found(model, optimizer), (weights, averages)))
+    assert _are_equal(map(whole, optimizer.ema_state_dict(model).values()), averages)
     return weights, averages
 
 
-def fsdp_flattened(rank, world_size, folder):
+def _are_equal(tensors, others):
+    return all(torch.equal(*pair) for pair in zip(tensors, others, strict=True))
+
+
+def fsdp_flattened(process):
     """Shards are not flattened, and train all the same."""
-    model = make_sharded()
+    model = process.sharded_model()
     optimizer = FusedEmaAdam(model.parameters(), **OPTIONS, flatten=True)
-    train(model, optimizer, range(6), rank, world_size)
+    process.train(model, optimizer, range(6))
     return found(model, optimizer)
 
 
-def fsdp_checkpoint(rank, world_size, folder):
+def fsdp_checkpoint(process):
     """A run that goes on from a torch.distributed.checkpoint, in an optimizer without state."""
-    model = make_sharded()
+    path = f"{process.folder}/checkpoint"
+    model = process.sharded_model()
     optimizer = FusedEmaAdam(model.parameters(), **OPTIONS)
-    train(model, optimizer, range(3), rank, world_size)
+    process.train(model, optimizer, range(3))
     weights, state = get_state_dict(model, optimizer)
-    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=f"{folder}/checkpoint")
-    model = make_sharded()
+    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=path)
+    model = process.sharded_model()
     optimizer = FusedEmaAdam(model.parameters(), **OPTIONS)
     weights, state = get_state_dict(model, optimizer)
     contents = {"model": weights, "optimizer": state}
-    dcp.load(contents, checkpoint_id=f"{folder}/checkpoint")
+    dcp.load(contents, checkpoint_id=path)
     set_state_dict(model, optimizer, model_state_dict=contents["model"], optim_state_dict=contents["optimizer"])
-    train(model, optimizer, range(3, 6), rank, world_size)
+    process.train(model, optimizer, range(3, 6))
     return found(model, optimizer)
 
 
-def zero(rank, world_size, folder, flatten=False):
-    """ZeroRedundancyOptimizer: each process has the states of some parameters; loaded half way."""
-    model = DistributedDataParallel(make_model())
-    optimizer = ZeroRedundancyOptimizer(model.parameters(), FusedEmaAdam, **OPTIONS, flatten=flatten)
-    train(model, optimizer, range(3), rank, world_size)
+def _consolidate(optimizer):
     optimizer.consolidate_state_dict(to=0)
-    contents = [optimizer.state_dict() if rank == 0 else None]
+    torch.accelerator.synchronize()  # torch copies the states to the CPU, and does not wait
+
+
+def zero(process, flatten=False):
+    """ZeroRedundancyOptimizer: each process has the states of some parameters; loaded half way."""
+    model = DistributedDataParallel(process.model())
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), FusedEmaAdam, **OPTIONS, flatten=flatten)
+    process.train(model, optimizer, range(3))
+    _consolidate(optimizer)
+    contents = [optimizer.state_dict() if process.rank == 0 else None]
     dist.broadcast_object_list(contents, src=0)
     optimizer = ZeroRedundancyOptimizer(model.parameters(), FusedEmaAdam, **OPTIONS, flatten=flatten)
     optimizer.load_state_dict(contents[0])
-    train(model, optimizer, range(3, 6), rank, world_size)
-    optimizer.consolidate_state_dict(to=0)
-    if rank != 0:
-        return None
+    process.train(model, optimizer, range(3, 6))
+    _consolidate(optimizer)
+    weights = [weight.detach() for weight in model.parameters()]
+    if process.rank != 0:
+        return weights, []
     states = optimizer.state_dict()["state"]
-    weights = [weight.tolist() for weight in model.parameters()]
-    return weights, [states[i]["ema_params"].tolist() for i in range(len(weights))]
+    return weights, [states[i]["ema_params"] for i in range(len(weights))]
 
 
-def zero_flattened(rank, world_size, folder):
+def zero_flattened(process):
     """ZeroRedundancyOptimizer whose parts are flattened."""
-    return zero(rank, world_size, folder, flatten=True)
+    return zero(process, flatten=True)
 
 
-ALL = (
+FUNCTIONS = (
     ddp,
     ddp_flattened,
     ddp_flattened_with_bucket_views,
@@ -150,19 +179,12 @@ ALL = (
     zero,
     zero_flattened,
 )
+CASES = {function.__name__: function for function in FUNCTIONS}
 
 
-def main(folder: str, rank: str, world_size: str) -> None:
-    """Run all trainings as one of the processes."""
-    torch.set_num_threads(1)
+def results(device, folder):
+    """Run all cases as one of the processes."""
+    process = Process(device, DTYPES[device], folder, dist.get_rank(), dist.get_world_size())
     warnings.simplefilter("ignore")
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=int(rank), world_size=int(world_size))
-    results = {each.__name__: each(int(rank), int(world_size), folder) for each in ALL}
-    if rank == "0":
-        Path(folder, "results.json").write_text(json.dumps(results))
-    gc.collect()  # a model that is alive keeps gloo's threads, which must not outlive the interpreter
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    found = results_of((name, partial(function, process)) for name, function in CASES.items())
+    return found | {"operators": {name for name, launches in torch_aclnn_ops.launches().items() if launches}}

@@ -1,11 +1,8 @@
-"""Trainings with a head that FSDP has sharded, for test_sharded_heads.py; each process saves what it found.
+"""Trainings with a head that FSDP has sharded, for test_sharded_heads.py.
 
 A case returns tensors by name: the loss of the whole batch, and whole gradients. Without processes, everything is
 computed in one.
 """
-
-import sys
-from pathlib import Path
 
 import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
 from torch_aclnn_ops import functional as F
@@ -20,8 +17,10 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
+from tests._distributed import results_of
 from tests._pages import blocks, run
 
+DTYPES = {"cpu": torch.float64, "npu": torch.float32}  # HCCL does not add up float64
 ROWS, FEATURES, CLASSES = 16, 6, 21  # classes that processes cannot share evenly
 # Rows of four processes, of which two have two each.
 ROWS_OF_EACH = {
@@ -31,55 +30,16 @@ ROWS_OF_EACH = {
 }
 
 
-class Ranks:
-    """The processes that have a batch together, or a single one without rank."""
-
-    def __init__(self, split, size, rank=None, mesh=None):
-        self.split, self.size, self.rank, self.mesh = split, size, rank, mesh
-        self.is_one = rank is None
-
-    def rows(self, step=0, rank=None):
-        """Return a rank's tokens and targets of a batch, and how many targets of the whole batch are not ignored."""
-        tokens, targets = torch.randint(CLASSES, (2, ROWS), generator=torch.Generator().manual_seed(100 + step))
-        targets[3] = -100
-        if self.split == "a process whose rows are all ignored":
-            targets[ROWS // 2 :] = -100
-        count = (targets != -100).sum()
-        rank = self.rank if rank is None else rank
-        if rank is not None:
-            sizes = [sum(each) for each in torch.tensor(ROWS_OF_EACH[self.split]).chunk(self.size)]
-            tokens, targets = (rows.split(sizes)[rank] for rows in (tokens, targets))
-        return tokens, targets, count
-
-    def shard(self, *modules, **options):
-        """Shard modules, the innermost first; a list is a group."""
-        for module in () if self.is_one else modules:
-            fully_shard(module, mesh=self.mesh, **options)
-
-    def found(self, model, *losses):
-        """Return the mean of the processes' losses, and the gradients."""
-        total = sum(loss.detach().double() for loss in losses)
-        if not self.is_one:
-            dist.all_reduce(total)
-            total /= dist.get_world_size()
-        gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-        return {"loss": total} | {name: _whole(one) for name, one in gradients.items() if one is not None}
-
-
-def _whole(tensor):
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
 class Model(nn.Module):
     """A model whose forward pass ends before its head."""
 
-    def __init__(self, tied=False, bias=False, dtype=torch.float64):
+    def __init__(self, tied=False, bias=False):
         super().__init__()
         torch.manual_seed(0)
-        self.embed = nn.Embedding(CLASSES, FEATURES, dtype=dtype)
-        self.layer = nn.Linear(FEATURES, FEATURES, dtype=dtype)
-        self.norm = nn.LayerNorm(FEATURES, dtype=dtype)
-        self.head = nn.Linear(FEATURES, CLASSES, bias=bias, dtype=dtype)
+        self.embed = nn.Embedding(CLASSES, FEATURES)
+        self.layer = nn.Linear(FEATURES, FEATURES)
+        self.norm = nn.LayerNorm(FEATURES)
+        self.head = nn.Linear(FEATURES, CLASSES, bias=bias)
         if tied:
             self.head.weight = self.embed.weight
 
@@ -102,6 +62,56 @@ def _factor(ranks, count):
     return 1 / count if ranks.is_one else ranks.size / count
 
 
+class Ranks:
+    """The processes that have a batch together, or a single one without rank."""
+
+    def __init__(self, split, size, rank=None, mesh=None, device="cpu"):
+        self.split, self.size, self.rank, self.mesh, self.device = split, size, rank, mesh, device
+        self.is_one = rank is None
+
+    def rows(self, step=0, rank=None):
+        """Return a rank's tokens and targets of a batch, and how many targets of the whole batch are not ignored."""
+        tokens, targets = torch.randint(CLASSES, (2, ROWS), generator=torch.Generator().manual_seed(100 + step))
+        targets[3] = -100
+        if self.split == "a process whose rows are all ignored":
+            targets[ROWS // 2 :] = -100
+        count = (targets != -100).sum()
+        rank = self.rank if rank is None else rank
+        if rank is not None:
+            sizes = [sum(each) for each in torch.tensor(ROWS_OF_EACH[self.split]).chunk(self.size)]
+            tokens, targets = (rows.split(sizes)[rank] for rows in (tokens, targets))
+        return *(tensor.to(self.device) for tensor in (tokens, targets)), count
+
+    def shard(self, *modules, **options):
+        """Shard modules, the innermost first; a list is a group."""
+        for module in () if self.is_one else modules:
+            fully_shard(module, mesh=self.mesh, **options)
+
+    def model(self, kind=Model, **options):
+        """Return a model with the same weights on every process and device."""
+        model = kind(**options).to(DTYPES[self.device]).to(self.device)
+        if options.get("tied"):  # torch has moved the weight twice
+            model.head.weight = model.embed.weight
+        return model
+
+    def mesh_of(self, *shape, **options):
+        """Return a mesh of the processes."""
+        return init_device_mesh(self.device, shape, **options)
+
+    def found(self, model, *losses):
+        """Return the mean of the processes' losses, and the gradients."""
+        total = sum(loss.detach().to(DTYPES[self.device]) for loss in losses)
+        if not self.is_one:
+            dist.all_reduce(total)
+            total /= dist.get_world_size()
+        gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+        return {"loss": total} | {name: _whole(one) for name, one in gradients.items() if one is not None}
+
+
+def _whole(tensor):
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def loss_of(model, ranks, step=0, hidden_of=lambda hidden: hidden, **options):
     """Return a process's loss, which is computed outside of the model's forward pass."""
     tokens, targets, count = ranks.rows(step)
@@ -119,7 +129,7 @@ def trained(model, ranks, **options):
 
 def head_of_its_own(ranks, **options):
     """A head that is sharded by itself, and the rest as usual."""
-    model = Model(bias=True)
+    model = ranks.model(bias=True)
     ranks.shard(model.layer, model.head, model, **options)
     return trained(model, ranks)
 
@@ -136,7 +146,7 @@ def head_of_its_own_kept(ranks):
 
 def head_of_the_model(ranks, tied=False, **options):
     """A head among the parameters of the outermost module."""
-    model = Model(tied=tied)
+    model = ranks.model(tied=tied)
     ranks.shard(model.layer, model, **options)
     return trained(model, ranks)
 
@@ -158,21 +168,21 @@ def tied_head_freed(ranks):
 
 def tied_head_in_a_group(ranks):
     """The embedding and the head sharded as one group."""
-    model = Model(tied=True)
+    model = ranks.model(tied=True)
     ranks.shard([model.embed, model.head], model)
     return trained(model, ranks)
 
 
 def norm_and_head_in_a_group(ranks):
     """The last layers sharded as one group, of which the forward pass runs one."""
-    model = Model()
+    model = ranks.model()
     ranks.shard(model.layer, [model.norm, model.head], model)
     return trained(model, ranks)
 
 
 def several_steps(ranks):
     """Steps of an optimizer that is told of the shards."""
-    model = Model()
+    model = ranks.model()
     ranks.shard(model.head, model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     losses = []
@@ -186,7 +196,7 @@ def several_steps(ranks):
 
 def accumulated(ranks, tied=False):
     """Gradients of two batches that are reduced once."""
-    model = Model(tied=tied)
+    model = ranks.model(tied=tied)
     ranks.shard(*([] if tied else [model.head]), model)
     losses = []
     for step in range(2):
@@ -204,7 +214,7 @@ def accumulated_tied(ranks):
 
 def two_losses(ranks, **options):
     """Two calls and one backward pass."""
-    model = Model()
+    model = ranks.model()
     ranks.shard(model.head, model, **options)
     losses = [loss_of(model, ranks, step) for step in range(2)]
     (losses[0] + 0.5 * losses[1]).backward()
@@ -218,7 +228,7 @@ def two_losses_kept(ranks):
 
 def frozen_backbone(ranks):
     """Only the head is trained."""
-    model = Model()
+    model = ranks.model()
     ranks.shard(model.head, model)
     for part in (model.embed, model.layer, model.norm):
         part.requires_grad_(False)
@@ -227,7 +237,7 @@ def frozen_backbone(ranks):
 
 def frozen_head(ranks):
     """Only the rest is trained."""
-    model = Model()
+    model = ranks.model()
     model.head.requires_grad_(False)
     ranks.shard(model.head, model)
     return trained(model, ranks)
@@ -235,7 +245,7 @@ def frozen_head(ranks):
 
 def other_outputs(ranks):
     """Several results, whose backward pass computes the logits again."""
-    model = Model()
+    model = ranks.model()
     ranks.shard(model.head, model, reshard_after_forward=True)
     tokens, targets, count = ranks.rows()
     options = {"reduction": "none", "outputs": ("entropy", "predicted_tokens"), "softcap": 3.0}
@@ -247,7 +257,7 @@ def other_outputs(ranks):
 
 def loss_changed_in_place(ranks):
     """A loss for each row, multiplied in place."""
-    model = Model()
+    model = ranks.model()
     ranks.shard(model.head, model, reshard_after_forward=True)
     tokens, targets, count = ranks.rows()
     losses = F.linear_cross_entropy(model(tokens), model.head.weight, targets, reduction="none", fsdp_module=model)
@@ -259,7 +269,7 @@ def loss_changed_in_place(ranks):
 
 def checkpointed(ranks):
     """A loss whose forward pass the backward pass runs again."""
-    model = Model()
+    model = ranks.model()
     ranks.shard(model.head, model, reshard_after_forward=True)
     tokens, targets, count = ranks.rows()
 
@@ -273,7 +283,7 @@ def checkpointed(ranks):
 
 def after_an_evaluation(ranks):
     """A call without gradients, and a step after it."""
-    model = Model()
+    model = ranks.model()
     ranks.shard(model.head, model)
     with torch.no_grad():
         evaluated = loss_of(model, ranks, 1)
@@ -281,7 +291,7 @@ def after_an_evaluation(ranks):
 
 
 def _with_loss_in_the_forward_pass(ranks, parts, tied=False):
-    model = ModelWithLoss(tied=tied)
+    model = ranks.model(ModelWithLoss, tied=tied)
     ranks.shard(*parts(model), model)
     loss = model(ranks, fsdp_module=model)
     loss.backward()
@@ -308,10 +318,15 @@ def group_in_the_forward_pass(ranks):
     return _with_loss_in_the_forward_pass(ranks, lambda model: [[model.norm, model.head]])
 
 
+def _model_whose_head_is_a_loss():
+    model = Model()
+    model.head = aclnn.LinearCrossEntropyLoss(FEATURES, CLASSES, reduction="sum")
+    return model
+
+
 def module_with_the_loss(ranks):
     """A LinearCrossEntropyLoss, whose forward pass is its head's."""
-    model = Model()
-    model.head = aclnn.LinearCrossEntropyLoss(FEATURES, CLASSES, dtype=torch.float64, reduction="sum")
+    model = ranks.model(_model_whose_head_is_a_loss)
     ranks.shard(model.head, model)
     tokens, targets, count = ranks.rows()
     loss = model.head(model(tokens), targets) * _factor(ranks, count)
@@ -321,7 +336,7 @@ def module_with_the_loss(ranks):
 
 def lines_of_the_guide(ranks):
     """What docs/linear_cross_entropy.md says."""
-    model = Model()
+    model = ranks.model()
     ranks.shard(model.layer, model.head, model)
     tokens, targets, count = ranks.rows()
     names = {"F": F, "model": model, "hidden": model(tokens), "targets": targets, "tokens_of_all_ranks": count}
@@ -334,9 +349,9 @@ def lines_of_the_guide(ranks):
 
 def fsdp1(ranks):
     """FullyShardedDataParallel, with the loss in the forward pass."""
-    model = ModelWithLoss()
+    model = ranks.model(ModelWithLoss)
     if not ranks.is_one:
-        model = FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
+        model = FullyShardedDataParallel(model, device_id=torch.device(ranks.device), use_orig_params=True)
     loss = model(ranks)
     loss.backward()
     if ranks.is_one:
@@ -350,7 +365,7 @@ def mixed_precision(ranks):
     """Computed in bfloat16 and reduced in float32: the float32 mean of the bfloat16 gradients of all processes."""
     if ranks.is_one:
         return _mean_of_bfloat16_models(ranks)
-    model = Model(dtype=torch.float32)
+    model = ranks.model().float()
     dtypes = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
     ranks.shard(model.head, mp_policy=MixedPrecisionPolicy(**dtypes))
     ranks.shard(model, mp_policy=MixedPrecisionPolicy(**dtypes, output_dtype=torch.float32))
@@ -360,7 +375,7 @@ def mixed_precision(ranks):
 def _mean_of_bfloat16_models(ranks):
     found = []
     for rank in range(ranks.size):
-        model = Model(dtype=torch.float32).bfloat16()
+        model = ranks.model().bfloat16()
         tokens, targets, count = ranks.rows(rank=rank)
         loss = F.linear_cross_entropy(model(tokens), model.head.weight, targets, reduction="sum") * (ranks.size / count)
         loss.backward()
@@ -371,9 +386,9 @@ def _mean_of_bfloat16_models(ranks):
 
 def hybrid(ranks, tied=False):
     """Two replicas of a model that is sharded over two processes."""
-    model = Model(tied=tied)
+    model = ranks.model(tied=tied)
     if not ranks.is_one:
-        ranks.mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+        ranks.mesh = ranks.mesh_of(2, 2, mesh_dim_names=("replicas", "shards"))
     ranks.shard(*([] if tied else [model.head]), model)
     losses = []
     for step in range(2):
@@ -389,13 +404,13 @@ def hybrid_tied(ranks):
 
 def vocab_parallel(ranks, by_input=False):
     """A vocabulary over two processes, whose batch others do not have."""
-    model = Model(bias=True)
+    model = ranks.model(bias=True)
     if ranks.is_one:
         return trained(model, ranks)
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("batches", "vocabulary"))
+    mesh = ranks.mesh_of(2, 2, mesh_dim_names=("batches", "vocabulary"))
     vocabulary = mesh["vocabulary"]
     parallelize_module(model, vocabulary, {"head": ColwiseParallel()})
-    ranks = Ranks(ranks.split, 2, mesh.get_local_rank("batches"), mesh["batches"])
+    ranks = Ranks(ranks.split, 2, mesh.get_local_rank("batches"), mesh["batches"], ranks.device)
     ranks.shard(model.layer, model.head, model)
     if by_input:
         return trained(model, ranks, hidden_of=lambda hidden: DTensor.from_local(hidden, vocabulary, [Replicate()]))
@@ -452,21 +467,11 @@ def names(world_size):
     return [name for name, (function, _) in CASES.items() if world_size == 4 or function not in OF_FOUR]
 
 
-def main(folder: str, rank: str, world_size: str) -> None:
+def results(device):
     """Run all cases as one of the processes."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=int(rank), world_size=int(world_size))
-    results = {}
-    for name in names(int(world_size)):
-        function, split = CASES[name]
-        try:
-            results[name] = function(Ranks(split, int(world_size), int(rank)))
-        except Exception as error:  # told by the test of the case
-            results[name] = f"{type(error).__name__}: {error}"
-        dist.barrier()
-    torch.save(results, Path(folder, f"{rank}.pt"))
-    dist.destroy_process_group()
+    world_size, rank = dist.get_world_size(), dist.get_rank()
 
+    def case(function, split):
+        return lambda: function(Ranks(split, world_size, rank, device=device))
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return results_of((name, case(*CASES[name])) for name in names(world_size))

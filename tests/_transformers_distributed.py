@@ -1,8 +1,6 @@
-"""Patched language models in two processes, for test_transformers_wrapped.py; the first one saves what was found."""
+"""Patched language models in two processes, for test_transformers_wrapped.py."""
 
-import json
-import sys
-from pathlib import Path
+from functools import partial
 
 import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
 from torch_aclnn_ops.integrations.transformers import patch_model
@@ -13,27 +11,28 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from tests._distributed import results_of
 from tests._language_models import CHUNK, Largest, batch, make
 
 PROCESSES = 2
 
 
-def share(rank: int) -> dict[str, torch.Tensor]:
+def share(rank: int, device: str = "cpu") -> dict[str, torch.Tensor]:
     """Return the rows of a process."""
-    return {name: one.chunk(PROCESSES)[rank] for name, one in batch().items()}
-
-
-def _patched(family="llama"):
-    return patch_model(make(family), chunk_size=CHUNK)
+    return {name: one.chunk(PROCESSES)[rank].to(device) for name, one in batch().items()}
 
 
 def _ddp(**options):
-    return lambda mesh: DistributedDataParallel(_patched(), **options)
+    return lambda mesh: DistributedDataParallel(_patched(mesh), **options)
+
+
+def _patched(mesh, family="llama"):
+    return patch_model(make(family).to(mesh.device_type), chunk_size=CHUNK)
 
 
 def _fully_sharded(groups=lambda model: [], family="llama", patch_last=False, **options):
     def shard(mesh):
-        model = make(family) if patch_last else _patched(family)
+        model = make(family).to(mesh.device_type) if patch_last else _patched(mesh, family)
         for group in (*model.model.layers, *groups(model), model):
             fully_shard(group, mesh=mesh, **options)
         return patch_model(model, chunk_size=CHUNK)
@@ -70,13 +69,13 @@ def _whole(tensor):
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def _train(wrap, rank, mesh):
+def _train(wrap, mesh):
     """Return the mean of the losses, the elements of the largest tensor, and the gradients."""
     model = wrap(mesh)
     for _ in range(2):  # what the first step leaves behind would show in the second
         model.zero_grad()
         with Largest() as largest:
-            output = model(**share(rank))
+            output = model(**share(mesh.get_rank(), mesh.device_type))
             output.loss.backward()
     loss = output.loss.detach().clone()
     dist.all_reduce(loss)
@@ -84,18 +83,18 @@ def _train(wrap, rank, mesh):
     return loss / PROCESSES, largest.elements, gradients
 
 
-def _resharded_group(rank, mesh):
-    _fully_sharded(_norm_and_head)(mesh)(**share(rank))
+def _resharded_group(mesh):
+    _fully_sharded(_norm_and_head)(mesh)(**share(mesh.get_rank(), mesh.device_type))
 
 
-def _fsdp1_head(rank, mesh):
-    model = _patched()
-    model.lm_head = FullyShardedDataParallel(model.lm_head, device_id=torch.device("cpu"))
-    FullyShardedDataParallel(model, device_id=torch.device("cpu"))(**share(rank))
+def _fsdp1_head(mesh):
+    model, device = _patched(mesh), torch.device(mesh.device_type)
+    model.lm_head = FullyShardedDataParallel(model.lm_head, device_id=device)
+    FullyShardedDataParallel(model, device_id=device)(**share(mesh.get_rank(), mesh.device_type))
 
 
-def _patch_ddp(rank, mesh):
-    patch_model(DistributedDataParallel(make()))
+def _patch_ddp(mesh):
+    patch_model(DistributedDataParallel(make().to(mesh.device_type)))
 
 
 REFUSALS = {
@@ -105,27 +104,9 @@ REFUSALS = {
 }
 
 
-def _sentence(call, rank, mesh):
-    try:
-        call(rank, mesh)
-    except Exception as error:
-        return str(error)
-    return "nothing was refused"
-
-
-def main(folder: Path, rank: int) -> None:
-    """Do every training in turn."""
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), PROCESSES)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES)
-    mesh = init_device_mesh("cpu", (PROCESSES,))
-    found = {name: _train(wrap, rank, mesh) for name, wrap in TRAININGS.items()}
-    sentences = {name: _sentence(call, rank, mesh) for name, call in REFUSALS.items()}
-    if rank == 0:
-        torch.save(found, folder / "found.pt")
-        (folder / "sentences.json").write_text(json.dumps(sentences))
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+def results(device):
+    """Do every training in turn, and every call that is refused."""
+    mesh = init_device_mesh(device, (PROCESSES,))
+    trainings = ((name, partial(_train, wrap, mesh)) for name, wrap in TRAININGS.items())
+    refusals = ((name, partial(call, mesh)) for name, call in REFUSALS.items())
+    return results_of(trainings) | results_of(refusals)

@@ -1,11 +1,10 @@
-"""Losses of a head that is spread over processes, for test_vocab_parallel.py; each process saves what it found.
+"""Losses of a head that is spread over processes, for test_vocab_parallel.py.
 
 A case returns tensors by name. A name begins with how the processes' tensors make the one of a single process: each has
 a ``copy`` or, but for rounding, something ``alike``, or a ``shard`` of its classes, or a ``part`` of a sum.
 """
 
-import sys
-from pathlib import Path
+from functools import partial
 
 import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
 from torch_aclnn_ops import functional as F
@@ -15,9 +14,11 @@ from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import Vocab
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+from tests._distributed import results_of
 
 ROWS, FEATURES, CLASSES = 11, 6, 24
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -48,10 +49,11 @@ def sizes_of(split, world_size):
 class Vocabulary:
     """This process's part of the vocabulary; without ranks, the whole."""
 
-    def __init__(self, split="uneven", world_size=None, rank=0, dtype=torch.float64):
+    def __init__(self, split="uneven", world_size=None, rank=0, dtype=torch.float64, device="cpu"):
         self.sizes = (CLASSES,) if world_size is None else sizes_of(split, world_size)
         self.rank = rank
         self.dtype = dtype
+        self.device = device
         self.is_whole = world_size is None
         self.classes = slice(sum(self.sizes[:rank]), sum(self.sizes[: rank + 1]))
         self.options = {} if self.is_whole else {"process_group": dist.group.WORLD, "vocab_sizes": self.sizes}
@@ -60,7 +62,15 @@ class Vocabulary:
         """Return numbers that are the same in every dtype."""
         generator = torch.Generator().manual_seed(1000 + seed)
         drawn = scale * torch.randn(shape, generator=generator, dtype=torch.float64)
-        return drawn.bfloat16().to(self.dtype)
+        return drawn.bfloat16().to(self.dtype).to(self.device)  # torch_npu casts to float64 on a CPU only
+
+    def whole_arguments(self):
+        """Return the arguments of the whole head."""
+        return Vocabulary(dtype=self.dtype, device=self.device).arguments()
+
+    def mesh(self):
+        """Return the mesh of all processes."""
+        return dist.device_mesh.init_device_mesh(self.device, (dist.get_world_size(),))
 
     def arguments(self, grad=True):
         """Return input, this process's weight and bias, and targets of which two are ignored."""
@@ -72,7 +82,7 @@ class Vocabulary:
             self.draw(CLASSES, FEATURES, seed=2)[self.classes].clone(),
             self.draw(CLASSES, seed=3)[self.classes].clone(),
         )
-        return *(tensor.requires_grad_(grad) for tensor in tensors), target
+        return *(tensor.requires_grad_(grad) for tensor in tensors), target.to(self.device)
 
     def sum(self, part):
         """Add up what the processes have, with derivatives."""
@@ -93,7 +103,8 @@ class Vocabulary:
 
 def soft(vocabulary):
     """Return probabilities."""
-    return vocabulary.draw(ROWS, CLASSES, seed=4).double().softmax(1).bfloat16().to(vocabulary.dtype)
+    logits = vocabulary.draw(ROWS, CLASSES, seed=4).cpu().double()
+    return logits.softmax(1).bfloat16().to(vocabulary.dtype).to(vocabulary.device)
 
 
 # Options of the function; the values that are functions make the option of the vocabulary.
@@ -127,7 +138,11 @@ OPTIONS = {
     },
     "shift": {"shift": 1, "outputs": ("logsumexp", "log_probabilities"), "reduction": "none"},
     "chunks": {"chunk_size": 4, "label_smoothing": 0.1},
-    "nothing counts": {"ignore_index": 7, "target": lambda vocabulary: torch.full((ROWS,), 7), "reduction": "sum"},
+    "nothing counts": {
+        "ignore_index": 7,
+        "target": lambda vocabulary: torch.full((ROWS,), 7, device=vocabulary.device),
+        "reduction": "sum",
+    },
     "everything": {
         "outputs": ("log_probabilities", "entropy", "z_loss", "predicted_tokens"),
         "weight": lambda vocabulary: vocabulary.draw(CLASSES, seed=5).abs(),
@@ -140,13 +155,19 @@ OPTIONS = {
 }
 
 
-def gradients(vocabulary, name, bias=True, **more):
-    """Return the results of a call and its gradients."""
+def _call(vocabulary, name, bias=True, **more):
+    """Return the arguments to differentiate by, and the call with some options."""
     options = {key: make(vocabulary) if callable(make) else make for key, make in OPTIONS[name].items()}
     input, weight, linear_bias, target = vocabulary.arguments()
     target = options.pop("target", target)
     arguments = (input, weight, linear_bias) if bias else (input, weight)
-    results, total = vocabulary.loss(input, weight, linear_bias if bias else None, target, **options, **more)
+    return arguments, partial(vocabulary.loss, input, weight, linear_bias if bias else None, target, **options, **more)
+
+
+def gradients(vocabulary, name, bias=True, **more):
+    """Return the results of a call and its gradients."""
+    arguments, call = _call(vocabulary, name, bias, **more)
+    results, total = call()
     found = torch.autograd.grad(total, arguments)
     names = ("copy.input", "shard.weight", "shard.bias")
     return {f"copy.{i}": one for i, one in enumerate(results)} | dict(zip(names, found, strict=False))
@@ -177,7 +198,7 @@ def positions(vocabulary):
     """A K-dimensional loss, one head for each position."""
     input, target = (
         vocabulary.draw(4, FEATURES, seed=1).requires_grad_(),
-        torch.tensor([[0, 23], [5, -100], [9, 1], [4, 2]]),
+        torch.tensor([[0, 23], [5, -100], [9, 1], [4, 2]], device=vocabulary.device),
     )
     weight = vocabulary.draw(CLASSES, 2, FEATURES, seed=2)[vocabulary.classes].clone().requires_grad_()
     results, total = vocabulary.loss(input, weight, None, target)
@@ -261,7 +282,8 @@ def _as_function(vocabulary, **options):
         result = F.linear_cross_entropy(input, weight, target, linear_bias=bias, **vocabulary.options, **options)
         if isinstance(result, torch.Tensor):
             return result
-        return result.loss + (result.entropy * torch.arange(ROWS)).sum() - result.log_probabilities.square().sum()
+        factors = torch.arange(ROWS, device=vocabulary.device)
+        return result.loss + (result.entropy * factors).sum() - result.log_probabilities.square().sum()
 
     return function, arguments
 
@@ -304,10 +326,9 @@ def batched(vocabulary):
 
 def distributed_tensors(vocabulary):
     """A head and bias that are DTensors sharded by classes, and an input that is a DTensor all processes have."""
-    arguments = Vocabulary(dtype=vocabulary.dtype).arguments()
-    *arguments, target = arguments
+    *arguments, target = vocabulary.whole_arguments()
     if not vocabulary.is_whole:
-        mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+        mesh = vocabulary.mesh()
         placements = ([Replicate()], [Shard(0)], [Shard(0)])
         arguments = [
             distribute_tensor(one.detach(), mesh, placement).requires_grad_()
@@ -324,10 +345,10 @@ def distributed_tensors(vocabulary):
 
 def distributed_head_and_a_group(vocabulary):
     """A head that is a DTensor, and a group that says what its shards are, of an equal mesh."""
-    input, weight, _, target = Vocabulary(dtype=vocabulary.dtype).arguments()
+    input, weight, _, target = vocabulary.whole_arguments()
     options = {}
     if not vocabulary.is_whole:
-        mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+        mesh = vocabulary.mesh()
         weight = distribute_tensor(weight.detach(), mesh, [Shard(0)]).requires_grad_()
         options["process_group"] = dist.new_group(range(dist.get_world_size()))
     loss = F.linear_cross_entropy(input, weight, target, **options)
@@ -338,14 +359,14 @@ def distributed_head_and_a_group(vocabulary):
 
 def module_with_a_distributed_head(vocabulary):
     """A LinearCrossEntropyLoss whose linear layer is cut by classes."""
-    input, weight, _, target = Vocabulary(dtype=vocabulary.dtype).arguments()
+    input, weight, _, target = vocabulary.whole_arguments()
     module = nn.LinearCrossEntropyLoss(FEATURES, CLASSES, dtype=vocabulary.dtype, label_smoothing=0.1)
     with torch.no_grad():
         module.linear.weight.copy_(weight)
     if vocabulary.is_whole:
         loss = module(input, target)
     else:
-        mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+        mesh = vocabulary.mesh()
         parallelize_module(module, mesh, {"linear": ColwiseParallel()})
         loss = module(input, target, process_group=mesh.get_group())
     loss.backward()
@@ -356,15 +377,16 @@ def module_with_a_distributed_head(vocabulary):
 
 def partial_gradient_of_a_distributed_input(vocabulary):
     """The input's gradient is a DTensor that says it is a part."""
-    input, weight, _, target = Vocabulary(dtype=vocabulary.dtype).arguments()
+    input, weight, _, target = vocabulary.whole_arguments()
     if vocabulary.is_whole:
-        return {"copy.input": torch.autograd.grad(F.linear_cross_entropy(input, weight, target), input)[0]}
-    mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+        return {"part.input": torch.autograd.grad(F.linear_cross_entropy(input, weight, target), input)[0]}
+    mesh = vocabulary.mesh()
     weight = distribute_tensor(weight.detach(), mesh, [Shard(0)])
     input = DTensor.from_local(input.detach(), mesh, [Replicate()]).requires_grad_()
     loss = F.linear_cross_entropy(input, weight, target, reduce_input_grad=False)
     (gradient,) = torch.autograd.grad(loss, input)
-    return {"copy.input": gradient.full_tensor()}
+    assert gradient.placements == (Partial(),)
+    return {"part.input": gradient.to_local()}
 
 
 def compiled(vocabulary):
@@ -390,7 +412,7 @@ def groups_of_some_processes(vocabulary):
         everyone = [list(range(start, world_size, 2)) for start in range(min(world_size, 2))]
         groups = [dist.new_group(ranks) for ranks in everyone]
         group, ranks = groups[vocabulary.rank % 2], everyone[vocabulary.rank % 2]
-        vocabulary = Vocabulary("uneven", len(ranks), ranks.index(vocabulary.rank))
+        vocabulary = Vocabulary("uneven", len(ranks), ranks.index(vocabulary.rank), device=vocabulary.device)
         vocabulary.options["process_group"] = group
     found = gradients(vocabulary, "everything")
     # Groups of different sizes round differently.
@@ -411,10 +433,10 @@ def checkpointed(vocabulary):
 
 def without_rows(vocabulary):
     """An input of no rows."""
-    *arguments, _ = vocabulary.arguments()
-    input = arguments[0].detach()[:0].requires_grad_()
-    results, total = vocabulary.loss(input, *arguments[1:], torch.ones(0, dtype=torch.int64), **_RICH, reduction="sum")
-    found = torch.autograd.grad(total, (input, *arguments[1:]))
+    input, *head, target = vocabulary.arguments()
+    input = input.detach()[:0].requires_grad_()
+    results, total = vocabulary.loss(input, *head, target[:0], **_RICH, reduction="sum")
+    found = torch.autograd.grad(total, (input, *head))
     names = ("copy.input", "shard.weight", "shard.bias")
     return {"copy.loss": results[0], **dict(zip(names, found, strict=True))}
 
@@ -423,7 +445,7 @@ def autocast(vocabulary):
     """Matrix products in bfloat16, of tensors in float32."""
     vocabulary.dtype = torch.float32
     input, weight, bias, target = vocabulary.arguments()
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(vocabulary.device, torch.bfloat16):
         (loss,), _ = vocabulary.loss(input, weight, bias, soft(vocabulary), weight=vocabulary.draw(CLASSES).abs())
     (of_weight,) = torch.autograd.grad(loss, weight)
     assert loss.dtype == of_weight.dtype == torch.float32
@@ -431,18 +453,21 @@ def autocast(vocabulary):
 
 
 def number_of_collectives(vocabulary):
-    """Collectives of a forward pass, with the backward pass, and without vocab_sizes."""
+    """Collectives of a forward and a backward pass, with each of the options, and of both without vocab_sizes."""
     if vocabulary.is_whole:
-        return {"copy.numbers": torch.tensor([1, 2, 2, 3])}
-    input, weight, bias, target = vocabulary.arguments()
-    numbers = []
-    for options in (vocabulary.options, {"process_group": dist.group.WORLD}):
-        with CommDebugMode() as mode:
-            loss = F.linear_cross_entropy(input, weight, target, linear_bias=bias, label_smoothing=0.1, **options)
-            numbers.append(mode.get_total_counts())
-            loss.backward()
-            numbers.append(mode.get_total_counts())
-    return {"copy.numbers": torch.tensor(numbers)}
+        return {"copy.numbers": torch.tensor([[1, 1]] * len(OPTIONS) + [[2, 1]])}
+    numbers = [_collectives(vocabulary, name) for name in OPTIONS]
+    del vocabulary.options["vocab_sizes"]
+    return {"copy.numbers": torch.tensor([*numbers, _collectives(vocabulary, "plain")])}
+
+
+def _collectives(vocabulary, name):
+    arguments, call = _call(vocabulary, name)
+    with CommDebugMode() as forward:
+        _, total = call()
+    with CommDebugMode() as backward:
+        torch.autograd.grad(total, arguments)
+    return forward.get_total_counts(), backward.get_total_counts()
 
 
 FUNCTIONS = (
@@ -496,21 +521,10 @@ CASES |= {
 CASES["autocast"] = (autocast, "uneven", "bfloat16")
 
 
-def main(folder: str, rank: str, world_size: str) -> None:
+def results(device):
     """Run all cases as one of the processes."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=int(rank), world_size=int(world_size))
-    results = {}
-    for name, (function, split, dtype) in CASES.items():
-        try:
-            found = function(Vocabulary(split, int(world_size), int(rank), DTYPES[dtype]))
-            results[name] = {key: value.detach() for key, value in found.items()}
-        except Exception as error:  # told by the test of the case
-            results[name] = f"{type(error).__name__}: {error}"
-        dist.barrier()
-    torch.save(results, Path(folder, f"{rank}.pt"))
-    dist.destroy_process_group()
 
+    def case(function, split, dtype):
+        return lambda: function(Vocabulary(split, dist.get_world_size(), dist.get_rank(), DTYPES[dtype], device))
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return results_of((name, case(*made)) for name, made in CASES.items())

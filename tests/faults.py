@@ -141,6 +141,33 @@ KNOWN = (
         "To wait for an operator torch_npu asks whether a graph is captured. Where that fails, the operator has run,"
         " and the exception looks like that of one which has not: a step count may be one ahead of its parameter.",
     ),
+    Known(
+        "the watchdog ends the process",
+        r".*",
+        r"HcclGetCommAsyncError|aclrtQueryEventStatus",
+        r"(?s)the process ends by SIGABRT: .*HCCL watchdog thread terminated with exception.*",
+        r"",
+        "A thread of torch_npu's process group looks once a second whether its work has failed. What fails there ends"
+        " the process, as on a device.",
+    ),
+    Known(
+        "the process group's threads and events",
+        r".*",
+        r"aclrtSetDevice|aclrtDestroyEvent|aclrtRecordEvent",
+        rf"no exception, then another: FORCE STOP\.|no exception, {ENDS}|one exception, and left: \d+ aclrtEvent",
+        r"(LaunchRecordTask.*)?",
+        "What fails on a thread of torch_npu's process group, or where it destroys an event, is told late or not at"
+        " all.",
+    ),
+    Known(
+        "the process group stays",
+        r".*",
+        r"aclrtSynchronizeStreamWithTimeout",
+        r"one exception, then another: trying to initialize the default process group twice!",
+        r"synchronize:.*",
+        "torch_npu waits for its streams before a process group is destroyed. Where that raises, torch keeps the"
+        " group.",
+    ),
 )
 
 

@@ -27,6 +27,10 @@ def _run_python(*arguments: str, cwd: pathlib.Path | None = None) -> subprocess.
     return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, cwd=cwd)
 
 
+def _torchrun(ranks: int, *arguments: str) -> subprocess.CompletedProcess:
+    return _run_python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *arguments)
+
+
 def _losses(output: pathlib.Path) -> list[tuple[str, ...]]:
     with (output / "loss.csv").open() as file:
         return [(row["training"], row["validation"], row["validation_ema"]) for row in csv.DictReader(file)]
@@ -118,15 +122,7 @@ def test_a_resumed_run_continues_bit_for_bit(reference_run, output):
 
 def test_two_processes_with_half_of_the_head_each_train_as_one(reference_run, output):
     options = (*SMALL, "--output", str(output))
-    runner = (
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        str(ROOT / "examples/train_lm.py"),
-    )
-    result = _run_python(*runner, *options, "--vocab-parallel", "--stop-at", "12")
+    result = _torchrun(2, str(ROOT / "examples/train_lm.py"), *options, "--vocab-parallel", "--stop-at", "12")
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("training loss") == 1  # one process prints
     assert len(_losses(output)) == 12
@@ -140,18 +136,20 @@ def test_two_processes_with_half_of_the_head_each_train_as_one(reference_run, ou
     )
 
 
+def test_two_processes_with_npus_and_half_of_the_head_each_train_as_one_with_a_cpu(reference_run, output):
+    options = (*SMALL, "--stop-at", "12", "--device", "npu", "--vocab-parallel", "--output", str(output))
+    result = _torchrun(2, "-m", "torch_aclnn_ops.host_npu", str(ROOT / "examples/train_lm.py"), *options)
+    assert result.returncode == 0, result.stderr
+    assert "x aclnnApplyFusedEmaAdam" in result.stdout
+    for mine, theirs in zip(_losses(output), _losses(reference_run[0])[:12], strict=True):
+        assert float(mine[0]) == pytest.approx(float(theirs[0]), rel=_ROUNDING["float32"])
+
+
 def test_several_processes_continue_the_checkpoint_of_one(reference_run, output):
     options = (*SMALL, "--output", str(output))
     assert _run("train_lm.py", *options, "--stop-at", "17").returncode == 0
-    runner = (
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "3",
-        str(ROOT / "examples/train_lm.py"),
-    )
-    result = _run_python(*runner, *options, "--vocab-parallel", "--resume", "--stop-at", "20")
+    program = str(ROOT / "examples/train_lm.py")
+    result = _torchrun(3, program, *options, "--vocab-parallel", "--resume", "--stop-at", "20")
     assert result.returncode == 0, result.stderr
     for mine, theirs in zip(_losses(output), _losses(reference_run[0])[:20], strict=True):
         assert float(mine[0]) == pytest.approx(float(theirs[0]), rel=_ROUNDING["float32"])
@@ -176,7 +174,7 @@ def test_bfloat16_matrix_products_train_too(output):
         (["--ema-decay", "1"], "argument --ema-decay: must be a number from 0 up to but not including 1, got '1'"),
         (["--width", "30", "--heads", "4"], "width must be a multiple of twice heads, which is 8, got 30"),
         (["--resume"], "there is no checkpoint"),
-        (["--vocab-parallel"], "needs torchrun: torchrun --nproc-per-node 2 examples/train_lm.py --vocab-parallel"),
+        (["--vocab-parallel"], "several processes need torchrun: torchrun --nproc-per-node 2"),
     ],
 )
 def test_a_wrong_option_is_refused(options, sentence, output, monkeypatch, capsys):
@@ -223,7 +221,7 @@ def test_the_first_example_learns_with_averages_on_a_cpu(capsys):
     runpy.run_path(str(ROOT / "examples/drop_in.py"))
     *_, shown = capsys.readouterr().out.partition("Shown: 200 steps on cpu bring the loss from ")
     by_frequency, raw, averaged = map(float, re.findall(r"\d+\.\d\d", shown))
-    assert averaged < by_frequency - 1 and raw < by_frequency - 1
+    assert averaged < raw < by_frequency - 1
     assert "; 0 operators of CANN were launched" in shown
 
 
@@ -234,7 +232,7 @@ from pathlib import Path
 from torch_aclnn_ops import host_npu
 
 drop_in, own_operator = sys.argv[1:]
-Path("drop_in.py").write_text(Path(drop_in).read_text().replace("= 200, 256, 8,", "= 10, 32, 8,"))
+Path("drop_in.py").write_text(Path(drop_in).read_text().replace("= 200, 64, 8,", "= 10, 32, 8,"))
 Path("README.md").write_text("text " * 100)
 os.mkdir("examples")
 os.rename("drop_in.py", "examples/drop_in.py")
@@ -294,3 +292,9 @@ def test_the_digits_under_lightning_beat_their_baseline_and_go_on_from_the_check
         result = _run("lightning_digits.py", *options, "--output", str(tmp_path))
         assert result.returncode == 0, result.stdout + result.stderr
         assert "Shown: Lightning validates averaged weights and saves them in its checkpoints" in result.stdout
+
+
+def test_shards_of_two_processes_learn_and_their_averages_are_swapped_in_and_out(output):
+    result = _torchrun(2, str(ROOT / "examples/fsdp2.py"), "--steps", "30", "--width", "32", "--output", str(output))
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("validation loss") == 1  # one process prints

@@ -1,48 +1,46 @@
 """FusedEmaAdam in 2 and 3 processes: the weights and averages of one process."""
 
-from __future__ import annotations
-
-import json
-import subprocess
-import sys
-from pathlib import Path
-
-from torch_aclnn_ops.optim import FusedEmaAdam
+from functools import cache
 
 import pytest
+import torch
 
-from tests import _optim_distributed as trainings
+from tests import _optim_distributed as cases
+from tests._distributed import DEVICES, run
+
+TOLERANCE = {"cpu": 1e-12, "npu": 2e-6}
+
+
+@pytest.fixture(scope="module", params=[(device, world_size) for device in DEVICES for world_size in (2, 3)], ids=str)
+def row(request):
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def expected():
-    model = trainings.make_model()
-    optimizer = FusedEmaAdam(model.parameters(), **trainings.OPTIONS)
-    trainings.train(model, optimizer, range(6))
-    return trainings.found(model, optimizer)
+def found(row, tmp_path_factory):
+    device, world_size = row
+    return run(cases.results, world_size, str(tmp_path_factory.mktemp("optim_distributed")), device=device)
 
 
-@pytest.fixture(scope="module", params=[2, 3], ids=lambda world_size: f"{world_size} processes")
-def results(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("distributed")
-    command = [sys.executable, "-m", "tests._optim_distributed", str(folder)]
-    processes = [
-        subprocess.Popen([*command, str(rank), str(request.param)], cwd=Path(__file__).parents[1])
-        for rank in range(request.param)
-    ]
-    try:
-        assert [process.wait(timeout=600) for process in processes] == [0] * request.param
-    finally:
-        for process in processes:
-            process.kill()
-    return json.loads((folder / "results.json").read_text())
+@cache
+def _of_one_process():
+    return cases.one_process(cases.Process())
 
 
-def _flat(nested):
-    return [number for item in nested for number in (_flat(item) if isinstance(item, list) else [item])]
+@pytest.mark.parametrize("name", cases.CASES)
+def test_weights_and_averages_are_those_of_one_process(row, found, name):
+    device, _ = row
+    weights, averages = _of_one_process()
+    for rank, of_rank in enumerate(found):
+        assert not isinstance(of_rank[name], str), of_rank[name]
+        # The first process has the averages of ZeroRedundancyOptimizer.
+        expected = weights if rank > 0 and name.startswith("zero") else [*weights, *averages]
+        for mine, theirs in zip([*of_rank[name][0], *of_rank[name][1]], expected, strict=True):
+            assert mine.dtype == cases.DTYPES[device]
+            torch.testing.assert_close(mine.double(), theirs, rtol=0, atol=TOLERANCE[device])
 
 
-@pytest.mark.parametrize("training", trainings.ALL, ids=lambda training: training.__name__)
-def test_weights_and_averages_are_those_of_one_process(results, expected, training):
-    for of_kind, expected_of_kind in zip(results[training.__name__], expected, strict=True):
-        assert _flat(of_kind) == pytest.approx(_flat(expected_of_kind), rel=0, abs=1e-12)
+def test_canns_operator_makes_the_steps_of_npus(row, found):
+    device, _ = row
+    expected = {"aclnnApplyFusedEmaAdam"} if device == "npu" else set()
+    assert [of_rank["operators"] for of_rank in found] == [expected] * len(found)

@@ -1,10 +1,6 @@
 """Patched models under PEFT, accelerate and in several processes."""
 
-import json
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 from torch_aclnn_ops.integrations.transformers import patch_model, unpatch_model
 
@@ -15,6 +11,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
 from tests import _transformers_distributed as trainings
+from tests._distributed import DEVICES, run
 from tests._language_models import CHUNK, LOGITS, Step, assert_close, make
 
 HEAD = {"r": 4, "lora_alpha": 6, "target_modules": ["lm_head", "q_proj"]}
@@ -112,32 +109,22 @@ def test_accelerate_prepares_a_patched_model(mixed_precision):
     assert "forward" not in vars(model.lm_head)
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """What each training has found in two processes."""
-    folder = tmp_path_factory.mktemp("distributed")
-    command = [sys.executable, "-m", "tests._transformers_distributed", str(folder)]
-    processes = [
-        subprocess.Popen([*command, str(rank)], cwd=Path(__file__).parents[1]) for rank in range(trainings.PROCESSES)
-    ]
-    try:
-        assert [process.wait(timeout=300) for process in processes] == [0] * trainings.PROCESSES
-    finally:
-        for process in processes:
-            process.kill()
-    return torch.load(folder / "found.pt"), json.loads((folder / "sentences.json").read_text())
+@pytest.fixture(scope="module", params=DEVICES)
+def found(request):
+    """What the first of two processes has found."""
+    return run(trainings.results, trainings.PROCESSES, device=request.param)[0]
 
 
 @pytest.mark.parametrize("training", trainings.TRAININGS)
 def test_several_processes_find_the_gradients_of_one(found, training):
-    steps, _ = found
+    assert not isinstance(found[training], str), found[training]
     model = make("gemma2" if "tied" in training else "mixtral" if "experts" in training else "llama")
     total = sum(Step(model, **trainings.share(rank)).loss for rank in range(trainings.PROCESSES))
     model.zero_grad()
     for rank in range(trainings.PROCESSES):
         (model(**trainings.share(rank)).loss / trainings.PROCESSES).backward()
     tolerance = 5e-2 if "16 bits" in training else 2e-5
-    loss, largest, gradients = steps[training]
+    loss, largest, gradients = found[training]
     torch.testing.assert_close(loss, total / trainings.PROCESSES, rtol=tolerance, atol=0)
     assert largest < LOGITS / trainings.PROCESSES
     for name, wanted in model.named_parameters():
@@ -154,4 +141,4 @@ SENTENCES = {
 
 @pytest.mark.parametrize("wrapper", SENTENCES)
 def test_a_wrapper_without_whole_weights_gets_a_sentence_that_helps(found, wrapper):
-    assert re.search(SENTENCES[wrapper], found[1][wrapper])
+    assert re.search(SENTENCES[wrapper], found[wrapper])

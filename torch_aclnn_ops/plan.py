@@ -114,7 +114,7 @@ class Plan:
 
     def fewest_devices(self) -> int | None:
         """Return how many devices hold head and optimizer, by doubling tensor-parallel groups; ``None`` for none."""
-        for devices in (self.tensor_parallel * 2**power for power in range(21)):
+        for devices in (self.tensor_parallel << power for power in range(21)):
             if self.left(_costs(self.model, devices, self.tensor_parallel, self.rows)[0]) > 0:
                 return devices
         return None

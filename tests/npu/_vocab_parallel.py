@@ -1,13 +1,15 @@
-"""One of two processes with an NPU and half of a vocabulary, for test_vocab_parallel.py; saves what it found."""
+"""Losses of half of a vocabulary on one of two processes with an NPU, for test_vocab_parallel.py."""
 
-import sys
-from pathlib import Path
+from functools import partial
 
 import torch_aclnn_ops  # isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
 from torch_aclnn_ops import functional as F
+from torch_aclnn_ops import host_npu
 
 import torch
 import torch.distributed as dist
+
+from tests._distributed import results_of
 
 ROWS, FEATURES, CLASSES = 24, 16, 288
 # Number of classes of each rank, and options of the function.
@@ -20,7 +22,7 @@ CASES = {
 }
 
 
-def gradients(sizes, rank, device, options):
+def gradients(sizes, options, device, rank=None):
     """Return the loss and its gradients by input and head; without a rank, those of the whole head."""
     generator = torch.Generator().manual_seed(0)
     input = torch.randn(ROWS, FEATURES, generator=generator).bfloat16()
@@ -34,21 +36,22 @@ def gradients(sizes, rank, device, options):
     loss = F.linear_cross_entropy(input, weight, target.to(device), **options)
     found = (loss, *torch.autograd.grad(loss, (input, weight)))
     assert all(tensor.device.type == device for tensor in found)
-    return [tensor.detach().cpu() for tensor in found]
+    return found
 
 
-def main(folder: str, rank: str) -> None:
+def _counted(sizes, options, device):
+    """Return the gradients, and how often which operators of this package and which collectives were launched."""
+    before = torch_aclnn_ops.launches(), host_npu.stats().collectives
+    found = gradients(sizes, options, device, dist.get_rank())
+    torch.npu.synchronize()
+    after = torch_aclnn_ops.launches(), host_npu.stats().collectives
+    return found, *(_difference(*counts) for counts in zip(before, after, strict=True))
+
+
+def _difference(before, after):
+    return {name: n - before.get(name, 0) for name, n in after.items() if n > before.get(name, 0)}
+
+
+def results(device):
     """Run all cases as one of the processes."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=int(rank), world_size=2)
-    found = {}
-    for name, (sizes, options) in CASES.items():
-        before = torch_aclnn_ops.launches()
-        results = gradients(sizes, int(rank), "npu", options)
-        launches = {operator: n - before.get(operator, 0) for operator, n in torch_aclnn_ops.launches().items()}
-        found[name] = results, {operator: n for operator, n in launches.items() if n}
-    torch.save(found, Path(folder, f"{rank}.pt"))
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return results_of((name, partial(_counted, *case, device)) for name, case in CASES.items())

@@ -1,14 +1,11 @@
-"""A vocabulary that is spread over two processes with NPUs and a gloo group: fused operators, and the CPU's results."""
-
-import subprocess
-import sys
-from pathlib import Path
+"""A vocabulary spread over two processes with NPUs: fused operators, one packed collective, the CPU's results."""
 
 import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
 
 import pytest
 import torch
 
+from tests._distributed import run
 from tests.npu import _vocab_parallel as cases
 
 FUSED = {
@@ -25,28 +22,21 @@ LAUNCHES = {
 }
 
 
+# Gloo's tensors go through the CPU.
+@pytest.fixture(scope="module", params=["hccl", "gloo"])
+def backend(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("vocab_parallel")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.npu._vocab_parallel", str(folder), str(rank)], cwd=Path(__file__).parents[2]
-        )
-        for rank in range(2)
-    ]
-    try:
-        assert [process.wait(timeout=120) for process in processes] == [0, 0]
-    finally:
-        for process in processes:
-            process.kill()
-    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+def found(backend):
+    return run(cases.results, 2, device="npu", backend=backend)
 
 
 @pytest.mark.parametrize("name", cases.CASES)
 def test_the_results_of_one_process_on_a_cpu(found, name):
-    sizes, options = cases.CASES[name]
-    loss, of_input, of_weight = cases.gradients(sizes, None, "cpu", options)
-    of_rank = [found[rank][name][0] for rank in range(2)]
+    loss, of_input, of_weight = cases.gradients(*cases.CASES[name], "cpu")
+    of_rank = [of_case[name][0] for of_case in found]
     for rank in range(2):
         # The operators round logits to 16 bits.
         torch.testing.assert_close(of_rank[rank][0], loss, rtol=1e-4, atol=1e-4)
@@ -57,4 +47,10 @@ def test_the_results_of_one_process_on_a_cpu(found, name):
 
 @pytest.mark.parametrize("name", cases.CASES)
 def test_the_fused_operators_are_launched_where_they_serve(found, name):
-    assert [found[rank][name][1] for rank in range(2)] == LAUNCHES[name]
+    assert [of_rank[name][1] for of_rank in found] == LAUNCHES[name]
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+def test_the_forward_pass_has_one_collective_and_the_backward_pass_another(backend, found, name):
+    expected = {"HcclAllGather": 1, "HcclAllReduce": 1} if backend == "hccl" else {}
+    assert [of_rank[name][2] for of_rank in found] == [expected, expected]

@@ -27,4 +27,12 @@ std::shared_ptr<Communicator> communicator_of(HcclComm handle) {
     return communicator;
 }
 
+void require_intact(const Communicator& communicator) {
+    try {
+        communicator.throw_if_failed();
+    } catch (const Error& error) {
+        throw Refusal(communicator.failure(), error.what());
+    }
+}
+
 }  // namespace host_npu::hccl

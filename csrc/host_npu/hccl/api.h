@@ -37,8 +37,7 @@ HcclResult run_api(const char* function, Body&& body) noexcept {
     } catch (const Refusal& refusal) {
         return failed(function, refusal.result(), refusal.what());
     } catch (const Error& error) {
-        const bool is_late = error.status() == ACL_ERROR_RT_FFTS_PLUS_TIMEOUT;
-        return failed(function, is_late ? HCCL_E_TIMEOUT : HCCL_E_RUNTIME, error.what());
+        return failed(function, HCCL_E_RUNTIME, error.what());
     } catch (const std::bad_alloc&) {
         return failed(function, HCCL_E_MEMORY, "the host is out of memory");
     } catch (const std::exception& error) {
@@ -61,5 +60,8 @@ inline void require(const void* pointer, const char* argument) {
 
 // The communicator of a handle, which this process has to have made.
 std::shared_ptr<Communicator> communicator_of(HcclComm handle);
+
+// Refuses a call of a communicator that has failed before.
+void require_intact(const Communicator& communicator);
 
 }  // namespace host_npu::hccl

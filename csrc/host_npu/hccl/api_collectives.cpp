@@ -31,9 +31,10 @@ Parts equal_parts(const Communicator& communicator, std::uint64_t count) {
 }
 
 // Parts as two arrays of 64-bit integers say.
-Parts parts_of(const Communicator& communicator, const void* counts, const void* displacements, const char* name) {
-    require(counts, name);
-    require(displacements, name);
+Parts parts_of(const Communicator& communicator, const void* counts, const char* name_of_counts,
+               const void* displacements, const char* name_of_displacements) {
+    require(counts, name_of_counts);
+    require(displacements, name_of_displacements);
     Parts parts;
     for (Rank rank = 0; rank < communicator.size(); ++rank) {
         parts.push_back(
@@ -88,7 +89,7 @@ HcclResult collective(const char* function, HcclComm comm, aclrtStream stream, c
         const auto communicator = communicator_of(comm);
         Exchange exchange = make(*communicator);
         check(*communicator, exchange);
-        communicator->throw_if_failed();
+        require_intact(*communicator);
         const auto bytes = exchange.bytes_from(communicator->rank());
         const auto status = enqueue(communicator, std::move(exchange), stream);
         require(status == ACL_SUCCESS, "the stream took no work", HCCL_E_RUNTIME);
@@ -142,7 +143,7 @@ HOST_NPU_EXPORT HcclResult HcclReduceScatterV(void* sendBuf, const void* sendCou
                 0,
                 sendBuf,
                 recvBuf,
-                parts_of(all, sendCounts, sendDispls, "sendCounts or sendDispls"),
+                parts_of(all, sendCounts, "sendCounts", sendDispls, "sendDispls"),
                 same_part(all, recvCount),
                 false};
     });
@@ -191,7 +192,7 @@ HOST_NPU_EXPORT HcclResult HcclAllGatherV(void* sendBuf, uint64_t sendCount, voi
                 sendBuf,
                 recvBuf,
                 same_part(all, sendCount),
-                parts_of(all, recvCounts, recvDispls, "recvCounts or recvDispls")};
+                parts_of(all, recvCounts, "recvCounts", recvDispls, "recvDispls")};
     });
 }
 
@@ -243,8 +244,8 @@ HOST_NPU_EXPORT HcclResult HcclAlltoAllV(const void* sendBuf, const void* sendCo
                 0,
                 sendBuf,
                 const_cast<void*>(recvBuf),
-                parts_of(all, sendCounts, sdispls, "sendCounts or sdispls"),
-                parts_of(all, recvCounts, rdispls, "recvCounts or rdispls"),
+                parts_of(all, sendCounts, "sendCounts", sdispls, "sdispls"),
+                parts_of(all, recvCounts, "recvCounts", rdispls, "rdispls"),
                 false};
     });
 }

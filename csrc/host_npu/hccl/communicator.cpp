@@ -99,18 +99,19 @@ void Communicator::fail(std::int32_t acl_status, HcclResult result, const std::s
     throw Error(acl_status, text);
 }
 
-void Communicator::report_missing(const Wait& wait, Rank missing, const std::string& what, std::int32_t status,
-                                  HcclResult result) {
-    const auto& seat = board_.seat(missing);
-    auto text =
-        name_of(missing, seat) + " " + what + ": rank " + std::to_string(rank_) + " waited for it " + wait.where();
-    if (seat.state.load() >= Seat::kTaken) {
-        const auto& last = seat.activity;
-        text += "; rank " + std::to_string(missing);
-        text += last.number == 0 ? " has made no call"
-                                 : " was last in call " + std::to_string(last.number) + ", " + describe(last);
-    }
-    fail(status, result, text);
+std::string Communicator::last_call_of(Rank rank) const {
+    const auto& seat = board_.seat(rank);
+    if (seat.state.load() < Seat::kTaken) return "";
+    const auto name = "rank " + std::to_string(rank);
+    const auto& last = seat.activity;
+    if (last.number == 0) return "; " + name + " has made no call";
+    return "; " + name + " was last in call " + std::to_string(last.number) + ", " + describe(last);
+}
+
+void Communicator::report_missing(const Wait& wait, Rank missing, const std::string& what, HcclResult result) {
+    fail(ACL_ERROR_RT_FFTS_PLUS_TIMEOUT, result,
+         name_of(missing, board_.seat(missing)) + " " + what + ": rank " + std::to_string(rank_) + " waited for it " +
+             wait.where() + last_call_of(missing));
 }
 
 std::optional<std::string> Communicator::end_of(Rank rank) const {
@@ -145,7 +146,7 @@ void Communicator::await(const Wait& wait, std::vector<std::uint32_t> peers,
             continue;
         }
         throw_if_ended();
-        if (gone) report_missing(wait, gone->first, gone->second, ACL_ERROR_RT_FFTS_PLUS_TIMEOUT, HCCL_E_REMOTE);
+        if (gone) report_missing(wait, gone->first, gone->second, HCCL_E_REMOTE);
         if (looks++ < kLooks) {
             pause();
             continue;
@@ -163,8 +164,7 @@ void Communicator::await(const Wait& wait, std::vector<std::uint32_t> peers,
         }
         if (!gone && wait.limit && now - since > *wait.limit) {
             report_missing(wait, rank_of(peers.front()),
-                           "did not come within " + std::to_string(wait.limit->count()) + " s",
-                           ACL_ERROR_RT_FFTS_PLUS_TIMEOUT, HCCL_E_TIMEOUT);
+                           "did not come within " + std::to_string(wait.limit->count()) + " s", HCCL_E_TIMEOUT);
         }
     }
 }

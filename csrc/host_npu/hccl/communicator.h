@@ -23,6 +23,8 @@ enum class Step { kWaits, kMoved, kDone };
 class Lane {
   public:
     std::uint64_t take_number() { return ++issued_; }
+    // For a call that was not made after all.
+    void give_back(std::uint64_t number) { issued_.compare_exchange_strong(number, number - 1); }
     bool is_turn_of(std::uint64_t number) const { return done_.load() + 1 == number; }
     void finish(std::uint64_t number) { done_.store(number); }
 
@@ -90,8 +92,9 @@ class Communicator {
     void throw_if_ended() const;
     // What became of another rank that will do nothing more.
     std::optional<std::string> end_of(Rank rank) const;
-    void report_missing(const Wait& wait, Rank missing, const std::string& what, std::int32_t status,
-                        HcclResult result);
+    // The end of a sentence.
+    std::string last_call_of(Rank rank) const;
+    [[noreturn]] void report_missing(const Wait& wait, Rank missing, const std::string& what, HcclResult result);
 
     const Board board_;
     const Rank rank_;

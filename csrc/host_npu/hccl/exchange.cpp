@@ -156,16 +156,19 @@ std::uint64_t Exchange::bytes_from(Rank rank) const {
 std::int32_t enqueue(const std::shared_ptr<Communicator>& communicator, Exchange exchange, void* stream) {
     const auto number = communicator->collectives().take_number();
     const auto call = call_of(exchange, number);
-    return enqueue_task(communicator, call.head, stream, [communicator, exchange = std::move(exchange), call] {
-        auto& lane = communicator->collectives();
-        const auto is_turn = [&](Rank) { return lane.is_turn_of(call.head.number) ? Step::kDone : Step::kWaits; };
-        communicator->await(
-            {[&] { return where(*communicator, call.head); }, std::nullopt}, {communicator->rank()},
-            [](Rank rank) { return rank; }, is_turn);
-        Transfer(*communicator, exchange).run(call);
-        lane.finish(call.head.number);
-        communicator->ring(communicator->rank());
-    });
+    const auto status =
+        enqueue_task(communicator, call.head, stream, [communicator, exchange = std::move(exchange), call] {
+            auto& lane = communicator->collectives();
+            const auto is_turn = [&](Rank) { return lane.is_turn_of(call.head.number) ? Step::kDone : Step::kWaits; };
+            communicator->await(
+                {[&] { return where(*communicator, call.head); }, std::nullopt}, {communicator->rank()},
+                [](Rank rank) { return rank; }, is_turn);
+            Transfer(*communicator, exchange).run(call);
+            lane.finish(call.head.number);
+            communicator->ring(communicator->rank());
+        });
+    if (status != ACL_SUCCESS) communicator->collectives().give_back(number);
+    return status;
 }
 
 }  // namespace host_npu::hccl

@@ -27,7 +27,7 @@ void add_to_group(Batch batch) {
 }
 
 void launch(const Batch& batch, Function function) {
-    batch.communicator->throw_if_failed();
+    require_intact(*batch.communicator);
     const auto status = enqueue(batch.communicator, function, batch.messages, batch.stream);
     require(status == ACL_SUCCESS, "the stream took no work", HCCL_E_RUNTIME);
 }

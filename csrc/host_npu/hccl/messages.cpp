@@ -11,6 +11,10 @@
 namespace host_npu::hccl {
 namespace {
 
+Lane& lane_of(Communicator& communicator, const Message& message) {
+    return message.is_send ? communicator.sends_to(message.peer) : communicator.receives_from(message.peer);
+}
+
 // One side of a message, on its way.
 class Side {
   public:
@@ -18,7 +22,7 @@ class Side {
         : communicator_(communicator),
           message_(message),
           head_(head(message, number)),
-          lane_(message.is_send ? communicator.sends_to(message.peer) : communicator.receives_from(message.peer)),
+          lane_(lane_of(communicator, message)),
           from_(message.is_send ? communicator.rank() : message.peer),
           to_(message.is_send ? message.peer : communicator.rank()),
           own_(message.is_send ? channel().sender : channel().receiver),
@@ -130,16 +134,18 @@ void run(Communicator& communicator, const std::vector<Message>& messages, const
 std::int32_t enqueue(const std::shared_ptr<Communicator>& communicator, Function function,
                      const std::vector<Message>& messages, void* stream) {
     std::vector<std::uint64_t> numbers;
-    for (const auto& message : messages) {
-        auto& lane = message.is_send ? communicator->sends_to(message.peer) : communicator->receives_from(message.peer);
-        numbers.push_back(lane.take_number());
-    }
+    for (const auto& message : messages) numbers.push_back(lane_of(*communicator, message).take_number());
     auto head = Side::head(messages.front(), numbers.front());
     if (function == Function::BatchSendRecv) {
         head = {numbers.front(), function, HCCL_DATA_TYPE_RESERVED, HCCL_REDUCE_RESERVED, kNoRank, messages.size()};
     }
-    return enqueue_task(communicator, head, stream,
-                        [communicator, messages, numbers] { run(*communicator, messages, numbers); });
+    const auto status = enqueue_task(communicator, head, stream,
+                                     [communicator, messages, numbers] { run(*communicator, messages, numbers); });
+    if (status == ACL_SUCCESS) return status;
+    for (auto index = messages.size(); index-- > 0;) {
+        lane_of(*communicator, messages[index]).give_back(numbers[index]);
+    }
+    return status;
 }
 
 }  // namespace host_npu::hccl

@@ -17,7 +17,7 @@
 namespace host_npu::hccl {
 namespace {
 
-constexpr char kMagic[] = "host NPU root";
+constexpr char kMagic[] = "host_npu_root";
 
 // What a root info holds.
 struct Root {
@@ -214,6 +214,7 @@ void wait_for_all(Communicator& communicator, const HcclRootInfo& root_info) {
             [](Rank rank) { return rank; }, has_come);
     } catch (const std::exception&) {
         close_root_file(root_of(root_info).token);
+        require_intact(communicator);
         throw;
     }
     close_root_file(root_of(root_info).token);

@@ -47,7 +47,7 @@ void resize(const File& file, std::size_t bytes) {
     if (ftruncate(file.descriptor(), static_cast<off_t>(bytes)) != 0) throw_system_error("ftruncate");
 }
 
-Mapping::Mapping(const File& file, std::size_t bytes) : start_(nullptr), bytes_(bytes) {
+Mapping::Mapping(const File& file, std::size_t bytes) : start_(nullptr), bytes_(bytes), process_(getpid()) {
     void* const start = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.descriptor(), 0);
     if (start == MAP_FAILED) throw_system_error("mmap of a communicator");
     madvise(start, bytes, MADV_DONTFORK);
@@ -56,7 +56,8 @@ Mapping::Mapping(const File& file, std::size_t bytes) : start_(nullptr), bytes_(
 }
 
 Mapping::~Mapping() {
-    if (start_ != nullptr) munmap(start_, bytes_);
+    // In a forked child something else may be there.
+    if (start_ != nullptr && process_ == getpid()) munmap(start_, bytes_);
 }
 
 }  // namespace host_npu::hccl

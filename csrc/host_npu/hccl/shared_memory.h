@@ -37,7 +37,8 @@ void resize(const File& file, std::size_t bytes);
 class Mapping {
   public:
     Mapping(const File& file, std::size_t bytes);
-    Mapping(Mapping&& other) noexcept : start_(std::exchange(other.start_, nullptr)), bytes_(other.bytes_) {}
+    Mapping(Mapping&& other) noexcept
+        : start_(std::exchange(other.start_, nullptr)), bytes_(other.bytes_), process_(other.process_) {}
     Mapping& operator=(Mapping&&) = delete;
     ~Mapping();
 
@@ -46,6 +47,7 @@ class Mapping {
   private:
     std::byte* start_;
     std::size_t bytes_;
+    int process_;
 };
 
 }  // namespace host_npu::hccl

@@ -19,6 +19,9 @@ class Task {
         if (!has_run_) fail("its stream had failed before, or was destroyed", ACL_ERROR_RT_STREAM_NOT_COMPLETE);
     }
 
+    // Nobody is told that it did not run.
+    void forget() { has_run_ = true; }
+
     void run() {
         has_run_ = true;
         try {
@@ -57,7 +60,9 @@ std::string where(const Communicator& communicator, const CallHead& head) {
 std::int32_t enqueue_task(std::shared_ptr<Communicator> communicator, const CallHead& head, void* stream,
                           std::function<void()> body) {
     const auto task = std::make_shared<Task>(std::move(communicator), head, std::move(body));
-    return host_npu::enqueue(stream, name_of(head.function), [task] { task->run(); });
+    const auto status = host_npu::enqueue(stream, name_of(head.function), [task] { task->run(); });
+    if (status != ACL_SUCCESS) task->forget();
+    return status;
 }
 
 }  // namespace host_npu::hccl

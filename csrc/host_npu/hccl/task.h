@@ -12,8 +12,8 @@ namespace host_npu::hccl {
 // For instance "in call 7, AllReduce(count=8, fp32, sum), of communicator group_name_0".
 std::string where(const Communicator& communicator, const CallHead& head);
 
-// Queues `body` on `stream`, and returns an ACL status. If it fails, or the stream drops it, the communicator fails on
-// all ranks, because the others wait for this one.
+// Queues `body` on `stream`, and returns an ACL status. If the body fails, or the stream drops it, the communicator
+// fails on all ranks, because the others wait for this one.
 std::int32_t enqueue_task(std::shared_ptr<Communicator> communicator, const CallHead& head, void* stream,
                           std::function<void()> body);
 

@@ -89,7 +89,8 @@ const Case disagreements{
                 expect_equal(error, HCCL_E_REMOTE, "the asynchronous error");
                 expect_contains(recent_error().value_or("no message"), row.text);
                 // It is over with the communicator.
-                expect(all_reduce(2)(data[rank], ranks.comm(rank), ranks.stream(rank)) != 0, "a later call is taken");
+                expect_equal(all_reduce(2)(data[rank], ranks.comm(rank), ranks.stream(rank)), HCCL_E_REMOTE,
+                             "the status of a later call");
                 expect_contains(recent_error().value_or("no message"), row.text);
             }
         }
@@ -207,5 +208,21 @@ const Case injected{"collective_failures/asked_for_by_a_test", [] {
                         expect_contains(recent_error().value_or("no message"), "HcclAllReduce: asked for");
                         expect_contains(ranks.failure_of(0), "rank 1 (process ");
                     }};
+
+const Case not_queued{
+    "collective_failures/a_call_that_no_stream_takes_is_not_made", [] {
+        const Ranks ranks(2);
+        const Buffers data(kFloat, {{1}, {2}});
+        int no_stream = 0;
+        for (const auto& call : {all_reduce(1), send(1)}) {
+            expect_equal(call(data[0], ranks.comm(0), &no_stream), HCCL_E_RUNTIME, "the status");
+            recent_error();
+        }
+        ranks.each([&](auto rank) { return all_reduce(1)(data[rank], ranks.comm(rank), ranks.stream(rank)); });
+        send(1)(data[0], ranks.comm(0), ranks.stream(0));
+        receive(1)(data[1], ranks.comm(1), ranks.stream(1));
+        ranks.wait();
+        data.expect_all({3}, "the sums");
+    }};
 
 }  // namespace

@@ -1,0 +1,41 @@
+"""The processes that ``torchrun`` has started, as a group in which their devices talk to each other."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from devices import open_device
+
+BACKENDS = {"cpu": "gloo", "npu": "hccl"}
+
+
+class NoProcessesError(RuntimeError):
+    """Raised when a program was not started by ``torchrun``."""
+
+
+@contextmanager
+def processes(device: str) -> Iterator[None]:
+    """Join the processes that torchrun has started, each with a device of this name, and leave them at the end."""
+    if "RANK" not in os.environ:
+        raise NoProcessesError("several processes need torchrun: torchrun --nproc-per-node 2 PROGRAM ...")
+    open_device(device)
+    if device == "npu":
+        torch.npu.set_device(int(os.environ["LOCAL_RANK"]) % torch.npu.device_count())
+    dist.init_process_group(BACKENDS[device])
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def first_process_first(make: Callable[[], Any]) -> Any:
+    """Return what ``make`` does, which the first process calls before the others, so that they find its files."""
+    if dist.get_rank() > 0:
+        dist.barrier()
+    made = make()
+    if dist.get_rank() == 0:
+        dist.barrier()
+    return made

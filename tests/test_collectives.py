@@ -1,0 +1,115 @@
+"""Collectives of simulated NPUs: results of gloo's on CPUs, and how they end where ranks disagree, wait or die."""
+
+import os
+import re
+import signal
+
+import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
+
+import pytest
+
+from tests import _distributed, collectives
+from tests import _failing_collectives as programs
+
+if "npu" not in _distributed.DEVICES:
+    pytest.skip("the host NPU is not built", allow_module_level=True)
+
+
+# The program `python -m tests.collectives` makes 10,000 calls, in groups of 1 to 4 ranks.
+@pytest.mark.parametrize(("world_size", "devices"), [(2, 1), (3, 4)])
+def test_random_collectives_have_the_results_of_gloo(world_size, devices):
+    found = _distributed.run(collectives.compare, world_size, 0, 60, device="npu", devices=devices)
+    assert [difference for _, differences in found for difference in differences] == []
+    assert all(found[0][0][name] for name in collectives.COLLECTIVES)
+
+
+# Without it a thread of torch_npu can end the process before the exception does; a test of its own is below.
+RAISES = {"TORCH_HCCL_ASYNC_ERROR_HANDLING": "0", "HCCL_EXEC_TIMEOUT": "1", "HCCL_CONNECT_TIMEOUT": "1"}
+ALL_REDUCE = "AllReduce(count=8, fp32, sum)"
+WAITED = (
+    f"rank 0 waited for it in call 2, {ALL_REDUCE}, of communicator group_name_0;"
+    f" rank 1 was last in call 1, {ALL_REDUCE}"
+)
+_SPLITS = "AlltoAllV(send_counts=[{}], receive_counts=[4, 4], fp32)"
+
+# What every rank is told.
+DISAGREEMENTS = {
+    "other_function": f"rank 1 called Broadcast(count=8, fp32, root=0) where rank 0 called {ALL_REDUCE}",
+    "other_count": f"rank 1 called AllReduce(count=7, fp32, sum) where rank 0 called {ALL_REDUCE}",
+    "other_dtype": f"rank 1 called AllReduce(count=8, fp16, sum) where rank 0 called {ALL_REDUCE}",
+    "other_operation": f"rank 1 called AllReduce(count=8, fp32, max) where rank 0 called {ALL_REDUCE}",
+    "other_root": (
+        "rank 1 called Broadcast(count=8, fp32, root=1) where rank 0 called Broadcast(count=8, fp32, root=0)"
+    ),
+    "other_splits": (
+        f"rank 1 called {_SPLITS.format('3, 5')}, which sends 3 elements to rank 0,"
+        f" where rank 0 called {_SPLITS.format('4, 4')}, which expects 4"
+    ),
+    "shorter_message": (
+        "rank 1 called Recv(count=8, fp32, from rank 0) where rank 0 called Send(count=5, fp32, to rank 1)"
+    ),
+}
+_MESSAGE = "message 1 from rank 0 to rank 1 of communicator hccl_N"
+# What rank 0 is told, and how rank 1 ended.
+ABSENCES = {
+    "never_calls": (f"rank 1 (process N) did not come within 1 s: {WAITED}", 1),
+    "never_makes_the_communicator": (
+        "HcclCommInitRootInfoConfig: rank 1 did not come within 1 s:"
+        " rank 0 waited for it to make a communicator of communicator group_name_0",
+        1,
+    ),
+    "is_killed": (f"rank 1 (process N) died: {WAITED}", -signal.SIGKILL),
+    "is_killed_in_a_call": (
+        f"rank 1 (process N) died: rank 0 waited for it in call 3, {ALL_REDUCE}, of communicator group_name_0;"
+        " rank 1 was last in call 2, Broadcast(count=1, fp32, root=1)",
+        -signal.SIGKILL,
+    ),
+    "leaves": (f"rank 1 (process N) has destroyed the communicator: {WAITED}", 1),
+    "fails_as_asked": (f"rank 1 (process N) died: {WAITED}", 1),
+}
+
+
+def _outcomes(program, **environment):
+    found = _distributed.outcomes(
+        getattr(programs, program), 2, device="npu", environment=RAISES | environment, timeout=60
+    )
+    assert not [name for name in os.listdir("/dev/shm") if "hccl" in name or "host_npu" in name]
+    return found
+
+
+def _said(outcome):
+    text = f"{outcome.error}\n{outcome.output}"
+    return re.sub(r"hccl_\d+", "hccl_N", re.sub(r"process \d+", "process N", text))
+
+
+@pytest.mark.parametrize("program", DISAGREEMENTS)
+def test_ranks_that_disagree_are_all_told_what_each_has_called(program):
+    where = _MESSAGE if program == "shorter_message" else "call 2 of communicator group_name_0"
+    for outcome in _outcomes(program):
+        assert outcome.exit_status == 1
+        assert f": {where}: {DISAGREEMENTS[program]}\n" in _said(outcome)
+
+
+@pytest.mark.parametrize("program", ABSENCES)
+def test_a_rank_whose_partner_is_missing_is_told_which_and_where_it_was_last(program):
+    sentence, exit_status = ABSENCES[program]
+    waiting, missing = _outcomes(program)
+    assert (waiting.exit_status, missing.exit_status) == (1, exit_status)
+    assert f"{sentence}\n" in _said(waiting)
+
+
+def test_a_failure_that_was_asked_for_is_raised_where_it_was_asked_for():
+    _, failing = _outcomes("fails_as_asked")
+    assert "EZ9999: HcclAllReduce: failure asked for by a test" in failing.error
+
+
+def test_the_watchdog_of_torch_npu_ends_a_process_whose_collective_has_failed():
+    # Rank 1 is late, and sleeps when the watchdog finds that rank 0 no longer waits.
+    _, late = _outcomes("never_calls", TORCH_HCCL_ASYNC_ERROR_HANDLING="1")
+    assert late.exit_status == -signal.SIGABRT
+    assert f"HCCL watchdog thread terminated with exception: EZ9999: {ABSENCES['never_calls'][0]}" in _said(late)
+
+
+def test_groups_that_were_left_leave_no_file_thread_or_memory():
+    for first, last in _distributed.run(programs.makes_groups, 2, device="npu"):
+        assert first == last

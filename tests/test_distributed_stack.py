@@ -1,0 +1,38 @@
+"""torch.distributed on simulated NPUs with hccl: what it finds on CPUs with gloo."""
+
+import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
+
+import pytest
+import torch
+
+from tests import _distributed
+from tests import _distributed_stack as stack
+
+if "npu" not in _distributed.DEVICES:
+    pytest.skip("the host NPU is not built", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """What the cases find, by world size and device."""
+    found = {}
+
+    def of(world_size, device):
+        if (world_size, device) not in found:
+            folder = str(tmp_path_factory.mktemp("checkpoints"))
+            found[world_size, device] = _distributed.run(
+                stack.results, world_size, folder, world_size, device=device, devices=world_size // 2
+            )
+        return found[world_size, device]
+
+    return of
+
+
+CASES = [(world_size, case.__name__) for world_size, cases in stack.CASES.items() for case in cases]
+
+
+@pytest.mark.parametrize(("world_size", "case"), CASES)
+def test_npus_find_what_cpus_find(results, world_size, case):
+    for of_npu, of_cpu in zip(results(world_size, "npu"), results(world_size, "cpu"), strict=True):
+        assert not isinstance(of_npu[case], str), of_npu[case]
+        torch.testing.assert_close(of_npu[case], of_cpu[case], rtol=1e-5, atol=1e-6)

@@ -1,0 +1,118 @@
+"""What docs/distributed.md says of every function of HCCL that torch_npu looks up."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
+from torch_aclnn_ops import _torch_npu
+from torch_aclnn_ops.host_npu import _libraries
+
+import pytest
+
+from tests import _distributed, _hccl_calls
+
+if "npu" not in _distributed.DEVICES:
+    pytest.skip("the host NPU is not built", allow_module_level=True)
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT.joinpath("docs/distributed.md").read_text()
+# By function: what becomes of it, and the test that shows it.
+TABLE = {
+    function: (kind, test)
+    for functions, kind, test in re.findall(
+        r"^\| ((?:`Hc\w+`(?:, )?)+) \|[^|]*\| ([^|]*) \| (.*) \|$", PAGE, re.MULTILINE
+    )
+    for function in re.findall(r"\w+", functions)
+}
+REFUSED = [function for function, (kind, _) in TABLE.items() if kind == "refused"]
+# They are called with the environment or at the moment that the key says.
+SPECIAL = {
+    "a rank table": {"HcclCommInitClusterInfoConfig", "HcclCreateSubCommConfig"},
+    "several roots": {"HcclGetRootInfoScalable", "HcclCommInitRootInfoScalable"},
+    "always": {"HcclGetCommConfigCapability", "HcclGetCommAsyncError"},
+    "never by a group": {"HcclCommInitAll", "HcclCommInitRootInfo"},
+}
+SCALABLE = {"ROOTINFO_SCALABLE_ENABLE": "1", "TORCH_HCCL_RANKS_PER_ROOT": "1"}
+
+
+def _exported():
+    found = []
+    for name in ("hccl", "hcomm"):
+        symbols = subprocess.run(
+            ["nm", "-D", "--defined-only", _libraries._path(name)], capture_output=True, text=True, check=True
+        )
+        found += re.findall(r" T (Hc\w+)", symbols.stdout)
+    return found
+
+
+def _bound():
+    """Return the names of functions in torch_npu's library; it also has names of its own that begin as these do."""
+    library = _torch_npu.library()
+    headers = library.parents[1] / "include"
+    declarations = "".join(
+        (headers / path).read_text()
+        for path in ("third_party/hccl/inc/hccl/hccl.h", "torch_npu/csrc/distributed/HcclCompile.h")
+    )
+    declared = set(re.findall(r"\b(Hc(?:cl|omm)[A-Z]\w+)\(|(?:libhcomm, |FUNCTION\()(Hc\w+)\)", declarations))
+    names = {name.decode() for name in re.findall(rb"\0(Hc(?:cl|omm)[A-Z]\w+)(?=\0)", library.read_bytes())}
+    return names & {name for pair in declared for name in pair}
+
+
+def test_the_table_has_every_function_that_torch_npu_looks_up():
+    if "HcclCommSymWinRegister" not in _bound():
+        pytest.skip("another version of torch_npu than the table's")
+    assert TABLE.keys() == _bound()
+
+
+def test_what_can_be_reached_is_exported():
+    assert {function for function in TABLE if not function.startswith("Hcomm")} <= set(_exported())
+
+
+@pytest.mark.parametrize(("file", "name"), sorted(set(re.findall(r"`(test_\w+)` `(\w+)`", PAGE))))
+def test_each_row_names_a_test(file, name):
+    assert f"def test_{name}(" in ROOT.joinpath("tests", f"{file}.py").read_text()
+
+
+@pytest.fixture(scope="module")
+def called():
+    """Which functions each call of torch makes, by rank."""
+    return _distributed.run(_hccl_calls.functions, 2, device="npu")
+
+
+def test_calls_of_torch_reach_the_functions_of_the_table(called):
+    assert not [error for of_rank in called for _, error in of_rank.values() if error]
+    by_calls = {name for of_rank in called for names, _ in of_rank.values() for name in names}
+    scalable = _distributed.run(_hccl_calls.functions, 2, device="npu", environment=SCALABLE)
+    roots = {name for of_rank in scalable for names, _ in of_rank.values() for name in names}
+    simulated = {name for name, (kind, _) in TABLE.items() if kind == "simulated"}
+    assert by_calls - SPECIAL["always"] == simulated - set().union(*SPECIAL.values())
+    assert roots - by_calls - SPECIAL["always"] == SPECIAL["several roots"]
+
+
+def test_a_rank_table_is_refused_and_root_infos_serve(tmp_path, called):
+    table = tmp_path / "table.json"
+    table.write_text('{"version": "1.0", "server_count": "1", "server_list": [], "status": "completed"}')
+    found = _distributed.run(_hccl_calls.functions, 2, device="npu", environment={"RANK_TABLE_FILE": str(table)})
+    for of_rank, without in zip(found, called, strict=True):
+        names, others = ({name for made, _ in each.values() for name in made} for each in (of_rank, without))
+        assert names - others - SPECIAL["always"] == SPECIAL["a rank table"]
+        assert not [error for _, error in of_rank.values() if error]
+
+
+def test_what_is_refused_says_so():
+    [found] = _distributed.run(_hccl_calls.answers, 1, REFUSED, device="npu", backend="")
+    for function, (status, message) in found.items():
+        assert status == 5, function
+        assert message.startswith(f"EZ9999: {function}: the host NPU does not simulate ")
+
+
+def test_what_has_no_status_is_answered():
+    [found] = _distributed.run(_hccl_calls.answers, 1, ["HcclGetCommConfigCapability"], device="npu", backend="")
+    capability, message = found["HcclGetCommConfigCapability"]
+    assert capability == 12 and not message  # HCCL_COMM_CONFIG_RESERVED
+
+
+def test_the_allocator_of_hccl_wants_another_cann():
+    [found] = _distributed.run(_hccl_calls.allocator, 1, device="npu")
+    assert found.startswith("HCCL mem allocator requires CANN 9.2.0 or later")
