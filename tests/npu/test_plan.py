@@ -17,7 +17,7 @@ from tests.npu import _plan as program
 
 # torch_npu's allocator gives each large tensor up to a mebibyte more than is asked for: a gradient, and the workspace.
 MORE = 2 * 2**20 + 2**18
-SHAPES = [(1024, 256, 4096), (512, 512, 8192), (2048, 128, 4096)]  # rows, features, classes
+SHAPES = [(1024, 256, 4096), (512, 512, 8192)]  # rows, features, classes
 
 
 def _allocated(at_most=0):
@@ -68,7 +68,7 @@ def _optimizer(kind, parameters, number=8):
 
 @pytest.mark.parametrize("side, kind, average", [("others", torch.optim.AdamW, 4), ("ours", FusedEmaAdam, 0)])
 def test_the_states_and_a_step_of_the_optimizer_take_what_the_formula_says(side, kind, average):
-    parameters = 2**22
+    parameters = 2**21
     expected = getattr(plan(Model(1, 1, parameters), 1), side)
     before, states = _allocated(), expected.states - average * parameters
     optimizer = _optimizer(kind, parameters)
