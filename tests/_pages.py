@@ -47,7 +47,18 @@ def blocks(page: str) -> list[Block]:
 
 def new_side(diff: str) -> str:
     """Return what a diff leaves in the file."""
-    return "".join(line[1:] for line in diff.splitlines(keepends=True) if not line.startswith("-"))
+    return _side(diff, "-")
+
+
+def old_side(diff: str) -> str:
+    """Return what a diff looks for in the file."""
+    return _side(diff, "+")
+
+
+def _side(diff: str, left_out: str) -> str:
+    # Empty lines have lost the space before them.
+    lines = diff.splitlines(keepends=True)
+    return "".join(line[1:] or "\n" for line in lines if not line.startswith(left_out))
 
 
 def run(block: Block, names: dict[str, object]) -> None:

@@ -8,14 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests._pages import ROOT, blocks, new_side
+from tests._pages import ROOT, blocks, new_side, old_side
 
 PAGE = "docs/add_an_operator.md"
 STEPS = [block for block in blocks(PAGE) if block.title]
-
-
-def old_side(diff: str) -> str:
-    return "".join(line[1:] or "\n" for line in diff.splitlines(keepends=True) if not line.startswith("+"))
 
 
 def apply(sources: Path) -> None:
