@@ -56,7 +56,6 @@ __all__ = [
     "legacy_get_string",
     "linear_cross_entropy",
     "load_tables_of_functions",
-    "log_softmax_backward",
     "modules_sharded_with",
     "native_binary_cross_entropy",
     "native_mse_loss",
@@ -121,7 +120,6 @@ try:
     native_binary_cross_entropy: Callable[..., Tensor] = torch._C._nn.binary_cross_entropy
     foreach_add_, foreach_copy_, foreach_lerp_ = torch._foreach_add_, torch._foreach_copy_, torch._foreach_lerp_
     fused_adam_, fused_adamw_ = torch._fused_adam_, torch._fused_adamw_
-    log_softmax_backward = torch._log_softmax_backward_data
     if torch.distributed.is_available():
         import torch.distributed._functional_collectives  # registers the operators of c10d_functional
 except (AttributeError, ImportError) as error:

@@ -1,6 +1,19 @@
+#include <ATen/ops/_log_softmax_backward_data.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/log_softmax.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/nll_loss_backward.h>
+#include <ATen/ops/nll_loss_forward.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <array>
+#include <tuple>
 
 #include "launch.h"
 #include "register.h"
@@ -127,6 +140,102 @@ std::tuple<at::Tensor, at::Tensor> FusedLinearCrossEntropyLossGrad::run(
     return {std::move(input_grad), std::move(weight_grad)};
 }
 
+// A loss in few launches, and what its gradients need.
+struct SmallLoss {
+    at::Tensor loss, total_weight, log_probabilities, input, target;
+};
+
+SmallLoss small_loss(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& target, int64_t ignore_index,
+                     int64_t reduction) {
+    const at::Tensor ignored = target.eq(ignore_index);
+    at::Tensor safe_target = at::where(ignored, target, target.clamp(0, weight.size(0) - 1));
+    // A device does not stop for a wrong index, so its row is divided by 0, which makes the loss nan.
+    at::Tensor safe_input = input.div(safe_target.eq(target).unsqueeze(1)).masked_fill_(ignored.unsqueeze(1), 0);
+    at::Tensor log_probabilities = at::log_softmax(at::linear(safe_input, weight), 1);
+    auto [loss, total_weight] = at::nll_loss_forward(log_probabilities, safe_target, {}, reduction, ignore_index);
+    return {std::move(loss), std::move(total_weight), std::move(log_probabilities), std::move(safe_input),
+            std::move(safe_target)};
+}
+
+// The autograd function of a small scalar loss for eager calls, whose logits may all be held.
+struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
+    static constexpr auto name = "linear_cross_entropy";
+    using Gradients = std::array<at::Tensor, 2>;  // by input and weight
+    using Context = torch::autograd::AutogradContext;
+
+    static at::Tensor call(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& target,
+                           int64_t ignore_index, int64_t reduction) {
+        return apply(input, weight, target, ignore_index, reduction);
+    }
+
+    static at::Tensor forward(Context* context, const at::Tensor& input, const at::Tensor& weight,
+                              const at::Tensor& target, int64_t ignore_index, int64_t reduction) {
+        const at::AutoDispatchBelowAutograd below;
+        const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
+        SmallLoss made = small_loss(input, weight, target, ignore_index, reduction);
+        context->save_for_backward(
+            {input, weight, target, made.total_weight, made.log_probabilities, made.input, made.target});
+        context->saved_data["options"] = std::tuple(ignore_index, reduction);
+        return std::move(made.loss);
+    }
+
+    static torch::autograd::variable_list backward(Context* context,
+                                                   const torch::autograd::variable_list& grad_outputs) {
+        const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
+        const at::Tensor& grad_loss = grad_outputs[0];
+        // Where vmap runs over it, the samples' gradients are products with those of a loss whose own is 1.
+        constexpr c10::DispatchKeySet transforms(
+            {c10::DispatchKey::Batched, c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper});
+        const bool is_transformed = grad_loss.key_set().has_any(transforms);
+        const torch::autograd::variable_list saved = context->get_saved_variables();
+        const at::Tensor grad = is_transformed ? at::ones({}, saved[0].options()) : grad_loss;
+        auto gradients = at::GradMode::is_enabled() ? differentiable_gradients(context, saved, grad)
+                                                    : gradients_of_saved(context, saved, grad);
+        for (at::Tensor& gradient : gradients) {
+            if (is_transformed && gradient.defined()) {
+                gradient = gradient.mul(grad_loss);
+            }
+        }
+        return {gradients[0], gradients[1], at::Tensor(), at::Tensor(), at::Tensor()};
+    }
+
+  private:
+    static std::tuple<int64_t, int64_t> options(const Context* context) {
+        return context->saved_data.at("options").to<std::tuple<int64_t, int64_t>>();
+    }
+
+    static Gradients gradients_of_saved(const Context* context, const torch::autograd::variable_list& saved,
+                                        const at::Tensor& grad_loss) {
+        const auto [ignore_index, reduction] = options(context);
+        const at::Tensor &weight = saved[1], &total_weight = saved[3], &log_probabilities = saved[4];
+        const at::Tensor &input = saved[5], &target = saved[6];
+        const at::Tensor grad_logits = at::_log_softmax_backward_data(
+            at::nll_loss_backward(grad_loss, log_probabilities, target, {}, reduction, ignore_index, total_weight),
+            log_probabilities, 1, at::kFloat);
+        return {context->needs_input_grad(0) ? at::mm(grad_logits, weight) : at::Tensor(),
+                context->needs_input_grad(1) ? at::mm(grad_logits.t(), input) : at::Tensor()};
+    }
+
+    // The loss computed again, to be differentiated again.
+    static Gradients differentiable_gradients(const Context* context, const torch::autograd::variable_list& saved,
+                                              const at::Tensor& grad_loss) {
+        const auto [ignore_index, reduction] = options(context);
+        // Variables of their own, even if one is computed from the other.
+        const Gradients variables = {saved[0].view_as(saved[0]), saved[1].view_as(saved[1])};
+        const at::Tensor loss = small_loss(variables[0], variables[1], saved[2], ignore_index, reduction).loss;
+        torch::autograd::variable_list needed;
+        for (const size_t i : {0, 1}) {
+            if (context->needs_input_grad(i)) {
+                needed.push_back(variables[i]);
+            }
+        }
+        const auto found = torch::autograd::grad({loss}, needed, {grad_loss}, true, true);
+        return {context->needs_input_grad(0) ? found.front() : at::Tensor(),
+                context->needs_input_grad(1) ? found.back() : at::Tensor()};
+    }
+};
+
+const RegisterFunction<LinearCrossEntropy> linear_cross_entropy;
 const Register<FusedLinearOnlineMaxSum> fused_linear_online_max_sum;
 const Register<FusedCrossEntropyLossWithMaxSum> fused_cross_entropy_loss_with_max_sum;
 const Register<FusedLinearCrossEntropyLossGrad> fused_linear_cross_entropy_loss_grad;

@@ -318,6 +318,60 @@ def test_a_small_loss_with_a_target_outside_the_classes_is_nan(index, reduction)
     assert loss.isnan() and input_grad[5].isnan().all() and head_grad.isnan().any()
 
 
+def _small_derivatives(device, of, function):
+    """Return derivatives of a small float32 loss with an ignored row by the leaves that ``of`` names."""
+    generator = torch.Generator().manual_seed(0)
+    leaves = [torch.randn(shape, generator=generator).to(device) for shape in ((8, 16), (200, 16))]
+    target = torch.arange(10, 18).index_fill(0, torch.tensor([2]), -100).to(device)
+    needed = [leaf.requires_grad_() for leaf, name in zip(leaves, ("input", "head"), strict=True) if name in of]
+    loss = ours.linear_cross_entropy(*leaves, target)
+    return [derivative.cpu() for derivative in function(loss, needed)]
+
+
+def _first(loss, leaves):
+    return torch.autograd.grad(loss, leaves, 2 * torch.ones_like(loss))
+
+
+def _repeated(loss, leaves):
+    torch.autograd.grad(loss, leaves, retain_graph=True)
+    return torch.autograd.grad(loss, leaves)
+
+
+def _second(loss, leaves):
+    first = torch.autograd.grad(loss, leaves, create_graph=True)
+    return *first, *torch.autograd.grad(sum(gradient.square().sum() for gradient in first), leaves)
+
+
+def _batched(loss, leaves):
+    return torch.autograd.grad(loss, leaves, torch.arange(3.0, device=loss.device), is_grads_batched=True)
+
+
+@pytest.mark.parametrize("of", [("input",), ("head",), ("input", "head")], ids=" and ".join)
+@pytest.mark.parametrize("function", [_first, _repeated, _second, _batched])
+def test_the_derivatives_of_a_small_loss_are_the_cpus(of, function):
+    torch.testing.assert_close(_small_derivatives("npu", of, function), _small_derivatives("cpu", of, function))
+
+
+def test_an_input_that_is_computed_from_the_head_gets_its_own_derivative():
+    def second(device):
+        head = torch.linspace(-1, 1, 60).view(20, 3).to(device).requires_grad_()
+        loss = ours.linear_cross_entropy(head[:4] * 2, head, torch.arange(4, device=device))
+        (gradient,) = torch.autograd.grad(loss, head, create_graph=True)
+        return gradient.detach().cpu(), torch.autograd.grad(gradient.square().sum(), head)[0].cpu()
+
+    torch.testing.assert_close(second("npu"), second("cpu"))
+
+
+@pytest.mark.parametrize("index", [-1, 200])
+def test_with_check_values_a_class_outside_the_head_is_refused(index):
+    torch_aclnn_ops.check_values(True)
+    try:
+        with pytest.raises(IndexError, match=rf"Target {index} is out of bounds"):
+            _small_step(torch.tensor([3, index, *range(6)]), "npu")
+    finally:
+        torch_aclnn_ops.check_values(False)
+
+
 @pytest.mark.parametrize("index", [-1, 5])
 def test_with_check_values_an_index_outside_the_table_is_refused(index):
     torch_aclnn_ops.check_values(True)

@@ -35,8 +35,6 @@ def average(idle: Idle, steps: list[Tensor], options: Options, schedule: EmaSche
         schedule: says the decay.
         progress: is told what is done.
     """
-    if not idle.averages:
-        return
     weight = 1 - _decay(steps, idle.steps[0].device, schedule)
     found_inf = options.found_inf
     if found_inf is not None and (torch.compiler.is_compiling() or not found_inf.is_cpu):

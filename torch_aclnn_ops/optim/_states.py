@@ -1,6 +1,6 @@
 """The state of one parameter: which tensors it has, of which dtype, and where they come from."""
 
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from itertools import repeat
 from operator import attrgetter, is_
 from typing import Any
@@ -118,26 +118,26 @@ class CachedState:
         if self.has_masters:
             self._names.append("master_params")
         self._places = list(map(place_of, params))
-        self._found = [list(seen) for seen in self._look()]
+        self._found = self._look()
         self._versions: list[int] = []
 
-    def _look(self) -> Iterator[Iterable[object]]:
-        """Look at what must stay as it is, one kind after the other."""
-        found = list(map(self._states.get, self._all_params))
-        yield found
-        dicts = [state for state in found if state is not None]
+    def _look(self) -> list[object]:
+        """Look at what must stay as it is: the states, and the tensors in them."""
+        states = list(map(self._states.get, self._all_params))
+        dicts = [state for state in states if state is not None]
+        found: list[object] = states[:]
         for name in self._names:
-            yield map(dict.get, dicts, repeat(name))
+            found += map(dict.get, dicts, repeat(name))
+        return found
 
     def is_current(self, params: Sequence[Tensor], states: MutableMapping[Tensor, Any]) -> bool:
         """Return whether these are the parameters, in their places, and nobody has replaced a tensor of a state."""
-        return (
-            states is self._states
-            and len(params) == len(self._all_params)
-            and all(map(is_, params, self._all_params))
-            and list(map(self._place_of, params)) == self._places
-            and all(all(map(is_, now, before)) for now, before in zip(self._look(), self._found, strict=True))
-        )
+        if states is not self._states or len(params) != len(self._all_params):
+            return False
+        if not all(map(is_, params, self._all_params)) or list(map(self._place_of, params)) != self._places:
+            return False
+        found = self._look()
+        return len(found) == len(self._found) and all(map(is_, found, self._found))
 
     def new_params(self) -> list[Tensor]:
         """Return the parameters that have their first gradient, and no state yet."""

@@ -58,7 +58,7 @@ def step_lists(
         schedule: says the decay.
         progress: is told what is updated.
     """
-    if not all(is_plain(param) for param in tensors.params):
+    if not all(map(is_plain, tensors.params)):
         # The shards of a gradient have to be where those of its parameter are.
         grads = [
             grad.redistribute(placements=param.placements) if hasattr(param, "placements") else grad  # type: ignore[attr-defined]

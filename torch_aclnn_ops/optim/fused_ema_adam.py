@@ -267,7 +267,8 @@ class FusedEmaAdam(AveragingOptimizer):
                     self._cached[i].remember_own_writes()
             all_steps += tensors.steps
         for idle, (options, schedule) in zip(all_idle, parsed, strict=True):
-            average(idle, all_steps + idle.steps, options, schedule, progress)
+            if idle.averages:
+                average(idle, all_steps + idle.steps, options, schedule, progress)
 
     def _step_flat(
         self,
@@ -316,12 +317,11 @@ class FusedEmaAdam(AveragingOptimizer):
                     sync_master_from_param(local(master), local(param))
         all_grads = [param.grad for param in cached.params]
         has_grad = [grad is not None for grad in all_grads]
-        grads += [grad for grad in all_grads if grad is not None]
-        for listed, of_all in zip(
-            (masters, params, *others[:4]), (cached.masters, cached.params, *cached.lists), strict=True
-        ):
-            listed += compress(of_all, has_grad)
-        if group["ema_without_grad"] and not all(has_grad):
+        of_params: tuple[list[Any], ...] = (cached.masters, cached.params, all_grads, *cached.lists)
+        has_all = all(has_grad)
+        for listed, of_all in zip((masters, params, grads, *others[:4]), of_params, strict=True):
+            listed += of_all if has_all else compress(of_all, has_grad)
+        if group["ema_without_grad"] and not has_all:
             is_idle = [
                 not has and param not in self._updated for has, param in zip(has_grad, cached.params, strict=True)
             ]

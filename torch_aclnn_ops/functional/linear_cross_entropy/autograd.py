@@ -32,7 +32,6 @@ from torch_aclnn_ops.ops.linear_cross_entropy.problem import (
     Statistics,
     losses_of_rows,
 )
-from torch_aclnn_ops.ops.linear_cross_entropy.shortcuts import small_loss_formula, why_not_fused
 
 import torch
 from torch import Tensor
@@ -211,11 +210,10 @@ _differentiable_statistics = EagerOrCompiled(StatisticsFunction, _by_formula, _i
 _statistics_backward = EagerOrCompiled(_StatisticsBackwardFunction, _gradients_by_formula)
 
 
-def makes_gradients_in_forward(problem: Problem, token_weight: Tensor | None) -> bool:
-    """Return whether a scalar loss is to be computed together with its gradients.
+def can_make_gradients(problem: Problem, token_weight: Tensor | None) -> bool:
+    """Return whether a scalar loss can be computed together with its gradients.
 
-    It is not inside transforms and ``torch.jit.trace``, for derivatives by other arguments, and where the fused
-    operators serve.
+    It cannot inside transforms and ``torch.jit.trace``, and for derivatives by other arguments.
     """
     if True not in problem.request.gradients or in_functorch_transform():
         return False
@@ -232,20 +230,27 @@ def makes_gradients_in_forward(problem: Problem, token_weight: Tensor | None) ->
     for tensor in (problem.target, problem.class_weight, token_weight):
         if tensor is not None and tensor.requires_grad:
             return False
-    return why_not_fused(problem) is not None
+    return True
 
 
-def loss(problem: Problem, coefficients: Coefficients | PlainLoss) -> tuple[Tensor, Tensor | None]:
+def loss(problem: Problem, coefficients: Coefficients) -> tuple[Tensor, Tensor | None]:
     """Compute the sum of all rows' losses together with its gradients: three matrix products, not four.
 
     The first backward pass takes the gradients. One that follows it, or one that is to be differentiated itself,
-    computes the logits again. The predicted tokens are returned if they are requested. A plain loss must be small; on a
-    CPU ``None`` is returned where a target is outside the classes.
+    computes the logits again. The predicted tokens are returned if they are requested.
     """
-    if isinstance(coefficients, Coefficients) and torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
         return kernels.compiled_loss(problem, coefficients)
     value, tokens = _apply_loss(*problem[:3], problem, coefficients)
     return value, tokens
+
+
+def small_loss(problem: Problem, plain: PlainLoss) -> Tensor | None:
+    """Compute a small loss in few calls, or ``None`` where that cannot be, as with a target that is no class."""
+    if not problem.input.is_cpu:
+        return kernels.compute_small_loss(problem, plain)
+    value: Tensor | None = _apply_loss(*problem[:3], problem, plain)[0]
+    return value
 
 
 class _LossFunction(torch.autograd.Function):
@@ -272,11 +277,8 @@ class _LossFunction(torch.autograd.Function):
             factors = ctx.plain or Coefficients(*saved[_TENSORS:])
             made = _recomputed(problem, factors, ctx.needs_input_grad[:3], grad_loss)
         elif is_batched(grad_loss):
-            made = made(ctx.saved_tensors[0].new_ones(())) if callable(made) else made
             ctx.gradients = made  # each sample's are a product of their own
             made = [None if gradient is None else gradient * grad_loss for gradient in made]
-        elif callable(made):
-            made = made(grad_loss)
         elif not (values_are_readable(grad_loss) and grad_loss.item() == 1):
             for gradient in made:
                 if gradient is not None:
@@ -298,7 +300,8 @@ def _recomputed(
     def sum_of_losses(*values: Tensor) -> tuple[Tensor]:
         given = problem._replace(**dict[str, Any](zip(names, values, strict=True)))
         if isinstance(coefficients, PlainLoss):
-            return (small_loss_formula(given, coefficients)[0],)
+            logits = torch.nn.functional.linear(given.input, given.linear_weight)
+            return (torch.nn.functional.cross_entropy(logits, given.target, reduction=coefficients.reduction),)
         reduced = statistics(given._replace(request=Request(weighted=coefficients.weighted is not None)))
         return (losses_of_rows(reduced, coefficients).sum(),)
 

@@ -19,7 +19,7 @@ from torch_aclnn_ops.ops.linear_cross_entropy.problem import (
     cross_entropies,
     z_losses,
 )
-from torch_aclnn_ops.ops.linear_cross_entropy.shortcuts import serves_small_loss
+from torch_aclnn_ops.ops.linear_cross_entropy.shortcuts import serves_small_loss, why_not_fused
 
 import torch
 from torch import Tensor
@@ -102,14 +102,14 @@ def result(
     """
     has_positions = problem.linear_weight.dim() > 2
     is_whole = not has_positions and reduce is autograd.statistics
-    makes_gradients = is_whole and options.is_scalar and autograd.makes_gradients_in_forward(problem, token_weight)
-    if makes_gradients and token_weight is None and _is_plain(problem, options) and serves_small_loss(problem):
-        loss, _ = autograd.loss(problem, PlainLoss(options.reduction, options.ignore_index))
+    can_make_gradients = is_whole and options.is_scalar and autograd.can_make_gradients(problem, token_weight)
+    if can_make_gradients and token_weight is None and _is_plain(problem, options) and serves_small_loss(problem):
+        loss = autograd.small_loss(problem, PlainLoss(options.reduction, options.ignore_index))
         if loss is not None:
             return loss
     rows = rows_of(problem, token_weight, classes, options)
     problem = problem._replace(target=rows.target, class_weight=rows.class_weight)
-    if makes_gradients:
+    if can_make_gradients and why_not_fused(problem) is not None:
         coefficients, nan_if_empty = rows.coefficients, None
         if options.reduction == "mean":
             divisor, count, nan_if_empty = divisors(rows, options)

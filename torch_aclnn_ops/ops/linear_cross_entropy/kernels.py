@@ -24,10 +24,10 @@ from torch_aclnn_ops.ops.linear_cross_entropy.problem import (
 )
 from torch_aclnn_ops.ops.linear_cross_entropy.products import describe_backend
 from torch_aclnn_ops.ops.linear_cross_entropy.shortcuts import (
-    MadeGradients,
     fused_gradients,
     fused_statistics,
-    small_loss,
+    small_loss_on_cpu,
+    small_loss_on_npu,
     why_not_fused,
 )
 
@@ -87,12 +87,18 @@ def compute_gradients(
 
 def compute_loss_and_gradients(
     problem: Problem, coefficients: Coefficients | PlainLoss
-) -> tuple[Tensor | None, MadeGradients, Tensor | None]:
+) -> tuple[Tensor | None, Sequence[Tensor | None], Tensor | None]:
     """Compute the loss of all rows and its gradients by input, weight and bias; the fused operators do not serve."""
     _log_formula(problem, "gradients made in the forward pass; ")
     if isinstance(coefficients, PlainLoss):
-        return *small_loss(problem, coefficients), None
+        return *small_loss_on_cpu(problem, coefficients), None
     return _run_without_autocast(chunks.loss_in_chunks, problem, coefficients, problem.plan_rows())
+
+
+def compute_small_loss(problem: Problem, loss: PlainLoss) -> Tensor | None:
+    """Compute a small loss on an NPU, where autograd differentiates it; ``None`` where that is not possible."""
+    _log_formula(problem, "all logits at once; ")
+    return small_loss_on_npu(problem, loss)
 
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")

@@ -10,7 +10,7 @@ import torch
 
 # A chunk's logits take 56 MiB, or an eighth of the head where that is more: enough rows for matrix products at full
 # speed, and little beside the gradient of the head.
-_LOGITS_BYTES = 7 * 2**23
+LOGITS_BYTES = 7 * 2**23
 _SHARE_OF_HEAD = 8
 _FEWEST_ROWS = 128
 # The head's part in a product, widened if it has 16 bits: small enough for a CPU's caches.
@@ -73,7 +73,6 @@ class Plan:
     # the gradients of all logits are kept in 16 bits, so that one product makes the head's gradient
     keeps_gradients: bool
     bytes_held: int  # of logits, their gradients and sums in float32, beyond arguments and results
-    has_room: bool = False  # all logits may be held at once in float32, and two more tensors of their size
 
     def chunks(self) -> list[slice]:
         """Return the rows of each chunk; no rows are a chunk too."""
@@ -108,7 +107,7 @@ def plan_statistics(sizes: Sizes, options: LogitOptions, copies: int = 1) -> Pla
             _refuse(options.max_memory, itemsize * copies + widened)
     if not sizes.is_cpu and options.max_memory is None:
         # A launch costs more than a cache saves, so logits are as many as where they are needed together.
-        classes_per_chunk = _LOGITS_BYTES // (rows_per_chunk * itemsize * copies)
+        classes_per_chunk = LOGITS_BYTES // (rows_per_chunk * itemsize * copies)
     classes_per_chunk = min(max(classes_per_chunk, 1), classes)
     held = classes_per_chunk * (rows_per_chunk * itemsize * copies + widened)
     return Plan(rows, classes, rows_per_chunk, classes_per_chunk, classes_per_chunk, False, held)
@@ -179,8 +178,7 @@ def plan_rows(
         rows_per_chunk = _refuse(options.max_memory, least) if found is None else found
     rows_per_chunk = max(rows_per_chunk, 1)
     held = costs.held(rows_per_chunk)
-    has_room = options.chunk_size is None and options.max_memory is None and 12 * rows * classes <= _LOGITS_BYTES
-    return Plan(rows, classes, rows_per_chunk, classes, block, costs.keeps_gradients, held, has_room)
+    return Plan(rows, classes, rows_per_chunk, classes, block, costs.keeps_gradients, held)
 
 
 # Calls of a training loop are alike.
@@ -192,7 +190,7 @@ def _rows_for_speed(costs: _Costs, sizes: Sizes, copies: int) -> int:
     head_bytes = sizes.classes * sizes.features * sizes.wide_itemsize
     # Where the gradients are kept, only the logits are made chunk by chunk, for each of which the head is packed.
     share = 2 if costs.keeps_gradients else 1
-    number = max(max(_LOGITS_BYTES, head_bytes // _SHARE_OF_HEAD) // share // costs.row, _FEWEST_ROWS * share)
+    number = max(max(LOGITS_BYTES, head_bytes // _SHARE_OF_HEAD) // share // costs.row, _FEWEST_ROWS * share)
     if copies == 1:
         number = max(number, costs.free_rows // 8 * 8)
     # Chunks of one size, in multiples of 8.

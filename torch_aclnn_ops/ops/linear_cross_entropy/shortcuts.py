@@ -1,63 +1,55 @@
 """The ways past the chunks: CANN's fused operators; and small losses in few calls, for which they take their time."""
 
-from collections.abc import Callable
+from functools import cache
+from typing import Any
 
-from torch_aclnn_ops import _cpu_extension
-from torch_aclnn_ops._torch_compat import get_enum, log_softmax_backward
+from torch_aclnn_ops import _cpu_extension, _extension
+from torch_aclnn_ops._torch_compat import get_enum
 from torch_aclnn_ops.ops.linear_cross_entropy.grad import fused_linear_cross_entropy_loss_grad
 from torch_aclnn_ops.ops.linear_cross_entropy.loss import fused_cross_entropy_loss_with_max_sum
 from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import fused_linear_online_max_sum
+from torch_aclnn_ops.ops.linear_cross_entropy.plan import LOGITS_BYTES
 from torch_aclnn_ops.ops.linear_cross_entropy.problem import IGNORED, PlainLoss, Problem, Statistics
 
 import torch
 from torch import Tensor
 
-_nll_loss_forward = torch.ops.aten.nll_loss_forward.default
-_nll_loss_backward = torch.ops.aten.nll_loss_backward.default
-
-# The gradients by input, weight and bias of a loss whose own is 1, or the map from its own to them.
-MadeGradients = tuple[Tensor | None, ...] | Callable[[Tensor], tuple[Tensor | None, ...]]
+_PLAIN = (Tensor, torch.nn.Parameter)  # fake tensors have no memory
+_NPU_FUNCTION = "linear_cross_entropy"
 
 
 def serves_small_loss(problem: Problem) -> bool:
     """Return whether a plain loss may be computed in few calls, which hold its logits and two tensors of their size."""
-    weight = problem.linear_weight
-    if weight.dtype != torch.float32 or problem.options.temperature != 1 or not problem.is_plain:
+    weight, options = problem.linear_weight, problem.options
+    if weight.dtype != torch.float32 or type(weight) not in _PLAIN or not problem.is_plain:
         return False
-    has_memory = type(weight) in (Tensor, torch.nn.Parameter)  # fake tensors have none
-    if weight.is_cpu and not (has_memory and _cpu_extension.why_unavailable() is None):
+    if options.temperature != 1 or options.chunk_size is not None or options.max_memory is not None:
         return False
-    return problem.plan_rows().has_room
-
-
-def small_loss(problem: Problem, loss: PlainLoss) -> tuple[Tensor | None, MadeGradients]:
-    """Compute a loss, or ``None`` where a target is no class on a CPU, and its gradients."""
-    input, weight, (needs_input, needs_weight, _) = problem.input, problem.linear_weight, problem.request.gradients
+    if 12 * problem.input.shape[0] * weight.shape[0] > LOGITS_BYTES:
+        return False
     if weight.is_cpu:
-        kernel, is_mean = torch.ops.torch_aclnn_ops.linear_cross_entropy_loss, loss.reduction == "mean"
-        value, *made = kernel(input, weight, problem.target, loss.ignore_index, is_mean, needs_input, needs_weight)
-        return value if value.dim() == 0 else None, (*made, None)
-    value, number, log_probabilities, input, target = small_loss_formula(problem, loss)
-
-    def differentiate(grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-        options = get_enum(loss.reduction), loss.ignore_index, number
-        gradient = _nll_loss_backward(grad_loss, log_probabilities, target, None, *options)
-        gradient = log_softmax_backward(gradient, log_probabilities, 1, torch.float32)
-        input_grad = torch.mm(gradient, weight) if needs_input else None
-        return input_grad, torch.mm(gradient.t(), input) if needs_weight else None, None
-
-    return value, differentiate
+        return _cpu_extension.why_unavailable() is None
+    return _NPU_FUNCTION in _extension.functions and weight.device.type == "npu" and not _extension.checks_values()
 
 
-def small_loss_formula(problem: Problem, loss: PlainLoss) -> tuple[Tensor, ...]:
-    """Compute a loss, and what its gradients need, in differentiable torch calls; each is a launch on a device."""
-    weight, ignored = problem.linear_weight, problem.target == loss.ignore_index
-    target = torch.where(ignored, problem.target, problem.target.clamp(0, weight.shape[0] - 1))
-    # A device does not stop for a wrong index, so its row is divided by 0, which makes the loss nan.
-    input = (problem.input / (target == problem.target).unsqueeze(1)).masked_fill_(ignored.unsqueeze(1), 0)
-    log_probabilities = torch.nn.functional.linear(input, weight).log_softmax(1)
-    options = get_enum(loss.reduction), loss.ignore_index
-    return *_nll_loss_forward(log_probabilities, target, None, *options), log_probabilities, input, target
+def small_loss_on_cpu(problem: Problem, loss: PlainLoss) -> tuple[Tensor | None, tuple[Tensor | None, ...]]:
+    """Compute a loss and its gradients, or ``None`` as the loss where a target is no class or is ignored."""
+    input, weight, (needs_input, needs_weight, _) = problem.input, problem.linear_weight, problem.request.gradients
+    kernel, is_mean = torch.ops.torch_aclnn_ops.linear_cross_entropy_loss, loss.reduction == "mean"
+    value, *made = kernel(input, weight, problem.target, loss.ignore_index, is_mean, needs_input, needs_weight)
+    return value if value.dim() == 0 else None, (*made, None)
+
+
+@cache
+def _npu_function() -> Any:
+    return _extension.functions[_NPU_FUNCTION](lambda *_: None)
+
+
+def small_loss_on_npu(problem: Problem, loss: PlainLoss) -> Tensor | None:
+    """Compute a loss, which autograd differentiates, or ``None`` inside a mode that torch functions are seen by."""
+    input, weight, reduction = problem.input, problem.linear_weight, get_enum(loss.reduction)
+    value: Tensor | None = _npu_function()(input, weight, problem.target, loss.ignore_index, reduction)
+    return value
 
 
 def why_not_fused(problem: Problem) -> str | None:
