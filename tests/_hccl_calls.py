@@ -100,7 +100,7 @@ def allocator(device):
 
 
 def copies(device):
-    """Return what a model on two devices of this process finds, the CPU's result, and the functions called."""
+    """Return what a model on two devices of this process finds, what it finds on a CPU, and what was called."""
     torch.manual_seed(0)
     model, input = torch.nn.Linear(4, 2), torch.randn(6, 4)
     expected = model(input)
