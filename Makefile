@@ -21,7 +21,8 @@ else
 ON_NPU = $(RUN)
 endif
 
-.PHONY: setup demo test test-all matrix aarch64 lint bench soak audit precision phase-one faults asan tsan fuzz coverage clean
+.PHONY: setup demo test test-all docs matrix aarch64 lint bench gallery soak audit release-check precision phase-one faults asan tsan \
+    fuzz coverage clean
 
 setup: $(INSTALLED) $(BUILT)
 
@@ -48,6 +49,14 @@ test: setup
 test-all: setup
 	$(RUN) -m pytest --quiet --numprocesses auto -m ""
 
+# The documentation in build/site; every warning is an error. Needs no compiled part.
+docs: $(VENV)/docs
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet --strict
+
+$(VENV)/docs: $(INSTALLED)
+	TORCH_ACLNN_NPU=0 TORCH_ACLNN_HOST_NPU=0 TORCH_ACLNN_CPU=0 $(PIP) --no-build-isolation --editable ".[docs]"
+	touch $@
+
 # Every call of every simulated function fails once, in every operator; signals and operators that fail in the optimizer.
 faults: setup
 	$(RUN) -m tests.faults --page docs/faults.md
@@ -67,12 +76,15 @@ lint: setup
 	$(RUN) -m mypy
 	find csrc -name '*.cpp' -o -name '*.h' | xargs $(VENV)/bin/clang-format --dry-run -Werror
 
+# Time and memory against peers: CSV files, plots and docs/performance.md, in a quarter of an hour on an idle machine.
+# ONLY="losses embedding" measures some, QUICK=--quick shows that it runs.
 bench: setup
-	for benchmark in losses embedding ema_adam; do \
-	    $(RUN) -m benchmarks.$$benchmark || exit 1; \
-	done
-	$(RUN) -m benchmarks.linear_cross_entropy --quick
-	$(ON_NPU) -m benchmarks.dispatch
+	$(RUN) -m benchmarks $(ONLY) $(QUICK)
+
+# The pictures of docs/gallery.md; those of the benchmarks are drawn from their last results.
+gallery: setup
+	$(ON_NPU) examples/train_lm.py --device npu --dtype bfloat16 --minutes 4 --output runs/gallery
+	$(RUN) -m benchmarks.gallery
 
 # 20,000 steps on the CPU and on the NPU: does anything grow?
 soak: setup
@@ -86,6 +98,14 @@ audit: $(INSTALLED) .audit/bin/pip-audit
 .audit/bin/pip-audit:
 	$(PYTHON) -m venv .audit
 	.audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1
+
+# The archives of a release, in dist: built, checked by the usual tools, installed elsewhere and run.
+release-check: setup .release/bin/twine
+	$(RUN) .ci/release.py .release/bin/python
+
+.release/bin/twine:
+	$(PYTHON) -m venv .release
+	.release/bin/python -m pip install --quiet --disable-pip-version-check build==1.6.1 check-wheel-contents==0.6.3 twine==7.0.0 "setuptools>=77"
 
 # The errors of every operator against float64, in docs/precision.md.
 precision: setup
@@ -109,5 +129,5 @@ aarch64: $(INSTALLED)
 	$(RUN) -m tests.aarch64
 
 clean:
-	rm -rf $(VENV) .aarch64 .audit build dist runs *.egg-info torch_aclnn_ops/_host_npu torch_aclnn_ops/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .aarch64 .audit .release build dist runs *.egg-info torch_aclnn_ops/_host_npu torch_aclnn_ops/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

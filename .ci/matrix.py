@@ -31,14 +31,16 @@ print(json.dumps({"torch": torch.__version__, "torch_npu": importlib.metadata.ve
 
 
 def make_environment(version: str) -> Path:
-    """Return the Python of a version's environment, which is made where there is none."""
+    """Return the Python of a version's environment, which is made where there is none, or only a part of one."""
     python = MATRIX / version / "venv" / "bin" / "python"
-    if not python.exists():
+    installed = MATRIX / version / "installed"
+    if not installed.exists():
         run([sys.executable, "-m", "venv", str(python.parents[1])])
         tests = [*requirements("test"), *requirements("examples")]
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         run([*pip, f"torch=={version}", "setuptools>=77", "wheel", "ninja", *OF_TORCH_NPU, *tests])
         run([*pip, "--no-deps", f"torch_npu=={PAIRS[version]}"])
+        installed.touch()
     return python
 
 

@@ -1,18 +1,33 @@
 """How the benchmarks measure: one process, the cases in turn, and memory as the kernel counts it."""
 
+import argparse
 import ctypes
 import gc
+import importlib.util
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 # torch_aclnn_ops goes before torch, see torch_aclnn_ops/_torch_npu.py.
 import torch_aclnn_ops  # noqa: F401
 
 import torch
 
+from benchmarks._results import CORES, Row, print_rows, write
+
 Call = Callable[[], object]
+
+LIMIT = "limit: "  # begins the name of what no implementation can be expected to beat
+MEASURED = "measured"
+TORCH, OURS = "torch", "torch_aclnn_ops"
+_DOUBLINGS = 6
+_SHORTEST_ROUND = 0.002  # seconds; shorter calls are repeated in a round
+_MOST_CALLS = 100
+_FEWEST_ROUNDS = 3
+_LONGEST_COMPARISON = 20.0  # seconds of all rounds together
 
 
 @dataclass(frozen=True)
@@ -32,18 +47,19 @@ class Timing:
         return min(self.seconds)
 
 
-def interleaved(cases: Mapping[str, Call], rounds: int) -> dict[str, Timing]:
+def interleaved(cases: Mapping[str, Call], rounds: int, is_warm: bool = False) -> dict[str, Timing]:
     """Time every case once a round, so that a change of the machine's speed meets all of them.
 
     Args:
-        cases: calls by name; one uncounted round warms them up.
+        cases: calls by name.
         rounds: counted rounds.
+        is_warm: leave out the uncounted round that warms them up.
 
     Returns:
         Timings by name.
     """
     seconds: dict[str, list[float]] = {name: [] for name in cases}
-    for call in cases.values():
+    for call in () if is_warm else cases.values():
         call()
     for _ in range(rounds):
         for name, call in cases.items():
@@ -85,36 +101,116 @@ def forward_and_backward(function: Callable[..., torch.Tensor], *inputs: torch.T
     return call
 
 
-def compare(name: str, cases: Mapping[str, Call], rounds: int) -> list[dict[str, str]]:
-    """Measure cases against the first of them, the reference; return table rows."""
-    memory = {case: peak_memory(call) for case, call in cases.items() for _ in [call()]}
-    timings = interleaved(cases, rounds)
+def copy_of(count: int) -> Call:
+    """Make a call that moves so many bytes, half of them read and half written, in memory that is there."""
+    source, target = torch.ones(2, max(count // 8, 1))
+    return lambda: target.copy_(source)
+
+
+def compare(
+    cases: Mapping[str, Call],
+    rounds: int,
+    wait: Call | None = None,
+    calls: int | None = None,
+    least_bytes: int | None = None,
+    **columns: object,
+) -> list[Row]:
+    """Measure cases against the first of them, the reference.
+
+    Args:
+        cases: calls by name.
+        rounds: the most rounds; slow calls get fewer, so that a comparison is done in about 20 seconds.
+        wait: waits for a device at the end of a round.
+        calls: of a case in a round; by default enough for 2 ms of the fastest case.
+        least_bytes: what the results take, which is the memory of the limit; without it no memory is measured.
+        **columns: what the rows say besides.
+
+    Returns:
+        A row for each case; seconds are those of a single call.
+    """
+    alone = interleaved(cases, 1)
+    memory = {}
+    if least_bytes is not None:
+        memory = {by: least_bytes if by.startswith(LIMIT) else peak_memory(call) for by, call in cases.items()}
+    if calls is None:
+        fastest = min(timing.minimum for timing in alone.values())
+        calls = max(1, min(_MOST_CALLS, int(_SHORTEST_ROUND / fastest)))
+    whole_round = calls * sum(timing.minimum for timing in alone.values())
+    rounds = min(rounds, max(_FEWEST_ROUNDS, int(_LONGEST_COMPARISON / whole_round)))
+    timings = interleaved({by: _repeated(call, calls, wait) for by, call in cases.items()}, rounds, is_warm=True)
     reference = next(iter(timings.values()))
     return [
         {
-            "what": name,
-            "by": case,
-            "median ms": f"{timing.median * 1e3:.2f}",
-            "minimum ms": f"{timing.minimum * 1e3:.2f}",
-            "ratio of medians": f"{timing.median / reference.median:.2f}",
-            "ratio of minima": f"{timing.minimum / reference.minimum:.2f}",
-            "peak MB": f"{memory[case] / 1e6:.0f}",
+            **columns,
+            "by": by,
+            "status": MEASURED,
+            "rounds": rounds,
+            "median_s": timing.median / calls,
+            "minimum_s": timing.minimum / calls,
+            "ratio_of_medians": timing.median / reference.median,
+            "ratio_of_minima": timing.minimum / reference.minimum,
+            **({"peak_bytes": memory[by]} if memory else {}),
         }
-        for case, timing in timings.items()
+        for by, timing in timings.items()
     ]
 
 
-def format_table(rows: Sequence[Mapping[str, str]]) -> str:
-    """Format rows as a Markdown table."""
-    names = list(rows[0])
-    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in names}
-    lines = (names, ["-" * widths[name] for name in names], *([row[name] for name in names] for row in rows))
-    return "\n".join(
-        "| " + " | ".join(cell.ljust(widths[name]) for name, cell in zip(names, cells, strict=True)) + " |"
-        for cells in lines
-    )
+def _repeated(call: Call, calls: int, wait: Call | None) -> Call:
+    def repeated() -> None:
+        for _ in range(calls):
+            call()
+        if wait is not None:
+            wait()
+
+    return repeated
 
 
-def print_table(rows: Sequence[Mapping[str, str]]) -> None:
-    """Print rows as a Markdown table."""
-    print(format_table(rows))
+def doublings(largest: int, quick: bool = False) -> list[int]:
+    """Return the sizes of a sweep: six doublings up to the largest, or for a quick one the three smallest."""
+    exponents = range(_DOUBLINGS, -1, -1)
+    return [largest >> exponent for exponent in (exponents[:3] if quick else exponents)]
+
+
+def absent(by: str, reason: str, **columns: object) -> Row:
+    """Return the row of a peer that cannot be measured here."""
+    return {**columns, "by": by, "status": f"absent: {reason}"}
+
+
+def with_compiled(function: Callable[..., torch.Tensor], options: argparse.Namespace) -> dict[str, Callable[..., Any]]:
+    """Return torch.compile of a function by the peer's name; nothing for a quick run, because that takes a minute."""
+    return {} if options.quick else {"torch.compile of torch's": torch.compile(function, dynamic=True)}
+
+
+def is_installed(*packages: str) -> bool:
+    """Return whether packages can be imported, without importing them."""
+    return all(importlib.util.find_spec(package) is not None for package in packages)
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """Make the parser of the options that all benchmarks have."""
+    made = argparse.ArgumentParser(description=(description or "").splitlines()[0])
+    made.add_argument("--quick", action="store_true", help="few sizes and rounds, to see that it runs")
+    made.add_argument("--output", type=Path, help="folder of the CSV files; without it nothing is written")
+    threads = min(2, CORES)
+    made.add_argument("--threads", type=int, default=threads, help="threads of torch (default: %(default)s)")
+    return made
+
+
+def run(
+    name: str, measure: Callable[[argparse.Namespace], list[Row]], options: argparse.Namespace, rounds: int = 0
+) -> None:
+    """Measure, print a table, and write it where the options say so.
+
+    Args:
+        name: of the file.
+        measure: returns the rows; what ``options.rounds`` says is ``rounds``, or 3 for a quick run.
+        options: of :func:`parser`.
+        rounds: of a run that is not quick.
+    """
+    if rounds:
+        options.rounds = _FEWEST_ROUNDS if options.quick else rounds
+    torch.set_num_threads(options.threads)
+    rows = measure(options)
+    print_rows(rows)
+    if options.output is not None:
+        print(f"\nwritten to {write(options.output, name, rows, options.threads)}")

@@ -1,6 +1,5 @@
 """The problems and the functions that benchmarks/linear_cross_entropy.py compares."""
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -10,21 +9,23 @@ from torch_aclnn_ops import functional as ours
 import torch
 from torch import Tensor
 from torch.nn import functional as theirs
+from torch.utils.checkpoint import checkpoint
+
+from benchmarks._harness import LIMIT, OURS, is_installed
 
 IGNORED = -100
-LIMIT = "limit"
-OURS = "ours"
 LABELS = {
     "naive": "cross_entropy(linear(...))",
+    "compiled": "torch.compile of cross_entropy(linear(...))",
+    "chunked": "cross_entropy(linear(...)) of 256 rows, checkpointed",
     "torch": "torch, options=None",
     "torch-auto": "torch, LinearCrossEntropyOptions()",
-    "torch-128": "torch, batch_chunk_size=128",
-    "torch-256": "torch, batch_chunk_size=256",
     "torch-512": "torch, batch_chunk_size=512",
     "cce": "cut-cross-entropy, torch_compile",
-    OURS: "torch_aclnn_ops",
-    LIMIT: "the matrix products alone",
+    OURS: OURS,
+    "limit": f"{LIMIT}the matrix products alone",
 }
+_ROWS_OF_A_CHUNK = 256
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 Results = tuple[Tensor, ...]
@@ -44,6 +45,12 @@ class Problem:
     dtype: str
     ignored: float
 
+    @property
+    def gradient_bytes(self) -> int:
+        """Size of the gradients of rows and head, the least that a loss has to allocate."""
+        rows, features, classes = self.shape
+        return (rows + classes) * features * getattr(torch, self.dtype).itemsize
+
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         """Make rows, head and targets; the logits are of variance 1."""
         rows, features, classes = self.shape
@@ -56,42 +63,41 @@ class Problem:
         return input.requires_grad_(), head.requires_grad_(), target
 
 
-def is_installed(case: str) -> bool:
-    """Return whether what a case needs is there; on Linux cut-cross-entropy imports triton, used or not."""
-    if case.startswith("torch"):
-        return hasattr(theirs, "linear_cross_entropy")  # since torch 2.13
-    return case != "cce" or all(map(importlib.util.find_spec, ("cut_cross_entropy", "triton")))
+def why_absent(case: str) -> str | None:
+    """Return why a case cannot be measured here, or ``None``."""
+    if case.startswith("torch-") or case == "torch":
+        return None if hasattr(theirs, "linear_cross_entropy") else f"torch {torch.__version__} does not have it yet"
+    # On Linux cut-cross-entropy imports triton, used or not.
+    missing = [package for package in ("cut_cross_entropy", "triton") if case == "cce" and not is_installed(package)]
+    return f"{' and '.join(missing)} not installed" if missing else None
 
 
-def make_call(case: str, tensors: tuple[Tensor, Tensor, Tensor], backward: bool) -> Callable[[], Results]:
+def make_call(case: str, tensors: tuple[Tensor, Tensor, Tensor]) -> Callable[[], Results]:
     """Make the call that is measured.
 
     Args:
         case: a key of LABELS.
         tensors: rows, head and targets.
-        backward: whether gradients are computed, or the loss alone under ``no_grad``.
 
     Returns:
         A call that returns the loss and the gradients of rows and head; the matrix products return nothing.
     """
-    if case == LIMIT:
-        return _matrix_products(tensors, backward)
+    if case == "limit":
+        return _matrix_products(tensors)
     function = _loss(case)
-
-    def forward() -> Results:
-        with torch.no_grad():
-            return (function(*tensors),)
 
     def forward_and_backward() -> Results:
         loss = function(*tensors)
         return loss.detach(), *torch.autograd.grad(loss, tensors[:2])
 
-    return forward_and_backward if backward else forward
+    return forward_and_backward
 
 
 def _loss(case: str) -> Loss:
-    if case == "naive":
-        return lambda input, head, target: theirs.cross_entropy(theirs.linear(input, head), target)
+    if case in ("naive", "compiled"):
+        return _naive if case == "naive" else torch.compile(_naive, dynamic=True)
+    if case == "chunked":
+        return _chunked
     if case == "torch":
         return theirs.linear_cross_entropy
     if case == "torch-auto":
@@ -107,21 +113,32 @@ def _loss(case: str) -> Loss:
     return partial(theirs.linear_cross_entropy, options=options)
 
 
-def _matrix_products(tensors: tuple[Tensor, Tensor, Tensor], backward: bool) -> Callable[[], Results]:
+def _naive(input: Tensor, head: Tensor, target: Tensor) -> Tensor:
+    return theirs.cross_entropy(theirs.linear(input, head), target)
+
+
+def _chunked(input: Tensor, head: Tensor, target: Tensor) -> Tensor:
+    """Do what users without a fused loss do: the logits of some rows at a time, made again in the backward pass."""
+
+    def sum_of(rows: Tensor, targets: Tensor) -> Tensor:
+        return theirs.cross_entropy(theirs.linear(rows, head).float(), targets, reduction="sum")
+
+    pairs = zip(input.split(_ROWS_OF_A_CHUNK), target.split(_ROWS_OF_A_CHUNK), strict=True)
+    sums = [checkpoint(sum_of, rows, targets, use_reentrant=False) for rows, targets in pairs]
+    return torch.stack(sums).sum() / (target != IGNORED).sum()
+
+
+def _matrix_products(tensors: tuple[Tensor, Tensor, Tensor]) -> Callable[[], Results]:
     """Make the products of the rows that are not ignored, which no loss can do without, into memory that is there."""
     input, head, target = tensors
     input, head = input.detach()[target != IGNORED], head.detach()
     logits = input.new_empty(len(input), len(head))
     input_grad, head_grad = torch.empty_like(input), torch.empty_like(head)
 
-    def forward() -> Results:
-        torch.mm(input, head.T, out=logits)
-        return ()
-
     def forward_and_backward() -> Results:
-        forward()
+        torch.mm(input, head.T, out=logits)
         torch.mm(logits, head, out=input_grad)
         torch.mm(logits.T, input, out=head_grad)
         return ()
 
-    return forward_and_backward if backward else forward
+    return forward_and_backward

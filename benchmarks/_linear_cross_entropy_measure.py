@@ -15,50 +15,36 @@ import torch_aclnn_ops  # noqa: F401
 import torch
 from torch import Tensor
 
-from benchmarks._harness import interleaved, peak_memory
-from benchmarks._linear_cross_entropy_cases import IGNORED, LIMIT, Problem, is_installed, make_call
+from benchmarks._harness import compare, peak_memory
+from benchmarks._linear_cross_entropy_cases import IGNORED, LABELS, Problem, make_call
+from benchmarks._results import Row
 
-THREADS = 2
 _ROWS_AT_A_TIME = 256
+_CALLS = 3  # whose peak memory is compared
 
 
-def measure(problem: Problem, case: str, backward: bool, rounds: int, truths: Path) -> dict[str, float]:
-    """Measure a case by itself.
+def memory_and_errors(problem: Problem, case: str, truths: Path) -> Row:
+    """Measure the peak memory of a case that is alone in this process, and its errors.
 
     Args:
         problem: what is computed.
         case: a key of LABELS.
-        backward: whether gradients are computed too.
-        rounds: timed calls.
         truths: folder that keeps the float64 results for the next process.
 
     Returns:
-        Seconds, bytes and errors by name.
+        Bytes and errors by name.
     """
     tensors = problem.tensors()
-    call = make_call(case, tensors, backward)
-    first, *later = [peak_memory(call) for _ in range(4)]  # the first also loads and compiles
-    peak = statistics.median(later)  # a heap in pieces takes more in one call than in another
-    timing = interleaved({case: call}, rounds)[case]
-    found = {
-        "peak_bytes": peak,
-        "most_peak_bytes": max(later),
-        "first_peak_bytes": first,
-        "median_s": timing.median,
-        "minimum_s": timing.minimum,
-    }
-    if case == LIMIT:
-        # The buffers were there before. What a caller gets is the least that a loss has to allocate.
-        gradients = sum(tensor.numel() * tensor.element_size() for tensor in tensors[:2])
-        return {**found, **dict.fromkeys(("peak_bytes", "most_peak_bytes"), gradients if backward else 0)}
-    return {**found, **_errors(call(), _truth(problem, tensors, truths))}
+    call = make_call(case, tensors)
+    call()  # loads and compiles
+    peak = statistics.median(peak_memory(call) for _ in range(_CALLS))  # a heap in pieces takes more in some calls
+    return {"peak_bytes": peak, **_errors(call(), _truth(problem, tensors, truths))}
 
 
-def measure_interleaved(problem: Problem, cases: Sequence[str], backward: bool, rounds: int) -> dict[str, object]:
-    """Time cases in turn in one process; return median and minimum seconds by case."""
+def times(problem: Problem, cases: Sequence[str], rounds: int) -> list[Row]:
+    """Time cases in turn in one process."""
     tensors = problem.tensors()
-    calls = {case: make_call(case, tensors, backward) for case in cases if is_installed(case)}
-    return {case: (timing.median, timing.minimum) for case, timing in interleaved(calls, rounds).items()}
+    return compare({LABELS[case]: make_call(case, tensors) for case in cases}, rounds)
 
 
 def _errors(results: Sequence[Tensor], truth: dict[str, Tensor]) -> dict[str, float]:
@@ -102,12 +88,12 @@ def _truth(problem: Problem, tensors: tuple[Tensor, Tensor, Tensor], folder: Pat
 def main(request: str) -> None:
     """Do what the request says, and print the result."""
     arguments = json.loads(request)
-    arguments["problem"] = Problem(**arguments["problem"])
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(arguments.pop("threads"))
+    problem = Problem(**arguments.pop("problem"))
     if "cases" in arguments:
-        result = measure_interleaved(**arguments)
+        result = times(problem, **arguments)
     else:
-        result = measure(**{**arguments, "truths": Path(arguments["truths"])})
+        result = memory_and_errors(problem, arguments["case"], Path(arguments["truths"]))
     print(json.dumps(result))
 
 

@@ -18,11 +18,12 @@ from torch_aclnn_ops import host_npu
 import torch
 from torch import Tensor
 
-from benchmarks._harness import Call, interleaved, print_table
+from benchmarks._harness import OURS, TORCH, Call, compare, parser, run
 from benchmarks._instructions import count_instructions, run_counted
+from benchmarks._results import Row, print_table
 from benchmarks.losses import LOSSES, MODULES
 
-ELEMENTS = (128, 4096, 65536, 2**20)
+ELEMENTS = tuple(128 * 8**power for power in range(5))
 _DIM = 16  # of the embedding
 _COUNTED_CALLS = 200
 _DECAY = 0.999
@@ -119,36 +120,22 @@ def _wait(device: str) -> None:
         torch.npu.synchronize()
 
 
-def main(device: str, rounds: int, sizes: tuple[int, ...] = ELEMENTS) -> None:
-    """Print a table of microseconds, and their ratio to torch's."""
+def measure(options: argparse.Namespace) -> list[Row]:
+    """Compare every call for every size."""
     rows = []
-    for elements in sizes:
+    wait = None if options.device == "cpu" else partial(_wait, options.device)
+    for elements in options.elements[:3] if options.quick else options.elements:
         # A few milliseconds a round, and fewer calls than torch_npu's queue has places.
         calls = max(2, min(100, 2**18 // elements))
-        for name, make in pairs(device, elements):
+        for name, make in pairs(options.device, elements):
             pair = make()
-
-            def repeat(call: Call, calls: int = calls) -> Call:
-                def repeated() -> None:
-                    for _ in range(calls):
-                        call()
-                    _wait(device)
-
-                return repeated
-
-            timings = interleaved({"torch": repeat(pair.torch), "ours": repeat(pair.ours)}, rounds)
-            theirs, mine = timings["torch"], timings["ours"]
-            rows.append(
-                {
-                    "call": name,
-                    "elements": str(elements),
-                    "torch us": f"{theirs.minimum / calls * 1e6:.1f}",
-                    "torch_aclnn_ops us": f"{mine.minimum / calls * 1e6:.1f}",
-                    "ratio of minima": f"{mine.minimum / theirs.minimum:.2f}",
-                    "ratio of medians": f"{mine.median / theirs.median:.2f}",
-                }
-            )
-    print_table(rows)
+            cases = {TORCH: pair.torch, OURS: pair.ours}
+            columns = {"operator": name, "configuration": "forward and backward", "device": options.device}
+            if name.startswith("FusedEmaAdam"):
+                columns["configuration"] = "one parameter"
+            columns |= {"dtype": "float32", "variable": "elements", "size": elements}
+            rows += compare(cases, options.rounds, wait, calls, **columns)
+    return rows
 
 
 def count(device: str, elements: int = ELEMENTS[0]) -> None:
@@ -172,14 +159,15 @@ def count(device: str, elements: int = ELEMENTS[0]) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser(__doc__)
+    parser.set_defaults(threads=1)
     parser.add_argument("--device", choices=["cpu", "npu"], default="cpu")
     parser.add_argument("--instructions", action="store_true", help="count instructions of 128 elements with valgrind")
-    parser.add_argument("--rounds", type=int, default=60, help="counted rounds of the clock")
+    parser.add_argument("--rounds", type=int, default=40, help="counted rounds of the clock")
     parser.add_argument("--elements", type=int, nargs="*", default=ELEMENTS, help="sizes")
     parser.add_argument("--run", nargs=6, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
     chosen = options.run[2] if options.run else options.device
     if chosen == "npu" and not options.instructions:
         if not hasattr(torch, "npu"):
@@ -191,4 +179,5 @@ if __name__ == "__main__":
     elif options.instructions:
         count(options.device)
     else:
-        main(options.device, options.rounds, tuple(options.elements))
+        options.rounds = 3 if options.quick else options.rounds
+        run("call_overhead" if options.device == "cpu" else "call_overhead_npu", measure, options)

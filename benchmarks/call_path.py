@@ -15,7 +15,8 @@ from torch_aclnn_ops import functional as F
 
 import torch
 
-from benchmarks._harness import print_table
+from benchmarks._harness import MEASURED, OURS, parser, run
+from benchmarks._results import Row
 
 PACKAGE = Path(torch_aclnn_ops.__file__).parent
 
@@ -55,28 +56,28 @@ def calls_of(function: Callable[[], torch.Tensor]) -> list[tuple[str, str]]:
     return calls
 
 
-def main() -> None:
-    """Print a row for each drop-in."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--list", choices=cases(), help="print the calls of this drop-in")
-    chosen = parser.parse_args().list
-    if chosen is not None:
-        for file, name in calls_of(cases()[chosen]):
-            print(f"{file}: {name}")
-        return
+def measure(_: argparse.Namespace) -> list[Row]:
+    """Count for each drop-in."""
     found = {name: calls_of(function) for name, function in cases().items()}
-    print_table(
-        [
-            {
-                "drop-in": name,
-                "functions": str(len(set(calls))),
-                "calls": str(len(calls)),
-                "files": str(len({file for file, _ in calls})),
-            }
-            for name, calls in found.items()
-        ]
-    )
+    return [
+        {
+            "operator": name,
+            "configuration": "forward and backward",
+            "by": OURS,
+            "status": MEASURED,
+            "functions": len(set(calls)),
+            "calls": len(calls),
+            "files": len({file for file, _ in calls}),
+        }
+        for name, calls in found.items()
+    ]
 
 
 if __name__ == "__main__":
-    main()
+    arguments = parser(__doc__)
+    arguments.add_argument("--list", choices=cases(), help="print the calls of this drop-in")
+    options = arguments.parse_args()
+    if options.list is None:
+        run("call_path", measure, options)
+    for file, name in calls_of(cases()[options.list]) if options.list else ():
+        print(f"{file}: {name}")

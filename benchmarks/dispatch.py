@@ -8,7 +8,6 @@ in for it, and its share is the same on both sides. Shapes are small, so that th
 
 import argparse
 import os
-import statistics
 import time
 from functools import partial
 from types import SimpleNamespace
@@ -18,8 +17,9 @@ from torch_aclnn_ops import _extension, host_npu
 
 import torch
 
-from benchmarks._harness import Call, print_table
+from benchmarks._harness import MEASURED, Call, Timing, parser, run
 from benchmarks._instructions import count_instructions, run_counted
+from benchmarks._results import Row, print_table
 
 OPERATORS = ("mse_loss_backward", "binary_cross_entropy_backward", "embedding_dense_backward")
 # torch_npu's binding first; the last is what the package's own autograd functions call.
@@ -51,13 +51,13 @@ def _namespaces() -> dict[str, object]:
 
 
 def time_calls(call: Call) -> tuple[float, float]:
-    """Return the microseconds of a call: as the clock shows them, and of the calling thread's processor alone."""
+    """Return the seconds of a call: as the clock shows them, and of the calling thread's processor alone."""
     torch.npu.synchronize()
     wall, processor = time.perf_counter(), time.thread_time()
     for _ in range(CALLS):
         call()
     wall, processor = time.perf_counter() - wall, time.thread_time() - processor
-    return wall / CALLS * 1e6, processor / CALLS * 1e6
+    return wall / CALLS, processor / CALLS
 
 
 def separate_threads() -> None:
@@ -71,9 +71,8 @@ def separate_threads() -> None:
         os.sched_setaffinity(int(thread), processors[:1] if own else processors[1:])
 
 
-def main(rounds: int = 150) -> None:
-    """Print a table: microseconds of a call, and their ratio to torch_npu's."""
-    torch.set_num_threads(1)
+def measure(options: argparse.Namespace) -> list[Row]:
+    """Compare the entries of every operator: the clock's time, and that of the calling thread's processor."""
     torch.npu.set_compile_mode(jit_compile=False)
     rows = []
     calls = cases()  # after which the queue's thread runs
@@ -82,18 +81,30 @@ def main(rounds: int = 150) -> None:
         times: dict[str, list[tuple[float, float]]] = {by: [] for by in entries}
         for call in entries.values():
             time_calls(call)
-        for _ in range(rounds):
+        for _ in range(options.rounds):
             for by, call in entries.items():
                 times[by].append(time_calls(call))
-        for by, measured in times.items():
-            row = {"operator": name, "by": by}
-            for i, clock in enumerate(("wall", "thread")):
-                for what, reduce in (("median", statistics.median), ("minimum", min)):
-                    own, reference = (reduce(pair[i] for pair in values) for values in (measured, times[ENTRIES[0]]))
-                    row[f"{clock} {what} us"] = f"{own:.2f}"
-                    row[f"{clock} {what} ratio"] = f"{own / reference:.2f}"
-            rows.append(row)
-    print_table(rows)
+        wall, thread = ({by: Timing(tuple(pair[i] for pair in times[by])) for by in entries} for i in range(2))
+        first = ENTRIES[0]
+        rows += [
+            {
+                "operator": name,
+                "configuration": "512 elements",
+                "device": "npu",
+                "dtype": "float32",
+                "by": by,
+                "status": MEASURED,
+                "rounds": options.rounds,
+                "median_s": wall[by].median,
+                "minimum_s": wall[by].minimum,
+                "ratio_of_medians": wall[by].median / wall[first].median,
+                "ratio_of_minima": wall[by].minimum / wall[first].minimum,
+                "thread_minimum_s": thread[by].minimum,
+                "thread_ratio": f"{thread[by].minimum / thread[first].minimum:.2f}",
+            }
+            for by in entries
+        ]
+    return rows
 
 
 def count(calls: int = 300) -> None:
@@ -108,9 +119,10 @@ def count(calls: int = 300) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser(__doc__)
+    parser.set_defaults(threads=1)
     parser.add_argument("--instructions", action="store_true", help="count instructions with valgrind")
-    parser.add_argument("--rounds", type=int, default=150, help="counted rounds of the clock")
+    parser.add_argument("--rounds", type=int, default=100, help="counted rounds of the clock")
     parser.add_argument("--run", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.instructions:
@@ -123,4 +135,5 @@ if __name__ == "__main__":
             library, calls, name, by = options.run
             run_counted(cases()[name][by], torch.npu.synchronize, library, calls)
         else:
-            main(options.rounds)
+            options.rounds = 3 if options.quick else options.rounds
+            run("dispatch", measure, options)

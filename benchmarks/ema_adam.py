@@ -2,7 +2,7 @@
 
 import importlib.util
 import runpy
-import sys
+from argparse import Namespace
 from pathlib import Path
 
 from torch_aclnn_ops.optim import FusedEmaAdam
@@ -11,12 +11,14 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from benchmarks._harness import Call, interleaved, peak_memory, print_table
+from benchmarks._harness import LIMIT, Call, absent, compare, copy_of, doublings, is_installed, parser, run
+from benchmarks._results import Row
 
 _PEER = "AdamW(fused=True), swa_utils EMA"
 _TIMM = "AdamW(fused=True), timm ModelEmaV3"
-_LIMIT = "copy of as many bytes"
 _EMA_DECAY = 0.9999
+_MOST_TENSORS, _SMALL = 2048, 4096
+_LARGEST, _FEW = 2**20, 20
 
 
 class _Model(nn.Module):
@@ -38,11 +40,10 @@ def _step_with_swa_utils(model: nn.Module, optimizer: torch.optim.Optimizer) -> 
     return step
 
 
-def _step_with_timm(model: nn.Module, optimizer: torch.optim.Optimizer) -> Call | None:
+def _step_with_timm(model: nn.Module, optimizer: torch.optim.Optimizer) -> Call:
     # The package itself would import torchvision, which the file does not need.
     package = importlib.util.find_spec("timm")
-    if package is None or package.origin is None:
-        return None
+    assert package is not None and package.origin is not None
     source = Path(package.origin).parent / "utils" / "model_ema.py"
     averaged = runpy.run_path(str(source))["ModelEmaV3"](model, decay=_EMA_DECAY)
 
@@ -65,62 +66,45 @@ def _step_of_new_gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -
     return step
 
 
-def _copy(count: int, size: int) -> Call:
-    """Move the bytes that a step must move: it reads five tensors, and writes all of them but the gradient.
-
-    A step may go below this: it writes where it has just read, and a copy has to fetch what it writes over.
-    """
-    source, target = torch.randn(2, count * size)
-    half = count * size // 2
-
-    def copy() -> None:
-        for _ in range(4):
-            target.copy_(source)
-        target[:half].copy_(source[:half])
-
-    return copy
-
-
 def _make_cases(count: int, size: int) -> dict[str, Call]:
-    fused, fused_too, foreach, ours, flat, new = (_Model(count, size) for _ in range(6))
+    fused, fused_too, foreach, loop, ours, flat, new = (_Model(count, size) for _ in range(7))
     cases = {
         _PEER: _step_with_swa_utils(fused, torch.optim.AdamW(fused.parameters(), fused=True)),
         "AdamW(foreach=True), swa_utils EMA": _step_with_swa_utils(
             foreach, torch.optim.AdamW(foreach.parameters(), foreach=True)
+        ),
+        "AdamW(foreach=False), swa_utils EMA": _step_with_swa_utils(
+            loop, torch.optim.AdamW(loop.parameters(), foreach=False)
         ),
         "FusedEmaAdam": FusedEmaAdam(ours.parameters(), ema_decay=_EMA_DECAY).step,
         "FusedEmaAdam(flatten=True)": FusedEmaAdam(flat.parameters(), ema_decay=_EMA_DECAY, flatten=True).step,
         "FusedEmaAdam(flatten=True), new gradients": _step_of_new_gradients(
             new, FusedEmaAdam(new.parameters(), ema_decay=_EMA_DECAY, flatten=True)
         ),
-        _LIMIT: _copy(count, size),
     }
-    with_timm = _step_with_timm(fused_too, torch.optim.AdamW(fused_too.parameters(), fused=True))
-    return cases if with_timm is None else {**cases, _TIMM: with_timm}
+    if is_installed("timm"):
+        cases[_TIMM] = _step_with_timm(fused_too, torch.optim.AdamW(fused_too.parameters(), fused=True))
+    # A step reads five tensors, and writes all of them but the gradient. It may go below a copy of as many bytes: it
+    # writes where it has just read, and a copy has to fetch what it writes over.
+    cases[f"{LIMIT}copy of as many bytes"] = copy_of(9 * 4 * count * size)
+    return cases
 
 
-def main(rounds: int = 30) -> None:
-    """Print a table for float32 parameters of three sizes; timm is compared where it is installed."""
-    torch.set_num_threads(2)
+def measure(options: Namespace) -> list[Row]:
+    """Compare for float32 parameters: more and more tensors, and larger and larger ones."""
+    same = {"operator": "ema_adam", "device": "cpu", "dtype": "float32"}
     rows = []
-    for count, size in ((200, 50_000), (20, 1_000_000), (2000, 256)):
-        cases = _make_cases(count, size)
-        timings = interleaved(cases, rounds)
-        rows += [
-            {
-                "what": f"{count} x {size}",
-                "by": name,
-                "median ms": f"{timing.median * 1e3:.2f}",
-                "minimum ms": f"{timing.minimum * 1e3:.2f}",
-                "ratio of medians": f"{timing.median / timings[_PEER].median:.2f}",
-                "ratio of minima": f"{timing.minimum / timings[_PEER].minimum:.2f}",
-                "ratio of minima to the copy": f"{timing.minimum / timings[_LIMIT].minimum:.2f}",
-                "peak MB": f"{peak_memory(cases[name]) / 1e6:.1f}",
-            }
-            for name, timing in timings.items()
-        ]
-    print_table(rows)
+    for count in doublings(_MOST_TENSORS, options.quick):
+        columns = {**same, "configuration": f"of {_SMALL} elements each", "variable": "tensors", "size": count}
+        rows += compare(_make_cases(count, _SMALL), options.rounds, least_bytes=0, **columns)
+    for size in doublings(_LARGEST, options.quick):
+        columns = {**same, "configuration": f"each, {_FEW} tensors", "variable": "elements", "size": size}
+        rows += compare(_make_cases(_FEW, size), options.rounds, least_bytes=0, **columns)
+    if not is_installed("timm"):
+        rows.append(absent(_TIMM, "timm is not installed", **same))
+    rows.append(absent("apex FusedAdam", "its kernels need CUDA", **same))
+    return rows
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    run("ema_adam", measure, parser(__doc__).parse_args(), rounds=15)

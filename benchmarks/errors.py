@@ -16,32 +16,12 @@ import torch
 from torch import Tensor
 
 from benchmarks._errors_cases import CASES, Arguments, Case, Draw, Results
-from benchmarks._harness import format_table
+from benchmarks._figures import write_between
+from benchmarks._results import format_table
 
 PAGE = Path(__file__).parents[1] / "docs" / "precision.md"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 NOT_TAKEN = "not taken"
-
-_TEXT = """\
-# How exact the operators are
-
-Written by `make precision`, not by hand.
-
-Each row compares one result of a call with the same call in float64 on the same arguments, which are rounded to the
-row's dtype before. A cell has the largest and the mean error of its elements in ulp: in steps of the row's dtype at
-the true value or, where that is smaller, at the mean magnitude of the true values, because a sum that cancels has no
-more digits than its terms. Unlike a relative error, an ulp says how near a result is to the best that its dtype can
-hold, which is within 0.5. Float32 results of 16-bit arguments (losses, statistics of rows) are counted in the steps of
-16 bits too.
-
-"CPU" and "{npu}" are this package: raw operators, and the drop-in `linear_cross_entropy`. "torch" is torch's own on
-the CPU in the row's dtype: `aten`'s function of the same name; `linear` and `cross_entropy`, or their parts;
-`_fused_adamw_` and `lerp_`. What CANN's operator refuses is *{not_taken}*; inf is an error of an infinite result, or
-of nan. "By frequency" is `scale_grad_by_freq`. The random numbers are always the same.
-
-{machine}
-
-"""
 
 
 def ulps(result: Tensor, truth: Tensor, dtype: torch.dtype) -> Tensor:
@@ -115,22 +95,16 @@ def machine(has_npu: bool) -> str:
     return f"Measured with {', '.join(versions)} on {platform.machine()}: {capability} in torch, {vectors}."
 
 
-def page(table: Sequence[dict[str, str]], npu: str | None) -> str:
-    """Return the page."""
-    text = _TEXT.format(not_taken=NOT_TAKEN, npu=npu or "host NPU", machine=machine(npu is not None))
-    return f"{text}{format_table(table)}\n"
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure all cases, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=PAGE)
+    parser.add_argument("--page", type=Path, default=PAGE, help="the file that the table is put into")
     options = parser.parse_args(arguments)
     npu = None
     if hasattr(torch, "npu") and torch.npu.is_available():
         npu = "host NPU" if host_npu.is_enabled() else "NPU"
-    options.output.parent.mkdir(exist_ok=True)
-    options.output.write_text(page(list(rows(CASES, npu)), npu))
+    table = format_table(list(rows(CASES, npu)))
+    write_between(options.page, "errors", f"{machine(npu is not None)}\n\n{table}")
 
 
 if __name__ == "__main__":

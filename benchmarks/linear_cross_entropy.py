@@ -1,10 +1,10 @@
 """linear_cross_entropy against its peers and against the matrix products alone: time, memory and errors.
 
-``python -m benchmarks.linear_cross_entropy`` compares with the loss of the logits, with torch's own function in all its
-ways to split the rows, and with Apple's cut-cross-entropy where it is installed: ``pip install ".[benchmark]"``, which
-brings matplotlib for the plot too. Each case is measured in a process of its own; for the first shape all of them are
-also timed in turn in one process. On two idle cores that takes hours; ``--quick`` measures the first shape only, which
-takes about 20 minutes, and ``--quick --ignored 0`` half of that.
+``python -m benchmarks.linear_cross_entropy`` compares whole calls, forward and backward, with the loss of the logits:
+as it is, compiled and chunked; with torch's own function in its ways to split the rows; and with Apple's
+cut-cross-entropy where it is installed (``pip install ".[benchmark]"``). For one problem, ``--shape``, the times of all
+cases are taken in turn in one process, and memory and errors of each in a process of its own. How time and memory grow
+with rows and with classes is measured in this process.
 """
 
 import argparse
@@ -12,130 +12,91 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from importlib.metadata import version
-from itertools import product
-from pathlib import Path
 
-from benchmarks._linear_cross_entropy_cases import LABELS, LIMIT, is_installed
-from benchmarks._linear_cross_entropy_report import (
-    FORWARD_AND_BACKWARD,
-    INTERLEAVED_NOTES,
-    NOTES,
-    Row,
-    describe,
-    plot,
-    table,
-    write,
-)
+from benchmarks._harness import OURS, absent, compare, doublings, parser, run
+from benchmarks._linear_cross_entropy_cases import LABELS, Problem, make_call, why_absent
+from benchmarks._results import ROOT, Row
 
-SHAPES = ("2048x512x32000", "4096x1024x50257", "1024x2048x128256")
+SHAPE = (2048, 512, 32000)
+QUICK_SHAPE = (64, 32, 500)
+_SWEPT = ("naive", "compiled", "chunked", "torch-512", OURS, "limit")
+_FEATURES, _FEW_ROWS, _FEW_CLASSES = 256, 512, 8192
+_MOST = {"rows": 4096, "classes": 131072}
+_LONGEST_PROCESS = 240  # seconds
+_COLUMNS = {"operator": "linear_cross_entropy", "device": "cpu"}
 
 
-def measure(options: argparse.Namespace, group: Row, truths: str) -> list[Row]:
-    """Measure each case in a process of its own."""
+def measure(options: argparse.Namespace) -> list[Row]:
+    """Compare for the problem, and for more and more rows and classes."""
     rows = []
-    for case in options.peers:
-        row = {**group, "case": case, "status": "not installed"}
-        if is_installed(case):
-            print(f"{describe(group)}: {LABELS[case]}", file=sys.stderr)
-            row.update(_in_new_process(group, case=case, rounds=options.rounds, truths=truths))
-        rows.append(row)
+    wanted = [case for case in options.cases if not (options.quick and case == "compiled")]
+    cases = [case for case in wanted if why_absent(case) is None]
+    for dtype in options.dtypes:
+        rows += _one_problem(Problem(options.shape, dtype, options.ignored), cases, options)
+    for variable, most in _MOST.items():
+        for size in doublings(most, options.quick):
+            rows += _one_size(variable, size, [case for case in _SWEPT if case in cases], options)
+    rows += [absent(LABELS[case], reason, **_COLUMNS) for case in wanted if (reason := why_absent(case)) is not None]
+    rows.append(absent("Liger-Kernel", "its kernels are triton's, for GPUs and NPUs", **_COLUMNS))
     return rows
 
 
-def measure_interleaved(options: argparse.Namespace, group: Row) -> list[Row]:
-    """Measure all cases in turn in one process."""
-    print(f"{describe(group)}: in turn", file=sys.stderr)
-    cases = list(dict.fromkeys([*options.peers, LIMIT]))
-    found = _in_new_process(group, cases=cases, rounds=options.rounds)
+def _one_problem(problem: Problem, cases: list[str], options: argparse.Namespace) -> list[Row]:
+    ignored = f", {problem.ignored:.0%} of the rows ignored" if problem.ignored else ""
+    shape = " x ".join(map(str, problem.shape))
+    columns = {**_COLUMNS, "configuration": f"{shape}{ignored}", "dtype": problem.dtype}
+    timed = _in_new_process(problem, options.threads, cases=cases, rounds=options.rounds)
+    found = {row["by"]: row for row in timed} if isinstance(timed, list) else {}
     rows = []
-    for case in cases:
-        row = {**group, "case": case, "status": found["status"] if is_installed(case) else "not installed"}
-        if case in found:
-            for name, seconds, limit in zip(("median", "minimum"), found[case], found[LIMIT], strict=True):
-                row |= {f"{name}_s": seconds, f"{name}_ratio": seconds / limit}
-        rows.append(row)
+    with tempfile.TemporaryDirectory() as truths:
+        for case in cases:
+            row = {**columns, "by": LABELS[case], "status": "measured", **found.get(LABELS[case], {})}
+            if case == "limit":
+                row["peak_bytes"] = problem.gradient_bytes
+            else:
+                print(f"{columns['configuration']}, {problem.dtype}: {LABELS[case]}", file=sys.stderr)
+                row |= _in_new_process(problem, options.threads, case=case, truths=truths)
+            rows.append(row)
     return rows
 
 
-def _in_new_process(group: Row, **arguments: object) -> dict[str, object]:
-    problem = {"shape": [group[name] for name in "NDV"], "dtype": group["dtype"], "ignored": group["ignored"]}
-    request = {"problem": problem, "backward": group["pass"] == FORWARD_AND_BACKWARD, **arguments}
-    command = [sys.executable, "-m", "benchmarks._linear_cross_entropy_measure", json.dumps(request)]
-    process = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
-    sys.stderr.write(process.stderr)  # torch warns where it does not split the rows
+def _one_size(variable: str, size: int, cases: list[str], options: argparse.Namespace) -> list[Row]:
+    number, classes = (size, _FEW_CLASSES) if variable == "rows" else (_FEW_ROWS, size)
+    problem = Problem((number, _FEATURES, classes), "float32", 0.0)
+    tensors = problem.tensors()
+    others = f"{classes} classes" if variable == "rows" else f"{number} rows"
+    columns = {**_COLUMNS, "configuration": f"{others}, {_FEATURES} features", "dtype": "float32"}
+    calls = {LABELS[case]: make_call(case, tensors) for case in cases}
+    return compare(calls, options.rounds, least_bytes=problem.gradient_bytes, **columns, variable=variable, size=size)
+
+
+def _in_new_process(problem: Problem, threads: int, **arguments: object) -> object:
+    described = {"shape": problem.shape, "dtype": problem.dtype, "ignored": problem.ignored}
+    request = json.dumps({"problem": described, "threads": threads, **arguments})
+    command = [sys.executable, "-m", "benchmarks._linear_cross_entropy_measure", request]
+    try:
+        process = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=_LONGEST_PROCESS)
+    except subprocess.TimeoutExpired:
+        return {"status": f"failed: not done after {_LONGEST_PROCESS} seconds"}
     if process.returncode:
         reason = process.stderr.strip().splitlines()
         return {"status": f"failed ({process.returncode}): {reason[-1] if reason else ''}"}
-    return {"status": "measured", **json.loads(process.stdout.splitlines()[-1])}
-
-
-def main(options: argparse.Namespace) -> None:
-    """Measure and print table by table; the files grow with it."""
-    options.output.mkdir(parents=True, exist_ok=True)
-    heading = f"linear_cross_entropy with torch {version('torch')}, 2 threads"
-    rows: list[Row] = []
-    interleaved: list[Row] = []
-
-    def report(found: list[Row], measured: list[Row], name: str, notes: str) -> None:
-        measured += found
-        print(f"\n{describe(found[0])} ({name})\n\n{table(found)}", flush=True)
-        write(options.output / name, f"{heading}\n\n{notes}", measured)
-
-    for shape in options.shapes:
-        if not options.interleaved:
-            for dtype, ignored in product(options.dtypes, options.ignored):
-                with tempfile.TemporaryDirectory() as truths:  # of one problem, because it holds gigabytes
-                    for group in _groups(options, shape, dtype, ignored):
-                        report(measure(options, group, truths), rows, "results", NOTES)
-        if options.interleaved or shape == options.shapes[0]:
-            for dtype in options.dtypes:
-                for group in _groups(options, shape, dtype, options.ignored[0]):
-                    report(measure_interleaved(options, group), interleaved, "interleaved", INTERLEAVED_NOTES)
-    try:
-        plot(options.output / "memory_and_time.png", rows)
-    except ImportError as error:
-        print(f"\nno plot: {error}")
-    print(f"\nwritten to {options.output}")
-
-
-def _groups(options: argparse.Namespace, shape: Sequence[int], dtype: str, ignored: float) -> list[Row]:
-    sizes = dict(zip("NDV", shape, strict=True))
-    return [{**sizes, "dtype": dtype, "ignored": ignored, "pass": name} for name in options.passes]
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def _shape(text: str) -> tuple[int, ...]:
     shape = tuple(map(int, text.split("x")))
     if len(shape) != 3 or min(shape) < 1:
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"must be ROWSxFEATURESxCLASSES, got {text!r}")
     return shape
 
 
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--shapes", nargs="+", type=_shape, default=[*map(_shape, SHAPES)], help="rows x features x classes"
-    )
-    parser.add_argument(
-        "--dtypes", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16", "float16"]
-    )
-    passes = ["forward", FORWARD_AND_BACKWARD]
-    parser.add_argument("--passes", nargs="+", default=passes, choices=passes)
-    parser.add_argument(
-        "--ignored", nargs="+", type=float, default=[0.0, 0.2], help="shares of ignored rows; in turn only the first"
-    )
-    parser.add_argument("--peers", nargs="+", default=list(LABELS), choices=list(LABELS), help="cases")
-    parser.add_argument("--rounds", type=int, default=5, help="timed calls of each case")
-    parser.add_argument("--quick", action="store_true", help="the first shape only")
-    parser.add_argument("--interleaved", action="store_true", help="only time all cases in turn, at every shape")
-    parser.add_argument("--output", type=Path, default=Path("runs/linear_cross_entropy"), help="folder of the files")
-    options = parser.parse_args(arguments)
-    if options.quick:
-        del options.shapes[1:]
-    return options
-
-
 if __name__ == "__main__":
-    main(parse())
+    arguments = parser(__doc__)
+    arguments.add_argument("--shape", type=_shape, help=f"rows x features x classes (default: {SHAPE})")
+    arguments.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"])
+    arguments.add_argument("--cases", nargs="+", default=list(LABELS), choices=list(LABELS), help="by default all")
+    arguments.add_argument("--ignored", type=float, default=0.0, help="share of the rows that are ignored")
+    options = arguments.parse_args()
+    options.shape = options.shape or (QUICK_SHAPE if options.quick else SHAPE)
+    run("linear_cross_entropy", measure, options, rounds=5)

@@ -24,7 +24,8 @@ from torch_aclnn_ops.optim import FusedEmaAdam
 import torch
 from torch import Tensor
 
-from benchmarks._harness import print_table, status_bytes
+from benchmarks._harness import status_bytes
+from benchmarks._results import print_table
 
 SHAPES = tuple(itertools.product((5, 33, 64), (torch.float32, torch.bfloat16)))
 _CLASSES = 256

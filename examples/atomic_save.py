@@ -1,4 +1,7 @@
-"""Writing files so that a reader never meets half of one."""
+"""Writing files so that a reader never meets half of one.
+
+The package has such a function too, but a private one, and these programs use what is public.
+"""
 
 import os
 from collections.abc import Iterator

@@ -123,6 +123,10 @@ def main(argv: list[str] | None = None) -> int:
     if not all(beaten):
         print("error: a model is no better than its baseline", file=sys.stderr)
         return 1
+    print(
+        "Shown: mse_loss, binary_cross_entropy and FusedEmaAdam take the places of torch's; on digits that were held"
+        " out\nboth models, with averaged weights, are better than guesses that look at no image."
+    )
     return 0
 
 

@@ -99,7 +99,10 @@ def main(argv: list[str] | None = None) -> int:
     trainer, unigram = make_trainer(options)
     trainer.train(resume_from_checkpoint=options.resume)
     averaged = trainer.evaluate()["eval_loss"]
-    print(f"validation loss {averaged:.4f} with averaged weights, {unigram:.4f} by frequency alone")
+    print(
+        "Shown: the Trainer of transformers trains without the logits of all tokens, and evaluates averaged weights:"
+        f"\nvalidation loss {averaged:.4f} with averaged weights, {unigram:.4f} by frequency alone."
+    )
     return 0
 
 

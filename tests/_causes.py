@@ -669,8 +669,10 @@ _HOST_NPU = (
             "the host NPU cannot be loaded",
             "libopapi.so names the native kernel",
         ),
-        "torch_npu is missing, or the host NPU was compiled for another torch_npu, or not at all.",
-        "Install torch_npu of torch's version, then this package again with `--no-build-isolation`.",
+        "torch_npu is missing, or the host NPU was compiled for another torch_npu, or not at all; or the program was"
+        " started in a checkout, whose package Python takes before the installed one, and only that one was compiled.",
+        "Install torch_npu of torch's version, then this package again with `--no-build-isolation`, in a checkout with"
+        " `--editable` too.",
     ),
     Cause(
         (

@@ -1,5 +1,6 @@
 """Ctrl-C in a backward pass, at each of the operators that it calls."""
 
+import contextlib
 import gc
 import itertools
 import signal
@@ -34,6 +35,17 @@ class _Interruption(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@contextlib.contextmanager
+def _ctrl_c_raises():
+    """What a shell starts in the background ignores Ctrl-C, and Python leaves it so."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+@_ctrl_c_raises()
 def interrupt_everywhere(name, device):
     """Interrupt a backward pass at every operator; return what came of each, and whether anything is left over."""
     generator = torch.Generator().manual_seed(0)

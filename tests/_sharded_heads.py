@@ -4,9 +4,6 @@ A case returns tensors by name: the loss of the whole batch, and whole gradients
 computed in one.
 """
 
-import re
-from pathlib import Path
-
 import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
 from torch_aclnn_ops import functional as F
 from torch_aclnn_ops import nn as aclnn
@@ -21,6 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torch.utils.checkpoint import checkpoint
 
 from tests._distributed import results_of
+from tests._pages import blocks, run
 
 DTYPES = {"cpu": torch.float64, "npu": torch.float32}  # HCCL does not add up float64
 ROWS, FEATURES, CLASSES = 16, 6, 21  # classes that processes cannot share evenly
@@ -336,16 +334,15 @@ def module_with_the_loss(ranks):
     return ranks.found(model, loss)
 
 
-def lines_of_the_readme(ranks):
-    """What the README says."""
+def lines_of_the_guide(ranks):
+    """What docs/linear_cross_entropy.md says."""
     model = ranks.model()
     ranks.shard(model.layer, model.head, model)
     tokens, targets, count = ranks.rows()
     names = {"F": F, "model": model, "hidden": model(tokens), "targets": targets, "tokens_of_all_ranks": count}
     names["world_size"] = 1 if ranks.is_one else ranks.size
-    readme = Path(__file__).parents[1].joinpath("README.md").read_text()
-    [lines] = re.findall(r"^# The head sharded by fully_shard.*?(?=^```)", readme, re.MULTILINE | re.DOTALL)
-    exec(lines, names)
+    [lines] = [block for block in blocks("docs/linear_cross_entropy.md") if "fully_shard" in block.title]
+    run(lines, names)
     names["loss"].backward()
     return ranks.found(model, names["loss"])
 
@@ -452,7 +449,7 @@ FUNCTIONS = (
     head_of_its_own_in_the_forward_pass,
     group_in_the_forward_pass,
     module_with_the_loss,
-    lines_of_the_readme,
+    lines_of_the_guide,
     fsdp1,
     mixed_precision,
 )

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests._figures import write_section
+from benchmarks._figures import write_section
 from tests._optim import SETTINGS, STATE, Weights
 
 Action = Callable[[], None]

@@ -1,67 +1,134 @@
-"""The benchmarks run, and write what they promise."""
+"""The benchmarks run and write what they promise, and the documentation has what they last wrote."""
 
-import csv
-import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks import call_path
-from benchmarks._linear_cross_entropy_cases import LABELS, is_installed
+from benchmarks import _report, _scale, call_path
+from benchmarks.__main__ import BENCHMARKS
+from benchmarks._figures import put_between
+from benchmarks._linear_cross_entropy_cases import LABELS, why_absent
+from benchmarks._results import MACHINE, MEASUREMENT, RESULTS, read
 
-_CASES = ["naive", "torch-256", "ours", "limit"]
-_INSTALLED = [case for case in _CASES if is_installed(case)]
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+CASES = ["naive", "torch-512", "torch_aclnn_ops", "limit"]
+LARGEST_PICTURE = 60_000  # bytes
+WITH_TARGETS_OF_THEIR_OWN = {"errors", "gallery", "soak"}
+
+
+def _run(*arguments):
+    command = [sys.executable, "-m", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, timeout=300, capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")
-def output(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("linear_cross_entropy")
-    command = [sys.executable, "-m", "benchmarks.linear_cross_entropy", "--shapes", "40x8x50", "--dtypes", "float32"]
-    command += ["--passes", "forward+backward", "--ignored", "0.2", "--rounds", "1", "--peers", *_CASES]
-    subprocess.run([*command, "--output", str(folder)], check=True, cwd=Path(__file__).parents[1], timeout=300)
-    return folder
+def rows(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("results")
+    options = ["--quick", "--shape", "40x8x50", "--dtypes", "float32", "--ignored", "0.2", "--threads", "1"]
+    done = _run("benchmarks.linear_cross_entropy", *options, "--cases", *CASES, "--output", folder)
+    assert done.returncode == 0, done.stderr
+    [path] = folder.glob("*/linear_cross_entropy.csv")
+    return read(path)
 
 
-def _rows(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def test_linear_cross_entropy_measures_every_case_in_its_own_process(output):
-    rows = _rows(output / "results.csv")
-    assert {row["case"]: row["status"] for row in rows} == {
-        case: "measured" if case in _INSTALLED else "not installed" for case in _CASES
-    }
+def test_every_row_says_what_was_measured_with_what_and_when(rows):
+    names = list(rows[0])
+    assert names[: len(MEASUREMENT)] == MEASUREMENT and names[-len(MACHINE) :] == MACHINE
     for row in rows:
-        if row["case"] not in _INSTALLED:
-            continue
+        assert not [name for name in ("operator", "by", "status", *MACHINE) if not row[name]]
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", row["date"])
+
+
+def test_linear_cross_entropy_measures_time_memory_and_errors_of_every_case(rows):
+    measured = [row for row in rows if row["configuration"] == "40 x 8 x 50, 20% of the rows ignored"]
+    installed = [LABELS[case] for case in CASES if why_absent(case) is None]
+    assert [row["by"] for row in measured if row["status"] == "measured"] == installed
+    assert float(measured[0]["ratio_of_minima"]) == float(measured[0]["ratio_of_medians"]) == 1
+    for row in measured:
         assert float(row["median_s"]) >= float(row["minimum_s"]) > 0
-        errors = [row[name] for name in ("loss_error", "dx_error", "dw_error")]
-        if row["case"] == "limit":
-            assert errors == [""] * 3
+        errors = [row[f"{name}_error"] for name in ("loss", "dx", "dw")]
+        if row["by"] == LABELS["limit"]:
+            assert errors == [""] * 3 and int(row["peak_bytes"]) == (40 + 50) * 8 * 4
         else:
             assert all(float(error) < 1e-5 for error in errors)
 
 
-def test_linear_cross_entropy_compares_with_the_matrix_products_in_one_process(output):
-    rows = _rows(output / "interleaved.csv")
-    assert [row["case"] for row in rows] == _CASES
-    assert [row["case"] for row in rows if row["median_ratio"]] == _INSTALLED
-    assert float(rows[-1]["median_ratio"]) == float(rows[-1]["minimum_ratio"]) == 1
+def test_linear_cross_entropy_is_measured_for_several_numbers_of_rows_and_classes(rows):
+    for variable in ("rows", "classes"):
+        sizes = [int(row["size"]) for row in rows if row["variable"] == variable and row["by"] == "torch_aclnn_ops"]
+        assert sizes == sorted(set(sizes)) and len(sizes) > 1
 
 
-@pytest.mark.parametrize("name", ["results", "interleaved"])
-def test_linear_cross_entropy_writes_tables(output, name):
-    text = (output / f"{name}.md").read_text()
-    assert "### 40 x 8 x 50, float32, forward+backward, 20% of the rows ignored" in text
-    assert all(f"\n| {label} " in text for label in map(LABELS.get, _INSTALLED))
+def test_peers_that_cannot_be_measured_are_named_with_the_reason(rows):
+    absent = {row["by"]: row["status"] for row in rows if row["status"].startswith("absent: ")}
+    assert "triton" in absent["Liger-Kernel"]
 
 
-def test_linear_cross_entropy_draws_where_matplotlib_is_installed(output):
-    plotted = (output / "memory_and_time.png").exists()
-    assert plotted == (importlib.util.find_spec("matplotlib") is not None)
+def test_one_command_runs_a_benchmark_by_its_name(tmp_path):
+    done = _run("benchmarks", "call_path", "--output", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [path.stem for path in tmp_path.glob("*/*.csv")] == ["call_path"]
+
+
+def test_an_unknown_benchmark_is_answered_with_the_names():
+    done = _run("benchmarks", "loses")
+    assert done.returncode == 2 and all(name in done.stderr for name in ("loses", *BENCHMARKS))
+
+
+def test_every_benchmark_is_run_by_a_target():
+    modules = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if not path.stem.startswith("_")}
+    assert modules - WITH_TARGETS_OF_THEIR_OWN == set(BENCHMARKS) - {"call_overhead_npu"}
+
+
+def _between(page, title):
+    return page.split(f"<!-- figures: {title} -->\n\n", 1)[1].split("\n\n<!-- end of figures -->", 1)[0]
+
+
+@pytest.mark.parametrize("title", [*BENCHMARKS, _report.GROWTH])
+def test_the_tables_of_performance_are_those_of_the_results(title):
+    assert _between(_report.PAGE.read_text(), title) == _report.texts(RESULTS)[title], (
+        "run python -m benchmarks --figures"
+    )
+
+
+@pytest.mark.parametrize("title", _scale.texts())
+def test_the_tables_of_scale_are_what_the_plan_says(title):
+    assert _between(_scale.PAGE.read_text(), title) == _scale.texts()[title], "run python -m benchmarks --figures"
+
+
+def test_every_picture_is_shown_and_every_picture_that_is_shown_is_there_and_small():
+    pages = "".join(path.read_text() for path in [*DOCS.glob("*.md"), ROOT / "README.md"])
+    shown = set(re.findall(r"images/(\w+\.png)\)", pages))
+    pictures = {path.name: path.stat().st_size for path in (DOCS / "images").glob("*.png")}
+    assert shown == set(pictures)
+    assert not {name: size for name, size in pictures.items() if size > LARGEST_PICTURE}
+
+
+def test_growth_is_the_slope_of_the_logarithms():
+    common = {"operator": "mse_loss", "configuration": "", "device": "cpu", "dtype": "float32", "variable": "elements"}
+    rows = [
+        {
+            **common,
+            "by": "torch",
+            "size": str(size),
+            "minimum_s": str(3e-9 * size**1.5),
+            "peak_bytes": str(size * 2**20),
+        }
+        for size in (1, 2, 4, 8)
+    ]
+    [row] = _report.growths(rows)
+    assert (row["time grows with the power"], row["memory"]) == ("1.50", "1.00")
+    assert row["sizes"] == "1 to 8 elements"
+
+
+def test_figures_take_the_place_of_the_old_ones_and_text_by_hand_stays():
+    page = put_between("# Page\n\nBy hand.\n", "speed", "old \\1")
+    assert page == "# Page\n\nBy hand.\n\n## speed\n\n<!-- figures: speed -->\n\nold \\1\n\n<!-- end of figures -->\n"
+    assert put_between(page, "speed", "new") == page.replace("old \\1", "new")
 
 
 @pytest.mark.parametrize("name", call_path.cases())

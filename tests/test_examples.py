@@ -1,10 +1,13 @@
 """The example programs, at a size that takes seconds."""
 
+import ast
 import csv
 import importlib
 import json
 import os
 import pathlib
+import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -19,9 +22,9 @@ def _run(script: str, *options: str) -> subprocess.CompletedProcess:
     return _run_python(str(ROOT / "examples" / script), *options)
 
 
-def _run_python(*arguments: str) -> subprocess.CompletedProcess:
+def _run_python(*arguments: str, cwd: pathlib.Path | None = None) -> subprocess.CompletedProcess:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True)
+    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, cwd=cwd)
 
 
 def _torchrun(ranks: int, *arguments: str) -> subprocess.CompletedProcess:
@@ -53,6 +56,7 @@ def test_the_language_model_learns_and_leaves_its_files(reference_run):
     losses = [float(training) for training, *_ in _losses(output)]
     assert len(losses) == 40 and abs(losses[0] - 8.3178) < 0.1 and losses[-1] < losses[0] - 0.3
     assert (output / "loss.png").read_bytes().startswith(b"\x89PNG") and (output / "checkpoint.pt").exists()
+    assert "Shown: 40 steps with this package's embedding, losses and optimizer bring a language model" in result.stdout
 
 
 _ON_THE_HOST_NPU = """
@@ -189,6 +193,85 @@ def test_an_npu_that_is_not_there_is_refused():
 def test_the_digits_beat_their_baselines():
     result = _run("digits.py")
     assert result.returncode == 0, result.stdout + result.stderr
+    assert "Shown: mse_loss, binary_cross_entropy and FusedEmaAdam take the places of torch's" in result.stdout
+
+
+def _ladder() -> list[str]:
+    table = re.findall(r"^\|.*\| `([^`]+)` \|", (ROOT / "examples/README.md").read_text(), re.MULTILINE)
+    return [re.search(r"examples/(\S+\.py)", command)[1] for command in table]
+
+
+def test_the_ladder_has_every_program_and_only_those():
+    programs = [
+        str(path.relative_to(ROOT / "examples"))
+        for path in (ROOT / "examples").rglob("*.py")
+        if "Run ``" in ast.get_docstring(ast.parse(path.read_text()))
+    ]
+    assert sorted(set(_ladder())) == sorted(programs)
+
+
+def test_the_first_example_trains_in_twenty_lines():
+    text = (ROOT / "examples/drop_in.py").read_text()
+    training = text.partition("# The twenty lines.\n")[2].partition("# That was it.\n")[0]
+    code = [line for line in training.splitlines() if line.strip() and not line.lstrip().startswith('"""')]
+    assert 10 < len(code) <= 20
+
+
+def test_the_first_example_learns_with_averages_on_a_cpu(capsys):
+    runpy.run_path(str(ROOT / "examples/drop_in.py"))
+    *_, shown = capsys.readouterr().out.partition("Shown: 200 steps on cpu bring the loss from ")
+    by_frequency, raw, averaged = map(float, re.findall(r"\d+\.\d\d", shown))
+    assert averaged < by_frequency - 1 and raw < by_frequency - 1
+    assert "; 0 operators of CANN were launched" in shown
+
+
+# One process for what is short, because to start the host NPU takes longer.
+_SHORT_ONES = """
+import os, runpy, sys
+from pathlib import Path
+from torch_aclnn_ops import host_npu
+
+drop_in, own_operator = sys.argv[1:]
+Path("drop_in.py").write_text(Path(drop_in).read_text().replace("= 200, 256, 8,", "= 10, 32, 8,"))
+Path("README.md").write_text("text " * 100)
+os.mkdir("examples")
+os.rename("drop_in.py", "examples/drop_in.py")
+runpy.run_path("examples/drop_in.py")
+host_npu.reset()
+try:
+    runpy.run_path(own_operator, run_name="__main__")
+except SystemExit as end:
+    print("status", end.code)
+"""
+
+
+@pytest.fixture(scope="module")
+def short_ones(tmp_path_factory):
+    """What the drop-in, with fewer steps, and the own operator print on the host NPU."""
+    folder = tmp_path_factory.mktemp("short")
+    (folder / "program.py").write_text(_SHORT_ONES)
+    programs = [str(ROOT / "examples" / name) for name in ("drop_in.py", "own_operator/own_operator.py")]
+    result = _run_python("-m", "torch_aclnn_ops.host_npu", "program.py", *programs, cwd=folder)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_the_first_example_launches_canns_operators_on_the_host_npu(short_ones):
+    # In a step the backward passes of the embedding and of two losses, three operators of the cross entropy, and one of
+    # the optimizer for each of eight parameters; and the cross entropy of two evaluations, without gradients.
+    assert "Shown: 10 steps on npu" in short_ones and f"; {10 * (3 + 3 + 8) + 2 * 2} operators of CANN" in short_ones
+
+
+def test_an_own_operator_is_compiled_tested_and_differentiated_on_the_host_npu(short_ones):
+    assert "refused: aclnnMseLoss refuses the call with status 161002" in short_ones
+    assert "has launched aclnnMseLoss 51 times and aclnnMseLossBackward 27 times without an NPU" in short_ones
+    assert short_ones.endswith("nothing is left alive.\nstatus 0\n")
+
+
+def test_an_own_operator_without_the_host_npu_is_refused(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(str(ROOT / "examples/own_operator/own_operator.py"), run_name="__main__")
+    assert stopped.value.code == 2 and "python -m torch_aclnn_ops.host_npu" in capsys.readouterr().err
 
 
 def test_hugging_faces_trainer_goes_on_from_its_checkpoint_with_the_same_averages(output):
@@ -200,16 +283,19 @@ def test_hugging_faces_trainer_goes_on_from_its_checkpoint_with_the_same_average
     resumed = _run("hf_trainer.py", *options, str(output), "--resume")
     assert resumed.returncode == 0, resumed.stderr
     assert resumed.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
-    assert "with averaged weights" in resumed.stdout and (output / "checkpoint-8/ema/model.safetensors").exists()
+    assert "Shown: the Trainer of transformers trains without the logits of all tokens" in resumed.stdout
+    assert (output / "checkpoint-8/ema/model.safetensors").exists()
 
 
 def test_the_digits_under_lightning_beat_their_baseline_and_go_on_from_the_checkpoint(tmp_path):
     for options in (["--epochs", "3"], ["--epochs", "6", "--resume"]):
         result = _run("lightning_digits.py", *options, "--output", str(tmp_path))
         assert result.returncode == 0, result.stdout + result.stderr
+        assert "Shown: Lightning validates averaged weights and saves them in its checkpoints" in result.stdout
 
 
 def test_shards_of_two_processes_learn_and_their_averages_are_swapped_in_and_out(output):
     result = _torchrun(2, str(ROOT / "examples/fsdp2.py"), "--steps", "30", "--width", "32", "--output", str(output))
     assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.count("validation loss") == 1  # one process prints
+    assert result.stdout.count("Shown: 30 steps bring the validation loss from ") == 1  # one process prints
+    assert result.stdout.endswith("; after the swap the weights are what they were.\n")

@@ -34,15 +34,15 @@ class Recorded(Trainer):
         return loss
 
 
-def _trainer(folder, model=None, average=True, optimizer=FusedEmaAdam, **arguments):
+def make_trainer(folder, model=None, average=True, optimizer=FusedEmaAdam, **arguments):
     kwargs = {"lr": 1e-2, "ema_decay": 0.9} if optimizer is FusedEmaAdam else {"lr": 1e-2}
-    arguments = {"max_steps": STEPS, "eval_strategy": "steps", "eval_steps": 2, "save_steps": 3, **arguments}
+    steps = {"max_steps": STEPS, "eval_strategy": "steps", "eval_steps": 2, "save_steps": 3}
+    arguments = {"use_cpu": True, **steps, **arguments}
     trainer = Recorded(
         patch_model(make(), chunk_size=CHUNK) if model is None else model,
         TrainingArguments(
             str(folder),
             per_device_train_batch_size=2,
-            use_cpu=True,
             report_to=[],
             disable_tqdm=True,
             **arguments,
@@ -58,13 +58,13 @@ def _trainer(folder, model=None, average=True, optimizer=FusedEmaAdam, **argumen
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    trainer = _trainer(tmp_path_factory.mktemp("trained"))
+    trainer = make_trainer(tmp_path_factory.mktemp("trained"))
     trainer.train()
     return trainer
 
 
 def test_the_training_is_that_of_a_model_that_is_not_patched(trained, tmp_path):
-    other = _trainer(tmp_path, make(), average=False)
+    other = make_trainer(tmp_path, make(), average=False)
     other.train()
     assert trained.losses == pytest.approx(other.losses, rel=1e-4)
 
@@ -103,7 +103,7 @@ def test_a_checkpoint_has_the_model_with_averaged_weights(trained):
 
 
 def test_a_training_goes_on_from_a_checkpoint_with_the_same_losses_and_averages(trained):
-    resumed = _trainer(trained.args.output_dir)
+    resumed = make_trainer(trained.args.output_dir)
     resumed.train(resume_from_checkpoint=f"{trained.args.output_dir}/checkpoint-3")
     assert resumed.losses == trained.losses[3:]
     expected = trained.optimizer.optimizer.ema_state_dict(trained.model)
@@ -114,7 +114,7 @@ def test_a_training_goes_on_from_a_checkpoint_with_the_same_losses_and_averages(
 def test_gradients_are_accumulated_by_the_labels_of_all_parts(tmp_path):
     losses = []
     for model in (make(), patch_model(make(), chunk_size=CHUNK)):
-        trainer = _trainer(tmp_path / str(len(losses)), model, gradient_accumulation_steps=3, max_steps=2)
+        trainer = make_trainer(tmp_path / str(len(losses)), model, gradient_accumulation_steps=3, max_steps=2)
         trainer.train()
         losses.append([log["loss"] for log in trainer.state.log_history if "loss" in log] + trainer.losses)
     assert losses[0] == pytest.approx(losses[1], rel=1e-4) and all(map(math.isfinite, losses[0]))
@@ -123,7 +123,7 @@ def test_gradients_are_accumulated_by_the_labels_of_all_parts(tmp_path):
 def test_label_smoothing_of_the_trainer_has_real_logits(tmp_path):
     losses = []
     for model in (make(), patch_model(make(), chunk_size=CHUNK)):
-        trainer = _trainer(tmp_path / str(len(losses)), model, label_smoothing_factor=0.1, max_steps=2)
+        trainer = make_trainer(tmp_path / str(len(losses)), model, label_smoothing_factor=0.1, max_steps=2)
         trainer.train()
         losses.append(trainer.losses)
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
@@ -143,4 +143,4 @@ REFUSALS = {
 @pytest.mark.parametrize(("options", "sentence"), REFUSALS.values(), ids=REFUSALS)
 def test_what_would_go_on_without_averages_is_refused(options, sentence, tmp_path):
     with pytest.raises(ValueError, match=sentence):
-        _trainer(tmp_path, **options).train()
+        make_trainer(tmp_path, **options).train()

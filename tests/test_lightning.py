@@ -50,16 +50,15 @@ class Model(LightningModule):
         return FusedEmaAdam(self.parameters(), lr=0.1, ema_decay=0.5)
 
 
-def _trainer(*callbacks, epochs=2, **options):
+def make_trainer(*callbacks, epochs=2, **options):
     return Trainer(
-        accelerator="cpu",
+        **{"accelerator": "cpu", **options},
         max_epochs=epochs,
         callbacks=[EmaCallback(), *callbacks],
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         enable_checkpointing=any(isinstance(one, ModelCheckpoint) for one in callbacks),
-        **options,
     )
 
 
@@ -67,54 +66,81 @@ def _rows():
     return DataLoader(torch.randn(BATCHES * 2, 3, generator=torch.Generator().manual_seed(1)), 2)
 
 
-def _fit(trainer, model, **options):
+def fit(trainer, model, **options):
     trainer.fit(model, _rows(), _rows(), **options)
     return model
 
 
-def _averages(trainer, model):
+def averages_of(trainer, model):
     states = {name: one for optimizer in trainer.optimizers for name, one in optimizer.state.items()}
     return {name: states[one]["ema_params"] for name, one in model.named_parameters()}
 
 
-def _equal(state, expected):
+def equal(state, expected):
     return state.keys() == expected.keys() and all(torch.equal(state[name], one) for name, one in expected.items())
 
 
 @pytest.mark.parametrize("optimizers", [1, 2])
 def test_a_validation_sees_the_averages_and_gives_the_weights_back(optimizers):
-    trainer = _trainer()
-    model = _fit(trainer, Model(optimizers))
-    averages = _averages(trainer, model)
-    assert _equal(model.seen[-1], averages)
-    assert not _equal(model.state_dict(), averages)
+    trainer = make_trainer()
+    model = fit(trainer, Model(optimizers))
+    averages = averages_of(trainer, model)
+    assert equal(model.seen[-1], averages)
+    assert not equal(model.state_dict(), averages)
     trainer.test(model, _rows(), verbose=False)
-    assert _equal(model.seen[-1], averages)
+    assert equal(model.seen[-1], averages)
 
 
 def test_the_training_is_that_without_the_callback():
-    trainer = _trainer()
+    trainer = make_trainer()
     trainer.callbacks = [one for one in trainer.callbacks if not isinstance(one, EmaCallback)]
-    assert _fit(trainer, Model()).losses == _fit(_trainer(), Model()).losses
+    assert fit(trainer, Model()).losses == fit(make_trainer(), Model()).losses
 
 
 @pytest.mark.parametrize("optimizers", [1, 2])
 def test_a_checkpoint_is_the_model_that_was_validated(optimizers, tmp_path):
-    trainer = _trainer(ModelCheckpoint(tmp_path, "model"))
-    model = _fit(trainer, Model(optimizers))
-    assert _equal(Model.load_from_checkpoint(tmp_path / "model.ckpt").state_dict(), model.seen[-1])
+    trainer = make_trainer(ModelCheckpoint(tmp_path, "model"))
+    model = fit(trainer, Model(optimizers))
+    assert equal(Model.load_from_checkpoint(tmp_path / "model.ckpt").state_dict(), model.seen[-1])
     checkpoint = torch.load(tmp_path / "model.ckpt", weights_only=True)
-    assert _equal(checkpoint["current_model_state"], model.state_dict())
+    assert equal(checkpoint["current_model_state"], model.state_dict())
 
 
 def test_a_training_goes_on_from_a_checkpoint_with_the_same_losses_and_averages(tmp_path):
-    whole_trainer = _trainer(epochs=4)
-    whole = _fit(whole_trainer, Model())
-    _fit(_trainer(ModelCheckpoint(tmp_path, "model"), epochs=2), Model())
-    trainer = _trainer(epochs=4)
-    resumed = _fit(trainer, Model(), ckpt_path=tmp_path / "model.ckpt")
+    whole_trainer = make_trainer(epochs=4)
+    whole = fit(whole_trainer, Model())
+    fit(make_trainer(ModelCheckpoint(tmp_path, "model"), epochs=2), Model())
+    trainer = make_trainer(epochs=4)
+    resumed = fit(trainer, Model(), ckpt_path=tmp_path / "model.ckpt")
     assert resumed.losses == whole.losses[2 * BATCHES :]
-    assert _equal(_averages(trainer, resumed), _averages(whole_trainer, whole))
+    assert equal(averages_of(trainer, resumed), averages_of(whole_trainer, whole))
+
+
+class Clipped(Model):
+    """Keeps the norms of the gradients that the optimizer gets, which it clips itself if no trainer does."""
+
+    def __init__(self, own=False):
+        super().__init__()
+        self.own, self.norms = own, []
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        optimizer.register_step_post_hook(self.keep_norm)
+        return optimizer
+
+    def keep_norm(self, optimizer, *_):
+        self.norms.append(nn.utils.get_total_norm([one.grad for one in self.parameters()]).item())
+
+    def configure_gradient_clipping(self, optimizer, gradient_clip_val, gradient_clip_algorithm):
+        self.clip_gradients(optimizer, gradient_clip_val=0.01 if self.own else gradient_clip_val)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("own", [False, True], ids=["by the trainer", "by the model"])
+def test_gradients_are_clipped(precision, own):
+    options = {} if own else {"gradient_clip_val": 0.01}
+    model = fit(make_trainer(precision=precision, **options), Clipped(own))
+    assert len(model.norms) == 2 * BATCHES and max(model.norms) == pytest.approx(0.01, rel=1e-3)
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
@@ -125,11 +151,11 @@ def test_weights_come_back_where_a_validation_fails(error):
             if not self.trainer.sanity_checking:
                 raise error
 
-    trainer, model = _trainer(), Failing()
+    trainer, model = make_trainer(), Failing()
     with pytest.raises((ValueError, SystemExit, KeyboardInterrupt)):
-        _fit(trainer, model)
-    assert _equal(model.seen[-1], _averages(trainer, model))
-    assert not _equal(model.state_dict(), model.seen[-1])
+        fit(trainer, model)
+    assert equal(model.seen[-1], averages_of(trainer, model))
+    assert not equal(model.state_dict(), model.seen[-1])
     trainer.optimizers[0].state_dict()  # which is refused while the model holds its averages
 
 
@@ -140,7 +166,7 @@ def test_another_swap_in_a_validation_is_refused():
                 super().validation_step(rows, index)
 
     with pytest.raises(RuntimeError, match="inside swap_ema_params"):
-        _fit(_trainer(), Swapping())
+        fit(make_trainer(), Swapping())
 
 
 def test_a_validation_in_another_swap_is_refused():
@@ -156,7 +182,7 @@ def test_a_validation_in_another_swap_is_refused():
             return super().training_step(rows, index)
 
     with pytest.raises(RuntimeError, match="inside swap_ema_params"):
-        _fit(_trainer(), Swapped())
+        fit(make_trainer(), Swapped())
 
 
 class WithoutAverages(Model):
@@ -177,4 +203,4 @@ REFUSALS = {
 @pytest.mark.parametrize(("model", "callbacks", "sentence"), REFUSALS.values(), ids=REFUSALS)
 def test_what_would_go_wrong_is_refused_before_training(model, callbacks, sentence):
     with pytest.raises(ValueError, match=sentence):
-        _fit(_trainer(*callbacks), model())
+        fit(make_trainer(*callbacks), model())

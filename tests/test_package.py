@@ -1,14 +1,17 @@
 """Importing the package and asking the doctor, with torch_npu absent, without CANN, and with it."""
 
+import importlib.metadata
 import json
 import os
 import pathlib
+import platform
 import re
 import subprocess
 import sys
 
 import torch_aclnn_ops
-from torch_aclnn_ops import _cpu_extension, doctor, functional, ops
+from torch_aclnn_ops import _cpu_extension, _torch_npu, doctor, functional, ops
+from torch_aclnn_ops.host_npu import _libraries
 
 import pytest
 import torch
@@ -125,6 +128,56 @@ def test_the_doctor_says_that_cann_is_installed_but_not_where_the_loader_searche
     assert found["CANN"]["remedy"] == "source /opt/cann/set_env.sh"
 
 
+@pytest.mark.parametrize(
+    ("folder", "shown"),
+    [
+        ("/home/alice/Ascend", "~/Ascend"),
+        ("/data/alice/cann", "/data/$USER/cann"),
+        ("/home/bob/cann", "/home/.../cann"),
+        ("/opt/malice/cann", "/opt/malice/cann"),
+    ],
+)
+def test_a_report_of_the_doctor_names_no_home_and_no_user(folder, shown, monkeypatch):
+    of_alice = {"HOME": "/home/alice", "USER": "alice", "LOGNAME": "alice", "ASCEND_HOME_PATH": folder}
+    for name, value in of_alice.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(_torch_npu, "finds_cann", lambda: False)
+    [cann] = [found for found in doctor.findings() if found.what == "CANN"]
+    assert cann.found == f"{shown}, but not where the loader searches"
+    assert cann.remedy == f"source {shown}/set_env.sh"
+
+
+@pytest.mark.parametrize(("is_installed", "first"), [(True, ""), (False, "torch_npu, then ")])
+def test_the_doctor_says_what_to_install_where_the_host_npu_was_not_built(is_installed, first, monkeypatch):
+    monkeypatch.setattr(_torch_npu, "is_installed", lambda: is_installed)
+    monkeypatch.setattr(_libraries, "missing", lambda: ["libascendcl.so"])
+    [host_npu] = [found for found in doctor.findings() if found.what == "host NPU"]
+    assert host_npu.found == "not built"
+    assert host_npu.remedy.startswith(f"to simulate NPUs: install {first}torch_aclnn_ops again with pip's")
+
+
+def test_the_doctor_says_that_the_package_is_that_of_a_checkout():
+    assert doctor.findings()[0].found == f"{torch_aclnn_ops.__version__}, from a checkout"
+
+
+def test_a_report_of_the_doctor_does_not_name_the_machine(capsys, monkeypatch):
+    monkeypatch.setattr(platform, "node", lambda: "the-machine")
+    monkeypatch.setenv("HOSTNAME", "the-machine")
+    doctor.main(["--json"])
+    assert "the-machine" not in capsys.readouterr().out
+
+
+def test_the_doctor_names_the_settings_and_the_libraries_that_matter_to_a_report(monkeypatch):
+    monkeypatch.setenv("TASK_QUEUE_ENABLE", "2")
+    monkeypatch.setenv("TORCH_ACLNN_CHECK_VALUES", "1")
+    monkeypatch.setenv("MY_TOKEN", "secret")
+    found = {row.what: row.found for row in doctor.findings()}
+    assert {"TASK_QUEUE_ENABLE=2", "TORCH_ACLNN_CHECK_VALUES=1"} <= set(found["settings"].split(", "))
+    assert "secret" not in str(found)
+    versions = dict(one.split() for one in found["other libraries"].split(", "))
+    assert versions.items() >= {name: importlib.metadata.version(name) for name in ("numpy", "transformers")}.items()
+
+
 def test_the_doctor_says_that_torch_npu_sees_no_device(tmp_path):
     (tmp_path / "torch_npu.py").write_text(
         "import torch, types\ntorch.npu = types.SimpleNamespace(device_count=lambda: 0)\ndef _autoload(): pass"
@@ -140,7 +193,7 @@ def test_the_doctor_says_what_the_cpu_kernels_give_and_how_to_get_them(monkeypat
     assert doctor.findings()[-1] == doctor.Finding(
         "CPU kernels",
         "not loaded: it was not built",
-        "for speed: install torch_aclnn_ops again with pip's --no-build-isolation",
+        "for speed: install torch_aclnn_ops again with pip's --no-build-isolation, in a checkout with --editable too",
     )
     monkeypatch.setattr(_cpu_extension, "why_unavailable", lambda: None)
     monkeypatch.setattr(_cpu_extension, "vectors", lambda: "AVX2")
@@ -225,16 +278,6 @@ def test_a_default_device_does_not_take_calls_away(monkeypatch):
     with torch.device("cpu"):
         functional.mse_loss(torch.rand(3), torch.rand(3))
     assert called
-
-
-def test_every_test_that_the_readme_names_exists():
-    here = pathlib.Path(__file__).parent
-    files = {path: path.read_text() for path in here.rglob("*.py")}
-    named = re.findall(r"`(test_\w+|Test\w+)(?:\.py)?`", (here.parent / "README.md").read_text())
-    assert len(named) > 10
-    for name in named:
-        is_file = (here / f"{name}.py").exists()
-        assert is_file or any(re.search(rf"^ *(def|class) {name}\b", text, re.M) for text in files.values()), name
 
 
 @pytest.mark.parametrize(("module", "needs"), [("transformers", "transformers"), ("lightning", "lightning.pytorch")])

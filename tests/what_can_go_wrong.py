@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tests._causes import SECTIONS, Cause
 from tests._messages import ROOT, Message, collect
+from tests._pages import anchor
 
 PAGE = ROOT / "docs/what_can_go_wrong.md"
 _INTRODUCTION = """\
@@ -57,13 +58,13 @@ def page(messages_of: Mapping[Cause, Sequence[str]], sections: Sections) -> str:
 
 def _lines(messages_of: Mapping[Cause, Sequence[str]], sections: Sections) -> Iterator[str]:
     for title in sections:
-        yield f"- [{title}](#{title.lower().replace(' ', '-').replace(',', '')})"
+        yield f"- [{title}](#{anchor(title)})"
     for title, causes in sections.items():
         yield f"\n## {title}"
         for cause in causes:
             yield ""
             yield from (f"- `{text}`" for text in messages_of[cause])
-            yield f"\n**Cause:** {cause.cause}\\\n**Cure:** {cause.cure}"
+            yield f"\n**Cause:** {cause.cause}<br>\n**Cure:** {cause.cure}"
     yield ""
 
 

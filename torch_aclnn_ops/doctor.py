@@ -1,14 +1,18 @@
 """Say what this installation can do, and what is missing: ``python -m torch_aclnn_ops.doctor [--json]``."""
 
 import argparse
+import contextlib
 import dataclasses
+import getpass
 import importlib.metadata
 import importlib.util
 import json
 import os
 import platform
+import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from torch_aclnn_ops import _cpu_extension, _extension, _torch_compat, _torch_npu, host_npu, ops
 from torch_aclnn_ops._version import __version__
@@ -19,9 +23,16 @@ import torch
 
 __all__ = ["Finding", "describe", "findings", "main"]
 
-_BUILD = "torch_aclnn_ops again with pip's --no-build-isolation"
-_REINSTALL = f"install torch_npu, then {_BUILD}"
+_BUILD = "torch_aclnn_ops again with pip's --no-build-isolation, in a checkout with --editable too"
 _FORMULA = "formula in torch calls"
+
+_LIBRARIES = ("numpy", "transformers", "accelerate", "peft", "lightning")
+# Environment variables that change what torch, torch_npu and this package do; none has a path for a value.
+_SETTINGS = re.compile(
+    "TORCH_ACLNN_.*|TORCH_DEVICE_BACKEND_AUTOLOAD|TASK_QUEUE_ENABLE|PER_STREAM_QUEUE|ASCEND_LAUNCH_BLOCKING"
+    "|ASCEND_RT_VISIBLE_DEVICES|ACLNN_CACHE_LIMIT|PYTORCH_NPU_ALLOC_CONF|TORCH_NPU_LAZY_FUSION|OMP_NUM_THREADS"
+)
+_DRIVER = Path("/usr/local/Ascend/driver/version.info")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,22 +54,29 @@ def findings() -> list[Finding]:
     """Look for what the package needs on a CPU, on an NPU and on a simulated one.
 
     Returns:
-        One finding for each thing, in the order in which they depend on one another.
+        One finding for each thing, in the order in which they depend on one another. They can be shown to others: the
+        user's home is ``~`` in them, and the user's name ``$USER``.
 
     Example:
         >>> findings()[0].what
         'torch_aclnn_ops'
     """
-    return [
-        Finding("torch_aclnn_ops", __version__),
-        Finding("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
+    found = [
+        Finding("torch_aclnn_ops", f"{__version__}, {'from a checkout' if _is_checkout() else 'installed'}"),
+        _python(),
         _torch(),
+        _other_libraries(),
+        _settings(),
         _installed_torch_npu(),
         _cann(),
         _npu(),
         _npu_extension(),
         _host_npu(),
         _cpu_kernels(),
+    ]
+    return [
+        Finding(row.what, _without_names(row.found), None if row.remedy is None else _without_names(row.remedy))
+        for row in found
     ]
 
 
@@ -86,6 +104,38 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     return "\n".join(
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines
     )
+
+
+def _without_names(text: str) -> str:
+    """Say homes and users in paths as a shell does, so that a report can be shown to others."""
+    with contextlib.suppress(OSError, KeyError, RuntimeError):  # a user without a home or a name
+        text = re.sub(rf"{re.escape(str(Path.home()))}(?![\w.-])", "~", text)
+        text = re.sub(rf"(?<=/){re.escape(getpass.getuser())}(?![\w.-])", "$USER", text)
+    return re.sub(r"/(home|Users)/(?!\$USER)[^/\s:]+", r"/\1/...", text)
+
+
+def _is_checkout() -> bool:
+    """Return whether the package is beside its sources; Python, started there, takes it before an installed one."""
+    return Path(__file__).parents[1].joinpath("setup.py").exists()
+
+
+def _python() -> Finding:
+    system = f"{platform.system()} {platform.machine()}, {' '.join(platform.libc_ver())}".rstrip(" ,")
+    cores = f"{os.cpu_count()} core(s), of which torch uses {torch.get_num_threads()}"
+    return Finding("Python", f"{platform.python_version()} on {system}, {cores}")
+
+
+def _other_libraries() -> Finding:
+    versions = []
+    for name in _LIBRARIES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+    return Finding("other libraries", ", ".join(versions))
+
+
+def _settings() -> Finding:
+    settings = [f"{name}={value}" for name, value in sorted(os.environ.items()) if _SETTINGS.fullmatch(name)]
+    return Finding("settings", ", ".join(settings) or "none")
 
 
 def _torch() -> Finding:
@@ -116,10 +166,22 @@ def _cann() -> Finding:
         return Finding("CANN", "simulated, by the host NPU")
     home = os.environ.get("ASCEND_HOME_PATH")
     if _torch_npu.finds_cann():
-        return Finding("CANN", "its libraries are where the loader searches" if home is None else home)
+        where = "its libraries are where the loader searches" if home is None else home
+        return Finding("CANN", f"{_cann_version()}{where}")
     if home is not None:
         return Finding("CANN", f"{home}, but not where the loader searches", f"source {home}/set_env.sh")
     return Finding("CANN", "not found", "for real NPUs: install CANN and source its set_env.sh")
+
+
+def _cann_version() -> str:
+    """Return the version that torch_npu has found, with a comma, or nothing."""
+    if not _torch_npu.is_imported():
+        return ""
+    try:
+        version = torch.npu.utils.get_cann_version()  # type: ignore[attr-defined]
+    except Exception:  # what it reads differs from one CANN to the next, and a report must not fail for it
+        return ""
+    return f"{version}, " if version else ""
 
 
 def _npu() -> Finding:
@@ -130,7 +192,15 @@ def _npu() -> Finding:
     count = int(torch.npu.device_count())  # type: ignore[attr-defined]
     if not count:
         return Finding("NPU", "none: torch_npu is imported, but it sees no device", "look at npu-smi info")
-    return Finding("NPU", f"{count} device(s), {_extension.soc() or 'of a chip that is not known'}")
+    driver = ""
+    with contextlib.suppress(OSError):
+        if version := re.search(r"(?im)^version=(\S+)", _DRIVER.read_text()):
+            driver = f", driver {version[1]}"
+    return Finding("NPU", f"{count} device(s), {_extension.soc() or 'of a chip that is not known'}{driver}")
+
+
+def _reinstall() -> str:
+    return f"install {_BUILD}" if _torch_npu.is_installed() else f"install torch_npu, then {_BUILD}"
 
 
 def _npu_extension() -> Finding:
@@ -138,9 +208,9 @@ def _npu_extension() -> Finding:
     if reason is None:
         return Finding("NPU extension", "loaded")
     if _torch_npu.is_imported():
-        return Finding("NPU extension", f"not loaded: {reason}", _REINSTALL)
+        return Finding("NPU extension", f"not loaded: {reason}", _reinstall())
     if importlib.util.find_spec("torch_aclnn_ops._C") is None:
-        return Finding("NPU extension", "not built", f"for NPUs, real or simulated: {_REINSTALL}")
+        return Finding("NPU extension", "not built", f"for NPUs, real or simulated: {_reinstall()}")
     return Finding("NPU extension", "built; it is loaded with torch_npu")
 
 
@@ -148,7 +218,7 @@ def _host_npu() -> Finding:
     if host_npu.is_enabled():
         return Finding("host NPU", "enabled")
     if _libraries.missing():
-        return Finding("host NPU", "not built", f"to simulate NPUs: {_REINSTALL}")
+        return Finding("host NPU", "not built", f"to simulate NPUs: {_reinstall()}")
     return Finding("host NPU", "built")
 
 

@@ -286,3 +286,17 @@ def test_averages_start_again_from_the_weights():
     optimizer.step()
     optimizer.reset_ema_params()
     assert_all_equal(on_the_cpu(averages_of(model, optimizer)), on_the_cpu(weights_of(model)))
+
+
+def test_averages_that_were_moved_to_the_host_take_over_what_is_written_to_parameters_on_the_device():
+    param = nn.Parameter(torch.randn(4, dtype=torch.bfloat16, device="npu"))
+    optimizer = FusedEmaAdam([param], lr=0.1, ema_decay=0.5)
+    param.grad = torch.ones_like(param)
+    optimizer.step()
+    state, weights = optimizer.state[param], param.detach().clone()
+    state["ema_params"] = expected = state["ema_params"].cpu()
+    expected = expected.clone()
+    with optimizer.swap_ema_params(), torch.no_grad():
+        param[0] = 5
+    expected[0] = 5
+    assert torch.equal(state["ema_params"], expected) and torch.equal(param, weights)

@@ -189,8 +189,9 @@ def _require_possible(force: bool) -> None:
     missing = _libraries.missing()
     if missing:
         raise HostNpuError(
-            f"the host NPU was not built ({', '.join(missing)} missing): install this package again where torch_npu is "
-            "installed, or run csrc/host_npu/build.py in a checkout"
+            f"the host NPU was not built ({', '.join(missing)} missing): where torch_npu is installed, install this"
+            " package again with pip's --no-build-isolation; to use it in its checkout with --editable too, because"
+            " Python takes the package of the current folder before the installed one"
         )
     unfit = _libraries.why_unfit()
     if unfit is not None:

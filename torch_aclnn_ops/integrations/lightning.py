@@ -25,7 +25,7 @@ class EmaCallback(Callback):
     ``fit``, and what follows with the same trainer, sees the averages; the weights come back whatever happens. A
     checkpoint's ``state_dict`` has the averages, so that ``load_from_checkpoint`` makes the model that was validated;
     the weights are in ``current_model_state``, and ``fit(ckpt_path=...)`` goes on with them and the averages in the
-    optimizer's state.
+    optimizer's state. Gradients can be clipped with every ``precision``.
 
     Raises:
         RuntimeError: a validation begins while the model holds its averages already, or something else swaps or trains
@@ -42,7 +42,12 @@ class EmaCallback(Callback):
         self._swap: AbstractContextManager[None] | None = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse what would go on without averages, or with two of them."""
+        """Let gradients be clipped, and refuse what would go on without averages, or with two of them."""
+        for optimizer in averaging_optimizers(trainer.optimizers):
+            # With mixed precision Lightning refuses to clip for an optimizer that unscales gradients itself; that saves
+            # waiting for the device, where there is a scaler.
+            if trainer.gradient_clip_val or trainer.scaler is None:
+                optimizer._step_supports_amp_scaling = False
         if not averaging_optimizers(trainer.optimizers):
             found = ", ".join(type(optimizer).__name__ for optimizer in trainer.optimizers) or "none"
             raise ValueError(

@@ -175,5 +175,6 @@ class _Write(NamedTuple):
 
 def _take_over(average: Tensor, param: Tensor) -> None:
     """Write what a parameter of 16 bits holds to its average, which keeps its digits where that is what it holds."""
+    param = param.to(average.device)  # trainers keep states on the host after training
     is_untouched = average.to(param.dtype) == param
     average.copy_(torch.where(is_untouched, average, param.to(average.dtype)))

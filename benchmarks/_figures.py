@@ -1,0 +1,47 @@
+"""Pages of figures that commands write: each between two comments, with text by hand around them."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from torch_aclnn_ops._files import replacing
+
+_VERSIONS = ("torch", "torch_npu", "torch_aclnn_ops")
+_END = "<!-- end of figures -->"
+
+
+def write_section(page: Path, title: str, command: str, text: str) -> None:
+    """Put figures into a page, with the command and the versions that found them.
+
+    Args:
+        page: a file in Markdown that exists.
+        title: of the figures.
+        command: what found them.
+        text: tables and lines; lines that belong to no table are kept as they are.
+    """
+    versions = ", ".join(f"{name} {found}" for name in _VERSIONS if (found := _version(name)) is not None)
+    write_between(page, title, f"`{command}` with {versions}:\n\n{text}")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def write_between(page: Path, title: str, text: str) -> None:
+    """Put a text between the comments of a page that have this title, or as a section at its end."""
+    with replacing(page, "t") as file:
+        file.write(put_between(page.read_text(), title, text))
+
+
+def put_between(page: str, title: str, text: str) -> str:
+    """Return a page with a text between the comments that have this title, or as a section at its end."""
+    begin = f"<!-- figures: {title} -->"
+    figures = f"{begin}\n\n{text.strip()}\n\n{_END}"
+    if begin not in page:
+        return f"{page.rstrip()}\n\n## {title}\n\n{figures}\n"
+    return re.sub(rf"{re.escape(begin)}.*?{re.escape(_END)}", lambda _: figures, page, count=1, flags=re.DOTALL)

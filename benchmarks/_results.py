@@ -1,0 +1,162 @@
+"""What was measured, as CSV files of a machine beside those of others, and as Markdown tables."""
+
+import csv
+import datetime
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from torch_aclnn_ops import _cpu_extension
+from torch_aclnn_ops._files import replacing
+
+import torch
+
+Row = Mapping[str, object]
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+
+# What every file has; what only some of them have comes between the two.
+MEASUREMENT = (
+    "operator configuration device dtype variable size by status rounds median_s minimum_s ratio_of_medians"
+    " ratio_of_minima peak_bytes"
+).split()
+MACHINE = "machine instruction_set cores threads torch torch_npu torch_aclnn_ops date commit".split()
+
+CORES = len(os.sched_getaffinity(0))  # before a benchmark says which of them a thread may use
+_UNITS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve", "sve2")
+
+
+@cache
+def machine() -> dict[str, str]:
+    """Say what measures: the CPU without the host's name, what it computes with, versions, date and commit."""
+    info = Path("/proc/cpuinfo").read_text()
+    model = re.search(r"^(?:model name|Model|CPU part)\s*: (.*)$", info, re.MULTILINE)
+    flags = set((re.search(r"^(?:flags|Features)\s*: (.*)$", info, re.MULTILINE) or [""] * 2)[1].split())
+    kernels = "no csrc/cpu" if _cpu_extension.why_unavailable() else f"csrc/cpu {_cpu_extension.vectors()}"
+    units = " ".join(name for name in _UNITS if name in flags)
+    return {
+        "machine": model[1].strip() if model else platform.machine(),
+        "instruction_set": f"{units} (torch {torch.backends.cpu.get_cpu_capability()}, {kernels})",
+        "cores": str(CORES),
+        "torch": torch.__version__,
+        "torch_npu": _version("torch_npu"),
+        "torch_aclnn_ops": _version("torch_aclnn_ops"),
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "commit": _commit(),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _commit() -> str:
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(ROOT), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        # Earlier benchmarks of the same run have written results.
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":!/benchmarks/results", ":!/docs")
+        return git("rev-parse", "--short=12", "HEAD") + (" with changes" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def folder_of(described: Mapping[str, str]) -> str:
+    """Return the name of a machine's folder."""
+    instructions = described["instruction_set"].partition(" (")[0].split()
+    text = f"{described['machine']} {instructions[-1] if instructions else ''} {described['cores']} cores"
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def write(output: Path, name: str, rows: Sequence[Row], threads: int) -> Path:
+    """Write a benchmark's rows in place of its last ones on this machine; return the file."""
+    path = output / folder_of(machine()) / f"{name}.csv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    extra = dict.fromkeys(column for row in rows for column in row if column not in MEASUREMENT)
+    with replacing(path, "t", newline="") as file:
+        writer = csv.DictWriter(file, [*MEASUREMENT, *extra, *MACHINE])
+        writer.writeheader()
+        for row in rows:
+            numbers = {key: f"{value:.6g}" for key, value in row.items() if isinstance(value, float)}
+            writer.writerow({**row, **numbers, **machine(), "threads": threads})
+    return path
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a file."""
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def as_text(rows: Iterable[Mapping[str, object]]) -> list[dict[str, str]]:
+    """Make the cells of a table: milliseconds, ratios and megabytes, each with as many digits as say something."""
+    made = []
+    for row in rows:
+        where = [str(row[name]) for name in ("configuration", "dtype") if row.get(name)]
+        if row.get("variable"):
+            where.insert(0, f"{int(str(row['size'])):,} {row['variable']}")
+        if row.get("device") not in (None, "", "cpu"):
+            where.append(f"on {row['device']}")
+        cells = {"operator": f"{row['operator']}", "of": ", ".join(where), "by": f"{row['by']}"}
+        for name in row:
+            value = row[name]
+            if value in (None, "") or name in (
+                "operator",
+                "configuration",
+                "device",
+                "dtype",
+                "variable",
+                "size",
+                "rounds",
+            ):
+                continue
+            if name.endswith("_s"):
+                cells[f"{name.removesuffix('_s').replace('_', ' ')} ms"] = f"{float(str(value)) * 1e3:.3g}"
+            elif name.startswith("ratio"):
+                cells[name.replace("_", " ")] = f"{float(str(value)):.2f}"
+            elif name.endswith("_bytes"):
+                cells["peak MB"] = f"{float(str(value)) / 1e6:.1f}"
+            elif name.endswith("_error"):
+                cells[name.replace("_", " ")] = f"{float(str(value)):.1e}"
+            elif name == "status" and value != "measured":
+                cells["median ms"] = str(value).partition(":")[0]
+            elif name not in (*MEASUREMENT, *MACHINE):
+                cells[name.replace("_", " ")] = str(value)
+        made.append(cells)
+    names = dict.fromkeys(name for cells in made for name in cells)
+    return [{name: cells.get(name, "") for name in names} for cells in made]
+
+
+def format_table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Format rows as a Markdown table."""
+    names = list(rows[0])
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in names}
+    lines = (names, ["-" * widths[name] for name in names], *([row[name] for name in names] for row in rows))
+    return "\n".join(
+        "| " + " | ".join(cell.ljust(widths[name]) for name, cell in zip(names, cells, strict=True)) + " |"
+        for cells in lines
+    )
+
+
+def print_table(rows: Sequence[Mapping[str, str]]) -> None:
+    """Print rows as a Markdown table."""
+    print(format_table(rows))
+
+
+def print_rows(rows: Sequence[Row]) -> None:
+    """Print what was measured, and which peers are absent."""
+    print_table(as_text(rows))
+    for row in rows:
+        if str(row["status"]).startswith("absent"):
+            print(f"{row['by']}: {row['status']}")

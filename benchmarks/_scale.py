@@ -1,0 +1,62 @@
+"""The tables of docs/scale.md: what torch_aclnn_ops.plan finds for some models and numbers of devices."""
+
+from pathlib import Path
+
+from torch_aclnn_ops.plan import MODELS, Plan, plan
+
+from benchmarks._results import format_table
+
+PAGE = Path(__file__).parents[1] / "docs" / "scale.md"
+# Devices, and how many of them split a vocabulary.
+_CUTS = {
+    "llama-3-8b": ((8, 1), (16, 1), (16, 8)),
+    "llama-3-70b": ((32, 1), (64, 1), (64, 8)),
+    "qwen2.5-72b": ((32, 1), (64, 1), (64, 8)),
+    "deepseek-v3": ((256, 1), (512, 1), (512, 8)),
+}
+_GIB = 2**30
+
+
+def texts() -> dict[str, str]:
+    """Return what stands between the comments of the page, by their titles."""
+    plans = [
+        (name, plan(name, devices, tensor_parallel=parallel)) for name in MODELS for devices, parallel in _CUTS[name]
+    ]
+    return {
+        "memory": format_table([_memory(name, found) for name, found in plans]),
+        "time": format_table([_time(name, found) for name, found in plans]),
+        "collectives": format_table([_collectives(name, found) for name, found in plans]),
+    }
+
+
+def _where(name: str, found: Plan) -> dict[str, str]:
+    return {"model": name, "devices": str(found.devices), "to a vocabulary": str(found.tensor_parallel)}
+
+
+def _memory(name: str, found: Plan) -> dict[str, str]:
+    def both(part: str) -> str:
+        return "; ".join(f"{getattr(costs, part) / _GIB:.1f}" for costs in (found.others, found.ours))
+
+    return {
+        **_where(name, found),
+        "states": f"{found.ours.states / _GIB:.1f}",
+        "head's weight": f"{found.ours.head_weight / _GIB:.1f}",
+        "head's backward pass": both("head_backward"),
+        "step's buffers": both("step_buffers"),
+        "left of 64": "; ".join(f"{found.left(costs) / _GIB:.1f}" for costs in (found.others, found.ours)),
+        "fits on": f"{found.fewest_devices()}",
+    }
+
+
+def _time(name: str, found: Plan) -> dict[str, str]:
+    both = (found.others, found.ours)
+    return {
+        **_where(name, found),
+        "head, ms": "; ".join(f"{costs.head_seconds * 1e3:.1f}" for costs in both),
+        "step and average, ms": "; ".join(f"{costs.optimizer_seconds * 1e3:.1f}" for costs in both),
+    }
+
+
+def _collectives(name: str, found: Plan) -> dict[str, str]:
+    sent = plan(name, 16, tensor_parallel=8).collectives  # with every collective, for the columns
+    return {**_where(name, found), **{what: f"{found.collectives.get(what, 0) / _GIB:.3f}" for what in sent}}

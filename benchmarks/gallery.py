@@ -1,0 +1,106 @@
+"""The pictures of docs/gallery.md: ``python -m benchmarks.gallery``.
+
+Drawn from what a run of ``examples/train_lm.py`` has left, from the last results of the benchmarks and from
+``torch_aclnn_ops.plan``. ``make gallery`` trains before.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from torch_aclnn_ops.plan import MODELS, plan
+
+from PIL import Image
+
+from benchmarks._plots import draw, new_figure, save, styles, write_small
+from benchmarks._report import Rows, sweeps
+from benchmarks._results import RESULTS, ROOT, read
+
+IMAGES = ROOT / "docs" / "images"
+_GIB = 2**30
+_MEMORY = 64  # GiB of a device
+
+
+def newest(name: str) -> Rows | None:
+    """Return the last rows of a benchmark, whatever the machine, or ``None``."""
+    found = [read(path) for path in RESULTS.glob(f"*/{name}.csv")]
+    return max(found, key=lambda rows: rows[0]["date"], default=None)
+
+
+def _sweep(name: str, variable: str) -> Rows | None:
+    rows = newest(name)
+    return None if rows is None else next((group for key, group in sweeps(rows) if key[-1] == variable), None)
+
+
+def memory_vocabulary(path: Path) -> bool:
+    """Draw the memory of a linear cross entropy against its vocabulary; return whether there are results."""
+    return _draw(path, _sweep("linear_cross_entropy", "classes"), "peak_bytes", "a loss of {}")
+
+
+def step_tensors(path: Path) -> bool:
+    """Draw the time of an optimizer's step against the number of tensors; return whether there are results."""
+    return _draw(path, _sweep("ema_adam", "tensors"), "minimum_s", "a step, {}")
+
+
+def _draw(path: Path, group: Rows | None, column: str, title: str) -> bool:
+    if group is None:
+        return False
+    figure = new_figure(4.4)
+    axes = figure.subplots()
+    draw(axes, group, column, styles(row["by"] for row in group))
+    axes.set_title(title.format(f"{group[0]['configuration']}, {group[0]['dtype']}"))
+    figure.legend(loc="outside lower center", ncols=2, fontsize=9, frameon=False)
+    save(figure, path)
+    return True
+
+
+def scale(path: Path) -> bool:
+    """Draw the memory of head and optimizer on each device against the number of devices."""
+    figure = new_figure(3.9)
+    axes = figure.subplots()
+    colors = ("tab:blue", "tab:green", "tab:red", "tab:purple")
+    for name, color in zip(MODELS, colors, strict=True):
+        plans = [(devices, plan(name, devices)) for devices in (2**power for power in range(1, 12))]
+        plans = [(devices, found) for devices, found in plans if found.others.peak < 4 * _MEMORY * _GIB]
+        for costs, line, label in (("ours", "-", name), ("others", ":", None)):
+            points = [(devices, getattr(found, costs).peak / _GIB) for devices, found in plans]
+            axes.plot(*zip(*points, strict=True), line, color=color, label=label, linewidth=1.6)
+    axes.axhline(_MEMORY, color="black", linestyle="--", linewidth=1, label=f"{_MEMORY} GiB, an Ascend 910B")
+    axes.plot([], [], ":", color="gray", label="without this package")
+    axes.set(xlabel="devices", ylabel="head and optimizer, GiB of a device")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
+    figure.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
+    save(figure, path)
+    return True
+
+
+def demo_loss(path: Path, run: Path) -> bool:
+    """Copy the loss curve of a training run; return whether there is one."""
+    if not (run / "loss.png").exists():
+        return False
+    write_small(Image.open(run / "loss.png"), path)
+    return True
+
+
+def main() -> int:
+    """Draw all pictures that there are figures for; return 1 if one is left out."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--run", type=Path, default=ROOT / "runs" / "gallery", help="output of examples/train_lm.py")
+    parser.add_argument("--output", type=Path, default=IMAGES, help="folder of the pictures")
+    options = parser.parse_args()
+    drawn = {
+        "demo_loss": demo_loss(options.output / "demo_loss.png", options.run),
+        "memory_vocabulary": memory_vocabulary(options.output / "memory_vocabulary.png"),
+        "step_tensors": step_tensors(options.output / "step_tensors.png"),
+        "scale": scale(options.output / "scale.png"),
+    }
+    for name, is_drawn in drawn.items():
+        print(f"{name}: {'drawn' if is_drawn else 'nothing to draw: run make bench, and make gallery'}")
+    return 0 if all(drawn.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

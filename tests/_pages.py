@@ -1,0 +1,86 @@
+"""The pages of the documentation: their blocks of code, links and headings."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+OTHER_PAGES = [ROOT / name for name in ("csrc/host_npu/README.md", "examples/README.md")]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *OTHER_PAGES])
+
+_FENCE = re.compile(
+    r'^```(?P<language>[\w+]*)(?: title="(?P<title>[^"]*)")?\n(?P<code>.*?)^```$', re.MULTILINE | re.DOTALL
+)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#{1,6} (.*)$", re.MULTILINE)
+
+ON_NPU = "on an NPU"
+
+
+class Block(NamedTuple):
+    """A block of code of a page; ``title`` is empty where it has none."""
+
+    page: str
+    line: int
+    language: str
+    title: str
+    code: str
+
+
+def name_of(page: Path) -> str:
+    """Return a page's path in the repository."""
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(page: str) -> list[Block]:
+    """Return the blocks of a page, in order."""
+    text = (ROOT / page).read_text()
+    return [
+        Block(page, text.count("\n", 0, found.start()) + 1, found["language"], found["title"] or "", found["code"])
+        for found in _FENCE.finditer(text)
+    ]
+
+
+def new_side(diff: str) -> str:
+    """Return what a diff leaves in the file."""
+    return "".join(line[1:] for line in diff.splitlines(keepends=True) if not line.startswith("-"))
+
+
+def run(block: Block, names: dict[str, object]) -> None:
+    """Run a block of Python, a session of Python or the new side of a diff, with a page's names."""
+    where = f"{block.page}, line {block.line}"
+    if block.language == "pycon":
+        test = doctest.DocTestParser().get_doctest(block.code, names, where, block.page, block.line)
+        runner = doctest.DocTestRunner(verbose=False)
+        test.globs = names  # not a copy
+        output: list[str] = []
+        assert runner.run(test, out=output.append, clear_globs=False).failed == 0, "".join(output)
+        return
+    code = new_side(block.code) if block.language == "diff" else block.code
+    exec(compile("\n" * block.line + code, str(ROOT / block.page), "exec"), names)
+
+
+def without_code(page: Path) -> str:
+    """Return the text of a page without its blocks of code and what stands in backticks."""
+    return re.sub(r"`[^`\n]*`", "``", _FENCE.sub("", page.read_text()))
+
+
+def links(page: Path) -> Iterator[str]:
+    """Yield the links of a page that lead into the repository."""
+    for link in _LINK.findall(without_code(page)):
+        if not re.match(r"[a-z]+:", link):
+            yield link
+
+
+def anchor(heading: str) -> str:
+    """Return the anchor that hosts of repositories, and the site, make of a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page."""
+    return {anchor(heading) for heading in _HEADING.findall(_FENCE.sub("", page.read_text()))}

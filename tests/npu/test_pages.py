@@ -1,0 +1,20 @@
+"""The code of the documentation that needs an NPU, and the picture that is drawn from calls."""
+
+import pytest
+
+from benchmarks.call_picture import PICTURE, draw, record
+from tests._pages import ON_NPU, PAGES, blocks, name_of, run
+
+BLOCKS = [block for page in PAGES for block in blocks(name_of(page)) if block.title == ON_NPU]
+
+
+@pytest.mark.parametrize("page", sorted({block.page for block in BLOCKS}))
+def test_the_code_of_a_page_runs_as_it_stands(page):
+    names: dict[str, object] = {"__name__": "page"}
+    for block in BLOCKS:
+        if block.page == page:
+            run(block, names)
+
+
+def test_the_picture_of_a_call_is_drawn_from_calls_as_they_are():
+    assert PICTURE.read_text() == draw(record()), "run `python -m torch_aclnn_ops.host_npu -m benchmarks.call_picture`"

@@ -1,0 +1,101 @@
+"""The formulas of torch_aclnn_ops.plan against what torch_npu allocates and what the ranks of a group send."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from torch_aclnn_ops import functional as F
+from torch_aclnn_ops.optim import FusedEmaAdam
+from torch_aclnn_ops.plan import Model, plan
+
+import pytest
+import torch
+
+from tests.npu import _plan as program
+
+# torch_npu's allocator gives up to a mebibyte more than is asked for, and statistics of rows take some bytes each.
+MORE = 2**20 + 2**18
+SHAPES = [(1024, 256, 4096), (512, 512, 8192), (2048, 128, 4096)]  # rows, features, classes
+
+
+def _peak(call):
+    """Return the bytes that the second call of a function needs beyond what was there before."""
+    call()
+    torch.npu.synchronize()
+    torch.empty(1, device="npu")  # the allocator takes back what the call has freed
+    torch.npu.reset_peak_memory_stats()
+    before = torch.npu.memory_allocated()
+    call()
+    torch.npu.synchronize()
+    return torch.npu.max_memory_allocated() - before
+
+
+def _plain(input, weight, target):
+    return torch.nn.functional.cross_entropy(torch.nn.functional.linear(input, weight).float(), target)
+
+
+@pytest.mark.parametrize("rows, features, classes", SHAPES)
+@pytest.mark.parametrize("side, function", [("others", _plain), ("ours", F.linear_cross_entropy)])
+def test_the_heads_backward_pass_takes_what_the_formula_says(rows, features, classes, side, function):
+    input = torch.randn(rows, features).bfloat16().npu().requires_grad_()
+    weight = torch.randn(classes, features).div(features**0.5).bfloat16().npu().requires_grad_()
+    target = torch.randint(classes, (rows,)).npu()
+    measured = _peak(lambda: torch.autograd.grad(function(input, weight, target), (input, weight)))
+    expected = getattr(plan(Model(features, classes, 1), 1, sequence=rows), side).head_backward
+    assert expected <= measured <= expected + MORE
+
+
+def _optimizer(kind, parameters, number=8):
+    """Make an optimizer of parameters with gradients that has done a step."""
+    weights = [torch.nn.Parameter(torch.randn(parameters // number).npu()) for _ in range(number)]
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    optimizer = kind(weights, lr=1e-3)
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize("side, kind, average", [("others", torch.optim.AdamW, 4), ("ours", FusedEmaAdam, 0)])
+def test_the_states_and_a_step_of_the_optimizer_take_what_the_formula_says(side, kind, average):
+    parameters = 2**22
+    torch.npu.synchronize()
+    torch.empty(1, device="npu")
+    before = torch.npu.memory_allocated()
+    optimizer = _optimizer(kind, parameters)
+    torch.npu.synchronize()
+    torch.empty(1, device="npu")
+    states = torch.npu.memory_allocated() - before
+    expected = getattr(plan(Model(1, 1, parameters), 1), side)
+    assert abs(states - (expected.states - average * parameters)) <= MORE
+    # Without CANN's kernel for lists, the host NPU makes one more temporary of a tensor.
+    assert expected.step_buffers <= _peak(optimizer.step) <= expected.step_buffers + 4 * parameters // 8 + MORE
+
+
+@pytest.fixture(scope="module")
+def sent(tmp_path_factory):
+    """What each of two ranks has sent, by function of HCCL."""
+    folder = tmp_path_factory.mktemp("plan")
+    command = [sys.executable, "-m", "torch_aclnn_ops.host_npu", "--devices", "2", "-m", "tests.npu._plan", str(folder)]
+    processes = [subprocess.Popen([*command, str(rank)], cwd=Path(__file__).parents[2]) for rank in range(2)]
+    try:
+        assert [process.wait(timeout=120) for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def _planned(tensor_parallel):
+    embedding, layer = program.VOCAB * program.HIDDEN, program.HIDDEN**2
+    model = Model(program.HIDDEN, program.VOCAB, 2 * embedding + layer)
+    return plan(model, 2, tensor_parallel=tensor_parallel, sequence=program.ROWS).collectives
+
+
+@pytest.mark.parametrize("rank", range(2))
+def test_a_shared_vocabulary_sends_what_the_formula_says(sent, rank):
+    planned = _planned(tensor_parallel=2)
+    assert sent[rank]["vocab-parallel"] == {
+        "HcclAllGather": planned["vocab-parallel all-gather"],
+        "HcclAllReduce": planned["vocab-parallel all-reduce"],
+    }

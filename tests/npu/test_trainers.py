@@ -1,0 +1,114 @@
+"""The trainers of transformers and of Lightning on an NPU."""
+
+import importlib
+from pathlib import Path
+
+import torch_aclnn_ops
+from torch_aclnn_ops.integrations.transformers import patch_model
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins.precision import MixedPrecision
+
+from tests._language_models import make
+from tests.test_hf_trainer import STEPS, make_trainer
+from tests.test_lightning import Clipped, Model, averages_of, equal, fit
+from tests.test_lightning import make_trainer as make_lightning_trainer
+
+CROSS_ENTROPY = {"aclnnFusedLinearOnlineMaxSum", "aclnnFusedLinearCrossEntropyLossGrad"}
+
+
+@pytest.fixture
+def launched():
+    """Return the operators that were launched since the test has begun."""
+    before = torch_aclnn_ops.launches()
+    return lambda: {name for name, count in torch_aclnn_ops.launches().items() if count > before.get(name, 0)}
+
+
+def _evaluations(trainer):
+    return [log["eval_loss"] for log in trainer.state.log_history if "eval_loss" in log]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    trainer = make_trainer(tmp_path_factory.mktemp("npu"), use_cpu=False)
+    trainer.train()
+    return trainer
+
+
+def test_transformers_trains_and_evaluates_averages_on_it_as_on_a_cpu(trained, tmp_path):
+    on_cpu = make_trainer(tmp_path)
+    on_cpu.train()
+    assert trained.model.device.type == "npu"
+    assert trained.losses == pytest.approx(on_cpu.losses, rel=1e-3)
+    assert _evaluations(trained) == pytest.approx(_evaluations(on_cpu), rel=1e-3)
+
+
+@pytest.mark.exhaustive
+def test_transformers_goes_on_from_a_checkpoint_on_it_with_the_same_losses_and_averages(trained):
+    resumed = make_trainer(trained.args.output_dir, use_cpu=False, save_strategy="no")
+    resumed.train(resume_from_checkpoint=f"{trained.args.output_dir}/checkpoint-3")
+    assert resumed.losses == trained.losses[3:]
+    assert _evaluations(resumed) == _evaluations(trained)
+
+
+@pytest.mark.exhaustive
+def test_transformers_goes_on_from_its_checkpoint_on_a_cpu(trained, tmp_path):
+    resumed = make_trainer(tmp_path, eval_strategy="no", save_strategy="no")
+    resumed.train(resume_from_checkpoint=f"{trained.args.output_dir}/checkpoint-3")
+    assert resumed.losses == pytest.approx(trained.losses[3:], rel=1e-3) and len(resumed.losses) == STEPS - 3
+
+
+def test_transformers_with_bf16_launches_the_fused_operators(tmp_path, launched):
+    settings = {"bf16": True, "max_steps": 1, "eval_strategy": "no", "save_strategy": "no"}
+    make_trainer(tmp_path, patch_model(make()), use_cpu=False, **settings).train()
+    assert {"aclnnApplyFusedEmaAdam"} | CROSS_ENTROPY <= launched()
+
+
+@pytest.fixture
+def place(monkeypatch):
+    """The arguments with which the example gives Lightning's trainer an NPU."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
+    return {"accelerator": "auto", **importlib.import_module("lightning_digits").place(torch.device("npu"))}
+
+
+def test_lightning_trains_and_validates_averages_on_it_as_on_a_cpu(place, launched):
+    trainer, on_cpu = make_lightning_trainer(**place), make_lightning_trainer()
+    model, expected = fit(trainer, Model()), fit(on_cpu, Model())
+    assert {one.device.type for one in model.seen[-1].values()} == {"npu"}
+    assert equal(model.seen[-1], {name: one.npu() for name, one in averages_of(trainer, model).items()})
+    assert model.losses == pytest.approx(expected.losses, rel=1e-4)
+    for name, average in averages_of(on_cpu, expected).items():
+        torch.testing.assert_close(model.seen[-1][name].cpu(), average, rtol=1e-4, atol=1e-6)
+    assert "aclnnApplyFusedEmaAdam" in launched()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("goes_on", ["npu", "cpu"])
+def test_lightning_goes_on_from_a_checkpoint_of_it(goes_on, place, tmp_path):
+    whole = fit(make_lightning_trainer(epochs=4, **place), Model())
+    fit(make_lightning_trainer(ModelCheckpoint(tmp_path, "model"), **place), Model())
+    trainer = make_lightning_trainer(epochs=4, **(place if goes_on == "npu" else {}))
+    resumed = fit(trainer, Model(), ckpt_path=tmp_path / "model.ckpt")
+    assert resumed.losses == pytest.approx(whole.losses[len(resumed.losses) :], rel=1e-4)
+    assert 2 * len(resumed.losses) == len(whole.losses)
+
+
+def test_lightning_clips_gradients_that_it_has_scaled_on_it(place):
+    trainer = make_lightning_trainer(plugins=MixedPrecision("16-mixed", device="npu"), gradient_clip_val=0.01, **place)
+    model = fit(trainer, Clipped())
+    assert model.norms and max(model.norms) == pytest.approx(0.01, rel=1e-3)
+
+
+class InAutocast(Model):
+    """Keeps the dtype that its layers compute in."""
+
+    def loss(self, rows):
+        self.dtype_seen = self.layers[0](rows).dtype
+        return super().loss(rows)
+
+
+def test_lightning_computes_in_bfloat16_with_a_plugin_that_names_the_device(place):
+    plugin = MixedPrecision("bf16-mixed", device="npu")
+    assert fit(make_lightning_trainer(plugins=plugin, **place), InAutocast()).dtype_seen == torch.bfloat16

@@ -1,0 +1,71 @@
+"""docs/add_an_operator.md: its files and changes make an operator that keeps what all of them promise."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests._pages import ROOT, blocks, new_side
+
+PAGE = "docs/add_an_operator.md"
+STEPS = [block for block in blocks(PAGE) if block.title]
+
+
+def old_side(diff: str) -> str:
+    return "".join(line[1:] or "\n" for line in diff.splitlines(keepends=True) if not line.startswith("+"))
+
+
+def apply(sources: Path) -> None:
+    """Write the page's files, and make its changes, each where its lines stand and nowhere else."""
+    for step in STEPS:
+        path = sources / step.title
+        if step.language != "diff":
+            assert not path.exists(), step.title
+            path.write_text(step.code)
+            continue
+        text, old = path.read_text(), old_side(step.code)
+        assert text.count(old) == 1, f"{step.title}, line {step.line} of the page"
+        path.write_text(text.replace(old, new_side(step.code)))
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """A copy of the sources with the page's operator, without what is compiled."""
+    folder = tmp_path_factory.mktemp("sources") / "checkout"
+    ignored = shutil.ignore_patterns(".git", ".venv", ".*_cache", "__pycache__", "build", "*.so", "_host_npu")
+    shutil.copytree(ROOT, folder, ignore=ignored)
+    apply(folder)
+    return folder
+
+
+def _run(sources, *arguments, **variables):
+    environment = {**os.environ, "PYTHONPATH": str(sources), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **variables}
+    environment.pop("PYTEST_ADDOPTS", None)
+    command = [sys.executable, *arguments]
+    result = subprocess.run(command, cwd=sources, env=environment, capture_output=True, text=True, timeout=3600)
+    assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-3000:]
+    return result.stdout
+
+
+def test_the_page_fits_the_sources(sources):
+    code = "import torch_aclnn_ops as t, torch; one = torch.ones(2); print(t.functional.l1_loss(2 * one, one))"
+    assert _run(sources, "-c", code) == "tensor(1.)\n"
+
+
+@pytest.mark.exhaustive
+def test_the_operator_keeps_what_drop_ins_raw_operators_and_modules_promise(sources):
+    _run(sources, "-m", "pytest", "-q", "tests/test_l1_loss.py", "tests/test_nn.py", "tests/test_layout.py", "-m", "")
+    for tool in (["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]):
+        _run(sources, "-m", *tool)
+
+
+@pytest.mark.exhaustive
+def test_the_extension_and_the_host_npu_compute_it(sources):
+    _run(sources, "setup.py", "--quiet", "build_ext", "--inplace", TORCH_ACLNN_NPU="1", TORCH_ACLNN_HOST_NPU="1")
+    tests = ("tests/npu/test_raw_operators.py", "tests/npu/test_drop_ins.py")
+    output = _run(sources, "-m", "torch_aclnn_ops.host_npu", "-m", "pytest", "-q", *tests, "-k", "l1_loss")
+    assert " passed" in output
+    _run(sources, "-m", "pytest", "-q", "tests/test_host_npu_abi.py", "-k", "l1_loss")

@@ -1,0 +1,228 @@
+"""The documentation: its code runs, its links lead somewhere, and it names what there is."""
+
+import importlib
+import inspect
+import re
+
+import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
+from torch_aclnn_ops import functional, nn, ops, optim
+from torch_aclnn_ops.host_npu import __main__ as runner
+from torch_aclnn_ops.integrations._lazy_logits import LazyLogits
+
+import lightning
+import pytest
+import torch
+import transformers
+
+from tests._language_models import batch, make
+from tests._pages import ON_NPU, PAGES, ROOT, anchors, blocks, links, name_of, run
+from tests.test_layout import CANN_NAMES, FUNCTIONS, OPERATORS
+
+ALL_BLOCKS = [block for page in PAGES for block in blocks(name_of(page))]
+RUN = ("python", "pycon", "diff")
+SHOWN = ("sh", "text", "yaml", "math", "cpp")
+# Whose blocks are the files of an operator, which another test applies.
+TUTORIAL = "docs/add_an_operator.md"
+# What a test with several processes runs.
+ELSEWHERE = "on every rank, after fully_shard"
+RUNNING_PAGES = sorted(
+    {block.page for block in ALL_BLOCKS if block.language in RUN and block.title != ON_NPU} - {TUTORIAL}
+)
+
+
+@pytest.fixture
+def group():
+    """A group of this process alone."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield {"group": torch.distributed.group.WORLD}
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture
+def model_folder(tmp_path):
+    make().save_pretrained(tmp_path / "model")
+    return {"path": tmp_path / "model"}
+
+
+@pytest.fixture
+def of_trainers(tmp_path):
+    """What a reader of the lines for trainers has."""
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), max_steps=2, per_device_train_batch_size=1, use_cpu=True, report_to=[], disable_tqdm=True
+    )
+    return {
+        "AutoModelForCausalLM": transformers.AutoModelForCausalLM,
+        "Trainer": transformers.Trainer,
+        "FusedEmaAdam": optim.FusedEmaAdam,
+        "arguments": arguments,
+        "lightning": lightning,
+        "rows": [{name: one[row] for name, one in batch().items()} for row in range(2)],
+    }
+
+
+# What a reader has, besides what a page makes.
+GIVEN = {
+    "docs/integrations.md": ("model_folder", "of_trainers"),
+    "docs/linear_cross_entropy.md": ("group",),
+    "docs/migrate.md": ("group", "model_folder"),
+}
+
+
+def _run_page(page, request):
+    names = {"__name__": "page"}
+    for fixture in GIVEN.get(page, ()):
+        names |= request.getfixturevalue(fixture)
+    for block in blocks(page):
+        if block.language in RUN and block.title not in (ON_NPU, ELSEWHERE):
+            run(block, names)
+    return names
+
+
+@pytest.mark.parametrize("page", RUNNING_PAGES)
+def test_the_code_of_a_page_runs_as_it_stands(page, request):
+    _run_page(page, request)
+
+
+def test_every_block_is_run_or_marked_as_what_is_only_shown():
+    unknown = [(block.page, block.line) for block in ALL_BLOCKS if block.language not in RUN + SHOWN]
+    assert not unknown
+    titles = {block.title for block in ALL_BLOCKS if block.language in RUN and block.page != TUTORIAL}
+    assert titles <= {"", ON_NPU, "on every rank", ELSEWHERE}
+
+
+def test_the_lines_for_hugging_face_train_without_logits_and_save_averages(request, tmp_path):
+    first, *_ = blocks("docs/integrations.md")
+    names = {**request.getfixturevalue("model_folder"), **request.getfixturevalue("of_trainers")}
+    run(first, names)
+    names["trainer"].train()
+    assert (tmp_path / "checkpoint-2/ema/model.safetensors").exists()
+    assert isinstance(names["model"].train()(**batch()).logits, LazyLogits)
+
+
+def test_the_line_for_lightning_gives_its_trainer_the_callback(request):
+    trainer = _run_page("docs/integrations.md", request)["trainer"]
+    assert [type(one).__module__ for one in trainer.callbacks].count("torch_aclnn_ops.integrations.lightning") == 1
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_to_files_and_headings_that_exist(page):
+    wrong = []
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        is_found = target.is_file() and (not anchor or target.suffix != ".md" or anchor in anchors(target))
+        wrong += [] if is_found else [link]
+    assert not wrong
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+def test_every_page_is_in_the_navigation_and_every_entry_of_it_is_a_page():
+    entries = set(re.findall(r"(?:^|[ :])([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    pages = {name_of(page).removeprefix("docs/").replace("README.md", "index.md") for page in PAGES}
+    pages = {page.replace("csrc/host_npu/index.md", "csrc/host_npu/README.md") for page in pages}
+    assert entries == pages
+
+
+PUBLIC = (
+    "torch_aclnn_ops",
+    *(f"torch_aclnn_ops.{name}" for name in ("functional", "nn", "ops", "optim", "host_npu")),
+) + (
+    "torch_aclnn_ops.doctor",
+    "torch_aclnn_ops.integrations.transformers",
+    "torch_aclnn_ops.integrations.lightning",
+)
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_the_reference_lists_every_public_name(module):
+    reference = "".join(page.read_text() for page in ROOT.glob("docs/reference/*.md"))
+    missing = [
+        name for name in importlib.import_module(module).__all__ if not re.search(rf"(?:\b|`|\.){name}\b", reference)
+    ]
+    assert not missing
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_every_operator_has_a_page_with_formula_limits_launches_and_precision(operator):
+    text = (ROOT / f"docs/operators/{operator}.md").read_text()
+    for heading in ("Formula", "What CANN does", "Limits", "Launches", "Precision, speed"):
+        assert f"\n## {heading}\n" in text
+    assert "(../precision.md)" in text
+
+
+def test_the_pages_name_every_function_module_and_operator():
+    readme = (ROOT / "README.md").read_text()
+    pages = "".join((ROOT / f"docs/operators/{operator}.md").read_text() for operator in OPERATORS)
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    assert not [name for name in CANN_NAMES if name not in readme or name not in pages]
+    assert not [name for name in ops.__all__ if f"{name}(" not in pages]
+    for name in set(FUNCTIONS) - {"fused_ema_adam"} | set(nn.__all__):
+        assert f"{name}`" in readme and f"{name}`" in pages and f"`{name}`" in changelog, name
+
+
+def _tests_of_the_table():
+    text = ROOT.joinpath("docs/works_with.md").read_text()
+    return sorted(set(re.findall(r"`([\w/]+)` `(\w+)`", text)))
+
+
+@pytest.mark.parametrize(("file", "name"), _tests_of_the_table())
+def test_what_works_with_this_package_has_the_test_that_the_table_names(file, name):
+    assert f"def test_{name}(" in ROOT.joinpath("tests", f"{file}.py").read_text()
+
+
+def _named(pattern):
+    return sorted({found for page in PAGES for found in re.findall(pattern, page.read_text())})
+
+
+@pytest.mark.parametrize("module", _named(r"python -m ((?:benchmarks|tests|torch_aclnn_ops)[\w.]*)"))
+def test_a_module_that_a_page_runs_exists(module):
+    path = ROOT / module.replace(".", "/")
+    assert path.with_suffix(".py").exists() or (path / "__main__.py").exists() or (path / "__init__.py").exists()
+
+
+def test_every_target_of_make_that_a_page_names_exists():
+    targets = set(re.findall(r"^([\w -]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    existing = {target for line in targets for target in line.split()}
+    named = {target for page in PAGES for target in re.findall(r"`make ([a-z][\w-]*)", page.read_text())}
+    assert named <= existing
+
+
+def test_every_test_that_a_page_names_exists():
+    files = {path: path.read_text() for path in (ROOT / "tests").rglob("*.py")}
+    named = _named(r"`(test_\w+|Test\w+)(?:\.py)?`")
+    assert len(named) > 10
+    stems = {path.stem for path in files}
+    for name in named:
+        is_defined = any(re.search(rf"^ *(def|class) {name}\b", text, re.M) for text in files.values())
+        assert name in stems or is_defined, name
+
+
+def test_every_environment_variable_of_the_package_that_a_page_names_is_read_somewhere():
+    sources = [ROOT / "setup.py", *ROOT.glob("torch_aclnn_ops/**/*.py"), *ROOT.glob("csrc/**/*.[ch]*")]
+    text = "".join(path.read_text() for path in sources if path.is_file())
+    assert not [name for name in _named(r"\b(TORCH_ACLNN_[A-Z_]+)\b") if name not in text]
+
+
+@pytest.mark.parametrize(
+    "function", [functional.linear_cross_entropy, optim.FusedEmaAdam], ids=lambda one: one.__name__
+)
+def test_options_that_the_guides_name_are_those_of_the_function(function):
+    pages = {"linear_cross_entropy": "linear_cross_entropy.md", "FusedEmaAdam": "optimizer.md"}
+    text = (ROOT / "docs" / pages[function.__name__]).read_text()
+    options = set(re.findall(rf"{function.__name__}\([^()]*?\b(\w+)=", text))
+    assert options <= set(inspect.signature(function).parameters)
+
+
+def test_the_versions_that_pages_name_are_those_of_the_package():
+    [(oldest, below)] = re.findall(r'"torch>=([\d.]+),<([\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    newest = f"2.{int(below.split('.')[1]) - 1}"
+    for page in ("README.md", "docs/install.md"):
+        assert f"torch {oldest} to {newest}" in (ROOT / page).read_text()
+
+
+def test_the_command_of_the_host_npu_has_the_options_that_its_page_names():
+    named = set(re.findall(r"`(--[a-z-]+)`", (ROOT / "docs/host_npu.md").read_text()))
+    assert named and all(option in runner._parser().format_help() for option in named)

@@ -1,0 +1,56 @@
+"""What a release says of itself: its version, the changelog, how to cite it, and which versions it is for."""
+
+import re
+from pathlib import Path
+
+import torch_aclnn_ops
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = ROOT.joinpath("pyproject.toml").read_text()
+CHANGELOG = ROOT.joinpath("CHANGELOG.md").read_text()
+CITATION = yaml.safe_load(ROOT.joinpath("CITATION.cff").read_text())
+SUPPORT = ROOT.joinpath("docs/support.md").read_text()
+
+# The keys of the Citation File Format 1.2.0, https://citation-file-format.github.io, that a citation of software uses.
+REQUIRED = {"cff-version", "message", "title", "authors"}
+OPTIONAL = {"abstract", "date-released", "keywords", "license", "type", "version"}
+
+
+def _newest_release() -> tuple[str, str]:
+    heads = re.findall(r"^## (.*)$", CHANGELOG, re.MULTILINE)
+    released = next(head for head in heads if head != "Unreleased")
+    return re.fullmatch(r"(\S+) \((\d{4}-\d\d-\d\d)\)", released).groups()
+
+
+def test_the_changelog_tells_of_this_version():
+    assert _newest_release()[0] == torch_aclnn_ops.__version__
+
+
+def test_the_citation_file_has_the_keys_of_its_format():
+    assert CITATION.keys() >= REQUIRED and CITATION.keys() <= REQUIRED | OPTIONAL
+    assert CITATION["cff-version"] == "1.2.0" and CITATION["type"] == "software"
+    assert CITATION["authors"] and all(set(author) == {"name"} for author in CITATION["authors"])
+
+
+def test_the_citation_is_of_the_newest_release():
+    assert (CITATION["version"], str(CITATION["date-released"])) == _newest_release()
+    assert f'license = "{CITATION["license"]}"' in PROJECT
+
+
+@pytest.mark.parametrize("package", ["torch", "transformers", "lightning"])
+def test_the_supported_versions_are_those_that_pip_installs(package):
+    least = re.search(rf'"{package}>=([\d.]+)', PROJECT)[1]
+    row = next(row for row in SUPPORT.splitlines() if row.startswith("|") and package in row.partition("|")[2].lower())
+    assert re.search(rf"(?<![\d.]){re.escape(least)}(?![\d])", row)
+
+
+def test_the_newest_torch_that_is_supported_is_the_one_below_the_limit_of_pip():
+    limit = re.search(r'"torch>=[\d.]+,<2\.(\d+)"', PROJECT)[1]
+    assert f"to 2.{int(limit) - 1}," in SUPPORT
+
+
+def test_no_address_is_invented():
+    assert "urls" not in PROJECT and "repository" not in "".join(CITATION)
