@@ -108,9 +108,9 @@ def run(arguments: argparse.Namespace) -> bool:
             f" {sum(map(torch.numel, averages)):,} of their averages"
         )
         print(
-            f"validation loss {before:.3f}, after {arguments.steps} steps {after:.3f}, of the averages {averaged:.3f}"
+            f"Shown: {arguments.steps} steps bring the validation loss from {before:.3f} to {after:.3f}, with averaged"
+            f" weights {averaged:.3f}; after the swap the weights are {'what they were' if are_back else 'others'}."
         )
-        print(f"after the swap the weights are {'what they were' if are_back else 'others'}")
     return are_back and after < before and averaged < before
 
 
