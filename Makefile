@@ -49,9 +49,9 @@ test: setup
 test-all: setup
 	$(RUN) -m pytest --quiet --numprocesses auto -m ""
 
-# The documentation in build/site; every warning is an error. Needs no compiled part.
+# The documentation in build/site; every warning is an error, which --quiet would hide. Needs no compiled part.
 docs: $(VENV)/docs
-	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
 $(VENV)/docs: $(INSTALLED)
 	TORCH_ACLNN_NPU=0 TORCH_ACLNN_HOST_NPU=0 TORCH_ACLNN_CPU=0 $(PIP) --no-build-isolation --editable ".[docs]"
