@@ -221,7 +221,7 @@ def test_the_first_example_learns_with_averages_on_a_cpu(capsys):
     runpy.run_path(str(ROOT / "examples/drop_in.py"))
     *_, shown = capsys.readouterr().out.partition("Shown: 200 steps on cpu bring the loss from ")
     by_frequency, raw, averaged = map(float, re.findall(r"\d+\.\d\d", shown))
-    assert averaged < by_frequency - 1 and raw < by_frequency - 1
+    assert averaged < raw < by_frequency - 1
     assert "; 0 operators of CANN were launched" in shown
 
 
@@ -232,7 +232,7 @@ from pathlib import Path
 from torch_aclnn_ops import host_npu
 
 drop_in, own_operator = sys.argv[1:]
-Path("drop_in.py").write_text(Path(drop_in).read_text().replace("= 200, 256, 8,", "= 10, 32, 8,"))
+Path("drop_in.py").write_text(Path(drop_in).read_text().replace("= 200, 64, 8,", "= 10, 32, 8,"))
 Path("README.md").write_text("text " * 100)
 os.mkdir("examples")
 os.rename("drop_in.py", "examples/drop_in.py")
