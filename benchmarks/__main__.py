@@ -22,6 +22,7 @@ BENCHMARKS = {
     "call_overhead": (),
     "call_overhead_npu": ("--device", "npu"),
     "dispatch": (),
+    "collectives": (),
     "ema_adam": (),
     "embedding": (),
     "losses": (),

@@ -1,34 +1,30 @@
 """Collectives of the host NPU against gloo's on CPU tensors.
 
-``python -m torch_aclnn_ops.host_npu -m benchmarks.collectives``: two processes are one group of each kind, and these
-take turns, so that both meet the same machine. A time is from the call until the result can be read. It says nothing
-about devices, but how quick tests are.
+Two processes are one group of each kind, and these take turns, so that both meet the same machine. A time is from the
+call until the result can be read. It says nothing about devices, but how quick tests are.
 """
 
 import argparse
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
 
-import torch_aclnn_ops
+import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
+from torch_aclnn_ops import host_npu
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from torch import Tensor
 
-from benchmarks._harness import print_table
-
-assert torch_aclnn_ops.__version__
+from benchmarks._harness import MEASURED, Timing, parser, run
+from benchmarks._results import Row
 
 KINDS = ("gloo", "hccl")
 WORLD_SIZE = 2
 # Bytes of the tensor that a rank gives.
 SIZES = tuple(1024 * 4**power for power in range(8))
-# At most so many times the time of gloo, for the first and the last size.
-BAR = 1.5
 
 
 def calls(tensor: Tensor, group: dist.ProcessGroup) -> dict[str, Callable[[], object]]:
@@ -77,37 +73,47 @@ def measure(
     dist.destroy_process_group()
 
 
-def rows(times: dict[tuple[str, int], dict[str, list[float]]]) -> list[dict[str, str]]:
-    """Return the lines of the table: microseconds, bytes a second and the ratio of the shortest times."""
-    lines = []
+def rows(times: dict[tuple[str, int], dict[str, list[float]]], rounds: int) -> list[Row]:
+    """Return a row of each collective, size and kind."""
+    made: list[Row] = []
     for (name, size), found in times.items():
-        shortest = {kind: min(found[kind]) for kind in KINDS}
-        ratios = [hccl / gloo for gloo, hccl in zip(found["gloo"], found["hccl"], strict=True)]
-        line = {"collective": name, "KiB": f"{size // 1024:,}"}
-        line |= {f"{kind}, us": f"{shortest[kind] * 1e6:,.0f}" for kind in KINDS}
-        line |= {f"{kind}, MiB/s": f"{size / shortest[kind] / 2**20:,.0f}" for kind in KINDS}
-        line |= {"ratio of the shortest": f"{shortest['hccl'] / shortest['gloo']:.2f}"}
-        lines.append(line | {"median ratio": f"{statistics.median(ratios):.2f}"})
-    return lines
+        timings = {kind: Timing(tuple(found[kind])) for kind in KINDS}
+        gloo = timings["gloo"]
+        made += [
+            {
+                "operator": name,
+                "configuration": f"{size // 1024:,} KiB, {WORLD_SIZE} ranks",
+                "device": "npu" if kind == "hccl" else "cpu",
+                "dtype": "float32",
+                "by": kind,
+                "status": MEASURED,
+                "rounds": rounds,
+                "median_s": timing.median,
+                "minimum_s": timing.minimum,
+                "ratio_of_medians": timing.median / gloo.median,
+                "ratio_of_minima": timing.minimum / gloo.minimum,
+            }
+            for kind, timing in timings.items()
+        ]
+    return made
 
 
-def main() -> int:
-    """Print the table; return 1 if an all-reduce of the first or the last size takes too long."""
-    parser = argparse.ArgumentParser(description="Measure collectives of the host NPU and of gloo.")
-    parser.add_argument("--rounds", type=int, default=40, help="turns of each kind (default: 40)")
-    parser.add_argument("--only", nargs="+", default=["all_reduce"], help="collectives (default: all_reduce)")
-    arguments = parser.parse_args()
+def measured(options: argparse.Namespace) -> list[Row]:
+    """Measure in processes of their own."""
     results = multiprocessing.get_context("spawn").SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
-        given = (f"{folder}/store", arguments.only, arguments.rounds, results)
+        given = (f"{folder}/store", options.only, options.rounds, results)
         processes = multiprocessing.spawn(measure, given, nprocs=WORLD_SIZE, join=False)
         times = results.get()
         while not processes.join():
             pass
-    print_table(rows(times))
-    bars = [times["all_reduce", size] for size in (SIZES[0], SIZES[-1]) if ("all_reduce", size) in times]
-    return int(any(min(found["hccl"]) > BAR * min(found["gloo"]) for found in bars))
+    return rows(times, options.rounds)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    parser = parser(__doc__)
+    parser.set_defaults(threads=1)
+    parser.add_argument("--only", nargs="+", default=["all_reduce"], help="collectives (default: %(default)s)")
+    if not hasattr(torch, "npu"):
+        host_npu.enable()  # the processes that are started have it too
+    run("collectives", measured, parser.parse_args(), rounds=40)
