@@ -1,5 +1,6 @@
 #include "ascendcl/stream.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "acl/acl_rt.h"
@@ -120,18 +121,15 @@ void Event::record(Stream& stream) {
     {
         const std::lock_guard lock(mutex_);
         record = ++recorded_;
+        pending_.insert(record);
     }
     stream.enqueue_signal("record of an event", [self = shared_from_this(), record] { self->complete(record); });
 }
 
 void Event::reset(Stream& stream) {
-    stream.enqueue_signal("reset of an event", [self = shared_from_this()] {
-        {
-            const std::lock_guard lock(self->mutex_);
-            self->recorded_ = 0;
-            self->completed_ = 0;
-        }
-        self->completed_changed_.notify_all();
+    stream.enqueue_signal("reset of an event", [self = shared_from_this(), record = last_record()] {
+        const std::lock_guard lock(self->mutex_);
+        self->reset_ = std::max(self->reset_, record);
     });
 }
 
@@ -148,34 +146,33 @@ std::uint64_t Event::last_record() const {
 void Event::complete(std::uint64_t record) {
     {
         const std::lock_guard lock(mutex_);
-        completed_ = record;
-        completed_at_ = Clock::now();
+        pending_.erase(record);
+        if (record == recorded_) completed_at_ = Clock::now();
     }
     completed_changed_.notify_all();
 }
 
 void Event::wait_for(std::uint64_t record) {
     std::unique_lock lock(mutex_);
-    completed_changed_.wait(lock, [&] { return completed_ >= record || recorded_ < record; });
+    completed_changed_.wait(lock, [&] { return !pending_.contains(record); });
 }
 
 bool Event::is_complete() const {
     const std::lock_guard lock(mutex_);
-    return completed_ >= recorded_;
+    return !pending_.contains(recorded_);
 }
 
 void Event::synchronize(Timeout timeout) {
     std::unique_lock lock(mutex_);
     const auto record = recorded_;
-    const auto reached = [&] { return completed_ >= record || recorded_ < record; };
-    if (!wait_until(completed_changed_, lock, timeout, reached)) {
+    if (!wait_until(completed_changed_, lock, timeout, [&] { return !pending_.contains(record); })) {
         throw Error(ACL_ERROR_RT_EVENT_SYNC_TIMEOUT, "the event was not reached in time");
     }
 }
 
 std::optional<Clock::time_point> Event::time() const {
     const std::lock_guard lock(mutex_);
-    if (recorded_ == 0 || completed_ < recorded_) return std::nullopt;
+    if (recorded_ <= reset_ || pending_.contains(recorded_)) return std::nullopt;
     return completed_at_;
 }
 

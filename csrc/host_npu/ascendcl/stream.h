@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -112,7 +113,11 @@ class Event : public std::enable_shared_from_this<Event> {
     mutable std::mutex mutex_;
     std::condition_variable completed_changed_;
     std::uint64_t recorded_ = 0;
-    std::uint64_t completed_ = 0;
+    // Streams reach records in any order.
+    std::set<std::uint64_t> pending_;
+    // Records up to this one were reset.
+    std::uint64_t reset_ = 0;
+    // When the last record was reached.
     Clock::time_point completed_at_;
 };
 

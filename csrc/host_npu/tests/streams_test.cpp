@@ -65,4 +65,28 @@ const Case events{"streams/events_are_reset_and_waited_for", [] {
                       recent_error();
                   }};
 
+// An event is used again for the work of another stream, and the older record is reached last.
+const Case records{"streams/a_record_is_waited_for_whatever_the_older_ones_do", [] {
+                       const Memory memory(8);
+                       const Stream slow, quick, waiter;
+                       aclrtEvent event = nullptr;
+                       expect_equal(aclrtCreateEvent(&event), 0, "the status");
+                       expect_equal(aclrtValueWrite(memory.address(), 0, 0, quick.handle), 0, "the first write");
+                       expect_equal(quick.wait(), 0, "the first write's end");
+                       expect_equal(aclrtValueWait(memory.address(), 1, ACL_STREAM_WAIT_VALUE_EQ, slow.handle), 0,
+                                    "the status of the wait");
+                       expect_equal(aclrtRecordEvent(event, slow.handle), 0, "the first record");
+                       expect_equal(aclrtStreamWaitEvent(waiter.handle, event), 0, "the wait for the first record");
+                       expect_equal(aclrtRecordEvent(event, quick.handle), 0, "the second record");
+                       expect_equal(aclrtSynchronizeEvent(event), 0, "the end of the second record");
+                       expect_equal(aclrtSynchronizeStreamWithTimeout(waiter.handle, 20), 507046,
+                                    "the status before the first record is reached");
+                       expect_equal(aclrtValueWrite(memory.address(), 1, 0, quick.handle), 0, "the second write");
+                       expect_equal(slow.wait(), 0, "the end of the first record");
+                       expect_equal(aclrtStreamWaitEvent(waiter.handle, event), 0, "the wait for the second record");
+                       expect_equal(aclrtSynchronizeStreamWithTimeout(waiter.handle, 10000), 0, "the status after it");
+                       expect_equal(aclrtDestroyEvent(event), 0, "the status of the destruction");
+                       recent_error();
+                   }};
+
 }  // namespace
