@@ -142,7 +142,8 @@ def fsdp_checkpoint(process):
 
 def _consolidate(optimizer):
     optimizer.consolidate_state_dict(to=0)
-    torch.accelerator.synchronize()  # torch copies the states to the CPU, and does not wait
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()  # torch copies the states to the CPU, and does not wait
 
 
 def zero(process, flatten=False):

@@ -19,7 +19,7 @@ if "npu" not in _distributed.DEVICES:
 ROOT = Path(__file__).parents[1]
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", ROOT.joinpath("docs/distributed.md").read_text(), re.DOTALL)
 FILES = {match[1]: text for _, text in BLOCKS if (match := re.match(r"# (\S+)\n", text))}
-COMMANDS = [line for language, text in BLOCKS if language == "bash" for line in text.splitlines()]
+COMMANDS = [line for language, text in BLOCKS if language == "sh" for line in text.splitlines()]
 WORKFLOW = yaml.safe_load(FILES[".github/workflows/distributed.yml"])["jobs"]["test"]
 STEPS = [step["run"] for step in WORKFLOW["steps"] if step.get("run", "").startswith("python ")]
 

@@ -390,7 +390,7 @@ class _LargestTensor(torch.utils._python_dispatch.TorchDispatchMode):
 def _hold_few_logits(monkeypatch, number):
     from torch_aclnn_ops.ops.linear_cross_entropy import plan
 
-    monkeypatch.setattr(plan, "_LOGITS_BYTES", 4 * number)
+    monkeypatch.setattr(plan, "LOGITS_BYTES", 4 * number)
     monkeypatch.setattr(plan, "_REDUCED_BYTES", 4 * number)
     monkeypatch.setattr(plan, "_FEWEST_ROWS", 8)
     monkeypatch.setattr(plan, "plan_rows_once", plan.plan_rows)

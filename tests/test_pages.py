@@ -23,10 +23,12 @@ RUN = ("python", "pycon", "diff")
 SHOWN = ("sh", "text", "yaml", "math", "cpp")
 # Whose blocks are the files of an operator, which another test applies.
 TUTORIAL = "docs/add_an_operator.md"
+# Their tests are test_add_an_operator.py and test_distributed_page.py.
+PAGES_OF_FILES = {TUTORIAL, "docs/distributed.md"}
 # What a test with several processes runs.
 ELSEWHERE = "on every rank, after fully_shard"
 RUNNING_PAGES = sorted(
-    {block.page for block in ALL_BLOCKS if block.language in RUN and block.title != ON_NPU} - {TUTORIAL}
+    {block.page for block in ALL_BLOCKS if block.language in RUN and block.title != ON_NPU} - PAGES_OF_FILES
 )
 
 
@@ -86,7 +88,7 @@ def test_the_code_of_a_page_runs_as_it_stands(page, request):
 def test_every_block_is_run_or_marked_as_what_is_only_shown():
     unknown = [(block.page, block.line) for block in ALL_BLOCKS if block.language not in RUN + SHOWN]
     assert not unknown
-    titles = {block.title for block in ALL_BLOCKS if block.language in RUN and block.page != TUTORIAL}
+    titles = {block.title for block in ALL_BLOCKS if block.language in RUN and block.page not in PAGES_OF_FILES}
     assert titles <= {"", ON_NPU, "on every rank", ELSEWHERE}
 
 

@@ -96,8 +96,11 @@ def test_what_cpp_raises_prints_or_returns_is_a_message(source: str, expected: s
 
 def test_no_sentence_of_the_cpp_sources_is_overlooked() -> None:
     texts = "\n".join(message.text for message in MESSAGES)
+    no_messages = {"tests", "error_names.cpp"}
     sources = [
-        path for path in (ROOT / "csrc").rglob("*.*") if path.suffix in (".h", ".cpp") and "tests" not in path.parts
+        path
+        for path in (ROOT / "csrc").rglob("*.*")
+        if path.suffix in (".h", ".cpp") and not no_messages & set(path.parts)
     ]
     literals = [
         literal

@@ -195,36 +195,6 @@ HOST_NPU_EXPORT HcclResult HcclGetCommAsyncError(HcclComm comm, HcclResult* asyn
     });
 }
 
-HOST_NPU_EXPORT const char* HcclGetErrorString(HcclResult code) {
-    static constexpr const char* names[] = {"no error",
-                                            "parameter error",
-                                            "empty pointer",
-                                            "memory error",
-                                            "internal error",
-                                            "not support feature",
-                                            "not found resource",
-                                            "resource unavailable",
-                                            "system call error",
-                                            "timeout",
-                                            "open file fail",
-                                            "tcp connect fail",
-                                            "roce connect fail",
-                                            "tcp transfer fail",
-                                            "roce transfer fail",
-                                            "call runtime api fail",
-                                            "call driver api fail",
-                                            "call profiling api fail",
-                                            "call cce api fail",
-                                            "call network api fail",
-                                            "try again",
-                                            "error cqe",
-                                            "communicator suspending",
-                                            "retry constraint",
-                                            "out of memory"};
-    static_assert(std::size(names) == HCCL_E_RESERVED);
-    return code >= 0 && code < HCCL_E_RESERVED ? names[code] : "unknown error";
-}
-
 HOST_NPU_EXPORT uint32_t HcclGetCommConfigCapability() { return HCCL_COMM_CONFIG_RESERVED; }
 
 HOST_NPU_EXPORT HcclResult HcclSetConfig(HcclConfig config, HcclConfigValue configValue) {
