@@ -13,7 +13,8 @@ CANNOT_FAIL = r"""
     ReleaseHugeMem UnInitHugeMemThreadLocal CanUsePTACache \w*PTA\w*HashKey \w*PTACacheThreadLocal PTA\w+ExecCache
     AddTensorAddrToCachedList aclDestroyTensorDesc aclopDestroyAttr aclSetTensorDescName aclGetDataBuffer\w+
     aclGetTensorDesc(Type|Format|NumDims) aclGetCompileoptSize aclAppLog aclGetRecentErrMsg
-    AclSet\w+ aclrt(Get|PeekAt)LastError Msprof\w+ host_npu_\w+ HcclGet(ErrorString|CommConfigCapability) aclnn\w+(?<!GetWorkspaceSize)
+    AclSet\w+ aclrt(Get|PeekAt)LastError Msprof\w+ host_npu_\w+
+    HcclGet(ErrorString|CommConfigCapability) aclnn\w+(?<!GetWorkspaceSize)
 """.split()
 
 
