@@ -135,11 +135,12 @@ KNOWN = (
     Known(
         "raises after the operator",
         r"ASCEND_LAUNCH_BLOCKING=1",
-        r"aclmdlRICaptureGetInfo",
+        r"aclmdlRICaptureGetInfo|aclrtSynchronizeStreamWithTimeout",
         r"one exception, then parameter \d+ is half updated",
-        r"(currentStreamC|c)aptureStatusMayInitCtx.*",
-        "To wait for an operator torch_npu asks whether a graph is captured. Where that fails, the operator has run,"
-        " and the exception looks like that of one which has not: a step count may be one ahead of its parameter.",
+        r"(?s)((currentStreamC|c)aptureStatusMayInitCtx|RunOpApiV2:).*",
+        "torch_npu waits for an operator, after it has asked whether a graph is captured. Where one of the two fails,"
+        " the operator has run, and the exception looks like that of one which has not: a step count may be one ahead"
+        " of its parameter.",
     ),
     Known(
         "the watchdog ends the process",

@@ -5,10 +5,10 @@ from typing import Any
 
 from torch_aclnn_ops import _cpu_extension, _extension
 from torch_aclnn_ops._torch_compat import get_enum
+from torch_aclnn_ops.ops.linear_cross_entropy import plan
 from torch_aclnn_ops.ops.linear_cross_entropy.grad import fused_linear_cross_entropy_loss_grad
 from torch_aclnn_ops.ops.linear_cross_entropy.loss import fused_cross_entropy_loss_with_max_sum
 from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import fused_linear_online_max_sum
-from torch_aclnn_ops.ops.linear_cross_entropy.plan import LOGITS_BYTES
 from torch_aclnn_ops.ops.linear_cross_entropy.problem import IGNORED, PlainLoss, Problem, Statistics
 
 import torch
@@ -25,7 +25,7 @@ def serves_small_loss(problem: Problem) -> bool:
         return False
     if options.temperature != 1 or options.chunk_size is not None or options.max_memory is not None:
         return False
-    if 12 * problem.input.shape[0] * weight.shape[0] > LOGITS_BYTES:
+    if 12 * problem.input.shape[0] * weight.shape[0] > plan.LOGITS_BYTES:
         return False
     if weight.is_cpu:
         return _cpu_extension.why_unavailable() is None
