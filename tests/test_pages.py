@@ -132,6 +132,7 @@ PUBLIC = (
     *(f"torch_aclnn_ops.{name}" for name in ("functional", "nn", "ops", "optim", "host_npu")),
 ) + (
     "torch_aclnn_ops.doctor",
+    "torch_aclnn_ops.plan",
     "torch_aclnn_ops.integrations.transformers",
     "torch_aclnn_ops.integrations.lightning",
 )
