@@ -23,6 +23,7 @@ from typing import Any
 
 from torch_aclnn_ops import _torch_npu
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_map_only
@@ -33,6 +34,17 @@ _HAS_NPU = _torch_npu.why_unavailable() is None
 _HAS_HOST_NPU = _torch_npu.is_installed() and any(ROOT.glob("torch_aclnn_ops/_host_npu/libascendcl.so"))
 # On which devices a table of cases runs.
 DEVICES = ("cpu", "npu") if _HAS_NPU or _HAS_HOST_NPU else ("cpu",)
+
+
+def groups(*world_sizes: int) -> list[Any]:
+    """Return pairs of device and world size to run a table with: of NPUs two always, other numbers exhaustively."""
+    return [
+        pytest.param(
+            (device, world_size), marks=[pytest.mark.exhaustive] if device == "npu" and world_size != 2 else []
+        )
+        for device in DEVICES
+        for world_size in world_sizes
+    ]
 
 
 @dataclass(frozen=True)

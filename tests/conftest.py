@@ -1,8 +1,10 @@
 """Settings that every test runs under."""
 
 import torch_aclnn_ops  # isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
+import os
 import warnings
 
+from torch_aclnn_ops import _torch_npu
 from torch_aclnn_ops.functional import ema_adam_kernels as kernels
 from torch_aclnn_ops.optim import FusedEmaAdam
 
@@ -11,6 +13,10 @@ import pytest
 import torch
 
 assert torch_aclnn_ops.__version__
+
+if _torch_npu.why_unavailable() is not None:
+    # For programs that the tests run and that import torch first.
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
 # Threads that wait for one another cost tiny tensors ten times their work on a busy machine.
 torch.set_num_threads(1)

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from tests import _optim_distributed as cases
-from tests._distributed import DEVICES, run
+from tests._distributed import groups, run
 
 TOLERANCE = {"cpu": 1e-12, "npu": 2e-6}
 
 
-@pytest.fixture(scope="module", params=[(device, world_size) for device in DEVICES for world_size in (2, 3)], ids=str)
+@pytest.fixture(scope="module", params=groups(2, 3), ids=str)
 def row(request):
     return request.param
 

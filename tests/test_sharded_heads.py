@@ -12,9 +12,13 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests import _sharded_heads as cases
-from tests._distributed import DEVICES, run
+from tests._distributed import groups, run
 
-_RUNS = [(device, world_size, name) for device in DEVICES for world_size in (2, 4) for name in cases.names(world_size)]
+_RUNS = [
+    pytest.param(group, name, marks=marks)
+    for (group,), marks, _ in groups(2, 4)
+    for name in cases.names(world_size=group[1])
+]
 # Relative to the number, and to the tensor's largest one.
 TOLERANCES = {"cpu": (1e-12, 1e-12), "npu": (1e-5, 1e-5)}
 # A CPU computes the same, an NPU rounds elsewhere.
@@ -26,8 +30,9 @@ def _found(device, world_size):
     return run(cases.results, world_size, device=device)
 
 
-@pytest.mark.parametrize(("device", "world_size", "name"), _RUNS, ids=lambda value: f"{value}")
-def test_loss_and_gradients_are_those_of_one_process_with_the_whole_batch(device, world_size, name):
+@pytest.mark.parametrize(("group", "name"), _RUNS, ids=str)
+def test_loss_and_gradients_are_those_of_one_process_with_the_whole_batch(group, name):
+    device, world_size = group
     function, split = cases.CASES[name]
     truth = function(cases.Ranks(split, world_size))
     relative, absolute = TOLERANCES[device]

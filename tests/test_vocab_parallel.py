@@ -14,9 +14,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, init_de
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests import _vocab_parallel as cases
-from tests._distributed import DEVICES, run
+from tests._distributed import groups, run
 
-WORLD_SIZES = (1, 2, 3, 4)
 # What the processes' errors may be above those of one process, relative to a tensor's largest number.
 # The gradient of a 16-bit input may be rounded on each rank.
 TOLERANCE = {"float64": 1e-13, "float32": 5e-7, "bfloat16": 2**-8, "float16": 2**-11}
@@ -24,11 +23,7 @@ TOLERANCE = {"float64": 1e-13, "float32": 5e-7, "bfloat16": 2**-8, "float16": 2*
 ROUNDINGS = {"autocast": 2}
 
 
-@pytest.fixture(
-    scope="module",
-    params=[(device, world_size) for device in DEVICES for world_size in WORLD_SIZES],
-    ids=str,
-)
+@pytest.fixture(scope="module", params=groups(1, 2, 3, 4), ids=str)
 def found(request):
     device, world_size = request.param
     return run(cases.results, world_size, device=device)
