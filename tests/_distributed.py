@@ -36,15 +36,10 @@ _HAS_HOST_NPU = _torch_npu.is_installed() and any(ROOT.glob("torch_aclnn_ops/_ho
 DEVICES = ("cpu", "npu") if _HAS_NPU or _HAS_HOST_NPU else ("cpu",)
 
 
-def groups(*world_sizes: int) -> list[Any]:
-    """Return pairs of device and world size to run a table with: of NPUs two always, other numbers exhaustively."""
-    return [
-        pytest.param(
-            (device, world_size), marks=[pytest.mark.exhaustive] if device == "npu" and world_size != 2 else []
-        )
-        for device in DEVICES
-        for world_size in world_sizes
-    ]
+def groups(*world_sizes: int, often: Iterable[tuple[str, int]]) -> list[Any]:
+    """Return pairs of device and world size to run a table with; those that are not in ``often`` are exhaustive."""
+    pairs = [(device, world_size) for device in DEVICES for world_size in world_sizes]
+    return [pytest.param(pair, marks=[] if pair in often else [pytest.mark.exhaustive]) for pair in pairs]
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ def rows(tmp_path_factory):
     return read(path)
 
 
+@pytest.mark.exhaustive
 def test_every_row_says_what_was_measured_with_what_and_when(rows):
     names = list(rows[0])
     assert names[: len(MEASUREMENT)] == MEASUREMENT and names[-len(MACHINE) :] == MACHINE
@@ -38,6 +39,7 @@ def test_every_row_says_what_was_measured_with_what_and_when(rows):
         assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", row["date"])
 
 
+@pytest.mark.exhaustive
 def test_linear_cross_entropy_measures_time_memory_and_errors_of_every_case(rows):
     measured = [row for row in rows if row["configuration"] == "40 x 8 x 50, 20% of the rows ignored"]
     installed = [LABELS[case] for case in CASES if why_absent(case) is None]
@@ -52,12 +54,14 @@ def test_linear_cross_entropy_measures_time_memory_and_errors_of_every_case(rows
             assert all(float(error) < 1e-5 for error in errors)
 
 
+@pytest.mark.exhaustive
 def test_linear_cross_entropy_is_measured_for_several_numbers_of_rows_and_classes(rows):
     for variable in ("rows", "classes"):
         sizes = [int(row["size"]) for row in rows if row["variable"] == variable and row["by"] == "torch_aclnn_ops"]
         assert sizes == sorted(set(sizes)) and len(sizes) > 1
 
 
+@pytest.mark.exhaustive
 def test_peers_that_cannot_be_measured_are_named_with_the_reason(rows):
     absent = {row["by"]: row["status"] for row in rows if row["status"].startswith("absent: ")}
     assert "triton" in absent["Liger-Kernel"]

@@ -77,7 +77,7 @@ print(json.dumps([status, stats.launches, stats.alive, stats.device_bytes]))
 _ROUNDING = {"float32": 2e-5, "bfloat16": 2e-2}
 
 
-@pytest.mark.parametrize("dtype", _ROUNDING)
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.exhaustive), "bfloat16"])
 def test_the_language_model_trains_on_the_host_npu_as_on_the_cpu_and_leaves_nothing_behind(dtype, output, tmp_path):
     options = (*SMALL, "--stop-at", "20", "--dtype", dtype)
     assert _run("train_lm.py", *options, "--output", str(output)).returncode == 0
@@ -120,6 +120,7 @@ def test_a_resumed_run_continues_bit_for_bit(reference_run, output):
     assert resumed[-1] == whole[-1]
 
 
+@pytest.mark.exhaustive
 def test_two_processes_with_half_of_the_head_each_train_as_one(reference_run, output):
     options = (*SMALL, "--output", str(output))
     result = _torchrun(2, str(ROOT / "examples/train_lm.py"), *options, "--vocab-parallel", "--stop-at", "12")
@@ -145,6 +146,7 @@ def test_two_processes_with_npus_and_half_of_the_head_each_train_as_one_with_a_c
         assert float(mine[0]) == pytest.approx(float(theirs[0]), rel=_ROUNDING["float32"])
 
 
+@pytest.mark.exhaustive
 def test_several_processes_continue_the_checkpoint_of_one(reference_run, output):
     options = (*SMALL, "--output", str(output))
     assert _run("train_lm.py", *options, "--stop-at", "17").returncode == 0
@@ -162,6 +164,7 @@ def test_a_checkpoint_of_other_settings_is_refused(reference_run, output):
     assert "was made with lr = 0.01, and this run has lr = 0.5" in result.stderr
 
 
+@pytest.mark.exhaustive
 def test_bfloat16_matrix_products_train_too(output):
     result = _run("train_lm.py", *SMALL, "--dtype", "bfloat16", "--output", str(output))
     assert result.returncode == 0, result.stderr
@@ -287,6 +290,7 @@ def test_hugging_faces_trainer_goes_on_from_its_checkpoint_with_the_same_average
     assert (output / "checkpoint-8/ema/model.safetensors").exists()
 
 
+@pytest.mark.exhaustive
 def test_the_digits_under_lightning_beat_their_baseline_and_go_on_from_the_checkpoint(tmp_path):
     for options in (["--epochs", "3"], ["--epochs", "6", "--resume"]):
         result = _run("lightning_digits.py", *options, "--output", str(tmp_path))

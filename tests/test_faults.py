@@ -98,7 +98,7 @@ def test_the_driver_sees_whatever_goes_wrong(tmp_path):
 
         codes = {[code for code, _ in FAULTY.values()]}
         chosen = [Case("faulty", code, lambda code=code: Faulty(code)) for code in codes]
-        for outcome in faults.run("TASK_QUEUE_ENABLE=1", chosen, seconds=20).outcomes:
+        for outcome in faults.run("TASK_QUEUE_ENABLE=1", chosen, seconds=5).outcomes:
             if outcome.function == "aclrtGetDeviceCount":
                 print(outcome.seen.splitlines()[0])
         """,
@@ -113,7 +113,11 @@ def test_the_driver_sees_whatever_goes_wrong(tmp_path):
 SOME = "raw operators: (mse|.*loss_grad, )|modules: (MSE|Embedding)|optimizer: (plain|flat masters), step after 2"
 
 
-@pytest.mark.parametrize("mode", faults.MODES)
+OFTEN = ("TASK_QUEUE_ENABLE=1", "ASCEND_LAUNCH_BLOCKING=1")
+MODES = [pytest.param(mode, marks=[] if mode in OFTEN else [pytest.mark.exhaustive]) for mode in faults.MODES]
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_nothing_is_lost_whichever_function_fails(mode):
     result = _run("-m", "tests.faults", "--mode", mode, "--every", "17", "--only", SOME, **faults.MODES[mode])
     assert result.returncode == 0, result.stdout + result.stderr

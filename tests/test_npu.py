@@ -61,7 +61,7 @@ def test_everything_on_the_host_npu():
     _run_tests("queue", "tests/npu")
 
 
-@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "queue"])
+@pytest.mark.parametrize("mode", ["no queue", "blocking"])
 def test_launches_and_failures_without_the_usual_queue(mode):
     _run_tests(mode, *(f"tests/npu/test_{name}.py" for name in ("raw_operators", "failures", "formats", "refusals")))
 

@@ -11,7 +11,7 @@ from tests._distributed import groups, run
 TOLERANCE = {"cpu": 1e-12, "npu": 2e-6}
 
 
-@pytest.fixture(scope="module", params=groups(2, 3), ids=str)
+@pytest.fixture(scope="module", params=groups(2, 3, often={("npu", 2), ("cpu", 3)}), ids=str)
 def row(request):
     return request.param
 

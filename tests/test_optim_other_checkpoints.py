@@ -229,8 +229,8 @@ def start(folder, dtype, flatten):
 @pytest.mark.parametrize(
     "dtype, was_flat, is_flat",
     [
-        ("float32", False, False),
-        ("float32", True, False),
+        pytest.param("float32", False, False, marks=pytest.mark.exhaustive),
+        pytest.param("float32", True, False, marks=pytest.mark.exhaustive),
         ("bfloat16", False, True),
     ],
 )

@@ -21,7 +21,9 @@ NO_REINITIALISATION = (
     "'spawn' start method"
 )
 needs_host_npu = pytest.mark.skipif(bool(_libraries.missing()), reason="the host NPU was not built")
-each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("npu", marks=needs_host_npu)])
+# A CPU does the same with fewer parts.
+ON_A_CPU = pytest.param("cpu", marks=pytest.mark.exhaustive)
+ON_AN_NPU = pytest.param("npu", marks=needs_host_npu)
 
 
 def _run(program, device, *arguments, **settings):
@@ -41,7 +43,7 @@ def test_a_process_that_is_forked_after_use_trains_on_on_the_cpu():
     assert here == there and len(here) == 6
 
 
-@each_device
+@pytest.mark.parametrize("device", [ON_A_CPU, ON_AN_NPU])
 def test_the_workers_of_a_data_loader_are_forked_after_use_and_compute_on_the_cpu(device):
     batches, _ = _found(_run("load_batches", device))
     assert batches == [0 + 1 + 4 + 9, 16 + 25 + 36 + 49]
@@ -55,13 +57,13 @@ def test_a_process_that_is_forked_after_use_is_refused_the_npu_and_its_parent_is
     assert parent_trains_on
 
 
-@each_device
+@pytest.mark.parametrize("device", [ON_A_CPU, ON_AN_NPU])
 def test_a_spawned_process_trains_as_its_parent(device):
     status, here, there = _found(_run("spawn", device))
     assert status == 0 and here == there
 
 
-@each_device
+@pytest.mark.parametrize("device", [ON_A_CPU, ON_AN_NPU])
 def test_a_run_that_is_killed_while_it_saves_goes_on_bit_for_bit(device, tmp_path):
     uninterrupted, killed = tmp_path / "uninterrupted.pt", tmp_path / "killed.pt"
     assert _run("train", device, uninterrupted, "one by one", -1).returncode == 0
@@ -83,7 +85,13 @@ def _bytes(contents):
 @needs_host_npu
 @pytest.mark.parametrize(
     ("way", "status", "queue"),
-    [("return", 0, "0"), ("return", 0, "1"), ("return", 0, "2"), ("exit", 3, "1"), ("exception", 1, "1")],
+    [
+        pytest.param("return", 0, "0", marks=pytest.mark.exhaustive),
+        ("return", 0, "1"),
+        pytest.param("return", 0, "2", marks=pytest.mark.exhaustive),
+        ("exit", 3, "1"),
+        ("exception", 1, "1"),
+    ],
 )
 def test_a_process_ends_with_work_queued(way, status, queue):
     result = _run("end_with_work_queued", "npu", way, TASK_QUEUE_ENABLE=queue)
@@ -92,7 +100,7 @@ def test_a_process_ends_with_work_queued(way, status, queue):
     assert ("ValueError: unhandled" in result.stderr) == (way == "exception")
 
 
-@each_device
+@pytest.mark.parametrize("device", [ON_A_CPU, ON_AN_NPU])
 @pytest.mark.parametrize("program", ["end_with_daemon_threads", "end_with_idle_daemon_threads"])
 def test_a_process_ends_with_daemon_threads(program, device):
     assert _found(_run(program, device)) == "the end"

@@ -16,7 +16,7 @@ from tests._distributed import groups, run
 
 _RUNS = [
     pytest.param(group, name, marks=marks)
-    for (group,), marks, _ in groups(2, 4)
+    for (group,), marks, _ in groups(2, 4, often={("npu", 2), ("cpu", 4)})
     for name in cases.names(world_size=group[1])
 ]
 # Relative to the number, and to the tensor's largest one.
