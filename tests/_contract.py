@@ -226,6 +226,7 @@ class DropInContract:
         )
         torch.testing.assert_close(mine, theirs, equal_nan=True)
 
+    @pytest.mark.every_nth_case(3)
     def test_compiles_without_a_graph_break(self, case: Case) -> None:
         call, inputs = case.prepare(torch.float32)
         compiled = torch.compile(lambda *tensors: call(ours, *tensors).sum() * 2, fullgraph=True, backend="aot_eager")
@@ -233,7 +234,7 @@ class DropInContract:
         for one, other in zip(torch.autograd.grad(compiled(*inputs), inputs), expected, strict=True):
             torch.testing.assert_close(one, other, equal_nan=True)
 
-    @pytest.mark.every_nth_case(5)
+    @pytest.mark.every_nth_case(8)
     def test_a_transform_inside_a_compiled_function_gives_what_it_gives_outside(self, case: Case) -> None:
         call, inputs = case.prepare(torch.float64)
         first, *others = (tensor.detach() for tensor in inputs)
