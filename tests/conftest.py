@@ -1,6 +1,7 @@
 """Settings that every test runs under."""
 
 import torch_aclnn_ops  # isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
+import gc
 import os
 import warnings
 
@@ -62,6 +63,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the files first whose tests take longest, so that no core waits for another at the end."""
     longest = ("test_npu.py", "test_examples.py", "test_linear_cross_entropy.py", "test_host_npu.py")
     items.sort(key=lambda item: longest.index(item.path.name) if item.path.name in longest else len(longest))
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from the modules, which take it longer than most tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -98,7 +98,7 @@ def test_the_driver_sees_whatever_goes_wrong(tmp_path):
 
         codes = {[code for code, _ in FAULTY.values()]}
         chosen = [Case("faulty", code, lambda code=code: Faulty(code)) for code in codes]
-        for outcome in faults.run("TASK_QUEUE_ENABLE=1", chosen, seconds=5).outcomes:
+        for outcome in faults.run("TASK_QUEUE_ENABLE=1", chosen, seconds=10).outcomes:
             if outcome.function == "aclrtGetDeviceCount":
                 print(outcome.seen.splitlines()[0])
         """,
