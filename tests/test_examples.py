@@ -277,6 +277,7 @@ def test_an_own_operator_without_the_host_npu_is_refused(capsys):
     assert stopped.value.code == 2 and "python -m torch_aclnn_ops.host_npu" in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive
 def test_hugging_faces_trainer_goes_on_from_its_checkpoint_with_the_same_averages(output):
     options = "--steps 8 --context 32 --width 16 --batch-size 4 --output".split()
     whole = _run("hf_trainer.py", *options, str(output))

@@ -32,8 +32,9 @@ _WARNINGS_ARE_ERRORS = os.environ.get("TORCH_ACLNN_WERROR") == "1"
 # x86-64-v3 would be quicker, but a wheel may be moved to an older machine. Loops over elements are worth vectors,
 # whatever their length.
 _OPTIMISATION = ["-O2", "-fvect-cost-model=dynamic"]
-# The device rounds a product before it adds to it.
-_ARITHMETIC = ("-ffp-contract=off",)
+# The device rounds a product before it adds to it. Nobody asks for errno or for traps, which keep square roots and
+# comparisons from being vectors.
+_ARITHMETIC = ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 
 
 class BuildError(RuntimeError):

@@ -67,7 +67,7 @@ def _adam(rows, features):
     "make", [_mse, _bce, _embedding, _max_sum, _loss, _grad, _adam], ids=lambda make: make.__name__
 )
 @pytest.mark.parametrize(
-    ("number", "bytes_per_call"), [(20_000, 200), pytest.param(100_000, 80, marks=pytest.mark.exhaustive)]
+    ("number", "bytes_per_call"), [(10_000, 400), pytest.param(100_000, 80, marks=pytest.mark.exhaustive)]
 )
 def test_many_calls_leave_nothing(make, number, bytes_per_call):
     calls = [make(*shape) for shape in SHAPES]
@@ -82,7 +82,7 @@ def test_many_calls_leave_nothing(make, number, bytes_per_call):
         torch.npu.synchronize()
         gc.collect()
 
-    run(10_000)  # fills the caches of shapes, the queue and the allocators
+    run(5_000)  # fills the caches of shapes, the queue and the allocators
     alive, device_bytes, resident = host_npu.stats().alive, host_npu.stats().device_bytes, _resident_bytes()
     run(number)
     assert host_npu.stats().alive == alive

@@ -75,5 +75,5 @@ def test_a_refused_step_is_repeated_for_the_others(nth):
 def test_nothing_is_lost_whenever_a_signal_comes():
     report = Report()
     with interrupts.timer_raises():
-        Campaign("npu", report).interrupt(44)
+        Campaign("npu", report).interrupt(22)
     assert not report.losses, report

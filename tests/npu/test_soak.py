@@ -10,7 +10,7 @@ from benchmarks import soak
 @pytest.mark.parametrize(
     "device",
     [
-        "cpu",
+        pytest.param("cpu", marks=pytest.mark.exhaustive),
         pytest.param(
             "npu", marks=pytest.mark.skipif(not host_npu.is_enabled(), reason="only the host NPU counts what is alive")
         ),
