@@ -60,4 +60,5 @@ def test_a_step_of_the_workflow_passes(folder, command):
 @pytest.mark.parametrize("ranks", [2, *(pytest.param(ranks, marks=pytest.mark.exhaustive) for ranks in (1, 3, 4))])
 def test_torchrun_starts_any_number_of_ranks(folder, ranks):
     output = _run(folder, COMMANDS[0], ranks)
-    assert sorted(output.splitlines()) == [f"rank {rank} of {ranks} is done" for rank in range(ranks)]
+    # Ranks may write into one another's lines.
+    assert sorted(re.findall(r"rank \d of \d is done", output)) == [f"rank {i} of {ranks} is done" for i in range(ranks)]

@@ -137,6 +137,7 @@ def test_two_processes_with_half_of_the_head_each_train_as_one(reference_run, ou
     )
 
 
+@pytest.mark.exhaustive
 def test_two_processes_with_npus_and_half_of_the_head_each_train_as_one_with_a_cpu(reference_run, output):
     options = (*SMALL, "--stop-at", "12", "--device", "npu", "--vocab-parallel", "--output", str(output))
     result = _torchrun(2, "-m", "torch_aclnn_ops.host_npu", str(ROOT / "examples/train_lm.py"), *options)
@@ -299,6 +300,7 @@ def test_the_digits_under_lightning_beat_their_baseline_and_go_on_from_the_check
         assert "Shown: Lightning validates averaged weights and saves them in its checkpoints" in result.stdout
 
 
+@pytest.mark.exhaustive
 def test_shards_of_two_processes_learn_and_their_averages_are_swapped_in_and_out(output):
     result = _torchrun(2, str(ROOT / "examples/fsdp2.py"), "--steps", "30", "--width", "32", "--output", str(output))
     assert result.returncode == 0, result.stdout + result.stderr

@@ -23,7 +23,7 @@ TOLERANCE = {"float64": 1e-13, "float32": 5e-7, "bfloat16": 2**-8, "float16": 2*
 ROUNDINGS = {"autocast": 2}
 
 
-@pytest.fixture(scope="module", params=groups(1, 2, 3, 4, often={("npu", 2), ("cpu", 4)}), ids=str)
+@pytest.fixture(scope="module", params=groups(1, 2, 3, 4, often={("npu", 2), ("cpu", 2)}), ids=str)
 def found(request):
     device, world_size = request.param
     return run(cases.results, world_size, device=device)

@@ -30,11 +30,14 @@ struct Hyperparameters {
 
 constexpr std::int64_t kL2 = 0;
 constexpr std::int64_t kDecoupled = 1;
+constexpr std::int64_t kOther = 2;
 
 struct Block {
     std::array<float, kBlock> grad, var, m, v, s;
 };
 
+// A loop for each mode, because one with branches is not made of vectors.
+template <std::int64_t mode>
 void update(Block& block, std::int64_t count, const Hyperparameters& p, float step) {
     const float one_minus_beta1 = 1.0f - p.beta1;
     const float one_minus_beta2 = 1.0f - p.beta2;
@@ -44,12 +47,12 @@ void update(Block& block, std::int64_t count, const Hyperparameters& p, float st
     for (std::int64_t i = 0; i < count; ++i) {
         float g = block.grad[i];
         // In any other mode the kernel does not load var, and works with the gradient in its place.
-        const float var = p.mode == kL2 || p.mode == kDecoupled ? block.var[i] : g;
-        if (p.mode == kL2) g += p.weight_decay * var;
+        const float var = mode == kL2 || mode == kDecoupled ? block.var[i] : g;
+        if (mode == kL2) g += p.weight_decay * var;
         const float m = p.beta1 * block.m[i] + one_minus_beta1 * g;
         const float v = p.beta2 * block.v[i] + g * g * one_minus_beta2;
         float change = m * correct_m / (std::sqrt(v * correct_v) + p.eps);
-        if (p.mode == kDecoupled) change += p.weight_decay * var;
+        if (mode == kDecoupled) change += p.weight_decay * var;
         // What follows works with these before they are rounded to 16 bits.
         const float updated = var - p.lr * change;
         block.m[i] = m;
@@ -57,6 +60,12 @@ void update(Block& block, std::int64_t count, const Hyperparameters& p, float st
         block.var[i] = updated;
         block.s[i] = p.ema_decay * block.s[i] + one_minus_ema_decay * updated;
     }
+}
+
+void update(Block& block, std::int64_t count, const Hyperparameters& p, float step) {
+    if (p.mode == kL2) return update<kL2>(block, count, p, step);
+    if (p.mode == kDecoupled) return update<kDecoupled>(block, count, p, step);
+    update<kOther>(block, count, p, step);
 }
 
 void apply(const KernelArguments& arguments, const Hyperparameters& p) {

@@ -168,8 +168,9 @@ const Case own{"collective_failures/destroying_ends_the_wait", [] {
 const Case memory{"collective_failures/memory_that_is_too_small", [] {
                       const Ranks ranks(2);
                       const Memory small(4), enough(4096);
-                      all_reduce(1000)(small.address(), ranks.comm(0), ranks.stream(0));
+                      // After the failure of rank 0 a call of rank 1 would be refused at once.
                       all_reduce(1000)(enough.address(), ranks.comm(1), ranks.stream(1));
+                      all_reduce(1000)(small.address(), ranks.comm(0), ranks.stream(0));
                       for (const std::uint32_t rank : {0, 1}) {
                           const auto message = ranks.failure_of(rank);
                           expect_contains(message, "device memory at ");
