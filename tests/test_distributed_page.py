@@ -61,4 +61,6 @@ def test_a_step_of_the_workflow_passes(folder, command):
 def test_torchrun_starts_any_number_of_ranks(folder, ranks):
     output = _run(folder, COMMANDS[0], ranks)
     # Ranks may write into one another's lines.
-    assert sorted(re.findall(r"rank \d of \d is done", output)) == [f"rank {i} of {ranks} is done" for i in range(ranks)]
+    assert sorted(re.findall(r"rank \d of \d is done", output)) == [
+        f"rank {i} of {ranks} is done" for i in range(ranks)
+    ]
