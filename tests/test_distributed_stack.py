@@ -26,7 +26,11 @@ def results(tmp_path_factory):
     return of
 
 
-CASES = [(world_size, case.__name__) for world_size, cases in stack.CASES.items() for case in cases]
+CASES = [
+    pytest.param(world_size, case.__name__, marks=[] if world_size == 2 else [pytest.mark.exhaustive])
+    for world_size, cases in stack.CASES.items()
+    for case in cases
+]
 
 
 @pytest.mark.parametrize(("world_size", "case"), CASES)

@@ -77,7 +77,8 @@ print(json.dumps([status, stats.launches, stats.alive, stats.device_bytes]))
 _ROUNDING = {"float32": 2e-5, "bfloat16": 2e-2}
 
 
-@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.exhaustive), "bfloat16"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", _ROUNDING)
 def test_the_language_model_trains_on_the_host_npu_as_on_the_cpu_and_leaves_nothing_behind(dtype, output, tmp_path):
     options = (*SMALL, "--stop-at", "20", "--dtype", dtype)
     assert _run("train_lm.py", *options, "--output", str(output)).returncode == 0
@@ -110,6 +111,7 @@ def test_torchs_own_operators_train_to_the_same_losses_but_for_rounding(referenc
     assert "per step: within rounding" in result.stdout
 
 
+@pytest.mark.exhaustive
 def test_a_resumed_run_continues_bit_for_bit(reference_run, output):
     assert _run("train_lm.py", *SMALL, "--stop-at", "17", "--output", str(output)).returncode == 0
     assert len(_losses(output)) == 17

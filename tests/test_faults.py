@@ -72,6 +72,7 @@ FAULTY = {
 }
 
 
+@pytest.mark.exhaustive
 def test_the_driver_sees_whatever_goes_wrong(tmp_path):
     result = _run_program(
         tmp_path,
@@ -119,5 +120,5 @@ MODES = [pytest.param(mode, marks=[] if mode in OFTEN else [pytest.mark.exhausti
 
 @pytest.mark.parametrize("mode", MODES)
 def test_nothing_is_lost_whichever_function_fails(mode):
-    result = _run("-m", "tests.faults", "--mode", mode, "--every", "17", "--only", SOME, **faults.MODES[mode])
+    result = _run("-m", "tests.faults", "--mode", mode, "--every", "41", "--only", SOME, **faults.MODES[mode])
     assert result.returncode == 0, result.stdout + result.stderr

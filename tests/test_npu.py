@@ -61,7 +61,7 @@ def test_everything_on_the_host_npu():
     _run_tests("queue", "tests/npu")
 
 
-@pytest.mark.parametrize("mode", ["no queue", "blocking"])
+@pytest.mark.parametrize("mode", ["no queue"])  # the exhaustive cases have everything, in every mode
 def test_launches_and_failures_without_the_usual_queue(mode):
     _run_tests(mode, *(f"tests/npu/test_{name}.py" for name in ("raw_operators", "failures", "formats", "refusals")))
 
@@ -78,7 +78,12 @@ def test_everything_without_the_usual_queue(mode):
     _run_tests(mode, "tests/npu", "--ignore=tests/npu/test_leaks.py")
 
 
-@pytest.mark.parametrize("chip", ["Ascend910", "Ascend910_93", "Ascend310P", "Ascend950"])
+TRAINING_CHIPS = [
+    pytest.param(chip, marks=pytest.mark.exhaustive) for chip in ("Ascend910", "Ascend910_93", "Ascend950")
+]
+
+
+@pytest.mark.parametrize("chip", ["Ascend310P", *TRAINING_CHIPS])
 def test_other_chips(chip):
     result = _run(
         "-m", "pytest", "tests/npu/test_other_chips.py", "-q", "-p", "no:cacheprovider", TORCH_ACLNN_HOST_NPU_SOC=chip

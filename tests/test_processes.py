@@ -57,7 +57,8 @@ def test_a_process_that_is_forked_after_use_is_refused_the_npu_and_its_parent_is
     assert parent_trains_on
 
 
-@pytest.mark.parametrize("device", [ON_A_CPU, ON_AN_NPU])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("device", ["cpu", ON_AN_NPU])
 def test_a_spawned_process_trains_as_its_parent(device):
     status, here, there = _found(_run("spawn", device))
     assert status == 0 and here == there

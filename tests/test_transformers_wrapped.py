@@ -109,7 +109,10 @@ def test_accelerate_prepares_a_patched_model(mixed_precision):
     assert "forward" not in vars(model.lm_head)
 
 
-@pytest.fixture(scope="module", params=DEVICES)
+@pytest.fixture(
+    scope="module",
+    params=["cpu", *(pytest.param(device, marks=pytest.mark.exhaustive) for device in DEVICES if device != "cpu")],
+)
 def found(request):
     """What the first of two processes has found."""
     return run(trainings.results, trainings.PROCESSES, device=request.param)[0]
