@@ -234,7 +234,7 @@ class DropInContract:
         for one, other in zip(torch.autograd.grad(compiled(*inputs), inputs), expected, strict=True):
             torch.testing.assert_close(one, other, equal_nan=True)
 
-    @pytest.mark.every_nth_case(8)
+    @pytest.mark.every_nth_case(16)
     def test_a_transform_inside_a_compiled_function_gives_what_it_gives_outside(self, case: Case) -> None:
         call, inputs = case.prepare(torch.float64)
         first, *others = (tensor.detach() for tensor in inputs)

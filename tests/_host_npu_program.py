@@ -108,7 +108,7 @@ def _compile(source: Path, target: Path, command: list[str]) -> None:
         return
     werror = ["-Werror"] * (os.environ.get("TORCH_ACLNN_WERROR") == "1")
     part = target.with_suffix(f".{os.getpid()}")
-    command = [*command, "-std=c++20", "-O1", "-Wall", "-Wextra", *werror, "-c", str(source), "-o", str(part)]
+    command = [*command, "-std=c++20", "-O0", "-Wall", "-Wextra", *werror, "-c", str(source), "-o", str(part)]
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=1800)
     part.rename(target)
 

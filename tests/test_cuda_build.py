@@ -154,8 +154,11 @@ def test_nobody_is_warned_who_switched_torch_npu_off(installed, tmp_path):
 
 @pytest.mark.parametrize(
     ("of_torch", "of_torch_npu"),
-    [(None, _CALL), (b"\x7fELF of 2.9", _CALL), (_CALL, b"\x7fELF of 2.9")],
-    ids=["a CPU build", "a torch that registers nothing", "a torch_npu that registers nothing"],
+    [
+        pytest.param(None, _CALL, id="a CPU build", marks=pytest.mark.exhaustive),
+        pytest.param(b"\x7fELF of 2.9", _CALL, id="a torch that registers nothing"),
+        pytest.param(_CALL, b"\x7fELF of 2.9", id="a torch_npu that registers nothing", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_there_is_no_conflict_with(installed, tmp_path, of_torch, of_torch_npu):
     code = installed(of_torch, of_torch_npu) + (

@@ -50,6 +50,20 @@ def output(reference_run, tmp_path):
     return tmp_path
 
 
+@pytest.fixture
+def refusal(monkeypatch, capsys):
+    """Run an example in this process, which ends it with status 2; return what it says."""
+    monkeypatch.syspath_prepend(ROOT / "examples")
+
+    def run(example: str, *options: str) -> str:
+        with pytest.raises(SystemExit) as stopped:
+            importlib.import_module(example).main([*options])
+        assert stopped.value.code == 2
+        return capsys.readouterr().err
+
+    return run
+
+
 def test_the_language_model_learns_and_leaves_its_files(reference_run):
     output, result = reference_run
     assert result.returncode == 0, result.stderr
@@ -160,11 +174,10 @@ def test_several_processes_continue_the_checkpoint_of_one(reference_run, output)
         assert float(mine[0]) == pytest.approx(float(theirs[0]), rel=_ROUNDING["float32"])
 
 
-def test_a_checkpoint_of_other_settings_is_refused(reference_run, output):
+def test_a_checkpoint_of_other_settings_is_refused(reference_run, output, refusal):
     shutil.copy(reference_run[0] / "checkpoint.pt", output)
-    result = _run("train_lm.py", *SMALL, "--resume", "--lr", "0.5", "--output", str(output))
-    assert result.returncode == 2
-    assert "was made with lr = 0.01, and this run has lr = 0.5" in result.stderr
+    said = refusal("train_lm", *SMALL, "--resume", "--lr", "0.5", "--output", str(output))
+    assert "was made with lr = 0.01, and this run has lr = 0.5" in said
 
 
 @pytest.mark.exhaustive
@@ -183,17 +196,12 @@ def test_bfloat16_matrix_products_train_too(output):
         (["--vocab-parallel"], "several processes need torchrun: torchrun --nproc-per-node 2"),
     ],
 )
-def test_a_wrong_option_is_refused(options, sentence, output, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(ROOT / "examples")
-    train_lm = importlib.import_module("train_lm")
-    with pytest.raises(SystemExit) as stopped:
-        train_lm.main(["--no-progress", *options, "--output", str(output)])
-    assert stopped.value.code == 2 and sentence in capsys.readouterr().err
+def test_a_wrong_option_is_refused(options, sentence, output, refusal):
+    assert sentence in refusal("train_lm", "--no-progress", *options, "--output", str(output))
 
 
-def test_an_npu_that_is_not_there_is_refused():
-    result = _run("digits.py", "--device", "npu")
-    assert result.returncode == 2 and "npu" in result.stderr
+def test_an_npu_that_is_not_there_is_refused(refusal):
+    assert "npu" in refusal("digits", "--device", "npu")
 
 
 def test_the_digits_beat_their_baselines():

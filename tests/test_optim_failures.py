@@ -134,7 +134,7 @@ def test_a_swap_is_a_decorator_too():
 def test_nothing_is_lost_whichever_operators_fail(name, monkeypatch):
     monkeypatch.setattr(interrupts, "CONFIGURATIONS", {name: interrupts.CONFIGURATIONS[name]})
     report = Report()
-    Campaign("cpu", report).fail_operators((1, 1000), every=151)
+    Campaign("cpu", report).fail_operators((1, 1000), every=307)
     assert not report.losses, report
     assert sum(report.disturbed.values()) > 2
 

@@ -11,7 +11,10 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tests._optim import Weights, assert_all_close, assert_all_equal, averages_of, states_of, train, weights_of
 from tests.interrupts import Failed, FailOperators
-from tests.test_optim_averages import each_flatten, each_schedule
+from tests.test_optim_averages import SCHEDULES, each_flatten
+
+# Compiled always, one of each kind; compilation takes a hundred times the steps.
+COMPILED = ("late ratio", "every third")
 
 
 def take_gradients(model, step):
@@ -39,8 +42,19 @@ def test_averages_go_on_as_those_of_swa_utils(dtype, flatten):
 
 
 @each_flatten
-@each_schedule
-@pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    ("is_compiled", "options", "decays"),
+    [
+        pytest.param(
+            is_compiled,
+            *schedule,
+            id=f"{'compiled' if is_compiled else 'eager'}-{name}",
+            marks=[pytest.mark.exhaustive] if is_compiled and name not in COMPILED else [],
+        )
+        for is_compiled in (False, True)
+        for name, schedule in SCHEDULES.items()
+    ],
+)
 def test_a_schedule_goes_by_the_parameter_with_the_most_steps(options, decays, flatten, is_compiled):
     model = Weights(torch.float64)
     optimizer = FusedEmaAdam(model.parameters(), lr=1e-2, ema_decay=0.6, **options, flatten=flatten)

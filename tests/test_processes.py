@@ -90,7 +90,7 @@ def _bytes(contents):
         pytest.param("return", 0, "0", marks=pytest.mark.exhaustive),
         ("return", 0, "1"),
         pytest.param("return", 0, "2", marks=pytest.mark.exhaustive),
-        ("exit", 3, "1"),
+        pytest.param("exit", 3, "1", marks=pytest.mark.exhaustive),
         ("exception", 1, "1"),
     ],
 )
@@ -102,7 +102,9 @@ def test_a_process_ends_with_work_queued(way, status, queue):
 
 
 @pytest.mark.parametrize("device", [ON_A_CPU, ON_AN_NPU])
-@pytest.mark.parametrize("program", ["end_with_daemon_threads", "end_with_idle_daemon_threads"])
+@pytest.mark.parametrize(
+    "program", ["end_with_daemon_threads", pytest.param("end_with_idle_daemon_threads", marks=pytest.mark.exhaustive)]
+)
 def test_a_process_ends_with_daemon_threads(program, device):
     assert _found(_run(program, device)) == "the end"
 

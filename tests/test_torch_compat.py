@@ -156,13 +156,21 @@ def _import_with(change: str) -> subprocess.CompletedProcess[str]:
             "torch.__version__ = '2.8.0+cu126'",
             'needs torch 2.9 to 2.14, but torch 2.8.0+cu126 is installed; pip install "torch>=2.9,<2.15"',
         ),
-        ("torch.__version__ = '1.13.1'", "needs torch 2.9 to 2.14, but torch 1.13.1 is installed"),
+        pytest.param(
+            "torch.__version__ = '1.13.1'",
+            "needs torch 2.9 to 2.14, but torch 1.13.1 is installed",
+            marks=pytest.mark.exhaustive,
+        ),
         (
             "torch.__version__ = '2.15.0'; del torch._C._after_autograd_keyset",
             "but torch 2.15.0 is installed, which lacks what the package uses (cannot import name"
             " '_after_autograd_keyset' from 'torch._C'",
         ),
-        ("torch.__version__ = '3.0.0'; del torch._fused_adam_", "torch 3.0.0 is installed, which lacks"),
+        pytest.param(
+            "torch.__version__ = '3.0.0'; del torch._fused_adam_",
+            "torch 3.0.0 is installed, which lacks",
+            marks=pytest.mark.exhaustive,
+        ),
     ],
 )
 def test_a_torch_that_does_not_fit_is_refused_in_a_sentence(change, sentence):
