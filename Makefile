@@ -58,9 +58,10 @@ $(VENV)/docs: $(INSTALLED)
 	touch $@
 
 # Every call of every simulated function fails once, in every operator; signals and operators that fail in the optimizer.
+# EVERY=4 takes every fourth call.
 faults: setup
-	$(RUN) -m tests.faults --page docs/faults.md
-	$(RUN) -m tests.interrupts --page docs/faults.md
+	$(RUN) -m tests.faults --every $(or $(EVERY),1) --page docs/faults.md
+	$(RUN) -m tests.interrupts --every $(or $(EVERY),1) --page docs/faults.md
 
 # Every version of torch that is served, each in an environment of its own; downloads and takes hours.
 matrix:

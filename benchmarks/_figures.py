@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -34,8 +36,13 @@ def _version(package: str) -> str | None:
 
 def write_between(page: Path, title: str, text: str) -> None:
     """Put a text between the comments of a page that have this title, or as a section at its end."""
-    with replacing(page, "t") as file:
-        file.write(put_between(page.read_text(), title, text))
+    folder = os.open(page.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # other processes may write other sections
+        with replacing(page, "t") as file:
+            file.write(put_between(page.read_text(), title, text))
+    finally:
+        os.close(folder)
 
 
 def put_between(page: str, title: str, text: str) -> str:

@@ -25,6 +25,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -410,7 +411,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.mode is None:
         command = [sys.executable, "-m", "torch_aclnn_ops.host_npu", "-m", "tests.faults", *sys.argv[1:], "--mode"]
-        sys.exit(max(subprocess.run([*command, mode], env={**os.environ, **MODES[mode]}).returncode for mode in MODES))
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # of threads that wait for processes
+            ended = pool.map(lambda mode: subprocess.run([*command, mode], env={**os.environ, **MODES[mode]}), MODES)
+            sys.exit(max(each.returncode for each in ended))
     chosen = [case for case in cases() if re.search(arguments.only, f"{case.kind}: {case.name}")]
     if arguments.page:
         reasons = "\n".join(f"- **{known.name}**: {known.reason}" for known in KNOWN)
