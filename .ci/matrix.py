@@ -56,7 +56,8 @@ def copy_sources(version: str) -> Path:
     target = MATRIX / version / "source"
     listed = subprocess.check_output(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, text=True)
     names = [name for name in listed.split("\0") if name and (ROOT / name).is_file()]
-    for stale in set(target.rglob("*.py")) - {target / name for name in names}:
+    files = {path for suffix in (".py", ".cpp", ".h") for path in target.rglob(f"*{suffix}")}
+    for stale in files - {target / name for name in names} - set((target / "build").rglob("*")):
         stale.unlink()
     for name in names:
         copy = target / name

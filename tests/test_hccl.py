@@ -101,6 +101,7 @@ def test_a_rank_table_is_refused_and_root_infos_serve(tmp_path, called):
         assert not [error for _, error in of_rank.values() if error]
 
 
+@pytest.mark.skipif(torch.version.cuda is not None, reason="CUDA's _scatter of torch comes before torch_npu's")
 def test_devices_of_one_process_copy_to_each_other():
     [(found, expected, called)] = _distributed.run(_hccl_calls.copies, 1, device="npu", devices=4, backend="")
     torch.testing.assert_close(found, expected)

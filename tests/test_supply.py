@@ -99,7 +99,8 @@ def test_a_package_in_the_working_directory_alone_is_not_installed(tmp_path):
 
 # Lets CANN's libraries be found, so that torch_npu is imported.
 WITH_CANN = (
-    "import ctypes; CDLL = ctypes.CDLL; ctypes.CDLL = lambda name, *a, **k: str(name)[:3] == 'lib' or CDLL(name)"
+    "import ctypes; CDLL = ctypes.CDLL\n"
+    f"ctypes.CDLL = lambda name, *a, **k: name in {_torch_npu._CANN_LIBRARIES} or CDLL(name, *a, **k)"
 )
 
 

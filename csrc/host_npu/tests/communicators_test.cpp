@@ -8,6 +8,12 @@
 
 #include "tests/ranks.h"
 
+// The headers of torch_npu 2.9 lack these.
+extern "C" HcclResult HcclGetRootInfoScalable(HcclRootInfo* rootInfo);
+extern "C" HcclResult HcclCommInitRootInfoScalable(uint32_t nRanks, uint32_t nRoot, const HcclRootInfo* rootInfoList,
+                                                   uint32_t rank, uint32_t nExtRoot, const HcclCommConfig* config,
+                                                   HcclComm* comm);
+
 namespace {
 
 using namespace test;
