@@ -356,6 +356,8 @@ COLLECTIVES = {
     "isend and irecv": Collective(_send_and_recv),
     "barrier": Collective(_barrier),
 }
+if torch.__version__ < "2.10":  # whose torch_npu does not have it
+    del COLLECTIVES["all_to_all_vc"]
 
 
 def draw(seed: int, number: int, size: int) -> Drawn:

@@ -24,7 +24,14 @@ def test_random_collectives_have_the_results_of_gloo(world_size, devices):
 
 
 # Without it a thread of torch_npu can end the process before the exception does; a test of its own is below.
-RAISES = {"TORCH_HCCL_ASYNC_ERROR_HANDLING": "0", "HCCL_EXEC_TIMEOUT": "1", "HCCL_CONNECT_TIMEOUT": "1"}
+
+
+def _async_error_handling(value):
+    # The second is the name of torch_npu 2.9.
+    return {"TORCH_HCCL_ASYNC_ERROR_HANDLING": value, "HCCL_ASYNC_ERROR_HANDLING": value}
+
+
+RAISES = {**_async_error_handling("0"), "HCCL_EXEC_TIMEOUT": "1", "HCCL_CONNECT_TIMEOUT": "1"}
 ALL_REDUCE = "AllReduce(count=8, fp32, sum)"
 WAITED = (
     f"rank 0 waited for it in call 2, {ALL_REDUCE}, of communicator group_name_0;"
@@ -105,7 +112,7 @@ def test_a_failure_that_was_asked_for_is_raised_where_it_was_asked_for():
 
 def test_the_watchdog_of_torch_npu_ends_a_process_whose_collective_has_failed():
     # Rank 1 is late, and sleeps when the watchdog finds that rank 0 no longer waits.
-    _, late = _outcomes("never_calls", TORCH_HCCL_ASYNC_ERROR_HANDLING="1")
+    _, late = _outcomes("never_calls", **_async_error_handling("1"))
     assert late.exit_status == -signal.SIGABRT
     assert f"HCCL watchdog thread terminated with exception: EZ9999: {ABSENCES['never_calls'][0]}" in _said(late)
 

@@ -123,4 +123,6 @@ def test_what_has_no_status_is_answered():
 
 def test_the_allocator_of_hccl_wants_another_cann():
     [found] = _distributed.run(_hccl_calls.allocator, 1, device="npu")
-    assert found.startswith("HCCL mem allocator requires CANN 9.2.0 or later")
+    # The second is torch_npu 2.9's answer.
+    sentences = ("HCCL mem allocator requires CANN 9.2.0 or later", "Backend hccl does not support getMemAllocator")
+    assert found.startswith(sentences)

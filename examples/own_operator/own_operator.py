@@ -32,7 +32,8 @@ def load() -> None:
     cpp_extension.load(
         name="own_operator",
         sources=[str(HERE / "mse_loss.cpp")],
-        extra_include_paths=[str(npu / "include")],
+        # torch_npu 2.9 has the headers of CANN in a folder of their own.
+        extra_include_paths=[str(npu / "include"), str(npu / "include" / "third_party" / "acl" / "inc")],
         extra_ldflags=[f"-L{npu / 'lib'}", "-ltorch_npu"],
         build_directory=str(build),
         is_python_module=False,

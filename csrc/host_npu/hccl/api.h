@@ -10,6 +10,13 @@
 #include "ascendcl/error.h"
 #include "hccl/communicator.h"
 
+// The headers of torch_npu 2.9 lack these.
+extern "C" {
+HcclResult HcclGetRootInfoScalable(HcclRootInfo* rootInfo);
+HcclResult HcclCommInitRootInfoScalable(uint32_t nRanks, uint32_t nRoot, const HcclRootInfo* rootInfoList,
+                                        uint32_t rank, uint32_t nExtRoot, const HcclCommConfig* config, HcclComm* comm);
+}
+
 namespace host_npu::hccl {
 
 // A call that is refused, with the status that HCCL has for it.
