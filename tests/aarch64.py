@@ -31,7 +31,6 @@ _TREE = _CACHE / "tree"
 _ROOT = _CACHE / "root"
 _COMPILER = "aarch64-linux-gnu-g++"
 _TOOLS = {_COMPILER: "g++-aarch64-linux-gnu", "qemu-aarch64-static": "qemu-user-static"}
-_ROOT_TOOLS = {"debootstrap": "debootstrap", "update-binfmts": "binfmt-support"}
 _DEBIAN, _PYTHON = "bookworm", "3.11"
 _PLATFORMS = [f"--platform=manylinux_2_{version}_aarch64" for version in (28, 17)]
 _MARKERS = {
@@ -42,7 +41,8 @@ _MARKERS = {
 }
 # The host NPU reserves terabytes of addresses, for each page of which qemu would keep a record.
 _QEMU = {"QEMU_RESERVED_VA": "64G"}
-_QEMU_LIBRARIES = "/usr/aarch64-linux-gnu"
+_QEMU_LIBRARIES = {"QEMU_LD_PREFIX": "/usr/aarch64-linux-gnu"}
+_FORMATS = Path("/proc/sys/fs/binfmt_misc")
 
 _MOUNTS_END_WITH_IT = ["unshare", "--mount", "--propagation=private"]
 # The machine's cross compiler is mounted in the other Debian, where it runs at full speed.
@@ -132,12 +132,25 @@ def check_host_npu(site: Path, compiler: list[str]) -> bool:
     _say("the host NPU is built", start)
     links = [_host_npu_program.shared(libraries), _static_links()]
     dynamic, static = _host_npu_program.compiled(compiler, site / "torch_npu", links)
-    emulator = ["qemu-aarch64-static", "-L", _QEMU_LIBRARIES]
+    _let_programs_start_themselves()
+    usual = [_QEMU_LIBRARIES | configuration for configuration in _host_npu_program.CONFIGURATIONS]
     passed = [
-        _test_program("pages of 4 KiB", [*emulator, str(dynamic)], _host_npu_program.CONFIGURATIONS),
-        _test_program("pages of 64 KiB", [*emulator, "-p", "65536", str(static)], [{}]),
+        _test_program("pages of 4 KiB", [str(dynamic)], usual),
+        _test_program("pages of 64 KiB", [str(static)], [{"QEMU_PAGESIZE": "65536"}]),
     ]
     return all(passed)
+
+
+def _let_programs_start_themselves() -> None:
+    """Let this machine start programs for aarch64, as the C++ tests of several processes do, if it does not yet."""
+    if (_FORMATS / "qemu-aarch64").exists():
+        return
+    if os.geteuid() != 0:
+        sys.exit("programs for aarch64 are not started here; as root: update-binfmts --enable qemu-aarch64")
+    _require({"update-binfmts": "binfmt-support"})
+    if not any(_FORMATS.glob("*")):
+        subprocess.run(["mount", "-t", "binfmt_misc", "none", str(_FORMATS)], check=True)
+    subprocess.run(["update-binfmts", "--enable", "qemu-aarch64"], check=True)
 
 
 def _test_program(what: str, command: list[str], configurations: list[dict[str, str]]) -> bool:
@@ -155,10 +168,7 @@ def check_package(version: str, wheels: Path) -> bool:
     """Install torch and the package in a Debian for arm64 and run tests/smoke.py there; return whether it passed."""
     if os.geteuid() != 0:
         sys.exit("to make a Debian for arm64 takes root; --only-cpp does without")
-    _require(_ROOT_TOOLS)
-    if not any(Path("/proc/sys/fs/binfmt_misc").glob("*")):
-        subprocess.run(["mount", "-t", "binfmt_misc", "none", "/proc/sys/fs/binfmt_misc"], check=True)
-    subprocess.run(["update-binfmts", "--enable", "qemu-aarch64"], check=True)
+    _require({"debootstrap": "debootstrap"})
     start = time.monotonic()
     include = "--include=python3-dev,python3-venv"
     command = [*_MOUNTS_END_WITH_IT, "debootstrap", "--arch=arm64", "--variant=minbase", include, _DEBIAN]

@@ -17,7 +17,8 @@ struct Status {
 };
 
 std::optional<Status> status_of(std::int32_t id) {
-    std::ifstream file("/proc/" + std::to_string(id) + "/stat");
+    // Of the first thread, which is as old: qemu invents a /proc/ID/stat for a program of another machine.
+    std::ifstream file("/proc/" + std::to_string(id) + "/task/" + std::to_string(id) + "/stat");
     const std::string text((std::istreambuf_iterator<char>(file)), {});
     // The second field is the name, in parentheses, and may contain anything.
     const auto end_of_name = text.rfind(')');
