@@ -226,7 +226,7 @@ class DropInContract:
         )
         torch.testing.assert_close(mine, theirs, equal_nan=True)
 
-    @pytest.mark.every_nth_case(3)
+    @pytest.mark.every_nth_case(6)
     def test_compiles_without_a_graph_break(self, case: Case) -> None:
         call, inputs = case.prepare(torch.float32)
         compiled = torch.compile(lambda *tensors: call(ours, *tensors).sum() * 2, fullgraph=True, backend="aot_eager")

@@ -104,12 +104,12 @@ def target(compiler: Sequence[str], libraries: Path, *sources: str, checks: str)
         compiler: The command of the C++ compiler.
         libraries: The folder of the host NPU's libraries.
         sources: Sources of the folder of the target beside it.
-        checks: What ``-fsanitize=`` takes.
+        checks: What ``-fsanitize=`` takes; nothing without.
     """
     files = [_TARGET / name for name in ("target.cpp", *sources)]
     helpers = [_TARGET.parent / "device.cpp"]
     names = [name for name in _host_npu_program.LIBRARIES if name != "hccl"]
-    links = [*_host_npu_program.shared(libraries, names), f"-fsanitize={checks}"]
+    links = [*_host_npu_program.shared(libraries, names), *([f"-fsanitize={checks}"] if checks else [])]
     npu = _torch_npu.library().parents[1]
     (program,) = _host_npu_program.compiled(compiler, npu, [links], sources=[*files, *helpers])
     return program

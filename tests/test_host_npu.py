@@ -162,6 +162,7 @@ def test_a_script_that_is_not_there_takes_one_line(tmp_path):
     assert f"there is no file {tmp_path / 'none.py'}" in result.stderr
 
 
+@pytest.mark.exhaustive
 def test_the_runner_searches_where_python_does(tmp_path):
     (tmp_path / "where.py").write_text("import sys; print(sys.argv[1:], sys.path)")
     python = _run(tmp_path / "where.py", "-m")
@@ -267,6 +268,7 @@ def test_the_host_cannot_read_device_memory(script):
     assert "host NPU: the host touched device memory, which only copies and kernels may" in result.stderr
 
 
+@pytest.mark.exhaustive
 def test_the_host_cannot_write_device_memory(script):
     code = "import ctypes, torch; ctypes.memset(torch.ones(1, device='npu').data_ptr(), 0, 4)"
     assert _on_host_npu(script(code)).returncode == -signal.SIGSEGV

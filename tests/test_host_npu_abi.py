@@ -44,20 +44,25 @@ def test_case(name: str, results: dict[str, list[str]]):
     assert set(said) == {"ok"}, "\n".join(said)
 
 
-def test_eight_threads_on_two_devices_do_not_disturb_each_other(program: Path):
+@pytest.mark.parametrize("number", [2, pytest.param(8, marks=pytest.mark.exhaustive)])
+def test_threads_on_two_devices_do_not_disturb_each_other(program: Path, number: int):
     # `make tsan` also sees the races that do no harm this time.
-    said = {one for each in sanitizers.threads(program, 8).values() for one in each}
+    said = {one for each in sanitizers.threads(program, number).values() for one in each}
     assert said == {"ok"}, "\n".join(said)
 
 
-@pytest.fixture(scope="module")
-def fuzzed(tmp_path_factory) -> dict[str, int]:
+SANITIZERS = pytest.param("address,undefined", id="with sanitizers", marks=pytest.mark.exhaustive)
+
+
+@pytest.fixture(scope="module", params=[pytest.param("", id="as built"), SANITIZERS])
+def fuzzed(request, tmp_path_factory) -> dict[str, int]:
     """How often 20,000 of the fuzzer's inputs launched what; sanitizers check what manages objects and memory."""
-    checks = "address,undefined"
-    libraries = _host_npu_program.instrumented(checks, names=("ascendcl", "nnopbase"))
-    # To compile the operators again would take most of the time of all tests here; `make asan` and `make fuzz` do.
-    shutil.copy(_LIBRARIES / "libopapi.so", libraries)
-    program = fuzz.target(["g++"], libraries, "standalone.cpp", checks=checks)
+    libraries = _LIBRARIES
+    if request.param:
+        libraries = _host_npu_program.instrumented(request.param, names=("ascendcl", "nnopbase"))
+        # To compile the operators again would take most of the time of all tests here; `make asan` and `make fuzz` do.
+        shutil.copy(_LIBRARIES / "libopapi.so", libraries)
+    program = fuzz.target(["g++"], libraries, "standalone.cpp", checks=request.param)
     seeds = fuzz.write_seeds(tmp_path_factory.mktemp("seeds"))
     result = subprocess.run([program, "20000", *seeds], capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stderr

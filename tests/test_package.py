@@ -280,7 +280,13 @@ def test_a_default_device_does_not_take_calls_away(monkeypatch):
     assert called
 
 
-@pytest.mark.parametrize(("module", "needs"), [("transformers", "transformers"), ("lightning", "lightning.pytorch")])
+@pytest.mark.parametrize(
+    ("module", "needs"),
+    [
+        ("transformers", "transformers"),
+        pytest.param("lightning", "lightning.pytorch", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_an_integration_says_what_to_install_and_the_package_imports_without(module, needs, tmp_path):
     hidden = f"import sys; sys.modules[{needs!r}] = None\n"
     assert _run(hidden + "import torch_aclnn_ops.integrations", tmp_path).returncode == 0

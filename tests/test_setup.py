@@ -75,7 +75,12 @@ def test_switches_that_leave_parts_out_work_in_every_combination(run, without):
     ("without", "switches", "said"),
     [
         ("", {"TORCH_ACLNN_NPU": "0"}, "built without the NPU extension: TORCH_ACLNN_NPU=0"),
-        ("", {"TORCH_ACLNN_CPU": "0"}, "built without the CPU kernels: TORCH_ACLNN_CPU=0"),
+        pytest.param(
+            "",
+            {"TORCH_ACLNN_CPU": "0"},
+            "built without the CPU kernels: TORCH_ACLNN_CPU=0",
+            marks=pytest.mark.exhaustive,
+        ),
         (
             "torch_npu",
             {},

@@ -48,7 +48,9 @@ def _plain(input, weight, target):
 
 
 @pytest.mark.parametrize("rows, features, classes", SHAPES)
-@pytest.mark.parametrize("side, function", [("others", _plain), ("ours", F.linear_cross_entropy)])
+@pytest.mark.parametrize(
+    "side, function", [pytest.param("others", _plain, marks=pytest.mark.exhaustive), ("ours", F.linear_cross_entropy)]
+)
 def test_the_heads_backward_pass_takes_what_the_formula_says(rows, features, classes, side, function):
     input = torch.randn(rows, features).bfloat16().npu().requires_grad_()
     weight = torch.randn(classes, features).div(features**0.5).bfloat16().npu().requires_grad_()
@@ -72,7 +74,10 @@ def _optimizer(kind, parameters, number=8):
 ADAMW = partial(torch.optim.AdamW, foreach=True)
 
 
-@pytest.mark.parametrize("side, kind, average", [("others", ADAMW, 4), ("ours", FusedEmaAdam, 0)])
+@pytest.mark.parametrize(
+    "side, kind, average",
+    [pytest.param("others", ADAMW, 4, marks=pytest.mark.exhaustive), ("ours", FusedEmaAdam, 0)],
+)
 def test_the_states_and_a_step_of_the_optimizer_take_what_the_formula_says(side, kind, average):
     parameters = 2**21
     expected = getattr(plan(Model(1, 1, parameters), 1), side)
