@@ -63,7 +63,7 @@ faults: setup
 	$(RUN) -m tests.faults --every $(or $(EVERY),1) --page docs/faults.md
 	$(RUN) -m tests.interrupts --every $(or $(EVERY),1) --page docs/faults.md
 
-# Every version of torch that is served, each in an environment of its own; downloads and takes hours.
+# Every version of torch that is served, each in an environment of its own; ten minutes each, and downloads.
 matrix:
 	$(PYTHON) .ci/matrix.py
 

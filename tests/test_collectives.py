@@ -23,14 +23,13 @@ def test_random_collectives_have_the_results_of_gloo(world_size, devices):
     assert all(found[0][0][name] for name in collectives.COLLECTIVES)
 
 
-# Without it a thread of torch_npu can end the process before the exception does; a test of its own is below.
-
-
 def _async_error_handling(value):
     # The second is the name of torch_npu 2.9.
     return {"TORCH_HCCL_ASYNC_ERROR_HANDLING": value, "HCCL_ASYNC_ERROR_HANDLING": value}
 
 
+# With its handling of errors, a thread of torch_npu can end the process before the exception does; a test of its own is
+# below.
 RAISES = {**_async_error_handling("0"), "HCCL_EXEC_TIMEOUT": "1", "HCCL_CONNECT_TIMEOUT": "1"}
 ALL_REDUCE = "AllReduce(count=8, fp32, sum)"
 WAITED = (
