@@ -80,7 +80,7 @@ def extension(
     from torch.utils.cpp_extension import CppExtension, include_paths
 
     sources = sorted((ROOT / "csrc" / folder).glob("*.cpp"))
-    headers = sorted((ROOT / "csrc" / folder).glob("*.h"))
+    headers = sorted(path for name in (folder, "autograd") for path in (ROOT / "csrc" / name).glob("*.h"))
     versions = host_npu_build().write_versions()
     # Behind the others, so that they decide.
     instrumentation = host_npu_build().instrumentation(INSTRUMENT) if INSTRUMENT else []

@@ -20,7 +20,7 @@ from benchmarks.call_path import calls_of
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs/images/call_path.svg"
-EXTENSION = ROOT / "csrc/npu"
+CSRC = ROOT / "csrc"
 
 _SUFFIX = "GetWorkspaceSize"  # of a phase one
 # What a call only asks.
@@ -56,6 +56,7 @@ def record() -> dict[str, list[Lane]]:
     return {
         "F.mse_loss, tensors on cpu": [
             *_python_lanes(lambda: F.mse_loss(input, target)),
+            Lane("its autograd function", "csrc/", _sources("cpu/functions.cpp")),
             Lane("torch", "its kernels for CPUs", tuple(path.split(": "))),
         ],
         "F.mse_loss, tensors on npu": _npu_lanes(lambda: F.mse_loss(*on_npu), "mse_loss"),
@@ -89,22 +90,21 @@ def _npu_lanes(function: Callable[[], Tensor], operator: str) -> list[Lane]:
     objects = tuple(sorted(name for name in called if not name.startswith("aclnn")))
     return [
         *_python_lanes(function),
-        Lane("the extension", "csrc/npu/", (f"{operator}.cpp", *_includes(f"{operator}.cpp"))),
+        Lane("the extension", "csrc/", _sources(f"npu/{operator}.cpp")),
         Lane("CANN, phase one: check, plan", f"caller's thread; aclnn...{_SUFFIX}", (*objects, *phase_one)),
         Lane("torch_npu's queue; CANN, phase two", "in the queue's thread, on a stream", phase_two),
     ]
 
 
-def _includes(name: str) -> list[str]:
-    """Return the headers of the extension that a file includes, and those that these do."""
-    found: dict[str, None] = {}
-    waiting = [name]
-    while waiting:
-        for header in re.findall(r'^#include "(\w+\.h)"', (EXTENSION / waiting.pop(0)).read_text(), re.MULTILINE):
-            if header not in found:
-                found[header] = None
-                waiting.append(header)
-    return list(found)
+def _sources(name: str) -> tuple[str, ...]:
+    """Return a file of csrc, the headers that it includes, and those that these do."""
+    found = [name]
+    for file in found:
+        for header in re.findall(r'^#include "([\w./]+\.h)"', (CSRC / file).read_text(), re.MULTILINE):
+            path = str((CSRC / file).parent.joinpath(header).resolve().relative_to(CSRC))
+            if path not in found:
+                found.append(path)
+    return tuple(found)
 
 
 def draw(columns: dict[str, list[Lane]]) -> str:

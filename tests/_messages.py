@@ -13,7 +13,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 ANYTHING = "{…}"
 _PYTHON = ("setup.py", "csrc/host_npu/build.py", "torch_aclnn_ops/**/*.py")
-_CPP = ("csrc/npu/*.*", "csrc/cpu/*.*", "csrc/host_npu/*/*.cpp", "csrc/host_npu/*/*.h")
+_CPP = ("csrc/npu/*.*", "csrc/autograd/*.*", "csrc/cpu/*.*", "csrc/host_npu/*/*.cpp", "csrc/host_npu/*/*.h")
 _TESTS = ROOT / "csrc/host_npu/tests"
 
 

@@ -2,14 +2,17 @@
 
 import functools
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from torch_aclnn_ops._built_for import why_unfit
 from torch_aclnn_ops._torch_compat import disable_current_modes, has_bfloat16_units
 
 import torch
 
-__all__ = ["describe", "vectors", "why_no_bfloat16_products", "why_unavailable"]
+__all__ = ["describe", "function", "vectors", "why_no_bfloat16_products", "why_unavailable"]
 
 
 def describe() -> str:
@@ -37,11 +40,24 @@ def why_unavailable() -> str | None:
     if reason is not None:
         return reason
     try:
-        torch.ops.load_library(spec.origin)
+        _module()
         vectors()
-    except (AttributeError, OSError) as error:
+    except (AttributeError, ImportError) as error:
         return f"it cannot be loaded, and has to be rebuilt: {error}"
     return None
+
+
+@functools.cache
+def _module() -> ModuleType:
+    return importlib.import_module("torch_aclnn_ops._cpu")
+
+
+def function(name: str, fallback: Callable[..., Any]) -> Callable[..., Any]:
+    """Make an entry of an autograd function, which leaves to ``fallback`` what it does not know; or return that."""
+    if why_unavailable() is not None:
+        return fallback
+    entry: Callable[..., Any] = _module().functions[name](fallback)
+    return entry
 
 
 @functools.cache

@@ -2,36 +2,24 @@
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
 #include <atomic>
-#include <string>
 
+#include "../autograd/raw_operator.h"
 #include "checks.h"
 #include "tensor.h"
 
 namespace torch_aclnn_ops {
 
-// Without `requires_grad`, a tensor may still carry a tangent of forward-mode AD.
-inline bool needs_derivative(const at::Tensor& tensor, bool grad_mode) {
-    return tensor.defined() && ((grad_mode && tensor.requires_grad()) || tensor._fw_grad(0).defined());
-}
-inline bool needs_derivative(const std::optional<at::Tensor>& tensor, bool grad_mode) {
-    return tensor.has_value() && needs_derivative(*tensor, grad_mode);
-}
-template <class Number>
-bool needs_derivative(const Number&, bool) {
-    return false;
-}
-
 template <class Operator, class Function>
 struct Dispatch;
 
 template <class Operator, class Result, class... Parameters>
-struct Dispatch<Operator, Result (*)(Parameters...)> {
+struct Dispatch<Operator, Result (*)(Parameters...)> : RawOperator<Operator, Result (*)(Parameters...)> {
     static constexpr auto name = Operator::name;
+    using RawOperator<Operator, Result (*)(Parameters...)>::handle;
 
     // The kernel for npu tensors. Its first argument is a tensor for every operator; the others must be on its device.
     static Result kernel(Parameters... arguments) {
@@ -75,17 +63,6 @@ struct Dispatch<Operator, Result (*)(Parameters...)> {
         // A mode or a transform (FakeTensor, functorch, ...) has its turn before the kernel.
         const at::AutoDispatchBelowAutograd below;
         return handle().redispatch(keys & c10::after_autograd_keyset, arguments...);
-    }
-
-    static Result call(Parameters... arguments) { return handle().call(arguments...); }
-
-    // The operator at the dispatcher.
-    static const auto& handle() {
-        static const auto found =
-            c10::Dispatcher::singleton()
-                .findSchemaOrThrow((std::string("torch_aclnn_ops::") + Operator::name).c_str(), "")
-                .template typed<Result(Parameters...)>();
-        return found;
     }
 
   private:

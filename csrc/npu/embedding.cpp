@@ -1,8 +1,6 @@
-#include <ATen/ops/embedding.h>
-#include <torch/csrc/autograd/custom_function.h>
+#include "../autograd/embedding.h"
 
 #include <limits>
-#include <tuple>
 
 #include "launch.h"
 #include "register.h"
@@ -33,34 +31,7 @@ at::Tensor EmbeddingDenseBackward::run(const at::Tensor& grad_output, const at::
     return out;
 }
 
-// The autograd function for eager calls; the gradient does not depend on the table.
-struct Embedding : torch::autograd::Function<Embedding> {
-    static constexpr auto name = "embedding";
-
-    static at::Tensor call(const at::Tensor& input, const at::Tensor& weight, int64_t padding_idx,
-                           bool scale_grad_by_freq) {
-        return apply(input, weight, padding_idx, scale_grad_by_freq);
-    }
-    static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& input,
-                              const at::Tensor& weight, int64_t padding_idx, bool scale_grad_by_freq) {
-        const at::AutoDispatchBelowAutograd below;
-        context->save_for_backward({input});
-        context->saved_data["options"] = std::tuple(weight.size(0), padding_idx, scale_grad_by_freq);
-        return at::embedding(weight, input, padding_idx, scale_grad_by_freq);
-    }
-    static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                   const torch::autograd::variable_list& grad_outputs) {
-        const auto [num_weights, padding_idx, scale_grad_by_freq] =
-            context->saved_data["options"].to<std::tuple<int64_t, int64_t, bool>>();
-        const at::Tensor input = context->get_saved_variables()[0];
-        return {at::Tensor(),
-                DispatchOf<EmbeddingDenseBackward>::call(grad_outputs[0], input, num_weights, padding_idx,
-                                                         scale_grad_by_freq),
-                at::Tensor(), at::Tensor()};
-    }
-};
-
-const RegisterFunction<Embedding> embedding;
+const RegisterFunction<Embedding<DispatchOf<EmbeddingDenseBackward>>> embedding;
 const Register<EmbeddingDenseBackward> embedding_dense_backward;
 }  // namespace
 

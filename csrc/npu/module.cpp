@@ -72,7 +72,6 @@ PYBIND11_MODULE(_C, module) {
 
     python_check = py::cpp_function([](const py::args&) {}).release().ptr();
     python_takes = py::cpp_function([](const py::args&) { return false; }).release().ptr();
-    parameter_class = py::module_::import("torch.nn").attr("Parameter").cast<py::object>().release().ptr();
     py::dict entries;
     for (const Registered& one : registered()) {
         one.define(module);
@@ -80,12 +79,7 @@ PYBIND11_MODULE(_C, module) {
             one.make_entry, "Make a short entry of the operator, which takes all arguments by position.");
     }
     module.attr("entries") = entries;
-    py::dict functions;
-    for (const auto& [name, make_entry] : registered_functions()) {
-        functions[name.c_str()] = py::cpp_function(
-            make_entry, "Make a short entry of the autograd function, with all arguments by position.");
-    }
-    module.attr("functions") = functions;
+    define_functions(module);
 
     module.def(
         "set_rules",

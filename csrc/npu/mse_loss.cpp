@@ -1,8 +1,8 @@
+#include "../autograd/mse_loss.h"
+
 #include <ATen/ExpandUtils.h>
-#include <ATen/ops/mse_loss.h>
 
 #include "launch.h"
-#include "loss_function.h"
 #include "register.h"
 
 namespace torch_aclnn_ops {
@@ -29,27 +29,7 @@ at::Tensor MseLossBackward::run(const at::Tensor& grad_output, const at::Tensor&
     return out;
 }
 
-struct MseLoss {
-    static constexpr auto name = "mse_loss";
-    static constexpr bool is_function_of_difference = true;
-    using Weight = std::optional<at::Tensor>;
-
-    static at::Tensor call(const at::Tensor& input, const at::Tensor& target, int64_t reduction) {
-        return LossFunction<MseLoss>::apply(input, target, Weight(), reduction);
-    }
-    static at::Tensor forward(const at::Tensor& input, const at::Tensor& target, const Weight&, int64_t reduction) {
-        return at::mse_loss(input, target, reduction);
-    }
-    static at::Tensor grad_input(const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& target,
-                                 const Weight&, int64_t reduction) {
-        return DispatchOf<MseLossBackward>::call(grad_output, input, target, reduction);
-    }
-    static at::Tensor grad_target(const at::Tensor&, const at::Tensor&, const at::Tensor&, const Weight&, int64_t) {
-        return {};
-    }
-};
-
-const RegisterFunction<MseLoss> mse_loss;
+const RegisterFunction<MseLoss<DispatchOf<MseLossBackward>>> mse_loss;
 const Register<MseLossBackward> mse_loss_backward;
 }  // namespace
 

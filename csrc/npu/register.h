@@ -4,12 +4,10 @@
 #include <torch/library.h>
 
 #include <cstdint>
-#include <map>
-#include <string>
 #include <vector>
 
+#include "../autograd/functions.h"
 #include "dispatch.h"
-#include "python_entry.h"
 #include "symbols.h"
 
 namespace torch_aclnn_ops {
@@ -27,18 +25,6 @@ inline std::vector<Registered>& registered() {
     static std::vector<Registered> operators;
     return operators;
 }
-
-// Autograd functions, by name, as makers of entries for Python.
-inline std::map<std::string, py::object (*)(const py::object& fallback)>& registered_functions() {
-    static std::map<std::string, py::object (*)(const py::object& fallback)> functions;
-    return functions;
-}
-
-// A Function has a name and a static function call(), which differentiates by an operator of this extension.
-template <class Function>
-struct RegisterFunction {
-    RegisterFunction() { registered_functions()[Function::name] = PythonEntryOf<Function>::make; }
-};
 
 // An Operator has the name of the raw operator, CANN's operator as Cann, and the kernel for npu tensors as run().
 template <class Operator>

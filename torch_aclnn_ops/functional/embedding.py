@@ -51,12 +51,17 @@ class EmbeddingFunction(torch.autograd.Function):
         return _formula(input, weight_tangent, ctx.padding_idx, ctx.scale_grad_by_freq)
 
 
+# In 16 bits torch's kernel would add in 16 bits.
+_NATIVE_DTYPES = (torch.float32, torch.float64)
+
 _embedding = EagerOrCompiled(
     EmbeddingFunction,
     _formula,
     native="embedding",
     # The operator's grad_output has one dimension more than the indices.
-    serves=lambda input, weight, *_: embedding_dense_backward.serves_native_function(weight, input.dim() + 1),
+    serves=lambda input, weight, *_: embedding_dense_backward.serves_native_function(
+        weight, input.dim() + 1, _NATIVE_DTYPES
+    ),
 )
 _torch_embedding = torch.nn.functional.embedding
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from torch_aclnn_ops import _extension
+from torch_aclnn_ops import _cpu_extension, _extension
 from torch_aclnn_ops._torch_compat import apply_of
 from torch_aclnn_ops.ops._derivatives import any_wrapped, in_functorch_transform, in_nested_forward_mode
 
@@ -15,7 +15,7 @@ class EagerOrCompiled:
     """Choose the form of a Function that the caller's mode can differentiate.
 
     ===================================  ===============================================================
-    eager, on an NPU                     ``native``, where it serves
+    eager, on an NPU or a CPU            ``native``, where it serves
     eager                                a twin whose forward has ctx: half the cost of ``setup_context``
     inside ``torch.func``                the Function, which transforms can see through; also with what is left of them
     inside a jvp of a jvp                ``formula``: PyTorch takes the tangent of a Function for a constant
@@ -27,7 +27,7 @@ class EagerOrCompiled:
         function: a Function with ``forward`` (without ctx), ``setup_context``, ``backward`` and ``jvp``.
         formula: the same function of the same arguments in torch calls.
         compiled: an operator that compiled code calls instead of a Function.
-        native: the name of an autograd function of the extension.
+        native: the name of an autograd function of the extensions, in C++.
         serves: whether ``native`` serves these arguments.
     """
 
@@ -45,7 +45,7 @@ class EagerOrCompiled:
         self._formula = formula
         self._has_operator = compiled is not None
         self._native_name, self._serves = native, serves
-        self._native: Callable[..., Any] | None = None
+        self._natives: dict[bool, Callable[..., Any]] = {}  # by whether they are for CPUs
 
     def __call__(self, *args: Any) -> Any:
         """Apply the Function."""
@@ -53,12 +53,18 @@ class EagerOrCompiled:
         if torch.compiler.is_compiling():
             return self._formula(*args) if is_transformed and not self._has_operator else self._compiled(*args)
         if not is_transformed and not any_wrapped(args):
-            if not args[0].is_cpu and self._serves is not None and self._serves(*args):
-                if self._native is None:
-                    self._native = _extension.functions[self._native_name](self._light)
-                return self._native(*args)
-            return self._light(*args)
+            if self._serves is None or not self._serves(*args):
+                return self._light(*args)
+            is_cpu = args[0].is_cpu
+            native = self._natives.get(is_cpu) or self._make_native(is_cpu)
+            return native(*args)
         return self._formula(*args) if in_nested_forward_mode() else self._in_transforms(*args)
+
+    def _make_native(self, is_cpu: bool) -> Callable[..., Any]:
+        name, light = self._native_name, self._light
+        native = _cpu_extension.function(name, light) if is_cpu else _extension.functions[name](light)
+        self._natives[is_cpu] = native
+        return native
 
 
 def _with_ctx(function: type[Function]) -> type[Function]:

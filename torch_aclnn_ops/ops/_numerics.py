@@ -14,6 +14,7 @@ _Result = TypeVar("_Result")
 
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
+DTYPES = (torch.float32, torch.float64, *HALF_DTYPES)
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -18,7 +18,7 @@ from torch_aclnn_ops.ops._checks import check_device
 from torch_aclnn_ops.ops._derivatives import any_differentiated, in_functorch_transform, is_differentiated
 from torch_aclnn_ops.ops._differentiable import EagerOrCompiled
 from torch_aclnn_ops.ops._limits import MAX_RANK, Limits, why_not_chip, why_not_rank
-from torch_aclnn_ops.ops._numerics import without_autocast
+from torch_aclnn_ops.ops._numerics import DTYPES, without_autocast
 from torch_aclnn_ops.ops._paths import is_heard, is_recording, log_path
 from torch_aclnn_ops.ops._raw_function import as_tuple, raw_function
 
@@ -172,8 +172,8 @@ class RawOperator:
             raise NotImplementedError(f"{self.name}: {reason}; drop-in functions and the CPU compute its formula")
         return reason is None
 
-    def serves_native_function(self, tensor: Tensor, rank: int) -> bool:
-        """Return whether an eager call may take the extension's autograd function that ends in this operator.
+    def serves_native_function(self, tensor: Tensor, rank: int, cpu_dtypes: Sequence[torch.dtype] = DTYPES) -> bool:
+        """Return whether an eager call may take the autograd function in C++ that ends in this operator.
 
         It may not in a mode that sees the calls of operators, nor where somebody wants to hear of the path, nor in
         forward-mode AD, which is written in Python.
@@ -181,13 +181,11 @@ class RawOperator:
         Args:
             tensor: tells the device, and the dtype of all floating-point arguments.
             rank: the largest of the arguments' numbers of dimensions.
+            cpu_dtypes: those in which a kernel of torch computes a drop-in's gradient on a CPU.
         """
-        return (
-            rank <= MAX_RANK
-            and tensor.device.type == "npu"
-            and self._is_dtype_taken(tensor.dtype)
-            and not (in_forward_ad() or in_dispatch_mode() or is_heard())
-        )
+        is_npu = rank <= MAX_RANK and tensor.device.type == "npu"
+        is_taken = tensor.dtype in cpu_dtypes if tensor.is_cpu else is_npu and self._is_dtype_taken(tensor.dtype)
+        return is_taken and not (in_forward_ad() or in_dispatch_mode() or is_heard())
 
     def _is_dtype_taken(self, dtype: torch.dtype) -> bool:
         """Return whether CANN's operator takes this dtype; the answer is kept, as it is asked for in every call."""

@@ -15,8 +15,6 @@
 #include <tuple>
 #include <utility>
 
-#include "dispatch.h"
-
 namespace torch_aclnn_ops {
 
 namespace py = pybind11;

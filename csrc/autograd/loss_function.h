@@ -1,14 +1,13 @@
-// The autograd function of a loss for eager calls on npu tensors, where one in Python would cost as much as the call.
+// The autograd function of a loss for eager calls of small tensors, where one in Python costs as much as the call.
 //
 // It computes what torch_aclnn_ops/functional/_loss.py does, without forward-mode AD.
 #pragma once
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <optional>
-
-#include "dispatch.h"
 
 namespace torch_aclnn_ops {
 

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <ATen/core/Reduction.h>
+#include <ATen/ops/binary_cross_entropy.h>
+
+#include "loss_function.h"
+
+namespace torch_aclnn_ops {
+
+// The cross entropy of probabilities; Backward::call() is its gradient.
+template <class Backward>
+struct BinaryCrossEntropy {
+    static constexpr auto name = "binary_cross_entropy";
+    static constexpr bool is_function_of_difference = false;
+    using Weight = std::optional<at::Tensor>;
+
+    static at::Tensor call(const at::Tensor& input, const at::Tensor& target, const Weight& weight, int64_t reduction) {
+        return LossFunction<BinaryCrossEntropy>::apply(input, target, weight, reduction);
+    }
+    static at::Tensor forward(const at::Tensor& input, const at::Tensor& target, const Weight& weight,
+                              int64_t reduction) {
+        return at::binary_cross_entropy(input, target, weight, reduction);
+    }
+    static at::Tensor grad_input(const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& target,
+                                 const Weight& weight, int64_t reduction) {
+        return Backward::call(grad_output, input, target, weight, reduction);
+    }
+    // The loss is linear in the target: d/dy of -(y log x + (1 - y) log(1 - x)) is log(1 - x) - log x.
+    static at::Tensor grad_target(const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor&,
+                                  const Weight& weight, int64_t reduction) {
+        at::Tensor gradient = input.neg().add(1).log().sub(input.log()).mul(grad_output);
+        gradient = weight.has_value() ? gradient.mul(*weight) : gradient;
+        return reduction == at::Reduction::Mean ? gradient.div(input.numel()) : gradient;
+    }
+};
+
+}  // namespace torch_aclnn_ops

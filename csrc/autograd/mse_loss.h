@@ -1,0 +1,31 @@
+#pragma once
+
+#include <ATen/ops/mse_loss.h>
+
+#include "loss_function.h"
+
+namespace torch_aclnn_ops {
+
+// The squared error; Backward::call() is its gradient.
+template <class Backward>
+struct MseLoss {
+    static constexpr auto name = "mse_loss";
+    static constexpr bool is_function_of_difference = true;
+    using Weight = std::optional<at::Tensor>;
+
+    static at::Tensor call(const at::Tensor& input, const at::Tensor& target, int64_t reduction) {
+        return LossFunction<MseLoss>::apply(input, target, Weight(), reduction);
+    }
+    static at::Tensor forward(const at::Tensor& input, const at::Tensor& target, const Weight&, int64_t reduction) {
+        return at::mse_loss(input, target, reduction);
+    }
+    static at::Tensor grad_input(const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& target,
+                                 const Weight&, int64_t reduction) {
+        return Backward::call(grad_output, input, target, reduction);
+    }
+    static at::Tensor grad_target(const at::Tensor&, const at::Tensor&, const at::Tensor&, const Weight&, int64_t) {
+        return {};
+    }
+};
+
+}  // namespace torch_aclnn_ops

@@ -1,0 +1,90 @@
+// The Python module torch_aclnn_ops._cpu: the drop-ins' autograd functions for eager calls on CPU tensors.
+//
+// Their gradients are torch's own kernels, as in torch_aclnn_ops/functional, and the raw operators where somebody sees
+// the call: who differentiates it again, a mode, or a transform.
+#include "../autograd/functions.h"
+
+#include <ATen/ops/binary_cross_entropy_backward.h>
+#include <ATen/ops/embedding_dense_backward.h>
+#include <ATen/ops/mse_loss_backward.h>
+
+#include "../autograd/binary_cross_entropy.h"
+#include "../autograd/embedding.h"
+#include "../autograd/mse_loss.h"
+#include "../autograd/raw_operator.h"
+
+namespace torch_aclnn_ops {
+namespace {
+
+template <class Argument>
+c10::DispatchKeySet keys_of(const Argument& argument) {
+    if constexpr (std::is_same_v<Argument, at::Tensor>) {
+        return argument.key_set();
+    } else if constexpr (std::is_same_v<Argument, std::optional<at::Tensor>>) {
+        return argument.has_value() ? argument->key_set() : c10::DispatchKeySet();
+    } else {
+        return {};
+    }
+}
+
+// Whether nothing stands before the kernel for CPUs but autograd, which has nothing to do.
+template <class... Arguments>
+bool is_plain(const Arguments&... arguments) {
+    const bool grad_mode = c10::GradMode::is_enabled();
+    const c10::DispatchKeySet passed =
+        c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::DispatchKeySet(c10::DispatchKey::BackendSelect);
+    const c10::DispatchKeySet keys = c10::impl::computeDispatchKeySet(
+        (keys_of(arguments) | ...), c10::DispatchKeySet(c10::DispatchKeySet::FULL) - passed);
+    return keys.highestPriorityTypeId() == c10::DispatchKey::CPU && !(needs_derivative(arguments, grad_mode) || ...);
+}
+
+template <class Operator, class Function>
+struct CpuKernel;
+
+// An Operator has the name of the raw operator, and a kernel of torch that computes the same as run().
+template <class Operator, class Result, class... Parameters>
+struct CpuKernel<Operator, Result (*)(Parameters...)> {
+    static Result call(Parameters... arguments) {
+        return is_plain(arguments...) ? Operator::run(arguments...)
+                                      : RawOperator<Operator, Result (*)(Parameters...)>::call(arguments...);
+    }
+};
+
+template <class Operator>
+using CpuKernelOf = CpuKernel<Operator, decltype(&Operator::run)>;
+
+struct MseLossBackward {
+    static constexpr auto name = "mse_loss_backward";
+    static at::Tensor run(const at::Tensor& grad_output, const at::Tensor& self, const at::Tensor& target,
+                          int64_t reduction) {
+        return at::mse_loss_backward(grad_output, self, target, reduction);
+    }
+};
+
+struct BinaryCrossEntropyBackward {
+    static constexpr auto name = "binary_cross_entropy_backward";
+    static at::Tensor run(const at::Tensor& grad_output, const at::Tensor& self, const at::Tensor& target,
+                          const std::optional<at::Tensor>& weight, int64_t reduction) {
+        return at::binary_cross_entropy_backward(grad_output, self, target, weight, reduction);
+    }
+};
+
+struct EmbeddingDenseBackward {
+    static constexpr auto name = "embedding_dense_backward";
+    static at::Tensor run(const at::Tensor& grad_output, const at::Tensor& indices, int64_t num_weights,
+                          int64_t padding_idx, bool scale_grad_by_freq) {
+        return at::embedding_dense_backward(grad_output, indices, num_weights, padding_idx, scale_grad_by_freq);
+    }
+};
+
+const RegisterFunction<MseLoss<CpuKernelOf<MseLossBackward>>> mse_loss;
+const RegisterFunction<BinaryCrossEntropy<CpuKernelOf<BinaryCrossEntropyBackward>>> binary_cross_entropy;
+const RegisterFunction<Embedding<CpuKernelOf<EmbeddingDenseBackward>>> embedding;
+}  // namespace
+
+PYBIND11_MODULE(_cpu, module) {
+    module.doc() = "Operators and autograd functions for CPU tensors.";
+    define_functions(module);
+}
+
+}  // namespace torch_aclnn_ops

@@ -1,0 +1,192 @@
+"""The autograd functions in C++ that serve eager calls on a CPU, against those in Python, which they stand for.
+
+Who listens to paths gets the ones in Python.
+"""
+
+import functools
+import logging
+
+from torch_aclnn_ops import _cpu_extension
+from torch_aclnn_ops import functional as ours
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests._contract import HALF_DTYPES
+
+pytestmark = pytest.mark.skipif(_cpu_extension.why_unavailable() is not None, reason="csrc/cpu was not built")
+
+_VALUES = torch.tensor([[0.125, 0.5, 0.75, 1.0], [0.25, 0.625, 0.0, 0.375]])
+_TARGET = torch.tensor([[0.25, 1.0, 0.0, 0.5], [0.75, 0.5, 0.25, 1.0]])
+_INDICES = torch.tensor([[0, 1, 1], [1, 0, 1]])
+
+
+def _weighted(input, target, **options):
+    return ours.binary_cross_entropy(input, target, _TARGET.to(input.dtype), **options)
+
+
+# Each takes a tensor to train, and a second one.
+FUNCTIONS = {
+    "mse_loss, none": functools.partial(ours.mse_loss, reduction="none"),
+    "mse_loss, mean": ours.mse_loss,
+    "mse_loss, sum": functools.partial(ours.mse_loss, reduction="sum"),
+    "binary_cross_entropy, none": functools.partial(ours.binary_cross_entropy, reduction="none"),
+    "binary_cross_entropy, mean": ours.binary_cross_entropy,
+    "binary_cross_entropy, sum": functools.partial(ours.binary_cross_entropy, reduction="sum"),
+    "binary_cross_entropy, weighted": _weighted,
+    "embedding": lambda weight, _: ours.embedding(_INDICES, weight),
+    "embedding, padding_idx": lambda weight, _: ours.embedding(_INDICES, weight, padding_idx=0),
+    "embedding, scale_grad_by_freq": lambda weight, _: ours.embedding(_INDICES.int(), weight, scale_grad_by_freq=True),
+}
+IN_16_BITS = [name for name in FUNCTIONS if not name.startswith("embedding")]
+TWICE = ["mse_loss, mean", "binary_cross_entropy, weighted"]  # an embedding is linear in its table
+all_functions = pytest.mark.parametrize("name", FUNCTIONS)
+
+
+@pytest.fixture
+def listening(caplog):
+    """Return what makes somebody listen to the package's paths from now on."""
+    return lambda: caplog.set_level(logging.DEBUG, "torch_aclnn_ops")
+
+
+def _is_native(output):
+    return not isinstance(output.grad_fn, torch.autograd.function.BackwardCFunction)
+
+
+def _run(name, dtype=torch.float32, needs=(True, True)):
+    """Return a function's output, and the gradients of both arguments."""
+    arguments = [
+        value.to(dtype).clone().requires_grad_(need) for value, need in zip((_VALUES, _TARGET), needs, strict=True)
+    ]
+    output = FUNCTIONS[name](*arguments)
+    if output.requires_grad:
+        output.backward(torch.arange(1.0, 1 + output.numel()).reshape(output.shape).to(dtype))
+    return output, *(argument.grad for argument in arguments)
+
+
+def _assert_same(results, expected):
+    for result, other in zip(results, expected, strict=True):
+        assert (result is None) == (other is None)
+        if result is not None:
+            torch.testing.assert_close(result, other, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "name, dtype",
+    [(name, dtype) for name in FUNCTIONS for dtype in (torch.float32, torch.float64)]
+    + [(name, dtype) for name in IN_16_BITS for dtype in HALF_DTYPES],
+)
+@pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True), (False, False)], ids=str)
+def test_an_eager_call_gives_what_the_function_in_python_gives(name, dtype, needs, listening):
+    native = _run(name, dtype, needs)
+    listening()
+    in_python = _run(name, dtype, needs)
+    _assert_same(native, in_python)
+    if native[0].requires_grad:
+        assert _is_native(native[0]) and not _is_native(in_python[0])
+
+
+@pytest.mark.parametrize("name", ["embedding", "embedding, padding_idx"])
+def test_a_16_bit_table_has_the_function_that_adds_in_float32(name):
+    assert not _is_native(FUNCTIONS[name](_VALUES.bfloat16().requires_grad_(), None))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", TWICE)
+def test_its_gradient_can_be_differentiated(name, dtype, listening):
+    def second():
+        arguments = [value.to(dtype).clone().requires_grad_() for value in (_VALUES, _TARGET)]
+        (gradient,) = torch.autograd.grad(FUNCTIONS[name](*arguments), arguments[:1], create_graph=True)
+        return gradient, *torch.autograd.grad(gradient.square().sum(), arguments)
+
+    native = second()
+    listening()
+    _assert_same(native, second())
+
+
+@all_functions
+def test_a_batch_of_gradients_is_that_of_the_function_in_python(name, listening):
+    def batch():
+        trained = _VALUES.clone().requires_grad_()
+        output = FUNCTIONS[name](trained, _TARGET)
+        grads = torch.arange(3.0 * output.numel()).reshape(3, *output.shape)
+        return torch.autograd.grad(output, trained, grads, is_grads_batched=True)
+
+    native = batch()
+    listening()
+    _assert_same(native, batch())
+
+
+class _Calls(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["mse_loss, mean", "binary_cross_entropy, mean", "embedding"])
+def test_a_mode_sees_the_raw_operator_of_a_backward_pass(name):
+    output = FUNCTIONS[name](_VALUES.clone().requires_grad_(), _TARGET)
+    assert _is_native(output)
+    with _Calls() as calls:
+        output.sum().backward()
+    assert any(called.startswith("torch_aclnn_ops.") for called in calls.names)
+
+
+def _total(name, value):
+    output = FUNCTIONS[name](value, _TARGET)
+    return (output * torch.arange(1.0, 1 + output.numel()).reshape(output.shape)).sum()
+
+
+@all_functions
+def test_a_transform_gives_the_same_gradient(name):
+    gradient = torch.func.grad(functools.partial(_total, name))(_VALUES)
+    _assert_same([gradient], _run(name, needs=(True, False))[1:2])
+
+
+@pytest.mark.parametrize("name", ["mse_loss, mean", "binary_cross_entropy, none", "embedding"])
+def test_a_dual_tensor_keeps_its_tangent(name):
+    inside = (_VALUES + 0.1) / 2
+    expected = torch.func.grad(functools.partial(_total, name))(inside).sum()
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(inside, torch.ones_like(inside))
+        tangent = torch.autograd.forward_ad.unpack_dual(_total(name, dual)).tangent
+    torch.testing.assert_close(tangent, expected)
+
+
+@all_functions
+def test_saved_tensors_pass_through_hooks(name):
+    packed = []
+
+    def pack(tensor):
+        packed.append(tensor)
+        return len(packed) - 1
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, packed.__getitem__):
+        results = _run(name, needs=(True, False))
+    assert packed
+    _assert_same(results, _run(name, needs=(True, False)))
+
+
+def test_arguments_changed_before_the_backward_pass_are_refused():
+    input, target = _VALUES.clone().requires_grad_(), _TARGET.clone()
+    loss = ours.mse_loss(input, target)
+    target.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@all_functions
+def test_without_the_compiled_part_the_function_in_python_serves(name, monkeypatch):
+    native = _run(name)
+    monkeypatch.setattr(_cpu_extension, "why_unavailable", lambda: "it was not built")
+    for module in (ours.mse_loss, ours.binary_cross_entropy, ours.embedding):
+        function = module.__globals__[f"_{module.__name__}"]
+        monkeypatch.setattr(function, "_natives", {})
+    in_python = _run(name)
+    assert not _is_native(in_python[0])
+    _assert_same(native, in_python)
