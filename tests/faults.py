@@ -400,7 +400,8 @@ def run(mode: str, chosen: list[Case], every: int = 1, seconds: float = SECONDS,
     return report
 
 
-def _read(mode: str, told: Path) -> Report:
+def read_told(mode: str, told: Path) -> Report:
+    """Count the outcomes of a mode that an earlier run has printed."""
     report = Report(mode)
     for line in told.read_text().splitlines():
         if line.startswith(f'["{mode}"'):
@@ -428,7 +429,7 @@ def main() -> None:
         reasons = "\n".join(f"- **{known.name}**: {known.reason}" for known in KNOWN)
         write_section(arguments.page, "What torch_npu does with failures", "KNOWN in tests/faults.py", reasons)
     if arguments.told:
-        report = _read(arguments.mode, arguments.told)
+        report = read_told(arguments.mode, arguments.told)
     else:
         report = run(arguments.mode, chosen, arguments.every, is_told=arguments.tell)
     print(f"{arguments.mode}\n{report}", flush=True)

@@ -1,5 +1,6 @@
 """The host NPU lets any function fail; the driver of tests/faults.py sees what goes wrong then, and nothing does."""
 
+import json
 import shutil
 import subprocess
 
@@ -122,3 +123,16 @@ MODES = [pytest.param(mode, marks=[] if mode == USUAL else [pytest.mark.exhausti
 def test_nothing_is_lost_whichever_function_fails(mode):
     result = _run("-m", "tests.faults", "--mode", mode, "--every", "41", "--only", SOME, **faults.MODES[mode])
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_what_an_earlier_run_has_told_is_counted_with_the_causes_of_today(tmp_path):
+    outcomes = [
+        ["TASK_QUEUE_ENABLE=0", "modules", "MSELoss", "aclCreateTensor", 1, "one exception", "mse_loss_backward: ..."],
+        ["TASK_QUEUE_ENABLE=1", "modules", "MSELoss", "aclCreateTensor", 1, f"one exception, {faults.ENDS}", "..."],
+        ["TASK_QUEUE_ENABLE=1", "modules", "MSELoss", "aclCreateTensor", 2, "the process hangs", ""],
+    ]
+    told = tmp_path / "told.jsonl"
+    told.write_text("\n".join(["a warning", *map(json.dumps, outcomes)]))
+    report = faults.read_told("TASK_QUEUE_ENABLE=1", told)
+    assert "| modules | 2 | 1 | 1 |" in str(report) and "ends the queue" in str(report)
+    assert report.unexplained == ["modules, MSELoss, aclCreateTensor call 2: the process hangs ()"]
