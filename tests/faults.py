@@ -116,6 +116,15 @@ KNOWN = (
         " drops what it is given, as on a device. An operator of this package raises then; torch_npu's say nothing.",
     ),
     Known(
+        "torch_npu waits for ever",
+        r"TASK_QUEUE_ENABLE=[12]",
+        r".*",
+        r"the process hangs, in a wait for an eventfd",
+        r"",
+        "Before a copy torch_npu waits on an eventfd until its queue is empty (NPUStream::stream). Where the queue's"
+        " thread ends at that moment, nobody wakes it: a race, which one of some 10,000 failures loses.",
+    ),
+    Known(
         "torch_npu's aclTensors stay",
         r".*",
         r".*",
@@ -236,9 +245,10 @@ def _in_child(work: Callable[[Callable[[Any], None]], None], seconds: float) -> 
                 *lines, unread = (unread + read).split(b"\n")
                 yield from map(json.loads, lines)
             else:
+                waits = _waits_for_an_eventfd(process)
                 os.kill(process, signal.SIGKILL)
                 os.waitpid(process, 0)
-                yield "the process hangs"
+                yield "the process hangs" + (", in a wait for an eventfd" if waits else "")
                 return
         status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
         if status != 0:
@@ -246,6 +256,15 @@ def _in_child(work: Callable[[Callable[[Any], None]], None], seconds: float) -> 
             end = printed.read().decode(errors="replace").strip()[-1000:]
             how = signal.Signals(-status).name if status < 0 else f"status {status}"
             yield f"the process ends by {how}: {end}"
+
+
+def _waits_for_an_eventfd(process: int) -> bool:
+    """Return whether the first thread of a process is in a system call whose first argument is an eventfd."""
+    _, *arguments = Path(f"/proc/{process}/syscall").read_text().split()
+    try:
+        return "eventfd" in os.readlink(f"/proc/{process}/fd/{int(arguments[0], 16)}")
+    except (IndexError, OSError):  # it runs, or the argument is no descriptor
+        return False
 
 
 def _alive() -> Counter[str]:
