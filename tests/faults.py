@@ -146,11 +146,11 @@ KNOWN = (
         "raises after the operator",
         r"ASCEND_LAUNCH_BLOCKING=1",
         r"aclmdlRICaptureGetInfo|aclrtSynchronizeStreamWithTimeout",
-        r"one exception, then parameter \d+ is half updated",
+        r"one exception, then (parameter \d+ is half updated|after a second call parameters \[[\d, ]+\] differ)",
         r"(?s)((currentStreamC|c)aptureStatusMayInitCtx|RunOpApiV2:).*",
         "torch_npu waits for an operator, after it has asked whether a graph is captured. Where one of the two fails,"
-        " the operator has run, and the exception looks like that of one which has not: a step count may be one ahead"
-        " of its parameter.",
+        " the operator has run, and the exception looks like that of one which has not: a step count, or moments, may"
+        " be one ahead of their parameter.",
     ),
     Known(
         "the watchdog ends the process",
@@ -164,11 +164,11 @@ KNOWN = (
     Known(
         "the process group's threads and events",
         r".*",
-        r"aclrtSetDevice|aclrtDestroyEvent|aclrtRecordEvent",
+        r"aclrtSetDevice|aclrtDestroyEvent|aclrtRecordEvent|aclrtStreamWaitEvent",
         rf"no exception, then another: FORCE STOP\.|no exception, {ENDS}|(one|no) exception, and left: \d+ aclrtEvent",
         r"(LaunchRecordTask.*)?",
-        "What fails on a thread of torch_npu's process group, or where it destroys an event, is told late or not at"
-        " all.",
+        "What fails on a thread of torch_npu's process group, or where it waits for an event or destroys one, is told"
+        " late or not at all.",
     ),
     Known(
         "the process group stays",
