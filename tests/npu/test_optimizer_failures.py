@@ -1,5 +1,7 @@
 """FusedEmaAdam on an NPU whose functions fail: nothing is lost, and a second call goes on."""
 
+import contextlib
+import itertools
 import os
 
 from torch_aclnn_ops import host_npu
@@ -10,8 +12,8 @@ import torch
 from torch import nn
 
 from tests import interrupts
-from tests._optim import assert_all_equal, states_of
-from tests.interrupts import Campaign, Report
+from tests._optim import SETTINGS, Weights, assert_all_equal, states_of
+from tests.interrupts import Campaign, FailOperators, Report
 
 pytestmark = pytest.mark.skipif(not host_npu.is_enabled(), reason="only the host NPU fails on request")
 
@@ -77,3 +79,41 @@ def test_nothing_is_lost_whenever_a_signal_comes():
     with interrupts.timer_raises():
         Campaign("npu", report).interrupt(22)
     assert not report.losses, report
+
+
+def _set_gradients(optimizer):
+    for param in optimizer.param_groups[0]["params"]:
+        param.grad = torch.ones_like(param)
+
+
+def _not_flattened(optimizer):
+    return [param.numel() for param in optimizer._flat_groups[0].rest]
+
+
+@pytest.mark.parametrize("has_new_param", [False, True], ids=["first step", "step with a new parameter"])
+def test_whatever_fails_while_buffers_are_made_the_next_step_has_them(has_new_param):
+    def start():
+        models = Weights(torch.float32).npu(), Weights(torch.bfloat16).npu()
+        first, *others = [param for model in models for param in model.parameters()]
+        optimizer = FusedEmaAdam(others, **SETTINGS, flatten=True)
+        if has_new_param:
+            _set_gradients(optimizer)
+            optimizer.step()
+        optimizer.param_groups[0]["params"].append(first)
+        _set_gradients(optimizer)
+        return optimizer
+
+    expected = start()
+    expected.step()
+    for nth in itertools.count():
+        optimizer = start()
+        disturbance = FailOperators(nth, 1)
+        with contextlib.suppress(RuntimeError):
+            disturbance.run(optimizer.step)
+        if len(disturbance.seen) <= nth:
+            break
+        optimizer.step()
+        assert _not_flattened(optimizer) == _not_flattened(expected), (nth, disturbance.seen[nth])
+        for param, other in zip(optimizer.param_groups[0]["params"], expected.param_groups[0]["params"], strict=True):
+            assert torch.equal(param, other)
+    assert nth > 50

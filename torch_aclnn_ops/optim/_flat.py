@@ -1,7 +1,8 @@
 """Flattened parameters: weights, gradients and states of many parameters in one buffer each."""
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, MutableMapping, Sequence
+from itertools import repeat
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
@@ -74,7 +75,8 @@ class StepCounts:
 class FlatBuffer:
     """The buffers of the parameters of one group, dtype and device.
 
-    Parameters, gradients and states become views of the buffers, so everybody else can go on using them.
+    Gradients and states become views of the buffers, and :meth:`take_params` makes the parameters views too, so
+    everybody else can go on using them.
 
     Args:
         params: the parameters; ``can_flatten`` must have accepted them.
@@ -97,19 +99,23 @@ class FlatBuffer:
         self.states = {name: torch.zeros(size, dtype=dtype, device=first.device) for name in names}
         self.steps = torch.zeros(len(self.params), dtype=torch.int64, device=first.device)
         self._grad_views = [self._view(self.grads, i) for i in range(len(self.params))]
-        views = [self._view(self.weights, i) for i in range(len(self.params))]
-        for param, view in zip(self.params, views, strict=True):
+        self._param_views = [self._view(self.weights, i) for i in range(len(self.params))]
+        for param, view in zip(self.params, self._param_views, strict=True):
             view.copy_(param.detach())
         self._all_states = states
         self.lacks_averages = False  # a checkpoint had no averages for these parameters
         self._adopt_states(param for param in self.params if has_state(states, param))
         self.counts = StepCounts(self.steps)
-        # A device may refuse all above: the parameters move only now.
-        for param, view in zip(self.params, views, strict=True):
-            param.data = view
-        self._cached = CachedState(self.params, states, Tensor.data_ptr)
         # What to update where all parameters have gradients, and have done as many steps.
         self._whole = self._runs([True] * len(self.params), [0] * len(self.params))
+        self._has_params = False
+
+    def take_params(self) -> None:
+        """Make the parameters views of their buffer, after everything that a device may refuse."""
+        # In C, so that no signal comes in between.
+        deque(map(setattr, self.params, repeat("data"), self._param_views), maxlen=0)
+        self._cached = CachedState(self.params, self._all_states, Tensor.data_ptr)
+        self._has_params = True
 
     def _view(self, buffer: Tensor, i: int) -> Tensor:
         """Return the part of a buffer that belongs to a parameter, in the parameter's shape."""
@@ -132,7 +138,7 @@ class FlatBuffer:
 
     def is_current(self, states: MutableMapping[Tensor, Any]) -> bool:
         """Return whether parameters and states are still the views that they were made."""
-        return self._cached.is_current(self.params, states)
+        return self._has_params and self._cached.is_current(self.params, states)
 
     def has_own_grads(self) -> bool:
         """Return whether all gradients are in their buffer already."""
@@ -236,7 +242,8 @@ class FlatGroup:
         self, group: dict[str, Any], states: MutableMapping[Tensor, Any], previous: "FlatGroup | None" = None
     ) -> None:
         self._params = list(group["params"])
-        own = {buffer.weights.untyped_storage().data_ptr() for buffer in previous.buffers} if previous else set()
+        self._previous = previous  # until the parameters have left its buffers
+        own = previous.storages() if previous else set()
         pointers = Counter(param.data_ptr() for param in self._params if is_plain(param))
         by_kind = defaultdict(list)
         self.rest: list[Tensor] = []
@@ -249,6 +256,17 @@ class FlatGroup:
             FlatBuffer(params, dtype_of_states(params[0], group["master_weights"]), states)
             for params in by_kind.values()
         ]
+
+    def storages(self) -> set[int]:
+        """Return the addresses of the buffers in which the parameters may be."""
+        own = {buffer.weights.untyped_storage().data_ptr() for buffer in self.buffers}
+        return own | self._previous.storages() if self._previous else own
+
+    def take_params(self) -> None:
+        """Make the parameters views of the buffers; where it fails, a new group can be made after this one."""
+        for buffer in self.buffers:
+            buffer.take_params()
+        self._previous = None
 
     def has_own_grads(self) -> bool:
         """Return whether all parameters are flattened, with gradients that are in their buffers."""

@@ -282,8 +282,9 @@ class FusedEmaAdam(AveragingOptimizer):
         """Update the flattened parameters of a group; return the others."""
         group, flat_group = self.param_groups[i], self._flat_groups.get(i)
         if flat_group is None or not flat_group.is_current(group, self.state):
-            flat_group = self._flat_groups[i] = FlatGroup(group, self.state, flat_group)
             self._cached.pop(i, None)
+            flat_group = self._flat_groups[i] = FlatGroup(group, self.state, flat_group)
+            flat_group.take_params()
         for buffer in flat_group.buffers:
             _steps.step_buffer(buffer, options, schedule, progress)
             self._warn(buffer.lacks_averages)
