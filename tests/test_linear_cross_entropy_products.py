@@ -239,7 +239,7 @@ _COMPILED_FOR = f"torch_aclnn_ops is compiled for torch {torch.__version__.parti
 def test_a_compiled_part_that_does_not_fit_is_done_without(monkeypatch, tmp_path, content, reason):
     broken = tmp_path / "_cpu.so"
     broken.write_text(content)
-    spec = _cpu_extension.importlib.util.spec_from_file_location("_cpu", broken, loader=object())
+    spec = _cpu_extension.importlib.util.spec_from_file_location("_cpu", broken)
     monkeypatch.setattr(_cpu_extension.importlib.util, "find_spec", lambda name: spec)
     assert _cpu_extension.why_unavailable.__wrapped__().startswith(reason)
 

@@ -4,7 +4,6 @@ import functools
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from torch_aclnn_ops._built_for import why_unfit
@@ -13,6 +12,9 @@ from torch_aclnn_ops._torch_compat import disable_current_modes, has_bfloat16_un
 import torch
 
 __all__ = ["describe", "function", "vectors", "why_no_bfloat16_products", "why_unavailable"]
+
+# The autograd functions by their names, as makers of entries that leave to a fallback what they do not know.
+_functions: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {}
 
 
 def describe() -> str:
@@ -34,30 +36,26 @@ def vectors() -> str:
 def why_unavailable() -> str | None:
     """Load the compiled part at the first call; return why it is not used, or ``None`` if it is."""
     spec = importlib.util.find_spec("torch_aclnn_ops._cpu")
-    if spec is None or spec.origin is None:
+    if spec is None or spec.origin is None or spec.loader is None:
         return "it was not built"
     reason = why_unfit(Path(spec.origin), "torch")
     if reason is not None:
         return reason
     try:
-        _module()
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
         vectors()
     except (AttributeError, ImportError) as error:
         return f"it cannot be loaded, and has to be rebuilt: {error}"
+    _functions.update(module.functions)
     return None
-
-
-@functools.cache
-def _module() -> ModuleType:
-    return importlib.import_module("torch_aclnn_ops._cpu")
 
 
 def function(name: str, fallback: Callable[..., Any]) -> Callable[..., Any]:
     """Make an entry of an autograd function, which leaves to ``fallback`` what it does not know; or return that."""
     if why_unavailable() is not None:
         return fallback
-    entry: Callable[..., Any] = _module().functions[name](fallback)
-    return entry
+    return _functions[name](fallback)
 
 
 @functools.cache
