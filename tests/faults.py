@@ -122,7 +122,7 @@ KNOWN = (
         r"the process hangs, in a wait for an eventfd",
         r"",
         "Before a copy torch_npu waits on an eventfd until its queue is empty (NPUStream::stream). Where the queue's"
-        " thread ends at that moment, nobody wakes it: a race, which one of some 10,000 failures loses.",
+        " thread ends at that moment, nobody wakes it: a race, which one of some thousand failures of the queue loses.",
     ),
     Known(
         "torch_npu's aclTensors stay",
