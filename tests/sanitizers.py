@@ -30,7 +30,10 @@ _PYTHON_OPTIONS = {
 }
 # Measures the memory of the process, which AddressSanitizer keeps when it is freed.
 _WITHOUT = ("tests/npu/test_leaks.py::test_many_calls_leave_nothing",)
-_CPU_TESTS = tuple(f"tests/test_linear_cross_entropy_{name}.py" for name in ("compiled", "products"))
+_CPU_TESTS = tuple(
+    f"tests/test_{name}.py"
+    for name in ("linear_cross_entropy_compiled", "linear_cross_entropy_products", "native_functions")
+)
 # What is looked at in every step keeps the compiler from vectors: 1,001 numbers that are added one after the other have
 # more roundings than the test allows. The second test runs the first one in another process.
 _WITHOUT_VECTORS = tuple(

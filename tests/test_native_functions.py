@@ -128,6 +128,18 @@ class _Calls(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+@pytest.mark.parametrize("name", IN_16_BITS)
+def test_autocast_around_a_backward_pass_changes_nothing(name):
+    gradients = []
+    for enabled in (False, True):
+        trained = _VALUES.bfloat16().requires_grad_()
+        output = FUNCTIONS[name](trained, _TARGET.bfloat16() * 0.7).sum() * 0.3
+        with torch.autocast("cpu", enabled=enabled):
+            output.backward()
+        gradients.append(trained.grad)
+    _assert_same(gradients[:1], gradients[1:])
+
+
 @pytest.mark.parametrize("name", ["mse_loss, mean", "binary_cross_entropy, mean", "embedding"])
 def test_a_mode_sees_the_raw_operator_of_a_backward_pass(name):
     output = FUNCTIONS[name](_VALUES.clone().requires_grad_(), _TARGET)

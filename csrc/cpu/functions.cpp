@@ -27,12 +27,13 @@ c10::DispatchKeySet keys_of(const Argument& argument) {
     }
 }
 
-// Whether nothing stands before the kernel for CPUs but autograd, which has nothing to do.
+// Whether nothing stands before the kernel for CPUs but autograd and autocast, which have nothing to do.
 template <class... Arguments>
 bool is_plain(const Arguments&... arguments) {
     const bool grad_mode = c10::GradMode::is_enabled();
-    const c10::DispatchKeySet passed =
-        c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::DispatchKeySet(c10::DispatchKey::BackendSelect);
+    const c10::DispatchKeySet passed = c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+                                       c10::autocast_dispatch_keyset |
+                                       c10::DispatchKeySet(c10::DispatchKey::BackendSelect);
     const c10::DispatchKeySet keys = c10::impl::computeDispatchKeySet(
         (keys_of(arguments) | ...), c10::DispatchKeySet(c10::DispatchKeySet::FULL) - passed);
     return keys.highestPriorityTypeId() == c10::DispatchKey::CPU && !(needs_derivative(arguments, grad_mode) || ...);

@@ -242,20 +242,19 @@ class FlatGroup:
         self, group: dict[str, Any], states: MutableMapping[Tensor, Any], previous: "FlatGroup | None" = None
     ) -> None:
         self._params = list(group["params"])
-        self._previous = previous  # until the parameters have left its buffers
+        self._previous = previous
+        self._is_complete = False
         own = previous.storages() if previous else set()
         pointers = Counter(param.data_ptr() for param in self._params if is_plain(param))
-        by_kind = defaultdict(list)
+        self._states, self._master_weights = states, group["master_weights"]
+        self._by_kind: dict[Any, list[Tensor]] = defaultdict(list)
         self.rest: list[Tensor] = []
         for param in self._params:
             if can_flatten(param, own) and pointers[param.data_ptr()] == 1:
-                by_kind[param.dtype, param.device].append(param)
+                self._by_kind[param.dtype, param.device].append(param)
             else:
                 self.rest.append(param)
-        self.buffers: list[FlatBuffer] = [
-            FlatBuffer(params, dtype_of_states(params[0], group["master_weights"]), states)
-            for params in by_kind.values()
-        ]
+        self.buffers: list[FlatBuffer] = []
 
     def storages(self) -> set[int]:
         """Return the addresses of the buffers in which the parameters may be."""
@@ -263,10 +262,14 @@ class FlatGroup:
         return own | self._previous.storages() if self._previous else own
 
     def take_params(self) -> None:
-        """Make the parameters views of the buffers; where it fails, a new group can be made after this one."""
-        for buffer in self.buffers:
-            buffer.take_params()
-        self._previous = None
+        """Move the parameters into buffers, those of a dtype at a time, which frees the memory that they leave.
+
+        Where it fails, a group that is made after this one finds them.
+        """
+        for params in self._by_kind.values():
+            self.buffers.append(FlatBuffer(params, dtype_of_states(params[0], self._master_weights), self._states))
+            self.buffers[-1].take_params()
+        self._previous, self._is_complete = None, True
 
     def has_own_grads(self) -> bool:
         """Return whether all parameters are flattened, with gradients that are in their buffers."""
@@ -276,7 +279,8 @@ class FlatGroup:
         """Return whether the group still has the same parameters, and these their places."""
         params = group["params"]
         return (
-            len(params) == len(self._params)
+            self._is_complete
+            and len(params) == len(self._params)
             and all(map(is_, params, self._params))
             and all(buffer.is_current(states) for buffer in self.buffers)
         )
