@@ -97,3 +97,12 @@ def test_a_compiled_call_refuses_a_second_derivative(reduction):
     with pytest.raises(RuntimeError, match="outside of torch.compile"):
         torch.autograd.grad(compiled(input, head), head, create_graph=True)
     torch.autograd.grad(compiled(input, head), head)
+
+
+def test_a_class_weight_of_a_wider_dtype_widens_the_loss_of_probabilities_as_torchs_does():
+    input, head, weight = torch.rand(3, 4), torch.rand(5, 4), torch.rand(5, dtype=torch.float64)
+    target = torch.softmax(torch.rand(3, 5), 1)
+    expected = torch.nn.functional.cross_entropy(input @ head.T, target, weight)
+    loss = ours.linear_cross_entropy(input, head, target, weight=weight)
+    assert loss.dtype == expected.dtype == torch.float64
+    torch.testing.assert_close(loss, expected)

@@ -191,9 +191,11 @@ def is_supported(given: TorchArguments, classes: int | None = None) -> bool:
         return False
     if ignore_index is not None and not isinstance(ignore_index, int):
         return False
+    if weight is not None and not has_loss_dtype(weight, input):
+        return False
     if target.shape == (*shape[:-1], classes, *positions):
         return target.is_floating_point() and ignore_index is None
-    if weight is not None and (weight.requires_grad or not has_loss_dtype(weight, input)):
+    if weight is not None and weight.requires_grad:
         return False
     return target.shape == (*shape[:-1], *positions) and target.dtype in (torch.int64, torch.uint8)
 
