@@ -15,8 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests._contract import HALF_DTYPES
 
-pytestmark = pytest.mark.skipif(_cpu_extension.why_unavailable() is not None, reason="csrc/cpu was not built")
-
 _VALUES = torch.tensor([[0.125, 0.5, 0.75, 1.0], [0.25, 0.625, 0.0, 0.375]])
 _TARGET = torch.tensor([[0.25, 1.0, 0.0, 0.5], [0.75, 0.5, 0.25, 1.0]])
 _INDICES = torch.tensor([[0, 1, 1], [1, 0, 1]])
