@@ -49,7 +49,7 @@ def listening(caplog):
 
 
 def _is_native(output):
-    return not isinstance(output.grad_fn, torch.autograd.function.BackwardCFunction)
+    return type(output.grad_fn).__name__ == "CppFunction"
 
 
 def _run(name, dtype=torch.float32, needs=(True, True)):
@@ -83,6 +83,39 @@ def test_an_eager_call_gives_what_the_function_in_python_gives(name, dtype, need
     _assert_same(native, in_python)
     if native[0].requires_grad:
         assert _is_native(native[0]) and not _is_native(in_python[0])
+
+
+def _of_many_dimensions(name):
+    return FUNCTIONS[name](_VALUES.expand(*[1] * 7, 2, 4).clone().requires_grad_(), _TARGET.expand(*[1] * 7, 2, 4))
+
+
+def _inside_a_mode(name):
+    with _Calls():
+        return FUNCTIONS[name](_VALUES.clone().requires_grad_(), _TARGET)
+
+
+def _of_a_dual_tensor(name):
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(_VALUES.clone().requires_grad_(), _TARGET)
+        return FUNCTIONS[name](dual, _TARGET)
+
+
+def _after_its_transform(name):
+    kept = []
+    torch.func.grad(lambda value: kept.append(value) or value.sum())(_VALUES.clone())
+    return FUNCTIONS[name](kept[0].requires_grad_(), _TARGET)
+
+
+@pytest.mark.parametrize(
+    "call, name",
+    [
+        (_of_many_dimensions, "mse_loss, mean"),
+        (_of_many_dimensions, "binary_cross_entropy, sum"),
+        *((call, name) for call in (_inside_a_mode, _of_a_dual_tensor, _after_its_transform) for name in FUNCTIONS),
+    ],
+)
+def test_other_calls_have_the_function_in_python(call, name):
+    assert not _is_native(call(name))
 
 
 @pytest.mark.parametrize("name", ["embedding", "embedding, padding_idx"])
@@ -196,7 +229,7 @@ def test_without_the_compiled_part_the_function_in_python_serves(name, monkeypat
     monkeypatch.setattr(_cpu_extension, "why_unavailable", lambda: "it was not built")
     for module in (ours.mse_loss, ours.binary_cross_entropy, ours.embedding):
         function = module.__globals__[f"_{module.__name__}"]
-        monkeypatch.setattr(function, "_natives", {})
+        monkeypatch.setattr(function, "_entries", {})
     in_python = _run(name)
     assert not _is_native(in_python[0])
     _assert_same(native, in_python)

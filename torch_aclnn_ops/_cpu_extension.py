@@ -2,7 +2,7 @@
 
 import functools
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ import torch
 
 __all__ = ["describe", "function", "vectors", "why_no_bfloat16_products", "why_unavailable"]
 
-# The autograd functions by their names, as makers of entries that leave to a fallback what they do not know.
-_functions: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {}
+# The autograd functions by their names, as makers of entries that leave other calls and dtypes to a fallback.
+_functions: dict[str, Callable[[Callable[..., Any], Sequence[torch.dtype]], Callable[..., Any]]] = {}
 
 
 def describe() -> str:
@@ -51,11 +51,11 @@ def why_unavailable() -> str | None:
     return None
 
 
-def function(name: str, fallback: Callable[..., Any]) -> Callable[..., Any]:
-    """Make an entry of an autograd function, which leaves to ``fallback`` what it does not know; or return that."""
+def function(name: str, fallback: Callable[..., Any], dtypes: Sequence[torch.dtype]) -> Callable[..., Any]:
+    """Make an entry of an autograd function, which leaves other calls and dtypes to ``fallback``; or return that."""
     if why_unavailable() is not None:
         return fallback
-    return _functions[name](fallback)
+    return _functions[name](fallback, dtypes)
 
 
 @functools.cache

@@ -3,13 +3,15 @@
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
 from torch_aclnn_ops import _torch_npu
 from torch_aclnn_ops._built_for import why_unfit
+
+import torch
 
 __all__ = [
     "check_values",
@@ -55,8 +57,8 @@ _checks_values = False
 # The extension's own entries of the raw operators, by their names: they take all arguments in the order of the schema.
 entries: dict[str, Callable[..., Any]] = {}
 
-# The extension's autograd functions, by their names: makers of entries that leave to a fallback what they do not know.
-functions: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {}
+# The extension's autograd functions, by their names: makers of entries that leave other calls and dtypes to a fallback.
+functions: dict[str, Callable[[Callable[..., Any], Sequence[torch.dtype]], Callable[..., Any]]] = {}
 
 
 def register(operator: Operator) -> None:

@@ -8,17 +8,16 @@
 namespace torch_aclnn_ops {
 
 // The cross entropy of probabilities; Backward::call() is its gradient.
-template <class Backward>
-struct BinaryCrossEntropy {
+template <class Function, class Backward>
+struct BinaryCrossEntropy : LossFunction<Function> {
     static constexpr auto name = "binary_cross_entropy";
     static constexpr bool is_function_of_difference = false;
     using Weight = std::optional<at::Tensor>;
 
     static at::Tensor call(const at::Tensor& input, const at::Tensor& target, const Weight& weight, int64_t reduction) {
-        return LossFunction<BinaryCrossEntropy>::apply(input, target, weight, reduction);
+        return Function::apply(input, target, weight, reduction);
     }
-    static at::Tensor forward(const at::Tensor& input, const at::Tensor& target, const Weight& weight,
-                              int64_t reduction) {
+    static at::Tensor loss(const at::Tensor& input, const at::Tensor& target, const Weight& weight, int64_t reduction) {
         return at::binary_cross_entropy(input, target, weight, reduction);
     }
     static at::Tensor grad_input(const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& target,

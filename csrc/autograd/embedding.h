@@ -10,13 +10,13 @@ namespace torch_aclnn_ops {
 
 // The autograd function of an embedding for eager calls. Backward::call() is the gradient, which does not depend on the
 // table.
-template <class Backward>
-struct Embedding : torch::autograd::Function<Embedding<Backward>> {
+template <class Function, class Backward>
+struct Embedding : torch::autograd::Function<Function> {
     static constexpr auto name = "embedding";
 
     static at::Tensor call(const at::Tensor& input, const at::Tensor& weight, int64_t padding_idx,
                            bool scale_grad_by_freq) {
-        return Embedding::apply(input, weight, padding_idx, scale_grad_by_freq);
+        return Function::apply(input, weight, padding_idx, scale_grad_by_freq);
     }
     static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& input,
                               const at::Tensor& weight, int64_t padding_idx, bool scale_grad_by_freq) {

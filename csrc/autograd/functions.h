@@ -3,21 +3,35 @@
 
 #include <map>
 #include <string>
+#include <vector>
 
+#include "eager_calls.h"
 #include "python_entry.h"
 
 namespace torch_aclnn_ops {
 
-// Makers of entries for Python, by the names of the functions.
-inline std::map<std::string, py::object (*)(const py::object& fallback)>& registered_functions() {
-    static std::map<std::string, py::object (*)(const py::object& fallback)> functions;
+// Makes an entry for Python that takes eager calls with floating-point tensors of these dtypes.
+using MakeEntry = py::object (*)(const py::object& fallback, const std::vector<c10::ScalarType>& dtypes);
+
+inline std::map<std::string, MakeEntry>& registered_functions() {
+    static std::map<std::string, MakeEntry> functions;
     return functions;
 }
 
 // A Function has a name and a static function call(), which differentiates by a raw operator.
 template <class Function>
 struct RegisterFunction {
-    RegisterFunction() { registered_functions()[Function::name] = PythonEntryOf<Function>::make; }
+    RegisterFunction() { registered_functions()[Function::name] = make_entry; }
+
+  private:
+    static py::object make_entry(const py::object& fallback, const std::vector<c10::ScalarType>& dtypes) {
+        using Taken = EagerCalls<Function>;
+        Taken::dtypes.reset();
+        for (const c10::ScalarType dtype : dtypes) {
+            Taken::dtypes.set(static_cast<size_t>(dtype));
+        }
+        return PythonEntry<Function, decltype(&Function::call), Taken>::make(fallback);
+    }
 };
 
 // Gives a Python module the makers, as a dict called functions.
@@ -26,7 +40,9 @@ inline void define_functions(py::module_& module) {
     py::dict functions;
     for (const auto& [name, make_entry] : registered_functions()) {
         functions[name.c_str()] = py::cpp_function(
-            make_entry, "Make a short entry of the autograd function, with all arguments by position.");
+            make_entry,
+            "Make a short entry of the autograd function, with all arguments by position, for eager calls of "
+            "floating-point tensors of some dtypes.");
     }
     module.attr("functions") = functions;
 }

@@ -15,9 +15,10 @@ inline std::optional<at::Tensor> given(const at::Tensor& tensor) {
     return tensor.defined() ? std::optional(tensor) : std::nullopt;
 }
 
-// A Loss has forward(), grad_input() and grad_target(), whose last arguments are input, target, weight and reduction.
+// A Loss derives from this. It has loss(), grad_input() and grad_target(), whose last arguments are input, target,
+// weight and reduction. Torch reads the name of the class in every backward pass, so it is not the long one of a template.
 template <class Loss>
-struct LossFunction : torch::autograd::Function<LossFunction<Loss>> {
+struct LossFunction : torch::autograd::Function<Loss> {
     static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& input,
                               const at::Tensor& target, const std::optional<at::Tensor>& weight, int64_t reduction) {
         const at::AutoDispatchBelowAutograd below;
@@ -25,7 +26,7 @@ struct LossFunction : torch::autograd::Function<LossFunction<Loss>> {
         const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
         context->save_for_backward({input, target, weight.value_or(at::Tensor())});
         context->saved_data["reduction"] = reduction;
-        return Loss::forward(input, target, weight, reduction);
+        return Loss::loss(input, target, weight, reduction);
     }
 
     static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,

@@ -96,16 +96,26 @@ PyObject* wrap(std::tuple<Tensors...>&& tensors) {
     return result.release().ptr();
 }
 
-template <class Callee, class Function>
+// Takes every call.
+struct Always {
+    template <class... Arguments>
+    static bool takes(const Arguments&...) {
+        return true;
+    }
+};
+
+// Calls that Taken does not take go to the fallback too.
+template <class Callee, class Function, class Taken = Always>
 struct PythonEntry;
 
-template <class Callee, class Result, class... Parameters>
-struct PythonEntry<Callee, Result (*)(Parameters...)> {
+template <class Callee, class Result, class... Parameters, class Taken>
+struct PythonEntry<Callee, Result (*)(Parameters...), Taken> {
     // A vectorcall.
     static PyObject* call(PyObject* fallback, PyObject* const* arguments, Py_ssize_t number) {
         std::tuple<Argument<Parameters>...> values;
         if (number != static_cast<Py_ssize_t>(sizeof...(Parameters)) || at::impl::torch_function_mode_enabled() ||
-            !read(arguments, values, std::index_sequence_for<Parameters...>{})) {
+            !read(arguments, values, std::index_sequence_for<Parameters...>{}) ||
+            !std::apply([](const auto&... value) { return Taken::takes(value.get()...); }, values)) {
             return PyObject_Vectorcall(fallback, arguments, static_cast<size_t>(number), nullptr);
         }
         HANDLE_TH_ERRORS

@@ -78,9 +78,14 @@ struct EmbeddingDenseBackward {
     }
 };
 
-const RegisterFunction<MseLoss<CpuKernelOf<MseLossBackward>>> mse_loss;
-const RegisterFunction<BinaryCrossEntropy<CpuKernelOf<BinaryCrossEntropyBackward>>> binary_cross_entropy;
-const RegisterFunction<Embedding<CpuKernelOf<EmbeddingDenseBackward>>> embedding;
+struct MseLossOnCpu : MseLoss<MseLossOnCpu, CpuKernelOf<MseLossBackward>> {};
+struct BinaryCrossEntropyOnCpu : BinaryCrossEntropy<BinaryCrossEntropyOnCpu, CpuKernelOf<BinaryCrossEntropyBackward>> {
+};
+struct EmbeddingOnCpu : Embedding<EmbeddingOnCpu, CpuKernelOf<EmbeddingDenseBackward>> {};
+
+const RegisterFunction<MseLossOnCpu> mse_loss;
+const RegisterFunction<BinaryCrossEntropyOnCpu> binary_cross_entropy;
+const RegisterFunction<EmbeddingOnCpu> embedding;
 }  // namespace
 
 PYBIND11_MODULE(_cpu, module) {

@@ -28,7 +28,9 @@ at::Tensor BinaryCrossEntropyBackward::run(const at::Tensor& grad_output, const 
     return out;
 }
 
-const RegisterFunction<BinaryCrossEntropy<DispatchOf<BinaryCrossEntropyBackward>>> binary_cross_entropy;
+struct BinaryCrossEntropyOnNpu : BinaryCrossEntropy<BinaryCrossEntropyOnNpu, DispatchOf<BinaryCrossEntropyBackward>> {};
+
+const RegisterFunction<BinaryCrossEntropyOnNpu> binary_cross_entropy;
 const Register<BinaryCrossEntropyBackward> binary_cross_entropy_backward;
 }  // namespace
 

@@ -31,7 +31,9 @@ at::Tensor EmbeddingDenseBackward::run(const at::Tensor& grad_output, const at::
     return out;
 }
 
-const RegisterFunction<Embedding<DispatchOf<EmbeddingDenseBackward>>> embedding;
+struct EmbeddingOnNpu : Embedding<EmbeddingOnNpu, DispatchOf<EmbeddingDenseBackward>> {};
+
+const RegisterFunction<EmbeddingOnNpu> embedding;
 const Register<EmbeddingDenseBackward> embedding_dense_backward;
 }  // namespace
 

@@ -29,7 +29,9 @@ at::Tensor MseLossBackward::run(const at::Tensor& grad_output, const at::Tensor&
     return out;
 }
 
-const RegisterFunction<MseLoss<DispatchOf<MseLossBackward>>> mse_loss;
+struct MseLossOnNpu : MseLoss<MseLossOnNpu, DispatchOf<MseLossBackward>> {};
+
+const RegisterFunction<MseLossOnNpu> mse_loss;
 const Register<MseLossBackward> mse_loss_backward;
 }  // namespace
 

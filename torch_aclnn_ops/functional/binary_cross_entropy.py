@@ -10,7 +10,7 @@ from torch_aclnn_ops.functional._drop_in import call_torchs, float32_autocast_dt
 from torch_aclnn_ops.functional._loss import are_supported, has_kernel, has_native_gradient, loss_function
 from torch_aclnn_ops.functional._loss import reduce as reduce_losses
 from torch_aclnn_ops.ops import binary_cross_entropy_backward
-from torch_aclnn_ops.ops._differentiable import EagerOrCompiled
+from torch_aclnn_ops.ops._differentiable import EagerOrCompiled, NativeFunction
 from torch_aclnn_ops.ops._numerics import widen, without_autocast
 
 import torch
@@ -62,8 +62,7 @@ The arguments are input, target, weight or ``None``, and reduction: 0 (none), 1 
 _binary_cross_entropy = EagerOrCompiled(
     BinaryCrossEntropyFunction,
     _loss,
-    native="binary_cross_entropy",
-    serves=lambda input, *_: binary_cross_entropy_backward.serves_native_function(input, input.dim()),
+    native=NativeFunction("binary_cross_entropy", binary_cross_entropy_backward),
 )
 _torch_binary_cross_entropy = torch.nn.functional.binary_cross_entropy
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch_aclnn_ops.functional._drop_in import call_torchs, is_ordinary, on_one_device, overrides_torch
 from torch_aclnn_ops.ops import embedding_dense_backward
-from torch_aclnn_ops.ops._differentiable import EagerOrCompiled
+from torch_aclnn_ops.ops._differentiable import EagerOrCompiled, NativeFunction
 from torch_aclnn_ops.ops.embedding import check_indices
 
 import torch
@@ -57,11 +57,7 @@ _NATIVE_DTYPES = (torch.float32, torch.float64)
 _embedding = EagerOrCompiled(
     EmbeddingFunction,
     _formula,
-    native="embedding",
-    # The operator's grad_output has one dimension more than the indices.
-    serves=lambda input, weight, *_: embedding_dense_backward.serves_native_function(
-        weight, input.dim() + 1, _NATIVE_DTYPES
-    ),
+    native=NativeFunction("embedding", embedding_dense_backward, _NATIVE_DTYPES),
 )
 _torch_embedding = torch.nn.functional.embedding
 

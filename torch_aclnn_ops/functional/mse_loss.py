@@ -14,7 +14,7 @@ from torch_aclnn_ops.functional._loss import (
 )
 from torch_aclnn_ops.functional._loss import reduce as reduce_losses
 from torch_aclnn_ops.ops import mse_loss_backward
-from torch_aclnn_ops.ops._differentiable import EagerOrCompiled
+from torch_aclnn_ops.ops._differentiable import EagerOrCompiled, NativeFunction
 from torch_aclnn_ops.ops._numerics import widen, without_autocast
 
 import torch
@@ -46,8 +46,7 @@ The arguments are input, target and reduction: 0 (none), 1 (mean) or 2 (sum).
 _mse_loss = EagerOrCompiled(
     MSELossFunction,
     _loss,
-    native="mse_loss",
-    serves=lambda input, *_: mse_loss_backward.serves_native_function(input, input.dim()),
+    native=NativeFunction("mse_loss", mse_loss_backward),
 )
 _torch_mse_loss: Callable[..., Tensor] = torch.nn.functional.mse_loss  # its stub lacks weight
 

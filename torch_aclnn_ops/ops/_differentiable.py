@@ -1,21 +1,53 @@
 """Apply one ``autograd.Function`` in eager mode, inside transforms and under ``torch.compile``."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from torch_aclnn_ops import _cpu_extension, _extension
 from torch_aclnn_ops._torch_compat import apply_of
 from torch_aclnn_ops.ops._derivatives import any_wrapped, in_functorch_transform, in_nested_forward_mode
+from torch_aclnn_ops.ops._numerics import DTYPES
+from torch_aclnn_ops.ops._paths import is_heard
 
 import torch
 from torch.autograd import Function
+
+
+class _Operator(Protocol):
+    def why_not_dtype(self, dtype: torch.dtype) -> str | None:
+        """Return why CANN's operator takes no matrices of this dtype, or ``None`` if it does."""
+
+
+@dataclass(frozen=True)
+class NativeFunction:
+    """An autograd function of the extensions, in C++, for ordinary eager calls.
+
+    Attributes:
+        name: of the function.
+        operator: the raw operator that it ends in.
+        cpu_dtypes: those of the floating-point arguments on a CPU.
+    """
+
+    name: str
+    operator: _Operator
+    cpu_dtypes: Sequence[torch.dtype] = DTYPES
+
+    def make_entry(self, device: str, fallback: Callable[..., Any]) -> Callable[..., Any] | None:
+        """Make what takes the calls on a kind of device, and leaves to ``fallback`` those that it does not take."""
+        if device == "cpu":
+            return _cpu_extension.function(self.name, fallback, self.cpu_dtypes)
+        if device != "npu" or self.name not in _extension.functions:
+            return None
+        taken = [dtype for dtype in DTYPES if self.operator.why_not_dtype(dtype) is None]
+        return _extension.functions[self.name](fallback, taken)
 
 
 class EagerOrCompiled:
     """Choose the form of a Function that the caller's mode can differentiate.
 
     ===================================  ===============================================================
-    eager, on an NPU or a CPU            ``native``, where it serves
+    eager, on an NPU or a CPU            ``native``, which leaves what it does not take to the rows below
     eager                                a twin whose forward has ctx: half the cost of ``setup_context``
     inside ``torch.func``                the Function, which transforms can see through; also with what is left of them
     inside a jvp of a jvp                ``formula``: PyTorch takes the tangent of a Function for a constant
@@ -27,8 +59,7 @@ class EagerOrCompiled:
         function: a Function with ``forward`` (without ctx), ``setup_context``, ``backward`` and ``jvp``.
         formula: the same function of the same arguments in torch calls.
         compiled: an operator that compiled code calls instead of a Function.
-        native: the name of an autograd function of the extensions, in C++.
-        serves: whether ``native`` serves these arguments.
+        native: the same function in C++; who wants to hear of paths gets those in Python.
     """
 
     def __init__(
@@ -36,35 +67,38 @@ class EagerOrCompiled:
         function: type[Function],
         formula: Callable[..., Any],
         compiled: Callable[..., Any] | None = None,
-        native: str = "",
-        serves: Callable[..., bool] | None = None,
+        native: NativeFunction | None = None,
     ) -> None:
         self._in_transforms: Callable[..., Any] = function.apply
         self._light: Callable[..., Any] = apply_of(_with_ctx(function))
         self._compiled: Callable[..., Any] = compiled or _without_jvp(function).apply
         self._formula = formula
         self._has_operator = compiled is not None
-        self._native_name, self._serves = native, serves
-        self._natives: dict[bool, Callable[..., Any]] = {}  # by whether they are for CPUs
+        self._native = native
+        self._entries: dict[str, Callable[..., Any]] = {}  # of the native function, by kinds of devices
 
     def __call__(self, *args: Any) -> Any:
         """Apply the Function."""
-        is_transformed = in_functorch_transform()
         if torch.compiler.is_compiling():
-            return self._formula(*args) if is_transformed and not self._has_operator else self._compiled(*args)
-        if not is_transformed and not any_wrapped(args):
-            if self._serves is None or not self._serves(*args):
-                return self._light(*args)
-            is_cpu = args[0].is_cpu
-            native = self._natives.get(is_cpu) or self._make_native(is_cpu)
-            return native(*args)
-        return self._formula(*args) if in_nested_forward_mode() else self._in_transforms(*args)
+            is_refused = in_functorch_transform() and not self._has_operator
+            return self._formula(*args) if is_refused else self._compiled(*args)
+        if self._native is None or is_heard():
+            return self._apply(*args)
+        device = args[0].device.type
+        entry = self._entries.get(device) or self._make_entry(self._native, device)
+        return entry(*args)
 
-    def _make_native(self, is_cpu: bool) -> Callable[..., Any]:
-        name, light = self._native_name, self._light
-        native = _cpu_extension.function(name, light) if is_cpu else _extension.functions[name](light)
-        self._natives[is_cpu] = native
-        return native
+    def _make_entry(self, native: NativeFunction, device: str) -> Callable[..., Any]:
+        entry = native.make_entry(device, self._apply)
+        if entry is None:  # not for ever: torch_npu may be imported later
+            return self._apply
+        self._entries[device] = entry
+        return entry
+
+    def _apply(self, *args: Any) -> Any:
+        if not in_functorch_transform() and not any_wrapped(args):
+            return self._light(*args)
+        return self._formula(*args) if in_nested_forward_mode() else self._in_transforms(*args)
 
 
 def _with_ctx(function: type[Function]) -> type[Function]:

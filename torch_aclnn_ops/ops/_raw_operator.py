@@ -10,15 +10,14 @@ from torch_aclnn_ops._torch_compat import (
     DispatchKeySet,
     after_autograd_keyset,
     in_dispatch_mode,
-    in_forward_ad,
     register_vmap,
     schema_of,
 )
 from torch_aclnn_ops.ops._checks import check_device
 from torch_aclnn_ops.ops._derivatives import any_differentiated, in_functorch_transform, is_differentiated
 from torch_aclnn_ops.ops._differentiable import EagerOrCompiled
-from torch_aclnn_ops.ops._limits import MAX_RANK, Limits, why_not_chip, why_not_rank
-from torch_aclnn_ops.ops._numerics import DTYPES, without_autocast
+from torch_aclnn_ops.ops._limits import Limits, why_not_chip, why_not_rank
+from torch_aclnn_ops.ops._numerics import without_autocast
 from torch_aclnn_ops.ops._paths import is_heard, is_recording, log_path
 from torch_aclnn_ops.ops._raw_function import as_tuple, raw_function
 
@@ -70,7 +69,6 @@ class RawOperator:
         self.formula = without_autocast(formula)
         self.has_cpu_kernel = cpu is not None
         self._limits = limits
-        self._taken_dtypes: dict[torch.dtype, bool] = {}
         self._check_shapes = check
         self._check_values = check_values
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -171,27 +169,6 @@ class RawOperator:
             self.check(args, False)
             raise NotImplementedError(f"{self.name}: {reason}; drop-in functions and the CPU compute its formula")
         return reason is None
-
-    def serves_native_function(self, tensor: Tensor, rank: int, cpu_dtypes: Sequence[torch.dtype] = DTYPES) -> bool:
-        """Return whether an eager call may take the autograd function in C++ that ends in this operator.
-
-        It may not in a mode that sees the calls of operators, nor where somebody wants to hear of the path, nor in
-        forward-mode AD, which is written in Python.
-
-        Args:
-            tensor: tells the device, and the dtype of all floating-point arguments.
-            rank: the largest of the arguments' numbers of dimensions.
-            cpu_dtypes: those in which a kernel of torch computes a drop-in's gradient on a CPU.
-        """
-        is_npu = rank <= MAX_RANK and tensor.device.type == "npu"
-        is_taken = tensor.dtype in cpu_dtypes if tensor.is_cpu else is_npu and self._is_dtype_taken(tensor.dtype)
-        return is_taken and not (in_forward_ad() or in_dispatch_mode() or is_heard())
-
-    def _is_dtype_taken(self, dtype: torch.dtype) -> bool:
-        """Return whether CANN's operator takes this dtype; the answer is kept, as it is asked for in every call."""
-        if dtype not in self._taken_dtypes and self.name in _extension.entries:
-            self._taken_dtypes[dtype] = self.why_not_dtype(dtype) is None
-        return self._taken_dtypes.get(dtype, False)
 
     def why_not_dtype(self, dtype: torch.dtype) -> str | None:
         """Return why CANN's operator takes no matrices of this dtype, or ``None`` if it does."""

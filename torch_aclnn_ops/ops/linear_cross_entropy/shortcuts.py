@@ -42,7 +42,7 @@ def small_loss_on_cpu(problem: Problem, loss: PlainLoss) -> tuple[Tensor | None,
 
 @cache
 def _npu_function() -> Any:
-    return _extension.functions[_NPU_FUNCTION](lambda *_: None)
+    return _extension.functions[_NPU_FUNCTION](lambda *_: None, (torch.float32,))
 
 
 def small_loss_on_npu(problem: Problem, loss: PlainLoss) -> Tensor | None:
