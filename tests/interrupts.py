@@ -119,10 +119,15 @@ def are_equal(first: Contents, second: Contents) -> bool:
 
 
 def is_before(contents: Contents, before: Contents) -> bool:
-    """Return whether a parameter was not updated; its first step may have made its state."""
+    """Return whether a parameter was not updated; its first step may have made its state, in which nothing is yet."""
     if len(before) > 1:
         return are_equal(contents, before)
-    return torch.equal(contents[0], before[0]) and (len(contents) == 1 or int(contents[1]) == 0)
+    param, step_and_moments, weights = contents[0], contents[1:4], contents[4:]  # in the order of STATE
+    return (
+        torch.equal(param, before[0])
+        and not any(map(torch.count_nonzero, step_and_moments))
+        and all(torch.equal(weight.to(param.dtype), param) for weight in weights)
+    )
 
 
 def lost_by_step(trainee: Trainee, before: list[Contents], after: list[Contents], told: bool) -> str:
