@@ -389,6 +389,8 @@ def run(mode: str, chosen: list[Case], every: int = 1, seconds: float = SECONDS,
         seconds: how long an answer may take.
         is_told: print each outcome.
     """
+    import torch._dynamo  # which an optimizer imports, and every child would take seconds for it
+
     torch.set_num_threads(1)  # tiny tensors wait for threads longer than they work
     gc.collect()
     gc.freeze()  # what was imported is not looked at again in every trial
