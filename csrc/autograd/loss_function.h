@@ -16,7 +16,7 @@ inline std::optional<at::Tensor> given(const at::Tensor& tensor) {
 }
 
 // A Loss derives from this. It has loss(), grad_input() and grad_target(), whose last arguments are input, target,
-// weight and reduction. Torch reads the name of the class in every backward pass, so it is not the long one of a template.
+// weight and reduction. Torch spells its name out in every backward pass, so it is no long name of a template.
 template <class Loss>
 struct LossFunction : torch::autograd::Function<Loss> {
     static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& input,
