@@ -203,8 +203,8 @@ def test_every_test_that_a_page_names_exists():
 
 
 def test_every_environment_variable_of_the_package_that_a_page_names_is_read_somewhere():
-    sources = [ROOT / "setup.py", *ROOT.glob("torch_aclnn_ops/**/*.py"), *ROOT.glob("csrc/**/*.[ch]*")]
-    text = "".join(path.read_text() for path in sources if path.is_file())
+    patterns = ("setup.py", "torch_aclnn_ops/**/*.py", "csrc/**/*.cpp", "csrc/**/*.h")
+    text = "".join(path.read_text() for pattern in patterns for path in ROOT.glob(pattern))
     assert not [name for name in _named(r"\b(TORCH_ACLNN_[A-Z_]+)\b") if name not in text]
 
 

@@ -40,9 +40,7 @@ inline void define_functions(py::module_& module) {
     py::dict functions;
     for (const auto& [name, make_entry] : registered_functions()) {
         functions[name.c_str()] = py::cpp_function(
-            make_entry,
-            "Make a short entry of the autograd function, with all arguments by position, for eager calls of "
-            "floating-point tensors of some dtypes.");
+            make_entry, "Make a short entry of the autograd function, for eager calls with all arguments by position.");
     }
     module.attr("functions") = functions;
 }
