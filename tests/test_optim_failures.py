@@ -147,6 +147,16 @@ def test_nothing_is_lost_whenever_a_signal_comes():
     assert sum(report.disturbed.values()) > 5
 
 
+@pytest.mark.parametrize("moved", ["step", "exp_avg", "exp_avg_sq", "ema_params", "master_params"])
+def test_a_campaign_sees_a_first_step_that_moved_one_state_alone(moved):
+    attempt = interrupts.Attempt("cpu", "masters", "step", 0)
+    with pytest.raises(Failed) as caught:
+        FailOperators(0, 1, "fused_adam").run(attempt.act)
+    optimizer, first = attempt._trainee.optimizer, attempt._trainee.params[0]
+    optimizer.state[first][moved].add_(1)
+    assert attempt.lost(caught.value) == "parameter 0 is half updated"
+
+
 def test_a_repeated_step_moves_no_average_twice_whose_parameter_is_elsewhere_by_then():
     partly = 0
     for nth in range(0, 60, 3):
