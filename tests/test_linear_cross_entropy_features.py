@@ -405,6 +405,11 @@ WRONG_WITH_BATCHES = [
     ({"linear_bias": 1.0}, TypeError, "be a plain tensor, but it is 1.0"),
     ({"weight": torch.ones(C + 1)}, RuntimeError, rf"have shape \[{C}\], but it has shape \[{C + 1}\]"),
     ({"weight": torch.ones(C).double()}, RuntimeError, "have dtype torch.float32, as input has, but it has .*64"),
+    (
+        {"weight": torch.ones(C).double(), "target": torch.full((2, 3, C), 1 / C)},
+        RuntimeError,
+        "have dtype torch.float32, as input has, but it has .*64",
+    ),
     ({"weight": torch.ones(C).requires_grad_()}, RuntimeError, "not require grad with class indices as target"),
     ({"reduction": "average"}, ValueError, "be one of .*, but it is 'average'"),
     ({"label_smoothing": 1.5}, RuntimeError, "be a number from 0 to 1, but it is 1.5"),

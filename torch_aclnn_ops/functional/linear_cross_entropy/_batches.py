@@ -28,6 +28,9 @@ def refuse_batches(given: TorchArguments, classes: int | None = None) -> None:
     for name, tensor, size in (("linear_bias", bias, head.shape[0]), ("weight", weight, classes)):
         if tensor is not None:
             _check(name, tensor.shape == (size,), f"have shape {[size]}", f"has shape {list(tensor.shape)}")
+    if weight is not None:
+        accepted = f"have dtype {input.dtype}, as input has"
+        _check("weight", has_loss_dtype(weight, input), accepted, f"has {weight.dtype}")
     _check("reduction", reduction in REDUCTIONS, f"be one of {REDUCTIONS}", f"is {reduction!r}", ValueError)
     accepted, described = "be a number from 0 to 1", f"is {label_smoothing!r}"
     _check("label_smoothing", isinstance(label_smoothing, Real), accepted, described, TypeError)
@@ -44,9 +47,6 @@ def refuse_batches(given: TorchArguments, classes: int | None = None) -> None:
     accepted = "have dtype torch.int64 or torch.uint8, as class indices have"
     _check("target", target.dtype in (torch.int64, torch.uint8), accepted, f"has {target.dtype}")
     if weight is not None:
-        _check(
-            "weight", has_loss_dtype(weight, input), f"have dtype {input.dtype}, as input has", f"has {weight.dtype}"
-        )
         _check("weight", not weight.requires_grad, "not require grad with class indices as target", "does")
 
 
