@@ -8,6 +8,7 @@ import logging
 
 from torch_aclnn_ops import _cpu_extension
 from torch_aclnn_ops import functional as ours
+from torch_aclnn_ops._torch_compat import get_unwrapped
 
 import pytest
 import torch
@@ -89,6 +90,10 @@ def _of_many_dimensions(name):
     return FUNCTIONS[name](_VALUES.expand(*[1] * 7, 2, 4).clone().requires_grad_(), _TARGET.expand(*[1] * 7, 2, 4))
 
 
+def _of_indices_of_many_dimensions(_):
+    return ours.embedding(torch.zeros([1] * 8, dtype=torch.int64), _VALUES.clone().requires_grad_())
+
+
 def _inside_a_mode(name):
     with _Calls():
         return FUNCTIONS[name](_VALUES.clone().requires_grad_(), _TARGET)
@@ -106,12 +111,27 @@ def _after_its_transform(name):
     return FUNCTIONS[name](kept[0].requires_grad_(), _TARGET)
 
 
+def _of_others_inside_a_transform(name):
+    kept, argument = [], _VALUES.clone().requires_grad_()
+
+    def function(value):
+        kept.append(FUNCTIONS[name](argument, _TARGET))
+        return (value * kept[0].sum()).sum()
+
+    torch.func.grad(function)(_VALUES.clone())
+    return get_unwrapped(kept[0])
+
+
+OTHER_CALLS = (_inside_a_mode, _of_a_dual_tensor, _after_its_transform, _of_others_inside_a_transform)
+
+
 @pytest.mark.parametrize(
     "call, name",
     [
         (_of_many_dimensions, "mse_loss, mean"),
         (_of_many_dimensions, "binary_cross_entropy, sum"),
-        *((call, name) for call in (_inside_a_mode, _of_a_dual_tensor, _after_its_transform) for name in FUNCTIONS),
+        (_of_indices_of_many_dimensions, "embedding"),
+        *((call, name) for call in OTHER_CALLS for name in FUNCTIONS),
     ],
 )
 def test_other_calls_have_the_function_in_python(call, name):
