@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["explain"]
-
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     """Say which path a call takes, and why, without computing it.

@@ -13,19 +13,6 @@ from torch_aclnn_ops._built_for import why_unfit
 
 import torch
 
-__all__ = [
-    "check_values",
-    "checks_values",
-    "entries",
-    "functions",
-    "launches",
-    "load",
-    "register",
-    "soc",
-    "why_unavailable",
-    "why_without",
-]
-
 
 class Operator(Protocol):
     """What the extension needs of a raw operator."""

@@ -16,8 +16,6 @@ from torch_aclnn_ops.optim import FusedEmaAdam
 import torch
 from torch.optim.optimizer import ParamsT
 
-__all__ = ["Patch", "patch"]
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
