@@ -232,16 +232,9 @@ def stats() -> Stats:
         1
     """
     counted = json.loads(_require_enabled().host_npu_stats_json())
-    return Stats(
-        alive=counted["alive"],
-        calls=counted["calls"],
-        collectives=counted["collectives"],
-        collective_bytes=counted["collective_bytes"],
-        launches=counted["launches"],
-        device_bytes={int(device): count for device, count in counted["device_bytes"].items()},
-        peak_device_bytes={int(device): count for device, count in counted["peak_device_bytes"].items()},
-        pending_failures=counted["pending_failures"],
-    )
+    for name in ("device_bytes", "peak_device_bytes"):
+        counted[name] = {int(device): count for device, count in counted[name].items()}
+    return Stats(**counted)
 
 
 def reset() -> None:
