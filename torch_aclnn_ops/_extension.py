@@ -100,11 +100,6 @@ def why_without(operator_name: str) -> str | None:
     """Return why a raw operator has no kernel for NPUs here, or ``None`` if it has one."""
     if _reason is not None and load() is not None:
         return f"the extension is not loaded: {_reason}"
-    return missing(operator_name)
-
-
-def missing(operator_name: str) -> str | None:
-    """Return what the installed CANN lacks for a raw operator, or ``None``."""
     return _missing.get(operator_name)
 
 
