@@ -131,6 +131,23 @@ def test_such_names_are_found(code, found):
     assert names_of_torch(code) == found
 
 
+def _taken_from_that_module() -> Iterator[str]:
+    for module in MODULES:
+        for node in ast.walk(ast.parse((PACKAGE / module).read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module == "torch_aclnn_ops._torch_compat":
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.Attribute) and _dotted(node)[-2] == "_torch_compat":
+                yield node.attr
+
+
+def test_what_that_module_imports_is_used_there_or_taken_from_there():
+    nodes = list(ast.walk(ast.parse((PACKAGE / "_torch_compat.py").read_text())))
+    aliases = [alias for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names]
+    used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    imported = {alias.asname or alias.name.partition(".")[0] for alias in aliases}
+    assert imported - used - {*_taken_from_that_module()} == set()
+
+
 def test_the_versions_are_those_that_pip_is_told():
     (oldest, newest) = _torch_compat.OLDEST, _torch_compat.NEWEST
     told = (PACKAGE.parent / "pyproject.toml").read_text()

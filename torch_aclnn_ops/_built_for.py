@@ -9,8 +9,6 @@ import importlib.metadata
 import mmap
 from pathlib import Path
 
-__all__ = ["why_unfit", "write_header"]
-
 _MARK = "torch_aclnn_ops is compiled for "
 
 

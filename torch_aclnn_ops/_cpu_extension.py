@@ -11,8 +11,6 @@ from torch_aclnn_ops._torch_compat import disable_current_modes, has_bfloat16_un
 
 import torch
 
-__all__ = ["describe", "function", "vectors", "why_no_bfloat16_products", "why_unavailable"]
-
 # The autograd functions by their names, as makers of entries that leave other calls and dtypes to a fallback.
 _functions: dict[str, Callable[[Callable[..., Any], Sequence[torch.dtype]], Callable[..., Any]]] = {}
 

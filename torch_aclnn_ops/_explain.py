@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["explain"]
-
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     """Say which path a call takes, and why, without computing it.
@@ -70,12 +68,10 @@ def _leaves(losses: list[Tensor]) -> list[Tensor]:
 @contextmanager
 def _state_restored(owner: object) -> Iterator[None]:
     """Give an optimizer its state back: a step in it would keep fake tensors."""
-    if not isinstance(owner, Optimizer):
-        yield
-        return
-    state = {parameter: dict(values) for parameter, values in owner.state.items()}
+    state: dict[Tensor, Any] = owner.state if isinstance(owner, Optimizer) else {}
+    before = {parameter: dict(values) for parameter, values in state.items()}
     try:
         yield
     finally:
-        owner.state.clear()
-        owner.state.update(state)
+        state.clear()
+        state.update(before)

@@ -13,19 +13,6 @@ from torch_aclnn_ops._built_for import why_unfit
 
 import torch
 
-__all__ = [
-    "check_values",
-    "checks_values",
-    "entries",
-    "functions",
-    "launches",
-    "load",
-    "register",
-    "soc",
-    "why_unavailable",
-    "why_without",
-]
-
 
 class Operator(Protocol):
     """What the extension needs of a raw operator."""
@@ -113,11 +100,6 @@ def why_without(operator_name: str) -> str | None:
     """Return why a raw operator has no kernel for NPUs here, or ``None`` if it has one."""
     if _reason is not None and load() is not None:
         return f"the extension is not loaded: {_reason}"
-    return missing(operator_name)
-
-
-def missing(operator_name: str) -> str | None:
-    """Return what the installed CANN lacks for a raw operator, or ``None``."""
     return _missing.get(operator_name)
 
 

@@ -1,5 +1,6 @@
 """Put the functions of this package, and its optimizer, in the place of torch's for a while."""
 
+import contextlib
 import functools
 import inspect
 import threading
@@ -15,8 +16,6 @@ from torch_aclnn_ops.optim import FusedEmaAdam
 
 import torch
 from torch.optim.optimizer import ParamsT
-
-__all__ = ["Patch", "patch"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -102,7 +101,7 @@ def patch(
     return Patch(replacements)
 
 
-class Patch:
+class Patch(contextlib.ContextDecorator):
     """What :func:`patch` returns.
 
     Attributes:
@@ -150,17 +149,15 @@ class Patch:
                 f"patch: only functions that are no generators are decorated, but it is {function!r}; use with"
             )
 
-        @functools.wraps(function)
-        def patched(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return function(*args, **kwargs)
+        if not inspect.iscoroutinefunction(function):
+            return super().__call__(function)
 
         @functools.wraps(function)
-        async def patched_coroutine(*args: Any, **kwargs: Any) -> Any:
+        async def patched(*args: Any, **kwargs: Any) -> Any:
             with self:
                 return await function(*args, **kwargs)
 
-        return patched_coroutine if inspect.iscoroutinefunction(function) else patched  # type: ignore[return-value]
+        return patched  # type: ignore[return-value]
 
     def _leave(self, place: _Place) -> None:
         """Take this out of what was put in a place, whatever came after it."""

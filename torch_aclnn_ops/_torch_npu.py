@@ -134,7 +134,8 @@ def import_torch_npu() -> str | None:
     global _reason
     _reason = _why_not_loadable()
     if _reason is None:
-        _show()
+        if not is_imported():
+            sys.modules.pop("torch_npu", None)  # where it is hidden
         with _autoload("0"), _installed_packages_only():
             importlib.import_module("torch_npu")
         for function in _called_after_import:
@@ -150,14 +151,6 @@ def _hide() -> None:
     global _is_hidden
     _is_hidden = True
     sys.modules["torch_npu"] = None  # type: ignore[assignment]
-
-
-def _show() -> None:
-    """Take back what :func:`_hide` has done."""
-    global _is_hidden
-    if _is_hidden:
-        _is_hidden = False
-        del sys.modules["torch_npu"]
 
 
 def _why_not_loadable() -> str | None:

@@ -141,12 +141,10 @@ def enable(
 
 
 def _inherit() -> None:
-    """Enable the host NPU if the environment says so, as it does in child processes of one that has it."""
-    value = os.environ.get(_ENABLE, "0")
-    # The runner has arguments that say what to enable.
-    runs_runner = ("-m", __name__) in itertools.pairwise(sys.orig_argv)
-    if value in ("", "0") or runs_runner:
+    """Enable the host NPU as the environment says, which it does in child processes of one that has it."""
+    if ("-m", __name__) in itertools.pairwise(sys.orig_argv):  # the runner has arguments that say what to enable
         return
+    value = os.environ[_ENABLE]
     if value not in ("1", "force"):
         raise ValueError(f"{_ENABLE} must be 0, 1 or force, got {value!r}")
     enable(force=value == "force")
@@ -232,16 +230,9 @@ def stats() -> Stats:
         1
     """
     counted = json.loads(_require_enabled().host_npu_stats_json())
-    return Stats(
-        alive=counted["alive"],
-        calls=counted["calls"],
-        collectives=counted["collectives"],
-        collective_bytes=counted["collective_bytes"],
-        launches=counted["launches"],
-        device_bytes={int(device): count for device, count in counted["device_bytes"].items()},
-        peak_device_bytes={int(device): count for device, count in counted["peak_device_bytes"].items()},
-        pending_failures=counted["pending_failures"],
-    )
+    for name in ("device_bytes", "peak_device_bytes"):
+        counted[name] = {int(device): count for device, count in counted[name].items()}
+    return Stats(**counted)
 
 
 def reset() -> None:

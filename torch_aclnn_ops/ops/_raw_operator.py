@@ -155,11 +155,11 @@ class RawOperator:
         Arguments that no device takes are not told from those that CANN does not take: the formula's path refuses them
         with the same words as every other path.
         """
+        reason = _extension.why_without(self.name)
         soc = _extension.soc()
-        if soc is None or self.name not in _extension.entries:
-            # On a chip newer than this package CANN shall decide.
-            return _extension.why_without(self.name)
-        return _extension.missing(self.name) or why_not_rank(self._names, args) or self._limits(soc, *args)
+        if reason is not None or soc is None:  # on a chip newer than this package CANN shall decide
+            return reason
+        return why_not_rank(self._names, args) or self._limits(soc, *args)
 
     def takes_on_this_chip(self, args: tuple[Any, ...]) -> bool:
         """Return whether CANN's operator takes a direct call on an NPU; raise where the chip lacks the operator."""
