@@ -167,6 +167,27 @@ def test_cann_without_an_operator_says_what_is_missing_and_what_works(tmp_path):
     assert f"formula in torch calls: {sentence}" in result.stdout
 
 
+@pytest.mark.parametrize("asked, refused", [(True, "IndexError"), (False, "nothing")])
+def test_whether_values_are_checked_can_be_said_before_there_is_an_npu(asked, refused):
+    program = f"""
+        import torch_aclnn_ops
+        torch_aclnn_ops.check_values({asked})
+        from torch_aclnn_ops import functional as F, host_npu
+        host_npu.enable()
+        import torch
+        try:
+            F.embedding(torch.tensor([3]).npu(), torch.ones(3, 2, device="npu"))
+            print("nothing")
+        except IndexError:
+            print("IndexError")
+    """
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCH_ACLNN_CHECK_VALUES": str(int(not asked))}
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert result.stdout == f"{refused}\n", result.stderr
+
+
 def test_without_cann_the_reason_is_known():
     if _torch_npu.why_unavailable() is None:
         pytest.skip("there is a CANN")

@@ -29,8 +29,6 @@ class Operator(Protocol):
         """Call the operator through torch's dispatcher, with all arguments in the order of its schema."""
 
 
-_CHECK_VALUES = "TORCH_ACLNN_CHECK_VALUES"
-
 # Names of chips begin with these; of two that fit, the longer counts.
 _SOCS = ("Ascend910", "Ascend910B", "Ascend910_93", "Ascend310P", "Ascend950")
 
@@ -39,7 +37,7 @@ _reason: str | None = "it was not loaded yet"
 _soc: str | None = None
 _missing: dict[str, str] = {}
 _operators: dict[str, Operator] = {}
-_checks_values = False
+_checks_values = os.environ.get("TORCH_ACLNN_CHECK_VALUES") == "1"
 
 # The extension's own entries of the raw operators, by their names: they take all arguments in the order of the schema.
 entries: dict[str, Callable[..., Any]] = {}
@@ -80,7 +78,7 @@ def load() -> str | None:
     _soc = _family(module.soc_name())
     _missing = {name: reason for name, reason in module.missing_operators().items() if reason}
     module.set_rules(_check, _takes_on_this_chip)
-    check_values(os.environ.get(_CHECK_VALUES) == "1")
+    module.check_values(_checks_values)
     functions.update(module.functions)
     entries.update((name, make_entry(_operators[name].dispatch)) for name, make_entry in module.entries.items())
     return None
