@@ -242,7 +242,8 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
         request,
     )
     if max_memory is not None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        problem.check_memory(any(tensor is not None and tensor.requires_grad for tensor in problem[:5]))
+        if any(tensor is not None and tensor.requires_grad for tensor in problem[:5]):
+            problem.plan_rows()  # too little memory for the backward pass is refused now
     reduce: Callable[[Problem], Statistics] = statistics
     if shards is not None:
         reduce = partial(vocab_parallel_statistics, shards=shards, reduce_input_grad=reduce_input_grad)

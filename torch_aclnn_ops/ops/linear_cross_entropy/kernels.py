@@ -42,9 +42,9 @@ def _describe(problem: Problem, plan: Plan) -> str:
     return f"{plan}{describe_backend(problem.linear_weight, plan.rows)}"
 
 
-def _log_formula(problem: Problem, how: str = "", plan: Plan | None = None) -> None:
+def _log_formula(problem: Problem, how: str = "", make_plan: Callable[[Problem], Plan] = Problem.plan_rows) -> None:
     def describe() -> str:
-        text = _describe(problem, plan or problem.plan_rows())
+        text = _describe(problem, make_plan(problem))
         return f"formula in torch calls, because {why_not_fused(problem)}; {how}{text}"
 
     log_path(_NAME, describe)
@@ -62,9 +62,8 @@ def compute_statistics(problem: Problem) -> Statistics:
     """Reduce the logits of every row."""
     if why_not_fused(problem) is None:
         return fused_statistics(problem)
-    plan = problem.plan_statistics()
-    _log_formula(problem, plan=plan)
-    return _run_without_autocast(chunks.statistics_in_chunks, problem, plan)
+    _log_formula(problem, make_plan=Problem.plan_statistics)
+    return _run_without_autocast(chunks.statistics_in_chunks, problem)
 
 
 def compute_gradients(
@@ -80,9 +79,8 @@ def compute_gradients(
             return *fused_gradients(problem, grad_statistics, log_sum_exp), None
         name = fused_linear_cross_entropy_loss_grad.name
         log_path(name, lambda: "formula in torch calls, because not both gradients are needed")
-    plan = problem.plan_rows()
-    log_path(_NAME, lambda: f"logits computed again for the gradients; {_describe(problem, plan)}")
-    return _run_without_autocast(chunks.gradients_in_chunks, problem, grad_statistics, entropy, plan)
+    log_path(_NAME, lambda: f"logits computed again for the gradients; {_describe(problem, problem.plan_rows())}")
+    return _run_without_autocast(chunks.gradients_in_chunks, problem, grad_statistics, entropy)
 
 
 def compute_loss_and_gradients(
@@ -92,7 +90,7 @@ def compute_loss_and_gradients(
     _log_formula(problem, "gradients made in the forward pass; ")
     if isinstance(coefficients, PlainLoss):
         return *small_loss_on_cpu(problem, coefficients), None
-    return _run_without_autocast(chunks.loss_in_chunks, problem, coefficients, problem.plan_rows())
+    return _run_without_autocast(chunks.loss_in_chunks, problem, coefficients)
 
 
 def compute_small_loss(problem: Problem, loss: PlainLoss) -> Tensor | None:
@@ -142,7 +140,8 @@ def flatten(problem: Problem) -> tuple[Any, ...]:
 
 def _statistics_kernel(*args: Any) -> list[Tensor]:
     problem = _problem(args)
-    problem.check_memory(any(problem.request.gradients))
+    if any(problem.request.gradients):
+        problem.plan_rows()  # too little memory for the backward pass is refused now
     return [result for result in compute_statistics(problem) if result is not None]
 
 
@@ -209,6 +208,7 @@ _statistics = _define(
 
 def _loss_and_gradients_kernel(*args: Any) -> list[Any]:
     problem = _problem(args)
+    problem.plan_rows()  # too little memory is refused for all rows, as in eager mode
     made: Any
     loss, made, tokens = compute_loss_and_gradients(problem, Coefficients(*args[_PROBLEM_ARGUMENTS:]))
     held = [gradient.to(_held_dtype(problem)) for gradient in compress(made, problem.request.gradients)]
