@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from torch_aclnn_ops.ops._numerics import widen
+from torch_aclnn_ops.ops._numerics import widen, without_autocast
 from torch_aclnn_ops.ops.linear_cross_entropy.plan import Plan
 from torch_aclnn_ops.ops.linear_cross_entropy.problem import (
     Coefficients,
@@ -175,6 +175,7 @@ class _Chunk:
         return values
 
 
+@without_autocast
 def statistics_in_chunks(problem: Problem) -> Statistics:
     """Reduce the logits of every row; an ignored row gets zeros, and the predicted token -1."""
     kept = KeptRows(problem)
@@ -203,6 +204,7 @@ def _joined(join: Callable[[list[Tensor]], Tensor], parts: Sequence[Statistics])
     return (None if column[0] is None else join(list(column)) for column in zip(*parts, strict=True))
 
 
+@without_autocast
 def gradients_in_chunks(
     problem: Problem, grad_statistics: Statistics, entropy: Tensor | None
 ) -> tuple[Tensor | None, ...]:
@@ -226,6 +228,7 @@ def gradients_in_chunks(
     )
 
 
+@without_autocast
 def loss_in_chunks(
     problem: Problem, coefficients: Coefficients
 ) -> tuple[Tensor, tuple[Tensor | None, ...], Tensor | None]:

@@ -6,9 +6,9 @@ so ``torch.compile`` takes each of them as one operator, which the ``compiled_``
 
 from collections.abc import Callable, Sequence
 from itertools import compress
-from typing import Any, TypeVar
+from typing import Any
 
-from torch_aclnn_ops.ops._numerics import accumulation_dtype, is_autocast_on
+from torch_aclnn_ops.ops._numerics import accumulation_dtype
 from torch_aclnn_ops.ops._paths import log_path
 from torch_aclnn_ops.ops._raw_function import scatter
 from torch_aclnn_ops.ops._raw_operator import NAMESPACE
@@ -35,7 +35,6 @@ import torch
 from torch import Tensor
 
 _NAME = "linear_cross_entropy"
-_Result = TypeVar("_Result")
 
 
 def _describe(problem: Problem, plan: Plan) -> str:
@@ -50,20 +49,12 @@ def _log_formula(problem: Problem, how: str = "", make_plan: Callable[[Problem],
     log_path(_NAME, describe)
 
 
-def _run_without_autocast(kernel: Callable[..., _Result], problem: Problem, *args: Any) -> _Result:
-    """Run a kernel as written where autocast is on, which would make its matrix products 16-bit ones."""
-    if is_autocast_on(problem.input):
-        with torch.autocast(problem.input.device.type, enabled=False):
-            return kernel(problem, *args)
-    return kernel(problem, *args)
-
-
 def compute_statistics(problem: Problem) -> Statistics:
     """Reduce the logits of every row."""
     if why_not_fused(problem) is None:
         return fused_statistics(problem)
     _log_formula(problem, make_plan=Problem.plan_statistics)
-    return _run_without_autocast(chunks.statistics_in_chunks, problem)
+    return chunks.statistics_in_chunks(problem)
 
 
 def compute_gradients(
@@ -80,7 +71,7 @@ def compute_gradients(
         name = fused_linear_cross_entropy_loss_grad.name
         log_path(name, lambda: "formula in torch calls, because not both gradients are needed")
     log_path(_NAME, lambda: f"logits computed again for the gradients; {_describe(problem, problem.plan_rows())}")
-    return _run_without_autocast(chunks.gradients_in_chunks, problem, grad_statistics, entropy)
+    return chunks.gradients_in_chunks(problem, grad_statistics, entropy)
 
 
 def compute_loss_and_gradients(
@@ -90,7 +81,7 @@ def compute_loss_and_gradients(
     _log_formula(problem, "gradients made in the forward pass; ")
     if isinstance(coefficients, PlainLoss):
         return *small_loss_on_cpu(problem, coefficients), None
-    return _run_without_autocast(chunks.loss_in_chunks, problem, coefficients)
+    return chunks.loss_in_chunks(problem, coefficients)
 
 
 def compute_small_loss(problem: Problem, loss: PlainLoss) -> Tensor | None:
