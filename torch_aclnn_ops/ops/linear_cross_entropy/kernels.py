@@ -90,26 +90,12 @@ def compute_small_loss(problem: Problem, loss: PlainLoss) -> Tensor | None:
     return small_loss_on_npu(problem, loss)
 
 
-_library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _PROBLEM = (
     "Tensor input, Tensor linear_weight, Tensor? linear_bias, Tensor target, Tensor? class_weight, float? softcap,"
     " float temperature, SymInt? chunk_size, SymInt? max_memory, bool is_shard, bool weighted, bool entropy,"
     " bool predicted_tokens, bool[] gradients"
 )
 _PROBLEM_ARGUMENTS = 14
-
-
-def _define(
-    signature: str, kernel: Any, fake: Any, setup_context: Any = None, backward: Callable[..., Any] | None = None
-) -> Any:
-    _library.define(signature, tags=(torch.Tag.pt2_compliant_tag,))
-    name = signature.partition("(")[0]
-    _library.impl(name, kernel, "CompositeExplicitAutograd")
-    overload = getattr(getattr(torch.ops, NAMESPACE), name).default
-    torch.library.register_fake(overload, fake, lib=_library)
-    if backward is not None:
-        torch.library.register_autograd(overload, backward, setup_context=setup_context, lib=_library)
-    return overload
 
 
 def _problem(arguments: Sequence[Any]) -> Problem:
@@ -129,37 +115,40 @@ def flatten(problem: Problem) -> tuple[Any, ...]:
     )
 
 
-def _statistics_kernel(*args: Any) -> list[Tensor]:
+@torch.library.custom_op(
+    f"{NAMESPACE}::linear_cross_entropy_statistics", mutates_args=(), schema=f"({_PROBLEM}) -> Tensor[]"
+)
+def _statistics(*args: Any) -> list[Tensor]:
     problem = _problem(args)
     if any(problem.request.gradients):
         problem.plan_rows()  # too little memory for the backward pass is refused now
     return [result for result in compute_statistics(problem) if result is not None]
 
 
+@_statistics.register_fake
 def _statistics_fake(*args: Any) -> list[Tensor]:
     input, request = args[0], _problem(args).request
     dtypes = [accumulation_dtype(input.dtype)] * (1 + request.differentiable) + [torch.int64] * request.predicted_tokens
     return [input.new_empty(input.shape[0], dtype=dtype) for dtype in dtypes]
 
 
-def _gradients_kernel(*args: Any) -> list[Any]:
+@torch.library.custom_op(
+    f"{NAMESPACE}::linear_cross_entropy_gradients",
+    mutates_args=(),
+    schema=f"({_PROBLEM}, Tensor grad_log_sum_exp, Tensor grad_predicted, Tensor? grad_weighted, Tensor? grad_entropy,"
+    " Tensor logits_max, Tensor log_sum_exp, Tensor? entropy_of_rows) -> Tensor[]",
+)
+def _gradients(*args: Any) -> list[Any]:
     problem = _problem(args)
     *grad_statistics, logits_max, log_sum_exp, entropy = args[_PROBLEM_ARGUMENTS:]
     made = compute_gradients(problem, Statistics(logits_max, *grad_statistics), log_sum_exp, entropy)
     return list(compress(made, problem.request.gradients))
 
 
+@_gradients.register_fake
 def _gradients_fake(*args: Any) -> list[Tensor]:
     needed = compress(args, _problem(args).request.gradients)
     return [argument.new_empty(argument.shape) for argument in needed]
-
-
-_gradients = _define(
-    f"linear_cross_entropy_gradients({_PROBLEM}, Tensor grad_log_sum_exp, Tensor grad_predicted, Tensor? grad_weighted,"
-    " Tensor? grad_entropy, Tensor logits_max, Tensor log_sum_exp, Tensor? entropy_of_rows) -> Tensor[]",
-    _gradients_kernel,
-    _gradients_fake,
-)
 
 
 def _save_statistics(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
@@ -188,16 +177,15 @@ def _differentiate_statistics(ctx: Any, grad_outputs: list[Tensor]) -> tuple[Ten
     return *scatter(needed, results), *(None,) * (_PROBLEM_ARGUMENTS - len(needed))
 
 
-_statistics = _define(
-    f"linear_cross_entropy_statistics({_PROBLEM}) -> Tensor[]",
-    _statistics_kernel,
-    _statistics_fake,
-    _save_statistics,
-    _differentiate_statistics,
+_statistics.register_autograd(_differentiate_statistics, setup_context=_save_statistics)
+
+
+@torch.library.custom_op(
+    f"{NAMESPACE}::linear_cross_entropy_loss_and_gradients",
+    mutates_args=(),
+    schema=f"({_PROBLEM}, Tensor log_sum_exp, Tensor predicted, Tensor? weighted_sum, Tensor? square) -> Tensor[]",
 )
-
-
-def _loss_and_gradients_kernel(*args: Any) -> list[Any]:
+def _loss_and_gradients(*args: Any) -> list[Any]:
     problem = _problem(args)
     problem.plan_rows()  # too little memory is refused for all rows, as in eager mode
     made: Any
@@ -206,6 +194,7 @@ def _loss_and_gradients_kernel(*args: Any) -> list[Any]:
     return [loss, *held] if tokens is None else [loss, *held, tokens]
 
 
+@_loss_and_gradients.register_fake
 def _loss_and_gradients_fake(*args: Any) -> list[Tensor]:
     problem = _problem(args)
     input, request = problem.input, problem.request
@@ -228,14 +217,7 @@ def _scale_gradients(ctx: Any, grad_outputs: list[Tensor]) -> tuple[Tensor | Non
     return *scatter(ctx.needed, scaled), *(None,) * (ctx.number - len(ctx.needed))
 
 
-_loss_and_gradients = _define(
-    f"linear_cross_entropy_loss_and_gradients({_PROBLEM}, Tensor log_sum_exp, Tensor predicted, Tensor? weighted_sum,"
-    " Tensor? square) -> Tensor[]",
-    _loss_and_gradients_kernel,
-    _loss_and_gradients_fake,
-    _save_gradients,
-    _scale_gradients,
-)
+_loss_and_gradients.register_autograd(_scale_gradients, setup_context=_save_gradients)
 
 
 def compiled_statistics(problem: Problem) -> Statistics:
