@@ -39,27 +39,6 @@ class VocabularyShards:
     members: Members
     sizes: tuple[int, ...]
 
-    @classmethod
-    def of(cls, process_group: Any, local_rows: int, vocab_sizes: Sequence[int] | None = None) -> "VocabularyShards":
-        """Find the cut, and check the arguments that describe it; ``local_rows`` are the classes of this process.
-
-        Without ``vocab_sizes`` the processes tell each other their number of classes in a collective whose result the
-        CPU waits for, in every call; compiled code refuses that.
-        """
-        members = Members.of(process_group)
-        if vocab_sizes is None:
-            sizes = _gather_sizes(members, local_rows)
-        else:
-            sizes = _checked_sizes(vocab_sizes, members.size)
-            if sizes[members.rank] != local_rows:
-                raise ValueError(
-                    f"linear_cross_entropy: vocab_sizes must have linear_weight's {local_rows} rows at this process's"
-                    f" rank {members.rank}, but it has {sizes[members.rank]}: vocab_sizes is {sizes}"
-                )
-        if sum(sizes) == 0:
-            raise ValueError("linear_cross_entropy: linear_weight must have a row on some rank, but it has none on any")
-        return cls(members, sizes)
-
     @property
     def total(self) -> int:
         """The number of classes of the whole vocabulary."""
@@ -91,20 +70,34 @@ def _checked_sizes(vocab_sizes: Any, size: int) -> tuple[int, ...]:
     return tuple(int(entry) for entry in vocab_sizes)
 
 
-def shards_of(process_group: Any, linear_weight: object, vocab_sizes: Sequence[int] | None) -> VocabularyShards | None:
-    """Return the cut of the vocabulary, if processes share it."""
+def shards_of(process_group: Any, linear_weight: object, vocab_sizes: Sequence[int] | None) -> VocabularyShards:
+    """Find the cut of the vocabulary, and check the arguments that describe it.
+
+    Without ``vocab_sizes`` the processes tell each other their number of classes in a collective whose result the CPU
+    waits for, in every call; compiled code refuses that.
+    """
     if process_group is None:
-        if vocab_sizes is not None:
-            raise ValueError(
-                f"linear_cross_entropy: vocab_sizes must be None where process_group is, but it is {vocab_sizes!r}"
-            )
-        return None
+        raise ValueError(
+            f"linear_cross_entropy: vocab_sizes must be None where process_group is, but it is {vocab_sizes!r}"
+        )
     if not isinstance(linear_weight, Tensor) or linear_weight.dim() < 2:
         raise TypeError(
             "linear_cross_entropy: linear_weight must be a Tensor of shape (rows of this rank, H) where process_group"
             f" is given, but it is {linear_weight!r}"
         )
-    return VocabularyShards.of(process_group, linear_weight.shape[0], vocab_sizes)
+    members, local_rows = Members.of(process_group), linear_weight.shape[0]
+    if vocab_sizes is None:
+        sizes = _gather_sizes(members, local_rows)
+    else:
+        sizes = _checked_sizes(vocab_sizes, members.size)
+        if sizes[members.rank] != local_rows:
+            raise ValueError(
+                f"linear_cross_entropy: vocab_sizes must have linear_weight's {local_rows} rows at this process's"
+                f" rank {members.rank}, but it has {sizes[members.rank]}: vocab_sizes is {sizes}"
+            )
+    if sum(sizes) == 0:
+        raise ValueError("linear_cross_entropy: linear_weight must have a row on some rank, but it has none on any")
+    return VocabularyShards(members, sizes)
 
 
 def refuse_in_shards(given: TorchArguments, classes: int) -> NoReturn:
