@@ -61,13 +61,16 @@ def check_shape(operator: str, shape: Sequence[int], meaning: str, **tensors: Te
             )
 
 
+def is_expandable(tensor: Tensor, shape: Sequence[int]) -> bool:
+    """Return whether a tensor broadcasts to ``shape`` without making it larger."""
+    offset = len(shape) - tensor.dim()
+    return offset >= 0 and all(size in (1, shape[offset + i]) for i, size in enumerate(tensor.shape))
+
+
 def check_expandable(operator: str, shape: Sequence[int], meaning: str, **tensors: Tensor | None) -> None:
     """Accept tensors that broadcast to ``shape`` without making it larger."""
     for name, tensor in tensors.items():
-        if tensor is None:
-            continue
-        offset = len(shape) - tensor.dim()
-        if offset < 0 or any(size not in (1, shape[offset + i]) for i, size in enumerate(tensor.shape)):
+        if tensor is not None and not is_expandable(tensor, shape):
             raise ValueError(
                 f"{operator}: {name} must broadcast to {meaning} {list(shape)}, but its shape is {list(tensor.shape)}"
             )
