@@ -86,11 +86,6 @@ def in_nested_forward_mode() -> bool:
     return sum(transform.key() == TransformType.Jvp for transform in transforms) > 1
 
 
-def is_differentiated(value: Any) -> bool:
-    """Return whether a value is a tensor by which autograd differentiates now, in either mode."""
-    return isinstance(value, Tensor) and (torch.is_grad_enabled() and value.requires_grad or has_tangent(value))
-
-
 def any_differentiated(values: Sequence[Any]) -> bool:
     """Return whether autograd differentiates by any of these values now, in either mode."""
     if torch.is_grad_enabled():

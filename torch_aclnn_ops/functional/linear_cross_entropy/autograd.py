@@ -13,9 +13,9 @@ from torch_aclnn_ops._torch_compat import (
 from torch_aclnn_ops.functional.linear_cross_entropy.formula import RowFunction, statistics_of_rows
 from torch_aclnn_ops.ops._checks import values_are_readable
 from torch_aclnn_ops.ops._derivatives import (
+    any_differentiated,
     in_functorch_transform,
     is_batched,
-    is_differentiated,
     is_jit_tracing,
     vjp,
 )
@@ -200,7 +200,7 @@ def _is_any_batched(args: Sequence[Any]) -> bool:
 
 
 def _in_compiled_code(*args: Any) -> Sequence[Any]:
-    if in_functorch_transform() or any(map(is_differentiated, args[_KERNELS_DIFFERENTIATE:_TENSORS])):
+    if in_functorch_transform() or any_differentiated(args[_KERNELS_DIFFERENTIATE:_TENSORS]):
         # Dynamo takes all but the first derivative of a Function for zero; the operators have a first one only.
         return _by_formula(*args)
     return [result for result in kernels.compiled_statistics(Problem(*args)) if result is not None]

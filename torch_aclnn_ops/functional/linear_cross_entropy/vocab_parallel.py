@@ -20,7 +20,7 @@ from torch_aclnn_ops.functional.linear_cross_entropy._distributed import (
 )
 from torch_aclnn_ops.functional.linear_cross_entropy.autograd import statistics
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import distribution_sums
-from torch_aclnn_ops.ops._derivatives import in_functorch_transform, is_differentiated
+from torch_aclnn_ops.ops._derivatives import any_differentiated, in_functorch_transform
 from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
 from torch_aclnn_ops.ops.linear_cross_entropy.problem import ELSEWHERE, IGNORED, Problem, Statistics, combine
 from torch_aclnn_ops.ops.linear_cross_entropy.shortcuts import why_not_fused
@@ -160,7 +160,7 @@ def _local_problem(problem: Problem, shards: VocabularyShards, reduce_input_grad
         target = pad(target, (0, 1)) if target.is_floating_point() else target
     options = replace(problem.options, is_shard=True)
     local = Problem(problem.input, weight, bias, target, class_weight, options, problem.request)
-    if reduce_input_grad and (in_functorch_transform() or is_differentiated(problem.input)):
+    if reduce_input_grad and (in_functorch_transform() or any_differentiated([problem.input])):
         # Parts of a 16-bit gradient are added up in float32, and rounded once. The fused operators round each part.
         input = problem.input if _is_fused(local) else widen(problem.input)
         local = local._replace(input=copy_to_group(input, members))
