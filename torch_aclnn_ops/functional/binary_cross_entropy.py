@@ -63,7 +63,7 @@ The arguments are input, target, weight or ``None``, and reduction: 0 (none), 1 
 _binary_cross_entropy = EagerOrCompiled(
     BinaryCrossEntropyFunction,
     _loss,
-    native=NativeFunction("binary_cross_entropy", binary_cross_entropy_backward),
+    native=NativeFunction("binary_cross_entropy", binary_cross_entropy_backward.why_not_dtype),
 )
 _torch_binary_cross_entropy = torch.nn.functional.binary_cross_entropy
 
