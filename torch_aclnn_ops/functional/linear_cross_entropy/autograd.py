@@ -17,6 +17,7 @@ from torch_aclnn_ops.ops._derivatives import (
     in_functorch_transform,
     is_batched,
     is_jit_tracing,
+    of_some,
     vjp,
 )
 from torch_aclnn_ops.ops._differentiable import EagerOrCompiled
@@ -176,7 +177,7 @@ def _gradients_as_a_function(ctx: Any) -> tuple[Sequence[Any], RowFunction, list
     formula, positions = _differentiable_formula(ctx.options, ctx.request), sorted(ctx.positions)
 
     def gradients(*args: Any) -> tuple[Tensor, ...]:
-        function, primals = formula.at(args[number:], positions)
+        function, primals = of_some(formula.function, args[number:], positions)
         _, pull_back = vjp(function, *primals)
         results: tuple[Tensor, ...] = pull_back(*args[:number])
         return results
