@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-_REDUCTIONS = {0: "none", 1: "mean", 2: "sum"}
-
 
 def check_device(operator: str, names: Sequence[str], arguments: Sequence[Any]) -> None:
     """Accept tensors that are all on the device of the first argument."""
@@ -25,7 +23,7 @@ def check_device(operator: str, names: Sequence[str], arguments: Sequence[Any]) 
 
 def check_reduction(operator: str, reduction: int) -> None:
     """Accept 0, 1 and 2, the values of ``at::Reduction``."""
-    if reduction not in _REDUCTIONS:
+    if reduction not in (0, 1, 2):
         raise ValueError(f"{operator}: reduction must be 0 (none), 1 (mean) or 2 (sum), but it is {reduction}")
 
 

@@ -123,12 +123,6 @@ class Problem(NamedTuple):
         return 1 + (self.options.softcap is not None) + self.request.entropy + 2 * self.target.is_floating_point()
 
 
-def check_indices(target: Tensor, outside: Tensor) -> None:
-    """Raise as torch does where a target is outside the classes, if that is known without waiting for a device."""
-    if values_are_readable(outside) and bool(outside.any()):
-        raise IndexError(f"Target {int(target[outside][0])} is out of bounds.")
-
-
 class PlainLoss(NamedTuple):
     """A scalar loss that is the cross entropies of the rows, or their mean; class indices are the caller's."""
 
