@@ -9,8 +9,7 @@ from functools import partial
 import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
 from torch_aclnn_ops import functional as F
 from torch_aclnn_ops import nn
-from torch_aclnn_ops.functional.linear_cross_entropy._distributed import sum_over_group
-from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import VocabularyShards
+from torch_aclnn_ops.functional.linear_cross_entropy._distributed import Members, sum_over_group
 
 import torch
 import torch.distributed as dist
@@ -88,7 +87,7 @@ class Vocabulary:
         """Add up what the processes have, with derivatives."""
         if self.is_whole:
             return part
-        return sum_over_group(part, VocabularyShards.of(dist.group.WORLD, self.sizes[self.rank], self.sizes).members)
+        return sum_over_group(part, Members.of(dist.group.WORLD))
 
     def loss(self, input, linear_weight, linear_bias, target, **options):
         """Return a number that depends on all results."""

@@ -61,12 +61,10 @@ def loss_function(
                 )
             arguments = (*ctx.saved_tensors, *ctx.options)
             gradient = grad_input(grad_output, *arguments) if needs[0] or grad_target is None else None
-            nothing = (None,) * (len(arguments) - 2)
-            if not needs[1]:
-                return gradient, None, *nothing
-            if grad_target is not None:
-                return gradient, grad_target(grad_output, *arguments), *nothing
-            return gradient if needs[0] else None, -gradient, *nothing  # type: ignore[operator]
+            of_target = None
+            if needs[1]:
+                of_target = grad_target(grad_output, *arguments) if grad_target else -gradient  # type: ignore[operator]
+            return gradient if needs[0] else None, of_target, *(None,) * (len(arguments) - 2)
 
         @staticmethod
         def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
@@ -75,10 +73,9 @@ def loss_function(
             input_tangent, target_tangent, *_ = tangents
             if input_tangent is not None:
                 product = product + grad_input(ones, *arguments) * input_tangent
-            if target_tangent is not None and grad_target is not None:
-                product = product + grad_target(ones, *arguments) * target_tangent
-            elif target_tangent is not None:
-                product = product - grad_input(ones, *arguments) * target_tangent
+            if target_tangent is not None:
+                gradient = grad_target(ones, *arguments) if grad_target else -grad_input(ones, *arguments)
+                product = product + gradient * target_tangent
             return product if ctx.options[-1] == 0 else product.sum()
 
     LossFunction.__name__ = LossFunction.__qualname__ = name

@@ -10,6 +10,7 @@ from torch_aclnn_ops.functional._drop_in import call_torchs, float32_autocast_dt
 from torch_aclnn_ops.functional._loss import are_supported, has_kernel, has_native_gradient, loss_function
 from torch_aclnn_ops.functional._loss import reduce as reduce_losses
 from torch_aclnn_ops.ops import binary_cross_entropy_backward
+from torch_aclnn_ops.ops._checks import is_expandable
 from torch_aclnn_ops.ops._differentiable import EagerOrCompiled, NativeFunction
 from torch_aclnn_ops.ops._numerics import widen, without_autocast
 
@@ -62,7 +63,7 @@ The arguments are input, target, weight or ``None``, and reduction: 0 (none), 1 
 _binary_cross_entropy = EagerOrCompiled(
     BinaryCrossEntropyFunction,
     _loss,
-    native=NativeFunction("binary_cross_entropy", binary_cross_entropy_backward),
+    native=NativeFunction("binary_cross_entropy", binary_cross_entropy_backward.why_not_dtype),
 )
 _torch_binary_cross_entropy = torch.nn.functional.binary_cross_entropy
 
@@ -128,10 +129,5 @@ def _is_supported(input: Tensor, target: Tensor, weight: Tensor | None) -> bool:
     if target.dtype is not input.dtype and float32_autocast_dtype(target) is not dtype:
         return False
     return weight is None or (
-        float32_autocast_dtype(weight) is dtype and not weight.requires_grad and _is_expandable(weight, input)
+        float32_autocast_dtype(weight) is dtype and not weight.requires_grad and is_expandable(weight, input.shape)
     )
-
-
-def _is_expandable(weight: Tensor, input: Tensor) -> bool:
-    missing = input.dim() - weight.dim()
-    return missing >= 0 and all(size in (1, input.shape[missing + i]) for i, size in enumerate(weight.shape))

@@ -57,7 +57,7 @@ _NATIVE_DTYPES = (torch.float32, torch.float64)
 _embedding = EagerOrCompiled(
     EmbeddingFunction,
     _formula,
-    native=NativeFunction("embedding", embedding_dense_backward, _NATIVE_DTYPES),
+    native=NativeFunction("embedding", embedding_dense_backward.why_not_dtype, _NATIVE_DTYPES),
 )
 _torch_embedding = torch.nn.functional.embedding
 

@@ -46,7 +46,7 @@ The arguments are input, target and reduction: 0 (none), 1 (mean) or 2 (sum).
 _mse_loss = EagerOrCompiled(
     MSELossFunction,
     _loss,
-    native=NativeFunction("mse_loss", mse_loss_backward),
+    native=NativeFunction("mse_loss", mse_loss_backward.why_not_dtype),
 )
 _torch_mse_loss: Callable[..., Tensor] = torch.nn.functional.mse_loss  # its stub lacks weight
 
@@ -85,39 +85,25 @@ def mse_loss(
 
     Source: backward kernel aclnnMseLossBackward.
     """
-    if weight is None and are_supported("mse_loss", input, target):
-        are_alike = input.dtype is target.dtype and input.shape == target.shape and not is_any_autocast_enabled()
-        if not are_alike:
-            warn_of_sizes(input, target)
-        if size_average is not None or reduce is not None:
-            reduction = legacy_get_string(size_average, reduce)
-        if not are_alike:
-            input, target = broadcast(input, target)
+    is_legacy = size_average is not None or reduce is not None
+    is_supported = are_supported("mse_loss", input, target, weight)
+    if is_supported and weight is not None:
+        # Torch makes the errors for a weight that it would not accept.
+        is_supported = weight.size() == input.size() and (is_legacy or reduction in ("none", "mean", "sum"))
+    if not is_supported:
+        return call_torchs(_torch_mse_loss, input, target, size_average, reduce, reduction, weight)
+    dtype = input.dtype
+    are_alike = dtype is target.dtype and input.shape == target.shape and not is_any_autocast_enabled()
+    if not are_alike:
+        warn_of_sizes(input, target)
+    if is_legacy:
+        reduction = legacy_get_string(size_average, reduce)
+    if not are_alike:
+        dtype = torch.promote_types(dtype, target.dtype)
+        input, target = broadcast(input, target)
+    if weight is None:
         loss: Tensor = _mse_loss(input, target, get_enum(reduction))
         return loss
-    if weight is None or not _is_weight(weight, input, target, size_average, reduce, reduction):
-        return call_torchs(_torch_mse_loss, input, target, size_average, reduce, reduction, weight)
-    warn_of_sizes(input, target)
-    if size_average is not None or reduce is not None:
-        reduction = legacy_get_string(size_average, reduce)
     # Autocast widens torch's loss, but not its weighted loss.
-    losses: Tensor = _mse_loss(*broadcast(input, target), 0)
-    weighted = losses.to(torch.promote_types(input.dtype, target.dtype)) * weight
+    weighted = _mse_loss(input, target, 0).to(dtype) * weight
     return weighted.sum() / weight.sum() if reduction == "mean" else reduce_losses(weighted, get_enum(reduction))
-
-
-def _is_weight(
-    weight: Tensor,
-    input: Tensor,
-    target: Tensor,
-    size_average: bool | None,
-    reduce: bool | None,
-    reduction: str,
-) -> bool:
-    """Return whether torch would accept a weight; it makes the errors for those that it would not."""
-    is_legacy = size_average is not None or reduce is not None
-    return (
-        are_supported("mse_loss", input, target, weight)
-        and weight.size() == input.size()
-        and (is_legacy or reduction in ("none", "mean", "sum"))
-    )

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-_REDUCTIONS = {0: "none", 1: "mean", 2: "sum"}
-
 
 def check_device(operator: str, names: Sequence[str], arguments: Sequence[Any]) -> None:
     """Accept tensors that are all on the device of the first argument."""
@@ -25,7 +23,7 @@ def check_device(operator: str, names: Sequence[str], arguments: Sequence[Any]) 
 
 def check_reduction(operator: str, reduction: int) -> None:
     """Accept 0, 1 and 2, the values of ``at::Reduction``."""
-    if reduction not in _REDUCTIONS:
+    if reduction not in (0, 1, 2):
         raise ValueError(f"{operator}: reduction must be 0 (none), 1 (mean) or 2 (sum), but it is {reduction}")
 
 
@@ -61,13 +59,16 @@ def check_shape(operator: str, shape: Sequence[int], meaning: str, **tensors: Te
             )
 
 
+def is_expandable(tensor: Tensor, shape: Sequence[int]) -> bool:
+    """Return whether a tensor broadcasts to ``shape`` without making it larger."""
+    offset = len(shape) - tensor.dim()
+    return offset >= 0 and all(size in (1, shape[offset + i]) for i, size in enumerate(tensor.shape))
+
+
 def check_expandable(operator: str, shape: Sequence[int], meaning: str, **tensors: Tensor | None) -> None:
     """Accept tensors that broadcast to ``shape`` without making it larger."""
     for name, tensor in tensors.items():
-        if tensor is None:
-            continue
-        offset = len(shape) - tensor.dim()
-        if offset < 0 or any(size not in (1, shape[offset + i]) for i, size in enumerate(tensor.shape)):
+        if tensor is not None and not is_expandable(tensor, shape):
             raise ValueError(
                 f"{operator}: {name} must broadcast to {meaning} {list(shape)}, but its shape is {list(tensor.shape)}"
             )

@@ -23,6 +23,20 @@ from torch.autograd import forward_ad
 TensorFunction = Callable[..., tuple[Tensor, ...]]
 
 
+def of_some(
+    function: TensorFunction, args: Sequence[Any], positions: Sequence[int]
+) -> tuple[TensorFunction, list[Tensor]]:
+    """Return a function as one of the arguments at ``positions`` alone, and these arguments."""
+
+    def function_of_some(*values: Tensor) -> tuple[Tensor, ...]:
+        replaced = list(args)
+        for position, value in zip(positions, values, strict=True):
+            replaced[position] = value
+        return function(*replaced)
+
+    return function_of_some, [args[position] for position in positions]
+
+
 def vjp(function: TensorFunction, *primals: Tensor) -> tuple[tuple[Tensor, ...], TensorFunction]:
     """Return a function's outputs, and the map from their cotangents to the primals'; call that map once.
 
@@ -84,11 +98,6 @@ def in_nested_forward_mode() -> bool:
     """Return whether the caller runs inside jvp of jvp, where PyTorch takes a Function's tangent for a constant."""
     transforms = get_interpreter_stack() or ()
     return sum(transform.key() == TransformType.Jvp for transform in transforms) > 1
-
-
-def is_differentiated(value: Any) -> bool:
-    """Return whether a value is a tensor by which autograd differentiates now, in either mode."""
-    return isinstance(value, Tensor) and (torch.is_grad_enabled() and value.requires_grad or has_tangent(value))
 
 
 def any_differentiated(values: Sequence[Any]) -> bool:

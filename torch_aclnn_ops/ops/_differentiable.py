@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from torch_aclnn_ops import _cpu_extension, _extension
 from torch_aclnn_ops._torch_compat import apply_of
@@ -14,23 +14,18 @@ import torch
 from torch.autograd import Function
 
 
-class _Operator(Protocol):
-    def why_not_dtype(self, dtype: torch.dtype) -> str | None:
-        """Return why CANN's operator takes no matrices of this dtype, or ``None`` if it does."""
-
-
 @dataclass(frozen=True)
 class NativeFunction:
     """An autograd function of the extensions, in C++, for ordinary eager calls.
 
     Attributes:
         name: of the function.
-        operator: the raw operator that it ends in.
+        why_not_dtype: says why CANN's operator, in which it ends, takes no matrices of a dtype.
         cpu_dtypes: those of the floating-point arguments on a CPU.
     """
 
     name: str
-    operator: _Operator
+    why_not_dtype: Callable[[torch.dtype], str | None]
     cpu_dtypes: Sequence[torch.dtype] = DTYPES
 
     def make_entry(self, device: str, fallback: Callable[..., Any]) -> Callable[..., Any] | None:
@@ -39,7 +34,7 @@ class NativeFunction:
             return _cpu_extension.function(self.name, fallback, self.cpu_dtypes)
         if device != "npu" or self.name not in _extension.functions:
             return None
-        taken = [dtype for dtype in DTYPES if self.operator.why_not_dtype(dtype) is None]
+        taken = [dtype for dtype in DTYPES if self.why_not_dtype(dtype) is None]
         return _extension.functions[self.name](fallback, taken)
 
 

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from torch_aclnn_ops._torch_compat import is_any_autocast_enabled, is_autocast_available
+from torch_aclnn_ops._torch_compat import is_any_autocast_enabled, is_autocast_available, tree_leaves
 
 import torch
 from torch import Tensor
@@ -34,12 +34,15 @@ def is_autocast_on(tensor: Tensor) -> bool:
 
 
 def without_autocast(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Run a function as written where autocast is on: it would make the formulas' matrix products 16-bit ones."""
+    """Run a function as written where autocast is on: it would make the formulas' matrix products 16-bit ones.
+
+    The device is that of the first tensor, which may stand in a tuple.
+    """
 
     @functools.wraps(function)
     def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
         if is_any_autocast_enabled():
-            tensor = next(arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor))
+            tensor = next(arg for arg in tree_leaves(args) if isinstance(arg, Tensor))
             if is_autocast_on(tensor):
                 with torch.autocast(tensor.device.type, enabled=False):
                     return function(*args, **kwargs)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import compress
 from typing import Any
 
-from torch_aclnn_ops.ops._derivatives import jvp, vjp
+from torch_aclnn_ops.ops._derivatives import TensorFunction, jvp, of_some, vjp
 
 import torch
 from torch import Tensor
@@ -60,19 +60,14 @@ def raw_function(
 
 def _formula_of(
     formula: Callable[..., Any], ctx: Any, selectors: Sequence[bool]
-) -> tuple[Callable[..., tuple[Tensor, ...]], list[Tensor]]:
+) -> tuple[TensorFunction, list[Tensor]]:
     """Return the formula as a function of the selected arguments only, with its floating-point outputs, and these."""
     saved = [other if tensor is None else tensor for tensor, other in zip(ctx.saved_tensors, ctx.others, strict=True)]
 
-    def function(*values: Tensor) -> tuple[Tensor, ...]:
-        replaced = (
-            value if selected else argument
-            for value, selected, argument in zip(scatter(selectors, values), selectors, saved, strict=True)
-        )
-        outputs = as_tuple(formula(*replaced))
-        return tuple(out for out in outputs if out.is_floating_point())
+    def function(*args: Any) -> tuple[Tensor, ...]:
+        return tuple(out for out in as_tuple(formula(*args)) if out.is_floating_point())
 
-    return function, list(compress(saved, selectors))
+    return of_some(function, saved, list(compress(range(len(saved)), selectors)))
 
 
 def scatter(selectors: Iterable[bool], values: Iterable[Any]) -> tuple[Any, ...]:

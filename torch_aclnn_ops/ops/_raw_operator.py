@@ -14,7 +14,7 @@ from torch_aclnn_ops._torch_compat import (
     schema_of,
 )
 from torch_aclnn_ops.ops._checks import check_device
-from torch_aclnn_ops.ops._derivatives import any_differentiated, in_functorch_transform, is_differentiated
+from torch_aclnn_ops.ops._derivatives import any_differentiated, in_functorch_transform
 from torch_aclnn_ops.ops._differentiable import EagerOrCompiled
 from torch_aclnn_ops.ops._limits import Limits, why_not_chip, why_not_rank
 from torch_aclnn_ops.ops._numerics import without_autocast
@@ -273,7 +273,7 @@ class RawOperator:
 
     def _refuse_derivatives(self, args: tuple[Any, ...]) -> None:
         for name, value in zip(self._names, args, strict=True):
-            if is_differentiated(value):
+            if any_differentiated([value]):
                 raise RuntimeError(
                     f"{self.name}: {name} must not require grad or have a tangent, because the operator writes to its"
                     " arguments and has no derivative; call it under torch.no_grad() or on a detached tensor"

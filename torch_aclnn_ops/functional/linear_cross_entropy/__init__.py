@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, overload
 
-from torch_aclnn_ops._torch_compat import LinearCrossEntropyOptions
-from torch_aclnn_ops.functional._drop_in import refuse_tangent
+from torch_aclnn_ops._torch_compat import LinearCrossEntropyOptions, is_any_autocast_enabled
+from torch_aclnn_ops.functional._drop_in import lower_precision_autocast_dtype, refuse_tangent
 from torch_aclnn_ops.functional.linear_cross_entropy import _arguments as arguments
 from torch_aclnn_ops.functional.linear_cross_entropy import losses
 from torch_aclnn_ops.functional.linear_cross_entropy._batches import refuse_batches
@@ -191,8 +191,9 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
     square_scale = arguments.checked_number("lse_square_scale", lse_square_scale)
     asked = arguments.check_outputs(outputs)
     places = 0 if shift is False else check_shift(shift, target, linear_weight)
+    ignored = -100 if ignore_index is None else ignore_index
     if places:
-        target, token_weight = to_rows(target, token_weight, places, ignore_index)
+        target, token_weight = to_rows(target, token_weight, places, ignored)
     given = arguments.TorchArguments(
         input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing
     )
@@ -218,12 +219,14 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
         arguments.check_outputs_of_probabilities(asked)
     elif weight is not None:
         refuse_tangent("linear_cross_entropy", weight)
-    ignored = -100 if ignore_index is None else ignore_index
     loss_options = LossOptions(reduction, ignored, float(label_smoothing), square_scale, zero_if_all_ignored, asked)
     if token_weight is not None:
         arguments.check_token_weight(token_weight, shape, input)
         token_weight = arguments.widen_to(input, token_weight).reshape(-1)
-    input, linear_weight, linear_bias = arguments.cast_by_autocast(input, linear_weight, linear_bias)
+    if is_any_autocast_enabled():
+        dtype = lower_precision_autocast_dtype(input)
+        input, linear_weight = input.to(dtype), linear_weight.to(dtype)
+        linear_bias = None if linear_bias is None else linear_bias.to(dtype)
     gradients = (False, False, False)
     if torch.is_grad_enabled():
         bias_grad = linear_bias is not None and linear_bias.requires_grad
@@ -242,7 +245,8 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
         request,
     )
     if max_memory is not None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        problem.check_memory(any(tensor is not None and tensor.requires_grad for tensor in problem[:5]))
+        if any(tensor is not None and tensor.requires_grad for tensor in problem[:5]):
+            problem.plan_rows()  # too little memory for the backward pass is refused now
     reduce: Callable[[Problem], Statistics] = statistics
     if shards is not None:
         reduce = partial(vocab_parallel_statistics, shards=shards, reduce_input_grad=reduce_input_grad)

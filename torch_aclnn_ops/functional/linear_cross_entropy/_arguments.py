@@ -6,7 +6,7 @@ from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 from torch_aclnn_ops import _torch_compat
-from torch_aclnn_ops._torch_compat import Buffer, LinearCrossEntropyOptions, is_any_autocast_enabled
+from torch_aclnn_ops._torch_compat import Buffer, LinearCrossEntropyOptions
 from torch_aclnn_ops.functional._drop_in import (
     call_torchs,
     float32_autocast_dtype,
@@ -16,7 +16,7 @@ from torch_aclnn_ops.functional._drop_in import (
     overrides_torch,
 )
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput
-from torch_aclnn_ops.ops._numerics import accumulation_dtype, is_autocast_on
+from torch_aclnn_ops.ops._numerics import accumulation_dtype
 from torch_aclnn_ops.ops.linear_cross_entropy.plan import LogitOptions
 
 import torch
@@ -59,16 +59,6 @@ def are_plain(*tensors: object) -> bool:
         if type(tensor) not in _PLAIN_TYPES:
             return False
     return True
-
-
-def cast_by_autocast(
-    input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the factors of the products in the dtype that autocast asks for."""
-    if not (is_any_autocast_enabled() and is_autocast_on(input)):
-        return input, linear_weight, linear_bias
-    dtype = lower_precision_autocast_dtype(input)
-    return input.to(dtype), linear_weight.to(dtype), None if linear_bias is None else linear_bias.to(dtype)
 
 
 def widen_to(input: Tensor, weight: Tensor) -> Tensor:

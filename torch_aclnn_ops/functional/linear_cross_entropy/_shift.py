@@ -1,14 +1,11 @@
 """Labels that belong to rows some places before them, as in a causal language model."""
 
 from numbers import Integral
-from typing import TypeVar
 
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput
 
 import torch
 from torch import Tensor
-
-_Result = TypeVar("_Result", Tensor, LinearCrossEntropyOutput, Tensor | LinearCrossEntropyOutput)
 
 
 def check_shift(shift: object, target: object, linear_weight: Tensor) -> int:
@@ -34,19 +31,16 @@ def check_shift(shift: object, target: object, linear_weight: Tensor) -> int:
     return places
 
 
-def to_rows(
-    target: Tensor, token_weight: Tensor | None, shift: int, ignore_index: int | None
-) -> tuple[Tensor, Tensor | None]:
+def to_rows(target: Tensor, token_weight: Tensor | None, shift: int, ignore_index: int) -> tuple[Tensor, Tensor | None]:
     """Move labels, and their weights, to the rows that predict them; the last rows of a sequence have none.
 
     Rows without a label are ignored, so the input stays where it is.
     """
-    ignored = -100 if ignore_index is None else ignore_index
-    target = torch.nn.functional.pad(target[..., shift:].long(), (0, shift), value=ignored)
+    target = torch.nn.functional.pad(target[..., shift:].long(), (0, shift), value=ignore_index)
     return target, token_weight.roll(-shift, -1) if isinstance(token_weight, Tensor) else token_weight
 
 
-def to_labels(result: _Result, shift: int) -> _Result:
+def to_labels(result: Tensor | LinearCrossEntropyOutput, shift: int) -> Tensor | LinearCrossEntropyOutput:
     """Move the results of rows to the labels that they are about; the ignored rows' come first."""
     if isinstance(result, LinearCrossEntropyOutput):
         return LinearCrossEntropyOutput._make(None if each is None else _roll(each, shift) for each in result)

@@ -13,10 +13,11 @@ from torch_aclnn_ops._torch_compat import (
 from torch_aclnn_ops.functional.linear_cross_entropy.formula import RowFunction, statistics_of_rows
 from torch_aclnn_ops.ops._checks import values_are_readable
 from torch_aclnn_ops.ops._derivatives import (
+    any_differentiated,
     in_functorch_transform,
     is_batched,
-    is_differentiated,
     is_jit_tracing,
+    of_some,
     vjp,
 )
 from torch_aclnn_ops.ops._differentiable import EagerOrCompiled
@@ -176,7 +177,7 @@ def _gradients_as_a_function(ctx: Any) -> tuple[Sequence[Any], RowFunction, list
     formula, positions = _differentiable_formula(ctx.options, ctx.request), sorted(ctx.positions)
 
     def gradients(*args: Any) -> tuple[Tensor, ...]:
-        function, primals = formula.at(args[number:], positions)
+        function, primals = of_some(formula.function, args[number:], positions)
         _, pull_back = vjp(function, *primals)
         results: tuple[Tensor, ...] = pull_back(*args[:number])
         return results
@@ -200,7 +201,7 @@ def _is_any_batched(args: Sequence[Any]) -> bool:
 
 
 def _in_compiled_code(*args: Any) -> Sequence[Any]:
-    if in_functorch_transform() or any(map(is_differentiated, args[_KERNELS_DIFFERENTIATE:_TENSORS])):
+    if in_functorch_transform() or any_differentiated(args[_KERNELS_DIFFERENTIATE:_TENSORS]):
         # Dynamo takes all but the first derivative of a Function for zero; the operators have a first one only.
         return _by_formula(*args)
     return [result for result in kernels.compiled_statistics(Problem(*args)) if result is not None]

@@ -4,10 +4,10 @@ The logits of a chunk exist while the chunk is worked on, and never those of all
 derivatives outside of transforms come from the faster :mod:`torch_aclnn_ops.ops.linear_cross_entropy.chunks`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from torch_aclnn_ops.ops._derivatives import jvp, vjp
+from torch_aclnn_ops.ops._derivatives import TensorFunction, jvp, of_some, vjp
 from torch_aclnn_ops.ops._numerics import widen, without_autocast
 from torch_aclnn_ops.ops.linear_cross_entropy.plan import LogitOptions
 from torch_aclnn_ops.ops.linear_cross_entropy.problem import IGNORED, Request
@@ -75,9 +75,7 @@ class RowFunction:
     argument and output whether it has one entry per row, or is the same for all rows, or a sum over them.
     """
 
-    def __init__(
-        self, function: Callable[..., tuple[Tensor, ...]], inputs_by_row: Sequence[bool], outputs_by_row: Sequence[bool]
-    ) -> None:
+    def __init__(self, function: TensorFunction, inputs_by_row: Sequence[bool], outputs_by_row: Sequence[bool]) -> None:
         self.function = function
         self.inputs_by_row = inputs_by_row
         self.outputs_by_row = outputs_by_row
@@ -96,7 +94,7 @@ class RowFunction:
         widened = self._widened(args)
 
         def differentiate_chunk(rows: slice) -> tuple[Tensor, ...]:
-            function, primals = self.at(_rows_of(widened, self.inputs_by_row, rows), positions)
+            function, primals = of_some(self.function, _rows_of(widened, self.inputs_by_row, rows), positions)
             outputs, pull_back = vjp(function, *primals)
             chunk_cotangents = _rows_of(cotangents, self.outputs_by_row, rows)
             pairs = zip(chunk_cotangents, outputs, strict=True)
@@ -113,25 +111,12 @@ class RowFunction:
         widened = self._widened(args)
 
         def differentiate_chunk(rows: slice) -> tuple[Tensor, ...]:
-            function, primals = self.at(_rows_of(widened, self.inputs_by_row, rows), positions)
+            function, primals = of_some(self.function, _rows_of(widened, self.inputs_by_row, rows), positions)
             chunk_tangents = _rows_of(tangents, by_row, rows)
             casted = [tangent.to(primal.dtype) for tangent, primal in zip(chunk_tangents, primals, strict=True)]
             return jvp(function, primals, casted)
 
         return _combine(map(differentiate_chunk, chunks), self.outputs_by_row)
-
-    def at(
-        self, args: Sequence[Any], positions: Sequence[int]
-    ) -> tuple[Callable[..., tuple[Tensor, ...]], list[Tensor]]:
-        """Return the function, for rows of one chunk, of the arguments at ``positions`` alone, and these arguments."""
-
-        def function(*values: Tensor) -> tuple[Tensor, ...]:
-            replaced = list(args)
-            for position, value in zip(positions, values, strict=True):
-                replaced[position] = value
-            return self.function(*replaced)
-
-        return function, [args[position] for position in positions]
 
     def _widened(self, args: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(

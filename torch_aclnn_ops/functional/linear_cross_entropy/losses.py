@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch_aclnn_ops.functional.linear_cross_entropy import autograd
+from torch_aclnn_ops.ops._checks import values_are_readable
 from torch_aclnn_ops.ops._derivatives import is_jit_tracing
 from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
 from torch_aclnn_ops.ops.linear_cross_entropy.plan import LogitOptions, Sizes, plan_rows
@@ -15,7 +16,6 @@ from torch_aclnn_ops.ops.linear_cross_entropy.problem import (
     PlainLoss,
     Problem,
     Statistics,
-    check_indices,
     cross_entropies,
     z_losses,
 )
@@ -143,7 +143,8 @@ def rows_of(problem: Problem, token_weight: Tensor | None, classes: int, options
     else:
         ignored = target == options.ignore_index
         outside = ~ignored & ((target < 0) | (target >= classes))
-        check_indices(target, outside)
+        if values_are_readable(outside) and bool(outside.any()):
+            raise IndexError(f"Target {int(target[outside][0])} is out of bounds.")  # torch's words
         # A device does not stop for a wrong index, so its row shows it.
         count = count.masked_fill(ignored, 0).masked_fill(outside, math.nan)
         weight = count

@@ -20,7 +20,7 @@ from torch_aclnn_ops.functional.linear_cross_entropy._distributed import (
 )
 from torch_aclnn_ops.functional.linear_cross_entropy.autograd import statistics
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import distribution_sums
-from torch_aclnn_ops.ops._derivatives import in_functorch_transform, is_differentiated
+from torch_aclnn_ops.ops._derivatives import any_differentiated, in_functorch_transform
 from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
 from torch_aclnn_ops.ops.linear_cross_entropy.problem import ELSEWHERE, IGNORED, Problem, Statistics, combine
 from torch_aclnn_ops.ops.linear_cross_entropy.shortcuts import why_not_fused
@@ -38,27 +38,6 @@ class VocabularyShards:
 
     members: Members
     sizes: tuple[int, ...]
-
-    @classmethod
-    def of(cls, process_group: Any, local_rows: int, vocab_sizes: Sequence[int] | None = None) -> "VocabularyShards":
-        """Find the cut, and check the arguments that describe it; ``local_rows`` are the classes of this process.
-
-        Without ``vocab_sizes`` the processes tell each other their number of classes in a collective whose result the
-        CPU waits for, in every call; compiled code refuses that.
-        """
-        members = Members.of(process_group)
-        if vocab_sizes is None:
-            sizes = _gather_sizes(members, local_rows)
-        else:
-            sizes = _checked_sizes(vocab_sizes, members.size)
-            if sizes[members.rank] != local_rows:
-                raise ValueError(
-                    f"linear_cross_entropy: vocab_sizes must have linear_weight's {local_rows} rows at this process's"
-                    f" rank {members.rank}, but it has {sizes[members.rank]}: vocab_sizes is {sizes}"
-                )
-        if sum(sizes) == 0:
-            raise ValueError("linear_cross_entropy: linear_weight must have a row on some rank, but it has none on any")
-        return cls(members, sizes)
 
     @property
     def total(self) -> int:
@@ -91,20 +70,34 @@ def _checked_sizes(vocab_sizes: Any, size: int) -> tuple[int, ...]:
     return tuple(int(entry) for entry in vocab_sizes)
 
 
-def shards_of(process_group: Any, linear_weight: object, vocab_sizes: Sequence[int] | None) -> VocabularyShards | None:
-    """Return the cut of the vocabulary, if processes share it."""
+def shards_of(process_group: Any, linear_weight: object, vocab_sizes: Sequence[int] | None) -> VocabularyShards:
+    """Find the cut of the vocabulary, and check the arguments that describe it.
+
+    Without ``vocab_sizes`` the processes tell each other their number of classes in a collective whose result the CPU
+    waits for, in every call; compiled code refuses that.
+    """
     if process_group is None:
-        if vocab_sizes is not None:
-            raise ValueError(
-                f"linear_cross_entropy: vocab_sizes must be None where process_group is, but it is {vocab_sizes!r}"
-            )
-        return None
+        raise ValueError(
+            f"linear_cross_entropy: vocab_sizes must be None where process_group is, but it is {vocab_sizes!r}"
+        )
     if not isinstance(linear_weight, Tensor) or linear_weight.dim() < 2:
         raise TypeError(
             "linear_cross_entropy: linear_weight must be a Tensor of shape (rows of this rank, H) where process_group"
             f" is given, but it is {linear_weight!r}"
         )
-    return VocabularyShards.of(process_group, linear_weight.shape[0], vocab_sizes)
+    members, local_rows = Members.of(process_group), linear_weight.shape[0]
+    if vocab_sizes is None:
+        sizes = _gather_sizes(members, local_rows)
+    else:
+        sizes = _checked_sizes(vocab_sizes, members.size)
+        if sizes[members.rank] != local_rows:
+            raise ValueError(
+                f"linear_cross_entropy: vocab_sizes must have linear_weight's {local_rows} rows at this process's"
+                f" rank {members.rank}, but it has {sizes[members.rank]}: vocab_sizes is {sizes}"
+            )
+    if sum(sizes) == 0:
+        raise ValueError("linear_cross_entropy: linear_weight must have a row on some rank, but it has none on any")
+    return VocabularyShards(members, sizes)
 
 
 def refuse_in_shards(given: TorchArguments, classes: int) -> NoReturn:
@@ -167,7 +160,7 @@ def _local_problem(problem: Problem, shards: VocabularyShards, reduce_input_grad
         target = pad(target, (0, 1)) if target.is_floating_point() else target
     options = replace(problem.options, is_shard=True)
     local = Problem(problem.input, weight, bias, target, class_weight, options, problem.request)
-    if reduce_input_grad and (in_functorch_transform() or is_differentiated(problem.input)):
+    if reduce_input_grad and (in_functorch_transform() or any_differentiated([problem.input])):
         # Parts of a 16-bit gradient are added up in float32, and rounded once. The fused operators round each part.
         input = problem.input if _is_fused(local) else widen(problem.input)
         local = local._replace(input=copy_to_group(input, members))

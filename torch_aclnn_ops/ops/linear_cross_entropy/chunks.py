@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from torch_aclnn_ops.ops._numerics import widen
+from torch_aclnn_ops.ops._numerics import widen, without_autocast
 from torch_aclnn_ops.ops.linear_cross_entropy.plan import Plan
 from torch_aclnn_ops.ops.linear_cross_entropy.problem import (
     Coefficients,
@@ -175,10 +175,11 @@ class _Chunk:
         return values
 
 
-def statistics_in_chunks(problem: Problem, plan: Plan) -> Statistics:
+@without_autocast
+def statistics_in_chunks(problem: Problem) -> Statistics:
     """Reduce the logits of every row; an ignored row gets zeros, and the predicted token -1."""
     kept = KeptRows(problem)
-    plan = plan if kept.has_all else kept.problem.plan_statistics()
+    plan = kept.problem.plan_statistics()
     head = _head(problem, plan)
     chunks = [_reduced(kept.problem, head, plan, rows) for rows in plan.chunks()]
     *values, tokens = _joined(torch.cat, chunks)
@@ -203,13 +204,14 @@ def _joined(join: Callable[[list[Tensor]], Tensor], parts: Sequence[Statistics])
     return (None if column[0] is None else join(list(column)) for column in zip(*parts, strict=True))
 
 
+@without_autocast
 def gradients_in_chunks(
-    problem: Problem, grad_statistics: Statistics, entropy: Tensor | None, plan: Plan
+    problem: Problem, grad_statistics: Statistics, entropy: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     """Differentiate the statistics by input, weight and bias, as far as it is requested, in their dtypes."""
     kept = KeptRows(problem)
     grad_statistics, entropy = Statistics._make(map(kept.of, grad_statistics)), kept.of(entropy)
-    plan = plan if kept.has_all else kept.problem.plan_rows()
+    plan = kept.problem.plan_rows()
     head = _head(problem, plan)
     total = Gradients(kept.problem.input, head, plan, problem.request.gradients)
     buffer = _buffer(problem, head, plan, total)
@@ -226,8 +228,9 @@ def gradients_in_chunks(
     )
 
 
+@without_autocast
 def loss_in_chunks(
-    problem: Problem, coefficients: Coefficients, plan: Plan
+    problem: Problem, coefficients: Coefficients
 ) -> tuple[Tensor, tuple[Tensor | None, ...], Tensor | None]:
     """Compute the loss of all rows, its gradients by input, weight and bias, and tokens: three matrix products.
 
@@ -235,7 +238,7 @@ def loss_in_chunks(
     """
     kept = KeptRows(problem)
     is_plain = problem.is_plain and coefficients.weighted is None
-    plan = plan if kept.has_all else kept.problem.plan_rows()
+    plan = kept.problem.plan_rows()
     head = _head(problem, plan)
     total = Gradients(kept.problem.input, head, plan, problem.request.gradients)
     coefficients_of_rows = Coefficients._make(map(kept.of, coefficients))

@@ -6,9 +6,9 @@ so ``torch.compile`` takes each of them as one operator, which the ``compiled_``
 
 from collections.abc import Callable, Sequence
 from itertools import compress
-from typing import Any, TypeVar
+from typing import Any
 
-from torch_aclnn_ops.ops._numerics import accumulation_dtype, is_autocast_on
+from torch_aclnn_ops.ops._numerics import accumulation_dtype
 from torch_aclnn_ops.ops._paths import log_path
 from torch_aclnn_ops.ops._raw_function import scatter
 from torch_aclnn_ops.ops._raw_operator import NAMESPACE
@@ -35,36 +35,26 @@ import torch
 from torch import Tensor
 
 _NAME = "linear_cross_entropy"
-_Result = TypeVar("_Result")
 
 
 def _describe(problem: Problem, plan: Plan) -> str:
     return f"{plan}{describe_backend(problem.linear_weight, plan.rows)}"
 
 
-def _log_formula(problem: Problem, how: str = "", plan: Plan | None = None) -> None:
+def _log_formula(problem: Problem, how: str = "", make_plan: Callable[[Problem], Plan] = Problem.plan_rows) -> None:
     def describe() -> str:
-        text = _describe(problem, plan or problem.plan_rows())
+        text = _describe(problem, make_plan(problem))
         return f"formula in torch calls, because {why_not_fused(problem)}; {how}{text}"
 
     log_path(_NAME, describe)
-
-
-def _run_without_autocast(kernel: Callable[..., _Result], problem: Problem, *args: Any) -> _Result:
-    """Run a kernel as written where autocast is on, which would make its matrix products 16-bit ones."""
-    if is_autocast_on(problem.input):
-        with torch.autocast(problem.input.device.type, enabled=False):
-            return kernel(problem, *args)
-    return kernel(problem, *args)
 
 
 def compute_statistics(problem: Problem) -> Statistics:
     """Reduce the logits of every row."""
     if why_not_fused(problem) is None:
         return fused_statistics(problem)
-    plan = problem.plan_statistics()
-    _log_formula(problem, plan=plan)
-    return _run_without_autocast(chunks.statistics_in_chunks, problem, plan)
+    _log_formula(problem, make_plan=Problem.plan_statistics)
+    return chunks.statistics_in_chunks(problem)
 
 
 def compute_gradients(
@@ -80,9 +70,8 @@ def compute_gradients(
             return *fused_gradients(problem, grad_statistics, log_sum_exp), None
         name = fused_linear_cross_entropy_loss_grad.name
         log_path(name, lambda: "formula in torch calls, because not both gradients are needed")
-    plan = problem.plan_rows()
-    log_path(_NAME, lambda: f"logits computed again for the gradients; {_describe(problem, plan)}")
-    return _run_without_autocast(chunks.gradients_in_chunks, problem, grad_statistics, entropy, plan)
+    log_path(_NAME, lambda: f"logits computed again for the gradients; {_describe(problem, problem.plan_rows())}")
+    return chunks.gradients_in_chunks(problem, grad_statistics, entropy)
 
 
 def compute_loss_and_gradients(
@@ -92,7 +81,7 @@ def compute_loss_and_gradients(
     _log_formula(problem, "gradients made in the forward pass; ")
     if isinstance(coefficients, PlainLoss):
         return *small_loss_on_cpu(problem, coefficients), None
-    return _run_without_autocast(chunks.loss_in_chunks, problem, coefficients, problem.plan_rows())
+    return chunks.loss_in_chunks(problem, coefficients)
 
 
 def compute_small_loss(problem: Problem, loss: PlainLoss) -> Tensor | None:
@@ -101,26 +90,12 @@ def compute_small_loss(problem: Problem, loss: PlainLoss) -> Tensor | None:
     return small_loss_on_npu(problem, loss)
 
 
-_library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _PROBLEM = (
     "Tensor input, Tensor linear_weight, Tensor? linear_bias, Tensor target, Tensor? class_weight, float? softcap,"
     " float temperature, SymInt? chunk_size, SymInt? max_memory, bool is_shard, bool weighted, bool entropy,"
     " bool predicted_tokens, bool[] gradients"
 )
 _PROBLEM_ARGUMENTS = 14
-
-
-def _define(
-    signature: str, kernel: Any, fake: Any, setup_context: Any = None, backward: Callable[..., Any] | None = None
-) -> Any:
-    _library.define(signature, tags=(torch.Tag.pt2_compliant_tag,))
-    name = signature.partition("(")[0]
-    _library.impl(name, kernel, "CompositeExplicitAutograd")
-    overload = getattr(getattr(torch.ops, NAMESPACE), name).default
-    torch.library.register_fake(overload, fake, lib=_library)
-    if backward is not None:
-        torch.library.register_autograd(overload, backward, setup_context=setup_context, lib=_library)
-    return overload
 
 
 def _problem(arguments: Sequence[Any]) -> Problem:
@@ -140,36 +115,40 @@ def flatten(problem: Problem) -> tuple[Any, ...]:
     )
 
 
-def _statistics_kernel(*args: Any) -> list[Tensor]:
+@torch.library.custom_op(
+    f"{NAMESPACE}::linear_cross_entropy_statistics", mutates_args=(), schema=f"({_PROBLEM}) -> Tensor[]"
+)
+def _statistics(*args: Any) -> list[Tensor]:
     problem = _problem(args)
-    problem.check_memory(any(problem.request.gradients))
+    if any(problem.request.gradients):
+        problem.plan_rows()  # too little memory for the backward pass is refused now
     return [result for result in compute_statistics(problem) if result is not None]
 
 
+@_statistics.register_fake
 def _statistics_fake(*args: Any) -> list[Tensor]:
     input, request = args[0], _problem(args).request
     dtypes = [accumulation_dtype(input.dtype)] * (1 + request.differentiable) + [torch.int64] * request.predicted_tokens
     return [input.new_empty(input.shape[0], dtype=dtype) for dtype in dtypes]
 
 
-def _gradients_kernel(*args: Any) -> list[Any]:
+@torch.library.custom_op(
+    f"{NAMESPACE}::linear_cross_entropy_gradients",
+    mutates_args=(),
+    schema=f"({_PROBLEM}, Tensor grad_log_sum_exp, Tensor grad_predicted, Tensor? grad_weighted, Tensor? grad_entropy,"
+    " Tensor logits_max, Tensor log_sum_exp, Tensor? entropy_of_rows) -> Tensor[]",
+)
+def _gradients(*args: Any) -> list[Any]:
     problem = _problem(args)
     *grad_statistics, logits_max, log_sum_exp, entropy = args[_PROBLEM_ARGUMENTS:]
     made = compute_gradients(problem, Statistics(logits_max, *grad_statistics), log_sum_exp, entropy)
     return list(compress(made, problem.request.gradients))
 
 
+@_gradients.register_fake
 def _gradients_fake(*args: Any) -> list[Tensor]:
     needed = compress(args, _problem(args).request.gradients)
     return [argument.new_empty(argument.shape) for argument in needed]
-
-
-_gradients = _define(
-    f"linear_cross_entropy_gradients({_PROBLEM}, Tensor grad_log_sum_exp, Tensor grad_predicted, Tensor? grad_weighted,"
-    " Tensor? grad_entropy, Tensor logits_max, Tensor log_sum_exp, Tensor? entropy_of_rows) -> Tensor[]",
-    _gradients_kernel,
-    _gradients_fake,
-)
 
 
 def _save_statistics(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
@@ -198,23 +177,24 @@ def _differentiate_statistics(ctx: Any, grad_outputs: list[Tensor]) -> tuple[Ten
     return *scatter(needed, results), *(None,) * (_PROBLEM_ARGUMENTS - len(needed))
 
 
-_statistics = _define(
-    f"linear_cross_entropy_statistics({_PROBLEM}) -> Tensor[]",
-    _statistics_kernel,
-    _statistics_fake,
-    _save_statistics,
-    _differentiate_statistics,
+_statistics.register_autograd(_differentiate_statistics, setup_context=_save_statistics)
+
+
+@torch.library.custom_op(
+    f"{NAMESPACE}::linear_cross_entropy_loss_and_gradients",
+    mutates_args=(),
+    schema=f"({_PROBLEM}, Tensor log_sum_exp, Tensor predicted, Tensor? weighted_sum, Tensor? square) -> Tensor[]",
 )
-
-
-def _loss_and_gradients_kernel(*args: Any) -> list[Any]:
+def _loss_and_gradients(*args: Any) -> list[Any]:
     problem = _problem(args)
+    problem.plan_rows()  # too little memory is refused for all rows, as in eager mode
     made: Any
     loss, made, tokens = compute_loss_and_gradients(problem, Coefficients(*args[_PROBLEM_ARGUMENTS:]))
     held = [gradient.to(_held_dtype(problem)) for gradient in compress(made, problem.request.gradients)]
     return [loss, *held] if tokens is None else [loss, *held, tokens]
 
 
+@_loss_and_gradients.register_fake
 def _loss_and_gradients_fake(*args: Any) -> list[Tensor]:
     problem = _problem(args)
     input, request = problem.input, problem.request
@@ -237,14 +217,7 @@ def _scale_gradients(ctx: Any, grad_outputs: list[Tensor]) -> tuple[Tensor | Non
     return *scatter(ctx.needed, scaled), *(None,) * (ctx.number - len(ctx.needed))
 
 
-_loss_and_gradients = _define(
-    f"linear_cross_entropy_loss_and_gradients({_PROBLEM}, Tensor log_sum_exp, Tensor predicted, Tensor? weighted_sum,"
-    " Tensor? square) -> Tensor[]",
-    _loss_and_gradients_kernel,
-    _loss_and_gradients_fake,
-    _save_gradients,
-    _scale_gradients,
-)
+_loss_and_gradients.register_autograd(_scale_gradients, setup_context=_save_gradients)
 
 
 def compiled_statistics(problem: Problem) -> Statistics:

@@ -1,11 +1,10 @@
 """``fused_linear_online_max_sum``: reduce a shard's logits (aclnnFusedLinearOnlineMaxSum)."""
 
-from collections.abc import Iterator
-
 from torch_aclnn_ops.ops._checks import check_dtype, check_floating_point, check_rank, check_shape, values_are_readable
 from torch_aclnn_ops.ops._limits import why_not_chip
 from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
 from torch_aclnn_ops.ops._raw_operator import RawOperator
+from torch_aclnn_ops.ops.linear_cross_entropy.plan import slices
 
 import torch
 from torch import Tensor
@@ -37,10 +36,10 @@ def linear_limits(soc: str, input: Tensor, weight: Tensor, *_: object) -> str | 
     return None
 
 
-def row_chunks(rows: int, classes: int) -> Iterator[slice]:
+def row_chunks(rows: int, classes: int) -> list[slice]:
     """Cut rows into chunks with few logits; all but the last fill the bytes of a packed mask."""
     size = max(_LOGITS_AT_A_TIME // max(classes, 1) // 8 * 8, 8)
-    return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
+    return slices(0, rows, size)
 
 
 def pack_mask(mask: Tensor) -> Tensor:

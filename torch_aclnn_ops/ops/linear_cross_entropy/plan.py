@@ -22,6 +22,11 @@ _REDUCED_ROWS = 2048
 _KEPT_ROWS_PER_FEATURE = 4
 
 
+def slices(start: int, stop: int, size: int) -> list[slice]:
+    """Cut a range into slices of one size, of which the last may be shorter."""
+    return [slice(first, min(first + size, stop)) for first in range(start, stop, size)]
+
+
 @dataclass(frozen=True)
 class LogitOptions:
     """What shapes the logits and their chunks."""
@@ -76,11 +81,11 @@ class Plan:
 
     def chunks(self) -> list[slice]:
         """Return the rows of each chunk; no rows are a chunk too."""
-        return _slices(self.rows, self.rows_per_chunk) or [slice(0, 0)]
+        return slices(0, self.rows, self.rows_per_chunk) or [slice(0, 0)]
 
     def parts(self) -> list[slice]:
         """Return the classes of each part of the vocabulary whose logits are held at a time."""
-        return _slices(self.classes, self.classes_per_chunk)
+        return slices(0, self.classes, self.classes_per_chunk)
 
     def __str__(self) -> str:
         """Say it for a log."""
@@ -203,7 +208,3 @@ def _refuse(max_memory: int, least: int) -> NoReturn:
     raise ValueError(
         f"linear_cross_entropy: max_memory must be at least {least} bytes for these arguments, but it is {max_memory}"
     )
-
-
-def _slices(length: int, size: int) -> list[slice]:
-    return [slice(start, min(start + size, length)) for start in range(0, length, size)]

@@ -102,17 +102,12 @@ class Problem(NamedTuple):
         """Whether the logits are the products, but for the temperature, and the targets are classes."""
         return self.linear_bias is None and self.options.softcap is None and not self.target.is_floating_point()
 
-    def check_memory(self, is_differentiated: bool) -> None:
-        """Refuse too little memory for the backward pass now, if there may be one; the forward pass checks its own."""
-        if is_differentiated and self.options.max_memory is not None:
-            self.plan_rows()
-
     def plan_statistics(self) -> Plan:
         """Cut rows and classes where only statistics are made."""
         return plan.plan_statistics(self._sizes(), self.options, self._copies())
 
     def plan_rows(self) -> Plan:
-        """Cut the rows where the logits of a row are needed together."""
+        """Cut the rows where the logits of a row are needed together, or refuse a ``max_memory`` that is too little."""
         weight, needs_weight_gradient = self.linear_weight, self.request.gradients[1]
         units = weight.dtype == torch.bfloat16 and has_bfloat16_units(weight)
         has_numbers = type(self.input.shape[0]) is int and not torch.compiler.is_compiling()
@@ -126,12 +121,6 @@ class Problem(NamedTuple):
     def _copies(self) -> int:
         """Return how many tensors of the logits' size are held beside each other."""
         return 1 + (self.options.softcap is not None) + self.request.entropy + 2 * self.target.is_floating_point()
-
-
-def check_indices(target: Tensor, outside: Tensor) -> None:
-    """Raise as torch does where a target is outside the classes, if that is known without waiting for a device."""
-    if values_are_readable(outside) and bool(outside.any()):
-        raise IndexError(f"Target {int(target[outside][0])} is out of bounds.")
 
 
 class PlainLoss(NamedTuple):
@@ -164,11 +153,6 @@ class KeptRows:
             if kept.shape[0] < self._rows:
                 self._kept = kept
                 self.problem = problem._replace(input=problem.input[kept], target=target[kept])
-
-    @property
-    def has_all(self) -> bool:
-        """Whether no row was dropped."""
-        return self._kept is None
 
     def of(self, values: Tensor | None) -> Tensor | None:
         """Return the values of the rows that are left; zeros of those that are ignored."""

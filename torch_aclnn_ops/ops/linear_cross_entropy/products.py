@@ -1,11 +1,9 @@
 """The matrix products of a linear cross entropy: logits of a chunk, and what their gradient adds to the arguments'."""
 
-from collections.abc import Iterator
-
 from torch_aclnn_ops import _cpu_extension
 from torch_aclnn_ops._torch_compat import has_bfloat16_units as chip_has_bfloat16_units
 from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
-from torch_aclnn_ops.ops.linear_cross_entropy.plan import Plan
+from torch_aclnn_ops.ops.linear_cross_entropy.plan import Plan, slices
 
 import torch
 from torch import Tensor
@@ -59,11 +57,6 @@ class Head:
         self._has_bfloat16_units = not self.is_wide and has_bfloat16_units(weight)
         self._classes_per_block = plan.classes_per_block
 
-    def _blocks(self, classes: slice) -> Iterator[slice]:
-        """Cut classes into those that a product takes at a time."""
-        size = self._classes_per_block
-        return (slice(start, min(start + size, classes.stop)) for start in range(classes.start, classes.stop, size))
-
     def logits(self, input: Tensor, classes: slice, out: Tensor) -> Tensor:
         """Write ``scale * (input @ weight.T + bias)`` to ``out``, for some classes."""
         if self._has_logits_kernel:
@@ -75,7 +68,7 @@ class Head:
             torch.mm(input, self.weight[classes].t(), out=out)
         else:
             wide_input = widen(input).contiguous()
-            for block in self._blocks(classes):
+            for block in slices(classes.start, classes.stop, self._classes_per_block):
                 columns = out[:, block.start - classes.start : block.stop - classes.start]
                 factor = widen(self.weight[block]).T
                 if self.bias is None:
@@ -92,7 +85,7 @@ class Head:
             torch.mm(grad_logits, self.weight, out=out)
         else:
             out.zero_()
-            for block in self._blocks(slice(0, self.weight.shape[0])):
+            for block in slices(0, self.weight.shape[0], self._classes_per_block):
                 out.addmm_(grad_logits[:, block], widen(self.weight[block]))
 
     def write_weight_gradient(self, grad_logits: Tensor, input: Tensor, out: Tensor, adds: bool) -> None:
@@ -103,7 +96,7 @@ class Head:
         elif out.dtype == factor.dtype:
             torch.mm(grad_logits.t(), factor, out=out)
         else:
-            for block in self._blocks(slice(0, self.weight.shape[0])):
+            for block in slices(0, self.weight.shape[0], self._classes_per_block):
                 out[block] = grad_logits[:, block].T @ factor
 
 
