@@ -247,6 +247,11 @@ def alive():
 
 
 @fact
+def never_alive():
+    return host_npu.stats().alive["a kind that nobody makes"]
+
+
+@fact
 def device_bytes():
     torch.npu.empty_cache()
     host_npu.reset()

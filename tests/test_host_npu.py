@@ -461,6 +461,10 @@ def test_what_is_alive_is_counted(facts):
     assert facts["alive"] == [0, 1, 0]
 
 
+def test_what_was_never_there_counts_0(facts):
+    assert facts["never_alive"] == 0
+
+
 def test_device_bytes_are_counted(facts):
     during, after, peak = facts["device_bytes"]
     assert during >= 2**25

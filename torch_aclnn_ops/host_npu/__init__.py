@@ -16,6 +16,7 @@ import itertools
 import json
 import os
 import sys
+from collections import Counter
 from dataclasses import dataclass
 
 from torch_aclnn_ops import _torch_npu
@@ -53,7 +54,7 @@ class HostNpuError(RuntimeError):
 
 @dataclass(frozen=True)
 class Stats:
-    """What the host NPU has counted.
+    """What the host NPU has counted; what is not among the names of a count is 0.
 
     Attributes:
         alive: Objects that were created and not destroyed, by kind: ``"aclTensor"``, ``"aclOpExecutor"``,
@@ -69,14 +70,14 @@ class Stats:
         pending_failures: Failures that :func:`fail` asked for and that have not come yet, by function.
     """
 
-    alive: dict[str, int]
-    calls: dict[str, int]
-    collectives: dict[str, int]
-    collective_bytes: dict[str, int]
-    launches: dict[str, int]
-    device_bytes: dict[int, int]
-    peak_device_bytes: dict[int, int]
-    pending_failures: dict[str, int]
+    alive: Counter[str]
+    calls: Counter[str]
+    collectives: Counter[str]
+    collective_bytes: Counter[str]
+    launches: Counter[str]
+    device_bytes: Counter[int]
+    peak_device_bytes: Counter[int]
+    pending_failures: Counter[str]
 
 
 def is_enabled() -> bool:
@@ -232,7 +233,7 @@ def stats() -> Stats:
     counted = json.loads(_require_enabled().host_npu_stats_json())
     for name in ("device_bytes", "peak_device_bytes"):
         counted[name] = {int(device): count for device, count in counted[name].items()}
-    return Stats(**counted)
+    return Stats(**{name: Counter(counts) for name, counts in counted.items()})
 
 
 def reset() -> None:
@@ -244,7 +245,7 @@ def reset() -> None:
     Example:
         >>> host_npu.reset()  # doctest: +SKIP
         >>> host_npu.stats().launches  # doctest: +SKIP
-        {}
+        Counter()
     """
     _require_enabled().host_npu_reset()
 
