@@ -38,40 +38,6 @@ class Run(NamedTuple):
         return TensorLists([master], [grads], *moments, [states["ema_params"]], [self.steps], rounded)
 
 
-class StepCounts:
-    """How many steps each parameter of a buffer has done, as far as the host knows without asking the device.
-
-    Args:
-        steps: the counts of the device.
-    """
-
-    def __init__(self, steps: Tensor) -> None:
-        self._steps = steps
-        self._version = -1
-        self.is_exact = True  # not once the device may have skipped steps, which it alone knows
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Read the counts if somebody else has written to them."""
-        if version_of(self._steps) != self._version:
-            self.values: list[int] = self._steps.tolist()
-            self._summarize()
-
-    def forget(self) -> None:
-        """Read the counts before they are used again, unless ``increment`` comes first."""
-        self._version = -1
-
-    def increment(self, runs: Iterable[Run]) -> None:
-        """Count a step that the device has counted."""
-        for run in runs:
-            self.values[run.members] = [value + 1 for value in self.values[run.members]]
-        self._summarize()
-
-    def _summarize(self) -> None:
-        self.are_equal = len(set(self.values)) == 1
-        self._version = version_of(self._steps)  # last: an exception in between leaves counts that are read again
-
-
 class FlatBuffer:
     """The buffers of the parameters of one group, dtype and device.
 
@@ -105,7 +71,10 @@ class FlatBuffer:
         self._all_states = states
         self.lacks_averages = False  # a checkpoint had no averages for these parameters
         self._adopt_states(param for param in self.params if has_state(states, param))
-        self.counts = StepCounts(self.steps)
+        # How many steps each parameter has done, as far as the host knows without asking the device.
+        self.counts: list[int] = []
+        self.are_counts_exact = True  # not once the device may have skipped steps, which it alone knows
+        self._counted_version = -1  # of what the counts were read from, or -1 where they are to be read again
         # What to update where all parameters have gradients, and have done as many steps.
         self._whole = self._runs([True] * len(self.params), [0] * len(self.params))
         self._has_params = False
@@ -148,12 +117,14 @@ class FlatBuffer:
         """Bring new gradients into their buffer, and return what to update."""
         if new := self._cached.new_params():
             self._adopt_states(new)
-        self.counts.refresh()
-        if self.has_own_grads() and self.counts.are_equal:
+        if version_of(self.steps) != self._counted_version:  # somebody else has written to them
+            self.counts = self.steps.tolist()
+            self._counted_version = version_of(self.steps)
+        if self.has_own_grads() and len(set(self.counts)) == 1:
             runs = self._whole
         else:
             grads = [param.grad for param in self.params]
-            runs = self._runs([grad is not None for grad in grads], self.counts.values)
+            runs = self._runs([grad is not None for grad in grads], self.counts)
             for run in runs:
                 self._gather_run(run)
         if self._cached.were_params_written():
@@ -219,13 +190,15 @@ class FlatBuffer:
 
     def begin(self, runs: list[Run]) -> None:
         """Let autograd see that the parameters are written to, whatever becomes of the step."""
-        self.counts.forget()
+        self._counted_version = -1
         for run in runs:
             torch.autograd.graph.increment_version(self.params[run.members])
 
     def finish(self, runs: list[Run]) -> None:
         """Count a step that is complete."""
-        self.counts.increment(runs)
+        for run in runs:
+            self.counts[run.members] = [count + 1 for count in self.counts[run.members]]
+        self._counted_version = version_of(self.steps)  # last: after an exception in between they are read again
         self._cached.remember_own_writes()
 
 

@@ -105,14 +105,14 @@ def _update(tensors: TensorLists, options: Options, schedule: EmaSchedule, progr
 def step_buffer(buffer: FlatBuffer, options: Options, schedule: EmaSchedule, progress: StepProgress) -> None:
     """Update the parameters of a buffer that have gradients, as few long ones."""
     if options.found_inf is not None and not options.found_inf.is_cpu:
-        buffer.counts.is_exact = False
+        buffer.are_counts_exact = False
     runs = buffer.gather()
     runs_by_decay: dict[float, list[TensorLists]] = defaultdict(list)
     one_by_one: list[tuple[TensorLists, Tensor]] = []
     for run in runs:
         lists = run.lists()
-        if schedule.is_constant or buffer.counts.is_exact:
-            runs_by_decay[schedule.decay_at(buffer.counts.values[run.members.start] + 1)].append(lists)
+        if schedule.is_constant or buffer.are_counts_exact:
+            runs_by_decay[schedule.decay_at(buffer.counts[run.members.start] + 1)].append(lists)
         else:
             one_by_one.append((lists, schedule.decays_at(lists.steps[0][0] + 1)))
     buffer.begin(runs)
