@@ -7,7 +7,7 @@ from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
 from torch_aclnn_ops._torch_compat import foreach_copy_, version_of
-from torch_aclnn_ops.functional.ema_adam_kernels import TensorLists, is_dense, is_plain
+from torch_aclnn_ops.functional.ema_adam_kernels import is_dense, is_plain
 from torch_aclnn_ops.optim._idle import Idle
 from torch_aclnn_ops.optim._states import CachedState, complete, dtype_of_states, has_state, sync_master_from_param
 
@@ -20,22 +20,19 @@ _CACHE_LINE = 64  # bytes that torch's CPU kernels take at a time; only a rest g
 
 
 class Run(NamedTuple):
-    """Neighbours in a buffer that are updated together: they have gradients, and have done as many steps."""
+    """Neighbours in a buffer that are updated together, as one long parameter: they have done as many steps.
+
+    The tensors are those of ``TensorLists``, in the same order.
+    """
 
     members: slice
-    weights: Tensor
+    masters: Tensor
     grads: Tensor
-    states: dict[str, Tensor]
+    exp_avgs: Tensor
+    exp_avg_sqs: Tensor
+    averages: Tensor
     steps: Tensor
-
-    def lists(self) -> TensorLists:
-        """Return the tensors as those of one long parameter."""
-        states = self.states
-        master = states.get("master_params", self.weights)
-        grads = self.grads.to(master.dtype)
-        moments = [states["exp_avg"]], [states["exp_avg_sq"]]
-        rounded = [self.weights] if "master_params" in states else []
-        return TensorLists([master], [grads], *moments, [states["ema_params"]], [self.steps], rounded)
+    weights: Tensor
 
 
 class FlatBuffer:
@@ -131,27 +128,25 @@ class FlatBuffer:
             sync_master_from_param(self.states["master_params"], self.weights)
         return runs
 
-    def _runs(self, has_grad: list[bool], counts: list[int]) -> list[Run]:
-        runs, first = [], None
-        for i in range(len(has_grad) + 1):
-            is_end = i == len(has_grad) or not has_grad[i]
-            if first is not None and (is_end or not self._joins(i) or counts[i] != counts[i - 1]):
-                runs.append(self._run(slice(first, i)))
-                first = None
-            if first is None and not is_end:
-                first = i
-        return runs
-
-    def _joins(self, i: int) -> bool:
-        # Scalar and vector code of the CPU's kernels round differently. Flattened or not shall make no difference, so
-        # each tensor with a rest stays a tensor.
-        return not self.weights.is_cpu or self.params[i].nbytes % _CACHE_LINE == 0
+    def _runs(self, is_chosen: list[bool], counts: list[int]) -> list[Run]:
+        runs: list[slice] = []
+        for i, chosen in enumerate(is_chosen):
+            # Scalar and vector code of the CPU's kernels round differently. Flattened or not shall make no difference,
+            # so each tensor with a rest stays a tensor.
+            joins = not self.weights.is_cpu or self.params[i].nbytes % _CACHE_LINE == 0
+            if chosen and joins and runs and runs[-1].stop == i and counts[i] == counts[i - 1]:
+                runs[-1] = slice(runs[-1].start, i + 1)
+            elif chosen:
+                runs.append(slice(i, i + 1))
+        return list(map(self._run, runs))
 
     def _run(self, members: slice) -> Run:
         last = members.stop - 1
         part = slice(self._begins[members.start], self._begins[last] + self.params[last].numel())
+        weights, grads = self.weights[part], self.grads[part]
         states = {name: buffer[part] for name, buffer in self.states.items()}
-        return Run(members, self.weights[part], self.grads[part], states, self.steps[members])
+        masters, moments = states.get("master_params", weights), (states["exp_avg"], states["exp_avg_sq"])
+        return Run(members, masters, grads, *moments, states["ema_params"], self.steps[members], weights)
 
     def _gather_run(self, run: Run) -> None:
         params, views = self.params[run.members], self._grad_views[run.members]
@@ -185,8 +180,7 @@ class FlatBuffer:
             param.grad is None and has_state(self._all_states, param) and param not in updated for param in self.params
         ]
         runs = self._runs(is_idle, [0] * len(self.params))
-        weights = [run.states.get("master_params", run.weights) for run in runs]
-        return Idle(weights, [run.states["ema_params"] for run in runs], [run.steps for run in runs])
+        return Idle([run.masters for run in runs], [run.averages for run in runs], [run.steps for run in runs])
 
     def begin(self, runs: list[Run]) -> None:
         """Let autograd see that the parameters are written to, whatever becomes of the step."""

@@ -258,11 +258,10 @@ class FusedEmaAdam(AveragingOptimizer):
             all_idle.append(idle)
             if is_flattened and not self._step_flat(i, options, schedule, progress, idle, all_steps):
                 continue
-            tensors = TensorLists([], [], [], [], [], [])
-            masters: list[Tensor] = []
-            self._init_group(i, is_flattened, masters, *tensors[:6], *idle)
+            tensors = TensorLists([], [], [], [], [], [], [])
+            self._init_group(i, is_flattened, *tensors, *idle)
             if tensors.params:
-                _steps.step_lists(tensors, masters, options, schedule, progress)
+                _steps.step_lists(tensors, options, schedule, progress)
                 if not torch.compiler.is_compiling():
                     self._cached[i].remember_own_writes()
             all_steps += tensors.steps
@@ -294,16 +293,8 @@ class FusedEmaAdam(AveragingOptimizer):
                     listed += of_buffer
         return flat_group.rest
 
-    def _init_group(
-        self,
-        i: int,
-        is_flattened: bool,
-        masters: list[Tensor],
-        params: list[Tensor],
-        grads: list[Tensor],
-        *others: list[Tensor],
-    ) -> None:
-        """Fill the lists with the tensors of what is not flattened: first of what has a gradient, then as ``Idle``.
+    def _init_group(self, i: int, is_flattened: bool, *lists: list[Tensor]) -> None:
+        """Fill ``TensorLists`` and ``Idle`` with what is not flattened.
 
         torch.compile knows a method of this name: it does not trace it, and takes numbers and lists for arguments.
         """
@@ -318,13 +309,13 @@ class FusedEmaAdam(AveragingOptimizer):
                     sync_master_from_param(local(master), local(param))
         all_grads = [param.grad for param in cached.params]
         has_grad = [grad is not None for grad in all_grads]
-        of_params: tuple[list[Any], ...] = (cached.masters, cached.params, all_grads, *cached.lists)
+        of_params: tuple[list[Any], ...] = (cached.masters, all_grads, *cached.lists, cached.params)
         has_all = all(has_grad)
-        for listed, of_all in zip((masters, params, grads, *others[:4]), of_params, strict=True):
+        for listed, of_all in zip(lists[:7], of_params, strict=True):
             listed += of_all if has_all else compress(of_all, has_grad)
         if group["ema_without_grad"] and not has_all:
             is_idle = [
                 not has and param not in self._updated for has, param in zip(has_grad, cached.params, strict=True)
             ]
-            for listed, of_all in zip(others[4:], (cached.masters, *cached.lists[2:]), strict=True):
+            for listed, of_all in zip(lists[7:], (cached.masters, *cached.lists[2:]), strict=True):
                 listed += compress(of_all, is_idle)
