@@ -12,7 +12,7 @@ from torch_aclnn_ops.functional.ema_adam_kernels import local
 from torch_aclnn_ops.functional.step_progress import StepProgress
 from torch_aclnn_ops.optim import _checkpoints
 from torch_aclnn_ops.optim._states import CachedState, dtype_of_states, sync_master_from_param
-from torch_aclnn_ops.optim._swap import Exchange, Swap, leave
+from torch_aclnn_ops.optim._swap import Exchange, Swap
 
 import torch
 from torch import Tensor, nn
@@ -198,7 +198,7 @@ class AveragingOptimizer(Optimizer):
                     f"{type(self).__name__}.{method}: inside swap_ema_params() the parameters hold their averages;"
                     " leave the with block first"
                 )
-            leave(self, self._exchange)
+            self._exchange.leave()
         if self._progress.is_torn():
             with torch.no_grad():
                 self._progress.finish()
