@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from itertools import zip_longest
@@ -11,6 +12,8 @@ from torch_aclnn_ops._files import replacing
 from torch_aclnn_ops.functional.ema_adam_kernels import local
 from torch_aclnn_ops.functional.step_progress import StepProgress
 from torch_aclnn_ops.optim import _checkpoints
+from torch_aclnn_ops.optim._flat import FlatGroup
+from torch_aclnn_ops.optim._options import CheckedOptions
 from torch_aclnn_ops.optim._states import CachedState, dtype_of_states, sync_master_from_param
 from torch_aclnn_ops.optim._swap import Exchange, Swap
 
@@ -22,16 +25,18 @@ from torch.optim.optimizer import Optimizer
 class AveragingOptimizer(Optimizer):
     """An optimizer whose states have an average of their parameter, ``ema_params``: how to get it out and back in."""
 
-    _exchange: Exchange | None  # that is not undone
-    _has_warned: bool
-    _progress: StepProgress  # of the last step that failed
-    _updated: set[Tensor]  # the parameters that failed steps since the last whole one have updated
-    _cached: dict[int, CachedState]
-    _flatten: bool
+    _flatten = False
 
     def _set_up(self) -> None:
         """Make what no checkpoint has."""
-        raise NotImplementedError
+        # Of each group, by its index: its options, its buffers, and the states of the parameters that are in none.
+        self._checked_options: dict[int, CheckedOptions] = defaultdict(CheckedOptions)
+        self._flat_groups: dict[int, FlatGroup] = {}
+        self._cached: dict[int, CachedState] = {}
+        self._has_warned = False
+        self._progress = StepProgress()  # of the last step that failed
+        self._updated: set[Tensor] = set()  # the parameters that failed steps since the last whole one have updated
+        self._exchange: Exchange | None = None  # that is not undone
 
     def swap_ema_params(self) -> AbstractContextManager[None]:
         """Let the parameters hold their averages inside a ``with`` block.

@@ -1,6 +1,5 @@
 """``FusedEmaAdam``: Adam or AdamW that keeps an exponential moving average of the weights (aclnnApplyFusedEmaAdam)."""
 
-from collections import defaultdict
 from collections.abc import Callable
 from itertools import compress
 from typing import Any, overload
@@ -12,13 +11,12 @@ from torch_aclnn_ops.optim import _steps
 from torch_aclnn_ops.optim._averages import AveragingOptimizer
 from torch_aclnn_ops.optim._flat import FlatGroup
 from torch_aclnn_ops.optim._idle import Idle, average
-from torch_aclnn_ops.optim._options import CheckedOptions, EmaSchedule, options_of
+from torch_aclnn_ops.optim._options import EmaSchedule, options_of
 from torch_aclnn_ops.optim._states import (
     CachedState,
     complete_all,
     sync_master_from_param,
 )
-from torch_aclnn_ops.optim._swap import Exchange
 
 import torch
 from torch import Tensor
@@ -111,8 +109,6 @@ class FusedEmaAdam(AveragingOptimizer):
     # torch.amp.GradScaler leaves the scale, and what to do about infinities, to the step.
     _step_supports_amp_scaling = True
 
-    _flatten = False
-
     def __init__(
         self,
         params: ParamsT,
@@ -157,17 +153,6 @@ class FusedEmaAdam(AveragingOptimizer):
         self._flatten = flatten
         self._set_up()
         super().__init__(params, defaults)
-
-    def _set_up(self) -> None:
-        """Make what no checkpoint has."""
-        # Of each group, by its index: its options, its buffers, and the states of the parameters that are in none.
-        self._checked_options: dict[int, CheckedOptions] = defaultdict(CheckedOptions)
-        self._flat_groups: dict[int, FlatGroup] = {}
-        self._cached: dict[int, CachedState] = {}
-        self._has_warned = False
-        self._progress = StepProgress()
-        self._updated: set[Tensor] = set()
-        self._exchange: Exchange | None = None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with options of their own; missing options are those of the constructor.
