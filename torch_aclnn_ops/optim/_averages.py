@@ -3,7 +3,6 @@
 import os
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from itertools import zip_longest
 from typing import Any
@@ -61,6 +60,7 @@ class AveragingOptimizer(Optimizer):
         """
         return Swap(self)
 
+    @torch.no_grad()
     def ema_state_dict(self, model: nn.Module) -> dict[str, Any]:
         """Return the state of a model with the averages for its weights, to load into such a model.
 
@@ -82,7 +82,15 @@ class AveragingOptimizer(Optimizer):
             <All keys matched successfully>
         """
         self._make_whole("ema_state_dict")
-        return _averaged_state_dict(self.state, model)
+        contents = model.state_dict(keep_vars=True)
+        copies: dict[int, Tensor] = {}  # of tied weights there is one
+        for name, value in contents.items():
+            if isinstance(value, Tensor):
+                if id(value) not in copies:
+                    average = self.state.get(value, {}).get("ema_params", value)
+                    copies[id(value)] = average.detach().to(value.dtype, copy=True)
+                contents[name] = copies[id(value)]
+        return contents
 
     def save_ema_model(self, model: nn.Module, path: str | os.PathLike[str]) -> None:
         """Write :meth:`ema_state_dict` to a file, for ``torch.load`` and ``load_state_dict``.
@@ -207,17 +215,3 @@ class AveragingOptimizer(Optimizer):
         if self._progress.is_torn():
             with torch.no_grad():
                 self._progress.finish()
-
-
-@torch.no_grad()
-def _averaged_state_dict(states: Mapping[Tensor, Mapping[str, Any]], model: nn.Module) -> dict[str, Any]:
-    """Return a model's state dict with averages for weights; tied weights stay one tensor."""
-    contents = model.state_dict(keep_vars=True)
-    copies: dict[int, Tensor] = {}
-    for name, value in contents.items():
-        if isinstance(value, Tensor):
-            if id(value) not in copies:
-                average = states.get(value, {}).get("ema_params", value)
-                copies[id(value)] = average.detach().to(value.dtype, copy=True)
-            contents[name] = copies[id(value)]
-    return contents
