@@ -14,7 +14,9 @@ from torch_aclnn_ops.optim._idle import Idle, average
 from torch_aclnn_ops.optim._options import EmaSchedule, options_of
 from torch_aclnn_ops.optim._states import (
     CachedState,
-    complete_all,
+    complete,
+    dtype_of_states,
+    has_state,
     sync_master_from_param,
 )
 
@@ -286,7 +288,9 @@ class FusedEmaAdam(AveragingOptimizer):
         group, cached = self.param_groups[i], self._cached.get(i)
         all_params = self._flat_groups[i].rest if is_flattened else group["params"]
         if cached is None or not cached.is_current(all_params, self.state) or cached.new_params():
-            self._warn(complete_all(self.state, all_params, group["master_weights"]))
+            for param in all_params:
+                if param.grad is not None or has_state(self.state, param):
+                    self._warn(complete(self.state[param], param, dtype_of_states(param, group["master_weights"])))
             cached = self._cached[i] = CachedState(all_params, self.state)
         if cached.were_params_written():
             for master, param in zip(cached.masters, cached.params, strict=True):
