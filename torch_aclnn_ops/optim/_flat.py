@@ -197,13 +197,7 @@ class FlatBuffer:
 
 
 class FlatGroup:
-    """A parameter group as buffers, and the parameters that cannot be flattened.
-
-    Args:
-        group: the parameter group.
-        states: the optimizer's states.
-        previous: the buffers that the group had before.
-    """
+    """A parameter group as buffers, and the parameters that cannot be flattened; ``previous`` is what it was before."""
 
     def __init__(
         self, group: dict[str, Any], states: MutableMapping[Tensor, Any], previous: "FlatGroup | None" = None

@@ -51,13 +51,8 @@ def step_lists(
 ) -> None:
     """Update parameters one by one, with their master weights where they have some.
 
-    Args:
-        tensors: ``rounded`` are the parameters, with gradients of their dtype; ``params`` are the same, or their master
-            weights in float32, and states have their dtype.
-        options: the options of the group.
-        schedule: says the decay.
-        progress: is told what is updated.
-        counts: the parameters' steps, where the host knows those of a device.
+    ``rounded`` are the parameters, with gradients of their dtype; ``params`` are the same, or their master weights in
+    float32, and states have their dtype. ``counts`` are their steps, where the host knows those of a device.
     """
     if not all(map(is_plain, tensors.rounded)):
         # The shards of a gradient have to be where those of its parameter are.

@@ -54,14 +54,7 @@ class Swap(ContextDecorator):
 
 
 class Exchange:
-    """The averages in the place of the weights, which are copied aside before anything is written.
-
-    Args:
-        optimizer: the optimizer.
-
-    Attributes:
-        is_inside: whether the parameters are to hold their averages.
-    """
+    """The averages in the place of the weights, which are copied aside before anything is written."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer, states = optimizer, optimizer.state
@@ -72,7 +65,7 @@ class Exchange:
             self._weights = [param.clone() for param in self._params]
         self._pending: tuple[list[_Write], list[object]] = [], []
         self._kept: dict[Tensor, Exception] = {}  # which a device does not give their weights back, and why
-        self.is_inside = True
+        self.is_inside = True  # the parameters are to hold their averages
 
     @torch.no_grad()
     def enter(self) -> None:
