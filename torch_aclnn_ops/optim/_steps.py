@@ -66,10 +66,11 @@ def step_lists(
         return
     steps = [step[0] if step.dim() else step for step in tensors.steps]
     by_decay, by_device = defaultdict(list), defaultdict(list)
+    is_compiling = torch.compiler.is_compiling()
     for i, step in enumerate(steps):
         if counts:
             by_decay[schedule.decay_at(counts[i] + 1)].append(i)
-        elif step.is_cpu and not torch.compiler.is_compiling():
+        elif step.is_cpu and not is_compiling:
             by_decay[schedule.decay_at(int(step) + 1)].append(i)
         else:
             by_device[step.device].append(i)
