@@ -84,7 +84,7 @@ def step_lists(
 
 
 def _update(tensors: TensorLists, options: Options, progress: StepProgress) -> None:
-    """Update with the options' decay."""
+    """Update with the decay in the options; gradients of parameters that have master weights are widened first."""
     is_rounded = [param.dtype != master.dtype for param, master in zip(tensors.rounded, tensors.params, strict=True)]
     if not any(is_rounded):
         update(tensors._replace(rounded=[]), options, progress)
