@@ -117,7 +117,7 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
         torch.Size([2, 100])
     """
 
-    # An instance from before these options, out of a pickle, has them too.
+    # The options that are not torch's. An instance from before them, out of a pickle, has them too.
     softcap: float | None = None
     lse_square_scale: float = 0.0
     temperature: float = 1.0
@@ -245,16 +245,6 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
 
     def extra_repr(self) -> str:
         """Add the options that are not torch's, where they are not the default."""
-        names = (
-            "softcap",
-            "lse_square_scale",
-            "temperature",
-            "shift",
-            "zero_if_all_ignored",
-            "chunk_size",
-            "max_memory",
-        )
-        changed = [
-            f"{name}={getattr(self, name)!r}" for name in names if getattr(self, name) != getattr(type(self), name)
-        ]
+        values = {name: getattr(self, name) for name in LinearCrossEntropyLoss.__annotations__}
+        changed = [f"{name}={value!r}" for name, value in values.items() if value != getattr(type(self), name)]
         return ", ".join(filter(None, [super().extra_repr(), *changed]))

@@ -74,7 +74,7 @@ def fused_ema_adam(
     adam = (lr, ema_decay, beta1, beta2, eps, weight_decay, decoupled_weight_decay, bias_correction, maximize)
     options = Options(*adam, grad_scale, found_inf)
     check_options(options)
-    tensors = TensorLists(params, grads, exp_avgs, exp_avg_sqs, ema_params, steps)
+    tensors = TensorLists(params, grads, exp_avgs, exp_avg_sqs, ema_params, steps, [])
     _check_tensors(tensors)
     progress = StepProgress()
     try:

@@ -63,7 +63,7 @@ class TensorLists(NamedTuple):
     exp_avg_sqs: list[Tensor]
     ema_params: list[Tensor]
     steps: list[Tensor]
-    rounded: list[Tensor] | tuple[()] = ()
+    rounded: list[Tensor]
 
     def select(self, selectors: list[bool]) -> "TensorLists":
         """Return the parameters whose selector is true."""

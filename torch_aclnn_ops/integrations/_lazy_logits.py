@@ -3,8 +3,7 @@
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from torch_aclnn_ops import functional as F
 from torch_aclnn_ops._torch_compat import modules_sharded_with, tree_map, version_of
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-_Result = TypeVar("_Result")
 _PLAIN = (Tensor, Parameter)
 
 
@@ -111,7 +109,11 @@ class LazyLogits:
             options |= {"softcap": divisor, "temperature": divisor / self._bound}
         if not others:
             with first.autocast_of_then():
-                return _with_weights(first.linear, first.input, partial(_loss, target=target, options=options))
+                return _with_weights(
+                    first.linear,
+                    first.input,
+                    lambda linear, input: _cross_entropy(input, linear.weight, linear.bias, target, options),
+                )
         # The sum of layers is one layer of all their features.
         rows, weights, bias = [], [], None
         for layer in self._layers:
@@ -220,7 +222,7 @@ def real(value: Any) -> Any:
     return value.real() if isinstance(value, LazyLogits) else value
 
 
-def forward(linear: nn.Linear, input: Tensor, *, function: Callable[..., _Result] | None = None) -> Any:
+def forward(linear: nn.Linear, input: Tensor, *, function: Callable[[nn.Linear, Tensor], Tensor] | None = None) -> Any:
     """Be the forward of a linear layer: lazy in training, and the place to call a function where weights are whole."""
     if function is not None:
         return function(linear, input)
@@ -237,14 +239,13 @@ def forward(linear: nn.Linear, input: Tensor, *, function: Callable[..., _Result
 
 def _with_weights(linear: nn.Linear, input: Tensor, function: Callable[[nn.Linear, Tensor], Tensor]) -> Tensor:
     """Call a function of a layer where its weights are whole."""
-    if type(linear.weight) in _PLAIN:
-        _check_whole(linear)
-        return function(linear, input)
 
     def checked(linear: nn.Linear, input: Tensor) -> Tensor:
         _check_whole(linear)
         return function(linear, input)
 
+    if type(linear.weight) in _PLAIN:
+        return checked(linear, input)
     if modules_sharded_with(linear) > 1:
         raise RuntimeError(
             "fully_shard has sharded the head together with other modules, which do not keep their weights for the"
@@ -265,10 +266,6 @@ def _check_whole(linear: nn.Linear) -> None:
         " the forward pass of the module that they wrap. Use fully_shard (FSDP2), shard the head with the whole model,"
         " or call unpatch_model"
     )
-
-
-def _loss(linear: nn.Linear, input: Tensor, *, target: Tensor, options: dict[str, Any]) -> Tensor:
-    return _cross_entropy(input, linear.weight, linear.bias, target, options)
 
 
 def _cross_entropy(

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections import defaultdict
 from contextlib import AbstractContextManager
 from itertools import zip_longest
 from typing import Any
@@ -11,8 +11,10 @@ from torch_aclnn_ops._files import replacing
 from torch_aclnn_ops.functional.ema_adam_kernels import local
 from torch_aclnn_ops.functional.step_progress import StepProgress
 from torch_aclnn_ops.optim import _checkpoints
+from torch_aclnn_ops.optim._flat import FlatGroup
+from torch_aclnn_ops.optim._options import CheckedOptions
 from torch_aclnn_ops.optim._states import CachedState, dtype_of_states, sync_master_from_param
-from torch_aclnn_ops.optim._swap import Exchange, Swap, leave
+from torch_aclnn_ops.optim._swap import Exchange, Swap
 
 import torch
 from torch import Tensor, nn
@@ -22,16 +24,18 @@ from torch.optim.optimizer import Optimizer
 class AveragingOptimizer(Optimizer):
     """An optimizer whose states have an average of their parameter, ``ema_params``: how to get it out and back in."""
 
-    _exchange: Exchange | None  # that is not undone
-    _has_warned: bool
-    _progress: StepProgress  # of the last step that failed
-    _updated: set[Tensor]  # the parameters that failed steps since the last whole one have updated
-    _cached: dict[int, CachedState]
-    _flatten: bool
+    _flatten = False
 
     def _set_up(self) -> None:
         """Make what no checkpoint has."""
-        raise NotImplementedError
+        # Of each group, by its index: its options, its buffers, and the states of the parameters that are in none.
+        self._checked_options: dict[int, CheckedOptions] = defaultdict(CheckedOptions)
+        self._flat_groups: dict[int, FlatGroup] = {}
+        self._cached: dict[int, CachedState] = {}
+        self._has_warned = False
+        self._progress = StepProgress()  # of the last step that failed
+        self._updated: set[Tensor] = set()  # the parameters that failed steps since the last whole one have updated
+        self._exchange: Exchange | None = None  # that is not undone
 
     def swap_ema_params(self) -> AbstractContextManager[None]:
         """Let the parameters hold their averages inside a ``with`` block.
@@ -56,6 +60,7 @@ class AveragingOptimizer(Optimizer):
         """
         return Swap(self)
 
+    @torch.no_grad()
     def ema_state_dict(self, model: nn.Module) -> dict[str, Any]:
         """Return the state of a model with the averages for its weights, to load into such a model.
 
@@ -77,7 +82,15 @@ class AveragingOptimizer(Optimizer):
             <All keys matched successfully>
         """
         self._make_whole("ema_state_dict")
-        return _averaged_state_dict(self.state, model)
+        contents = model.state_dict(keep_vars=True)
+        copies: dict[int, Tensor] = {}  # of tied weights there is one
+        for name, value in contents.items():
+            if isinstance(value, Tensor):
+                if id(value) not in copies:
+                    average = self.state.get(value, {}).get("ema_params", value)
+                    copies[id(value)] = average.detach().to(value.dtype, copy=True)
+                contents[name] = copies[id(value)]
+        return contents
 
     def save_ema_model(self, model: nn.Module, path: str | os.PathLike[str]) -> None:
         """Write :meth:`ema_state_dict` to a file, for ``torch.load`` and ``load_state_dict``.
@@ -198,21 +211,7 @@ class AveragingOptimizer(Optimizer):
                     f"{type(self).__name__}.{method}: inside swap_ema_params() the parameters hold their averages;"
                     " leave the with block first"
                 )
-            leave(self, self._exchange)
+            self._exchange.leave()
         if self._progress.is_torn():
             with torch.no_grad():
                 self._progress.finish()
-
-
-@torch.no_grad()
-def _averaged_state_dict(states: Mapping[Tensor, Mapping[str, Any]], model: nn.Module) -> dict[str, Any]:
-    """Return a model's state dict with averages for weights; tied weights stay one tensor."""
-    contents = model.state_dict(keep_vars=True)
-    copies: dict[int, Tensor] = {}
-    for name, value in contents.items():
-        if isinstance(value, Tensor):
-            if id(value) not in copies:
-                average = states.get(value, {}).get("ema_params", value)
-                copies[id(value)] = average.detach().to(value.dtype, copy=True)
-            contents[name] = copies[id(value)]
-    return contents

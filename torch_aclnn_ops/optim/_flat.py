@@ -7,7 +7,7 @@ from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
 from torch_aclnn_ops._torch_compat import foreach_copy_, version_of
-from torch_aclnn_ops.functional.ema_adam_kernels import TensorLists, is_dense, is_plain
+from torch_aclnn_ops.functional.ema_adam_kernels import is_dense, is_plain
 from torch_aclnn_ops.optim._idle import Idle
 from torch_aclnn_ops.optim._states import CachedState, complete, dtype_of_states, has_state, sync_master_from_param
 
@@ -20,56 +20,19 @@ _CACHE_LINE = 64  # bytes that torch's CPU kernels take at a time; only a rest g
 
 
 class Run(NamedTuple):
-    """Neighbours in a buffer that are updated together: they have gradients, and have done as many steps."""
+    """Neighbours in a buffer that are updated together, as one long parameter: they have done as many steps.
 
-    members: slice
-    weights: Tensor
-    grads: Tensor
-    states: dict[str, Tensor]
-    steps: Tensor
-
-    def lists(self) -> TensorLists:
-        """Return the tensors as those of one long parameter."""
-        states = self.states
-        master = states.get("master_params", self.weights)
-        grads = self.grads.to(master.dtype)
-        moments = [states["exp_avg"]], [states["exp_avg_sq"]]
-        rounded = [self.weights] if "master_params" in states else []
-        return TensorLists([master], [grads], *moments, [states["ema_params"]], [self.steps], rounded)
-
-
-class StepCounts:
-    """How many steps each parameter of a buffer has done, as far as the host knows without asking the device.
-
-    Args:
-        steps: the counts of the device.
+    The tensors are those of ``TensorLists``, in the same order.
     """
 
-    def __init__(self, steps: Tensor) -> None:
-        self._steps = steps
-        self._version = -1
-        self.is_exact = True  # not once the device may have skipped steps, which it alone knows
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Read the counts if somebody else has written to them."""
-        if version_of(self._steps) != self._version:
-            self.values: list[int] = self._steps.tolist()
-            self._summarize()
-
-    def forget(self) -> None:
-        """Read the counts before they are used again, unless ``increment`` comes first."""
-        self._version = -1
-
-    def increment(self, runs: Iterable[Run]) -> None:
-        """Count a step that the device has counted."""
-        for run in runs:
-            self.values[run.members] = [value + 1 for value in self.values[run.members]]
-        self._summarize()
-
-    def _summarize(self) -> None:
-        self.are_equal = len(set(self.values)) == 1
-        self._version = version_of(self._steps)  # last: an exception in between leaves counts that are read again
+    members: slice
+    masters: Tensor
+    grads: Tensor
+    exp_avgs: Tensor
+    exp_avg_sqs: Tensor
+    averages: Tensor
+    steps: Tensor
+    weights: Tensor
 
 
 class FlatBuffer:
@@ -105,7 +68,10 @@ class FlatBuffer:
         self._all_states = states
         self.lacks_averages = False  # a checkpoint had no averages for these parameters
         self._adopt_states(param for param in self.params if has_state(states, param))
-        self.counts = StepCounts(self.steps)
+        # How many steps each parameter has done, as far as the host knows without asking the device.
+        self.counts: list[int] = []
+        self.are_counts_exact = True  # not once the device may have skipped steps, which it alone knows
+        self._counted_version = -1  # of what the counts were read from, or -1 where they are to be read again
         # What to update where all parameters have gradients, and have done as many steps.
         self._whole = self._runs([True] * len(self.params), [0] * len(self.params))
         self._has_params = False
@@ -148,39 +114,39 @@ class FlatBuffer:
         """Bring new gradients into their buffer, and return what to update."""
         if new := self._cached.new_params():
             self._adopt_states(new)
-        self.counts.refresh()
-        if self.has_own_grads() and self.counts.are_equal:
+        if version_of(self.steps) != self._counted_version:  # somebody else has written to them
+            self.counts = self.steps.tolist()
+            self._counted_version = version_of(self.steps)
+        if self.has_own_grads() and len(set(self.counts)) == 1:
             runs = self._whole
         else:
             grads = [param.grad for param in self.params]
-            runs = self._runs([grad is not None for grad in grads], self.counts.values)
+            runs = self._runs([grad is not None for grad in grads], self.counts)
             for run in runs:
                 self._gather_run(run)
         if self._cached.were_params_written():
             sync_master_from_param(self.states["master_params"], self.weights)
         return runs
 
-    def _runs(self, has_grad: list[bool], counts: list[int]) -> list[Run]:
-        runs, first = [], None
-        for i in range(len(has_grad) + 1):
-            is_end = i == len(has_grad) or not has_grad[i]
-            if first is not None and (is_end or not self._joins(i) or counts[i] != counts[i - 1]):
-                runs.append(self._run(slice(first, i)))
-                first = None
-            if first is None and not is_end:
-                first = i
-        return runs
-
-    def _joins(self, i: int) -> bool:
-        # Scalar and vector code of the CPU's kernels round differently. Flattened or not shall make no difference, so
-        # each tensor with a rest stays a tensor.
-        return not self.weights.is_cpu or self.params[i].nbytes % _CACHE_LINE == 0
+    def _runs(self, is_chosen: list[bool], counts: list[int]) -> list[Run]:
+        runs: list[slice] = []
+        for i, chosen in enumerate(is_chosen):
+            # Scalar and vector code of the CPU's kernels round differently. Flattened or not shall make no difference,
+            # so each tensor with a rest stays a tensor.
+            joins = not self.weights.is_cpu or self.params[i].nbytes % _CACHE_LINE == 0
+            if chosen and joins and runs and runs[-1].stop == i and counts[i] == counts[i - 1]:
+                runs[-1] = slice(runs[-1].start, i + 1)
+            elif chosen:
+                runs.append(slice(i, i + 1))
+        return list(map(self._run, runs))
 
     def _run(self, members: slice) -> Run:
         last = members.stop - 1
         part = slice(self._begins[members.start], self._begins[last] + self.params[last].numel())
+        weights, grads = self.weights[part], self.grads[part]
         states = {name: buffer[part] for name, buffer in self.states.items()}
-        return Run(members, self.weights[part], self.grads[part], states, self.steps[members])
+        masters, moments = states.get("master_params", weights), (states["exp_avg"], states["exp_avg_sq"])
+        return Run(members, masters, grads, *moments, states["ema_params"], self.steps[members], weights)
 
     def _gather_run(self, run: Run) -> None:
         params, views = self.params[run.members], self._grad_views[run.members]
@@ -214,29 +180,24 @@ class FlatBuffer:
             param.grad is None and has_state(self._all_states, param) and param not in updated for param in self.params
         ]
         runs = self._runs(is_idle, [0] * len(self.params))
-        weights = [run.states.get("master_params", run.weights) for run in runs]
-        return Idle(weights, [run.states["ema_params"] for run in runs], [run.steps for run in runs])
+        return Idle([run.masters for run in runs], [run.averages for run in runs], [run.steps for run in runs])
 
     def begin(self, runs: list[Run]) -> None:
         """Let autograd see that the parameters are written to, whatever becomes of the step."""
-        self.counts.forget()
+        self._counted_version = -1
         for run in runs:
             torch.autograd.graph.increment_version(self.params[run.members])
 
     def finish(self, runs: list[Run]) -> None:
         """Count a step that is complete."""
-        self.counts.increment(runs)
+        for run in runs:
+            self.counts[run.members] = [count + 1 for count in self.counts[run.members]]
+        self._counted_version = version_of(self.steps)  # last: after an exception in between they are read again
         self._cached.remember_own_writes()
 
 
 class FlatGroup:
-    """A parameter group as buffers, and the parameters that cannot be flattened.
-
-    Args:
-        group: the parameter group.
-        states: the optimizer's states.
-        previous: the buffers that the group had before.
-    """
+    """A parameter group as buffers, and the parameters that cannot be flattened; ``previous`` is what it was before."""
 
     def __init__(
         self, group: dict[str, Any], states: MutableMapping[Tensor, Any], previous: "FlatGroup | None" = None

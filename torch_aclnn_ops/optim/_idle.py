@@ -26,14 +26,8 @@ class Idle(NamedTuple):
 def average(idle: Idle, steps: list[Tensor], options: Options, schedule: EmaSchedule, progress: StepProgress) -> None:
     """Move the averages towards the weights.
 
-    The step counts of these parameters stand still, so a schedule goes by the parameter that has done the most steps.
-
-    Args:
-        idle: the parameters.
-        steps: the step counts of all parameters of the optimizer, after this step.
-        options: the options of the group.
-        schedule: says the decay.
-        progress: is told what is done.
+    The step counts of these parameters stand still, so a schedule goes by the parameter that has done the most steps:
+    ``steps`` are those of all parameters of the optimizer, after this step.
     """
     weight = 1 - _decay(steps, idle.steps[0].device, schedule)
     found_inf = options.found_inf

@@ -68,15 +68,6 @@ def complete(state: dict[str, Any], param: Tensor, dtype: torch.dtype) -> bool:
     return lacks_average
 
 
-def complete_all(states: MutableMapping[Tensor, Any], params: Sequence[Tensor], master_weights: bool) -> bool:
-    """Complete the states of parameters that have one or need one now; return whether an average was missing."""
-    lacks_average = False
-    for param in params:
-        if param.grad is not None or has_state(states, param):
-            lacks_average |= complete(states[param], param, dtype_of_states(param, master_weights))
-    return lacks_average
-
-
 def describe_params(optimizer: Optimizer, params: Iterable[Tensor]) -> str:
     """Name parameters by their places in the groups of an optimizer, such as ``0-3 of group 0``."""
     ids = set(map(id, params))

@@ -1,6 +1,7 @@
 """One step on the lists of a parameter group, or on a buffer: scaled gradients, master weights, the average's decay."""
 
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from functools import partial
 from itertools import repeat
 from typing import Any
@@ -13,7 +14,6 @@ from torch_aclnn_ops.functional.ema_adam_kernels import (
     batches,
     describe_path,
     is_plain,
-    local,
     update,
 )
 from torch_aclnn_ops.functional.step_progress import StepProgress, add_note
@@ -47,82 +47,68 @@ def scaling_of(optimizer: Any, grad_scaler: Any = None) -> tuple[Tensor | None, 
 
 
 def step_lists(
-    tensors: TensorLists, masters: list[Tensor], options: Options, schedule: EmaSchedule, progress: StepProgress
+    tensors: TensorLists, options: Options, schedule: EmaSchedule, progress: StepProgress, counts: Sequence[int] = ()
 ) -> None:
     """Update parameters one by one, with their master weights where they have some.
 
-    Args:
-        tensors: the parameters, with gradients of their dtype and states of their masters' dtype.
-        masters: the parameters themselves, or their weights in float32.
-        options: the options of the group.
-        schedule: says the decay.
-        progress: is told what is updated.
+    ``rounded`` are the parameters, with gradients of their dtype; ``params`` are the same, or their master weights in
+    float32, and states have their dtype. ``counts`` are their steps, where the host knows those of a device.
     """
-    if not all(map(is_plain, tensors.params)):
+    if not all(map(is_plain, tensors.rounded)):
         # The shards of a gradient have to be where those of its parameter are.
         grads = [
             grad.redistribute(placements=param.placements) if hasattr(param, "placements") else grad  # type: ignore[attr-defined]
-            for grad, param in zip(tensors.grads, tensors.params, strict=True)
+            for grad, param in zip(tensors.grads, tensors.rounded, strict=True)
         ]
         tensors = tensors._replace(grads=grads).local()
-        masters = [local(master) for master in masters]
-    is_rounded = [param.dtype != master.dtype for param, master in zip(tensors.params, masters, strict=True)]
-    if not any(is_rounded):
-        _update(tensors, options, schedule, progress)
-        return
-    _update(tensors.select([not rounded for rounded in is_rounded]), options, schedule, progress)
-    rounded = tensors._replace(params=masters, rounded=tensors.params).select(is_rounded)
-    for part in batches(rounded.params, _WIDENED_ELEMENTS):
-        batch = rounded.part(part)
-        batch = batch._replace(
-            grads=[grad.to(master.dtype) for grad, master in zip(batch.grads, batch.params, strict=True)]
-        )
-        _update(batch, options, schedule, progress)
-
-
-def _update(tensors: TensorLists, options: Options, schedule: EmaSchedule, progress: StepProgress) -> None:
-    """Update with the decay that the schedule has for each parameter's step."""
-    if not tensors.params:
-        return
     if schedule.is_constant:
-        update(tensors, options, progress)
+        _update(tensors, options, progress)
         return
+    steps = [step[0] if step.dim() else step for step in tensors.steps]
     by_decay, by_device = defaultdict(list), defaultdict(list)
-    for i, step in enumerate(tensors.steps):
-        if step.is_cpu and not torch.compiler.is_compiling():
+    is_compiling = torch.compiler.is_compiling()
+    for i, step in enumerate(steps):
+        if counts:
+            by_decay[schedule.decay_at(counts[i] + 1)].append(i)
+        elif step.is_cpu and not is_compiling:
             by_decay[schedule.decay_at(int(step) + 1)].append(i)
         else:
             by_device[step.device].append(i)
     for known_decay, members in by_decay.items():
-        lists = TensorLists(*([listed[i] for i in members] if listed else [] for listed in tensors))
-        update(lists, options._replace(ema_decay=known_decay), progress)
+        lists = TensorLists(*([listed[i] for i in members] for listed in tensors))
+        _update(lists, options._replace(ema_decay=known_decay), progress)
     for members in by_device.values():
-        decays = schedule.decays_at(torch.stack([tensors.steps[i] for i in members]) + 1)
+        decays = schedule.decays_at(torch.stack([steps[i] for i in members]) + 1)
         for i, decay in zip(members, decays.unbind(), strict=True):
-            update(tensors.part(slice(i, i + 1)), options._replace(ema_decay=decay), progress)
+            _update(tensors.part(slice(i, i + 1)), options._replace(ema_decay=decay), progress)
+
+
+def _update(tensors: TensorLists, options: Options, progress: StepProgress) -> None:
+    """Update with the decay in the options; gradients of parameters that have master weights are widened first."""
+    is_rounded = [param.dtype != master.dtype for param, master in zip(tensors.rounded, tensors.params, strict=True)]
+    if not any(is_rounded):
+        update(tensors._replace(rounded=[]), options, progress)
+        return
+    update(tensors.select([not rounded for rounded in is_rounded])._replace(rounded=[]), options, progress)
+    rounded = tensors.select(is_rounded)
+    for part in batches(rounded.params, _WIDENED_ELEMENTS):
+        batch = rounded.part(part)
+        grads = [grad.to(master.dtype) for grad, master in zip(batch.grads, batch.params, strict=True)]
+        update(batch._replace(grads=grads), options, progress)
 
 
 def step_buffer(buffer: FlatBuffer, options: Options, schedule: EmaSchedule, progress: StepProgress) -> None:
     """Update the parameters of a buffer that have gradients, as few long ones."""
     if options.found_inf is not None and not options.found_inf.is_cpu:
-        buffer.counts.is_exact = False
+        buffer.are_counts_exact = False
     runs = buffer.gather()
-    runs_by_decay: dict[float, list[TensorLists]] = defaultdict(list)
-    one_by_one: list[tuple[TensorLists, Tensor]] = []
-    for run in runs:
-        lists = run.lists()
-        if schedule.is_constant or buffer.counts.is_exact:
-            runs_by_decay[schedule.decay_at(buffer.counts.values[run.members.start] + 1)].append(lists)
-        else:
-            one_by_one.append((lists, schedule.decays_at(lists.steps[0][0] + 1)))
+    counts = [buffer.counts[run.members.start] for run in runs] if buffer.are_counts_exact else ()
     buffer.begin(runs)
-    for lists, decay in one_by_one:
-        update(lists, options._replace(ema_decay=decay), progress)
-    for known_decay, entries in runs_by_decay.items():
-        merged = TensorLists(
-            *([tensor for tensors in kind for tensor in tensors] for kind in zip(*entries, strict=True))
-        )
-        update(merged, options._replace(ema_decay=known_decay), progress)
+    tensors = TensorLists([], [], [], [], [], [], [])
+    for run in runs:
+        for listed, tensor in zip(tensors, run[1:], strict=True):
+            listed.append(tensor)
+    step_lists(tensors, options, schedule, progress, counts)
     buffer.finish(runs)
 
 

@@ -1,6 +1,5 @@
 """Parameters that hold their averages for a while, and get their weights back whatever happens."""
 
-from collections.abc import Mapping
 from contextlib import ContextDecorator, suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,87 +26,46 @@ class Swap(ContextDecorator):
 
     def __enter__(self) -> None:
         self._optimizer._make_whole("swap_ema_params")
-        exchange = Exchange(self._optimizer.state)
+        exchange = Exchange(self._optimizer)
         try:
             self._exchange = self._optimizer._exchange = exchange
             exchange.enter()
         except BaseException:
             exchange.give_up()
-            self._leave(exchange)
+            self._leave()
             raise
 
     def __exit__(self, *_: object) -> None:
-        if self._exchange is None:
-            return
         try:
-            self._leave(self._exchange)
+            self._leave()
         except KeyboardInterrupt:
-            if self._exchange is not None:
-                self._leave(self._exchange)
+            self._leave()
             raise
 
     def __del__(self) -> None:
         # An interrupt before the first bytecode of __exit__ leaves it to this.
+        with suppress(Exception):
+            self._leave()
+
+    def _leave(self) -> None:
         if self._exchange is not None:
-            with suppress(Exception):
-                self._leave(self._exchange)
-
-    def _leave(self, exchange: "Exchange") -> None:
-        leave(self._optimizer, exchange)
-        self._exchange = None
-
-
-def leave(optimizer: Any, exchange: "Exchange") -> None:
-    """Give the parameters their weights back; raise where a device refuses, after the others have theirs."""
-    exchange.leave()
-    method = f"{type(optimizer).__name__}.swap_ema_params"
-    if exchange.kept:
-        error = next(iter(exchange.kept.values()))
-        raise RuntimeError(
-            f"{method}: a device does not give parameters {describe_params(optimizer, exchange.kept)} their weights"
-            " back: they hold their averages, and all others have their weights. The weights of these are kept on their"
-            f" device, and the next call of step(), state_dict() or swap_ema_params() writes them back ({error})"
-        ) from error
-    optimizer._exchange = None
-    if exchange.not_averaged:
-        error = next(iter(exchange.not_averaged.values()))
-        raise RuntimeError(
-            f"{method}: all parameters have their weights back, but what was written to parameters"
-            f" {describe_params(optimizer, exchange.not_averaged)} inside the with block is not in their averages"
-            f" ({error})"
-        ) from error
-    if exchange.repeated is not None:
-        # What fails in a device's queue can end the queue, in which the second attempt is lost without a word.
-        raise RuntimeError(
-            f"{method}: a device failed while the parameters got their weights back. What had failed was done again,"
-            f" and then raised nothing ({exchange.repeated})"
-        ) from exchange.repeated
+            self._exchange.leave()
+            self._exchange = None
 
 
 class Exchange:
-    """The averages in the place of the weights, which are copied aside before anything is written.
+    """The averages in the place of the weights, which are copied aside before anything is written."""
 
-    Args:
-        states: the optimizer's states.
-
-    Attributes:
-        is_inside: whether the parameters are to hold their averages.
-        kept: the parameters that a device does not give their weights back, and why.
-        not_averaged: the parameters whose averages a device does not give what was written to them, and why.
-        repeated: the first failure of a write that raised nothing when it was done again.
-    """
-
-    def __init__(self, states: Mapping[Tensor, Mapping[str, Any]]) -> None:
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer, states = optimizer, optimizer.state
         self._owners = [param for param, state in states.items() if "ema_params" in state]
         self._params = [local(param) for param in self._owners]
         self._averages = [local(states[param]["ema_params"]) for param in self._owners]
         with torch.no_grad():
             self._weights = [param.clone() for param in self._params]
         self._pending: tuple[list[_Write], list[object]] = [], []
-        self.is_inside = True
-        self.kept: dict[Tensor, Exception] = {}
-        self.not_averaged: dict[Tensor, Exception] = {}
-        self.repeated: Exception | None = None
+        self._kept: dict[Tensor, Exception] = {}  # which a device does not give their weights back, and why
+        self.is_inside = True  # the parameters are to hold their averages
 
     @torch.no_grad()
     def enter(self) -> None:
@@ -120,9 +78,39 @@ class Exchange:
         self._pending = self._restoring(), []
         self.is_inside = False
 
-    @torch.no_grad()
     def leave(self) -> None:
+        """Give the parameters their weights back; raise where a device refuses, after the others have theirs."""
+        errors, repeated = self._write()
+        self._kept = {write.owner: error for write, error in errors if write.restores}
+        method = f"{type(self._optimizer).__name__}.swap_ema_params"
+        if self._kept:
+            error = next(iter(self._kept.values()))
+            raise RuntimeError(
+                f"{method}: a device does not give parameters {describe_params(self._optimizer, self._kept)} their"
+                " weights back: they hold their averages, and all others have their weights. The weights of these are"
+                " kept on their device, and the next call of step(), state_dict() or swap_ema_params() writes them back"
+                f" ({error})"
+            ) from error
+        self._optimizer._exchange = None
+        if errors:
+            not_averaged, error = [write.owner for write, _ in errors], errors[0][1]
+            raise RuntimeError(
+                f"{method}: all parameters have their weights back, but what was written to parameters"
+                f" {describe_params(self._optimizer, not_averaged)} inside the with block is not in their averages"
+                f" ({error})"
+            ) from error
+        if repeated:
+            # What fails in a device's queue can end the queue, in which the second attempt is lost without a word.
+            raise RuntimeError(
+                f"{method}: a device failed while the parameters got their weights back. What had failed was done"
+                f" again, and then raised nothing ({repeated[0]})"
+            ) from repeated[0]
+
+    @torch.no_grad()
+    def _write(self) -> "tuple[list[tuple[_Write, Exception]], list[Exception]]":
         """Write what the parameters hold to their averages, and the weights to the parameters.
+
+        Return what failed twice, and the failures of what raised nothing when it was done again.
 
         It can be repeated after any exception. Signals are handled between Python's bytecodes, so none comes between
         the calls that ``map`` makes, and the list of results says at any time which were made.
@@ -133,8 +121,8 @@ class Exchange:
                 [],
             )
             self.is_inside = False
-        elif self.kept:
-            self._pending = [write for write in self._restoring() if write.owner in self.kept], []
+        elif self._kept:
+            self._pending = [write for write in self._restoring() if write.owner in self._kept], []
         writes, results = self._pending
         calls = [write.call for write in writes]
         failures: dict[int, Exception] = {}
@@ -146,13 +134,10 @@ class Exchange:
                     results.append(error)
                 else:
                     failures[len(results)] = error
-        again = (error for i, error in failures.items() if not isinstance(results[i], Exception))
-        self.repeated = next(again, None)
         errors = [
             (write, result) for write, result in zip(writes, results, strict=True) if isinstance(result, Exception)
         ]
-        self.kept = {write.owner: error for write, error in errors if write.restores}
-        self.not_averaged = {write.owner: error for write, error in errors if not write.restores}
+        return errors, [error for i, error in failures.items() if not isinstance(results[i], Exception)]
 
     def _averaging(self) -> "list[_Write]":
         return [

@@ -1,6 +1,5 @@
 """``FusedEmaAdam``: Adam or AdamW that keeps an exponential moving average of the weights (aclnnApplyFusedEmaAdam)."""
 
-from collections import defaultdict
 from collections.abc import Callable
 from itertools import compress
 from typing import Any, overload
@@ -12,13 +11,14 @@ from torch_aclnn_ops.optim import _steps
 from torch_aclnn_ops.optim._averages import AveragingOptimizer
 from torch_aclnn_ops.optim._flat import FlatGroup
 from torch_aclnn_ops.optim._idle import Idle, average
-from torch_aclnn_ops.optim._options import CheckedOptions, EmaSchedule, options_of
+from torch_aclnn_ops.optim._options import EmaSchedule, options_of
 from torch_aclnn_ops.optim._states import (
     CachedState,
-    complete_all,
+    complete,
+    dtype_of_states,
+    has_state,
     sync_master_from_param,
 )
-from torch_aclnn_ops.optim._swap import Exchange
 
 import torch
 from torch import Tensor
@@ -111,8 +111,6 @@ class FusedEmaAdam(AveragingOptimizer):
     # torch.amp.GradScaler leaves the scale, and what to do about infinities, to the step.
     _step_supports_amp_scaling = True
 
-    _flatten = False
-
     def __init__(
         self,
         params: ParamsT,
@@ -157,17 +155,6 @@ class FusedEmaAdam(AveragingOptimizer):
         self._flatten = flatten
         self._set_up()
         super().__init__(params, defaults)
-
-    def _set_up(self) -> None:
-        """Make what no checkpoint has."""
-        # Of each group, by its index: its options, its buffers, and the states of the parameters that are in none.
-        self._checked_options: dict[int, CheckedOptions] = defaultdict(CheckedOptions)
-        self._flat_groups: dict[int, FlatGroup] = {}
-        self._cached: dict[int, CachedState] = {}
-        self._has_warned = False
-        self._progress = StepProgress()
-        self._updated: set[Tensor] = set()
-        self._exchange: Exchange | None = None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with options of their own; missing options are those of the constructor.
@@ -258,11 +245,10 @@ class FusedEmaAdam(AveragingOptimizer):
             all_idle.append(idle)
             if is_flattened and not self._step_flat(i, options, schedule, progress, idle, all_steps):
                 continue
-            tensors = TensorLists([], [], [], [], [], [])
-            masters: list[Tensor] = []
-            self._init_group(i, is_flattened, masters, *tensors[:6], *idle)
+            tensors = TensorLists([], [], [], [], [], [], [])
+            self._init_group(i, is_flattened, *tensors, *idle)
             if tensors.params:
-                _steps.step_lists(tensors, masters, options, schedule, progress)
+                _steps.step_lists(tensors, options, schedule, progress)
                 if not torch.compiler.is_compiling():
                     self._cached[i].remember_own_writes()
             all_steps += tensors.steps
@@ -294,23 +280,17 @@ class FusedEmaAdam(AveragingOptimizer):
                     listed += of_buffer
         return flat_group.rest
 
-    def _init_group(
-        self,
-        i: int,
-        is_flattened: bool,
-        masters: list[Tensor],
-        params: list[Tensor],
-        grads: list[Tensor],
-        *others: list[Tensor],
-    ) -> None:
-        """Fill the lists with the tensors of what is not flattened: first of what has a gradient, then as ``Idle``.
+    def _init_group(self, i: int, is_flattened: bool, *lists: list[Tensor]) -> None:
+        """Fill ``TensorLists`` and ``Idle`` with what is not flattened.
 
         torch.compile knows a method of this name: it does not trace it, and takes numbers and lists for arguments.
         """
         group, cached = self.param_groups[i], self._cached.get(i)
         all_params = self._flat_groups[i].rest if is_flattened else group["params"]
         if cached is None or not cached.is_current(all_params, self.state) or cached.new_params():
-            self._warn(complete_all(self.state, all_params, group["master_weights"]))
+            for param in all_params:
+                if param.grad is not None or has_state(self.state, param):
+                    self._warn(complete(self.state[param], param, dtype_of_states(param, group["master_weights"])))
             cached = self._cached[i] = CachedState(all_params, self.state)
         if cached.were_params_written():
             for master, param in zip(cached.masters, cached.params, strict=True):
@@ -318,13 +298,13 @@ class FusedEmaAdam(AveragingOptimizer):
                     sync_master_from_param(local(master), local(param))
         all_grads = [param.grad for param in cached.params]
         has_grad = [grad is not None for grad in all_grads]
-        of_params: tuple[list[Any], ...] = (cached.masters, cached.params, all_grads, *cached.lists)
+        of_params: tuple[list[Any], ...] = (cached.masters, all_grads, *cached.lists, cached.params)
         has_all = all(has_grad)
-        for listed, of_all in zip((masters, params, grads, *others[:4]), of_params, strict=True):
+        for listed, of_all in zip(lists[:7], of_params, strict=True):
             listed += of_all if has_all else compress(of_all, has_grad)
         if group["ema_without_grad"] and not has_all:
             is_idle = [
                 not has and param not in self._updated for has, param in zip(has_grad, cached.params, strict=True)
             ]
-            for listed, of_all in zip(others[4:], (cached.masters, *cached.lists[2:]), strict=True):
+            for listed, of_all in zip(lists[7:], (cached.masters, *cached.lists[2:]), strict=True):
                 listed += compress(of_all, is_idle)
