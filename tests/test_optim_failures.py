@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 from torch_aclnn_ops.functional import fused_ema_adam
 from torch_aclnn_ops.optim import FusedEmaAdam
 
@@ -117,6 +119,20 @@ def test_a_swap_that_is_dropped_without_its_end_restores_the_weights():
     del swap
     assert_all_equal([weight.detach() for weight in weights], before)
     optimizer.state_dict()
+
+
+def test_a_swap_whose_end_has_failed_leaves_a_later_one_alone():
+    weights, optimizer = groups()
+    failed, mode = optimizer.swap_ema_params(), FailOperators(0, 1000)
+    with pytest.raises(RuntimeError, match="does not give parameters"), failed:
+        mode.__enter__()
+    mode.__exit__(None, None, None)
+    optimizer.state_dict()
+    with optimizer.swap_ema_params():
+        del failed
+        gc.collect()
+        with pytest.raises(RuntimeError, match="leave the with block first"):
+            optimizer.step()
 
 
 def test_a_swap_is_a_decorator_too():

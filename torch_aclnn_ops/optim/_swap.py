@@ -91,7 +91,8 @@ class Exchange:
                 " kept on their device, and the next call of step(), state_dict() or swap_ema_params() writes them back"
                 f" ({error})"
             ) from error
-        self._optimizer._exchange = None
+        if self._optimizer._exchange is self:  # not a later one
+            self._optimizer._exchange = None
         if errors:
             not_averaged, error = [write.owner for write, _ in errors], errors[0][1]
             raise RuntimeError(
