@@ -610,7 +610,8 @@ _NPU = (
     ),
     Cause(
         ("torch_npu's task queue has ended",),
-        "An earlier operator failed on torch_npu's queue, which ended it. Its exception was raised before, or printed.",
+        "An earlier operator failed on torch_npu's queue, which ended it. Its exception was raised before, in the"
+        " thread that asked first, or printed.",
         "Start the process again from the last checkpoint. To find the operator, set `ASCEND_LAUNCH_BLOCKING=1` or"
         " `TASK_QUEUE_ENABLE=0`. See [faults.md](faults.md).",
     ),

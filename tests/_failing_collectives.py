@@ -117,6 +117,9 @@ def fails_as_asked(device):
     if rank == 1:
         host_npu.fail("HcclAllReduce")
     dist.all_reduce(tensor)
+    torch.npu.synchronize()
+    # The watchdog of torch_npu may have asked first, and have got the one exception that there is.
+    torch.ops.torch_aclnn_ops.mse_loss_backward(tensor, tensor, tensor, 0)
     return _finish()
 
 
