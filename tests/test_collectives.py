@@ -71,7 +71,6 @@ ABSENCES = {
         -signal.SIGKILL,
     ),
     "leaves": (f"rank 1 (process N) has destroyed the communicator: {WAITED}", 1),
-    "fails_as_asked": (f"rank 1 (process N) died: {WAITED}", 1),
 }
 
 
@@ -104,10 +103,13 @@ def test_a_rank_whose_partner_is_missing_is_told_which_and_where_it_was_last(pro
     assert sentence in _said(waiting)
 
 
-def test_a_failure_that_was_asked_for_is_raised_or_an_operator_says_that_the_queue_has_ended():
-    _, failing = _outcomes("fails_as_asked")
-    asked_for = "EZ9999: HcclAllReduce: failure asked for by a test"
-    assert asked_for in failing.error or "task queue has ended with an operator that failed before" in failing.error
+def test_a_failure_that_was_asked_for_is_told_by_whoever_asks_first_or_by_an_operator_of_this_package():
+    waiting, failing = _outcomes("fails_as_asked")
+    # There is one exception. A thread of torch_npu that asks before the program drops it, or ends the process with it.
+    assert failing.exit_status in (1, -signal.SIGABRT)
+    sentences = ("EZ9999: HcclAllReduce: failure asked for by a test", "torch_npu's task queue has ended")
+    assert any(sentence in _said(failing) for sentence in sentences)
+    assert f"rank 1 (process N) died: {WAITED}" in _said(waiting)
 
 
 def test_the_watchdog_of_torch_npu_ends_a_process_whose_collective_has_failed():
