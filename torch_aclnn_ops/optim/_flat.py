@@ -1,6 +1,6 @@
 """Flattened parameters: weights, gradients and states of many parameters in one buffer each."""
 
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, MutableMapping, Sequence
 from itertools import repeat
 from operator import attrgetter, is_
@@ -80,7 +80,8 @@ class FlatBuffer:
         """Make the parameters views of their buffer, after everything that a device may refuse."""
         # In C, so that no signal comes in between.
         deque(map(setattr, self.params, repeat("data"), self._param_views), maxlen=0)
-        self._cached = CachedState(self.params, self._all_states, Tensor.data_ptr)
+        self._cached = CachedState(self.params, self._all_states)
+        self._places = list(map(_place_of, self.params))
         self._has_params = True
 
     def _view(self, buffer: Tensor, i: int) -> Tensor:
@@ -100,11 +101,13 @@ class FlatBuffer:
             views = {name: self._view(buffer, i) for name, buffer in self.states.items()}
             for name, view in {**views, "step": self.steps[i]}.items():
                 state[name] = view.copy_(state[name])
-        self._cached = CachedState(self.params, self._all_states, Tensor.data_ptr)
+        self._cached = CachedState(self.params, self._all_states)
 
-    def is_current(self, states: MutableMapping[Tensor, Any]) -> bool:
-        """Return whether parameters and states are still the views that they were made."""
-        return self._has_params and self._cached.is_current(self.params, states)
+    def is_current(self, states: MutableMapping[Tensor, Any], have_moved: bool) -> bool:
+        """Return whether parameters, which are looked at if some have moved, and states are still views of buffers."""
+        if not self._has_params or (have_moved and list(map(_place_of, self.params)) != self._places):
+            return False
+        return self._cached.is_current(self.params, states)
 
     def has_own_grads(self) -> bool:
         """Return whether all gradients are in their buffer already."""
@@ -206,12 +209,11 @@ class FlatGroup:
         self._previous = previous
         self._is_complete = False
         own = previous.storages() if previous else set()
-        pointers = Counter(param.data_ptr() for param in self._params if is_plain(param))
         self._states, self._master_weights = states, group["master_weights"]
         self._by_kind: dict[Any, list[Tensor]] = defaultdict(list)
         self.rest: list[Tensor] = []
         for param in self._params:
-            if can_flatten(param, own) and pointers[param.data_ptr()] == 1:
+            if can_flatten(param, own):
                 self._by_kind[param.dtype, param.device].append(param)
             else:
                 self.rest.append(param)
@@ -236,15 +238,19 @@ class FlatGroup:
         """Return whether all parameters are flattened, with gradients that are in their buffers."""
         return not self.rest and all(buffer.has_own_grads() for buffer in self.buffers)
 
-    def is_current(self, group: dict[str, Any], states: MutableMapping[Tensor, Any]) -> bool:
-        """Return whether the group still has the same parameters, and these their places."""
+    def is_current(self, group: dict[str, Any], states: MutableMapping[Tensor, Any], have_moved: bool) -> bool:
+        """Return whether the group still has the same parameters, and these their places; see ``FlatBuffer``."""
         params = group["params"]
         return (
             self._is_complete
             and len(params) == len(self._params)
             and all(map(is_, params, self._params))
-            and all(buffer.is_current(states) for buffer in self.buffers)
+            and all(buffer.is_current(states, have_moved) for buffer in self.buffers)
         )
+
+
+def _place_of(param: Tensor) -> object:
+    return param.data_ptr(), param.shape, param.stride(), param.dtype
 
 
 def can_flatten(param: Tensor, own_storages: set[int]) -> bool:

@@ -9,8 +9,10 @@ from torch_aclnn_ops.functional.step_progress import StepProgress
 from torch_aclnn_ops.ops._paths import is_recording
 from torch_aclnn_ops.optim import _steps
 from torch_aclnn_ops.optim._averages import AveragingOptimizer
+from torch_aclnn_ops.optim._calls import exclusive
 from torch_aclnn_ops.optim._flat import FlatGroup
 from torch_aclnn_ops.optim._idle import Idle, average
+from torch_aclnn_ops.optim._memory import check_memory, check_no_shared_memory
 from torch_aclnn_ops.optim._options import EmaSchedule, options_of
 from torch_aclnn_ops.optim._states import (
     CachedState,
@@ -169,6 +171,11 @@ class FusedEmaAdam(AveragingOptimizer):
         if isinstance(param_group, dict):
             options_of({**self.defaults, **param_group})
         super().add_param_group(param_group)
+        try:
+            check_no_shared_memory(self.param_groups)
+        except BaseException:
+            self.param_groups.pop()
+            raise
 
     @overload
     def step(self, closure: None = None, **kwargs: Any) -> None: ...
@@ -177,6 +184,7 @@ class FusedEmaAdam(AveragingOptimizer):
     def step(self, closure: Callable[[], float], **kwargs: Any) -> float: ...
 
     @torch.no_grad()
+    @exclusive
     def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> float | None:
         """Update every parameter that has a gradient, and its average.
 
@@ -201,16 +209,22 @@ class FusedEmaAdam(AveragingOptimizer):
             RuntimeError: a gradient is sparse, complex or unlike its parameter, or this is inside ``swap_ema_params``.
             ValueError: an option of a group is out of range.
         """
-        self._make_whole("step")
+        is_compiling = torch.compiler.is_compiling()
         loss = None
         if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        is_compiling = torch.compiler.is_compiling()
+            self._in_closure = True
+            try:
+                with torch.enable_grad():
+                    loss = closure()
+            finally:
+                self._in_closure = False
         parsed = [
             options_of(group) if is_compiling else self._checked_options[i].of(group)
             for i, group in enumerate(self.param_groups)
         ]
+        have_moved = is_compiling or not self._placement.is_current(self.param_groups)
+        if have_moved and not is_compiling:
+            check_memory(self.param_groups, self.state)
         _steps.check_gradients(self.param_groups, self._flat_groups)
         grad_scale, found_inf = _steps.scaling_of(self, **kwargs)
         if found_inf is not None and not is_compiling and found_inf.is_cpu and found_inf:
@@ -224,29 +238,31 @@ class FusedEmaAdam(AveragingOptimizer):
             return loss
         progress = StepProgress()
         if is_compiling:
-            self._step_groups(parsed, False, progress)
+            self._step_groups(parsed, False, have_moved, progress)
             return loss
         try:
-            self._step_groups(parsed, self._flatten, progress)
+            self._step_groups(parsed, self._flatten, have_moved, progress)
         except BaseException as error:
             self._progress = progress
             self._updated |= _steps.use_up_gradients(self, progress, error)
             raise
         self._updated.clear()
+        if have_moved:
+            self._placement.remember(self.param_groups)
         return loss
 
     def _step_groups(
-        self, parsed: list[tuple[Options, EmaSchedule]], is_flattened: bool, progress: StepProgress
+        self, parsed: list[tuple[Options, EmaSchedule]], is_flattened: bool, have_moved: bool, progress: StepProgress
     ) -> None:
         all_idle: list[Idle] = []
         all_steps: list[Tensor] = []
         for i, (options, schedule) in enumerate(parsed):
             idle = Idle([], [], [])
             all_idle.append(idle)
-            if is_flattened and not self._step_flat(i, options, schedule, progress, idle, all_steps):
+            if is_flattened and not self._step_flat(i, options, schedule, have_moved, progress, idle, all_steps):
                 continue
             tensors = TensorLists([], [], [], [], [], [], [])
-            self._init_group(i, is_flattened, *tensors, *idle)
+            self._init_group(i, is_flattened, have_moved, *tensors, *idle)
             if tensors.params:
                 _steps.step_lists(tensors, options, schedule, progress)
                 if not torch.compiler.is_compiling():
@@ -261,13 +277,14 @@ class FusedEmaAdam(AveragingOptimizer):
         i: int,
         options: Options,
         schedule: EmaSchedule,
+        have_moved: bool,
         progress: StepProgress,
         idle: Idle,
         all_steps: list[Tensor],
     ) -> list[Tensor]:
         """Update the flattened parameters of a group; return the others."""
         group, flat_group = self.param_groups[i], self._flat_groups.get(i)
-        if flat_group is None or not flat_group.is_current(group, self.state):
+        if flat_group is None or not flat_group.is_current(group, self.state, have_moved):
             self._cached.pop(i, None)
             flat_group = self._flat_groups[i] = FlatGroup(group, self.state, flat_group)
             flat_group.take_params()
@@ -280,14 +297,14 @@ class FusedEmaAdam(AveragingOptimizer):
                     listed += of_buffer
         return flat_group.rest
 
-    def _init_group(self, i: int, is_flattened: bool, *lists: list[Tensor]) -> None:
+    def _init_group(self, i: int, is_flattened: bool, have_moved: bool, *lists: list[Tensor]) -> None:
         """Fill ``TensorLists`` and ``Idle`` with what is not flattened.
 
         torch.compile knows a method of this name: it does not trace it, and takes numbers and lists for arguments.
         """
         group, cached = self.param_groups[i], self._cached.get(i)
         all_params = self._flat_groups[i].rest if is_flattened else group["params"]
-        if cached is None or not cached.is_current(all_params, self.state) or cached.new_params():
+        if cached is None or have_moved or not cached.is_current(all_params, self.state) or cached.new_params():
             for param in all_params:
                 if param.grad is not None or has_state(self.state, param):
                     self._warn(complete(self.state[param], param, dtype_of_states(param, group["master_weights"])))
