@@ -45,6 +45,9 @@ def exclusive(method: _Method) -> _Method:
     @functools.wraps(method)
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
+            # Code that was compiled while there was none is not used while there are some.
+            if self._calls:
+                raise RuntimeError(f"{type(self).__name__}.{method.__name__}: {INSIDE_SWAP}")
             return method(self, *args, **kwargs)
         call = MethodCall(method.__name__)
         try:

@@ -1,7 +1,7 @@
 """Flattened parameters: weights, gradients and states of many parameters in one buffer each."""
 
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, MutableMapping, Sequence
 from itertools import repeat
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from torch.utils.dlpack import from_dlpack
 
 _ALIGNMENT = 512  # bytes between the starts of parameters, as an NPU's allocator has it
 _CACHE_LINE = 64  # bytes that torch's CPU kernels take at a time; only a rest goes through scalar code
+_grad_of: Callable[[Tensor], Tensor | None] = attrgetter("grad")
 
 
 class Run(NamedTuple):
@@ -74,6 +75,7 @@ class FlatBuffer:
         self._counted_version = -1  # of what the counts were read from, or -1 where they are to be read again
         # What to update where all parameters have gradients, and have done as many steps.
         self._whole = self._runs([True] * len(self.params), [0] * len(self.params))
+        self._has_all_grads = False  # in the last step
         self._has_params = False
 
     def take_params(self) -> None:
@@ -111,7 +113,7 @@ class FlatBuffer:
 
     def has_own_grads(self) -> bool:
         """Return whether all gradients are in their buffer already."""
-        return all(map(is_, map(attrgetter("grad"), self.params), self._grad_views))
+        return all(map(is_, map(_grad_of, self.params), self._grad_views))
 
     def gather(self) -> list[Run]:
         """Bring new gradients into their buffer, and return what to update."""
@@ -120,11 +122,14 @@ class FlatBuffer:
         if version_of(self.steps) != self._counted_version:  # somebody else has written to them
             self.counts = self.steps.tolist()
             self._counted_version = version_of(self.steps)
-        if self.has_own_grads() and len(set(self.counts)) == 1:
+        grads = list(map(_grad_of, self.params))
+        has_own_grads = all(map(is_, grads, self._grad_views))
+        has_grad = [True] * len(grads) if has_own_grads else [grad is not None for grad in grads]
+        self._has_all_grads = all(has_grad)
+        if has_own_grads and len(set(self.counts)) == 1:
             runs = self._whole
         else:
-            grads = [param.grad for param in self.params]
-            runs = self._runs([grad is not None for grad in grads], self.counts)
+            runs = self._runs(has_grad, self.counts)
             for run in runs:
                 self._gather_run(run)
         if self._cached.were_params_written():
@@ -177,7 +182,7 @@ class FlatBuffer:
 
     def idle(self, updated: Collection[Tensor]) -> Idle:
         """Return what has no gradient and was updated before, but for the parameters ``updated``; see ``gather``."""
-        if self.has_own_grads():
+        if self._has_all_grads:
             return Idle([], [], [])
         is_idle = [
             param.grad is None and has_state(self._all_states, param) and param not in updated for param in self.params

@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from operator import attrgetter, is_
 from typing import Any
 
@@ -14,7 +15,8 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 _Groups = Sequence[dict[str, Any]]
-_kind_of: Callable[[Tensor], object] = attrgetter("dtype", "device", "shape")
+_shape_of: Callable[[Tensor], object] = attrgetter("shape")
+_dtype_of: Callable[[Tensor], object] = attrgetter("dtype")
 
 
 class Placement:
@@ -31,8 +33,10 @@ class Placement:
         """Look at the parameters of groups."""
         self._params = [param for group in groups for param in group["params"]]
         self._types = list(map(type, self._params))
-        self._plain = [param for param in self._params if is_plain(param) and _has_memory(param)]
-        self._others = [param for param in self._params if not (is_plain(param) and _has_memory(param))]
+        self._plain, self._others = [], []
+        for param in self._params:
+            is_usual = is_plain(param) and _has_memory(param) and param.numel() > 0
+            (self._plain if is_usual else self._others).append(param)
         self._found = self._look()
 
     def is_current(self, groups: _Groups) -> bool:
@@ -46,8 +50,9 @@ class Placement:
         )
 
     def _look(self) -> list[object]:
-        # Most parameters are plain tensors, which C code looks at.
-        return [*map(_kind_of, self._plain), *map(Tensor.data_ptr, self._plain), *map(_place_of, self._others)]
+        # In C where that can be: every step does it. Another device is another address, but for what has none.
+        usual = (map(look, self._plain) for look in (Tensor.data_ptr, _shape_of, _dtype_of))
+        return [*chain.from_iterable(usual), *map(_place_of, self._others)]
 
 
 def _has_memory(tensor: Tensor) -> bool:
@@ -59,7 +64,7 @@ def _has_memory(tensor: Tensor) -> bool:
 
 def _place_of(param: Tensor) -> object:
     tensor = local(param)
-    return (_kind_of(tensor), tensor.data_ptr()) if _has_memory(tensor) else None
+    return (tensor.data_ptr(), tensor.shape, tensor.dtype, tensor.device) if _has_memory(tensor) else None
 
 
 def check_memory(groups: _Groups, states: Mapping[Tensor, Any]) -> None:

@@ -48,7 +48,7 @@ class FusedEmaAdam(AveragingOptimizer):
         \end{aligned}
 
     That is :class:`torch.optim.AdamW`, or :class:`torch.optim.Adam` without ``decoupled_weight_decay``, followed by the
-    EMA of :mod:`torch.optim.swa_utils`. The state of a parameter is made at its first step with a gradient: ``step``,
+    EMA of :mod:`torch.optim.swa_utils`, whose first update copies the weights: ``ema_start_step=1``. The state of a parameter is made at its first step with a gradient: ``step``,
     ``exp_avg``, ``exp_avg_sq`` and ``ema_params``, the average, which starts as a copy of the weights. A bfloat16 or
     float16 parameter also gets ``master_params``, its weights in float32, and all its states are float32: an average in
     16 bits loses every change of less than half a unit in the last place, which at ``ema_decay=0.999`` is most of them.
@@ -78,7 +78,8 @@ class FusedEmaAdam(AveragingOptimizer):
             (``None``), as (1 + n) / (10 + n) (``"ratio"``), or as 1 - (1 + n / gamma) ** -power (``"power"``).
         ema_warmup_gamma: gamma of ``"power"``, in updates; above 0.
         ema_warmup_power: power of ``"power"``; above 0.
-        ema_start_step: for the first ``ema_start_step`` steps the average equals the weights; at least 0.
+        ema_start_step: for the first ``ema_start_step`` steps the average equals the weights; at least 0. With 0 it
+            starts from the initial weights, with 1 it is that of :class:`torch.optim.swa_utils.AveragedModel`.
         ema_update_every: steps from one update of the average to the next; at least 1.
         master_weights: keep float32 weights and states for 16-bit parameters. Without, their states have their dtype.
         ema_without_grad: let averages go on in steps in which their parameters have no gradient.
@@ -88,7 +89,7 @@ class FusedEmaAdam(AveragingOptimizer):
 
     Raises:
         TypeError: an option is not a number, or not a bool where one is wanted.
-        ValueError: an option is out of range.
+        ValueError: an option is out of range, or two parameters share memory.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -166,7 +167,7 @@ class FusedEmaAdam(AveragingOptimizer):
 
         Raises:
             TypeError: an option is not a number, or not a bool where one is wanted.
-            ValueError: an option is out of range, or a parameter is in another group already.
+            ValueError: an option is out of range, a parameter is in another group already, or two share memory.
         """
         if isinstance(param_group, dict):
             options_of({**self.defaults, **param_group})
@@ -206,8 +207,9 @@ class FusedEmaAdam(AveragingOptimizer):
             What ``closure`` returned.
 
         Raises:
-            RuntimeError: a gradient is sparse, complex or unlike its parameter, or this is inside ``swap_ema_params``.
-            ValueError: an option of a group is out of range.
+            RuntimeError: a gradient is sparse, complex or unlike its parameter, a parameter has another shape than its
+                state, or this is inside ``swap_ema_params``, or another thread is in a method of the optimizer.
+            ValueError: an option of a group is out of range, or two parameters have come to share memory.
         """
         is_compiling = torch.compiler.is_compiling()
         loss = None
