@@ -52,9 +52,9 @@ class AveragingOptimizer(Optimizer):
         them (:func:`torch.optim.swa_utils.update_bn`) if the model has some.
 
         Raises:
-            RuntimeError: this is inside another ``swap_ema_params`` of the same optimizer, or during its ``step``. Or a device has refused
-                to give some parameters their weights back: the others have theirs, and the weights of these are kept
-                and written back by the next call of a method of the optimizer.
+            RuntimeError: this is inside another ``swap_ema_params`` of the same optimizer, or during its ``step``. Or a
+                device has refused to give some parameters their weights back: the others have theirs, and the weights
+                of these are kept and written back by the next call of a method of the optimizer.
 
         Example:
             >>> model = torch.nn.Linear(2, 1)

@@ -87,7 +87,7 @@ def check_no_shared_memory(groups: _Groups) -> None:
             names.append(name)
     shared = _first_shared(tensors)
     if shared is not None:
-        first, second = (names[i] for i in shared)
+        first, second = (names[i] for i in sorted(shared))
         raise ValueError(
             f"FusedEmaAdam: {first} and {second} share memory, in which the update of one would overwrite that of the"
             " other; to tie weights, register one Parameter in both modules (b.weight = a.weight), not its data"

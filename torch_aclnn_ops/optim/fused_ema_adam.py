@@ -48,10 +48,11 @@ class FusedEmaAdam(AveragingOptimizer):
         \end{aligned}
 
     That is :class:`torch.optim.AdamW`, or :class:`torch.optim.Adam` without ``decoupled_weight_decay``, followed by the
-    EMA of :mod:`torch.optim.swa_utils`, whose first update copies the weights: ``ema_start_step=1``. The state of a parameter is made at its first step with a gradient: ``step``,
-    ``exp_avg``, ``exp_avg_sq`` and ``ema_params``, the average, which starts as a copy of the weights. A bfloat16 or
-    float16 parameter also gets ``master_params``, its weights in float32, and all its states are float32: an average in
-    16 bits loses every change of less than half a unit in the last place, which at ``ema_decay=0.999`` is most of them.
+    EMA of :mod:`torch.optim.swa_utils`, whose first update copies the weights: ``ema_start_step=1``. The state of a
+    parameter is made at its first step with a gradient: ``step``, ``exp_avg``, ``exp_avg_sq`` and ``ema_params``, the
+    average, which starts as a copy of the weights. A bfloat16 or float16 parameter also gets ``master_params``, its
+    weights in float32, and all its states are float32: an average in 16 bits loses every change of less than half a
+    unit in the last place, which at ``ema_decay=0.999`` is most of them.
     A checkpoint of :class:`torch.optim.AdamW` or :class:`torch.optim.Adam`, or of MindSpeed's ``FusedEmaAdamW``, can be
     loaded, and theirs can load one of this.
 
