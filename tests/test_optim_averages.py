@@ -33,6 +33,10 @@ SCHEDULES = {
         {"ema_warmup": "power", "ema_warmup_gamma": 5.0, "ema_warmup_power": 0.5},
         [power(0.6, n, 5.0, 0.5) for n in range(1, 10)],
     ),
+    "as timm's ModelEmaV3(use_warmup=True), whose first update copies": (
+        {"ema_warmup": "power", "ema_start_step": 1},
+        [0.0] + [power(0.6, n) for n in range(1, 9)],
+    ),
     "late": ({"ema_start_step": 4}, [0.0] * 4 + [0.6] * 5),
     "late ratio": ({"ema_start_step": 4, "ema_warmup": "ratio"}, [0.0] * 4 + [ratio(0.6, n) for n in range(1, 6)]),
     "every third": ({"ema_update_every": 3}, [1.0, 1.0, 0.6] * 3),

@@ -177,7 +177,7 @@ class Patch(contextlib.ContextDecorator):
 
 
 class _AdamW(FusedEmaAdam):
-    """The optimizer with the arguments of :class:`torch.optim.AdamW`; a pickle of it is one of ``FusedEmaAdam``."""
+    """The optimizer with the arguments of :class:`torch.optim.AdamW`, and its decay whichever state it loads."""
 
     preset: Mapping[str, Any] = {}
 
@@ -204,5 +204,11 @@ class _AdamW(FusedEmaAdam):
         options = {"maximize": maximize, **self.preset, **options}
         super().__init__(params, lr, betas, eps, weight_decay, **options)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:
+            group["decoupled_weight_decay"] = self.defaults["decoupled_weight_decay"]
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return object.__new__, (FusedEmaAdam,), self.__getstate__()
+        # The class that ``patch`` makes has no name that a pickle could look up.
+        return object.__new__, (_AdamW,), self.__getstate__()

@@ -11,7 +11,9 @@ from torch_aclnn_ops._files import replacing
 from torch_aclnn_ops.functional.ema_adam_kernels import local
 from torch_aclnn_ops.functional.step_progress import StepProgress
 from torch_aclnn_ops.optim import _checkpoints
+from torch_aclnn_ops.optim._calls import INSIDE_SWAP, MethodCall, begin, exclusive
 from torch_aclnn_ops.optim._flat import FlatGroup
+from torch_aclnn_ops.optim._memory import Placement, check_memory
 from torch_aclnn_ops.optim._options import CheckedOptions
 from torch_aclnn_ops.optim._states import CachedState, dtype_of_states, sync_master_from_param
 from torch_aclnn_ops.optim._swap import Exchange, Swap
@@ -36,6 +38,9 @@ class AveragingOptimizer(Optimizer):
         self._progress = StepProgress()  # of the last step that failed
         self._updated: set[Tensor] = set()  # the parameters that failed steps since the last whole one have updated
         self._exchange: Exchange | None = None  # that is not undone
+        self._placement = Placement()  # at the end of the last whole step
+        self._calls: dict[MethodCall, None] = {}  # that run now, in the order in which they began
+        self._in_closure = False
 
     def swap_ema_params(self) -> AbstractContextManager[None]:
         """Let the parameters hold their averages inside a ``with`` block.
@@ -47,9 +52,9 @@ class AveragingOptimizer(Optimizer):
         them (:func:`torch.optim.swa_utils.update_bn`) if the model has some.
 
         Raises:
-            RuntimeError: this is inside another ``swap_ema_params`` of the same optimizer. Or a device has refused
-                to give some parameters their weights back: the others have theirs, and the weights of these are kept
-                and written back by the next call of a method of the optimizer.
+            RuntimeError: this is inside another ``swap_ema_params`` of the same optimizer, or during its ``step``. Or a
+                device has refused to give some parameters their weights back: the others have theirs, and the weights
+                of these are kept and written back by the next call of a method of the optimizer.
 
         Example:
             >>> model = torch.nn.Linear(2, 1)
@@ -61,6 +66,7 @@ class AveragingOptimizer(Optimizer):
         return Swap(self)
 
     @torch.no_grad()
+    @exclusive
     def ema_state_dict(self, model: nn.Module) -> dict[str, Any]:
         """Return the state of a model with the averages for its weights, to load into such a model.
 
@@ -81,7 +87,7 @@ class AveragingOptimizer(Optimizer):
             >>> ema_model.load_state_dict(optimizer.ema_state_dict(model))
             <All keys matched successfully>
         """
-        self._make_whole("ema_state_dict")
+        check_memory(self.param_groups, self.state)
         contents = model.state_dict(keep_vars=True)
         copies: dict[int, Tensor] = {}  # of tied weights there is one
         for name, value in contents.items():
@@ -109,6 +115,7 @@ class AveragingOptimizer(Optimizer):
             torch.save(self.ema_state_dict(model), file)
 
     @torch.no_grad()
+    @exclusive
     def reset_ema_params(self) -> None:
         """Let all averages start again from the weights.
 
@@ -127,7 +134,7 @@ class AveragingOptimizer(Optimizer):
             >>> torch.equal(optimizer.state[model.weight]["ema_params"], model.weight)
             True
         """
-        self._make_whole("reset_ema_params")
+        check_memory(self.param_groups, self.state)
         for param, state in self.state.items():
             if "ema_params" in state:
                 # Somebody may have written to a parameter that has a master weight.
@@ -136,14 +143,15 @@ class AveragingOptimizer(Optimizer):
                     sync_master_from_param(local(master), local(param))
                 local(state["ema_params"]).copy_(local(param if master is None else master))
 
+    @exclusive
     def state_dict(self) -> dict[str, Any]:
         """Return options and state as :meth:`torch.optim.Optimizer.state_dict` does; refused in ``swap_ema_params``.
 
         Whether parameters are flattened makes no difference, and ``step`` is a float32 tensor, as torch has it.
         """
-        self._make_whole("state_dict")
         return _checkpoints.with_torchs_steps(super().state_dict())
 
+    @exclusive
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take options and state as :meth:`torch.optim.Optimizer.load_state_dict` does; refused in ``swap_ema_params``.
 
@@ -158,7 +166,6 @@ class AveragingOptimizer(Optimizer):
         Raises:
             ValueError: the state is of an optimizer with ``amsgrad``, or does not fit the parameters.
         """
-        self._make_whole("load_state_dict")
         # Registered now, it comes after the hooks of others, and sees what they made of the state.
         hook = self.register_load_state_dict_pre_hook(lambda _, state: _checkpoints.prepare(state))
         try:
@@ -166,8 +173,8 @@ class AveragingOptimizer(Optimizer):
         finally:
             hook.remove()
 
+    @exclusive
     def __getstate__(self) -> dict[str, Any]:
-        self._make_whole("__getstate__")
         contents = super().__getstate__()
         # The steps of flattened parameters are views: each would take the others along.
         states = {
@@ -198,19 +205,16 @@ class AveragingOptimizer(Optimizer):
             warnings.warn(
                 "FusedEmaAdam: the loaded state has no 'ema_params' for parameters that were trained before, as a"
                 " checkpoint of torch.optim.AdamW; their averages start from the weights",
-                stacklevel=7,
+                stacklevel=8,
             )
 
-    def _make_whole(self, method: str) -> None:
-        """Finish what a failure has left half done; raise inside ``swap_ema_params``."""
-        if torch.compiler.is_compiling():
-            return
+    def _begin(self, call: MethodCall) -> None:
+        """Let a call begin that meets no other, and finish what a failure has left half done."""
+        name = type(self).__name__
+        begin(self._calls, call, self._in_closure, name)
         if self._exchange is not None:
             if self._exchange.is_inside:
-                raise RuntimeError(
-                    f"{type(self).__name__}.{method}: inside swap_ema_params() the parameters hold their averages;"
-                    " leave the with block first"
-                )
+                raise RuntimeError(f"{name}.{call.method}: {INSIDE_SWAP}")
             self._exchange.leave()
         if self._progress.is_torn():
             with torch.no_grad():

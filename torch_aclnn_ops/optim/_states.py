@@ -1,8 +1,8 @@
 """The state of one parameter: which tensors it has, of which dtype, and where they come from."""
 
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from itertools import repeat
-from operator import attrgetter, is_
+from operator import is_
 from typing import Any
 
 from torch_aclnn_ops._torch_compat import version_of
@@ -89,16 +89,10 @@ class CachedState:
     Args:
         params: the parameters. Those that were never updated have no state.
         states: the optimizer's states, which :func:`complete` has seen.
-        place_of: what else of a parameter must stay as it is.
     """
 
-    def __init__(
-        self,
-        params: Sequence[Tensor],
-        states: MutableMapping[Tensor, Any],
-        place_of: Callable[[Tensor], object] = attrgetter("dtype", "device"),
-    ) -> None:
-        self._all_params, self._states, self._place_of = list(params), states, place_of
+    def __init__(self, params: Sequence[Tensor], states: MutableMapping[Tensor, Any]) -> None:
+        self._all_params, self._states = list(params), states
         self.params = [param for param in params if has_state(states, param)]
         self._others = [param for param in params if not has_state(states, param)]
         found = [states[param] for param in self.params]
@@ -108,7 +102,6 @@ class CachedState:
         self.lists = [[state[name] for state in found] for name in self._names]
         if self.has_masters:
             self._names.append("master_params")
-        self._places = list(map(place_of, params))
         self._found = self._look()
         self._versions: list[int] = []
 
@@ -122,10 +115,10 @@ class CachedState:
         return found
 
     def is_current(self, params: Sequence[Tensor], states: MutableMapping[Tensor, Any]) -> bool:
-        """Return whether these are the parameters, in their places, and nobody has replaced a tensor of a state."""
+        """Return whether these are the parameters, and nobody has replaced a tensor of a state."""
         if states is not self._states or len(params) != len(self._all_params):
             return False
-        if not all(map(is_, params, self._all_params)) or list(map(self._place_of, params)) != self._places:
+        if not all(map(is_, params, self._all_params)):
             return False
         found = self._look()
         return len(found) == len(self._found) and all(map(is_, found, self._found))

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 from torch_aclnn_ops.functional.ema_adam_kernels import local
 from torch_aclnn_ops.functional.step_progress import Call
+from torch_aclnn_ops.optim._calls import MethodCall
+from torch_aclnn_ops.optim._memory import check_memory
 from torch_aclnn_ops.optim._states import describe_params
 
 import torch
@@ -20,19 +22,27 @@ class Swap(ContextDecorator):
     """
 
     _exchange: "Exchange | None" = None
+    _call: MethodCall | None = None
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
 
     def __enter__(self) -> None:
-        self._optimizer._make_whole("swap_ema_params")
-        exchange = Exchange(self._optimizer)
+        call = MethodCall("swap_ema_params")
         try:
-            self._exchange = self._optimizer._exchange = exchange
-            exchange.enter()
+            self._optimizer._begin(call)
+            check_memory(self._optimizer.param_groups, self._optimizer.state)
+            exchange = Exchange(self._optimizer)
+            try:
+                self._exchange = self._optimizer._exchange = exchange
+                exchange.enter()
+                self._call = call
+            except BaseException:
+                exchange.give_up()
+                self._leave()
+                raise
         except BaseException:
-            exchange.give_up()
-            self._leave()
+            self._optimizer._calls.pop(call, None)
             raise
 
     def __exit__(self, *_: object) -> None:
@@ -41,11 +51,13 @@ class Swap(ContextDecorator):
         except KeyboardInterrupt:
             self._leave()
             raise
+        finally:
+            self._optimizer._calls.pop(self._call, None)
 
     def __del__(self) -> None:
         # An interrupt before the first bytecode of __exit__ leaves it to this.
         with suppress(Exception):
-            self._leave()
+            self.__exit__()
 
     def _leave(self) -> None:
         if self._exchange is not None:
