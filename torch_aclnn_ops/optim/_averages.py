@@ -108,7 +108,8 @@ class AveragingOptimizer(Optimizer):
     def save_ema_model(self, model: nn.Module, path: str | os.PathLike[str]) -> None:
         """Write :meth:`ema_state_dict` to a file, for ``torch.load`` and ``load_state_dict``.
 
-        The file is replaced at once, so that a program that is killed leaves the old file or the new one.
+        The file is replaced at once, so that a program that is killed leaves the old file or the new one. A symbolic
+        link stays, and its target is replaced; device nodes and FIFOs are written to, as :func:`torch.save` does.
 
         Args:
             model: the model whose parameters are optimized here.
@@ -116,7 +117,7 @@ class AveragingOptimizer(Optimizer):
 
         Raises:
             RuntimeError: this is inside ``swap_ema_params``.
-            OSError: the file cannot be written.
+            OSError: the file cannot be written, for instance because the disk is full; the old file stays.
         """
         with replacing(path) as file:
             torch.save(self.ema_state_dict(model), file)
