@@ -17,6 +17,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.utils._pytree import tree_map
 
 from tests.interrupts import Failed, FailOperators
 
@@ -478,3 +481,60 @@ def test_after_a_refused_load_the_optimizer_can_be_copied_and_pickled(configurat
         run.optimizer.load_state_dict(checkpoint)
     for again in (copy.deepcopy(run), pickle.loads(pickle.dumps(run))):
         assert are_same(again.contents(), run.contents())
+
+
+@pytest.fixture
+def mesh():
+    """A mesh of this process alone."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+def _sharded(contents, mesh, dim):
+    """Make DTensors of all tensors but steps and scalars."""
+    return tree_map(
+        lambda value: (
+            distribute_tensor(value, mesh, [Shard(dim)]) if isinstance(value, torch.Tensor) and value.dim() else value
+        ),
+        contents,
+    )
+
+
+@pytest.mark.parametrize(
+    "dim_of_param, dim_of_state, sentence",
+    [
+        (0, None, "must be a DTensor, as its parameter is, but it is a Tensor"),
+        (None, 0, "must be a Tensor, as its parameter is, but it is a DTensor"),
+        (0, 1, r"must have the placements of its parameter \(Shard\(dim=0\),\), but it has \(Shard\(dim=1\),\)"),
+        (0, 0, None),
+    ],
+    ids=["plain state", "plain parameter", "another placement", "the same placement"],
+)
+def test_states_have_to_be_sharded_as_their_parameters_are(mesh, dim_of_param, dim_of_state, sentence):
+    weight, checkpoint = torch.ones(4, 4), FusedEmaAdam([param := nn.Parameter(torch.ones(4, 4))])
+    param.grad = torch.ones(4, 4)
+    checkpoint.step()
+    contents = copy.deepcopy(checkpoint.state_dict())
+    if dim_of_state is not None:
+        contents = _sharded(contents, mesh, dim_of_state)
+    optimizer = FusedEmaAdam([nn.Parameter(weight if dim_of_param is None else _sharded(weight, mesh, dim_of_param))])
+    if sentence is None:
+        optimizer.load_state_dict(contents)
+        (state,) = optimizer.state.values()
+        assert torch.equal(state["exp_avg"].full_tensor(), checkpoint.state[param]["exp_avg"])
+        return
+    with pytest.raises(ValueError, match=rf"exp_avg of parameter 0 of group 0 {sentence}"):
+        optimizer.load_state_dict(contents)
+    assert not optimizer.state
+
+
+@each_configuration
+def test_a_group_that_is_flattened_already_takes_the_loaded_state(configuration):
+    run, fresh = Run(configuration, 3), Run(configuration, 0)
+    checkpoint = checkpoint_of(configuration)
+    fresh.model.load_state_dict(run.model.state_dict())
+    for each in (run, fresh):
+        each.optimizer.load_state_dict(copy.deepcopy(checkpoint))
+        each.train(3)
+    assert are_same(run.contents(), fresh.contents())
