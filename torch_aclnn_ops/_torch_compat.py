@@ -190,6 +190,12 @@ def schema_of(overload: Any) -> Any:
     return overload._schema
 
 
+def load_state_dict_hooks(optimizer: Any) -> tuple[list[Callable[..., Any]], list[Callable[..., Any]]]:
+    """Return the hooks that an optimizer calls before and after it loads a state dict."""
+    before, after = optimizer._optimizer_load_state_dict_pre_hooks, optimizer._optimizer_load_state_dict_post_hooks
+    return list(before.values()), list(after.values())
+
+
 def per_optimizer_state(grad_scaler: Any, optimizer: Any) -> dict[str, Any]:
     """Return what a ``GradScaler`` knows of an optimizer's step."""
     state: dict[str, Any] = grad_scaler._per_optimizer_states[id(optimizer)]

@@ -4,10 +4,10 @@ import os
 import warnings
 from collections import defaultdict
 from contextlib import AbstractContextManager
-from itertools import zip_longest
 from typing import Any
 
 from torch_aclnn_ops._files import replacing
+from torch_aclnn_ops._torch_compat import load_state_dict_hooks
 from torch_aclnn_ops.functional.ema_adam_kernels import local
 from torch_aclnn_ops.functional.step_progress import StepProgress
 from torch_aclnn_ops.optim import _checkpoints
@@ -15,18 +15,31 @@ from torch_aclnn_ops.optim._calls import INSIDE_SWAP, MethodCall, begin, exclusi
 from torch_aclnn_ops.optim._flat import FlatGroup
 from torch_aclnn_ops.optim._memory import Placement, check_memory
 from torch_aclnn_ops.optim._options import CheckedOptions
-from torch_aclnn_ops.optim._states import CachedState, dtype_of_states, sync_master_from_param
+from torch_aclnn_ops.optim._states import (
+    CachedState,
+    dtype_of_states,
+    normalised,
+    states_of_params,
+    sync_master_from_param,
+)
 from torch_aclnn_ops.optim._swap import Exchange, Swap
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import Optimizer
+from torch.optim.optimizer import Optimizer, ParamsT
+
+_OF_BASE = {"differentiable"}  # which torch's base class adds to the defaults
 
 
 class AveragingOptimizer(Optimizer):
     """An optimizer whose states have an average of their parameter, ``ema_params``: how to get it out and back in."""
 
     _flatten = False
+
+    def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
+        self._set_up()
+        super().__init__(params, defaults)
+        self._export_steps()
 
     def _set_up(self) -> None:
         """Make what no checkpoint has."""
@@ -101,7 +114,8 @@ class AveragingOptimizer(Optimizer):
     def save_ema_model(self, model: nn.Module, path: str | os.PathLike[str]) -> None:
         """Write :meth:`ema_state_dict` to a file, for ``torch.load`` and ``load_state_dict``.
 
-        The file is replaced at once, so that a program that is killed leaves the old file or the new one.
+        The file is replaced at once, so that a program that is killed leaves the old file or the new one. A symbolic
+        link stays, and its target is replaced; device nodes and FIFOs are written to, as :func:`torch.save` does.
 
         Args:
             model: the model whose parameters are optimized here.
@@ -109,7 +123,7 @@ class AveragingOptimizer(Optimizer):
 
         Raises:
             RuntimeError: this is inside ``swap_ema_params``.
-            OSError: the file cannot be written.
+            OSError: the file cannot be written, for instance because the disk is full; the old file stays.
         """
         with replacing(path) as file:
             torch.save(self.ema_state_dict(model), file)
@@ -135,7 +149,7 @@ class AveragingOptimizer(Optimizer):
             True
         """
         check_memory(self.param_groups, self.state)
-        for param, state in self.state.items():
+        for param, state in states_of_params(self.state):
             if "ema_params" in state:
                 # Somebody may have written to a parameter that has a master weight.
                 master = state.get("master_params")
@@ -147,9 +161,11 @@ class AveragingOptimizer(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return options and state as :meth:`torch.optim.Optimizer.state_dict` does; refused in ``swap_ema_params``.
 
-        Whether parameters are flattened makes no difference, and ``step`` is a float32 tensor, as torch has it.
+        Whether parameters are flattened makes no difference. A ``step`` is a float64 tensor on the CPU, which is exact
+        up to 2**53 and which torch's optimizers take as they do the float32 tensors of their own, exact up to 2**24:
+        torch writes float64 itself where that is the default dtype.
         """
-        return _checkpoints.with_torchs_steps(super().state_dict())
+        return super().state_dict()
 
     @exclusive
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -158,46 +174,60 @@ class AveragingOptimizer(Optimizer):
         The state may be one of :class:`torch.optim.AdamW`, :class:`torch.optim.Adam` or MindSpeed's ``FusedEmaAdamW``,
         of flattened parameters or not. Options that are missing stay as they are. States keep float32 where the
         parameter has 16 bits. Where ``ema_params`` is missing, the average starts from the weights at the next step,
-        with a warning.
+        with a warning. Other entries are taken as they are. As in torch, a tensor that has the right dtype and device
+        is not copied.
+
+        Everything is checked before anything is changed: after an exception, or Ctrl-C, the optimizer has its previous
+        options and state, or all of the new ones.
 
         Args:
             state_dict: what :meth:`state_dict` returned.
 
         Raises:
-            ValueError: the state is of an optimizer with ``amsgrad``, or does not fit the parameters.
+            TypeError: a part of the state has another type.
+            ValueError: the state is of an optimizer with ``amsgrad``, does not fit the parameters, or a value is out of
+                range.
         """
-        # Registered now, it comes after the hooks of others, and sees what they made of the state.
-        hook = self.register_load_state_dict_pre_hook(lambda _, state: _checkpoints.prepare(state))
-        try:
-            super().load_state_dict(state_dict)
-        finally:
-            hook.remove()
+        pre_hooks, post_hooks = load_state_dict_hooks(self)
+        state_dict = _checkpoints.copied(state_dict)
+        for pre_hook in pre_hooks:
+            result = pre_hook(self, state_dict)
+            state_dict = state_dict if result is None else result
+        self.__setstate__(_checkpoints.checked(state_dict, self.param_groups, self.defaults.keys() - _OF_BASE))
+        for post_hook in post_hooks:
+            post_hook(self)
 
     @exclusive
     def __getstate__(self) -> dict[str, Any]:
         contents = super().__getstate__()
         # The steps of flattened parameters are views: each would take the others along.
-        states = {
-            param: {**state, "step": state["step"].clone()} if "step" in state else state
-            for param, state in self.state.items()
-        }
-        return {**contents, "state": type(self.state)(dict, states), "_flatten": self._flatten}
+        states = self.state.copy()
+        for param, state in states_of_params(self.state):
+            if isinstance(state.get("step"), Tensor):
+                states[param] = {**state, "step": state["step"].clone()}
+        return {**contents, "state": states, "_flatten": self._flatten}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        previous_groups = self.__dict__.get("param_groups", [])
-        if "_cached" not in self.__dict__:
+        is_new = "_cached" not in self.__dict__
+        if is_new:
             self._set_up()
-        super().__setstate__(state)
-        self._cached.clear()
-        self._updated.clear()
-        self._has_warned = False
-        for group, previous in zip_longest(self.param_groups, previous_groups, fillvalue=self.defaults):
-            for name in self.defaults.keys() - {"differentiable"}:  # which the base class adds here
-                group.setdefault(name, previous[name])
+        defaults = state["defaults"] if is_new else self.defaults
+        states = state["state"].copy()
+        for group in state["param_groups"]:
+            for name in defaults.keys() - _OF_BASE:
+                group.setdefault(name, defaults[name])
             for param in group["params"]:
-                if param in self.state:
-                    dtype = dtype_of_states(param, group["master_weights"])
-                    self.state[param] = _checkpoints.unpacked(self.state[param], param, dtype)
+                if param in states:
+                    states[param] = normalised(states[param], param, dtype_of_states(param, group["master_weights"]))
+        # The base class puts all of these in their places by one call.
+        made_anew = {"_cached": {}, "_updated": set(), "_has_warned": False}
+        super().__setstate__({**state, "state": states, **made_anew})
+        if is_new:
+            self._export_steps()
+
+    def _export_steps(self) -> None:
+        """Let what :meth:`state_dict` returns have torch's kind of steps, also for hooks of others."""
+        self.register_state_dict_post_hook(_checkpoints.export_steps, prepend=True)
 
     def _warn(self, lacks_average: bool) -> None:
         if lacks_average and not self._has_warned:

@@ -22,19 +22,25 @@ def has_state(states: MutableMapping[Tensor, Any], param: Tensor) -> bool:
     return "step" in states.get(param, ())
 
 
+def states_of_params(states: MutableMapping[Any, Any]) -> list[tuple[Tensor, dict[str, Any]]]:
+    """Return the parameters that have a state, with it; other entries belong to whoever has made them."""
+    return [(key, state) for key, state in states.items() if isinstance(key, Tensor)]
+
+
 def dtype_of_states(param: Tensor, master_weights: bool) -> torch.dtype:
     """Return the dtype of all states of a parameter: the operator takes one for all its tensors."""
     return torch.float32 if master_weights and param.dtype in _16_BIT else param.dtype
 
 
-def normalise(state: dict[str, Any], param: Tensor, dtype: torch.dtype) -> None:
-    """Bring what a state has, from whichever checkpoint, to the kinds and the device that a step needs."""
+def normalised(state: dict[str, Any], param: Tensor, dtype: torch.dtype) -> dict[str, Any]:
+    """Return a state, from whichever checkpoint, with the kinds of tensors that a step needs, on its device."""
+    made = dict(state)
     if "step" in state:
         # An int64 on the parameter's device is what the operator reads: kept there, nothing has to wait for it.
         # A copy, as a checkpoint may have one step for several parameters.
         step = state["step"]
         step = step.detach() if isinstance(step, Tensor) else torch.tensor(step, device="cpu")
-        state["step"] = step.reshape(()).to(param.device, torch.int64, copy=True)
+        made["step"] = step.reshape(()).to(param.device, torch.int64, copy=True)
     for name in AVERAGES:
         value = state.get(name)
         if isinstance(value, Tensor):
@@ -43,14 +49,14 @@ def normalise(state: dict[str, Any], param: Tensor, dtype: torch.dtype) -> None:
                     f"FusedEmaAdam: {name} must have the shape of its parameter {list(param.shape)},"
                     f" but its shape is {list(value.shape)}"
                 )
-            state[name] = value.to(param.device, dtype)
+            made[name] = value.to(param.device, dtype)
+    return made
 
 
 def complete(state: dict[str, Any], param: Tensor, dtype: torch.dtype) -> bool:
     """Make what a state lacks; return whether the average of a parameter that was trained already was missing."""
     # Made aside, so that an exception leaves the state as it was.
-    made = dict(state)
-    normalise(made, param, dtype)
+    made = normalised(state, param, dtype)
     if "step" not in made:
         made["step"] = torch.zeros((), dtype=torch.int64, device=param.device)
     for name in ("exp_avg", "exp_avg_sq"):

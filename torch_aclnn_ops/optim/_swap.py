@@ -8,7 +8,7 @@ from torch_aclnn_ops.functional.ema_adam_kernels import local
 from torch_aclnn_ops.functional.step_progress import Call
 from torch_aclnn_ops.optim._calls import MethodCall
 from torch_aclnn_ops.optim._memory import check_memory
-from torch_aclnn_ops.optim._states import describe_params
+from torch_aclnn_ops.optim._states import describe_params, states_of_params
 
 import torch
 from torch import Tensor
@@ -70,7 +70,7 @@ class Exchange:
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer, states = optimizer, optimizer.state
-        self._owners = [param for param, state in states.items() if "ema_params" in state]
+        self._owners = [param for param, state in states_of_params(states) if "ema_params" in state]
         self._params = [local(param) for param in self._owners]
         self._averages = [local(states[param]["ema_params"]) for param in self._owners]
         with torch.no_grad():

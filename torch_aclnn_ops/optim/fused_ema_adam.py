@@ -157,7 +157,6 @@ class FusedEmaAdam(AveragingOptimizer):
         if not isinstance(flatten, bool):
             raise TypeError(f"FusedEmaAdam: flatten must be True or False, but it is {flatten!r}")
         self._flatten = flatten
-        self._set_up()
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
