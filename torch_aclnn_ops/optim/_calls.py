@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-_READS = ("state_dict", "ema_state_dict", "__getstate__")  # which may meet each other
+_READS = ("state_dict", "ema_state_dict", "save_ema_model", "__getstate__")  # which may meet each other
 
 
 class MethodCall:
@@ -26,6 +26,8 @@ class MethodCall:
         if other.method == "swap_ema_params":
             return INSIDE_SWAP
         is_same_thread = self.thread == other.thread
+        if is_same_thread and other.method in _READS:
+            return None  # FSDP1's parameters are read in a swap
         has_end = self.method not in ("step", "swap_ema_params")
         if is_same_thread and has_end and (other.method != "step" or in_closure):
             return None

@@ -8,6 +8,7 @@ from torch_aclnn_ops.functional.ema_adam_kernels import local
 from torch_aclnn_ops.functional.step_progress import Call
 from torch_aclnn_ops.optim._calls import MethodCall
 from torch_aclnn_ops.optim._memory import check_memory
+from torch_aclnn_ops.optim._sharding import FsdpUnits
 from torch_aclnn_ops.optim._states import describe_params, states_of_params
 
 import torch
@@ -31,7 +32,6 @@ class Swap(ContextDecorator):
         call = MethodCall("swap_ema_params")
         try:
             self._optimizer._begin(call)
-            check_memory(self._optimizer.param_groups, self._optimizer.state)
             exchange = Exchange(self._optimizer)
             try:
                 self._exchange = self._optimizer._exchange = exchange
@@ -70,6 +70,10 @@ class Exchange:
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer, states = optimizer, optimizer.state
+        self._fsdp_units = FsdpUnits(optimizer, f"{type(optimizer).__name__}.swap_ema_params")
+        with torch.no_grad():
+            self._fsdp_units.reshard()  # before a look at the parameters: FSDP1 makes them views of whole weights
+        check_memory(optimizer.param_groups, states)
         self._owners = [param for param, state in states_of_params(states) if "ema_params" in state]
         self._params = [local(param) for param in self._owners]
         self._averages = [local(states[param]["ema_params"]) for param in self._owners]
@@ -84,6 +88,7 @@ class Exchange:
         """Write the averages to the parameters."""
         for param, average in zip(self._params, self._averages, strict=True):
             param.copy_(average)
+        self._fsdp_units.synchronize()
 
     def give_up(self) -> None:
         """Leave without a look at what the parameters hold."""
@@ -92,7 +97,12 @@ class Exchange:
 
     def leave(self) -> None:
         """Give the parameters their weights back; raise where a device refuses, after the others have theirs."""
-        errors, repeated = self._write()
+        try:
+            with torch.no_grad():
+                self._fsdp_units.reshard()
+        finally:
+            errors, repeated = self._write()
+        self._fsdp_units.synchronize()
         self._kept = {write.owner: error for write, error in errors if write.restores}
         method = f"{type(self._optimizer).__name__}.swap_ema_params"
         if self._kept:
