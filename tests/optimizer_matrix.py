@@ -76,14 +76,29 @@ UNTIED = Outcome(
     note="`fully_shard` and `parallelize_module` give each parameter its own memory, so the parameters are no longer"
     " tied; the result is that of one process in which they are not",
 )
-SHARED_STORAGE = Outcome(
+SHARED_MEMORY = Outcome(
+    "refused",
+    ("FusedEmaAdam", "share memory", "(b.weight = a.weight)"),
+    "the constructor raises `ValueError`, because the update of one parameter would overwrite that of the other; share"
+    " the `Parameter` instead (`b.weight = a.weight`)",
+)
+_EXCEPTIONS if holds(self)), RIGHT)
+
+
+RIGHT = Outcome("✓")
+UNTIED = Outcome(
+    "untied",
+    note="`fully_shard` and `parallelize_module` give each parameter its own memory, so the parameters are no longer"
+    " tied; the result is that of one process in which they are not",
+)
+SHARED_MEMORY = Outcome(
     "refused: shared storage",
     ("FusedEmaAdam", "storage"),
     "the constructor raises `ValueError`; share the `Parameter` instead (`b.weight = a.weight`)",
 )
 _EXCEPTIONS = (
     (lambda cell: cell.feature == "tied by storage" and cell.way.startswith("FSDP2"), UNTIED),
-    (lambda cell: cell.feature == "tied by storage", SHARED_STORAGE),
+    (lambda cell: cell.feature == "tied by storage", SHARED_MEMORY),
 )
 CELLS = [Cell(feature, way, action) for way, action, feature in product(WAYS, ACTIONS, FEATURES)]
 
