@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
     Attributes:
         mark: what the page shows.
         words: what the message of a refusal names; empty where the result is right.
-        note: what the page says of the mark.
+        note: what the page says below the table.
     """
 
     mark: str
@@ -72,33 +72,26 @@ class Cell(NamedTuple):
 
 RIGHT = Outcome("✓")
 UNTIED = Outcome(
-    "untied",
+    "✓ [1]",
     note="`fully_shard` and `parallelize_module` give each parameter its own memory, so the parameters are no longer"
     " tied; the result is that of one process in which they are not",
 )
 SHARED_MEMORY = Outcome(
-    "refused",
+    "refused [2]",
     ("FusedEmaAdam", "share memory", "(b.weight = a.weight)"),
     "the constructor raises `ValueError`, because the update of one parameter would overwrite that of the other; share"
     " the `Parameter` instead (`b.weight = a.weight`)",
 )
-_EXCEPTIONS if holds(self)), RIGHT)
-
-
-RIGHT = Outcome("✓")
-UNTIED = Outcome(
-    "untied",
-    note="`fully_shard` and `parallelize_module` give each parameter its own memory, so the parameters are no longer"
-    " tied; the result is that of one process in which they are not",
-)
-SHARED_MEMORY = Outcome(
-    "refused: shared storage",
-    ("FusedEmaAdam", "storage"),
-    "the constructor raises `ValueError`; share the `Parameter` instead (`b.weight = a.weight`)",
+PART_OF_ZERO = Outcome(
+    "refused [3]",
+    ("FusedEmaAdam", "averages", "ZeroRedundancyOptimizer"),
+    "`swap_ema_params()` and `save_ema_model()` raise `RuntimeError`, because each rank has the averages of its own"
+    " parameters only; all of them are in the consolidated state dict",
 )
 _EXCEPTIONS = (
     (lambda cell: cell.feature == "tied by storage" and cell.way.startswith("FSDP2"), UNTIED),
     (lambda cell: cell.feature == "tied by storage", SHARED_MEMORY),
+    (lambda cell: cell.way == "ZeRO" and cell.action in ("evaluate averages", "averages file"), PART_OF_ZERO),
 )
 CELLS = [Cell(feature, way, action) for way, action, feature in product(WAYS, ACTIONS, FEATURES)]
 
@@ -108,17 +101,13 @@ def page() -> str:
     rows = [["", *WAYS], ["---"] * (1 + len(WAYS))]
     rows += [[text, *(_marks(feature, way) for way in WAYS)] for feature, text in FEATURES.items()]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    used = {cell.outcome for cell in CELLS}
-    notes = [f"- {outcome.mark}: {outcome.note}." for _, outcome in _EXCEPTIONS if outcome in used]
-    return f"{table}\n\n" + "\n".join(notes)
+    notes = "\n".join(f"- {outcome.mark}: {outcome.note}." for _, outcome in _EXCEPTIONS)
+    return f"Each cell is five tests: {', '.join(ACTIONS)}.\n\n{table}\n\n{notes}"
 
 
 def _marks(feature: str, way: str) -> str:
-    """Return the mark of all actions, or what becomes of each where they differ."""
-    outcomes = {action: Cell(feature, way, action).outcome for action in ACTIONS}
-    if len(set(outcomes.values())) == 1:
-        return outcomes["train"].mark
-    return "<br>".join(f"{action}: {outcome.mark}" for action, outcome in outcomes.items())
+    """Return what becomes of the actions, in the order of their list, without repetitions."""
+    return ", ".join(dict.fromkeys(Cell(feature, way, action).outcome.mark for action in ACTIONS))
 
 
 if __name__ == "__main__":
