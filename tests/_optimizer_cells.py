@@ -81,6 +81,8 @@ class Training:
             self._shard()
         elif way != "one process":
             self.wrapped = DistributedDataParallel(self.model)
+        # Kept, because FSDP2 shows others between a forward pass and the next backward pass.
+        self.params = dict(self.model.named_parameters())
         self.scaler = torch.amp.GradScaler(device, init_scale=4.0, growth_interval=2, enabled=feature == "GradScaler")
         with self.moves_nothing_if_it_raises():
             self.optimizer = self._make_optimizer()
@@ -108,7 +110,7 @@ class Training:
 
     def _contents(self) -> list[Tensor]:
         """Return copies of all weights and states of this process."""
-        tensors = list(self.model.parameters())
+        tensors = list(self.params.values())
         if self.optimizer is not None:
             tensors += [value for state in unwrap(self.optimizer).state.values() for value in state.values()]
         return [shard(tensor.detach()).clone() for tensor in tensors]
@@ -154,17 +156,16 @@ class Training:
 
     def found(self) -> dict[str, dict[str, Tensor]]:
         """Return the weights and what the states have of them; under ZeRO the first process has all states."""
-        named = list(self.model.named_parameters())
-        found = {"weights": {name: whole(param) for name, param in named}}
+        found = {"weights": {name: whole(param) for name, param in self.params.items()}}
         states = unwrap(self.optimizer).state
         if self.way == "ZeRO":
             contents = self._consolidated()
             if dist.get_rank() != 0:
                 return found
             by_index = contents["state"]
-            states = {param: by_index[i] for i, (_, param) in enumerate(named) if i in by_index}
+            states = {param: by_index[i] for i, param in enumerate(self.params.values()) if i in by_index}
         for kind, key in (("masters", "master_params"), ("averages", "ema_params")):
-            found[kind] = {name: whole(states.get(param, {}).get(key, param)) for name, param in named}
+            found[kind] = {name: whole(states.get(param, {}).get(key, param)) for name, param in self.params.items()}
         return found
 
     def _consolidated(self) -> dict[str, Any] | None:
