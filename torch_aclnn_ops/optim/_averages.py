@@ -3,16 +3,16 @@
 import os
 import warnings
 from collections import defaultdict
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from itertools import zip_longest
 from typing import Any
 
-from torch_aclnn_ops._files import replacing
 from torch_aclnn_ops.functional.ema_adam_kernels import local
 from torch_aclnn_ops.functional.step_progress import StepProgress
 from torch_aclnn_ops.optim import _checkpoints
 from torch_aclnn_ops.optim._flat import FlatGroup
 from torch_aclnn_ops.optim._options import CheckedOptions
+from torch_aclnn_ops.optim._sharding import Sharers, is_made_by_zero
 from torch_aclnn_ops.optim._states import CachedState, dtype_of_states, sync_master_from_param
 from torch_aclnn_ops.optim._swap import Exchange, Swap
 
@@ -36,6 +36,7 @@ class AveragingOptimizer(Optimizer):
         self._progress = StepProgress()  # of the last step that failed
         self._updated: set[Tensor] = set()  # the parameters that failed steps since the last whole one have updated
         self._exchange: Exchange | None = None  # that is not undone
+        self._is_part_of_zero = is_made_by_zero()
 
     def swap_ema_params(self) -> AbstractContextManager[None]:
         """Let the parameters hold their averages inside a ``with`` block.
@@ -46,10 +47,15 @@ class AveragingOptimizer(Optimizer):
         weights, and buffers of the model stay as they are: statistics of a batch norm belong to the weights, so update
         them (:func:`torch.optim.swa_utils.update_bn`) if the model has some.
 
+        Where FSDP has sharded parameters (``fully_shard``, or ``FullyShardedDataParallel``), every rank swaps its
+        shards, and modules are resharded at both ends of the block, so that the next forward pass gathers what they
+        hold then. All ranks have to enter and leave the block.
+
         Raises:
-            RuntimeError: this is inside another ``swap_ema_params`` of the same optimizer. Or a device has refused
-                to give some parameters their weights back: the others have theirs, and the weights of these are kept
-                and written back by the next call of a method of the optimizer.
+            RuntimeError: this is inside another ``swap_ema_params`` of the same optimizer, or inside a forward or
+                backward pass of FSDP, or the optimizer is a part of a ``ZeroRedundancyOptimizer``. Or a device has
+                refused to give some parameters their weights back: the others have theirs, and the weights of these are
+                kept and written back by the next call of a method of the optimizer.
 
         Example:
             >>> model = torch.nn.Linear(2, 1)
@@ -58,21 +64,28 @@ class AveragingOptimizer(Optimizer):
             >>> with optimizer.swap_ema_params():
             ...     prediction = model(torch.ones(1, 2))
         """
+        self._check_not_part_of_zero("swap_ema_params")
         return Swap(self)
 
     @torch.no_grad()
-    def ema_state_dict(self, model: nn.Module) -> dict[str, Any]:
+    def ema_state_dict(self, model: nn.Module, *, full_state_dict: bool = False) -> dict[str, Any]:
         """Return the state of a model with the averages for its weights, to load into such a model.
 
         Args:
             model: the model whose parameters are optimized here. Its buffers, and parameters that were never updated,
                 are copied as they are.
+            full_state_dict: gather sharded parameters, one after the other, to whole tensors on the CPU of the first
+                rank; all ranks have to call this, and the others get an empty dict. Where nothing is sharded it makes no
+                difference.
 
         Returns:
-            What ``model.state_dict()`` has, as copies, in the parameters' dtypes and on their devices.
+            What ``model.state_dict()`` has, as copies, in the parameters' dtypes and on their devices: ``DTensor`` of
+            this rank's shards after ``fully_shard``, to load into a model with the same shards; whole tensors on every
+            rank with ``FullyShardedDataParallel`` unless its ``state_dict_type`` is another one.
 
         Raises:
-            RuntimeError: this is inside ``swap_ema_params``.
+            RuntimeError: this is inside ``swap_ema_params``, or the optimizer is a part of a
+                ``ZeroRedundancyOptimizer``.
 
         Example:
             >>> model, ema_model = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
@@ -81,32 +94,49 @@ class AveragingOptimizer(Optimizer):
             >>> ema_model.load_state_dict(optimizer.ema_state_dict(model))
             <All keys matched successfully>
         """
-        self._make_whole("ema_state_dict")
-        contents = model.state_dict(keep_vars=True)
-        copies: dict[int, Tensor] = {}  # of tied weights there is one
-        for name, value in contents.items():
-            if isinstance(value, Tensor):
-                if id(value) not in copies:
-                    average = self.state.get(value, {}).get("ema_params", value)
-                    copies[id(value)] = average.detach().to(value.dtype, copy=True)
-                contents[name] = copies[id(value)]
+        contents, failure = self._averaged_state_dict(Sharers(model), full_state_dict)
+        if failure is not None:
+            raise failure
         return contents
 
+    def _averaged_state_dict(self, sharers: Sharers, is_full: bool) -> tuple[dict[str, Any], Exception | None]:
+        """Return :meth:`ema_state_dict`, and what has failed on this rank while all ranks gathered."""
+        self._make_whole("ema_state_dict")
+        self._check_not_part_of_zero("ema_state_dict")
+        # The state dict of FSDP1 has copies of its parameters, for which the optimizer has no state.
+        with self.swap_ema_params() if sharers.has_fsdp1 else nullcontext():
+            if is_full and sharers.are_several:
+                return sharers.gathered(self.state)
+            contents = sharers.state_dict()
+            copies: dict[int, Tensor] = {}  # of tied weights there is one
+            for name, value in contents.items():
+                if isinstance(value, Tensor):
+                    if id(value) not in copies:
+                        average = self.state.get(value, {}).get("ema_params", value)
+                        copies[id(value)] = average.detach().to(value.dtype, copy=True)
+                    contents[name] = copies[id(value)]
+            return contents, None
+
+    @torch.no_grad()
     def save_ema_model(self, model: nn.Module, path: str | os.PathLike[str]) -> None:
         """Write :meth:`ema_state_dict` to a file, for ``torch.load`` and ``load_state_dict``.
 
-        The file is replaced at once, so that a program that is killed leaves the old file or the new one.
+        The file is replaced at once, so that a program that is killed leaves the old file or the new one. Of sharded
+        parameters it has the whole averages, for a model on any number of ranks: all ranks call this, the first one
+        writes, and all return when the file is there, or raise.
 
         Args:
             model: the model whose parameters are optimized here.
             path: the file, which may exist.
 
         Raises:
-            RuntimeError: this is inside ``swap_ema_params``.
+            RuntimeError: this is inside ``swap_ema_params``, or the optimizer is a part of a
+                ``ZeroRedundancyOptimizer``.
             OSError: the file cannot be written.
         """
-        with replacing(path) as file:
-            torch.save(self.ema_state_dict(model), file)
+        sharers = Sharers(model)
+        contents, failure = self._averaged_state_dict(sharers, True)
+        sharers.write_once(contents, path, failure)
 
     @torch.no_grad()
     def reset_ema_params(self) -> None:
@@ -199,6 +229,14 @@ class AveragingOptimizer(Optimizer):
                 "FusedEmaAdam: the loaded state has no 'ema_params' for parameters that were trained before, as a"
                 " checkpoint of torch.optim.AdamW; their averages start from the weights",
                 stacklevel=7,
+            )
+
+    def _check_not_part_of_zero(self, method: str) -> None:
+        if self._is_part_of_zero:
+            raise RuntimeError(
+                f"{type(self).__name__}.{method}: inside of a ZeroRedundancyOptimizer this rank has the averages of its"
+                " own parameters only; after consolidate_state_dict() the state_dict() of the ZeroRedundancyOptimizer"
+                " has all of them, each in the 'ema_params' of its parameter"
             )
 
     def _make_whole(self, method: str) -> None:

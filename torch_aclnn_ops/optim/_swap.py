@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from torch_aclnn_ops.functional.ema_adam_kernels import local
 from torch_aclnn_ops.functional.step_progress import Call
+from torch_aclnn_ops.optim._sharding import FsdpUnits
 from torch_aclnn_ops.optim._states import describe_params
 
 import torch
@@ -58,6 +59,9 @@ class Exchange:
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer, states = optimizer, optimizer.state
+        self._fsdp_units = FsdpUnits(optimizer, f"{type(optimizer).__name__}.swap_ema_params")
+        with torch.no_grad():
+            self._fsdp_units.reshard()
         self._owners = [param for param, state in states.items() if "ema_params" in state]
         self._params = [local(param) for param in self._owners]
         self._averages = [local(states[param]["ema_params"]) for param in self._owners]
@@ -72,6 +76,7 @@ class Exchange:
         """Write the averages to the parameters."""
         for param, average in zip(self._params, self._averages, strict=True):
             param.copy_(average)
+        self._fsdp_units.synchronize()
 
     def give_up(self) -> None:
         """Leave without a look at what the parameters hold."""
@@ -80,7 +85,12 @@ class Exchange:
 
     def leave(self) -> None:
         """Give the parameters their weights back; raise where a device refuses, after the others have theirs."""
-        errors, repeated = self._write()
+        try:
+            with torch.no_grad():
+                self._fsdp_units.reshard()
+        finally:
+            errors, repeated = self._write()
+        self._fsdp_units.synchronize()
         self._kept = {write.owner: error for write, error in errors if write.restores}
         method = f"{type(self._optimizer).__name__}.swap_ema_params"
         if self._kept:
