@@ -37,7 +37,7 @@ def _grad_input(grad_output: Tensor, input: Tensor, target: Tensor, reduction: i
     return gradient
 
 
-MSELossFunction = loss_function("MSELossFunction", _loss, _grad_input)
+MSELossFunction = loss_function("MSELossFunction", _loss, _grad_input, is_function_of_difference=True)
 MSELossFunction.__doc__ = """Squared error of two tensors of one shape and dtype.
 
 The arguments are input, target and reduction: 0 (none), 1 (mean) or 2 (sum).
