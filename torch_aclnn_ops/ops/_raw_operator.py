@@ -142,6 +142,8 @@ class RawOperator:
             entry = _extension.entries.get(self.name)
             return self.dispatch(*args) if entry is None else entry(*args)
         log_path(self.name, lambda: f"formula in torch calls, because {reason}")
+        if reason is not None and not torch.compiler.is_compiling():
+            _extension.check_queue(self.name)
         return self._checked(self.formula)(*args) if torch.compiler.is_compiling() else self._kernel(*args)
 
     def dispatch(self, *args: Any) -> Any:
