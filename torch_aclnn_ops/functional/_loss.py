@@ -77,8 +77,10 @@ def loss_function(
             gradient = grad_input(grad_output, *arguments) if needs[0] else None
             of_target = None
             if needs[1]:
-                is_negative = is_function_of_difference and gradient is not None
-                of_target = -gradient if is_negative else by_target(grad_output, *arguments)
+                if is_function_of_difference and gradient is not None:
+                    of_target = -gradient
+                else:
+                    of_target = by_target(grad_output, *arguments)
             return gradient, of_target, *(None,) * (len(arguments) - 2)
 
         @staticmethod

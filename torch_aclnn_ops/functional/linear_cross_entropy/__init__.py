@@ -108,7 +108,7 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
         target: class indices (int64 or uint8), shape () or (N,) or (B, T) or (N, d_1, ..., d_K); or probabilities of
             input's kind of dtype, shape (C,) or (N, C) or (B, T, C) or (N, C, d_1, ..., d_K).
         linear_bias: added to the logits, ``linear_weight``'s shape without H.
-        weight: factor of each class, shape (C,); differentiable with probabilities only.
+        weight: factor of each class, shape (C,), in input's dtype or float32; differentiable with probabilities only.
         reduction: ``"none"``, ``"mean"`` (divided by the weights of the targets that are not
             ignored) or ``"sum"``.
         ignore_index: class index whose rows are ignored, -100 by default; only with class indices.
@@ -199,8 +199,10 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
     )
     whole = None if shards is None else shards.total
     if not arguments.is_supported(given, whole):
+        arguments.check_types(given)
         refuse_flat_parameter(linear_weight)
         refuse_batches(given, whole)
+        arguments.check_class_weight(given)
         if whole is not None:
             refuse_in_shards(given, whole)
         loss = arguments.left_to_torch(given, options)
