@@ -214,3 +214,8 @@ def modules_sharded_with(module: Any) -> int:
     if not hasattr(module, "_get_fsdp_state"):
         return 0
     return len(module._get_fsdp_state()._modules)
+
+
+def dtensor_of_local(tensor: torch.Tensor) -> Any:
+    """Return mesh and placements of the DTensor that a tensor is the ``to_local()`` of, or ``None``; autograd knows."""
+    return getattr(tensor.grad_fn, "dtensor_spec", None)
