@@ -70,8 +70,8 @@ def summarize(call: Call, input: Tensor, target: Tensor, dtype: torch.dtype) -> 
     if target.is_floating_point():
         fingerprint, probes = input.new_zeros(1, dtype=dtype), [_probe(input, dtype), _probe(target, dtype)]
     else:
-        places = torch.arange(1, 2 * target.shape[0], 2, device=target.device)
-        fingerprint = ((target + 2) * places).sum().remainder(_EXACT).reshape(1).to(dtype)
+        places = torch.arange(target.shape[0], device=target.device)
+        fingerprint = ((target + 2) * (2 * places + 1)).sum().remainder(_EXACT).reshape(1).to(dtype)
         probes = [_probe(input, dtype), input.new_zeros(_PROBES // 2, dtype=dtype)]
     *same, excess = _constants(call, dtype, input.device).split((len(call) - 1, 1))
     return torch.cat([*same, fingerprint, excess, *probes])

@@ -245,7 +245,7 @@ def _gather_statistics(
     given = [row.to(summary.dtype) for row in rows if row is not None]
     message = gather(torch.cat([summary, *given]), shards.members)
     factor = agree(message[:, :SIZE].detach(), shards.sizes)
-    gathered = message[:, SIZE:].unflatten(1, (len(given), -1))
+    gathered = message[:, SIZE:].unflatten(1, (len(given), target_probability_sum.shape[0]))
     if not all(shards.sizes):
         gathered = gathered[[rank for rank, size in enumerate(shards.sizes) if size > 0]]
     remaining = iter(gathered.unbind(1))
