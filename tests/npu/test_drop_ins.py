@@ -77,7 +77,7 @@ def test_float32_weights_go_with_16_bit_rows(dtype, name):
     for device in ("cpu", "npu"):
         tensors = [tensor.to(device).requires_grad_() for tensor in (input, head)]
         loss = ours.linear_cross_entropy(*tensors, target.to(device), **{name: weight.to(device)})
-        found.append([loss.cpu(), *(gradient.cpu() for gradient in torch.autograd.grad(loss, tensors))])
+        found.append([loss.detach().cpu(), *(gradient.cpu() for gradient in torch.autograd.grad(loss, tensors))])
     tolerance = 8 * torch.finfo(dtype).eps
     for on_cpu, on_npu in zip(*found, strict=True):
         torch.testing.assert_close(on_npu, on_cpu, rtol=tolerance, atol=tolerance * float(on_cpu.abs().max()))

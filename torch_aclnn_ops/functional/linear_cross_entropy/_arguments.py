@@ -226,6 +226,11 @@ def has_loss_dtype(weight: Tensor, input: Tensor) -> bool:
     return weight.dtype in (input.dtype, accumulation_dtype(input.dtype))
 
 
+def class_weight_dtypes(input: Tensor) -> str:
+    """Return what dtypes a class weight may have, for an error."""
+    return " or ".join(map(str, dict.fromkeys((input.dtype, accumulation_dtype(input.dtype)))))
+
+
 def check_types(given: TorchArguments) -> None:
     """Raise for arguments of which torch would not name the one that is wrong."""
     tensors = dict(zip(given._fields[:5], given[:5], strict=True))
@@ -239,7 +244,7 @@ def check_class_weight(given: TorchArguments) -> None:
     if weight is None or overrides_torch(weight) or not is_ordinary(input, weight) or target.is_floating_point():
         return
     if not has_loss_dtype(weight, input):
-        accepted = " or ".join(str(dtype) for dtype in sorted({input.dtype, accumulation_dtype(input.dtype)}, key=str))
+        accepted = class_weight_dtypes(input)
         raise RuntimeError(f"linear_cross_entropy: weight must have dtype {accepted}, but it has {weight.dtype}")
 
 
