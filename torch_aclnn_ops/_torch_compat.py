@@ -328,3 +328,8 @@ def synchronize(device: torch.device) -> None:
     """Wait for what a device was asked to do."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
+
+
+def dtensor_of_local(tensor: torch.Tensor) -> Any:
+    """Return mesh and placements of the DTensor that a tensor is the ``to_local()`` of, or ``None``; autograd knows."""
+    return getattr(tensor.grad_fn, "dtensor_spec", None)

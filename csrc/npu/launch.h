@@ -21,6 +21,10 @@
 
 namespace torch_aclnn_ops {
 
+// Raises if torch_npu's task queue has ended, since when torch_npu computes nothing and says nothing. It is for what is
+// computed by torch_npu's operators alone; a launch finds it out by itself. The name is that of the function.
+void check_queue(const std::string& name);
+
 // What phase two needs, and who releases it: on whichever path, and whether phase two runs or not.
 class PhaseTwoCall {
   public:
