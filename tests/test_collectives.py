@@ -95,6 +95,23 @@ def test_ranks_that_disagree_are_all_told_what_each_has_called(program):
         assert f": {where}: {DISAGREEMENTS[program]}\n" in _said(outcome)
 
 
+READS = [
+    "reads_a_number",
+    "reads_a_number_after_waiting",
+    "reads_a_list",
+    "copies_to_the_host",
+    "copies_to_pinned_memory",
+    "reads_what_another_stream_made_of_it",
+]
+
+
+@pytest.mark.parametrize("program", READS)
+def test_the_first_read_after_a_failed_collective_raises(program):
+    for outcome in _outcomes(program):
+        assert (outcome.exit_status, outcome.value) == (1, None)
+        assert f": call 2 of communicator group_name_0: {DISAGREEMENTS['other_count']}" in _said(outcome)
+
+
 @pytest.mark.parametrize("program", ABSENCES)
 def test_a_rank_whose_partner_is_missing_is_told_which_and_where_it_was_last(program):
     sentence, exit_status = ABSENCES[program]
