@@ -8,7 +8,7 @@ import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_acln
 
 import pytest
 
-from tests import _distributed, collectives
+from tests import _distributed, _tiled_collectives, collectives
 from tests import _failing_collectives as programs
 
 if "npu" not in _distributed.DEVICES:
@@ -21,6 +21,10 @@ def test_random_collectives_have_the_results_of_gloo(world_size, devices):
     found = _distributed.run(collectives.compare, world_size, 0, 60, device="npu", devices=devices)
     assert [difference for _, differences in found for difference in differences] == []
     assert all(found[0][0][name] for name in collectives.COLLECTIVES)
+
+
+def test_tensors_in_a_private_format_have_the_same_results():
+    assert _distributed.run(_tiled_collectives.wrong, 2, device="npu") == [{}, {}]
 
 
 def _async_error_handling(value):
