@@ -107,6 +107,15 @@ def reads_what_another_stream_made_of_it(device):
         return copy.cpu()
 
 
+def makes_a_ddp_model_alone(device):
+    tensor, rank = _start(device)
+    if rank == 0:
+        torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1, device=device))
+    else:
+        dist.broadcast(tensor, 0)
+    return _finish()
+
+
 def never_calls(device):
     tensor, rank = _start(device)
     if rank == 1:

@@ -100,8 +100,8 @@ class Event {
     std::uint32_t flags() const { return flags_; }
     void record(Stream& stream);
     void reset(Stream& stream);
-    // Lets the work queued on `stream` from now on wait for the last record, and takes over the fault that the recording
-    // stream had left behind there.
+    // Lets the work queued on `stream` from now on wait for the last record, and takes over the fault that the
+    // recording stream had left behind there.
     void block(Stream& stream);
     bool is_complete() const;
     // Waits for the last record, then throws the fault that the recording stream had left behind there, if any.

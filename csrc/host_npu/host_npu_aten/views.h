@@ -22,8 +22,8 @@ class Views {
     const std::optional<c10::Device>& device() const { return device_; }
     void set_device(c10::Device device);
 
-    // Gives NPU tensors whose view the operator has resized its size and contents, and those in a private format what was
-    // written to their copy.
+    // Gives NPU tensors whose view the operator has resized its size and contents, and those in a private format what
+    // was written to their copy.
     void write_back();
 
     // Returns the NPU tensor that a result of the CPU's kernel stands for. If it is a new one, copy_results() fills it.
