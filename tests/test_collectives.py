@@ -117,9 +117,8 @@ def test_the_first_read_after_a_failed_collective_raises(program):
 
 
 def test_the_constructor_of_ddp_does_not_read_what_was_never_gathered():
-    # Memory that nobody has written is -1: "DDP expects same model across all ranks, but Rank 0 has 2 params, while rank
-    # 1 has inconsistent -1 params."
-    alone, _ = _outcomes("makes_a_ddp_model_alone")
+    # Memory that nobody has written is -1: "but Rank 0 has 2 params, while rank 1 has inconsistent -1 params."
+    alone, _ = _outcomes("makes_a_ddp_model_alone", HCCL_EXEC_TIMEOUT="30")
     assert "inconsistent" not in _said(alone)
     assert "rank 1 called Broadcast(count=8, fp32, root=0) where rank 0 called AllGather(" in _said(alone)
 

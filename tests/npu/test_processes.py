@@ -15,10 +15,11 @@ def test_ctrl_c_in_backward_arrives_and_leaves_nothing_over(name):
     assert set(results) == {"interrupted"} and not is_anything_left
 
 
-@pytest.mark.parametrize("made", [torch.rand, lambda *shape: torch.nn.Parameter(torch.rand(*shape))])
-def test_a_tensor_is_not_shared_with_another_process_of_the_host_npu(made):
+@pytest.mark.parametrize("kind", [torch.Tensor, torch.nn.Parameter])
+def test_a_tensor_is_not_shared_with_another_process_of_the_host_npu(kind):
+    tensor = kind(torch.rand(3, device="npu"))
     with pytest.raises(RuntimeError, match=r"does not share device memory between processes: .* tensor.cpu\(\)"):
-        ForkingPickler.dumps(made(3).npu())
+        ForkingPickler.dumps(tensor)
 
 
 def test_a_queue_reports_that_it_does_not_share_a_tensor_and_the_process_goes_on(capfd):
