@@ -14,7 +14,7 @@ from torch_aclnn_ops.optim._calls import INSIDE_SWAP, MethodCall, begin, exclusi
 from torch_aclnn_ops.optim._flat import FlatGroup
 from torch_aclnn_ops.optim._memory import Placement, check_memory
 from torch_aclnn_ops.optim._options import CheckedOptions
-from torch_aclnn_ops.optim._sharding import Sharers, is_made_by_zero
+from torch_aclnn_ops.optim._sharding import Sharers, zero_that_makes_it
 from torch_aclnn_ops.optim._states import (
     CachedState,
     dtype_of_states,
@@ -54,7 +54,7 @@ class AveragingOptimizer(Optimizer):
         self._placement = Placement()  # at the end of the last whole step
         self._calls: dict[MethodCall, None] = {}  # that run now, in the order in which they began
         self._in_closure = False
-        self._is_part_of_zero = is_made_by_zero()
+        self._is_part_of_zero = zero_that_makes_it() is not None
 
     def swap_ema_params(self) -> AbstractContextManager[None]:
         """Let the parameters hold their averages inside a ``with`` block.

@@ -14,6 +14,7 @@ from torch_aclnn_ops.optim._flat import FlatGroup
 from torch_aclnn_ops.optim._idle import Idle, average
 from torch_aclnn_ops.optim._memory import check_memory, check_no_shared_memory
 from torch_aclnn_ops.optim._options import EmaSchedule, options_of
+from torch_aclnn_ops.optim._sharding import zero_that_makes_it
 from torch_aclnn_ops.optim._states import (
     CachedState,
     complete,
@@ -173,7 +174,8 @@ class FusedEmaAdam(AveragingOptimizer):
             options_of({**self.defaults, **param_group})
         super().add_param_group(param_group)
         try:
-            check_no_shared_memory(self.param_groups)
+            zero = zero_that_makes_it()  # gives each rank some of its parameters
+            check_no_shared_memory(self.param_groups if zero is None else zero.param_groups)
         except BaseException:
             self.param_groups.pop()
             raise
