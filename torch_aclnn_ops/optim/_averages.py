@@ -75,8 +75,8 @@ class AveragingOptimizer(Optimizer):
             model: the model whose parameters are optimized here. Its buffers, and parameters that were never updated,
                 are copied as they are.
             full_state_dict: gather sharded parameters, one after the other, to whole tensors on the CPU of the first
-                rank; all ranks have to call this, and the others get an empty dict. Where nothing is sharded it makes no
-                difference.
+                rank. All ranks have to call this, and the others get an empty dict. It makes no difference where
+                nothing is sharded.
 
         Returns:
             What ``model.state_dict()`` has, as copies, in the parameters' dtypes and on their devices: ``DTensor`` of

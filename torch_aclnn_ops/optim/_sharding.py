@@ -1,10 +1,10 @@
 """Averages of sharded parameters: modules that FSDP has left unsharded, whole state dicts, files of one rank."""
 
+import inspect
 import os
 import sys
 from collections.abc import Mapping
 from itertools import chain
-from types import FrameType
 from typing import Any
 
 from torch_aclnn_ops._files import replacing
@@ -88,7 +88,7 @@ class FsdpUnits:
 def is_made_by_zero() -> bool:
     """Return whether ``ZeroRedundancyOptimizer`` is the caller's caller: it leaves no other trace in what it makes."""
     zero = sys.modules.get(_ZERO)
-    frame: FrameType | None = sys._getframe() if zero is not None else None
+    frame = inspect.currentframe() if zero is not None else None
     while frame is not None and frame.f_globals is not vars(zero):
         frame = frame.f_back
     return frame is not None
@@ -152,7 +152,7 @@ class Sharers:
         ranks = torch.distributed.get_process_group_ranks(self._groups[0])
         if len(self._groups) == 1 and 0 not in ranks:
             raise RuntimeError(
-                "full_state_dict: FullyShardedDataParallel gives the whole tensors to rank 0 alone, which must be in its"
+                "full_state_dict: FullyShardedDataParallel gives whole tensors to rank 0 alone, which must be in its"
                 f" process_group, but that has ranks {ranks}"
             )
         # On a CPU every rank gets a copy, because torch before 2.14 crashes where it offloads a CPU's tensors.

@@ -61,7 +61,7 @@ class Exchange:
         self._optimizer, states = optimizer, optimizer.state
         self._fsdp_units = FsdpUnits(optimizer, f"{type(optimizer).__name__}.swap_ema_params")
         with torch.no_grad():
-            self._fsdp_units.reshard()
+            self._fsdp_units.reshard()  # before a look at the parameters: FSDP1 makes them views of whole weights
         self._owners = [param for param, state in states.items() if "ema_params" in state]
         self._params = [local(param) for param in self._owners]
         self._averages = [local(states[param]["ema_params"]) for param in self._owners]
