@@ -111,11 +111,11 @@ def binary_cross_entropy(
 
     Source: backward kernel aclnnBinaryCrossEntropyBackward.
     """
-    if type(reduction) is not str:
-        check_reduction("binary_cross_entropy", reduction)
     if not _is_supported(input, target, weight):
         check_tensors("binary_cross_entropy", ("weight",), input=input, target=target, weight=weight)
         return call_torchs(_torch_binary_cross_entropy, input, target, weight, size_average, reduce, reduction)
+    if type(reduction) is not str:
+        check_reduction("binary_cross_entropy", reduction)
     dtype = float32_autocast_dtype(input) if is_any_autocast_enabled() else input.dtype
     if weight is not None:
         refuse_tangent("binary_cross_entropy", weight)
