@@ -5,55 +5,26 @@
 // crash, whatever the arguments; a refusal leaves the caller's variables alone; what is destroyed is gone.
 #include <algorithm>
 #include <array>
-#include <cstdlib>
-#include <cstring>
-#include <iostream>
 #include <tuple>
 #include <vector>
 
 #include "acl/acl.h"
-#include "acl/acl_op_compiler.h"
 #include "aclnn/aclnn_base.h"
 #include "aclnnop/aclnn_cast.h"
 #include "aclnnop/aclnn_complex.h"
 #include "aclnnop/aclnn_constant_pad_nd.h"
 #include "tests/calls.h"
+#include "tests/fuzz/device.h"
 #include "tests/fuzz/input.h"
+#include "tests/fuzz/sizes.h"
 
 extern "C" const char* host_npu_stats_json();
 
 namespace fuzz {
 namespace {
 
-constexpr std::size_t kMostTensors = 16;
-constexpr std::size_t kBytesOfTensor = 16 * 1024;
 // What a launch may take, so that thousands of them a second are possible.
 constexpr std::int64_t kMostElements = 2048;
-constexpr std::uint64_t kMostWorkspace = std::uint64_t{32} << 20;
-
-void require(bool fine, const char* what) {
-    if (fine) return;
-    std::cerr << "fuzz: " << what << std::endl;
-    std::abort();
-}
-
-// Memory and a stream that all inputs use.
-struct Device {
-    Device() : workspace(kMostWorkspace) {
-        for (std::size_t index = 0; index < kMostTensors; ++index) tensors.emplace_back(kBytesOfTensor);
-    }
-    static Device& instance() {
-        static auto& device = *new Device;
-        return device;
-    }
-    void fill(std::uint8_t byte) const {
-        for (const auto& memory : tensors) aclrtMemset(memory.address(), kBytesOfTensor, byte, kBytesOfTensor);
-    }
-
-    std::vector<test::Memory> tensors;
-    test::Memory workspace;
-    test::Stream stream;
-};
 
 // The arguments of one call, as the input says.
 class Arguments {
@@ -241,84 +212,6 @@ void call(Input& input, aclnnStatus (*phase_one)(Parameters...), test::PhaseTwo 
     } else {
         require(arguments.lack_results(), "a call was accepted without an executor");
     }
-}
-
-std::size_t size_of(Input& input) { return static_cast<std::size_t>(input.integer()); }
-
-// Memory of any size, but for those that the host would have to find.
-void allocate(Input& input) {
-    const auto kind = input.byte() % 4;
-    const auto size = size_of(input);
-    if (size > std::size_t{1} << 20 && size < std::size_t{1} << 40) return;
-    void* address = nullptr;
-    aclrtDrvMemHandle handle = nullptr;
-    aclrtPhysicalMemProp properties{};
-    properties.location = {0, ACL_MEM_LOCATION_TYPE_DEVICE};
-    if (kind == 0 && aclrtMalloc(&address, size, ACL_MEM_MALLOC_HUGE_FIRST) == 0) aclrtFree(address);
-    if (kind == 1 && aclrtMallocAlign32(&address, size, ACL_MEM_MALLOC_HUGE_FIRST) == 0) aclrtFree(address);
-    if (kind == 2 && aclrtMallocHost(&address, size) == 0) aclrtFreeHost(address);
-    if (kind == 3 && aclrtMallocPhysical(&handle, size, &properties, 0) == 0) aclrtFreePhysical(handle);
-}
-
-void map(Input& input) {
-    void* address = nullptr;
-    aclrtDrvMemHandle handle = nullptr;
-    aclrtPhysicalMemProp properties{};
-    properties.location = {0, ACL_MEM_LOCATION_TYPE_DEVICE};
-    const auto size = size_of(input);
-    if (aclrtReserveMemAddress(&address, size, size_of(input), nullptr, 0) != 0) return;
-    require(aclrtMallocPhysical(&handle, 1 << 16, &properties, 0) == 0, "no physical memory");
-    auto* const start = static_cast<char*>(address) + input.byte() * 4096;
-    const auto mapped = size_of(input);
-    if (aclrtMapMem(start, mapped, size_of(input), handle, 0) == 0) aclrtUnmapMem(start);
-    aclrtFreePhysical(handle);
-    require(aclrtReleaseMemAddress(address) == 0, "the addresses are still in use");
-}
-
-// Copies and fills between two tensors' memories.
-void copy(Input& input) {
-    const auto& device = Device::instance();
-    auto* const to = static_cast<char*>(device.tensors[0].address()) + input.byte();
-    const auto* const from = static_cast<const char*>(device.tensors[1].address()) + input.byte();
-    const auto kind = input.byte() % 4;
-    const auto one = size_of(input), two = size_of(input), three = size_of(input), four = size_of(input);
-    constexpr auto side = ACL_MEMCPY_DEVICE_TO_DEVICE;
-    if (kind == 0) aclrtMemcpy(to, one, from, two, side);
-    if (kind == 1) aclrtMemcpy2d(to, one, from, two, three, four, side);
-    if (kind == 2) aclrtMemcpy2dAsync(to, one, from, two, three, four, side, device.stream.handle);
-    if (kind == 3) aclrtMemset(to, one, 7, two);
-    device.stream.wait();
-}
-
-test::Shape sizes(Input& input) {
-    test::Shape all(input.byte() % 8);
-    for (auto& size : all) size = input.integer();
-    return all;
-}
-
-// A tensor of a shape whose memory has another one, as its format has it.
-aclTensorDesc* descriptor(Input& input, const test::Shape& shape) {
-    auto* const made = aclCreateTensorDesc(ACL_FLOAT, static_cast<int>(shape.size()), shape.data(), ACL_FORMAT_ND);
-    if ((input.byte() & 1) == 0) return made;
-    const auto storage = sizes(input);
-    aclSetTensorFormat(made, ACL_FORMAT_FRACTAL_NZ);
-    aclSetTensorShape(made, static_cast<int>(storage.size()), storage.data());
-    return made;
-}
-
-void identity(Input& input) {
-    const auto& device = Device::instance();
-    const auto shape = sizes(input);
-    const auto *const from = descriptor(input, shape), *const to = descriptor(input, shape);
-    const auto* const source = aclCreateDataBuffer(device.tensors[0].address(), kBytesOfTensor);
-    auto* const target = aclCreateDataBuffer(device.tensors[1].address(), kBytesOfTensor);
-    aclopCompileAndExecute("Identity", 1, &from, &source, 1, &to, &target, nullptr, ACL_ENGINE_SYS, ACL_COMPILE_SYS,
-                           nullptr, device.stream.handle);
-    device.stream.wait();
-    aclDestroyDataBuffer(source);
-    aclDestroyDataBuffer(target);
-    aclDestroyTensorDesc(from);
-    aclDestroyTensorDesc(to);
 }
 
 // An input numbers the operators in this order, and what else takes sizes.
