@@ -308,10 +308,6 @@ class TestAdamW:
         (state,) = other.state.values()
         assert torch.equal(state["ema_params"], optimizer.state[weight]["ema_params"])
 
-
-def test_the_package_exports_it():
-    assert torch_aclnn_ops.patch is patch
-
     @pytest.mark.parametrize("clone", [lambda each: each, copy.deepcopy], ids=["itself", "a copy"])
     @pytest.mark.parametrize("saved", [torch.optim.Adam, torch.optim.AdamW, "Adam without the key"], ids=str)
     def test_it_stays_adamw_whichever_state_it_loads_as_torchs_does(self, saved, clone):
@@ -351,3 +347,7 @@ def test_the_package_exports_it():
             assert optimizer.param_groups[0]["decoupled_weight_decay"] is False
             optimizer.load_state_dict(optimizer.state_dict())
             assert optimizer.param_groups[0]["decoupled_weight_decay"] is True
+
+
+def test_the_package_exports_it():
+    assert torch_aclnn_ops.patch is patch
