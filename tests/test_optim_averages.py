@@ -207,7 +207,7 @@ def test_inside_a_swap_there_is_no_export(call, tmp_path):
     network, optimizer = trained_network()
     arguments = [network, tmp_path / "ema.pt"] if call == "save_ema_model" else [network]
     with optimizer.swap_ema_params():
-        with pytest.raises(RuntimeError, match=r"FusedEmaAdam\.ema_state_dict: inside swap_ema_params\(\)"):
+        with pytest.raises(RuntimeError, match=rf"FusedEmaAdam\.{call}: inside swap_ema_params\(\)"):
             getattr(optimizer, call)(*arguments)
 
 

@@ -8,7 +8,8 @@ from itertools import chain
 from typing import Any
 
 from torch_aclnn_ops._files import replacing
-from torch_aclnn_ops._torch_compat import (
+from torch_aclnn_ops._torch_compat import synchronize
+from torch_aclnn_ops._torch_compat_fsdp import (
     Fsdp1Unit,
     Fsdp2Unit,
     fsdp1_groups,
@@ -17,7 +18,6 @@ from torch_aclnn_ops._torch_compat import (
     fsdp1_units,
     fsdp2_units,
     is_in_fsdp1_unit,
-    synchronize,
 )
 from torch_aclnn_ops.functional.ema_adam_kernels import is_plain
 from torch_aclnn_ops.optim._states import describe_params

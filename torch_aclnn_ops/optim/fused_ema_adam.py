@@ -198,8 +198,7 @@ class FusedEmaAdam(AveragingOptimizer):
         group, is updated with its step count, moments, master weights and average as a whole, or not at all. Those that
         were updated have ``grad = None`` after the exception, so that a second call updates the others only; a note of
         the exception names them. Gradients that are computed anew, also by ``closure``, are those of a new step. What a
-        :class:`torch.amp.GradScaler` began, it has to repeat.
-        What a device accepts and fails to do later is beyond this: load a checkpoint after a lost NPU.
+        :class:`torch.amp.GradScaler` began, it has to repeat. After an NPU is lost, load a checkpoint.
 
         Args:
             closure: computes the loss and the gradients, and returns the loss.
