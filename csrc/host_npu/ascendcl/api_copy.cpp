@@ -7,6 +7,7 @@
 #include "ascendcl/context.h"
 #include "ascendcl/error.h"
 #include "ascendcl/memory.h"
+#include "ascendcl/queue.h"
 
 using namespace host_npu;
 
@@ -85,6 +86,7 @@ void perform(const Rows& rows) {
 
 // Refuses in the calling thread what would fault on the stream.
 void check(const Copy& copy, std::size_t room, aclrtMemcpyKind kind) {
+    require_queue();
     require(copy.size > 0, "count is 0");
     require(copy.size <= room, "count is more than destMax");
     check_kind(copy, kind);
@@ -119,6 +121,7 @@ std::vector<Copy> batch(void** dsts, const size_t* rooms, void** srcs, const siz
 void fill(void* pointer, int value, std::size_t size) { std::memset(reachable(pointer, size), value, size); }
 
 void check_fill(void* pointer, std::size_t room, std::size_t size) {
+    require_queue();
     require_side(pointer, true, "devPtr");
     require(size <= room, "count is more than maxCount");
     reachable(pointer, size);
