@@ -27,8 +27,10 @@ collect_ignore = [
     "host_npu_facts.py",
     "host_npu_operators.py",
     "host_npu_products.py",
+    "host_npu_queue.py",
     "host_npu_training.py",
     "npu_coverage.py",
+    "op_db.py",
 ]
 
 hypothesis.settings.register_profile("tests", deadline=None, max_examples=100, derandomize=True)

@@ -1,10 +1,19 @@
 // libacl_op_compiler: options of the graph compiler, and its operators, of which the host NPU has Identity.
 #include "acl/acl_op_compiler.h"
 
+#include <cxxabi.h>
+#include <dlfcn.h>
+#include <execinfo.h>
+
+#include <array>
+#include <cstdlib>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <span>
 #include <string>
+#include <string_view>
 
 #include "acl_op_compiler/identity.h"
 #include "ascendcl/device.h"
@@ -13,7 +22,7 @@ namespace {
 
 struct Options {
     std::mutex mutex;
-    std::map<aclCompileOpt, std::string> values;
+    std::map<aclCompileOpt, std::string> values{{ACL_OP_JIT_COMPILE, "disable"}};
 };
 
 Options& options() {
@@ -35,13 +44,43 @@ aclError unless_it_fails(const std::string& function, const Body& body) {
     return body();
 }
 
+std::string no_graph_operator(const std::string& name) {
+    return "the host NPU has no graph operators (aclop) but Identity, and so no " + name;
+}
+
+// torch_npu sets ACL_OP_JIT_COMPILE in the thread of the caller when it has described a graph operator and before it
+// puts it into its queue, where a refusal would end the queue. It does not say which operator, but of all only Identity
+// casts to or from FRACTAL_NZ.
+bool is_about_to_queue_graph_operator() {
+    const auto [from, to] = host_npu::take_described();
+    if (to == nullptr) return false;
+    const bool is_cast = from != nullptr && from->type == to->type && from->dims == to->dims &&
+                         (from->storage_format == ACL_FORMAT_FRACTAL_NZ || to->storage_format == ACL_FORMAT_FRACTAL_NZ);
+    return !is_cast;
+}
+
+// Returns the name of torch_npu's operator that the calling thread is in.
+std::string operator_on_stack() {
+    std::array<void*, 64> frames{};
+    const auto count = backtrace(frames.data(), static_cast<int>(frames.size()));
+    for (const auto* const frame : std::span(frames).first(static_cast<std::size_t>(count))) {
+        Dl_info symbol{};
+        if (dladdr(frame, &symbol) == 0 || symbol.dli_sname == nullptr) continue;
+        const std::unique_ptr<char, decltype(&std::free)> text(
+            abi::__cxa_demangle(symbol.dli_sname, nullptr, nullptr, nullptr), &std::free);
+        const std::string_view name = text ? text.get() : "";
+        constexpr std::string_view scope = "at_npu::redispatch::";
+        if (name.starts_with(scope)) return std::string(name.substr(scope.size(), name.find('(') - scope.size()));
+    }
+    return "operator that torch_npu makes of this call";
+}
+
 aclError run_operator(const char* type, int inputs, const aclTensorDesc* const input[],
                       const aclDataBuffer* const source[], int outputs, const aclTensorDesc* const output[],
                       const aclDataBuffer* const destination[], aclrtStream stream) {
     const std::string name = type == nullptr ? "operator" : type;
     if (name != "Identity" || inputs != 1 || outputs != 1) {
-        return refuse(ACL_ERROR_OP_NOT_FOUND,
-                      "the host NPU has no graph operators (aclop) but Identity, and so no " + name);
+        return refuse(ACL_ERROR_OP_NOT_FOUND, no_graph_operator(name));
     }
     const auto reason = host_npu::copy_identity(*input[0], *source[0], *output[0], *destination[0], stream);
     return reason ? refuse(ACL_ERROR_OP_NOT_FOUND, "Identity: " + *reason) : ACL_SUCCESS;
@@ -70,6 +109,16 @@ aclError aclopCompileAndExecuteV2(const char* opType, int numInputs, aclTensorDe
 aclError aclSetCompileopt(aclCompileOpt opt, const char* value) {
     return unless_it_fails(__func__, [&] {
         if (value == nullptr) return refuse(ACL_ERROR_INVALID_PARAM, "aclSetCompileopt: value is null");
+        if (opt == ACL_OP_JIT_COMPILE) {
+            if (value != std::string("disable")) {
+                return refuse(ACL_ERROR_INVALID_PARAM,
+                              "the host NPU has no graph operators (aclop), and so no "
+                              "jit_compile=True: leave it at False");
+            }
+            if (is_about_to_queue_graph_operator()) {
+                return refuse(ACL_ERROR_OP_NOT_FOUND, no_graph_operator(operator_on_stack()));
+            }
+        }
         auto& all = options();
         const std::lock_guard lock(all.mutex);
         all.values[opt] = value;

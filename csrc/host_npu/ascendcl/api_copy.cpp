@@ -9,6 +9,7 @@
 #include "ascendcl/context.h"
 #include "ascendcl/error.h"
 #include "ascendcl/memory.h"
+#include "ascendcl/queue.h"
 
 using namespace host_npu;
 
@@ -93,6 +94,7 @@ void require_addresses(const void* pointer, std::size_t size, const char* argume
 
 // Refuses in the calling thread what would fault on the stream.
 void check(const Copy& copy, std::size_t room, aclrtMemcpyKind kind) {
+    require_queue();
     require(copy.size > 0, "count is 0");
     require_addresses(copy.to, copy.size, "dst");
     require_addresses(copy.from, copy.size, "src");
@@ -139,6 +141,7 @@ std::vector<Copy> batch(void** dsts, const size_t* rooms, void** srcs, const siz
 void fill(void* pointer, int value, std::size_t size) { std::memset(reachable(pointer, size), value, size); }
 
 void check_fill(void* pointer, std::size_t room, std::size_t size) {
+    require_queue();
     require_side(pointer, true, "devPtr");
     require(size <= room, "count is more than maxCount");
     reachable(pointer, size);

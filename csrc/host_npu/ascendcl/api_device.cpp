@@ -8,6 +8,7 @@
 #include "acl/acl.h"
 #include "ascendcl/context.h"
 #include "ascendcl/error.h"
+#include "ascendcl/queue.h"
 #include "ascendcl/settings.h"
 
 using namespace host_npu;
@@ -47,11 +48,17 @@ aclError aclrtResetDeviceForce(int32_t deviceId) {
 }
 
 aclError aclrtSynchronizeDeviceWithTimeout(int32_t timeout) {
-    return run_api(__func__, [&] { synchronize_device(current_device(), timeout_from(timeout)); });
+    return run_api(__func__, [&] {
+        require_queue();
+        synchronize_device(current_device(), timeout_from(timeout));
+    });
 }
 
 aclError aclrtSynchronizeDevice() {
-    return run_api(__func__, [] { synchronize_device(current_device(), std::nullopt); });
+    return run_api(__func__, [] {
+        require_queue();
+        synchronize_device(current_device(), std::nullopt);
+    });
 }
 
 aclError aclrtGetRunMode(aclrtRunMode* runMode) {

@@ -2,6 +2,7 @@
 #include "acl/acl.h"
 #include "ascendcl/context.h"
 #include "ascendcl/error.h"
+#include "ascendcl/queue.h"
 
 using namespace host_npu;
 
@@ -66,11 +67,17 @@ aclError aclrtQueryEventWaitStatus(aclrtEvent event, aclrtEventWaitStatus* statu
 }
 
 aclError aclrtSynchronizeEvent(aclrtEvent event) {
-    return run_api(__func__, [&] { events().get(event)->synchronize(std::nullopt); });
+    return run_api(__func__, [&] {
+        require_queue();
+        events().get(event)->synchronize(std::nullopt);
+    });
 }
 
 aclError aclrtSynchronizeEventWithTimeout(aclrtEvent event, int32_t timeout) {
-    return run_api(__func__, [&] { events().get(event)->synchronize(timeout_from(timeout)); });
+    return run_api(__func__, [&] {
+        require_queue();
+        events().get(event)->synchronize(timeout_from(timeout));
+    });
 }
 
 aclError aclrtEventElapsedTime(float* ms, aclrtEvent startEvent, aclrtEvent endEvent) {

@@ -2,6 +2,7 @@
 // builds the descriptions before it is told that the host NPU has no such operator.
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "acl/acl.h"
@@ -15,6 +16,8 @@ struct aclopAttr {
 };
 
 namespace {
+
+thread_local std::array<const aclTensorDesc*, 2> described{};
 
 // Makes an object that is counted, or nothing if a test asked for that.
 template <typename Object, typename... Members>
@@ -41,6 +44,8 @@ std::int32_t add_attribute(const char* function, aclopAttr* attr, const char* na
 
 }  // namespace
 
+std::array<const aclTensorDesc*, 2> host_npu::take_described() { return std::exchange(described, {}); }
+
 aclDataBuffer* aclCreateDataBuffer(void* data, size_t size) {
     return create<aclDataBuffer>(__func__, "aclDataBuffer", data, size);
 }
@@ -64,7 +69,10 @@ aclTensorDesc* aclCreateTensorDesc(aclDataType dataType, int numDims, const int6
         return nullptr;
     }
     const std::vector<std::int64_t> all(dims, dims + numDims);
-    return create<aclTensorDesc>(__func__, "aclTensorDesc", dataType, all, format, std::string(), format, all);
+    auto* const desc =
+        create<aclTensorDesc>(__func__, "aclTensorDesc", dataType, all, format, std::string(), format, all);
+    described = {described[1], desc};
+    return desc;
 }
 
 void aclDestroyTensorDesc(const aclTensorDesc* desc) { destroy("aclTensorDesc", desc); }

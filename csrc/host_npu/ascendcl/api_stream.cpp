@@ -7,6 +7,7 @@
 #include "ascendcl/context.h"
 #include "ascendcl/error.h"
 #include "ascendcl/memory.h"
+#include "ascendcl/queue.h"
 
 using namespace host_npu;
 
@@ -60,11 +61,17 @@ aclError aclrtDestroyStreamForce(aclrtStream stream) {
 }
 
 aclError aclrtSynchronizeStreamWithTimeout(aclrtStream stream, int32_t timeout) {
-    return run_api(__func__, [&] { stream_of(stream)->synchronize(timeout_from(timeout)); });
+    return run_api(__func__, [&] {
+        require_queue();
+        stream_of(stream)->synchronize(timeout_from(timeout));
+    });
 }
 
 aclError aclrtSynchronizeStream(aclrtStream stream) {
-    return run_api(__func__, [&] { stream_of(stream)->synchronize(std::nullopt); });
+    return run_api(__func__, [&] {
+        require_queue();
+        stream_of(stream)->synchronize(std::nullopt);
+    });
 }
 
 aclError aclrtStreamQuery(aclrtStream stream, aclrtStreamStatus* status) {

@@ -46,6 +46,7 @@ std::string_view error_code(std::int32_t status) {
 }  // namespace
 
 void report_error(std::int32_t status, const std::string& text) {
+    note_failure(text);
     const std::lock_guard lock(shared_mutex);
     auto& unread = messages().unread;
     if (!unread.empty()) unread += '\n';

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "acl/acl_rt.h"
+#include "ascendcl/queue.h"
 
 namespace host_npu {
 
@@ -38,6 +39,7 @@ void Stream::enqueue_signal(std::string name, std::function<void()> work) {
 }
 
 void Stream::push(Task task) {
+    queue_goes_on();
     {
         const std::lock_guard lock(mutex_);
         tasks_.push_back(std::move(task));

@@ -111,12 +111,13 @@ struct IgnoreWarnings : c10::WarningHandler {
     void process(const c10::Warning&) override {}
 };
 
-// What PyTorch does for a CPU tensor that requires a gradient: its derivative, or the composite operator itself. Both
-// dispatch what they call.
+// What PyTorch does for a CPU tensor that requires a gradient: its derivative, or the operators that it composes the
+// operator of. Both dispatch what they call.
 void derive_as_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
     op.getComputedKernelForDispatchKey(c10::DispatchKey::AutogradCPU).callBoxed(op, keys, stack);
 }
 
+// The same for tensors that have no autograd key, such as those of inference mode.
 void compose_as_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
     op.getComputedKernelForDispatchKey(c10::DispatchKey::CPU).callBoxed(op, keys, stack);
 }
@@ -139,11 +140,11 @@ void register_kernels() {
         if (!op) continue;
         const auto full_name = c10::toString(name);
         // Asked before the first kernel changes the answers.
-        const bool derived = is_derived_by_pytorch(*op);
+        const bool derived = is_derived_by_pytorch(*op), composed = is_composed(*op);
         if (falls_back(*op)) {
             kernels.impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&compute_on_host>());
         }
-        if (is_composed(*op)) {
+        if (composed) {
             kernels.impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&compose_as_on_host>());
         }
         if (derived) {

@@ -69,6 +69,12 @@ bool is_native(const std::string& name) {
     return kernels_of_memory().contains(name) || std::ranges::find(native_kernels(), name) != native_kernels().end();
 }
 
+// Whether the host NPU may put kernels in the place of torch_npu's.
+bool is_replaceable(const c10::OperatorHandle& op) {
+    const auto& name = op.operator_name().name;
+    return name.starts_with("aten::") && op.hasSchema() && !is_native(name) && !has_own_kernel(name);
+}
+
 // Whether a result is a view, which shares memory with an argument and does not change it.
 bool returns_view(const c10::FunctionSchema& schema) {
     return std::ranges::any_of(schema.returns(), [](const c10::Argument& result) {
@@ -82,12 +88,17 @@ bool has_composite_kernel(const c10::OperatorHandle& op) {
            op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional);
 }
 
-// Whether PyTorch differentiates the composite for an NPU, where torch_npu has a kernel, but not for the CPU: matmul of
-// torch_npu 2.9, whose derivative calls matmul_backward, which has no kernel for the CPU.
-bool has_another_derivative(const c10::OperatorHandle& op) {
+// Whether the CPU runs the operator as the operators that it is made of, which also gives its derivative. A kernel for
+// an NPU would hide that derivative. Operators that have a composite, but a kernel and a derivative of their own on the
+// CPU, such as silu_backward, are none.
+bool is_composite_on_host(const c10::OperatorHandle& op) {
     return op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
-           op.hasKernelForDispatchKey(DispatchKey::PrivateUse1) && op.hasKernelForDispatchKey(DispatchKey::Autograd) &&
-           !op.hasKernelForDispatchKey(DispatchKey::CPU);
+           !(op.hasKernelForDispatchKey(DispatchKey::CPU) && op.hasKernelForDispatchKey(DispatchKey::Autograd));
+}
+
+bool has_kernel_of_torch_npu(const c10::OperatorHandle& op) {
+    return op.hasKernelForDispatchKey(DispatchKey::PrivateUse1) ||
+           op.hasKernelForDispatchKey(DispatchKey::AutogradPrivateUse1);
 }
 
 // Composites that call other operators for an NPU than for the CPU, or one operator for each tensor of a list.
@@ -99,7 +110,10 @@ bool chooses_by_device(const std::string& name) {
 
 bool is_composed(const c10::OperatorHandle& op) {
     const auto& name = op.operator_name();
-    return name.name == "aten::_pack_padded_sequence" && name.overload_name.empty();
+    if (!is_replaceable(op)) return false;
+    // Some results of this one are the host's.
+    if (name.name == "aten::_pack_padded_sequence" && name.overload_name.empty()) return true;
+    return is_composite_on_host(op) && has_kernel_of_torch_npu(op);
 }
 
 void require_native_kernels() {
@@ -114,20 +128,14 @@ void require_native_kernels() {
 }
 
 bool falls_back(const c10::OperatorHandle& op) {
-    const auto& name = op.operator_name().name;
-    if (!name.starts_with("aten::") || !op.hasSchema()) return false;
-    if (is_native(name) || has_own_kernel(name) || is_composed(op) || returns_view(op.schema())) {
-        return false;
-    }
-    if (op.hasKernelForDispatchKey(DispatchKey::CPU) || chooses_by_device(name)) return true;
+    if (!is_replaceable(op) || is_composed(op) || is_composite_on_host(op) || returns_view(op.schema())) return false;
+    if (op.hasKernelForDispatchKey(DispatchKey::CPU) || chooses_by_device(op.operator_name().name)) return true;
     // Other composites serve both devices alike, unless torch_npu replaces them.
     return has_composite_kernel(op) && op.hasKernelForDispatchKey(DispatchKey::PrivateUse1);
 }
 
 bool is_derived_by_pytorch(const c10::OperatorHandle& op) {
-    const auto& name = op.operator_name().name;
-    return name.starts_with("aten::") && op.hasSchema() && !is_native(name) && !has_own_kernel(name) &&
-           (op.hasKernelForDispatchKey(DispatchKey::AutogradPrivateUse1) || has_another_derivative(op)) &&
+    return is_replaceable(op) && (op.hasKernelForDispatchKey(DispatchKey::AutogradPrivateUse1) || is_composed(op)) &&
            (op.hasKernelForDispatchKey(DispatchKey::CPU) || has_composite_kernel(op));
 }
 

@@ -12,7 +12,7 @@ void require_native_kernels();
 // Whether the CPU's kernel stands in for the operator's NPU kernel.
 bool falls_back(const c10::OperatorHandle& op);
 
-// Whether PyTorch's composite stands in for the operator's NPU kernel, as it is: some of its results are the host's.
+// Whether the operators that PyTorch composes the operator of stand in for torch_npu's kernels of it.
 bool is_composed(const c10::OperatorHandle& op);
 
 // Whether PyTorch's own derivatives stand in for the operator's autograd kernel, which may call what is not simulated.

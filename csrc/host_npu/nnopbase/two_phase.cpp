@@ -73,6 +73,7 @@ void PhaseOne::add(const aclTensor* tensor) {
 
 std::optional<aclnnStatus> PhaseOne::begin() {
     if (const auto failure = injected_failure(api_.phase_one)) return refuse(failure->first, failure->second);
+    if (const auto end = end_of_queue()) return refuse(kRuntimeError, *end);
     if (workspace_size_ == nullptr) return refuse(kNullPointer, "workspaceSize is a null pointer");
     if (executor_ == nullptr) return refuse(kNullPointer, "executor is a null pointer");
     auto call = PhaseCache::of_this_thread().find(key_);
@@ -99,6 +100,7 @@ aclnnStatus PhaseOne::finish(Plan plan) {
 
 std::optional<aclnnStatus> PhaseOne::begin_individual(std::initializer_list<const char*> names) {
     if (const auto failure = injected_failure(api_.phase_one)) return refuse(failure->first, failure->second);
+    if (const auto end = end_of_queue()) return refuse(kRuntimeError, *end);
     for (std::size_t index = 0; index < names.size(); ++index) {
         if (tensors_[index] == nullptr) return refuse(kNullPointer, std::string(names.begin()[index]) + " is null");
     }
@@ -129,7 +131,9 @@ aclnnStatus PhaseOne::finish_individual(Plan plan) {
 
 aclnnStatus PhaseOne::refuse(aclnnStatus status, const std::string& text) {
     if (individual_ != nullptr) release(individual_);
-    return text.empty() ? status : failed(status, api_.phase_two, text);
+    if (!text.empty()) return failed(status, api_.phase_two, text);
+    note_failure(std::string(api_.phase_one) + " returned " + std::to_string(status));
+    return status;
 }
 
 std::shared_ptr<const Call> PhaseOne::compiled(Plan plan) const {
