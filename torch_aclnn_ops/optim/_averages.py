@@ -279,12 +279,15 @@ class AveragingOptimizer(Optimizer):
             )
 
     def _begin(self, call: MethodCall) -> None:
-        """Let a call begin that meets no other, and finish what a failure has left half done."""
-        name = type(self).__name__
-        begin(self._calls, call, self._in_closure, name)
+        """Let a call begin that meets no other."""
+        begin(self._calls, call, self._in_closure, type(self).__name__)
+        self._make_whole(call.method)
+
+    def _make_whole(self, method: str) -> None:
+        """Finish what a failure has left half done; raise inside ``swap_ema_params``."""
         if self._exchange is not None:
             if self._exchange.is_inside:
-                raise RuntimeError(f"{name}.{call.method}: {INSIDE_SWAP}")
+                raise RuntimeError(f"{type(self).__name__}.{method}: {INSIDE_SWAP}")
             self._exchange.leave()
         if self._progress.is_torn():
             with torch.no_grad():

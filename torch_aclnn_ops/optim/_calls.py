@@ -19,17 +19,19 @@ class MethodCall:
     def problem_with(self, other: "MethodCall", in_closure: bool) -> str | None:
         """Say why this call must not begin before another one is over, or return None.
 
-        Inside the closure of a step nothing is written yet, so methods that end there can be called.
+        Inside the closure of a step nothing is written yet, so its thread may call what ends there.
         """
         if self.method in _READS and other.method in _READS:
             return None
         if other.method == "swap_ema_params":
             return INSIDE_SWAP
         is_same_thread = self.thread == other.thread
-        if is_same_thread and other.method in _READS:
-            return None  # FSDP1's parameters are read in a swap
-        has_end = self.method not in ("step", "swap_ema_params")
-        if is_same_thread and has_end and (other.method != "step" or in_closure):
+        if other.method == "step":
+            is_nested = in_closure and self.method != "step"
+        else:
+            # FSDP1's parameters are read in a swap.
+            is_nested = self.method != "step" and (self.method != "swap_ema_params" or other.method in _READS)
+        if is_same_thread and is_nested:
             return None
         where = "" if is_same_thread else " in another thread"
         return f"{other.method}() of the same optimizer is running{where}; wait until it has returned"

@@ -221,6 +221,8 @@ class FusedEmaAdam(AveragingOptimizer):
                     loss = closure()
             finally:
                 self._in_closure = False
+            if not is_compiling:
+                self._make_whole("step")  # the closure may have left a swap
         parsed = [
             options_of(group) if is_compiling else self._checked_options[i].of(group)
             for i, group in enumerate(self.param_groups)
