@@ -126,3 +126,11 @@ def test_a_learned_bias_of_attention_has_a_gradient(dtype):
 
     for actual, expected in zip(gradients("npu"), gradients("cpu"), strict=True):
         torch.testing.assert_close(actual, expected, atol=2e-2 if dtype == torch.bfloat16 else 1e-5, rtol=2e-2)
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr])
+def test_a_dense_tensor_becomes_a_sparse_one_of_the_npu(layout):
+    dense = torch.tensor([[0.0, 2.0, 0.0, 0.0], [1.0, 0.0, 0.0, 3.0]])
+    sparse = dense.npu().to_sparse(layout=layout, blocksize=(2, 2) if layout == torch.sparse_bsr else None)
+    assert (sparse.device.type, sparse.layout) == ("npu", layout)
+    assert torch.equal(sparse.to_dense().cpu(), dense)

@@ -6,6 +6,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "host_npu_aten/products.h"
 #include "opapi/native_kernels.h"
 
 namespace host_npu {
@@ -113,7 +114,7 @@ bool is_composed(const c10::OperatorHandle& op) {
     if (!is_replaceable(op)) return false;
     // Some results of this one are the host's.
     if (name.name == "aten::_pack_padded_sequence" && name.overload_name.empty()) return true;
-    return is_composite_on_host(op) && has_kernel_of_torch_npu(op);
+    return is_composite_on_host(op) && has_kernel_of_torch_npu(op) && !multiplies_matrices(name.name);
 }
 
 void require_native_kernels() {
@@ -128,7 +129,9 @@ void require_native_kernels() {
 }
 
 bool falls_back(const c10::OperatorHandle& op) {
-    if (!is_replaceable(op) || is_composed(op) || is_composite_on_host(op) || returns_view(op.schema())) return false;
+    if (!is_replaceable(op) || is_composed(op) || returns_view(op.schema())) return false;
+    // Without autograd a composite of several products, such as an LSTM, is rounded once as a whole.
+    if (is_composite_on_host(op)) return op.hasKernelForDispatchKey(DispatchKey::AutogradPrivateUse1);
     if (op.hasKernelForDispatchKey(DispatchKey::CPU) || chooses_by_device(op.operator_name().name)) return true;
     // Other composites serve both devices alike, unless torch_npu replaces them.
     return has_composite_kernel(op) && op.hasKernelForDispatchKey(DispatchKey::PrivateUse1);

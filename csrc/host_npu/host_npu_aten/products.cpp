@@ -4,7 +4,6 @@
 #include <string_view>
 
 namespace host_npu {
-namespace {
 
 // Under these names stand their variants for a given output and in place, too.
 bool multiplies_matrices(std::string_view name) {
@@ -34,6 +33,8 @@ bool multiplies_matrices(std::string_view name) {
     if (name.ends_with('_')) name.remove_suffix(1);
     return std::ranges::find(names, name) != std::end(names);
 }
+
+namespace {
 
 std::vector<at::Tensor> floating_tensors(c10::ArrayRef<c10::IValue*> arguments) {
     std::vector<at::Tensor> found;

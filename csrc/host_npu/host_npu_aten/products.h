@@ -5,12 +5,16 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 
+#include <string_view>
 #include <utility>
 #include <vector>
 
 namespace host_npu {
 
 bool has_16_bits(const at::Tensor& tensor);
+
+// Whether the operator of this name multiplies matrices, which 16-bit arguments are widened for.
+bool multiplies_matrices(std::string_view name);
 
 // The 16-bit arguments of an operator in float32, if the operator multiplies matrices.
 class WideArguments {

@@ -1,6 +1,8 @@
 #include "host_npu_aten/views.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/ops/_sparse_compressed_tensor_unsafe.h>
+#include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/CPUAllocator.h>
@@ -138,6 +140,19 @@ at::Tensor Views::original_of(const at::Tensor& on_host) const {
 }
 
 at::Tensor Views::new_on_device(const at::Tensor& on_host) {
+    const auto layout = on_host.layout();
+    if (layout == at::kSparse) {
+        return at::_sparse_coo_tensor_unsafe(new_on_device(on_host._indices()), new_on_device(on_host._values()),
+                                             on_host.sizes(), on_host.scalar_type(), layout, *device_, std::nullopt,
+                                             on_host.is_coalesced());
+    }
+    if (layout != at::kStrided) {
+        const bool has_rows = layout == at::kSparseCsr || layout == at::kSparseBsr;
+        return at::_sparse_compressed_tensor_unsafe(
+            new_on_device(has_rows ? on_host.crow_indices() : on_host.ccol_indices()),
+            new_on_device(has_rows ? on_host.col_indices() : on_host.row_indices()), new_on_device(on_host.values()),
+            on_host.sizes(), on_host.scalar_type(), layout, *device_, std::nullopt);
+    }
     const auto options = on_host.options().device(*device_).pinned_memory(false);
     const auto source = without_gaps(on_host.resolve_conj().resolve_neg());
     auto on_device = at::empty_strided(source.sizes(), source.strides(), options);

@@ -1,0 +1,118 @@
+"""On the host NPU torch's operators give what they give on a CPU: forward and backward, bit for bit.
+
+tests/op_db.py calls them, from torch's own database, in processes with a host NPU.
+"""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from torch_aclnn_ops.host_npu import _libraries
+
+import pytest
+
+pytestmark = pytest.mark.skipif(bool(_libraries.missing()), reason="the host NPU was not built")
+
+_TESTS = Path(__file__).parent
+_DTYPES = ("float32", "bfloat16")
+_PARTS = 4  # in which all operators are compared
+_EVERY = 20  # of how many operators one is a representative
+
+_IS_NARROW = "is torch.float32, not torch.float64"
+_NO_FLOAT64 = "Device do not support double dtype now, dtype cast replace with float"
+
+# What torch_npu does or refuses itself, or CANN's operator that it calls: a part of each message, and why. Whoever is
+# missing here has the CPU's results and gradients in every sample.
+_CHOICES = {
+    "chalf": ("aclnnInplaceCopy: selfRef has dtype complex32", "no copy of CANN takes complex32"),
+    "double": (_IS_NARROW, _NO_FLOAT64),
+    "float_power": (_IS_NARROW, _NO_FLOAT64),
+    "nn.functional.max_unpool2d.grad": (
+        "NPU contiguous operator only supported contiguous memory format",
+        "torch_npu's contiguous() takes no channels_last",
+    ),
+    "sparse.mm.reduce": ("Could not run 'aten::_sparse_mm_reduce_impl'", "torch_npu has no kernel for 'SparseCsrnpu'"),
+    "sparse.sampled_addmm": (
+        "Could not run 'aten::sparse_sampled_addmm'",
+        "torch_npu has no kernel for 'SparseCsrnpu'",
+    ),
+    "to": (_IS_NARROW, _NO_FLOAT64),
+}
+# Operators whose results are not the CPU's bit for bit, but as close to float32's as the dtype allows, and why.
+_ROUNDED_ONCE = "16-bit matrices are multiplied in float32 and rounded once, as on a device"
+_SIMULATED = "a simulated operator of CANN, whose arithmetic is float32 and rounded once"
+_NOT_EXACT = {
+    "float32": {"nn.functional.binary_cross_entropy": _SIMULATED},
+    "bfloat16": {
+        "addbmm": _ROUNDED_ONCE,
+        "addmv": _ROUNDED_ONCE,
+        "nn.functional.binary_cross_entropy": _SIMULATED,
+        "nn.functional.conv_transpose2d": _ROUNDED_ONCE,
+        "nn.functional.conv_transpose3d": _ROUNDED_ONCE,
+        "nn.functional.embedding": _SIMULATED,
+        "nn.functional.linear_cross_entropy.chunked": _ROUNDED_ONCE,
+        "nn.functional.linear_cross_entropy.chunked_none": _ROUNDED_ONCE,
+        "nn.functional.mse_loss": _SIMULATED,
+    },
+}
+
+# CUDA's alone.
+_WITHOUT_CPU = "jiterator"
+
+
+@functools.cache
+def _compared(dtype: str, first: int, step: int) -> dict[str, Any]:
+    """Return what each operator gave; the operators of the tables are always among them."""
+    also = [*_CHOICES, *_NOT_EXACT[dtype]] if step == _EVERY else []
+    options = ["--dtype", dtype, "--first", str(first), "--step", str(step), *(["--also", *also] if also else [])]
+    result = subprocess.run(
+        [sys.executable, "-m", "torch_aclnn_ops.host_npu", _TESTS / "op_db.py", *options],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(_TESTS.parent), *sys.path[1:]])},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+    ended = {line["operator"]: line for line in lines if "operator" in line}
+    begun = [line["begins"] for line in lines if "begins" in line]
+    assert begun == list(ended), f"{begun[-1]} ended the process with {result.returncode}: {result.stderr[-2000:]}"
+    assert result.returncode == 0, result.stderr
+    return ended
+
+
+_PARTS_OF_ALL = [pytest.param(first, _PARTS, marks=pytest.mark.exhaustive) for first in range(_PARTS)]
+_in_parts = pytest.mark.parametrize(("first", "step"), [(0, _EVERY), *_PARTS_OF_ALL])
+_in_dtypes = pytest.mark.parametrize("dtype", _DTYPES)
+
+
+@_in_dtypes
+@_in_parts
+def test_results_and_gradients_are_the_cpus_but_for_the_choices_of_torch_npu(dtype, first, step):
+    unexpected = {}
+    for name, found in _compared(dtype, first, step).items():
+        text, _ = _CHOICES.get(name, (None, None))
+        messages = found["faults"] + found["refusals"]
+        if (text is not None and not messages) or any(text is None or text not in message for message in messages):
+            unexpected[name] = messages
+    assert unexpected == {}
+
+
+@_in_dtypes
+@_in_parts
+def test_only_the_operators_of_the_table_are_not_the_cpus_bit_for_bit(dtype, first, step):
+    found = _compared(dtype, first, step)
+    rounded = {name for name, one in found.items() if not one["exact"] and name not in _CHOICES}
+    assert rounded == _NOT_EXACT[dtype].keys() & found.keys()
+
+
+@_in_dtypes
+@_in_parts
+def test_every_operator_is_compared(dtype, first, step):
+    found = _compared(dtype, first, step)
+    nothing = [name for name, one in found.items() if not one["compared"] + len(one["refusals"])]
+    assert all(name.startswith(_WITHOUT_CPU) for name in nothing), nothing
+    assert len(found) > 20
