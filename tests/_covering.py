@@ -96,12 +96,19 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 @dataclass(eq=False)
 class Measured:
-    """What a test file, or the package's doctests, executed: ``seconds`` of the tests that passed, C++ lines."""
+    """What a test file, or the package's doctests, executed.
+
+    Attributes:
+        file: The test file, or the package's folder.
+        folder: Where everything is that was measured.
+        seconds: How long the tests took, but those that did not pass.
+        native: How often each line of C++ was executed, by the path of the source.
+    """
 
     file: Path
     folder: Path
     seconds: dict[str, float]
-    native: dict[str, set[int]]
+    native: dict[str, dict[int, int]]
 
     @functools.cache  # noqa: B019  (there are as many as test files)
     def tests(self, source: Path) -> dict[int, list[str]]:
@@ -158,16 +165,17 @@ def _measure_file(copy: Path, file: Path, digest: str, environment: dict[str, st
         passed = folder / "passed"
         seconds = dict(map(json.loads, passed.read_text().splitlines())) if passed.exists() else {}
         print(f"{file}: {len(seconds)} tests passed, {time.monotonic() - began:.0f} s", flush=True)
-        done.write_text(json.dumps([digest, seconds, {name: sorted(lines) for name, lines in native.items()}]))
-    _, seconds, native = json.loads(done.read_text())
-    return Measured(file, folder, seconds, {name: set(lines) for name, lines in native.items()})
+        done.write_text(
+            json.dumps([digest, seconds, {str(path): list(lines.items()) for path, lines in native.items()}])
+        )
+    _, seconds, lines_of = json.loads(done.read_text())
+    return Measured(file, folder, seconds, {path: dict(lines) for path, lines in lines_of.items()})
 
 
-def _native(copy: Path, prefix: Path) -> dict[str, set[int]]:
-    """Return the lines of C++ that the processes executed which wrote their counts below ``prefix``."""
+def _native(copy: Path, prefix: Path) -> npu_coverage.Counts:
+    """Return how often the processes that wrote their counts below ``prefix`` executed each line of C++."""
     counted = prefix / copy.relative_to("/")
     notes = [counts.with_suffix(".gcno") for counts in counted.glob("build/**/*.gcda")]
     for path in notes:
         shutil.copy2(copy / path.relative_to(counted), path)
-    lines = npu_coverage.count(copy, notes) if notes else {}
-    return {str(path): {number for number, times in each.items() if times} for path, each in lines.items()}
+    return npu_coverage.count(copy, notes) if notes else {}

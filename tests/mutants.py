@@ -64,7 +64,10 @@ def _tests_of_python(mutant: Mutant, measured: Measured) -> set[str]:
 def _tests_of_cpp(mutant: Mutant, measured: Measured) -> Iterable[str]:
     # A test that compiles a source by itself names it.
     names_it = measured.file.suffix == ".py" and mutant.path.name in (REPOSITORY / measured.file).read_text()
-    return measured.seconds if names_it or mutant.line in measured.native.get(str(mutant.path), ()) else ()
+    lines = measured.native.get(str(mutant.path), {})
+    # The other lines of a statement are none of gcov's.
+    statement = max((line for line in lines if line <= mutant.line), default=None)
+    return measured.seconds if names_it or statement is not None and lines[statement] > 0 else ()
 
 
 def _spread(tests: dict[str, float], stem: str) -> dict[str, float]:
@@ -95,7 +98,7 @@ class Worker:
 
     def __init__(self, number: int) -> None:
         self.copy = FOLDER / f"copy{number}"
-        self._is_built = False
+        self._built: list[bytes] = []
         # The objects of the last run may be a mutant's.
         shutil.rmtree(self.copy, ignore_errors=True)
         _copy.update(self.copy)
@@ -106,26 +109,30 @@ class Worker:
 
     def judge(self, mutant: Mutant, measured: list[Measured]) -> Verdict:
         """Make the mutant, run its tests, and take it back."""
-        tests = tests_of(mutant, measured)
-        if not tests:
-            return Verdict(mutant, "survived", "no test executes the line")
         path = self.copy / mutant.path
         original = path.read_text()
         is_cpp = path.suffix != ".py"
-        if is_cpp and not self._is_built:
-            self._is_built = self._compile()
+        if is_cpp and not self._built:
+            self._built = self._compile() or sys.exit(f"{self.copy} cannot be compiled")
         path.write_text(mutant.source)
         try:
-            if is_cpp and not self._compile():
+            compiled = self._compile() if is_cpp else []
+            if is_cpp and not compiled:
                 return Verdict(mutant, "invalid", "it cannot be compiled")
-            return self._test(mutant, tests)
+            if is_cpp and compiled == self._built:
+                return Verdict(mutant, "equivalent", "it is compiled to the same code")
+            tests = tests_of(mutant, measured)
+            return self._test(mutant, tests) if tests else Verdict(mutant, "survived", "no test executes the line")
         finally:
             path.write_text(original)
 
-    def _compile(self) -> bool:
+    def _compile(self) -> list[bytes]:
+        """Compile what has changed, and return the extensions; none if that is not possible."""
         command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
         switches = {"TORCH_ACLNN_NPU": "1", "TORCH_ACLNN_CPU": "1", "TORCH_ACLNN_HOST_NPU": "0"}
-        return subprocess.run(command, cwd=self.copy, env=self.environment | switches, **_QUIET).returncode == 0
+        if subprocess.run(command, cwd=self.copy, env=self.environment | switches, **_QUIET).returncode != 0:
+            return []
+        return [built.read_bytes() for built in sorted((self.copy / PACKAGE).glob("*.so"))]
 
     def _test(self, mutant: Mutant, tests: dict[str, float]) -> Verdict:
         for on_npu in (False, True):
