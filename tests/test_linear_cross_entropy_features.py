@@ -319,6 +319,19 @@ def test_a_mean_over_no_rows_is_torchs_nan_or_0_as_the_caller_wants_and_its_grad
         torch.testing.assert_close(again, loss.detach(), equal_nan=True)
 
 
+@pytest.mark.parametrize(
+    "kept, zero, accuracy", [(0, True, 0.0), (0, False, math.nan), (1, True, 1.0), (1, False, 1.0)]
+)
+def test_the_accuracy_of_no_rows_is_nan_or_0_as_the_loss_is(kept, zero, accuracy):
+    target = torch.tensor([2, 2, 2]).where(torch.arange(3) < kept, -100)
+    head = torch.eye(C)[:, :H] - 1
+    head[2] = 1
+    result = ours.linear_cross_entropy(
+        torch.ones(3, H), head, target, zero_if_all_ignored=zero, outputs=("token_accuracy",)
+    )
+    torch.testing.assert_close(result.token_accuracy, torch.tensor(accuracy), equal_nan=True)
+
+
 def test_zero_if_all_ignored_changes_nothing_where_a_row_counts():
     torch.testing.assert_close(_small_call(zero_if_all_ignored=True)[0], _small_call()[0], rtol=0, atol=0)
 

@@ -39,6 +39,7 @@ SCHEDULES = {
     ),
     "late": ({"ema_start_step": 4}, [0.0] * 4 + [0.6] * 5),
     "late ratio": ({"ema_start_step": 4, "ema_warmup": "ratio"}, [0.0] * 4 + [ratio(0.6, n) for n in range(1, 6)]),
+    "every other": ({"ema_update_every": 2}, [1.0, 0.6] * 4 + [1.0]),
     "every third": ({"ema_update_every": 3}, [1.0, 1.0, 0.6] * 3),
     "late ratio, every other": (
         {"ema_start_step": 3, "ema_warmup": "ratio", "ema_update_every": 2},

@@ -173,6 +173,22 @@ def test_a_replacement_of_somebody_else_is_not_undone_and_is_told():
         F.mse_loss = ORIGINALS["mse_loss"]
 
 
+@pytest.mark.parametrize("ends", ["stop", "with"])
+def test_the_warning_of_a_replacement_by_somebody_else_points_at_the_line_that_ends_the_patch(ends):
+    try:
+        with pytest.warns(UserWarning, match="was replaced by 'theirs'") as told:
+            if ends == "with":
+                with patch():
+                    F.mse_loss = "theirs"
+            else:
+                patched = patch().start()
+                F.mse_loss = "theirs"
+                patched.stop()
+        assert [warning.filename for warning in told] == [__file__]
+    finally:
+        F.mse_loss = ORIGINALS["mse_loss"]
+
+
 def test_functions_and_coroutines_are_decorated_and_others_refused():
     @patch()
     def function(add):

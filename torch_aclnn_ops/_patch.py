@@ -125,9 +125,7 @@ class Patch(contextlib.ContextDecorator):
         return self
 
     def __exit__(self, *_: object) -> None:
-        with _lock:
-            for place in self._replacements:
-                self._leave(place)
+        self._end()
 
     def start(self) -> "Patch":
         """Begin, until :meth:`stop`."""
@@ -140,7 +138,7 @@ class Patch(contextlib.ContextDecorator):
         with _lock:
             if self._starts > 0:
                 self._starts -= 1
-                self.__exit__()
+                self._end()
 
     def __call__(self, function: _Function) -> _Function:
         """Make a function that is patched while it runs."""
@@ -159,6 +157,11 @@ class Patch(contextlib.ContextDecorator):
 
         return patched  # type: ignore[return-value]
 
+    def _end(self) -> None:
+        with _lock:
+            for place in self._replacements:
+                self._leave(place)
+
     def _leave(self, place: _Place) -> None:
         """Take this out of what was put in a place, whatever came after it."""
         entries = _entries[place]
@@ -172,7 +175,7 @@ class Patch(contextlib.ContextDecorator):
             warnings.warn(
                 f"patch: {place} was replaced by {later[0].before if later else getattr(*place)!r} after this patch"
                 " began, which stays; when that is undone, it may put back what this patch had put there",
-                stacklevel=3,
+                stacklevel=4,  # the line that leaves the block, or calls stop()
             )
 
 
