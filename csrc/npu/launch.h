@@ -136,7 +136,9 @@ void launch_indexed(std::index_sequence<index...>, const Arguments&... arguments
         launch.workspace_size(), launch.executor());
     if (status != aclnn::kSuccess) {
         launch.forget_executor();
-        raise_status(Api::name, Phase::kOne, status, take_cann_message(), describe_call());
+        const std::string message = take_cann_message();
+        check_queue(name);  // the failure of an earlier call may be why
+        raise_status(Api::name, Phase::kOne, status, message, describe_call());
     }
     const PhaseTwoCall& call = launch.enqueue();
     if (call.status() != aclnn::kSuccess) {

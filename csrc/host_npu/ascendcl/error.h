@@ -58,8 +58,9 @@ inline std::int32_t unsupported(const char* function, const std::string& what) n
 // The answer of a function that shares something with another process. Of the status above torch_npu only warns, and
 // goes on with a key that nobody wrote.
 inline std::int32_t not_shared(const char* function, const std::string& what) noexcept {
-    return failed(function, ACL_ERROR_FEATURE_UNSUPPORTED,
-                  "the host NPU does not share " + what + " between processes: send a copy on the CPU, tensor.cpu()");
+    return failed(
+        function, ACL_ERROR_FEATURE_UNSUPPORTED,
+        "the host NPU does not simulate " + what + " shared between processes: send a copy on the CPU, tensor.cpu()");
 }
 
 template <typename Value>
