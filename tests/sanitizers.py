@@ -47,6 +47,7 @@ _WITHOUT_VECTORS = tuple(
 # Cases that use a handle after its end on purpose, which by then may be another thread's, and why the others.
 _REUSED = "uses a handle that was destroyed"
 _ENVIRONMENT = "sets an environment variable"
+_REPORTED = "another thread's synchronization would report it"
 ALONE = {
     "cache/determinism_is_part_of_the_key": "changes an option of the device, on which calls depend",
     "collective_failures/asked_for_by_a_test": "lets the next call of a function fail, whoever makes it",
@@ -61,7 +62,8 @@ ALONE = {
     "processes/a_rank_that_never_comes": _ENVIRONMENT,
     "sizes/every_row_of_a_copy_has_to_be_memory": "needs allocations that follow one another",
     "sizes/more_than_any_memory_has_is_not_allocated": "counts the device's free memory",
-    "streams/a_failure_is_reported_by_whatever_waits_for_the_work": "another thread's synchronization would report it",
+    "streams/a_failure_is_reported_by_whatever_waits_for_the_work": _REPORTED,
+    "streams/a_failure_that_was_reported_is_not_passed_on": _REPORTED,
 }
 
 
