@@ -22,7 +22,7 @@ ON_NPU = $(RUN)
 endif
 
 .PHONY: setup demo test test-all docs matrix aarch64 lint bench gallery soak audit release-check precision phase-one collectives faults \
-    asan tsan fuzz coverage clean
+    asan tsan fuzz coverage mutants clean
 
 setup: $(INSTALLED) $(BUILT)
 
@@ -120,6 +120,14 @@ precision: setup
 # Which lines of csrc/npu and csrc/host_npu the tests execute.
 coverage: setup
 	$(RUN) -m tests.npu_coverage
+
+# Can the tests fail? Small faults in the package and its C++, some hours; MUTANTS="--python 20 --cpp 0" takes fewer.
+mutants: setup $(VENV)/mutants
+	$(RUN) -m tests.mutants $(MUTANTS)
+
+$(VENV)/mutants: $(INSTALLED)
+	TORCH_ACLNN_NPU=0 TORCH_ACLNN_HOST_NPU=0 TORCH_ACLNN_CPU=0 $(PIP) --no-build-isolation --editable ".[mutants]"
+	touch $@
 
 # The compiled parts under the compiler's sanitizers: addresses and undefined behaviour, and threads.
 asan tsan: setup

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd.gradcheck import GradcheckError
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests import _torchs as torchs
@@ -77,6 +78,20 @@ class Case:
 
         return call, inputs
 
+    def prepare_constants(self) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
+        """Return the call in float64 as a function of its inputs and its floating-point constants, and all of these."""
+        maker = Maker(torch.float64)
+        inputs, constants = self.inputs(maker), self.constants(maker)
+        is_float = [tensor.is_floating_point() for tensor in constants]
+        tensors = *inputs, *(tensor for tensor in constants if tensor.is_floating_point())
+
+        def call(*tensors: Tensor) -> Tensor:
+            floats = iter(tensors[len(inputs) :])
+            others = [next(floats) if is_one else it for it, is_one in zip(constants, is_float, strict=True)]
+            return self.call(ours, *tensors[: len(inputs)], *others)
+
+        return call, tuple(tensor.detach().requires_grad_() for tensor in tensors)
+
     def prepare_truth(self, dtype: torch.dtype, seed: int) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
         """Prepare the same call in float64, on the values that the dtype can hold."""
         maker = Maker(dtype, seed)
@@ -108,6 +123,21 @@ def assert_no_worse_than_torch(case: Case, dtype: torch.dtype, seed: int, slack:
             continue  # shapes are compared elsewhere, and there is no largest value
         allowed = (their.double() - truth).abs().max() + slack * torch.finfo(dtype).eps * truth.abs().max()
         assert (result.double() - truth).abs().max() <= allowed
+
+
+def assert_derivatives_are_right_or_refused(function: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> None:
+    """Compare derivatives with differences: each kind is right, or raises an error that says that there is none."""
+    for check in (
+        lambda: gradcheck(function, tensors),
+        lambda: gradcheck(function, tensors, check_forward_ad=True, check_backward_ad=False),
+        lambda: gradgradcheck(function, tensors, fast_mode=True),
+    ):
+        try:
+            check()
+        except GradcheckError:
+            raise
+        except RuntimeError as error:
+            assert "derivative" in str(error) or "differentiable" in str(error), error
 
 
 class DropInContract:
@@ -163,6 +193,11 @@ class DropInContract:
             check_batched_grad=True,
             fast_mode=True,
         )
+
+    def test_derivatives_with_respect_to_constants_are_right_or_refused(self, case: Case) -> None:
+        call, tensors = case.prepare_constants()
+        if len(tensors) > len(case.inputs(Maker(torch.float64))):
+            assert_derivatives_are_right_or_refused(call, tensors)
 
     def test_every_combination_of_frozen_inputs_gives_the_same_gradients(self, case: Case) -> None:
         call, inputs = case.prepare(torch.float64)

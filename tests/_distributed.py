@@ -25,6 +25,7 @@ from torch_aclnn_ops import _torch_npu
 
 import pytest
 import torch
+import torch._dynamo  # FSDP2 imports it, which takes longer than most cases: here it is done once for all processes
 import torch.distributed as dist
 from torch.utils._pytree import tree_map_only
 

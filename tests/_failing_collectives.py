@@ -66,6 +66,56 @@ def shorter_message(device):
     return _finish()
 
 
+def _failed(device, **options):
+    """Return a tensor that a collective should have reduced, and failed to."""
+    tensor, rank = _start(device)
+    work = dist.all_reduce(tensor[: 8 - rank], **options)
+    if work is not None:
+        work.wait()
+    return tensor
+
+
+def reads_a_number(device):
+    return _failed(device)[0].item()
+
+
+def reads_a_number_after_waiting(device):
+    return _failed(device, async_op=True)[0].item()
+
+
+def reads_a_list(device):
+    return _failed(device).tolist()
+
+
+def copies_to_the_host(device):
+    return _failed(device).cpu()
+
+
+def copies_to_pinned_memory(device):
+    target = torch.empty(8, pin_memory=True)
+    target.copy_(_failed(device), non_blocking=True)
+    torch.npu.current_stream().synchronize()
+    return target
+
+
+def reads_what_another_stream_made_of_it(device):
+    tensor = _failed(device)
+    stream = torch.npu.Stream()
+    stream.wait_stream(torch.npu.current_stream())
+    with torch.npu.stream(stream):
+        copy = tensor.clone()
+        return copy.cpu()
+
+
+def makes_a_ddp_model_alone(device):
+    tensor, rank = _start(device)
+    if rank == 0:
+        torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1, device=device))
+    else:
+        dist.broadcast(tensor, 0)
+    return _finish()
+
+
 def never_calls(device):
     tensor, rank = _start(device)
     if rank == 1:

@@ -20,7 +20,7 @@ LAST = "nothing_is_alive_at_the_end"
 _HOST_NPU = REPOSITORY / "csrc" / "host_npu"
 HEADERS = _HOST_NPU / "include"
 # What the program is linked with.
-LIBRARIES = ("ascendcl", "hccl", "nnopbase", "opapi")
+LIBRARIES = ("ascendcl", "hccl", "acl_op_compiler", "nnopbase", "opapi")
 SOURCES = sorted((_HOST_NPU / "tests").glob("*.cpp"))
 CONFIGURATIONS = [{"TORCH_ACLNN_HOST_NPU_SOC": soc} for soc in host_npu.SOCS]
 CONFIGURATIONS += [{"DISABLE_L2_CACHE": "1"}, {"ACLNN_CACHE_LIMIT": "0"}]

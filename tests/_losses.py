@@ -6,29 +6,39 @@ from tests._contract import Case
 from tests._raw_operator import Refusal, Sample
 
 
-def two(*shape):
-    return lambda make: (make.normal(*shape), make.normal(*shape))
+def cases(name, target=None, broadcasts=("target", "input", "both")):
+    """Return the calls of a drop-in of this name with every reduction, and otherwise its defaults.
 
-
-def cases(name):
-    """Return the calls of a drop-in of this name with every reduction, and otherwise its defaults."""
+    ``target`` makes a target of ``make`` and a shape, if it is not one to differentiate by; ``broadcasts`` says which
+    of the tensors may have another shape than the loss.
+    """
 
     def call(**options):
         return lambda F, input, target: getattr(F, name)(input, target, **options)
 
+    def case(case_name, shape, target_shape, function):
+        if target is None:
+            return Case(case_name, lambda make: (make.normal(*shape), make.normal(*target_shape)), function)
+        return Case(
+            case_name, lambda make: (make.normal(*shape),), function, lambda make: (target(make, *target_shape),)
+        )
+
     mean, none, total = call(), call(reduction="none"), call(reduction="sum")
+    broadcast = {
+        "target": case("broadcast target", (4, 3), (3,), mean),
+        "input": case("broadcast input", (1, 3), (4, 3), none),
+        "both": case("broadcast both", (4, 1), (1, 3), total),
+    }
     return [
-        Case("mean", two(3, 5), mean),
-        Case("sum of an odd shape", two(7, 1, 3), total),
-        Case("none", two(2, 3), none),
-        Case("zero dimensions", two(), mean),
-        Case("no elements, none", two(0, 3), none),
-        Case("no elements, sum", two(3, 0), total),
-        Case("not contiguous", two(5, 3), lambda F, x, t: mean(F, x.T, t.T[:, ::1])),
-        Case("strided", two(6, 4), lambda F, x, t: none(F, x[::2, 1:], t[1::2, :3])),
-        Case("broadcast target", lambda make: (make.normal(4, 3), make.normal(3)), mean),
-        Case("broadcast input", lambda make: (make.normal(1, 3), make.normal(4, 3)), none),
-        Case("broadcast both", lambda make: (make.normal(4, 1), make.normal(1, 3)), total),
+        case("mean", (3, 5), (3, 5), mean),
+        case("sum of an odd shape", (7, 1, 3), (7, 1, 3), total),
+        case("none", (2, 3), (2, 3), none),
+        case("zero dimensions", (), (), mean),
+        case("no elements, none", (0, 3), (0, 3), none),
+        case("no elements, sum", (3, 0), (3, 0), total),
+        case("not contiguous", (5, 3), (5, 3), lambda F, x, t: mean(F, x.T, t.T[:, ::1])),
+        case("strided", (6, 4), (6, 4), lambda F, x, t: none(F, x[::2, 1:], t[1::2, :3])),
+        *(broadcast[one] for one in broadcasts),
     ]
 
 

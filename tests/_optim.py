@@ -89,9 +89,11 @@ def assert_all_close(results, expected, atol):
 
 
 def train_with_torch(model, optimizer, steps, ema_decay, scheduler=None):
-    """Train with an optimizer of torch; return the averages of swa_utils, which start as the first weights."""
+    """Train with an optimizer of torch; return the averages of swa_utils, which are updated after each step.
+
+    The first update copies the weights, as ``ema_start_step=1`` does.
+    """
     averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(ema_decay))
-    averaged.update_parameters(model)
     for step in steps:
         train(model, optimizer, [step])
         averaged.update_parameters(model)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -140,6 +141,39 @@ def fsdp_checkpoint(process):
     return found(model, optimizer)
 
 
+def adamw_then_one_process(process):
+    """A run that begins with torch's AdamW, without others."""
+    model = process.model()
+    adamw = torch.optim.AdamW(model.parameters(), lr=OPTIONS["lr"], weight_decay=OPTIONS["weight_decay"])
+    process.train(model, adamw, range(3))
+    optimizer = FusedEmaAdam(model.parameters(), **OPTIONS)
+    optimizer.load_state_dict(adamw.state_dict())
+    process.train(model, optimizer, range(3, 6))
+    return found(model, optimizer)
+
+
+def fsdp_checkpoint_of_adamw(process):
+    """A run that goes on from a torch.distributed.checkpoint of torch's AdamW, in a model with other weights."""
+    path = f"{process.folder}/checkpoint_of_adamw"
+    model = process.sharded_model()
+    adamw = torch.optim.AdamW(model.parameters(), lr=OPTIONS["lr"], weight_decay=OPTIONS["weight_decay"])
+    process.train(model, adamw, range(3))
+    weights, state = get_state_dict(model, adamw)
+    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=path)
+    model = process.sharded_model()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.zero_()
+    optimizer = FusedEmaAdam(model.parameters(), **OPTIONS)
+    weights, state = get_state_dict(model, optimizer)
+    contents = {"model": weights, "optimizer": state}
+    dcp.load(contents, checkpoint_id=path, planner=DefaultLoadPlanner(allow_partial_load=True))
+    set_state_dict(model, optimizer, model_state_dict=contents["model"], optim_state_dict=contents["optimizer"])
+    optimizer.reset_ema_params()
+    process.train(model, optimizer, range(3, 6))
+    return found(model, optimizer)
+
+
 def _consolidate(optimizer):
     optimizer.consolidate_state_dict(to=0)
     if torch.accelerator.is_available():
@@ -177,6 +211,7 @@ FUNCTIONS = (
     fsdp,
     fsdp_flattened,
     fsdp_checkpoint,
+    fsdp_checkpoint_of_adamw,
     zero,
     zero_flattened,
 )

@@ -177,6 +177,19 @@ def without_bias(vocabulary):
     return gradients(vocabulary, "z-loss", bias=False)
 
 
+def float32_weights(vocabulary):
+    """Weights of classes and rows in float32, beside rows in 16 bits."""
+    weights = torch.linspace(0.1, 1, CLASSES).to(vocabulary.device), torch.linspace(1, 2, ROWS).to(vocabulary.device)
+    input, weight, bias, target = vocabulary.arguments()
+    dtype = torch.promote_types(torch.float32, vocabulary.dtype)
+    class_weight, token_weight = (one.to("cpu").to(dtype).to(vocabulary.device) for one in weights)
+    results, total = vocabulary.loss(
+        input, weight, bias, target, weight=class_weight, token_weight=token_weight, label_smoothing=0.1
+    )
+    found = torch.autograd.grad(total, (input, weight))
+    return {"copy.loss": results[0], "copy.input": found[0], "shard.weight": found[1]}
+
+
 def sizes_found_by_a_collective(vocabulary):
     """Without vocab_sizes."""
     vocabulary.options.pop("vocab_sizes", None)
@@ -517,6 +530,7 @@ CASES |= {
     for function in FUNCTIONS
     for split in (("uneven", "last without classes") if function is not compiled else ("uneven",))
 }
+CASES["float32 weights"] = (float32_weights, "uneven", "bfloat16")
 CASES["autocast"] = (autocast, "uneven", "bfloat16")
 
 

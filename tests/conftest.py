@@ -24,11 +24,14 @@ torch.set_num_threads(1)
 
 # Programs that the tests run.
 collect_ignore = [
+    "_covering.py",
+    "_mutations.py",
     "host_npu_facts.py",
     "host_npu_operators.py",
     "host_npu_products.py",
     "host_npu_queue.py",
     "host_npu_training.py",
+    "mutants.py",
     "npu_coverage.py",
     "op_db.py",
 ]

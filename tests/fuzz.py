@@ -6,6 +6,7 @@ stays in ``.fuzz`` and is tried first the next time; ``.fuzz/crash-*`` are input
 """
 
 import argparse
+import base64
 import itertools
 import os
 import re
@@ -33,6 +34,10 @@ _TARGET = REPOSITORY / "csrc" / "host_npu" / "tests" / "fuzz"
 _FLOAT, _HALF, _INT32, _UINT8, _INT64, _BOOL, _COMPLEX64, _BF16 = 0, 1, 3, 4, 9, 12, 16, 27
 
 
+# The first code of ``Input::integer`` that means an extreme number.
+_EXTREMES = 240
+
+
 def _tensor(dtype: int, *shape: int) -> list[int]:
     """Return the bytes that mean a contiguous tensor; ``input.h`` and ``target.cpp`` say what bytes mean."""
     return [1, dtype + 1, len(shape), *map(_number, shape)]
@@ -50,7 +55,7 @@ def _call(operator: int, *arguments: list[int] | int) -> bytes:
 
 
 def seeds() -> dict[str, bytes]:
-    """Return an input for each operator in which the call works."""
+    """Return inputs in which calls work, one for each operator, and such that have ended the program."""
     missing = [0]
     square, row, scalar = _tensor(_FLOAT, 2, 2), _tensor(_FLOAT, 3), _tensor(_FLOAT)
     none, mean = _number(0), _number(1)
@@ -85,6 +90,14 @@ def seeds() -> dict[str, bytes]:
         ),
         "complex": _call(12, square, square, _tensor(_COMPLEX64, 2, 2)),
         "copy": _call(11, _tensor(_FLOAT, 2, 3), _tensor(_HALF, 2, 3)),
+        # Its step has no memory.
+        "apply_fused_ema_adam_without_a_step": base64.b64decode(
+            "AEoAAQECCgoBAQIKCgEBAgoKAQECCgoBAQIKCgEKAQj/OwICAwQJ2QEA"
+        ),
+        "allocation": bytes([0, 15, 0, _number(32)]),
+        "mapping": bytes([0, 16, _EXTREMES + 5, _number(0), 0, _EXTREMES + 4, _number(0)]),
+        "rows": bytes([0, 17, 0, 0, 1, _number(32), _number(32), _number(16), _number(3)]),
+        "identity": bytes([0, 18, 2, _number(3), _number(2), 0, 1, 4, *map(_number, (1, 1, 16, 16))]),
     }
 
 

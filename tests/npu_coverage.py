@@ -28,22 +28,21 @@ def main() -> int:
         environment = _copy.build(copy, "coverage", TORCH_ACLNN_CPU="0")
         command = [sys.executable, "-m", "pytest", *TESTS, "-q", "-n", "auto", "-p", "no:cacheprovider"]
         failed = subprocess.run(command, cwd=copy, env=environment).returncode
-        counts = _count(copy)
+        # An object that was never loaded has notes, but no counts.
+        counts = count(copy, copy.glob("build/**/*.gcno"))
     for name in FOLDERS:
         _print(Path(name), counts)
     return failed
 
 
-def _count(copy: Path) -> Counts:
-    """Return what gcov has counted.
+def count(copy: Path, notes: Iterable[Path]) -> Counts:
+    """Return what gcov has counted in the objects whose notes (``.gcno``) these are.
 
     gcov writes "=====" for a line of which only the clean-up after an exception is left of the compiler's work, such as
     the return of a value that is made in its place. Such lines do not count.
     """
     counts: Counts = defaultdict(dict)
-    # An object that was never loaded has notes, but no counts.
-    notes = [str(path) for path in copy.glob("build/**/*.gcno")]
-    command = ["gcov", "--stdout", "--relative-only", "--source-prefix", str(copy), *notes]
+    command = ["gcov", "--stdout", "--relative-only", "--source-prefix", str(copy), *map(str, notes)]
     listing = subprocess.run(command, cwd=copy, check=True, capture_output=True, text=True).stdout
     lines: dict[int, int] = {}
     for line in listing.splitlines():

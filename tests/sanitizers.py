@@ -59,6 +59,9 @@ ALONE = {
     "objects/tensors": _REUSED,
     "processes/a_limit_that_is_no_number": _ENVIRONMENT,
     "processes/a_rank_that_never_comes": _ENVIRONMENT,
+    "sizes/every_row_of_a_copy_has_to_be_memory": "needs allocations that follow one another",
+    "sizes/more_than_any_memory_has_is_not_allocated": "counts the device's free memory",
+    "streams/a_failure_is_reported_by_whatever_waits_for_the_work": "another thread's synchronization would report it",
 }
 
 

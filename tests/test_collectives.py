@@ -8,7 +8,7 @@ import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_acln
 
 import pytest
 
-from tests import _distributed, collectives
+from tests import _distributed, _tiled_collectives, collectives
 from tests import _failing_collectives as programs
 
 if "npu" not in _distributed.DEVICES:
@@ -21,6 +21,10 @@ def test_random_collectives_have_the_results_of_gloo(world_size, devices):
     found = _distributed.run(collectives.compare, world_size, 0, 60, device="npu", devices=devices)
     assert [difference for _, differences in found for difference in differences] == []
     assert all(found[0][0][name] for name in collectives.COLLECTIVES)
+
+
+def test_tensors_in_a_private_format_have_the_same_results():
+    assert _distributed.run(_tiled_collectives.wrong, 2, device="npu") == [{}, {}]
 
 
 def _async_error_handling(value):
@@ -93,6 +97,30 @@ def test_ranks_that_disagree_are_all_told_what_each_has_called(program):
     for outcome in _outcomes(program):
         assert outcome.exit_status == 1
         assert f": {where}: {DISAGREEMENTS[program]}\n" in _said(outcome)
+
+
+READS = [
+    "reads_a_number",
+    "reads_a_number_after_waiting",
+    "reads_a_list",
+    "copies_to_the_host",
+    "copies_to_pinned_memory",
+    "reads_what_another_stream_made_of_it",
+]
+
+
+@pytest.mark.parametrize("program", READS)
+def test_the_first_read_after_a_failed_collective_raises(program):
+    for outcome in _outcomes(program):
+        assert (outcome.exit_status, outcome.value) == (1, None)
+        assert f": call 2 of communicator group_name_0: {DISAGREEMENTS['other_count']}" in _said(outcome)
+
+
+def test_the_constructor_of_ddp_does_not_read_what_was_never_gathered():
+    # Memory that nobody has written is -1: "but Rank 0 has 2 params, while rank 1 has inconsistent -1 params."
+    alone, _ = _outcomes("makes_a_ddp_model_alone", HCCL_EXEC_TIMEOUT="30")
+    assert "inconsistent" not in _said(alone)
+    assert "rank 1 called Broadcast(count=8, fp32, root=0) where rank 0 called AllGather(" in _said(alone)
 
 
 @pytest.mark.parametrize("program", ABSENCES)

@@ -1,10 +1,15 @@
 """Files that the package, the examples and the benchmarks write: all of them or nothing, with the user's umask."""
 
+import io
 import os
+import resource
 import stat
+import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from torch_aclnn_ops._files import replacing
 from torch_aclnn_ops.optim import FusedEmaAdam
 
 import pytest
@@ -67,3 +72,172 @@ def test_a_file_that_cannot_be_written_to_its_end_stays_as_it_was_and_leaves_not
         write(path)
     assert path.read_bytes() == b"old"
     assert list(path.parent.iterdir()) == [path]
+
+
+ATOMIC_WRITERS = {name: WRITERS[name] for name in ("averages.pt", "performance.md", "results.csv", "plot.png")}
+
+
+@pytest.fixture(params=ATOMIC_WRITERS)
+def atomic_writer(request, tmp_path):
+    """What writes a file by ``_files.replacing``, and the file, which has older contents."""
+    path = tmp_path / request.param
+    path.write_bytes(b"old")
+    return ATOMIC_WRITERS[request.param], path
+
+
+def test_a_symbolic_link_stays_and_its_target_is_replaced(atomic_writer):
+    write, path = atomic_writer
+    link = path.parent / "links" / path.name
+    link.parent.mkdir()
+    link.symlink_to(path)
+    write(link)
+    assert link.is_symlink() and path.read_bytes() != b"old"
+    assert sorted(path.parent.iterdir()) == sorted([path, link.parent]) and list(link.parent.iterdir()) == [link]
+
+
+def test_a_symbolic_link_to_nothing_stays_and_its_target_is_made(tmp_path):
+    (tmp_path / "link").symlink_to("averages.pt")
+    _save_ema_model(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert list(torch.load(tmp_path / "averages.pt")) == ["weight", "bias"]
+
+
+def test_a_link_in_a_circle_is_an_oserror_and_stays(tmp_path):
+    (tmp_path / "link").symlink_to("link")
+    with pytest.raises(OSError, match=f"{tmp_path}/link"):
+        _save_ema_model(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_a_fifo_stays_and_its_reader_gets_the_file(tmp_path):
+    os.mkfifo(path := tmp_path / "fifo")
+    with ThreadPoolExecutor() as pool:
+        contents = pool.submit(path.read_bytes)
+        _save_ema_model(path)
+    assert stat.S_ISFIFO(path.stat().st_mode)
+    assert list(torch.load(io.BytesIO(contents.result()))) == ["weight", "bias"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes device nodes")
+def test_a_device_node_stays(tmp_path):
+    os.mknod(path := tmp_path / "null", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    _save_ema_model(path)
+    assert stat.S_ISCHR(path.stat().st_mode)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+IMPORTS = """
+import os, sys, tempfile, torch
+from torch_aclnn_ops._files import replacing
+from torch_aclnn_ops.optim import FusedEmaAdam
+"""
+
+
+def _run(program, *arguments, **options):
+    command = [sys.executable, "-c", f"{IMPORTS}{program}", *map(str, arguments)]
+    return subprocess.Popen(command, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, **options)
+
+
+@pytest.mark.parametrize("is_file", [False, True], ids=["pipe", "file"])
+def test_standard_output_gets_the_file(is_file, tmp_path):
+    program = "model = torch.nn.Linear(2, 2); FusedEmaAdam(model.parameters()).save_ema_model(model, '/dev/stdout')"
+    if is_file:
+        with open(tmp_path / "output", "wb") as output:
+            subprocess.run(_run(program).args, cwd=Path(__file__).parents[1], stdout=output, check=True)
+            assert os.path.samestat(os.fstat(output.fileno()), (tmp_path / "output").stat())
+        contents = (tmp_path / "output").read_bytes()
+    else:
+        contents, _ = _run(program).communicate()
+    assert list(torch.load(io.BytesIO(contents))) == ["weight", "bias"]
+
+
+def test_a_full_device_is_an_oserror_that_names_it():
+    with pytest.raises(OSError, match=r"\[Errno 28\] No space left on device: '/dev/full'"):
+        _save_ema_model("/dev/full")
+
+
+def test_a_file_that_has_no_room_is_an_oserror_and_the_old_one_stays(tmp_path):
+    path = tmp_path / "averages.pt"
+    path.write_bytes(b"old")
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, limit[1]))
+    try:
+        with pytest.raises(OSError, match=rf"\[Errno 27\] File too large: '{path}'"):
+            _save_ema_model(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_is_missing_is_an_oserror_that_names_the_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match=f"'{tmp_path}/missing/averages.pt'"):
+        _save_ema_model(tmp_path / "missing" / "averages.pt")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody who may not write")
+def test_a_folder_that_cannot_be_written_to_is_an_oserror_that_names_the_file():
+    program = """
+with tempfile.TemporaryDirectory() as folder:
+    os.chmod(folder, 0o755)
+    os.seteuid(65534)
+    try:
+        with replacing(f"{folder}/averages.pt"):
+            pass
+    except PermissionError as error:
+        print(str(error).replace(folder, "folder"))
+    finally:
+        os.seteuid(0)
+"""
+    output, _ = _run(program).communicate()
+    assert b"Permission denied: 'folder/averages.pt'" in output
+
+
+def test_a_name_as_long_as_can_be_is_no_problem(tmp_path):
+    path = tmp_path / ("é" * 126 + ".pt")
+    _save_ema_model(path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+WRITE_AND_WAIT = """
+with replacing(sys.argv[1]) as file:
+    file.write(b"new")
+    file.flush()
+    print(flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_what_a_killed_process_has_left_is_removed_by_the_next_save(tmp_path):
+    path, other = tmp_path / "averages.pt", tmp_path / ".averages.pt.backup"
+    other.touch()
+    with _run(WRITE_AND_WAIT, path, stdin=subprocess.PIPE) as process:
+        process.stdout.readline()
+        process.kill()
+    assert len(list(tmp_path.iterdir())) == 2 and not path.exists()
+    _save_ema_model(path)
+    assert sorted(tmp_path.iterdir()) == sorted([path, other])
+
+
+def test_what_another_process_is_writing_is_left_to_it(tmp_path):
+    path = tmp_path / "averages.pt"
+    with _run(WRITE_AND_WAIT, path, stdin=subprocess.PIPE) as process:
+        process.stdout.readline()
+        _save_ema_model(path)
+        assert len(list(tmp_path.iterdir())) == 2 and list(torch.load(path)) == ["weight", "bias"]
+        process.stdin.close()
+    assert process.returncode == 0
+    assert path.read_bytes() == b"new" and list(tmp_path.iterdir()) == [path]
+
+
+def test_threads_that_write_one_file_leave_one_whole_file(tmp_path):
+    path = tmp_path / "name"
+
+    def write(contents):
+        with replacing(path) as file:
+            file.write(contents)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, [bytes([i]) * 100_000 for i in range(20)]))
+    assert list(tmp_path.iterdir()) == [path]
+    assert len(path.read_bytes()) == 100_000 and len(set(path.read_bytes())) == 1

@@ -59,7 +59,7 @@ def fuzzed(request, tmp_path_factory) -> dict[str, int]:
     """How often 20,000 of the fuzzer's inputs launched what; sanitizers check what manages objects and memory."""
     libraries = _LIBRARIES
     if request.param:
-        libraries = _host_npu_program.instrumented(request.param, names=("ascendcl", "nnopbase"))
+        libraries = _host_npu_program.instrumented(request.param, names=("ascendcl", "acl_op_compiler", "nnopbase"))
         # To compile the operators again would take most of the time of all tests here; `make asan` and `make fuzz` do.
         shutil.copy(_LIBRARIES / "libopapi.so", libraries)
     program = fuzz.target(["g++"], libraries, "standalone.cpp", checks=request.param)

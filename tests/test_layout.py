@@ -103,9 +103,8 @@ def test_the_optimizer_imports_no_private_module_of_functional() -> None:
     assert not private
 
 
-def test_the_layout_of_contributing_fits_one_screen_and_names_what_exists() -> None:
+def test_the_layout_of_contributing_names_what_exists() -> None:
     layout = (ROOT / "CONTRIBUTING.md").read_text().split("## Layout\n")[1].split("\n## ")[0]
-    assert len(layout.splitlines()) <= 40
     folder = parent = ROOT
     names = []
     for cell in re.findall(r"^\| (.*?) \|", layout, re.MULTILINE):

@@ -106,3 +106,74 @@ def test_a_class_weight_of_a_wider_dtype_widens_the_loss_of_probabilities_as_tor
     loss = ours.linear_cross_entropy(input, head, target, weight=weight)
     assert loss.dtype == expected.dtype == torch.float64
     torch.testing.assert_close(loss, expected)
+
+
+# Calls of a float32 weight of classes or rows with 16-bit rows; each takes input, head and the weight.
+_INDICES, _SOFT = torch.tensor([1, -100, 0, 8, 3, 3]), torch.rand(6, 9).softmax(1)
+FLOAT32_WEIGHTS = {
+    "class weight": (9, lambda x, w, weight, **more: ours.linear_cross_entropy(x, w, _INDICES, weight=weight, **more)),
+    "class weight, smoothed": (
+        9,
+        lambda x, w, weight, **more: ours.linear_cross_entropy(
+            x, w, _INDICES, weight=weight, label_smoothing=0.1, **more
+        ),
+    ),
+    "class weight of probabilities": (
+        9,
+        lambda x, w, weight, **more: ours.linear_cross_entropy(x, w, _SOFT, weight=weight, **more),
+    ),
+    "class weight of an input of (B, T, H)": (
+        9,
+        lambda x, w, weight, **more: ours.linear_cross_entropy(
+            x.reshape(2, 3, -1), w, _INDICES.reshape(2, 3), weight=weight, **more
+        ),
+    ),
+    "token weight": (
+        6,
+        lambda x, w, weight, **more: ours.linear_cross_entropy(x, w, _INDICES, token_weight=weight, **more),
+    ),
+}
+float32_weights = pytest.mark.parametrize("size, call", FLOAT32_WEIGHTS.values(), ids=FLOAT32_WEIGHTS)
+
+
+def _loss_and_gradients(call, input, head, weight, **more):
+    loss = call(input, head, weight, **more)
+    return loss.detach(), *torch.autograd.grad(loss.sum(), (input, head))
+
+
+@float32_weights
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_float32_weights_go_with_16_bit_rows(size, call, reduction, dtype):
+    input, head, _ = _tensors(dtype)
+    weight = torch.rand(size)
+    results = _loss_and_gradients(call, input, head, weight, reduction=reduction)
+    wide = [tensor.detach().double().requires_grad_() for tensor in (input, head)]
+    expected = _loss_and_gradients(call, *wide, weight.double(), reduction=reduction)
+    assert results[0].dtype == torch.float32 and results[1].dtype == dtype
+    for result, truth in zip(results, expected, strict=True):
+        eps = torch.finfo(result.dtype).eps
+        torch.testing.assert_close(result.double(), truth, rtol=4 * eps, atol=4 * eps * float(truth.abs().max()))
+
+
+@float32_weights
+def test_float32_weights_go_with_compiled_16_bit_rows_and_every_derivative(size, call):
+    input, head, _ = _tensors(torch.bfloat16)
+    weight = torch.rand(size)
+    expected = _loss_and_gradients(call, input, head, weight)
+    compiled = torch.compile(lambda *args: call(*args), backend="aot_eager", fullgraph=True)
+    for result, other in zip(_loss_and_gradients(compiled, input, head, weight), expected, strict=True):
+        torch.testing.assert_close(result, other)
+    tangent = torch.ones_like(head.detach())
+    _, pushed = torch.func.jvp(lambda w: call(input.detach(), w, weight), (head.detach(),), (tangent,))
+    torch.testing.assert_close(pushed, expected[2].float().sum(), rtol=2e-2, atol=2e-2)
+    gradient = torch.autograd.grad(call(input, head, weight), head, create_graph=True)[0]
+    assert torch.autograd.grad(gradient.float().square().sum(), input)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype, other", [(torch.bfloat16, torch.float16), (torch.bfloat16, torch.float64)])
+def test_a_class_weight_of_neither_inputs_nor_the_losss_dtype_is_refused_by_name(dtype, other):
+    input, head, _ = _tensors(dtype)
+    accepted = f"weight must have dtype {dtype} or torch.float32, but it has {other}"
+    with pytest.raises(RuntimeError, match=f"^linear_cross_entropy: {accepted}$"):
+        ours.linear_cross_entropy(input, head, _INDICES, weight=torch.ones(9, dtype=other))

@@ -319,6 +319,19 @@ def test_a_mean_over_no_rows_is_torchs_nan_or_0_as_the_caller_wants_and_its_grad
         torch.testing.assert_close(again, loss.detach(), equal_nan=True)
 
 
+@pytest.mark.parametrize(
+    "kept, zero, accuracy", [(0, True, 0.0), (0, False, math.nan), (1, True, 1.0), (1, False, 1.0)]
+)
+def test_the_accuracy_of_no_rows_is_nan_or_0_as_the_loss_is(kept, zero, accuracy):
+    target = torch.tensor([2, 2, 2]).where(torch.arange(3) < kept, -100)
+    head = torch.eye(C)[:, :H] - 1
+    head[2] = 1
+    result = ours.linear_cross_entropy(
+        torch.ones(3, H), head, target, zero_if_all_ignored=zero, outputs=("token_accuracy",)
+    )
+    torch.testing.assert_close(result.token_accuracy, torch.tensor(accuracy), equal_nan=True)
+
+
 def test_zero_if_all_ignored_changes_nothing_where_a_row_counts():
     torch.testing.assert_close(_small_call(zero_if_all_ignored=True)[0], _small_call()[0], rtol=0, atol=0)
 
@@ -384,7 +397,7 @@ def test_a_wrong_option_is_refused(options, exception, sentence):
 WRONG_WITH_BATCHES = [
     ({"input": torch.ones(2, 3, H, dtype=torch.int64)}, TypeError, "have a floating-point dtype and .*torch.int64"),
     ({"input": torch.ones(2, 3, H) + 0j}, TypeError, "have a floating-point dtype and .* torch.complex64"),
-    ({"linear_weight": None}, TypeError, "be a plain tensor, but it is None"),
+    ({"linear_weight": None}, TypeError, "be a Tensor, but it is None"),
     ({"linear_weight": torch.ones(C, H + 1)}, RuntimeError, rf"have shape \(C, {H}\), but it has shape \[{C}, 3\]"),
     ({"linear_weight": torch.ones(C, 2, H)}, RuntimeError, rf"have shape \(C, {H}\), but it has shape \[{C}, 2, 2\]"),
     ({"linear_weight": torch.ones(H)}, RuntimeError, rf"have shape \(C, {H}\), but it has shape \[{H}\]"),
@@ -399,16 +412,16 @@ WRONG_WITH_BATCHES = [
         "have dtype torch.int64 or torch.uint8, .* has torch.float32",
     ),
     ({"target": torch.zeros(2, 3, C).long()}, RuntimeError, "have a floating-point dtype, .*, but it has torch.int64"),
-    ({"target": 3}, TypeError, "be a plain tensor, but it is 3"),
+    ({"target": 3}, TypeError, "be a Tensor, but it is 3"),
     ({"linear_bias": torch.ones(C + 1)}, RuntimeError, rf"have shape \[{C}\], but it has shape \[{C + 1}\]"),
     ({"linear_bias": torch.ones(C).double()}, RuntimeError, "have dtype torch.float32, as input has, but .*64"),
-    ({"linear_bias": 1.0}, TypeError, "be a plain tensor, but it is 1.0"),
+    ({"linear_bias": 1.0}, TypeError, "be None or a Tensor, but it is 1.0"),
     ({"weight": torch.ones(C + 1)}, RuntimeError, rf"have shape \[{C}\], but it has shape \[{C + 1}\]"),
-    ({"weight": torch.ones(C).double()}, RuntimeError, "have dtype torch.float32, as input has, but it has .*64"),
+    ({"weight": torch.ones(C).double()}, RuntimeError, "have dtype torch.float32, but it has .*64"),
     (
         {"weight": torch.ones(C).double(), "target": torch.full((2, 3, C), 1 / C)},
         RuntimeError,
-        "have dtype torch.float32, as input has, but it has .*64",
+        "have dtype torch.float32, but it has .*64",
     ),
     ({"weight": torch.ones(C).requires_grad_()}, RuntimeError, "not require grad with class indices as target"),
     ({"reduction": "average"}, ValueError, "be one of .*, but it is 'average'"),

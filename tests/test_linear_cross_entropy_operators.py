@@ -4,7 +4,7 @@ from typing import Any
 
 from torch_aclnn_ops import ops
 from torch_aclnn_ops.ops.linear_cross_entropy import max_sum
-from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import pack_mask, unpack_mask
+from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import pack_mask, row_chunks, unpack_mask
 
 import pytest
 import torch
@@ -406,3 +406,14 @@ def test_packing_and_unpacking_a_mask_gives_it_back_least_significant_bit_first(
     mask = torch.tensor([True] + [False] * 8 + [True] + [False] * 6)
     assert pack_mask(mask).tolist() == [1, 2]
     assert torch.equal(unpack_mask(pack_mask(mask), 11), mask[:11])
+
+
+@pytest.mark.parametrize("classes", [128, 1000, 128_256, 2_000_000])
+def test_chunks_of_rows_have_few_logits_and_all_but_the_last_fill_bytes_of_the_mask(classes):
+    chunks = row_chunks(100_003, classes)
+    assert [chunk.start for chunk in chunks[1:]] == [chunk.stop for chunk in chunks[:-1]]
+    assert chunks[0].start == 0 and chunks[-1].stop == 100_003
+    rows = {chunk.stop - chunk.start for chunk in chunks[:-1]}
+    assert len(rows) == 1
+    (size,) = rows
+    assert size % 8 == 0 and (size == 8 or size * classes <= 2**23 < (size + 8) * classes)

@@ -2,8 +2,8 @@
 
 from functools import partial
 
+from torch_aclnn_ops import explain, ops
 from torch_aclnn_ops import functional as ours
-from torch_aclnn_ops import ops
 from torch_aclnn_ops.ops.mse_loss import formula
 
 import pytest
@@ -136,3 +136,10 @@ def test_16_bit_values_are_rounded_once():
     grad, input, target = (torch.randn(1000, generator=generator).bfloat16() for _ in range(3))
     exact = formula(grad.double(), input.double(), target.double(), 2)
     assert torch.equal(formula(grad, input, target, 2), exact.float().bfloat16())
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_a_weighted_loss_is_not_left_to_torch(reduction):
+    input, target, weight = torch.rand(3, requires_grad=True), torch.rand(3), torch.rand(3)
+    said = explain(ours.mse_loss, input, target, reduction=reduction, weight=weight)
+    assert said.startswith("mse_loss_backward: ")

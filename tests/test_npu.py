@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -119,6 +120,56 @@ def test_a_failure_in_the_queue_is_raised_once_and_each_later_call_says_that_the
     assert "asked for by a test" in result.stderr
     sentence = "aclnnMseLossBackward: torch_npu's task queue has ended with an operator that failed before this one, "
     assert len(later) == 3 and all(line.startswith(sentence) for line in later), result.stdout + result.stderr
+
+
+def test_after_the_queue_has_ended_what_is_computed_in_torch_calls_says_so_too(tmp_path):
+    result = _run_program(
+        tmp_path,
+        """
+        from functools import partial
+        from torch_aclnn_ops import functional as F, host_npu
+        import torch
+
+        one = torch.rand(3).npu()
+        small, rows, head = (torch.rand(n, 64).npu().requires_grad_() for n in (8, 256, 512))
+        target, loss = torch.zeros(256).long().npu(), F.linear_cross_entropy
+        before = loss(small, head, target[:8]), loss(rows, head, target, softcap=3.0)
+        none = loss(rows, head, target, softcap=3.0, reduction="none").sum()
+        doubles = torch.rand(3).double().npu().requires_grad_()
+        before_doubles = F.mse_loss(doubles, torch.zeros(3).double().npu())
+        torch.npu.synchronize()
+        host_npu.fail("aclnnMseLossBackward", status=361001, message="EZ9903: asked for by a test")
+        try:
+            torch.ops.torch_aclnn_ops.mse_loss_backward(one, one, one, 0)
+            torch.npu.synchronize()
+        except RuntimeError as error:
+            pass
+        calls = [
+            lambda: loss(small, head, target[:8]),
+            before[0].backward,
+            lambda: loss(rows, head, target),
+            lambda: loss(rows, head, target, softcap=3.0),
+            lambda: loss(rows, head, target, chunk_size=32),
+            lambda: loss(rows.detach(), head.detach(), target, label_smoothing=0.1, reduction="none"),
+            lambda: loss(rows.bfloat16(), head.bfloat16(), target, linear_bias=torch.zeros(512).bfloat16().npu()),
+            lambda: loss(rows.bfloat16(), head.bfloat16(), target),
+            none.backward,
+            before_doubles.backward,
+            lambda: F.mse_loss(doubles[:2], doubles[1:]),
+        ]
+        for call in calls:
+            try:
+                call()
+                print("nothing")
+            except RuntimeError as error:
+                print(repr(str(error)))
+        """,
+        TASK_QUEUE_ENABLE="1",
+    )
+    lines = result.stdout.splitlines()
+    # The package's own sentence, or the host NPU's, which says so at calls where a device says nothing.
+    is_said = [re.search("torch_npu's (task )?queue has ended", line) is not None for line in lines]
+    assert len(lines) == 11 and all(is_said), result.stdout + result.stderr
 
 
 def test_cann_without_an_operator_says_what_is_missing_and_what_works(tmp_path):

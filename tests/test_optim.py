@@ -69,7 +69,7 @@ def of_torch(name, case, dtype, ema_decay):
 def test_200_steps_equal_torchs_and_the_average_equals_swa_utils(dtype, name, case):
     model = Weights(dtype)
     options = {"lr": 1e-2, "weight_decay": 1e-2, **TORCH_OPTIONS[case], "decoupled_weight_decay": name == "AdamW"}
-    optimizer = FusedEmaAdam(model.parameters(), **options, ema_decay=0.99)
+    optimizer = FusedEmaAdam(model.parameters(), **options, ema_decay=0.99, ema_start_step=1)
     train(model, optimizer, range(STEPS))
     weights, averages = of_torch(name, case, dtype, 0.99)
     assert_all_close(weights_of(model), weights, BOUNDS[dtype])
@@ -80,7 +80,7 @@ def test_200_steps_equal_torchs_and_the_average_equals_swa_utils(dtype, name, ca
 @pytest.mark.usefixtures("path")
 def test_the_average_equals_swa_utils_for_any_decay(ema_decay):
     model = Weights()
-    optimizer = FusedEmaAdam(model.parameters(), lr=1e-2, ema_decay=ema_decay)
+    optimizer = FusedEmaAdam(model.parameters(), lr=1e-2, ema_decay=ema_decay, ema_start_step=1)
     train(model, optimizer, range(STEPS))
     assert_all_close(averages_of(model, optimizer), of_torch("AdamW", "defaults", torch.float64, ema_decay)[1], 1e-12)
 
@@ -89,11 +89,10 @@ def test_the_average_equals_swa_utils_for_any_decay(ema_decay):
 def test_200_steps_of_bfloat16_parameters_are_those_of_float32_ones_rounded():
     # The gradients depend on the rounded weights, so the runs drift apart, by less than the weights are rounded.
     model = Weights(torch.bfloat16)
-    optimizer = FusedEmaAdam(model.parameters(), lr=1e-2, weight_decay=1e-2, ema_decay=0.99)
+    optimizer = FusedEmaAdam(model.parameters(), lr=1e-2, weight_decay=1e-2, ema_decay=0.99, ema_start_step=1)
     wide = Weights(torch.bfloat16).float()
     adamw = torch.optim.AdamW(wide.parameters(), lr=1e-2, weight_decay=1e-2)
     averaged = AveragedModel(wide, multi_avg_fn=get_ema_multi_avg_fn(0.99))
-    averaged.update_parameters(wide)
     for step in range(STEPS):
         train(model, optimizer, [step])
         for weight, other in zip(wide.parameters(), model.parameters(), strict=True):
@@ -106,11 +105,36 @@ def test_200_steps_of_bfloat16_parameters_are_those_of_float32_ones_rounded():
     assert_all_equal(weights_of(model), [master.bfloat16() for master in masters])
 
 
-def test_defaults_are_adamws():
+@pytest.mark.parametrize("flatten", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_with_ema_start_step_1_weights_and_averages_are_bit_for_bit_those_of_adamw_and_swa_utils(dtype, flatten):
+    # The two sides of the diff in docs/migrate.md.
+    theirs = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1)).to(dtype)
+    mine = copy.deepcopy(theirs)
+    adamw = torch.optim.AdamW(theirs.parameters(), lr=1e-3, fused=True)
+    averages = AveragedModel(theirs, multi_avg_fn=get_ema_multi_avg_fn(0.999))
+    optimizer = FusedEmaAdam(mine.parameters(), lr=1e-3, ema_decay=0.999, ema_start_step=1, flatten=flatten)
+    for _ in range(20):
+        rows = torch.randn(8, 16, dtype=dtype)
+        for model, each in ((theirs, adamw), (mine, optimizer)):
+            each.zero_grad()
+            model(rows).square().sum().backward()
+            each.step()
+        averages.update_parameters(theirs)
+    assert_all_equal(weights_of(mine), weights_of(theirs))
+    assert_all_equal(averages_of(mine, optimizer), weights_of(averages.module))
+
+
+def test_defaults_are_adamws_and_average_with_the_initial_weights():
     mine, theirs = Weights(), Weights()
-    optimizer = FusedEmaAdam(mine.parameters())
-    train(mine, optimizer, range(5))
-    averages = train_with_torch(theirs, torch.optim.AdamW(theirs.parameters()), range(5), 0.9999)
+    averages = weights_of(mine)
+    optimizer, adamw = FusedEmaAdam(mine.parameters()), torch.optim.AdamW(theirs.parameters())
+    for step in range(5):
+        train(mine, optimizer, [step])
+        train(theirs, adamw, [step])
+        averages = [
+            0.9999 * average + 0.0001 * weight for average, weight in zip(averages, weights_of(theirs), strict=True)
+        ]
     assert_all_close(weights_of(mine), weights_of(theirs), 1e-14)
     assert_all_close(averages_of(mine, optimizer), averages, 1e-14)
 
@@ -127,7 +151,7 @@ SCHEDULERS = {
 @pytest.mark.parametrize("lr", [1e-2, torch.tensor(1e-2, dtype=torch.float64)], ids=["float", "tensor"])
 def test_a_scheduler_drives_it_as_it_drives_adamw(make_scheduler, lr):
     mine, theirs = Weights(), Weights()
-    optimizer = FusedEmaAdam(mine.parameters(), lr=copy.deepcopy(lr), ema_decay=0.9)
+    optimizer = FusedEmaAdam(mine.parameters(), lr=copy.deepcopy(lr), ema_decay=0.9, ema_start_step=1)
     scheduler = make_scheduler(optimizer)
     for step in range(15):
         train(mine, optimizer, [step])

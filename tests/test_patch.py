@@ -173,6 +173,22 @@ def test_a_replacement_of_somebody_else_is_not_undone_and_is_told():
         F.mse_loss = ORIGINALS["mse_loss"]
 
 
+@pytest.mark.parametrize("ends", ["stop", "with"])
+def test_the_warning_of_a_replacement_by_somebody_else_points_at_the_line_that_ends_the_patch(ends):
+    try:
+        with pytest.warns(UserWarning, match="was replaced by 'theirs'") as told:
+            if ends == "with":
+                with patch():
+                    F.mse_loss = "theirs"
+            else:
+                patched = patch().start()
+                F.mse_loss = "theirs"
+                patched.stop()
+        assert [warning.filename for warning in told] == [__file__]
+    finally:
+        F.mse_loss = ORIGINALS["mse_loss"]
+
+
 def test_functions_and_coroutines_are_decorated_and_others_refused():
     @patch()
     def function(add):
@@ -304,9 +320,49 @@ class TestAdamW:
         weight.grad = torch.ones(3)
         optimizer.step()
         other = clone(optimizer)
-        assert type(other) is FusedEmaAdam and other.param_groups[0]["ema_decay"] == 0.5
+        assert isinstance(other, FusedEmaAdam) and other.param_groups[0]["ema_decay"] == 0.5
         (state,) = other.state.values()
         assert torch.equal(state["ema_params"], optimizer.state[weight]["ema_params"])
+
+    @pytest.mark.parametrize("clone", [lambda each: each, copy.deepcopy], ids=["itself", "a copy"])
+    @pytest.mark.parametrize("saved", [torch.optim.Adam, torch.optim.AdamW, "Adam without the key"], ids=str)
+    def test_it_stays_adamw_whichever_state_it_loads_as_torchs_does(self, saved, clone):
+        state = (torch.optim.Adam if isinstance(saved, str) else saved)(
+            [torch.nn.Parameter(torch.ones(3))], lr=0.1, weight_decay=0.5
+        ).state_dict()
+        if isinstance(saved, str):  # as torch wrote it before it had the option
+            del state["param_groups"][0]["decoupled_weight_decay"]
+        weights = [torch.nn.Parameter(torch.ones(3, dtype=torch.float64)) for _ in range(2)]
+        with patch(adamw=True):
+            mine = torch.optim.AdamW(weights[:1])
+        theirs = torch.optim.AdamW(weights[1:])
+        optimizers = [clone(mine), clone(theirs)]
+        weights = [optimizer.param_groups[0]["params"][0] for optimizer in optimizers]
+        for optimizer, weight in zip(optimizers, weights, strict=True):
+            optimizer.load_state_dict(state)
+            for _ in range(3):
+                weight.grad = weight.detach() ** 2
+                optimizer.step()
+        assert optimizers[0].param_groups[0]["decoupled_weight_decay"] is True
+        torch.testing.assert_close(*weights, rtol=1e-12, atol=0)
+
+    def test_adam_by_the_mapping_of_patch_stays_adam_whichever_state_it_loads(self):
+        weight = torch.nn.Parameter(torch.ones(3))
+        with patch(adamw={"decoupled_weight_decay": False}):
+            optimizer = torch.optim.AdamW([weight])
+        optimizer.load_state_dict(torch.optim.AdamW([weight]).state_dict())
+        assert optimizer.param_groups[0]["decoupled_weight_decay"] is False
+
+    def test_a_group_may_have_another_decay_until_a_state_is_loaded_as_torchs_may(self):
+        weight = torch.nn.Parameter(torch.ones(3))
+        group = {"params": [weight], "decoupled_weight_decay": False}
+        with patch(adamw=True):
+            optimizers = [torch.optim.AdamW([dict(group)])]
+        optimizers.append(torch.optim.AdamW([dict(group)]))
+        for optimizer in optimizers:
+            assert optimizer.param_groups[0]["decoupled_weight_decay"] is False
+            optimizer.load_state_dict(optimizer.state_dict())
+            assert optimizer.param_groups[0]["decoupled_weight_decay"] is True
 
 
 def test_the_package_exports_it():

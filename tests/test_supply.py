@@ -195,6 +195,21 @@ def test_custom_vendor_and_split_libraries_are_searched_in_order(tmp_path, searc
     assert found == [*map(str, places.values()), str(libraries / "libopapi.so")]
 
 
+@needs_host_npu
+@needs_compiler
+def test_split_libraries_are_searched_in_the_order_of_their_names(tmp_path, search):
+    folder = tmp_path / "lib64"
+    folder.mkdir()
+    libraries = [folder / f"libopapi_{letter}.so" for letter in "kcgaibhdfjle"]
+    source = 'extern "C" void aclnnMseLossBackward() {}\n'
+    command = ["g++", "-shared", "-fPIC", "-x", "c++", "-", "-o", str(libraries[0])]
+    subprocess.run(command, input=source, text=True, check=True)
+    for library in libraries[1:]:
+        shutil.copy(libraries[0], library)
+    environment = {"ASCEND_HOME_PATH": str(tmp_path), "LD_LIBRARY_PATH": str(PACKAGE / "_host_npu")}
+    assert search(environment) == str(folder / "libopapi_a.so")
+
+
 LIBRARIES = PACKAGE / "_host_npu"
 
 

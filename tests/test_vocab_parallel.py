@@ -98,7 +98,7 @@ REFUSALS = {
     "other size": (
         {"vocab_sizes": (5, 3)},
         ValueError,
-        r"vocab_sizes must have linear_weight's 4 rows at this process's rank 0, but it has 5: vocab_sizes is \(5, 3\)",
+        r"vocab_sizes must have linear_weight's 4 rows at rank 0, but it has 5: vocab_sizes is \(5, 3\)",
     ),
     "no classes": (
         {"vocab_sizes": (0, 0), "linear_weight": torch.ones(0, 2)},

@@ -114,6 +114,12 @@ def launches() -> dict[str, int]:
     return {} if _module is None else dict(_module.launches())
 
 
+def check_queue(function: str) -> None:
+    """Raise if torch_npu's task queue has ended: since then torch_npu's operators compute nothing and say nothing."""
+    if _module is not None:
+        _module.check_queue(function)
+
+
 def check_values(enabled: bool) -> None:
     """Check values on NPUs too: the range of indices, targets and steps.
 

@@ -125,9 +125,7 @@ class Patch(contextlib.ContextDecorator):
         return self
 
     def __exit__(self, *_: object) -> None:
-        with _lock:
-            for place in self._replacements:
-                self._leave(place)
+        self._end()
 
     def start(self) -> "Patch":
         """Begin, until :meth:`stop`."""
@@ -140,7 +138,7 @@ class Patch(contextlib.ContextDecorator):
         with _lock:
             if self._starts > 0:
                 self._starts -= 1
-                self.__exit__()
+                self._end()
 
     def __call__(self, function: _Function) -> _Function:
         """Make a function that is patched while it runs."""
@@ -159,6 +157,11 @@ class Patch(contextlib.ContextDecorator):
 
         return patched  # type: ignore[return-value]
 
+    def _end(self) -> None:
+        with _lock:
+            for place in self._replacements:
+                self._leave(place)
+
     def _leave(self, place: _Place) -> None:
         """Take this out of what was put in a place, whatever came after it."""
         entries = _entries[place]
@@ -172,12 +175,12 @@ class Patch(contextlib.ContextDecorator):
             warnings.warn(
                 f"patch: {place} was replaced by {later[0].before if later else getattr(*place)!r} after this patch"
                 " began, which stays; when that is undone, it may put back what this patch had put there",
-                stacklevel=3,
+                stacklevel=4,  # the line that leaves the block, or calls stop()
             )
 
 
 class _AdamW(FusedEmaAdam):
-    """The optimizer with the arguments of :class:`torch.optim.AdamW`; a pickle of it is one of ``FusedEmaAdam``."""
+    """The optimizer with the arguments of :class:`torch.optim.AdamW`, and its decay whichever state it loads."""
 
     preset: Mapping[str, Any] = {}
 
@@ -204,5 +207,11 @@ class _AdamW(FusedEmaAdam):
         options = {"maximize": maximize, **self.preset, **options}
         super().__init__(params, lr, betas, eps, weight_decay, **options)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:
+            group["decoupled_weight_decay"] = self.defaults["decoupled_weight_decay"]
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return object.__new__, (FusedEmaAdam,), self.__getstate__()
+        # The class that ``patch`` makes has no name that a pickle could look up.
+        return object.__new__, (_AdamW,), self.__getstate__()

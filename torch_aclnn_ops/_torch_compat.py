@@ -190,6 +190,12 @@ def schema_of(overload: Any) -> Any:
     return overload._schema
 
 
+def load_state_dict_hooks(optimizer: Any) -> tuple[list[Callable[..., Any]], list[Callable[..., Any]]]:
+    """Return the hooks that an optimizer calls before and after it loads a state dict."""
+    before, after = optimizer._optimizer_load_state_dict_pre_hooks, optimizer._optimizer_load_state_dict_post_hooks
+    return list(before.values()), list(after.values())
+
+
 def per_optimizer_state(grad_scaler: Any, optimizer: Any) -> dict[str, Any]:
     """Return what a ``GradScaler`` knows of an optimizer's step."""
     state: dict[str, Any] = grad_scaler._per_optimizer_states[id(optimizer)]
@@ -214,3 +220,14 @@ def modules_sharded_with(module: Any) -> int:
     if not hasattr(module, "_get_fsdp_state"):
         return 0
     return len(module._get_fsdp_state()._modules)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for what a device was asked to do."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def dtensor_of_local(tensor: torch.Tensor) -> Any:
+    """Return mesh and placements of the DTensor that a tensor is the ``to_local()`` of, or ``None``; autograd knows."""
+    return getattr(tensor.grad_fn, "dtensor_spec", None)

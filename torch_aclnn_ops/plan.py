@@ -241,7 +241,8 @@ def _collectives(model: Model, devices: int, tensor_parallel: int, rows: int) ->
     found = {}
     if tensor_parallel > 1:
         others = tensor_parallel - 1
-        found["vocab-parallel all-gather"] = others * 4 * 4 * rows
+        # Four numbers a row, and 36 by which the ranks find out whether their calls fit together.
+        found["vocab-parallel all-gather"] = others * 4 * (4 * rows + 36)
         found["vocab-parallel all-reduce"] = 2 * others * 4 * rows * hidden // tensor_parallel
     if shards > 1:
         others = shards - 1

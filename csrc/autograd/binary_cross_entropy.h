@@ -11,7 +11,6 @@ namespace torch_aclnn_ops {
 template <class Function, class Backward>
 struct BinaryCrossEntropy : LossFunction<Function> {
     static constexpr auto name = "binary_cross_entropy";
-    static constexpr bool is_function_of_difference = false;
     using Weight = std::optional<at::Tensor>;
 
     static at::Tensor call(const at::Tensor& input, const at::Tensor& target, const Weight& weight, int64_t reduction) {

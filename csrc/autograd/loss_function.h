@@ -15,10 +15,18 @@ inline std::optional<at::Tensor> given(const at::Tensor& tensor) {
     return tensor.defined() ? std::optional(tensor) : std::nullopt;
 }
 
-// A Loss derives from this. It has loss(), grad_input() and grad_target(), whose last arguments are input, target,
-// weight and reduction. Torch spells its name out in every backward pass, so it is no long name of a template.
+// A Loss that can be differentiated by its target has this function, or says that it is a function of input - target.
+template <class Loss>
+concept HasGradTarget = requires { Loss::grad_target; };
+
+// A Loss derives from this. It has a name, loss(), grad_input() and maybe grad_target(), whose last arguments are
+// input, target, weight and reduction. Torch spells its name out in every backward pass, so it is no long name of a
+// template.
 template <class Loss>
 struct LossFunction : torch::autograd::Function<Loss> {
+    // Whether the gradient by the target is minus the one by the input.
+    static constexpr bool is_function_of_difference = false;
+
     static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& input,
                               const at::Tensor& target, const std::optional<at::Tensor>& weight, int64_t reduction) {
         const at::AutoDispatchBelowAutograd below;
@@ -41,9 +49,13 @@ struct LossFunction : torch::autograd::Function<Loss> {
             grad_input = Loss::grad_input(grad_output, input, target, weight, reduction);
         }
         if (needs_target) {
-            grad_target = Loss::is_function_of_difference
-                              ? grad_input.neg()
-                              : Loss::grad_target(grad_output, input, target, weight, reduction);
+            if constexpr (Loss::is_function_of_difference) {
+                grad_target = grad_input.neg();
+            } else if constexpr (HasGradTarget<Loss>) {
+                grad_target = Loss::grad_target(grad_output, input, target, weight, reduction);
+            } else {
+                TORCH_CHECK(false, Loss::name, ": there is no derivative with respect to target; detach it");
+            }
         }
         return {needs_input ? grad_input : at::Tensor(), grad_target, at::Tensor(), at::Tensor()};
     }

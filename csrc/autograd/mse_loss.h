@@ -23,9 +23,6 @@ struct MseLoss : LossFunction<Function> {
                                  const Weight&, int64_t reduction) {
         return Backward::call(grad_output, input, target, reduction);
     }
-    static at::Tensor grad_target(const at::Tensor&, const at::Tensor&, const at::Tensor&, const Weight&, int64_t) {
-        return {};
-    }
 };
 
 }  // namespace torch_aclnn_ops

@@ -18,6 +18,10 @@ namespace torch_aclnn_ops {
 
 namespace {
 
+bool torch_npu_has_levels() {
+    return c10_npu::GetDeterministicLevel != nullptr && at_npu::native::ApplyDeterministicLevel != nullptr;
+}
+
 void apply_through_torch_npu() {
     at_npu::native::ApplyDeterministicLevel(c10_npu::GetDeterministicLevel(),
                                             at::globalContext().deterministicAlgorithms(), true);
@@ -33,17 +37,19 @@ void apply_determinism_to_context() {
 
 }  // namespace
 
+bool is_deterministic() {
+    return at::globalContext().deterministicAlgorithms() ||
+           (torch_npu_has_levels() && c10_npu::GetDeterministicLevel() != 0);
+}
+
 void apply_determinism() {
-    static const bool torch_npu_has_it =
-        c10_npu::GetDeterministicLevel != nullptr && at_npu::native::ApplyDeterministicLevel != nullptr;
     static std::atomic<bool> was_asked_for{false};
-    const uint32_t level = torch_npu_has_it ? c10_npu::GetDeterministicLevel() : 0;
-    if (level != 0 || at::globalContext().deterministicAlgorithms()) {
+    if (is_deterministic()) {
         was_asked_for = true;
     }
     // A program that never asks for it does not pay for it. What another operator may have left set is only slower.
     if (was_asked_for) {
-        (torch_npu_has_it ? apply_through_torch_npu : apply_determinism_to_context)();
+        (torch_npu_has_levels() ? apply_through_torch_npu : apply_determinism_to_context)();
     }
 }
 

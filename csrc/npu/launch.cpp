@@ -15,6 +15,39 @@ void InitExecSubTheadCtx(aclrtStream stream) __attribute__((weak));
 
 namespace torch_aclnn_ops {
 
+namespace {
+
+// Whoever has run a task has let go of it, and so has who will never run it.
+template <class Task>
+void check_queue_has_taken(const std::shared_ptr<Task>& task, const std::string& name) {
+    const bool is_nobodys = task.use_count() == 1;
+    std::atomic_thread_fence(std::memory_order_acquire);
+    TORCH_CHECK(!is_nobodys || task->has_run(), name,
+                ": torch_npu's task queue has ended with an operator that failed before this one, and drops without a"
+                " word what it is given since then. Nothing is computed in this process any more, so it has to be"
+                " started again; TASK_QUEUE_ENABLE=0 does without the queue.");
+}
+
+class EmptyTask {
+  public:
+    aclnn::Status run() noexcept {
+        has_run_.store(true, std::memory_order_release);
+        return aclnn::kSuccess;
+    }
+    bool has_run() const { return has_run_.load(std::memory_order_acquire); }
+
+  private:
+    std::atomic<bool> has_run_ = false;
+};
+
+}  // namespace
+
+void check_queue(const std::string& name) {
+    const auto task = std::make_shared<EmptyTask>();
+    at_npu::native::OpCommand::RunOpApiV2(name, [task] { return task->run(); });
+    check_queue_has_taken(task, name);
+}
+
 aclnn::Status PhaseTwoCall::run() noexcept {
     if (InitExecSubTheadCtx != nullptr) {
         InitExecSubTheadCtx(stream_);
@@ -87,13 +120,7 @@ const PhaseTwoCall& Launch::enqueue() {
             throw;  // an earlier failure of the queue, not of this call
         }
     }
-    // Whoever has run the call has let go of it, and so has who will never run it.
-    const bool is_nobodys = call_.use_count() == 1;
-    std::atomic_thread_fence(std::memory_order_acquire);
-    TORCH_CHECK(!is_nobodys || call_->has_run(), operator_name_,
-                ": torch_npu's task queue has ended with an operator that failed before this one, and drops without a"
-                " word what it is given since then. Nothing is computed in this process any more, so it has to be"
-                " started again; TASK_QUEUE_ENABLE=0 does without the queue.");
+    check_queue_has_taken(call_, operator_name_);
     return *call_;
 }
 

@@ -21,6 +21,10 @@
 
 namespace torch_aclnn_ops {
 
+// Raises if torch_npu's task queue has ended, since when torch_npu computes nothing and says nothing. It is for what is
+// computed by torch_npu's operators alone; a launch finds it out by itself. The name is that of the function.
+void check_queue(const std::string& name);
+
 // What phase two needs, and who releases it: on whichever path, and whether phase two runs or not.
 class PhaseTwoCall {
   public:
@@ -132,7 +136,9 @@ void launch_indexed(std::index_sequence<index...>, const Arguments&... arguments
         launch.workspace_size(), launch.executor());
     if (status != aclnn::kSuccess) {
         launch.forget_executor();
-        raise_status(Api::name, Phase::kOne, status, take_cann_message(), describe_call());
+        const std::string message = take_cann_message();
+        check_queue(name);  // the failure of an earlier call may be why
+        raise_status(Api::name, Phase::kOne, status, message, describe_call());
     }
     const PhaseTwoCall& call = launch.enqueue();
     if (call.status() != aclnn::kSuccess) {

@@ -172,6 +172,7 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
                               const at::Tensor& target, int64_t ignore_index, int64_t reduction) {
         const at::AutoDispatchBelowAutograd below;
         const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
+        check_queue(name);
         SmallLoss made = small_loss(input, weight, target, ignore_index, reduction);
         context->save_for_backward(
             {input, weight, target, made.total_weight, made.log_probabilities, made.input, made.target});
@@ -182,6 +183,7 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     static torch::autograd::variable_list backward(Context* context,
                                                    const torch::autograd::variable_list& grad_outputs) {
         const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
+        check_queue(name);
         const at::Tensor& grad_loss = grad_outputs[0];
         // Where vmap runs over it, the samples' gradients are products with those of a loss whose own is 1.
         constexpr c10::DispatchKeySet transforms(

@@ -8,6 +8,8 @@
 #include <string>
 
 #include "checks.h"
+#include "embedding.h"
+#include "launch.h"
 #include "register.h"
 
 extern "C" const char* aclrtGetSocName() __attribute__((weak));
@@ -92,6 +94,11 @@ PYBIND11_MODULE(_C, module) {
     module.def(
         "check_values", [](bool enabled) { checks_values = enabled; },
         "Check values, such as the range of indices, in every call; this waits for the device.");
+    module.def("check_queue", check_queue, py::call_guard<py::gil_scoped_release>(),
+               "Raise, in the name of a function, if torch_npu's task queue has ended.");
+    module.def("skips_padding_wrongly", skips_padding_wrongly,
+               "Tell whether the gradient of an embedding of 16 bits, with so many rows, features and weights, goes to "
+               "the kernel of CANN that loses rows beside those of padding_idx.");
     module.def(
         "missing_operators",
         [] {

@@ -68,6 +68,21 @@ def test_linear_cross_entropy_uses_the_fused_operators(dtype, reduction):
         assert loss[3] == 0
 
 
+@pytest.mark.parametrize("name", ["weight", "token_weight"])
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+def test_float32_weights_go_with_16_bit_rows(dtype, name):
+    input, head, target = linear_case(dtype)
+    weight = torch.linspace(0.1, 1, head.shape[0] if name == "weight" else input.shape[0])
+    found = []
+    for device in ("cpu", "npu"):
+        tensors = [tensor.to(device).requires_grad_() for tensor in (input, head)]
+        loss = ours.linear_cross_entropy(*tensors, target.to(device), **{name: weight.to(device)})
+        found.append([loss.detach().cpu(), *(gradient.cpu() for gradient in torch.autograd.grad(loss, tensors))])
+    tolerance = 8 * torch.finfo(dtype).eps
+    for on_cpu, on_npu in zip(*found, strict=True):
+        torch.testing.assert_close(on_npu, on_cpu, rtol=tolerance, atol=tolerance * float(on_cpu.abs().max()))
+
+
 @pytest.mark.parametrize(
     "options",
     [

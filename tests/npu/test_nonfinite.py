@@ -48,3 +48,13 @@ def test_a_step_makes_the_same_values_infinite_or_nan_as_on_a_cpu(name, value):
     ops.apply_fused_ema_adam_(**on_npu, step=torch.tensor(7).npu(), **ema_adam.OPTIONS)
     for state, expected in ema_adam.run(tensors).items():
         torch.testing.assert_close(on_npu[state].cpu(), expected, equal_nan=True)
+
+
+def test_an_ignored_row_does_not_overflow_with_a_weight_near_the_largest_number():
+    weight = torch.full((5, 4), 2e38).npu().requires_grad_()
+    input = torch.zeros(3, 4).npu().requires_grad_()
+    target = torch.tensor([1, -100, 2]).npu()
+    loss = cases.ours.linear_cross_entropy(input, weight, target, chunk_size=2)
+    loss.backward()
+    torch.testing.assert_close(loss.cpu(), torch.tensor(5.0).log())
+    assert not weight.grad.any() and input.grad.isfinite().all()

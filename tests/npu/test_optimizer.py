@@ -72,7 +72,12 @@ def test_200_steps_equal_torchs_on_the_cpu_and_the_average_equals_swa_utils(deco
     options = {"lr": 1e-2, "weight_decay": 1e-2}
     model = Weights(torch.float32).npu()
     optimizer = FusedEmaAdam(
-        model.parameters(), **options, ema_decay=0.99, decoupled_weight_decay=decoupled, flatten=True
+        model.parameters(),
+        **options,
+        ema_decay=0.99,
+        ema_start_step=1,
+        decoupled_weight_decay=decoupled,
+        flatten=True,
     )
     reference = Weights(torch.float32)
     adam = (torch.optim.AdamW if decoupled else torch.optim.Adam)(reference.parameters(), **options)

@@ -93,6 +93,60 @@ def test_a_deterministic_program_gets_deterministic_kernels():
     assert torch.equal(first.cpu(), second.cpu())
 
 
+# What CANN's kernel for 16 bits that is wrong with a padding_idx takes: at least 100 MiB and 512 rows, in order.
+BIG = 512, 1024, 100 * 2**20 // 2 // 1024 - 512  # rows, features, weights
+SIZES = {
+    "at the limits": (*BIG, False, True),
+    "less than 100 MiB": (512, 1024, BIG[2] - 1, False, False),
+    "less than 512 rows": (511, 1024, BIG[2] + 1, False, False),
+    "513 features": (512, 513, 2**17, False, True),
+    "512 features": (512, 512, 2**17, False, False),
+    "512 features, deterministic": (512, 512, 2**17, True, True),
+    "many weights": (512, 8, 2**24 + 1, False, True),
+    "few weights for few features": (512, 8, 2**24, False, False),
+}
+
+
+@pytest.mark.parametrize("rows, features, weights, is_deterministic, expected", SIZES.values(), ids=SIZES)
+def test_which_embedding_gradients_go_to_the_kernel_that_is_wrong_with_a_padding_idx(
+    rows, features, weights, is_deterministic, expected
+):
+    assert _extension._module.skips_padding_wrongly(rows, features, weights, is_deterministic) == expected
+
+
+PADDING = {
+    "16 bits": ((torch.bfloat16, *BIG, 5, False), 2**64 - 1),
+    "float16": ((torch.float16, *BIG, 0, False), 2**64 - 1),
+    "smaller": ((torch.bfloat16, 512, 1024, BIG[2] - 1, 5, False), 5),
+    "32 bits": ((torch.float32, *BIG, 5, False), 5),
+    "scaled by frequency, which CANN widens": ((torch.bfloat16, *BIG, 5, True), 5),
+    "no padding": ((torch.bfloat16, *BIG, -1, False), 2**64 - 1),
+}
+
+
+@pytest.mark.parametrize("call, passed", PADDING.values(), ids=PADDING)
+def test_cann_gets_no_padding_idx_where_its_kernel_would_lose_gradients(call, passed):
+    dtype, rows, features, weights, padding_idx, scaled = call
+    gradient, indices = torch.empty(rows, features, dtype=dtype, device="npu"), torch.zeros(rows).long().npu()
+    host_npu.fail("aclnnEmbeddingDenseBackwardGetWorkspaceSize", status=161001)
+    with pytest.raises(RuntimeError, match=f"paddingIdx {passed}, scaleGradByFreq"):
+        ops.embedding_dense_backward(gradient, indices, weights, padding_idx, scaled)
+
+
+def test_an_embedding_gradient_without_padding_idx_for_cann_has_zeros_in_its_row_and_is_one_launch():
+    rows, features, weights = BIG
+    make = Maker(torch.bfloat16)
+    gradient, indices = make.normal(rows, features), make.index(7, rows)
+    host_npu.reset()
+    result = ops.embedding_dense_backward(gradient.npu(), indices.npu(), weights, 5, False)
+    torch.npu.synchronize()
+    assert host_npu.stats().launches["aclnnEmbeddingDenseBackward"] == 1
+    expected = ops.embedding_dense_backward.formula(gradient, indices, 7, 5, False)
+    assert (indices == 5).any() and not expected[5].any()
+    torch.testing.assert_close(result[:7].cpu(), expected)
+    assert not result[7:].cpu().any()
+
+
 def test_the_softmax_is_marked_as_changed():
     make = Maker(torch.bfloat16)
     softmax = torch.rand(8, 128).npu()

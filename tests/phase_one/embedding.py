@@ -59,11 +59,18 @@ def embedding(call: Call, chip: str) -> Answer:
     require(len(out.shape) == len(indices.shape) + 1 and out.shape[:-1] == indices.shape, INVALID, "out's shape")
     if weight.empty or indices.empty:
         return Answer(workspace=0)
-    copy_contiguous(weight, indices)
+    if not _reads_strides(call, chip):
+        copy_contiguous(weight, indices)
     if not weight.shape:
         raise Undefined("Embedding reads the last dimension of a weight that has none")
     copy_view(indices.shape + weight.shape[1:], weight.dtype, out)
     return Answer()
+
+
+def _reads_strides(call: Call, chip: str) -> bool:
+    """``IsUseNoContiguous``: the kernel gets matrices as they are."""
+    matrices = len(call.weight.shape) == len(call.indices.shape) == 2
+    return chip == "Ascend950" and call.weight.dtype != COMPLEX128 and matrices and call.out.contiguous
 
 
 def embedding_dense_backward(call: Call, chip: str) -> Answer:

@@ -1,6 +1,6 @@
 """What every drop-in function decides before it computes: is the call ours, and what does autocast ask for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from torch_aclnn_ops._torch_compat import (
@@ -8,6 +8,7 @@ from torch_aclnn_ops._torch_compat import (
     disabled_torch_function_impl,
     is_traceable_wrapper_subclass,
 )
+from torch_aclnn_ops.ops._checks import describe
 from torch_aclnn_ops.ops._derivatives import has_tangent
 from torch_aclnn_ops.ops._numerics import is_autocast_on
 
@@ -39,6 +40,25 @@ def overrides_torch(tensor: Tensor) -> bool:
     if cls in _PLAIN:
         return False
     return cls.__torch_function__ is not disabled_torch_function_impl or is_traceable_wrapper_subclass(tensor)
+
+
+def check_tensors(function: str, optional: Collection[str] = (), **arguments: object) -> None:
+    """Raise for arguments that are no tensors, before torch would fail inside; ``optional`` ones may be ``None``.
+
+    Objects with a ``__torch_function__`` are left to torch.
+    """
+    for name, value in arguments.items():
+        if isinstance(value, Tensor) or hasattr(type(value), "__torch_function__"):
+            continue
+        if value is not None or name not in optional:
+            accepted = "None or a Tensor" if name in optional else "a Tensor"
+            raise TypeError(f"{function}: {name} must be {accepted}, but it is {describe(value)}")
+
+
+def check_reduction(function: str, reduction: object) -> None:
+    """Raise for an array, which torch cannot compare with a name; torch has errors for everything else."""
+    if hasattr(reduction, "__array__"):
+        raise TypeError(f'{function}: reduction must be "none", "mean" or "sum", but it is {describe(reduction)}')
 
 
 def call_torchs(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:

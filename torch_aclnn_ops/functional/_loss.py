@@ -24,6 +24,7 @@ def loss_function(
     grad_input: Gradient,
     grad_target: Gradient | None = None,
     tensors: Sequence[str] = ("input", "target"),
+    is_function_of_difference: bool = False,
 ) -> type[Function]:
     """Make the Function of a loss; ``tensors`` are its first arguments, ``reduction`` is its last.
 
@@ -31,11 +32,20 @@ def loss_function(
         name: of the Function.
         loss: the loss, of the Function's arguments.
         grad_input: the gradient of ``input``, of ``grad_output`` and the Function's arguments.
-        grad_target: the same of ``target``; by default the negative of ``grad_input``, as for a function of
-            ``input - target``.
+        grad_target: the same of ``target``. Without it, unless ``is_function_of_difference``, the Function raises
+            where autograd asks for a derivative with respect to ``target``.
         tensors: the names of ``input``, ``target``, and of a weight, by which the loss cannot be differentiated.
+        is_function_of_difference: the loss depends on ``input - target`` only, so that the gradient of ``target`` is
+            the negative of ``grad_input``.
     """
     number = len(tensors)
+
+    def by_target(*arguments: Any) -> Tensor:
+        if is_function_of_difference:
+            return -grad_input(*arguments)
+        if grad_target is None:
+            raise RuntimeError(f"{name}: there is no derivative with respect to target; detach it")
+        return grad_target(*arguments)
 
     class LossFunction(Function):
         generate_vmap_rule = True
@@ -50,21 +60,28 @@ def loss_function(
             tensors, ctx.options = inputs[:number], inputs[number:]
             ctx.save_for_backward(*tensors)
             ctx.save_for_forward(*tensors)
+            if not torch.compiler.is_compiling():
+                ctx.set_materialize_grads(False)  # else a target without a tangent gets one of zeros
 
         @staticmethod
-        def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        def backward(ctx: Any, grad_output: Tensor | None) -> tuple[Tensor | None, ...]:
             needs = ctx.needs_input_grad
+            if grad_output is None:
+                return (None,) * len(needs)
             if number > 2 and needs[2]:
                 raise RuntimeError(
                     f"{name}: there is no derivative with respect to weight;"
                     " detach it, or multiply the unreduced loss by it"
                 )
             arguments = (*ctx.saved_tensors, *ctx.options)
-            gradient = grad_input(grad_output, *arguments) if needs[0] or grad_target is None else None
+            gradient = grad_input(grad_output, *arguments) if needs[0] else None
             of_target = None
             if needs[1]:
-                of_target = grad_target(grad_output, *arguments) if grad_target else -gradient  # type: ignore[operator]
-            return gradient if needs[0] else None, of_target, *(None,) * (len(arguments) - 2)
+                if is_function_of_difference and gradient is not None:
+                    of_target = -gradient
+                else:
+                    of_target = by_target(grad_output, *arguments)
+            return gradient, of_target, *(None,) * (len(arguments) - 2)
 
         @staticmethod
         def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
@@ -74,8 +91,7 @@ def loss_function(
             if input_tangent is not None:
                 product = product + grad_input(ones, *arguments) * input_tangent
             if target_tangent is not None:
-                gradient = grad_target(ones, *arguments) if grad_target else -grad_input(ones, *arguments)
-                product = product + gradient * target_tangent
+                product = product + by_target(ones, *arguments) * target_tangent
             return product if ctx.options[-1] == 0 else product.sum()
 
     LossFunction.__name__ = LossFunction.__qualname__ = name
@@ -102,6 +118,8 @@ def has_kernel(function: str, input: Tensor) -> bool:
     reason = None if soc is None else why_not_rank(["input"], [input]) or why_not_dtype(soc, ["input"], input)
     if reason is not None:
         log_path(function, lambda: f"formula in torch calls, because {reason}")
+        if not torch.compiler.is_compiling():
+            _extension.check_queue(function)
     return reason is None
 
 

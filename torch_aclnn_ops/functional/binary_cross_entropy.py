@@ -6,7 +6,13 @@ from torch_aclnn_ops._torch_compat import (
     legacy_get_string,
     native_binary_cross_entropy,
 )
-from torch_aclnn_ops.functional._drop_in import call_torchs, float32_autocast_dtype, refuse_tangent
+from torch_aclnn_ops.functional._drop_in import (
+    call_torchs,
+    check_reduction,
+    check_tensors,
+    float32_autocast_dtype,
+    refuse_tangent,
+)
 from torch_aclnn_ops.functional._loss import are_supported, has_kernel, has_native_gradient, loss_function
 from torch_aclnn_ops.functional._loss import reduce as reduce_losses
 from torch_aclnn_ops.ops import binary_cross_entropy_backward
@@ -106,7 +112,10 @@ def binary_cross_entropy(
     Source: backward kernel aclnnBinaryCrossEntropyBackward.
     """
     if not _is_supported(input, target, weight):
+        check_tensors("binary_cross_entropy", ("weight",), input=input, target=target, weight=weight)
         return call_torchs(_torch_binary_cross_entropy, input, target, weight, size_average, reduce, reduction)
+    if type(reduction) is not str:
+        check_reduction("binary_cross_entropy", reduction)
     dtype = float32_autocast_dtype(input) if is_any_autocast_enabled() else input.dtype
     if weight is not None:
         refuse_tangent("binary_cross_entropy", weight)

@@ -1,9 +1,17 @@
 """The embedding look-up, with ``embedding_dense_backward`` as its backward kernel."""
 
+from numbers import Integral
 from typing import Any
 
-from torch_aclnn_ops.functional._drop_in import call_torchs, is_ordinary, on_one_device, overrides_torch
+from torch_aclnn_ops.functional._drop_in import (
+    call_torchs,
+    check_tensors,
+    is_ordinary,
+    on_one_device,
+    overrides_torch,
+)
 from torch_aclnn_ops.ops import embedding_dense_backward
+from torch_aclnn_ops.ops._checks import describe
 from torch_aclnn_ops.ops._differentiable import EagerOrCompiled, NativeFunction
 from torch_aclnn_ops.ops.embedding import check_indices
 
@@ -103,6 +111,7 @@ def embedding(
     Source: backward kernel aclnnEmbeddingDenseBackward.
     """
     if not _is_supported(input, weight, padding_idx, sparse):
+        _check_types(input, weight, padding_idx, sparse)
         return call_torchs(
             _torch_embedding, input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse
         )
@@ -123,12 +132,24 @@ def embedding(
 def _is_supported(input: Tensor, weight: Tensor, padding_idx: int | None, sparse: bool) -> bool:
     """Return whether torch would accept the arguments; it makes the errors for those that it would not."""
     return (
-        not sparse
+        sparse is False
         and is_ordinary(weight)
         and isinstance(input, Tensor)
         and not overrides_torch(input)
         and input.dtype in (torch.int64, torch.int32)
         and weight.dim() == 2
         and (input.device == weight.device or on_one_device("embedding", input=input, weight=weight))
-        and (padding_idx is None or -weight.shape[0] <= padding_idx < max(weight.shape[0], 1))
+        and (
+            padding_idx is None
+            or (isinstance(padding_idx, (int, Integral)) and -weight.shape[0] <= padding_idx < max(weight.shape[0], 1))
+        )
     )
+
+
+def _check_types(input: object, weight: object, padding_idx: object, sparse: object) -> None:
+    """Raise for what torch would fail on without the name of the argument."""
+    check_tensors("embedding", input=input, weight=weight)
+    if padding_idx is not None and not isinstance(padding_idx, Integral):
+        raise TypeError(f"embedding: padding_idx must be None or an int, but it is {describe(padding_idx)}")
+    if hasattr(sparse, "__array__"):
+        raise TypeError(f"embedding: sparse must be a bool, but it is {describe(sparse)}")

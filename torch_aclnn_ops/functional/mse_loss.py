@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from torch_aclnn_ops._torch_compat import get_enum, is_any_autocast_enabled, legacy_get_string, native_mse_loss
-from torch_aclnn_ops.functional._drop_in import call_torchs
+from torch_aclnn_ops.functional._drop_in import call_torchs, check_reduction, check_tensors
 from torch_aclnn_ops.functional._loss import (
     are_supported,
     broadcast,
@@ -37,7 +37,7 @@ def _grad_input(grad_output: Tensor, input: Tensor, target: Tensor, reduction: i
     return gradient
 
 
-MSELossFunction = loss_function("MSELossFunction", _loss, _grad_input)
+MSELossFunction = loss_function("MSELossFunction", _loss, _grad_input, is_function_of_difference=True)
 MSELossFunction.__doc__ = """Squared error of two tensors of one shape and dtype.
 
 The arguments are input, target and reduction: 0 (none), 1 (mean) or 2 (sum).
@@ -87,10 +87,13 @@ def mse_loss(
     """
     is_legacy = size_average is not None or reduce is not None
     is_supported = are_supported("mse_loss", input, target, weight)
+    if type(reduction) is not str:
+        check_reduction("mse_loss", reduction)
     if is_supported and weight is not None:
         # Torch makes the errors for a weight that it would not accept.
         is_supported = weight.size() == input.size() and (is_legacy or reduction in ("none", "mean", "sum"))
     if not is_supported:
+        check_tensors("mse_loss", ("weight",), input=input, target=target, weight=weight)
         return call_torchs(_torch_mse_loss, input, target, size_average, reduce, reduction, weight)
     dtype = input.dtype
     are_alike = dtype is target.dtype and input.shape == target.shape and not is_any_autocast_enabled()

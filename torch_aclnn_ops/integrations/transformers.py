@@ -275,9 +275,9 @@ class EmaCallback(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write the model with averaged weights beside the checkpoint's."""
-        if not args.should_save:
-            return
         [optimizer] = averaging_optimizers([self._trainer.optimizer])
         model = self._trainer.accelerator.unwrap_model(self._trainer.model)
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}" / self.FOLDER
-        model.save_pretrained(folder, state_dict=optimizer.ema_state_dict(model))
+        averages = optimizer.ema_state_dict(model, full_state_dict=True)  # all ranks gather, where it is sharded
+        if args.should_save:
+            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}" / self.FOLDER
+            model.save_pretrained(folder, state_dict=averages)

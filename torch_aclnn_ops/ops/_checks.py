@@ -11,6 +11,11 @@ from torch import Tensor
 from torch.nn import Parameter
 
 
+def describe(value: object) -> str:
+    """Return what an error says of an argument of a wrong type."""
+    return repr(value) if isinstance(value, (int, float, str, type(None))) else f"of type {type(value).__name__}"
+
+
 def check_device(operator: str, names: Sequence[str], arguments: Sequence[Any]) -> None:
     """Accept tensors that are all on the device of the first argument."""
     device = arguments[0].device

@@ -1,6 +1,5 @@
 """The arithmetic rules that the formulas share."""
 
-import functools
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -39,7 +38,6 @@ def without_autocast(function: Callable[_Parameters, _Result]) -> Callable[_Para
     The device is that of the first tensor, which may stand in a tuple.
     """
 
-    @functools.wraps(function)
     def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
         if is_any_autocast_enabled():
             tensor = next(arg for arg in tree_leaves(args) if isinstance(arg, Tensor))

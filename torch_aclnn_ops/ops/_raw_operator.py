@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
+from numbers import Integral, Real
 from typing import Any
 
 from torch_aclnn_ops import _extension
@@ -13,7 +14,7 @@ from torch_aclnn_ops._torch_compat import (
     register_vmap,
     schema_of,
 )
-from torch_aclnn_ops.ops._checks import check_device
+from torch_aclnn_ops.ops._checks import check_device, describe
 from torch_aclnn_ops.ops._derivatives import any_differentiated, in_functorch_transform
 from torch_aclnn_ops.ops._differentiable import EagerOrCompiled
 from torch_aclnn_ops.ops._limits import Limits, why_not_chip, why_not_rank
@@ -27,6 +28,13 @@ from torch import Tensor
 Kernel = Callable[..., Any]
 
 NAMESPACE = "torch_aclnn_ops"
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "Tensor": ((Tensor,), "a Tensor"),
+    "Optional[Tensor]": ((Tensor, type(None)), "None or a Tensor"),
+    "int": ((int, Integral, torch.SymInt), "an int"),
+    "float": ((float, Real, torch.SymFloat), "a number"),
+    "bool": ((bool, Integral, torch.SymBool), "a bool"),
+}
 _library = torch.library.Library(NAMESPACE, "DEF")
 
 
@@ -81,9 +89,7 @@ class RawOperator:
             argument.name: argument.default_value for argument in self._arguments if argument.has_default_value()
         }
         self._positional = sum(not argument.kwarg_only for argument in self._arguments)
-        self._required_tensors = [
-            (i, argument.name) for i, argument in enumerate(self._arguments) if str(argument.type) == "Tensor"
-        ]
+        self._types = [(argument.name, *_TYPES[str(argument.type)]) for argument in self._arguments]
         self._kernel = self._checked(without_autocast(kernel or formula))
         # No kernel of torch that cpu calls is one that autocast changes.
         self._cpu = cpu or without_autocast(kernel or formula)
@@ -112,7 +118,7 @@ class RawOperator:
         if in_functorch_transform() and not torch.compiler.is_compiling() and not self.is_mutable:
             return self._differentiable(*args)
         first = args[0]
-        if first is None or first.is_cpu:
+        if not isinstance(first, Tensor) or first.is_cpu:
             self.check(args, True)
             if not self.is_mutable:
                 return self.apply(*args)
@@ -142,6 +148,8 @@ class RawOperator:
             entry = _extension.entries.get(self.name)
             return self.dispatch(*args) if entry is None else entry(*args)
         log_path(self.name, lambda: f"formula in torch calls, because {reason}")
+        if reason is not None and not torch.compiler.is_compiling():
+            _extension.check_queue(self.name)
         return self._checked(self.formula)(*args) if torch.compiler.is_compiling() else self._kernel(*args)
 
     def dispatch(self, *args: Any) -> Any:
@@ -177,9 +185,9 @@ class RawOperator:
 
     def check(self, args: tuple[Any, ...], values: bool) -> None:
         """Raise where the arguments break the operator's rules: those for dtypes and shapes, or those for values."""
-        for i, name in self._required_tensors:
-            if args[i] is None:
-                raise TypeError(f"{self.name}: {name} must be a Tensor, but it is None")
+        for value, (name, types, accepted) in zip(args, self._types, strict=True):
+            if not isinstance(value, types):
+                raise TypeError(f"{self.name}: {name} must be {accepted}, but it is {describe(value)}")
         check_device(self.name, self._names, args)
         self._check_shapes(*args)
         if values and self._check_values is not None:

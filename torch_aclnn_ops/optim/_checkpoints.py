@@ -1,56 +1,226 @@
 """State dicts of this optimizer, of torch's Adam and AdamW, and of MindSpeed's FusedEmaAdamW."""
 
-from collections.abc import Mapping
-from typing import Any
+import reprlib
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from copy import deepcopy
+from numbers import Real
+from operator import attrgetter
+from typing import Any, NamedTuple
 
-from torch_aclnn_ops.optim._states import normalise
+from torch_aclnn_ops._torch_compat import tree_map
+from torch_aclnn_ops.functional.ema_adam_kernels import is_dense, is_plain, local
+from torch_aclnn_ops.optim._options import options_of
+from torch_aclnn_ops.optim._states import AVERAGES
 
 import torch
 from torch import Tensor
 
-
-class _Hidden:
-    """Hides a tensor from ``Optimizer.load_state_dict``, which would round it to the parameter's dtype."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+_LOAD = "FusedEmaAdam.load_state_dict"
+_LARGEST_STEP = 2**53  # that float64 holds, with all that are smaller
+_OF_ADAM = ("step", "exp_avg", "exp_avg_sq")
 
 
-def with_torchs_steps(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Return a state dict whose steps are float32, as torch's optimizers need them."""
+def export_steps(_: object, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Return a state dict whose steps are float64 on the CPU: exact, and of a kind that torch's optimizers take."""
+    params = {key for group in state_dict["param_groups"] for key in group["params"]}
     states = {
-        key: {**state, "step": state["step"].to(torch.float32)} if "step" in state else state
+        key: {**state, "step": _exported(state["step"])} if key in params and "step" in state else state
         for key, state in state_dict["state"].items()
     }
     return {**state_dict, "state": states}
 
 
-def prepare(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state dict, of whichever optimizer, in the form that ``Optimizer.load_state_dict`` leaves alone."""
-    groups = [dict(group) for group in state_dict["param_groups"]]
-    states = {key: dict(state) for key, state in state_dict["state"].items() if state is not None}
-    for i, group in enumerate(groups):
-        if group.get("amsgrad"):
+def _exported(step: Any) -> Tensor:
+    tensor: Tensor = torch.as_tensor(step).detach()
+    return tensor if tensor.is_meta else tensor.cpu().to(torch.float64)
+
+
+def copied(state_dict: Any) -> dict[str, Any]:
+    """Return a shallow copy of a state dict."""
+    return dict(_of_type(state_dict, Mapping, "the state dict", "a dict"))
+
+
+def checked(state_dict: Any, groups: list[dict[str, Any]], options: Collection[str]) -> dict[str, Any]:
+    """Return the contents of a state dict for an optimizer with these groups, or raise where they do not fit it.
+
+    Args:
+        state_dict: that of any of the optimizers above; it is not changed.
+        groups: the optimizer's.
+        options: their options, which stay as they are where the state dict has none.
+
+    Returns:
+        ``param_groups`` and ``state``, by parameters, as an optimizer has them.
+    """
+    contents = copied(state_dict)
+    for name in ("param_groups", "state"):
+        if name not in contents:
+            raise ValueError(f"{_LOAD}: the state dict must have 'param_groups' and 'state', but it has no {name!r}")
+    all_saved = _of_type(contents["param_groups"], (list, tuple), "param_groups", "a list")
+    if len(all_saved) != len(groups):
+        raise ValueError(
+            f"{_LOAD}: the loaded state dict has a different number of parameter groups: it has {len(all_saved)}, and"
+            f" the optimizer has {len(groups)}"
+        )
+    loaded_groups, places = [], _Places()
+    for i, (saved, group) in enumerate(zip(all_saved, groups, strict=True)):
+        _of_type(saved, Mapping, f"group {i}", "a dict")
+        places.add(i, saved, group)
+        loaded_groups.append(_loaded_group(i, saved, group, options))
+    # In inference mode there would be tensors that no step can write to.
+    with torch.inference_mode(False), torch.no_grad():
+        states = _loaded_states(_of_type(contents["state"], Mapping, "state", "a dict"), places)
+    return {"state": states, "param_groups": loaded_groups}
+
+
+def _of_type(value: Any, accepted: Any, what: str, name: str) -> Any:
+    if not isinstance(value, accepted):
+        raise TypeError(f"{_LOAD}: {what} must be {name}, but it is {_shown(value)}")
+    return value
+
+
+def _shown(value: Any) -> str:
+    """Return a repr of one short line."""
+    if isinstance(value, Tensor) and (value.dim() or not is_plain(value) or value.is_meta or value.is_quantized):
+        return f"a {type(value).__name__} of {value.dtype}, {value.layout}, {list(value.shape)} on {value.device}"
+    return repr(value) if isinstance(value, Tensor) else reprlib.repr(value)
+
+
+class _Place(NamedTuple):
+    param: Tensor
+    name: str
+    group_step: Any  # MindSpeed's, whose states have none
+
+
+class _Places(dict[Hashable, _Place]):
+    """The optimizer's parameters by their ids in a state dict."""
+
+    def add(self, i: int, saved: Mapping[str, Any], group: dict[str, Any]) -> None:
+        """Add those of a group."""
+        ids: Sequence[Any] = _of_type(saved.get("params"), (list, tuple), f"params of group {i}", "a list of ids")
+        if len(ids) != len(group["params"]):
             raise ValueError(
-                f"FusedEmaAdam: the state to load has amsgrad=True in group {i}, which this optimizer does not have"
+                f"{_LOAD}: the loaded state dict contains a parameter group that doesn't match the size of optimizer's"
+                f" group: group {i} has {len(ids)} parameters there, and {len(group['params'])} in the optimizer"
             )
-        group_step = group.pop("step", None)  # MindSpeed's, whose states have none
-        if group_step is not None:
-            for key in group["params"]:
-                if key in states:
-                    states[key].setdefault("step", group_step)
-    for state in states.values():
-        for name, value in state.items():
-            if isinstance(value, Tensor):
-                state[name] = _Hidden(value)
-    return {**state_dict, "state": states, "param_groups": groups}
+        for j, (key, param) in enumerate(zip(ids, group["params"], strict=True)):
+            name = f"parameter {j} of group {i}"
+            _of_type(key, Hashable, f"the id of {name}", "an int or a str")
+            place = self.setdefault(key, _Place(param, name, saved.get("step")))
+            if place.param is not param:
+                raise ValueError(f"{_LOAD}: {name} and {place.name} must have different ids, but both have {key!r}")
 
 
-def unpacked(state: Mapping[str, Any], param: Tensor, dtype: torch.dtype) -> dict[str, Any]:
-    """Return a loaded state with its tensors on the parameter's device, in the dtype of states."""
-    contents = {name: value.tensor if isinstance(value, _Hidden) else value for name, value in state.items()}
-    normalise(contents, param, dtype)
-    return contents
+def _loaded_group(i: int, saved: Mapping[str, Any], group: dict[str, Any], options: Collection[str]) -> dict[str, Any]:
+    if saved.get("amsgrad"):
+        raise ValueError(
+            f"FusedEmaAdam: the state to load has amsgrad=True in group {i}, which this optimizer does not have"
+        )
+    loaded = {name: deepcopy(value) for name, value in saved.items() if name not in ("params", "step")}
+    for name in {*options, "param_names"} & group.keys():
+        loaded.setdefault(name, group[name])
+    if (
+        isinstance(loaded["lr"], Tensor)
+        and loaded["lr"].is_meta
+        and not all(map(attrgetter("is_meta"), group["params"]))
+    ):
+        raise ValueError(f"{_LOAD}: in group {i}, lr must be a number or a tensor with one, but it is on meta")
+    try:
+        options_of(loaded)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{_LOAD}: in group {i}, {str(error).removeprefix('FusedEmaAdam: ')}") from None
+    return {**loaded, "params": group["params"]}
+
+
+def _loaded_states(all_saved: Mapping[Any, Any], places: _Places) -> defaultdict[Any, Any]:
+    states: defaultdict[Any, Any] = defaultdict(dict)
+    storages = {_storage_of(place.param) for place in places.values()} - {0}
+    for key, saved in all_saved.items():
+        place = places.get(key)
+        if place is not None:
+            if saved is not None:  # ZeRO puts None for the parameters of other processes
+                states[place.param] = _loaded_state(saved, place, storages)
+        elif isinstance(saved, Mapping) and "exp_avg" in saved:
+            raise ValueError(f"{_LOAD}: state has a parameter with the id {key!r}, which must be in params of a group")
+        else:
+            states[key] = saved
+    return states
+
+
+def _loaded_state(saved: Any, place: _Place, storages: set[int]) -> dict[str, Any]:
+    param, owner, group_step = place
+    state = dict(_of_type(saved, Mapping, f"the state of {owner}", "a dict"))
+    if "exp_avg" in state and group_step is not None:
+        state.setdefault("step", group_step)
+    missing = [name for name in _OF_ADAM if name not in state]
+    if 0 < len(missing) < len(_OF_ADAM):
+        raise ValueError(
+            f"{_LOAD}: the state of {owner} must have {', '.join(_OF_ADAM)} or none of them, but it has no"
+            f" {' and no '.join(missing)}"
+        )
+    for name, value in state.items():
+        if name == "step":
+            state[name] = _loaded_step(value, owner)
+        elif name in AVERAGES:
+            reason = _why_unfit(_of_type(value, Tensor, f"{name} of {owner}", "a tensor"), param)
+            if reason:
+                raise ValueError(f"{_LOAD}: {name} of {owner} must {reason}")
+            state[name] = _writable(value.detach(), param, storages)
+        else:
+            state[name] = tree_map(lambda leaf: leaf.to(param.device) if isinstance(leaf, Tensor) else leaf, value)
+    return state
+
+
+def _loaded_step(step: Any, owner: str) -> Tensor:
+    accepted = f"step of {owner} must be an integer from 0 to 2**53, or a tensor with one"
+    value: Any = step
+    if isinstance(step, Tensor):
+        shard = local(step.detach())
+        if not is_plain(shard) or shard.layout != torch.strided or shard.is_meta or shard.is_quantized:
+            raise TypeError(f"{_LOAD}: {accepted}, but it is {_shown(step)}")
+        if step.numel() != 1:
+            raise ValueError(f"{_LOAD}: {accepted}, but its shape is {list(step.shape)}")
+        value = shard.item()
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"{_LOAD}: {accepted}, but it is {_shown(step)}")
+    number: Any = value
+    if not 0 <= number <= _LARGEST_STEP or not float(number).is_integer():
+        raise ValueError(f"{_LOAD}: {accepted}, but it is {_shown(step)}")
+    return torch.tensor(int(number), dtype=torch.int64, device="cpu")
+
+
+def _why_unfit(value: Tensor, param: Tensor) -> str | None:
+    """Say why a tensor cannot be a state of a parameter, apart from its device and its precision."""
+    if is_plain(value) != is_plain(param) or hasattr(value, "to_local") != hasattr(param, "to_local"):
+        return f"be a {type(param.detach()).__name__}, as its parameter is, but it is a {type(value).__name__}"
+    if value.layout != torch.strided:
+        return f"be dense, but it is {value.layout}"
+    if not value.is_floating_point():
+        return f"have a real floating-point dtype, but it has {value.dtype}"
+    if value.shape != param.shape:
+        return f"have the shape of its parameter {list(param.shape)}, but its shape is {list(value.shape)}"
+    if value.is_meta != param.is_meta:
+        return f"be on {param.device}, as its parameter is, or where it can be copied from, but it is on {value.device}"
+    placements, expected = getattr(value, "placements", None), getattr(param, "placements", None)
+    if placements != expected:
+        return f"have the placements of its parameter {expected}, but it has {placements}"
+    return None
+
+
+def _writable(value: Tensor, param: Tensor, storages: set[int]) -> Tensor:
+    """Return a tensor, or a copy of it where writing to it would write to another one, or is refused."""
+    shard, storage = local(value), _storage_of(value)
+    if storage in storages or shard.is_inference() or shard.is_neg() or not is_dense(shard):
+        value = torch.empty_like(param, dtype=value.dtype).copy_(value)
+    elif storage:
+        storages.add(storage)
+    return value
+
+
+def _storage_of(tensor: Tensor) -> int:
+    """Return the address of a tensor's memory, or 0 where it has none."""
+    shard = local(tensor)
+    return shard.untyped_storage().data_ptr() if is_plain(shard) and not shard.is_meta else 0
 
 
 def to_mindspeed_state_dict(state_dict: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,7 +236,7 @@ def to_mindspeed_state_dict(state_dict: Mapping[str, Any]) -> dict[str, Any]:
         Another dict with the same tensors.
 
     Raises:
-        ValueError: the parameters of a group have done different numbers of steps.
+        ValueError: the parameters of a group have done different numbers of steps, or have no averages.
 
     Example:
         >>> from torch_aclnn_ops.optim import FusedEmaAdam
@@ -80,19 +250,23 @@ def to_mindspeed_state_dict(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     Source:
         MindSpeed, mindspeed/core/optimizer/fused_ema_adamw/fused_ema_adamw.py.
     """
-    groups = []
+    names = ("exp_avg", "exp_avg_sq", "ema_params")
+    states, groups = dict(state_dict["state"]), []
     for i, group in enumerate(state_dict["param_groups"]):
-        states = [state_dict["state"][key] for key in group["params"] if key in state_dict["state"]]
-        steps = {int(state["step"]) for state in states}
+        trained = [key for key in group["params"] if "step" in states.get(key, ())]
+        steps = {int(states[key]["step"]) for key in trained}
         if len(steps) > 1:
             raise ValueError(
                 f"to_mindspeed_state_dict: all parameters of a group must have done as many steps, but those of group"
                 f" {i} have done {sorted(steps)}"
             )
+        for key in trained:
+            missing = [name for name in names if name not in states[key]]
+            if missing:
+                raise ValueError(
+                    f"to_mindspeed_state_dict: the state of a parameter must have {', '.join(names)}, but that of"
+                    f" {key!r} has no {' and no '.join(missing)}"
+                )
+            states[key] = {name: states[key][name] for name in names}
         groups.append({**group, "step": torch.tensor(steps.pop() if steps else 0, dtype=torch.int64)})
-    names = ("exp_avg", "exp_avg_sq", "ema_params")
-    return {
-        **state_dict,
-        "state": {key: {name: state[name] for name in names} for key, state in state_dict["state"].items()},
-        "param_groups": groups,
-    }
+    return {**state_dict, "state": states, "param_groups": groups}

@@ -1,7 +1,7 @@
 """Flattened parameters: weights, gradients and states of many parameters in one buffer each."""
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterable, MutableMapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, MutableMapping, Sequence
 from itertools import repeat
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from torch.utils.dlpack import from_dlpack
 
 _ALIGNMENT = 512  # bytes between the starts of parameters, as an NPU's allocator has it
 _CACHE_LINE = 64  # bytes that torch's CPU kernels take at a time; only a rest goes through scalar code
+_grad_of: Callable[[Tensor], Tensor | None] = attrgetter("grad")
 
 
 class Run(NamedTuple):
@@ -74,13 +75,15 @@ class FlatBuffer:
         self._counted_version = -1  # of what the counts were read from, or -1 where they are to be read again
         # What to update where all parameters have gradients, and have done as many steps.
         self._whole = self._runs([True] * len(self.params), [0] * len(self.params))
+        self._has_all_grads = False  # in the last step
         self._has_params = False
 
     def take_params(self) -> None:
         """Make the parameters views of their buffer, after everything that a device may refuse."""
         # In C, so that no signal comes in between.
         deque(map(setattr, self.params, repeat("data"), self._param_views), maxlen=0)
-        self._cached = CachedState(self.params, self._all_states, Tensor.data_ptr)
+        self._cached = CachedState(self.params, self._all_states)
+        self._places = list(map(_place_of, self.params))
         self._has_params = True
 
     def _view(self, buffer: Tensor, i: int) -> Tensor:
@@ -100,15 +103,17 @@ class FlatBuffer:
             views = {name: self._view(buffer, i) for name, buffer in self.states.items()}
             for name, view in {**views, "step": self.steps[i]}.items():
                 state[name] = view.copy_(state[name])
-        self._cached = CachedState(self.params, self._all_states, Tensor.data_ptr)
+        self._cached = CachedState(self.params, self._all_states)
 
-    def is_current(self, states: MutableMapping[Tensor, Any]) -> bool:
-        """Return whether parameters and states are still the views that they were made."""
-        return self._has_params and self._cached.is_current(self.params, states)
+    def is_current(self, states: MutableMapping[Tensor, Any], have_moved: bool) -> bool:
+        """Return whether parameters, which are looked at if some have moved, and states are still views of buffers."""
+        if not self._has_params or (have_moved and list(map(_place_of, self.params)) != self._places):
+            return False
+        return self._cached.is_current(self.params, states)
 
     def has_own_grads(self) -> bool:
         """Return whether all gradients are in their buffer already."""
-        return all(map(is_, map(attrgetter("grad"), self.params), self._grad_views))
+        return all(map(is_, map(_grad_of, self.params), self._grad_views))
 
     def gather(self) -> list[Run]:
         """Bring new gradients into their buffer, and return what to update."""
@@ -117,11 +122,14 @@ class FlatBuffer:
         if version_of(self.steps) != self._counted_version:  # somebody else has written to them
             self.counts = self.steps.tolist()
             self._counted_version = version_of(self.steps)
-        if self.has_own_grads() and len(set(self.counts)) == 1:
+        grads = list(map(_grad_of, self.params))
+        has_own_grads = all(map(is_, grads, self._grad_views))
+        has_grad = [True] * len(grads) if has_own_grads else [grad is not None for grad in grads]
+        self._has_all_grads = all(has_grad)
+        if has_own_grads and len(set(self.counts)) == 1:
             runs = self._whole
         else:
-            grads = [param.grad for param in self.params]
-            runs = self._runs([grad is not None for grad in grads], self.counts)
+            runs = self._runs(has_grad, self.counts)
             for run in runs:
                 self._gather_run(run)
         if self._cached.were_params_written():
@@ -174,7 +182,7 @@ class FlatBuffer:
 
     def idle(self, updated: Collection[Tensor]) -> Idle:
         """Return what has no gradient and was updated before, but for the parameters ``updated``; see ``gather``."""
-        if self.has_own_grads():
+        if self._has_all_grads:
             return Idle([], [], [])
         is_idle = [
             param.grad is None and has_state(self._all_states, param) and param not in updated for param in self.params
@@ -206,12 +214,11 @@ class FlatGroup:
         self._previous = previous
         self._is_complete = False
         own = previous.storages() if previous else set()
-        pointers = Counter(param.data_ptr() for param in self._params if is_plain(param))
         self._states, self._master_weights = states, group["master_weights"]
         self._by_kind: dict[Any, list[Tensor]] = defaultdict(list)
         self.rest: list[Tensor] = []
         for param in self._params:
-            if can_flatten(param, own) and pointers[param.data_ptr()] == 1:
+            if can_flatten(param, own):
                 self._by_kind[param.dtype, param.device].append(param)
             else:
                 self.rest.append(param)
@@ -236,15 +243,19 @@ class FlatGroup:
         """Return whether all parameters are flattened, with gradients that are in their buffers."""
         return not self.rest and all(buffer.has_own_grads() for buffer in self.buffers)
 
-    def is_current(self, group: dict[str, Any], states: MutableMapping[Tensor, Any]) -> bool:
-        """Return whether the group still has the same parameters, and these their places."""
+    def is_current(self, group: dict[str, Any], states: MutableMapping[Tensor, Any], have_moved: bool) -> bool:
+        """Return whether the group still has the same parameters, and these their places; see ``FlatBuffer``."""
         params = group["params"]
         return (
             self._is_complete
             and len(params) == len(self._params)
             and all(map(is_, params, self._params))
-            and all(buffer.is_current(states) for buffer in self.buffers)
+            and all(buffer.is_current(states, have_moved) for buffer in self.buffers)
         )
+
+
+def _place_of(param: Tensor) -> object:
+    return param.data_ptr(), param.shape, param.stride(), param.dtype
 
 
 def can_flatten(param: Tensor, own_storages: set[int]) -> bool:

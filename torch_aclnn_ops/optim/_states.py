@@ -1,8 +1,8 @@
 """The state of one parameter: which tensors it has, of which dtype, and where they come from."""
 
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from itertools import repeat
-from operator import attrgetter, is_
+from operator import is_
 from typing import Any
 
 from torch_aclnn_ops._torch_compat import version_of
@@ -22,19 +22,25 @@ def has_state(states: MutableMapping[Tensor, Any], param: Tensor) -> bool:
     return "step" in states.get(param, ())
 
 
+def states_of_params(states: MutableMapping[Any, Any]) -> list[tuple[Tensor, dict[str, Any]]]:
+    """Return the parameters that have a state, with it; other entries belong to whoever has made them."""
+    return [(key, state) for key, state in states.items() if isinstance(key, Tensor)]
+
+
 def dtype_of_states(param: Tensor, master_weights: bool) -> torch.dtype:
     """Return the dtype of all states of a parameter: the operator takes one for all its tensors."""
     return torch.float32 if master_weights and param.dtype in _16_BIT else param.dtype
 
 
-def normalise(state: dict[str, Any], param: Tensor, dtype: torch.dtype) -> None:
-    """Bring what a state has, from whichever checkpoint, to the kinds and the device that a step needs."""
+def normalised(state: dict[str, Any], param: Tensor, dtype: torch.dtype) -> dict[str, Any]:
+    """Return a state, from whichever checkpoint, with the kinds of tensors that a step needs, on its device."""
+    made = dict(state)
     if "step" in state:
         # An int64 on the parameter's device is what the operator reads: kept there, nothing has to wait for it.
         # A copy, as a checkpoint may have one step for several parameters.
         step = state["step"]
         step = step.detach() if isinstance(step, Tensor) else torch.tensor(step, device="cpu")
-        state["step"] = step.reshape(()).to(param.device, torch.int64, copy=True)
+        made["step"] = step.reshape(()).to(param.device, torch.int64, copy=True)
     for name in AVERAGES:
         value = state.get(name)
         if isinstance(value, Tensor):
@@ -43,14 +49,14 @@ def normalise(state: dict[str, Any], param: Tensor, dtype: torch.dtype) -> None:
                     f"FusedEmaAdam: {name} must have the shape of its parameter {list(param.shape)},"
                     f" but its shape is {list(value.shape)}"
                 )
-            state[name] = value.to(param.device, dtype)
+            made[name] = value.to(param.device, dtype)
+    return made
 
 
 def complete(state: dict[str, Any], param: Tensor, dtype: torch.dtype) -> bool:
     """Make what a state lacks; return whether the average of a parameter that was trained already was missing."""
     # Made aside, so that an exception leaves the state as it was.
-    made = dict(state)
-    normalise(made, param, dtype)
+    made = normalised(state, param, dtype)
     if "step" not in made:
         made["step"] = torch.zeros((), dtype=torch.int64, device=param.device)
     for name in ("exp_avg", "exp_avg_sq"):
@@ -89,16 +95,10 @@ class CachedState:
     Args:
         params: the parameters. Those that were never updated have no state.
         states: the optimizer's states, which :func:`complete` has seen.
-        place_of: what else of a parameter must stay as it is.
     """
 
-    def __init__(
-        self,
-        params: Sequence[Tensor],
-        states: MutableMapping[Tensor, Any],
-        place_of: Callable[[Tensor], object] = attrgetter("dtype", "device"),
-    ) -> None:
-        self._all_params, self._states, self._place_of = list(params), states, place_of
+    def __init__(self, params: Sequence[Tensor], states: MutableMapping[Tensor, Any]) -> None:
+        self._all_params, self._states = list(params), states
         self.params = [param for param in params if has_state(states, param)]
         self._others = [param for param in params if not has_state(states, param)]
         found = [states[param] for param in self.params]
@@ -108,7 +108,6 @@ class CachedState:
         self.lists = [[state[name] for state in found] for name in self._names]
         if self.has_masters:
             self._names.append("master_params")
-        self._places = list(map(place_of, params))
         self._found = self._look()
         self._versions: list[int] = []
 
@@ -122,10 +121,10 @@ class CachedState:
         return found
 
     def is_current(self, params: Sequence[Tensor], states: MutableMapping[Tensor, Any]) -> bool:
-        """Return whether these are the parameters, in their places, and nobody has replaced a tensor of a state."""
+        """Return whether these are the parameters, and nobody has replaced a tensor of a state."""
         if states is not self._states or len(params) != len(self._all_params):
             return False
-        if not all(map(is_, params, self._all_params)) or list(map(self._place_of, params)) != self._places:
+        if not all(map(is_, params, self._all_params)):
             return False
         found = self._look()
         return len(found) == len(self._found) and all(map(is_, found, self._found))

@@ -6,7 +6,10 @@ from typing import Any, NamedTuple
 
 from torch_aclnn_ops.functional.ema_adam_kernels import local
 from torch_aclnn_ops.functional.step_progress import Call
-from torch_aclnn_ops.optim._states import describe_params
+from torch_aclnn_ops.optim._calls import MethodCall
+from torch_aclnn_ops.optim._memory import check_memory
+from torch_aclnn_ops.optim._sharding import FsdpUnits
+from torch_aclnn_ops.optim._states import describe_params, states_of_params
 
 import torch
 from torch import Tensor
@@ -20,19 +23,26 @@ class Swap(ContextDecorator):
     """
 
     _exchange: "Exchange | None" = None
+    _call: MethodCall | None = None
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
 
     def __enter__(self) -> None:
-        self._optimizer._make_whole("swap_ema_params")
-        exchange = Exchange(self._optimizer)
+        call = MethodCall("swap_ema_params")
         try:
-            self._exchange = self._optimizer._exchange = exchange
-            exchange.enter()
+            self._optimizer._begin(call)
+            exchange = Exchange(self._optimizer)
+            try:
+                self._exchange = self._optimizer._exchange = exchange
+                exchange.enter()
+                self._call = call
+            except BaseException:
+                exchange.give_up()
+                self._leave()
+                raise
         except BaseException:
-            exchange.give_up()
-            self._leave()
+            self._optimizer._calls.pop(call, None)
             raise
 
     def __exit__(self, *_: object) -> None:
@@ -41,11 +51,13 @@ class Swap(ContextDecorator):
         except KeyboardInterrupt:
             self._leave()
             raise
+        finally:
+            self._optimizer._calls.pop(self._call, None)
 
     def __del__(self) -> None:
         # An interrupt before the first bytecode of __exit__ leaves it to this.
         with suppress(Exception):
-            self._leave()
+            self.__exit__()
 
     def _leave(self) -> None:
         if self._exchange is not None:
@@ -58,7 +70,11 @@ class Exchange:
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer, states = optimizer, optimizer.state
-        self._owners = [param for param, state in states.items() if "ema_params" in state]
+        self._fsdp_units = FsdpUnits(optimizer, f"{type(optimizer).__name__}.swap_ema_params")
+        with torch.no_grad():
+            self._fsdp_units.reshard()  # before a look at the parameters: FSDP1 makes them views of whole weights
+        check_memory(optimizer.param_groups, states)
+        self._owners = [param for param, state in states_of_params(states) if "ema_params" in state]
         self._params = [local(param) for param in self._owners]
         self._averages = [local(states[param]["ema_params"]) for param in self._owners]
         with torch.no_grad():
@@ -72,6 +88,7 @@ class Exchange:
         """Write the averages to the parameters."""
         for param, average in zip(self._params, self._averages, strict=True):
             param.copy_(average)
+        self._fsdp_units.synchronize()
 
     def give_up(self) -> None:
         """Leave without a look at what the parameters hold."""
@@ -80,7 +97,12 @@ class Exchange:
 
     def leave(self) -> None:
         """Give the parameters their weights back; raise where a device refuses, after the others have theirs."""
-        errors, repeated = self._write()
+        try:
+            with torch.no_grad():
+                self._fsdp_units.reshard()
+        finally:
+            errors, repeated = self._write()
+        self._fsdp_units.synchronize()
         self._kept = {write.owner: error for write, error in errors if write.restores}
         method = f"{type(self._optimizer).__name__}.swap_ema_params"
         if self._kept:

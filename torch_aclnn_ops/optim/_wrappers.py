@@ -9,7 +9,8 @@ def unwrap(optimizer: Optimizer) -> FusedEmaAdam:
     """Return the :class:`FusedEmaAdam` inside of wrappers, for its own methods, such as ``swap_ema_params()``.
 
     A wrapper is an optimizer that has another one in ``optimizer`` or ``optim``, as what ``accelerator.prepare``
-    returns, and :class:`torch.distributed.optim.ZeroRedundancyOptimizer`, whose averages are those of one rank's part.
+    returns, and :class:`torch.distributed.optim.ZeroRedundancyOptimizer`, in which each rank's ``FusedEmaAdam`` has a
+    part of the parameters, and raises an error where its averages are asked for.
 
     Args:
         optimizer: a wrapper, or the optimizer itself.

@@ -9,9 +9,12 @@ from torch_aclnn_ops.functional.step_progress import StepProgress
 from torch_aclnn_ops.ops._paths import is_recording
 from torch_aclnn_ops.optim import _steps
 from torch_aclnn_ops.optim._averages import AveragingOptimizer
+from torch_aclnn_ops.optim._calls import exclusive
 from torch_aclnn_ops.optim._flat import FlatGroup
 from torch_aclnn_ops.optim._idle import Idle, average
+from torch_aclnn_ops.optim._memory import check_memory, check_no_shared_memory
 from torch_aclnn_ops.optim._options import EmaSchedule, options_of
+from torch_aclnn_ops.optim._sharding import zero_that_makes_it
 from torch_aclnn_ops.optim._states import (
     CachedState,
     complete,
@@ -46,19 +49,18 @@ class FusedEmaAdam(AveragingOptimizer):
         \end{aligned}
 
     That is :class:`torch.optim.AdamW`, or :class:`torch.optim.Adam` without ``decoupled_weight_decay``, followed by the
-    EMA of :mod:`torch.optim.swa_utils`. The state of a parameter is made at its first step with a gradient: ``step``,
-    ``exp_avg``, ``exp_avg_sq`` and ``ema_params``, the average, which starts as a copy of the weights. A bfloat16 or
-    float16 parameter also gets ``master_params``, its weights in float32, and all its states are float32: an average in
-    16 bits loses every change of less than half a unit in the last place, which at ``ema_decay=0.999`` is most of them.
+    EMA of :mod:`torch.optim.swa_utils`, whose first update copies the weights: ``ema_start_step=1``. The state of a
+    parameter is made at its first step with a gradient: ``step``, ``exp_avg``, ``exp_avg_sq`` and ``ema_params``, the
+    average, which starts as a copy of the weights. A bfloat16 or float16 parameter also gets ``master_params``, its
+    weights in float32, and all its states are float32: an average in 16 bits loses every change of less than half a
+    unit in the last place, which at ``ema_decay=0.999`` is most of them.
     A checkpoint of :class:`torch.optim.AdamW` or :class:`torch.optim.Adam`, or of MindSpeed's ``FusedEmaAdamW``, can be
     loaded, and theirs can load one of this.
 
     A parameter without a gradient, such as one that is frozen midway or an expert that gets no token, is not updated
     in a step, but its average goes on to move towards its weights, as in
-    :class:`torch.optim.swa_utils.AveragedModel`. That takes about a third of the time of an update on a CPU: it moves
-    three numbers an element, an update nine. ``ema_without_grad=False`` saves it.
-
-    Only dense real tensors are trained; ``amsgrad`` is refused. Buffers of a model are not averaged.
+    :class:`torch.optim.swa_utils.AveragedModel`, for a third of the time of an update; ``ema_without_grad=False`` stops
+    it. Only dense real tensors are trained; ``amsgrad`` is refused. Buffers of a model are not averaged.
 
     Args:
         params: the parameters, or pairs of names and parameters, or dicts of parameter groups, each with any of the
@@ -76,7 +78,8 @@ class FusedEmaAdam(AveragingOptimizer):
             (``None``), as (1 + n) / (10 + n) (``"ratio"``), or as 1 - (1 + n / gamma) ** -power (``"power"``).
         ema_warmup_gamma: gamma of ``"power"``, in updates; above 0.
         ema_warmup_power: power of ``"power"``; above 0.
-        ema_start_step: for the first ``ema_start_step`` steps the average equals the weights; at least 0.
+        ema_start_step: for the first ``ema_start_step`` steps the average equals the weights; at least 0. With 0 it
+            starts from the initial weights, with 1 it is that of :class:`torch.optim.swa_utils.AveragedModel`.
         ema_update_every: steps from one update of the average to the next; at least 1.
         master_weights: keep float32 weights and states for 16-bit parameters. Without, their states have their dtype.
         ema_without_grad: let averages go on in steps in which their parameters have no gradient.
@@ -86,7 +89,7 @@ class FusedEmaAdam(AveragingOptimizer):
 
     Raises:
         TypeError: an option is not a number, or not a bool where one is wanted.
-        ValueError: an option is out of range.
+        ValueError: an option is out of range, or two parameters share memory.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -153,7 +156,6 @@ class FusedEmaAdam(AveragingOptimizer):
         if not isinstance(flatten, bool):
             raise TypeError(f"FusedEmaAdam: flatten must be True or False, but it is {flatten!r}")
         self._flatten = flatten
-        self._set_up()
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -164,11 +166,17 @@ class FusedEmaAdam(AveragingOptimizer):
 
         Raises:
             TypeError: an option is not a number, or not a bool where one is wanted.
-            ValueError: an option is out of range, or a parameter is in another group already.
+            ValueError: an option is out of range, a parameter is in another group already, or two share memory.
         """
         if isinstance(param_group, dict):
             options_of({**self.defaults, **param_group})
         super().add_param_group(param_group)
+        try:
+            zero = zero_that_makes_it()  # gives each rank some of its parameters
+            check_no_shared_memory(self.param_groups if zero is None else zero.param_groups)
+        except BaseException:
+            self.param_groups.pop()
+            raise
 
     @overload
     def step(self, closure: None = None, **kwargs: Any) -> None: ...
@@ -177,6 +185,7 @@ class FusedEmaAdam(AveragingOptimizer):
     def step(self, closure: Callable[[], float], **kwargs: Any) -> float: ...
 
     @torch.no_grad()
+    @exclusive
     def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> float | None:
         """Update every parameter that has a gradient, and its average.
 
@@ -187,8 +196,7 @@ class FusedEmaAdam(AveragingOptimizer):
         group, is updated with its step count, moments, master weights and average as a whole, or not at all. Those that
         were updated have ``grad = None`` after the exception, so that a second call updates the others only; a note of
         the exception names them. Gradients that are computed anew, also by ``closure``, are those of a new step. What a
-        :class:`torch.amp.GradScaler` began, it has to repeat.
-        What a device accepts and fails to do later is beyond this: load a checkpoint after a lost NPU.
+        :class:`torch.amp.GradScaler` began, it has to repeat. After an NPU is lost, load a checkpoint.
 
         Args:
             closure: computes the loss and the gradients, and returns the loss.
@@ -198,19 +206,28 @@ class FusedEmaAdam(AveragingOptimizer):
             What ``closure`` returned.
 
         Raises:
-            RuntimeError: a gradient is sparse, complex or unlike its parameter, or this is inside ``swap_ema_params``.
-            ValueError: an option of a group is out of range.
+            RuntimeError: a gradient is sparse, complex or unlike its parameter, a parameter has another shape than its
+                state, or this is inside ``swap_ema_params``, or another thread is in a method of the optimizer.
+            ValueError: an option of a group is out of range, or two parameters have come to share memory.
         """
-        self._make_whole("step")
+        is_compiling = torch.compiler.is_compiling()
         loss = None
         if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        is_compiling = torch.compiler.is_compiling()
+            self._in_closure = True
+            try:
+                with torch.enable_grad():
+                    loss = closure()
+            finally:
+                self._in_closure = False
+            if not is_compiling:
+                self._make_whole("step")  # the closure may have left a swap
         parsed = [
             options_of(group) if is_compiling else self._checked_options[i].of(group)
             for i, group in enumerate(self.param_groups)
         ]
+        have_moved = is_compiling or not self._placement.is_current(self.param_groups)
+        if have_moved and not is_compiling:
+            check_memory(self.param_groups, self.state)
         _steps.check_gradients(self.param_groups, self._flat_groups)
         grad_scale, found_inf = _steps.scaling_of(self, **kwargs)
         if found_inf is not None and not is_compiling and found_inf.is_cpu and found_inf:
@@ -224,29 +241,31 @@ class FusedEmaAdam(AveragingOptimizer):
             return loss
         progress = StepProgress()
         if is_compiling:
-            self._step_groups(parsed, False, progress)
+            self._step_groups(parsed, False, have_moved, progress)
             return loss
         try:
-            self._step_groups(parsed, self._flatten, progress)
+            self._step_groups(parsed, self._flatten, have_moved, progress)
         except BaseException as error:
             self._progress = progress
             self._updated |= _steps.use_up_gradients(self, progress, error)
             raise
         self._updated.clear()
+        if have_moved:
+            self._placement.remember(self.param_groups)
         return loss
 
     def _step_groups(
-        self, parsed: list[tuple[Options, EmaSchedule]], is_flattened: bool, progress: StepProgress
+        self, parsed: list[tuple[Options, EmaSchedule]], is_flattened: bool, have_moved: bool, progress: StepProgress
     ) -> None:
         all_idle: list[Idle] = []
         all_steps: list[Tensor] = []
         for i, (options, schedule) in enumerate(parsed):
             idle = Idle([], [], [])
             all_idle.append(idle)
-            if is_flattened and not self._step_flat(i, options, schedule, progress, idle, all_steps):
+            if is_flattened and not self._step_flat(i, options, schedule, have_moved, progress, idle, all_steps):
                 continue
             tensors = TensorLists([], [], [], [], [], [], [])
-            self._init_group(i, is_flattened, *tensors, *idle)
+            self._init_group(i, is_flattened, have_moved, *tensors, *idle)
             if tensors.params:
                 _steps.step_lists(tensors, options, schedule, progress)
                 if not torch.compiler.is_compiling():
@@ -261,13 +280,14 @@ class FusedEmaAdam(AveragingOptimizer):
         i: int,
         options: Options,
         schedule: EmaSchedule,
+        have_moved: bool,
         progress: StepProgress,
         idle: Idle,
         all_steps: list[Tensor],
     ) -> list[Tensor]:
         """Update the flattened parameters of a group; return the others."""
         group, flat_group = self.param_groups[i], self._flat_groups.get(i)
-        if flat_group is None or not flat_group.is_current(group, self.state):
+        if flat_group is None or not flat_group.is_current(group, self.state, have_moved):
             self._cached.pop(i, None)
             flat_group = self._flat_groups[i] = FlatGroup(group, self.state, flat_group)
             flat_group.take_params()
@@ -280,14 +300,14 @@ class FusedEmaAdam(AveragingOptimizer):
                     listed += of_buffer
         return flat_group.rest
 
-    def _init_group(self, i: int, is_flattened: bool, *lists: list[Tensor]) -> None:
+    def _init_group(self, i: int, is_flattened: bool, have_moved: bool, *lists: list[Tensor]) -> None:
         """Fill ``TensorLists`` and ``Idle`` with what is not flattened.
 
         torch.compile knows a method of this name: it does not trace it, and takes numbers and lists for arguments.
         """
         group, cached = self.param_groups[i], self._cached.get(i)
         all_params = self._flat_groups[i].rest if is_flattened else group["params"]
-        if cached is None or not cached.is_current(all_params, self.state) or cached.new_params():
+        if cached is None or have_moved or not cached.is_current(all_params, self.state) or cached.new_params():
             for param in all_params:
                 if param.grad is not None or has_state(self.state, param):
                     self._warn(complete(self.state[param], param, dtype_of_states(param, group["master_weights"])))

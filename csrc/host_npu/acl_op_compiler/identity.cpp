@@ -1,19 +1,24 @@
 #include "acl_op_compiler/identity.h"
 
+#include <algorithm>
 #include <cstring>
-#include <functional>
 #include <numeric>
 
 #include "ascendcl/device.h"
 #include "nnopbase/dtype.h"
+#include "nnopbase/tensor.h"
 
 namespace host_npu {
 namespace {
 
-using Dims = std::vector<std::int64_t>;
+using Sizes = std::vector<std::int64_t>;
 
-std::int64_t product(const Dims& dims) {
-    return std::accumulate(dims.begin(), dims.end(), std::int64_t{1}, std::multiplies<>());
+std::int64_t product(const Sizes& dims) {
+    return std::accumulate(dims.begin(), dims.end(), std::int64_t{1}, saturated_product);
+}
+
+bool all_at_least(std::int64_t least, const Sizes& dims) {
+    return std::ranges::all_of(dims, [=](std::int64_t size) { return size >= least; });
 }
 
 // A matrix, or several, in memory.
@@ -32,10 +37,24 @@ class Placement {
     }
 
     static bool knows(const aclTensorDesc& desc) {
+        if (!all_at_least(0, desc.dims)) return false;
         if (desc.storage_format != ACL_FORMAT_FRACTAL_NZ) {
-            return desc.storage_format == desc.format && product(desc.storage_dims) == product(desc.dims);
+            return desc.storage_format == desc.format && all_at_least(0, desc.storage_dims) &&
+                   product(desc.storage_dims) == product(desc.dims);
         }
-        return desc.dims.size() >= 2 && desc.storage_dims.size() == desc.dims.size() + 2;
+        return desc.dims.size() >= 2 && desc.storage_dims.size() == desc.dims.size() + 2 &&
+               (product(desc.dims) == 0 || has_room(desc));
+    }
+
+    // Whether the tiles have a place for every element.
+    static bool has_room(const aclTensorDesc& desc) {
+        if (!all_at_least(1, desc.storage_dims)) return false;
+        const Placement tiles(desc);
+        const auto matrices = desc.dims.size() - 2;
+        return std::equal(desc.dims.begin(), desc.dims.begin() + static_cast<std::ptrdiff_t>(matrices),
+                          desc.storage_dims.begin()) &&
+               saturated_product(tiles.row_tiles_, tiles.tile_rows_) >= tiles.rows_ &&
+               saturated_product(tiles.column_tiles_, tiles.tile_columns_) >= tiles.columns_;
     }
 
     // Columns of tiles follow one another, in each of them its tiles from top to bottom.
@@ -84,12 +103,13 @@ std::optional<std::string> copy_identity(const aclTensorDesc& from, const aclDat
     }
     if (!Placement::knows(from) || !Placement::knows(to)) {
         return "its formats are " + std::to_string(from.storage_format) + " and " + std::to_string(to.storage_format) +
-               "; only FRACTAL_NZ and the base formats are simulated";
+               "; only the base formats are simulated, and FRACTAL_NZ with tiles for the whole matrix";
     }
     if (product(to.dims) == 0) return std::nullopt;
     const auto status = enqueue(stream, "Identity", [from, source, to, destination] {
         const auto on_host = [](const aclTensorDesc& desc, const aclDataBuffer& buffer) {
-            const auto bytes = static_cast<std::size_t>(product(desc.storage_dims)) * item_size(desc.type);
+            const auto bytes = static_cast<std::size_t>(
+                saturated_product(product(desc.storage_dims), static_cast<std::int64_t>(item_size(desc.type))));
             return static_cast<std::byte*>(host_alias(buffer.data, bytes));
         };
         copy(from, on_host(from, source), to, on_host(to, destination));

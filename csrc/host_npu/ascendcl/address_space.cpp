@@ -7,8 +7,8 @@ namespace host_npu {
 std::optional<std::uintptr_t> AddressSpace::take(std::size_t size, std::size_t alignment) {
     for (auto gap = free_.begin(); gap != free_.end(); ++gap) {
         const auto [start, length] = *gap;
-        const auto aligned = (start + alignment - 1) / alignment * alignment;
-        const auto before = aligned - start;
+        const auto before = (alignment - start % alignment) % alignment;
+        const auto aligned = start + before;
         if (length < before || length - before < size) continue;
         const auto after = length - before - size;
         free_.erase(gap);

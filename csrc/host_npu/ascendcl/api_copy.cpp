@@ -1,6 +1,8 @@
 // Copies between host and devices, and fills.
 #include <algorithm>
 #include <cstring>
+#include <limits>
+#include <tuple>
 #include <vector>
 
 #include "acl/acl.h"
@@ -84,10 +86,18 @@ void perform(const Rows& rows) {
     for (std::size_t index = 0; index < rows.count; ++index) perform(row(rows, index));
 }
 
+// Refuses addresses behind the last one that there is.
+void require_addresses(const void* pointer, std::size_t size, const char* argument) {
+    constexpr auto last = std::numeric_limits<std::uintptr_t>::max();
+    require(size <= last - as_number(pointer), std::string(argument) + " has fewer bytes than the copy wants");
+}
+
 // Refuses in the calling thread what would fault on the stream.
 void check(const Copy& copy, std::size_t room, aclrtMemcpyKind kind) {
     require_queue();
     require(copy.size > 0, "count is 0");
+    require_addresses(copy.to, copy.size, "dst");
+    require_addresses(copy.from, copy.size, "src");
     require(copy.size <= room, "count is more than destMax");
     check_kind(copy, kind);
     reachable(copy.to, copy.size);
@@ -98,8 +108,18 @@ void check(const Rows& rows, aclrtMemcpyKind kind) {
     require(rows.count > 0, "height is 0");
     require(rows.first.size <= rows.to_pitch, "width is more than dpitch");
     require(rows.first.size <= rows.from_pitch, "width is more than spitch");
+    for (const auto& [start, pitch, argument] :
+         {std::tuple{static_cast<const void*>(rows.first.to), rows.to_pitch, "dst"},
+          std::tuple{rows.first.from, rows.from_pitch, "src"}}) {
+        std::size_t all = 0;
+        const bool overflows = __builtin_mul_overflow(pitch, rows.count, &all);
+        require(!overflows, std::string(argument) + "'s pitch times height is beyond 64 bits");
+        require_addresses(start, all, argument);
+    }
     check(rows.first, rows.to_pitch, kind);
-    check(row(rows, rows.count - 1), rows.to_pitch, kind);
+    const bool is_on_device = is_device(rows.first.to) || is_device(rows.first.from);
+    for (std::size_t index = 1; is_on_device && index < rows.count; ++index)
+        check(row(rows, index), rows.to_pitch, kind);
 }
 
 std::vector<Copy> batch(void** dsts, const size_t* rooms, void** srcs, const size_t* sizes, size_t count,

@@ -98,10 +98,6 @@ aclError aclrtEventGetTimestamp(aclrtEvent event, uint64_t* timestamp) {
     });
 }
 
-aclError aclrtIpcGetEventHandle(aclrtEvent, aclrtIpcEventHandle*) {
-    return unsupported(__func__, "events between processes");
-}
+aclError aclrtIpcGetEventHandle(aclrtEvent, aclrtIpcEventHandle*) { return not_shared(__func__, "events"); }
 
-aclError aclrtIpcOpenEventHandle(aclrtIpcEventHandle, aclrtEvent*) {
-    return unsupported(__func__, "events between processes");
-}
+aclError aclrtIpcOpenEventHandle(aclrtIpcEventHandle, aclrtEvent*) { return not_shared(__func__, "events"); }

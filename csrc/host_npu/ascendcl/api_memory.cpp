@@ -204,27 +204,21 @@ aclError aclrtGetMemUceInfo(int32_t deviceId, aclrtMemUceInfo*, size_t, size_t* 
 }
 
 aclError aclrtMemExportToShareableHandle(aclrtDrvMemHandle, aclrtMemHandleType, uint64_t, uint64_t*) {
-    return unsupported(__func__, "memory shared between processes");
+    return not_shared(__func__, "device memory");
 }
 
 aclError aclrtMemImportFromShareableHandle(uint64_t, int32_t, aclrtDrvMemHandle*) {
-    return unsupported(__func__, "memory shared between processes");
+    return not_shared(__func__, "device memory");
 }
 
-aclError aclrtMemSetPidToShareableHandle(uint64_t, int32_t*, size_t) {
-    return unsupported(__func__, "memory shared between processes");
-}
+aclError aclrtMemSetPidToShareableHandle(uint64_t, int32_t*, size_t) { return not_shared(__func__, "device memory"); }
 
 aclError aclrtIpcMemGetExportKey(void*, size_t, char*, size_t, uint64_t) {
-    return unsupported(__func__, "memory shared between processes");
+    return not_shared(__func__, "device memory");
 }
 
-aclError aclrtIpcMemImportByKey(void**, const char*, uint64_t) {
-    return unsupported(__func__, "memory shared between processes");
-}
+aclError aclrtIpcMemImportByKey(void**, const char*, uint64_t) { return not_shared(__func__, "device memory"); }
 
-aclError aclrtIpcMemClose(const char*) { return unsupported(__func__, "memory shared between processes"); }
+aclError aclrtIpcMemClose(const char*) { return not_shared(__func__, "device memory"); }
 
-aclError aclrtIpcMemSetImportPid(const char*, int32_t*, size_t) {
-    return unsupported(__func__, "memory shared between processes");
-}
+aclError aclrtIpcMemSetImportPid(const char*, int32_t*, size_t) { return not_shared(__func__, "device memory"); }

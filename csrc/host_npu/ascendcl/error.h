@@ -55,6 +55,14 @@ inline std::int32_t unsupported(const char* function, const std::string& what) n
     return failed(function, ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "the host NPU does not simulate " + what);
 }
 
+// The answer of a function that shares something with another process. Of the status above torch_npu only warns, and
+// goes on with a key that nobody wrote.
+inline std::int32_t not_shared(const char* function, const std::string& what) noexcept {
+    return failed(
+        function, ACL_ERROR_FEATURE_UNSUPPORTED,
+        "the host NPU does not simulate " + what + " shared between processes: send a copy on the CPU, tensor.cpu()");
+}
+
 template <typename Value>
 void require(const Value* value, const char* argument) {
     if (value == nullptr) throw Error(ACL_ERROR_RT_PARAM_INVALID, std::string(argument) + " is null");

@@ -1,8 +1,11 @@
 #include "ascendcl/host_memory.h"
 
+#include <unistd.h>
+
+#include <cstdint>
 #include <cstdlib>
 #include <iterator>
-#include <new>
+#include <string>
 
 #include "ascendcl/acl_names.h"
 #include "ascendcl/address_space.h"
@@ -19,9 +22,14 @@ HostMemory& HostMemory::instance() {
 
 void* HostMemory::allocate(std::size_t size) {
     require(size > 0, "size is 0");
-    const auto pages = (size + page_bytes() - 1) / page_bytes();
-    void* const pointer = std::aligned_alloc(page_bytes(), pages * page_bytes());
-    if (pointer == nullptr) throw std::bad_alloc();
+    // Page-locked memory is no more than the host has; aligned_alloc alone would promise more.
+    const auto pages = static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES));
+    void* const pointer =
+        size / page_bytes() < pages ? std::aligned_alloc(page_bytes(), round_up(size, page_bytes())) : nullptr;
+    if (pointer == nullptr) {
+        throw Error(ACL_ERROR_RT_MEMORY_ALLOCATION,
+                    "the host has no " + std::to_string(size) + " bytes of page-locked memory");
+    }
     const std::lock_guard lock(mutex_);
     ranges_.emplace(as_number(pointer), Range{size, true});
     count_alive("pinned host memory", 1);
@@ -38,6 +46,7 @@ void HostMemory::release(void* pointer) {
 }
 
 void HostMemory::add(void* pointer, std::size_t size) {
+    require(size <= UINTPTR_MAX - as_number(pointer), "size is more than any memory has");
     const std::lock_guard lock(mutex_);
     if (!ranges_.emplace(as_number(pointer), Range{size, false}).second) {
         throw Error(ACL_ERROR_HOST_MEMORY_ALREADY_REGISTERED, "the host memory is registered already");
@@ -58,7 +67,7 @@ bool HostMemory::contains(const void* pointer) const {
     auto range = ranges_.upper_bound(as_number(pointer));
     if (range == ranges_.begin()) return false;
     --range;
-    return as_number(pointer) < range->first + range->second.size;
+    return as_number(pointer) - range->first < range->second.size;
 }
 
 }  // namespace host_npu

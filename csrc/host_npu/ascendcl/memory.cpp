@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <mutex>
@@ -26,8 +27,6 @@ constexpr std::size_t kLeastAddressBytes = std::size_t{1} << 30;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 // Fresh memory holds no usable numbers, as on the device: NaN in every floating type, -1 in every integer.
 constexpr int kFreshByte = 0xFF;
-
-std::size_t round_up(std::size_t size, std::size_t to) { return (size + to - 1) / to * to; }
 
 std::string hexadecimal(std::uintptr_t address) {
     std::ostringstream text;
@@ -72,10 +71,11 @@ void make_unusable(void* alias, std::size_t size) {
 
 void charge(std::int32_t device, std::size_t size) {
     const auto used = device_bytes(device);
-    if (used + size > device_memory_bytes()) {
+    if (used > device_memory_bytes() || size > device_memory_bytes() - used) {
         throw Error(ACL_ERROR_RT_MEMORY_ALLOCATION,
                     "device " + std::to_string(device) + " is out of memory: " + std::to_string(size) +
-                        " bytes were asked for, " + std::to_string(device_memory_bytes() - used) + " of " +
+                        " bytes were asked for, " +
+                        std::to_string(device_memory_bytes() - std::min(used, device_memory_bytes())) + " of " +
                         std::to_string(device_memory_bytes()) + " are free");
     }
     count_device_bytes(device, static_cast<std::int64_t>(size));
@@ -85,24 +85,29 @@ void discharge(std::int32_t device, std::size_t size) { count_device_bytes(devic
 
 }  // namespace
 
+std::size_t round_up(std::size_t size, std::size_t to) {
+    std::size_t up = 0;
+    if (__builtin_add_overflow(size, to - 1, &up)) {
+        throw Error(ACL_ERROR_RT_MEMORY_ALLOCATION, std::to_string(size) + " bytes are more than any memory has");
+    }
+    return up / to * to;
+}
+
 std::size_t page_bytes() {
     static const auto bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
     return bytes;
 }
 
-PhysicalMemory::PhysicalMemory(std::int32_t device, std::size_t size)
-    : device_(device), size_(size), file_(memfd_create("host_npu", MFD_CLOEXEC)) {
-    if (file_ < 0) throw_system_error("memfd_create");
-    if (ftruncate(file_, static_cast<off_t>(size)) != 0) {
-        close(file_);
-        throw_system_error("ftruncate");
-    }
-    try {
-        charge(device, size);
-    } catch (...) {
-        close(file_);
-        throw;
-    }
+PhysicalMemory::PhysicalMemory(std::int32_t device, std::size_t size) : device_(device), size_(size), file_(-1) {
+    // First, because a device has no more bytes than a file can have.
+    charge(device, size);
+    file_ = memfd_create("host_npu", MFD_CLOEXEC);
+    if (file_ >= 0 && ftruncate(file_, static_cast<off_t>(size)) == 0) return;
+    const auto error = errno;
+    if (file_ >= 0) close(file_);
+    discharge(device, size);
+    errno = error;
+    throw_system_error("the memory file");
 }
 
 PhysicalMemory::~PhysicalMemory() {
@@ -135,13 +140,14 @@ std::uintptr_t DeviceMemory::take(std::size_t size, std::size_t alignment) {
 
 void* DeviceMemory::allocate(std::int32_t device, std::size_t size, std::size_t padding) {
     require(size > 0, "size is 0");
+    const std::lock_guard lock(mutex_);
+    // First, because no sum overflows for what a device has.
+    charge(device, size);
     constexpr std::size_t kBlock = 32;
     const auto usable = strict_memory() ? size : round_up(size, kBlock) + padding;
     // A page behind every allocation stays unusable, so that a kernel that runs over the end faults.
     const auto pages = round_up(usable, page_bytes());
     const auto taken = pages + page_bytes();
-    const std::lock_guard lock(mutex_);
-    charge(device, size);
     std::uintptr_t address = 0;
     try {
         address = take(taken, size >= kHugePage ? kHugePage : page_bytes());
@@ -193,13 +199,14 @@ void DeviceMemory::map(void* pointer, std::size_t size, std::size_t offset,
                        std::shared_ptr<const PhysicalMemory> memory) {
     require(size > 0 && size % page_bytes() == 0 && offset % page_bytes() == 0,
             "size and offset must be multiples of " + std::to_string(page_bytes()));
-    require(offset + size <= memory->size(), "size is more than the physical memory has");
+    require(offset <= memory->size() && size <= memory->size() - offset, "size is more than the physical memory has");
     const std::lock_guard lock(mutex_);
     const auto address = as_number(pointer);
     auto owner = reserved_.upper_bound(address);
     require(owner != reserved_.begin(), "virPtr is not reserved");
     --owner;
-    require(address + size <= owner->first + owner->second, "virPtr is not reserved for so many bytes");
+    const auto before = address - owner->first;
+    require(before <= owner->second && size <= owner->second - before, "virPtr is not reserved for so many bytes");
     const auto next = live_.lower_bound(address);
     require(next == live_.end() || next->first >= address + size, "virPtr is mapped already");
     constexpr int flags = MAP_SHARED | MAP_FIXED;

@@ -15,6 +15,9 @@ namespace host_npu {
 // What protections and mappings are multiples of: 4 KiB on x86-64, 4, 16 or 64 KiB on aarch64.
 std::size_t page_bytes();
 
+// Rounded up; throws if that is beyond 64 bits, as no memory is.
+std::size_t round_up(std::size_t size, std::size_t to);
+
 // Physical memory without an address, which aclrtMapMem gives one.
 class PhysicalMemory {
   public:

@@ -79,10 +79,18 @@ void Stream::run(const Task& task) {
 }
 
 void Stream::keep_fault(const Task& task, std::int32_t status, const std::string& text) {
+    keep_fault(Error(status, task.name + " failed on stream " + std::to_string(id_) + " of device " +
+                                 std::to_string(device_) + ": " + text));
+}
+
+void Stream::keep_fault(const Error& fault) {
     const std::lock_guard lock(mutex_);
-    if (fault_) return;
-    fault_.emplace(status, task.name + " failed on stream " + std::to_string(id_) + " of device " +
-                               std::to_string(device_) + ": " + text);
+    if (!fault_) fault_ = fault;
+}
+
+std::optional<Error> Stream::fault() const {
+    const std::lock_guard lock(mutex_);
+    return fault_;
 }
 
 bool Stream::is_idle() const {
@@ -118,64 +126,95 @@ void Stream::set_stop_on_failure(bool stop) {
     stops_on_failure_ = stop;
 }
 
+// A place in the work of a stream.
+class Event::Record {
+  public:
+    void reach(std::optional<Error> fault) {
+        {
+            const std::lock_guard lock(mutex_);
+            is_reached_ = true;
+            reached_at_ = Clock::now();
+            fault_ = std::move(fault);
+        }
+        reached_.notify_all();
+    }
+
+    void reset() {
+        const std::lock_guard lock(mutex_);
+        is_reset_ = true;
+    }
+
+    bool is_reached() const {
+        const std::lock_guard lock(mutex_);
+        return is_reached_;
+    }
+
+    // Returns the fault of the recording stream, if any.
+    std::optional<Error> wait(Timeout timeout) {
+        std::unique_lock lock(mutex_);
+        if (!wait_until(reached_, lock, timeout, [this] { return is_reached_; })) {
+            throw Error(ACL_ERROR_RT_EVENT_SYNC_TIMEOUT, "the event was not reached in time");
+        }
+        return fault_;
+    }
+
+    std::optional<Clock::time_point> time() const {
+        const std::lock_guard lock(mutex_);
+        if (!is_reached_ || is_reset_) return std::nullopt;
+        return reached_at_;
+    }
+
+  private:
+    mutable std::mutex mutex_;
+    std::condition_variable reached_;
+    bool is_reached_ = false;
+    bool is_reset_ = false;
+    Clock::time_point reached_at_;
+    std::optional<Error> fault_;
+};
+
 void Event::record(Stream& stream) {
-    std::uint64_t record = 0;
+    const auto record = std::make_shared<Record>();
     {
         const std::lock_guard lock(mutex_);
-        record = ++recorded_;
-        pending_.insert(record);
+        last_ = record;
     }
-    stream.enqueue_signal("record of an event", [self = shared_from_this(), record] { self->complete(record); });
+    stream.enqueue_signal("record of an event", [record, &stream] { record->reach(stream.fault()); });
 }
 
 void Event::reset(Stream& stream) {
-    stream.enqueue_signal("reset of an event", [self = shared_from_this(), record = last_record()] {
-        const std::lock_guard lock(self->mutex_);
-        self->reset_ = std::max(self->reset_, record);
-    });
+    const auto record = last_record();
+    if (!record) return;
+    stream.enqueue_signal("reset of an event", [record] { record->reset(); });
 }
 
 void Event::block(Stream& stream) {
     const auto record = last_record();
-    stream.enqueue_signal("wait for an event", [self = shared_from_this(), record] { self->wait_for(record); });
+    if (!record) return;
+    stream.enqueue_signal("wait for an event", [record, &stream] {
+        if (const auto fault = record->wait(std::nullopt)) stream.keep_fault(*fault);
+    });
 }
 
-std::uint64_t Event::last_record() const {
+std::shared_ptr<Event::Record> Event::last_record() const {
     const std::lock_guard lock(mutex_);
-    return recorded_;
-}
-
-void Event::complete(std::uint64_t record) {
-    {
-        const std::lock_guard lock(mutex_);
-        pending_.erase(record);
-        if (record == recorded_) completed_at_ = Clock::now();
-    }
-    completed_changed_.notify_all();
-}
-
-void Event::wait_for(std::uint64_t record) {
-    std::unique_lock lock(mutex_);
-    completed_changed_.wait(lock, [&] { return !pending_.contains(record); });
+    return last_;
 }
 
 bool Event::is_complete() const {
-    const std::lock_guard lock(mutex_);
-    return !pending_.contains(recorded_);
+    const auto record = last_record();
+    return !record || record->is_reached();
 }
 
 void Event::synchronize(Timeout timeout) {
-    std::unique_lock lock(mutex_);
-    const auto record = recorded_;
-    if (!wait_until(completed_changed_, lock, timeout, [&] { return !pending_.contains(record); })) {
-        throw Error(ACL_ERROR_RT_EVENT_SYNC_TIMEOUT, "the event was not reached in time");
-    }
+    const auto record = last_record();
+    if (!record) return;
+    if (const auto fault = record->wait(timeout)) throw *fault;
 }
 
 std::optional<Clock::time_point> Event::time() const {
-    const std::lock_guard lock(mutex_);
-    if (recorded_ <= reset_ || pending_.contains(recorded_)) return std::nullopt;
-    return completed_at_;
+    const auto record = last_record();
+    return record ? record->time() : std::nullopt;
 }
 
 Handles<Stream>& streams() {

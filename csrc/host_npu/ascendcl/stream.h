@@ -9,7 +9,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <string>
 #include <thread>
 
@@ -55,6 +54,10 @@ class Stream {
     bool is_idle() const;
     // Waits for the work queued before the call, then throws the fault that it left behind, if any.
     void synchronize(Timeout timeout);
+    // The fault that the work up to now has left behind, if no synchronization has reported it yet.
+    std::optional<Error> fault() const;
+    // Keeps a fault for the next synchronization, unless there is one already.
+    void keep_fault(const Error& fault);
     // Drops what has not begun.
     void abandon();
 
@@ -90,35 +93,31 @@ class Stream {
     std::thread worker_;
 };
 
-class Event : public std::enable_shared_from_this<Event> {
+class Event {
   public:
     explicit Event(std::uint32_t flags) : flags_(flags) {}
 
     std::uint32_t flags() const { return flags_; }
     void record(Stream& stream);
     void reset(Stream& stream);
-    // Lets the work queued on `stream` from now on wait for the last record.
+    // Lets the work queued on `stream` from now on wait for the last record, and takes over the fault that the
+    // recording stream had left behind there.
     void block(Stream& stream);
     bool is_complete() const;
+    // Waits for the last record, then throws the fault that the recording stream had left behind there, if any.
     void synchronize(Timeout timeout);
     // When the stream reached the last record; nothing if it has not.
     std::optional<Clock::time_point> time() const;
 
   private:
-    std::uint64_t last_record() const;
-    void complete(std::uint64_t record);
-    void wait_for(std::uint64_t record);
+    class Record;
+
+    // Null if it was never recorded.
+    std::shared_ptr<Record> last_record() const;
 
     const std::uint32_t flags_;
     mutable std::mutex mutex_;
-    std::condition_variable completed_changed_;
-    std::uint64_t recorded_ = 0;
-    // Streams reach records in any order.
-    std::set<std::uint64_t> pending_;
-    // Records up to this one were reset.
-    std::uint64_t reset_ = 0;
-    // When the last record was reached.
-    Clock::time_point completed_at_;
+    std::shared_ptr<Record> last_;
 };
 
 Handles<Stream>& streams();

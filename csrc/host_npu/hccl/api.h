@@ -19,6 +19,9 @@ HcclResult HcclCommInitRootInfoScalable(uint32_t nRanks, uint32_t nRoot, const H
 
 namespace host_npu::hccl {
 
+// HCCL's limit.
+constexpr std::uint64_t kMostElements = 0x7FFFFFFFF;
+
 // A call that is refused, with the status that HCCL has for it.
 class Refusal : public std::runtime_error {
   public:

@@ -13,9 +13,6 @@ using namespace host_npu::hccl;
 
 namespace {
 
-// HCCL's limit.
-constexpr std::uint64_t kMostElements = 0x7FFFFFFFF;
-
 using Communicators = std::shared_ptr<Communicator>;
 using Parts = std::vector<Part>;
 

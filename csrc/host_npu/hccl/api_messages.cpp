@@ -11,15 +11,20 @@ void check(const Communicator& communicator, const Message& message) {
     require(item_size(message.dtype) > 0, "there is no " + name_of(message.dtype), HCCL_E_NOT_SUPPORT);
     require(message.peer < communicator.size(), "the other rank must be below " + std::to_string(communicator.size()) +
                                                     ", got " + std::to_string(message.peer));
-    if (message.count > 0) require(message.buffer, message.is_send ? "sendBuf" : "recvBuf");
+    const char* const buffer = message.is_send ? "sendBuf" : "recvBuf";
+    require(message.count <= kMostElements,
+            std::string(buffer) + " has more than " + std::to_string(kMostElements) + " elements");
+    if (message.count > 0) require(message.buffer, buffer);
 }
 
 HcclResult send_or_receive(const char* function, HcclComm comm, aclrtStream stream, const Message& message) {
     return run_api(function, [&] {
         const auto communicator = communicator_of(comm);
         check(*communicator, message);
-        require(message.peer != communicator->rank(), "the other rank is the caller's own");
-        const auto bytes = message.is_send ? message.count * item_size(message.dtype) : 0;
+        const bool is_own = message.peer == communicator->rank();
+        // Alone it would wait for ever: a send ends when its receive has been called.
+        require(!is_own || group().depth > 0, "the other rank is the caller's own, outside of a group");
+        const auto bytes = message.is_send && !is_own ? message.count * item_size(message.dtype) : 0;
         if (group().depth > 0) {
             add_to_group({communicator, stream, {message}});
         } else {

@@ -41,19 +41,19 @@ std::optional<at::Generator> take_generator(c10::ArrayRef<c10::IValue*> argument
     return std::nullopt;
 }
 
-c10::IValue on_host(const c10::IValue& value, bool may_be_on_host, Views& views) {
-    if (value.isTensor()) return views.view(value.toTensor(), may_be_on_host);
+c10::IValue on_host(const c10::IValue& value, bool may_be_on_host, bool is_written, Views& views) {
+    if (value.isTensor()) return views.view(value.toTensor(), may_be_on_host, is_written);
     if (value.isTensorList()) {
         c10::List<at::Tensor> list;
         const auto tensors = value.toTensorVector();
         list.reserve(tensors.size());
-        for (const auto& tensor : tensors) list.push_back(views.view(tensor, may_be_on_host));
+        for (const auto& tensor : tensors) list.push_back(views.view(tensor, may_be_on_host, is_written));
         return list;
     }
     if (value.isOptionalTensorList()) {
         c10::List<std::optional<at::Tensor>> list;
         for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
-            list.push_back(tensor ? std::optional(views.view(*tensor, may_be_on_host)) : std::nullopt);
+            list.push_back(tensor ? std::optional(views.view(*tensor, may_be_on_host, is_written)) : std::nullopt);
         }
         return list;
     }
@@ -83,7 +83,8 @@ void compute_on_host(const c10::OperatorHandle& op, Stack* stack) {
     std::vector<c10::IValue*> arguments;
     for (const auto& argument : schema.arguments()) {
         auto& value = begin[static_cast<std::ptrdiff_t>(arguments.size())];
-        value = on_host(value, may_be_on_host(op, argument), views);
+        const auto* const alias = argument.alias_info();
+        value = on_host(value, may_be_on_host(op, argument), alias != nullptr && alias->isWrite(), views);
         arguments.push_back(&value);
     }
     views.refuse_host_tensors();
@@ -97,7 +98,7 @@ void compute_on_host(const c10::OperatorHandle& op, Stack* stack) {
     const WideArguments wide(op, arguments);
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
     wide.round_written();
-    views.write_back_resized();
+    views.write_back();
     const auto first = stack->end() - static_cast<std::ptrdiff_t>(schema.returns().size());
     for (auto result = first; result != stack->end(); ++result) {
         wide.round_result(*result);

@@ -6,9 +6,11 @@
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/CPUAllocator.h>
+#include <torch_npu/csrc/core/npu/NPUFormat.h>
 
 #include <cstring>
 
+#include "acl/acl_base.h"
 #include "ascendcl/device.h"
 #include "host_npu_aten/drain.h"
 
@@ -28,7 +30,33 @@ void copy_memory(const at::Tensor& on_device, const at::Tensor& on_host) {
     std::memcpy(host_alias(on_device.const_data_ptr()), on_host.const_data_ptr(), on_host.nbytes());
 }
 
+bool is_in_base_format(const at::Tensor& tensor) {
+    switch (at_npu::native::get_npu_format(tensor)) {
+        case ACL_FORMAT_ND:
+        case ACL_FORMAT_NCHW:
+        case ACL_FORMAT_NHWC:
+        case ACL_FORMAT_NCDHW:
+        case ACL_FORMAT_NCL:
+            return true;
+        default:
+            return false;
+    }
+}
+
 }  // namespace
+
+at::Tensor Views::in_base_format(const at::Tensor& tensor, bool is_written) {
+    if (is_in_base_format(tensor)) return tensor;
+    for (auto& known : converted_) {
+        if (!known.original.is_same(tensor)) continue;
+        known.is_written |= is_written;
+        return known.copy;
+    }
+    TORCH_CHECK(!is_written || (tensor.is_contiguous() && tensor.storage_offset() == 0),
+                "the host NPU does not write to a view of a part of a tensor in a private format (",
+                at_npu::native::get_npu_format(tensor), "): cast it by torch_npu.npu_format_cast(tensor, 2) first");
+    return converted_.emplace_back(tensor, at_npu::native::npu_format_cast(tensor, ACL_FORMAT_ND), is_written).copy;
+}
 
 void Views::set_device(c10::Device device) {
     if (!device_) device_ = device;
@@ -48,13 +76,14 @@ const Views::SharedStorage& Views::storage(const at::Tensor& tensor) {
     return storages_.emplace_back(SharedStorage{on_device, std::move(on_host), alias});
 }
 
-at::Tensor Views::view(const at::Tensor& tensor, bool may_be_on_host) {
-    if (!tensor.defined()) return tensor;
-    if (!tensor.is_privateuseone()) {
-        has_host_tensor_ |= tensor.dim() > 0 && !may_be_on_host;
-        return tensor;
+at::Tensor Views::view(const at::Tensor& argument, bool may_be_on_host, bool is_written) {
+    if (!argument.defined()) return argument;
+    if (!argument.is_privateuseone()) {
+        has_host_tensor_ |= argument.dim() > 0 && !may_be_on_host;
+        return argument;
     }
-    set_device(tensor.device());
+    set_device(argument.device());
+    const auto tensor = in_base_format(argument, is_written);
     const auto& memory = storage(tensor);
     auto on_host = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(memory.on_host),
                                                             c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
@@ -74,7 +103,7 @@ void Views::refuse_host_tensors() const {
                 " and cpu!");
 }
 
-void Views::write_back_resized() {
+void Views::write_back() {
     for (const auto& [on_device, on_host, alias] : views_) {
         const bool has_moved = on_host.storage().data() != alias;
         if (!has_moved && on_host.sizes() == on_device.sizes() && on_host.strides() == on_device.strides()) continue;
@@ -86,11 +115,20 @@ void Views::write_back_resized() {
         drain(*device_);
         copy_memory(on_device, source);
     }
+    for (const auto& [original, copy, is_written] : converted_) {
+        if (!is_written) continue;
+        if (original.sizes() != copy.sizes()) original.resize_(copy.sizes());
+        original.copy_(copy);
+    }
 }
 
 at::Tensor Views::original_of(const at::Tensor& on_host) const {
     for (const auto& view : views_) {
-        if (view.on_host.is_same(on_host)) return view.on_device;
+        if (!view.on_host.is_same(on_host)) continue;
+        for (const auto& [original, copy, is_written] : converted_) {
+            if (copy.is_same(view.on_device)) return original;
+        }
+        return view.on_device;
     }
     // Operators may return an argument's memory in another shape.
     for (const auto& view : views_) {

@@ -13,16 +13,18 @@ namespace host_npu {
 // The CPU views of one operator's NPU tensors. Tensors that share a storage have views that do.
 class Views {
   public:
-    // Returns a view of an NPU tensor, or the tensor itself if it is the host's.
-    at::Tensor view(const at::Tensor& tensor, bool may_be_on_host);
+    // Returns a view of an NPU tensor, or the tensor itself if it is the host's. Of a tensor in a private format, whose
+    // strides say nothing, it is a view of a copy in a base format, which is written back if the operator writes to it.
+    at::Tensor view(const at::Tensor& tensor, bool may_be_on_host, bool is_written);
     // Throws if tensors of the host that may not be there came with those of a device.
     void refuse_host_tensors() const;
     // The device of the operator, once a tensor or an argument has named it.
     const std::optional<c10::Device>& device() const { return device_; }
     void set_device(c10::Device device);
 
-    // Gives NPU tensors whose view the operator has resized its size and contents.
-    void write_back_resized();
+    // Gives NPU tensors whose view the operator has resized its size and contents, and those in a private format what
+    // was written to their copy.
+    void write_back();
 
     // Returns the NPU tensor that a result of the CPU's kernel stands for. If it is a new one, copy_results() fills it.
     at::Tensor result(const at::Tensor& on_host);
@@ -41,6 +43,15 @@ class Views {
         const void* alias;
     };
 
+    // A tensor in a private format, and its copy in a base format.
+    struct Converted {
+        at::Tensor original;
+        at::Tensor copy;
+        bool is_written;
+    };
+
+    // Returns the tensor, or its copy if it is in a private format.
+    at::Tensor in_base_format(const at::Tensor& tensor, bool is_written);
     const SharedStorage& storage(const at::Tensor& tensor);
     at::Tensor original_of(const at::Tensor& on_host) const;
     at::Tensor new_on_device(const at::Tensor& on_host);
@@ -49,6 +60,7 @@ class Views {
     std::optional<c10::Device> device_;
     std::vector<SharedStorage> storages_;
     std::vector<View> views_;
+    std::vector<Converted> converted_;
     // New results on the device, and what they are to hold.
     std::vector<std::pair<at::Tensor, at::Tensor>> new_results_;
 };

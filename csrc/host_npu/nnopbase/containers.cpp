@@ -44,8 +44,13 @@ Pool<Handle>& pool() {
 template <class Handle, class Value>
 Handle* create_array(const char* function, const Value* values, std::uint64_t size) {
     if (injected_failure(function)) return nullptr;
-    auto* const array = pool<Handle>().take();
     if (values == nullptr) size = 0;
+    using Values = decltype(Handle::values);
+    if (size > Values().max_size()) {
+        failed(kParamInvalid, function, "no memory has " + std::to_string(size) + " elements");
+        return nullptr;
+    }
+    auto* const array = pool<Handle>().take();
     array->values.assign(values, values + size);
     return array;
 }

@@ -1,5 +1,6 @@
 // aclnnApplyFusedEmaAdam, an individual operator: its two functions are generated, with the checks of generated code.
 #include <cmath>
+#include <stdexcept>
 
 #include "aclnnop/aclnn_apply_fused_ema_adam.h"
 #include "nnopbase/two_phase.h"
@@ -36,14 +37,17 @@ struct Block {
     std::array<float, kBlock> grad, var, m, v, s;
 };
 
+// The device's, in single precision.
+float power(float base, float exponent) { return std::exp(exponent * std::log(base)); }
+
 // A loop for each mode, because one with branches is not made of vectors.
 template <std::int64_t mode>
 void update(Block& block, std::int64_t count, const Hyperparameters& p, float step) {
     const float one_minus_beta1 = 1.0f - p.beta1;
     const float one_minus_beta2 = 1.0f - p.beta2;
     const float one_minus_ema_decay = 1.0f - p.ema_decay;
-    const float correct_m = p.bias_correction ? 1.0f / (1.0f - std::pow(p.beta1, step)) : 1.0f;
-    const float correct_v = p.bias_correction ? 1.0f / (1.0f - std::pow(p.beta2, step)) : 1.0f;
+    const float correct_m = p.bias_correction ? 1.0f / (1.0f - power(p.beta1, step)) : 1.0f;
+    const float correct_v = p.bias_correction ? 1.0f / (1.0f - power(p.beta2, step)) : 1.0f;
     for (std::int64_t i = 0; i < count; ++i) {
         float g = block.grad[i];
         // In any other mode the kernel does not load var, and works with the gradient in its place.
@@ -70,6 +74,8 @@ void update(Block& block, std::int64_t count, const Hyperparameters& p, float st
 
 void apply(const KernelArguments& arguments, const Hyperparameters& p) {
     std::int64_t step = 0;
+    // Phase one does not look at its size.
+    if (arguments[kStep]->empty()) throw std::out_of_range("step has no element");
     // Of step only the first element is read, whatever its shape.
     std::memcpy(&step, arguments[kStep].data, sizeof step);
     Elements grad(arguments[kGrad]), var(arguments[kVar]), m(arguments[kM]), v(arguments[kV]), s(arguments[kS]);

@@ -58,6 +58,12 @@ void gather(const HostTensor& weight, const HostTensor& indices, const HostTenso
     });
 }
 
+// Whether the kernel reads strided arguments itself, wherever they reach: nobody copies or checks them.
+bool reads_strides(const Named& weight, const Named& indices, const Named& out) {
+    return soc() == Soc::Ascend950 && weight->dtype != ACL_COMPLEX128 && weight->shape.rank() == 2 &&
+           indices->shape.rank() == 2 && !is_copied(out.layout());
+}
+
 Plan plan_forward(const Named& weight, const Named& indices, const Named& out) {
     require_present({weight, indices, out});
     constexpr DtypeSet everywhere{ACL_DOUBLE, ACL_FLOAT, ACL_FLOAT16, ACL_INT64,     ACL_INT32,     ACL_INT16,
@@ -72,7 +78,8 @@ Plan plan_forward(const Named& weight, const Named& indices, const Named& out) {
     require_shape(out, leading);
     if (weight->empty() || indices->empty()) return {};
 
-    require_copyable({weight, indices});
+    const bool copies_inputs = !reads_strides(weight, indices, out);
+    if (copies_inputs) require_copyable({weight, indices});
     // Neither weight's rank nor the width of a row was checked: the copy to out refuses what does not fit. CANN reads
     // beside the shape of a scalar.
     require(weight->shape.rank() > 0, kInnerNullPointer, "weight has no dimensions");
@@ -80,7 +87,10 @@ Plan plan_forward(const Named& weight, const Named& indices, const Named& out) {
     for (std::size_t index = 1; index < weight->shape.rank(); ++index) gathered.push_back(weight->shape[index]);
     require_view_copy({gathered, weight->dtype}, out);
     Intermediates intermediates;
-    for (const auto& argument : {weight, indices, out}) intermediates.argument(argument.layout(), argument->dtype);
+    for (const auto& argument : {weight, indices}) {
+        if (copies_inputs) intermediates.argument(argument.layout(), argument->dtype);
+    }
+    intermediates.argument(out.layout(), out->dtype);
     // 64-bit floating point is gathered on an AI CPU.
     const bool on_ai_core = !DtypeSet{ACL_DOUBLE, ACL_COMPLEX64, ACL_COMPLEX128}.contains(weight->dtype);
     return {.workspace_size = kLibraryWorkspace + intermediates.total(),

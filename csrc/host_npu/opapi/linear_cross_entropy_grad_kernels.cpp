@@ -94,6 +94,20 @@ void differentiate(const Problem& problem, const std::vector<float>& max, const 
     round_to(problem.dtype, tile, rows * columns);
 }
 
+void subtract_targets(const Problem& problem, std::vector<float>& softmax) {
+    for (std::size_t row = 0; row < problem.targets.size(); ++row) {
+        if (problem.masked[row]) continue;
+        const auto target = problem.targets[row];
+        // The device subtracts beside the row.
+        if (target < 0 || target >= problem.vocabulary) {
+            throw std::out_of_range("unmasked target " + std::to_string(target) + " of row " + std::to_string(row) +
+                                    " is outside the " + std::to_string(problem.vocabulary) +
+                                    " columns of the softmax");
+        }
+        softmax[row * static_cast<std::size_t>(problem.vocabulary) + static_cast<std::size_t>(target)] -= 1.0f;
+    }
+}
+
 }  // namespace
 
 void from_softmax(const KernelArguments& arguments) {
@@ -101,17 +115,14 @@ void from_softmax(const KernelArguments& arguments) {
     const auto vocabulary = problem.vocabulary;
     const auto& softmax = arguments[kSoftmax];
     auto gradients = read_all<float>(softmax);
-    for (std::size_t row = 0; row < problem.targets.size(); ++row) {
-        float* const gradient = &gradients[row * static_cast<std::size_t>(vocabulary)];
-        if (const auto target = problem.targets[row]; !problem.masked[row]) {
-            // The device subtracts beside the row.
-            if (target < 0 || target >= vocabulary) {
-                throw std::out_of_range("unmasked target " + std::to_string(target) + " of row " + std::to_string(row) +
-                                        " is outside the " + std::to_string(vocabulary) + " columns of the softmax");
-            }
-            gradient[target] -= 1.0f;
+    subtract_targets(problem, gradients);
+    // Written back before the rows are packed; the part that they do not reach keeps it.
+    if (softmax->contiguous()) write_all(softmax, gradients);
+    for (std::int64_t row = 0; row < problem.rows; ++row) {
+        float* const gradient = &gradients[static_cast<std::size_t>(row * vocabulary)];
+        for (std::int64_t column = 0; column < vocabulary; ++column) {
+            gradient[column] *= problem.grad[static_cast<std::size_t>(row)];
         }
-        for (std::int64_t column = 0; column < vocabulary; ++column) gradient[column] *= problem.grad[row];
     }
     round_to(problem.dtype, gradients.data(), static_cast<std::int64_t>(gradients.size()));
     // A strided softmax is copied first, so the caller's stays whole.

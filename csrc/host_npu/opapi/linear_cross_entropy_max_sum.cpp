@@ -1,5 +1,7 @@
 // aclnnFusedLinearOnlineMaxSum: what one shard of the vocabulary knows of its logits.
+#include <array>
 #include <cmath>
+#include <span>
 
 #include "aclnnop/aclnn_fused_linear_online_max_sum.h"
 #include "nnopbase/two_phase.h"
@@ -31,6 +33,11 @@ struct Range {
         const auto id = static_cast<float>(target);
         return id >= static_cast<float>(start) && id < static_cast<float>(end);
     }
+
+    // The kernel subtracts in single precision, too.
+    std::int64_t place_of(std::int64_t target) const {
+        return static_cast<std::int64_t>(static_cast<float>(target) - static_cast<float>(start));
+    }
 };
 
 struct Row {
@@ -38,11 +45,34 @@ struct Row {
     float sum = 0.0f;
 };
 
-Row reduce(const float* logits, std::int64_t columns) {
-    Row row{.max = logits[0]};
-    for (std::int64_t column = 1; column < columns; ++column) row.max = std::max(row.max, logits[column]);
-    for (std::int64_t column = 0; column < columns; ++column) row.sum += std::exp(logits[column] - row.max);
-    return row;
+// NaN is the largest.
+float largest(std::span<const float> logits) {
+    float max = logits.front();
+    for (const float logit : logits) max = logit > max || std::isnan(logit) ? logit : max;
+    return max;
+}
+
+// Single precision within a tile, in vectors of 64, and over the tiles as exact as the device's sums.
+float sum_exp(std::span<const float> logits, float max) {
+    constexpr std::size_t kVector = 64;
+    double total = 0;
+    for (std::size_t tile = 0; tile < logits.size(); tile += kTileColumns) {
+        std::array<float, kVector> lanes{};
+        const auto of_tile = logits.subspan(tile, std::min<std::size_t>(kTileColumns, logits.size() - tile));
+        for (std::size_t column = 0; column < of_tile.size(); ++column) {
+            lanes[column % kVector] += std::exp(of_tile[column] - max);
+        }
+        for (auto half = kVector / 2; half > 0; half /= 2) {
+            for (std::size_t lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+        }
+        total += lanes.front();
+    }
+    return static_cast<float>(total);
+}
+
+Row reduce(std::span<const float> logits) {
+    const float max = largest(logits);
+    return {max, sum_exp(logits, max)};
 }
 
 // One bit a row, least significant first. Bits beyond the last row are those of a target 0.
@@ -79,15 +109,16 @@ void max_sum(const KernelArguments& arguments, const Range& range) {
         if (logits_out) logits_out->write(logits.data(), count * columns);
         for (std::int64_t index = 0; index < count; ++index) {
             const auto row = static_cast<std::size_t>(first + index);
-            const float* const of_row = &logits[static_cast<std::size_t>(index * columns)];
-            const auto reduced = reduce(of_row, columns);
+            const std::span<const float> of_row(&logits[static_cast<std::size_t>(index * columns)],
+                                                static_cast<std::size_t>(columns));
+            const auto reduced = reduce(of_row);
             max[row] = reduced.max;
             sum[row] = reduced.sum;
             if (!range.contains(targets[row])) continue;
-            const auto id = targets[row] - range.start;
+            const auto id = range.place_of(targets[row]);
             masked_target[row] = id;
             // An end beyond the shard lets a target pass that has no logit here.
-            predicted[row] = (id < columns ? of_row[id] : 0.0f) - max[row];
+            predicted[row] = (id < columns ? of_row[static_cast<std::size_t>(id)] : 0.0f) - max[row];
         }
     }
     write_all(arguments[kMax], max);

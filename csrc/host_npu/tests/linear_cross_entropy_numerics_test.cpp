@@ -1,4 +1,7 @@
 // Linear cross entropy against an evaluation in double precision.
+#include <cmath>
+#include <limits>
+
 #include "tests/calls.h"
 #include "tests/reference.h"
 
@@ -120,6 +123,62 @@ const Case single_precision_ids{"numerics/fused_linear_online_max_sum_compares_i
                                     expect_close(call.mask.values(), {255}, 0, "mask");
                                 }};
 
+const Case single_precision_targets{"numerics/fused_linear_online_max_sum_subtracts_in_float32", [] {
+                                        OnlineMaxSum call;
+                                        call.target = {ACL_INT64, {3}, {16777216, 16777217, 16777219}};
+                                        call.masked_target = {ACL_INT64, {3}};
+                                        call.start = 16777216;
+                                        call.end = 16777230;
+                                        run(call);
+                                        // 2^24 + 1 is 2^24, and 2^24 + 3 is 2^24 + 4.
+                                        expect_close(call.masked_target.values(), {0, 0, 4}, 0, "maskedTarget");
+                                    }};
+
+// The number of columns of a large language model: added one after the other, the sum was 3.5e-4 off.
+const Case many_columns{"numerics/fused_linear_online_max_sum_of_many_columns", [] {
+                            const Problem problem{ACL_FLOAT16, 2, 1, 151936};
+                            OnlineMaxSum call;
+                            call.input = {problem.dtype, {problem.rows, 1}, problem.input};
+                            call.weight = {problem.dtype, {problem.vocabulary, 1}, problem.weight};
+                            call.target = {ACL_INT64, {problem.rows}, {0}};
+                            call.end = problem.vocabulary;
+                            for (auto* tensor : {&call.max, &call.sum, &call.predicted})
+                                *tensor = floats({problem.rows});
+                            call.mask = {ACL_UINT8, {1}};
+                            call.masked_target = {ACL_INT64, {problem.rows}};
+                            call.logits = {problem.dtype, {problem.rows, problem.vocabulary}};
+                            run(call);
+                            const auto logits = call.logits.values();
+                            const auto max = call.max.values();
+                            Values sum;
+                            for (std::size_t row = 0; row < max.size(); ++row) {
+                                const auto begin =
+                                    logits.begin() + static_cast<std::ptrdiff_t>(row) * problem.vocabulary;
+                                sum.push_back(0);
+                                for (auto logit = begin; logit != begin + problem.vocabulary; ++logit) {
+                                    sum.back() += std::exp(*logit - max[row]);
+                                }
+                            }
+                            expect_close(call.sum.values(), sum, 2e-7, "sum");
+                        }};
+
+const Case nan_logits{"numerics/fused_linear_online_max_sum_of_nan", [] {
+                          const double nan = std::numeric_limits<double>::quiet_NaN();
+                          // The first, one in the middle, and the last.
+                          for (const std::size_t place : {0, 2, 4}) {
+                              OnlineMaxSum call;
+                              Values weight(20, 1);
+                              weight[place * 4] = nan;
+                              call.weight = {ACL_FLOAT16, {5, 4}, weight};
+                              call.target = {ACL_INT32, {3}, {1}};
+                              call.end = 5;
+                              run(call);
+                              expect_close(call.max.values(), Values(3, nan), 0, "max");
+                              expect_close(call.sum.values(), Values(3, nan), 0, "sum");
+                              expect_close(call.predicted.values(), Values(3, nan), 0, "predicted");
+                          }
+                      }};
+
 const Case loss{"numerics/fused_cross_entropy_loss_with_max_sum", [] {
                     constexpr std::int64_t rows = 9, columns = 70;
                     for (const auto dtype : kFloatTypes) {
@@ -223,6 +282,14 @@ void expect_gradients(const Problem& problem, bool with_softmax, bool packed_mas
         const auto of_row = gradients.begin() + static_cast<std::ptrdiff_t>(row) * problem.vocabulary;
         expect_close(decode(problem.dtype, {begin, begin + 2 * problem.vocabulary}),
                      {of_row, of_row + problem.vocabulary}, epsilon(problem.dtype), "a packed row");
+    }
+    // Behind the rows lies what they were made of: the softmax, less 1 at the targets.
+    const auto unpacked = call.softmax.values();
+    for (auto index = (grad.size() * pitch + 3) / 4; index < unpacked.size(); ++index) {
+        const auto row = index / static_cast<std::size_t>(problem.vocabulary);
+        const auto column = index % static_cast<std::size_t>(problem.vocabulary);
+        const bool is_target = mask[row] == 0 && static_cast<double>(column) == targets[row];
+        expect_close({unpacked[index]}, {all.softmax[index] - is_target}, 1e-6, "an element behind the packed rows");
     }
 }
 

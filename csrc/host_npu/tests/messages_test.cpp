@@ -79,7 +79,7 @@ const Case group{"messages/of_a_group_go_on_at_the_same_time", [] {
                      recent_error();
                  }};
 
-const Case to_itself{"messages/to_oneself_are_for_batches", [] {
+const Case to_itself{"messages/to_oneself_are_for_batches_and_groups", [] {
                          const Ranks ranks(1);
                          const Buffers data(kFloat, {{5}, {0}});
                          HcclSendRecvItem items[] = {{HCCL_SEND, data[0], 1, kFloat, 0},
@@ -90,6 +90,13 @@ const Case to_itself{"messages/to_oneself_are_for_batches", [] {
                          expect_equal(HcclSend(data[0], 1, kFloat, 0, ranks.comm(0), ranks.stream(0)), HCCL_E_PARA,
                                       "the status of a send");
                          recent_error();
+                         const Buffers other(kFloat, {{7}, {0}});
+                         HcclGroupStart();
+                         expect_equal(HcclRecv(other[1], 1, kFloat, 0, ranks.comm(0), ranks.stream(0)), 0, "a receive");
+                         expect_equal(HcclSend(other[0], 1, kFloat, 0, ranks.comm(0), ranks.stream(0)), 0, "a send");
+                         expect_equal(HcclGroupEnd(), 0, "the status of the group");
+                         ranks.wait();
+                         other.expect_all({7}, "the message of the group");
                      }};
 
 const Case streams{"messages/on_two_streams_overlap", [] {

@@ -89,4 +89,71 @@ const Case records{"streams/a_record_is_waited_for_whatever_the_older_ones_do", 
                        recent_error();
                    }};
 
+class Event {
+  public:
+    Event() { expect_equal(aclrtCreateEvent(&handle), 0, "the status of an event's creation"); }
+    Event(const Event&) = delete;
+    Event& operator=(const Event&) = delete;
+    ~Event() { aclrtDestroyEvent(handle); }
+
+    aclrtEvent handle = nullptr;
+};
+
+void record(const Event& event, const Stream& stream) {
+    expect_equal(aclrtRecordEvent(event.handle, stream.handle), 0, "the status of a record");
+}
+
+void block(const Stream& stream, const Event& event) {
+    expect_equal(aclrtStreamWaitEvent(stream.handle, event.handle), 0, "the status of a wait");
+}
+
+// Puts work on the stream that fails when it runs: it fills memory that was freed in the meantime.
+void queue_failure(const Stream& stream) {
+    const Memory gate(8);
+    const Stream opener;
+    expect_equal(aclrtValueWrite(gate.address(), 0, 0, opener.handle), 0, "the first write");
+    expect_equal(opener.wait(), 0, "the end of the first write");
+    expect_equal(aclrtValueWait(gate.address(), 1, ACL_STREAM_WAIT_VALUE_EQ, stream.handle), 0, "the wait");
+    Event passed;
+    record(passed, stream);
+    {
+        const Memory freed(8);
+        expect_equal(aclrtMemsetAsync(freed.address(), 8, 0, 8, stream.handle), 0, "the status of the failing work");
+    }
+    expect_equal(aclrtValueWrite(gate.address(), 1, 0, opener.handle), 0, "the second write");
+    expect_equal(aclrtSynchronizeEvent(passed.handle), 0, "the status before the failing work");
+}
+
+constexpr aclError kFault = 507015;
+
+const Case failed_work{"streams/a_failure_is_reported_by_whatever_waits_for_the_work", [] {
+                           const Stream failing, waiting, waiting_for_that, apart;
+                           const Event first, second;
+                           queue_failure(failing);
+                           record(first, failing);
+                           block(waiting, first);
+                           record(second, waiting);
+                           block(waiting_for_that, second);
+                           expect_equal(aclrtSynchronizeEvent(first.handle), kFault, "the event after the failure");
+                           expect_equal(aclrtSynchronizeEventWithTimeout(second.handle, 10000), kFault,
+                                        "the event of the stream that waited");
+                           expect_equal(waiting_for_that.wait(), kFault, "the stream that waited for that stream");
+                           expect_equal(waiting.wait(), kFault, "the stream that waited");
+                           expect_equal(apart.wait(), 0, "a stream that waited for nothing");
+                           expect_equal(failing.wait(), kFault, "the stream itself");
+                           recent_error();
+                       }};
+
+const Case reported{"streams/a_failure_that_was_reported_is_not_passed_on", [] {
+                        const Stream failing, waiting;
+                        const Event event;
+                        queue_failure(failing);
+                        expect_equal(failing.wait(), kFault, "the stream itself");
+                        recent_error();
+                        record(event, failing);
+                        block(waiting, event);
+                        expect_equal(aclrtSynchronizeEvent(event.handle), 0, "the event");
+                        expect_equal(waiting.wait(), 0, "the stream that waited");
+                    }};
+
 }  // namespace

@@ -16,7 +16,7 @@ from torch_aclnn_ops.functional._drop_in import lower_precision_autocast_dtype, 
 from torch_aclnn_ops.functional.linear_cross_entropy import _arguments as arguments
 from torch_aclnn_ops.functional.linear_cross_entropy import losses
 from torch_aclnn_ops.functional.linear_cross_entropy._batches import refuse_batches
-from torch_aclnn_ops.functional.linear_cross_entropy._distributed import local_arguments
+from torch_aclnn_ops.functional.linear_cross_entropy._distributed import local_arguments, refuse_part
 from torch_aclnn_ops.functional.linear_cross_entropy._fsdp import call_in_forward, refuse_flat_parameter
 from torch_aclnn_ops.functional.linear_cross_entropy._shift import check_shift, to_labels, to_rows
 from torch_aclnn_ops.functional.linear_cross_entropy.autograd import StatisticsFunction, statistics
@@ -108,7 +108,7 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
         target: class indices (int64 or uint8), shape () or (N,) or (B, T) or (N, d_1, ..., d_K); or probabilities of
             input's kind of dtype, shape (C,) or (N, C) or (B, T, C) or (N, C, d_1, ..., d_K).
         linear_bias: added to the logits, ``linear_weight``'s shape without H.
-        weight: factor of each class, shape (C,); differentiable with probabilities only.
+        weight: factor of each class, shape (C,), in input's dtype or float32; differentiable with probabilities only.
         reduction: ``"none"``, ``"mean"`` (divided by the weights of the targets that are not
             ignored) or ``"sum"``.
         ignore_index: class index whose rows are ignored, -100 by default; only with class indices.
@@ -139,9 +139,12 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
             ``linear_weight`` and ``linear_bias`` are this rank's rows, those after the lower ranks' rows, of which
             there may be any number on a rank, also none; the other arguments are those of the whole vocabulary and the
             same on every rank, and so are the results. All ranks must make the call, and differentiate the same loss.
-            A call has one collective, and its backward pass another one.
+            A call has one collective, and its backward pass another one. The ranks compare their calls in it: where
+            head, input, targets or options do not fit each other, every rank raises the same ValueError; where that
+            would wait for a device, in transforms and in compiled code, all results are nan.
         vocab_sizes: number of ``linear_weight``'s rows on each rank; without it every call asks for them in one more
-            collective, whose result the CPU waits for.
+            collective, whose result the CPU waits for, and which also compares the numbers of input's rows: with
+            ``vocab_sizes``, different numbers of rows are an error of the collective's own.
         reduce_input_grad: with ``process_group``, sum the gradient of ``input`` over the ranks, in float32. ``False``
             leaves it this rank's part, for instance for a reduce-scatter.
         fsdp_module: the model with ``linear_weight`` and ``linear_bias``, parameters that
@@ -160,7 +163,7 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
         IndexError: a class index is outside the classes (on a CPU, in eager mode; elsewhere its loss is nan).
         RuntimeError: shapes or dtypes do not fit each other; ``label_smoothing`` is outside [0, 1].
         TypeError: an argument is of a wrong type.
-        ValueError: an argument has a value that is not among those above.
+        ValueError: an argument has a value that is not among those above, or not the same on every rank.
 
     Example:
         >>> import torch
@@ -186,7 +189,10 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
         )
     shards = None
     if process_group is not None or vocab_sizes is not None:
-        shards = shards_of(process_group, linear_weight, vocab_sizes)
+        rows = math.prod(input.shape[:-1]) if isinstance(input, Tensor) else -1
+        shards = shards_of(
+            process_group, linear_weight, vocab_sizes, rows, _numbers_of_a_row(input, label_smoothing, outputs)
+        )
     logit_options = arguments.logit_options(softcap, temperature, chunk_size, max_memory, options)
     square_scale = arguments.checked_number("lse_square_scale", lse_square_scale)
     asked = arguments.check_outputs(outputs)
@@ -199,8 +205,10 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
     )
     whole = None if shards is None else shards.total
     if not arguments.is_supported(given, whole):
+        arguments.check_types(given)
         refuse_flat_parameter(linear_weight)
         refuse_batches(given, whole)
+        arguments.check_class_weight(given)
         if whole is not None:
             refuse_in_shards(given, whole)
         loss = arguments.left_to_torch(given, options)
@@ -214,6 +222,8 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
             outputs=bool(asked),
         )
         return loss
+    if shards is None and linear_weight.grad_fn is not None and not torch.compiler.is_compiling():
+        refuse_part(linear_weight)
     shape = (*input.shape[:-1], *linear_weight.shape[1:-1])
     if target.is_floating_point():
         arguments.check_outputs_of_probabilities(asked)
@@ -249,9 +259,20 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
             problem.plan_rows()  # too little memory for the backward pass is refused now
     reduce: Callable[[Problem], Statistics] = statistics
     if shards is not None:
-        reduce = partial(vocab_parallel_statistics, shards=shards, reduce_input_grad=reduce_input_grad)
+        reduce = partial(
+            vocab_parallel_statistics, shards=shards, reduce_input_grad=reduce_input_grad, loss_options=loss_options
+        )
     result = losses.result(problem, token_weight, whole or linear_weight.shape[0], loss_options, shape, reduce)
     return to_labels(result, places) if places else result
+
+
+def _numbers_of_a_row(input: object, label_smoothing: object, outputs: object) -> int:
+    """Return a number that differs where the sizes of what ranks exchange of a row do."""
+    is_double = isinstance(input, Tensor) and input.dtype == torch.float64
+    is_smoothed = isinstance(label_smoothing, (int, float)) and label_smoothing > 0
+    names = set(outputs) if isinstance(outputs, Collection) else set()
+    has_tokens = not names.isdisjoint(("token_accuracy", "predicted_tokens"))
+    return is_double + 2 * is_smoothed + 4 * ("entropy" in names) + 8 * has_tokens
 
 
 def _rows_of_target(target: Tensor, linear_weight: Tensor) -> Tensor:

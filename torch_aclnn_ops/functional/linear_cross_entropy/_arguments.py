@@ -9,6 +9,8 @@ from torch_aclnn_ops import _torch_compat
 from torch_aclnn_ops._torch_compat import Buffer, LinearCrossEntropyOptions
 from torch_aclnn_ops.functional._drop_in import (
     call_torchs,
+    check_reduction,
+    check_tensors,
     float32_autocast_dtype,
     is_ordinary,
     lower_precision_autocast_dtype,
@@ -177,7 +179,12 @@ def is_supported(given: TorchArguments, classes: int | None = None) -> bool:
         return False
     if weight is not None and weight.shape != (classes,):
         return False
-    if reduction not in REDUCTIONS or not isinstance(label_smoothing, Real) or not 0 <= label_smoothing <= 1:
+    if (
+        not isinstance(reduction, str)
+        or reduction not in REDUCTIONS
+        or not isinstance(label_smoothing, Real)
+        or not 0 <= label_smoothing <= 1
+    ):
         return False
     if ignore_index is not None and not isinstance(ignore_index, int):
         return False
@@ -212,9 +219,33 @@ def _are_supported_tensors(
 
 
 def has_loss_dtype(weight: Tensor, input: Tensor) -> bool:
-    """Return whether a class weight has the dtype of the logits, or gets it from autocast."""
+    """Return whether a class weight has the dtype of the logits, or that of the loss, or gets it from autocast."""
     in_autocast = float32_autocast_dtype(input) != lower_precision_autocast_dtype(input)
-    return float32_autocast_dtype(weight) == (torch.float32 if in_autocast else input.dtype)
+    if in_autocast:
+        return float32_autocast_dtype(weight) == torch.float32
+    return weight.dtype in (input.dtype, accumulation_dtype(input.dtype))
+
+
+def class_weight_dtypes(input: Tensor) -> str:
+    """Return what dtypes a class weight may have, for an error."""
+    return " or ".join(map(str, dict.fromkeys((input.dtype, accumulation_dtype(input.dtype)))))
+
+
+def check_types(given: TorchArguments) -> None:
+    """Raise for arguments of which torch would not name the one that is wrong."""
+    tensors = dict(zip(given._fields[:5], given[:5], strict=True))
+    check_tensors("linear_cross_entropy", ("linear_bias", "weight"), **tensors)
+    check_reduction("linear_cross_entropy", given.reduction)
+
+
+def check_class_weight(given: TorchArguments) -> None:
+    """Raise for a class weight in a dtype that torch refuses without its name: that of neither input nor loss."""
+    input, _, target, _, weight, *_ = given
+    if weight is None or overrides_torch(weight) or not is_ordinary(input, weight) or target.is_floating_point():
+        return
+    if not has_loss_dtype(weight, input):
+        accepted = class_weight_dtypes(input)
+        raise RuntimeError(f"linear_cross_entropy: weight must have dtype {accepted}, but it has {weight.dtype}")
 
 
 def refuse_more_than_torchs(**is_given: bool) -> None:

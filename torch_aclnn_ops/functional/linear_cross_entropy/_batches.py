@@ -3,7 +3,12 @@
 from numbers import Real
 
 from torch_aclnn_ops.functional._drop_in import is_ordinary, lower_precision_autocast_dtype, overrides_torch
-from torch_aclnn_ops.functional.linear_cross_entropy._arguments import REDUCTIONS, TorchArguments, has_loss_dtype
+from torch_aclnn_ops.functional.linear_cross_entropy._arguments import (
+    REDUCTIONS,
+    TorchArguments,
+    class_weight_dtypes,
+    has_loss_dtype,
+)
 
 import torch
 from torch import Tensor
@@ -29,7 +34,7 @@ def refuse_batches(given: TorchArguments, classes: int | None = None) -> None:
         if tensor is not None:
             _check(name, tensor.shape == (size,), f"have shape {[size]}", f"has shape {list(tensor.shape)}")
     if weight is not None:
-        accepted = f"have dtype {input.dtype}, as input has"
+        accepted = f"have dtype {class_weight_dtypes(input)}"
         _check("weight", has_loss_dtype(weight, input), accepted, f"has {weight.dtype}")
     _check("reduction", reduction in REDUCTIONS, f"be one of {REDUCTIONS}", f"is {reduction!r}", ValueError)
     accepted, described = "be a number from 0 to 1", f"is {label_smoothing!r}"

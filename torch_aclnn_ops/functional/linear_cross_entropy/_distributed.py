@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch_aclnn_ops._torch_compat import c10d_functional, device_types_of_group
+from torch_aclnn_ops._torch_compat import c10d_functional, device_types_of_group, dtensor_of_local
 from torch_aclnn_ops.ops._derivatives import in_functorch_transform
 from torch_aclnn_ops.ops._differentiable import EagerOrCompiled
 from torch_aclnn_ops.ops._numerics import widen
@@ -223,6 +223,17 @@ def local_arguments(args: Sequence[Any], reduce_input_grad: bool) -> _DTensorArg
             " process_group and vocab_sizes"
         )
     return _DTensorArguments(**{**tensors, **local, "process_group": group, "vocab_sizes": sizes})
+
+
+def refuse_part(linear_weight: Tensor) -> None:
+    """Raise where a head is this rank's rows of a DTensor, as far as autograd tells, and nothing says so."""
+    spec = dtensor_of_local(linear_weight)
+    if spec is not None and spec.mesh.size() > 1 and not all(one.is_replicate() for one in spec.placements):
+        raise ValueError(
+            "linear_cross_entropy: linear_weight must have all classes where neither process_group nor fsdp_module is"
+            f" given, but it is the to_local() of a DTensor with placements {spec.placements}; {_OF_FSDP}; if the ranks"
+            " share the vocabulary, and all have the same input, give process_group"
+        )
 
 
 def _is_dtensor(value: Any) -> bool:

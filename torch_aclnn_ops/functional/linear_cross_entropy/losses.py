@@ -79,6 +79,7 @@ class Rows:
     coefficients: Coefficients  # of the sum of the losses
     weight: Tensor  # what a mean of the losses is divided by the sum of
     count: Tensor  # the same for the z-losses
+    outside: Tensor  # rows whose target is no class
 
 
 def result(
@@ -107,7 +108,11 @@ def result(
         loss = autograd.small_loss(problem, PlainLoss(options.reduction, options.ignore_index))
         if loss is not None:
             return loss
+    is_shard = reduce is not autograd.statistics
     rows = rows_of(problem, token_weight, classes, options)
+    if not is_shard:
+        _check_targets(problem.target, rows)
+    given = problem.target
     problem = problem._replace(target=rows.target, class_weight=rows.class_weight)
     if can_make_gradients and why_not_fused(problem) is not None:
         coefficients, nan_if_empty = rows.coefficients, None
@@ -118,6 +123,8 @@ def result(
         loss, tokens = autograd.loss(problem, coefficients)
         return with_outputs(loss if nan_if_empty is None else loss + nan_if_empty, tokens, rows, options, shape)
     reduced = _statistics_of_positions(problem, reduce) if has_positions else reduce(problem)
+    if is_shard:
+        _check_targets(given, rows)  # now that no process waits for this one
     return assemble(reduced, rows, options, shape)
 
 
@@ -139,12 +146,10 @@ def rows_of(problem: Problem, token_weight: Tensor | None, classes: int, options
         count = count * token_weight
     if target.is_floating_point():
         share = distribution_sums(target, class_weight, count.dtype)
-        weight = count
+        weight, outside = count, torch.zeros_like(count, dtype=torch.bool)
     else:
         ignored = target == options.ignore_index
         outside = ~ignored & ((target < 0) | (target >= classes))
-        if values_are_readable(outside) and bool(outside.any()):
-            raise IndexError(f"Target {int(target[outside][0])} is out of bounds.")  # torch's words
         # A device does not stop for a wrong index, so its row shows it.
         count = count.masked_fill(ignored, 0).masked_fill(outside, math.nan)
         weight = count
@@ -162,7 +167,18 @@ def rows_of(problem: Problem, token_weight: Tensor | None, classes: int, options
     square = count * options.lse_square_scale if options.lse_square_scale != 0 else None
     uses_class_weight = weighted is not None or share is not None
     coefficients = Coefficients(log_sum_exp, predicted, weighted, square)
-    return Rows(target, class_weight if uses_class_weight else None, coefficients, weight, count)
+    return Rows(target, class_weight if uses_class_weight else None, coefficients, weight, count, outside)
+
+
+def _check_targets(target: Tensor, rows: Rows) -> None:
+    """Raise for a class outside the head, where values can be read; its row has a count of nan."""
+    if target.is_floating_point() or not values_are_readable(rows.outside):
+        return
+    if bool(rows.outside.any()):
+        hint = ""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            hint = " If linear_weight is a rank's part of a sharded head, give process_group or fsdp_module."
+        raise IndexError(f"Target {int(target[rows.outside][0])} is out of bounds.{hint}")  # torch's words
 
 
 def distribution_sums(target: Tensor, class_weight: Tensor | None, dtype: torch.dtype) -> Tensor:

@@ -10,6 +10,16 @@ from itertools import accumulate
 from numbers import Integral
 from typing import Any, NoReturn
 
+from torch_aclnn_ops import _extension
+from torch_aclnn_ops.functional.linear_cross_entropy._agreement import (
+    REDUCTIONS,
+    SIZE,
+    Call,
+    agree,
+    check_messages,
+    hash_of,
+    summarize,
+)
 from torch_aclnn_ops.functional.linear_cross_entropy._arguments import TorchArguments, left_to_torch
 from torch_aclnn_ops.functional.linear_cross_entropy._distributed import (
     Members,
@@ -19,7 +29,7 @@ from torch_aclnn_ops.functional.linear_cross_entropy._distributed import (
     refuse_compiled_transform,
 )
 from torch_aclnn_ops.functional.linear_cross_entropy.autograd import statistics
-from torch_aclnn_ops.functional.linear_cross_entropy.losses import distribution_sums
+from torch_aclnn_ops.functional.linear_cross_entropy.losses import LossOptions, distribution_sums
 from torch_aclnn_ops.ops._derivatives import any_differentiated, in_functorch_transform
 from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
 from torch_aclnn_ops.ops.linear_cross_entropy.problem import ELSEWHERE, IGNORED, Problem, Statistics, combine
@@ -38,6 +48,7 @@ class VocabularyShards:
 
     members: Members
     sizes: tuple[int, ...]
+    excess: int = 0  # of this process's rows of the head over its size
 
     @property
     def total(self) -> int:
@@ -49,14 +60,19 @@ class VocabularyShards:
         return [slice(stop - size, stop) for stop, size in zip(accumulate(self.sizes), self.sizes, strict=True)]
 
 
-def _gather_sizes(members: Members, local_rows: int) -> tuple[int, ...]:
+def _gather_sizes(members: Members, message: Sequence[int]) -> tuple[int, ...]:
     if torch.compiler.is_compiling():
         raise RuntimeError(
             "linear_cross_entropy: vocab_sizes must be given under torch.compile, because without it the number of"
             " classes of every rank is read from a collective; but it is None"
         )
     device = "cpu" if "cpu" in members.devices else members.devices[0]
-    return tuple(gather_constant(torch.tensor(local_rows, device=device), members).tolist())
+    gathered = gather_constant(torch.tensor(message, device=device), members)
+    if device == "npu":
+        _extension.check_queue("linear_cross_entropy")  # else what was never computed would be read
+    found = gathered.tolist()
+    check_messages(found)
+    return tuple(sizes for sizes, *_ in found)
 
 
 def _checked_sizes(vocab_sizes: Any, size: int) -> tuple[int, ...]:
@@ -70,11 +86,14 @@ def _checked_sizes(vocab_sizes: Any, size: int) -> tuple[int, ...]:
     return tuple(int(entry) for entry in vocab_sizes)
 
 
-def shards_of(process_group: Any, linear_weight: object, vocab_sizes: Sequence[int] | None) -> VocabularyShards:
+def shards_of(
+    process_group: Any, linear_weight: object, vocab_sizes: Sequence[int] | None, rows: int, numbers: int
+) -> VocabularyShards:
     """Find the cut of the vocabulary, and check the arguments that describe it.
 
     Without ``vocab_sizes`` the processes tell each other their number of classes in a collective whose result the CPU
-    waits for, in every call; compiled code refuses that.
+    waits for, in every call; compiled code refuses that. They compare the number of ``rows`` then, and how many
+    ``numbers`` of each are exchanged.
     """
     if process_group is None:
         raise ValueError(
@@ -87,17 +106,12 @@ def shards_of(process_group: Any, linear_weight: object, vocab_sizes: Sequence[i
         )
     members, local_rows = Members.of(process_group), linear_weight.shape[0]
     if vocab_sizes is None:
-        sizes = _gather_sizes(members, local_rows)
+        sizes = _gather_sizes(members, (local_rows, rows, numbers))
     else:
         sizes = _checked_sizes(vocab_sizes, members.size)
-        if sizes[members.rank] != local_rows:
-            raise ValueError(
-                f"linear_cross_entropy: vocab_sizes must have linear_weight's {local_rows} rows at this process's"
-                f" rank {members.rank}, but it has {sizes[members.rank]}: vocab_sizes is {sizes}"
-            )
     if sum(sizes) == 0:
         raise ValueError("linear_cross_entropy: linear_weight must have a row on some rank, but it has none on any")
-    return VocabularyShards(members, sizes)
+    return VocabularyShards(members, sizes, local_rows - sizes[members.rank])
 
 
 def refuse_in_shards(given: TorchArguments, classes: int) -> NoReturn:
@@ -119,7 +133,9 @@ def refuse_in_shards(given: TorchArguments, classes: int) -> NoReturn:
     )
 
 
-def vocab_parallel_statistics(problem: Problem, shards: VocabularyShards, reduce_input_grad: bool = True) -> Statistics:
+def vocab_parallel_statistics(
+    problem: Problem, shards: VocabularyShards, reduce_input_grad: bool = True, loss_options: LossOptions | None = None
+) -> Statistics:
     """Reduce the logits of every row of a head that is spread over processes.
 
     Every process of the group has to call it, with the same input, target and class weights, and differentiate the same
@@ -129,19 +145,64 @@ def vocab_parallel_statistics(problem: Problem, shards: VocabularyShards, reduce
     Weight and bias of ``problem`` are this process's rows, of which there may be none; target and class weights are
     those of the whole vocabulary, as are the results. ``reduce_input_grad`` sums the input's gradient over the
     processes, in one more collective; otherwise it is this process's part of the sum.
+
+    The processes tell each other about their calls in the same collective, and raise if these differ; where values
+    cannot be read, as on an NPU, all results are nan.
     """
     refuse_compiled_transform()
+    summary = _summarize(problem, shards, reduce_input_grad, loss_options)
     local, target_probability_sum = _local_problem(problem, shards, reduce_input_grad)
-    found, target_probability_sums = _gather_statistics(statistics(local), target_probability_sum, shards)
+    found, target_probability_sums, factor = _gather_statistics(
+        statistics(local), target_probability_sum, summary, shards
+    )
     filled = [classes for classes, size in zip(shards.slices(), shards.sizes, strict=True) if size > 0]
     results = combine(found, target_probability_sums, filled, problem.class_weight)
-    return results if problem.target.is_floating_point() else results.without(problem.target == IGNORED)
+    if not problem.target.is_floating_point():
+        results = results.without(problem.target == IGNORED)
+    if factor is None:
+        return results
+    *values, tokens = results
+    return Statistics._make((*(None if rows is None else rows * factor for rows in values), tokens))
+
+
+def _summarize(
+    problem: Problem, shards: VocabularyShards, reduce_input_grad: bool, loss_options: LossOptions | None
+) -> Tensor:
+    options, input = problem.options, problem.input
+    is_differentiated = reduce_input_grad and (in_functorch_transform() or any_differentiated([input]))
+    reduction, smoothing, square_scale = "none", 0.0, 0.0
+    if loss_options is not None:
+        reduction, smoothing = loss_options.reduction, loss_options.label_smoothing
+        square_scale = loss_options.lse_square_scale
+    call = Call(
+        input.shape[0],
+        input.shape[1],
+        hash_of(shards.sizes),
+        REDUCTIONS.index(reduction),
+        smoothing,
+        square_scale,
+        options.softcap or 0.0,
+        options.temperature,
+        problem.target.is_floating_point(),
+        is_differentiated,
+        shards.excess,
+    )
+    return summarize(call, input, problem.target, _message_dtype(problem, shards))
+
+
+def _message_dtype(problem: Problem, shards: VocabularyShards) -> torch.dtype:
+    if problem.request.predicted_tokens and max(shards.sizes) > _LARGEST_SHARD_IN_FLOAT32:
+        return torch.float64
+    return accumulation_dtype(problem.input.dtype)
 
 
 def _local_problem(problem: Problem, shards: VocabularyShards, reduce_input_grad: bool) -> tuple[Problem, Tensor]:
     """Return the arguments of this process's classes, and how much of each row's target is among them."""
     members, classes = shards.members, shards.slices()[shards.members.rank]
     weight, bias, target = problem.linear_weight, problem.linear_bias, problem.target
+    if shards.excess:  # the results will be refused, or nan, but no process may wait for this one
+        weight = pad(weight, (0, 0, 0, -shards.excess))
+        bias = None if bias is None else pad(bias, (0, -shards.excess))
     class_weight = problem.class_weight
     class_weight = None if class_weight is None else copy_to_group(class_weight, members)[classes]
     if target.is_floating_point():
@@ -174,17 +235,20 @@ def _is_fused(problem: Problem) -> bool:
 
 
 def _gather_statistics(
-    reduced: Statistics, target_probability_sum: Tensor, shards: VocabularyShards
-) -> tuple[Statistics, Tensor]:
-    """Return statistics and probability sums, shape (shards, N) each, of the shards with classes, by one collective."""
+    reduced: Statistics, target_probability_sum: Tensor, summary: Tensor, shards: VocabularyShards
+) -> tuple[Statistics, Tensor, Tensor | None]:
+    """Return statistics and probability sums, shape (shards, N) each, of the shards with classes, by one collective.
+
+    The third result is the factor that is nan if the processes do not agree.
+    """
     rows = (*reduced, target_probability_sum)
-    dtype = reduced.log_sum_exp.dtype
-    if reduced.predicted_tokens is not None and max(shards.sizes) > _LARGEST_SHARD_IN_FLOAT32:
-        dtype = torch.float64
-    gathered = gather(torch.stack([row.to(dtype) for row in rows if row is not None]), shards.members)
+    given = [row.to(summary.dtype) for row in rows if row is not None]
+    message = gather(torch.cat([summary, *given]), shards.members)
+    factor = agree(message[:, :SIZE].detach(), shards.sizes)
+    gathered = message[:, SIZE:].unflatten(1, (len(given), target_probability_sum.shape[0]))
     if not all(shards.sizes):
         gathered = gathered[[rank for rank, size in enumerate(shards.sizes) if size > 0]]
     remaining = iter(gathered.unbind(1))
     *found, target_probability_sums = (None if row is None else next(remaining).to(row.dtype) for row in rows)
     assert target_probability_sums is not None
-    return Statistics._make(found), target_probability_sums
+    return Statistics._make(found), target_probability_sums, factor

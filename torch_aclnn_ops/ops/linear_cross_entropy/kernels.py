@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Any
 
+from torch_aclnn_ops import _extension
 from torch_aclnn_ops.ops._numerics import accumulation_dtype
 from torch_aclnn_ops.ops._paths import log_path
 from torch_aclnn_ops.ops._raw_function import scatter
@@ -49,10 +50,17 @@ def _log_formula(problem: Problem, how: str = "", make_plan: Callable[[Problem],
     log_path(_NAME, describe)
 
 
+def _check_queue(problem: Problem) -> None:
+    """Raise where torch_npu drops what the kernels in torch calls would ask of it."""
+    if problem.input.device.type == "npu":
+        _extension.check_queue(_NAME)
+
+
 def compute_statistics(problem: Problem) -> Statistics:
     """Reduce the logits of every row."""
     if why_not_fused(problem) is None:
         return fused_statistics(problem)
+    _check_queue(problem)
     _log_formula(problem, make_plan=Problem.plan_statistics)
     return chunks.statistics_in_chunks(problem)
 
@@ -70,6 +78,7 @@ def compute_gradients(
             return *fused_gradients(problem, grad_statistics, log_sum_exp), None
         name = fused_linear_cross_entropy_loss_grad.name
         log_path(name, lambda: "formula in torch calls, because not both gradients are needed")
+    _check_queue(problem)
     log_path(_NAME, lambda: f"logits computed again for the gradients; {_describe(problem, problem.plan_rows())}")
     return chunks.gradients_in_chunks(problem, grad_statistics, entropy)
 
@@ -78,6 +87,7 @@ def compute_loss_and_gradients(
     problem: Problem, coefficients: Coefficients | PlainLoss
 ) -> tuple[Tensor | None, Sequence[Tensor | None], Tensor | None]:
     """Compute the loss of all rows and its gradients by input, weight and bias; the fused operators do not serve."""
+    _check_queue(problem)
     _log_formula(problem, "gradients made in the forward pass; ")
     if isinstance(coefficients, PlainLoss):
         return *small_loss_on_cpu(problem, coefficients), None

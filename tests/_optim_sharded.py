@@ -1,0 +1,338 @@
+"""What test_optim_sharded.py runs in several processes: averages of a model in every flavour of FSDP."""
+
+import contextlib
+import gc
+import warnings
+from dataclasses import dataclass
+from functools import partial
+
+from torch_aclnn_ops.optim import FusedEmaAdam, unwrap
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffload,
+    CPUOffloadPolicy,
+    FullyShardedDataParallel,
+    MixedPrecisionPolicy,
+    ShardingStrategy,
+    fully_shard,
+)
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+from tests._distributed import results_of
+
+WORLD_SIZE = 4
+BATCH = 8
+OPTIONS = {"lr": 0.1, "ema_decay": 0.8}
+INPUTS = torch.linspace(-2, 2, 15).reshape(3, 5)
+
+
+def new_model():
+    """Return a model with tied layers, which 4 processes cannot share evenly."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 6))
+    model[4].weight = model[2].weight
+    return model
+
+
+@dataclass(frozen=True)
+class Process:
+    """One of the processes that train together, or a single one."""
+
+    device: str = "cpu"
+    rank: int = 0
+    world_size: int = 1
+
+    def mesh(self, *sizes):
+        """Return a mesh of all processes, with dimensions named by the letters a, b ..."""
+        return init_device_mesh(self.device, sizes, mesh_dim_names=tuple("ab"[: len(sizes)]))
+
+    def device_id(self):
+        """Return the device for FSDP1."""
+        return torch.device("cpu") if self.device == "cpu" else torch.device("npu", torch.npu.current_device())
+
+    def train(self, model, optimizer, seed, share=None):
+        """Do a step with this process's share of a batch, or with another one."""
+        batch = torch.randn(BATCH, 5, generator=torch.Generator().manual_seed(seed))
+        rank, shares = share or (self.rank, self.world_size)
+        optimizer.zero_grad()
+        model(batch.chunk(shares)[rank].to(self.device)).square().mean().backward()
+        optimizer.step()
+
+    def evaluated(self, model):
+        """Return what a model makes of the same rows in every process."""
+        with torch.no_grad():
+            return model(INPUTS.to(self.device)).float().cpu()
+
+
+def fsdp2(process, nested=True, prefetch=False, **options):
+    """Return a model whose first and last layers are FSDP modules of their own, or only the whole of it."""
+    model = new_model().to(process.device)
+    if nested:
+        fully_shard(model[0], **options)
+        fully_shard(model[5], **options)
+    fully_shard(model, **options)
+    if prefetch:
+        model.set_modules_to_forward_prefetch([model[0], model[5]])
+    return model
+
+
+def hsdp(process, **options):
+    """Return a model whose shards two pairs of processes have."""
+    return fsdp2(process, mesh=process.mesh(2, 2), **options)
+
+
+def tensor_parallel(process):
+    """Return a model with layers that are tensor-parallel, and sharded."""
+    mesh = process.mesh(2, 2)
+    model = new_model().to(process.device)
+    plan = {"0": ColwiseParallel(output_layouts=Replicate()), "5": RowwiseParallel(input_layouts=Replicate())}
+    parallelize_module(model, mesh["b"], plan)
+    fully_shard(model[0], mesh=mesh["a"])
+    return fully_shard(model, mesh=mesh["a"])
+
+
+def fsdp1(process, strategy=ShardingStrategy.FULL_SHARD, use_orig_params=True, **options):
+    """Return a FullyShardedDataParallel with another one inside."""
+    options |= {"sharding_strategy": strategy, "use_orig_params": use_orig_params}
+    options["device_id"] = process.device_id()
+    model = new_model().to(process.device)
+    model[0] = FullyShardedDataParallel(model[0], **options)
+    return FullyShardedDataParallel(model, **options)
+
+
+# Torch trains wrongly after a forward pass that has a graph and no backward pass, and finds no accelerator on a CPU.
+OFFLOADED_FSDP1 = "FSDP1, CPU offload"
+HALVES = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+FLAVOURS = {
+    "fully_shard": fsdp2,
+    "fully_shard of the root": partial(fsdp2, nested=False),
+    "reshard_after_forward=True": partial(fsdp2, reshard_after_forward=True),
+    "reshard_after_forward=False": partial(fsdp2, reshard_after_forward=False),
+    "reshard_after_forward=2": partial(fsdp2, reshard_after_forward=2),
+    "prefetch": partial(fsdp2, prefetch=True),
+    "mixed precision": partial(fsdp2, mp_policy=HALVES),
+    "CPU offload": partial(fsdp2, offload_policy=CPUOffloadPolicy(pin_memory=False)),
+    "HSDP": hsdp,
+    "HSDP, reshard_after_forward=False": partial(hsdp, reshard_after_forward=False),
+    "FSDP and TP": tensor_parallel,
+    "FSDP1": fsdp1,
+    "FSDP1, SHARD_GRAD_OP": partial(fsdp1, strategy=ShardingStrategy.SHARD_GRAD_OP),
+    "FSDP1, NO_SHARD": partial(fsdp1, strategy=ShardingStrategy.NO_SHARD),
+    OFFLOADED_FSDP1: partial(fsdp1, cpu_offload=CPUOffload(offload_params=True)),
+    "FSDP1, FlatParameter": partial(fsdp1, use_orig_params=False),
+    "FSDP1, FlatParameter, SHARD_GRAD_OP": partial(
+        fsdp1, strategy=ShardingStrategy.SHARD_GRAD_OP, use_orig_params=False
+    ),
+}
+
+
+OF_EACH_KIND = ("fully_shard", "FSDP1")
+
+
+def flavours_on(device):
+    """Return the flavours that torch has on a device."""
+    return [name for name in FLAVOURS if (device, name) != ("cpu", OFFLOADED_FSDP1)]
+
+
+class Broken(nn.Module):
+    """A layer that fails."""
+
+    def forward(self, _):
+        """Raise."""
+        raise ArithmeticError("broken")
+
+
+def trained(process, flavour):
+    """Return a model after two steps, its optimizer, and what does another step."""
+    model = FLAVOURS[flavour](process) if flavour else new_model()
+    optimizer = FusedEmaAdam(model.parameters(), **OPTIONS)
+    # Tensor-parallel processes have the same part of a batch.
+    share = (process.rank // 2, process.world_size // 2) if flavour == "FSDP and TP" else None
+    train = partial(process.train, model, optimizer, share=share)
+    train(0)
+    train(1)
+    return model, optimizer, train
+
+
+def evaluations(process, flavour=None):
+    """Return the outputs of a model that is evaluated by its weights and by its averages, and trains in between."""
+    model, optimizer, train = trained(process, flavour)
+    has_graph = flavour != OFFLOADED_FSDP1
+    found = {"weights": process.evaluated(model)}
+    with optimizer.swap_ema_params():
+        found["averages"] = process.evaluated(model)
+        found["averages again"] = process.evaluated(model)
+    train(2)
+    with optimizer.swap_ema_params(), torch.set_grad_enabled(has_graph):
+        model(INPUTS.to(process.device))  # and no backward pass
+        found["averages after a step"] = process.evaluated(model)
+    found["weights after a step"] = process.evaluated(model)
+    with torch.set_grad_enabled(has_graph):
+        model(INPUTS.to(process.device))
+    with optimizer.swap_ema_params():
+        found["averages after a forward pass with a graph"] = process.evaluated(model)
+    train(3)
+    found["weights after the last step"] = process.evaluated(model)
+    return found
+
+
+def _layers(model):
+    return model.module if isinstance(model, FullyShardedDataParallel) else model
+
+
+def broken_evaluation(process, flavour):
+    """Return the outputs of a model before and after an evaluation of its averages that ends half way."""
+    model, optimizer, _ = trained(process, flavour)
+    before = process.evaluated(model)
+    layers = _layers(model)
+    layer, layers[3] = layers[3], Broken()
+    with contextlib.suppress(ArithmeticError), optimizer.swap_ema_params():
+        process.evaluated(model)
+    layers[3] = layer
+    return before, process.evaluated(model)
+
+
+def saved(process, flavour, folder):
+    """Return the file of averages as this process reads it, and what to compare it with."""
+    model, optimizer, _ = trained(process, flavour)
+    with optimizer.swap_ema_params():
+        expected = process.evaluated(model)
+    path = f"{folder}/{process.device} {flavour}.pt"
+    optimizer.save_ema_model(model, path)
+    contents = torch.load(path, weights_only=True)
+    is_tied = contents["2.weight"].data_ptr() == contents["4.weight"].data_ptr()
+    return {"contents": contents, "is tied": is_tied, "averages": expected, "weights": process.evaluated(model)}
+
+
+def not_saved(process, flavour, folder):
+    """Return the error of a file in a folder that does not exist, and the state dict of the next call."""
+    model, optimizer, _ = trained(process, flavour)
+    try:
+        optimizer.save_ema_model(model, f"{folder}/missing/ema.pt")
+        error = None
+    except OSError as caught:
+        error = str(caught)
+    contents = optimizer.ema_state_dict(model, full_state_dict=True)
+    return error, contents, {str(value.device) for value in contents.values()}
+
+
+def lacking_memory(process, flavour, folder):
+    """Return the error where the first process cannot keep what all have gathered."""
+    model, optimizer, _ = trained(process, flavour)
+    to = torch.Tensor.to
+
+    def fail(tensor, *args, **options):
+        if process.rank == 0 and args == ("cpu",) and options == {"copy": True}:
+            raise RuntimeError("not enough memory")
+        return to(tensor, *args, **options)
+
+    torch.Tensor.to = fail
+    try:
+        optimizer.save_ema_model(model, f"{folder}/memory.pt")
+    except RuntimeError as error:
+        return (str(error),)
+    finally:
+        torch.Tensor.to = to
+    return ()
+
+
+def loaded(process, flavour):
+    """Return outputs of averages, and of a model of the same shards that has loaded them."""
+    model, optimizer, _ = trained(process, flavour)
+    weights = process.evaluated(model)
+    with optimizer.swap_ema_params():
+        averages = process.evaluated(model)
+    model.load_state_dict(optimizer.ema_state_dict(model))
+    return {"weights": weights, "averages": averages, "loaded": process.evaluated(model)}
+
+
+def gather_in_flight(process):
+    """Return outputs of averages and of weights where the swap comes after an all-gather has begun."""
+    model, optimizer, _ = trained(process, "fully_shard")
+    model.unshard(async_op=True)
+    model[0].unshard(async_op=True)
+    with optimizer.swap_ema_params():
+        averages = process.evaluated(model)
+        model[5].unshard(async_op=True)
+    return {"averages": averages, "weights": process.evaluated(model)}
+
+
+def swap_inside_a_forward_pass(process, flavour):
+    """Return the error, and outputs before it, of the pass that it is in, and after it."""
+    model, optimizer, _ = trained(process, flavour)
+    outputs, errors = [process.evaluated(model)], []
+
+    def swap(*_):
+        try:
+            optimizer.swap_ema_params().__enter__()
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    hook = _layers(model)[1].register_forward_hook(swap)
+    outputs.append(process.evaluated(model))
+    hook.remove()
+    return errors, [*outputs, process.evaluated(model)]
+
+
+def hidden_from_the_collector(process):
+    """Return the error where nothing finds the modules of FSDP1, and outputs before and after it."""
+    model, optimizer, _ = trained(process, "FSDP1")
+    before = process.evaluated(model)
+    gc.freeze()
+    try:
+        optimizer.swap_ema_params().__enter__()
+        error = None
+    except RuntimeError as caught:
+        error = str(caught)
+    finally:
+        gc.unfreeze()
+    return error, before, process.evaluated(model)
+
+
+def zero(process, folder):
+    """Return the errors of the averages inside of a ZeroRedundancyOptimizer."""
+    model = DistributedDataParallel(new_model().to(process.device))
+    zero = ZeroRedundancyOptimizer(model.parameters(), FusedEmaAdam, **OPTIONS)
+    process.train(model, zero, 0)
+    weights = [param.clone() for param in model.parameters()]
+    errors = []
+    for call in (
+        lambda: zero.optim.swap_ema_params().__enter__(),
+        lambda: zero.optim.ema_state_dict(model),
+        lambda: unwrap(zero).save_ema_model(model, f"{folder}/zero.pt"),
+    ):
+        try:
+            call()
+        except RuntimeError as error:
+            errors.append(str(error))
+    are_kept = all(torch.equal(*pair) for pair in zip(weights, model.parameters(), strict=True))
+    process.train(model, zero, 1)
+    return errors, are_kept
+
+
+def results(device, folder):
+    """Run all cases as one of the processes."""
+    process = Process(device, dist.get_rank(), dist.get_world_size())
+    warnings.simplefilter("ignore")
+    cases = {
+        "gather in flight": partial(gather_in_flight, process),
+        "hidden": partial(hidden_from_the_collector, process),
+        "ZeRO": partial(zero, process, folder),
+    }
+    for name in flavours_on(device):
+        cases[f"evaluations: {name}"] = partial(evaluations, process, name)
+        cases[f"broken evaluation: {name}"] = partial(broken_evaluation, process, name)
+        cases[f"saved: {name}"] = partial(saved, process, name, folder)
+        cases[f"loaded: {name}"] = partial(loaded, process, name)
+    for name in OF_EACH_KIND:
+        cases[f"inside a forward pass: {name}"] = partial(swap_inside_a_forward_pass, process, name)
+        cases[f"not saved: {name}"] = partial(not_saved, process, name, folder)
+    cases["lacking memory"] = partial(lacking_memory, process, "fully_shard", folder)
+    return results_of(cases.items())

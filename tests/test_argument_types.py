@@ -1,0 +1,109 @@
+"""Arguments of a wrong type: the error names the function, the argument, and what it accepts."""
+
+from torch_aclnn_ops import functional as ours
+from torch_aclnn_ops import ops
+
+import numpy as np
+import pytest
+import torch
+
+_ROWS, _HEAD, _INDICES, _VALUES = torch.rand(8, 4), torch.rand(11, 4), torch.arange(8), torch.rand(3)
+
+CALLS = {
+    "linear_cross_entropy": {
+        "input": _ROWS,
+        "linear_weight": _HEAD,
+        "target": _INDICES,
+        "linear_bias": torch.rand(11),
+        "weight": torch.rand(11),
+        "token_weight": torch.rand(8),
+    },
+    "mse_loss": {"input": _VALUES, "target": _VALUES, "weight": _VALUES},
+    "binary_cross_entropy": {"input": _VALUES, "target": _VALUES, "weight": _VALUES},
+    "embedding": {"input": _INDICES, "weight": _HEAD},
+}
+OPTIONAL = ("linear_bias", "weight", "token_weight")
+WRONG = {"None": None, "list": [1.0, 2.0], "array": np.ones((8, 4)), "int": 3, "float": 0.5, "str": "x"}
+DESCRIBED = {"list": "of type list", "array": "of type ndarray"}
+
+
+def _is_optional(function, argument):
+    return argument in OPTIONAL and function != "embedding"
+
+
+TENSORS = [
+    (function, argument, kind)
+    for function, arguments in CALLS.items()
+    for argument in arguments
+    for kind in WRONG
+    if kind != "None" or not _is_optional(function, argument)
+]
+
+
+@pytest.mark.parametrize("function, argument, kind", TENSORS)
+def test_what_is_no_tensor_is_refused_by_name(function, argument, kind):
+    with pytest.raises(TypeError) as caught:
+        getattr(ours, function)(**{**CALLS[function], argument: WRONG[kind]})
+    message, described = str(caught.value), DESCRIBED.get(kind, repr(WRONG[kind]))
+    assert message.startswith(f"{function}: {argument} must be ") and "Tensor" in message
+    assert described in message or argument == "token_weight"
+
+
+@pytest.mark.parametrize("function", ["linear_cross_entropy", "mse_loss", "binary_cross_entropy"])
+@pytest.mark.parametrize("reduction", [None, 3, ["mean"], np.ones(2), "average", torch.ones(2)], ids=repr)
+def test_what_is_no_reduction_is_refused_by_name_or_value(function, reduction):
+    with pytest.raises((TypeError, ValueError), match="reduction") as caught:
+        getattr(ours, function)(**CALLS[function], reduction=reduction)
+    assert "ambiguous" not in str(caught.value)
+
+
+OPTIONS = [
+    *(("embedding", "padding_idx", wrong) for wrong in ([1], np.ones(2), "x", 0.5)),
+    *(
+        ("embedding", name, wrong)
+        for name in ("scale_grad_by_freq", "sparse")
+        for wrong in (None, [1], np.ones(2), "x")
+    ),
+    *(("embedding", "max_norm", wrong) for wrong in ([1], np.ones(2), "x")),
+    *(("linear_cross_entropy", "ignore_index", wrong) for wrong in ([1], np.ones(2), "x", 0.5)),
+    *(("linear_cross_entropy", "label_smoothing", wrong) for wrong in (None, [1], np.ones(2), "x")),
+]
+
+
+@pytest.mark.parametrize("function, argument, wrong", OPTIONS, ids=repr)
+def test_an_option_of_a_wrong_type_is_refused_by_name(function, argument, wrong):
+    with pytest.raises(TypeError, match=f"{argument}.* must be"):
+        getattr(ours, function)(**CALLS[function], **{argument: wrong})
+
+
+RAW = {
+    "mse_loss_backward": (_VALUES, _VALUES, _VALUES, 1),
+    "binary_cross_entropy_backward": (_VALUES, _VALUES, _VALUES, _VALUES, 1),
+    "embedding_dense_backward": (_ROWS, _INDICES, 8, 0, False),
+    "fused_linear_online_max_sum": (_ROWS, _HEAD, _INDICES, 0, 11, False),
+}
+RAW_CASES = [
+    (name, place, kind) for name, arguments in RAW.items() for place in range(len(arguments)) for kind in WRONG
+]
+
+
+@pytest.mark.parametrize("name, place, kind", RAW_CASES)
+def test_a_raw_operator_refuses_an_argument_of_a_wrong_type_by_name(name, place, kind):
+    operator, arguments = getattr(ops, name), list(RAW[name])
+    is_number = not isinstance(arguments[place], torch.Tensor)
+    argument = operator._names[place]
+    if (is_number and kind == "int") or (argument, kind) == ("weight", "None") and name.startswith("binary"):
+        return
+    arguments[place] = WRONG[kind]
+    described = DESCRIBED.get(kind, repr(WRONG[kind]))
+    with pytest.raises(TypeError, match=f"^{name}: {argument} must be .*, but it is {described}$"):
+        operator(*arguments)
+
+
+def test_an_object_that_torch_functions_know_is_left_to_them():
+    class Lazy:
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            return function.__name__
+
+    assert ours.mse_loss(Lazy(), _VALUES) == "mse_loss"

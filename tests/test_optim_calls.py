@@ -1,0 +1,250 @@
+"""FusedEmaAdam: calls of one optimizer that meet, in two threads or in one."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from torch_aclnn_ops.optim import FusedEmaAdam
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests._optim import SETTINGS, assert_all_equal, states_of
+
+
+def trained(**options):
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = FusedEmaAdam(model.parameters(), **{**SETTINGS, **options})
+    for _ in range(2):
+        for weight in model.parameters():
+            weight.grad = torch.ones_like(weight)
+        optimizer.step()
+    return model, optimizer
+
+
+def contents(model, optimizer):
+    return copy.deepcopy([*(weight.detach() for weight in model.parameters()), *states_of(optimizer)])
+
+
+def in_a_thread(call):
+    """Return the exception of a call in another thread, after its end."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).exception()
+
+
+CALLS = {
+    "step": lambda model, optimizer: optimizer.step(),
+    "swap_ema_params": lambda model, optimizer: optimizer.swap_ema_params().__enter__(),
+    "state_dict": lambda model, optimizer: optimizer.state_dict(),
+    "load_state_dict": lambda model, optimizer: optimizer.load_state_dict({}),
+    "reset_ema_params": lambda model, optimizer: optimizer.reset_ema_params(),
+    "ema_state_dict": lambda model, optimizer: optimizer.ema_state_dict(model),
+    "save_ema_model": lambda model, optimizer: optimizer.save_ema_model(model, "/nowhere/ema.pt"),
+    "__getstate__": lambda model, optimizer: pickle.dumps(optimizer),
+}
+each_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+TO_SAVE = {name: CALLS[name] for name in ("state_dict", "reset_ema_params", "ema_state_dict", "__getstate__")}
+
+
+class CallOnce(TorchDispatchMode):
+    """Calls a function before the first operator with a name."""
+
+    def __init__(self, name, function):
+        super().__init__()
+        self.name, self.function = name, function
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if self.name in str(func) and self.function is not None:
+            function, self.function = self.function, None
+            function()
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("flatten", [False, True])
+@each_call
+def test_another_thread_is_refused_while_a_step_writes(call, flatten):
+    model, optimizer = trained(flatten=flatten)
+    expected = trained(flatten=flatten)
+    errors = []
+    with CallOnce("fused_adam", lambda: errors.append(in_a_thread(lambda: call(model, optimizer)))):
+        optimizer.step()
+    expected[1].step()
+    (error,) = errors
+    assert isinstance(error, (RuntimeError, FileNotFoundError))
+    if isinstance(error, RuntimeError):
+        assert "step() of the same optimizer is running in another thread; wait until it has returned" in str(error)
+    assert_all_equal(contents(model, optimizer), contents(*expected))
+
+
+@each_call
+def test_another_thread_is_refused_during_the_closure_of_a_step(call):
+    model, optimizer = trained()
+    errors = []
+    optimizer.step(lambda: errors.append(in_a_thread(lambda: call(model, optimizer))))
+    assert "running in another thread" in str(errors[0]) or isinstance(errors[0], FileNotFoundError)
+
+
+@each_call
+def test_another_thread_is_refused_inside_a_swap(call):
+    model, optimizer = trained()
+    before = contents(model, optimizer)
+    with optimizer.swap_ema_params():
+        error = in_a_thread(lambda: call(model, optimizer))
+        assert "inside swap_ema_params() the parameters hold their averages" in str(error) or isinstance(
+            error, FileNotFoundError
+        )
+    assert_all_equal(contents(model, optimizer), before)
+
+
+@each_call
+def test_another_thread_is_refused_while_a_swap_gives_the_weights_back(call):
+    model, optimizer = trained()
+    before, errors = contents(model, optimizer), []
+    with optimizer.swap_ema_params():
+        mode = CallOnce("copy_", lambda: errors.append(in_a_thread(lambda: call(model, optimizer))))
+        mode.__enter__()
+    mode.__exit__(None, None, None)
+    assert "inside swap_ema_params()" in str(errors[0]) or isinstance(errors[0], FileNotFoundError)
+    assert_all_equal(contents(model, optimizer), before)
+
+
+def test_of_two_threads_that_step_at_once_one_is_refused():
+    model, optimizer = trained()
+    is_inside, may_go = threading.Event(), threading.Event()
+
+    def closure():
+        is_inside.set()
+        assert may_go.wait(60)
+        return 0.0
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(optimizer.step, closure)
+        assert is_inside.wait(60)
+        with pytest.raises(RuntimeError, match=r"FusedEmaAdam\.step: step\(\) .* is running in another thread"):
+            optimizer.step()
+        may_go.set()
+        assert first.result() == 0.0
+    optimizer.step()
+    assert {int(state["step"]) for state in optimizer.state.values()} == {4}
+
+
+@pytest.mark.parametrize("call", TO_SAVE.values(), ids=TO_SAVE)
+def test_a_closure_may_read_and_save_states(call):
+    model, optimizer = trained()
+    optimizer.step(lambda: call(model, optimizer) and 0.0)
+    assert {int(state["step"]) for state in optimizer.state.values()} == {3}
+
+
+def test_a_closure_may_load_a_state():
+    model, optimizer = trained()
+    state = copy.deepcopy(optimizer.state_dict())
+    optimizer.step()
+    optimizer.step(lambda: optimizer.load_state_dict(state))
+    assert {int(state["step"]) for state in optimizer.state.values()} == {3}
+
+
+def test_a_closure_may_not_step():
+    model, optimizer = trained()
+    before = contents(model, optimizer)
+    with pytest.raises(RuntimeError, match=r"FusedEmaAdam\.step: step\(\) of the same optimizer is running; wait"):
+        optimizer.step(optimizer.step)
+    assert_all_equal(contents(model, optimizer), before)
+    optimizer.step()  # the exception has left nothing behind
+
+
+def test_a_closure_may_swap_the_averages_in_and_out():
+    # As a training step does whose targets come from the averaged model.
+    model, optimizer = trained()
+    expected = trained()
+
+    def closure():
+        with optimizer.swap_ema_params():
+            shown.append(model.weight.detach().clone())
+        return 0.0
+
+    shown = []
+    optimizer.step(closure)
+    assert_all_equal(shown, [expected[1].state[expected[0].weight]["ema_params"]])
+    expected[1].step()
+    assert_all_equal(contents(model, optimizer), contents(*expected))
+
+
+def test_a_step_whose_closure_leaves_the_averages_in_is_refused_before_anything_is_written():
+    model, optimizer = trained()
+    before = contents(model, optimizer)
+    swap = optimizer.swap_ema_params()
+    with pytest.raises(RuntimeError, match=r"FusedEmaAdam\.step: inside swap_ema_params\(\)"):
+        optimizer.step(swap.__enter__)
+    swap.__exit__(None, None, None)
+    assert_all_equal(contents(model, optimizer), before)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("call", TO_SAVE.values(), ids=TO_SAVE)
+def test_what_a_signal_handler_asks_for_while_a_step_writes_is_refused(call):
+    model, optimizer = trained()
+    with pytest.raises(RuntimeError, match=r"step\(\) of the same optimizer is running; wait"):
+        with CallOnce("fused_adam", lambda: call(model, optimizer)):
+            optimizer.step()
+
+
+def test_threads_may_read_at_once():
+    model, optimizer = trained()
+    hook = optimizer.register_state_dict_pre_hook(lambda _: errors.append(in_a_thread(read)))
+
+    def read():
+        hook.remove()
+        optimizer.state_dict()
+        optimizer.ema_state_dict(model)
+
+    errors = []
+    optimizer.state_dict()
+    assert errors == [None]
+
+
+def test_optimizers_of_the_same_parameters_step_at_once_in_threads():
+    model, optimizer = trained()
+    others = [FusedEmaAdam(model.parameters()) for _ in range(2)]
+    assert optimizer.step(lambda: in_a_thread(others[0].step)) is None
+    with optimizer.swap_ema_params():
+        assert in_a_thread(others[1].step) is None
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_a_copy_that_is_made_in_a_closure_is_free(clone):
+    _, optimizer = trained()
+    copies = []
+    optimizer.step(lambda: copies.append(clone(optimizer)))
+    copies[0].step()
+    with copies[0].swap_ema_params():
+        pass
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_a_compiled_step_inside_a_swap_is_refused(fullgraph):
+    model, optimizer = trained()
+    step = torch.compile(optimizer.step, fullgraph=fullgraph, backend="eager")
+    step()
+    before = contents(model, optimizer)
+    with optimizer.swap_ema_params():
+        with pytest.raises(RuntimeError, match="Observed exception" if fullgraph else "leave the with block first"):
+            step()
+    assert_all_equal(contents(model, optimizer), before)
+    step()
+    assert {int(state["step"]) for state in optimizer.state.values()} == {4}
+
+
+def test_a_swap_that_is_refused_or_fails_leaves_the_optimizer_free():
+    model, optimizer = trained()
+    with optimizer.swap_ema_params():
+        with pytest.raises(RuntimeError, match="leave the with block first"), optimizer.swap_ema_params():
+            pass
+    with pytest.raises(ZeroDivisionError), CallOnce("copy_", lambda: 1 / 0), optimizer.swap_ema_params():
+        pass
+    optimizer.step()

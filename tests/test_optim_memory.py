@@ -1,0 +1,252 @@
+"""FusedEmaAdam: parameters that share memory, that are replaced, or that have another shape than their states."""
+
+from __future__ import annotations
+
+import copy
+
+from torch_aclnn_ops.optim import FusedEmaAdam
+from torch_aclnn_ops.optim._memory import check_no_shared_memory
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tests._optim import SETTINGS, Weights, assert_all_close, assert_all_equal, averages_of, states_of, train
+
+each_flatten = pytest.mark.parametrize("flatten", [False, True], ids=["one by one", "flattened"])
+each_storage = pytest.mark.parametrize(
+    ("dtype", "master_weights"),
+    [(torch.float32, True), (torch.bfloat16, True), (torch.bfloat16, False)],
+    ids=["float32", "bfloat16 with masters", "bfloat16"],
+)
+
+
+def params_over(buffer, *views):
+    return [nn.Parameter(view(buffer)) for view in views]
+
+
+SHARED = {
+    "the same": (lambda x: x, lambda x: x),
+    "transposed": (lambda x: x, lambda x: x.T),
+    "rows 0 to 3 and 3 to 6": (lambda x: x[:4], lambda x: x[3:]),
+    "a row and a column": (lambda x: x[2], lambda x: x[:, 3]),
+    "columns 0, 2, 4 and 0, 3": (lambda x: x[:, ::2], lambda x: x[:, ::3]),
+    "another dtype": (lambda x: x[1:], lambda x: x.view(torch.bfloat16)[:2, 1:]),
+    "by DLPack": (lambda x: x, lambda x: torch.from_dlpack(x[1:2])),
+}
+DISJOINT = {
+    "query, key and value": (lambda x: x[:2], lambda x: x[2:4], lambda x: x[4:]),
+    "columns": (lambda x: x[:, :2], lambda x: x[:, 2:3], lambda x: x[:, 3:]),
+    "every other column": (lambda x: x[:, ::2], lambda x: x[:, 1::2]),
+    "rows of columns": (lambda x: x[::2, 0], lambda x: x[1::2, 0], lambda x: x[:, 1]),
+    "empty ones": (lambda x: x, lambda x: x[:0], lambda x: x[:, :0]),
+    "another dtype": (lambda x: x[1:], lambda x: x[:1].view(torch.bfloat16)),
+    "by DLPack": (lambda x: x[:, :2], lambda x: torch.from_dlpack(x[:, 2:])),
+}
+
+
+@each_flatten
+@pytest.mark.parametrize("views", SHARED.values(), ids=SHARED)
+def test_parameters_that_share_memory_are_refused(views, flatten):
+    params = params_over(torch.zeros(6, 6), *views)
+    with pytest.raises(
+        ValueError, match=r"parameter 0 of group 0 and parameter 1 of group 0 share memory.*b\.weight ="
+    ):
+        FusedEmaAdam(params, flatten=flatten)
+
+
+@each_flatten
+@pytest.mark.parametrize("views", DISJOINT.values(), ids=DISJOINT)
+def test_disjoint_views_of_one_buffer_are_trained_in_place(views, flatten):
+    buffer = torch.zeros(6, 6)
+    params = params_over(buffer, *views)
+    optimizer = FusedEmaAdam(params, lr=0.5, weight_decay=0.0, flatten=flatten)
+    for param in params:
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    for param in params:
+        assert_all_close([param.detach().float()], [torch.full(param.shape, -0.5)], 1e-2)
+
+
+def test_names_of_parameters_that_share_memory_are_told_and_the_optimizer_is_as_before():
+    first, second = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+    second.data = first.data[1:]
+    optimizer = FusedEmaAdam([("embedding.weight", first)])
+    with pytest.raises(ValueError, match="parameter 'embedding.weight' and parameter 'head.weight' share memory"):
+        optimizer.add_param_group({"params": [("head.weight", second)]})
+    assert [group["params"] for group in optimizer.param_groups] == [[first]]
+
+
+@each_flatten
+@each_storage
+def test_parameters_that_are_tied_between_two_steps_are_refused_before_anything_is_written(
+    dtype, master_weights, flatten
+):
+    model = Weights(dtype)
+    groups = [{"params": [param]} for param in model.parameters()]
+    optimizer = FusedEmaAdam(groups, flatten=flatten, master_weights=master_weights, **SETTINGS)
+    train(model, optimizer, range(2))
+    params = list(model.parameters())
+    params[5].data = params[0].data.reshape(3, 4).T
+    model.set_gradients(2)
+    before = copy.deepcopy([[param.detach() for param in params], states_of(optimizer)])
+    for refused in (optimizer.step, optimizer.swap_ema_params().__enter__):
+        with pytest.raises(ValueError, match="parameter 0 of group 0 and parameter 0 of group 5 share memory"):
+            refused()
+        assert_all_equal([*(param.detach() for param in params), *states_of(optimizer)], sum(before, []))
+    params[5].data = params[5].data.clone()
+    optimizer.step()
+    assert {int(optimizer.state[param]["step"]) for param in params} == {3}
+
+
+class Scaled(nn.Parameter):
+    """A subclass with memory of its own."""
+
+
+WITHOUT_ADDRESS = {
+    "meta tensors": lambda: [nn.Parameter(torch.ones(3, device="meta")) for _ in range(2)],
+    "lazy parameters": lambda: list(nn.LazyLinear(3).parameters()),
+    "sparse tensors": lambda: [nn.Parameter(torch.eye(3).to_sparse()) for _ in range(2)],
+    "subclasses": lambda: [Scaled(torch.ones(3)) for _ in range(2)],
+}
+
+
+@pytest.mark.parametrize("make", WITHOUT_ADDRESS.values(), ids=WITHOUT_ADDRESS)
+def test_parameters_without_an_address_are_taken(make):
+    FusedEmaAdam(make()).step()
+
+
+def test_fake_parameters_are_taken():
+    with FakeTensorMode():
+        FusedEmaAdam([nn.Parameter(torch.ones(3)) for _ in range(2)]).step()
+
+
+def test_a_subclass_that_shares_memory_is_refused():
+    data = torch.ones(3)
+    with pytest.raises(ValueError, match="share memory"):
+        FusedEmaAdam([Scaled(data), nn.Parameter(data)])
+
+
+views = st.tuples(
+    st.integers(0, 20), st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), max_size=3), st.sampled_from([1, 2])
+)
+
+
+@given(first=views, second=views)
+def test_sharing_is_having_an_address_in_common(first, second):
+    buffer = torch.zeros(200)
+    tensors, addresses = [], []
+    for offset, dimensions, units in (first, second):
+        of_dtype = buffer if units == 2 else buffer.view(torch.bfloat16)
+        shape, stride = [size for size, _ in dimensions], [step for _, step in dimensions]
+        tensors.append(of_dtype.as_strided(shape, stride, offset))
+        places = {offset}
+        for size, step in dimensions:
+            places = {place + i * step for place in places for i in range(size)}
+        addresses.append({place * units + unit for place in places for unit in range(units)})
+    groups = [{"params": tensors}]
+    if addresses[0] & addresses[1]:
+        with pytest.raises(ValueError, match="share memory"):
+            check_no_shared_memory(groups)
+    else:
+        check_no_shared_memory(groups)
+
+
+RESHAPED = {
+    "grown": lambda data: data.new_ones(100_000, 2),
+    "grown a little": lambda data: data.new_ones(66, 2),
+    "shrunk": lambda data: data.new_ones(32, 2),
+    "shrunk in place": lambda data: data[:32],
+    "transposed": lambda data: data.T,
+    "flat": lambda data: data.reshape(-1),
+}
+
+
+@each_flatten
+@each_storage
+@pytest.mark.parametrize("reshape", RESHAPED.values(), ids=RESHAPED)
+def test_a_parameter_of_another_shape_is_refused_before_anything_is_written(reshape, dtype, master_weights, flatten):
+    first, second = (nn.Parameter(torch.ones(64, 2, dtype=dtype)) for _ in range(2))
+    groups = [("first", first)], [("second", second)]
+    optimizer = FusedEmaAdam(
+        [{"params": group} for group in groups], flatten=flatten, master_weights=master_weights, **SETTINGS
+    )
+    for param in (first, second):
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    second.data = reshape(second.data)
+    second.grad = torch.ones_like(second)
+    before = copy.deepcopy([first.detach(), second.detach(), *states_of(optimizer)])
+    shape = rf"\[{', '.join(map(str, second.shape))}\]"
+    for call in (optimizer.step, optimizer.reset_ema_params, optimizer.swap_ema_params().__enter__):
+        with pytest.raises(
+            RuntimeError, match=rf"parameter 'second' has the shape {shape}, but its 'exp_avg' .* \[64, 2\]"
+        ):
+            call()
+        assert_all_equal([first.detach(), second.detach(), *states_of(optimizer)], before)
+    del optimizer.state[second]
+    optimizer.step()
+    assert [int(optimizer.state[param]["step"]) for param in (first, second)] == [2, 1]
+    assert optimizer.state[second]["exp_avg"].shape == second.shape
+
+
+@each_flatten
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_gradient_of_another_shape_is_refused(steps, flatten):
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = FusedEmaAdam([weight], flatten=flatten)
+    weight.grad = torch.ones(4)
+    for _ in range(steps):
+        optimizer.step()
+        del optimizer.state[weight]
+    weight.data = torch.ones(1000)
+    with pytest.raises(RuntimeError, match=r"has the shape \[1000\], but its gradient has \[4\]"):
+        optimizer.step()
+
+
+@each_flatten
+def test_a_parameter_whose_storage_is_gone_is_refused(flatten):
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = FusedEmaAdam([weight], flatten=flatten)
+    weight.grad = torch.ones(4)
+    optimizer.step()
+    weight.data = torch.ones(4)
+    weight.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match=r"needs 16 bytes for its shape \[4\], but its storage has 0"):
+        optimizer.step()
+
+
+REPLACED = {
+    "a copy": lambda data: data.clone() * 2,
+    "a layout": lambda data: (data * 2).to(memory_format=torch.channels_last),
+    "a part of a buffer": lambda data: torch.stack([data * 2, data])[0],
+}
+
+
+@each_flatten
+@each_storage
+@pytest.mark.parametrize("replace", REPLACED.values(), ids=REPLACED)
+def test_data_of_the_same_shape_may_be_replaced(replace, dtype, master_weights, flatten):
+    # As if it were written to the parameter.
+    results = []
+    for is_replaced in (True, False):
+        generator = torch.Generator().manual_seed(0)
+        weights = [nn.Parameter(torch.randn(2, 3, 4, 5, generator=generator).to(dtype)) for _ in range(2)]
+        optimizer = FusedEmaAdam(weights, flatten=flatten, master_weights=master_weights, **SETTINGS)
+        for step in range(4):
+            if step == 2:
+                data = replace(weights[0].data)
+                if is_replaced:
+                    weights[0].data = data
+                else:
+                    with torch.no_grad():
+                        weights[0].copy_(data)
+            for weight in weights:
+                weight.grad = torch.randn(weight.shape, generator=generator).to(dtype)
+            optimizer.step()
+        model = nn.ParameterList(weights)
+        results.append([*(weight.detach() for weight in weights), *averages_of(model, optimizer)])
+    assert_all_close(*results, 1e-6 if dtype == torch.float32 or master_weights else 1e-2)

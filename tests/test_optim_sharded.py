@@ -1,0 +1,150 @@
+"""Averages of a model that FSDP has sharded: swapped in, exported and written, in 4 processes."""
+
+import re
+from functools import cache
+
+import pytest
+import torch
+
+from tests import _optim_sharded as cases
+from tests._distributed import DEVICES, run
+
+SIZE = cases.WORLD_SIZE
+ON_EACH_DEVICE = [(device, name) for device in DEVICES for name in cases.flavours_on(device)]
+TOLERANCE = {"mixed precision": 3e-2}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """Return what gives the results of a case on a device, by rank."""
+
+    @cache
+    def of_device(device):
+        return run(cases.results, SIZE, str(tmp_path_factory.mktemp("optim_sharded")), device=device)
+
+    def of_case(device, name):
+        found = [of_rank[name] for of_rank in of_device(device)]
+        assert not any(isinstance(result, str) for result in found), found
+        return found
+
+    return of_case
+
+
+on_each_device = pytest.mark.parametrize("device", DEVICES)
+with_each_flavour = pytest.mark.parametrize(("device", "flavour"), ON_EACH_DEVICE, ids=" ".join)
+of_each_kind = pytest.mark.parametrize("flavour", cases.OF_EACH_KIND)
+
+
+@cache
+def _of_one_process():
+    return cases.evaluations(cases.Process())
+
+
+def _assert_close(mine, expected, flavour=""):
+    torch.testing.assert_close(mine, expected, rtol=0, atol=TOLERANCE.get(flavour, 5e-6))
+
+
+def test_averages_and_weights_of_the_table_differ_by_far_more_than_the_tolerance():
+    assert (_of_one_process()["averages"] - _of_one_process()["weights"]).abs().max() > 0.2
+
+
+@with_each_flavour
+def test_a_model_computes_with_what_its_parameters_hold_in_and_after_a_swap(device, flavour, found):
+    expected = _of_one_process()
+    for of_rank in found(device, f"evaluations: {flavour}"):
+        assert of_rank.keys() == expected.keys()
+        for name, output in of_rank.items():
+            _assert_close(output, expected[name], flavour)
+
+
+@with_each_flavour
+def test_an_evaluation_that_raises_half_way_leaves_the_model_its_weights(device, flavour, found):
+    for before, after in found(device, f"broken evaluation: {flavour}"):
+        assert torch.equal(before, after)
+
+
+@on_each_device
+def test_an_all_gather_that_has_begun_before_the_swap_is_not_what_the_model_computes_with(device, found):
+    for of_rank in found(device, "gather in flight"):
+        for name, output in of_rank.items():
+            _assert_close(output, _of_one_process()[name])
+
+
+@on_each_device
+@of_each_kind
+def test_a_swap_inside_a_forward_pass_is_refused_and_moves_nothing(device, flavour, found):
+    for errors, (before, during, after) in found(device, f"inside a forward pass: {flavour}"):
+        [error] = errors
+        assert re.match(
+            r"FusedEmaAdam\.swap_ema_params: FSDP is in a forward or backward pass, or in summon_full_params\(\), of"
+            r" parameters 2-\d of group 0;",
+            error,
+        )
+        assert torch.equal(before, during) and torch.equal(before, after)
+
+
+@on_each_device
+def test_a_swap_is_refused_where_the_modules_of_fsdp1_are_hidden_from_the_collector(device, found):
+    for error, before, after in found(device, "hidden"):
+        assert error.startswith(
+            "FusedEmaAdam.swap_ema_params: no FullyShardedDataParallel was found that has parameters"
+        )
+        assert torch.equal(before, after)
+
+
+@with_each_flavour
+def test_one_file_has_the_whole_averages_on_every_rank(device, flavour, found):
+    plain = cases.new_model()
+    for of_rank in found(device, f"saved: {flavour}"):
+        contents = of_rank["contents"]
+        assert {type(value) for value in contents.values()} == {torch.Tensor}
+        assert of_rank["is tied"]
+        plain.load_state_dict(contents)
+        _assert_close(cases.Process().evaluated(plain), of_rank["averages"], flavour)
+        assert (of_rank["averages"] - of_rank["weights"]).abs().max() > 0.2
+
+
+@on_each_device
+@of_each_kind
+def test_a_file_that_cannot_be_written_is_an_oserror_on_every_rank_and_the_next_call_works(device, flavour, found):
+    first, *others = found(device, f"not saved: {flavour}")
+    assert "No such file or directory" in first[0]
+    for error, _, _ in others:
+        assert re.match(r"save_ema_model: the rank that writes '.*/ema\.pt' has failed \(FileNotFoundError: ", error)
+
+
+@on_each_device
+@of_each_kind
+def test_a_full_state_dict_is_on_the_cpu_of_the_first_rank_alone(device, flavour, found):
+    (_, contents, devices), *others = found(device, f"not saved: {flavour}")
+    assert contents.keys() == cases.new_model().state_dict().keys() and devices == {"cpu"}
+    assert [contents for _, contents, _ in others] == [{}] * (SIZE - 1)
+
+
+@on_each_device
+def test_a_rank_that_lacks_memory_for_what_was_gathered_is_an_error_on_every_rank(device, found):
+    first, *others = found(device, "lacking memory")
+    assert first == ("not enough memory",)
+    for (error,) in others:
+        assert error.endswith("has failed (RuntimeError: not enough memory)")
+
+
+@with_each_flavour
+def test_a_state_dict_of_averages_loads_into_the_model_with_the_same_shards(device, flavour, found):
+    for of_rank in found(device, f"loaded: {flavour}"):
+        assert torch.equal(of_rank["loaded"], of_rank["averages"])
+        assert not torch.equal(of_rank["loaded"], of_rank["weights"])
+
+
+@on_each_device
+def test_averages_inside_of_zero_redundancy_optimizer_are_refused(device, found):
+    for errors, are_weights_kept in found(device, "ZeRO"):
+        assert [error.partition(":")[0] for error in errors] == [
+            "FusedEmaAdam.swap_ema_params",
+            "FusedEmaAdam.ema_state_dict",
+            "FusedEmaAdam.ema_state_dict",
+        ]
+        assert all(
+            "inside of a ZeroRedundancyOptimizer this rank has the averages of its own" in error for error in errors
+        )
+        assert are_weights_kept

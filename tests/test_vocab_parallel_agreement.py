@@ -1,0 +1,73 @@
+"""Processes that share a vocabulary and make different calls: all raise the same error, or all results are nan."""
+
+import math
+
+import pytest
+
+from tests import _disagreement as cases
+from tests._distributed import groups, run
+
+
+@pytest.fixture(scope="module", params=groups(2, often={("npu", 2), ("cpu", 2)}), ids=str)
+def device(request):
+    return request.param[0]
+
+
+@pytest.fixture(scope="module")
+def found(device):
+    return run(cases.results, 2, device=device)
+
+
+def _assert_all_raise(found, name, sentence, error="ValueError"):
+    for of_rank in found:
+        assert of_rank[name] == f"{error}: linear_cross_entropy: {sentence}"
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+def test_where_values_are_read_every_rank_raises_what_differs(device, found, name):
+    _assert_all_raise(found, name if device == "cpu" else f"{name}, checked", cases.CASES[name][2])
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+def test_where_values_are_not_read_all_results_are_nan_unless_the_cpu_knows_better(device, found, name):
+    _, where, sentence = cases.CASES[name]
+    if device == "cpu" or where == cases.MESSAGES:
+        _assert_all_raise(found, name, sentence)
+    else:
+        assert all(math.isnan(value) for of_rank in found for value in of_rank[name])
+
+
+def test_copies_of_a_row_may_differ_by_roundings(found):
+    for of_rank in found:
+        assert all(math.isfinite(value) for value in of_rank["agreeing"]), of_rank["agreeing"]
+
+
+@pytest.mark.parametrize("head", ["DTensor", "local"])
+def test_the_shards_of_fsdp2_are_refused_with_rows_of_each_ranks_own(device, found, head):
+    if device == "cpu":
+        _assert_all_raise(found, f"head: {head}", f"target {cases.SAME} not{cases.OWN_ROWS}")
+    else:
+        assert all(math.isnan(of_rank[f"head: {head}"][0]) for of_rank in found)
+
+
+def test_the_local_part_of_a_sharded_head_is_refused_without_a_group(found):
+    for of_rank in found:
+        assert of_rank["head: local alone"].startswith(
+            "ValueError: linear_cross_entropy: linear_weight must have all classes where neither process_group nor"
+            " fsdp_module is given, but it is the to_local() of a DTensor with placements (Shard(dim=0),); if"
+        )
+
+
+def test_a_part_without_a_trace_of_its_dtensor_is_named_where_a_target_is_outside_of_it(device, found):
+    for of_rank in found:
+        value = of_rank["head: detached local alone"]
+        if device == "cpu":
+            hint = "If linear_weight is a rank's part of a sharded head, give process_group or fsdp_module."
+            assert value == f"IndexError: Target 21 is out of bounds. {hint}"
+        else:
+            assert math.isnan(value[0])
+
+
+def test_compiled_calls_that_differ_give_nan():
+    for different, same in run(cases.compiled, 2):
+        assert all(map(math.isnan, different)) and all(map(math.isfinite, same))

@@ -1,0 +1,109 @@
+"""Private names of torch that lead from sharded parameters to the modules of FSDP that have them."""
+
+import gc
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Fsdp2Unit:
+    """Parameters that a call of ``fully_shard`` gathers and shards together."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self.params: list[Tensor] = [fsdp_param.sharded_param for fsdp_param in group.fsdp_params]
+        self.device: torch.device = group.device
+
+    def is_busy(self) -> bool:
+        """Return whether a forward or backward pass has begun and not ended."""
+        name: str = self._group._training_state.name
+        return name != "IDLE"
+
+    def reshard(self) -> None:
+        """Register the sharded parameters, also where a pass has raised an exception or an all-gather has begun."""
+        self._group.wait_for_unshard()
+        self._group._to_sharded()
+
+
+def fsdp2_units() -> Iterator[Fsdp2Unit]:
+    """Yield those of all modules of the process that ``fully_shard`` has sharded."""
+    from torch.distributed._composable_state import _module_state_mapping
+
+    modules: list[Any] = [module for module in list(_module_state_mapping) if hasattr(module, "_get_fsdp_state")]
+    for state in {module._get_fsdp_state() for module in modules}:
+        # 2.13 has a list of them; 2.9 has one, or None where a module has no parameters of its own.
+        groups = getattr(state, "_fsdp_param_groups", None)
+        yield from map(Fsdp2Unit, filter(None, [state._fsdp_param_group] if groups is None else groups))
+
+
+class Fsdp1Unit:
+    """Parameters that a ``FullyShardedDataParallel`` gathers and shards together."""
+
+    def __init__(self, module: Any) -> None:
+        self._module, self._handle = module, module._handle
+        flat_param = self._handle.flat_param
+        self.params: list[Tensor] = [flat_param, *(flat_param._params or [])]
+        self.device: torch.device = self._handle.device
+
+    def is_busy(self) -> bool:
+        """Return whether a forward or backward pass, or ``summon_full_params``, has begun and not ended."""
+        name: str = self._handle._training_state.name
+        return name != "IDLE"
+
+    def reshard(self) -> None:
+        """Let go of the unsharded parameters."""
+        from torch.distributed.fsdp._runtime_utils import _reshard
+
+        if self._module._is_root is not None:  # there was a forward pass
+            _reshard(self._module, self._handle, self._handle.uses_sharded_strategy)
+
+
+def is_in_fsdp1_unit(param: Tensor) -> bool:
+    """Return whether ``FullyShardedDataParallel`` has flattened a parameter, or made it."""
+    return getattr(param, "_fsdp_flattened", False)
+
+
+def _fsdp1_class() -> type | tuple[()]:
+    """Return the class of FSDP1's modules, of which there are none before somebody has imported it."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return () if fsdp is None else fsdp.FullyShardedDataParallel
+
+
+def fsdp1_units() -> list[Fsdp1Unit]:
+    """Return those of the process. Nothing leads from FSDP1's parameters to its modules, so the collector is asked."""
+    fsdp1 = _fsdp1_class()
+    # Not isinstance, which asks a proxy what it stands for.
+    modules: list[Any] = [value for value in gc.get_objects() if issubclass(type(value), fsdp1)]
+    return [Fsdp1Unit(module) for module in modules if module._handle is not None]
+
+
+def fsdp1_module(model: torch.nn.Module) -> Any:
+    """Return the first module of a model that FSDP1 wraps, or ``None``."""
+    fsdp1 = _fsdp1_class()
+    return next((module for module in model.modules() if isinstance(module, fsdp1)), None)
+
+
+def fsdp1_groups(module: Any) -> list[Any]:
+    """Return the groups of the ranks that share a module of FSDP1, one for each dimension."""
+    between = getattr(module, "_inter_node_pg", None)  # with HYBRID_SHARD
+    return [module.process_group] + ([] if between is None else [between])
+
+
+def fsdp1_tied_names(model: torch.nn.Module) -> list[list[str]]:
+    """Return the names that a state dict of a model with FSDP1 has for each of the parameters that FSDP1 has."""
+    prefixes = defaultdict(list)
+    for name, module in model.named_modules(remove_duplicate=False):
+        prefixes[module].append(f"{name}.".replace("_fsdp_wrapped_module.", "").removeprefix("."))
+    names: dict[tuple[torch.nn.Module, str], list[str]] = defaultdict(list)
+    wrappers: list[Any] = [module for module in prefixes if isinstance(module, _fsdp1_class())]
+    for flat_param in (wrapper._handle.flat_param for wrapper in wrappers if wrapper._handle is not None):
+        for param_name, owner, _ in flat_param._param_infos:
+            names[owner, param_name] += [prefix + param_name for prefix in prefixes[owner]]
+        for tied in flat_param._shared_param_infos:
+            others = [prefix + tied.param_name for prefix in prefixes[tied.module]]
+            names[tied.prim_module, tied.prim_param_name] += others
+    return list(names.values())
