@@ -113,7 +113,8 @@ KNOWN = (
         f"one exception, {ENDS}",
         r".*",
         "What fails on the thread of torch_npu's queue ends it: one exception is raised, and from then on torch_npu"
-        " drops what it is given, as on a device. An operator of this package raises then; torch_npu's say nothing.",
+        " drops what it is given, as on a device. There an operator of this package raises then, and torch_npu's say"
+        " nothing; on the host NPU whatever computes or reads raises.",
     ),
     Known(
         "told by the next call",
@@ -299,26 +300,18 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
-def _queue_has_ended() -> bool:
-    """Return whether torch_npu has stopped to launch what it is given, by a copy that only its queue can do."""
+def _end_of_queue() -> str | None:
+    """Return what comes of a copy that only torch_npu's queue can do, or ``None`` if it is done."""
+    source = torch.tensor([float(os.getpid()), 0.0, 2.0, 0.0])
     try:
-        source = torch.tensor([float(os.getpid()), 0.0, 2.0, 0.0]).npu()
         target = torch.zeros(2).npu()
-        target.copy_(source[::2])
-        return target.tolist() != [float(os.getpid()), 2.0]
+        target.copy_(source.npu()[::2])
+        is_right = target.tolist() == [float(os.getpid()), 2.0]
     except RuntimeError as error:
-        if "torch_npu's queue has ended" in str(error):  # which the host NPU says, and no device
-            return True
-        raise
-
-
-def _says_that_the_queue_has_ended() -> bool:
-    try:
-        one = torch.ones(()).npu()
-        ops.mse_loss_backward(one, one, one, 0)
-    except RuntimeError as error:
-        return "queue has ended" in str(error)
-    return False
+        if "task queue has ended" not in str(error):
+            raise
+        return ENDS
+    return None if is_right else "the queue ends and nothing says so"
 
 
 def _fail(disturbed: Disturbed, function: str, nth: int) -> tuple[BaseException | None, bool]:
@@ -349,13 +342,12 @@ def _outcome(disturbed: Disturbed, fault: Fault) -> tuple[str, str]:
         return NOT_REACHED, raised
     outcome = "no exception" if error is None else "one exception"
     try:
-        if _queue_has_ended():
-            return (
-                f"{outcome}, {ENDS if _says_that_the_queue_has_ended() else 'the queue ends and nothing says so'}",
-                raised,
-            )
+        if end := _end_of_queue():
+            return f"{outcome}, {end}", raised
         lost = disturbed.lost(error)
     except Exception as second:
+        if "task queue has ended" in str(error):  # the host NPU knew of it before torch_npu
+            return f"{outcome}, {ENDS}", raised
         return f"{outcome}, then another: {_first_line(second)}", raised
     return f"{outcome}, then {lost}" if lost else outcome, raised
 
@@ -385,7 +377,7 @@ def _attempt_all(case: Case, faults: list[Fault], tell: Callable[[Any], None]) -
     warnings.simplefilter("ignore")
     # What is made once and kept is there then.
     case.start().act()
-    _queue_has_ended()
+    _end_of_queue()
     for fault in faults:
         outcome, raised = _attempt(case, fault)
         tell([outcome, raised])

@@ -87,12 +87,16 @@ def test_the_cast_of_formats_works_after_a_refusal(mode):
     assert _found("casts", mode) == {"format": 29, "equal": True}
 
 
+def test_a_failure_that_torch_npu_ignores_is_not_taken_for_the_end_of_the_queue(mode):
+    assert _found("ignored_failures", mode) == {"pending": {}, "gradient": [0.5] * 4, "sum": 8}
+
+
 @pytest.mark.parametrize("mode", _QUEUED)
 def test_after_the_end_of_the_queue_everything_that_computes_or_reads_says_so(mode):
     found = _found("failures", mode)
     assert "the current working operator name is aclnnMseLossBackward" in found["first"]
     for name, error in found["later"].items():
-        assert "torch_npu's queue has ended" in error, name
+        assert "torch_npu's task queue has ended" in error, name
         assert "aclnnMseLossBackward: asked for by a test" in error, name
 
 

@@ -31,9 +31,6 @@ HOST_NPU_EXPORT void report_error(std::int32_t status, const std::string& text);
 // Remembers a call that fails, if it is one of torch_npu's queue; report_error() does so too.
 HOST_NPU_EXPORT void note_failure(const std::string& text);
 
-// Returns why what torch_npu has queued is not computed, if its queue has ended.
-HOST_NPU_EXPORT std::optional<std::string> end_of_queue();
-
 // The determinism that the current context, else the process, asks for: 0 is none.
 HOST_NPU_EXPORT int deterministic_level();
 

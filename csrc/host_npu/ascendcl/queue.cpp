@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -15,17 +16,21 @@
 namespace host_npu {
 namespace {
 
-struct FailureInQueue {
-    std::mutex mutex;
-    // Read in every call, and false but for the end of a queue.
-    std::atomic<bool> happened = false;
+struct End {
     std::thread::id thread;
     std::string text;
 };
 
-FailureInQueue& failure_in_queue() {
-    static auto& of_process = *new FailureInQueue;
-    return of_process;
+struct Queues {
+    // Read in every call, and false unless something has failed.
+    std::atomic<bool> have_failed = false;
+    std::mutex mutex;
+    std::optional<End> end;
+};
+
+Queues& queues() {
+    static auto& all = *new Queues;
+    return all;
 }
 
 // torch_npu names the threads of its queues so.
@@ -35,37 +40,74 @@ bool is_thread_of_queue() {
     return std::string_view(name.data()) == "acl_thread";
 }
 
+// Whether torch_npu goes on where the function of the message has failed: it ignores what cannot be destroyed, and
+// tries again to allocate.
+bool may_go_on(std::string_view text) {
+    const auto function = text.substr(0, text.find(':'));
+    for (const std::string_view part : {"Destroy", "Free", "Malloc"}) {
+        if (function.find(part) != std::string_view::npos) return true;
+    }
+    return false;
+}
+
+// The last failure in a thread of a queue. Where the thread ends with it, the queue did, too.
+class LastFailure {
+  public:
+    LastFailure() = default;
+    LastFailure(const LastFailure&) = delete;
+    LastFailure& operator=(const LastFailure&) = delete;
+    ~LastFailure() {
+        if (text_) end_queue();
+    }
+
+    void set(const std::string& text) {
+        queues().have_failed = true;
+        text_ = text;
+        if (!may_go_on(text)) end_queue();
+    }
+
+    void forget() {
+        if (!text_) return;
+        text_.reset();
+        auto& all = queues();
+        const std::lock_guard lock(all.mutex);
+        if (all.end && all.end->thread == std::this_thread::get_id()) all.end.reset();
+    }
+
+  private:
+    void end_queue() const {
+        auto& all = queues();
+        const std::lock_guard lock(all.mutex);
+        if (!all.end) all.end = {std::this_thread::get_id(), *text_};
+    }
+
+    std::optional<std::string> text_;
+};
+
+LastFailure& last_failure() {
+    thread_local LastFailure of_thread;
+    return of_thread;
+}
+
 }  // namespace
 
 void note_failure(const std::string& text) {
-    // Nobody looks at the status of what destroys an object.
-    if (!is_thread_of_queue() || text.starts_with("aclDestroy")) return;
-    auto& last = failure_in_queue();
-    const std::lock_guard lock(last.mutex);
-    if (last.happened) return;
-    last.thread = std::this_thread::get_id();
-    last.text = text;
-    last.happened = true;
+    if (is_thread_of_queue()) last_failure().set(text);
 }
 
 void queue_goes_on() {
-    auto& last = failure_in_queue();
-    if (!last.happened) return;
-    const std::lock_guard lock(last.mutex);
-    if (last.thread == std::this_thread::get_id()) last.happened = false;
-}
-
-std::optional<std::string> end_of_queue() {
-    auto& last = failure_in_queue();
-    if (!last.happened) return std::nullopt;
-    const std::lock_guard lock(last.mutex);
-    return "torch_npu's queue has ended, so nothing that was called since has been computed; restart the process. It "
-           "ended with: " +
-           last.text;
+    if (queues().have_failed && is_thread_of_queue()) last_failure().forget();
 }
 
 void require_queue() {
-    if (const auto end = end_of_queue()) throw Error(ACL_ERROR_RT_INTERNAL_ERROR, *end);
+    auto& all = queues();
+    if (!all.have_failed) return;
+    const std::lock_guard lock(all.mutex);
+    if (!all.end || all.end->thread == std::this_thread::get_id()) return;
+    throw Error(ACL_ERROR_RT_INTERNAL_ERROR,
+                "torch_npu's task queue has ended, so nothing that was called since has been computed; restart the "
+                "process. It ended with: " +
+                    all.end->text);
 }
 
 }  // namespace host_npu

@@ -73,7 +73,6 @@ void PhaseOne::add(const aclTensor* tensor) {
 
 std::optional<aclnnStatus> PhaseOne::begin() {
     if (const auto failure = injected_failure(api_.phase_one)) return refuse(failure->first, failure->second);
-    if (const auto end = end_of_queue()) return refuse(kRuntimeError, *end);
     if (workspace_size_ == nullptr) return refuse(kNullPointer, "workspaceSize is a null pointer");
     if (executor_ == nullptr) return refuse(kNullPointer, "executor is a null pointer");
     auto call = PhaseCache::of_this_thread().find(key_);
@@ -100,7 +99,6 @@ aclnnStatus PhaseOne::finish(Plan plan) {
 
 std::optional<aclnnStatus> PhaseOne::begin_individual(std::initializer_list<const char*> names) {
     if (const auto failure = injected_failure(api_.phase_one)) return refuse(failure->first, failure->second);
-    if (const auto end = end_of_queue()) return refuse(kRuntimeError, *end);
     for (std::size_t index = 0; index < names.size(); ++index) {
         if (tensors_[index] == nullptr) return refuse(kNullPointer, std::string(names.begin()[index]) + " is null");
     }
