@@ -222,7 +222,8 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
             outputs=bool(asked),
         )
         return loss
-    if shards is None and linear_weight.grad_fn is not None and not torch.compiler.is_compiling():
+    # Dynamo does not trace a grad_fn.
+    if shards is None and not torch.compiler.is_compiling() and linear_weight.grad_fn is not None:
         refuse_part(linear_weight)
     shape = (*input.shape[:-1], *linear_weight.shape[1:-1])
     if target.is_floating_point():
