@@ -7,7 +7,9 @@ RUN := $(VENV)/bin/python
 INSTALLED := $(VENV)/installed
 
 BUILT := $(VENV)/built
-SOURCES := setup.py $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.py')
+BUILT_HOST_NPU := $(VENV)/built_host_npu
+SOURCES := setup.py $(shell find csrc -name '*.cpp' -o -name '*.h')
+HOST_NPU_SOURCES := $(shell find host-npu/csrc -name '*.cpp' -o -name '*.h' -o -name '*.py')
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 
 # Where torch_npu is installed without CANN, `import torch` alone fails (see torch_aclnn_ops/_torch_npu.py); tools that
@@ -16,7 +18,7 @@ CANN := $(shell ldconfig -p 2>/dev/null | grep -c libascendcl)$(ASCEND_HOME_PATH
 ifeq ($(CANN),0)
 export TORCH_DEVICE_BACKEND_AUTOLOAD ?= 0
 # No NPU: a simulated one.
-ON_NPU = $(RUN) -m torch_aclnn_ops.host_npu
+ON_NPU = $(RUN) -m host_npu
 else
 ON_NPU = $(RUN)
 endif
@@ -24,18 +26,22 @@ endif
 .PHONY: setup demo test test-all docs matrix aarch64 lint bench gallery soak audit release-check precision phase-one collectives faults \
     asan tsan fuzz coverage mutants clean
 
-setup: $(INSTALLED) $(BUILT)
+setup: $(INSTALLED) $(BUILT_HOST_NPU) $(BUILT)
 
-# Without build isolation, because the extensions are compiled against the installed torch and torch_npu.
-$(INSTALLED): pyproject.toml
+# Without build isolation, because what is compiled is compiled against the installed torch and torch_npu.
+$(INSTALLED): pyproject.toml host-npu/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch==$(TORCH) "setuptools>=77" ninja
 	$(PIP) torch_npu==$(TORCH)
-	TORCH_ACLNN_NPU=0 TORCH_ACLNN_HOST_NPU=0 TORCH_ACLNN_CPU=0 $(PIP) --no-build-isolation --editable ".[npu,examples,test,lint]"
+	TORCH_ACLNN_NPU=0 TORCH_ACLNN_CPU=0 $(PIP) --no-build-isolation --editable ".[npu,examples,test,lint]"
 	touch $@
 
 $(BUILT): $(SOURCES) | $(INSTALLED)
-	TORCH_ACLNN_NPU=1 TORCH_ACLNN_HOST_NPU=1 $(RUN) setup.py --quiet build_ext --inplace > $(VENV)/build.log 2>&1 || { cat $(VENV)/build.log; exit 1; }
+	TORCH_ACLNN_NPU=1 $(RUN) setup.py --quiet build_ext --inplace > $(VENV)/build.log 2>&1 || { cat $(VENV)/build.log; exit 1; }
+	touch $@
+
+$(BUILT_HOST_NPU): $(HOST_NPU_SOURCES) | $(INSTALLED)
+	$(PIP) --no-build-isolation --editable "./host-npu[test]"
 	touch $@
 
 demo: setup
@@ -44,17 +50,19 @@ demo: setup
 
 test: setup
 	$(RUN) -m pytest --quiet --numprocesses auto
+	cd host-npu && ../$(RUN) -m pytest --quiet --numprocesses auto
 
 # Also the grids of cases that are marked as exhaustive.
 test-all: setup
 	$(RUN) -m pytest --quiet --numprocesses auto -m ""
+	cd host-npu && ../$(RUN) -m pytest --quiet --numprocesses auto -m ""
 
 # The documentation in build/site; every warning is an error, which --quiet would hide. Needs no compiled part.
 docs: $(VENV)/docs
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
 $(VENV)/docs: $(INSTALLED)
-	TORCH_ACLNN_NPU=0 TORCH_ACLNN_HOST_NPU=0 TORCH_ACLNN_CPU=0 $(PIP) --no-build-isolation --editable ".[docs]"
+	TORCH_ACLNN_NPU=0 TORCH_ACLNN_CPU=0 $(PIP) --no-build-isolation --editable ".[docs]"
 	touch $@
 
 # Every call of every simulated function fails once, in every operator; signals and operators that fail in the optimizer.
@@ -69,17 +77,18 @@ matrix:
 
 # A million random calls of the host NPU's phase one, compared with CANN's rules; some minutes.
 phase-one: setup
-	$(RUN) -m tests.phase_one
+	cd host-npu && ../$(RUN) -m tests.phase_one
 
 # 10,000 random collectives of simulated NPUs, compared with gloo's; some minutes.
 collectives: setup
-	$(RUN) -m tests.collectives
+	cd host-npu && ../$(RUN) -m tests.collectives
 
 lint: setup
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
-	find csrc -name '*.cpp' -o -name '*.h' | xargs $(VENV)/bin/clang-format --dry-run -Werror
+	cd host-npu && ../$(RUN) -m mypy
+	find csrc host-npu/csrc -name '*.cpp' -o -name '*.h' | xargs $(VENV)/bin/clang-format --dry-run -Werror
 
 # Time and memory against peers: CSV files, plots and docs/performance.md, in a quarter of an hour on an idle machine.
 # ONLY="losses embedding" measures some, QUICK=--quick shows that it runs.
@@ -117,9 +126,9 @@ release-check: setup .release/bin/twine
 precision: setup
 	$(ON_NPU) -m benchmarks.errors
 
-# Which lines of csrc/npu and csrc/host_npu the tests execute.
+# Which lines of csrc/npu and host-npu/csrc the tests execute.
 coverage: setup
-	$(RUN) -m tests.npu_coverage
+	$(RUN) .ci/coverage.py
 
 # Can the tests fail? Small faults in the package and its C++, some hours; MUTANTS="--python 20 --cpp 0" takes fewer.
 mutants: setup $(VENV)/mutants
@@ -130,18 +139,23 @@ $(VENV)/mutants: $(INSTALLED)
 	touch $@
 
 # The compiled parts under the compiler's sanitizers: addresses and undefined behaviour, and threads.
-asan tsan: setup
-	$(RUN) -m tests.sanitizers $@
+asan: setup
+	cd host-npu && ../$(RUN) -m tests.sanitizers asan
+	$(RUN) .ci/sanitizers.py
+
+tsan: setup
+	cd host-npu && ../$(RUN) -m tests.sanitizers tsan
 
 # Random arguments, for TIME seconds each: compared with torch, and for the simulated C functions, which takes clang.
 TIME ?= 60
 fuzz: setup
 	$(RUN) -m tests.fuzz --seconds $(TIME)
+	cd host-npu && ../$(RUN) -m tests.fuzz --seconds $(TIME)
 
 # Cross-compiled for aarch64, and tested under emulation.
 aarch64: $(INSTALLED)
-	$(RUN) -m tests.aarch64
+	$(RUN) .ci/aarch64.py
 
 clean:
-	rm -rf $(VENV) .aarch64 .audit .release build dist runs *.egg-info torch_aclnn_ops/_host_npu torch_aclnn_ops/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .aarch64 .audit .release build dist runs *.egg-info host-npu/*.egg-info host-npu/build host-npu/host_npu/_lib torch_aclnn_ops/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

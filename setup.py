@@ -4,7 +4,6 @@ Parts are compiled where what they need is installed, and left out, with a line 
 
 * ``torch_aclnn_ops._C`` (csrc/npu), the NPU extension, needs torch and torch_npu: ``TORCH_ACLNN_NPU=0`` leaves it out,
   ``1`` fails without them;
-* ``torch_aclnn_ops/_host_npu`` (csrc/host_npu), the host NPU: ``TORCH_ACLNN_HOST_NPU`` is its switch;
 * ``torch_aclnn_ops._cpu`` (csrc/cpu), a faster linear cross entropy, needs torch: ``TORCH_ACLNN_CPU`` is its switch.
 
 ``TORCH_ACLNN_INSTRUMENT`` compiles them so that they count lines (``coverage``) or check what they do (``address`` and
@@ -15,17 +14,12 @@ and torch_npu is not imported.
 import importlib.util
 import os
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
-from types import ModuleType
 
 # torch would import torch_npu, which cannot be loaded without CANN.
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 
-from setuptools import Distribution as BaseDistribution
 from setuptools import Extension, setup
-from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 INSTRUMENT = os.environ.get("TORCH_ACLNN_INSTRUMENT", "")
@@ -57,15 +51,32 @@ def is_wanted(switch: str, what: str, packages: tuple[str, ...] = ("torch", "tor
     return False
 
 
-@cache
-def host_npu_build() -> ModuleType:
-    """Load csrc/host_npu/build.py."""
-    spec = importlib.util.spec_from_file_location("host_npu_build", ROOT / "csrc" / "host_npu" / "build.py")
+def built_for_header() -> Path:
+    """Write the header that says for which torch and torch_npu the sources are compiled."""
+    spec = importlib.util.spec_from_file_location("built_for", ROOT / "torch_aclnn_ops" / "_built_for.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
-    return module
+    header: Path = module.write_header(ROOT / "build" / "built_for.h")
+    return header
+
+
+def instrumentation() -> list[str]:
+    """Return the flags that ``TORCH_ACLNN_INSTRUMENT`` asks for."""
+    if INSTRUMENT == "coverage":
+        return ["-O0", "-g", "--coverage"]
+    if INSTRUMENT:
+        return ["-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={INSTRUMENT}", "-fno-sanitize-recover=all"]
+    return []
+
+
+def joined(sources: list[Path], target: Path) -> Path:
+    """Write a source that includes others, unless it is there, and return its path."""
+    content = "".join(f'#include "{source}"\n' for source in sources)
+    if not target.exists() or target.read_text() != content:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(content)
+    return target
 
 
 def extension(
@@ -81,11 +92,9 @@ def extension(
 
     sources = sorted((ROOT / "csrc" / folder).glob("*.cpp"))
     headers = sorted(path for name in (folder, "autograd") for path in (ROOT / "csrc" / name).glob("*.h"))
-    versions = host_npu_build().write_versions()
-    # Behind the others, so that they decide.
-    instrumentation = host_npu_build().instrumentation(INSTRUMENT) if INSTRUMENT else []
+    versions = built_for_header()
     # PyTorch's headers take longer than such sources, which are compiled as one.
-    compiled = [host_npu_build().joined(sources, ROOT / "build" / f"{name}.cpp")] if is_joined else sources
+    compiled = [joined(sources, ROOT / "build" / f"{name}.cpp")] if is_joined else sources
     return CppExtension(
         f"torch_aclnn_ops.{name}",
         [str(source.relative_to(ROOT)) for source in compiled],
@@ -94,9 +103,9 @@ def extension(
             *("-std=c++20", "-fvisibility=hidden", "-Wall", "-Wextra", *WERROR, *optimisation),
             *(f"-isystem{include}" for include in [*include_paths(), *includes]),  # others' headers may have warnings
             *("-include", str(versions)),
-            *instrumentation,
+            *instrumentation(),  # behind the others, so that it decides
         ],
-        extra_link_args=instrumentation,
+        extra_link_args=instrumentation(),
         **options,
     )
 
@@ -125,45 +134,17 @@ def cpu_extension() -> Extension:
 
 
 wants_extension = is_wanted("TORCH_ACLNN_NPU", "the NPU extension")
-wants_host_npu = is_wanted("TORCH_ACLNN_HOST_NPU", "the host NPU")
 wants_cpu = is_wanted("TORCH_ACLNN_CPU", "the CPU kernels", ("torch",))
-if wants_extension or wants_cpu:
-    from torch.utils.cpp_extension import BuildExtension as base_command
-else:
-    base_command = build_ext
-
-
-class Build(base_command):
-    """Compile the extensions, and the host NPU beside them."""
-
-    def run(self) -> None:
-        """Compile what is wanted, into the source tree for an editable installation."""
-        if not wants_host_npu:
-            return super().run()
-        is_in_place = self.inplace or getattr(self, "editable_mode", False)
-        package = ROOT / "torch_aclnn_ops" if is_in_place else Path(self.build_lib) / "torch_aclnn_ops"
-        with ThreadPoolExecutor(1) as pool:
-            host_npu = pool.submit(host_npu_build().build, package / "_host_npu", instrument=INSTRUMENT)
-            super().run()
-            host_npu.result()
-
-
-class Distribution(BaseDistribution):
-    """A distribution that is compiled even if the host NPU is its only compiled part."""
-
-    def has_ext_modules(self) -> bool:
-        """Make setuptools run the command above, and name the platform in the wheel's name."""
-        return wants_extension or wants_host_npu or wants_cpu
-
-
 extensions = []
 if wants_extension and (torch_npu := package_folder("torch_npu")) is not None:
     extensions.append(npu_extension(torch_npu))
 if wants_cpu:
     extensions.append(cpu_extension())
 
-setup(
-    ext_modules=extensions,
-    cmdclass={"build_ext": Build},
-    distclass=Distribution,
-)
+commands = {}
+if extensions:
+    from torch.utils.cpp_extension import BuildExtension
+
+    commands["build_ext"] = BuildExtension
+
+setup(ext_modules=extensions, cmdclass=commands)

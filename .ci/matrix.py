@@ -10,11 +10,12 @@ import argparse
 import json
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree
 from pathlib import Path
+
+import _copy
 
 ROOT = Path(__file__).resolve().parents[1]
 MATRIX = ROOT / ".matrix"
@@ -51,22 +52,6 @@ def requirements(extra: str) -> list[str]:
     return json.loads(line.partition("=")[2])
 
 
-def copy_sources(version: str) -> Path:
-    """Copy what git knows of, and what is new; return the copy, where objects of the last run are kept."""
-    target = MATRIX / version / "source"
-    listed = subprocess.check_output(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, text=True)
-    names = [name for name in listed.split("\0") if name and (ROOT / name).is_file()]
-    files = {path for suffix in (".py", ".cpp", ".h") for path in target.rglob(f"*{suffix}")}
-    for stale in files - {target / name for name in names} - set((target / "build").rglob("*")):
-        stale.unlink()
-    for name in names:
-        copy = target / name
-        if not copy.exists() or copy.read_bytes() != (ROOT / name).read_bytes():
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, copy)
-    return target
-
-
 def run(command: list[str], **options: object) -> None:
     """Run a command that has to succeed."""
     subprocess.run(command, check=True, **options)
@@ -74,31 +59,32 @@ def run(command: list[str], **options: object) -> None:
 
 def test(version: str, arguments: list[str]) -> None:
     """Build and test with one version, and record what came out."""
-    python, source = make_environment(version), copy_sources(version)
+    python, source = make_environment(version), MATRIX / version / "source"
+    _copy.update(source)
     environment = {
         **os.environ,
-        "PYTHONPATH": str(source),
+        "PYTHONPATH": os.pathsep.join([str(source), str(source / "host-npu")]),
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         "TORCH_ACLNN_NPU": "1",
-        "TORCH_ACLNN_HOST_NPU": "1",
     }
     options = {"cwd": source, "env": environment}
     facts = json.loads(subprocess.check_output([str(python), "-c", FACTS], text=True, **options))
     facts["architecture"] = platform.machine()
     report = MATRIX / version / "report.xml"
-    with (MATRIX / version / "build.log").open("w") as log:
-        built = subprocess.run(
-            [str(python), "setup.py", "--quiet", "build_ext", "--inplace"], stdout=log, stderr=log, **options
-        )
-    if built.returncode:
-        facts["failures"] = ["the compiled parts do not build"]
-    else:
+    facts |= {"passed": 0, "failed": 0, "skipped": 0, "failures": []}
+    for project in (source / "host-npu", source):
+        options["cwd"] = project
+        with (MATRIX / version / "build.log").open("a") as log:
+            command = [str(python), "setup.py", "--quiet", "build_ext", "--inplace"]
+            built = subprocess.run(command, stdout=log, stderr=log, **options)
+        if built.returncode:
+            facts["failures"].append(f"{project.name}: the compiled parts do not build")
+            continue
         report.unlink(missing_ok=True)
-        subprocess.run(
-            [str(python), "-m", "pytest", "--quiet", "--numprocesses", "auto", f"--junitxml={report}", *arguments],
-            **options,
-        )
-        facts |= counts(report)
+        command = [str(python), "-m", "pytest", "--quiet", "--numprocesses", "auto", f"--junitxml={report}"]
+        subprocess.run([*command, *(arguments if project == source else [])], **options)
+        for name, value in counts(report).items():
+            facts[name] += value
     (MATRIX / version / "result.json").write_text(json.dumps(facts, indent=1) + "\n")
 
 
@@ -140,11 +126,15 @@ def main() -> int:
     """Test the versions that are asked for, else all."""
     parser = argparse.ArgumentParser(description="Build and test the package with each version of torch.")
     parser.add_argument("versions", nargs="*", metavar="VERSION", help=f"among {', '.join(PAIRS)}; all without")
+    parser.add_argument("--list", action="store_true", help="print the versions as JSON, and test nothing")
     parser.add_argument("--tests", nargs="+", default=[], help="arguments of pytest, such as tests/test_nn.py")
     arguments = parser.parse_args()
     for version in arguments.versions:
         if version not in PAIRS:
             parser.error(f"VERSION must be among {', '.join(PAIRS)}, but one is {version}")
+    if arguments.list:
+        print(json.dumps(list(PAIRS)))
+        return 0
     versions = arguments.versions or list(PAIRS)
     for version in versions:
         test(version, arguments.tests)

@@ -55,7 +55,7 @@ def check_installed(archive: Path, version: str, device: str, installer: str) ->
         )
         program = Path(folder, "program.py")
         program.write_text(PROGRAM)
-        runner = ["-m", "torch_aclnn_ops.host_npu"] if device == "npu" else []
+        runner = ["-m", "host_npu"] if device == "npu" else []
         site = str(Path(folder, "site"))
         environment = {"PYTHONPATH": site, "PATH": "/usr/bin:/bin", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
         run(sys.executable, *runner, program, site, version, device, cwd=folder, env=environment)

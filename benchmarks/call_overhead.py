@@ -13,8 +13,8 @@ from functools import partial
 
 import torch_aclnn_ops
 from torch_aclnn_ops import functional as ours
-from torch_aclnn_ops import host_npu
 
+import host_npu
 import torch
 from torch import Tensor
 

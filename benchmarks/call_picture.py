@@ -1,4 +1,4 @@
-"""Draw how a call works, from calls that are made: ``python -m torch_aclnn_ops.host_npu -m benchmarks.call_picture``.
+"""Draw how a call works, from calls that are made: ``python -m host_npu -m benchmarks.call_picture``.
 
 Writes docs/images/call_path.svg: the files of this package that a forward and a backward go through, the C++ that the
 operator's file includes, and the functions of CANN that are called, on a CPU and on the host NPU.
@@ -10,9 +10,10 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from torch_aclnn_ops import explain, host_npu
+from torch_aclnn_ops import explain
 from torch_aclnn_ops import functional as F
 
+import host_npu
 import torch
 from torch import Tensor
 

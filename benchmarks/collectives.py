@@ -11,8 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
-from torch_aclnn_ops import host_npu
-
+import host_npu
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing

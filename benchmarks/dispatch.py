@@ -13,8 +13,9 @@ from functools import partial
 from types import SimpleNamespace
 
 import torch_aclnn_ops
-from torch_aclnn_ops import _extension, host_npu
+from torch_aclnn_ops import _extension
 
+import host_npu
 import torch
 
 from benchmarks._harness import MEASURED, Call, Timing, parser, run

@@ -1,6 +1,6 @@
 """Errors of every operator against float64, beside torch's own: writes ``docs/precision.md``.
 
-``python -m torch_aclnn_ops.host_npu -m benchmarks.errors`` measures on the host NPU too.
+``python -m host_npu -m benchmarks.errors`` measures on the host NPU too.
 """
 
 import argparse
@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from torch_aclnn_ops import _cpu_extension, host_npu, ops
+from torch_aclnn_ops import _cpu_extension, ops
 
+import host_npu
 import torch
 from torch import Tensor
 

@@ -18,9 +18,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch_aclnn_ops import functional as F
-from torch_aclnn_ops import host_npu, nn
+from torch_aclnn_ops import nn
 from torch_aclnn_ops.optim import FusedEmaAdam
 
+import host_npu
 import torch
 from torch import Tensor
 

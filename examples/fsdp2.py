@@ -1,7 +1,7 @@
 """Train a small language model whose weights, head and averages ``fully_shard`` (FSDP2) spreads over processes.
 
 Run ``torchrun --nproc-per-node 2 examples/fsdp2.py``, or on simulated NPUs ``torchrun --nproc-per-node 2 -m
-torch_aclnn_ops.host_npu examples/fsdp2.py --device npu``; ``--help`` lists the options. Every process draws batches of
+host_npu examples/fsdp2.py --device npu``; ``--help`` lists the options. Every process draws batches of
 its own. The loss is computed outside of the model's forward pass, without the logits, and is told of the shards by
 ``fsdp_module``; the averaged weights are as sharded as the weights.
 """

@@ -2,7 +2,7 @@
 
 Run ``python examples/train_lm.py --minutes 2`` from a checkout; ``--help`` lists the options. With
 ``torchrun --nproc-per-node 2 examples/train_lm.py --vocab-parallel`` each process has half of the output head; with
-``torchrun --nproc-per-node 2 -m torch_aclnn_ops.host_npu examples/train_lm.py --device npu --vocab-parallel`` on
+``torchrun --nproc-per-node 2 -m host_npu examples/train_lm.py --device npu --vocab-parallel`` on
 simulated NPUs, which HCCL connects.
 """
 

@@ -5,10 +5,9 @@ from torch_aclnn_ops import functional as F
 
 import torch
 import torch.distributed as dist
+from host_npu.testing import results_of
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-
-from tests._distributed import results_of
 
 ROWS, FEATURES, SIZES = 6, 8, (12, 10)
 CLASSES = sum(SIZES)

@@ -10,14 +10,13 @@ from torch_aclnn_ops.optim import FusedEmaAdam
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from host_npu.testing import results_of
 from torch import nn
 from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
-
-from tests._distributed import results_of
 
 BATCH = 12  # divides by 2 and by 3 processes
 OPTIONS = {"lr": 1e-2, "weight_decay": 0.1, "ema_decay": 0.9, "ema_warmup": "ratio", "ema_start_step": 1}

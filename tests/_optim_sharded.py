@@ -10,6 +10,7 @@ from torch_aclnn_ops.optim import FusedEmaAdam, unwrap
 
 import torch
 import torch.distributed as dist
+from host_npu.testing import results_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
@@ -24,8 +25,6 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
-
-from tests._distributed import results_of
 
 WORLD_SIZE = 4
 BATCH = 8

@@ -13,6 +13,7 @@ from torch_aclnn_ops.optim import FusedEmaAdam, unwrap
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from host_npu.testing import results_of
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -22,7 +23,6 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from tests._distributed import results_of
 from tests._optimizer_reference import (
     EMA_DECAY,
     HALF,

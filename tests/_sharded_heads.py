@@ -10,6 +10,7 @@ from torch_aclnn_ops import nn as aclnn
 
 import torch
 import torch.distributed as dist
+from host_npu.testing import results_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
@@ -17,7 +18,6 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
-from tests._distributed import results_of
 from tests._pages import blocks, run
 
 DTYPES = {"cpu": torch.float64, "npu": torch.float32}  # HCCL does not add up float64

@@ -7,11 +7,11 @@ from torch_aclnn_ops.integrations.transformers import patch_model
 
 import torch
 import torch.distributed as dist
+from host_npu.testing import results_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from tests._distributed import results_of
 from tests._language_models import CHUNK, Largest, batch, make
 
 PROCESSES = 2

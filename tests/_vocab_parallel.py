@@ -13,11 +13,10 @@ from torch_aclnn_ops.functional.linear_cross_entropy._distributed import Members
 
 import torch
 import torch.distributed as dist
+from host_npu.testing import results_of
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
-
-from tests._distributed import results_of
 
 ROWS, FEATURES, CLASSES = 11, 6, 24
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

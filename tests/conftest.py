@@ -22,20 +22,6 @@ if _torch_npu.why_unavailable() is not None:
 # Threads that wait for one another cost tiny tensors ten times their work on a busy machine.
 torch.set_num_threads(1)
 
-# Programs that the tests run.
-collect_ignore = [
-    "_covering.py",
-    "_mutations.py",
-    "host_npu_facts.py",
-    "host_npu_operators.py",
-    "host_npu_products.py",
-    "host_npu_queue.py",
-    "host_npu_training.py",
-    "mutants.py",
-    "npu_coverage.py",
-    "op_db.py",
-]
-
 hypothesis.settings.register_profile("tests", deadline=None, max_examples=100, derandomize=True)
 # For tests/fuzz.py: other examples each time, and those that failed again.
 _found = hypothesis.database.DirectoryBasedExampleDatabase(".fuzz/hypothesis")
@@ -66,7 +52,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the files first whose tests take longest, so that no core waits for another at the end."""
-    longest = ("test_npu.py", "test_examples.py", "test_linear_cross_entropy.py", "test_host_npu.py")
+    longest = ("test_npu.py", "test_examples.py", "test_linear_cross_entropy.py")
     items.sort(key=lambda item: longest.index(item.path.name) if item.path.name in longest else len(longest))
 
 

@@ -30,8 +30,9 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from torch_aclnn_ops import host_npu, ops
+from torch_aclnn_ops import ops
 
+import host_npu
 import torch
 
 from benchmarks._figures import write_section
@@ -448,7 +449,7 @@ def main() -> None:
     parser.add_argument("--told", type=Path, help="count what an earlier run has told, after a change of KNOWN")
     arguments = parser.parse_args()
     if arguments.mode is None:
-        command = [sys.executable, "-m", "torch_aclnn_ops.host_npu", "-m", "tests.faults", *sys.argv[1:], "--mode"]
+        command = [sys.executable, "-m", "host_npu", "-m", "tests.faults", *sys.argv[1:], "--mode"]
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # of threads that wait for processes
             ended = pool.map(lambda mode: subprocess.run([*command, mode], env={**os.environ, **MODES[mode]}), MODES)
             sys.exit(max(each.returncode for each in ended))

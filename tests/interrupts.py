@@ -381,7 +381,7 @@ def _some_queue_loses(arguments: argparse.Namespace) -> bool:
     """Run the campaign on host NPUs, one for every kind of task queue; return whether something was lost."""
     names = ("trials", "every", "seed", *(["page"] if arguments.page else []))
     options = [f"--{name}={getattr(arguments, name)}" for name in names]
-    command = [sys.executable, "-m", "torch_aclnn_ops.host_npu", "-m", "tests.interrupts", "--device=npu", *options]
+    command = [sys.executable, "-m", "host_npu", "-m", "tests.interrupts", "--device=npu", *options]
     queues = [{**os.environ, "TASK_QUEUE_ENABLE": queue} for queue in ("0", "1", "2")]
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # of threads that wait for processes
         return any(each.returncode for each in pool.map(lambda queue: subprocess.run(command, env=queue), queues))

@@ -1,7 +1,7 @@
 """Each operator once, forward and backward, and a step of the optimizer: ``python tests/smoke.py cpu``.
 
 The shortest run that touches every part, for a machine or an emulation that is too slow for all tests. With ``npu``
-every operator of CANN has to have been launched: ``python -m torch_aclnn_ops.host_npu tests/smoke.py npu``.
+every operator of CANN has to have been launched: ``python -m host_npu tests/smoke.py npu``.
 """
 
 import inspect

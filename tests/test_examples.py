@@ -77,7 +77,7 @@ _ON_THE_HOST_NPU = """
 import gc, json, sys
 sys.path.insert(0, {examples!r})
 import train_lm, torch
-from torch_aclnn_ops import host_npu
+import host_npu
 
 status = train_lm.main(sys.argv[1:])
 gc.collect()
@@ -99,7 +99,7 @@ def test_the_language_model_trains_on_the_host_npu_as_on_the_cpu_and_leaves_noth
     on_cpu = _losses(output)
     program = tmp_path / "program.py"
     program.write_text(_ON_THE_HOST_NPU.format(examples=str(ROOT / "examples")))
-    runner = ("-m", "torch_aclnn_ops.host_npu", str(program))
+    runner = ("-m", "host_npu", str(program))
     result = _run_python(*runner, *options, "--device", "npu", "--output", str(output))
     assert result.returncode == 0, result.stderr
     for mine, theirs in zip(_losses(output), on_cpu, strict=True):
@@ -156,7 +156,7 @@ def test_two_processes_with_half_of_the_head_each_train_as_one(reference_run, ou
 @pytest.mark.exhaustive
 def test_two_processes_with_npus_and_half_of_the_head_each_train_as_one_with_a_cpu(reference_run, output):
     options = (*SMALL, "--stop-at", "12", "--device", "npu", "--vocab-parallel", "--output", str(output))
-    result = _torchrun(2, "-m", "torch_aclnn_ops.host_npu", str(ROOT / "examples/train_lm.py"), *options)
+    result = _torchrun(2, "-m", "host_npu", str(ROOT / "examples/train_lm.py"), *options)
     assert result.returncode == 0, result.stderr
     assert "x aclnnApplyFusedEmaAdam" in result.stdout
     for mine, theirs in zip(_losses(output), _losses(reference_run[0])[:12], strict=True):
@@ -243,7 +243,7 @@ def test_the_first_example_learns_with_averages_on_a_cpu(capsys):
 _SHORT_ONES = """
 import os, runpy, sys
 from pathlib import Path
-from torch_aclnn_ops import host_npu
+import host_npu
 
 drop_in, own_operator = sys.argv[1:]
 Path("drop_in.py").write_text(Path(drop_in).read_text().replace("= 200, 64, 8,", "= 10, 32, 8,"))
@@ -265,7 +265,7 @@ def short_ones(tmp_path_factory):
     folder = tmp_path_factory.mktemp("short")
     (folder / "program.py").write_text(_SHORT_ONES)
     programs = [str(ROOT / "examples" / name) for name in ("drop_in.py", "own_operator/own_operator.py")]
-    result = _run_python("-m", "torch_aclnn_ops.host_npu", "program.py", *programs, cwd=folder)
+    result = _run_python("-m", "host_npu", "program.py", *programs, cwd=folder)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -285,7 +285,7 @@ def test_an_own_operator_is_compiled_tested_and_differentiated_on_the_host_npu(s
 def test_an_own_operator_without_the_host_npu_is_refused(capsys):
     with pytest.raises(SystemExit) as stopped:
         runpy.run_path(str(ROOT / "examples/own_operator/own_operator.py"), run_name="__main__")
-    assert stopped.value.code == 2 and "python -m torch_aclnn_ops.host_npu" in capsys.readouterr().err
+    assert stopped.value.code == 2 and "python -m host_npu" in capsys.readouterr().err
 
 
 @pytest.mark.exhaustive

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from tests import faults
-from tests.test_npu import PACKAGE, _run, _run_program
+from tests.test_npu import LIBRARIES, _run, _run_program
 
 # What returns nothing, or only an answer; AclSet... are other names of aclSet..., and a second phase needs a first one.
 CANNOT_FAIL = r"""
@@ -22,14 +22,14 @@ CANNOT_FAIL = r"""
 @pytest.mark.skipif(shutil.which("nm") is None, reason="there is no nm")
 def test_every_function_that_can_fail_does_so_when_asked(tmp_path):
     listed = subprocess.run(
-        ["nm", "-D", "--defined-only", *PACKAGE.glob("_host_npu/lib*.so")], capture_output=True, text=True, check=True
+        ["nm", "-D", "--defined-only", *LIBRARIES.glob("lib*.so")], capture_output=True, text=True, check=True
     )
     names = sorted({line.split()[-1] for line in listed.stdout.splitlines() if " T " in line and " _Z" not in line})
     result = _run_program(
         tmp_path,
         f"""
         import ctypes, re
-        from torch_aclnn_ops import host_npu
+        import host_npu
 
         runtime, wrong = ctypes.CDLL(None), []
         runtime.aclGetRecentErrMsg.restype = ctypes.c_char_p

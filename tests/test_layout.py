@@ -26,7 +26,6 @@ LAYERS = (
         "torch_aclnn_ops._explain",
         "torch_aclnn_ops._patch",
         "torch_aclnn_ops.doctor",
-        "torch_aclnn_ops.host_npu",
         "torch_aclnn_ops.integrations",
         "torch_aclnn_ops.plan",
     ),
@@ -40,7 +39,7 @@ PLACES = (
     "torch_aclnn_ops/ops/{}.py",
     "torch_aclnn_ops/functional/{}.py",
     "csrc/npu/{}.cpp",
-    "csrc/host_npu/opapi/{}.cpp",
+    "host-npu/csrc/opapi/{}.cpp",
     "tests/test_{}.py",
 )
 
@@ -121,7 +120,7 @@ def test_the_layout_of_contributing_names_what_exists() -> None:
 def test_the_extension_includes_nothing_of_the_host_npu() -> None:
     sources = [path for path in (ROOT / "csrc/npu").iterdir() if path.suffix in (".cpp", ".h")]
     includes = [line for path in sources for line in re.findall(r"#include .*", path.read_text())]
-    headers = {path.name for path in (ROOT / "csrc/host_npu").rglob("*.h")} - {path.name for path in sources}
+    headers = {path.name for path in (ROOT / "host-npu/csrc").rglob("*.h")} - {path.name for path in sources}
     ours = [line for line in includes if "host_npu" in line or line.split('"')[1:2] and line.split('"')[1] in headers]
     assert includes and not ours
 
@@ -167,14 +166,14 @@ def test_every_signature_is_compared_with_canns_headers(cann: str) -> None:
 
 def _calls_of_host_npu() -> dict[str, str]:
     """Return the names of the calls that the C++ tests change, by the function of CANN that they call."""
-    text = "".join(path.read_text() for path in sorted((ROOT / "csrc/host_npu/tests").glob("*.[ch]*")))
+    text = "".join(path.read_text() for path in sorted((ROOT / "host-npu/csrc/tests").glob("*.[ch]*")))
     calls = re.findall(r"struct (\w+) {(?:(?!\nstruct ).)*?PhaseTwo phase_two = (aclnn\w+);", text, re.DOTALL)
     return {function: call for call, function in calls}
 
 
 @pytest.mark.parametrize("cann", CANN_NAMES)
 def test_every_operator_of_cann_has_a_header_and_a_test_in_c_for_the_host_npu(cann: str) -> None:
-    headers = (ROOT / "csrc/host_npu/include/aclnnop").glob("*.h")
+    headers = (ROOT / "host-npu/csrc/include/aclnnop").glob("*.h")
     assert any(f" {cann}(" in path.read_text() for path in headers)
-    tests = "".join(path.read_text() for path in (ROOT / "csrc/host_npu/tests").glob("*_test.cpp"))
+    tests = "".join(path.read_text() for path in (ROOT / "host-npu/csrc/tests").glob("*_test.cpp"))
     assert re.search(rf"\b{_calls_of_host_npu()[cann]}\b", tests)

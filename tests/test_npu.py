@@ -11,6 +11,7 @@ from pathlib import Path
 
 from torch_aclnn_ops import _extension, _torch_npu
 
+import host_npu
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -18,8 +19,7 @@ PACKAGE = ROOT / "torch_aclnn_ops"
 
 if importlib.util.find_spec("torch_aclnn_ops._C") is None:
     pytest.skip("the NPU extension is not built", allow_module_level=True)
-if not list(PACKAGE.glob("_host_npu/libascendcl.so")):
-    pytest.skip("the host NPU is not built", allow_module_level=True)
+LIBRARIES = Path(host_npu.__file__).parent / "_lib"
 
 
 def _run(*arguments, **settings):
@@ -29,7 +29,7 @@ def _run(*arguments, **settings):
         environment.pop(variable, None)
     environment.update(settings)
     return subprocess.run(
-        [sys.executable, "-m", "torch_aclnn_ops.host_npu", *arguments],
+        [sys.executable, "-m", "host_npu", *arguments],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -45,9 +45,9 @@ def _run_program(tmp_path, program, **settings):
 
 
 MODES = {
-    "queue": {"TORCH_ACLNN_HOST_NPU_DEVICES": "2"},
-    "no queue": {"TASK_QUEUE_ENABLE": "0", "TORCH_ACLNN_HOST_NPU_DEVICES": "2"},
-    "queue that does more": {"TASK_QUEUE_ENABLE": "2", "TORCH_ACLNN_HOST_NPU_DEVICES": "2"},
+    "queue": {"HOST_NPU_DEVICES": "2"},
+    "no queue": {"TASK_QUEUE_ENABLE": "0", "HOST_NPU_DEVICES": "2"},
+    "queue that does more": {"TASK_QUEUE_ENABLE": "2", "HOST_NPU_DEVICES": "2"},
     "blocking": {"ASCEND_LAUNCH_BLOCKING": "1"},
 }
 
@@ -86,9 +86,7 @@ TRAINING_CHIPS = [
 
 @pytest.mark.parametrize("chip", ["Ascend310P", *TRAINING_CHIPS])
 def test_other_chips(chip):
-    result = _run(
-        "-m", "pytest", "tests/npu/test_other_chips.py", "-q", "-p", "no:cacheprovider", TORCH_ACLNN_HOST_NPU_SOC=chip
-    )
+    result = _run("-m", "pytest", "tests/npu/test_other_chips.py", "-q", "-p", "no:cacheprovider", HOST_NPU_SOC=chip)
     assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-2000:]
 
 
@@ -97,7 +95,7 @@ def test_a_failure_in_the_queue_is_raised_once_and_each_later_call_says_that_the
     result = _run_program(
         tmp_path,
         """
-        from torch_aclnn_ops import host_npu
+        import host_npu
         import torch
 
         one = torch.rand(3).npu()
@@ -127,7 +125,8 @@ def test_after_the_queue_has_ended_what_is_computed_in_torch_calls_says_so_too(t
         tmp_path,
         """
         from functools import partial
-        from torch_aclnn_ops import functional as F, host_npu
+        import host_npu
+        from torch_aclnn_ops import functional as F
         import torch
 
         one = torch.rand(3).npu()
@@ -174,7 +173,7 @@ def test_after_the_queue_has_ended_what_is_computed_in_torch_calls_says_so_too(t
 
 def test_cann_without_an_operator_says_what_is_missing_and_what_works(tmp_path):
     # A host NPU whose operators have one name less.
-    shutil.copytree(PACKAGE / "_host_npu", tmp_path / "cann")
+    shutil.copytree(LIBRARIES, tmp_path / "cann")
     library = tmp_path / "cann" / "libopapi.so"
     content = library.read_bytes()
     for name in (b"aclnnMseLossBackward\0", b"aclnnMseLossBackwardGetWorkspaceSize\0"):
@@ -186,10 +185,11 @@ def test_cann_without_an_operator_says_what_is_missing_and_what_works(tmp_path):
             f"""
             import logging
             from pathlib import Path
-            from torch_aclnn_ops import doctor, functional as F, host_npu
-            from torch_aclnn_ops.host_npu import _libraries
+            import host_npu
+            from torch_aclnn_ops import doctor, functional as F
+            from host_npu import _libraries
 
-            _libraries._FOLDER = Path({str(tmp_path / "cann")!r})
+            _libraries.FOLDER = Path({str(tmp_path / "cann")!r})
             host_npu.enable()
             import torch
 
@@ -223,7 +223,8 @@ def test_whether_values_are_checked_can_be_said_before_there_is_an_npu(asked, re
     program = f"""
         import torch_aclnn_ops
         torch_aclnn_ops.check_values({asked})
-        from torch_aclnn_ops import functional as F, host_npu
+        import host_npu
+        from torch_aclnn_ops import functional as F
         host_npu.enable()
         import torch
         try:
@@ -249,7 +250,7 @@ def test_without_cann_the_reason_is_known():
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
 def test_the_signatures_are_compared_with_canns_headers_where_there_are_any(tmp_path):
     # The host NPU's headers declare the same functions, written independently from the documents.
-    headers = ROOT / "csrc" / "host_npu" / "include"
+    headers = ROOT / "host-npu" / "csrc" / "include"
     flags = ["-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror"]
     others = _torch_npu.library().parents[1] / "include"
     # Where the headers of the ABI are that torch_npu's include, depends on its version.

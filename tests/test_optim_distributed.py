@@ -4,9 +4,10 @@ from functools import cache
 
 import pytest
 import torch
+from host_npu.testing import run
 
 from tests import _optim_distributed as cases
-from tests._distributed import groups, run
+from tests._distributed import groups
 
 TOLERANCE = {"cpu": 1e-12, "npu": 2e-6}
 

@@ -5,9 +5,10 @@ from functools import cache
 
 import pytest
 import torch
+from host_npu.testing import run
 
 from tests import _optim_sharded as cases
-from tests._distributed import DEVICES, run
+from tests._distributed import DEVICES
 
 SIZE = cases.WORLD_SIZE
 ON_EACH_DEVICE = [(device, name) for device in DEVICES for name in cases.flavours_on(device)]

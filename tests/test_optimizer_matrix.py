@@ -4,12 +4,13 @@ from functools import cache
 
 import pytest
 import torch
+from host_npu.testing import run
 
 from benchmarks._figures import put_between
 from tests import _optimizer_cells as cells
 from tests import _optimizer_reference as reference
 from tests import optimizer_matrix as matrix
-from tests._distributed import DEVICES, run
+from tests._distributed import DEVICES
 
 # Gradients depend on the order of summation: in float32 by some units in the last place of weights below 0.5. In
 # bfloat16 each process rounds its gradient, of about 1, to 8 bits, and so does their sum: by 2**-9 each time, which

@@ -7,12 +7,13 @@ from torch_aclnn_ops import functional as F
 import pytest
 import torch
 import torch.distributed as dist
+from host_npu.testing import run
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests import _sharded_heads as cases
-from tests._distributed import groups, run
+from tests._distributed import groups
 
 _RUNS = [
     pytest.param(group, name, marks=marks)

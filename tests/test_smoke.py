@@ -5,9 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from torch_aclnn_ops.host_npu import _libraries
-
 import pytest
+from host_npu import _libraries
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -16,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def test_every_part_works_once(device):
     if device == "npu" and _libraries.missing():
         pytest.skip("the host NPU is not built")
-    runner = ["-m", "torch_aclnn_ops.host_npu"] if device == "npu" else []
+    runner = ["-m", "host_npu"] if device == "npu" else []
     result = subprocess.run(
         [sys.executable, *runner, "tests/smoke.py", device],
         cwd=ROOT,

@@ -7,15 +7,15 @@ import sys
 from pathlib import Path
 
 from torch_aclnn_ops import _torch_npu
-from torch_aclnn_ops.host_npu import _libraries
 
+import host_npu
 import pytest
 import torch
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "torch_aclnn_ops"
 SAYS_HOSTILE = "print('hostile', flush=True)\n"
-needs_host_npu = pytest.mark.skipif(bool(_libraries.missing()), reason="the host NPU was not built")
+LIBRARIES = Path(host_npu.__file__).parent / "_lib"
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
 
 
@@ -109,7 +109,6 @@ def test_torch_npu_and_torch_are_imported_from_where_they_are_installed(hostile,
     assert result.stdout == "imported\nNone True\n", result.stderr
 
 
-@needs_host_npu
 @needs_compiler
 def test_the_host_npu_takes_nothing_from_the_working_directory(hostile, tmp_path):
     program = tmp_path / "program.py"
@@ -118,7 +117,7 @@ def test_the_host_npu_takes_nothing_from_the_working_directory(hostile, tmp_path
         "one = torch.ones(3, device='npu', requires_grad=True); functional.mse_loss(one, one.detach()).backward()\n"
         "print(one.grad.tolist(), launches()['aclnnMseLossBackward'])\n"
     )
-    result = _run("-m", "torch_aclnn_ops.host_npu", program, cwd=hostile, LD_LIBRARY_PATH=":")
+    result = _run("-m", "host_npu", program, cwd=hostile, LD_LIBRARY_PATH=":")
     assert result.stdout == "[0.0, 0.0, 0.0] 1\n", result.stderr
 
 
@@ -168,11 +167,9 @@ def search(tmp_path_factory):
     return run
 
 
-@needs_host_npu
 @needs_compiler
 def test_custom_vendor_and_split_libraries_are_searched_in_order(tmp_path, search):
     # A copy of the simulated operators stands for each of the places where CANN's may be.
-    libraries = PACKAGE / "_host_npu"
     places = {
         "custom": tmp_path / "custom" / "op_api" / "lib" / "libcust_opapi.so",
         "vendor": tmp_path / "opp" / "vendors" / "one" / "op_api" / "lib" / "libcust_opapi.so",
@@ -180,7 +177,7 @@ def test_custom_vendor_and_split_libraries_are_searched_in_order(tmp_path, searc
     }
     for place in places.values():
         place.parent.mkdir(parents=True)
-        shutil.copy(libraries / "libopapi.so", place)
+        shutil.copy(LIBRARIES / "libopapi.so", place)
     (tmp_path / "opp" / "vendors" / "config.ini").write_text("[section]\nload_priority = none, one\n")
     settings = {
         "ASCEND_CUSTOM_OPP_PATH": f"{tmp_path / 'nowhere'}:{tmp_path / 'custom'}",
@@ -189,13 +186,12 @@ def test_custom_vendor_and_split_libraries_are_searched_in_order(tmp_path, searc
     }
     found = []
     for _ in range(len(settings) + 1):
-        environment = {"LD_LIBRARY_PATH": str(libraries), **settings}
+        environment = {"LD_LIBRARY_PATH": str(LIBRARIES), **settings}
         found.append(search(environment))
         settings.pop(next(iter(settings), ""), None)
-    assert found == [*map(str, places.values()), str(libraries / "libopapi.so")]
+    assert found == [*map(str, places.values()), str(LIBRARIES / "libopapi.so")]
 
 
-@needs_host_npu
 @needs_compiler
 def test_split_libraries_are_searched_in_the_order_of_their_names(tmp_path, search):
     folder = tmp_path / "lib64"
@@ -206,14 +202,10 @@ def test_split_libraries_are_searched_in_the_order_of_their_names(tmp_path, sear
     subprocess.run(command, input=source, text=True, check=True)
     for library in libraries[1:]:
         shutil.copy(libraries[0], library)
-    environment = {"ASCEND_HOME_PATH": str(tmp_path), "LD_LIBRARY_PATH": str(PACKAGE / "_host_npu")}
+    environment = {"ASCEND_HOME_PATH": str(tmp_path), "LD_LIBRARY_PATH": str(LIBRARIES)}
     assert search(environment) == str(folder / "libopapi_a.so")
 
 
-LIBRARIES = PACKAGE / "_host_npu"
-
-
-@needs_host_npu
 @needs_compiler
 def test_the_search_takes_no_library_of_the_working_directory(hostile, search):
     shutil.copy(hostile / "libopapi.so", hostile / "libaclnn_math.so")
@@ -223,7 +215,6 @@ def test_the_search_takes_no_library_of_the_working_directory(hostile, search):
     assert found == str(LIBRARIES / "libopapi.so")
 
 
-@needs_host_npu
 @needs_compiler
 def test_the_search_takes_no_relative_and_no_writable_custom_package(hostile, search):
     package = hostile / "op_api" / "lib" / "libcust_opapi.so"

@@ -9,9 +9,10 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from host_npu.testing import run
 
 from tests import _transformers_distributed as trainings
-from tests._distributed import DEVICES, run
+from tests._distributed import DEVICES
 from tests._language_models import CHUNK, LOGITS, Step, assert_close, make
 
 HEAD = {"r": 4, "lora_alpha": 6, "target_modules": ["lm_head", "q_proj"]}

@@ -10,11 +10,12 @@ from torch_aclnn_ops import functional as F
 import pytest
 import torch
 import torch.distributed as dist
+from host_npu.testing import run
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests import _vocab_parallel as cases
-from tests._distributed import groups, run
+from tests._distributed import groups
 
 # What the processes' errors may be above those of one process, relative to a tensor's largest number.
 # The gradient of a 16-bit input may be rounded on each rank.

@@ -3,9 +3,10 @@
 import math
 
 import pytest
+from host_npu.testing import run
 
 from tests import _disagreement as cases
-from tests._distributed import groups, run
+from tests._distributed import groups
 
 
 @pytest.fixture(scope="module", params=groups(2, often={("npu", 2), ("cpu", 2)}), ids=str)

@@ -1,7 +1,5 @@
 """Five CANN training operators as PyTorch losses, an embedding and an optimizer, for Ascend NPUs and for CPUs."""
 
-import os as _os
-
 from torch_aclnn_ops import _torch_npu as _torch_npu  # isort: skip  (before anything imports torch)
 from torch_aclnn_ops import _torch_compat as _torch_compat  # isort: skip  (refuses a torch that does not fit)
 from torch_aclnn_ops import _extension, functional, nn, ops, optim
@@ -13,9 +11,4 @@ from torch_aclnn_ops._version import __version__
 __all__ = ["__version__", "check_values", "explain", "functional", "launches", "nn", "ops", "optim", "patch"]
 
 _extension.load()
-_torch_npu.call_after_import(_extension.load)  # by the host NPU
-
-if _os.environ.get("TORCH_ACLNN_HOST_NPU_ENABLE", "0") not in ("", "0"):
-    from torch_aclnn_ops import host_npu as _host_npu
-
-    _host_npu._inherit()
+_torch_npu.call_after_import(_extension.load)

@@ -1,8 +1,8 @@
 """For which torch and torch_npu the compiled parts are built.
 
 C++ code fits the release that it was compiled for; with another one it may not load, or compute nonsense. So every
-library says what it was compiled for, in a text that can be read without loading it. setup.py and
-csrc/host_npu/build.py load this file by its path, so it imports nothing of the package.
+library says what it was compiled for, in a text that can be read without loading it. setup.py loads this file by its
+path, so it imports nothing of the package.
 """
 
 import importlib.metadata

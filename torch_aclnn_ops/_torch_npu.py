@@ -7,15 +7,16 @@ wherever it is installed, from loading one that cannot work.
 
 import contextlib
 import ctypes
-import importlib
+import importlib.abc
 import importlib.machinery
 import mmap
 import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
@@ -38,7 +39,7 @@ _SETTINGS = b"26AcceleratorAllocatorConfig14getMutableKeys"
 
 def why_unavailable() -> str | None:
     """Return why tensors cannot be on an NPU in this process, or ``None`` if torch_npu is imported."""
-    return _reason
+    return None if is_imported() else _reason
 
 
 def is_installed() -> bool:
@@ -62,9 +63,10 @@ def finds_cann() -> bool:
 def conflict() -> str | None:
     """Return why torch_npu ends the process when it is imported with the installed torch, or ``None`` if it does not.
 
-    The answer is about a real CANN: the host NPU makes room for torch_npu. Neither package is imported to find out.
+    Neither package is imported to find out. Who has loaded CANN's libraries before, such as a simulator, is expected to
+    know what torch_npu needs.
     """
-    if not is_installed() or is_imported():
+    if not is_installed() or is_imported() or _is_loaded(_CANN_LIBRARIES[0]):
         return None
     if not all(registers_settings(path) for path in (_library("torch", "libc10_cuda.so"), library())):
         return None
@@ -125,22 +127,33 @@ def registers_settings(path: Path) -> bool:
 
 
 def call_after_import(function: Callable[[], object]) -> None:
-    """Let :func:`import_torch_npu` call a function when it has imported torch_npu."""
-    _called_after_import.append(function)
+    """Call a function once torch_npu has been imported: a simulator of CANN imports it after this package."""
+    if not is_imported():
+        sys.meta_path.insert(0, _Importer(function))
 
 
-def import_torch_npu() -> str | None:
-    """Import torch_npu after CANN's libraries were loaded; return why that is not possible, or ``None``."""
-    global _reason
-    _reason = _why_not_loadable()
-    if _reason is None:
-        if not is_imported():
-            sys.modules.pop("torch_npu", None)  # where it is hidden
-        with _autoload("0"), _installed_packages_only():
-            importlib.import_module("torch_npu")
-        for function in _called_after_import:
-            function()
-    return _reason
+class _Importer(importlib.abc.MetaPathFinder):
+    """Lets Python, or the hooks of others, import torch_npu, and then calls a function."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self._function = function
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != "torch_npu":
+            return None
+        others = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_call(module: ModuleType) -> None:
+                execute(module)
+                self._function()
+
+            spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
+        return spec
 
 
 def _hide() -> None:
@@ -165,14 +178,20 @@ def _why_not_loadable() -> str | None:
 
 
 def _load(library: str) -> None:
-    """Load a library of CANN where it is not loaded yet, as those of the host NPU are."""
+    """Load a library of CANN unless it is loaded, as those of a simulator are."""
+    if not _is_loaded(library):
+        path = _find_library(library)
+        if path is None:
+            raise OSError(f"{library}: cannot open shared object file: No such file or directory")
+        ctypes.CDLL(path)
+
+
+def _is_loaded(library: str) -> bool:
     try:
         ctypes.CDLL(library, os.RTLD_NOLOAD)
     except OSError:
-        path = _find_library(library)
-        if path is None:
-            raise OSError(f"{library}: cannot open shared object file: No such file or directory") from None
-        ctypes.CDLL(path)
+        return False
+    return True
 
 
 def _find_library(name: str) -> str | None:
@@ -239,7 +258,6 @@ def _refuse_after_fork() -> None:
         notice(None)
 
 
-_called_after_import: list[Callable[[], object]] = []
 _is_hidden = False
 _reason = _import_torch()
 os.register_at_fork(after_in_child=_refuse_after_fork)

@@ -14,9 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch_aclnn_ops import _cpu_extension, _extension, _torch_compat, _torch_npu, host_npu, ops
+from torch_aclnn_ops import _cpu_extension, _extension, _torch_compat, _torch_npu, ops
 from torch_aclnn_ops._version import __version__
-from torch_aclnn_ops.host_npu import _libraries
 from torch_aclnn_ops.ops._raw_operator import RawOperator
 
 import torch
@@ -29,7 +28,7 @@ _FORMULA = "formula in torch calls"
 _LIBRARIES = ("numpy", "transformers", "accelerate", "peft", "lightning")
 # Environment variables that change what torch, torch_npu and this package do; none has a path for a value.
 _SETTINGS = re.compile(
-    "TORCH_ACLNN_.*|TORCH_DEVICE_BACKEND_AUTOLOAD|TASK_QUEUE_ENABLE|PER_STREAM_QUEUE|ASCEND_LAUNCH_BLOCKING"
+    "TORCH_ACLNN_.*|HOST_NPU_.*|TORCH_DEVICE_BACKEND_AUTOLOAD|TASK_QUEUE_ENABLE|PER_STREAM_QUEUE|ASCEND_LAUNCH_BLOCKING"
     "|ASCEND_RT_VISIBLE_DEVICES|ACLNN_CACHE_LIMIT|PYTORCH_NPU_ALLOC_CONF|TORCH_NPU_LAZY_FUSION|OMP_NUM_THREADS"
 )
 _DRIVER = Path("/usr/local/Ascend/driver/version.info")
@@ -161,8 +160,13 @@ def _installed_torch_npu() -> Finding:
     return Finding("torch_npu", version)
 
 
+def _is_simulated() -> bool:
+    """Return whether the host NPU, a project of its own, is enabled in this process."""
+    return os.environ.get("HOST_NPU_ENABLE", "0") not in ("", "0") and _torch_npu.is_imported()
+
+
 def _cann() -> Finding:
-    if host_npu.is_enabled():
+    if _is_simulated():
         return Finding("CANN", "simulated, by the host NPU")
     home = os.environ.get("ASCEND_HOME_PATH")
     if _torch_npu.finds_cann():
@@ -187,8 +191,10 @@ def _cann_version() -> str:
 def _npu() -> Finding:
     reason = _torch_npu.why_unavailable()
     if reason is not None and not _torch_npu.is_imported():
-        simulate = "to simulate one: python -m torch_aclnn_ops.host_npu PROGRAM"
-        return Finding("NPU", f"none: {reason}", None if _libraries.missing() else simulate)
+        is_installed = importlib.util.find_spec("host_npu") is not None
+        return Finding(
+            "NPU", f"none: {reason}", "to simulate one: python -m host_npu PROGRAM" if is_installed else None
+        )
     count = int(torch.npu.device_count())  # type: ignore[attr-defined]
     if not count:
         return Finding("NPU", "none: torch_npu is imported, but it sees no device", "look at npu-smi info")
@@ -215,11 +221,11 @@ def _npu_extension() -> Finding:
 
 
 def _host_npu() -> Finding:
-    if host_npu.is_enabled():
-        return Finding("host NPU", "enabled")
-    if _libraries.missing():
-        return Finding("host NPU", "not built", f"to simulate NPUs: {_reinstall()}")
-    return Finding("host NPU", "built")
+    try:
+        version = importlib.metadata.version("host_npu")
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("host NPU", "not installed", "to simulate NPUs: pip install --no-build-isolation ./host-npu")
+    return Finding("host NPU", f"{version}{', enabled' if _is_simulated() else ''}")
 
 
 def _cpu_kernels() -> Finding:

@@ -1,6 +1,6 @@
 """An operator of CANN in a library of one's own: compiled, tested and differentiated without an NPU.
 
-Run ``python -m torch_aclnn_ops.host_npu examples/own_operator/own_operator.py`` from a checkout, where torch_npu, ninja
+Run ``python -m host_npu examples/own_operator/own_operator.py`` from a checkout, where torch_npu, ninja
 and g++ are installed. Of this package only the host NPU is used; ``mse_loss.cpp`` needs no more than torch_npu.
 """
 
@@ -11,8 +11,7 @@ import sysconfig
 import warnings
 from pathlib import Path
 
-from torch_aclnn_ops import host_npu
-
+import host_npu
 import torch
 from torch import Tensor
 from torch.autograd import gradcheck
@@ -101,7 +100,7 @@ def check_that_nothing_is_left() -> None:
 def main() -> int:
     """Test the operators and return the exit status."""
     if not host_npu.is_enabled():
-        print(f"error: it needs the host NPU: python -m torch_aclnn_ops.host_npu {sys.argv[0]}", file=sys.stderr)
+        print(f"error: it needs the host NPU: python -m host_npu {sys.argv[0]}", file=sys.stderr)
         return 2
     load()
     check_values()

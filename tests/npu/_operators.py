@@ -3,8 +3,9 @@
 import re
 from typing import Any
 
-from torch_aclnn_ops import host_npu, ops
+from torch_aclnn_ops import ops
 
+import host_npu
 import pytest
 import torch
 from torch import Tensor

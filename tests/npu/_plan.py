@@ -4,8 +4,8 @@ import json
 import sys
 
 from torch_aclnn_ops import functional as F
-from torch_aclnn_ops import host_npu
 
+import host_npu
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard

@@ -4,12 +4,11 @@ from functools import partial
 
 import torch_aclnn_ops  # isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
 from torch_aclnn_ops import functional as F
-from torch_aclnn_ops import host_npu
 
+import host_npu
 import torch
 import torch.distributed as dist
-
-from tests._distributed import results_of
+from host_npu.testing import results_of
 
 ROWS, FEATURES, CLASSES = 24, 16, 288
 # Number of classes of each rank, and options of the function.

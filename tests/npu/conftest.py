@@ -1,8 +1,7 @@
-"""The tests in this folder need an NPU: ``python -m torch_aclnn_ops.host_npu -m pytest tests/npu`` simulates one."""
+"""The tests in this folder need an NPU: ``python -m host_npu -m pytest tests/npu`` simulates one."""
 
 import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
-from torch_aclnn_ops import host_npu
-
+import host_npu
 import pytest
 import torch
 

@@ -2,8 +2,9 @@
 
 import inspect
 
-from torch_aclnn_ops import host_npu, ops
+from torch_aclnn_ops import ops
 
+import host_npu
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode

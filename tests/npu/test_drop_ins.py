@@ -5,8 +5,9 @@ from functools import partial
 
 import torch_aclnn_ops
 from torch_aclnn_ops import functional as ours
-from torch_aclnn_ops import host_npu, nn, optim
+from torch_aclnn_ops import nn, optim
 
+import host_npu
 import pytest
 import torch
 

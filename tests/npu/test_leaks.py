@@ -2,8 +2,9 @@
 
 import gc
 
-from torch_aclnn_ops import host_npu, ops
+from torch_aclnn_ops import ops
 
+import host_npu
 import pytest
 import torch
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from torch_aclnn_ops import explain, host_npu
+from torch_aclnn_ops import explain
 from torch_aclnn_ops.optim import FusedEmaAdam
 
+import host_npu
 import pytest
 import torch
 from torch import nn

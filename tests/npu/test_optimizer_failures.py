@@ -4,9 +4,9 @@ import contextlib
 import itertools
 import os
 
-from torch_aclnn_ops import host_npu
 from torch_aclnn_ops.optim import FusedEmaAdam
 
+import host_npu
 import pytest
 import torch
 from torch import nn

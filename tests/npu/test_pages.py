@@ -20,4 +20,4 @@ def test_the_code_of_a_page_runs_as_it_stands(page):
 
 @pytest.mark.skipif(os.environ.get("ASCEND_LAUNCH_BLOCKING") == "1", reason="the calls of the picture do not wait")
 def test_the_picture_of_a_call_is_drawn_from_calls_as_they_are():
-    assert PICTURE.read_text() == draw(record()), "run `python -m torch_aclnn_ops.host_npu -m benchmarks.call_picture`"
+    assert PICTURE.read_text() == draw(record()), "run `python -m host_npu -m benchmarks.call_picture`"

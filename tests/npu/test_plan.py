@@ -92,7 +92,7 @@ def test_the_states_and_a_step_of_the_optimizer_take_what_the_formula_says(side,
 def sent(tmp_path_factory):
     """What each of two ranks has sent, by function of HCCL."""
     folder = tmp_path_factory.mktemp("plan")
-    command = [sys.executable, "-m", "torch_aclnn_ops.host_npu", "--devices", "2", "-m", "tests.npu._plan", str(folder)]
+    command = [sys.executable, "-m", "host_npu", "--devices", "2", "-m", "tests.npu._plan", str(folder)]
     processes = [subprocess.Popen([*command, str(rank)], cwd=Path(__file__).parents[2]) for rank in range(2)]
     try:
         assert [process.wait(timeout=120) for process in processes] == [0, 0]

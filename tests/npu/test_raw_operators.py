@@ -1,8 +1,9 @@
 """The raw operators on an NPU: against their formulas, and through each of their entries."""
 
 import torch_aclnn_ops
-from torch_aclnn_ops import _extension, host_npu, ops
+from torch_aclnn_ops import _extension, ops
 
+import host_npu
 import pytest
 import torch
 

@@ -1,7 +1,6 @@
 """A short form of ``python -m benchmarks.soak``: nothing alive and no memory of the device is more after more steps."""
 
-from torch_aclnn_ops import host_npu
-
+import host_npu
 import pytest
 
 from benchmarks import soak

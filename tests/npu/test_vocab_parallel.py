@@ -4,8 +4,8 @@ import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_acln
 
 import pytest
 import torch
+from host_npu.testing import run
 
-from tests._distributed import run
 from tests.npu import _vocab_parallel as cases
 
 FUSED = {

@@ -1,0 +1,50 @@
+"""A copy of the repository, in which it is compiled in another way than here."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+def update(copy: Path) -> None:
+    """Copy what git does not ignore, with the times that tell what has changed since the last time."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=REPOSITORY,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    files = {Path(name) for name in listed.stdout.split("\0") if name and (REPOSITORY / name).exists()}
+    for pattern in ("csrc/**/*.*", "host-npu/csrc/**/*.*", "**/tests/**/*.py", "torch_aclnn_ops/**/*.py"):
+        for old in copy.glob(pattern):
+            if old.is_file() and old.relative_to(copy) not in files:
+                old.unlink()
+    for file in files:
+        (copy / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(REPOSITORY / file, copy / file)
+
+
+def build(copy: Path, instrument: str, **settings: str) -> dict[str, str]:
+    """Compile all parts in an updated copy and return the environment for what runs there.
+
+    Args:
+        copy: The folder of the copy; made if there is none.
+        instrument: What ``TORCH_ACLNN_INSTRUMENT`` takes, see ``setup.py``.
+        settings: Environment variables that matter too.
+    """
+    update(copy)
+    switches = {f"TORCH_ACLNN_{part}": "1" for part in ("NPU", "CPU")}
+    paths = os.pathsep.join([str(copy), str(copy / "host-npu")])
+    environment = {**os.environ, **switches, **settings, "PYTHONPATH": paths}
+    for project in (copy, copy / "host-npu"):
+        subprocess.run(
+            [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"],
+            cwd=project,
+            env={**environment, "TORCH_ACLNN_INSTRUMENT": instrument, "HOST_NPU_INSTRUMENT": instrument},
+            check=True,
+        )
+    return environment

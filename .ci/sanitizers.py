@@ -1,0 +1,68 @@
+"""The compiled parts under AddressSanitizer and UndefinedBehaviorSanitizer: ``make asan``.
+
+A copy of the repository is compiled, so that the libraries in use stay as they are, and ``tests/npu`` and the tests of
+``csrc/cpu`` run with it.
+"""
+
+import shutil
+import subprocess
+import sys
+
+import _copy
+from _copy import REPOSITORY
+
+_COPY = REPOSITORY / "build" / "asan"
+
+# Python keeps memory until it ends; what the C++ tests lose is looked for.
+_PYTHON_OPTIONS = {
+    "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=1",
+    "UBSAN_OPTIONS": "print_stacktrace=1",
+}
+# Measures the memory of the process, which AddressSanitizer keeps when it is freed.
+_WITHOUT = ("tests/npu/test_leaks.py::test_many_calls_leave_nothing",)
+_CPU_TESTS = tuple(
+    f"tests/test_{name}.py"
+    for name in ("linear_cross_entropy_compiled", "linear_cross_entropy_products", "native_functions")
+)
+# What is looked at in every step keeps the compiler from vectors: 1,001 numbers that are added one after the other have
+# more roundings than the test allows. The second test runs the first one in another process.
+_WITHOUT_VECTORS = tuple(
+    f"{_CPU_TESTS[0]}::{name}"
+    for name in (
+        "test_the_softmax_is_exact_to_a_few_roundings[1001]",
+        "test_all_of_this_holds_for_the_vectors_of_other_chips",
+    )
+)
+
+
+def _run_in_copy(environment: dict[str, str], *command: str) -> bool:
+    """Run Python in the copy with the sanitizer's library in front of all others."""
+    names = ("libasan.so", "libstdc++.so.6")  # which has to be there when the first exception is thrown
+    found = [subprocess.check_output(["g++", f"-print-file-name={name}"], text=True).strip() for name in names]
+    environment = environment | _PYTHON_OPTIONS | {"LD_PRELOAD": ":".join(found)}
+    return subprocess.run([sys.executable, *command], cwd=_COPY, env=environment).returncode == 0
+
+
+def check_addresses() -> bool:
+    """Return whether nothing was reported."""
+    environment = _copy.build(_COPY, "address,undefined") | {"HOST_NPU_DEVICES": "2"}
+    pytest = ("-m", "pytest", "--quiet", "-p", "no:cacheprovider")
+    without = [f"--deselect={name}" for name in (*_WITHOUT, *_WITHOUT_VECTORS)]
+    passed = [
+        _run_in_copy(environment, "-m", "host_npu", *pytest, "tests/npu", *without),
+        _run_in_copy(environment, *pytest, *_CPU_TESTS, *without),
+    ]
+    return all(passed)
+
+
+def main() -> int:
+    """Compile and test; return 1 if something was reported."""
+    if shutil.which("g++") is None:
+        sys.exit("the sanitizers are those of GCC: apt-get install g++")
+    passed = check_addresses()
+    print("nothing reported" if passed else "REPORTED: see above")
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+// A program of test cases: each prints "ok NAME" or "FAILED NAME: why".
+#pragma once
+
+#include <cmath>
+#include <functional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace test {
+
+struct Failure : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+template <class... Parts>
+std::string join(const Parts&... parts) {
+    std::ostringstream text;
+    (text << ... << parts);
+    return text.str();
+}
+
+template <class... Parts>
+void expect(bool fine, const Parts&... parts) {
+    if (!fine) throw Failure(join(parts...));
+}
+
+template <class Actual, class Expected, class... Parts>
+void expect_equal(const Actual& actual, const Expected& expected, const Parts&... what) {
+    if (!(actual == expected)) throw Failure(join(what..., " is ", actual, ", expected ", expected));
+}
+
+// |actual - expected| <= tolerance * max(1, |expected|), element by element; NaN equals NaN.
+inline void expect_close(const std::vector<double>& actual, const std::vector<double>& expected, double tolerance,
+                         const std::string& what) {
+    expect_equal(actual.size(), expected.size(), what, ": the number of elements");
+    for (std::size_t index = 0; index < actual.size(); ++index) {
+        const bool both_nan = std::isnan(actual[index]) && std::isnan(expected[index]);
+        const double allowed = tolerance * std::fmax(1.0, std::fabs(expected[index]));
+        if (both_nan || actual[index] == expected[index]) continue;
+        expect(std::fabs(actual[index] - expected[index]) <= allowed, what, "[", index, "] is ", actual[index],
+               ", expected ", expected[index]);
+    }
+}
+
+// A case that runs in these configurations of the process. It registers itself.
+struct Case {
+    Case(const char* name, std::function<void()> body, std::vector<std::string> configurations = {"Ascend910B"});
+
+    std::string name;
+    std::function<void()> body;
+    std::vector<std::string> configurations;
+};
+
+// The chip of this process as HOST_NPU_SOC names it, "cache off" if phase one has no cache, or "strict
+// memory" if allocations end where they were asked to end.
+std::string configuration();
+
+// Whether the phase-one cache is on, which it is unless the environment says otherwise.
+bool cache_is_on();
+
+}  // namespace test

@@ -1,0 +1,297 @@
+"""A simulated Ascend NPU: programs for the device ``npu`` run on any machine with Linux.
+
+The libraries that torch_npu needs of CANN are simulated on the host, so that an unmodified torch_npu sees devices.
+Their memory faults when the host touches it, and their streams are asynchronous. Operators are computed on the CPU.
+
+``python -m host_npu train.py`` runs a program with it, :func:`enable` does the same inside one. The processes that it
+starts, such as those of ``torch.multiprocessing.spawn``, have host NPUs of their own.
+"""
+
+import ctypes
+import json
+import os
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from host_npu import _libraries, _torch_npu
+from host_npu._version import __version__
+
+__all__ = [
+    "SOCS",
+    "HostNpuError",
+    "Stats",
+    "__version__",
+    "count_calls",
+    "enable",
+    "fail",
+    "is_enabled",
+    "reset",
+    "stats",
+]
+
+SOCS = ("Ascend910", "Ascend910B", "Ascend910_93", "Ascend310P", "Ascend950")
+
+_DEVICES = "HOST_NPU_DEVICES"
+_SOC = "HOST_NPU_SOC"
+_STRICT_MEMORY = "HOST_NPU_STRICT_MEMORY"
+_MOST_DEVICES = 64
+_DEFAULT_DEVICES = "1"
+_DEFAULT_SOC = "Ascend910B"
+
+# Tells child processes to enable the host NPU. "force" is what enable(force=True) leaves to them.
+_ENABLE = "HOST_NPU_ENABLE"
+# Has a sitecustomize.py, by which child processes do it before their program begins.
+_CHILDREN = str(Path(__file__).resolve().parent / "_children")
+# 0 keeps torch from importing torch_npu by itself.
+_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+
+# What leads torch_npu to a real CANN.
+_REAL_CANN = ("ASCEND_HOME_PATH", "ASCEND_OPP_PATH", "ASCEND_CUSTOM_OPP_PATH", "ASCEND_AICPU_PATH")
+
+_runtime: ctypes.CDLL | None = None
+
+
+class HostNpuError(RuntimeError):
+    """Raised when the host NPU cannot be used; the message says why."""
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What the host NPU has counted; what is not among the names of a count is 0.
+
+    Attributes:
+        alive: Objects that were created and not destroyed, by kind: ``"aclTensor"``, ``"aclOpExecutor"``,
+            ``"aclrtStream"``, ``"aclrtEvent"`` and others.
+        calls: How often each function that can fail was called since :func:`count_calls`.
+        collectives: How often each function that communicates between ranks was called since the last :func:`reset`,
+            by its name, such as ``"HcclAllReduce"``.
+        collective_bytes: Bytes of this process's data that other ranks read in those calls, by function. What several
+            ranks read counts once, what a rank reads of its own does not count.
+        launches: How often the second phase of each operator was launched since the last :func:`reset`, by its name.
+        device_bytes: Bytes that are allocated on each device. torch_npu keeps freed memory for later.
+        peak_device_bytes: The largest ``device_bytes`` since the last :func:`reset`.
+        pending_failures: Failures that :func:`fail` asked for and that have not come yet, by function.
+    """
+
+    alive: Counter[str]
+    calls: Counter[str]
+    collectives: Counter[str]
+    collective_bytes: Counter[str]
+    launches: Counter[str]
+    device_bytes: Counter[int]
+    peak_device_bytes: Counter[int]
+    pending_failures: Counter[str]
+
+
+def is_enabled() -> bool:
+    """Return whether the process's NPUs are simulated ones.
+
+    Example:
+        >>> is_enabled() in (True, False)
+        True
+    """
+    return _runtime is not None
+
+
+def enable(
+    devices: int | None = None, soc: str | None = None, force: bool = False, strict_memory: bool | None = None
+) -> None:
+    """Simulate the NPUs of this process, and import torch_npu.
+
+    Tensors can be on device ``"npu"`` afterwards. To enable it twice has no effect. From then on environment variables
+    tell child processes to enable it too, and torch not to load torch_npu by itself.
+
+    Args:
+        devices: How many there are; 1, unless the environment variable ``HOST_NPU_DEVICES`` says otherwise.
+        soc: The chip, one of :data:`SOCS`, which decides what operators accept; ``"Ascend910B"``, unless the
+            environment variable ``HOST_NPU_SOC`` says otherwise.
+        force: Hide a real CANN from this process. Without it, a machine that has one is refused.
+        strict_memory: End each allocation where it was asked to end, to find what reads or writes a few bytes beyond.
+            Without it allocations are as on a device: rounded up to 32 bytes, with 32 bytes behind. False, unless the
+            environment variable ``HOST_NPU_STRICT_MEMORY`` is 1.
+
+    Raises:
+        HostNpuError: torch_npu is imported already, is not installed, or finds a real CANN; the libraries were not
+            built; the host NPU is enabled with other settings.
+        TypeError: ``devices`` is not an integer, ``soc`` not a string, or ``strict_memory`` not a bool.
+        ValueError: ``devices`` or ``soc``, or an environment variable in an argument's place, is not accepted.
+
+    Example:
+        >>> import host_npu
+        >>> host_npu.enable(devices=2)  # doctest: +SKIP
+        >>> torch.ones(3, device="npu:1").sum().item()  # doctest: +SKIP
+        3.0
+    """
+    global _runtime
+    settings = _settings(devices, soc, strict_memory)
+    if _runtime is not None:
+        for name, value in settings.items():
+            if os.environ[name] != value:
+                raise HostNpuError(
+                    f"the host NPU is enabled with {name}={os.environ[name]}, and cannot be changed to {value}"
+                )
+    else:
+        _prepare(settings, force)
+    import torch  # noqa: F401, PLC0415
+    import torch_npu  # type: ignore[import-untyped]  # noqa: F401
+
+
+def _prepare(settings: dict[str, str], force: bool) -> None:
+    """Load the simulated libraries, so that torch_npu can be imported, in this process and in its children."""
+    global _runtime
+    _require_possible(force)
+    os.environ.update(settings)
+    for name in _REAL_CANN:
+        os.environ.pop(name, None)
+    os.environ[_ENABLE] = "force" if force else "1"
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if _CHILDREN not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join([_CHILDREN, *filter(None, paths)])
+    _runtime = _libraries.load_cann()
+    sys.meta_path.insert(0, _torch_npu.Importer())
+    # None is how Python, and torch_aclnn_ops, say that a module must not be imported.
+    if "torch_npu" in sys.modules and not _torch_npu.is_imported():
+        del sys.modules["torch_npu"]
+    os.environ.pop(_AUTOLOAD, None)
+
+
+def _enable_as_told() -> None:
+    """Enable the host NPU as the environment of a child process says; torch imports torch_npu when it is imported."""
+    value = os.environ[_ENABLE]
+    if value not in ("1", "force"):
+        raise ValueError(f"{_ENABLE} must be 0, 1 or force, got {value!r}")
+    _prepare(_settings(None, None, None), force=value == "force")
+
+
+def _settings(devices: int | None, soc: str | None, strict_memory: bool | None) -> dict[str, str]:
+    """Return the environment variables that say what is simulated; the arguments come before those that are set."""
+    if devices is not None and (isinstance(devices, bool) or not isinstance(devices, int)):
+        raise TypeError(f"devices must be a whole number from 1 to {_MOST_DEVICES}, got {devices!r}")
+    if soc is not None and not isinstance(soc, str):
+        raise TypeError(f"soc must be one of {', '.join(SOCS)}, got {soc!r}")
+    if strict_memory is not None and not isinstance(strict_memory, bool):
+        raise TypeError(f"strict_memory must be True or False, got {strict_memory!r}")
+    count = os.environ.get(_DEVICES, _DEFAULT_DEVICES) if devices is None else str(devices)
+    if not (count.isascii() and count.isdigit() and 1 <= int(count) <= _MOST_DEVICES):
+        name = _DEVICES if devices is None else "devices"
+        shown = repr(count) if devices is None else count
+        raise ValueError(f"{name} must be a whole number from 1 to {_MOST_DEVICES}, got {shown}")
+    chip = os.environ.get(_SOC, _DEFAULT_SOC) if soc is None else soc
+    if chip not in SOCS:
+        raise ValueError(f"{_SOC if soc is None else 'soc'} must be one of {', '.join(SOCS)}, got {chip!r}")
+    strict = os.environ.get(_STRICT_MEMORY, "0") if strict_memory is None else str(int(strict_memory))
+    if strict not in ("0", "1"):
+        raise ValueError(f"{_STRICT_MEMORY} must be 0 or 1, got {strict!r}")
+    return {_DEVICES: count, _SOC: chip, _STRICT_MEMORY: strict}
+
+
+def _require_possible(force: bool) -> None:
+    if _torch_npu.is_imported():
+        raise HostNpuError(
+            "torch_npu is imported already: enable the host NPU before, and where a real CANN is installed, "
+            "start Python with TORCH_DEVICE_BACKEND_AUTOLOAD=0"
+        )
+    if _torch_npu.folder() is None:
+        raise HostNpuError(
+            "the host NPU needs torch_npu, which is not installed: pip install torch_npu of torch's version"
+        )
+    missing = _libraries.missing()
+    if missing:
+        raise HostNpuError(
+            f"the host NPU was not built ({', '.join(missing)} missing): pip install --no-build-isolation host-npu/ of"
+            " the checkout, with torch and torch_npu installed"
+        )
+    unfit = _libraries.why_unfit()
+    if unfit is not None:
+        raise HostNpuError(
+            f"the host NPU cannot be loaded: {unfit}; pip install --no-build-isolation host-npu/ of the checkout again"
+        )
+    real = None if force else _torch_npu.real_cann()
+    if real is not None:
+        raise HostNpuError(f"there is a real CANN ({real}), which the host NPU would hide; force=True does it anyway")
+
+
+def _require_enabled() -> ctypes.CDLL:
+    if _runtime is None:
+        raise HostNpuError("the host NPU is not enabled: call host_npu.enable() first")
+    return _runtime
+
+
+def stats() -> Stats:
+    """Return what the host NPU has counted.
+
+    Work that is still queued is not counted yet: call ``torch.npu.synchronize()`` before.
+
+    Raises:
+        HostNpuError: The host NPU is not enabled.
+
+    Example:
+        >>> torch.npu.synchronize()  # doctest: +SKIP
+        >>> host_npu.stats().launches["aclnnMseLossBackward"]  # doctest: +SKIP
+        1
+    """
+    counted = json.loads(_require_enabled().host_npu_stats_json())
+    for name in ("device_bytes", "peak_device_bytes"):
+        counted[name] = {int(device): count for device, count in counted[name].items()}
+    return Stats(**{name: Counter(counts) for name, counts in counted.items()})
+
+
+def reset() -> None:
+    """Forget launches, calls, collectives, peaks, and failures that were asked for; what is alive stays counted.
+
+    Raises:
+        HostNpuError: The host NPU is not enabled.
+
+    Example:
+        >>> host_npu.reset()  # doctest: +SKIP
+        >>> host_npu.stats().launches  # doctest: +SKIP
+        Counter()
+    """
+    _require_enabled().host_npu_reset()
+
+
+def count_calls() -> None:
+    """Count the calls of every function that :func:`fail` can let fail, until the next :func:`reset`.
+
+    Raises:
+        HostNpuError: The host NPU is not enabled.
+
+    Example:
+        >>> host_npu.count_calls()  # doctest: +SKIP
+        >>> torch.ones(3, device="npu").cpu()  # doctest: +SKIP
+        >>> host_npu.stats().calls["aclrtMemcpyAsync"]  # doctest: +SKIP
+        1
+    """
+    _require_enabled().host_npu_count_calls()
+
+
+def fail(function: str, nth: int = 1, status: int = 500001, message: str = "failure asked for by a test") -> None:
+    """Let a call of a function of CANN fail, to see what the callers do.
+
+    torch_npu launches operators from a queue, which a failed launch (the second phase, ``"aclnnMseLossBackward"``)
+    stops for good: the next call raises, and what is queued after that is never done, as on a device. The first phase
+    (``"aclnnMseLossBackwardGetWorkspaceSize"``) fails in the caller and leaves the queue as it was, unless torch_npu
+    queues it too (``TASK_QUEUE_ENABLE=2``); with ``TASK_QUEUE_ENABLE=0`` there is no queue to stop.
+
+    Args:
+        function: A function of the simulated libraries, such as ``"aclnnMseLossBackwardGetWorkspaceSize"`` or
+            ``"aclrtMalloc"``.
+        nth: Which call from now on; 1 is the next.
+        status: What the function returns.
+        message: What ``aclGetRecentErrMsg`` says then.
+
+    Raises:
+        HostNpuError: The host NPU is not enabled.
+        ValueError: ``nth`` is below 1, or ``status`` is 0, which would be success.
+
+    Example:
+        >>> host_npu.fail("aclrtMalloc", status=207001, message="out of memory")  # doctest: +SKIP
+    """
+    runtime = _require_enabled()
+    if nth < 1:
+        raise ValueError(f"nth must be at least 1, got {nth}")
+    if status == 0:
+        raise ValueError("status must not be 0, which is success")
+    runtime.host_npu_fail(function.encode(), nth, status, message.encode())

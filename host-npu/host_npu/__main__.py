@@ -1,0 +1,77 @@
+"""Run a program with simulated NPUs: ``python -m host_npu train.py ...``."""
+
+import argparse
+import runpy
+import sys
+import zipfile
+from pathlib import Path
+
+import host_npu
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m host_npu",
+        usage="%(prog)s [options] (SCRIPT | -m MODULE) ...",
+        description="Run a Python program on simulated Ascend NPUs.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--devices", type=int, help="number of NPUs (default: 1)")
+    parser.add_argument("--soc", choices=host_npu.SOCS, help="the chip (default: Ascend910B)")
+    parser.add_argument(
+        "--strict-memory", action="store_true", default=None, help="end each allocation where it was asked to end"
+    )
+    parser.add_argument("--force", action="store_true", help="hide a real CANN")
+    parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
+    parser.add_argument("script", metavar="SCRIPT", help="the program to run")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
+    return parser
+
+
+def _separated(arguments: list[str]) -> list[str]:
+    """Return the arguments with ``-mMODULE``, which Python takes too, as two."""
+    takes_value = False
+    for index, argument in enumerate(arguments):
+        if takes_value:
+            takes_value = False
+        elif argument.startswith("-m") and len(argument) > 2:
+            return [*arguments[:index], "-m", argument[2:], *arguments[index + 1 :]]
+        elif not argument.startswith("--"):
+            break
+        else:
+            takes_value = argument in ("--devices", "--soc")
+    return arguments
+
+
+def _put_first(script: Path) -> None:
+    """Let imports look beside the script first, where Python has put the current folder for ``-m``."""
+    # Python 3.10 has no such flag.
+    if getattr(sys.flags, "safe_path", False):
+        return
+    del sys.path[0]
+    # runpy does it for a folder or an archive.
+    if not (script.is_dir() or zipfile.is_zipfile(script)):
+        sys.path.insert(0, str(script.parent))
+
+
+def main() -> None:
+    """Enable the host NPU and run the program as Python would."""
+    parser = _parser()
+    arguments = parser.parse_args(_separated(sys.argv[1:]))
+    script = Path(arguments.script)
+    if not arguments.module and not script.exists():
+        parser.exit(2, f"{parser.prog}: error: there is no file {script}\n")
+    try:
+        host_npu.enable(arguments.devices, arguments.soc, arguments.force, arguments.strict_memory)
+    except (host_npu.HostNpuError, ValueError) as error:
+        parser.exit(2, f"{parser.prog}: error: {error}\n")
+    sys.argv = [arguments.script, *arguments.arguments]
+    if arguments.module:
+        runpy.run_module(arguments.script, run_name="__main__", alter_sys=True)
+        return
+    _put_first(script.resolve())
+    runpy.run_path(arguments.script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""The simulated libraries of CANN: where they are, for which torch they were compiled, and how they are loaded."""
+
+import ctypes
+import importlib.metadata
+import json
+import mmap
+from pathlib import Path
+
+# In the order in which they need one another.
+_CANN = ("ascendcl", "hccl", "hcomm", "ge_runner", "graph", "acl_op_compiler", "acl_tdt_channel", "nnopbase", "opapi")
+# It loads torch_npu.
+_LOADER = "host_npu_loader"
+# It is loaded after torch_npu, whose kernels it replaces.
+_ATEN = "host_npu_aten"
+
+FOLDER = Path(__file__).resolve().parent / "_lib"
+# What the libraries were compiled for, written by csrc/build.py.
+_VERSIONS = FOLDER / "versions.json"
+
+# Where both torch's part for CUDA and torch_npu call this function of torch's, they register the same settings, and the
+# second one ends the process. The versions before 2.12 do not.
+_SETTINGS = b"26AcceleratorAllocatorConfig14getMutableKeys"
+
+
+def _path(name: str) -> Path:
+    return FOLDER / f"lib{name}.so"
+
+
+def names() -> list[str]:
+    """Return the names of all libraries."""
+    return [*_CANN, _LOADER, _ATEN]
+
+
+def missing() -> list[str]:
+    """Return the files that were not built."""
+    return [path.name for path in (*map(_path, names()), _VERSIONS) if not path.exists()]
+
+
+def why_unfit() -> str | None:
+    """Return why the libraries do not fit the installed torch and torch_npu, or ``None``."""
+    built: dict[str, str] = json.loads(_VERSIONS.read_text())
+    installed = versions()
+    if built == installed:
+        return None
+    return f"it was compiled for {_listed(built)}, but {_listed(installed)} are installed"
+
+
+def versions() -> dict[str, str]:
+    """Return the releases of torch and torch_npu; builds for CUDA and for the CPU alone are compatible."""
+    return {name: importlib.metadata.version(name).partition("+")[0] for name in ("torch", "torch_npu")}
+
+
+def _listed(releases: dict[str, str]) -> str:
+    return " and ".join(f"{name} {release}" for name, release in releases.items())
+
+
+def load_cann() -> ctypes.CDLL:
+    """Load the libraries under CANN's names, where torch_npu finds them, and return the runtime."""
+    loaded = [ctypes.CDLL(str(_path(name)), ctypes.RTLD_GLOBAL) for name in _CANN]
+    runtime = loaded[0]
+    runtime.host_npu_stats_json.restype = ctypes.c_char_p
+    runtime.host_npu_reset.restype = None
+    runtime.host_npu_count_calls.restype = None
+    runtime.host_npu_fail.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_char_p]
+    runtime.host_npu_fail.restype = None
+    return runtime
+
+
+def load_torch_npu(folder: Path) -> None:
+    """Load the library of torch_npu where a CUDA build of torch could keep it from it; CANN's have to be loaded."""
+    library = folder / "lib" / "libtorch_npu.so"
+    # The package torch_npu 2.9 cannot be imported after its library, which registers nothing that torch has.
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        if content.find(_SETTINGS) < 0:
+            return
+    load = ctypes.CDLL(str(_path(_LOADER))).host_npu_load_torch_npu
+    load.restype = ctypes.c_char_p
+    error = load(str(library).encode())
+    if error is not None:
+        raise OSError(error.decode())
+
+
+def load_aten() -> None:
+    """Let the CPU compute what the simulated operators do not; torch_npu has to be imported."""
+    import torch
+
+    torch.ops.load_library(_path(_ATEN))

@@ -1,0 +1,104 @@
+"""Import the installed torch_npu on the simulated libraries of CANN, whoever asks for it first.
+
+``import torch`` imports torch_npu by itself, and so do accelerate and others. An import hook therefore prepares
+torch_npu's library and replaces its kernels wherever the import comes from.
+"""
+
+import contextlib
+import importlib.abc
+import importlib.machinery
+import io
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+from host_npu import _libraries
+
+_LOADER_CACHE = Path("/etc/ld.so.cache")
+
+# torch_npu prints this where CANN is not installed, as it rightly is not here.
+_NO_CANN = tuple(f"{warning}: ASCEND_HOME_PATH environment variable is not set." for warning in ("Warning", "Warning "))
+
+
+def is_imported() -> bool:
+    """Return whether torch_npu is imported."""
+    return sys.modules.get("torch_npu") is not None
+
+
+def folder() -> Path | None:
+    """Return the folder of the installed torch_npu, or ``None``; nothing is imported to find out.
+
+    ``python -m`` and ``python -c`` put the working directory first in ``sys.path``: it may be a checkout of torch_npu.
+    """
+    spec = importlib.machinery.PathFinder.find_spec("torch_npu", _installed_paths())
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent
+
+
+def _installed_paths() -> list[str]:
+    """Return ``sys.path`` without the working directory, unless this package is installed there too."""
+    here, own = os.stat(os.curdir), os.stat(Path(__file__).parents[1])
+    kept = []
+    for entry in sys.path:
+        try:
+            status = os.stat(entry or os.curdir)
+        except OSError:
+            continue
+        if not os.path.samestat(status, here) or os.path.samestat(own, here):
+            kept.append(entry)
+    return kept
+
+
+def real_cann() -> str | None:
+    """Return what shows that torch_npu would find a real CANN, or ``None``; nothing of it is loaded to find out."""
+    if home := os.environ.get("ASCEND_HOME_PATH"):
+        return f"ASCEND_HOME_PATH is set to {home}"
+    name = "libascendcl.so"
+    # An empty entry means the working directory, which is where no CANN is installed.
+    folders = filter(os.path.isabs, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep))
+    is_found = any(os.path.exists(os.path.join(folder, name)) for folder in folders)
+    with contextlib.suppress(OSError):
+        is_found |= re.search(rb"/" + re.escape(name.encode()) + rb"\0", _LOADER_CACHE.read_bytes()) is not None
+    return "its libraries are where the loader searches" if is_found else None
+
+
+class Importer(importlib.abc.MetaPathFinder):
+    """Finds the installed torch_npu, and prepares what it needs before and after its import."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return how torch_npu is imported, and nothing for other modules."""
+        if fullname != "torch_npu":
+            return None
+        spec = self._next(fullname, target)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_prepared(module: ModuleType) -> None:
+                _libraries.load_torch_npu(Path(str(spec.origin)).parent)
+                with _without_warnings_about_cann():
+                    execute(module)
+                _libraries.load_aten()
+
+            spec.loader.exec_module = execute_prepared  # type: ignore[method-assign]
+        return spec
+
+    def _next(self, fullname: str, target: ModuleType | None) -> ModuleSpec | None:
+        """Ask the finders behind this one, some of which may have hooks of their own."""
+        others = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        paths = _installed_paths()
+        return next(filter(None, (finder.find_spec(fullname, paths, target) for finder in others)), None)
+
+
+@contextlib.contextmanager
+def _without_warnings_about_cann() -> Iterator[None]:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        yield
+    for line in printed.getvalue().splitlines():
+        if line not in _NO_CANN:
+            print(line)

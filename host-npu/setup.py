@@ -1,0 +1,45 @@
+"""Build host_npu; everything that can be declared is in pyproject.toml.
+
+The simulated libraries are compiled against the headers of the installed torch and torch_npu: install these first, and
+use pip's ``--no-build-isolation``. ``HOST_NPU_INSTRUMENT`` compiles them so that they count lines (``coverage``) or
+check what they do (``address`` and what else ``-fsanitize=`` takes); ``HOST_NPU_WERROR=1`` makes the compiler's
+warnings errors.
+"""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+from setuptools import Distribution, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "csrc"))
+
+import build as libraries  # noqa: E402
+
+missing = [name for name in ("torch", "torch_npu") if importlib.util.find_spec(name) is None]
+if missing and {"build_ext", "bdist_wheel", "editable_wheel", "install"} & set(sys.argv):
+    sys.exit(f"host_npu: no {' and no '.join(missing)}: install them first, then use pip's --no-build-isolation")
+
+
+class Build(build_ext):
+    """Compile the simulated libraries, into the source tree for an editable installation."""
+
+    def run(self) -> None:
+        """Compile what has changed."""
+        is_in_place = self.inplace or getattr(self, "editable_mode", False)
+        package = ROOT / "host_npu" if is_in_place else Path(self.build_lib) / "host_npu"
+        libraries.build(package / "_lib", instrument=os.environ.get("HOST_NPU_INSTRUMENT", ""))
+
+
+class CompiledDistribution(Distribution):
+    """A distribution that is compiled without extension modules."""
+
+    def has_ext_modules(self) -> bool:
+        """Make setuptools run the command above, and name the platform in the wheel's name."""
+        return True
+
+
+setup(cmdclass={"build_ext": Build}, distclass=CompiledDistribution)

@@ -1,0 +1,131 @@
+"""The C++ program of the simulated operators' test cases: compiled, and run once for each configuration."""
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import host_npu
+from host_npu import _torch_npu
+
+LAST = "nothing_is_alive_at_the_end"
+
+PROJECT = Path(__file__).resolve().parents[1]
+_SOURCES = PROJECT / "csrc"
+HEADERS = _SOURCES / "include"
+# What the program is linked with.
+LIBRARIES = ("ascendcl", "hccl", "acl_op_compiler", "nnopbase", "opapi")
+SOURCES = sorted((_SOURCES / "tests").glob("*.cpp"))
+CONFIGURATIONS = [{"HOST_NPU_SOC": soc} for soc in host_npu.SOCS]
+CONFIGURATIONS += [{"DISABLE_L2_CACHE": "1"}, {"ACLNN_CACHE_LIMIT": "0"}]
+CONFIGURATIONS += [{"HOST_NPU_STRICT_MEMORY": "1"}]
+
+
+def instrumented(kind: str, compiler: str = "g++", names: Sequence[str] = LIBRARIES) -> Path:
+    """Compile libraries that the program is linked with so that they check themselves.
+
+    Args:
+        kind: What ``--instrument`` of csrc/build.py takes.
+        compiler: The C++ compiler.
+        names: The libraries.
+
+    Returns:
+        The libraries' folder.
+    """
+    libraries = PROJECT / "build" / f"libraries-{kind.replace(',', '-')}-{len(names)}"
+    command = [sys.executable, "csrc/build.py", str(libraries), "--instrument", kind, "--names", *names]
+    subprocess.run(command, cwd=PROJECT, env=os.environ | {"CXX": compiler}, check=True)
+    return libraries
+
+
+def names() -> list[str]:
+    """Return the names of the cases."""
+    cases = re.compile(r"const Case \w+\{\s*\"([^\"]+)\"")
+    return [name for source in SOURCES for name in cases.findall(source.read_text())]
+
+
+def shared(libraries: Path, names: Sequence[str] = LIBRARIES) -> list[str]:
+    """Return how to link a program with libraries of the host NPU in a folder."""
+    return [f"-L{libraries}", *(f"-l{name}" for name in reversed(names)), f"-Wl,-rpath,{libraries}"]
+
+
+def compiled(
+    compiler: Sequence[str],
+    links: Sequence[Sequence[str]],
+    sources: Sequence[Path] = SOURCES,
+    torch_npu: Path | None = None,
+) -> list[Path]:
+    """Return the paths of the compiled program, which is kept until something that it is made of changes.
+
+    Args:
+        compiler: The command of the C++ compiler.
+        links: What each of the programs is linked with: options of the compiler, and objects.
+        sources: What it is compiled from.
+        torch_npu: The folder of the package torch_npu, for the headers in it; the installed one if it is ``None``.
+    """
+    torch_npu = torch_npu or _torch_npu.folder()
+    assert torch_npu is not None
+    include = torch_npu / "include"
+    wheel = [include / "third_party" / "acl" / "inc", include / "third_party" / "hccl" / "inc", include]
+    command = [*compiler, f"-I{_SOURCES}", f"-I{HEADERS}", *(f"-isystem{folder}" for folder in wheel)]
+    headers = [*(_SOURCES / "tests").rglob("*.h"), *HEADERS.rglob("*.h")]
+    folder = PROJECT / "build" / f"abi-{_key([command], [*sources, *sorted(headers)])}"
+    folder.mkdir(parents=True, exist_ok=True)
+    objects = [folder / (source.stem + ".o") for source in sources]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda source, target: _compile(source, target, command), sources, objects))
+    programs = []
+    for each in links:
+        program = folder / f"aclnn_test_{_key([each], [Path(link) for link in each if link.endswith('.o')])}"
+        if not program.exists():
+            link = [*compiler, *map(str, objects), *each, "-o", str(program), "-pthread"]
+            subprocess.run(link, check=True, capture_output=True, text=True, timeout=600)
+        programs.append(program)
+    return programs
+
+
+def _key(texts: Sequence[object], files: Sequence[Path]) -> str:
+    contents = [repr(texts).encode(), *(file.read_bytes() for file in files)]
+    return hashlib.sha256(b"\0".join(contents)).hexdigest()[:16]
+
+
+def _compile(source: Path, target: Path, command: list[str]) -> None:
+    if target.exists():
+        return
+    werror = ["-Werror"] * (os.environ.get("HOST_NPU_WERROR") == "1")
+    part = target.with_suffix(f".{os.getpid()}")
+    command = [*command, "-std=c++20", "-O0", "-Wall", "-Wextra", *werror, "-c", str(source), "-o", str(part)]
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=1800)
+    part.rename(target)
+
+
+def results(
+    command: Sequence[str], configurations: Sequence[dict[str, str]] = CONFIGURATIONS, timeout: float = 300
+) -> dict[str, list[str]]:
+    """Run the program; return what it said of each case.
+
+    Args:
+        command: The program, and what runs it if the machine does not.
+        configurations: The environment variables of each run.
+        timeout: Seconds for each configuration.
+
+    Returns:
+        ``"ok"`` or why a case failed, once for each configuration that it ran in, by the case's name.
+    """
+    others = {name for configuration in CONFIGURATIONS for name in configuration}
+    clean = {name: value for name, value in os.environ.items() if name not in others}
+    said: dict[str, list[str]] = {}
+    for configuration in configurations:
+        run = subprocess.run(command, env=clean | configuration, capture_output=True, text=True, timeout=timeout)
+        for status, name, why in re.findall(r"^(ok|FAILED) ([^\s:]+)(?:: (.*))?$", run.stdout, re.MULTILINE):
+            said.setdefault(name, []).append(status if status == "ok" else f"{configuration}: {why}")
+        has_ended = f"ok {LAST}\n" in run.stdout or f"FAILED {LAST}" in run.stdout
+        # 1 says that a case failed. A sanitizer that finds something at the end has numbers of its own.
+        if not has_ended or run.returncode != ("FAILED " in run.stdout):
+            end = f"the program ended {'' if has_ended else 'early '}with {run.returncode}"
+            said.setdefault(LAST, []).append(f"{configuration}: {end}\n{run.stderr}")
+    return said

@@ -1,0 +1,186 @@
+"""Programs of two ranks whose collectives fail, for test_collectives.py, which knows what each rank has to say."""
+
+import os
+import signal
+import time
+
+import host_npu
+import torch
+import torch.distributed as dist
+
+
+def _start(device):
+    """Return a tensor, and this process's rank once both ranks have communicated."""
+    tensor = torch.ones(8, device=device)
+    dist.all_reduce(tensor)
+    torch.npu.synchronize()
+    return tensor, dist.get_rank()
+
+
+def _finish():
+    torch.npu.synchronize()
+    return "no error"
+
+
+def other_function(device):
+    tensor, rank = _start(device)
+    dist.all_reduce(tensor) if rank == 0 else dist.broadcast(tensor, 0)
+    return _finish()
+
+
+def other_count(device):
+    tensor, rank = _start(device)
+    dist.all_reduce(tensor[: 8 - rank])
+    return _finish()
+
+
+def other_dtype(device):
+    tensor, rank = _start(device)
+    dist.all_reduce(tensor if rank == 0 else tensor.half())
+    return _finish()
+
+
+def other_operation(device):
+    tensor, rank = _start(device)
+    dist.all_reduce(tensor, dist.ReduceOp.SUM if rank == 0 else dist.ReduceOp.MAX)
+    return _finish()
+
+
+def other_root(device):
+    tensor, rank = _start(device)
+    dist.broadcast(tensor, rank)
+    return _finish()
+
+
+def other_splits(device):
+    tensor, rank = _start(device)
+    splits = [4, 4] if rank == 0 else [3, 5]
+    dist.all_to_all_single(torch.empty_like(tensor), tensor, [4, 4], splits)
+    return _finish()
+
+
+def shorter_message(device):
+    tensor, rank = _start(device)
+    dist.send(tensor[:5], 1) if rank == 0 else dist.recv(tensor, 0)
+    return _finish()
+
+
+def _failed(device, **options):
+    """Return a tensor that a collective should have reduced, and failed to."""
+    tensor, rank = _start(device)
+    work = dist.all_reduce(tensor[: 8 - rank], **options)
+    if work is not None:
+        work.wait()
+    return tensor
+
+
+def reads_a_number(device):
+    return _failed(device)[0].item()
+
+
+def reads_a_number_after_waiting(device):
+    return _failed(device, async_op=True)[0].item()
+
+
+def reads_a_list(device):
+    return _failed(device).tolist()
+
+
+def copies_to_the_host(device):
+    return _failed(device).cpu()
+
+
+def copies_to_pinned_memory(device):
+    target = torch.empty(8, pin_memory=True)
+    target.copy_(_failed(device), non_blocking=True)
+    torch.npu.current_stream().synchronize()
+    return target
+
+
+def reads_what_another_stream_made_of_it(device):
+    tensor = _failed(device)
+    stream = torch.npu.Stream()
+    stream.wait_stream(torch.npu.current_stream())
+    with torch.npu.stream(stream):
+        copy = tensor.clone()
+        return copy.cpu()
+
+
+def makes_a_ddp_model_alone(device):
+    tensor, rank = _start(device)
+    if rank == 0:
+        torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1, device=device))
+    else:
+        dist.broadcast(tensor, 0)
+    return _finish()
+
+
+def never_calls(device):
+    tensor, rank = _start(device)
+    if rank == 1:
+        time.sleep(3)
+        raise SystemExit("late")
+    dist.all_reduce(tensor)
+    return _finish()
+
+
+def never_makes_the_communicator(device):
+    if dist.get_rank() == 1:
+        time.sleep(3)
+        raise SystemExit("late")
+    dist.all_reduce(torch.ones(8, device=device))
+    return _finish()
+
+
+def is_killed(device):
+    tensor, rank = _start(device)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(tensor)
+    return _finish()
+
+
+def is_killed_in_a_call(device):
+    tensor, rank = _start(device)
+    if rank == 1:
+        dist.broadcast(torch.ones(1, device=device), 1, async_op=True)
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.3)
+    dist.broadcast(torch.ones(1, device=device), 1)
+    dist.all_reduce(tensor)
+    return _finish()
+
+
+def leaves(device):
+    tensor, rank = _start(device)
+    if rank == 1:
+        dist.destroy_process_group()
+        raise SystemExit("left")
+    dist.all_reduce(tensor)
+    return _finish()
+
+
+def fails_as_asked(device):
+    tensor, rank = _start(device)
+    if rank == 1:
+        host_npu.fail("HcclAllReduce")
+    dist.all_reduce(tensor)
+    torch.npu.synchronize()
+    # The watchdog of torch_npu may have asked first, and have got the one exception that there is.
+    torch.nn.functional.mse_loss(tensor, tensor)
+    return _finish()
+
+
+def makes_groups(device):
+    """Return what is open after forty groups were made and left, and after forty more; torch_npu has 32 streams."""
+    found = []
+    for number in range(80):
+        group = dist.new_group([0, 1])
+        dist.all_reduce(torch.ones(8, device=device), group=group)
+        torch.npu.synchronize()
+        dist.destroy_process_group(group)
+        if number in (39, 79):
+            found.append([len(os.listdir(f"/proc/self/{kind}")) for kind in ("fd", "task")])
+            found[-1].append(sum("hccl" in line for line in open("/proc/self/maps")))
+    return found

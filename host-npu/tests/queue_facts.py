@@ -1,0 +1,100 @@
+"""Find out what is left of torch_npu's queue after refusals and failures, and print it as JSON.
+
+It is run by test_queue.py in each mode of the queue, and with any argument to try jit_compile only.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+
+import host_npu
+import torch
+import torch_npu
+from _facts import error_of
+
+_Calls = dict[str, Callable[[], object]]
+
+
+def graph_operators() -> dict[str, object]:
+    """Return what three calls of a graph operator raise, and what the queue computes in between and afterwards."""
+    x, weight = torch.rand(2, 4).half().npu(), torch.ones(4).half().npu()
+    errors = [error_of(lambda: torch_npu.npu_rms_norm(x, weight)) for _ in range(3)]
+    input = torch.ones(4, device="npu", requires_grad=True)
+    torch.nn.functional.mse_loss(input, torch.zeros(4, device="npu")).backward()
+    assert input.grad is not None
+    return {"errors": errors, "gradient": input.grad.tolist(), "sum": (x - x + 1).sum().item()}
+
+
+def missing_functions() -> dict[str, object]:
+    x = torch.rand(4, 32).half().npu()
+    errors = [error_of(lambda: torch_npu.npu_swiglu(x, dim=-1)) for _ in range(2)]
+    return {"errors": errors, "sum": (x - x + 1).sum().item()}
+
+
+def online_compilation() -> dict[str, object]:
+    x = torch.arange(6.0).reshape(2, 3).npu()
+    copied = x.t().contiguous().tolist()
+    error = error_of(lambda: torch.npu.set_compile_mode(jit_compile=True))
+    torch.npu.set_compile_mode(jit_compile=False)
+    return {"error": error, "copied": copied, "after": x.t().contiguous().tolist()}
+
+
+def casts() -> dict[str, object]:
+    """Return what Identity, the one graph operator that is simulated, makes of a matrix after another was refused."""
+    torch.npu.config.allow_internal_format = True
+    x = torch.arange(24.0).reshape(4, 6).npu()
+    error_of(lambda: torch_npu.npu_rms_norm(torch.rand(2, 4).half().npu(), torch.ones(4).half().npu()))
+    tiled = torch_npu.npu_format_cast(x, 29)
+    return {"format": torch_npu.get_npu_format(tiled), "equal": torch.equal(torch_npu.npu_format_cast(tiled, 2), x)}
+
+
+def ignored_failures() -> dict[str, object]:
+    """Return what is computed after a failure that torch_npu does not look at."""
+    input = torch.ones(4, device="npu", requires_grad=True)
+    loss = torch.nn.functional.mse_loss(input, torch.zeros(4, device="npu"))
+    torch.npu.synchronize()
+    host_npu.fail("aclDestroyTensor")
+    loss.backward()
+    torch.npu.synchronize()
+    pending = host_npu.stats().pending_failures
+    assert input.grad is not None
+    return {"pending": pending, "gradient": input.grad.tolist(), "sum": (input + 1).sum().item()}
+
+
+def failures() -> dict[str, object]:
+    """Return what each call raises after a launch has failed and the program has caught what torch_npu raised."""
+    x = torch.ones(4, device="npu")
+    input = torch.ones(4, device="npu", requires_grad=True)
+    loss = torch.nn.functional.mse_loss(input, torch.zeros(4, device="npu"))
+    torch.npu.synchronize()
+    host_npu.fail("aclnnMseLossBackward", status=361001, message="asked for by a test")
+
+    def fail() -> None:
+        loss.backward(retain_graph=True)
+        torch.npu.synchronize()
+
+    calls: _Calls = {
+        "the operator": lambda: (loss.backward(), input.grad.cpu()),
+        "an operator of the CPU": lambda: x + 1,
+        "an operator in place": lambda: x.add_(1),
+        "a random number": lambda: torch.rand(3, device="npu"),
+        "a copy to the host": lambda: x.cpu(),
+        "a copy to the device": lambda: torch.ones(3).npu(),
+        "a copy on the device": lambda: x.clone().tolist(),
+        "a number": lambda: x.sum().item(),
+        "an element": lambda: x[0].item(),
+        "a comparison": lambda: torch.equal(x, x),
+        "the device": torch.npu.synchronize,
+        "the stream": lambda: torch.npu.current_stream().synchronize(),
+    }
+    first = error_of(fail)
+    return {"first": first, "later": {name: error_of(call) for name, call in calls.items()}}
+
+
+if __name__ == "__main__":
+    wanted = (
+        [online_compilation]
+        if sys.argv[1:]
+        else [graph_operators, missing_functions, casts, ignored_failures, failures]
+    )
+    print(json.dumps({function.__name__: function() for function in wanted}))

@@ -1,0 +1,70 @@
+"""The simulated operators through CANN's C interface alone: a C++ program of test cases, one test each.
+
+The program sees the headers of the wheel and of ``host-npu/csrc/include`` and links the simulated libraries. A case
+says on which chips it runs; the program is run once for each, and once without the cache of phase one.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from host_npu import _libraries
+
+from tests import _c_program, fuzz, sanitizers
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    (program,) = _c_program.compiled(["g++"], [_c_program.shared(_libraries.FOLDER)])
+    return program
+
+
+@pytest.fixture(scope="module")
+def results(program: Path) -> dict[str, list[str]]:
+    """What the program said of each case."""
+    return _c_program.results([str(program)])
+
+
+@pytest.mark.parametrize("name", [*_c_program.names(), _c_program.LAST])
+def test_case(name: str, results: dict[str, list[str]]):
+    said = results.get(name, ["it did not run"])
+    assert set(said) == {"ok"}, "\n".join(said)
+
+
+@pytest.mark.parametrize("number", [2, pytest.param(8, marks=pytest.mark.exhaustive)])
+def test_threads_on_two_devices_do_not_disturb_each_other(program: Path, number: int):
+    # `make tsan` also sees the races that do no harm this time.
+    said = {one for each in sanitizers.threads(program, number).values() for one in each}
+    assert said == {"ok"}, "\n".join(said)
+
+
+SANITIZERS = pytest.param("address,undefined", id="with sanitizers", marks=pytest.mark.exhaustive)
+
+
+@pytest.fixture(scope="module", params=[pytest.param("", id="as built"), SANITIZERS])
+def fuzzed(request, tmp_path_factory) -> dict[str, int]:
+    """How often 20,000 of the fuzzer's inputs launched what; sanitizers check what manages objects and memory."""
+    libraries = _libraries.FOLDER
+    if request.param:
+        libraries = _c_program.instrumented(request.param, names=("ascendcl", "acl_op_compiler", "nnopbase"))
+        # To compile the operators again would take most of the time of all tests here; `make asan` and `make fuzz` do.
+        shutil.copy(_libraries.FOLDER / "libopapi.so", libraries)
+    program = fuzz.target(["g++"], libraries, "standalone.cpp", checks=request.param)
+    seeds = fuzz.write_seeds(tmp_path_factory.mktemp("seeds"))
+    result = subprocess.run([program, "20000", *seeds], capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)["launches"]
+
+
+def test_twenty_thousand_random_inputs_of_the_fuzzer_do_no_harm(fuzzed: dict[str, int]):
+    assert sum(fuzzed.values()) > 1000
+
+
+def test_the_fuzzer_launches_every_operator(fuzzed: dict[str, int]):
+    headers = [path.read_text() for path in (_c_program.HEADERS / "aclnnop").glob("*.h")]
+    assert fuzzed.keys() == {name for text in headers for name in re.findall(r"aclnnStatus (aclnn\w+)\(void", text)}

@@ -1,0 +1,146 @@
+"""Collectives of simulated NPUs: results of gloo's on CPUs, and how they end where ranks disagree, wait or die."""
+
+import os
+import re
+import signal
+
+import pytest
+from host_npu import testing
+
+from tests import _failing_collectives as programs
+from tests import _tiled_collectives, collectives
+
+
+# The program `python -m tests.collectives` makes 10,000 calls, in groups of 1 to 4 ranks.
+@pytest.mark.parametrize(("world_size", "devices"), [(2, 1), pytest.param(3, 4, marks=pytest.mark.exhaustive)])
+def test_random_collectives_have_the_results_of_gloo(world_size, devices):
+    found = testing.run(collectives.compare, world_size, 0, 60, device="npu", devices=devices)
+    assert [difference for _, differences in found for difference in differences] == []
+    assert all(found[0][0][name] for name in collectives.COLLECTIVES)
+
+
+def test_tensors_in_a_private_format_have_the_same_results():
+    assert testing.run(_tiled_collectives.wrong, 2, device="npu") == [{}, {}]
+
+
+def _async_error_handling(value):
+    # The second is the name of torch_npu 2.9.
+    return {"TORCH_HCCL_ASYNC_ERROR_HANDLING": value, "HCCL_ASYNC_ERROR_HANDLING": value}
+
+
+# With its handling of errors, a thread of torch_npu can end the process before the exception does; a test of its own is
+# below.
+RAISES = {**_async_error_handling("0"), "HCCL_EXEC_TIMEOUT": "1", "HCCL_CONNECT_TIMEOUT": "1"}
+ALL_REDUCE = "AllReduce(count=8, fp32, sum)"
+WAITED = (
+    f"rank 0 waited for it in call 2, {ALL_REDUCE}, of communicator group_name_0;"
+    f" rank 1 was last in call 1, {ALL_REDUCE}"
+)
+_SPLITS = "AlltoAllV(send_counts=[{}], receive_counts=[4, 4], fp32)"
+
+# What every rank is told.
+DISAGREEMENTS = {
+    "other_function": f"rank 1 called Broadcast(count=8, fp32, root=0) where rank 0 called {ALL_REDUCE}",
+    "other_count": f"rank 1 called AllReduce(count=7, fp32, sum) where rank 0 called {ALL_REDUCE}",
+    "other_dtype": f"rank 1 called AllReduce(count=8, fp16, sum) where rank 0 called {ALL_REDUCE}",
+    "other_operation": f"rank 1 called AllReduce(count=8, fp32, max) where rank 0 called {ALL_REDUCE}",
+    "other_root": (
+        "rank 1 called Broadcast(count=8, fp32, root=1) where rank 0 called Broadcast(count=8, fp32, root=0)"
+    ),
+    "other_splits": (
+        f"rank 1 called {_SPLITS.format('3, 5')}, which sends 3 elements to rank 0,"
+        f" where rank 0 called {_SPLITS.format('4, 4')}, which expects 4"
+    ),
+    "shorter_message": (
+        "rank 1 called Recv(count=8, fp32, from rank 0) where rank 0 called Send(count=5, fp32, to rank 1)"
+    ),
+}
+_MESSAGE = "message 1 from rank 0 to rank 1 of communicator hccl_N"
+# What rank 0 is told, and how rank 1 ended.
+ABSENCES = {
+    "never_calls": (f"rank 1 (process N) did not come within 1 s: {WAITED}", 1),
+    "never_makes_the_communicator": (
+        "HcclCommInitRootInfoConfig: rank 1 did not come within 1 s:"
+        " rank 0 waited for it to make communicator group_name_0",
+        1,
+    ),
+    "is_killed": (f"rank 1 (process N) died: {WAITED}", -signal.SIGKILL),
+    "is_killed_in_a_call": (
+        f"rank 1 (process N) died: rank 0 waited for it in call 3, {ALL_REDUCE}, of communicator group_name_0;"
+        " rank 1 was last in call 2, Broadcast(count=1, fp32, root=1)",
+        -signal.SIGKILL,
+    ),
+    "leaves": (f"rank 1 (process N) has destroyed the communicator: {WAITED}", 1),
+}
+
+
+def _outcomes(program, **environment):
+    found = testing.outcomes(getattr(programs, program), 2, device="npu", environment=RAISES | environment, timeout=60)
+    assert not [name for name in os.listdir("/dev/shm") if "hccl" in name or "host_npu" in name]
+    return found
+
+
+def _said(outcome):
+    text = f"{outcome.error}\n{outcome.output}"
+    return re.sub(r"hccl_\d+", "hccl_N", re.sub(r"process \d+", "process N", text))
+
+
+@pytest.mark.parametrize("program", DISAGREEMENTS)
+def test_ranks_that_disagree_are_all_told_what_each_has_called(program):
+    where = _MESSAGE if program == "shorter_message" else "call 2 of communicator group_name_0"
+    for outcome in _outcomes(program):
+        assert outcome.exit_status == 1
+        assert f": {where}: {DISAGREEMENTS[program]}\n" in _said(outcome)
+
+
+READS = [
+    "reads_a_number",
+    "reads_a_number_after_waiting",
+    "reads_a_list",
+    "copies_to_the_host",
+    "copies_to_pinned_memory",
+    "reads_what_another_stream_made_of_it",
+]
+
+
+@pytest.mark.parametrize("program", READS)
+def test_the_first_read_after_a_failed_collective_raises(program):
+    for outcome in _outcomes(program):
+        assert (outcome.exit_status, outcome.value) == (1, None)
+        assert f": call 2 of communicator group_name_0: {DISAGREEMENTS['other_count']}" in _said(outcome)
+
+
+def test_the_constructor_of_ddp_does_not_read_what_was_never_gathered():
+    # Memory that nobody has written is -1: "but Rank 0 has 2 params, while rank 1 has inconsistent -1 params."
+    alone, _ = _outcomes("makes_a_ddp_model_alone", HCCL_EXEC_TIMEOUT="30")
+    assert "inconsistent" not in _said(alone)
+    assert "rank 1 called Broadcast(count=8, fp32, root=0) where rank 0 called AllGather(" in _said(alone)
+
+
+@pytest.mark.parametrize("program", ABSENCES)
+def test_a_rank_whose_partner_is_missing_is_told_which_and_where_it_was_last(program):
+    sentence, exit_status = ABSENCES[program]
+    waiting, missing = _outcomes(program)
+    assert (waiting.exit_status, missing.exit_status) == (1, exit_status)
+    assert sentence in _said(waiting)
+
+
+def test_a_failure_that_was_asked_for_is_told_by_whoever_asks_first_or_by_an_operator_of_this_package():
+    waiting, failing = _outcomes("fails_as_asked")
+    # There is one exception. A thread of torch_npu that asks before the program drops it, or ends the process with it.
+    assert failing.exit_status in (1, -signal.SIGABRT)
+    sentences = ("EZ9999: HcclAllReduce: failure asked for by a test", "torch_npu's task queue has ended")
+    assert any(sentence in _said(failing) for sentence in sentences)
+    assert f"rank 1 (process N) died: {WAITED}" in _said(waiting)
+
+
+def test_the_watchdog_of_torch_npu_ends_a_process_whose_collective_has_failed():
+    # Rank 1 is late, and sleeps when the watchdog finds that rank 0 no longer waits.
+    _, late = _outcomes("never_calls", **_async_error_handling("1"))
+    assert late.exit_status == -signal.SIGABRT
+    assert f"HCCL watchdog thread terminated with exception: EZ9999: {ABSENCES['never_calls'][0]}" in _said(late)
+
+
+def test_groups_that_were_left_leave_no_file_thread_or_memory():
+    for first, last in testing.run(programs.makes_groups, 2, device="npu"):
+        assert first == last

@@ -1,0 +1,14 @@
+"""Runs the tests of tests/npu in a process that has the host NPU."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_everything_in_tests_npu():
+    command = [sys.executable, "-m", "host_npu", "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/npu"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-2000:]
+    assert " passed" in result.stdout

@@ -1,0 +1,103 @@
+"""What torch_npu cannot run on the host NPU is refused at the call, and an error in its queue is not forgotten.
+
+Every program runs in a process of its own; this one has no NPU.
+"""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_PROGRAM = Path(__file__).parent / "queue_facts.py"
+_MODES = {
+    "no queue": {"TASK_QUEUE_ENABLE": "0"},
+    "a queue": {"TASK_QUEUE_ENABLE": "1"},
+    "a queue for both phases": {"TASK_QUEUE_ENABLE": "2"},
+    "blocking launches": {"ASCEND_LAUNCH_BLOCKING": "1"},
+}
+_QUEUED = ("a queue", "a queue for both phases")
+
+
+@pytest.fixture(params=_MODES)
+def mode(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@functools.cache
+def _results(mode: str, *arguments: str) -> Any:
+    removed = {name for environment in _MODES.values() for name in environment}
+    environment = {name: value for name, value in os.environ.items() if name not in removed} | _MODES[mode]
+    result = subprocess.run(
+        [sys.executable, "-m", "host_npu", *arguments],
+        env=environment | {"PYTHONPATH": os.pathsep.join([str(_PROGRAM.parents[1]), *sys.path[1:]])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def _found(what: str, mode: str) -> Any:
+    return _results(mode, str(_PROGRAM))[what]
+
+
+def _online_compilation(soc: str) -> Any:
+    return _results("a queue", "--soc", soc, str(_PROGRAM), "jit_compile")["online_compilation"]
+
+
+def test_a_graph_operator_is_refused_by_its_name_at_every_call(mode):
+    for error in _found("graph_operators", mode)["errors"]:
+        assert "the host NPU has no graph operators (aclop) but Identity, and so no npu_rms_norm" in error
+        assert "Inner error" not in error
+
+
+def test_after_a_refused_graph_operator_the_queue_computes(mode):
+    found = _found("graph_operators", mode)
+    assert found["gradient"] == [0.5, 0.5, 0.5, 0.5]
+    assert found["sum"] == 8
+
+
+def test_a_missing_aclnn_function_is_refused_by_its_name_and_the_queue_computes(mode):
+    found = _found("missing_functions", mode)
+    assert all("aclnnSwiGlu or aclnnSwiGluGetWorkspaceSize not in libopapi.so" in error for error in found["errors"])
+    assert found["sum"] == 128
+
+
+def test_jit_compile_is_refused_when_it_is_set():
+    assert "no jit_compile=True: leave it at False" in _online_compilation("Ascend910B")["error"]
+
+
+@pytest.mark.parametrize("soc", ["Ascend910", "Ascend910B", "Ascend310P"])
+def test_copies_need_no_graph_operator(soc):
+    found = _online_compilation(soc)
+    assert found["copied"] == found["after"] == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
+
+
+def test_the_cast_of_formats_works_after_a_refusal(mode):
+    assert _found("casts", mode) == {"format": 29, "equal": True}
+
+
+def test_a_failure_that_torch_npu_ignores_is_not_taken_for_the_end_of_the_queue(mode):
+    assert _found("ignored_failures", mode) == {"pending": {}, "gradient": [0.5] * 4, "sum": 8}
+
+
+@pytest.mark.parametrize("mode", _QUEUED)
+def test_after_the_end_of_the_queue_everything_that_computes_or_reads_says_so(mode):
+    found = _found("failures", mode)
+    assert "the current working operator name is aclnnMseLossBackward" in found["first"]
+    for name, error in found["later"].items():
+        assert "torch_npu's task queue has ended" in error, name
+        assert "aclnnMseLossBackward: asked for by a test" in error, name
+
+
+@pytest.mark.parametrize("mode", sorted(_MODES.keys() - set(_QUEUED)))
+def test_without_a_queue_a_failed_launch_is_raised_once_and_all_else_goes_on(mode):
+    found = _found("failures", mode)
+    assert "asked for by a test" in found["first"]
+    assert set(found["later"].values()) == {""}
