@@ -128,14 +128,14 @@ precision: setup
 
 # Which lines of csrc/npu and host-npu/csrc the tests execute.
 coverage: setup
-	$(RUN) .ci/coverage.py
+	$(RUN) .ci/cpp_coverage.py
 
 # Can the tests fail? Small faults in the package and its C++, some hours; MUTANTS="--python 20 --cpp 0" takes fewer.
 mutants: setup $(VENV)/mutants
-	$(RUN) -m tests.mutants $(MUTANTS)
+	$(RUN) .ci/mutants.py $(MUTANTS)
 
 $(VENV)/mutants: $(INSTALLED)
-	TORCH_ACLNN_NPU=0 TORCH_ACLNN_HOST_NPU=0 TORCH_ACLNN_CPU=0 $(PIP) --no-build-isolation --editable ".[mutants]"
+	TORCH_ACLNN_NPU=0 TORCH_ACLNN_CPU=0 $(PIP) --no-build-isolation --editable ".[mutants]"
 	touch $@
 
 # The compiled parts under the compiler's sanitizers: addresses and undefined behaviour, and threads.

@@ -4,9 +4,11 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+PROJECTS = (".", "host-npu")
 
 
 def update(copy: Path) -> None:
@@ -28,19 +30,20 @@ def update(copy: Path) -> None:
         shutil.copy2(REPOSITORY / file, copy / file)
 
 
-def build(copy: Path, instrument: str, **settings: str) -> dict[str, str]:
-    """Compile all parts in an updated copy and return the environment for what runs there.
+def build(copy: Path, instrument: str, projects: Sequence[str] = PROJECTS, **settings: str) -> dict[str, str]:
+    """Compile all parts of projects in an updated copy and return the environment for what runs there.
 
     Args:
         copy: The folder of the copy; made if there is none.
         instrument: What ``TORCH_ACLNN_INSTRUMENT`` takes, see ``setup.py``.
+        projects: Their folders; another project is the one that is installed.
         settings: Environment variables that matter too.
     """
     update(copy)
     switches = {f"TORCH_ACLNN_{part}": "1" for part in ("NPU", "CPU")}
-    paths = os.pathsep.join([str(copy), str(copy / "host-npu")])
-    environment = {**os.environ, **switches, **settings, "PYTHONPATH": paths}
-    for project in (copy, copy / "host-npu"):
+    folders = [copy / project for project in projects]
+    environment = {**os.environ, **switches, **settings, "PYTHONPATH": os.pathsep.join(map(str, folders))}
+    for project in folders:
         subprocess.run(
             [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"],
             cwd=project,

@@ -1,4 +1,4 @@
-"""Which tests execute a line of the package or of its C++: measured for :mod:`tests.mutants`.
+"""Which tests execute a line of the package or of its C++: measured for ``mutants.py``.
 
 Each test file runs in a process of its own, in a copy of the repository that is compiled for gcov. coverage.py notes
 the test with every line, also in the processes that a test starts; gcov knows only the file. The hooks are those of a
@@ -22,8 +22,8 @@ from pathlib import Path
 import coverage
 import pytest
 
-from tests import _copy, npu_coverage
-from tests._copy import REPOSITORY
+import _copy
+import cpp_coverage
 
 PACKAGE = "torch_aclnn_ops"
 # A test that takes longer is not used, nor are tests of a file that has taken longer when they would start.
@@ -40,7 +40,7 @@ patch = _exit, fork
 
 def command(on_npu: bool, arguments: Iterable[str]) -> list[str]:
     """Return the command that runs tests, on the host NPU if they need an NPU."""
-    host_npu = ["-m", f"{PACKAGE}.host_npu"] if on_npu else []
+    host_npu = ["-m", "host_npu"] if on_npu else []
     return [sys.executable, *host_npu, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
 
 
@@ -123,8 +123,9 @@ def measure(copy: Path, jobs: int) -> list[Measured]:
 
     What was measured before is taken again while the package, the C++ and the test file are the same.
     """
-    environment = _copy.build(copy, "coverage", TORCH_ACLNN_HOST_NPU="0")
-    shutil.copytree(REPOSITORY / PACKAGE / "_host_npu", copy / PACKAGE / "_host_npu", dirs_exist_ok=True)
+    environment = _copy.build(copy, "coverage", projects=(".",))
+    # Its plugin is this module.
+    environment["PYTHONPATH"] += os.pathsep + str(copy / ".ci")
     files = sorted(
         path.relative_to(copy) for path in [*copy.glob("tests/test_*.py"), *copy.glob("tests/npu/test_*.py")]
     )
@@ -157,7 +158,7 @@ def _measure_file(copy: Path, file: Path, digest: str, environment: dict[str, st
         }
         began = time.monotonic()
         with open(folder / "output", "w") as output:
-            arguments = ["-p", "tests._covering", str(file)]
+            arguments = ["-p", "_covering", str(file)]
             run = command(is_on_npu(str(file)), arguments)
             subprocess.run(run, cwd=copy, env=environment | settings, stdout=output, stderr=subprocess.STDOUT)
         coverage.Coverage(str(folder / "lines")).combine([str(folder)])
@@ -172,10 +173,10 @@ def _measure_file(copy: Path, file: Path, digest: str, environment: dict[str, st
     return Measured(file, folder, seconds, {path: dict(lines) for path, lines in lines_of.items()})
 
 
-def _native(copy: Path, prefix: Path) -> npu_coverage.Counts:
+def _native(copy: Path, prefix: Path) -> cpp_coverage.Counts:
     """Return how often the processes that wrote their counts below ``prefix`` executed each line of C++."""
     counted = prefix / copy.relative_to("/")
     notes = [counts.with_suffix(".gcno") for counts in counted.glob("build/**/*.gcda")]
     for path in notes:
         shutil.copy2(copy / path.relative_to(counted), path)
-    return npu_coverage.count(copy, notes) if notes else {}
+    return cpp_coverage.count(copy, notes) if notes else {}

@@ -2,7 +2,7 @@
 
 Each mutant is a small change of one line, made in a copy of the repository. It is judged by tests that execute the
 line; one that no test notices survives, and is either a gap in the tests or equivalent to the program. The latter are
-listed in ``tests/equivalent_mutants.yaml`` with the reason.
+listed in ``equivalent_mutants.yaml`` with the reason.
 """
 
 import argparse
@@ -21,21 +21,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import torch_aclnn_ops
-
+import _copy
+import _covering
+import _mutations
 import yaml
+from _copy import REPOSITORY
+from _covering import PACKAGE, Measured
+from _mutations import Mutant
 
-from tests import _copy, _covering, _mutations
-from tests._copy import REPOSITORY
-from tests._covering import PACKAGE, Measured
-from tests._mutations import Mutant
-
-assert torch_aclnn_ops.__version__
-
-EQUIVALENT = REPOSITORY / "tests" / "equivalent_mutants.yaml"
+EQUIVALENT = REPOSITORY / ".ci" / "equivalent_mutants.yaml"
 FOLDER = REPOSITORY / "build" / "mutants"
-# The host NPU is a tool for tests, which has tests of its own.
-WITHOUT = f"{PACKAGE}/host_npu"
 CPP = ("csrc/npu", "csrc/cpu", "csrc/autograd")
 JOBS = 2
 # How long the tests of a mutant took when they were measured, and what they may take more with a mutant.
@@ -104,7 +99,6 @@ class Worker:
         _copy.update(self.copy)
         for built in (REPOSITORY / PACKAGE).glob("*.so"):
             shutil.copy2(built, self.copy / PACKAGE)
-        shutil.copytree(REPOSITORY / PACKAGE / "_host_npu", self.copy / PACKAGE / "_host_npu")
         self.environment = {**os.environ, "PYTHONPATH": str(self.copy), "PYTHONDONTWRITEBYTECODE": "1"}
 
     def judge(self, mutant: Mutant, measured: list[Measured]) -> Verdict:
@@ -129,7 +123,7 @@ class Worker:
     def _compile(self) -> list[bytes]:
         """Compile what has changed, and return the extensions; none if that is not possible."""
         command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
-        switches = {"TORCH_ACLNN_NPU": "1", "TORCH_ACLNN_CPU": "1", "TORCH_ACLNN_HOST_NPU": "0"}
+        switches = {"TORCH_ACLNN_NPU": "1", "TORCH_ACLNN_CPU": "1"}
         if subprocess.run(command, cwd=self.copy, env=self.environment | switches, **_QUIET).returncode != 0:
             return []
         return [built.read_bytes() for built in sorted((self.copy / PACKAGE).glob("*.so"))]
@@ -236,7 +230,7 @@ def main() -> int:
     )
     parser.add_argument("--every", action="store_true", help="every mutant, which takes days")
     arguments = parser.parse_args()
-    python = [path for path in _sources(PACKAGE, "*.py") if not path.is_relative_to(WITHOUT)]
+    python = _sources(PACKAGE, "*.py")
     cpp = [path for folder in CPP for path in _sources(folder, "*.*")]
     of_python = _mutations.python(REPOSITORY, python, arguments.seed)
     of_cpp = _mutations.cpp(REPOSITORY, cpp, arguments.seed)

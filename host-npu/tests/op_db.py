@@ -1,4 +1,4 @@
-"""Compare torch's operators on the host NPU with the CPU's: ``python -m torch_aclnn_ops.host_npu tests/op_db.py``.
+"""Compare torch's operators on the host NPU with the CPU's: ``python -m host_npu tests/op_db.py``.
 
 torch's own database of operators says how to call each of them. One line of JSON for each operator tells what differs;
 the name of an operator is printed before it is called, so that the end of the process names it.
