@@ -19,11 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import coverage
-import pytest
-
 import _copy
+import coverage
 import cpp_coverage
+import pytest
 
 PACKAGE = "torch_aclnn_ops"
 # A test that takes longer is not used, nor are tests of a file that has taken longer when they would start.

@@ -1,13 +1,13 @@
 """Build host_npu; everything that can be declared is in pyproject.toml.
 
-The simulated libraries are compiled against the headers of the installed torch and torch_npu: install these first, and
-use pip's ``--no-build-isolation``. ``HOST_NPU_INSTRUMENT`` compiles them so that they count lines (``coverage``) or
-check what they do (``address`` and what else ``-fsanitize=`` takes); ``HOST_NPU_WERROR=1`` makes the compiler's
-warnings errors.
+The simulated libraries are compiled against the headers of the torch and torch_npu that are installed: install these
+first. ``HOST_NPU_INSTRUMENT`` compiles them so that they count lines (``coverage``) or check what they do (``address``
+and what else ``-fsanitize=`` takes); ``HOST_NPU_WERROR=1`` makes the compiler's warnings errors.
 """
 
 import importlib.util
 import os
+import site
 import sys
 from pathlib import Path
 
@@ -19,9 +19,13 @@ sys.path.insert(0, str(ROOT / "csrc"))
 
 import build as libraries  # noqa: E402
 
-missing = [name for name in ("torch", "torch_npu") if importlib.util.find_spec(name) is None]
-if missing and {"build_ext", "bdist_wheel", "editable_wheel", "install"} & set(sys.argv):
-    sys.exit(f"host_npu: no {' and no '.join(missing)}: install them first, then use pip's --no-build-isolation")
+
+def find_what_is_installed() -> None:
+    """Let imports find the packages that pip hides from a build, which is for just these."""
+    folders = site.getsitepackages()
+    if sys.prefix == sys.base_prefix:
+        folders.append(site.getusersitepackages())
+    sys.path += [folder for folder in folders if folder not in sys.path]
 
 
 class Build(build_ext):
@@ -29,6 +33,13 @@ class Build(build_ext):
 
     def run(self) -> None:
         """Compile what has changed."""
+        find_what_is_installed()
+        missing = [name for name in ("torch", "torch_npu") if importlib.util.find_spec(name) is None]
+        if missing:
+            sys.exit(
+                f"host_npu: no {' and no '.join(missing)} in {sys.prefix}: install torch and torch_npu first, in a"
+                " command of their own, and host_npu with pip"
+            )
         is_in_place = self.inplace or getattr(self, "editable_mode", False)
         package = ROOT / "host_npu" if is_in_place else Path(self.build_lib) / "host_npu"
         libraries.build(package / "_lib", instrument=os.environ.get("HOST_NPU_INSTRUMENT", ""))

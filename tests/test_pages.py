@@ -12,7 +12,6 @@ import lightning
 import pytest
 import torch
 import transformers
-from host_npu import __main__ as runner
 
 from tests._language_models import batch, make
 from tests._pages import ON_NPU, PAGES, ROOT, anchors, blocks, links, name_of, run
@@ -23,8 +22,8 @@ RUN = ("python", "pycon", "diff")
 SHOWN = ("sh", "text", "yaml", "math", "cpp")
 # Whose blocks are the files of an operator, which another test applies.
 TUTORIAL = "docs/add_an_operator.md"
-# Their tests are test_add_an_operator.py and test_distributed_page.py.
-PAGES_OF_FILES = {TUTORIAL, "docs/distributed.md"}
+# Their tests are test_add_an_operator.py and the host NPU's test_distributed_page.py.
+PAGES_OF_FILES = {TUTORIAL, "host-npu/docs/distributed.md"}
 # What a test with several processes runs.
 ELSEWHERE = "on every rank, after fully_shard"
 RUNNING_PAGES = sorted(
@@ -129,7 +128,7 @@ def test_every_page_is_in_the_navigation_and_every_entry_of_it_is_a_page():
 
 PUBLIC = (
     "torch_aclnn_ops",
-    *(f"torch_aclnn_ops.{name}" for name in ("functional", "nn", "ops", "optim", "host_npu")),
+    *(f"torch_aclnn_ops.{name}" for name in ("functional", "nn", "ops", "optim")),
 ) + (
     "torch_aclnn_ops.doctor",
     "torch_aclnn_ops.plan",
@@ -229,11 +228,3 @@ def test_the_versions_that_pages_name_are_those_of_the_package():
     newest = f"2.{int(below.split('.')[1]) - 1}"
     for page in ("README.md", "docs/install.md"):
         assert f"torch {oldest} to {newest}" in (ROOT / page).read_text()
-
-
-def test_the_command_of_the_host_npu_has_the_options_that_its_page_names():
-    named = set(re.findall(r"`(--[a-z-]+)`", (ROOT / "host-npu/README.md").read_text()))
-    help_text = runner._parser().format_help()
-    assert named and all(
-        option in help_text for option in named - {"--no-build-isolation", "--device", "--nproc-per-node"}
-    )

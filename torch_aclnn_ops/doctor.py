@@ -224,7 +224,7 @@ def _host_npu() -> Finding:
     try:
         version = importlib.metadata.version("host_npu")
     except importlib.metadata.PackageNotFoundError:
-        return Finding("host NPU", "not installed", "to simulate NPUs: pip install --no-build-isolation ./host-npu")
+        return Finding("host NPU", "not installed", "to simulate NPUs: pip install ./host-npu")
     return Finding("host NPU", f"{version}{', enabled' if _is_simulated() else ''}")
 
 

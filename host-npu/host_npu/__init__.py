@@ -200,14 +200,12 @@ def _require_possible(force: bool) -> None:
     missing = _libraries.missing()
     if missing:
         raise HostNpuError(
-            f"the host NPU was not built ({', '.join(missing)} missing): pip install --no-build-isolation host-npu/ of"
-            " the checkout, with torch and torch_npu installed"
+            f"the host NPU was not built ({', '.join(missing)} missing): pip install ./host-npu of the checkout, after"
+            " torch and torch_npu"
         )
     unfit = _libraries.why_unfit()
     if unfit is not None:
-        raise HostNpuError(
-            f"the host NPU cannot be loaded: {unfit}; pip install --no-build-isolation host-npu/ of the checkout again"
-        )
+        raise HostNpuError(f"the host NPU cannot be loaded: {unfit}; pip install ./host-npu of the checkout again")
     real = None if force else _torch_npu.real_cann()
     if real is not None:
         raise HostNpuError(f"there is a real CANN ({real}), which the host NPU would hide; force=True does it anyway")

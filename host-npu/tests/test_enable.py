@@ -168,8 +168,8 @@ def test_the_runner_searches_where_python_does(tmp_path):
 
 
 def test_without_torch_npu_it_says_what_to_install(tmp_path):
-    code = "import sys; from importlib.machinery import PathFinder\n"
-    code += "PathFinder.find_spec = lambda *arguments: None\nimport host_npu; host_npu.enable()"
+    code = "import host_npu; from importlib.machinery import PathFinder\n"
+    code += "PathFinder.find_spec = lambda *arguments: None; host_npu.enable()"
     assert "HostNpuError: the host NPU needs torch_npu, which is not installed" in _run("-c", code).stderr
 
 

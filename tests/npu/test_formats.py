@@ -40,39 +40,3 @@ def test_an_input_is_cast(dtype, shape):
     result = ops.mse_loss_backward.overload(tiled, input, target, 0)
     assert torch.equal(result, ops.mse_loss_backward.overload(grad_output, input, target, 0))
     assert torch.equal(torch_npu.npu_format_cast(tiled, 2), grad_output)
-
-
-def _tiled_pair(dtype=torch.float32):
-    import torch_npu
-
-    rows = torch.rand(40, 20, device="npu").to(dtype)
-    return torch_npu.npu_format_cast(rows, _NZ), rows
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda tensor: tensor + 1,
-        lambda tensor: tensor * tensor,
-        lambda tensor: tensor.sum(0),
-        lambda tensor: tensor @ tensor.t(),
-        lambda tensor: torch.cat([tensor, tensor]),
-        lambda tensor: torch.stack([tensor.flatten(), tensor.reshape(-1)]),
-        lambda tensor: tensor.add_(1),
-        lambda tensor: torch.mul(tensor, 2, out=tensor),
-        lambda tensor: tensor[3:5] - tensor.mean(),
-    ],
-)
-@pytest.mark.usefixtures("make_nz")
-def test_other_operators_read_and_write_it_as_the_same_numbers(function):
-    tiled, rows = _tiled_pair()
-    assert torch.equal(function(tiled).cpu(), function(rows).cpu())
-    assert torch.equal(tiled.cpu(), rows.cpu())
-
-
-@pytest.mark.usefixtures("make_nz")
-def test_the_host_npu_does_not_write_to_a_part_of_it():
-    tiled, rows = _tiled_pair()
-    with pytest.raises(RuntimeError, match="does not write to a view of a part of a tensor in a private format"):
-        tiled[3:5].fill_(1)
-    assert torch.equal(tiled.cpu(), rows.cpu())

@@ -1,0 +1,46 @@
+"""torch's operators and tensors in the private format FRACTAL_NZ, whose tiles are no rows."""
+
+import pytest
+import torch
+import torch_npu
+
+_NZ = 29
+
+
+@pytest.fixture(autouse=True)
+def _private_formats():
+    torch.npu.config.allow_internal_format = True
+    yield
+    torch.npu.config.allow_internal_format = False
+
+
+def _tiled_pair():
+    rows = torch.rand(40, 20, device="npu")
+    return torch_npu.npu_format_cast(rows, _NZ), rows
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda tensor: tensor + 1,
+        lambda tensor: tensor * tensor,
+        lambda tensor: tensor.sum(0),
+        lambda tensor: tensor @ tensor.t(),
+        lambda tensor: torch.cat([tensor, tensor]),
+        lambda tensor: torch.stack([tensor.flatten(), tensor.reshape(-1)]),
+        lambda tensor: tensor.add_(1),
+        lambda tensor: torch.mul(tensor, 2, out=tensor),
+        lambda tensor: tensor[3:5] - tensor.mean(),
+    ],
+)
+def test_operators_read_and_write_it_as_the_same_numbers(function):
+    tiled, rows = _tiled_pair()
+    assert torch.equal(function(tiled).cpu(), function(rows).cpu())
+    assert torch.equal(tiled.cpu(), rows.cpu())
+
+
+def test_a_part_of_it_is_not_written():
+    tiled, rows = _tiled_pair()
+    with pytest.raises(RuntimeError, match="does not write to a view of a part of a tensor in a private format"):
+        tiled[3:5].fill_(1)
+    assert torch.equal(tiled.cpu(), rows.cpu())

@@ -1,0 +1,51 @@
+"""Installing: what a wheel holds, and what is said where torch and torch_npu are missing."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from host_npu import _libraries
+
+_PROJECT = Path(__file__).resolve().parents[1]
+
+
+def _run(*arguments: object, cwd: Path = _PROJECT, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=cwd,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+def test_a_wheel_runs_a_program_from_elsewhere(tmp_path):
+    # In the work tree, so that what was compiled there is not compiled again.
+    pip = ("-m", "pip", "--quiet", "--disable-pip-version-check")
+    result = _run(*pip, "wheel", "--no-deps", "--no-index", "--no-build-isolation", _PROJECT, "-w", tmp_path)
+    assert result.returncode == 0, result.stderr
+    (wheel,) = tmp_path.glob("host_npu-*.whl")
+    assert "none-any" not in wheel.name
+    with zipfile.ZipFile(wheel) as file:
+        names = file.namelist()
+        file.extractall(tmp_path / "site")
+    libraries = {Path(name).name for name in names if name.endswith(".so")}
+    assert libraries == {f"lib{name}.so" for name in _libraries.names()}
+    assert {"host_npu/_children/sitecustomize.py", "host_npu/py.typed", "host_npu/_lib/versions.json"} <= {*names}
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"host_npu"}
+
+    (tmp_path / "program.py").write_text("import host_npu, torch; print(host_npu.__file__, torch.ones(2).npu().sum())")
+    result = _run("-m", "host_npu", "program.py", cwd=tmp_path, PYTHONPATH=str(tmp_path / "site"))
+    assert result.stdout.startswith(str(tmp_path / "site")) and "tensor(2., device='npu:0')" in result.stdout
+
+
+def test_without_torch_and_torch_npu_it_is_said_what_to_install_first(tmp_path):
+    code = "import importlib.util, runpy, sys; importlib.util.find_spec = lambda name: None\n"
+    code += "sys.argv = ['setup.py', 'build_ext', '--inplace']; runpy.run_path('setup.py', run_name='__main__')"
+    result = _run("-c", code)
+    assert result.returncode == 1
+    assert "host_npu: no torch and no torch_npu in" in result.stderr
+    assert "install torch and torch_npu first" in result.stderr
