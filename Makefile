@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/installed
 BUILT := $(VENV)/built
 BUILT_HOST_NPU := $(VENV)/built_host_npu
 SOURCES := setup.py $(shell find csrc -name '*.cpp' -o -name '*.h')
-HOST_NPU_SOURCES := $(shell find host-npu/csrc -name '*.cpp' -o -name '*.h' -o -name '*.py')
+HOST_NPU_SOURCES := host-npu/setup.py $(shell find host-npu/csrc -name '*.cpp' -o -name '*.h' -o -name '*.py')
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 
 # Where torch_npu is installed without CANN, `import torch` alone fails (see torch_aclnn_ops/_torch_npu.py); tools that
@@ -157,5 +157,6 @@ aarch64: $(INSTALLED)
 	$(RUN) .ci/aarch64.py
 
 clean:
-	rm -rf $(VENV) .aarch64 .audit .release build dist runs *.egg-info host-npu/*.egg-info host-npu/build host-npu/host_npu/_lib torch_aclnn_ops/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .aarch64 .audit .release build dist runs *.egg-info torch_aclnn_ops/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	$(MAKE) -C host-npu clean
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -117,6 +117,13 @@ def test_the_layout_of_contributing_names_what_exists() -> None:
     assert "<operator>.py" in names and "nn.py" in names
 
 
+def test_the_package_imports_nothing_of_the_host_npu() -> None:
+    nodes = [node for path in MODULES.values() for node in ast.walk(ast.parse(path.read_text()))]
+    modules = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    modules += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    assert modules and not [module for module in modules if module.partition(".")[0] == "host_npu"]
+
+
 def test_the_extension_includes_nothing_of_the_host_npu() -> None:
     sources = [path for path in (ROOT / "csrc/npu").iterdir() if path.suffix in (".cpp", ".h")]
     includes = [line for path in sources for line in re.findall(r"#include .*", path.read_text())]

@@ -3,7 +3,6 @@
 import ctypes
 import importlib.metadata
 import json
-import mmap
 from pathlib import Path
 
 # In the order in which they need one another.
@@ -17,9 +16,9 @@ FOLDER = Path(__file__).resolve().parent / "_lib"
 # What the libraries were compiled for, written by csrc/build.py.
 _VERSIONS = FOLDER / "versions.json"
 
-# Where both torch's part for CUDA and torch_npu call this function of torch's, they register the same settings, and the
-# second one ends the process. The versions before 2.12 do not.
-_SETTINGS = b"26AcceleratorAllocatorConfig14getMutableKeys"
+# From this release on torch_npu registers settings that torch's part for CUDA has registered before, which ends the
+# process.
+_REGISTERS_SETTINGS = (2, 12)
 
 
 def _path(name: str) -> Path:
@@ -68,11 +67,10 @@ def load_cann() -> ctypes.CDLL:
 
 def load_torch_npu(folder: Path) -> None:
     """Load the library of torch_npu where a CUDA build of torch could keep it from it; CANN's have to be loaded."""
+    # The package torch_npu 2.9 cannot be imported after its library.
+    if tuple(map(int, versions()["torch_npu"].split(".")[:2])) < _REGISTERS_SETTINGS:
+        return
     library = folder / "lib" / "libtorch_npu.so"
-    # The package torch_npu 2.9 cannot be imported after its library, which registers nothing that torch has.
-    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        if content.find(_SETTINGS) < 0:
-            return
     load = ctypes.CDLL(str(_path(_LOADER))).host_npu_load_torch_npu
     load.restype = ctypes.c_char_p
     error = load(str(library).encode())
