@@ -207,6 +207,7 @@ def test_every_environment_variable_of_the_package_that_a_page_names_is_read_som
         "torch_aclnn_ops/**/*.py",
         "csrc/**/*.[ch]*",
         "host-npu/csrc/**/*.[ch]*",
+        "host-npu/csrc/*.py",
         "host-npu/host_npu/*.py",
     )
     text = "".join(path.read_text() for pattern in patterns for path in ROOT.glob(pattern))
