@@ -54,11 +54,15 @@ def installed(tmp_path):
         if of_torch is not None:
             _library(tmp_path / "cuda" / "torch", "libc10_cuda.so", of_torch)
         return (
-            "import ctypes, types; from importlib.machinery import PathFinder\n"
+            "import ctypes, os, types; from importlib.machinery import PathFinder\n"
             "load, find = ctypes.CDLL, PathFinder.find_spec\n"
             "cann = ('libacl', 'libascendcl', 'libhccl', 'libge_', 'libgraph')\n"
             "is_cann = lambda name: str(name).rpartition('/')[2].startswith(cann)\n"
-            "ctypes.CDLL = lambda name, *a, **k: None if is_cann(name) else load(name, *a, **k)\n"
+            # Loaded on demand, and not before.
+            "def stand_in_for_cann(name, *a, **k):\n"
+            "    if not is_cann(name) or a == (os.RTLD_NOLOAD,):\n"
+            "        return load(name, *a, **k)\n"
+            "ctypes.CDLL = stand_in_for_cann\n"
             f"stand_in = types.SimpleNamespace(origin={str(tmp_path / 'cuda' / 'torch' / '__init__.py')!r})\n"
             # An import gives no path; who looks where packages are installed does.
             "PathFinder.find_spec = lambda name, path=None, *a: (\n"

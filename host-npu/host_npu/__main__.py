@@ -43,10 +43,14 @@ def _separated(arguments: list[str]) -> list[str]:
     return arguments
 
 
+def _is_safe() -> bool:
+    """Return whether Python was told to put no folder first; Python 3.10 has no such flag."""
+    return getattr(sys.flags, "safe_path", False)
+
+
 def _put_first(script: Path) -> None:
     """Let imports look beside the script first, where Python has put the current folder for ``-m``."""
-    # Python 3.10 has no such flag.
-    if getattr(sys.flags, "safe_path", False):
+    if _is_safe():
         return
     del sys.path[0]
     # runpy does it for a folder or an archive.
@@ -61,10 +65,13 @@ def main() -> None:
     script = Path(arguments.script)
     if not arguments.module and not script.exists():
         parser.exit(2, f"{parser.prog}: error: there is no file {script}\n")
+    # torch is that of the environment, whatever is in the current folder, which Python has put first.
+    current = [] if _is_safe() else [sys.path.pop(0)]
     try:
         host_npu.enable(arguments.devices, arguments.soc, arguments.force, arguments.strict_memory)
     except (host_npu.HostNpuError, ValueError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
+    sys.path[:0] = current
     sys.argv = [arguments.script, *arguments.arguments]
     if arguments.module:
         runpy.run_module(arguments.script, run_name="__main__", alter_sys=True)
