@@ -117,6 +117,24 @@ def test_what_somebody_else_writes_to_a_parameter_counts(dtype, flatten):
 
 @each_flatten
 @each_half
+@pytest.mark.parametrize("is_noticed", [True, False], ids=["new tensor", "in place"])
+def test_a_new_data_tensor_is_noticed_and_an_in_place_write_through_data_is_overwritten(dtype, flatten, is_noticed):
+    weight = nn.Parameter(torch.full((3,), 0.5, dtype=dtype))
+    optimizer = FusedEmaAdam([weight], lr=0.0, weight_decay=0.0, flatten=flatten)
+    weight.grad = torch.zeros(3, dtype=dtype)
+    optimizer.step()
+    if is_noticed:
+        weight.data = torch.full((3,), 4.0, dtype=dtype)
+    else:
+        weight.data.fill_(4.0)
+    optimizer.step()
+    expected = torch.full((3,), 4.0 if is_noticed else 0.5)
+    assert torch.equal(optimizer.state[weight]["master_params"], expected)
+    assert torch.equal(weight.detach(), expected.to(dtype))
+
+
+@each_flatten
+@each_half
 def test_clipping_and_accumulation_see_the_gradients_of_the_parameters(dtype, flatten):
     weight = nn.Parameter(torch.ones(4, dtype=dtype))
     optimizer = FusedEmaAdam([weight], lr=0.1, betas=(0.0, 0.9), flatten=flatten)

@@ -13,6 +13,7 @@ import torch
 
 # The autograd functions by their names, as makers of entries that leave other calls and dtypes to a fallback.
 _functions: dict[str, Callable[[Callable[..., Any], Sequence[torch.dtype]], Callable[..., Any]]] = {}
+_vectors = ""
 
 
 def describe() -> str:
@@ -22,17 +23,16 @@ def describe() -> str:
     return f"{vectors()} row kernels, bfloat16 products {products}"
 
 
-@functools.cache
 def vectors() -> str:
-    """Return the instructions of the row kernels, ``NEON`` or torch's word, where the compiled part is available."""
-    with disable_current_modes():  # the first call may be one with fake tensors
-        name: str = torch.ops.torch_aclnn_ops.linear_cross_entropy_vectors()
-    return name
+    """Return the instructions of the row kernels, ``NEON`` or torch's word; the compiled part has to be available."""
+    assert why_unavailable() is None
+    return _vectors
 
 
 @functools.cache
 def why_unavailable() -> str | None:
     """Load the compiled part at the first call; return why it is not used, or ``None`` if it is."""
+    global _vectors
     spec = importlib.util.find_spec("torch_aclnn_ops._cpu")
     if spec is None or spec.origin is None or spec.loader is None:
         return "it was not built"
@@ -42,7 +42,7 @@ def why_unavailable() -> str | None:
     try:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        vectors()
+        _vectors = module.vectors
     except (AttributeError, ImportError) as error:
         return f"it cannot be loaded, and has to be rebuilt: {error}"
     _functions.update(module.functions)

@@ -4,6 +4,7 @@
 // the call: who differentiates it again, a mode, or a transform.
 #include "../autograd/functions.h"
 
+#include <ATen/Version.h>
 #include <ATen/ops/binary_cross_entropy_backward.h>
 #include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/mse_loss_backward.h>
@@ -12,6 +13,7 @@
 #include "../autograd/embedding.h"
 #include "../autograd/mse_loss.h"
 #include "../autograd/raw_operator.h"
+#include "linear_cross_entropy_rows.h"
 
 namespace torch_aclnn_ops {
 namespace {
@@ -91,6 +93,7 @@ const RegisterFunction<EmbeddingOnCpu> embedding;
 PYBIND11_MODULE(_cpu, module) {
     module.doc() = "Operators and autograd functions for CPU tensors.";
     define_functions(module);
+    module.attr("vectors") = row_kernels(at::get_cpu_capability()).vectors;
 }
 
 }  // namespace torch_aclnn_ops

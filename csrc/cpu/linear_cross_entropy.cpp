@@ -137,9 +137,6 @@ const RowKernels& kernels() {
     return kernels;
 }
 
-// Returns the name of the instructions that rows are computed with.
-std::string vectors() { return kernels().vectors; }
-
 void check_logits(const at::Tensor& logits) {
     TORCH_CHECK_VALUE(logits.dim() == 2 && logits.size(1) > 0,
                       "linear_cross_entropy: logits must have two dimensions and at least one class, but have shape ",
@@ -299,7 +296,6 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> shapes_of_loss(const at::Tensor& 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(torch_aclnn_ops, library) {
-    library.def("linear_cross_entropy_vectors() -> str", TORCH_FN(vectors));
     library.def("linear_cross_entropy_logits(Tensor input, Tensor weight, Tensor(a!) out) -> ()");
     library.impl("linear_cross_entropy_logits", c10::DispatchKey::CPU, TORCH_FN(logits));
     library.impl("linear_cross_entropy_logits", c10::DispatchKey::Meta, TORCH_FN(check_products));

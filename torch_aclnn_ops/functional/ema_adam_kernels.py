@@ -240,7 +240,7 @@ def multi_tensor(tensors: TensorLists, options: Options, progress: StepProgress)
 
 def _update_batch(batch: TensorLists, options: Options, progress: StepProgress) -> None:
     if options.bias_correction:
-        steps = [step if step.dim() == 0 else step.view(-1)[0] for step in batch.steps]
+        steps = [step if step.dim() == 0 else step[0] for step in batch.steps]
     else:
         # The kernel always divides by 1 - beta**step, which is 1 for every beta after this many steps.
         steps = [torch.tensor(2**62, device="cpu")] * len(batch.steps)

@@ -288,7 +288,6 @@ class FusedEmaAdam(AveragingOptimizer):
         """Update the flattened parameters of a group; return the others."""
         group, flat_group = self.param_groups[i], self._flat_groups.get(i)
         if flat_group is None or not flat_group.is_current(group, self.state, have_moved):
-            self._cached.pop(i, None)
             flat_group = self._flat_groups[i] = FlatGroup(group, self.state, flat_group)
             flat_group.take_params()
         for buffer in flat_group.buffers:
