@@ -71,8 +71,7 @@ const std::string& soc_name() { return chip().name; }
 CoreCounts core_counts() { return chip().cores; }
 
 std::int32_t device_count() {
-    static const auto count =
-        static_cast<std::int32_t>(positive_number("HOST_NPU_DEVICES", 64).value_or(1));
+    static const auto count = static_cast<std::int32_t>(positive_number("HOST_NPU_DEVICES", 64).value_or(1));
     return count;
 }
 
