@@ -9,7 +9,7 @@ from tests.phase_one.comparison import Operator, Tally, compare_all, differences
 from tests.phase_one.draws import Draw
 from tests.phase_one.tensors import FLOAT, ND, NULL_POINTER, Call, Shape, Tensor, strides
 
-_README = Path(__file__).parents[1] / "README.md"
+_PAGE = Path(__file__).parents[1] / "docs/internals.md"
 _NAMES = [operator.name for operator in operators()]
 
 
@@ -30,10 +30,10 @@ def test_a_good_part_of_the_calls_is_accepted(name: str, tallies: dict[str, Tall
     assert 0.2 <= tallies[name].accepted / tallies[name].calls <= 0.65
 
 
-def test_the_readme_names_every_class_of_calls_that_are_not_compared(tallies: dict[str, Tally]) -> None:
+def test_the_page_names_every_class_of_calls_that_are_not_compared(tallies: dict[str, Tally]) -> None:
     classes = {why for tally in tallies.values() for why in tally.undefined}
-    readme = " ".join(_README.read_text().split())
-    assert classes and not [why for why in classes if why not in readme]
+    page = " ".join(_PAGE.read_text().split())
+    assert classes and not [why for why in classes if why not in page]
 
 
 def _tensor(shape: Shape) -> Tensor:
