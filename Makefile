@@ -99,7 +99,6 @@ bench: setup
 gallery: setup
 	$(ON_NPU) examples/train_lm.py --device npu --dtype bfloat16 --minutes 4 --output runs/gallery
 	$(RUN) -m benchmarks.gallery
-	$(ON_NPU) -m benchmarks.call_picture
 
 # 20,000 steps on the CPU and on the NPU: does anything grow?
 soak: setup

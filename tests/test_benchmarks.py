@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 CASES = ["naive", "torch-512", "torch_aclnn_ops", "limit"]
 LARGEST_PICTURE = 60_000  # bytes
-WITH_TARGETS_OF_THEIR_OWN = {"call_picture", "errors", "gallery", "soak"}
+WITH_TARGETS_OF_THEIR_OWN = {"errors", "gallery", "soak"}
 
 
 @pytest.fixture(scope="module")

@@ -116,10 +116,6 @@ def test_links_lead_to_files_and_headings_that_exist(page):
     assert not wrong
 
 
-def test_the_readme_is_short():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
-
-
 def test_every_page_is_in_the_navigation_and_every_entry_of_it_is_a_page():
     entries = set(re.findall(r"(?:^|[ :])([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
     pages = {name_of(page).removeprefix("docs/") for page in PAGES} - {"README.md"} | {"index.md"}

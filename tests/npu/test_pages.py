@@ -1,10 +1,7 @@
-"""The code of the documentation that needs an NPU, and the picture that is drawn from calls."""
-
-import os
+"""The code of the documentation that needs an NPU."""
 
 import pytest
 
-from benchmarks.call_picture import PICTURE, draw, record
 from tests._pages import ON_NPU, PAGES, blocks, name_of, run
 
 # Those of the host NPU are run by its own tests.
@@ -22,8 +19,3 @@ def test_the_code_of_a_page_runs_as_it_stands(page):
     for block in BLOCKS:
         if block.page == page:
             run(block, names)
-
-
-@pytest.mark.skipif(os.environ.get("ASCEND_LAUNCH_BLOCKING") == "1", reason="the calls of the picture do not wait")
-def test_the_picture_of_a_call_is_drawn_from_calls_as_they_are():
-    assert PICTURE.read_text() == draw(record()), "run `python -m host_npu -m benchmarks.call_picture`"
