@@ -96,6 +96,7 @@ def test_a_failure_in_the_queue_is_raised_once_and_each_later_call_says_that_the
         tmp_path,
         """
         import host_npu
+        import torch_aclnn_ops
         import torch
 
         one = torch.rand(3).npu()

@@ -285,7 +285,7 @@ def fail(function: str, nth: int = 1, status: int = 500001, message: str = "fail
         ValueError: ``nth`` is below 1, or ``status`` is 0, which would be success.
 
     Example:
-        >>> host_npu.fail("aclrtMalloc", status=207001, message="out of memory")  # doctest: +SKIP
+        >>> host_npu.fail("aclnnMseLossBackwardGetWorkspaceSize", status=161002)  # doctest: +SKIP
     """
     runtime = _require_enabled()
     if nth < 1:

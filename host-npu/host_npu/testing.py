@@ -109,10 +109,17 @@ def outcomes(
     Returns:
         How each process ended; tensors of results are on the CPU.
 
+    Raises:
+        ValueError: ``function`` is one of the program itself, which other processes cannot import.
+
     Example:
         >>> [outcome.exit_status for outcome in outcomes(str.upper, 2, backend="")]
         [0, 0]
     """
+    if getattr(function, "__module__", None) == "__main__":
+        raise ValueError(
+            "function must be one of a module, which other processes can import, but it is one of the program itself"
+        )
     server = _server(device, devices)
     assert server.stdin is not None and server.stdout is not None
     with tempfile.TemporaryDirectory() as folder:
