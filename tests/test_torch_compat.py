@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch_aclnn_ops
 from torch_aclnn_ops import _torch_compat, functional
-from torch_aclnn_ops.functional.linear_cross_entropy import _arguments
+from torch_aclnn_ops.functional.linear_cross_entropy._arguments import options, torch_function
 
 import pytest
 import torch
@@ -235,7 +235,7 @@ TARGET = torch.tensor([1, 3])
 def test_a_call_that_is_left_to_an_older_torch_ends_as_in_a_newer_one(change, monkeypatch):
     call = {"input": INPUT, "linear_weight": HEAD, "target": TARGET, **change}
     monkeypatch.setattr(_torch_compat, "linear_cross_entropy", None)
-    monkeypatch.setattr(_arguments, "is_supported", lambda *_, **__: False)
+    monkeypatch.setattr(torch_function, "is_supported", lambda *_, **__: False)
     if error := _error_of(torchs.functional.linear_cross_entropy, call):
         mine = _error_of(functional.linear_cross_entropy, call)
         assert type(mine) is type(error)
@@ -252,7 +252,7 @@ def _error_of(function, call):
 
 
 def test_options_are_refused_where_torch_has_none(monkeypatch):
-    monkeypatch.setattr(_arguments, "LinearCrossEntropyOptions", None)
+    monkeypatch.setattr(options, "LinearCrossEntropyOptions", None)
     with pytest.raises(TypeError, match="options must be None with a torch that has no LinearCrossEntropyOptions"):
         functional.linear_cross_entropy(INPUT, HEAD, TARGET, options=object())
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch_aclnn_ops import _paths
 from torch_aclnn_ops._torch_compat import FakeTensorMode, tree_leaves, tree_map
-from torch_aclnn_ops.ops import _paths
 
 import torch
 from torch import Tensor

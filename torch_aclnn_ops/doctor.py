@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torch_aclnn_ops import _cpu_extension, _extension, _torch_compat, _torch_npu, host_npu, ops
+from torch_aclnn_ops._autograd.raw_operator import RawOperator
 from torch_aclnn_ops._version import __version__
 from torch_aclnn_ops.host_npu import _libraries
-from torch_aclnn_ops.ops._raw_operator import RawOperator
 
 import torch
 

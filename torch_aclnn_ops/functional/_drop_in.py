@@ -3,14 +3,14 @@
 from collections.abc import Callable, Collection
 from typing import Any
 
+from torch_aclnn_ops._autograd.derivatives import has_tangent
+from torch_aclnn_ops._checks import describe
+from torch_aclnn_ops._numerics import is_autocast_on
 from torch_aclnn_ops._torch_compat import (
     Buffer,
     disabled_torch_function_impl,
     is_traceable_wrapper_subclass,
 )
-from torch_aclnn_ops.ops._checks import describe
-from torch_aclnn_ops.ops._derivatives import has_tangent
-from torch_aclnn_ops.ops._numerics import is_autocast_on
 
 import torch
 from torch import Tensor
@@ -61,7 +61,7 @@ def check_reduction(function: str, reduction: object) -> None:
         raise TypeError(f'{function}: reduction must be "none", "mean" or "sum", but it is {describe(reduction)}')
 
 
-def call_torchs(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+def call_torch_function(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
     """Call torch's function of the same name, held from before :func:`torch_aclnn_ops.patch` may have replaced it.
 
     Torch would tell a class that overrides it what stands under its name, so this does it.
@@ -96,7 +96,7 @@ def on_one_device(function: str, **tensors: Tensor | None) -> bool:
     return is_one
 
 
-def refuse_tangent(function: str, weight: Tensor | None) -> None:
+def check_no_tangent(function: str, weight: Tensor | None) -> None:
     """Raise where forward-mode AD would differentiate by a weight; torch's own losses return zeros for it."""
     if has_tangent(weight):
         raise RuntimeError(

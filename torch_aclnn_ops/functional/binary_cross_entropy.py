@@ -1,5 +1,8 @@
 """The binary cross entropy, with ``binary_cross_entropy_backward`` as its backward kernel."""
 
+from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled, NativeFunction
+from torch_aclnn_ops._checks import is_expandable
+from torch_aclnn_ops._numerics import widen, without_autocast
 from torch_aclnn_ops._torch_compat import (
     get_enum,
     is_any_autocast_enabled,
@@ -7,18 +10,15 @@ from torch_aclnn_ops._torch_compat import (
     native_binary_cross_entropy,
 )
 from torch_aclnn_ops.functional._drop_in import (
-    call_torchs,
+    call_torch_function,
+    check_no_tangent,
     check_reduction,
     check_tensors,
     float32_autocast_dtype,
-    refuse_tangent,
 )
-from torch_aclnn_ops.functional._loss import are_supported, has_kernel, has_native_gradient, loss_function
-from torch_aclnn_ops.functional._loss import reduce as reduce_losses
+from torch_aclnn_ops.functional._loss_function import are_supported, has_kernel, has_native_gradient, loss_function
+from torch_aclnn_ops.functional._loss_function import reduce as reduce_losses
 from torch_aclnn_ops.ops import binary_cross_entropy_backward
-from torch_aclnn_ops.ops._checks import is_expandable
-from torch_aclnn_ops.ops._differentiable import EagerOrCompiled, NativeFunction
-from torch_aclnn_ops.ops._numerics import widen, without_autocast
 
 import torch
 from torch import Tensor
@@ -113,12 +113,12 @@ def binary_cross_entropy(
     """
     if not _is_supported(input, target, weight):
         check_tensors("binary_cross_entropy", ("weight",), input=input, target=target, weight=weight)
-        return call_torchs(_torch_binary_cross_entropy, input, target, weight, size_average, reduce, reduction)
+        return call_torch_function(_torch_binary_cross_entropy, input, target, weight, size_average, reduce, reduction)
     if type(reduction) is not str:
         check_reduction("binary_cross_entropy", reduction)
     dtype = float32_autocast_dtype(input) if is_any_autocast_enabled() else input.dtype
     if weight is not None:
-        refuse_tangent("binary_cross_entropy", weight)
+        check_no_tangent("binary_cross_entropy", weight)
         weight = weight.to(dtype).expand(input.shape)
     if size_average is not None or reduce is not None:
         reduction = legacy_get_string(size_average, reduce)

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 
+from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled, NativeFunction
+from torch_aclnn_ops._numerics import widen, without_autocast
 from torch_aclnn_ops._torch_compat import get_enum, is_any_autocast_enabled, legacy_get_string, native_mse_loss
-from torch_aclnn_ops.functional._drop_in import call_torchs, check_reduction, check_tensors
-from torch_aclnn_ops.functional._loss import (
+from torch_aclnn_ops.functional._drop_in import call_torch_function, check_reduction, check_tensors
+from torch_aclnn_ops.functional._loss_function import (
     are_supported,
     broadcast,
     has_kernel,
@@ -12,10 +14,8 @@ from torch_aclnn_ops.functional._loss import (
     loss_function,
     warn_of_sizes,
 )
-from torch_aclnn_ops.functional._loss import reduce as reduce_losses
+from torch_aclnn_ops.functional._loss_function import reduce as reduce_losses
 from torch_aclnn_ops.ops import mse_loss_backward
-from torch_aclnn_ops.ops._differentiable import EagerOrCompiled, NativeFunction
-from torch_aclnn_ops.ops._numerics import widen, without_autocast
 
 import torch
 from torch import Tensor
@@ -94,7 +94,7 @@ def mse_loss(
         is_supported = weight.size() == input.size() and (is_legacy or reduction in ("none", "mean", "sum"))
     if not is_supported:
         check_tensors("mse_loss", ("weight",), input=input, target=target, weight=weight)
-        return call_torchs(_torch_mse_loss, input, target, size_average, reduce, reduction, weight)
+        return call_torch_function(_torch_mse_loss, input, target, size_average, reduce, reduction, weight)
     dtype = input.dtype
     are_alike = dtype is target.dtype and input.shape == target.shape and not is_any_autocast_enabled()
     if not are_alike:

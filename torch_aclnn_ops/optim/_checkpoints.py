@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from torch_aclnn_ops._torch_compat import tree_map
-from torch_aclnn_ops.functional.ema_adam_kernels import is_dense, is_plain, local
+from torch_aclnn_ops.ops.ema_adam.kernels import is_dense, is_plain, local
 from torch_aclnn_ops.optim._options import options_of
 from torch_aclnn_ops.optim._states import AVERAGES
 

@@ -19,7 +19,7 @@ from torch_aclnn_ops._torch_compat_fsdp import (
     fsdp2_units,
     is_in_fsdp1_unit,
 )
-from torch_aclnn_ops.functional.ema_adam_kernels import is_plain
+from torch_aclnn_ops.ops.ema_adam.kernels import is_plain
 from torch_aclnn_ops.optim._states import describe_params
 
 import torch

@@ -11,23 +11,25 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, overload
 
+from torch_aclnn_ops._numerics import accumulation_dtype
 from torch_aclnn_ops._torch_compat import LinearCrossEntropyOptions, is_any_autocast_enabled
-from torch_aclnn_ops.functional._drop_in import lower_precision_autocast_dtype, refuse_tangent
-from torch_aclnn_ops.functional.linear_cross_entropy import _arguments as arguments
+from torch_aclnn_ops.functional._drop_in import check_no_tangent, lower_precision_autocast_dtype
 from torch_aclnn_ops.functional.linear_cross_entropy import losses
-from torch_aclnn_ops.functional.linear_cross_entropy._batches import refuse_batches
-from torch_aclnn_ops.functional.linear_cross_entropy._distributed import local_arguments, refuse_part
-from torch_aclnn_ops.functional.linear_cross_entropy._fsdp import call_in_forward, refuse_flat_parameter
-from torch_aclnn_ops.functional.linear_cross_entropy._shift import check_shift, to_labels, to_rows
+from torch_aclnn_ops.functional.linear_cross_entropy._arguments import options as own_options
+from torch_aclnn_ops.functional.linear_cross_entropy._arguments import torch_function
+from torch_aclnn_ops.functional.linear_cross_entropy._arguments.batches import check_batches
+from torch_aclnn_ops.functional.linear_cross_entropy._arguments.shift import check_shift, to_labels, to_rows
+from torch_aclnn_ops.functional.linear_cross_entropy._distributed import check_not_local, local_arguments
+from torch_aclnn_ops.functional.linear_cross_entropy._fsdp import call_in_forward, check_not_flat
 from torch_aclnn_ops.functional.linear_cross_entropy.autograd import StatisticsFunction, statistics
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput, LossOptions
 from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import (
-    refuse_in_shards,
+    raise_for_shards,
     shards_of,
     vocab_parallel_statistics,
 )
-from torch_aclnn_ops.ops._numerics import accumulation_dtype
-from torch_aclnn_ops.ops.linear_cross_entropy.problem import Problem, Request, Statistics
+from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, RequestedOutputs
+from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Statistics
 
 import torch
 from torch import Tensor
@@ -182,7 +184,7 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
     """
     if fsdp_module is not None:
         return call_in_forward(linear_cross_entropy, locals())
-    if not arguments.are_plain(input, linear_weight, target, linear_bias, weight, token_weight):
+    if not torch_function.are_plain(input, linear_weight, target, linear_bias, weight, token_weight):
         args = input, linear_weight, target, linear_bias, weight, token_weight, process_group, vocab_sizes
         input, linear_weight, target, linear_bias, weight, token_weight, process_group, vocab_sizes = local_arguments(
             args, reduce_input_grad
@@ -193,26 +195,26 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
         shards = shards_of(
             process_group, linear_weight, vocab_sizes, rows, _numbers_of_a_row(input, label_smoothing, outputs)
         )
-    logit_options = arguments.logit_options(softcap, temperature, chunk_size, max_memory, options)
-    square_scale = arguments.checked_number("lse_square_scale", lse_square_scale)
-    asked = arguments.check_outputs(outputs)
+    logit_options = own_options.logit_options(softcap, temperature, chunk_size, max_memory, options)
+    square_scale = own_options.checked_number("lse_square_scale", lse_square_scale)
+    asked = own_options.check_outputs(outputs)
     places = 0 if shift is False else check_shift(shift, target, linear_weight)
     ignored = -100 if ignore_index is None else ignore_index
     if places:
         target, token_weight = to_rows(target, token_weight, places, ignored)
-    given = arguments.TorchArguments(
+    given = torch_function.TorchArguments(
         input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing
     )
     whole = None if shards is None else shards.total
-    if not arguments.is_supported(given, whole):
-        arguments.check_types(given)
-        refuse_flat_parameter(linear_weight)
-        refuse_batches(given, whole)
-        arguments.check_class_weight(given)
+    if not torch_function.is_supported(given, whole):
+        torch_function.check_types(given)
+        check_not_flat(linear_weight)
+        check_batches(given, whole)
+        torch_function.check_class_weight(given)
         if whole is not None:
-            refuse_in_shards(given, whole)
-        loss = arguments.left_to_torch(given, options)
-        arguments.refuse_more_than_torchs(
+            raise_for_shards(given, whole)
+        loss = torch_function.left_to_torch(given, options)
+        own_options.check_only_torchs_options(
             softcap=softcap is not None,
             lse_square_scale=square_scale != 0,
             temperature=temperature != 1,
@@ -224,16 +226,16 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
         return loss
     # Dynamo does not trace a grad_fn.
     if shards is None and not torch.compiler.is_compiling() and linear_weight.grad_fn is not None:
-        refuse_part(linear_weight)
+        check_not_local(linear_weight)
     shape = (*input.shape[:-1], *linear_weight.shape[1:-1])
     if target.is_floating_point():
-        arguments.check_outputs_of_probabilities(asked)
+        own_options.check_outputs_of_probabilities(asked)
     elif weight is not None:
-        refuse_tangent("linear_cross_entropy", weight)
+        check_no_tangent("linear_cross_entropy", weight)
     loss_options = LossOptions(reduction, ignored, float(label_smoothing), square_scale, zero_if_all_ignored, asked)
     if token_weight is not None:
-        arguments.check_token_weight(token_weight, shape, input)
-        token_weight = arguments.widen_to(input, token_weight).reshape(-1)
+        own_options.check_token_weight(token_weight, shape, input)
+        token_weight = torch_function.widen_to(input, token_weight).reshape(-1)
     if is_any_autocast_enabled():
         dtype = lower_precision_autocast_dtype(input)
         input, linear_weight = input.to(dtype), linear_weight.to(dtype)
@@ -245,25 +247,25 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
     is_smoothed = True if label_smoothing > 0 else False  # a branch makes it a constant of compiled code
     if softcap is not None:
         logit_options = logit_options.without_needless_softcap(accumulation_dtype(input.dtype))
-    request = Request(is_smoothed, "entropy" in asked, loss_options.needs_tokens, gradients)
-    problem = Problem(
+    requested = RequestedOutputs(is_smoothed, "entropy" in asked, loss_options.needs_tokens, gradients)
+    inputs = Inputs(
         input if input.dim() == 2 else input.reshape(math.prod(input.shape[:-1]), input.shape[-1]),
         linear_weight,
         linear_bias,
         target if target.dim() == 1 and target.dtype == torch.int64 else _rows_of_target(target, linear_weight),
-        None if weight is None else arguments.widen_to(input, weight),
+        None if weight is None else torch_function.widen_to(input, weight),
         logit_options,
-        request,
+        requested,
     )
     if max_memory is not None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        if any(tensor is not None and tensor.requires_grad for tensor in problem[:5]):
-            problem.plan_rows()  # too little memory for the backward pass is refused now
-    reduce: Callable[[Problem], Statistics] = statistics
+        if any(tensor is not None and tensor.requires_grad for tensor in inputs[:5]):
+            inputs.tile_rows()  # too little memory for the backward pass is refused now
+    reduce: Callable[[Inputs], Statistics] = statistics
     if shards is not None:
         reduce = partial(
             vocab_parallel_statistics, shards=shards, reduce_input_grad=reduce_input_grad, loss_options=loss_options
         )
-    result = losses.result(problem, token_weight, whole or linear_weight.shape[0], loss_options, shape, reduce)
+    result = losses.result(inputs, token_weight, whole or linear_weight.shape[0], loss_options, shape, reduce)
     return to_labels(result, places) if places else result
 
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
+from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled
+from torch_aclnn_ops._numerics import widen
 from torch_aclnn_ops._torch_compat import c10d_functional, device_types_of_group, dtensor_of_local
-from torch_aclnn_ops.ops._derivatives import in_functorch_transform
-from torch_aclnn_ops.ops._differentiable import EagerOrCompiled
-from torch_aclnn_ops.ops._numerics import widen
 
 import torch
 import torch.distributed as dist
@@ -88,7 +88,7 @@ def _sum_over_group(part: Tensor, members: Members) -> Tensor:
     return result
 
 
-def refuse_compiled_transform(*_: Any) -> None:
+def raise_if_compiled_transform(*_: Any) -> None:
     """Raise where dynamo traces a transform: it takes all but the first derivative of a Function for zero."""
     if torch.compiler.is_compiling() and in_functorch_transform():
         raise NotImplementedError(
@@ -128,7 +128,7 @@ def _linear(
             result = itself()(tensor.movedim(in_dims[0], -1), members)
             return result, result.dim() - 1
 
-    return EagerOrCompiled(Linear, refuse_compiled_transform)
+    return EagerOrCompiled(Linear, raise_if_compiled_transform)
 
 
 # Stack the parts of all processes along a new first dimension; and this process's entry of that dimension of a copy.
@@ -225,7 +225,7 @@ def local_arguments(args: Sequence[Any], reduce_input_grad: bool) -> _DTensorArg
     return _DTensorArguments(**{**tensors, **local, "process_group": group, "vocab_sizes": sizes})
 
 
-def refuse_part(linear_weight: Tensor) -> None:
+def check_not_local(linear_weight: Tensor) -> None:
     """Raise where a head is this rank's rows of a DTensor, as far as autograd tells, and nothing says so."""
     spec = dtensor_of_local(linear_weight)
     if spec is not None and spec.mesh.size() > 1 and not all(one.is_replicate() for one in spec.placements):

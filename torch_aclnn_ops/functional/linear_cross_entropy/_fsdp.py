@@ -52,7 +52,7 @@ def call_in_forward(function: Callable[..., _Result], arguments: dict[str, Any])
     return result
 
 
-def refuse_flat_parameter(linear_weight: object) -> None:
+def check_not_flat(linear_weight: object) -> None:
     """Say what to do with the flat part of a head that FSDP1 shows outside of its forward pass."""
     if _fsdp() is not None and isinstance(linear_weight, Parameter) and linear_weight.dim() == 1:
         raise RuntimeError(

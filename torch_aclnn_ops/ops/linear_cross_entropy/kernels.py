@@ -9,20 +9,13 @@ from itertools import compress
 from typing import Any
 
 from torch_aclnn_ops import _extension
-from torch_aclnn_ops.ops._numerics import accumulation_dtype
-from torch_aclnn_ops.ops._paths import log_path
-from torch_aclnn_ops.ops._raw_function import scatter
-from torch_aclnn_ops.ops._raw_operator import NAMESPACE
+from torch_aclnn_ops._autograd.derivatives import scatter
+from torch_aclnn_ops._autograd.raw_operator import NAMESPACE
+from torch_aclnn_ops._numerics import accumulation_dtype
+from torch_aclnn_ops._paths import log_path
 from torch_aclnn_ops.ops.linear_cross_entropy import chunks
 from torch_aclnn_ops.ops.linear_cross_entropy.grad import fused_linear_cross_entropy_loss_grad
-from torch_aclnn_ops.ops.linear_cross_entropy.plan import LogitOptions, Plan
-from torch_aclnn_ops.ops.linear_cross_entropy.problem import (
-    Coefficients,
-    PlainLoss,
-    Problem,
-    Request,
-    Statistics,
-)
+from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, PlainLoss, RequestedOutputs
 from torch_aclnn_ops.ops.linear_cross_entropy.products import describe_backend
 from torch_aclnn_ops.ops.linear_cross_entropy.shortcuts import (
     fused_gradients,
@@ -31,6 +24,8 @@ from torch_aclnn_ops.ops.linear_cross_entropy.shortcuts import (
     small_loss_on_npu,
     why_not_fused,
 )
+from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients, Statistics
+from torch_aclnn_ops.ops.linear_cross_entropy.tiling import LogitOptions, Tiling
 
 import torch
 from torch import Tensor
@@ -38,137 +33,139 @@ from torch import Tensor
 _NAME = "linear_cross_entropy"
 
 
-def _describe(problem: Problem, plan: Plan) -> str:
-    return f"{plan}{describe_backend(problem.linear_weight, plan.rows)}"
+def _describe(inputs: Inputs, tiling: Tiling) -> str:
+    return f"{tiling}{describe_backend(inputs.linear_weight, tiling.rows)}"
 
 
-def _log_formula(problem: Problem, how: str = "", make_plan: Callable[[Problem], Plan] = Problem.plan_rows) -> None:
+def _log_formula(inputs: Inputs, how: str = "", make_tiling: Callable[[Inputs], Tiling] = Inputs.tile_rows) -> None:
     def describe() -> str:
-        text = _describe(problem, make_plan(problem))
-        return f"formula in torch calls, because {why_not_fused(problem)}; {how}{text}"
+        text = _describe(inputs, make_tiling(inputs))
+        return f"formula in torch calls, because {why_not_fused(inputs)}; {how}{text}"
 
     log_path(_NAME, describe)
 
 
-def _check_queue(problem: Problem) -> None:
+def _check_queue(inputs: Inputs) -> None:
     """Raise where torch_npu drops what the kernels in torch calls would ask of it."""
-    if problem.input.device.type == "npu":
+    if inputs.input.device.type == "npu":
         _extension.check_queue(_NAME)
 
 
-def compute_statistics(problem: Problem) -> Statistics:
+def compute_statistics(inputs: Inputs) -> Statistics:
     """Reduce the logits of every row."""
-    if why_not_fused(problem) is None:
-        return fused_statistics(problem)
-    _check_queue(problem)
-    _log_formula(problem, make_plan=Problem.plan_statistics)
-    return chunks.statistics_in_chunks(problem)
+    if why_not_fused(inputs) is None:
+        return fused_statistics(inputs)
+    _check_queue(inputs)
+    _log_formula(inputs, make_tiling=Inputs.tile_statistics)
+    return chunks.statistics_in_chunks(inputs)
 
 
 def compute_gradients(
-    problem: Problem, grad_statistics: Statistics, log_sum_exp: Tensor, entropy: Tensor | None
+    inputs: Inputs, grad_statistics: Statistics, log_sum_exp: Tensor, entropy: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     """Differentiate the statistics by input, weight and bias, as far as it is requested.
 
     ``grad_statistics`` has the maximum itself, and ``entropy`` is the statistic, if its gradient is given.
     """
-    if grad_statistics.weighted is None and why_not_fused(problem) is None:
+    if grad_statistics.weighted is None and why_not_fused(inputs) is None:
         # The operator makes both gradients or none.
-        if all(problem.request.gradients[:2]):
-            return *fused_gradients(problem, grad_statistics, log_sum_exp), None
+        if all(inputs.requested.gradients[:2]):
+            return *fused_gradients(inputs, grad_statistics, log_sum_exp), None
         name = fused_linear_cross_entropy_loss_grad.name
         log_path(name, lambda: "formula in torch calls, because not both gradients are needed")
-    _check_queue(problem)
-    log_path(_NAME, lambda: f"logits computed again for the gradients; {_describe(problem, problem.plan_rows())}")
-    return chunks.gradients_in_chunks(problem, grad_statistics, entropy)
+    _check_queue(inputs)
+    log_path(_NAME, lambda: f"logits computed again for the gradients; {_describe(inputs, inputs.tile_rows())}")
+    return chunks.gradients_in_chunks(inputs, grad_statistics, entropy)
 
 
 def compute_loss_and_gradients(
-    problem: Problem, coefficients: Coefficients | PlainLoss
+    inputs: Inputs, coefficients: Coefficients | PlainLoss
 ) -> tuple[Tensor | None, Sequence[Tensor | None], Tensor | None]:
     """Compute the loss of all rows and its gradients by input, weight and bias; the fused operators do not serve."""
-    _check_queue(problem)
-    _log_formula(problem, "gradients made in the forward pass; ")
+    _check_queue(inputs)
+    _log_formula(inputs, "gradients made in the forward pass; ")
     if isinstance(coefficients, PlainLoss):
-        return *small_loss_on_cpu(problem, coefficients), None
-    return chunks.loss_in_chunks(problem, coefficients)
+        return *small_loss_on_cpu(inputs, coefficients), None
+    return chunks.loss_in_chunks(inputs, coefficients)
 
 
-def compute_small_loss(problem: Problem, loss: PlainLoss) -> Tensor | None:
+def compute_small_loss(inputs: Inputs, loss: PlainLoss) -> Tensor | None:
     """Compute a small loss on an NPU, where autograd differentiates it; ``None`` where that is not possible."""
-    _log_formula(problem, "all logits at once; ")
-    return small_loss_on_npu(problem, loss)
+    _log_formula(inputs, "all logits at once; ")
+    return small_loss_on_npu(inputs, loss)
 
 
-_PROBLEM = (
+_INPUTS = (
     "Tensor input, Tensor linear_weight, Tensor? linear_bias, Tensor target, Tensor? class_weight, float? softcap,"
     " float temperature, SymInt? chunk_size, SymInt? max_memory, bool is_shard, bool weighted, bool entropy,"
     " bool predicted_tokens, bool[] gradients"
 )
-_PROBLEM_ARGUMENTS = 14
+_NUMBER_OF_INPUTS = 14
 
 
-def _problem(arguments: Sequence[Any]) -> Problem:
-    """Return the problem whose arguments were made by :func:`flatten`."""
-    weighted, entropy, predicted_tokens, gradients = arguments[10:_PROBLEM_ARGUMENTS]
-    request = Request(weighted, entropy, predicted_tokens, tuple(gradients))
-    return Problem._make((*arguments[:5], LogitOptions(*arguments[5:10]), request))
+def _inputs(arguments: Sequence[Any]) -> Inputs:
+    """Return the inputs that were made arguments by :func:`flatten`."""
+    weighted, entropy, predicted_tokens, gradients = arguments[10:_NUMBER_OF_INPUTS]
+    requested = RequestedOutputs(weighted, entropy, predicted_tokens, tuple(gradients))
+    return Inputs._make((*arguments[:5], LogitOptions(*arguments[5:10]), requested))
 
 
-def flatten(problem: Problem) -> tuple[Any, ...]:
-    """Return the arguments of an operator that describe a problem."""
-    options, request = problem.options, problem.request
+def flatten(inputs: Inputs) -> tuple[Any, ...]:
+    """Return inputs as the arguments of an operator."""
+    options, requested = inputs.options, inputs.requested
     return (
-        *problem[:5],
+        *inputs[:5],
         *(options.softcap, options.temperature, options.chunk_size, options.max_memory, options.is_shard),
-        *(request.weighted, request.entropy, request.predicted_tokens, request.gradients),
+        *(requested.weighted, requested.entropy, requested.predicted_tokens, requested.gradients),
     )
 
 
 @torch.library.custom_op(
-    f"{NAMESPACE}::linear_cross_entropy_statistics", mutates_args=(), schema=f"({_PROBLEM}) -> Tensor[]"
+    f"{NAMESPACE}::linear_cross_entropy_statistics", mutates_args=(), schema=f"({_INPUTS}) -> Tensor[]"
 )
 def _statistics(*args: Any) -> list[Tensor]:
-    problem = _problem(args)
-    if any(problem.request.gradients):
-        problem.plan_rows()  # too little memory for the backward pass is refused now
-    return [result for result in compute_statistics(problem) if result is not None]
+    inputs = _inputs(args)
+    if any(inputs.requested.gradients):
+        inputs.tile_rows()  # too little memory for the backward pass is refused now
+    return [result for result in compute_statistics(inputs) if result is not None]
 
 
 @_statistics.register_fake
 def _statistics_fake(*args: Any) -> list[Tensor]:
-    input, request = args[0], _problem(args).request
-    dtypes = [accumulation_dtype(input.dtype)] * (1 + request.differentiable) + [torch.int64] * request.predicted_tokens
+    input, requested = args[0], _inputs(args).requested
+    dtypes = [accumulation_dtype(input.dtype)] * (1 + requested.differentiable) + [
+        torch.int64
+    ] * requested.predicted_tokens
     return [input.new_empty(input.shape[0], dtype=dtype) for dtype in dtypes]
 
 
 @torch.library.custom_op(
     f"{NAMESPACE}::linear_cross_entropy_gradients",
     mutates_args=(),
-    schema=f"({_PROBLEM}, Tensor grad_log_sum_exp, Tensor grad_predicted, Tensor? grad_weighted, Tensor? grad_entropy,"
+    schema=f"({_INPUTS}, Tensor grad_log_sum_exp, Tensor grad_predicted, Tensor? grad_weighted, Tensor? grad_entropy,"
     " Tensor logits_max, Tensor log_sum_exp, Tensor? entropy_of_rows) -> Tensor[]",
 )
 def _gradients(*args: Any) -> list[Any]:
-    problem = _problem(args)
-    *grad_statistics, logits_max, log_sum_exp, entropy = args[_PROBLEM_ARGUMENTS:]
-    made = compute_gradients(problem, Statistics(logits_max, *grad_statistics), log_sum_exp, entropy)
-    return list(compress(made, problem.request.gradients))
+    inputs = _inputs(args)
+    *grad_statistics, logits_max, log_sum_exp, entropy = args[_NUMBER_OF_INPUTS:]
+    made = compute_gradients(inputs, Statistics(logits_max, *grad_statistics), log_sum_exp, entropy)
+    return list(compress(made, inputs.requested.gradients))
 
 
 @_gradients.register_fake
 def _gradients_fake(*args: Any) -> list[Tensor]:
-    needed = compress(args, _problem(args).request.gradients)
+    needed = compress(args, _inputs(args).requested.gradients)
     return [argument.new_empty(argument.shape) for argument in needed]
 
 
 def _save_statistics(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    ctx.options, ctx.request = _problem(inputs)[5:]
-    reduced = ctx.request.name(output)
+    ctx.options, ctx.requested = _inputs(inputs)[5:]
+    reduced = ctx.requested.name(output)
     ctx.save_for_backward(*inputs[:5], reduced.logits_max, reduced.log_sum_exp, reduced.entropy)
     ctx.set_materialize_grads(True)
 
 
-def _refuse_second_derivatives() -> None:
+def _raise_if_differentiated_twice() -> None:
     """Raise where a backward pass is to be differentiated itself; AOTAutograd's own backward passes refuse before."""
     if torch.is_grad_enabled():
         raise RuntimeError(
@@ -178,13 +175,13 @@ def _refuse_second_derivatives() -> None:
 
 
 def _differentiate_statistics(ctx: Any, grad_outputs: list[Tensor]) -> tuple[Tensor | None, ...]:
-    _refuse_second_derivatives()
+    _raise_if_differentiated_twice()
     *tensors, logits_max, log_sum_exp, entropy = ctx.saved_tensors
     needed = tuple(ctx.needs_input_grad[:3])
-    problem = Problem._make((*tensors, ctx.options, Request(False, ctx.request.entropy, False, needed)))
-    grad_statistics = ctx.request.name(grad_outputs)[1:5]
-    results = _gradients(*flatten(problem), *grad_statistics, logits_max, log_sum_exp, entropy)
-    return *scatter(needed, results), *(None,) * (_PROBLEM_ARGUMENTS - len(needed))
+    inputs = Inputs._make((*tensors, ctx.options, RequestedOutputs(False, ctx.requested.entropy, False, needed)))
+    grad_statistics = ctx.requested.name(grad_outputs)[1:5]
+    results = _gradients(*flatten(inputs), *grad_statistics, logits_max, log_sum_exp, entropy)
+    return *scatter(needed, results), *(None,) * (_NUMBER_OF_INPUTS - len(needed))
 
 
 _statistics.register_autograd(_differentiate_statistics, setup_context=_save_statistics)
@@ -193,36 +190,36 @@ _statistics.register_autograd(_differentiate_statistics, setup_context=_save_sta
 @torch.library.custom_op(
     f"{NAMESPACE}::linear_cross_entropy_loss_and_gradients",
     mutates_args=(),
-    schema=f"({_PROBLEM}, Tensor log_sum_exp, Tensor predicted, Tensor? weighted_sum, Tensor? square) -> Tensor[]",
+    schema=f"({_INPUTS}, Tensor log_sum_exp, Tensor predicted, Tensor? weighted_sum, Tensor? square) -> Tensor[]",
 )
 def _loss_and_gradients(*args: Any) -> list[Any]:
-    problem = _problem(args)
-    problem.plan_rows()  # too little memory is refused for all rows, as in eager mode
+    inputs = _inputs(args)
+    inputs.tile_rows()  # too little memory is refused for all rows, as in eager mode
     made: Any
-    loss, made, tokens = compute_loss_and_gradients(problem, Coefficients(*args[_PROBLEM_ARGUMENTS:]))
-    held = [gradient.to(_held_dtype(problem)) for gradient in compress(made, problem.request.gradients)]
+    loss, made, tokens = compute_loss_and_gradients(inputs, Coefficients(*args[_NUMBER_OF_INPUTS:]))
+    held = [gradient.to(_held_dtype(inputs)) for gradient in compress(made, inputs.requested.gradients)]
     return [loss, *held] if tokens is None else [loss, *held, tokens]
 
 
 @_loss_and_gradients.register_fake
 def _loss_and_gradients_fake(*args: Any) -> list[Tensor]:
-    problem = _problem(args)
-    input, request = problem.input, problem.request
-    needed = compress(args, request.gradients)
+    inputs = _inputs(args)
+    input, requested = inputs.input, inputs.requested
+    needed = compress(args, requested.gradients)
     return [
         input.new_empty((), dtype=accumulation_dtype(input.dtype)),
-        *(argument.new_empty(argument.shape, dtype=_held_dtype(problem)) for argument in needed),
-        *[input.new_empty(input.shape[0], dtype=torch.int64)] * request.predicted_tokens,
+        *(argument.new_empty(argument.shape, dtype=_held_dtype(inputs)) for argument in needed),
+        *[input.new_empty(input.shape[0], dtype=torch.int64)] * requested.predicted_tokens,
     ]
 
 
 def _save_gradients(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    ctx.dtype, ctx.number, ctx.needed = inputs[0].dtype, len(inputs), _problem(inputs).request.gradients
+    ctx.dtype, ctx.number, ctx.needed = inputs[0].dtype, len(inputs), _inputs(inputs).requested.gradients
     ctx.save_for_backward(*output[1 : 1 + sum(ctx.needed)])
 
 
 def _scale_gradients(ctx: Any, grad_outputs: list[Tensor]) -> tuple[Tensor | None, ...]:
-    _refuse_second_derivatives()
+    _raise_if_differentiated_twice()
     scaled = [(gradient * grad_outputs[0]).to(ctx.dtype) for gradient in ctx.saved_tensors]
     return *scatter(ctx.needed, scaled), *(None,) * (ctx.number - len(ctx.needed))
 
@@ -230,17 +227,17 @@ def _scale_gradients(ctx: Any, grad_outputs: list[Tensor]) -> tuple[Tensor | Non
 _loss_and_gradients.register_autograd(_scale_gradients, setup_context=_save_gradients)
 
 
-def compiled_statistics(problem: Problem) -> Statistics:
+def compiled_statistics(inputs: Inputs) -> Statistics:
     """Reduce the logits of every row in compiled code."""
-    return problem.request.name(_statistics(*flatten(problem)))
+    return inputs.requested.name(_statistics(*flatten(inputs)))
 
 
-def compiled_loss(problem: Problem, coefficients: Coefficients) -> tuple[Tensor, Tensor | None]:
+def compiled_loss(inputs: Inputs, coefficients: Coefficients) -> tuple[Tensor, Tensor | None]:
     """Compute the loss of all rows in compiled code, and its gradients with it."""
-    loss, *others = _loss_and_gradients(*flatten(problem), *coefficients)
-    return loss, others[-1] if problem.request.predicted_tokens else None
+    loss, *others = _loss_and_gradients(*flatten(inputs), *coefficients)
+    return loss, others[-1] if inputs.requested.predicted_tokens else None
 
 
-def _held_dtype(problem: Problem) -> torch.dtype:
+def _held_dtype(inputs: Inputs) -> torch.dtype:
     """Return the dtype of gradients that wait for the loss's own: float16 could not hold what a scaler will enlarge."""
-    return torch.float32 if problem.input.dtype == torch.float16 else problem.input.dtype
+    return torch.float32 if inputs.input.dtype == torch.float16 else inputs.input.dtype

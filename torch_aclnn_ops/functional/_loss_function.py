@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch_aclnn_ops import _extension
+from torch_aclnn_ops._autograd.derivatives import any_differentiated, in_functorch_transform
+from torch_aclnn_ops._limits import why_not_dtype, why_not_rank
+from torch_aclnn_ops._numerics import HALF_DTYPES
+from torch_aclnn_ops._paths import log_path
 from torch_aclnn_ops.functional._drop_in import float32_autocast_dtype, is_ordinary, on_one_device
-from torch_aclnn_ops.ops._derivatives import any_differentiated, in_functorch_transform
-from torch_aclnn_ops.ops._limits import why_not_dtype, why_not_rank
-from torch_aclnn_ops.ops._numerics import HALF_DTYPES
-from torch_aclnn_ops.ops._paths import log_path
 
 import torch
 from torch import Tensor

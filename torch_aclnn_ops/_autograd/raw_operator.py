@@ -1,11 +1,18 @@
 """Make one CANN operator a PyTorch operator that runs, and can be differentiated, on every device."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from numbers import Integral, Real
 from typing import Any
 
 from torch_aclnn_ops import _extension
+from torch_aclnn_ops._autograd.derivatives import any_differentiated, in_functorch_transform
+from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled
+from torch_aclnn_ops._autograd.raw_function import as_tuple, raw_function
+from torch_aclnn_ops._checks import check_device, describe
+from torch_aclnn_ops._limits import EVERY_CHIP, Limits, why_not_chip, why_not_rank
+from torch_aclnn_ops._numerics import without_autocast
+from torch_aclnn_ops._paths import is_logging, is_recording, log_path
 from torch_aclnn_ops._torch_compat import (
     AutoDispatchBelowAutograd,
     DispatchKeySet,
@@ -14,13 +21,6 @@ from torch_aclnn_ops._torch_compat import (
     register_vmap,
     schema_of,
 )
-from torch_aclnn_ops.ops._checks import check_device, describe
-from torch_aclnn_ops.ops._derivatives import any_differentiated, in_functorch_transform
-from torch_aclnn_ops.ops._differentiable import EagerOrCompiled
-from torch_aclnn_ops.ops._limits import Limits, why_not_chip, why_not_rank
-from torch_aclnn_ops.ops._numerics import without_autocast
-from torch_aclnn_ops.ops._paths import is_heard, is_recording, log_path
-from torch_aclnn_ops.ops._raw_function import as_tuple, raw_function
 
 import torch
 from torch import Tensor
@@ -50,7 +50,8 @@ class RawOperator:
     Args:
         schema: the operator's schema, without namespace.
         cann: the name of CANN's operator.
-        limits: says what CANN's operator does not take: of the chip's family, and of the arguments.
+        limits: says which arguments CANN's operator does not take on a family of chips that has it.
+        chips: the families of chips that have CANN's operator.
         check: raises where an argument does not fit. It sees dtypes and shapes only, so it runs on fake tensors too.
         formula: the operator in differentiable torch calls, for any device and floating-point dtype.
         fake: makes outputs of the right shapes and dtypes.
@@ -65,6 +66,7 @@ class RawOperator:
         *,
         cann: str,
         limits: Limits,
+        chips: Collection[str] = EVERY_CHIP,
         check: Kernel,
         formula: Kernel,
         fake: Kernel,
@@ -77,6 +79,7 @@ class RawOperator:
         self.formula = without_autocast(formula)
         self.has_cpu_kernel = cpu is not None
         self._limits = limits
+        self._chips = chips
         self._check_shapes = check
         self._check_values = check_values
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -143,7 +146,7 @@ class RawOperator:
             return self._cpu(*args)
         reason = self.why_not_cann(*args) if args[0].device.type == "npu" else None
         if reason is None:
-            if is_heard() and args[0].device.type == "npu":
+            if is_logging() and args[0].device.type == "npu":
                 log_path(self.name, lambda: self.cann)
             entry = _extension.entries.get(self.name)
             return self.dispatch(*args) if entry is None else entry(*args)
@@ -167,16 +170,15 @@ class RawOperator:
         soc = _extension.soc()
         if reason is not None or soc is None:  # on a chip newer than this package CANN shall decide
             return reason
-        return why_not_rank(self._names, args) or self._limits(soc, *args)
+        return why_not_chip(soc, self._chips) or why_not_rank(self._names, args) or self._limits(soc, *args)
 
-    def takes_on_this_chip(self, args: tuple[Any, ...]) -> bool:
-        """Return whether CANN's operator takes a direct call on an NPU; raise where the chip lacks the operator."""
-        reason = self.why_not_cann(*args)
+    def check_chip(self, args: tuple[Any, ...]) -> None:
+        """Raise where the chip lacks the operator, or the arguments fit nowhere."""
         soc = _extension.soc()
-        if reason is not None and soc is not None and reason == why_not_chip(soc):
+        reason = None if soc is None else why_not_chip(soc, self._chips)
+        if reason is not None:
             self.check(args, False)
             raise NotImplementedError(f"{self.name}: {reason}; drop-in functions and the CPU compute its formula")
-        return reason is None
 
     def why_not_dtype(self, dtype: torch.dtype) -> str | None:
         """Return why CANN's operator takes no matrices of this dtype, or ``None`` if it does."""
@@ -272,14 +274,14 @@ class RawOperator:
         """Give a direct call to the operator its derivatives."""
         complete = self.complete(args, kwargs)
         if self.is_mutable:
-            self._refuse_derivatives(complete)
+            self._check_no_derivatives(complete)
         elif any_differentiated(complete):
             self.check(complete, True)
             return self._differentiable(*complete)
         with AutoDispatchBelowAutograd():
             return self.overload.redispatch(keyset & after_autograd_keyset, *args, **kwargs)
 
-    def _refuse_derivatives(self, args: tuple[Any, ...]) -> None:
+    def _check_no_derivatives(self, args: tuple[Any, ...]) -> None:
         for name, value in zip(self._names, args, strict=True):
             if any_differentiated([value]):
                 raise RuntimeError(

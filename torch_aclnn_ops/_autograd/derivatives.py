@@ -1,6 +1,6 @@
 """The vector-Jacobian product of a function, and what kind of differentiation a tensor takes part in."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch_aclnn_ops._torch_compat import (
@@ -23,18 +23,24 @@ from torch.autograd import forward_ad
 TensorFunction = Callable[..., tuple[Tensor, ...]]
 
 
-def of_some(
+def as_function_of(
     function: TensorFunction, args: Sequence[Any], positions: Sequence[int]
 ) -> tuple[TensorFunction, list[Tensor]]:
     """Return a function as one of the arguments at ``positions`` alone, and these arguments."""
 
-    def function_of_some(*values: Tensor) -> tuple[Tensor, ...]:
+    def function_of_selected(*values: Tensor) -> tuple[Tensor, ...]:
         replaced = list(args)
         for position, value in zip(positions, values, strict=True):
             replaced[position] = value
         return function(*replaced)
 
-    return function_of_some, [args[position] for position in positions]
+    return function_of_selected, [args[position] for position in positions]
+
+
+def scatter(selectors: Iterable[bool], values: Iterable[Any]) -> tuple[Any, ...]:
+    """Put the values at the selected places, in order, and ``None`` at the others."""
+    remaining = iter(values)
+    return tuple(next(remaining) if selected else None for selected in selectors)
 
 
 def vjp(function: TensorFunction, *primals: Tensor) -> tuple[tuple[Tensor, ...], TensorFunction]:

@@ -3,7 +3,7 @@
 from numbers import Real
 
 from torch_aclnn_ops.functional._drop_in import is_ordinary, lower_precision_autocast_dtype, overrides_torch
-from torch_aclnn_ops.functional.linear_cross_entropy._arguments import (
+from torch_aclnn_ops.functional.linear_cross_entropy._arguments.torch_function import (
     REDUCTIONS,
     TorchArguments,
     class_weight_dtypes,
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 
-def refuse_batches(given: TorchArguments, classes: int | None = None) -> None:
+def check_batches(given: TorchArguments, classes: int | None = None) -> None:
     """Name the argument that is wrong, if the input has more dimensions than torch takes.
 
     ``classes`` are those of the whole vocabulary, where the head has only some of them.

@@ -1,14 +1,13 @@
-"""What the arguments of a linear cross entropy must be: torch's rules for torch's, and sentences for the others."""
+"""The arguments that torch's function of the same name has: which calls it would accept, and how it is called."""
 
-import math
-from collections.abc import Callable, Collection
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, NamedTuple
 
 from torch_aclnn_ops import _torch_compat
+from torch_aclnn_ops._numerics import accumulation_dtype
 from torch_aclnn_ops._torch_compat import Buffer, LinearCrossEntropyOptions
 from torch_aclnn_ops.functional._drop_in import (
-    call_torchs,
+    call_torch_function,
     check_reduction,
     check_tensors,
     float32_autocast_dtype,
@@ -17,29 +16,13 @@ from torch_aclnn_ops.functional._drop_in import (
     on_one_device,
     overrides_torch,
 )
-from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput
-from torch_aclnn_ops.ops._numerics import accumulation_dtype
-from torch_aclnn_ops.ops.linear_cross_entropy.plan import LogitOptions
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 REDUCTIONS = ("none", "mean", "sum")
-_OUTPUTS = LinearCrossEntropyOutput._fields[1:]
-_OUTPUTS_OF_INDICES = ("log_probabilities", "token_accuracy")
 _PLAIN_TYPES = (Tensor, Parameter, Buffer, type(None))
-_NO_OUTPUTS: frozenset[str] = frozenset()
-_AT_LEAST_1 = ("at least 1", lambda number: number >= 1)
-_REAL = (float, Real)  # float is found faster
-_POSITIVE = ("positive and finite", lambda number: 0 < number < math.inf)
-_NUMBERS: dict[str, tuple[Any, str, str, Callable[[Any], bool]]] = {
-    "chunk_size": (Integral, '"auto" or an int', *_AT_LEAST_1),
-    "max_memory": (Integral, "None or an int", *_AT_LEAST_1),
-    "softcap": (_REAL, "None or a number", *_POSITIVE),
-    "temperature": (_REAL, "a number", *_POSITIVE),
-    "lse_square_scale": (_REAL, "a number", "at least 0 and finite", lambda number: 0 <= number < math.inf),
-}
 
 
 class TorchArguments(NamedTuple):
@@ -66,98 +49,6 @@ def are_plain(*tensors: object) -> bool:
 def widen_to(input: Tensor, weight: Tensor) -> Tensor:
     """Return weights of classes or rows in the dtype that losses are computed in."""
     return weight.to(accumulation_dtype(lower_precision_autocast_dtype(input)))
-
-
-def logit_options(
-    softcap: float | None,
-    temperature: float,
-    chunk_size: int | str,
-    max_memory: int | None,
-    options: "LinearCrossEntropyOptions | None",
-) -> LogitOptions:
-    """Check what shapes the logits and their chunks."""
-    if softcap is None and type(temperature) is float and temperature == 1 and chunk_size == "auto":
-        if max_memory is None and options is None:
-            return LogitOptions(None, 1.0, None, None)  # Dynamo of 2.9 takes defaults for variables
-    check_options(options)
-    if chunk_size == "auto":
-        rows = None if options is None else options.batch_chunk_size
-    else:
-        rows = checked_number("chunk_size", chunk_size)
-    if max_memory is not None:
-        if rows is not None:
-            raise ValueError(
-                "linear_cross_entropy: chunk_size and max_memory must not both be given, but they are"
-                f" {rows} and {max_memory}"
-            )
-        max_memory = checked_number("max_memory", max_memory)
-    softcap = None if softcap is None else checked_number("softcap", softcap)
-    return LogitOptions(softcap, checked_number("temperature", temperature), rows, max_memory)
-
-
-def check_options(options: object) -> None:
-    """Accept torch's options, where torch has them, and ``None``."""
-    if options is not None and LinearCrossEntropyOptions is None:
-        raise TypeError(
-            "linear_cross_entropy: options must be None with a torch that has no LinearCrossEntropyOptions, which torch"
-            f" 2.13 has and torch {torch.__version__} has not, but it is {options!r}; give chunk_size"
-        )
-    if options is not None and not isinstance(options, LinearCrossEntropyOptions):
-        raise TypeError(
-            f"linear_cross_entropy: options must be None or a LinearCrossEntropyOptions, but it is {options!r}"
-        )
-
-
-def checked_number(name: str, value: Any) -> Any:
-    """Accept a number that fits its argument; numpy's are numbers too."""
-    kind, accepted, accepted_range, fits = _NUMBERS[name]
-    if isinstance(value, bool) or not isinstance(value, kind):
-        raise TypeError(f"linear_cross_entropy: {name} must be {accepted}, but it is {value!r}")
-    if not fits(value):
-        raise ValueError(f"linear_cross_entropy: {name} must be {accepted_range}, but it is {value}")
-    return int(value) if kind is Integral else float(value)
-
-
-def check_outputs(outputs: Collection[str]) -> frozenset[str]:
-    """Accept names of results."""
-    if outputs == ():
-        return _NO_OUTPUTS
-    if isinstance(outputs, str) or not isinstance(outputs, Collection):
-        raise TypeError(f"linear_cross_entropy: outputs must be a tuple of names, but it is {outputs!r}")
-    for name in outputs:
-        if name not in _OUTPUTS:
-            raise ValueError(f"linear_cross_entropy: outputs must be among {', '.join(_OUTPUTS)}, but one is {name!r}")
-    return frozenset(outputs)
-
-
-def check_outputs_of_probabilities(outputs: Collection[str]) -> None:
-    """Refuse what has no meaning where targets are no classes."""
-    for name in _OUTPUTS_OF_INDICES:
-        if name in outputs:
-            raise ValueError(
-                f"linear_cross_entropy: outputs must not have {name} with probabilities as target, because they name no"
-                " class"
-            )
-
-
-def check_token_weight(token_weight: object, target_shape: tuple[int, ...], input: Tensor) -> None:
-    """Accept a real floating-point tensor with a weight for each row."""
-    if not isinstance(token_weight, Tensor):
-        raise TypeError(f"linear_cross_entropy: token_weight must be a Tensor or None, but it is {token_weight!r}")
-    if not token_weight.is_floating_point():
-        raise TypeError(
-            f"linear_cross_entropy: token_weight must have a floating-point dtype, but it has {token_weight.dtype}"
-        )
-    if token_weight.shape != target_shape:
-        raise ValueError(
-            f"linear_cross_entropy: token_weight must have the shape of class indices, {list(target_shape)}, but its"
-            f" shape is {list(token_weight.shape)}"
-        )
-    if token_weight.device != input.device:
-        raise RuntimeError(
-            f"linear_cross_entropy: token_weight must be on {input.device}, as input is, but it is on"
-            f" {token_weight.device}"
-        )
 
 
 def is_supported(given: TorchArguments, classes: int | None = None) -> bool:
@@ -248,22 +139,12 @@ def check_class_weight(given: TorchArguments) -> None:
         raise RuntimeError(f"linear_cross_entropy: weight must have dtype {accepted}, but it has {weight.dtype}")
 
 
-def refuse_more_than_torchs(**is_given: bool) -> None:
-    """Refuse what torch's function lacks, for tensors that are left to torch's function."""
-    for name, is_one in is_given.items():
-        if is_one:
-            raise TypeError(
-                f"linear_cross_entropy: {name} must not be given with tensors of a class of their own, which torch's"
-                " function takes; give it ordinary tensors"
-            )
-
-
 def left_to_torch(given: TorchArguments, torchs_options: "LinearCrossEntropyOptions | None" = None) -> Tensor:
     """Call torch's function of the same name, or the two functions that it stands for where torch has none."""
     input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing = given
     if _torch_compat.linear_cross_entropy is not None:
         options = dict[str, Any](zip(given._fields[3:], given[3:], strict=True), options=torchs_options)
-        return call_torchs(_torch_compat.linear_cross_entropy, input, linear_weight, target, **options)
+        return call_torch_function(_torch_compat.linear_cross_entropy, input, linear_weight, target, **options)
     _check_shapes(input, linear_weight, linear_bias)
     shape = (*input.shape[:-1], *linear_weight.shape[:-1])
     if target.shape == shape and ignore_index is not None:
