@@ -5,7 +5,7 @@ from functools import partial
 
 from torch_aclnn_ops import explain
 from torch_aclnn_ops import functional as ours
-from torch_aclnn_ops.ops.linear_cross_entropy import kernels, products
+from torch_aclnn_ops.ops.linear_cross_entropy import compiled, products
 from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, RequestedOutputs
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients
 from torch_aclnn_ops.ops.linear_cross_entropy.tiling import LogitOptions
@@ -215,14 +215,14 @@ def test_the_operators_keep_torchs_rules(fields, weighted):
     inputs = _inputs(**fields)
     entropy = inputs.requested.entropy
     torch.library.opcheck(
-        kernels._statistics,
-        kernels.flatten(inputs._replace(requested=RequestedOutputs(weighted, entropy, predicted_tokens=True))),
+        compiled._statistics,
+        compiled.flatten(inputs._replace(requested=RequestedOutputs(weighted, entropy, predicted_tokens=True))),
     )
     ones = torch.ones(N, dtype=torch.float64)
     factors = Coefficients(ones, ones, ones if weighted else None, None)
     requested = RequestedOutputs(weighted, entropy, predicted_tokens=True, gradients=(True, True, False))
     torch.library.opcheck(
-        kernels._loss_and_gradients, (*kernels.flatten(inputs._replace(requested=requested)), *factors)
+        compiled._loss_and_gradients, (*compiled.flatten(inputs._replace(requested=requested)), *factors)
     )
 
 

@@ -15,6 +15,7 @@ from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
 from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled
 from torch_aclnn_ops._numerics import widen
 from torch_aclnn_ops._torch_compat import c10d_functional, device_types_of_group, dtensor_of_local
+from torch_aclnn_ops.functional.linear_cross_entropy._arguments.torch_function import TorchArguments
 
 import torch
 import torch.distributed as dist
@@ -146,7 +147,13 @@ _DTensorArguments = namedtuple(
 )
 
 
-def local_arguments(args: Sequence[Any], reduce_input_grad: bool) -> _DTensorArguments:
+def local_arguments(
+    torch_arguments: TorchArguments,
+    token_weight: Any,
+    process_group: Any,
+    vocab_sizes: Sequence[int] | None,
+    reduce_input_grad: bool,
+) -> tuple[TorchArguments, Any, Any, Sequence[int] | None]:
     """Return this process's tensors of a call with DTensors, and the cut of its vocabulary; other calls as they are.
 
     A head with the placement ``Shard(0)`` on a mesh of one dimension is vocab-parallel over the mesh's group, and so is
@@ -156,11 +163,11 @@ def local_arguments(args: Sequence[Any], reduce_input_grad: bool) -> _DTensorArg
 
     ``reduce_input_grad``: the input's gradient is whole on every rank, not a ``Partial()`` one.
     """
-    given = _DTensorArguments(*args)
+    given = _DTensorArguments(*torch_arguments[:5], token_weight, process_group, vocab_sizes)
     tensors = given._asdict()
     dtensors: dict[str, DTensor] = {name: tensor for name, tensor in tensors.items() if _is_dtensor(tensor)}
     if not dtensors:
-        return given
+        return torch_arguments, token_weight, process_group, vocab_sizes
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     head = dtensors.get("linear_weight")
@@ -212,7 +219,7 @@ def local_arguments(args: Sequence[Any], reduce_input_grad: bool) -> _DTensorArg
             f" is {given.vocab_sizes!r}"
         )
     of_input = None if reduce_input_grad else [Partial()]
-    local = {
+    local: dict[str, Any] = {
         name: tensor.to_local(grad_placements=of_input if name == "input" else None)
         for name, tensor in dtensors.items()
     }
@@ -222,7 +229,8 @@ def local_arguments(args: Sequence[Any], reduce_input_grad: bool) -> _DTensorArg
             f" {local['linear_weight'].shape[0]} rows on rank {mesh.get_local_rank()}; give its to_local() with"
             " process_group and vocab_sizes"
         )
-    return _DTensorArguments(**{**tensors, **local, "process_group": group, "vocab_sizes": sizes})
+    token_weight = local.pop("token_weight", token_weight)
+    return torch_arguments._replace(**local), token_weight, group, sizes
 
 
 def check_not_local(linear_weight: Tensor) -> None:

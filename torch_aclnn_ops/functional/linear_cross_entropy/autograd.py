@@ -18,19 +18,22 @@ from torch_aclnn_ops._checks import values_are_readable
 from torch_aclnn_ops._paths import log_path
 from torch_aclnn_ops._torch_compat import (
     apply_of,
-    in_jit_trace,
-    is_functorch_wrapped_tensor,
-    is_legacy_batchedtensor,
 )
 from torch_aclnn_ops.functional.linear_cross_entropy.row_functions import RowFunction, statistics_of_rows
-from torch_aclnn_ops.ops.linear_cross_entropy import kernels
+from torch_aclnn_ops.ops.linear_cross_entropy import compiled
 from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, PlainLoss, RequestedOutputs
+from torch_aclnn_ops.ops.linear_cross_entropy.kernels import (
+    Kernels,
+    choose_kernels,
+    loss_and_gradients,
+    small_loss_and_gradients,
+    small_loss_on_npu,
+)
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients, Statistics, losses_of_rows
 from torch_aclnn_ops.ops.linear_cross_entropy.tiling import LogitOptions
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 # input, linear_weight, linear_bias, target, class_weight
 _BY_ROW = (True, False, False, True, False)
@@ -38,8 +41,8 @@ _TENSORS = len(_BY_ROW)
 _KERNELS_DIFFERENTIATE = 3  # the first arguments
 
 
-def statistics(inputs: Inputs) -> Statistics:
-    """Reduce the logits of every row, with every derivative.
+def statistics(inputs: Inputs, kernels: Kernels) -> Statistics:
+    """Reduce the logits of every row, with every derivative; outside of transforms and compiled code by ``kernels``.
 
     Returns:
         The statistics that are requested in float32, or float64 for float64 inputs.
@@ -47,7 +50,7 @@ def statistics(inputs: Inputs) -> Statistics:
     if is_jit_tracing():
         # All rows in one go: a trace would keep the chunks of the rows that it has seen.
         return inputs.requested.name(statistics_of_rows(*inputs))
-    return inputs.requested.name(_differentiable_statistics(*inputs))
+    return inputs.requested.name(_differentiable_statistics(*inputs, kernels))
 
 
 def _differentiable_formula(options: LogitOptions, requested: RequestedOutputs) -> RowFunction:
@@ -59,7 +62,7 @@ def _differentiable_formula(options: LogitOptions, requested: RequestedOutputs) 
 
 
 def _by_formula(*args: Any) -> tuple[Tensor, ...]:
-    inputs = Inputs(*args)
+    inputs = Inputs(*args[:-1])
     requested = inputs.requested
     function = partial(statistics_of_rows, options=inputs.options, requested=requested)
     results = (True,) * (1 + requested.differentiable + requested.predicted_tokens)
@@ -69,7 +72,7 @@ def _by_formula(*args: Any) -> tuple[Tensor, ...]:
 class StatisticsFunction(torch.autograd.Function):
     """The statistics, with the kernels for the forward and the first backward pass, and the formula for the others.
 
-    Its arguments are those of a :class:`Inputs`, its results the statistics that are requested.
+    Its arguments are the fields of :class:`Inputs` and the kernels, its results the statistics that are requested.
     """
 
     generate_vmap_rule = True
@@ -80,12 +83,13 @@ class StatisticsFunction(torch.autograd.Function):
         if _is_any_batched(args):
             log_path("linear_cross_entropy", lambda: "formula in torch calls, because vmap runs over it")
             return _by_formula(*args)
-        return tuple(result for result in kernels.compute_statistics(Inputs(*args)) if result is not None)
+        *fields, kernels = args
+        return tuple(result for result in kernels.statistics(Inputs(*fields)) if result is not None)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         """Save what the derivatives need."""
-        *tensors, ctx.options, ctx.requested = inputs
+        *tensors, ctx.options, ctx.requested, ctx.kernels = inputs
         reduced = ctx.requested.name(output)
         # One call: a second one would replace the first.
         constants = (reduced.logits_max, reduced.predicted_tokens)
@@ -99,7 +103,8 @@ class StatisticsFunction(torch.autograd.Function):
         """Differentiate by the arguments that need it."""
         positions = frozenset(i for i in range(_TENSORS) if ctx.needs_input_grad[i])  # to functorch, not a tree
         grad_statistics = grad_outputs[1 : 1 + ctx.requested.differentiable]
-        found = _statistics_backward(*grad_statistics, *ctx.saved_tensors, ctx.options, ctx.requested, positions)
+        constants = ctx.options, ctx.requested, ctx.kernels, positions
+        found = _statistics_backward(*grad_statistics, *ctx.saved_tensors, *constants)
         return scatter(ctx.needs_input_grad, found)
 
     @staticmethod
@@ -119,19 +124,20 @@ class _StatisticsBackwardFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(*args: Any) -> tuple[Tensor, ...]:
-        grad_statistics, tensors, (logits_max, log_sum_exp, entropy), (options, requested, positions) = _split(args)
+        grad_statistics, tensors, (logits_max, log_sum_exp, entropy), constants = _split(args)
+        options, requested, kernels, positions = constants
         if max(positions) < _KERNELS_DIFFERENTIATE and not _is_any_batched(args):
             needed = (0 in positions, 1 in positions, 2 in positions)
             named = RequestedOutputs(requested.weighted, requested.entropy).name((logits_max, *grad_statistics))
             inputs = Inputs._make((*tensors, options, RequestedOutputs(entropy=requested.entropy, gradients=needed)))
-            found = kernels.compute_gradients(inputs, named, log_sum_exp, entropy)
+            found = kernels.gradients(inputs, named, log_sum_exp, entropy)
             results: tuple[Any, ...] = tuple(found[position] for position in sorted(positions))
             return results
         return _gradients_by_formula(*args)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        *tensors, ctx.options, ctx.requested, ctx.positions = inputs
+        *tensors, ctx.options, ctx.requested, _, ctx.positions = inputs
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
 
@@ -153,12 +159,12 @@ class _StatisticsBackwardFunction(torch.autograd.Function):
 
 def _split(args: Sequence[Any]) -> tuple[Sequence[Any], ...]:
     """Return the gradients of the statistics, the tensors of ``Inputs``, the saved statistics, and the constants."""
-    end = args[-2].differentiable
-    return args[:end], args[end : end + _TENSORS], args[end + _TENSORS : -3], args[-3:]
+    end = args[-3].differentiable
+    return args[:end], args[end : end + _TENSORS], args[end + _TENSORS : -4], args[-4:]
 
 
 def _gradients_by_formula(*args: Any) -> tuple[Tensor, ...]:
-    grad_statistics, tensors, _, (options, requested, positions) = _split(args)
+    grad_statistics, tensors, _, (options, requested, _, positions) = _split(args)
     formula = _differentiable_formula(options, requested)
     return formula.vjp(tensors, sorted(positions), grad_statistics, _chunks(tensors, options))
 
@@ -200,34 +206,11 @@ def _in_compiled_code(*args: Any) -> Sequence[Any]:
     if in_functorch_transform() or any_differentiated(args[_KERNELS_DIFFERENTIATE:_TENSORS]):
         # Dynamo takes all but the first derivative of a Function for zero; the operators have a first one only.
         return _by_formula(*args)
-    return [result for result in kernels.compiled_statistics(Inputs(*args)) if result is not None]
+    return [result for result in compiled.statistics(Inputs(*args[:-1])) if result is not None]
 
 
 _differentiable_statistics = EagerOrCompiled(StatisticsFunction, _by_formula, _in_compiled_code)
 _statistics_backward = EagerOrCompiled(_StatisticsBackwardFunction, _gradients_by_formula)
-
-
-def can_make_gradients(inputs: Inputs, token_weight: Tensor | None) -> bool:
-    """Return whether a scalar loss can be computed together with its gradients.
-
-    It cannot inside transforms and ``torch.jit.trace``, and for derivatives by other arguments.
-    """
-    if True not in inputs.requested.gradients or in_functorch_transform():
-        return False
-    if not torch.compiler.is_compiling():
-        if in_jit_trace():
-            return False
-        for tensor in (*inputs[:5], token_weight):
-            if tensor is None:
-                continue
-            if is_functorch_wrapped_tensor(tensor) or is_legacy_batchedtensor(tensor):
-                return False
-            if forward_ad.unpack_dual(tensor).tangent is not None:
-                return False
-    for tensor in (inputs.target, inputs.class_weight, token_weight):
-        if tensor is not None and tensor.requires_grad:
-            return False
-    return True
 
 
 def loss(inputs: Inputs, coefficients: Coefficients) -> tuple[Tensor, Tensor | None]:
@@ -237,16 +220,16 @@ def loss(inputs: Inputs, coefficients: Coefficients) -> tuple[Tensor, Tensor | N
     computes the logits again. The predicted tokens are returned if they are requested.
     """
     if torch.compiler.is_compiling():
-        return kernels.compiled_loss(inputs, coefficients)
-    value, tokens = _apply_loss(*inputs[:3], inputs, coefficients)
+        return compiled.loss(inputs, coefficients)
+    value, tokens = _apply_loss(*inputs[:3], inputs, coefficients, loss_and_gradients)
     return value, tokens
 
 
 def small_loss(inputs: Inputs, plain: PlainLoss) -> Tensor | None:
     """Compute a small loss in few calls, or ``None`` where that cannot be, as with a target that is no class."""
     if not inputs.input.is_cpu:
-        return kernels.compute_small_loss(inputs, plain)
-    value: Tensor | None = _apply_loss(*inputs[:3], inputs, plain)[0]
+        return small_loss_on_npu(inputs, plain)
+    value: Tensor | None = _apply_loss(*inputs[:3], inputs, plain, small_loss_and_gradients)[0]
     return value
 
 
@@ -255,12 +238,12 @@ class _LossFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor | None, Tensor | None]:
-        *_, inputs, coefficients = args
+        *_, inputs, coefficients, compute = args
         ctx.plain = coefficients if isinstance(coefficients, PlainLoss) else None
         # The tensors come from save_for_backward, where hooks see them.
         ctx.save_for_backward(*inputs[:_TENSORS], *(coefficients if ctx.plain is None else ()))
         ctx.options, ctx.dtype = inputs.options, inputs.linear_weight.dtype
-        value, ctx.gradients, tokens = kernels.compute_loss_and_gradients(inputs, coefficients)
+        value, ctx.gradients, tokens = compute(inputs, coefficients)
         if tokens is not None:
             ctx.mark_non_differentiable(tokens)
         return value, tokens
@@ -282,7 +265,7 @@ class _LossFunction(torch.autograd.Function):
                     gradient.mul_(grad_loss)
         if ctx.dtype != torch.float32:
             made = [None if gradient is None else gradient.to(ctx.dtype) for gradient in made]
-        return *made, None, None
+        return *made, None, None, None
 
 
 _apply_loss = apply_of(_LossFunction)
@@ -299,7 +282,8 @@ def _recomputed(
         if isinstance(coefficients, PlainLoss):
             logits = torch.nn.functional.linear(given.input, given.linear_weight)
             return (torch.nn.functional.cross_entropy(logits, given.target, reduction=coefficients.reduction),)
-        reduced = statistics(given._replace(requested=RequestedOutputs(weighted=coefficients.weighted is not None)))
+        given = given._replace(requested=RequestedOutputs(weighted=coefficients.weighted is not None))
+        reduced = statistics(given, choose_kernels(given))
         return (losses_of_rows(reduced, coefficients).sum(),)
 
     _, pull_back = vjp(sum_of_losses, *(getattr(inputs, name) for name in names))

@@ -1,243 +1,138 @@
-"""Which kernels compute a linear cross entropy: the fused operators where they serve, else the chunks of rows.
+"""Which kernels compute a linear cross entropy: CANN's fused operators where they serve, else chunks of rows.
 
-The ``compute_`` functions run in eager mode. Traced, their loops over chunks would be unrolled for one number of rows,
-so ``torch.compile`` takes each of them as one operator, which the ``compiled_`` functions call.
+The choice is made once for a call, and holds for its gradients too.
 """
 
-from collections.abc import Callable, Sequence
-from itertools import compress
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch_aclnn_ops import _extension
-from torch_aclnn_ops._autograd.derivatives import scatter
-from torch_aclnn_ops._autograd.raw_operator import NAMESPACE
-from torch_aclnn_ops._numerics import accumulation_dtype
 from torch_aclnn_ops._paths import log_path
-from torch_aclnn_ops.ops.linear_cross_entropy import chunks
+from torch_aclnn_ops.ops.linear_cross_entropy import chunks, small_loss
+from torch_aclnn_ops.ops.linear_cross_entropy.fused import fused_gradients, fused_statistics
 from torch_aclnn_ops.ops.linear_cross_entropy.grad import fused_linear_cross_entropy_loss_grad
-from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, PlainLoss, RequestedOutputs
+from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, PlainLoss
+from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import fused_linear_online_max_sum
 from torch_aclnn_ops.ops.linear_cross_entropy.products import describe_backend
-from torch_aclnn_ops.ops.linear_cross_entropy.shortcuts import (
-    fused_gradients,
-    fused_statistics,
-    small_loss_on_cpu,
-    small_loss_on_npu,
-    why_not_fused,
-)
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients, Statistics
-from torch_aclnn_ops.ops.linear_cross_entropy.tiling import LogitOptions, Tiling
+from torch_aclnn_ops.ops.linear_cross_entropy.tiling import Tiling
 
-import torch
 from torch import Tensor
 
 _NAME = "linear_cross_entropy"
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The kernels that :func:`choose_kernels` has chosen for the statistics of a call, and for their gradients.
+
+    Attributes:
+        why_not_fused: why CANN's fused operators do not compute the statistics, or ``None`` if they do.
+        fuses_gradients: they compute the gradients, where those of input and weight are both needed.
+    """
+
+    why_not_fused: str | None
+    fuses_gradients: bool
+
+    def statistics(self, inputs: Inputs) -> Statistics:
+        """Reduce the logits of every row."""
+        if self.why_not_fused is None:
+            return fused_statistics(inputs)
+        _check_queue(inputs)
+        log_path(
+            _NAME,
+            lambda: (
+                f"formula in torch calls, because {self.why_not_fused}; {_describe(inputs, inputs.tile_statistics())}"
+            ),
+        )
+        return chunks.statistics_in_chunks(inputs)
+
+    def gradients(
+        self, inputs: Inputs, grad_statistics: Statistics, log_sum_exp: Tensor, entropy: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        """Differentiate the statistics by input, weight and bias, as far as it is requested.
+
+        ``grad_statistics`` has the maximum itself, and ``entropy`` is the statistic, if its gradient is given.
+        """
+        if self.fuses_gradients:
+            # The operator makes both gradients or none.
+            if all(inputs.requested.gradients[:2]):
+                return *fused_gradients(inputs, grad_statistics, log_sum_exp), None
+            name = fused_linear_cross_entropy_loss_grad.name
+            log_path(name, lambda: "formula in torch calls, because not both gradients are needed")
+        _check_queue(inputs)
+        log_path(_NAME, lambda: f"logits computed again for the gradients; {_describe(inputs, inputs.tile_rows())}")
+        return chunks.gradients_in_chunks(inputs, grad_statistics, entropy)
+
+
+def choose_kernels(inputs: Inputs) -> Kernels:
+    """Choose what computes the statistics of these inputs, and their gradients."""
+    reason = _why_not_by_feature(inputs)
+    if reason is None and inputs.requested.predicted_tokens:
+        return Kernels("the predicted tokens are asked for", _why_not_cann(inputs) is None)
+    if reason is None:
+        reason = _why_not_cann(inputs)
+    return Kernels(reason, reason is None)
+
+
+def _why_not_by_feature(inputs: Inputs) -> str | None:
+    if inputs.input.device.type != "npu":
+        return f"the tensors are on {inputs.input.device.type}"
+    options, requested = inputs.options, inputs.requested
+    reasons = (
+        ("of linear_bias", inputs.linear_bias is not None),
+        ("of softcap", options.softcap is not None),
+        ("of temperature", options.temperature != 1),
+        ("of chunk_size", options.chunk_size is not None),
+        ("of max_memory", options.max_memory is not None),
+        ("the targets are probabilities", inputs.target.is_floating_point()),
+        ("of label_smoothing", requested.weighted),
+        ("the entropy is asked for", requested.entropy),
+    )
+    for reason, holds in reasons:
+        if holds:
+            return reason
+    return None
+
+
+def _why_not_cann(inputs: Inputs) -> str | None:
+    weight = inputs.linear_weight
+    return fused_linear_online_max_sum.why_not_cann(inputs.input, weight, inputs.target, 0, weight.shape[0], False)
+
+
+def loss_and_gradients(
+    inputs: Inputs, coefficients: Coefficients
+) -> tuple[Tensor, Sequence[Tensor | None], Tensor | None]:
+    """Compute the loss of all rows, its gradients by input, weight and bias, and tokens, by chunks."""
+    _check_queue(inputs)
+    log_path(_NAME, lambda: _describe_call(inputs, "gradients made in the forward pass"))
+    return chunks.loss_in_chunks(inputs, coefficients)
+
+
+def small_loss_and_gradients(
+    inputs: Inputs, loss: PlainLoss
+) -> tuple[Tensor | None, Sequence[Tensor | None], Tensor | None]:
+    """Do the same for a small loss on a CPU, which is ``None`` where a target is no class or is ignored."""
+    log_path(_NAME, lambda: _describe_call(inputs, "gradients made in the forward pass"))
+    return *small_loss.on_cpu(inputs, loss), None
+
+
+def small_loss_on_npu(inputs: Inputs, loss: PlainLoss) -> Tensor | None:
+    """Compute a small loss on an NPU, where autograd differentiates it; ``None`` where that is not possible."""
+    log_path(_NAME, lambda: _describe_call(inputs, "all logits at once"))
+    return small_loss.on_npu(inputs, loss)
+
+
+def _describe_call(inputs: Inputs, how: str) -> str:
+    reason = choose_kernels(inputs).why_not_fused
+    return f"formula in torch calls, because {reason}; {how}; {_describe(inputs, inputs.tile_rows())}"
 
 
 def _describe(inputs: Inputs, tiling: Tiling) -> str:
     return f"{tiling}{describe_backend(inputs.linear_weight, tiling.rows)}"
 
 
-def _log_formula(inputs: Inputs, how: str = "", make_tiling: Callable[[Inputs], Tiling] = Inputs.tile_rows) -> None:
-    def describe() -> str:
-        text = _describe(inputs, make_tiling(inputs))
-        return f"formula in torch calls, because {why_not_fused(inputs)}; {how}{text}"
-
-    log_path(_NAME, describe)
-
-
 def _check_queue(inputs: Inputs) -> None:
     """Raise where torch_npu drops what the kernels in torch calls would ask of it."""
     if inputs.input.device.type == "npu":
         _extension.check_queue(_NAME)
-
-
-def compute_statistics(inputs: Inputs) -> Statistics:
-    """Reduce the logits of every row."""
-    if why_not_fused(inputs) is None:
-        return fused_statistics(inputs)
-    _check_queue(inputs)
-    _log_formula(inputs, make_tiling=Inputs.tile_statistics)
-    return chunks.statistics_in_chunks(inputs)
-
-
-def compute_gradients(
-    inputs: Inputs, grad_statistics: Statistics, log_sum_exp: Tensor, entropy: Tensor | None
-) -> tuple[Tensor | None, ...]:
-    """Differentiate the statistics by input, weight and bias, as far as it is requested.
-
-    ``grad_statistics`` has the maximum itself, and ``entropy`` is the statistic, if its gradient is given.
-    """
-    if grad_statistics.weighted is None and why_not_fused(inputs) is None:
-        # The operator makes both gradients or none.
-        if all(inputs.requested.gradients[:2]):
-            return *fused_gradients(inputs, grad_statistics, log_sum_exp), None
-        name = fused_linear_cross_entropy_loss_grad.name
-        log_path(name, lambda: "formula in torch calls, because not both gradients are needed")
-    _check_queue(inputs)
-    log_path(_NAME, lambda: f"logits computed again for the gradients; {_describe(inputs, inputs.tile_rows())}")
-    return chunks.gradients_in_chunks(inputs, grad_statistics, entropy)
-
-
-def compute_loss_and_gradients(
-    inputs: Inputs, coefficients: Coefficients | PlainLoss
-) -> tuple[Tensor | None, Sequence[Tensor | None], Tensor | None]:
-    """Compute the loss of all rows and its gradients by input, weight and bias; the fused operators do not serve."""
-    _check_queue(inputs)
-    _log_formula(inputs, "gradients made in the forward pass; ")
-    if isinstance(coefficients, PlainLoss):
-        return *small_loss_on_cpu(inputs, coefficients), None
-    return chunks.loss_in_chunks(inputs, coefficients)
-
-
-def compute_small_loss(inputs: Inputs, loss: PlainLoss) -> Tensor | None:
-    """Compute a small loss on an NPU, where autograd differentiates it; ``None`` where that is not possible."""
-    _log_formula(inputs, "all logits at once; ")
-    return small_loss_on_npu(inputs, loss)
-
-
-_INPUTS = (
-    "Tensor input, Tensor linear_weight, Tensor? linear_bias, Tensor target, Tensor? class_weight, float? softcap,"
-    " float temperature, SymInt? chunk_size, SymInt? max_memory, bool is_shard, bool weighted, bool entropy,"
-    " bool predicted_tokens, bool[] gradients"
-)
-_NUMBER_OF_INPUTS = 14
-
-
-def _inputs(arguments: Sequence[Any]) -> Inputs:
-    """Return the inputs that were made arguments by :func:`flatten`."""
-    weighted, entropy, predicted_tokens, gradients = arguments[10:_NUMBER_OF_INPUTS]
-    requested = RequestedOutputs(weighted, entropy, predicted_tokens, tuple(gradients))
-    return Inputs._make((*arguments[:5], LogitOptions(*arguments[5:10]), requested))
-
-
-def flatten(inputs: Inputs) -> tuple[Any, ...]:
-    """Return inputs as the arguments of an operator."""
-    options, requested = inputs.options, inputs.requested
-    return (
-        *inputs[:5],
-        *(options.softcap, options.temperature, options.chunk_size, options.max_memory, options.is_shard),
-        *(requested.weighted, requested.entropy, requested.predicted_tokens, requested.gradients),
-    )
-
-
-@torch.library.custom_op(
-    f"{NAMESPACE}::linear_cross_entropy_statistics", mutates_args=(), schema=f"({_INPUTS}) -> Tensor[]"
-)
-def _statistics(*args: Any) -> list[Tensor]:
-    inputs = _inputs(args)
-    if any(inputs.requested.gradients):
-        inputs.tile_rows()  # too little memory for the backward pass is refused now
-    return [result for result in compute_statistics(inputs) if result is not None]
-
-
-@_statistics.register_fake
-def _statistics_fake(*args: Any) -> list[Tensor]:
-    input, requested = args[0], _inputs(args).requested
-    dtypes = [accumulation_dtype(input.dtype)] * (1 + requested.differentiable) + [
-        torch.int64
-    ] * requested.predicted_tokens
-    return [input.new_empty(input.shape[0], dtype=dtype) for dtype in dtypes]
-
-
-@torch.library.custom_op(
-    f"{NAMESPACE}::linear_cross_entropy_gradients",
-    mutates_args=(),
-    schema=f"({_INPUTS}, Tensor grad_log_sum_exp, Tensor grad_predicted, Tensor? grad_weighted, Tensor? grad_entropy,"
-    " Tensor logits_max, Tensor log_sum_exp, Tensor? entropy_of_rows) -> Tensor[]",
-)
-def _gradients(*args: Any) -> list[Any]:
-    inputs = _inputs(args)
-    *grad_statistics, logits_max, log_sum_exp, entropy = args[_NUMBER_OF_INPUTS:]
-    made = compute_gradients(inputs, Statistics(logits_max, *grad_statistics), log_sum_exp, entropy)
-    return list(compress(made, inputs.requested.gradients))
-
-
-@_gradients.register_fake
-def _gradients_fake(*args: Any) -> list[Tensor]:
-    needed = compress(args, _inputs(args).requested.gradients)
-    return [argument.new_empty(argument.shape) for argument in needed]
-
-
-def _save_statistics(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    ctx.options, ctx.requested = _inputs(inputs)[5:]
-    reduced = ctx.requested.name(output)
-    ctx.save_for_backward(*inputs[:5], reduced.logits_max, reduced.log_sum_exp, reduced.entropy)
-    ctx.set_materialize_grads(True)
-
-
-def _raise_if_differentiated_twice() -> None:
-    """Raise where a backward pass is to be differentiated itself; AOTAutograd's own backward passes refuse before."""
-    if torch.is_grad_enabled():
-        raise RuntimeError(
-            "linear_cross_entropy: a compiled call must not be differentiated with create_graph=True, because its"
-            " operators have a first derivative only; call it outside of torch.compile"
-        )
-
-
-def _differentiate_statistics(ctx: Any, grad_outputs: list[Tensor]) -> tuple[Tensor | None, ...]:
-    _raise_if_differentiated_twice()
-    *tensors, logits_max, log_sum_exp, entropy = ctx.saved_tensors
-    needed = tuple(ctx.needs_input_grad[:3])
-    inputs = Inputs._make((*tensors, ctx.options, RequestedOutputs(False, ctx.requested.entropy, False, needed)))
-    grad_statistics = ctx.requested.name(grad_outputs)[1:5]
-    results = _gradients(*flatten(inputs), *grad_statistics, logits_max, log_sum_exp, entropy)
-    return *scatter(needed, results), *(None,) * (_NUMBER_OF_INPUTS - len(needed))
-
-
-_statistics.register_autograd(_differentiate_statistics, setup_context=_save_statistics)
-
-
-@torch.library.custom_op(
-    f"{NAMESPACE}::linear_cross_entropy_loss_and_gradients",
-    mutates_args=(),
-    schema=f"({_INPUTS}, Tensor log_sum_exp, Tensor predicted, Tensor? weighted_sum, Tensor? square) -> Tensor[]",
-)
-def _loss_and_gradients(*args: Any) -> list[Any]:
-    inputs = _inputs(args)
-    inputs.tile_rows()  # too little memory is refused for all rows, as in eager mode
-    made: Any
-    loss, made, tokens = compute_loss_and_gradients(inputs, Coefficients(*args[_NUMBER_OF_INPUTS:]))
-    held = [gradient.to(_held_dtype(inputs)) for gradient in compress(made, inputs.requested.gradients)]
-    return [loss, *held] if tokens is None else [loss, *held, tokens]
-
-
-@_loss_and_gradients.register_fake
-def _loss_and_gradients_fake(*args: Any) -> list[Tensor]:
-    inputs = _inputs(args)
-    input, requested = inputs.input, inputs.requested
-    needed = compress(args, requested.gradients)
-    return [
-        input.new_empty((), dtype=accumulation_dtype(input.dtype)),
-        *(argument.new_empty(argument.shape, dtype=_held_dtype(inputs)) for argument in needed),
-        *[input.new_empty(input.shape[0], dtype=torch.int64)] * requested.predicted_tokens,
-    ]
-
-
-def _save_gradients(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    ctx.dtype, ctx.number, ctx.needed = inputs[0].dtype, len(inputs), _inputs(inputs).requested.gradients
-    ctx.save_for_backward(*output[1 : 1 + sum(ctx.needed)])
-
-
-def _scale_gradients(ctx: Any, grad_outputs: list[Tensor]) -> tuple[Tensor | None, ...]:
-    _raise_if_differentiated_twice()
-    scaled = [(gradient * grad_outputs[0]).to(ctx.dtype) for gradient in ctx.saved_tensors]
-    return *scatter(ctx.needed, scaled), *(None,) * (ctx.number - len(ctx.needed))
-
-
-_loss_and_gradients.register_autograd(_scale_gradients, setup_context=_save_gradients)
-
-
-def compiled_statistics(inputs: Inputs) -> Statistics:
-    """Reduce the logits of every row in compiled code."""
-    return inputs.requested.name(_statistics(*flatten(inputs)))
-
-
-def compiled_loss(inputs: Inputs, coefficients: Coefficients) -> tuple[Tensor, Tensor | None]:
-    """Compute the loss of all rows in compiled code, and its gradients with it."""
-    loss, *others = _loss_and_gradients(*flatten(inputs), *coefficients)
-    return loss, others[-1] if inputs.requested.predicted_tokens else None
-
-
-def _held_dtype(inputs: Inputs) -> torch.dtype:
-    """Return the dtype of gradients that wait for the loss's own: float16 could not hold what a scaler will enlarge."""
-    return torch.float32 if inputs.input.dtype == torch.float16 else inputs.input.dtype

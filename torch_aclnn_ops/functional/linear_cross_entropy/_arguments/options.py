@@ -27,7 +27,7 @@ _NUMBERS: dict[str, tuple[Any, str, str, Callable[[Any], bool]]] = {
 }
 
 
-def logit_options(
+def check_logit_options(
     softcap: float | None,
     temperature: float,
     chunk_size: int | str,
@@ -42,16 +42,16 @@ def logit_options(
     if chunk_size == "auto":
         rows = None if options is None else options.batch_chunk_size
     else:
-        rows = checked_number("chunk_size", chunk_size)
+        rows = check_number("chunk_size", chunk_size)
     if max_memory is not None:
         if rows is not None:
             raise ValueError(
                 "linear_cross_entropy: chunk_size and max_memory must not both be given, but they are"
                 f" {rows} and {max_memory}"
             )
-        max_memory = checked_number("max_memory", max_memory)
-    softcap = None if softcap is None else checked_number("softcap", softcap)
-    return LogitOptions(softcap, checked_number("temperature", temperature), rows, max_memory)
+        max_memory = check_number("max_memory", max_memory)
+    softcap = None if softcap is None else check_number("softcap", softcap)
+    return LogitOptions(softcap, check_number("temperature", temperature), rows, max_memory)
 
 
 def check_options(options: object) -> None:
@@ -67,7 +67,7 @@ def check_options(options: object) -> None:
         )
 
 
-def checked_number(name: str, value: Any) -> Any:
+def check_number(name: str, value: Any) -> Any:
     """Accept a number that fits its argument; numpy's are numbers too."""
     kind, accepted, accepted_range, fits = _NUMBERS[name]
     if isinstance(value, bool) or not isinstance(value, kind):
@@ -117,13 +117,3 @@ def check_token_weight(token_weight: object, target_shape: tuple[int, ...], inpu
             f"linear_cross_entropy: token_weight must be on {input.device}, as input is, but it is on"
             f" {token_weight.device}"
         )
-
-
-def check_only_torchs_options(**is_given: bool) -> None:
-    """Refuse what torch's function lacks, for tensors that are left to torch's function."""
-    for name, is_one in is_given.items():
-        if is_one:
-            raise TypeError(
-                f"linear_cross_entropy: {name} must not be given with tensors of a class of their own, which torch's"
-                " function takes; give it ordinary tensors"
-            )

@@ -8,8 +8,6 @@ from torch_aclnn_ops._numerics import accumulation_dtype
 from torch_aclnn_ops._torch_compat import Buffer, LinearCrossEntropyOptions
 from torch_aclnn_ops.functional._drop_in import (
     call_torch_function,
-    check_reduction,
-    check_tensors,
     float32_autocast_dtype,
     is_ordinary,
     lower_precision_autocast_dtype,
@@ -120,23 +118,6 @@ def has_loss_dtype(weight: Tensor, input: Tensor) -> bool:
 def class_weight_dtypes(input: Tensor) -> str:
     """Return what dtypes a class weight may have, for an error."""
     return " or ".join(map(str, dict.fromkeys((input.dtype, accumulation_dtype(input.dtype)))))
-
-
-def check_types(given: TorchArguments) -> None:
-    """Raise for arguments of which torch would not name the one that is wrong."""
-    tensors = dict(zip(given._fields[:5], given[:5], strict=True))
-    check_tensors("linear_cross_entropy", ("linear_bias", "weight"), **tensors)
-    check_reduction("linear_cross_entropy", given.reduction)
-
-
-def check_class_weight(given: TorchArguments) -> None:
-    """Raise for a class weight in a dtype that torch refuses without its name: that of neither input nor loss."""
-    input, _, target, _, weight, *_ = given
-    if weight is None or overrides_torch(weight) or not is_ordinary(input, weight) or target.is_floating_point():
-        return
-    if not has_loss_dtype(weight, input):
-        accepted = class_weight_dtypes(input)
-        raise RuntimeError(f"linear_cross_entropy: weight must have dtype {accepted}, but it has {weight.dtype}")
 
 
 def left_to_torch(given: TorchArguments, torchs_options: "LinearCrossEntropyOptions | None" = None) -> Tensor:
