@@ -6,11 +6,7 @@ from typing import Any
 from torch_aclnn_ops._autograd.derivatives import has_tangent
 from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops._numerics import is_autocast_on
-from torch_aclnn_ops._torch_compat import (
-    Buffer,
-    disabled_torch_function_impl,
-    is_traceable_wrapper_subclass,
-)
+from torch_aclnn_ops._torch_compat.public import Buffer
 
 import torch
 from torch import Tensor
@@ -39,7 +35,8 @@ def overrides_torch(tensor: Tensor) -> bool:
     cls = type(tensor)
     if cls in _PLAIN:
         return False
-    return cls.__torch_function__ is not disabled_torch_function_impl or is_traceable_wrapper_subclass(tensor)
+    # Parameter changes nothing; DTensor and others with these methods are traced as the tensors that they wrap.
+    return cls.__torch_function__ is not Parameter.__torch_function__ or hasattr(cls, "__tensor_flatten__")
 
 
 def check_tensors(function: str, optional: Collection[str] = (), **arguments: object) -> None:

@@ -1,14 +1,11 @@
 """The binary cross entropy, with ``binary_cross_entropy_backward`` as its backward kernel."""
 
+from collections.abc import Callable
+
 from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled, NativeFunction
 from torch_aclnn_ops._checks import is_expandable
 from torch_aclnn_ops._numerics import widen, without_autocast
-from torch_aclnn_ops._torch_compat import (
-    get_enum,
-    is_any_autocast_enabled,
-    legacy_get_string,
-    native_binary_cross_entropy,
-)
+from torch_aclnn_ops._torch_compat.modes import is_any_autocast_enabled
 from torch_aclnn_ops.functional._drop_in import (
     call_torch_function,
     check_no_tangent,
@@ -16,19 +13,28 @@ from torch_aclnn_ops.functional._drop_in import (
     check_tensors,
     float32_autocast_dtype,
 )
-from torch_aclnn_ops.functional._loss_function import are_supported, has_kernel, has_native_gradient, loss_function
+from torch_aclnn_ops.functional._loss_function import (
+    are_supported,
+    has_kernel,
+    has_native_gradient,
+    loss_function,
+    reduction_number,
+    reduction_of_flags,
+)
 from torch_aclnn_ops.functional._loss_function import reduce as reduce_losses
 from torch_aclnn_ops.ops import binary_cross_entropy_backward
 
 import torch
 from torch import Tensor
 
+_native_loss: Callable[..., Tensor] = torch.ops.aten.binary_cross_entropy.default
+
 
 @without_autocast  # which on some devices refuses this operator
 def _loss(input: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> Tensor:
     """Compute the loss, whose logarithms are not below -100, as torch bounds them."""
     if has_kernel("binary_cross_entropy", input):
-        return native_binary_cross_entropy(input, target, weight, reduction)
+        return _native_loss(input, target, weight, reduction)
     probability, truth = widen(input), widen(target)
     losses = -(truth * probability.log().clamp(min=-100) + (1 - truth) * (-probability).log1p().clamp(min=-100))
     if weight is not None:
@@ -121,10 +127,10 @@ def binary_cross_entropy(
         check_no_tangent("binary_cross_entropy", weight)
         weight = weight.to(dtype).expand(input.shape)
     if size_average is not None or reduce is not None:
-        reduction = legacy_get_string(size_average, reduce)
+        reduction = reduction_of_flags(size_average, reduce)
     if input.dtype is not dtype:
         input, target = input.to(dtype), target.to(dtype)
-    loss: Tensor = _binary_cross_entropy(input, target, weight, get_enum(reduction))
+    loss: Tensor = _binary_cross_entropy(input, target, weight, reduction_number(reduction))
     return loss
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled, NativeFunction
 from torch_aclnn_ops._numerics import widen, without_autocast
-from torch_aclnn_ops._torch_compat import get_enum, is_any_autocast_enabled, legacy_get_string, native_mse_loss
+from torch_aclnn_ops._torch_compat.modes import is_any_autocast_enabled
 from torch_aclnn_ops.functional._drop_in import call_torch_function, check_reduction, check_tensors
 from torch_aclnn_ops.functional._loss_function import (
     are_supported,
@@ -12,6 +12,8 @@ from torch_aclnn_ops.functional._loss_function import (
     has_kernel,
     has_native_gradient,
     loss_function,
+    reduction_number,
+    reduction_of_flags,
     warn_of_sizes,
 )
 from torch_aclnn_ops.functional._loss_function import reduce as reduce_losses
@@ -20,11 +22,13 @@ from torch_aclnn_ops.ops import mse_loss_backward
 import torch
 from torch import Tensor
 
+_native_loss: Callable[..., Tensor] = torch.ops.aten.mse_loss.default
+
 
 @without_autocast
 def _loss(input: Tensor, target: Tensor, reduction: int) -> Tensor:
     if has_kernel("mse_loss", input):
-        return native_mse_loss(input, target, reduction)
+        return _native_loss(input, target, reduction)
     return reduce_losses((widen(input) - widen(target)).square(), reduction).to(input.dtype)
 
 
@@ -100,13 +104,14 @@ def mse_loss(
     if not are_alike:
         warn_of_sizes(input, target)
     if is_legacy:
-        reduction = legacy_get_string(size_average, reduce)
+        reduction = reduction_of_flags(size_average, reduce)
     if not are_alike:
         dtype = torch.promote_types(dtype, target.dtype)
         input, target = broadcast(input, target)
+    number = reduction_number(reduction)
     if weight is None:
-        loss: Tensor = _mse_loss(input, target, get_enum(reduction))
+        loss: Tensor = _mse_loss(input, target, number)
         return loss
     # Autocast widens torch's loss, but not its weighted loss.
     weighted = _mse_loss(input, target, 0).to(dtype) * weight
-    return weighted.sum() / weight.sum() if reduction == "mean" else reduce_losses(weighted, get_enum(reduction))
+    return weighted.sum() / weight.sum() if reduction == "mean" else reduce_losses(weighted, number)

@@ -6,8 +6,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 from torch_aclnn_ops import functional as F
+from torch_aclnn_ops._nested import map_nested
 from torch_aclnn_ops._numerics import is_autocast_on
-from torch_aclnn_ops._torch_compat import modules_sharded_with, tree_map, version_of
+from torch_aclnn_ops._torch_compat.fsdp import modules_sharded_with
+from torch_aclnn_ops._torch_compat.optimizer import version_of
 
 import torch
 from torch import Tensor, nn
@@ -185,7 +187,7 @@ class LazyLogits:
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in (torch.tanh, Tensor.tanh) and len(args) == 1 and not kwargs:
             return args[0].tanh()
-        args, kwargs = tree_map(materialized, (args, kwargs or {}))
+        args, kwargs = map_nested(materialized, (args, kwargs or {}))
         return function(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:

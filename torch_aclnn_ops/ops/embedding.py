@@ -6,7 +6,6 @@ from torch_aclnn_ops._autograd.raw_operator import RawOperator
 from torch_aclnn_ops._checks import check_dtype, check_floating_point, values_are_readable
 from torch_aclnn_ops._limits import why_not_dtype
 from torch_aclnn_ops._numerics import widen
-from torch_aclnn_ops._torch_compat import embedding_bag
 
 import torch
 from torch import Tensor
@@ -100,7 +99,7 @@ def _sum_by_index(grad_rows: Tensor, indices: Tensor, num_weights: int, padding_
     order = torch.argsort(indices, stable=True)
     ends = torch.bincount(indices, minlength=num_weights).cumsum(0)
     starts = torch.nn.functional.pad(ends[:-1], (1, 0))
-    total: Tensor = embedding_bag(grad_rows.contiguous(), order, starts)[0]
+    total: Tensor = torch.embedding_bag(grad_rows.contiguous(), order, starts)[0]
     if 0 <= padding_idx < num_weights:
         total[padding_idx] = 0
     return total

@@ -6,7 +6,7 @@ from itertools import repeat
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
-from torch_aclnn_ops._torch_compat import foreach_copy_, version_of
+from torch_aclnn_ops._torch_compat.optimizer import foreach_copy_, version_of
 from torch_aclnn_ops.ops.ema_adam.kernels import is_dense, is_plain
 from torch_aclnn_ops.optim._states import CachedState, complete, dtype_of_states, has_state, sync_master_from_param
 from torch_aclnn_ops.optim._without_grad import ParamsWithoutGrad

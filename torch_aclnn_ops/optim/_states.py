@@ -5,7 +5,7 @@ from itertools import repeat
 from operator import is_
 from typing import Any
 
-from torch_aclnn_ops._torch_compat import version_of
+from torch_aclnn_ops._torch_compat.optimizer import version_of
 from torch_aclnn_ops.ops.ema_adam.step_progress import ranges
 
 import torch

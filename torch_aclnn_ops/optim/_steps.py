@@ -7,7 +7,7 @@ from itertools import repeat
 from typing import Any
 
 from torch_aclnn_ops._paths import log_path
-from torch_aclnn_ops._torch_compat import per_optimizer_state
+from torch_aclnn_ops._torch_compat.optimizer import per_optimizer_state
 from torch_aclnn_ops.functional.ema_adam import why_unlike
 from torch_aclnn_ops.ops import apply_fused_ema_adam_
 from torch_aclnn_ops.ops.ema_adam.kernels import (

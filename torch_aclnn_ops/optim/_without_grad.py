@@ -3,7 +3,7 @@
 from functools import partial
 from typing import NamedTuple
 
-from torch_aclnn_ops._torch_compat import foreach_lerp_
+from torch_aclnn_ops._torch_compat.optimizer import foreach_lerp_
 from torch_aclnn_ops.ops.ema_adam.kernels import Options, local
 from torch_aclnn_ops.ops.ema_adam.step_progress import Call, StepProgress
 from torch_aclnn_ops.optim._options import EmaSchedule

@@ -9,7 +9,7 @@ is differentiated by ``autograd``, and runs the kernels in :mod:`torch_aclnn_ops
 from collections.abc import Collection, Sequence
 from typing import Any, overload
 
-from torch_aclnn_ops._torch_compat import LinearCrossEntropyOptions
+from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
 from torch_aclnn_ops.functional.linear_cross_entropy import implementations
 from torch_aclnn_ops.functional.linear_cross_entropy._arguments.errors import call_torch_or_raise
 from torch_aclnn_ops.functional.linear_cross_entropy._arguments.options import (
@@ -17,7 +17,6 @@ from torch_aclnn_ops.functional.linear_cross_entropy._arguments.options import (
     check_number,
     check_outputs,
 )
-from torch_aclnn_ops.functional.linear_cross_entropy._arguments.prepare import prepare
 from torch_aclnn_ops.functional.linear_cross_entropy._arguments.shift import check_shift, to_labels, to_rows
 from torch_aclnn_ops.functional.linear_cross_entropy._arguments.torch_function import (
     TorchArguments,
@@ -212,6 +211,6 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
         )
     ignored = -100 if ignore_index is None else ignore_index
     loss_options = LossOptions(reduction, ignored, float(label_smoothing), square_scale, zero_if_all_ignored, asked)
-    call = prepare(given, token_weight, logit_options, loss_options, shards, reduce_input_grad)
+    call = implementations.prepare(given, token_weight, logit_options, loss_options, shards, reduce_input_grad)
     result = implementations.choose(call)(call)
     return to_labels(result, places) if places else result

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
 from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled
 from torch_aclnn_ops._numerics import widen
-from torch_aclnn_ops._torch_compat import c10d_functional, device_types_of_group, dtensor_of_local
+from torch_aclnn_ops._torch_compat.distributed import c10d_functional, device_types_of_group, dtensor_of_local
 from torch_aclnn_ops.functional.linear_cross_entropy._arguments.torch_function import TorchArguments
 
 import torch

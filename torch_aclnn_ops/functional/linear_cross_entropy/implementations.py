@@ -1,4 +1,4 @@
-"""Which implementation computes a call, and the implementations, each of which runs to its end.
+"""What an implementation is given, which one computes a call, and the implementations: each runs to its end.
 
 =============================  =====================================================================================
 a plain loss of few logits     ``small_loss``: in few calls, which hold all logits
@@ -15,9 +15,18 @@ from functools import partial
 from typing import NamedTuple
 
 from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
-from torch_aclnn_ops._numerics import widen
-from torch_aclnn_ops._torch_compat import in_jit_trace, is_functorch_wrapped_tensor, is_legacy_batchedtensor
+from torch_aclnn_ops._numerics import accumulation_dtype, widen
+from torch_aclnn_ops._torch_compat.derivatives import is_functorch_wrapped_tensor, is_legacy_batchedtensor
+from torch_aclnn_ops._torch_compat.modes import is_any_autocast_enabled
+from torch_aclnn_ops._torch_compat.public import in_jit_trace
+from torch_aclnn_ops.functional._drop_in import check_no_tangent, lower_precision_autocast_dtype
 from torch_aclnn_ops.functional.linear_cross_entropy import autograd
+from torch_aclnn_ops.functional.linear_cross_entropy._arguments.options import (
+    check_outputs_of_probabilities,
+    check_token_weight,
+)
+from torch_aclnn_ops.functional.linear_cross_entropy._arguments.torch_function import TorchArguments, widen_to
+from torch_aclnn_ops.functional.linear_cross_entropy._distributed import check_not_local
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import (
     LinearCrossEntropyOutput,
     LossOptions,
@@ -29,11 +38,11 @@ from torch_aclnn_ops.functional.linear_cross_entropy.losses import (
     with_outputs,
 )
 from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import VocabularyShards, vocab_parallel_statistics
-from torch_aclnn_ops.ops.linear_cross_entropy import small_loss as small_losses
 from torch_aclnn_ops.ops.linear_cross_entropy import tiling
-from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, PlainLoss
-from torch_aclnn_ops.ops.linear_cross_entropy.kernels import choose_kernels
+from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, PlainLoss, RequestedOutputs
+from torch_aclnn_ops.ops.linear_cross_entropy.kernels import choose_kernels, has_small_loss_kernel
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients, Statistics
+from torch_aclnn_ops.ops.linear_cross_entropy.tiling import LogitOptions
 
 import torch
 from torch import Tensor
@@ -65,6 +74,63 @@ class LossCall(NamedTuple):
 
 _Result = Tensor | LinearCrossEntropyOutput
 _Reduce = Callable[[Inputs], Statistics]
+
+
+def prepare(
+    given: TorchArguments,
+    token_weight: Tensor | None,
+    logit_options: LogitOptions,
+    loss_options: LossOptions,
+    shards: VocabularyShards | None,
+    reduce_input_grad: bool,
+) -> LossCall:
+    """Check what torch's function does not have, cast as autocast asks for, and flatten rows."""
+    input, linear_weight, target, linear_bias, weight, *_ = given
+    # Dynamo does not trace a grad_fn.
+    if shards is None and not torch.compiler.is_compiling() and linear_weight.grad_fn is not None:
+        check_not_local(linear_weight)
+    shape = (*input.shape[:-1], *linear_weight.shape[1:-1])
+    if target.is_floating_point():
+        check_outputs_of_probabilities(loss_options.outputs)
+    elif weight is not None:
+        check_no_tangent("linear_cross_entropy", weight)
+    if token_weight is not None:
+        check_token_weight(token_weight, shape, input)
+        token_weight = widen_to(input, token_weight).reshape(-1)
+    weight = None if weight is None else widen_to(input, weight)
+    if is_any_autocast_enabled():
+        dtype = lower_precision_autocast_dtype(input)
+        input, linear_weight = input.to(dtype), linear_weight.to(dtype)
+        linear_bias = None if linear_bias is None else linear_bias.to(dtype)
+    gradients = (False, False, False)
+    if torch.is_grad_enabled():
+        bias_grad = linear_bias is not None and linear_bias.requires_grad
+        gradients = (input.requires_grad, linear_weight.requires_grad, bias_grad)
+    if logit_options.softcap is not None:
+        logit_options = logit_options.without_needless_softcap(accumulation_dtype(input.dtype))
+    is_smoothed = True if loss_options.label_smoothing > 0 else False  # a branch makes it a constant of compiled code
+    inputs = Inputs(
+        input if input.dim() == 2 else input.reshape(math.prod(input.shape[:-1]), input.shape[-1]),
+        linear_weight,
+        linear_bias,
+        target if target.dim() == 1 and target.dtype == torch.int64 else _rows_of_target(target, linear_weight),
+        weight,
+        logit_options,
+        RequestedOutputs(is_smoothed, "entropy" in loss_options.outputs, loss_options.needs_tokens, gradients),
+    )
+    if logit_options.max_memory is not None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if any(tensor is not None and tensor.requires_grad for tensor in inputs[:5]):
+            inputs.tile_rows()  # too little memory for the backward pass is refused now
+    return LossCall(inputs, token_weight, loss_options, shape, shards, reduce_input_grad)
+
+
+def _rows_of_target(target: Tensor, linear_weight: Tensor) -> Tensor:
+    """Return the targets of all rows, the positions of a row one after the other."""
+    if not target.is_floating_point():
+        return target.reshape(-1).long()
+    if linear_weight.dim() > 2:
+        target = target.movedim(1, -1)
+    return target.reshape(math.prod(target.shape[:-1]), target.shape[-1])
 
 
 def choose(call: LossCall) -> Callable[[LossCall], _Result]:
@@ -123,12 +189,14 @@ def _is_small(call: LossCall) -> bool:
         return False
     if options.label_smoothing or options.lse_square_scale or options.outputs or options.zero_if_all_ignored:
         return False
-    rows, weight, logit_options = inputs.input.shape[0], inputs.linear_weight, inputs.options
-    if weight.dtype != torch.float32 or type(weight) not in _REAL or not inputs.is_plain:
+    weight, logits = inputs.linear_weight, inputs.options
+    if weight.dtype != torch.float32 or type(weight) not in _REAL or inputs.target.is_floating_point():
         return False
-    if logit_options.temperature != 1 or logit_options.chunk_size is not None or logit_options.max_memory is not None:
+    if inputs.linear_bias is not None or logits.softcap is not None or logits.temperature != 1:
         return False
-    return 0 < 12 * rows * weight.shape[0] <= tiling.LOGITS_BYTES and small_losses.has_kernel(weight)
+    if logits.chunk_size is not None or logits.max_memory is not None:
+        return False
+    return 0 < 12 * inputs.input.shape[0] * weight.shape[0] <= tiling.LOGITS_BYTES and has_small_loss_kernel(weight)
 
 
 def small_loss(call: LossCall) -> _Result:

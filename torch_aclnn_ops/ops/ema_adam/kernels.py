@@ -11,7 +11,7 @@ from itertools import compress
 from typing import NamedTuple
 
 from torch_aclnn_ops._paths import is_logging, log_path
-from torch_aclnn_ops._torch_compat import (
+from torch_aclnn_ops._torch_compat.optimizer import (
     foreach_add_,
     foreach_copy_,
     foreach_lerp_,
@@ -32,7 +32,7 @@ __all__ = ["Options", "TensorLists", "batches", "has_native_kernel", "is_dense",
 # Elements that torch's kernels take at a time: the average then finds the new weights in the cache. A multiple of a
 # cache line, so that no element changes between the kernel's vector and scalar code, which round differently.
 _CACHED_ELEMENTS = 2**20
-_NATIVE_DTYPES = (torch.float32, torch.float64)
+_NATIVE_DTYPES = (torch.float32, torch.float64) if fused_adam_ and fused_adamw_ else ()
 
 
 class Options(NamedTuple):

@@ -5,10 +5,12 @@ The choice is made once for a call, and holds for its gradients too.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
-from torch_aclnn_ops import _extension
+from torch_aclnn_ops import _cpu_extension, _extension
 from torch_aclnn_ops._paths import log_path
-from torch_aclnn_ops.ops.linear_cross_entropy import chunks, small_loss
+from torch_aclnn_ops.ops.linear_cross_entropy import chunks
 from torch_aclnn_ops.ops.linear_cross_entropy.fused import fused_gradients, fused_statistics
 from torch_aclnn_ops.ops.linear_cross_entropy.grad import fused_linear_cross_entropy_loss_grad
 from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, PlainLoss
@@ -17,9 +19,11 @@ from torch_aclnn_ops.ops.linear_cross_entropy.products import describe_backend
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients, Statistics
 from torch_aclnn_ops.ops.linear_cross_entropy.tiling import Tiling
 
+import torch
 from torch import Tensor
 
 _NAME = "linear_cross_entropy"
+_REDUCTIONS = {"mean": 1, "sum": 2}  # numbers in at::Reduction
 
 
 @dataclass(frozen=True)
@@ -109,18 +113,35 @@ def loss_and_gradients(
     return chunks.loss_in_chunks(inputs, coefficients)
 
 
+def has_small_loss_kernel(weight: Tensor) -> bool:
+    """Return whether there is a kernel for a head in the extension of its device."""
+    if weight.is_cpu:
+        return _cpu_extension.why_unavailable() is None
+    return _NAME in _extension.functions and weight.device.type == "npu" and not _extension.checks_values()
+
+
 def small_loss_and_gradients(
     inputs: Inputs, loss: PlainLoss
 ) -> tuple[Tensor | None, Sequence[Tensor | None], Tensor | None]:
     """Do the same for a small loss on a CPU, which is ``None`` where a target is no class or is ignored."""
     log_path(_NAME, lambda: _describe_call(inputs, "gradients made in the forward pass"))
-    return *small_loss.on_cpu(inputs, loss), None
+    input, weight, (needs_input, needs_weight, _) = inputs.input, inputs.linear_weight, inputs.requested.gradients
+    kernel, is_mean = torch.ops.torch_aclnn_ops.linear_cross_entropy_loss, loss.reduction == "mean"
+    value, *made = kernel(input, weight, inputs.target, loss.ignore_index, is_mean, needs_input, needs_weight)
+    return value if value.dim() == 0 else None, (*made, None), None
 
 
 def small_loss_on_npu(inputs: Inputs, loss: PlainLoss) -> Tensor | None:
-    """Compute a small loss on an NPU, where autograd differentiates it; ``None`` where that is not possible."""
+    """Compute a small loss on an NPU, which autograd differentiates; ``None`` inside a mode that sees functions."""
     log_path(_NAME, lambda: _describe_call(inputs, "all logits at once"))
-    return small_loss.on_npu(inputs, loss)
+    input, weight, reduction = inputs.input, inputs.linear_weight, _REDUCTIONS[loss.reduction]
+    value: Tensor | None = _npu_function()(input, weight, inputs.target, loss.ignore_index, reduction)
+    return value
+
+
+@cache
+def _npu_function() -> Any:
+    return _extension.functions[_NAME](lambda *_: None, (torch.float32,))
 
 
 def _describe_call(inputs: Inputs, how: str) -> str:

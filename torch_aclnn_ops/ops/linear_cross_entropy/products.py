@@ -1,8 +1,8 @@
 """The matrix products of a linear cross entropy: logits of a chunk, and what their gradient adds to the arguments'."""
 
 from torch_aclnn_ops import _cpu_extension
+from torch_aclnn_ops._cpu_extension import has_bfloat16_units as chip_has_bfloat16_units
 from torch_aclnn_ops._numerics import accumulation_dtype, widen
-from torch_aclnn_ops._torch_compat import has_bfloat16_units as chip_has_bfloat16_units
 from torch_aclnn_ops.ops.linear_cross_entropy.tiling import Tiling, slices
 
 import torch

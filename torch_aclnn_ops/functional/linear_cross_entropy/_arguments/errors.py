@@ -3,7 +3,7 @@
 from numbers import Real
 from typing import NoReturn
 
-from torch_aclnn_ops._torch_compat import LinearCrossEntropyOptions
+from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
 from torch_aclnn_ops.functional._drop_in import (
     check_reduction,
     check_tensors,

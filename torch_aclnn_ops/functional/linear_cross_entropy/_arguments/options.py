@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection
 from numbers import Integral, Real
 from typing import Any
 
-from torch_aclnn_ops._torch_compat import LinearCrossEntropyOptions
+from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput
 from torch_aclnn_ops.ops.linear_cross_entropy.tiling import LogitOptions
 

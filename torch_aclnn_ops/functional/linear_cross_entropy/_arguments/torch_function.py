@@ -3,9 +3,9 @@
 from numbers import Real
 from typing import Any, NamedTuple
 
-from torch_aclnn_ops import _torch_compat
 from torch_aclnn_ops._numerics import accumulation_dtype
-from torch_aclnn_ops._torch_compat import Buffer, LinearCrossEntropyOptions
+from torch_aclnn_ops._torch_compat import public
+from torch_aclnn_ops._torch_compat.public import Buffer, LinearCrossEntropyOptions
 from torch_aclnn_ops.functional._drop_in import (
     call_torch_function,
     float32_autocast_dtype,
@@ -123,9 +123,9 @@ def class_weight_dtypes(input: Tensor) -> str:
 def left_to_torch(given: TorchArguments, torchs_options: "LinearCrossEntropyOptions | None" = None) -> Tensor:
     """Call torch's function of the same name, or the two functions that it stands for where torch has none."""
     input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing = given
-    if _torch_compat.linear_cross_entropy is not None:
+    if public.linear_cross_entropy is not None:
         options = dict[str, Any](zip(given._fields[3:], given[3:], strict=True), options=torchs_options)
-        return call_torch_function(_torch_compat.linear_cross_entropy, input, linear_weight, target, **options)
+        return call_torch_function(public.linear_cross_entropy, input, linear_weight, target, **options)
     _check_shapes(input, linear_weight, linear_bias)
     shape = (*input.shape[:-1], *linear_weight.shape[:-1])
     if target.shape == shape and ignore_index is not None:
