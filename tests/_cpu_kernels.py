@@ -1,6 +1,6 @@
 """Whether the bfloat16 kernel of csrc/cpu has to be there: by what the machine has, not by what was built or loaded."""
 
-from torch_aclnn_ops._torch_compat import has_bfloat16_units
+from torch_aclnn_ops._cpu_extension import has_bfloat16_units
 
 import pytest
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch_aclnn_ops.ops._raw_operator import RawOperator
+from torch_aclnn_ops._autograd.raw_operator import RawOperator
 
 import pytest
 import torch

@@ -6,7 +6,7 @@ import os
 import warnings
 
 from torch_aclnn_ops import _torch_npu
-from torch_aclnn_ops.functional import ema_adam_kernels as kernels
+from torch_aclnn_ops.ops.ema_adam import kernels
 from torch_aclnn_ops.optim import FusedEmaAdam
 
 import hypothesis

@@ -389,12 +389,12 @@ class _LargestTensor(torch.utils._python_dispatch.TorchDispatchMode):
 
 
 def _hold_few_logits(monkeypatch, number):
-    from torch_aclnn_ops.ops.linear_cross_entropy import plan
+    from torch_aclnn_ops.ops.linear_cross_entropy import tiling
 
-    monkeypatch.setattr(plan, "LOGITS_BYTES", 4 * number)
-    monkeypatch.setattr(plan, "_REDUCED_BYTES", 4 * number)
-    monkeypatch.setattr(plan, "_FEWEST_ROWS", 8)
-    monkeypatch.setattr(plan, "plan_rows_once", plan.plan_rows)
+    monkeypatch.setattr(tiling, "LOGITS_BYTES", 4 * number)
+    monkeypatch.setattr(tiling, "_REDUCED_BYTES", 4 * number)
+    monkeypatch.setattr(tiling, "_FEWEST_ROWS", 8)
+    monkeypatch.setattr(tiling, "tile_rows_once", tiling.tile_rows)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import sys
 
 from torch_aclnn_ops import _cpu_extension
 from torch_aclnn_ops import functional as ours
-from torch_aclnn_ops._torch_compat import cpu_capability
+from torch_aclnn_ops._torch_compat.public import cpu_capability
 
 import pytest
 import torch

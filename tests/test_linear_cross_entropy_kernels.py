@@ -5,9 +5,10 @@ from functools import partial
 
 from torch_aclnn_ops import explain
 from torch_aclnn_ops import functional as ours
-from torch_aclnn_ops.ops.linear_cross_entropy import kernels, products
-from torch_aclnn_ops.ops.linear_cross_entropy.plan import LogitOptions
-from torch_aclnn_ops.ops.linear_cross_entropy.problem import Coefficients, Problem, Request
+from torch_aclnn_ops.ops.linear_cross_entropy import compiled, products
+from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, RequestedOutputs
+from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients
+from torch_aclnn_ops.ops.linear_cross_entropy.tiling import LogitOptions
 
 import pytest
 import torch
@@ -192,18 +193,18 @@ def test_bfloat16_is_as_exact_with_units_as_without(monkeypatch, units, rows, re
         assert (gradient.double() - exact).abs().max() < exact.abs().max() * 2**-7
 
 
-def _problem(dtype=torch.float64, **fields):
+def _inputs(dtype=torch.float64, **fields):
     input, head, target = _tensors(dtype)
     target[0] = -1
     defaults = {"linear_bias": None, "target": target, "class_weight": None, "options": LogitOptions(chunk_size=4)}
-    return Problem(input, head, **{**defaults, **fields})
+    return Inputs(input, head, **{**defaults, **fields})
 
 
 PROBLEMS = {
     "plain": {},
     "bias": {"linear_bias": torch.linspace(-1, 1, C, dtype=torch.float64)},
     "softcap": {"options": LogitOptions(softcap=2.0, temperature=0.5)},
-    "entropy": {"request": Request(entropy=True)},
+    "entropy": {"requested": RequestedOutputs(entropy=True)},
     "probabilities": {"target": torch.rand(N, C, dtype=torch.float64).softmax(1)},
 }
 
@@ -211,16 +212,18 @@ PROBLEMS = {
 @pytest.mark.parametrize("fields", PROBLEMS.values(), ids=PROBLEMS)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_operators_keep_torchs_rules(fields, weighted):
-    problem = _problem(**fields)
-    entropy = problem.request.entropy
+    inputs = _inputs(**fields)
+    entropy = inputs.requested.entropy
     torch.library.opcheck(
-        kernels._statistics,
-        kernels.flatten(problem._replace(request=Request(weighted, entropy, predicted_tokens=True))),
+        compiled._statistics,
+        compiled.flatten(inputs._replace(requested=RequestedOutputs(weighted, entropy, predicted_tokens=True))),
     )
     ones = torch.ones(N, dtype=torch.float64)
     factors = Coefficients(ones, ones, ones if weighted else None, None)
-    request = Request(weighted, entropy, predicted_tokens=True, gradients=(True, True, False))
-    torch.library.opcheck(kernels._loss_and_gradients, (*kernels.flatten(problem._replace(request=request)), *factors))
+    requested = RequestedOutputs(weighted, entropy, predicted_tokens=True, gradients=(True, True, False))
+    torch.library.opcheck(
+        compiled._loss_and_gradients, (*compiled.flatten(inputs._replace(requested=requested)), *factors)
+    )
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -300,7 +303,7 @@ def test_statistics_of_a_vocabulary_in_parts_are_those_of_the_whole(monkeypatch,
     outputs = ("entropy", "predicted_tokens") if probabilities else ("entropy", "log_probabilities", "predicted_tokens")
     call = partial(ours.linear_cross_entropy, input, head, target, reduction="none", outputs=outputs, **options)
     whole = call()
-    monkeypatch.setattr("torch_aclnn_ops.ops.linear_cross_entropy.plan._REDUCED_BYTES", 9 * 8 * 16)
+    monkeypatch.setattr("torch_aclnn_ops.ops.linear_cross_entropy.tiling._REDUCED_BYTES", 9 * 8 * 16)
     assert "classes," in explain(call)
     for part, expected in zip(call(), whole, strict=True):
         assert (part is None) == (expected is None)

@@ -5,8 +5,10 @@ import math
 from torch_aclnn_ops import functional as ours
 from torch_aclnn_ops.functional.linear_cross_entropy.autograd import statistics
 from torch_aclnn_ops.ops.linear_cross_entropy import products
-from torch_aclnn_ops.ops.linear_cross_entropy.plan import LogitOptions
-from torch_aclnn_ops.ops.linear_cross_entropy.problem import ELSEWHERE, Problem, Request, Statistics, combine
+from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, RequestedOutputs
+from torch_aclnn_ops.ops.linear_cross_entropy.kernels import choose_kernels
+from torch_aclnn_ops.ops.linear_cross_entropy.statistics import ELSEWHERE, Statistics, combine
+from torch_aclnn_ops.ops.linear_cross_entropy.tiling import LogitOptions
 
 import pytest
 import torch
@@ -205,8 +207,10 @@ def test_a_shard_whose_classes_a_bias_masks_has_no_share(smoothing):
     for classes in shards:
         here.append((target >= classes.start) & (target < classes.stop))
         local = torch.where(here[-1], target - classes.start, ELSEWHERE)
-        options, request = LogitOptions(is_shard=True), Request(weighted=smoothing > 0, gradients=(True, True, True))
-        found.append(statistics(Problem(input, head[classes], bias[classes], local, None, options, request)))
+        options = LogitOptions(is_shard=True)
+        requested = RequestedOutputs(weighted=smoothing > 0, gradients=(True, True, True))
+        inputs = Inputs(input, head[classes], bias[classes], local, None, options, requested)
+        found.append(statistics(inputs, choose_kernels(inputs)))
     stacked = Statistics._make(
         None if column[0] is None else torch.stack(column) for column in zip(*found, strict=True)
     )

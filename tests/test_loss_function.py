@@ -2,9 +2,9 @@
 
 from functools import partial
 
-from torch_aclnn_ops.functional._loss import loss_function
-from torch_aclnn_ops.functional._loss import reduce as reduce_losses
-from torch_aclnn_ops.ops._differentiable import EagerOrCompiled
+from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled
+from torch_aclnn_ops.functional._loss_function import loss_function
+from torch_aclnn_ops.functional._loss_function import reduce as reduce_losses
 
 import pytest
 import torch

@@ -8,10 +8,10 @@ import logging
 
 from torch_aclnn_ops import _cpu_extension
 from torch_aclnn_ops import functional as ours
-from torch_aclnn_ops._torch_compat import get_unwrapped
 
 import pytest
 import torch
+from torch._C._functorch import get_unwrapped
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests._contract import HALF_DTYPES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 
-from torch_aclnn_ops.functional import ema_adam_kernels as kernels
+from torch_aclnn_ops.ops.ema_adam import kernels
 from torch_aclnn_ops.optim import FusedEmaAdam
 
 import pytest

@@ -1,6 +1,7 @@
 """Which names of torch the package uses, and with which torch it can be imported."""
 
 import ast
+import importlib
 import inspect
 import os
 import re
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import torch_aclnn_ops
 from torch_aclnn_ops import _torch_compat, functional
-from torch_aclnn_ops.functional.linear_cross_entropy import _arguments
+from torch_aclnn_ops._torch_compat import fsdp, optimizer, public
+from torch_aclnn_ops.functional.linear_cross_entropy._arguments import options
 
 import pytest
 import torch
@@ -108,7 +110,7 @@ def _own_names() -> set[str]:
     return defined | {Path(name).stem for name in MODULES}
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if not name.startswith("_torch_compat")])
+@pytest.mark.parametrize("module", [name for name in MODULES if not name.startswith("_torch_compat/")])
 def test_no_other_module_has_private_and_version_dependent_names_of_torch(module):
     assert names_of_torch((PACKAGE / module).read_text(), _own_names()) == []
 
@@ -131,21 +133,54 @@ def test_such_names_are_found(code, found):
     assert names_of_torch(code) == found
 
 
-def _taken_from_that_module() -> Iterator[str]:
-    for module in MODULES:
-        for node in ast.walk(ast.parse((PACKAGE / module).read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module == "torch_aclnn_ops._torch_compat":
+COMPAT = sorted(name for name in MODULES if name.startswith("_torch_compat/"))
+
+
+def _taken_from(module: str) -> Iterator[str]:
+    """Yield what other modules take from one of these."""
+    dotted = f"torch_aclnn_ops.{module.removesuffix('.py').replace('/', '.').removesuffix('.__init__')}"
+    for other in MODULES:
+        for node in ast.walk(ast.parse((PACKAGE / other).read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module == dotted:
                 yield from (alias.name for alias in node.names)
-            elif isinstance(node, ast.Attribute) and _dotted(node)[-2] == "_torch_compat":
+            elif isinstance(node, ast.Attribute) and _dotted(node)[-2] == Path(module).stem:
                 yield node.attr
 
 
-def test_what_that_module_imports_is_used_there_or_taken_from_there():
-    nodes = list(ast.walk(ast.parse((PACKAGE / "_torch_compat.py").read_text())))
+@pytest.mark.parametrize("module", COMPAT)
+def test_what_these_modules_define_is_used_there_or_taken_from_there(module):
+    tree = ast.parse((PACKAGE / module).read_text())
+    nodes = list(ast.walk(tree))
     aliases = [alias for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names]
-    used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     imported = {alias.asname or alias.name.partition(".")[0] for alias in aliases}
-    assert imported - used - {*_taken_from_that_module()} == set()
+    assigned = {
+        target.id
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    functions = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    tested = {"OLDEST", "NEWEST", "__all__"}
+    assert (imported | assigned | functions) - used - {*_taken_from(module)} - tested == set()
+
+
+def _private_names(module: str) -> set[str]:
+    """Return the private names of torch in a module, those in strings that are looked up included."""
+    code = (PACKAGE / module).read_text()
+    tree = ast.parse(code)
+    own = {*_defined(tree)} - {"_dynamo_marked_constant"}
+    strings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    paths = [*names_of_torch(code, own), *strings - own]
+    private = [path for path in paths if re.fullmatch(r"[\w.]+", path) and any(map(_is_private, path.split(".")))]
+    return {path.rpartition(".")[2] for path in private}
+
+
+def test_the_package_needs_few_private_names_of_torch_beside_those_of_fsdp():
+    found = set().union(*(_private_names(module) for module in COMPAT if not module.endswith("fsdp.py")))
+    assert {"_version", "_foreach_lerp_", "FakeTensorMode", "_dynamo_marked_constant"} < found
+    assert len(found) <= 25, sorted(found)
 
 
 def test_the_versions_are_those_that_pip_is_told():
@@ -158,8 +193,12 @@ def test_the_versions_are_those_that_pip_is_told():
 
 def _import_with(change: str) -> subprocess.CompletedProcess[str]:
     """Import the package after torch was changed."""
+    return _run(f"import torch\n{change}\nimport torch_aclnn_ops")
+
+
+def _run(program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", f"import torch\n{change}\nimport torch_aclnn_ops"],
+        [sys.executable, "-c", program],
         env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PYTHONPATH": str(PACKAGE.parent)},
         capture_output=True,
         text=True,
@@ -179,14 +218,8 @@ def _import_with(change: str) -> subprocess.CompletedProcess[str]:
             marks=pytest.mark.exhaustive,
         ),
         (
-            "torch.__version__ = '2.15.0'; del torch._C._after_autograd_keyset",
-            "but torch 2.15.0 is installed, which lacks what the package uses (cannot import name"
-            " '_after_autograd_keyset' from 'torch._C'",
-        ),
-        pytest.param(
-            "torch.__version__ = '3.0.0'; del torch._fused_adam_",
-            "torch 3.0.0 is installed, which lacks",
-            marks=pytest.mark.exhaustive,
+            "torch.__version__ = '2.15.0'; del torch.library.register_vmap",
+            "but torch 2.15.0 is installed, which lacks what the package uses (cannot import name 'register_vmap'",
         ),
     ],
 )
@@ -199,6 +232,78 @@ def test_a_torch_that_does_not_fit_is_refused_in_a_sentence(change, sentence):
 def test_another_torch_is_taken_if_it_has_the_names(change):
     result = _import_with(change)
     assert result.returncode == 0, result.stderr
+
+
+LOOKED_UP = ["_C._after_autograd_keyset", "_C._AutoDispatchBelowAutograd"]
+REPLACED = {
+    "transforms": [f"_C._functorch.{name}" for name in ("get_interpreter_stack", "is_functorch_wrapped_tensor")],
+    "batches of gradients": ["_C._functorch.is_legacy_batchedtensor"],
+    "forward mode": ["_C._is_fwd_grad_enabled"],
+    "modes": [
+        "_C._is_any_autocast_enabled",
+        "_C._len_torch_dispatch_stack",
+        "utils._python_dispatch._disable_current_modes",
+    ],
+    "lists": ["_foreach_add_", "_foreach_copy_", "_foreach_lerp_", "_fused_adam_", "_fused_adamw_"],
+}
+# Everything that a small training does, against numbers that torch found.
+TRAINING = """
+import warnings
+from torch_aclnn_ops import functional as F, optim
+weight = torch.arange(6.0).reshape(2, 3).requires_grad_()
+optimizer = optim.FusedEmaAdam([weight], lr=0.1)
+target = torch.tensor([0, 1])
+losses = []
+for _ in range(3):
+    optimizer.zero_grad()
+    loss = F.linear_cross_entropy(F.embedding(target, weight), weight, target) + F.mse_loss(weight, weight.detach() + 1)
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+print("found", [round(loss, 4) for loss in losses])
+print("batched", torch.func.vmap(torch.func.grad(F.mse_loss))(torch.ones(2, 2), torch.zeros(2, 2)).tolist())
+"""
+
+
+def _without(names: list[str], program: str) -> subprocess.CompletedProcess[str]:
+    """Run a program with a torch that lacks names, which its own modules have taken before."""
+    deleted = "; ".join(f"del torch.{name}" for name in names)
+    setup = f"import torch, torch._dynamo, torch.fx.experimental.proxy_tensor\n{deleted}"
+    return _run(f"{setup}\nimport torch_aclnn_ops\nfrom torch_aclnn_ops import functional as F\n{program}")
+
+
+@pytest.mark.parametrize("name", LOOKED_UP)
+def test_without_a_private_name_a_call_that_needs_it_says_so_and_others_go_on(name):
+    call = "torch.ops.torch_aclnn_ops.mse_loss_backward(*[torch.ones(2)] * 3, 1)"
+    result = _without([name], f"{TRAINING}\n{call}")
+    *_, last = result.stderr.strip().splitlines()
+    lacks = f"torch_aclnn_ops: torch {torch.__version__} lacks torch.{name}, which torch.ops.torch_aclnn_ops needs; "
+    assert "found" in result.stdout and last.startswith(f"NotImplementedError: {lacks}")
+
+
+def test_a_feature_without_its_name_raises_a_sentence_where_it_is_used():
+    lacks = f"^torch_aclnn_ops: torch {re.escape(torch.__version__)} lacks "
+    missing = _torch_compat.lookup("_dynamo.no_such_name", "a feature")
+    for use in (missing, lambda: missing.member, lambda: missing & 1):
+        with pytest.raises(NotImplementedError, match=f"{lacks}torch._dynamo.no_such_name, which a feature needs; "):
+            use()
+    with pytest.raises(NotImplementedError, match=f"{lacks}GradScaler._per_optimizer_states, which a GradScaler needs"):
+        optimizer.per_optimizer_state(type("GradScaler", (), {})(), None)
+    with pytest.raises(NotImplementedError, match=f"{lacks}a name .*, which an optimizer of parameters that FSDP has"):
+        fsdp.Fsdp1Unit(type("Module", (), {"_handle": None})())
+
+
+@cache
+def _trained() -> str:
+    return _run(f"import torch\n{TRAINING}").stdout
+
+
+@pytest.mark.parametrize("names", REPLACED.values(), ids=REPLACED)
+def test_without_other_private_names_the_package_warns_and_computes_the_same(names):
+    result = _without(names, TRAINING)
+    assert result.stdout == _trained() != "", result.stderr
+    for name in names:
+        assert f"RuntimeWarning: torch_aclnn_ops: torch {torch.__version__} lacks torch.{name}, which" in result.stderr
 
 
 INPUT = torch.linspace(-1, 1, 6).reshape(2, 3)
@@ -234,8 +339,9 @@ TARGET = torch.tensor([1, 3])
 )
 def test_a_call_that_is_left_to_an_older_torch_ends_as_in_a_newer_one(change, monkeypatch):
     call = {"input": INPUT, "linear_weight": HEAD, "target": TARGET, **change}
-    monkeypatch.setattr(_torch_compat, "linear_cross_entropy", None)
-    monkeypatch.setattr(_arguments, "is_supported", lambda *_, **__: False)
+    monkeypatch.setattr(public, "linear_cross_entropy", None)
+    module = importlib.import_module("torch_aclnn_ops.functional.linear_cross_entropy")  # not the function of its name
+    monkeypatch.setattr(module, "is_supported", lambda *_, **__: False)
     if error := _error_of(torchs.functional.linear_cross_entropy, call):
         mine = _error_of(functional.linear_cross_entropy, call)
         assert type(mine) is type(error)
@@ -252,13 +358,13 @@ def _error_of(function, call):
 
 
 def test_options_are_refused_where_torch_has_none(monkeypatch):
-    monkeypatch.setattr(_arguments, "LinearCrossEntropyOptions", None)
+    monkeypatch.setattr(options, "LinearCrossEntropyOptions", None)
     with pytest.raises(TypeError, match="options must be None with a torch that has no LinearCrossEntropyOptions"):
         functional.linear_cross_entropy(INPUT, HEAD, TARGET, options=object())
 
 
 def test_the_modules_base_where_torch_has_none_has_the_same_constructor_state_and_description():
-    bases = (_torch_compat._LinearCrossEntropyLoss, torchs.nn.LinearCrossEntropyLoss)
+    bases = (public._LinearCrossEntropyLoss, torchs.nn.LinearCrossEntropyLoss)
     mine, theirs = (
         base(3, 5, out_features=(2,), bias=True, weight=torch.ones(5), label_smoothing=0.1) for base in bases
     )
@@ -271,4 +377,4 @@ def test_the_modules_base_where_torch_has_none_has_the_same_constructor_state_an
 @pytest.mark.parametrize("options", [{"weight": torch.ones(4)}, {"label_smoothing": 1.5}], ids=str)
 def test_that_base_refuses_what_torchs_refuses(options):
     with pytest.raises(RuntimeError, match=f"LinearCrossEntropyLoss: {next(iter(options))} must"):
-        _torch_compat._LinearCrossEntropyLoss(3, 5, **options)
+        public._LinearCrossEntropyLoss(3, 5, **options)

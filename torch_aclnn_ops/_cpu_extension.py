@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from torch_aclnn_ops._built_for import why_unfit
-from torch_aclnn_ops._torch_compat import disable_current_modes, has_bfloat16_units
+from torch_aclnn_ops._torch_compat.modes import assume_constant_result, disable_current_modes
+from torch_aclnn_ops._torch_compat.public import cpu_capability
 
 import torch
 
@@ -64,6 +65,24 @@ def why_no_bfloat16_products() -> str | None:
     if not has_bfloat16_units():
         return "the CPU has no units for bfloat16"
     return _why_refused()
+
+
+@assume_constant_result
+def has_bfloat16_units() -> bool:
+    """Return whether the CPU has units for bfloat16 products, and torch uses them."""
+    if cpu_capability() in ("DEFAULT", "NO AVX", "AVX2"):  # asked for by ATEN_CPU_CAPABILITY, maybe
+        return False
+    return not {"avx512_bf16", "amx_tile"}.isdisjoint(_flags_of_cpu())
+
+
+@functools.cache
+def _flags_of_cpu() -> frozenset[str]:
+    """Return what Linux says that the first CPU has."""
+    try:
+        with open("/proc/cpuinfo") as lines:
+            return next((frozenset(line.split()) for line in lines if line.startswith("flags")), frozenset())
+    except OSError:
+        return frozenset()
 
 
 def _why_refused() -> str | None:

@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch_aclnn_ops._torch_compat import FakeTensorMode, tree_leaves, tree_map
-from torch_aclnn_ops.ops import _paths
+from torch_aclnn_ops import _paths
+from torch_aclnn_ops._nested import leaves, map_nested
+from torch_aclnn_ops._torch_compat.modes import FakeTensorMode
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
             return mode.from_tensor(value.detach()).requires_grad_(value.requires_grad)
 
         with _state_restored(getattr(function, "__self__", None)):
-            results = tree_leaves(function(*tree_map(fake, args), **tree_map(fake, kwargs)))
+            results = leaves(function(*map_nested(fake, args), **map_nested(fake, kwargs)))
         losses = [result for result in results if isinstance(result, Tensor) and result.requires_grad]
         if losses:
             # Not backward(), which would leave fake gradients in the parameters of a module.

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from torch_aclnn_ops import _torch_npu
 from torch_aclnn_ops._built_for import why_unfit
+from torch_aclnn_ops._limits import EVERY_CHIP
 
 import torch
 
@@ -22,15 +23,12 @@ class Operator(Protocol):
     def check(self, args: tuple[Any, ...], values: bool) -> None:
         """Raise where the arguments break the operator's rules."""
 
-    def takes_on_this_chip(self, args: tuple[Any, ...]) -> bool:
-        """Return whether CANN's operator takes the call; raise where the chip lacks the operator."""
+    def check_chip(self, args: tuple[Any, ...]) -> None:
+        """Raise where the chip lacks the operator."""
 
     def dispatch(self, *args: Any) -> Any:
         """Call the operator through torch's dispatcher, with all arguments in the order of its schema."""
 
-
-# Names of chips begin with these; of two that fit, the longer counts.
-_SOCS = ("Ascend910", "Ascend910B", "Ascend910_93", "Ascend310P", "Ascend950")
 
 _module: ModuleType | None = None
 _reason: str | None = "it was not loaded yet"
@@ -77,7 +75,7 @@ def load() -> str | None:
     _module, _reason = module, None
     _soc = _family(module.soc_name())
     _missing = {name: reason for name, reason in module.missing_operators().items() if reason}
-    module.set_rules(_check, _takes_on_this_chip)
+    module.set_rules(_check, _check_chip)
     module.check_values(_checks_values)
     functions.update(module.functions)
     entries.update((name, make_entry(_operators[name].dispatch)) for name, make_entry in module.entries.items())
@@ -139,7 +137,7 @@ def checks_values() -> bool:
 
 
 def _family(name: str | None) -> str | None:
-    fitting = [family for family in _SOCS if name is not None and name.startswith(family)]
+    fitting = [family for family in EVERY_CHIP if name is not None and name.startswith(family)]
     return max(fitting, key=len, default=None)
 
 
@@ -148,6 +146,6 @@ def _check(operator_name: str, args: tuple[Any, ...], values: bool) -> None:
     _operators[operator_name].check(args, values)
 
 
-def _takes_on_this_chip(operator_name: str, args: tuple[Any, ...]) -> bool:
-    """Refuse an operator that the chip lacks; the extension asks until CANN takes a call for the first time."""
-    return _operators[operator_name].takes_on_this_chip(args)
+def _check_chip(operator_name: str, args: tuple[Any, ...]) -> None:
+    """Raise where the chip lacks an operator; the extension asks at its first call."""
+    _operators[operator_name].check_chip(args)

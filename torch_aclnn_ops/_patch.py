@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 from torch_aclnn_ops import functional
-from torch_aclnn_ops._torch_compat import load_tables_of_functions
+from torch_aclnn_ops._torch_compat.modes import load_tables_of_functions
 from torch_aclnn_ops.optim import FusedEmaAdam
 
 import torch

@@ -248,7 +248,7 @@ def _import_torch() -> str | None:
     return reason
 
 
-def _refuse_after_fork() -> None:
+def _notice_fork() -> None:
     """Let torch_npu refuse to work in a forked process, where it would wait for threads that are not there.
 
     By itself it notices only the processes of multiprocessing.
@@ -260,4 +260,4 @@ def _refuse_after_fork() -> None:
 
 _is_hidden = False
 _reason = _import_torch()
-os.register_at_fork(after_in_child=_refuse_after_fork)
+os.register_at_fork(after_in_child=_notice_fork)

@@ -14,9 +14,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch_aclnn_ops import _cpu_extension, _extension, _torch_compat, _torch_npu, ops
+from torch_aclnn_ops import _cpu_extension, _extension, _torch_npu, ops
+from torch_aclnn_ops._autograd.raw_operator import RawOperator
+from torch_aclnn_ops._torch_compat.public import cpu_capability
 from torch_aclnn_ops._version import __version__
-from torch_aclnn_ops.ops._raw_operator import RawOperator
 
 import torch
 
@@ -143,7 +144,7 @@ def _torch() -> Finding:
         build = f"CUDA {torch.version.cuda}"
     elif torch.version.hip is not None:
         build = f"ROCm {torch.version.hip}"
-    return Finding("torch", f"{torch.__version__}, a {build} build, {_torch_compat.cpu_capability()}")
+    return Finding("torch", f"{torch.__version__}, a {build} build, {cpu_capability()}")
 
 
 def _installed_torch_npu() -> Finding:

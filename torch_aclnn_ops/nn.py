@@ -4,8 +4,8 @@ from collections.abc import Collection
 from typing import Any, overload
 
 from torch_aclnn_ops import functional as F
-from torch_aclnn_ops._torch_compat import LinearCrossEntropyLoss as _TorchLinearCrossEntropyLoss
-from torch_aclnn_ops._torch_compat import LinearCrossEntropyOptions
+from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyLoss as _TorchLinearCrossEntropyLoss
+from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
 
 import torch
 from torch import Tensor

@@ -1,6 +1,6 @@
 // The autograd function of a loss for eager calls of small tensors, where one in Python costs as much as the call.
 //
-// It computes what torch_aclnn_ops/functional/_loss.py does, without forward-mode AD.
+// It computes what torch_aclnn_ops/functional/_loss_function.py does, without forward-mode AD.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>

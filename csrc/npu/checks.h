@@ -12,9 +12,8 @@ namespace torch_aclnn_ops {
 // Raises Python's exception where one is broken, with the same class and sentence as on the CPU.
 void check_in_python(const char* operator_name, std::vector<c10::IValue> arguments, bool values);
 
-// Raises NotImplementedError if the chip lacks the operator. Returns whether CANN takes this call: if it does, the chip
-// has the operator, and nobody needs to ask again.
-bool takes_on_this_chip(const char* operator_name, std::vector<c10::IValue> arguments);
+// Raises NotImplementedError if the chip lacks the operator.
+void check_chip_in_python(const char* operator_name, std::vector<c10::IValue> arguments);
 
 // Whether every call checks values, such as the range of indices. Off by default: it waits for the device.
 inline std::atomic<bool> checks_values{false};

@@ -27,8 +27,8 @@ struct Dispatch<Operator, Result (*)(Parameters...)> : RawOperator<Operator, Res
             check_in_python(Operator::name, {c10::IValue(arguments)...}, true);
         }
         // On a chip without the operator some of CANN's fail only in the queue, and the queue does not survive it.
-        if (!chip_has_it.load(std::memory_order_relaxed) &&
-            takes_on_this_chip(Operator::name, {c10::IValue(arguments)...})) {
+        if (!chip_has_it.load(std::memory_order_relaxed)) {
+            check_chip_in_python(Operator::name, {c10::IValue(arguments)...});
             chip_has_it.store(true, std::memory_order_relaxed);
         }
         // A guard for the current device costs more than to ask for it.

@@ -19,7 +19,7 @@ namespace {
 
 // torch_aclnn_ops._extension sets them: check(operator_name, arguments, values), takes(operator_name, arguments).
 PyObject* python_check = nullptr;
-PyObject* python_takes = nullptr;
+PyObject* python_check_chip = nullptr;
 
 py::object to_python(const c10::IValue& value) {
     if (value.isTensor()) {
@@ -63,17 +63,16 @@ void check_in_python(const char* operator_name, std::vector<c10::IValue> argumen
                                   values ? Py_True : Py_False));
 }
 
-bool takes_on_this_chip(const char* operator_name, std::vector<c10::IValue> arguments) {
+void check_chip_in_python(const char* operator_name, std::vector<c10::IValue> arguments) {
     const py::gil_scoped_acquire gil;
-    return checked(PyObject_CallFunction(python_takes, "sO", operator_name, to_python(arguments).ptr()))
-        .is(py::bool_(true));
+    checked(PyObject_CallFunction(python_check_chip, "sO", operator_name, to_python(arguments).ptr()));
 }
 
 PYBIND11_MODULE(_C, module) {
     module.doc() = "CANN's operators on npu tensors. See torch_aclnn_ops.ops for what they compute.";
 
     python_check = py::cpp_function([](const py::args&) {}).release().ptr();
-    python_takes = py::cpp_function([](const py::args&) { return false; }).release().ptr();
+    python_check_chip = py::cpp_function([](const py::args&) {}).release().ptr();
     py::dict entries;
     for (const Registered& one : registered()) {
         one.define(module);
@@ -85,9 +84,9 @@ PYBIND11_MODULE(_C, module) {
 
     module.def(
         "set_rules",
-        [](const py::object& check, const py::object& takes) {
+        [](const py::object& check, const py::object& check_chip) {
             python_check = check.inc_ref().ptr();
-            python_takes = takes.inc_ref().ptr();
+            python_check_chip = check_chip.inc_ref().ptr();
         },
         "Set the functions that apply the argument rules, check(operator_name, arguments, values), and those of the "
         "chip, takes(operator_name, arguments).");

@@ -3,14 +3,10 @@
 from collections.abc import Callable, Collection
 from typing import Any
 
-from torch_aclnn_ops._torch_compat import (
-    Buffer,
-    disabled_torch_function_impl,
-    is_traceable_wrapper_subclass,
-)
-from torch_aclnn_ops.ops._checks import describe
-from torch_aclnn_ops.ops._derivatives import has_tangent
-from torch_aclnn_ops.ops._numerics import is_autocast_on
+from torch_aclnn_ops._autograd.derivatives import has_tangent
+from torch_aclnn_ops._checks import describe
+from torch_aclnn_ops._numerics import is_autocast_on
+from torch_aclnn_ops._torch_compat.public import Buffer
 
 import torch
 from torch import Tensor
@@ -39,7 +35,8 @@ def overrides_torch(tensor: Tensor) -> bool:
     cls = type(tensor)
     if cls in _PLAIN:
         return False
-    return cls.__torch_function__ is not disabled_torch_function_impl or is_traceable_wrapper_subclass(tensor)
+    # Parameter changes nothing; DTensor and others with these methods are traced as the tensors that they wrap.
+    return cls.__torch_function__ is not Parameter.__torch_function__ or hasattr(cls, "__tensor_flatten__")
 
 
 def check_tensors(function: str, optional: Collection[str] = (), **arguments: object) -> None:
@@ -61,7 +58,7 @@ def check_reduction(function: str, reduction: object) -> None:
         raise TypeError(f'{function}: reduction must be "none", "mean" or "sum", but it is {describe(reduction)}')
 
 
-def call_torchs(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+def call_torch_function(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
     """Call torch's function of the same name, held from before :func:`torch_aclnn_ops.patch` may have replaced it.
 
     Torch would tell a class that overrides it what stands under its name, so this does it.
@@ -96,7 +93,7 @@ def on_one_device(function: str, **tensors: Tensor | None) -> bool:
     return is_one
 
 
-def refuse_tangent(function: str, weight: Tensor | None) -> None:
+def check_no_tangent(function: str, weight: Tensor | None) -> None:
     """Raise where forward-mode AD would differentiate by a weight; torch's own losses return zeros for it."""
     if has_tangent(weight):
         raise RuntimeError(

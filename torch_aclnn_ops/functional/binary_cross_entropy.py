@@ -1,34 +1,40 @@
 """The binary cross entropy, with ``binary_cross_entropy_backward`` as its backward kernel."""
 
-from torch_aclnn_ops._torch_compat import (
-    get_enum,
-    is_any_autocast_enabled,
-    legacy_get_string,
-    native_binary_cross_entropy,
-)
+from collections.abc import Callable
+
+from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled, NativeFunction
+from torch_aclnn_ops._checks import is_expandable
+from torch_aclnn_ops._numerics import widen, without_autocast
+from torch_aclnn_ops._torch_compat.modes import is_any_autocast_enabled
 from torch_aclnn_ops.functional._drop_in import (
-    call_torchs,
+    call_torch_function,
+    check_no_tangent,
     check_reduction,
     check_tensors,
     float32_autocast_dtype,
-    refuse_tangent,
 )
-from torch_aclnn_ops.functional._loss import are_supported, has_kernel, has_native_gradient, loss_function
-from torch_aclnn_ops.functional._loss import reduce as reduce_losses
+from torch_aclnn_ops.functional._loss_function import (
+    are_supported,
+    has_kernel,
+    has_native_gradient,
+    loss_function,
+    reduction_number,
+    reduction_of_flags,
+)
+from torch_aclnn_ops.functional._loss_function import reduce as reduce_losses
 from torch_aclnn_ops.ops import binary_cross_entropy_backward
-from torch_aclnn_ops.ops._checks import is_expandable
-from torch_aclnn_ops.ops._differentiable import EagerOrCompiled, NativeFunction
-from torch_aclnn_ops.ops._numerics import widen, without_autocast
 
 import torch
 from torch import Tensor
+
+_native_loss: Callable[..., Tensor] = torch.ops.aten.binary_cross_entropy.default
 
 
 @without_autocast  # which on some devices refuses this operator
 def _loss(input: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> Tensor:
     """Compute the loss, whose logarithms are not below -100, as torch bounds them."""
     if has_kernel("binary_cross_entropy", input):
-        return native_binary_cross_entropy(input, target, weight, reduction)
+        return _native_loss(input, target, weight, reduction)
     probability, truth = widen(input), widen(target)
     losses = -(truth * probability.log().clamp(min=-100) + (1 - truth) * (-probability).log1p().clamp(min=-100))
     if weight is not None:
@@ -113,18 +119,18 @@ def binary_cross_entropy(
     """
     if not _is_supported(input, target, weight):
         check_tensors("binary_cross_entropy", ("weight",), input=input, target=target, weight=weight)
-        return call_torchs(_torch_binary_cross_entropy, input, target, weight, size_average, reduce, reduction)
+        return call_torch_function(_torch_binary_cross_entropy, input, target, weight, size_average, reduce, reduction)
     if type(reduction) is not str:
         check_reduction("binary_cross_entropy", reduction)
     dtype = float32_autocast_dtype(input) if is_any_autocast_enabled() else input.dtype
     if weight is not None:
-        refuse_tangent("binary_cross_entropy", weight)
+        check_no_tangent("binary_cross_entropy", weight)
         weight = weight.to(dtype).expand(input.shape)
     if size_average is not None or reduce is not None:
-        reduction = legacy_get_string(size_average, reduce)
+        reduction = reduction_of_flags(size_average, reduce)
     if input.dtype is not dtype:
         input, target = input.to(dtype), target.to(dtype)
-    loss: Tensor = _binary_cross_entropy(input, target, weight, get_enum(reduction))
+    loss: Tensor = _binary_cross_entropy(input, target, weight, reduction_number(reduction))
     return loss
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
-from torch_aclnn_ops.functional.ema_adam_kernels import Options, TensorLists, local, update
-from torch_aclnn_ops.functional.step_progress import StepProgress, add_note, ranges
+from torch_aclnn_ops.ops.ema_adam.kernels import Options, TensorLists, local, update
+from torch_aclnn_ops.ops.ema_adam.step_progress import StepProgress, add_note, ranges
 
 import torch
 from torch import Tensor

@@ -3,16 +3,16 @@
 from numbers import Integral
 from typing import Any
 
+from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled, NativeFunction
+from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops.functional._drop_in import (
-    call_torchs,
+    call_torch_function,
     check_tensors,
     is_ordinary,
     on_one_device,
     overrides_torch,
 )
 from torch_aclnn_ops.ops import embedding_dense_backward
-from torch_aclnn_ops.ops._checks import describe
-from torch_aclnn_ops.ops._differentiable import EagerOrCompiled, NativeFunction
 from torch_aclnn_ops.ops.embedding import check_indices
 
 import torch
@@ -112,7 +112,7 @@ def embedding(
     """
     if not _is_supported(input, weight, padding_idx, sparse):
         _check_types(input, weight, padding_idx, sparse)
-        return call_torchs(
+        return call_torch_function(
             _torch_embedding, input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse
         )
     if padding_idx is None:

@@ -2,29 +2,33 @@
 
 from collections.abc import Callable
 
-from torch_aclnn_ops._torch_compat import get_enum, is_any_autocast_enabled, legacy_get_string, native_mse_loss
-from torch_aclnn_ops.functional._drop_in import call_torchs, check_reduction, check_tensors
-from torch_aclnn_ops.functional._loss import (
+from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled, NativeFunction
+from torch_aclnn_ops._numerics import widen, without_autocast
+from torch_aclnn_ops._torch_compat.modes import is_any_autocast_enabled
+from torch_aclnn_ops.functional._drop_in import call_torch_function, check_reduction, check_tensors
+from torch_aclnn_ops.functional._loss_function import (
     are_supported,
     broadcast,
     has_kernel,
     has_native_gradient,
     loss_function,
+    reduction_number,
+    reduction_of_flags,
     warn_of_sizes,
 )
-from torch_aclnn_ops.functional._loss import reduce as reduce_losses
+from torch_aclnn_ops.functional._loss_function import reduce as reduce_losses
 from torch_aclnn_ops.ops import mse_loss_backward
-from torch_aclnn_ops.ops._differentiable import EagerOrCompiled, NativeFunction
-from torch_aclnn_ops.ops._numerics import widen, without_autocast
 
 import torch
 from torch import Tensor
+
+_native_loss: Callable[..., Tensor] = torch.ops.aten.mse_loss.default
 
 
 @without_autocast
 def _loss(input: Tensor, target: Tensor, reduction: int) -> Tensor:
     if has_kernel("mse_loss", input):
-        return native_mse_loss(input, target, reduction)
+        return _native_loss(input, target, reduction)
     return reduce_losses((widen(input) - widen(target)).square(), reduction).to(input.dtype)
 
 
@@ -94,19 +98,20 @@ def mse_loss(
         is_supported = weight.size() == input.size() and (is_legacy or reduction in ("none", "mean", "sum"))
     if not is_supported:
         check_tensors("mse_loss", ("weight",), input=input, target=target, weight=weight)
-        return call_torchs(_torch_mse_loss, input, target, size_average, reduce, reduction, weight)
+        return call_torch_function(_torch_mse_loss, input, target, size_average, reduce, reduction, weight)
     dtype = input.dtype
     are_alike = dtype is target.dtype and input.shape == target.shape and not is_any_autocast_enabled()
     if not are_alike:
         warn_of_sizes(input, target)
     if is_legacy:
-        reduction = legacy_get_string(size_average, reduce)
+        reduction = reduction_of_flags(size_average, reduce)
     if not are_alike:
         dtype = torch.promote_types(dtype, target.dtype)
         input, target = broadcast(input, target)
+    number = reduction_number(reduction)
     if weight is None:
-        loss: Tensor = _mse_loss(input, target, get_enum(reduction))
+        loss: Tensor = _mse_loss(input, target, number)
         return loss
     # Autocast widens torch's loss, but not its weighted loss.
     weighted = _mse_loss(input, target, 0).to(dtype) * weight
-    return weighted.sum() / weight.sum() if reduction == "mean" else reduce_losses(weighted, get_enum(reduction))
+    return weighted.sum() / weight.sum() if reduction == "mean" else reduce_losses(weighted, number)

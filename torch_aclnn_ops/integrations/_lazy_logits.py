@@ -6,8 +6,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 from torch_aclnn_ops import functional as F
-from torch_aclnn_ops._torch_compat import modules_sharded_with, tree_map, version_of
-from torch_aclnn_ops.ops._numerics import is_autocast_on
+from torch_aclnn_ops._nested import map_nested
+from torch_aclnn_ops._numerics import is_autocast_on
+from torch_aclnn_ops._torch_compat.fsdp import modules_sharded_with
+from torch_aclnn_ops._torch_compat.optimizer import version_of
 
 import torch
 from torch import Tensor, nn
@@ -33,10 +35,10 @@ class _Layer(NamedTuple):
                 "the logits of this forward pass cannot be computed any more, because the head's weights have changed"
                 " since; use the model's logits before the optimizer's step"
             )
-        with self.autocast_of_then():
+        with self.saved_autocast():
             return _with_weights(self.linear, self.input, nn.Linear.forward)
 
-    def autocast_of_then(self) -> AbstractContextManager[None]:
+    def saved_autocast(self) -> AbstractContextManager[None]:
         """Return a context in which autocast is as it was when the layer was called."""
         is_on = self.autocast is not None
         if is_autocast_on(self.input) == is_on:
@@ -71,7 +73,7 @@ class LazyLogits:
         self._bound = bound
         self._method = method
         self._operands = operands
-        self._real: Tensor | None = None
+        self._tensor: Tensor | None = None
         self.dtype = dtype
         self.device = layers[0].input.device
         self.shape = torch.Size((*layers[0].input.shape[:-1], layers[0].linear.out_features))
@@ -79,14 +81,14 @@ class LazyLogits:
     @property
     def is_computed(self) -> bool:
         """Whether there is a tensor, which others may have written to."""
-        return self._real is not None
+        return self._tensor is not None
 
-    def real(self) -> Tensor:
+    def materialize(self) -> Tensor:
         """Return the logits, always the same tensor."""
-        if self._real is None:
+        if self._tensor is None:
             with torch.enable_grad():  # whoever reads them first may not want derivatives, and the next one may
-                self._real = self._compute()
-        return self._real
+                self._tensor = self._compute()
+        return self._tensor
 
     def _compute(self) -> Tensor:
         # An operand's own tensor may have been written to since, so it is not used.
@@ -108,7 +110,7 @@ class LazyLogits:
         else:
             options |= {"softcap": divisor, "temperature": divisor / self._bound}
         if not others:
-            with first.autocast_of_then():
+            with first.saved_autocast():
                 return _with_weights(
                     first.linear,
                     first.input,
@@ -123,12 +125,12 @@ class LazyLogits:
             weights.append(linear.weight.to(first.linear.weight.dtype))
             if linear.bias is not None:
                 bias = linear.bias * factor + (0 if bias is None else bias)
-        with first.autocast_of_then():
+        with first.saved_autocast():
             return _cross_entropy(torch.cat(rows, -1), torch.cat(weights, -1), bias, target, options)
 
     def _scaled(self, method: str, number: Any) -> Any:
         if type(number) not in (int, float) or not 0 < number < math.inf or self.is_computed:
-            return getattr(self.real(), method)(number)
+            return getattr(self.materialize(), method)(number)
         divides = method == "div"
         layers, bound = self._layers, self._bound
         if bound is not None:
@@ -157,22 +159,22 @@ class LazyLogits:
         ):
             dtype = torch.promote_types(self.dtype, other.dtype)
             return LazyLogits((*self._layers, *other._layers), None, dtype, "add", self, other)
-        return self.real() + (other.real() if isinstance(other, LazyLogits) else other)
+        return self.materialize() + (other.materialize() if isinstance(other, LazyLogits) else other)
 
     def __radd__(self, other: Any) -> Any:
-        return other + self.real()
+        return other + self.materialize()
 
     def tanh(self) -> Any:
         """Return the hyperbolic tangent, which a softcap is made of."""
         if self._bound is not None or self.is_computed:
-            return self.real().tanh()
+            return self.materialize().tanh()
         return LazyLogits(self._layers, 1.0, self.dtype, "tanh", self)
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """Return the logits in another dtype; the loss is that of logits that were never rounded to it."""
         is_dtype = len(args) == 1 and not kwargs and isinstance(args[0], torch.dtype)
         if self.is_computed or not is_dtype or not args[0].is_floating_point:
-            return self.real().to(*args, **kwargs)
+            return self.materialize().to(*args, **kwargs)
         if args[0] == self.dtype:
             return self
         return LazyLogits(self._layers, self._bound, args[0], "to", self, args[0])
@@ -185,16 +187,16 @@ class LazyLogits:
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in (torch.tanh, Tensor.tanh) and len(args) == 1 and not kwargs:
             return args[0].tanh()
-        args, kwargs = tree_map(real, (args, kwargs or {}))
+        args, kwargs = map_nested(materialized, (args, kwargs or {}))
         return function(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return getattr(self.real(), name)
+        return getattr(self.materialize(), name)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.real().__reduce_ex__(protocol)
+        return self.materialize().__reduce_ex__(protocol)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
@@ -204,7 +206,7 @@ class LazyLogits:
 
 def _operator(name: str) -> Callable[..., Any]:
     def call(self: LazyLogits, *operands: Any) -> Any:
-        return getattr(self.real(), name)(*map(real, operands))
+        return getattr(self.materialize(), name)(*map(materialized, operands))
 
     return call
 
@@ -217,9 +219,9 @@ for _name in (
     setattr(LazyLogits, f"__{_name}__", _operator(f"__{_name}__"))
 
 
-def real(value: Any) -> Any:
+def materialized(value: Any) -> Any:
     """Return the tensor that a value stands for, and other values as they are."""
-    return value.real() if isinstance(value, LazyLogits) else value
+    return value.materialize() if isinstance(value, LazyLogits) else value
 
 
 def forward(linear: nn.Linear, input: Tensor, *, function: Callable[[nn.Linear, Tensor], Tensor] | None = None) -> Any:

@@ -3,7 +3,7 @@
 from contextlib import AbstractContextManager
 from typing import Any
 
-from torch_aclnn_ops.integrations._averages import averaged, averaging_optimizers
+from torch_aclnn_ops.integrations._trainer_optimizers import averaged, averaging_optimizers
 
 try:
     from lightning.pytorch import LightningModule, Trainer

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from torch_aclnn_ops.integrations import _lazy_logits
-from torch_aclnn_ops.integrations._averages import averaged, averaging_optimizers, unwrapped
-from torch_aclnn_ops.integrations._lazy_logits import LazyLogits, real
+from torch_aclnn_ops.integrations._lazy_logits import LazyLogits, materialized
+from torch_aclnn_ops.integrations._trainer_optimizers import averaged, averaging_optimizers, unwrapped
 
 import torch
 from torch import Tensor, nn
@@ -98,7 +98,7 @@ def patch_model(model: _Model, *, chunk_size: int | str = "auto", max_memory: in
                 "patch_model: the model's loss_function must be transformers' ForCausalLMLoss, but that of this"
                 f" {type(inner).__name__} is {inner.loss_function!r}"
             )
-        handle = inner.register_forward_hook(_real_without_labels, prepend=True, with_kwargs=True)
+        handle = inner.register_forward_hook(_materialize_without_labels, prepend=True, with_kwargs=True)
         patch = _Patch(handle, vars(inner).get(_LOSS))
         setattr(inner, _PATCH, patch)
     inner.loss_function = partial(causal_lm_loss, options={"chunk_size": chunk_size, "max_memory": max_memory})
@@ -168,14 +168,14 @@ def _is_patched(linear: nn.Linear) -> bool:
     return isinstance(replaced, partial) and replaced.func is _lazy_logits.forward
 
 
-def _real_without_labels(model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+def _materialize_without_labels(model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
     """Be the hook that makes a model's logits real where nobody has asked for a loss."""
     if kwargs.get("labels") is not None:
         return output
     if isinstance(output, tuple):
-        return tuple(map(real, output))
+        return tuple(map(materialized, output))
     if isinstance(getattr(output, "logits", None), LazyLogits):
-        output.logits = output.logits.real()
+        output.logits = output.logits.materialize()
     return output
 
 
@@ -217,7 +217,7 @@ def causal_lm_loss(
         or logits.shape[:-1].numel() != target.numel()
     ):
         loss: Tensor = ForCausalLMLoss(
-            real(logits), labels, vocab_size, num_items_in_batch, ignore_index, shift_labels, **kwargs
+            materialized(logits), labels, vocab_size, num_items_in_batch, ignore_index, shift_labels, **kwargs
         )
         return loss
     reduction = "mean" if num_items_in_batch is None else "sum"

@@ -11,7 +11,7 @@ The drop-in functions compute the formula in their place, on the NPU, and ``torc
 """
 
 from torch_aclnn_ops.ops.binary_cross_entropy import binary_cross_entropy_backward
-from torch_aclnn_ops.ops.ema_adam import apply_fused_ema_adam_
+from torch_aclnn_ops.ops.ema_adam.apply import apply_fused_ema_adam_
 from torch_aclnn_ops.ops.embedding import embedding_dense_backward
 from torch_aclnn_ops.ops.linear_cross_entropy import (
     fused_cross_entropy_loss_with_max_sum,

@@ -2,11 +2,10 @@
 
 import math
 
-from torch_aclnn_ops._torch_compat import embedding_bag
-from torch_aclnn_ops.ops._checks import check_dtype, check_floating_point, values_are_readable
-from torch_aclnn_ops.ops._limits import why_not_chip, why_not_dtype
-from torch_aclnn_ops.ops._numerics import widen
-from torch_aclnn_ops.ops._raw_operator import RawOperator
+from torch_aclnn_ops._autograd.raw_operator import RawOperator
+from torch_aclnn_ops._checks import check_dtype, check_floating_point, values_are_readable
+from torch_aclnn_ops._limits import why_not_dtype
+from torch_aclnn_ops._numerics import widen
 
 import torch
 from torch import Tensor
@@ -72,9 +71,7 @@ def formula(
 
 
 def _limits(soc: str, grad_output: Tensor, *_: object) -> str | None:
-    return why_not_chip(soc, "Ascend910", "Ascend910B", "Ascend910_93", "Ascend950") or why_not_dtype(
-        soc, ("grad_output",), grad_output
-    )
+    return why_not_dtype(soc, ("grad_output",), grad_output)
 
 
 def _fake(grad_output: Tensor, _indices: Tensor, num_weights: int, *_: object) -> Tensor:
@@ -102,7 +99,7 @@ def _sum_by_index(grad_rows: Tensor, indices: Tensor, num_weights: int, padding_
     order = torch.argsort(indices, stable=True)
     ends = torch.bincount(indices, minlength=num_weights).cumsum(0)
     starts = torch.nn.functional.pad(ends[:-1], (1, 0))
-    total: Tensor = embedding_bag(grad_rows.contiguous(), order, starts)[0]
+    total: Tensor = torch.embedding_bag(grad_rows.contiguous(), order, starts)[0]
     if 0 <= padding_idx < num_weights:
         total[padding_idx] = 0
     return total
@@ -113,6 +110,7 @@ embedding_dense_backward = RawOperator(
     " bool scale_grad_by_freq) -> Tensor",
     cann="aclnnEmbeddingDenseBackward",
     limits=_limits,
+    chips=("Ascend910", "Ascend910B", "Ascend910_93", "Ascend950"),
     check=_check,
     check_values=_check_values,
     formula=formula,

@@ -1,8 +1,8 @@
 """``mse_loss_backward``: the gradient of the squared error (aclnnMseLossBackward)."""
 
-from torch_aclnn_ops.ops._loss import check_loss, fake, is_one_shape, limits
-from torch_aclnn_ops.ops._numerics import HALF_DTYPES, widen
-from torch_aclnn_ops.ops._raw_operator import RawOperator
+from torch_aclnn_ops._autograd.raw_operator import RawOperator
+from torch_aclnn_ops._numerics import HALF_DTYPES, widen
+from torch_aclnn_ops.ops._loss_gradients import check_loss, fake, is_one_shape, limits
 
 import torch
 from torch import Tensor

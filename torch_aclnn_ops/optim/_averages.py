@@ -6,9 +6,9 @@ from collections import defaultdict
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from torch_aclnn_ops._torch_compat import load_state_dict_hooks
-from torch_aclnn_ops.functional.ema_adam_kernels import local
-from torch_aclnn_ops.functional.step_progress import StepProgress
+from torch_aclnn_ops._torch_compat.optimizer import load_state_dict_hooks
+from torch_aclnn_ops.ops.ema_adam.kernels import local
+from torch_aclnn_ops.ops.ema_adam.step_progress import StepProgress
 from torch_aclnn_ops.optim import _checkpoints
 from torch_aclnn_ops.optim._calls import INSIDE_SWAP, MethodCall, begin, exclusive
 from torch_aclnn_ops.optim._flat import FlatGroup

@@ -8,8 +8,8 @@ from numbers import Real
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from torch_aclnn_ops._torch_compat import tree_map
-from torch_aclnn_ops.functional.ema_adam_kernels import is_dense, is_plain, local
+from torch_aclnn_ops._nested import map_nested
+from torch_aclnn_ops.ops.ema_adam.kernels import is_dense, is_plain, local
 from torch_aclnn_ops.optim._options import options_of
 from torch_aclnn_ops.optim._states import AVERAGES
 
@@ -167,7 +167,7 @@ def _loaded_state(saved: Any, place: _Place, storages: set[int]) -> dict[str, An
                 raise ValueError(f"{_LOAD}: {name} of {owner} must {reason}")
             state[name] = _writable(value.detach(), param, storages)
         else:
-            state[name] = tree_map(lambda leaf: leaf.to(param.device) if isinstance(leaf, Tensor) else leaf, value)
+            state[name] = map_nested(lambda leaf: leaf.to(param.device) if isinstance(leaf, Tensor) else leaf, value)
     return state
 
 

@@ -6,10 +6,10 @@ from itertools import repeat
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
-from torch_aclnn_ops._torch_compat import foreach_copy_, version_of
-from torch_aclnn_ops.functional.ema_adam_kernels import is_dense, is_plain
-from torch_aclnn_ops.optim._idle import Idle
+from torch_aclnn_ops._torch_compat.optimizer import foreach_copy_, version_of
+from torch_aclnn_ops.ops.ema_adam.kernels import is_dense, is_plain
 from torch_aclnn_ops.optim._states import CachedState, complete, dtype_of_states, has_state, sync_master_from_param
+from torch_aclnn_ops.optim._without_grad import ParamsWithoutGrad
 
 import torch
 from torch import Tensor
@@ -180,15 +180,17 @@ class FlatBuffer:
             end = begin + grad.numel()
         torch.cat(parts, out=run.grads)
 
-    def idle(self, updated: Collection[Tensor]) -> Idle:
+    def without_grad(self, updated: Collection[Tensor]) -> ParamsWithoutGrad:
         """Return what has no gradient and was updated before, but for the parameters ``updated``; see ``gather``."""
         if self._has_all_grads:
-            return Idle([], [], [])
-        is_idle = [
+            return ParamsWithoutGrad([], [], [])
+        is_averaged = [
             param.grad is None and has_state(self._all_states, param) and param not in updated for param in self.params
         ]
-        runs = self._runs(is_idle, [0] * len(self.params))
-        return Idle([run.masters for run in runs], [run.averages for run in runs], [run.steps for run in runs])
+        runs = self._runs(is_averaged, [0] * len(self.params))
+        return ParamsWithoutGrad(
+            [run.masters for run in runs], [run.averages for run in runs], [run.steps for run in runs]
+        )
 
     def begin(self, runs: list[Run]) -> None:
         """Let autograd see that the parameters are written to, whatever becomes of the step."""

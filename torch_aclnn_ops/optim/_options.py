@@ -5,7 +5,7 @@ from operator import is_
 from typing import Any, NamedTuple
 
 from torch_aclnn_ops.functional.ema_adam import check_flag, check_options
-from torch_aclnn_ops.functional.ema_adam_kernels import Options
+from torch_aclnn_ops.ops.ema_adam.kernels import Options
 
 import torch
 from torch import Tensor

@@ -8,8 +8,7 @@ from itertools import chain
 from typing import Any
 
 from torch_aclnn_ops._files import replacing
-from torch_aclnn_ops._torch_compat import synchronize
-from torch_aclnn_ops._torch_compat_fsdp import (
+from torch_aclnn_ops._torch_compat.fsdp import (
     Fsdp1Unit,
     Fsdp2Unit,
     fsdp1_groups,
@@ -19,7 +18,8 @@ from torch_aclnn_ops._torch_compat_fsdp import (
     fsdp2_units,
     is_in_fsdp1_unit,
 )
-from torch_aclnn_ops.functional.ema_adam_kernels import is_plain
+from torch_aclnn_ops._torch_compat.public import synchronize
+from torch_aclnn_ops.ops.ema_adam.kernels import is_plain
 from torch_aclnn_ops.optim._states import describe_params
 
 import torch

@@ -5,8 +5,8 @@ from itertools import repeat
 from operator import is_
 from typing import Any
 
-from torch_aclnn_ops._torch_compat import version_of
-from torch_aclnn_ops.functional.step_progress import ranges
+from torch_aclnn_ops._torch_compat.optimizer import version_of
+from torch_aclnn_ops.ops.ema_adam.step_progress import ranges
 
 import torch
 from torch import Tensor

@@ -6,9 +6,11 @@ from functools import partial
 from itertools import repeat
 from typing import Any
 
-from torch_aclnn_ops._torch_compat import per_optimizer_state
+from torch_aclnn_ops._paths import log_path
+from torch_aclnn_ops._torch_compat.optimizer import per_optimizer_state
 from torch_aclnn_ops.functional.ema_adam import why_unlike
-from torch_aclnn_ops.functional.ema_adam_kernels import (
+from torch_aclnn_ops.ops import apply_fused_ema_adam_
+from torch_aclnn_ops.ops.ema_adam.kernels import (
     Options,
     TensorLists,
     batches,
@@ -16,9 +18,7 @@ from torch_aclnn_ops.functional.ema_adam_kernels import (
     is_plain,
     update,
 )
-from torch_aclnn_ops.functional.step_progress import StepProgress, add_note
-from torch_aclnn_ops.ops import apply_fused_ema_adam_
-from torch_aclnn_ops.ops._paths import log_path
+from torch_aclnn_ops.ops.ema_adam.step_progress import StepProgress, add_note
 from torch_aclnn_ops.optim._flat import FlatBuffer, FlatGroup
 from torch_aclnn_ops.optim._options import EmaSchedule
 from torch_aclnn_ops.optim._states import complete, describe_params, dtype_of_states, has_state
@@ -146,7 +146,7 @@ def log_paths(optimizer: Optimizer) -> None:
         log_path(name, lambda: "not called, because no parameter has a gradient")
 
 
-def use_up_gradients(optimizer: Optimizer, progress: StepProgress, error: BaseException) -> set[Tensor]:
+def clear_used_gradients(optimizer: Optimizer, progress: StepProgress, error: BaseException) -> set[Tensor]:
     """Take the gradients from the parameters that a failed step has updated, and name these.
 
     Returns:

@@ -4,8 +4,8 @@ from contextlib import ContextDecorator, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
-from torch_aclnn_ops.functional.ema_adam_kernels import local
-from torch_aclnn_ops.functional.step_progress import Call
+from torch_aclnn_ops.ops.ema_adam.kernels import local
+from torch_aclnn_ops.ops.ema_adam.step_progress import Call
 from torch_aclnn_ops.optim._calls import MethodCall
 from torch_aclnn_ops.optim._memory import check_memory
 from torch_aclnn_ops.optim._sharding import FsdpUnits

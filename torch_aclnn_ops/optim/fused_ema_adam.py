@@ -4,14 +4,13 @@ from collections.abc import Callable
 from itertools import compress
 from typing import Any, overload
 
-from torch_aclnn_ops.functional.ema_adam_kernels import Options, TensorLists, local
-from torch_aclnn_ops.functional.step_progress import StepProgress
-from torch_aclnn_ops.ops._paths import is_recording
+from torch_aclnn_ops._paths import is_recording
+from torch_aclnn_ops.ops.ema_adam.kernels import Options, TensorLists, local
+from torch_aclnn_ops.ops.ema_adam.step_progress import StepProgress
 from torch_aclnn_ops.optim import _steps
 from torch_aclnn_ops.optim._averages import AveragingOptimizer
 from torch_aclnn_ops.optim._calls import exclusive
 from torch_aclnn_ops.optim._flat import FlatGroup
-from torch_aclnn_ops.optim._idle import Idle, average
 from torch_aclnn_ops.optim._memory import check_memory, check_no_shared_memory
 from torch_aclnn_ops.optim._options import EmaSchedule, options_of
 from torch_aclnn_ops.optim._sharding import zero_that_makes_it
@@ -22,6 +21,7 @@ from torch_aclnn_ops.optim._states import (
     has_state,
     sync_master_from_param,
 )
+from torch_aclnn_ops.optim._without_grad import ParamsWithoutGrad, average
 
 import torch
 from torch import Tensor
@@ -247,7 +247,7 @@ class FusedEmaAdam(AveragingOptimizer):
             self._step_groups(parsed, self._flatten, have_moved, progress)
         except BaseException as error:
             self._progress = progress
-            self._updated |= _steps.use_up_gradients(self, progress, error)
+            self._updated |= _steps.clear_used_gradients(self, progress, error)
             raise
         self._updated.clear()
         if have_moved:
@@ -257,23 +257,23 @@ class FusedEmaAdam(AveragingOptimizer):
     def _step_groups(
         self, parsed: list[tuple[Options, EmaSchedule]], is_flattened: bool, have_moved: bool, progress: StepProgress
     ) -> None:
-        all_idle: list[Idle] = []
-        all_steps: list[Tensor] = []
+        all_without_grad: list[ParamsWithoutGrad] = []
+        steps: list[Tensor] = []
         for i, (options, schedule) in enumerate(parsed):
-            idle = Idle([], [], [])
-            all_idle.append(idle)
-            if is_flattened and not self._step_flat(i, options, schedule, have_moved, progress, idle, all_steps):
+            without_grad = ParamsWithoutGrad([], [], [])
+            all_without_grad.append(without_grad)
+            if is_flattened and not self._step_flat(i, options, schedule, have_moved, progress, without_grad, steps):
                 continue
             tensors = TensorLists([], [], [], [], [], [], [])
-            self._init_group(i, is_flattened, have_moved, *tensors, *idle)
+            self._init_group(i, is_flattened, have_moved, *tensors, *without_grad)
             if tensors.params:
                 _steps.step_lists(tensors, options, schedule, progress)
                 if not torch.compiler.is_compiling():
                     self._cached[i].remember_own_writes()
-            all_steps += tensors.steps
-        for idle, (options, schedule) in zip(all_idle, parsed, strict=True):
-            if idle.averages:
-                average(idle, all_steps + idle.steps, options, schedule, progress)
+            steps += tensors.steps
+        for without_grad, (options, schedule) in zip(all_without_grad, parsed, strict=True):
+            if without_grad.averages:
+                average(without_grad, steps + without_grad.steps, options, schedule, progress)
 
     def _step_flat(
         self,
@@ -282,8 +282,8 @@ class FusedEmaAdam(AveragingOptimizer):
         schedule: EmaSchedule,
         have_moved: bool,
         progress: StepProgress,
-        idle: Idle,
-        all_steps: list[Tensor],
+        without_grad: ParamsWithoutGrad,
+        steps: list[Tensor],
     ) -> list[Tensor]:
         """Update the flattened parameters of a group; return the others."""
         group, flat_group = self.param_groups[i], self._flat_groups.get(i)
@@ -293,14 +293,14 @@ class FusedEmaAdam(AveragingOptimizer):
         for buffer in flat_group.buffers:
             _steps.step_buffer(buffer, options, schedule, progress)
             self._warn(buffer.lacks_averages)
-            all_steps.append(buffer.steps)
+            steps.append(buffer.steps)
             if group["ema_without_grad"]:
-                for listed, of_buffer in zip(idle, buffer.idle(self._updated), strict=True):
+                for listed, of_buffer in zip(without_grad, buffer.without_grad(self._updated), strict=True):
                     listed += of_buffer
         return flat_group.rest
 
     def _init_group(self, i: int, is_flattened: bool, have_moved: bool, *lists: list[Tensor]) -> None:
-        """Fill ``TensorLists`` and ``Idle`` with what is not flattened.
+        """Fill ``TensorLists`` and ``ParamsWithoutGrad`` with what is not flattened.
 
         torch.compile knows a method of this name: it does not trace it, and takes numbers and lists for arguments.
         """
@@ -322,8 +322,8 @@ class FusedEmaAdam(AveragingOptimizer):
         for listed, of_all in zip(lists[:7], of_params, strict=True):
             listed += of_all if has_all else compress(of_all, has_grad)
         if group["ema_without_grad"] and not has_all:
-            is_idle = [
+            is_averaged = [
                 not has and param not in self._updated for has, param in zip(has_grad, cached.params, strict=True)
             ]
             for listed, of_all in zip(lists[7:], (cached.masters, *cached.lists[2:]), strict=True):
-                listed += compress(of_all, is_idle)
+                listed += compress(of_all, is_averaged)

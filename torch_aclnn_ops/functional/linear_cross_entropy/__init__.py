@@ -1,35 +1,34 @@
 """The cross entropy of a linear layer's outputs, without the outputs.
 
-A call goes from the function here to ``losses``, which weighs rows and reduces, to ``autograd``, which differentiates,
-and to the kernels in :mod:`torch_aclnn_ops.ops.linear_cross_entropy`. ``_arguments`` says what the arguments must be,
-``formula`` has the mathematics of some rows, and ``vocab_parallel`` the statistics of a vocabulary that is spread over
-processes.
+A call goes from the function here to ``implementations``, which chooses one: it weighs rows and reduces by ``losses``,
+is differentiated by ``autograd``, and runs the kernels in :mod:`torch_aclnn_ops.ops.linear_cross_entropy`.
+``_arguments`` says what the arguments must be, ``row_functions`` has the mathematics of some rows, and
+``vocab_parallel`` the statistics of a vocabulary that is spread over processes.
 """
 
-import math
-from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from collections.abc import Collection, Sequence
 from typing import Any, overload
 
-from torch_aclnn_ops._torch_compat import LinearCrossEntropyOptions, is_any_autocast_enabled
-from torch_aclnn_ops.functional._drop_in import lower_precision_autocast_dtype, refuse_tangent
-from torch_aclnn_ops.functional.linear_cross_entropy import _arguments as arguments
-from torch_aclnn_ops.functional.linear_cross_entropy import losses
-from torch_aclnn_ops.functional.linear_cross_entropy._batches import refuse_batches
-from torch_aclnn_ops.functional.linear_cross_entropy._distributed import local_arguments, refuse_part
-from torch_aclnn_ops.functional.linear_cross_entropy._fsdp import call_in_forward, refuse_flat_parameter
-from torch_aclnn_ops.functional.linear_cross_entropy._shift import check_shift, to_labels, to_rows
-from torch_aclnn_ops.functional.linear_cross_entropy.autograd import StatisticsFunction, statistics
-from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput, LossOptions
-from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import (
-    refuse_in_shards,
-    shards_of,
-    vocab_parallel_statistics,
+from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
+from torch_aclnn_ops.functional.linear_cross_entropy import implementations
+from torch_aclnn_ops.functional.linear_cross_entropy._arguments.errors import call_torch_or_raise
+from torch_aclnn_ops.functional.linear_cross_entropy._arguments.options import (
+    check_logit_options,
+    check_number,
+    check_outputs,
 )
-from torch_aclnn_ops.ops._numerics import accumulation_dtype
-from torch_aclnn_ops.ops.linear_cross_entropy.problem import Problem, Request, Statistics
+from torch_aclnn_ops.functional.linear_cross_entropy._arguments.shift import check_shift, to_labels, to_rows
+from torch_aclnn_ops.functional.linear_cross_entropy._arguments.torch_function import (
+    TorchArguments,
+    are_plain,
+    is_supported,
+)
+from torch_aclnn_ops.functional.linear_cross_entropy._distributed import local_arguments
+from torch_aclnn_ops.functional.linear_cross_entropy._fsdp import call_in_forward
+from torch_aclnn_ops.functional.linear_cross_entropy.autograd import StatisticsFunction
+from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput, LossOptions
+from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import shards_of
 
-import torch
 from torch import Tensor
 from torch.nn import Module
 
@@ -166,7 +165,7 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
         ValueError: an argument has a value that is not among those above, or not the same on every rank.
 
     Example:
-        >>> import torch
+        >>> import math, torch
         >>> input, head = torch.eye(2, requires_grad=True), torch.zeros(4, 2, requires_grad=True)
         >>> loss = linear_cross_entropy(input, head, torch.tensor([1, 3]))
         >>> loss.backward()
@@ -182,37 +181,26 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
     """
     if fsdp_module is not None:
         return call_in_forward(linear_cross_entropy, locals())
-    if not arguments.are_plain(input, linear_weight, target, linear_bias, weight, token_weight):
-        args = input, linear_weight, target, linear_bias, weight, token_weight, process_group, vocab_sizes
-        input, linear_weight, target, linear_bias, weight, token_weight, process_group, vocab_sizes = local_arguments(
-            args, reduce_input_grad
+    given = TorchArguments(input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing)
+    if not are_plain(input, linear_weight, target, linear_bias, weight, token_weight):
+        given, token_weight, process_group, vocab_sizes = local_arguments(
+            given, token_weight, process_group, vocab_sizes, reduce_input_grad
         )
     shards = None
     if process_group is not None or vocab_sizes is not None:
-        rows = math.prod(input.shape[:-1]) if isinstance(input, Tensor) else -1
-        shards = shards_of(
-            process_group, linear_weight, vocab_sizes, rows, _numbers_of_a_row(input, label_smoothing, outputs)
-        )
-    logit_options = arguments.logit_options(softcap, temperature, chunk_size, max_memory, options)
-    square_scale = arguments.checked_number("lse_square_scale", lse_square_scale)
-    asked = arguments.check_outputs(outputs)
-    places = 0 if shift is False else check_shift(shift, target, linear_weight)
-    ignored = -100 if ignore_index is None else ignore_index
+        shards = shards_of(process_group, vocab_sizes, given, outputs)
+    logit_options = check_logit_options(softcap, temperature, chunk_size, max_memory, options)
+    square_scale = check_number("lse_square_scale", lse_square_scale)
+    asked = check_outputs(outputs)
+    places = 0 if shift is False else check_shift(shift, given.target, given.linear_weight)
     if places:
-        target, token_weight = to_rows(target, token_weight, places, ignored)
-    given = arguments.TorchArguments(
-        input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing
-    )
-    whole = None if shards is None else shards.total
-    if not arguments.is_supported(given, whole):
-        arguments.check_types(given)
-        refuse_flat_parameter(linear_weight)
-        refuse_batches(given, whole)
-        arguments.check_class_weight(given)
-        if whole is not None:
-            refuse_in_shards(given, whole)
-        loss = arguments.left_to_torch(given, options)
-        arguments.refuse_more_than_torchs(
+        given, token_weight = to_rows(given, token_weight, places)
+    classes = None if shards is None else shards.total
+    if not is_supported(given, classes):
+        return call_torch_or_raise(
+            given,
+            classes,
+            options,
             softcap=softcap is not None,
             lse_square_scale=square_scale != 0,
             temperature=temperature != 1,
@@ -221,65 +209,8 @@ def linear_cross_entropy(  # type: ignore[misc]  # the options of the second ove
             zero_if_all_ignored=zero_if_all_ignored,
             outputs=bool(asked),
         )
-        return loss
-    # Dynamo does not trace a grad_fn.
-    if shards is None and not torch.compiler.is_compiling() and linear_weight.grad_fn is not None:
-        refuse_part(linear_weight)
-    shape = (*input.shape[:-1], *linear_weight.shape[1:-1])
-    if target.is_floating_point():
-        arguments.check_outputs_of_probabilities(asked)
-    elif weight is not None:
-        refuse_tangent("linear_cross_entropy", weight)
+    ignored = -100 if ignore_index is None else ignore_index
     loss_options = LossOptions(reduction, ignored, float(label_smoothing), square_scale, zero_if_all_ignored, asked)
-    if token_weight is not None:
-        arguments.check_token_weight(token_weight, shape, input)
-        token_weight = arguments.widen_to(input, token_weight).reshape(-1)
-    if is_any_autocast_enabled():
-        dtype = lower_precision_autocast_dtype(input)
-        input, linear_weight = input.to(dtype), linear_weight.to(dtype)
-        linear_bias = None if linear_bias is None else linear_bias.to(dtype)
-    gradients = (False, False, False)
-    if torch.is_grad_enabled():
-        bias_grad = linear_bias is not None and linear_bias.requires_grad
-        gradients = (input.requires_grad, linear_weight.requires_grad, bias_grad)
-    is_smoothed = True if label_smoothing > 0 else False  # a branch makes it a constant of compiled code
-    if softcap is not None:
-        logit_options = logit_options.without_needless_softcap(accumulation_dtype(input.dtype))
-    request = Request(is_smoothed, "entropy" in asked, loss_options.needs_tokens, gradients)
-    problem = Problem(
-        input if input.dim() == 2 else input.reshape(math.prod(input.shape[:-1]), input.shape[-1]),
-        linear_weight,
-        linear_bias,
-        target if target.dim() == 1 and target.dtype == torch.int64 else _rows_of_target(target, linear_weight),
-        None if weight is None else arguments.widen_to(input, weight),
-        logit_options,
-        request,
-    )
-    if max_memory is not None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        if any(tensor is not None and tensor.requires_grad for tensor in problem[:5]):
-            problem.plan_rows()  # too little memory for the backward pass is refused now
-    reduce: Callable[[Problem], Statistics] = statistics
-    if shards is not None:
-        reduce = partial(
-            vocab_parallel_statistics, shards=shards, reduce_input_grad=reduce_input_grad, loss_options=loss_options
-        )
-    result = losses.result(problem, token_weight, whole or linear_weight.shape[0], loss_options, shape, reduce)
+    call = implementations.prepare(given, token_weight, logit_options, loss_options, shards, reduce_input_grad)
+    result = implementations.choose(call)(call)
     return to_labels(result, places) if places else result
-
-
-def _numbers_of_a_row(input: object, label_smoothing: object, outputs: object) -> int:
-    """Return a number that differs where the sizes of what ranks exchange of a row do."""
-    is_double = isinstance(input, Tensor) and input.dtype == torch.float64
-    is_smoothed = isinstance(label_smoothing, (int, float)) and label_smoothing > 0
-    names = set(outputs) if isinstance(outputs, Collection) else set()
-    has_tokens = not names.isdisjoint(("token_accuracy", "predicted_tokens"))
-    return is_double + 2 * is_smoothed + 4 * ("entropy" in names) + 8 * has_tokens
-
-
-def _rows_of_target(target: Tensor, linear_weight: Tensor) -> Tensor:
-    """Return the targets of all rows, the positions of a row one after the other."""
-    if not target.is_floating_point():
-        return target.reshape(-1).long()
-    if linear_weight.dim() > 2:
-        target = target.movedim(1, -1)
-    return target.reshape(math.prod(target.shape[:-1]), target.shape[-1])

@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch_aclnn_ops._torch_compat import c10d_functional, device_types_of_group, dtensor_of_local
-from torch_aclnn_ops.ops._derivatives import in_functorch_transform
-from torch_aclnn_ops.ops._differentiable import EagerOrCompiled
-from torch_aclnn_ops.ops._numerics import widen
+from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
+from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled
+from torch_aclnn_ops._numerics import widen
+from torch_aclnn_ops._torch_compat.distributed import c10d_functional, device_types_of_group, dtensor_of_local
+from torch_aclnn_ops.functional.linear_cross_entropy._arguments.torch_function import TorchArguments
 
 import torch
 import torch.distributed as dist
@@ -88,7 +89,7 @@ def _sum_over_group(part: Tensor, members: Members) -> Tensor:
     return result
 
 
-def refuse_compiled_transform(*_: Any) -> None:
+def raise_if_compiled_transform(*_: Any) -> None:
     """Raise where dynamo traces a transform: it takes all but the first derivative of a Function for zero."""
     if torch.compiler.is_compiling() and in_functorch_transform():
         raise NotImplementedError(
@@ -128,7 +129,7 @@ def _linear(
             result = itself()(tensor.movedim(in_dims[0], -1), members)
             return result, result.dim() - 1
 
-    return EagerOrCompiled(Linear, refuse_compiled_transform)
+    return EagerOrCompiled(Linear, raise_if_compiled_transform)
 
 
 # Stack the parts of all processes along a new first dimension; and this process's entry of that dimension of a copy.
@@ -146,7 +147,13 @@ _DTensorArguments = namedtuple(
 )
 
 
-def local_arguments(args: Sequence[Any], reduce_input_grad: bool) -> _DTensorArguments:
+def local_arguments(
+    torch_arguments: TorchArguments,
+    token_weight: Any,
+    process_group: Any,
+    vocab_sizes: Sequence[int] | None,
+    reduce_input_grad: bool,
+) -> tuple[TorchArguments, Any, Any, Sequence[int] | None]:
     """Return this process's tensors of a call with DTensors, and the cut of its vocabulary; other calls as they are.
 
     A head with the placement ``Shard(0)`` on a mesh of one dimension is vocab-parallel over the mesh's group, and so is
@@ -156,11 +163,11 @@ def local_arguments(args: Sequence[Any], reduce_input_grad: bool) -> _DTensorArg
 
     ``reduce_input_grad``: the input's gradient is whole on every rank, not a ``Partial()`` one.
     """
-    given = _DTensorArguments(*args)
+    given = _DTensorArguments(*torch_arguments[:5], token_weight, process_group, vocab_sizes)
     tensors = given._asdict()
     dtensors: dict[str, DTensor] = {name: tensor for name, tensor in tensors.items() if _is_dtensor(tensor)}
     if not dtensors:
-        return given
+        return torch_arguments, token_weight, process_group, vocab_sizes
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     head = dtensors.get("linear_weight")
@@ -212,7 +219,7 @@ def local_arguments(args: Sequence[Any], reduce_input_grad: bool) -> _DTensorArg
             f" is {given.vocab_sizes!r}"
         )
     of_input = None if reduce_input_grad else [Partial()]
-    local = {
+    local: dict[str, Any] = {
         name: tensor.to_local(grad_placements=of_input if name == "input" else None)
         for name, tensor in dtensors.items()
     }
@@ -222,10 +229,11 @@ def local_arguments(args: Sequence[Any], reduce_input_grad: bool) -> _DTensorArg
             f" {local['linear_weight'].shape[0]} rows on rank {mesh.get_local_rank()}; give its to_local() with"
             " process_group and vocab_sizes"
         )
-    return _DTensorArguments(**{**tensors, **local, "process_group": group, "vocab_sizes": sizes})
+    token_weight = local.pop("token_weight", token_weight)
+    return torch_arguments._replace(**local), token_weight, group, sizes
 
 
-def refuse_part(linear_weight: Tensor) -> None:
+def check_not_local(linear_weight: Tensor) -> None:
     """Raise where a head is this rank's rows of a DTensor, as far as autograd tells, and nothing says so."""
     spec = dtensor_of_local(linear_weight)
     if spec is not None and spec.mesh.size() > 1 and not all(one.is_replicate() for one in spec.placements):

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from torch_aclnn_ops._torch_compat import is_in_fsdp_forward, tree_map
+from torch_aclnn_ops._torch_compat.fsdp import is_in_fsdp_forward
+from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput
 
 from torch import Tensor
 from torch.nn import Module, Parameter
@@ -52,7 +53,7 @@ def call_in_forward(function: Callable[..., _Result], arguments: dict[str, Any])
     return result
 
 
-def refuse_flat_parameter(linear_weight: object) -> None:
+def check_not_flat(linear_weight: object) -> None:
     """Say what to do with the flat part of a head that FSDP1 shows outside of its forward pass."""
     if _fsdp() is not None and isinstance(linear_weight, Parameter) and linear_weight.dim() == 1:
         raise RuntimeError(
@@ -68,7 +69,10 @@ def _fsdp() -> Any:
 
 def _call(function: Callable[[Tensor], Any], input: Tensor) -> Any:
     # A view that is changed in place would lose the hooks that FSDP2 gives to results.
-    return tree_map(lambda result: result.clone() if isinstance(result, Tensor) else result, function(input))
+    result = function(input)
+    if isinstance(result, Tensor):
+        return result.clone()
+    return LinearCrossEntropyOutput._make(None if each is None else each.clone() for each in result)
 
 
 def _sharded_module(module: Module, parameter: str) -> Module | None:

@@ -4,39 +4,34 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from torch_aclnn_ops._torch_compat import (
-    apply_of,
-    in_jit_trace,
-    is_functorch_wrapped_tensor,
-    is_legacy_batchedtensor,
-)
-from torch_aclnn_ops.functional.linear_cross_entropy.formula import RowFunction, statistics_of_rows
-from torch_aclnn_ops.ops._checks import values_are_readable
-from torch_aclnn_ops.ops._derivatives import (
+from torch_aclnn_ops._autograd.derivatives import (
     any_differentiated,
+    as_function_of,
     in_functorch_transform,
     is_batched,
     is_jit_tracing,
-    of_some,
+    scatter,
     vjp,
 )
-from torch_aclnn_ops.ops._differentiable import EagerOrCompiled
-from torch_aclnn_ops.ops._paths import log_path
-from torch_aclnn_ops.ops._raw_function import scatter
-from torch_aclnn_ops.ops.linear_cross_entropy import kernels
-from torch_aclnn_ops.ops.linear_cross_entropy.plan import LogitOptions
-from torch_aclnn_ops.ops.linear_cross_entropy.problem import (
-    Coefficients,
-    PlainLoss,
-    Problem,
-    Request,
-    Statistics,
-    losses_of_rows,
+from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled
+from torch_aclnn_ops._checks import values_are_readable
+from torch_aclnn_ops._paths import log_path
+from torch_aclnn_ops._torch_compat.derivatives import apply_of
+from torch_aclnn_ops.functional.linear_cross_entropy.row_functions import RowFunction, statistics_of_rows
+from torch_aclnn_ops.ops.linear_cross_entropy import compiled
+from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, PlainLoss, RequestedOutputs
+from torch_aclnn_ops.ops.linear_cross_entropy.kernels import (
+    Kernels,
+    choose_kernels,
+    loss_and_gradients,
+    small_loss_and_gradients,
+    small_loss_on_npu,
 )
+from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients, Statistics, losses_of_rows
+from torch_aclnn_ops.ops.linear_cross_entropy.tiling import LogitOptions
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 # input, linear_weight, linear_bias, target, class_weight
 _BY_ROW = (True, False, False, True, False)
@@ -44,36 +39,38 @@ _TENSORS = len(_BY_ROW)
 _KERNELS_DIFFERENTIATE = 3  # the first arguments
 
 
-def statistics(problem: Problem) -> Statistics:
-    """Reduce the logits of every row, with every derivative.
+def statistics(inputs: Inputs, kernels: Kernels) -> Statistics:
+    """Reduce the logits of every row, with every derivative; outside of transforms and compiled code by ``kernels``.
 
     Returns:
         The statistics that are requested in float32, or float64 for float64 inputs.
     """
     if is_jit_tracing():
         # All rows in one go: a trace would keep the chunks of the rows that it has seen.
-        return problem.request.name(statistics_of_rows(*problem))
-    return problem.request.name(_differentiable_statistics(*problem))
+        return inputs.requested.name(statistics_of_rows(*inputs))
+    return inputs.requested.name(_differentiable_statistics(*inputs, kernels))
 
 
-def _differentiable_formula(options: LogitOptions, request: Request) -> RowFunction:
+def _differentiable_formula(options: LogitOptions, requested: RequestedOutputs) -> RowFunction:
     """Return the statistics that have derivatives as a function of rows."""
-    function = partial(statistics_of_rows, options=options, request=Request(request.weighted, request.entropy))
-    return RowFunction(lambda *args: function(*args)[1:], _BY_ROW, (True,) * request.differentiable)
+    function = partial(
+        statistics_of_rows, options=options, requested=RequestedOutputs(requested.weighted, requested.entropy)
+    )
+    return RowFunction(lambda *args: function(*args)[1:], _BY_ROW, (True,) * requested.differentiable)
 
 
 def _by_formula(*args: Any) -> tuple[Tensor, ...]:
-    problem = Problem(*args)
-    request = problem.request
-    function = partial(statistics_of_rows, options=problem.options, request=request)
-    results = (True,) * (1 + request.differentiable + request.predicted_tokens)
-    return RowFunction(function, _BY_ROW, results)(problem[:_TENSORS], problem.plan_rows().chunks())
+    inputs = Inputs(*args[:-1])
+    requested = inputs.requested
+    function = partial(statistics_of_rows, options=inputs.options, requested=requested)
+    results = (True,) * (1 + requested.differentiable + requested.predicted_tokens)
+    return RowFunction(function, _BY_ROW, results)(inputs[:_TENSORS], inputs.tile_rows().chunks())
 
 
 class StatisticsFunction(torch.autograd.Function):
     """The statistics, with the kernels for the forward and the first backward pass, and the formula for the others.
 
-    Its arguments are those of a :class:`Problem`, its results the statistics that are requested.
+    Its arguments are the fields of :class:`Inputs` and the kernels, its results the statistics that are requested.
     """
 
     generate_vmap_rule = True
@@ -84,13 +81,14 @@ class StatisticsFunction(torch.autograd.Function):
         if _is_any_batched(args):
             log_path("linear_cross_entropy", lambda: "formula in torch calls, because vmap runs over it")
             return _by_formula(*args)
-        return tuple(result for result in kernels.compute_statistics(Problem(*args)) if result is not None)
+        *fields, kernels = args
+        return tuple(result for result in kernels.statistics(Inputs(*fields)) if result is not None)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         """Save what the derivatives need."""
-        *tensors, ctx.options, ctx.request = inputs
-        reduced = ctx.request.name(output)
+        *tensors, ctx.options, ctx.requested, ctx.kernels = inputs
+        reduced = ctx.requested.name(output)
         # One call: a second one would replace the first.
         constants = (reduced.logits_max, reduced.predicted_tokens)
         ctx.mark_non_differentiable(*(constant for constant in constants if constant is not None))
@@ -102,8 +100,9 @@ class StatisticsFunction(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         """Differentiate by the arguments that need it."""
         positions = frozenset(i for i in range(_TENSORS) if ctx.needs_input_grad[i])  # to functorch, not a tree
-        grad_statistics = grad_outputs[1 : 1 + ctx.request.differentiable]
-        found = _statistics_backward(*grad_statistics, *ctx.saved_tensors, ctx.options, ctx.request, positions)
+        grad_statistics = grad_outputs[1 : 1 + ctx.requested.differentiable]
+        constants = ctx.options, ctx.requested, ctx.kernels, positions
+        found = _statistics_backward(*grad_statistics, *ctx.saved_tensors, *constants)
         return scatter(ctx.needs_input_grad, found)
 
     @staticmethod
@@ -111,9 +110,9 @@ class StatisticsFunction(torch.autograd.Function):
         """Push tangents forward."""
         tensors = ctx.saved_tensors[:_TENSORS]
         positions, given = _present(tangents[:_TENSORS])
-        formula = _differentiable_formula(ctx.options, ctx.request)
+        formula = _differentiable_formula(ctx.options, ctx.requested)
         results = formula.jvp(tensors, positions, given, _chunks(tensors, ctx.options))
-        return None, *results, *(None,) * ctx.request.predicted_tokens
+        return None, *results, *(None,) * ctx.requested.predicted_tokens
 
 
 class _StatisticsBackwardFunction(torch.autograd.Function):
@@ -123,19 +122,20 @@ class _StatisticsBackwardFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(*args: Any) -> tuple[Tensor, ...]:
-        grad_statistics, tensors, (logits_max, log_sum_exp, entropy), (options, request, positions) = _split(args)
+        grad_statistics, tensors, (logits_max, log_sum_exp, entropy), constants = _split(args)
+        options, requested, kernels, positions = constants
         if max(positions) < _KERNELS_DIFFERENTIATE and not _is_any_batched(args):
             needed = (0 in positions, 1 in positions, 2 in positions)
-            named = Request(request.weighted, request.entropy).name((logits_max, *grad_statistics))
-            problem = Problem._make((*tensors, options, Request(entropy=request.entropy, gradients=needed)))
-            found = kernels.compute_gradients(problem, named, log_sum_exp, entropy)
+            named = RequestedOutputs(requested.weighted, requested.entropy).name((logits_max, *grad_statistics))
+            inputs = Inputs._make((*tensors, options, RequestedOutputs(entropy=requested.entropy, gradients=needed)))
+            found = kernels.gradients(inputs, named, log_sum_exp, entropy)
             results: tuple[Any, ...] = tuple(found[position] for position in sorted(positions))
             return results
         return _gradients_by_formula(*args)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        *tensors, ctx.options, ctx.request, ctx.positions = inputs
+        *tensors, ctx.options, ctx.requested, _, ctx.positions = inputs
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
 
@@ -151,19 +151,19 @@ class _StatisticsBackwardFunction(torch.autograd.Function):
         args, function, chunks = _gradients_as_a_function(ctx)
         positions, given = _present(tangents[: len(args)])
         found = function.jvp(args, positions, given, chunks)
-        arguments = (args[ctx.request.differentiable + position] for position in sorted(ctx.positions))
+        arguments = (args[ctx.requested.differentiable + position] for position in sorted(ctx.positions))
         return tuple(gradient.to(argument.dtype) for gradient, argument in zip(found, arguments, strict=True))
 
 
 def _split(args: Sequence[Any]) -> tuple[Sequence[Any], ...]:
-    """Return the gradients of the statistics, the tensors of the problem, the saved statistics, and the constants."""
-    end = args[-2].differentiable
-    return args[:end], args[end : end + _TENSORS], args[end + _TENSORS : -3], args[-3:]
+    """Return the gradients of the statistics, the tensors of ``Inputs``, the saved statistics, and the constants."""
+    end = args[-3].differentiable
+    return args[:end], args[end : end + _TENSORS], args[end + _TENSORS : -4], args[-4:]
 
 
 def _gradients_by_formula(*args: Any) -> tuple[Tensor, ...]:
-    grad_statistics, tensors, _, (options, request, positions) = _split(args)
-    formula = _differentiable_formula(options, request)
+    grad_statistics, tensors, _, (options, requested, _, positions) = _split(args)
+    formula = _differentiable_formula(options, requested)
     return formula.vjp(tensors, sorted(positions), grad_statistics, _chunks(tensors, options))
 
 
@@ -172,12 +172,12 @@ def _gradients_as_a_function(ctx: Any) -> tuple[Sequence[Any], RowFunction, list
 
     The saved statistics are no arguments: the function computes them again, as what they are, functions of the others.
     """
-    number = ctx.request.differentiable
+    number = ctx.requested.differentiable
     args = ctx.saved_tensors[: number + _TENSORS]
-    formula, positions = _differentiable_formula(ctx.options, ctx.request), sorted(ctx.positions)
+    formula, positions = _differentiable_formula(ctx.options, ctx.requested), sorted(ctx.positions)
 
     def gradients(*args: Any) -> tuple[Tensor, ...]:
-        function, primals = of_some(formula.function, args[number:], positions)
+        function, primals = as_function_of(formula.function, args[number:], positions)
         _, pull_back = vjp(function, *primals)
         results: tuple[Tensor, ...] = pull_back(*args[:number])
         return results
@@ -188,7 +188,7 @@ def _gradients_as_a_function(ctx: Any) -> tuple[Sequence[Any], RowFunction, list
 
 
 def _chunks(tensors: Sequence[Any], options: LogitOptions) -> list[slice]:
-    return Problem._make((*tensors, options, Request())).plan_rows().chunks()
+    return Inputs._make((*tensors, options, RequestedOutputs())).tile_rows().chunks()
 
 
 def _present(tangents: Sequence[Tensor | None]) -> tuple[list[int], list[Tensor]]:
@@ -204,53 +204,30 @@ def _in_compiled_code(*args: Any) -> Sequence[Any]:
     if in_functorch_transform() or any_differentiated(args[_KERNELS_DIFFERENTIATE:_TENSORS]):
         # Dynamo takes all but the first derivative of a Function for zero; the operators have a first one only.
         return _by_formula(*args)
-    return [result for result in kernels.compiled_statistics(Problem(*args)) if result is not None]
+    return [result for result in compiled.statistics(Inputs(*args[:-1])) if result is not None]
 
 
 _differentiable_statistics = EagerOrCompiled(StatisticsFunction, _by_formula, _in_compiled_code)
 _statistics_backward = EagerOrCompiled(_StatisticsBackwardFunction, _gradients_by_formula)
 
 
-def can_make_gradients(problem: Problem, token_weight: Tensor | None) -> bool:
-    """Return whether a scalar loss can be computed together with its gradients.
-
-    It cannot inside transforms and ``torch.jit.trace``, and for derivatives by other arguments.
-    """
-    if True not in problem.request.gradients or in_functorch_transform():
-        return False
-    if not torch.compiler.is_compiling():
-        if in_jit_trace():
-            return False
-        for tensor in (*problem[:5], token_weight):
-            if tensor is None:
-                continue
-            if is_functorch_wrapped_tensor(tensor) or is_legacy_batchedtensor(tensor):
-                return False
-            if forward_ad.unpack_dual(tensor).tangent is not None:
-                return False
-    for tensor in (problem.target, problem.class_weight, token_weight):
-        if tensor is not None and tensor.requires_grad:
-            return False
-    return True
-
-
-def loss(problem: Problem, coefficients: Coefficients) -> tuple[Tensor, Tensor | None]:
+def loss(inputs: Inputs, coefficients: Coefficients) -> tuple[Tensor, Tensor | None]:
     """Compute the sum of all rows' losses together with its gradients: three matrix products, not four.
 
     The first backward pass takes the gradients. One that follows it, or one that is to be differentiated itself,
     computes the logits again. The predicted tokens are returned if they are requested.
     """
     if torch.compiler.is_compiling():
-        return kernels.compiled_loss(problem, coefficients)
-    value, tokens = _apply_loss(*problem[:3], problem, coefficients)
+        return compiled.loss(inputs, coefficients)
+    value, tokens = _apply_loss(*inputs[:3], inputs, coefficients, loss_and_gradients)
     return value, tokens
 
 
-def small_loss(problem: Problem, plain: PlainLoss) -> Tensor | None:
+def small_loss(inputs: Inputs, plain: PlainLoss) -> Tensor | None:
     """Compute a small loss in few calls, or ``None`` where that cannot be, as with a target that is no class."""
-    if not problem.input.is_cpu:
-        return kernels.compute_small_loss(problem, plain)
-    value: Tensor | None = _apply_loss(*problem[:3], problem, plain)[0]
+    if not inputs.input.is_cpu:
+        return small_loss_on_npu(inputs, plain)
+    value: Tensor | None = _apply_loss(*inputs[:3], inputs, plain, small_loss_and_gradients)[0]
     return value
 
 
@@ -259,12 +236,12 @@ class _LossFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor | None, Tensor | None]:
-        *_, problem, coefficients = args
+        *_, inputs, coefficients, compute = args
         ctx.plain = coefficients if isinstance(coefficients, PlainLoss) else None
         # The tensors come from save_for_backward, where hooks see them.
-        ctx.save_for_backward(*problem[:_TENSORS], *(coefficients if ctx.plain is None else ()))
-        ctx.options, ctx.dtype = problem.options, problem.linear_weight.dtype
-        value, ctx.gradients, tokens = kernels.compute_loss_and_gradients(problem, coefficients)
+        ctx.save_for_backward(*inputs[:_TENSORS], *(coefficients if ctx.plain is None else ()))
+        ctx.options, ctx.dtype = inputs.options, inputs.linear_weight.dtype
+        value, ctx.gradients, tokens = compute(inputs, coefficients)
         if tokens is not None:
             ctx.mark_non_differentiable(tokens)
         return value, tokens
@@ -274,9 +251,9 @@ class _LossFunction(torch.autograd.Function):
         made, ctx.gradients = ctx.gradients, None
         if made is None or torch.is_grad_enabled():
             saved: Any = ctx.saved_tensors
-            problem = Problem._make((*saved[:_TENSORS], ctx.options, Request()))
+            inputs = Inputs._make((*saved[:_TENSORS], ctx.options, RequestedOutputs()))
             factors = ctx.plain or Coefficients(*saved[_TENSORS:])
-            made = _recomputed(problem, factors, ctx.needs_input_grad[:3], grad_loss)
+            made = _recomputed(inputs, factors, ctx.needs_input_grad[:3], grad_loss)
         elif is_batched(grad_loss):
             ctx.gradients = made  # each sample's are a product of their own
             made = [None if gradient is None else gradient * grad_loss for gradient in made]
@@ -286,25 +263,26 @@ class _LossFunction(torch.autograd.Function):
                     gradient.mul_(grad_loss)
         if ctx.dtype != torch.float32:
             made = [None if gradient is None else gradient.to(ctx.dtype) for gradient in made]
-        return *made, None, None
+        return *made, None, None, None
 
 
 _apply_loss = apply_of(_LossFunction)
 
 
 def _recomputed(
-    problem: Problem, coefficients: Coefficients | PlainLoss, needed: Sequence[bool], grad_loss: Tensor
+    inputs: Inputs, coefficients: Coefficients | PlainLoss, needed: Sequence[bool], grad_loss: Tensor
 ) -> Sequence[Tensor | None]:
     """Differentiate the loss as a function that can be differentiated again."""
-    names = [name for name, is_needed in zip(Problem._fields, needed, strict=False) if is_needed]
+    names = [name for name, is_needed in zip(Inputs._fields, needed, strict=False) if is_needed]
 
     def sum_of_losses(*values: Tensor) -> tuple[Tensor]:
-        given = problem._replace(**dict[str, Any](zip(names, values, strict=True)))
+        given = inputs._replace(**dict[str, Any](zip(names, values, strict=True)))
         if isinstance(coefficients, PlainLoss):
             logits = torch.nn.functional.linear(given.input, given.linear_weight)
             return (torch.nn.functional.cross_entropy(logits, given.target, reduction=coefficients.reduction),)
-        reduced = statistics(given._replace(request=Request(weighted=coefficients.weighted is not None)))
+        given = given._replace(requested=RequestedOutputs(weighted=coefficients.weighted is not None))
+        reduced = statistics(given, choose_kernels(given))
         return (losses_of_rows(reduced, coefficients).sum(),)
 
-    _, pull_back = vjp(sum_of_losses, *(getattr(problem, name) for name in names))
+    _, pull_back = vjp(sum_of_losses, *(getattr(inputs, name) for name in names))
     return scatter(needed, pull_back(grad_loss))

@@ -1,25 +1,21 @@
 """Losses: what weighs a row, how the rows' losses are reduced, and what else a caller may ask for."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch_aclnn_ops.functional.linear_cross_entropy import autograd
-from torch_aclnn_ops.ops._checks import values_are_readable
-from torch_aclnn_ops.ops._derivatives import is_jit_tracing
-from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
-from torch_aclnn_ops.ops.linear_cross_entropy.plan import LogitOptions, Sizes, plan_rows
-from torch_aclnn_ops.ops.linear_cross_entropy.problem import (
+from torch_aclnn_ops._autograd.derivatives import is_jit_tracing
+from torch_aclnn_ops._checks import values_are_readable
+from torch_aclnn_ops._numerics import accumulation_dtype
+from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs
+from torch_aclnn_ops.ops.linear_cross_entropy.statistics import (
     IGNORED,
     Coefficients,
-    PlainLoss,
-    Problem,
     Statistics,
     cross_entropies,
     z_losses,
 )
-from torch_aclnn_ops.ops.linear_cross_entropy.shortcuts import serves_small_loss, why_not_fused
+from torch_aclnn_ops.ops.linear_cross_entropy.tiling import LogitOptions, Sizes, tile_rows
 
 import torch
 from torch import Tensor
@@ -82,66 +78,11 @@ class Rows:
     outside: Tensor  # rows whose target is no class
 
 
-def result(
-    problem: Problem,
-    token_weight: Tensor | None,
-    classes: int,
-    options: LossOptions,
-    shape: tuple[int, ...],
-    reduce: Callable[[Problem], Statistics],
-) -> Tensor | LinearCrossEntropyOutput:
-    """Compute what the caller asked for.
-
-    Args:
-        problem: the arguments of the kernels, with the caller's class indices. The head may have dimensions of
-            positions between its own two; the targets have the positions of a row one after the other.
-        token_weight: factor of each row's loss, shape (N,).
-        classes: their number, of the whole vocabulary.
-        options: of the loss.
-        shape: of class indices.
-        reduce: :func:`autograd.statistics`, or what takes its place where the vocabulary is spread over processes.
-    """
-    has_positions = problem.linear_weight.dim() > 2
-    is_whole = not has_positions and reduce is autograd.statistics
-    can_make_gradients = is_whole and options.is_scalar and autograd.can_make_gradients(problem, token_weight)
-    if can_make_gradients and token_weight is None and _is_plain(problem, options) and serves_small_loss(problem):
-        loss = autograd.small_loss(problem, PlainLoss(options.reduction, options.ignore_index))
-        if loss is not None:
-            return loss
-    is_shard = reduce is not autograd.statistics
-    rows = rows_of(problem, token_weight, classes, options)
-    if not is_shard:
-        _check_targets(problem.target, rows)
-    given = problem.target
-    problem = problem._replace(target=rows.target, class_weight=rows.class_weight)
-    if can_make_gradients and why_not_fused(problem) is not None:
-        coefficients, nan_if_empty = rows.coefficients, None
-        if options.reduction == "mean":
-            divisor, count, nan_if_empty = divisors(rows, options)
-            pairs = zip(coefficients, (divisor, divisor, divisor, count), strict=True)
-            coefficients = Coefficients._make(None if factor is None else factor / by for factor, by in pairs)
-        loss, tokens = autograd.loss(problem, coefficients)
-        return with_outputs(loss if nan_if_empty is None else loss + nan_if_empty, tokens, rows, options, shape)
-    reduced = _statistics_of_positions(problem, reduce) if has_positions else reduce(problem)
-    if is_shard:
-        _check_targets(given, rows)  # now that no process waits for this one
-    return assemble(reduced, rows, options, shape)
-
-
-def _is_plain(problem: Problem, options: LossOptions) -> bool:
-    """Return whether the loss is the sum or the mean of the rows' cross entropies."""
-    if problem.class_weight is not None or problem.target.is_floating_point() or torch.compiler.is_compiling():
-        return False
-    if options.label_smoothing or options.lse_square_scale or options.outputs or options.zero_if_all_ignored:
-        return False
-    return problem.target.shape[0] > 0
-
-
-def rows_of(problem: Problem, token_weight: Tensor | None, classes: int, options: LossOptions) -> Rows:
+def rows_of(inputs: Inputs, token_weight: Tensor | None, classes: int, options: LossOptions) -> Rows:
     """Work out the weight of every row."""
-    target, class_weight = problem.target, problem.class_weight
+    target, class_weight = inputs.target, inputs.class_weight
     smoothing = options.label_smoothing
-    count = problem.input.new_ones(target.shape[0], dtype=accumulation_dtype(problem.input.dtype))
+    count = inputs.input.new_ones(target.shape[0], dtype=accumulation_dtype(inputs.input.dtype))
     if token_weight is not None:
         count = count * token_weight
     if target.is_floating_point():
@@ -170,7 +111,7 @@ def rows_of(problem: Problem, token_weight: Tensor | None, classes: int, options
     return Rows(target, class_weight if uses_class_weight else None, coefficients, weight, count, outside)
 
 
-def _check_targets(target: Tensor, rows: Rows) -> None:
+def check_targets(target: Tensor, rows: Rows) -> None:
     """Raise for a class outside the head, where values can be read; its row has a count of nan."""
     if target.is_floating_point() or not values_are_readable(rows.outside):
         return
@@ -194,8 +135,8 @@ def distribution_sums(target: Tensor, class_weight: Tensor | None, dtype: torch.
 
     if torch.compiler.is_compiling() or is_jit_tracing():
         return sums(target)
-    plan = plan_rows(Sizes(target.shape[0], target.shape[1], 1, target.dtype, target.is_cpu), LogitOptions())
-    return torch.cat([sums(rows) for rows in target.split(plan.rows_per_chunk)])
+    tiling = tile_rows(Sizes(target.shape[0], target.shape[1], 1, target.dtype, target.is_cpu), LogitOptions())
+    return torch.cat([sums(rows) for rows in target.split(tiling.rows_per_chunk)])
 
 
 def divisors(rows: Rows, options: LossOptions) -> tuple[Tensor, Tensor, Tensor]:
@@ -208,28 +149,6 @@ def divisors(rows: Rows, options: LossOptions) -> tuple[Tensor, Tensor, Tensor]:
     is_empty = is_ignored.all()
     nan_if_empty = count.new_zeros(()).masked_fill(is_empty, 0 if options.zero_if_all_ignored else math.nan)
     return rows.weight.sum().masked_fill(is_empty, 1), count.sum().masked_fill(is_empty, 1), nan_if_empty
-
-
-def _statistics_of_positions(problem: Problem, reduce: Callable[[Problem], Statistics]) -> Statistics:
-    """Reduce the logits of every row at every position of a K-dimensional loss, one linear layer per position."""
-    weight, bias = problem.linear_weight, problem.linear_bias
-    classes, positions = weight.shape[0], math.prod(weight.shape[1:-1])
-    wide_input = widen(problem.input)  # so that the gradients of the positions add up in float32
-    # unbind, not an index for each position, whose gradient would be a whole head
-    weights = weight.reshape(classes, positions, weight.shape[-1]).unbind(1)
-    biases = (None,) * positions if bias is None else bias.reshape(classes, positions).unbind(1)
-    targets = problem.target.reshape(-1, positions, *problem.target.shape[1:]).unbind(1)
-    parts = [
-        reduce(
-            problem._replace(
-                input=wide_input.to(weight.dtype), linear_weight=one_weight, linear_bias=one_bias, target=target
-            )
-        )
-        for one_weight, one_bias, target in zip(weights, biases, targets, strict=True)
-    ]
-    return Statistics._make(
-        None if column[0] is None else torch.stack(column, 1).reshape(-1) for column in zip(*parts, strict=True)
-    )
 
 
 def assemble(

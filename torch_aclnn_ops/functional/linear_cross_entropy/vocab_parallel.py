@@ -4,13 +4,16 @@ Each process reduces the logits of its own classes. One collective gathers these
 every process computes those of the whole vocabulary.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from numbers import Integral
-from typing import Any, NoReturn
+from typing import Any
 
 from torch_aclnn_ops import _extension
+from torch_aclnn_ops._autograd.derivatives import any_differentiated, in_functorch_transform
+from torch_aclnn_ops._numerics import accumulation_dtype, widen
 from torch_aclnn_ops.functional.linear_cross_entropy._agreement import (
     REDUCTIONS,
     SIZE,
@@ -20,20 +23,19 @@ from torch_aclnn_ops.functional.linear_cross_entropy._agreement import (
     hash_of,
     summarize,
 )
-from torch_aclnn_ops.functional.linear_cross_entropy._arguments import TorchArguments, left_to_torch
+from torch_aclnn_ops.functional.linear_cross_entropy._arguments.torch_function import TorchArguments
 from torch_aclnn_ops.functional.linear_cross_entropy._distributed import (
     Members,
     copy_to_group,
     gather,
     gather_constant,
-    refuse_compiled_transform,
+    raise_if_compiled_transform,
 )
 from torch_aclnn_ops.functional.linear_cross_entropy.autograd import statistics
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LossOptions, distribution_sums
-from torch_aclnn_ops.ops._derivatives import any_differentiated, in_functorch_transform
-from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
-from torch_aclnn_ops.ops.linear_cross_entropy.problem import ELSEWHERE, IGNORED, Problem, Statistics, combine
-from torch_aclnn_ops.ops.linear_cross_entropy.shortcuts import why_not_fused
+from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs
+from torch_aclnn_ops.ops.linear_cross_entropy.kernels import Kernels, choose_kernels
+from torch_aclnn_ops.ops.linear_cross_entropy.statistics import ELSEWHERE, IGNORED, Statistics, combine
 
 import torch
 from torch import Tensor
@@ -87,14 +89,15 @@ def _checked_sizes(vocab_sizes: Any, size: int) -> tuple[int, ...]:
 
 
 def shards_of(
-    process_group: Any, linear_weight: object, vocab_sizes: Sequence[int] | None, rows: int, numbers: int
+    process_group: Any, vocab_sizes: Sequence[int] | None, given: TorchArguments, outputs: object
 ) -> VocabularyShards:
     """Find the cut of the vocabulary, and check the arguments that describe it.
 
     Without ``vocab_sizes`` the processes tell each other their number of classes in a collective whose result the CPU
-    waits for, in every call; compiled code refuses that. They compare the number of ``rows`` then, and how many
-    ``numbers`` of each are exchanged.
+    waits for, in every call; compiled code refuses that. They compare the number of rows then, and how many numbers of
+    each are exchanged.
     """
+    linear_weight = given.linear_weight
     if process_group is None:
         raise ValueError(
             f"linear_cross_entropy: vocab_sizes must be None where process_group is, but it is {vocab_sizes!r}"
@@ -106,7 +109,8 @@ def shards_of(
         )
     members, local_rows = Members.of(process_group), linear_weight.shape[0]
     if vocab_sizes is None:
-        sizes = _gather_sizes(members, (local_rows, rows, numbers))
+        rows = math.prod(given.input.shape[:-1]) if isinstance(given.input, Tensor) else -1
+        sizes = _gather_sizes(members, (local_rows, rows, _numbers_of_a_row(given, outputs)))
     else:
         sizes = _checked_sizes(vocab_sizes, members.size)
     if sum(sizes) == 0:
@@ -114,27 +118,18 @@ def shards_of(
     return VocabularyShards(members, sizes, local_rows - sizes[members.rank])
 
 
-def refuse_in_shards(given: TorchArguments, classes: int) -> NoReturn:
-    """Raise what torch raises for a whole head."""
-    linear_weight, linear_bias = given.linear_weight, given.linear_bias
-    if linear_bias is not None and linear_bias.shape != linear_weight.shape[:-1]:
-        raise ValueError(
-            f"linear_cross_entropy: linear_bias must have shape {list(linear_weight.shape[:-1])}, as linear_weight has"
-            f" on this rank, but its shape is {list(linear_bias.shape)}"
-        )
-    whole = linear_weight.new_zeros((1,) * linear_weight.dim()).expand(classes, *linear_weight.shape[1:])
-    left_to_torch(given._replace(linear_weight=whole, linear_bias=None))
-    tensors = (given.input, linear_weight, linear_bias, given.weight, given.target)
-    described = [f"{type(t).__name__} of {t.dtype}, {t.layout}" for t in tensors if t is not None]
-    raise TypeError(
-        "linear_cross_entropy: input, linear_weight, linear_bias and weight must be strided floating-point tensors"
-        " where process_group is given, and target must be a plain tensor, but the arguments are"
-        f" {'; '.join(described)}"
-    )
+def _numbers_of_a_row(given: TorchArguments, outputs: object) -> int:
+    """Return a number that differs where the sizes of what ranks exchange of a row do."""
+    input, label_smoothing = given.input, given.label_smoothing
+    is_double = isinstance(input, Tensor) and input.dtype == torch.float64
+    is_smoothed = isinstance(label_smoothing, (int, float)) and label_smoothing > 0
+    names = set(outputs) if isinstance(outputs, Collection) else set()
+    has_tokens = not names.isdisjoint(("token_accuracy", "predicted_tokens"))
+    return is_double + 2 * is_smoothed + 4 * ("entropy" in names) + 8 * has_tokens
 
 
 def vocab_parallel_statistics(
-    problem: Problem, shards: VocabularyShards, reduce_input_grad: bool = True, loss_options: LossOptions | None = None
+    inputs: Inputs, shards: VocabularyShards, reduce_input_grad: bool = True, loss_options: LossOptions | None = None
 ) -> Statistics:
     """Reduce the logits of every row of a head that is spread over processes.
 
@@ -142,23 +137,23 @@ def vocab_parallel_statistics(
     function of the results; the results are the same on all. The gradients of input, target and class weights are whole
     on every process, those of weight and bias are of this process's classes.
 
-    Weight and bias of ``problem`` are this process's rows, of which there may be none; target and class weights are
+    Weight and bias of ``inputs`` are this process's rows, of which there may be none; target and class weights are
     those of the whole vocabulary, as are the results. ``reduce_input_grad`` sums the input's gradient over the
     processes, in one more collective; otherwise it is this process's part of the sum.
 
     The processes tell each other about their calls in the same collective, and raise if these differ; where values
     cannot be read, as on an NPU, all results are nan.
     """
-    refuse_compiled_transform()
-    summary = _summarize(problem, shards, reduce_input_grad, loss_options)
-    local, target_probability_sum = _local_problem(problem, shards, reduce_input_grad)
+    raise_if_compiled_transform()
+    summary = _summarize(inputs, shards, reduce_input_grad, loss_options)
+    local, kernels, target_probability_sum = _local_inputs(inputs, shards, reduce_input_grad)
     found, target_probability_sums, factor = _gather_statistics(
-        statistics(local), target_probability_sum, summary, shards
+        statistics(local, kernels), target_probability_sum, summary, shards
     )
     filled = [classes for classes, size in zip(shards.slices(), shards.sizes, strict=True) if size > 0]
-    results = combine(found, target_probability_sums, filled, problem.class_weight)
-    if not problem.target.is_floating_point():
-        results = results.without(problem.target == IGNORED)
+    results = combine(found, target_probability_sums, filled, inputs.class_weight)
+    if not inputs.target.is_floating_point():
+        results = results.without(inputs.target == IGNORED)
     if factor is None:
         return results
     *values, tokens = results
@@ -166,9 +161,9 @@ def vocab_parallel_statistics(
 
 
 def _summarize(
-    problem: Problem, shards: VocabularyShards, reduce_input_grad: bool, loss_options: LossOptions | None
+    inputs: Inputs, shards: VocabularyShards, reduce_input_grad: bool, loss_options: LossOptions | None
 ) -> Tensor:
-    options, input = problem.options, problem.input
+    options, input = inputs.options, inputs.input
     is_differentiated = reduce_input_grad and (in_functorch_transform() or any_differentiated([input]))
     reduction, smoothing, square_scale = "none", 0.0, 0.0
     if loss_options is not None:
@@ -183,31 +178,31 @@ def _summarize(
         square_scale,
         options.softcap or 0.0,
         options.temperature,
-        problem.target.is_floating_point(),
+        inputs.target.is_floating_point(),
         is_differentiated,
         shards.excess,
     )
-    return summarize(call, input, problem.target, _message_dtype(problem, shards))
+    return summarize(call, input, inputs.target, _message_dtype(inputs, shards))
 
 
-def _message_dtype(problem: Problem, shards: VocabularyShards) -> torch.dtype:
-    if problem.request.predicted_tokens and max(shards.sizes) > _LARGEST_SHARD_IN_FLOAT32:
+def _message_dtype(inputs: Inputs, shards: VocabularyShards) -> torch.dtype:
+    if inputs.requested.predicted_tokens and max(shards.sizes) > _LARGEST_SHARD_IN_FLOAT32:
         return torch.float64
-    return accumulation_dtype(problem.input.dtype)
+    return accumulation_dtype(inputs.input.dtype)
 
 
-def _local_problem(problem: Problem, shards: VocabularyShards, reduce_input_grad: bool) -> tuple[Problem, Tensor]:
-    """Return the arguments of this process's classes, and how much of each row's target is among them."""
+def _local_inputs(inputs: Inputs, shards: VocabularyShards, reduce_input_grad: bool) -> tuple[Inputs, Kernels, Tensor]:
+    """Return the inputs of this process's classes, their kernels, and how much of each row's target is among them."""
     members, classes = shards.members, shards.slices()[shards.members.rank]
-    weight, bias, target = problem.linear_weight, problem.linear_bias, problem.target
+    weight, bias, target = inputs.linear_weight, inputs.linear_bias, inputs.target
     if shards.excess:  # the results will be refused, or nan, but no process may wait for this one
         weight = pad(weight, (0, 0, 0, -shards.excess))
         bias = None if bias is None else pad(bias, (0, -shards.excess))
-    class_weight = problem.class_weight
+    class_weight = inputs.class_weight
     class_weight = None if class_weight is None else copy_to_group(class_weight, members)[classes]
     if target.is_floating_point():
         target = copy_to_group(target, members)[:, classes]
-        target_probability_sum = distribution_sums(target, class_weight, accumulation_dtype(problem.input.dtype))
+        target_probability_sum = distribution_sums(target, class_weight, accumulation_dtype(inputs.input.dtype))
     else:
         is_here = (target >= classes.start) & (target < classes.stop)
         elsewhere = torch.where(target == IGNORED, IGNORED, ELSEWHERE)
@@ -219,19 +214,17 @@ def _local_problem(problem: Problem, shards: VocabularyShards, reduce_input_grad
         bias = None if bias is None else pad(bias, (0, 1))
         class_weight = None if class_weight is None else pad(class_weight, (0, 1))
         target = pad(target, (0, 1)) if target.is_floating_point() else target
-    options = replace(problem.options, is_shard=True)
-    local = Problem(problem.input, weight, bias, target, class_weight, options, problem.request)
-    if reduce_input_grad and (in_functorch_transform() or any_differentiated([problem.input])):
+    options = replace(inputs.options, is_shard=True)
+    local = Inputs(inputs.input, weight, bias, target, class_weight, options, inputs.requested)
+    kernels = choose_kernels(local)
+    if reduce_input_grad and (in_functorch_transform() or any_differentiated([inputs.input])):
         # Parts of a 16-bit gradient are added up in float32, and rounded once. The fused operators round each part.
-        input = problem.input if _is_fused(local) else widen(problem.input)
+        is_fused = kernels.why_not_fused is None
+        if torch.compiler.is_compiling():  # what the compiled operator will choose is not known yet
+            is_fused = inputs.input.device.type == "npu"
+        input = inputs.input if is_fused else widen(inputs.input)
         local = local._replace(input=copy_to_group(input, members))
-    return local, target_probability_sum
-
-
-def _is_fused(problem: Problem) -> bool:
-    if torch.compiler.is_compiling():  # what the kernels will choose is not known yet
-        return problem.input.device.type == "npu"
-    return why_not_fused(problem) is None
+    return local, kernels, target_probability_sum
 
 
 def _gather_statistics(

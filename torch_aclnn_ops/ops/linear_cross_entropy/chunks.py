@@ -2,24 +2,18 @@
 
 Logits are written once per chunk and become the softmax, then their own gradient, in place; or their gradient at once,
 by csrc/cpu. All of it is computed in float32 (float64 for float64).
-:mod:`torch_aclnn_ops.functional.linear_cross_entropy.formula` has the same mathematics in differentiable calls.
+:mod:`torch_aclnn_ops.functional.linear_cross_entropy.row_functions` has the same mathematics in differentiable calls.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from torch_aclnn_ops.ops._numerics import widen, without_autocast
-from torch_aclnn_ops.ops.linear_cross_entropy.plan import Plan
-from torch_aclnn_ops.ops.linear_cross_entropy.problem import (
-    Coefficients,
-    KeptRows,
-    Problem,
-    Statistics,
-    combine,
-    losses_of_rows,
-)
+from torch_aclnn_ops._numerics import widen, without_autocast
+from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, KeptRows
 from torch_aclnn_ops.ops.linear_cross_entropy.products import Gradients, Head
+from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients, Statistics, combine, losses_of_rows
+from torch_aclnn_ops.ops.linear_cross_entropy.tiling import Tiling
 
 import torch
 from torch import Tensor
@@ -28,23 +22,23 @@ from torch import Tensor
 class _Chunk:
     """The logits of some rows for some classes, which become the softmax and then their gradient."""
 
-    def __init__(self, problem: Problem, head: Head, buffer: Tensor, rows: slice, classes: slice) -> None:
-        self.input, self.target = problem.input[rows], problem.target[rows]
-        self._problem = problem
+    def __init__(self, inputs: Inputs, head: Head, buffer: Tensor, rows: slice, classes: slice) -> None:
+        self.input, self.target = inputs.input[rows], inputs.target[rows]
+        self._inputs = inputs
         self._classes = classes
-        self._class_weight = None if problem.class_weight is None else problem.class_weight[classes]
+        self._class_weight = None if inputs.class_weight is None else inputs.class_weight[classes]
         self._has_kernels = head.has_row_kernels
         number, length = classes.stop - classes.start, self.input.shape[0]
         # A bias may mask all classes of a part of the vocabulary. A row without any class at all is nan.
-        is_part = problem.options.is_shard or number < problem.linear_weight.shape[0]
-        self._may_be_masked = is_part and problem.linear_bias is not None
+        is_part = inputs.options.is_shard or number < inputs.linear_weight.shape[0]
+        self._may_be_masked = is_part and inputs.linear_bias is not None
         self.values = head.logits(self.input, classes, buffer[: length * number].view(length, number))
         self._tanh: Tensor | None = None
-        softcap = problem.options.softcap
+        softcap = inputs.options.softcap
         if softcap is not None:
             self.values.div_(softcap).tanh_()
             self._tanh = self.values.clone()
-            self.values.mul_(softcap / problem.options.temperature)
+            self.values.mul_(softcap / inputs.options.temperature)
 
     def _is_here(self) -> Tensor:
         here: Tensor = (self.target >= self._classes.start) & (self.target < self._classes.stop)
@@ -57,10 +51,10 @@ class _Chunk:
 
     def reduce_alone(self) -> Statistics:
         """Reduce the logits, of which nothing more is wanted."""
-        request = self._problem.request
-        if not (self._has_kernels and self._problem.is_plain) or request.weighted or request.entropy:
+        requested = self._inputs.requested
+        if not (self._has_kernels and self._inputs.is_plain) or requested.weighted or requested.entropy:
             return self.reduce()
-        tokens = self.values.argmax(1) if request.predicted_tokens else None
+        tokens = self.values.argmax(1) if requested.predicted_tokens else None
         target = self.target - self._classes.start
         kernel = torch.ops.torch_aclnn_ops.linear_cross_entropy_logits_statistics
         statistics: tuple[Tensor, Tensor, Tensor] = kernel(self.values, target)
@@ -68,12 +62,12 @@ class _Chunk:
 
     def reduce(self) -> Statistics:
         """Turn the logits to the softmax."""
-        logits, request = self.values, self._problem.request
+        logits, requested = self.values, self._inputs.requested
         logits_max = logits.amax(1)
         shift, is_masked = self._shift(logits_max)
-        tokens = logits.argmax(1) if request.predicted_tokens else None
+        tokens = logits.argmax(1) if requested.predicted_tokens else None
         weighted_sum = None
-        if request.weighted:
+        if requested.weighted:
             # Before they are added up: a sum of logits near the largest number would be infinite.
             logits.sub_(shift.unsqueeze(1))
             shift = torch.zeros_like(shift)
@@ -84,7 +78,7 @@ class _Chunk:
             # The largest probability is exp(max - max) / sum exp(z - max). xlogy takes the logarithm of few numbers in
             # no time; log goes through MKL, whose threads have to be woken.
             log_sum_exp = -torch.xlogy(1, self.values.amax(1))
-        entropy = torch.special.entr(self.values).sum(1) if request.entropy else None
+        entropy = torch.special.entr(self.values).sum(1) if requested.entropy else None
         if is_masked is not None:
             log_sum_exp.masked_fill_(is_masked, -math.inf)
             entropy = None if entropy is None else entropy.masked_fill_(is_masked, 0)
@@ -92,9 +86,9 @@ class _Chunk:
 
     def reduce_to_gradient(self, coefficients: Coefficients, gradient: Tensor) -> Statistics:
         """Reduce the logits, and write the gradient of a plain loss by them, in one go."""
-        tokens = self.values.argmax(1) if self._problem.request.predicted_tokens else None
+        tokens = self.values.argmax(1) if self._inputs.requested.predicted_tokens else None
         log_sum_exp, predicted, _, square = coefficients
-        temperature = self._problem.options.temperature
+        temperature = self._inputs.options.temperature
         if temperature != 1:
             log_sum_exp, predicted = log_sum_exp / temperature, predicted / temperature
         grad_square = None if square is None else 2 * square / temperature
@@ -151,7 +145,7 @@ class _Chunk:
         ``g_log_sum_exp p + g_predicted Q + g_weighted class_weight - g_entropy p (log p + entropy)``, where Q is the
         target's distribution; ``dz / d(linear) = (1 - tanh^2) / temperature``.
         """
-        values, temperature = self.values, self._problem.options.temperature
+        values, temperature = self.values, self._inputs.options.temperature
         _, grad_log_sum_exp, grad_predicted, grad_weighted, grad_entropy, _ = (
             gradient if gradient is None or temperature == 1 else gradient / temperature for gradient in grad_statistics
         )
@@ -176,28 +170,28 @@ class _Chunk:
 
 
 @without_autocast
-def statistics_in_chunks(problem: Problem) -> Statistics:
+def statistics_in_chunks(inputs: Inputs) -> Statistics:
     """Reduce the logits of every row; an ignored row gets zeros, and the predicted token -1."""
-    kept = KeptRows(problem)
-    plan = kept.problem.plan_statistics()
-    head = _head(problem, plan)
-    chunks = [_reduced(kept.problem, head, plan, rows) for rows in plan.chunks()]
+    kept = KeptRows(inputs)
+    tiling = kept.inputs.tile_statistics()
+    head = _head(inputs, tiling)
+    chunks = [_reduced(kept.inputs, head, tiling, rows) for rows in tiling.chunks()]
     *values, tokens = _joined(torch.cat, chunks)
-    return Statistics._make((*map(kept.at_all_rows, values), kept.at_all_rows(tokens, -1)))
+    return Statistics._make((*map(kept.expand_to_all_rows, values), kept.expand_to_all_rows(tokens, -1)))
 
 
-def _reduced(problem: Problem, head: Head, plan: Plan, rows: slice) -> Statistics:
+def _reduced(inputs: Inputs, head: Head, tiling: Tiling, rows: slice) -> Statistics:
     """Reduce the logits of some rows, part of the vocabulary by part."""
-    buffer, classes_of_parts = _buffer(problem, head, plan), plan.parts()
+    buffer, classes_of_parts = _buffer(inputs, head, tiling), tiling.parts()
     if len(classes_of_parts) == 1:
-        return _Chunk(problem, head, buffer, rows, classes_of_parts[0]).reduce_alone()
+        return _Chunk(inputs, head, buffer, rows, classes_of_parts[0]).reduce_alone()
     parts, sums = [], []
     for classes in classes_of_parts:
-        chunk = _Chunk(problem, head, buffer, rows, classes)
+        chunk = _Chunk(inputs, head, buffer, rows, classes)
         sums.append(chunk.target_probability_sum())
         parts.append(chunk.reduce_alone())
     stacked = Statistics._make(_joined(torch.stack, parts))
-    return combine(stacked, torch.stack(sums), classes_of_parts, problem.class_weight)
+    return combine(stacked, torch.stack(sums), classes_of_parts, inputs.class_weight)
 
 
 def _joined(join: Callable[[list[Tensor]], Tensor], parts: Sequence[Statistics]) -> Iterator[Any]:
@@ -206,17 +200,17 @@ def _joined(join: Callable[[list[Tensor]], Tensor], parts: Sequence[Statistics])
 
 @without_autocast
 def gradients_in_chunks(
-    problem: Problem, grad_statistics: Statistics, entropy: Tensor | None
+    inputs: Inputs, grad_statistics: Statistics, entropy: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     """Differentiate the statistics by input, weight and bias, as far as it is requested, in their dtypes."""
-    kept = KeptRows(problem)
-    grad_statistics, entropy = Statistics._make(map(kept.of, grad_statistics)), kept.of(entropy)
-    plan = kept.problem.plan_rows()
-    head = _head(problem, plan)
-    total = Gradients(kept.problem.input, head, plan, problem.request.gradients)
-    buffer = _buffer(problem, head, plan, total)
-    for rows in plan.chunks():
-        chunk = _Chunk(kept.problem, head, buffer, rows, slice(0, plan.classes))
+    kept = KeptRows(inputs)
+    grad_statistics, entropy = Statistics._make(map(kept.select, grad_statistics)), kept.select(entropy)
+    tiling = kept.inputs.tile_rows()
+    head = _head(inputs, tiling)
+    total = Gradients(kept.inputs.input, head, tiling, inputs.requested.gradients)
+    buffer = _buffer(inputs, head, tiling, total)
+    for rows in tiling.chunks():
+        chunk = _Chunk(kept.inputs, head, buffer, rows, slice(0, tiling.classes))
         chunk.to_softmax()
         grad_rows = Statistics._make(None if tensor is None else tensor[rows] for tensor in grad_statistics)
         gradient = chunk.to_gradient(grad_rows, None if entropy is None else entropy[rows])
@@ -224,28 +218,28 @@ def gradients_in_chunks(
     input_grad, *others = total.finish()
     return tuple(
         None if gradient is None or argument is None else gradient.to(argument.dtype)
-        for gradient, argument in zip((kept.at_all_rows(input_grad), *others), problem[:3], strict=True)
+        for gradient, argument in zip((kept.expand_to_all_rows(input_grad), *others), inputs[:3], strict=True)
     )
 
 
 @without_autocast
 def loss_in_chunks(
-    problem: Problem, coefficients: Coefficients
+    inputs: Inputs, coefficients: Coefficients
 ) -> tuple[Tensor, tuple[Tensor | None, ...], Tensor | None]:
     """Compute the loss of all rows, its gradients by input, weight and bias, and tokens: three matrix products.
 
     The gradients are wide, but for a bfloat16 head's that is summed in one product.
     """
-    kept = KeptRows(problem)
-    is_plain = problem.is_plain and coefficients.weighted is None
-    plan = kept.problem.plan_rows()
-    head = _head(problem, plan)
-    total = Gradients(kept.problem.input, head, plan, problem.request.gradients)
-    coefficients_of_rows = Coefficients._make(map(kept.of, coefficients))
-    buffer = _buffer(problem, head, plan, total)
+    kept = KeptRows(inputs)
+    is_plain = inputs.is_plain and coefficients.weighted is None
+    tiling = kept.inputs.tile_rows()
+    head = _head(inputs, tiling)
+    total = Gradients(kept.inputs.input, head, tiling, inputs.requested.gradients)
+    coefficients_of_rows = Coefficients._make(map(kept.select, coefficients))
+    buffer = _buffer(inputs, head, tiling, total)
     losses, tokens = [], []
-    for rows in plan.chunks():
-        chunk = _Chunk(kept.problem, head, buffer, rows, slice(0, plan.classes))
+    for rows in tiling.chunks():
+        chunk = _Chunk(kept.inputs, head, buffer, rows, slice(0, tiling.classes))
         factors = Coefficients._make(None if factor is None else factor[rows] for factor in coefficients_of_rows)
         if is_plain and head.has_row_kernels:
             gradient = total.output_buffer(rows, chunk.values)
@@ -257,9 +251,9 @@ def loss_in_chunks(
         tokens.append(reduced.predicted_tokens)
         total.add(gradient, chunk.input, rows)
     loss = torch.cat(losses).sum()
-    found = torch.cat([part for part in tokens if part is not None]) if problem.request.predicted_tokens else None
+    found = torch.cat([part for part in tokens if part is not None]) if inputs.requested.predicted_tokens else None
     input_grad, weight_grad, bias_grad = total.finish()
-    return loss, (kept.at_all_rows(input_grad), weight_grad, bias_grad), kept.at_all_rows(found, -1)
+    return loss, (kept.expand_to_all_rows(input_grad), weight_grad, bias_grad), kept.expand_to_all_rows(found, -1)
 
 
 def _grad_statistics(reduced: Statistics, factors: Coefficients) -> Statistics:
@@ -271,14 +265,14 @@ def _grad_statistics(reduced: Statistics, factors: Coefficients) -> Statistics:
     return Statistics(reduced.logits_max, grad_log_sum_exp, -factors.predicted, grad_weighted)
 
 
-def _head(problem: Problem, plan: Plan) -> Head:
+def _head(inputs: Inputs, tiling: Tiling) -> Head:
     # The softcap comes before the temperature.
-    scale = 1.0 if problem.options.softcap is not None else 1 / problem.options.temperature
-    return Head(problem.linear_weight, problem.linear_bias, scale, plan)
+    scale = 1.0 if inputs.options.softcap is not None else 1 / inputs.options.temperature
+    return Head(inputs.linear_weight, inputs.linear_bias, scale, tiling)
 
 
-def _buffer(problem: Problem, head: Head, plan: Plan, total: Gradients | None = None) -> Tensor:
+def _buffer(inputs: Inputs, head: Head, tiling: Tiling, total: Gradients | None = None) -> Tensor:
     """Return memory for the logits of a chunk."""
-    number = min(plan.rows, plan.rows_per_chunk) * plan.classes_per_chunk
+    number = min(tiling.rows, tiling.rows_per_chunk) * tiling.classes_per_chunk
     scratch = None if total is None else total.scratch(number)
-    return problem.input.new_empty(number, dtype=head.dtype) if scratch is None else scratch
+    return inputs.input.new_empty(number, dtype=head.dtype) if scratch is None else scratch

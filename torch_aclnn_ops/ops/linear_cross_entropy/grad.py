@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from torch_aclnn_ops.ops._checks import check_dtype, check_floating_point, check_rank, check_shape, values_are_readable
-from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
-from torch_aclnn_ops.ops._raw_operator import RawOperator
-from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import linear_limits, row_chunks, unpack_mask
+from torch_aclnn_ops._autograd.raw_operator import RawOperator
+from torch_aclnn_ops._checks import check_dtype, check_floating_point, check_rank, check_shape, values_are_readable
+from torch_aclnn_ops._numerics import accumulation_dtype, widen
+from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import CHIPS, linear_limits, row_chunks, unpack_mask
 
 import torch
 from torch import Tensor
@@ -121,6 +121,7 @@ fused_linear_cross_entropy_loss_grad = RawOperator(
     " -> (Tensor input_grad, Tensor weight_grad)",
     cann="aclnnFusedLinearCrossEntropyLossGrad",
     limits=_limits,
+    chips=CHIPS,
     check=_check,
     check_values=_check_values,
     formula=formula,

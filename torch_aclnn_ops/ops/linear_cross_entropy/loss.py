@@ -1,8 +1,7 @@
 """``fused_cross_entropy_loss_with_max_sum``: the loss of reduced logits (aclnnFusedCrossEntropyLossWithMaxSum)."""
 
-from torch_aclnn_ops.ops._checks import check_dtype, check_floating_point, check_rank, check_shape
-from torch_aclnn_ops.ops._limits import why_not_chip
-from torch_aclnn_ops.ops._raw_operator import RawOperator
+from torch_aclnn_ops._autograd.raw_operator import RawOperator
+from torch_aclnn_ops._checks import check_dtype, check_floating_point, check_rank, check_shape
 
 import torch
 from torch import Tensor
@@ -34,10 +33,10 @@ def formula(
     return loss, shifted.exp() / sum_exp_logits.unsqueeze(1)
 
 
-def _limits(soc: str, logits_max: Tensor, *_: object) -> str | None:
+def _limits(_soc: str, logits_max: Tensor, *_: object) -> str | None:
     if logits_max.dtype != torch.float32:
         return f"logits_max is {logits_max.dtype} and CANN's operator takes torch.float32"
-    return why_not_chip(soc, "Ascend910B", "Ascend910_93", "Ascend950")
+    return None
 
 
 def _fake(
@@ -52,6 +51,7 @@ fused_cross_entropy_loss_with_max_sum = RawOperator(
     " Tensor? logits=None) -> (Tensor loss, Tensor softmax)",
     cann="aclnnFusedCrossEntropyLossWithMaxSum",
     limits=_limits,
+    chips=("Ascend910B", "Ascend910_93", "Ascend950"),
     check=_check,
     formula=formula,
     fake=_fake,

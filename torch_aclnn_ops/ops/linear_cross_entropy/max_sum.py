@@ -1,10 +1,9 @@
 """``fused_linear_online_max_sum``: reduce a shard's logits (aclnnFusedLinearOnlineMaxSum)."""
 
-from torch_aclnn_ops.ops._checks import check_dtype, check_floating_point, check_rank, check_shape, values_are_readable
-from torch_aclnn_ops.ops._limits import why_not_chip
-from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
-from torch_aclnn_ops.ops._raw_operator import RawOperator
-from torch_aclnn_ops.ops.linear_cross_entropy.plan import slices
+from torch_aclnn_ops._autograd.raw_operator import RawOperator
+from torch_aclnn_ops._checks import check_dtype, check_floating_point, check_rank, check_shape, values_are_readable
+from torch_aclnn_ops._numerics import accumulation_dtype, widen
+from torch_aclnn_ops.ops.linear_cross_entropy.tiling import slices
 
 import torch
 from torch import Tensor
@@ -14,15 +13,13 @@ _NAME = "fused_linear_online_max_sum"
 # Logits held at a time: 32 MiB in float32, enough rows for matrix products at full speed.
 _LOGITS_AT_A_TIME = 2**23
 # Limits of the kernels, some of which CANN's checks leave to a failure inside of them.
+CHIPS = ("Ascend910B", "Ascend910_93")
 _MIN_CLASSES = 128
 _MAX_FEATURES = 65534
 
 
-def linear_limits(soc: str, input: Tensor, weight: Tensor, *_: object) -> str | None:
+def linear_limits(_soc: str, input: Tensor, weight: Tensor, *_: object) -> str | None:
     """Return what the operators that multiply input and weight do not take of them on an NPU, or ``None``."""
-    reason = why_not_chip(soc, "Ascend910B", "Ascend910_93")
-    if reason is not None:
-        return reason
     for name, tensor in (("input", input), ("weight", weight)):
         if tensor.dtype not in (torch.float16, torch.bfloat16):
             return f"{name} is {tensor.dtype} and CANN's operator takes torch.float16 and torch.bfloat16"
@@ -150,6 +147,7 @@ fused_linear_online_max_sum = RawOperator(
     " Tensor predicted_logits, Tensor target_mask, Tensor masked_target, Tensor logits)",
     cann="aclnnFusedLinearOnlineMaxSum",
     limits=linear_limits,
+    chips=CHIPS,
     check=_check,
     check_values=_check_values,
     formula=formula,

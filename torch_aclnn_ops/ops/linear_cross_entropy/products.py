@@ -1,9 +1,9 @@
 """The matrix products of a linear cross entropy: logits of a chunk, and what their gradient adds to the arguments'."""
 
 from torch_aclnn_ops import _cpu_extension
-from torch_aclnn_ops._torch_compat import has_bfloat16_units as chip_has_bfloat16_units
-from torch_aclnn_ops.ops._numerics import accumulation_dtype, widen
-from torch_aclnn_ops.ops.linear_cross_entropy.plan import Plan, slices
+from torch_aclnn_ops._cpu_extension import has_bfloat16_units as chip_has_bfloat16_units
+from torch_aclnn_ops._numerics import accumulation_dtype, widen
+from torch_aclnn_ops.ops.linear_cross_entropy.tiling import Tiling, slices
 
 import torch
 from torch import Tensor
@@ -44,7 +44,7 @@ def describe_backend(weight: Tensor, rows: int) -> str:
 class Head:
     """The weight and bias of a linear layer, as the factors of products with chunks of rows; logits are scaled."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, scale: float, plan: Plan) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, scale: float, tiling: Tiling) -> None:
         self.weight = weight
         self.bias = None if bias is None else widen(bias)
         self.scale = scale
@@ -53,9 +53,9 @@ class Head:
         self.has_row_kernels = self._has_logits_kernel = self._has_bfloat16_units = False
         if type(weight) in (Tensor, torch.nn.Parameter):  # fake tensors have no memory for kernels
             self.has_row_kernels = has_row_kernels(weight)
-            self._has_logits_kernel = not self.is_wide and has_logits_kernel(weight, plan.rows)
+            self._has_logits_kernel = not self.is_wide and has_logits_kernel(weight, tiling.rows)
         self._has_bfloat16_units = not self.is_wide and has_bfloat16_units(weight)
-        self._classes_per_block = plan.classes_per_block
+        self._classes_per_block = tiling.classes_per_block
 
     def logits(self, input: Tensor, classes: slice, out: Tensor) -> Tensor:
         """Write ``scale * (input @ weight.T + bias)`` to ``out``, for some classes."""
@@ -103,7 +103,7 @@ class Head:
 class Gradients:
     """The gradients of input, weight and bias, those that are needed, of which each chunk of rows makes a part."""
 
-    def __init__(self, input: Tensor, head: Head, plan: Plan, needed: tuple[bool, bool, bool]) -> None:
+    def __init__(self, input: Tensor, head: Head, tiling: Tiling, needed: tuple[bool, bool, bool]) -> None:
         needs_input, needs_weight, needs_bias = needed
         self._head = head
         self._input = input.new_empty(input.shape, dtype=head.dtype) if needs_input else None
@@ -111,14 +111,14 @@ class Gradients:
         self._weight: Tensor | None = None
         self._kept: Tensor | None = None
         self._output_buffer: Tensor | None = None
-        if needs_weight and plan.keeps_gradients:
-            self._kept = head.weight.new_empty((plan.rows, plan.classes))
+        if needs_weight and tiling.keeps_gradients:
+            self._kept = head.weight.new_empty((tiling.rows, tiling.classes))
             self._kept_input = input.to(head.weight.dtype)  # wider where its gradient is to be
         if needs_weight:
             # Sums over chunks are rounded to 16 bits once, at the end. The gradient of float16 stays wide until it is
             # multiplied by the gradient of the loss, for instance a gradient scaler's factor, which keeps it from
             # underflow.
-            is_sum = self._kept is None and (plan.rows > plan.rows_per_chunk or head.weight.dtype == torch.float16)
+            is_sum = self._kept is None and (tiling.rows > tiling.rows_per_chunk or head.weight.dtype == torch.float16)
             self._weight = head.weight.new_empty(head.weight.shape, dtype=head.dtype if is_sum else head.weight.dtype)
 
     def scratch(self, number: int) -> Tensor | None:

@@ -1,13 +1,15 @@
 """What CANN's operators take on an NPU, in the words in which a path is explained."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-# Takes a chip's family and all arguments of a schema; returns what CANN's operator does not take of them, or None.
+# Takes a family of chips and all arguments of a schema; returns what CANN's operator does not take of them, or None.
 Limits = Callable[..., str | None]
 
+# Families of chips: names of chips begin with these; of two that fit, the longer counts.
+EVERY_CHIP = ("Ascend910", "Ascend910B", "Ascend910_93", "Ascend310P", "Ascend950")
 MAX_RANK = 8
 _EVERYWHERE = (torch.float32, torch.float16)
 _WITHOUT_BFLOAT16 = ("Ascend910", "Ascend310P")
@@ -31,9 +33,6 @@ def why_not_dtype(soc: str, names: Sequence[str], *tensors: Tensor | None) -> st
     return None
 
 
-def why_not_chip(soc: str, *supported: str) -> str | None:
-    """Return why an operator does not run on a chip, or ``None``.
-
-    The sentence is the same for all operators: it tells a chip without the operator from arguments that do not fit.
-    """
-    return None if soc in supported else f"CANN's operator is not supported on {soc}"
+def why_not_chip(soc: str, chips: Collection[str]) -> str | None:
+    """Return why an operator that some families of chips have does not run on a chip, or ``None``."""
+    return None if soc in chips else f"CANN's operator is not supported on {soc}"

@@ -2,6 +2,7 @@
 
 from numbers import Integral
 
+from torch_aclnn_ops.functional.linear_cross_entropy._arguments.torch_function import TorchArguments
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput
 
 import torch
@@ -31,13 +32,16 @@ def check_shift(shift: object, target: object, linear_weight: Tensor) -> int:
     return places
 
 
-def to_rows(target: Tensor, token_weight: Tensor | None, shift: int, ignore_index: int) -> tuple[Tensor, Tensor | None]:
+def to_rows(given: TorchArguments, token_weight: Tensor | None, shift: int) -> tuple[TorchArguments, Tensor | None]:
     """Move labels, and their weights, to the rows that predict them; the last rows of a sequence have none.
 
     Rows without a label are ignored, so the input stays where it is.
     """
-    target = torch.nn.functional.pad(target[..., shift:].long(), (0, shift), value=ignore_index)
-    return target, token_weight.roll(-shift, -1) if isinstance(token_weight, Tensor) else token_weight
+    ignored = -100 if given.ignore_index is None else given.ignore_index
+    target = torch.nn.functional.pad(given.target[..., shift:].long(), (0, shift), value=ignored)
+    if isinstance(token_weight, Tensor):
+        token_weight = token_weight.roll(-shift, -1)
+    return given._replace(target=target), token_weight
 
 
 def to_labels(result: Tensor | LinearCrossEntropyOutput, shift: int) -> Tensor | LinearCrossEntropyOutput:

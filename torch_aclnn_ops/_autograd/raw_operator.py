@@ -1,26 +1,22 @@
 """Make one CANN operator a PyTorch operator that runs, and can be differentiated, on every device."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from numbers import Integral, Real
 from typing import Any
 
 from torch_aclnn_ops import _extension
-from torch_aclnn_ops._torch_compat import (
-    AutoDispatchBelowAutograd,
-    DispatchKeySet,
-    after_autograd_keyset,
-    in_dispatch_mode,
-    register_vmap,
-    schema_of,
-)
-from torch_aclnn_ops.ops._checks import check_device, describe
-from torch_aclnn_ops.ops._derivatives import any_differentiated, in_functorch_transform
-from torch_aclnn_ops.ops._differentiable import EagerOrCompiled
-from torch_aclnn_ops.ops._limits import Limits, why_not_chip, why_not_rank
-from torch_aclnn_ops.ops._numerics import without_autocast
-from torch_aclnn_ops.ops._paths import is_heard, is_recording, log_path
-from torch_aclnn_ops.ops._raw_function import as_tuple, raw_function
+from torch_aclnn_ops._autograd.derivatives import any_differentiated, in_functorch_transform
+from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled
+from torch_aclnn_ops._autograd.raw_function import as_tuple, raw_function
+from torch_aclnn_ops._autograd.schema import arguments_of, signature_of
+from torch_aclnn_ops._checks import check_device, describe
+from torch_aclnn_ops._limits import EVERY_CHIP, Limits, why_not_chip, why_not_rank
+from torch_aclnn_ops._numerics import without_autocast
+from torch_aclnn_ops._paths import is_logging, is_recording, log_path
+from torch_aclnn_ops._torch_compat.derivatives import AutoDispatchBelowAutograd, after_autograd_keyset
+from torch_aclnn_ops._torch_compat.modes import in_dispatch_mode
+from torch_aclnn_ops._torch_compat.public import register_vmap
 
 import torch
 from torch import Tensor
@@ -30,7 +26,7 @@ Kernel = Callable[..., Any]
 NAMESPACE = "torch_aclnn_ops"
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "Tensor": ((Tensor,), "a Tensor"),
-    "Optional[Tensor]": ((Tensor, type(None)), "None or a Tensor"),
+    "Tensor?": ((Tensor, type(None)), "None or a Tensor"),
     "int": ((int, Integral, torch.SymInt), "an int"),
     "float": ((float, Real, torch.SymFloat), "a number"),
     "bool": ((bool, Integral, torch.SymBool), "a bool"),
@@ -50,7 +46,8 @@ class RawOperator:
     Args:
         schema: the operator's schema, without namespace.
         cann: the name of CANN's operator.
-        limits: says what CANN's operator does not take: of the chip's family, and of the arguments.
+        limits: says which arguments CANN's operator does not take on a family of chips that has it.
+        chips: the families of chips that have CANN's operator.
         check: raises where an argument does not fit. It sees dtypes and shapes only, so it runs on fake tensors too.
         formula: the operator in differentiable torch calls, for any device and floating-point dtype.
         fake: makes outputs of the right shapes and dtypes.
@@ -65,6 +62,7 @@ class RawOperator:
         *,
         cann: str,
         limits: Limits,
+        chips: Collection[str] = EVERY_CHIP,
         check: Kernel,
         formula: Kernel,
         fake: Kernel,
@@ -77,19 +75,21 @@ class RawOperator:
         self.formula = without_autocast(formula)
         self.has_cpu_kernel = cpu is not None
         self._limits = limits
+        self._chips = chips
         self._check_shapes = check
         self._check_values = check_values
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         self.overload = getattr(getattr(torch.ops, NAMESPACE), self.name).default
-        schema_of_overload = schema_of(self.overload)
-        self.is_mutable = bool(schema_of_overload.is_mutable)
-        self._arguments = schema_of_overload.arguments
+        self._arguments = arguments_of(schema)
+        self.is_mutable = any(argument.is_written for argument in self._arguments)
         self._names = [argument.name for argument in self._arguments]
         self._defaults = {
-            argument.name: argument.default_value for argument in self._arguments if argument.has_default_value()
+            argument.name: argument.default
+            for argument in self._arguments
+            if argument.default is not inspect.Parameter.empty
         }
-        self._positional = sum(not argument.kwarg_only for argument in self._arguments)
-        self._types = [(argument.name, *_TYPES[str(argument.type)]) for argument in self._arguments]
+        self._positional = sum(not argument.is_keyword for argument in self._arguments)
+        self._types = [(argument.name, *_TYPES[argument.type]) for argument in self._arguments]
         self._kernel = self._checked(without_autocast(kernel or formula))
         # No kernel of torch that cpu calls is one that autocast changes.
         self._cpu = cpu or without_autocast(kernel or formula)
@@ -143,7 +143,7 @@ class RawOperator:
             return self._cpu(*args)
         reason = self.why_not_cann(*args) if args[0].device.type == "npu" else None
         if reason is None:
-            if is_heard() and args[0].device.type == "npu":
+            if is_logging() and args[0].device.type == "npu":
                 log_path(self.name, lambda: self.cann)
             entry = _extension.entries.get(self.name)
             return self.dispatch(*args) if entry is None else entry(*args)
@@ -167,21 +167,20 @@ class RawOperator:
         soc = _extension.soc()
         if reason is not None or soc is None:  # on a chip newer than this package CANN shall decide
             return reason
-        return why_not_rank(self._names, args) or self._limits(soc, *args)
+        return why_not_chip(soc, self._chips) or why_not_rank(self._names, args) or self._limits(soc, *args)
 
-    def takes_on_this_chip(self, args: tuple[Any, ...]) -> bool:
-        """Return whether CANN's operator takes a direct call on an NPU; raise where the chip lacks the operator."""
-        reason = self.why_not_cann(*args)
+    def check_chip(self, args: tuple[Any, ...]) -> None:
+        """Raise where the chip lacks the operator, or the arguments fit nowhere."""
         soc = _extension.soc()
-        if reason is not None and soc is not None and reason == why_not_chip(soc):
+        reason = None if soc is None else why_not_chip(soc, self._chips)
+        if reason is not None:
             self.check(args, False)
             raise NotImplementedError(f"{self.name}: {reason}; drop-in functions and the CPU compute its formula")
-        return reason is None
 
     def why_not_dtype(self, dtype: torch.dtype) -> str | None:
         """Return why CANN's operator takes no matrices of this dtype, or ``None`` if it does."""
         example = torch.empty(256, 256, dtype=dtype, device="cpu")
-        return self.why_not_cann(*[example if str(argument.type) == "Tensor" else None for argument in self._arguments])
+        return self.why_not_cann(*[example if argument.type == "Tensor" else None for argument in self._arguments])
 
     def check(self, args: tuple[Any, ...], values: bool) -> None:
         """Raise where the arguments break the operator's rules: those for dtypes and shapes, or those for values."""
@@ -206,7 +205,7 @@ class RawOperator:
 
     def _raise_as_python_does(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
-            _signature_of(self._arguments).bind(*args, **kwargs)
+            signature_of(self._arguments).bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(f"{self.name}: {error}") from None
 
@@ -248,7 +247,7 @@ class RawOperator:
     ) -> tuple[Any, Any]:
         """Batch a direct call to the operator; ``torch.vmap`` of the formula cannot nest in such a rule."""
         for argument, value, dim in zip(self._arguments, args, in_dims, strict=False):
-            if argument.alias_info is not None and isinstance(value, Tensor) and dim is None:
+            if argument.is_written and isinstance(value, Tensor) and dim is None:
                 raise ValueError(
                     f"{self.name}: {argument.name} must be batched by vmap, because every sample writes to it"
                 )
@@ -268,37 +267,24 @@ class RawOperator:
         outputs = torch.vmap(self._checked(self.formula, values=False), in_dims)(*args)
         return outputs, (0,) * len(outputs) if isinstance(outputs, tuple) else 0
 
-    def _autograd(self, keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+    def _autograd(self, keyset: Any, *args: Any, **kwargs: Any) -> Any:
         """Give a direct call to the operator its derivatives."""
         complete = self.complete(args, kwargs)
         if self.is_mutable:
-            self._refuse_derivatives(complete)
+            self._check_no_derivatives(complete)
         elif any_differentiated(complete):
             self.check(complete, True)
             return self._differentiable(*complete)
         with AutoDispatchBelowAutograd():
-            return self.overload.redispatch(keyset & after_autograd_keyset, *args, **kwargs)
+            return self.overload.redispatch(after_autograd_keyset & keyset, *args, **kwargs)
 
-    def _refuse_derivatives(self, args: tuple[Any, ...]) -> None:
+    def _check_no_derivatives(self, args: tuple[Any, ...]) -> None:
         for name, value in zip(self._names, args, strict=True):
             if any_differentiated([value]):
                 raise RuntimeError(
                     f"{self.name}: {name} must not require grad or have a tangent, because the operator writes to its"
                     " arguments and has no derivative; call it under torch.no_grad() or on a detached tensor"
                 )
-
-
-def _signature_of(arguments: Sequence[Any]) -> inspect.Signature:
-    return inspect.Signature(
-        [
-            inspect.Parameter(
-                argument.name,
-                inspect.Parameter.KEYWORD_ONLY if argument.kwarg_only else inspect.Parameter.POSITIONAL_OR_KEYWORD,
-                default=argument.default_value if argument.has_default_value() else inspect.Parameter.empty,
-            )
-            for argument in arguments
-        ]
-    )
 
 
 def _samples(info: Any, in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> list[tuple[Any, ...]]:

@@ -1,7 +1,7 @@
 """What the operators that differentiate a loss of a difference share: grad_output, self, target and reduction."""
 
-from torch_aclnn_ops.ops._checks import broadcast_shape, check_dtype, check_floating_point, check_reduction
-from torch_aclnn_ops.ops._limits import why_not_dtype
+from torch_aclnn_ops._checks import broadcast_shape, check_dtype, check_floating_point, check_reduction
+from torch_aclnn_ops._limits import why_not_dtype
 
 import torch
 from torch import Tensor

@@ -1,20 +1,16 @@
 """The vector-Jacobian product of a function, and what kind of differentiation a tensor takes part in."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from torch_aclnn_ops._torch_compat import (
-    TransformType,
-    assume_constant_result,
+from torch_aclnn_ops._torch_compat.derivatives import (
     get_interpreter_stack,
-    get_unwrapped,
     in_forward_ad,
-    in_jit_trace,
-    is_batchedtensor,
     is_functorch_wrapped_tensor,
     is_legacy_batchedtensor,
-    peek_interpreter_stack,
 )
+from torch_aclnn_ops._torch_compat.modes import assume_constant_result
+from torch_aclnn_ops._torch_compat.public import in_jit_trace
 
 import torch
 from torch import Tensor
@@ -23,18 +19,24 @@ from torch.autograd import forward_ad
 TensorFunction = Callable[..., tuple[Tensor, ...]]
 
 
-def of_some(
+def as_function_of(
     function: TensorFunction, args: Sequence[Any], positions: Sequence[int]
 ) -> tuple[TensorFunction, list[Tensor]]:
     """Return a function as one of the arguments at ``positions`` alone, and these arguments."""
 
-    def function_of_some(*values: Tensor) -> tuple[Tensor, ...]:
+    def function_of_selected(*values: Tensor) -> tuple[Tensor, ...]:
         replaced = list(args)
         for position, value in zip(positions, values, strict=True):
             replaced[position] = value
         return function(*replaced)
 
-    return function_of_some, [args[position] for position in positions]
+    return function_of_selected, [args[position] for position in positions]
+
+
+def scatter(selectors: Iterable[bool], values: Iterable[Any]) -> tuple[Any, ...]:
+    """Put the values at the selected places, in order, and ``None`` at the others."""
+    remaining = iter(values)
+    return tuple(next(remaining) if selected else None for selected in selectors)
 
 
 def vjp(function: TensorFunction, *primals: Tensor) -> tuple[tuple[Tensor, ...], TensorFunction]:
@@ -86,7 +88,8 @@ def jvp(function: TensorFunction, primals: Sequence[Tensor], tangents: Sequence[
 @assume_constant_result  # Dynamo cannot trace it
 def in_functorch_transform() -> bool:
     """Return whether the caller runs inside ``torch.func.grad``, ``vmap`` or another transform."""
-    return peek_interpreter_stack() is not None
+    is_inside: bool = get_interpreter_stack() is not None
+    return is_inside
 
 
 def is_jit_tracing() -> bool:
@@ -96,8 +99,7 @@ def is_jit_tracing() -> bool:
 
 def in_nested_forward_mode() -> bool:
     """Return whether the caller runs inside jvp of jvp, where PyTorch takes a Function's tangent for a constant."""
-    transforms = get_interpreter_stack() or ()
-    return sum(transform.key() == TransformType.Jvp for transform in transforms) > 1
+    return _transforms().count("Jvp") > 1
 
 
 def any_differentiated(values: Sequence[Any]) -> bool:
@@ -126,8 +128,11 @@ def is_batched(tensor: Tensor) -> bool:
     """Return whether ``vmap`` runs over a tensor, at any level of transforms."""
     if is_legacy_batchedtensor(tensor):
         return True
-    while is_functorch_wrapped_tensor(tensor):
-        if is_batchedtensor(tensor):
-            return True
-        tensor = get_unwrapped(tensor)
-    return False
+    if not is_functorch_wrapped_tensor(tensor):
+        return False
+    return "Vmap" in _transforms()
+
+
+def _transforms() -> list[str]:
+    """Return the names of the transforms of ``torch.func`` that the caller runs inside."""
+    return [transform.key().name for transform in get_interpreter_stack() or ()]

@@ -10,7 +10,8 @@ from functools import partial
 from itertools import compress
 from typing import NamedTuple
 
-from torch_aclnn_ops._torch_compat import (
+from torch_aclnn_ops._paths import is_logging, log_path
+from torch_aclnn_ops._torch_compat.optimizer import (
     foreach_add_,
     foreach_copy_,
     foreach_lerp_,
@@ -18,10 +19,9 @@ from torch_aclnn_ops._torch_compat import (
     fused_adamw_,
     version_of,
 )
-from torch_aclnn_ops.functional.step_progress import Call, StepProgress
 from torch_aclnn_ops.ops import apply_fused_ema_adam_
-from torch_aclnn_ops.ops._paths import is_heard, log_path
-from torch_aclnn_ops.ops.ema_adam import apply_with_tensor_lr_, moved_average
+from torch_aclnn_ops.ops.ema_adam.apply import apply_with_tensor_lr_, moved_average
+from torch_aclnn_ops.ops.ema_adam.step_progress import Call, StepProgress
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ __all__ = ["Options", "TensorLists", "batches", "has_native_kernel", "is_dense",
 # Elements that torch's kernels take at a time: the average then finds the new weights in the cache. A multiple of a
 # cache line, so that no element changes between the kernel's vector and scalar code, which round differently.
 _CACHED_ELEMENTS = 2**20
-_NATIVE_DTYPES = (torch.float32, torch.float64)
+_NATIVE_DTYPES = (torch.float32, torch.float64) if fused_adam_ and fused_adamw_ else ()
 
 
 class Options(NamedTuple):
@@ -114,7 +114,7 @@ def update(tensors: TensorLists, options: Options, progress: StepProgress) -> No
             options = options._replace(lr=torch.ones((), dtype=torch.float64, device="cpu") * options.lr)
         single_tensor(tensors, options, progress)
         return
-    if is_heard():  # on an NPU the operator tells it
+    if is_logging():  # on an NPU the operator tells it
         lists = zip(tensors.params, *tensors[2:5], strict=True)
         for path in {describe_path(*one) for one in lists if one[0].device.type != "npu"}:
             log_path(apply_fused_ema_adam_.name, partial(str, path))

@@ -7,10 +7,11 @@ derivatives outside of transforms come from the faster :mod:`torch_aclnn_ops.ops
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from torch_aclnn_ops.ops._derivatives import TensorFunction, jvp, of_some, vjp
-from torch_aclnn_ops.ops._numerics import widen, without_autocast
-from torch_aclnn_ops.ops.linear_cross_entropy.plan import LogitOptions
-from torch_aclnn_ops.ops.linear_cross_entropy.problem import IGNORED, Request
+from torch_aclnn_ops._autograd.derivatives import TensorFunction, as_function_of, jvp, vjp
+from torch_aclnn_ops._numerics import widen, without_autocast
+from torch_aclnn_ops.ops.linear_cross_entropy.inputs import RequestedOutputs
+from torch_aclnn_ops.ops.linear_cross_entropy.statistics import IGNORED
+from torch_aclnn_ops.ops.linear_cross_entropy.tiling import LogitOptions
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ def statistics_of_rows(
     target: Tensor,
     class_weight: Tensor | None,
     options: LogitOptions,
-    request: Request,
+    requested: RequestedOutputs,
 ) -> tuple[Tensor, ...]:
     """Reduce logits ``z = softcap * tanh((input W^T + bias) / softcap) / temperature`` of every row.
 
@@ -50,16 +51,16 @@ def statistics_of_rows(
     else:
         predicted = shifted.gather(1, target.clamp(min=0).unsqueeze(1)).squeeze(1).masked_fill(target < 0, 0)
     results = [logits_max, log_sum_exp, predicted]
-    if request.weighted:
+    if requested.weighted:
         results.append((shifted if class_weight is None else shifted * class_weight).sum(1))
-    if request.entropy:
+    if requested.entropy:
         # - sum p log p, where p log p is 0 at p = 0.
         probabilities = shifted.softmax(1)
         finite = shifted.masked_fill(probabilities == 0, 0)
         results.append(log_sum_exp - (probabilities * finite).sum(1))
     if ignored is not None:
         results = [result.masked_fill(ignored, 0) for result in results]
-    if request.predicted_tokens:
+    if requested.predicted_tokens:
         tokens = logits.detach().argmax(1)
         results.append(tokens if ignored is None else tokens.masked_fill(ignored, -1))
     return tuple(results)
@@ -94,7 +95,7 @@ class RowFunction:
         widened = self._widened(args)
 
         def differentiate_chunk(rows: slice) -> tuple[Tensor, ...]:
-            function, primals = of_some(self.function, _rows_of(widened, self.inputs_by_row, rows), positions)
+            function, primals = as_function_of(self.function, _rows_of(widened, self.inputs_by_row, rows), positions)
             outputs, pull_back = vjp(function, *primals)
             chunk_cotangents = _rows_of(cotangents, self.outputs_by_row, rows)
             pairs = zip(chunk_cotangents, outputs, strict=True)
@@ -111,7 +112,7 @@ class RowFunction:
         widened = self._widened(args)
 
         def differentiate_chunk(rows: slice) -> tuple[Tensor, ...]:
-            function, primals = of_some(self.function, _rows_of(widened, self.inputs_by_row, rows), positions)
+            function, primals = as_function_of(self.function, _rows_of(widened, self.inputs_by_row, rows), positions)
             chunk_tangents = _rows_of(tangents, by_row, rows)
             casted = [tangent.to(primal.dtype) for tangent, primal in zip(chunk_tangents, primals, strict=True)]
             return jvp(function, primals, casted)

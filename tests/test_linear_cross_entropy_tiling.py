@@ -1,6 +1,6 @@
 """linear_cross_entropy: how its rows are cut, and the memory that takes."""
 
-from torch_aclnn_ops.ops.linear_cross_entropy.plan import LogitOptions, Sizes, plan_rows, plan_statistics
+from torch_aclnn_ops.ops.linear_cross_entropy.tiling import LogitOptions, Sizes, tile_rows, tile_statistics
 
 import pytest
 import torch
@@ -14,11 +14,11 @@ import torch
 def test_a_plan_covers_all_rows_and_classes_and_stays_within_its_memory(dtype, rows, classes, features, copies):
     sizes = Sizes(rows, classes, features, dtype, True)
     for options in (LogitOptions(), LogitOptions(chunk_size=3), LogitOptions(max_memory=2**31)):
-        plans = [plan_rows(sizes, options, copies, True, units) for units in (False, dtype == torch.bfloat16)]
-        for plan in (*plans, plan_statistics(sizes, options, copies)):
-            assert [row for chunk in plan.chunks() for row in range(chunk.start, chunk.stop)] == list(range(rows))
-            assert sum(part.stop - part.start for part in plan.parts()) == classes
-            assert options.max_memory is None or plan.bytes_held <= options.max_memory
+        tilings = [tile_rows(sizes, options, copies, True, units) for units in (False, dtype == torch.bfloat16)]
+        for tiling in (*tilings, tile_statistics(sizes, options, copies)):
+            assert [row for chunk in tiling.chunks() for row in range(chunk.start, chunk.stop)] == list(range(rows))
+            assert sum(part.stop - part.start for part in tiling.parts()) == classes
+            assert options.max_memory is None or tiling.bytes_held <= options.max_memory
 
 
 @pytest.mark.parametrize(
@@ -41,9 +41,9 @@ def test_logits_take_the_memory_of_the_heads_gradient_while_that_is_free(feature
     others = rows * classes * 2 + min(2**22 // (features * 4), classes) * features * 4
     if "max_memory" in options:
         options = {"max_memory": others + options["max_memory"] * classes * 4}
-    plan = plan_rows(sizes, LogitOptions(**options), with_gradient=True, units=True)
-    assert plan.keeps_gradients
-    assert (plan.rows_per_chunk, plan.bytes_held) == (rows_per_chunk, others + held * classes * 4)
+    tiling = tile_rows(sizes, LogitOptions(**options), with_gradient=True, units=True)
+    assert tiling.keeps_gradients
+    assert (tiling.rows_per_chunk, tiling.bytes_held) == (rows_per_chunk, others + held * classes * 4)
 
 
 @pytest.mark.parametrize("units", [False, True])
@@ -53,9 +53,9 @@ def test_logits_take_the_memory_of_the_heads_gradient_while_that_is_free(feature
 def test_the_least_memory_that_a_refusal_names_is_accepted_and_less_is_not(units, rows, features, copies):
     sizes = Sizes(rows, 30_000, features, torch.bfloat16, True)
     with pytest.raises(ValueError, match="max_memory must be at least") as refused:
-        plan_rows(sizes, LogitOptions(max_memory=1000), copies, True, units)
+        tile_rows(sizes, LogitOptions(max_memory=1000), copies, True, units)
     least = int(str(refused.value).partition("at least ")[2].partition(" ")[0])
-    plan = plan_rows(sizes, LogitOptions(max_memory=least), copies, True, units)
-    assert plan.bytes_held == least
+    tiling = tile_rows(sizes, LogitOptions(max_memory=least), copies, True, units)
+    assert tiling.bytes_held == least
     with pytest.raises(ValueError, match=f"at least {least} bytes"):
-        plan_rows(sizes, LogitOptions(max_memory=least - 1), copies, True, units)
+        tile_rows(sizes, LogitOptions(max_memory=least - 1), copies, True, units)

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from torch_aclnn_ops._torch_compat import is_any_autocast_enabled, is_autocast_available, tree_leaves
+from torch_aclnn_ops._nested import leaves
+from torch_aclnn_ops._torch_compat.modes import is_any_autocast_enabled, is_autocast_available
 
 import torch
 from torch import Tensor
@@ -40,7 +41,7 @@ def without_autocast(function: Callable[_Parameters, _Result]) -> Callable[_Para
 
     def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
         if is_any_autocast_enabled():
-            tensor = next(arg for arg in tree_leaves(args) if isinstance(arg, Tensor))
+            tensor = next(arg for arg in leaves(args) if isinstance(arg, Tensor))
             if is_autocast_on(tensor):
                 with torch.autocast(tensor.device.type, enabled=False):
                     return function(*args, **kwargs)

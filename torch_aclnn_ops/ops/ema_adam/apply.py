@@ -3,16 +3,16 @@
 import math
 from typing import Any
 
-from torch_aclnn_ops.ops._checks import (
+from torch_aclnn_ops._autograd.raw_operator import NAMESPACE, RawOperator
+from torch_aclnn_ops._checks import (
     check_dtype,
     check_floating_point,
     check_in_place,
     check_shape,
     values_are_readable,
 )
-from torch_aclnn_ops.ops._limits import why_not_chip, why_not_dtype
-from torch_aclnn_ops.ops._numerics import accumulation_dtype
-from torch_aclnn_ops.ops._raw_operator import NAMESPACE, RawOperator
+from torch_aclnn_ops._limits import why_not_dtype
+from torch_aclnn_ops._numerics import accumulation_dtype
 
 import torch
 from torch import Tensor
@@ -99,7 +99,7 @@ def formula(
 
 
 def _limits(soc: str, grad: Tensor, *_: object) -> str | None:
-    return why_not_chip(soc, "Ascend910B", "Ascend910_93", "Ascend950") or why_not_dtype(soc, ("grad",), grad)
+    return why_not_dtype(soc, ("grad",), grad)
 
 
 def _fake(*_: object) -> None:
@@ -114,6 +114,7 @@ apply_fused_ema_adam_ = RawOperator(
     " bool bias_correction, float weight_decay) -> ()",
     cann="aclnnApplyFusedEmaAdam",
     limits=_limits,
+    chips=("Ascend910B", "Ascend910_93", "Ascend950"),
     check=_check,
     check_values=_check_values,
     formula=formula,

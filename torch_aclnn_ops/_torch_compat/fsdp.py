@@ -6,23 +6,30 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+from torch_aclnn_ops._torch_compat import attribute, needed_by
+
 import torch
 from torch import Tensor
+
+_FEATURE = "an optimizer of parameters that FSDP has sharded"
 
 
 class Fsdp2Unit:
     """Parameters that a call of ``fully_shard`` gathers and shards together."""
 
+    @needed_by(_FEATURE)
     def __init__(self, group: Any) -> None:
         self._group = group
         self.params: list[Tensor] = [fsdp_param.sharded_param for fsdp_param in group.fsdp_params]
         self.device: torch.device = group.device
 
+    @needed_by(_FEATURE)
     def is_busy(self) -> bool:
         """Return whether a forward or backward pass has begun and not ended."""
         name: str = self._group._training_state.name
         return name != "IDLE"
 
+    @needed_by(_FEATURE)
     def reshard(self) -> None:
         """Register the sharded parameters, also where a pass has raised an exception or an all-gather has begun."""
         self._group.wait_for_unshard()
@@ -31,29 +38,33 @@ class Fsdp2Unit:
 
 def fsdp2_units() -> Iterator[Fsdp2Unit]:
     """Yield those of all modules of the process that ``fully_shard`` has sharded."""
-    from torch.distributed._composable_state import _module_state_mapping
+    with needed_by(_FEATURE):
+        from torch.distributed._composable_state import _module_state_mapping
 
-    modules: list[Any] = [module for module in list(_module_state_mapping) if hasattr(module, "_get_fsdp_state")]
-    for state in {module._get_fsdp_state() for module in modules}:
-        # 2.13 has a list of them; 2.9 has one, or None where a module has no parameters of its own.
-        groups = getattr(state, "_fsdp_param_groups", None)
-        yield from map(Fsdp2Unit, filter(None, [state._fsdp_param_group] if groups is None else groups))
+        modules: list[Any] = [module for module in list(_module_state_mapping) if hasattr(module, "_get_fsdp_state")]
+        for state in {module._get_fsdp_state() for module in modules}:
+            # 2.13 has a list of them; 2.9 has one, or None where a module has no parameters of its own.
+            groups = getattr(state, "_fsdp_param_groups", None)
+            yield from map(Fsdp2Unit, filter(None, [state._fsdp_param_group] if groups is None else groups))
 
 
 class Fsdp1Unit:
     """Parameters that a ``FullyShardedDataParallel`` gathers and shards together."""
 
+    @needed_by(_FEATURE)
     def __init__(self, module: Any) -> None:
         self._module, self._handle = module, module._handle
         flat_param = self._handle.flat_param
         self.params: list[Tensor] = [flat_param, *(flat_param._params or [])]
         self.device: torch.device = self._handle.device
 
+    @needed_by(_FEATURE)
     def is_busy(self) -> bool:
         """Return whether a forward or backward pass, or ``summon_full_params``, has begun and not ended."""
         name: str = self._handle._training_state.name
         return name != "IDLE"
 
+    @needed_by(_FEATURE)
     def reshard(self) -> None:
         """Let go of the unsharded parameters."""
         from torch.distributed.fsdp._runtime_utils import _reshard
@@ -73,6 +84,7 @@ def _fsdp1_class() -> type | tuple[()]:
     return () if fsdp is None else fsdp.FullyShardedDataParallel
 
 
+@needed_by(_FEATURE)
 def fsdp1_units() -> list[Fsdp1Unit]:
     """Return those of the process. Nothing leads from FSDP1's parameters to its modules, so the collector is asked."""
     fsdp1 = _fsdp1_class()
@@ -93,6 +105,7 @@ def fsdp1_groups(module: Any) -> list[Any]:
     return [module.process_group] + ([] if between is None else [between])
 
 
+@needed_by(_FEATURE)
 def fsdp1_tied_names(model: torch.nn.Module) -> list[list[str]]:
     """Return the names that a state dict of a model with FSDP1 has for each of the parameters that FSDP1 has."""
     prefixes = defaultdict(list)
@@ -107,3 +120,18 @@ def fsdp1_tied_names(model: torch.nn.Module) -> list[list[str]]:
             others = [prefix + tied.param_name for prefix in prefixes[tied.module]]
             names[tied.prim_module, tied.prim_param_name] += others
     return list(names.values())
+
+
+def is_in_fsdp_forward(fsdp_module: Any) -> bool:
+    """Return whether FSDP2 takes what runs now for a part of a module's forward pass."""
+    state = attribute(fsdp_module, "_get_fsdp_state", "fsdp_module=")()
+    name: str = attribute(state, "_training_state", "fsdp_module=").name
+    return name == "FORWARD"
+
+
+@needed_by("a head that fully_shard has sharded")
+def modules_sharded_with(module: Any) -> int:
+    """Return how many modules the call of ``fully_shard`` was for that has sharded this one; 0 if there was none."""
+    if not hasattr(module, "_get_fsdp_state"):
+        return 0
+    return len(module._get_fsdp_state()._modules)

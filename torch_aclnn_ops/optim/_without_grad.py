@@ -3,16 +3,16 @@
 from functools import partial
 from typing import NamedTuple
 
-from torch_aclnn_ops._torch_compat import foreach_lerp_
-from torch_aclnn_ops.functional.ema_adam_kernels import Options, local
-from torch_aclnn_ops.functional.step_progress import Call, StepProgress
+from torch_aclnn_ops._torch_compat.optimizer import foreach_lerp_
+from torch_aclnn_ops.ops.ema_adam.kernels import Options, local
+from torch_aclnn_ops.ops.ema_adam.step_progress import Call, StepProgress
 from torch_aclnn_ops.optim._options import EmaSchedule
 
 import torch
 from torch import Tensor
 
 
-class Idle(NamedTuple):
+class ParamsWithoutGrad(NamedTuple):
     """The parameters of a group that were updated before this step and have no gradient in it, in lists.
 
     ``weights`` are their master weights, where they have some.
@@ -23,24 +23,26 @@ class Idle(NamedTuple):
     steps: list[Tensor]
 
 
-def average(idle: Idle, steps: list[Tensor], options: Options, schedule: EmaSchedule, progress: StepProgress) -> None:
+def average(
+    params: ParamsWithoutGrad, steps: list[Tensor], options: Options, schedule: EmaSchedule, progress: StepProgress
+) -> None:
     """Move the averages towards the weights.
 
     The step counts of these parameters stand still, so a schedule goes by the parameter that has done the most steps:
     ``steps`` are those of all parameters of the optimizer, after this step.
     """
-    weight = 1 - _decay(steps, idle.steps[0].device, schedule)
+    weight = 1 - _decay(steps, params.steps[0].device, schedule)
     found_inf = options.found_inf
     if found_inf is not None and (torch.compiler.is_compiling() or not found_inf.is_cpu):
         weight = (found_inf.reshape(()) == 0) * weight
-    weights, averages = ([local(tensor) for tensor in tensors] for tensors in idle[:2])
+    weights, averages = ([local(tensor) for tensor in tensors] for tensors in params[:2])
     calls: list[Call]
     if isinstance(weight, Tensor):
         pairs = zip(averages, weights, strict=True)
         calls = [partial(Tensor.lerp_, old, new, weight.to(old.device, old.dtype)) for old, new in pairs]
     else:
         calls = [partial(foreach_lerp_, averages, weights, weight)] if weight != 0 else []
-    progress.run(calls, idle.steps)
+    progress.run(calls, params.steps)
 
 
 def _decay(steps: list[Tensor], device: torch.device, schedule: EmaSchedule) -> float | Tensor:

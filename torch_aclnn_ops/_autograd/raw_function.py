@@ -1,10 +1,10 @@
 """The ``autograd.Function`` of a raw operator, made from its formula."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Any
 
-from torch_aclnn_ops.ops._derivatives import TensorFunction, jvp, of_some, vjp
+from torch_aclnn_ops._autograd.derivatives import TensorFunction, as_function_of, jvp, scatter, vjp
 
 import torch
 from torch import Tensor
@@ -67,13 +67,7 @@ def _formula_of(
     def function(*args: Any) -> tuple[Tensor, ...]:
         return tuple(out for out in as_tuple(formula(*args)) if out.is_floating_point())
 
-    return of_some(function, saved, list(compress(range(len(saved)), selectors)))
-
-
-def scatter(selectors: Iterable[bool], values: Iterable[Any]) -> tuple[Any, ...]:
-    """Put the values at the selected places, in order, and ``None`` at the others."""
-    remaining = iter(values)
-    return tuple(next(remaining) if selected else None for selected in selectors)
+    return as_function_of(function, saved, list(compress(range(len(saved)), selectors)))
 
 
 def as_tuple(outputs: Any) -> tuple[Any, ...]:

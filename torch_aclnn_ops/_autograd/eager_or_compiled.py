@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_aclnn_ops import _cpu_extension, _extension
-from torch_aclnn_ops._torch_compat import apply_of
-from torch_aclnn_ops.ops._derivatives import any_wrapped, in_functorch_transform, in_nested_forward_mode
-from torch_aclnn_ops.ops._numerics import DTYPES
-from torch_aclnn_ops.ops._paths import is_heard
+from torch_aclnn_ops._autograd.derivatives import any_wrapped, in_functorch_transform, in_nested_forward_mode
+from torch_aclnn_ops._numerics import DTYPES
+from torch_aclnn_ops._paths import is_logging
+from torch_aclnn_ops._torch_compat.derivatives import apply_of
 
 import torch
 from torch.autograd import Function
@@ -77,7 +77,7 @@ class EagerOrCompiled:
         if torch.compiler.is_compiling():
             is_refused = in_functorch_transform() and not self._has_operator
             return self._formula(*args) if is_refused else self._compiled(*args)
-        if self._native is None or is_heard():
+        if self._native is None or is_logging():
             return self._apply(*args)
         device = args[0].device.type
         entry = self._entries.get(device) or self._make_entry(self._native, device)

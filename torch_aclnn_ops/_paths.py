@@ -15,7 +15,7 @@ _recorder: list[tuple[str, str]] | None = None
 
 def log_path(function: str, describe: Callable[[], str]) -> None:
     """Tell the path of a call, which ``describe`` puts in words; compiled code says nothing, as it is traced once."""
-    if torch.compiler.is_compiling() or not is_heard():
+    if torch.compiler.is_compiling() or not is_logging():
         return
     path = describe()
     _log.debug("%s: %s", function, path)
@@ -23,7 +23,7 @@ def log_path(function: str, describe: Callable[[], str]) -> None:
         _recorder.append((function, path))
 
 
-def is_heard() -> bool:
+def is_logging() -> bool:
     """Return whether somebody wants to hear of paths."""
     return _recorder is not None or _log.isEnabledFor(logging.DEBUG)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NoReturn
 
-from torch_aclnn_ops.ops._numerics import accumulation_dtype
+from torch_aclnn_ops._numerics import accumulation_dtype
 
 import torch
 
@@ -47,7 +47,7 @@ class LogitOptions:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the plan of a call depends on: rows, the head's shape (classes, features) and dtype, and the device."""
+    """What the tiling of a call depends on: rows, the head's shape (classes, features) and dtype, and the device."""
 
     rows: int
     classes: int
@@ -67,7 +67,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Tiling:
     """The cut of one call."""
 
     rows: int  # of the input
@@ -95,7 +95,7 @@ class Plan:
         return f"{number} chunk{'s' if number > 1 else ''} of {rows} rows{classes}, {held}"
 
 
-def plan_statistics(sizes: Sizes, options: LogitOptions, copies: int = 1) -> Plan:
+def tile_statistics(sizes: Sizes, options: LogitOptions, copies: int = 1) -> Tiling:
     """Choose rows and classes whose logits are reduced at once, where no gradient needs the logits of a whole row.
 
     ``copies`` of the logits are held beside each other; ``options`` has what the caller chooses.
@@ -109,13 +109,13 @@ def plan_statistics(sizes: Sizes, options: LogitOptions, copies: int = 1) -> Pla
     if options.max_memory is not None and classes_per_chunk < 1:
         rows_per_chunk = (budget - widened) // (itemsize * copies)
         if rows_per_chunk < 1:
-            _refuse(options.max_memory, itemsize * copies + widened)
+            _raise_too_little_memory(options.max_memory, itemsize * copies + widened)
     if not sizes.is_cpu and options.max_memory is None:
         # A launch costs more than a cache saves, so logits are as many as where they are needed together.
         classes_per_chunk = LOGITS_BYTES // (rows_per_chunk * itemsize * copies)
     classes_per_chunk = min(max(classes_per_chunk, 1), classes)
     held = classes_per_chunk * (rows_per_chunk * itemsize * copies + widened)
-    return Plan(rows, classes, rows_per_chunk, classes_per_chunk, classes_per_chunk, False, held)
+    return Tiling(rows, classes, rows_per_chunk, classes_per_chunk, classes_per_chunk, False, held)
 
 
 class _Costs:
@@ -157,13 +157,13 @@ class _Costs:
         return most
 
 
-def plan_rows(
+def tile_rows(
     sizes: Sizes, options: LogitOptions, copies: int = 1, with_gradient: bool = False, units: bool = False
-) -> Plan:
+) -> Tiling:
     """Choose the rows whose logits are held at once, where those of a row are needed together.
 
     ``with_gradient``: the gradient of the head is needed. ``units``: the device multiplies the head's dtype itself, and
-    faster than float32. The other arguments are those of :func:`plan_statistics`.
+    faster than float32. The other arguments are those of :func:`tile_statistics`.
     """
     rows, classes, features = sizes.rows, sizes.classes, sizes.features
     block = max(min(_BLOCK_BYTES // max(features * sizes.wide_itemsize, 1), classes), 1)
@@ -180,14 +180,14 @@ def plan_rows(
         if found is None and keeps_gradients:
             costs = _Costs(sizes, block, copies, with_gradient, False)
             found, least = costs.most_rows(options.max_memory), min(costs.least(), least)
-        rows_per_chunk = _refuse(options.max_memory, least) if found is None else found
+        rows_per_chunk = _raise_too_little_memory(options.max_memory, least) if found is None else found
     rows_per_chunk = max(rows_per_chunk, 1)
     held = costs.held(rows_per_chunk)
-    return Plan(rows, classes, rows_per_chunk, classes, block, costs.keeps_gradients, held)
+    return Tiling(rows, classes, rows_per_chunk, classes, block, costs.keeps_gradients, held)
 
 
 # Calls of a training loop are alike.
-plan_rows_once = lru_cache(plan_rows)
+tile_rows_once = lru_cache(tile_rows)
 
 
 def _rows_for_speed(costs: _Costs, sizes: Sizes, copies: int) -> int:
@@ -204,7 +204,7 @@ def _rows_for_speed(costs: _Costs, sizes: Sizes, copies: int) -> int:
     return costs.rows if costs.held(costs.rows) <= costs.held(number) else number
 
 
-def _refuse(max_memory: int, least: int) -> NoReturn:
+def _raise_too_little_memory(max_memory: int, least: int) -> NoReturn:
     raise ValueError(
         f"linear_cross_entropy: max_memory must be at least {least} bytes for these arguments, but it is {max_memory}"
     )

@@ -5,17 +5,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch_aclnn_ops import _extension
+from torch_aclnn_ops._autograd.derivatives import any_differentiated, in_functorch_transform
+from torch_aclnn_ops._limits import why_not_dtype, why_not_rank
+from torch_aclnn_ops._numerics import HALF_DTYPES
+from torch_aclnn_ops._paths import log_path
 from torch_aclnn_ops.functional._drop_in import float32_autocast_dtype, is_ordinary, on_one_device
-from torch_aclnn_ops.ops._derivatives import any_differentiated, in_functorch_transform
-from torch_aclnn_ops.ops._limits import why_not_dtype, why_not_rank
-from torch_aclnn_ops.ops._numerics import HALF_DTYPES
-from torch_aclnn_ops.ops._paths import log_path
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
 Gradient = Callable[..., Tensor]
+
+_REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 
 
 def loss_function(
@@ -135,6 +137,29 @@ def has_native_gradient(grad_output: Tensor, input: Tensor, target: Tensor) -> b
         and not in_functorch_transform()
         and not any_differentiated((grad_output, input, target))
     )
+
+
+def reduction_number(reduction: str) -> int:
+    """Return the number of a reduction in ``at::Reduction``; raise torch's error for another name."""
+    if reduction == "elementwise_mean":
+        warnings.warn("reduction='elementwise_mean' is deprecated. Please use reduction='mean' instead.", stacklevel=3)
+        return 1
+    number = _REDUCTIONS.get(reduction) if isinstance(reduction, str) else None
+    if number is None:
+        raise ValueError(f"{reduction} is not a valid value for reduction")
+    return number
+
+
+def reduction_of_flags(size_average: bool | None, reduce: bool | None) -> str:
+    """Return the reduction that torch's deprecated arguments ask for, with torch's warning."""
+    if reduce is not None and not reduce:
+        reduction = "none"
+    else:
+        reduction = "mean" if size_average is None or size_average else "sum"
+    warnings.warn(
+        f"size_average and reduce args will be deprecated, please use reduction='{reduction}' instead.", stacklevel=3
+    )
+    return reduction
 
 
 def reduce(losses: Tensor, reduction: int) -> Tensor:

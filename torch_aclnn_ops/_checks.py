@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch_aclnn_ops import _extension
-from torch_aclnn_ops._torch_compat import Buffer, get_proxy_mode, in_jit_trace, is_functorch_wrapped_tensor
+from torch_aclnn_ops._torch_compat.derivatives import is_functorch_wrapped_tensor
+from torch_aclnn_ops._torch_compat.public import Buffer, get_proxy_mode, in_jit_trace
 
 import torch
 from torch import Tensor

@@ -1,0 +1,103 @@
+"""Documented names of torch that are not in all versions, or that are documented as unstable.
+
+A name without a remark is in all versions that are served, and the package needs it. The others say since when torch
+has them, and what happens without them.
+"""
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from torch_aclnn_ops._torch_compat import unfit
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+try:
+    from torch.backends.cpu import get_cpu_capability as cpu_capability
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+    from torch.jit import is_tracing  # type: ignore[attr-defined]
+    from torch.library import register_vmap
+    from torch.nn import Buffer
+except ImportError as error:
+    raise unfit(f", which lacks what the package uses ({error})") from error
+
+in_jit_trace: Callable[[], bool] = is_tracing
+
+__all__ = [
+    "Buffer",
+    "LinearCrossEntropyLoss",
+    "LinearCrossEntropyOptions",
+    "cpu_capability",
+    "get_proxy_mode",
+    "in_jit_trace",
+    "linear_cross_entropy",
+    "register_vmap",
+    "synchronize",
+]
+
+
+class _LinearCrossEntropyLoss(Module):
+    """The constructor, parameters and description of torch's module."""
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        out_features: tuple[int, ...] = (),
+        bias: bool = False,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        reduction: str = "mean",
+        weight: Tensor | None = None,
+        ignore_index: int | None = None,
+        label_smoothing: float = 0.0,
+        options: None = None,
+    ) -> None:
+        if weight is not None and weight.shape != (num_classes,):
+            raise RuntimeError(
+                f"LinearCrossEntropyLoss: weight must have shape {[num_classes]}, but its shape is {list(weight.shape)}"
+            )
+        if not 0 <= label_smoothing <= 1:
+            raise RuntimeError(
+                f"LinearCrossEntropyLoss: label_smoothing must be from 0 to 1, but it is {label_smoothing}"
+            )
+        super().__init__()
+        self.reduction = reduction
+        self.register_buffer("weight", weight)
+        self.num_classes = num_classes
+        self.out_features = out_features
+        self.ignore_index = ignore_index
+        self.label_smoothing = label_smoothing
+        self.options = options
+        outputs = num_classes * math.prod(out_features)
+        self.linear = torch.nn.Linear(in_features, outputs, bias=bias, device=device, dtype=dtype)
+
+    def extra_repr(self) -> str:
+        names = ("reduction", "ignore_index", "label_smoothing", "options")
+        values = {
+            "in_features": self.linear.in_features,
+            "num_classes": self.num_classes,
+            "out_features": self.out_features,
+            "bias": self.linear.bias is not None,
+            **{name: getattr(self, name) for name in names},
+        }
+        return ", ".join(f"{name}={value}" for name, value in values.items())
+
+
+if TYPE_CHECKING:
+    from torch.nn import LinearCrossEntropyLoss, LinearCrossEntropyOptions
+    from torch.nn.functional import linear_cross_entropy
+else:
+    # Since 2.13. Without them options= is refused, the module has a base of ours, and the function is composed.
+    LinearCrossEntropyOptions = getattr(torch.nn, "LinearCrossEntropyOptions", None)
+    linear_cross_entropy = getattr(torch.nn.functional, "linear_cross_entropy", None)
+    LinearCrossEntropyLoss = getattr(torch.nn, "LinearCrossEntropyLoss", None) or _LinearCrossEntropyLoss
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for what a device was asked to do."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

@@ -1,0 +1,167 @@
+"""The arguments that torch's function of the same name has: which calls it would accept, and how it is called."""
+
+from numbers import Real
+from typing import Any, NamedTuple
+
+from torch_aclnn_ops._numerics import accumulation_dtype
+from torch_aclnn_ops._torch_compat import public
+from torch_aclnn_ops._torch_compat.public import Buffer, LinearCrossEntropyOptions
+from torch_aclnn_ops.functional._drop_in import (
+    call_torch_function,
+    float32_autocast_dtype,
+    is_ordinary,
+    lower_precision_autocast_dtype,
+    on_one_device,
+    overrides_torch,
+)
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+REDUCTIONS = ("none", "mean", "sum")
+_PLAIN_TYPES = (Tensor, Parameter, Buffer, type(None))
+
+
+class TorchArguments(NamedTuple):
+    """The arguments of torch's function of the same name, but for its options."""
+
+    input: Tensor
+    linear_weight: Tensor
+    target: Tensor
+    linear_bias: Tensor | None
+    weight: Tensor | None
+    reduction: str
+    ignore_index: int | None
+    label_smoothing: float
+
+
+def are_plain(*tensors: object) -> bool:
+    """Return whether no argument is a tensor of a class of its own."""
+    for tensor in tensors:  # not all(), which would be a call for each
+        if type(tensor) not in _PLAIN_TYPES:
+            return False
+    return True
+
+
+def widen_to(input: Tensor, weight: Tensor) -> Tensor:
+    """Return weights of classes or rows in the dtype that losses are computed in."""
+    return weight.to(accumulation_dtype(lower_precision_autocast_dtype(input)))
+
+
+def is_supported(given: TorchArguments, classes: int | None = None) -> bool:
+    """Return whether torch would accept the arguments; it makes the errors for those that it would not.
+
+    Beyond torch's shapes, rows may be in an input of shape (B, T, H), and the head may have only some of ``classes``.
+    """
+    input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing = given
+    if not _are_supported_tensors(input, linear_weight, target, linear_bias, weight):
+        return False
+    shape, head_shape = input.shape, linear_weight.shape
+    if len(shape) == 0 or len(head_shape) < 2 or shape[-1] != head_shape[-1]:
+        return False
+    classes = head_shape[0] if classes is None else classes
+    positions = head_shape[1:-1]
+    if classes == 0 or 0 in positions or (positions and len(shape) != 2):
+        return False
+    if linear_bias is not None and linear_bias.shape != head_shape[:-1]:
+        return False
+    if weight is not None and weight.shape != (classes,):
+        return False
+    if (
+        not isinstance(reduction, str)
+        or reduction not in REDUCTIONS
+        or not isinstance(label_smoothing, Real)
+        or not 0 <= label_smoothing <= 1
+    ):
+        return False
+    if ignore_index is not None and not isinstance(ignore_index, int):
+        return False
+    if weight is not None and not has_loss_dtype(weight, input):
+        return False
+    if target.shape == (*shape[:-1], classes, *positions):
+        return target.is_floating_point() and ignore_index is None
+    if weight is not None and weight.requires_grad:
+        return False
+    return target.shape == (*shape[:-1], *positions) and target.dtype in (torch.int64, torch.uint8)
+
+
+def _are_supported_tensors(
+    input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None, weight: Tensor | None
+) -> bool:
+    """Return whether layouts, devices and the dtypes of the products fit."""
+    products = [input, linear_weight] if linear_bias is None else [input, linear_weight, linear_bias]
+    given = products if weight is None else [*products, weight]
+    if not isinstance(target, Tensor):
+        return False
+    if not are_plain(*given, target) and (overrides_torch(target) or not is_ordinary(*given)):
+        return False
+    for tensor in given:
+        if tensor is None or not tensor.is_floating_point() or tensor.layout is not torch.strided:
+            return False
+    if any([tensor.device != target.device for tensor in given]):
+        tensors = {"input": input, "linear_weight": linear_weight, "target": target, "linear_bias": linear_bias}
+        return on_one_device("linear_cross_entropy", **tensors, weight=weight)
+    if all([tensor.dtype == input.dtype for tensor in products]):
+        return True
+    return len(set(map(lower_precision_autocast_dtype, products))) == 1
+
+
+def has_loss_dtype(weight: Tensor, input: Tensor) -> bool:
+    """Return whether a class weight has the dtype of the logits, or that of the loss, or gets it from autocast."""
+    in_autocast = float32_autocast_dtype(input) != lower_precision_autocast_dtype(input)
+    if in_autocast:
+        return float32_autocast_dtype(weight) == torch.float32
+    return weight.dtype in (input.dtype, accumulation_dtype(input.dtype))
+
+
+def class_weight_dtypes(input: Tensor) -> str:
+    """Return what dtypes a class weight may have, for an error."""
+    return " or ".join(map(str, dict.fromkeys((input.dtype, accumulation_dtype(input.dtype)))))
+
+
+def left_to_torch(given: TorchArguments, torchs_options: "LinearCrossEntropyOptions | None" = None) -> Tensor:
+    """Call torch's function of the same name, or the two functions that it stands for where torch has none."""
+    input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing = given
+    if public.linear_cross_entropy is not None:
+        options = dict[str, Any](zip(given._fields[3:], given[3:], strict=True), options=torchs_options)
+        return call_torch_function(public.linear_cross_entropy, input, linear_weight, target, **options)
+    _check_shapes(input, linear_weight, linear_bias)
+    shape = (*input.shape[:-1], *linear_weight.shape[:-1])
+    if target.shape == shape and ignore_index is not None:
+        raise RuntimeError(
+            f"linear_cross_entropy: ignore_index must be None with probabilities as target, but it is {ignore_index}"
+        )
+    head = linear_weight.reshape(-1, linear_weight.shape[-1])
+    logits = torch.nn.functional.linear(input, head, None if linear_bias is None else linear_bias.reshape(-1))
+    return torch.nn.functional.cross_entropy(
+        logits.reshape(shape),
+        target,
+        weight=weight,
+        reduction=reduction,
+        ignore_index=-100 if ignore_index is None else ignore_index,
+        label_smoothing=label_smoothing,
+    )
+
+
+def _check_shapes(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> None:
+    """Refuse shapes that ``linear`` or ``cross_entropy`` would take for something else."""
+    if input.dim() not in (1, 2):
+        raise RuntimeError(
+            f"linear_cross_entropy: input must have shape (H,) or (N, H), but its shape is {list(input.shape)}"
+        )
+    if linear_weight.dim() < 2 or linear_weight.shape[-1] != input.shape[-1]:
+        raise RuntimeError(
+            f"linear_cross_entropy: linear_weight must have shape (C, H) or (C, d_1, ..., d_K, H) with H ="
+            f" {input.shape[-1]}, as input has, but its shape is {list(linear_weight.shape)}"
+        )
+    if linear_weight.dim() > 2 and input.dim() != 2:
+        raise RuntimeError(
+            "linear_cross_entropy: input must have shape (N, H) with a linear_weight of shape"
+            f" {list(linear_weight.shape)}, but its shape is {list(input.shape)}"
+        )
+    if linear_bias is not None and linear_bias.shape != linear_weight.shape[:-1]:
+        raise RuntimeError(
+            f"linear_cross_entropy: linear_bias must have shape {list(linear_weight.shape[:-1])}, as linear_weight has"
+            f" without H, but its shape is {list(linear_bias.shape)}"
+        )

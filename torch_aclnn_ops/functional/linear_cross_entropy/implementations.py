@@ -1,0 +1,259 @@
+"""What an implementation is given, which one computes a call, and the implementations: each runs to its end.
+
+=============================  =====================================================================================
+a plain loss of few logits     ``small_loss``: in few calls, which hold all logits
+another scalar loss            ``loss_with_gradients``: made together with its gradients, chunk by chunk
+everything else                ``loss_of_statistics``: of a few numbers of each row, which have every derivative. They
+                               are reduced by CANN's fused operators or by chunks, for each position of a K-dimensional
+                               loss, or by all processes that share a vocabulary
+=============================  =====================================================================================
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
+from torch_aclnn_ops._numerics import accumulation_dtype, widen
+from torch_aclnn_ops._torch_compat.derivatives import is_functorch_wrapped_tensor, is_legacy_batchedtensor
+from torch_aclnn_ops._torch_compat.modes import is_any_autocast_enabled
+from torch_aclnn_ops._torch_compat.public import in_jit_trace
+from torch_aclnn_ops.functional._drop_in import check_no_tangent, lower_precision_autocast_dtype
+from torch_aclnn_ops.functional.linear_cross_entropy import autograd
+from torch_aclnn_ops.functional.linear_cross_entropy._arguments.options import (
+    check_outputs_of_probabilities,
+    check_token_weight,
+)
+from torch_aclnn_ops.functional.linear_cross_entropy._arguments.torch_function import TorchArguments, widen_to
+from torch_aclnn_ops.functional.linear_cross_entropy._distributed import check_not_local
+from torch_aclnn_ops.functional.linear_cross_entropy.losses import (
+    LinearCrossEntropyOutput,
+    LossOptions,
+    Rows,
+    assemble,
+    check_targets,
+    divisors,
+    rows_of,
+    with_outputs,
+)
+from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import VocabularyShards, vocab_parallel_statistics
+from torch_aclnn_ops.ops.linear_cross_entropy import tiling
+from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, PlainLoss, RequestedOutputs
+from torch_aclnn_ops.ops.linear_cross_entropy.kernels import choose_kernels, has_small_loss_kernel
+from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients, Statistics
+from torch_aclnn_ops.ops.linear_cross_entropy.tiling import LogitOptions
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+_REAL = (Tensor, torch.nn.Parameter)  # fake tensors have no memory
+
+
+class LossCall(NamedTuple):
+    """A call of :func:`linear_cross_entropy` whose arguments were checked.
+
+    Attributes:
+        inputs: the arguments of the kernels, with the caller's class indices. The head may have dimensions of positions
+            between its own two; the targets have the positions of a row one after the other.
+        token_weight: factor of each row's loss, shape (N,).
+        options: of the loss.
+        shape: of class indices.
+        shards: the cut of the vocabulary, if several processes share it.
+        reduce_input_grad: sum the gradient of the input over these processes.
+    """
+
+    inputs: Inputs
+    token_weight: Tensor | None
+    options: LossOptions
+    shape: tuple[int, ...]
+    shards: VocabularyShards | None
+    reduce_input_grad: bool
+
+
+_Result = Tensor | LinearCrossEntropyOutput
+_Reduce = Callable[[Inputs], Statistics]
+
+
+def prepare(
+    given: TorchArguments,
+    token_weight: Tensor | None,
+    logit_options: LogitOptions,
+    loss_options: LossOptions,
+    shards: VocabularyShards | None,
+    reduce_input_grad: bool,
+) -> LossCall:
+    """Check what torch's function does not have, cast as autocast asks for, and flatten rows."""
+    input, linear_weight, target, linear_bias, weight, *_ = given
+    # Dynamo does not trace a grad_fn.
+    if shards is None and not torch.compiler.is_compiling() and linear_weight.grad_fn is not None:
+        check_not_local(linear_weight)
+    shape = (*input.shape[:-1], *linear_weight.shape[1:-1])
+    if target.is_floating_point():
+        check_outputs_of_probabilities(loss_options.outputs)
+    elif weight is not None:
+        check_no_tangent("linear_cross_entropy", weight)
+    if token_weight is not None:
+        check_token_weight(token_weight, shape, input)
+        token_weight = widen_to(input, token_weight).reshape(-1)
+    weight = None if weight is None else widen_to(input, weight)
+    if is_any_autocast_enabled():
+        dtype = lower_precision_autocast_dtype(input)
+        input, linear_weight = input.to(dtype), linear_weight.to(dtype)
+        linear_bias = None if linear_bias is None else linear_bias.to(dtype)
+    gradients = (False, False, False)
+    if torch.is_grad_enabled():
+        bias_grad = linear_bias is not None and linear_bias.requires_grad
+        gradients = (input.requires_grad, linear_weight.requires_grad, bias_grad)
+    if logit_options.softcap is not None:
+        logit_options = logit_options.without_needless_softcap(accumulation_dtype(input.dtype))
+    is_smoothed = True if loss_options.label_smoothing > 0 else False  # a branch makes it a constant of compiled code
+    inputs = Inputs(
+        input if input.dim() == 2 else input.reshape(math.prod(input.shape[:-1]), input.shape[-1]),
+        linear_weight,
+        linear_bias,
+        target if target.dim() == 1 and target.dtype == torch.int64 else _rows_of_target(target, linear_weight),
+        weight,
+        logit_options,
+        RequestedOutputs(is_smoothed, "entropy" in loss_options.outputs, loss_options.needs_tokens, gradients),
+    )
+    if logit_options.max_memory is not None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if any(tensor is not None and tensor.requires_grad for tensor in inputs[:5]):
+            inputs.tile_rows()  # too little memory for the backward pass is refused now
+    return LossCall(inputs, token_weight, loss_options, shape, shards, reduce_input_grad)
+
+
+def _rows_of_target(target: Tensor, linear_weight: Tensor) -> Tensor:
+    """Return the targets of all rows, the positions of a row one after the other."""
+    if not target.is_floating_point():
+        return target.reshape(-1).long()
+    if linear_weight.dim() > 2:
+        target = target.movedim(1, -1)
+    return target.reshape(math.prod(target.shape[:-1]), target.shape[-1])
+
+
+def choose(call: LossCall) -> Callable[[LossCall], _Result]:
+    """Choose the implementation; nobody asks again what serves a call."""
+    inputs, head = call.inputs, call.inputs.linear_weight
+    has_positions = head.dim() > 2
+    reduce: _Reduce
+    if call.shards is not None:
+        reduce = partial(
+            vocab_parallel_statistics,
+            shards=call.shards,
+            reduce_input_grad=call.reduce_input_grad,
+            loss_options=call.options,
+        )
+    else:
+        can_make_gradients = call.options.is_scalar and not has_positions and _can_make_gradients(call)
+        if can_make_gradients and _is_small(call):
+            return small_loss
+        while head.dim() > 2:  # the kernels are given the head of one position
+            head = head.select(1, 0)
+        kernels = choose_kernels(inputs._replace(linear_weight=head) if has_positions else inputs)
+        if can_make_gradients and kernels.why_not_fused is not None:
+            return loss_with_gradients
+        reduce = partial(autograd.statistics, kernels=kernels)
+    return partial(loss_of_statistics, reduce=partial(_of_positions, reduce=reduce) if has_positions else reduce)
+
+
+def _can_make_gradients(call: LossCall) -> bool:
+    """Return whether a scalar loss can be computed together with its gradients.
+
+    It cannot inside transforms and ``torch.jit.trace``, and for derivatives by other arguments.
+    """
+    inputs, token_weight = call.inputs, call.token_weight
+    if True not in inputs.requested.gradients or in_functorch_transform():
+        return False
+    if not torch.compiler.is_compiling():
+        if in_jit_trace():
+            return False
+        for tensor in (*inputs[:5], token_weight):
+            if tensor is None:
+                continue
+            if is_functorch_wrapped_tensor(tensor) or is_legacy_batchedtensor(tensor):
+                return False
+            if forward_ad.unpack_dual(tensor).tangent is not None:
+                return False
+    for tensor in (inputs.target, inputs.class_weight, token_weight):
+        if tensor is not None and tensor.requires_grad:
+            return False
+    return True
+
+
+def _is_small(call: LossCall) -> bool:
+    """Return whether the loss is plain, and may hold all logits and two tensors of their size."""
+    inputs, options = call.inputs, call.options
+    if call.token_weight is not None or inputs.class_weight is not None or torch.compiler.is_compiling():
+        return False
+    if options.label_smoothing or options.lse_square_scale or options.outputs or options.zero_if_all_ignored:
+        return False
+    weight, logits = inputs.linear_weight, inputs.options
+    if weight.dtype != torch.float32 or type(weight) not in _REAL or inputs.target.is_floating_point():
+        return False
+    if inputs.linear_bias is not None or logits.softcap is not None or logits.temperature != 1:
+        return False
+    if logits.chunk_size is not None or logits.max_memory is not None:
+        return False
+    return 0 < 12 * inputs.input.shape[0] * weight.shape[0] <= tiling.LOGITS_BYTES and has_small_loss_kernel(weight)
+
+
+def small_loss(call: LossCall) -> _Result:
+    """Compute a plain loss in few calls, unless its targets say no."""
+    value = autograd.small_loss(call.inputs, PlainLoss(call.options.reduction, call.options.ignore_index))
+    return loss_with_gradients(call) if value is None else value
+
+
+def loss_with_gradients(call: LossCall) -> _Result:
+    """Compute a scalar loss together with its gradients."""
+    options = call.options
+    inputs, rows = _weighed(call)
+    check_targets(call.inputs.target, rows)
+    coefficients, nan_if_empty = rows.coefficients, None
+    if options.reduction == "mean":
+        divisor, count, nan_if_empty = divisors(rows, options)
+        pairs = zip(coefficients, (divisor, divisor, divisor, count), strict=True)
+        coefficients = Coefficients._make(None if factor is None else factor / by for factor, by in pairs)
+    loss, tokens = autograd.loss(inputs, coefficients)
+    return with_outputs(loss if nan_if_empty is None else loss + nan_if_empty, tokens, rows, options, call.shape)
+
+
+def loss_of_statistics(call: LossCall, reduce: _Reduce) -> _Result:
+    """Compute a loss from the statistics of every row, which ``reduce`` makes."""
+    inputs, rows = _weighed(call)
+    if call.shards is None:
+        check_targets(call.inputs.target, rows)
+    statistics = reduce(inputs)
+    if call.shards is not None:
+        check_targets(call.inputs.target, rows)  # now that no process waits for this one
+    return assemble(statistics, rows, call.options, call.shape)
+
+
+def _weighed(call: LossCall) -> tuple[Inputs, Rows]:
+    """Return what the kernels are given, and the factors of the rows' losses."""
+    classes = call.inputs.linear_weight.shape[0] if call.shards is None else call.shards.total
+    rows = rows_of(call.inputs, call.token_weight, classes, call.options)
+    return call.inputs._replace(target=rows.target, class_weight=rows.class_weight), rows
+
+
+def _of_positions(inputs: Inputs, reduce: _Reduce) -> Statistics:
+    """Reduce the logits of every row at every position of a K-dimensional loss, one linear layer per position."""
+    weight, bias = inputs.linear_weight, inputs.linear_bias
+    classes, positions = weight.shape[0], math.prod(weight.shape[1:-1])
+    wide_input = widen(inputs.input)  # so that the gradients of the positions add up in float32
+    # unbind, not an index for each position, whose gradient would be a whole head
+    weights = weight.reshape(classes, positions, weight.shape[-1]).unbind(1)
+    biases = (None,) * positions if bias is None else bias.reshape(classes, positions).unbind(1)
+    targets = inputs.target.reshape(-1, positions, *inputs.target.shape[1:]).unbind(1)
+    parts = [
+        reduce(
+            inputs._replace(
+                input=wide_input.to(weight.dtype), linear_weight=one_weight, linear_bias=one_bias, target=target
+            )
+        )
+        for one_weight, one_bias, target in zip(weights, biases, targets, strict=True)
+    ]
+    return Statistics._make(
+        None if column[0] is None else torch.stack(column, 1).reshape(-1) for column in zip(*parts, strict=True)
+    )

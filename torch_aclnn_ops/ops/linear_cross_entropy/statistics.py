@@ -1,0 +1,95 @@
+"""What the logits of each row are reduced to, and the losses that are made of it."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# Targets that are no class of the head: of an ignored row, and of a row whose class is in another part.
+IGNORED = -1
+ELSEWHERE = -2
+
+
+class Statistics(NamedTuple):
+    """What the logits ``z`` of each row are reduced to, shape (N,) each; ``max`` is a constant to derivatives."""
+
+    logits_max: Tensor  # ``max z``
+    log_sum_exp: Tensor  # ``log sum exp(z - max)``
+    predicted: Tensor  # ``z[target] - max``, or ``sum(target * class_weight * (z - max))`` for probabilities
+    weighted: Tensor | None = None  # ``sum(class_weight * (z - max))``
+    entropy: Tensor | None = None  # of the softmax, in nats
+    predicted_tokens: Tensor | None = None  # the class of the largest logit
+
+    def without(self, ignored: Tensor) -> "Statistics":
+        """Return zeros for ignored rows, and the predicted token -1."""
+        *values, tokens = (None if rows is None else rows.masked_fill(ignored, 0) for rows in self)
+        return Statistics._make((*values, None if tokens is None else tokens.masked_fill(ignored, -1)))
+
+
+class Coefficients(NamedTuple):
+    """The factors of each row's statistics in its loss, shape (N,) each; ``square`` belongs to the z-loss."""
+
+    log_sum_exp: Tensor
+    predicted: Tensor
+    weighted: Tensor | None = None
+    square: Tensor | None = None
+
+
+def cross_entropies(statistics: Statistics, coefficients: Coefficients) -> Tensor:
+    """Return the loss of every row without the z-loss.
+
+    It is ``sum_v Q_v (log sum exp(z) - z_v)``, where Q is the weighted and smoothed target.
+    """
+    loss = coefficients.log_sum_exp * statistics.log_sum_exp - coefficients.predicted * statistics.predicted
+    if coefficients.weighted is not None and statistics.weighted is not None:
+        loss = loss - coefficients.weighted * statistics.weighted
+    return loss
+
+
+def z_losses(statistics: Statistics, coefficients: Coefficients) -> Tensor | None:
+    """Return ``lse_square_scale * logsumexp(z)^2`` of every row, if it is part of the loss."""
+    if coefficients.square is None:
+        return None
+    return coefficients.square * (statistics.logits_max + statistics.log_sum_exp).square()
+
+
+def losses_of_rows(statistics: Statistics, coefficients: Coefficients) -> Tensor:
+    """Return the loss of every row."""
+    losses, z_loss = cross_entropies(statistics, coefficients), z_losses(statistics, coefficients)
+    return losses if z_loss is None else losses + z_loss
+
+
+def combine(
+    found: Statistics, target_probability_sums: Tensor, parts: Sequence[slice], class_weight: Tensor | None
+) -> Statistics:
+    """Compute the statistics of all classes from those of parts of the vocabulary, in differentiable torch calls.
+
+    With each part's maximum m_r and log-sum-exp l_r, and m and l those of all, part r has the share
+    ``exp(l_r + m_r - m - l)`` of the probabilities. Sums over ``z - m_r`` become sums over ``z - m`` by adding ``m_r -
+    m`` times the sum of the factors.
+
+    The results of the parts have shape (parts, N) each; ``target_probability_sums`` are those of each row's target
+    distribution, ``parts`` the classes of each part, and ``class_weight`` is that of all classes.
+    """
+    maxima = found.logits_max.detach()
+    logits_max = maxima.amax(0)
+    shift = maxima - logits_max
+    log_sum_exp = (found.log_sum_exp + shift).logsumexp(0)
+    # A part whose classes are all masked by their bias has the shift -inf; 0 times that is to be 0.
+    shifts = torch.where(target_probability_sums == 0, 0, target_probability_sums * shift)
+    predicted = (found.predicted + shifts).sum(0)
+    weighted = entropy = tokens = None
+    if found.weighted is not None:
+        factors = [part.stop - part.start if class_weight is None else class_weight[part].sum() for part in parts]
+        sums = [factor * row for factor, row in zip(factors, shift.unbind(), strict=True)]
+        weighted = (found.weighted + torch.stack(sums)).sum(0)
+    if found.entropy is not None:
+        log_shares = found.log_sum_exp + shift - log_sum_exp
+        shares = log_shares.exp()
+        entropy = (shares * (found.entropy - log_shares.masked_fill(shares == 0, 0))).sum(0)
+    if found.predicted_tokens is not None:
+        classes = [row + part.start for row, part in zip(found.predicted_tokens.unbind(), parts, strict=True)]
+        largest = maxima.argmax(0, keepdim=True)  # the first of equals
+        tokens = torch.stack(classes).gather(0, largest).squeeze(0)
+    return Statistics(logits_max, log_sum_exp, predicted, weighted, entropy, tokens)
