@@ -26,7 +26,7 @@ _SUFFIX = "GetWorkspaceSize"  # of a phase one
 # What a call only asks.
 _NOT_DRAWN = ("_torch_compat/", "_extension.py")
 
-_COLUMN, _LINE, _MARGIN, _HEAD = 264, 15, 12, 22
+_COLUMN, _LINE, _MARGIN, _HEAD = 344, 15, 12, 22
 _STYLE = (
     "text{font:12px sans-serif;fill:#222}.t{font-weight:bold}.m{font-family:monospace;font-size:11px}"
     "rect{rx:6;stroke:#5c6bc0;stroke-width:1}.l{fill:#556}"
@@ -68,11 +68,16 @@ def record() -> dict[str, list[Lane]]:
 
 def _python_lanes(function: Callable[[], Tensor]) -> list[Lane]:
     files = list(dict.fromkeys(file for file, _ in calls_of(function) if not file.startswith(_NOT_DRAWN)))
-    titles = {"functional": "the drop-in and its derivatives", "ops": "the raw operator, and which way to go"}
+    titles = {
+        "functional": "the drop-in and its derivatives",
+        "_autograd": "the form that autograd needs",
+        "ops": "the raw operator and its kernels",
+    }
     lanes = []
     for folder, title in titles.items():
         names = tuple(file.removeprefix(f"{folder}/") for file in files if file.startswith(f"{folder}/"))
-        lanes.append(Lane(title, f"torch_aclnn_ops/{folder}/", names))
+        if names:
+            lanes.append(Lane(title, f"torch_aclnn_ops/{folder}/", names))
     return lanes
 
 
