@@ -177,3 +177,9 @@ def test_a_class_weight_of_neither_inputs_nor_the_losss_dtype_is_refused_by_name
     accepted = f"weight must have dtype {dtype} or torch.float32, but it has {other}"
     with pytest.raises(RuntimeError, match=f"^linear_cross_entropy: {accepted}$"):
         ours.linear_cross_entropy(input, head, _INDICES, weight=torch.ones(9, dtype=other))
+
+
+def test_a_head_of_another_dtype_is_reported_before_a_class_weight_as_by_torch():
+    input, head, _ = _tensors(torch.float64)
+    with pytest.raises(RuntimeError, match="expected m1 and m2 to have the same dtype"):
+        ours.linear_cross_entropy(input, head.float(), _INDICES, weight=torch.ones(9))

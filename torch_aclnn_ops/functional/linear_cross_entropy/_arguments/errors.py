@@ -118,9 +118,11 @@ def _check_types(given: TorchArguments) -> None:
 
 def _check_class_weight(given: TorchArguments) -> None:
     """Raise for a class weight in a dtype that torch refuses without its name: that of neither input nor loss."""
-    input, _, target, _, weight, *_ = given
+    input, linear_weight, target, _, weight, *_ = given
     if weight is None or overrides_torch(weight) or not is_ordinary(input, weight) or target.is_floating_point():
         return
+    if lower_precision_autocast_dtype(linear_weight) != lower_precision_autocast_dtype(input):
+        return  # torch multiplies them first
     if not has_loss_dtype(weight, input):
         accepted = class_weight_dtypes(input)
         raise RuntimeError(f"linear_cross_entropy: weight must have dtype {accepted}, but it has {weight.dtype}")
