@@ -202,8 +202,10 @@ def test_every_environment_variable_of_the_package_that_a_page_names_is_read_som
     patterns = (
         "setup.py",
         "torch_aclnn_ops/**/*.py",
-        "csrc/**/*.[ch]*",
-        "host-npu/csrc/**/*.[ch]*",
+        "csrc/**/*.cpp",
+        "csrc/**/*.h",
+        "host-npu/csrc/**/*.cpp",
+        "host-npu/csrc/**/*.h",
         "host-npu/csrc/*.py",
         "host-npu/host_npu/*.py",
     )
