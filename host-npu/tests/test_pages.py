@@ -35,7 +35,7 @@ def test_the_command_has_the_options_that_the_readme_names():
 
 
 def test_every_environment_variable_that_a_page_names_is_read_somewhere():
-    patterns = ("setup.py", "csrc/**/*.[ch]*", "csrc/*.py", "host_npu/**/*.py")
+    patterns = ("setup.py", "csrc/**/*.cpp", "csrc/**/*.h", "csrc/*.py", "host_npu/**/*.py")
     text = "".join(path.read_text() for pattern in patterns for path in PROJECT.glob(pattern))
     assert not [name for name in _named(r"\b(HOST_NPU_[A-Z_]+)\b") if name not in text]
 

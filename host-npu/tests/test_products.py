@@ -1,6 +1,5 @@
 """On the host NPU products of 16-bit matrices are computed in float32 and rounded once, as on a device."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from typing import Any
 
 import products
 import pytest
+from tests._output import read_json
 
 _TESTS = Path(__file__).parent
 
@@ -24,7 +24,7 @@ def found() -> dict[str, Any]:
         timeout=300,
     )
     assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout.splitlines()[-1])
+    return read_json(result.stdout)
 
 
 @pytest.mark.parametrize("dtype", products.DTYPES)

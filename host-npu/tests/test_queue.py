@@ -4,7 +4,6 @@ Every program runs in a process of its own; this one has no NPU.
 """
 
 import functools
-import json
 import os
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests._output import read_json
 
 _PROGRAM = Path(__file__).parent / "queue_facts.py"
 _MODES = {
@@ -40,7 +40,7 @@ def _results(mode: str, *arguments: str) -> Any:
         timeout=300,
     )
     assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout.splitlines()[-1])
+    return read_json(result.stdout)
 
 
 def _found(what: str, mode: str) -> Any:
