@@ -165,6 +165,14 @@ def _differences(what: str, actual: list[Any], expected: list[Any], is_random: b
     return wrong, exact
 
 
+def _is_no_worse(actual: list[Any], cpus: list[Any], wide: list[Any]) -> bool:
+    """Return whether results are as close to float32's as those of a CPU that adds up in 16 bits."""
+    return all(
+        one is other is None or (one.float() - truth.float()).norm() <= 1.5 * (other.float() - truth.float()).norm()
+        for one, other, truth in zip(actual, cpus, wide, strict=True)
+    )
+
+
 def compare(operator: Any, dtype: torch.dtype) -> dict[str, Any]:
     """Return the faults of an operator, what the NPU refuses of it, and whether its numbers are the CPU's."""
     faults: list[str] = []
@@ -192,7 +200,10 @@ def compare(operator: Any, dtype: torch.dtype) -> dict[str, Any]:
             exact &= is_exact
             if wrong and dtype == torch.bfloat16 and not is_exact:
                 # A CPU rounds to 16 bits in between.
-                wrong, _ = _differences(what, results, _in_float32(operator, sample)[what == "gradient"], is_random)
+                wide = _in_float32(operator, sample)[what == "gradient"]
+                wrong, _ = _differences(what, results, wide, is_random)
+                if wrong and _is_no_worse(results, truths, wide):
+                    wrong = []
             faults += wrong
     return {"faults": faults, "refusals": refusals, "exact": exact, "compared": compared, "random": random}
 
