@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/installed
 
 BUILT := $(VENV)/built
 BUILT_HOST_NPU := $(VENV)/built_host_npu
-SOURCES := setup.py $(shell find csrc -name '*.cpp' -o -name '*.h')
+SOURCES := setup.py $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.py')
 HOST_NPU_SOURCES := host-npu/setup.py $(shell find host-npu/csrc -name '*.cpp' -o -name '*.h' -o -name '*.py')
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 

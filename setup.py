@@ -14,7 +14,9 @@ and torch_npu is not imported.
 import importlib.util
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 # torch would import torch_npu, which cannot be loaded without CANN.
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
@@ -51,13 +53,18 @@ def is_wanted(switch: str, what: str, packages: tuple[str, ...] = ("torch", "tor
     return False
 
 
-def built_for_header() -> Path:
-    """Write the header that says for which torch and torch_npu the sources are compiled."""
-    spec = importlib.util.spec_from_file_location("built_for", ROOT / "torch_aclnn_ops" / "_built_for.py")
+def module_of(path: str) -> ModuleType:
+    """Run a file of this project that can be used alone, without importing the package around it."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    header: Path = module.write_header(ROOT / "build" / "built_for.h")
+    return module
+
+
+def built_for_header() -> Path:
+    """Write the header that says for which torch and torch_npu the sources are compiled."""
+    header: Path = module_of("torch_aclnn_ops/_built_for.py").write_header(ROOT / "build" / "built_for.h")
     return header
 
 
@@ -70,9 +77,8 @@ def instrumentation() -> list[str]:
     return []
 
 
-def joined(sources: list[Path], target: Path) -> Path:
-    """Write a source that includes others, unless it is there, and return its path."""
-    content = "".join(f'#include "{source}"\n' for source in sources)
+def generated(target: Path, content: str) -> Path:
+    """Write a source, unless it is there, and return its path."""
     if not target.exists() or target.read_text() != content:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(content)
@@ -85,6 +91,7 @@ def extension(
     optimisation: list[str],
     includes: list[Path],
     is_joined: bool = False,
+    others: Sequence[Path] = (),
     **options: list[str],
 ) -> Extension:
     """Describe the extension of a folder of csrc to setuptools."""
@@ -94,10 +101,11 @@ def extension(
     headers = sorted(path for name in (folder, "autograd") for path in (ROOT / "csrc" / name).glob("*.h"))
     versions = built_for_header()
     # PyTorch's headers take longer than such sources, which are compiled as one.
-    compiled = [joined(sources, ROOT / "build" / f"{name}.cpp")] if is_joined else sources
+    together = "".join(f'#include "{source}"\n' for source in sources)
+    compiled = [generated(ROOT / "build" / f"{name}.cpp", together)] if is_joined else sources
     return CppExtension(
         f"torch_aclnn_ops.{name}",
-        [str(source.relative_to(ROOT)) for source in compiled],
+        [str(source.relative_to(ROOT)) for source in [*compiled, *others]],
         depends=[str(path.relative_to(ROOT)) for path in [*sources, *headers, versions]],
         extra_compile_args=[
             *("-std=c++20", "-fvisibility=hidden", "-Wall", "-Wextra", *WERROR, *optimisation),
@@ -121,6 +129,7 @@ def npu_extension(npu: Path) -> Extension:
         ["-O2", "-g0"],
         folders,
         is_joined=True,
+        others=[generated(ROOT / "build" / "aclnn_api_check.cpp", module_of("csrc/npu/aclnn_api_check.py").source())],
         library_dirs=[str(npu / "lib")],
         libraries=["torch_npu"],
     )

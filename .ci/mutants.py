@@ -231,7 +231,7 @@ def main() -> int:
     parser.add_argument("--every", action="store_true", help="every mutant, which takes days")
     arguments = parser.parse_args()
     python = _sources(PACKAGE, "*.py")
-    cpp = [path for folder in CPP for path in _sources(folder, "*.*")]
+    cpp = [path for folder in CPP for path in _sources(folder, "*.[ch]*")]
     of_python = _mutations.python(REPOSITORY, python, arguments.seed)
     of_cpp = _mutations.cpp(REPOSITORY, cpp, arguments.seed)
     judge = Judge()

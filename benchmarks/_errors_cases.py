@@ -136,6 +136,25 @@ _EMBEDDINGS = [
     ),
 ]
 
+
+def _of_normal_numbers(name: str) -> Case:
+    """Compare a raw operator that has no arguments of its own here with torch's, element by element."""
+    names = [argument.name for argument in getattr(torch.ops.torch_aclnn_ops, name).default._schema.arguments]
+    native = getattr(torch.ops.aten, name).default
+    return Case(
+        name,
+        "normal, 4,096 elements",
+        lambda d: tuple(0 if each == "reduction" else d.normal(d.size(4096)) for each in names),
+        _by_operator(name, "gradient"),
+        lambda *args: {"gradient": native(*args)},
+    )
+
+
+_OTHERS = [
+    _of_normal_numbers(name)
+    for name in ops.__all__
+    if hasattr(torch.ops.aten, name) and name not in {case.operator for case in (*_LOSSES, *_EMBEDDINGS)}
+]
 _FEATURES, _CLASSES = 64, 1000
 _LOGITS = {"logits of deviation 1": 1.0, "wide logits, of deviation 30": 30.0}
 
@@ -294,4 +313,4 @@ _STEPS = [
     )
 ]
 
-CASES: list[Case] = [*_LOSSES, *_EMBEDDINGS, *_linear_cross_entropies(), *_STEPS]
+CASES: list[Case] = [*_LOSSES, *_EMBEDDINGS, *_OTHERS, *_linear_cross_entropies(), *_STEPS]

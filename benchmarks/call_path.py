@@ -12,11 +12,13 @@ from types import FrameType
 
 import torch_aclnn_ops
 from torch_aclnn_ops import functional as F
+from torch_aclnn_ops._drop_ins import DROP_INS
 
 import torch
 
 from benchmarks._harness import MEASURED, OURS, parser, run
 from benchmarks._results import Row
+from benchmarks.losses import LOSSES
 
 PACKAGE = Path(torch_aclnn_ops.__file__).parent
 
@@ -24,16 +26,13 @@ PACKAGE = Path(torch_aclnn_ops.__file__).parent
 def cases() -> dict[str, Callable[[], torch.Tensor]]:
     """Return a function that returns a scalar loss, for each drop-in."""
     generator = torch.Generator().manual_seed(0)
-    input, target, other = (torch.rand(8, 16, generator=generator) for _ in range(3))
+    input, target = (torch.rand(8, 16, generator=generator) for _ in range(2))
     weight, classes = torch.rand(200, 16, generator=generator), torch.randint(200, (8,), generator=generator)
     for tensor in (input, weight):
         tensor.requires_grad_()
-    return {
-        "mse_loss": lambda: F.mse_loss(input, target),
-        "binary_cross_entropy": lambda: F.binary_cross_entropy(input, other),
-        "embedding": lambda: F.embedding(classes, weight).sum(),
-        "linear_cross_entropy": lambda: F.linear_cross_entropy(input, weight, classes),
-    }
+    given = {"embedding": (classes, weight), "linear_cross_entropy": (input, weight, classes)}
+    arguments = {name: given.get(name, (input, target) if name in LOSSES else (input,)) for name in DROP_INS}
+    return {name: lambda name=name: getattr(F, name)(*arguments[name]).sum() for name in DROP_INS}
 
 
 def calls_of(function: Callable[[], torch.Tensor]) -> list[tuple[str, str]]:

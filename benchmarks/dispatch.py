@@ -22,7 +22,7 @@ from benchmarks._harness import MEASURED, Call, Timing, parser, run
 from benchmarks._instructions import count_instructions, run_counted
 from benchmarks._results import Row, print_table
 
-OPERATORS = ("mse_loss_backward", "binary_cross_entropy_backward", "embedding_dense_backward")
+OPERATORS = [name for name in torch_aclnn_ops.ops.__all__ if hasattr(torch.ops.aten, name)]
 # torch_npu's binding first; the last is what the package's own autograd functions call.
 ENTRIES = ("torch.ops.aten", "torch.ops.torch_aclnn_ops", "torch_aclnn_ops.ops", "extension")
 CALLS = 200  # between two waits for the device: fewer than the queue has places
@@ -32,17 +32,16 @@ def cases() -> dict[str, dict[str, Call]]:
     """Return a call of each operator, by each of its entries."""
     generator = torch.Generator().manual_seed(0)
     one, two = (torch.rand(32, 16, generator=generator).npu() for _ in range(2))
-    gradient = torch.ones(()).npu()
-    indices = torch.randint(20, (32,), generator=generator).npu()
-    arguments = {
-        "mse_loss_backward": (gradient, one, two, 1),
-        "binary_cross_entropy_backward": (gradient, one, two, None, 1),
-        "embedding_dense_backward": (one, indices, 20, -1, False),
-    }
-    return {
-        name: {by: partial(getattr(namespace, name), *arguments[name]) for by, namespace in _namespaces().items()}
-        for name in OPERATORS
-    }
+    # By the names of arguments in schemas; the gradient of a loss is that of a mean.
+    table = {"grad_output": one, "self": one, "num_weights": 20, "padding_idx": -1, "scale_grad_by_freq": False}
+    table["indices"] = torch.randint(20, (32,), generator=generator).npu()
+    loss = {**table, "grad_output": torch.ones(()).npu(), "target": two, "weight": None, "reduction": 1}
+    calls = {}
+    for name in OPERATORS:
+        names = [argument.name for argument in getattr(torch.ops.torch_aclnn_ops, name).default._schema.arguments]
+        arguments = [(loss if "reduction" in names else table)[each] for each in names]
+        calls[name] = {by: partial(getattr(it, name), *arguments) for by, it in _namespaces().items()}
+    return calls
 
 
 def _namespaces() -> dict[str, object]:

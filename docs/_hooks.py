@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
+_filled = runpy.run_path(str(ROOT / "docs/_tables.py"))["filled"]
 _LINK = re.compile(r"(?<=\]\()([^)#\s]+)(?=[)#])")
 
 
@@ -32,10 +34,19 @@ def _links(path: str, text: str) -> Iterator[tuple[str, str]]:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Let blocks of ```math be formulas, as they are where repositories are hosted."""
+    """Let blocks of ```math be formulas, as they are where repositories are hosted; list the pages of operators."""
     fences = config.mdx_configs.setdefault("pymdownx.superfences", {}).setdefault("custom_fences", [])
     fences.append({"name": "math", "class": "math", "format": lambda source, *_, **__: mathml(source, "block")})
+    config.nav = [_with_all_pages(entry) for entry in config.nav or []]
     return config
+
+
+def _with_all_pages(entry: Any) -> Any:
+    """Return an entry of the navigation with the pages that fit its pattern, if it is one."""
+    ((title, pages),) = entry.items()
+    if not isinstance(pages, str) or "*" not in pages:
+        return entry
+    return {title: [path.relative_to(ROOT / "docs").as_posix() for path in sorted((ROOT / "docs").glob(pages))]}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -55,7 +66,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn links between files of the repository into links between pages of the site."""
+    """Fill the tables of operators, and turn links between files of the repository into links between pages."""
+    markdown = _filled(markdown)
     uri = page.file.src_uri
     if uri == "index.md":
         page.meta["hide"] = ["navigation"]  # which has this page only

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -138,8 +139,9 @@ def _drop_ins() -> Iterator[Case]:
 def _modules() -> Iterator[Case]:
     def loss(module: Callable[[], torch.nn.Module]) -> Callable[[int], list[Tensor]]:
         def call(seed: int) -> list[Tensor]:
-            make = Maker(torch.float32, seed)
-            return _loss_and_gradients(module().npu(), [make.probability(3, 4)], make.probability(3, 4))
+            make, made = Maker(torch.float32, seed), module().npu()
+            others = list(inspect.signature(made.forward).parameters)[1:]  # the target of a loss
+            return _loss_and_gradients(made, [make.probability(3, 4)], *(make.probability(3, 4) for _ in others))
 
         return call
 
@@ -155,13 +157,12 @@ def _modules() -> Iterator[Case]:
         return _loss_and_gradients(module.npu(), [hidden], target)
 
     calls = {
-        "MSELoss": loss(nn.MSELoss),
         "BCELoss": loss(lambda: nn.BCELoss(weight=torch.linspace(0.5, 1, 4))),
         "Embedding": embedding,
         "LinearCrossEntropyLoss": linear,
     }
     for name in nn.__all__:
-        yield Case("modules", name, _cached(calls[name]))
+        yield Case("modules", name, _cached(calls.get(name) or loss(getattr(nn, name))))
 
 
 LINEAR = {

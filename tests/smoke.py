@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from torch_aclnn_ops import doctor, nn, ops
 from torch_aclnn_ops import functional as ours
+from torch_aclnn_ops._drop_ins import DROP_INS
 from torch_aclnn_ops.optim import FusedEmaAdam
 
 import torch
@@ -57,14 +58,16 @@ _CALLS: dict[str, tuple[_Function, _Function, _Make, _Make]] = {
         lambda: [_indices(_CLASSES, 40)],
     ),
 }
-# The losses of an input and a target of one shape. Probabilities do for all of them.
-for _name in ours.__all__:
-    if _name.islower() and list(inspect.signature(getattr(ours, _name)).parameters)[:2] == ["input", "target"]:
+# Functions of an input, and losses of an input and a target of one shape. Probabilities do for all of them.
+for _name in DROP_INS:
+    _parameters = inspect.signature(getattr(ours, _name)).parameters.values()
+    _needed = [parameter.name for parameter in _parameters if parameter.default is parameter.empty]
+    if _needed in (["input"], ["input", "target"]):
         _CALLS[_name] = (
             getattr(ours, _name),
             getattr(F, _name),
-            lambda: [_normal(7, 33).sigmoid(), _normal(7, 33).sigmoid()],
-            list,
+            lambda: [_normal(7, 33).sigmoid()],
+            lambda others=_needed[1:]: [_normal(7, 33).sigmoid() for _ in others],
         )
 
 
@@ -76,11 +79,11 @@ def _assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype, what: st
 
 def _check_call(name: str, device: str, dtype: torch.dtype) -> None:
     function, reference, make, make_constants = _CALLS[name]
-    constants = make_constants()
+    constants = [tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in make_constants()]
     inputs = [tensor.to(device, dtype).requires_grad_() for tensor in make()]
     exact = [tensor.detach().cpu().double().requires_grad_() for tensor in inputs]
     result = function(*inputs, *(tensor.to(device) for tensor in constants))
-    expected = reference(*exact, *constants)
+    expected = reference(*exact, *(tensor.double() if tensor.is_floating_point() else tensor for tensor in constants))
     _assert_close(result, expected.detach(), dtype, name)
     grad = _normal(*expected.shape).to(dtype)
     result.backward(grad.to(device))

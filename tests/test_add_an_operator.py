@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from tests._operator_files import missing
 from tests._pages import ROOT, blocks, new_side, old_side
 
 PAGE = "docs/add_an_operator.md"
 STEPS = [block for block in blocks(PAGE) if block.title]
+FILES = sorted({step.title for step in STEPS})
+# What a command writes, which takes minutes.
+WRITTEN = "docs/precision.md"
 
 
 def apply(sources: Path) -> None:
@@ -56,9 +60,39 @@ def test_the_page_fits_the_sources(sources):
     assert _run(sources, "-c", code) == "tensor(1.)\n"
 
 
+def test_the_page_says_how_many_files_and_lines_it_takes_and_they_are_few():
+    new = [path for path in FILES if not (ROOT / path).exists()]
+    lines = [
+        line for step in STEPS for line in step.code.splitlines() if step.language != "diff" or line.startswith("+")
+    ]
+    figures = f"**{len(FILES)} files, {len(new)} of them new, with {len(lines)} lines**"
+    assert all(figures in (ROOT / page).read_text() for page in (PAGE, "CONTRIBUTING.md")), figures
+    assert len([*FILES, WRITTEN]) <= 14 and len(new) <= 8 and len(lines) <= 400
+
+
+def test_only_what_a_command_writes_is_missing_after_the_page(sources):
+    assert [found.path for found in missing(sources)] == [WRITTEN]
+
+
+@pytest.mark.parametrize("left_out", FILES)
+def test_a_file_that_is_left_out_is_named_with_what_to_write(sources, left_out):
+    path, before = sources / left_out, ROOT / left_out
+    text = path.read_text()
+    if before.exists():
+        path.write_text(before.read_text())
+    else:
+        path.unlink()
+    try:
+        assert left_out in [found.path for found in missing(sources)]
+    finally:
+        path.write_text(text)
+
+
 @pytest.mark.exhaustive
 def test_the_operator_keeps_what_drop_ins_raw_operators_and_modules_promise(sources):
-    _run(sources, "-m", "pytest", "-q", "tests/test_l1_loss.py", "tests/test_nn.py", "tests/test_layout.py", "-m", "")
+    not_measured = "--deselect=tests/test_layout.py::test_no_operator_lacks_a_file_or_an_entry"
+    tests = [f"tests/test_{name}.py" for name in ("l1_loss", "nn", "patch", "layout")]
+    _run(sources, "-m", "pytest", "-q", *tests, "-m", "", not_measured)
     for tool in (["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]):
         _run(sources, "-m", *tool)
 

@@ -18,12 +18,26 @@ INDICES = torch.tensor([0, 4, 2, 2])
 LOSS_OPTIONS = ({}, {"reduction": "none"}, {"reduction": "sum"}, {"size_average": False})
 
 
-def _is_loss(name):
-    return list(inspect.signature(getattr(nn, name).forward).parameters)[1:] == ["input", "target"]
+def _arguments(function):
+    """The names of the arguments that have no default."""
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    return [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+
+
+def _takes(name, *arguments):
+    """Whether a module is made without arguments, and called with these."""
+    module = getattr(nn, name)
+    return not _arguments(module.__init__) and _arguments(module.forward) == list(arguments)
 
 
 MODULES = [
-    *((name, options, (INPUT, TARGET)) for name in filter(_is_loss, nn.__all__) for options in LOSS_OPTIONS),
+    *(
+        (name, options, (INPUT, TARGET))
+        for name in nn.__all__
+        if _takes(name, "input", "target")
+        for options in LOSS_OPTIONS
+    ),
+    *((name, {}, (INPUT,)) for name in nn.__all__ if _takes(name, "input")),
     ("BCELoss", {"weight": torch.tensor([1.0, 2.0, 3.0]), "reduction": "none"}, (INPUT, TARGET)),
     ("Embedding", {"num_embeddings": 5, "embedding_dim": 3}, (INDICES,)),
     ("Embedding", {"num_embeddings": 5, "embedding_dim": 3, "padding_idx": -1, "max_norm": 1.0}, (INDICES,)),

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -257,7 +258,8 @@ def test_the_signatures_are_compared_with_canns_headers_where_there_are_any(tmp_
     # Where the headers of the ABI are that torch_npu's include, depends on its version.
     folders = [others, others / "third_party" / "acl" / "inc"]
     includes = ["-I", str(headers), *(f"-isystem{folder}" for folder in folders)]
-    source = str(ROOT / "csrc" / "npu" / "aclnn_api_check.cpp")
+    source = tmp_path / "check.cpp"
+    source.write_text(runpy.run_path(str(ROOT / "csrc" / "npu" / "aclnn_api_check.py"))["source"]())
     subprocess.run(["g++", *flags, *includes, source], check=True)
 
     header = headers / "aclnnop" / "aclnn_mse_loss_backward.h"

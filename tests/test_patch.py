@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import inspect
 import itertools
 import pickle
 import random
@@ -12,14 +13,17 @@ from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import torch_aclnn_ops
-from torch_aclnn_ops import functional, patch
+from torch_aclnn_ops import functional, nn, patch
+from torch_aclnn_ops._drop_ins import DROP_INS
 from torch_aclnn_ops.optim import FusedEmaAdam
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-NAMES = [name for name in ("mse_loss", "binary_cross_entropy", "embedding", "linear_cross_entropy") if hasattr(F, name)]
+from tests.test_nn import MODULES
+
+NAMES = [name for name in DROP_INS if hasattr(F, name)]
 ORIGINALS = {name: getattr(F, name) for name in NAMES}
 ADAMW = torch.optim.AdamW
 
@@ -46,9 +50,15 @@ def test_it_says_what_it_replaces():
     names = tuple(f"torch.nn.functional.{name}" for name in NAMES)
     patched = patch(adamw=True)
     assert patched.replaced == (*names, "torch.optim.AdamW")
-    assert repr(patch(mse_loss=False, embedding=False, linear_cross_entropy=False)) == (
-        "<patch of torch.nn.functional.binary_cross_entropy>"
-    )
+    others = dict.fromkeys(set(DROP_INS) - {"binary_cross_entropy"}, False)
+    assert repr(patch(**others)) == "<patch of torch.nn.functional.binary_cross_entropy>"
+
+
+def test_it_has_a_switch_for_every_drop_in_and_no_other():
+    switches = inspect.signature(patch).parameters
+    assert [name for name in switches if switches[name].default] == list(DROP_INS)
+    with pytest.raises(TypeError, match=r"^patch\(\) got an unexpected keyword argument 'mae_loss'"):
+        patch(mae_loss=True)
 
 
 @pytest.mark.parametrize("name", ["mse_loss", "adamw"])
@@ -57,49 +67,37 @@ def test_other_values_are_refused(name):
         patch(**{name: 1})
 
 
-def _losses():
-    """A call of each module of torch.nn that calls a replaced function."""
-    torch.manual_seed(0)
-    rows, truth, index = torch.rand(4, 3, requires_grad=True), torch.rand(4, 3), torch.tensor([1, 0, 2, 1])
-    modules = {
-        "mse_loss": lambda: torch.nn.MSELoss()(rows, truth),
-        "binary_cross_entropy": lambda: torch.nn.BCELoss()(rows, truth),
-        "embedding": lambda: torch.nn.Embedding(4, 3)(index),
-        "linear_cross_entropy": lambda: torch.nn.LinearCrossEntropyLoss(3, 5)(rows, index),
-    }
-    return {name: modules[name] for name in NAMES}
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in nn.__all__ if hasattr(torch.nn, name)])
 def test_modules_of_torch_call_the_functions_of_the_package(name):
-    call = _losses()[name]
-    torch.manual_seed(1)
-    expected = call()
-    torch.manual_seed(1)
-    replacement = mock.create_autospec(getattr(functional, name), side_effect=getattr(functional, name))
-    with mock.patch.object(functional, name, replacement), patch():
-        torch.testing.assert_close(call(), expected)
-    replacement.assert_called_once()
+    _, options, inputs = next(module for module in MODULES if module[0] == name)
+    module = getattr(torch.nn, name)(**options)
+    expected = module(*inputs)
+    functions = {name: getattr(functional, name) for name in NAMES}
+    replacements = {name: mock.create_autospec(it, side_effect=it) for name, it in functions.items()}
+    with mock.patch.multiple(functional, **replacements), patch():
+        torch.testing.assert_close(module(*inputs), expected)
+    assert sum(replacement.call_count for replacement in replacements.values()) == 1
 
 
-@pytest.mark.parametrize("name", NAMES)
+_INTEGERS, _TABLE = torch.ones(2, dtype=torch.int64), torch.rand(3, 2)
+LEFT_TO_TORCH = {
+    "mse_loss": lambda: F.mse_loss(_INTEGERS, _INTEGERS, reduction="sum"),
+    "binary_cross_entropy": lambda: F.binary_cross_entropy(_TABLE, _TABLE.double()),
+    "embedding": lambda: F.embedding(_INTEGERS, _TABLE.requires_grad_(), sparse=True).sum().backward(),
+    "linear_cross_entropy": lambda: F.linear_cross_entropy(_TABLE.double(), _TABLE, _INTEGERS),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in LEFT_TO_TORCH if hasattr(F, name)])
 def test_what_is_left_to_torch_reaches_torchs_function(name):
-    integers, table = torch.ones(2, dtype=torch.int64), torch.rand(3, 2)
-    calls = {
-        "mse_loss": lambda: F.mse_loss(integers, integers, reduction="sum"),
-        "binary_cross_entropy": lambda: F.binary_cross_entropy(table, table.double()),
-        "embedding": lambda: F.embedding(integers, table.requires_grad_(), sparse=True).sum().backward(),
-        "linear_cross_entropy": lambda: F.linear_cross_entropy(table.double(), table, integers),
-    }
-
     def outcome():
+        _TABLE.grad = None
         try:
-            return str(calls[name]()), str(table.grad)
+            return str(LEFT_TO_TORCH[name]()), str(_TABLE.grad)
         except Exception as error:
             return type(error), str(error)
 
     expected = outcome()
-    table.grad = None
     with patch():
         assert outcome() == expected
 
@@ -115,7 +113,9 @@ def test_a_class_that_overrides_a_function_is_told_torchs(name):
 
     tensor = torch.rand(2, 2).as_subclass(Overriding)
     with patch():
-        assert getattr(F, name)(*(tensor,) * (3 if name == "linear_cross_entropy" else 2)) is ORIGINALS[name]
+        parameters = inspect.signature(getattr(F, name)).parameters.values()
+        needed = [tensor for parameter in parameters if parameter.default is parameter.empty]
+        assert getattr(F, name)(*needed) is ORIGINALS[name]
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))

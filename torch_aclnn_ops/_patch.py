@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 from torch_aclnn_ops import functional
+from torch_aclnn_ops._drop_ins import DROP_INS
 from torch_aclnn_ops._torch_compat.modes import load_tables_of_functions
 from torch_aclnn_ops.optim import FusedEmaAdam
 
@@ -42,11 +43,8 @@ _lock = threading.RLock()
 
 def patch(
     *,
-    mse_loss: bool = True,
-    binary_cross_entropy: bool = True,
-    embedding: bool = True,
-    linear_cross_entropy: bool = True,
     adamw: bool | Mapping[str, Any] = False,
+    **functions: bool,
 ) -> "Patch":
     """Replace functions of :mod:`torch.nn.functional`, and so what modules of :mod:`torch.nn` call, by those of here.
 
@@ -58,12 +56,11 @@ def patch(
     Who has imported a function by its own name (``from torch.nn.functional import mse_loss``) goes on to have torch's.
 
     Args:
-        mse_loss: replace it.
-        binary_cross_entropy: replace it.
-        embedding: replace it.
-        linear_cross_entropy: replace it, where torch has it (since 2.13).
         adamw: replace :class:`torch.optim.AdamW` by :class:`torch_aclnn_ops.optim.FusedEmaAdam`, with all arguments of
             torch's; a mapping has options of FusedEmaAdam for all that are made, such as ``{"ema_decay": 0.999}``.
+        **functions: a drop-in of :mod:`torch_aclnn_ops.functional` by its name, such as ``mse_loss=False``: whether it
+            is put in the place of torch's, ``True`` for all. What torch does not have (``linear_cross_entropy`` before
+            2.13) is left out.
 
     Returns:
         A :class:`Patch`, which has not begun; its ``replaced`` names what it replaces.
@@ -77,15 +74,13 @@ def patch(
         torch_aclnn_ops.functional.mse_loss True
         >>> torch.nn.functional.mse_loss.__module__
         'torch.nn.functional'
-        >>> patched.replaced[0]
-        'torch.nn.functional.mse_loss'
+        >>> "torch.nn.functional.mse_loss" in patched.replaced
+        True
     """
-    wanted = {
-        "mse_loss": mse_loss,
-        "binary_cross_entropy": binary_cross_entropy,
-        "embedding": embedding,
-        "linear_cross_entropy": linear_cross_entropy,
-    }
+    for name in functions:
+        if name not in DROP_INS:
+            raise TypeError(f"patch() got an unexpected keyword argument {name!r}")
+    wanted = {name: functions.get(name, True) for name in DROP_INS}
     for name, value in {**wanted, "adamw": isinstance(adamw, Mapping) or adamw}.items():
         if not isinstance(value, bool):
             raise TypeError(f"patch: {name} must be True or False, but it is {value!r}")
@@ -215,3 +210,13 @@ class _AdamW(FusedEmaAdam):
     def __reduce__(self) -> tuple[Any, ...]:
         # The class that ``patch`` makes has no name that a pickle could look up.
         return object.__new__, (_AdamW,), self.__getstate__()
+
+
+def _signature() -> inspect.Signature:
+    """Return the signature of :func:`patch` with a switch for each drop-in."""
+    adamw, _ = inspect.signature(patch).parameters.values()
+    switches = [inspect.Parameter(name, adamw.kind, default=True, annotation=bool) for name in DROP_INS]
+    return inspect.Signature([*switches, adamw], return_annotation=Patch)
+
+
+patch.__signature__ = _signature()  # type: ignore[attr-defined]

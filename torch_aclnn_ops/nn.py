@@ -10,8 +10,6 @@ from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
 import torch
 from torch import Tensor
 
-__all__ = ["BCELoss", "Embedding", "LinearCrossEntropyLoss", "MSELoss"]
-
 
 class MSELoss(torch.nn.MSELoss):
     """Squared error of two tensors, a drop-in for :class:`torch.nn.MSELoss`.
@@ -248,3 +246,6 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
         values = {name: getattr(self, name) for name in LinearCrossEntropyLoss.__annotations__}
         changed = [f"{name}={value!r}" for name, value in values.items() if value != getattr(type(self), name)]
         return ", ".join(filter(None, [super().extra_repr(), *changed]))
+
+
+__all__ = sorted(name for name, value in globals().items() if getattr(value, "__module__", None) == __name__)

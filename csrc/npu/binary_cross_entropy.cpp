@@ -6,9 +6,10 @@
 namespace torch_aclnn_ops {
 namespace {
 
-struct BinaryCrossEntropyBackward {
-    using Cann = aclnn::BinaryCrossEntropyBackward;
+struct BinaryCrossEntropyBackward : Signature<In, In, In, In, int64_t, Out> {
     static constexpr auto name = "binary_cross_entropy_backward";
+    static constexpr auto cann = "aclnnBinaryCrossEntropyBackward";
+    static constexpr std::array parameters = {"gradOutput", "self", "target", "weightOptional", "reduction", "out"};
     static at::Tensor run(const at::Tensor& grad_output, const at::Tensor& self, const at::Tensor& target,
                           const std::optional<at::Tensor>& weight, int64_t reduction);
 };
@@ -23,8 +24,8 @@ at::Tensor BinaryCrossEntropyBackward::run(const at::Tensor& grad_output, const 
                                            int64_t reduction) {
     at::Tensor out = make_output(self.sizes(), self.options());
     const bool has_weight = weight.has_value() && weight->defined();
-    launch<aclnn::BinaryCrossEntropyBackward>(grad_output, self, with_shape_of(target, self),
-                                              has_weight ? with_shape_of(*weight, self) : at::Tensor(), reduction, out);
+    launch<BinaryCrossEntropyBackward>(grad_output, self, with_shape_of(target, self),
+                                       has_weight ? with_shape_of(*weight, self) : at::Tensor(), reduction, out);
     return out;
 }
 

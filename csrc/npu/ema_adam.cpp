@@ -10,9 +10,14 @@
 namespace torch_aclnn_ops {
 namespace {
 
-struct ApplyFusedEmaAdam {
-    using Cann = aclnn::ApplyFusedEmaAdam;
+// All factors are doubles, though the kernel computes in float.
+struct ApplyFusedEmaAdam
+    : Signature<In, Out, Out, Out, Out, In, double, double, double, double, double, int64_t, bool, double> {
     static constexpr auto name = "apply_fused_ema_adam_";
+    static constexpr auto cann = "aclnnApplyFusedEmaAdam";
+    static constexpr std::array parameters = {"grad", "varRef", "mRef",           "vRef",       "sRef",
+                                              "step", "lr",     "emaDecay",       "beta1",      "beta2",
+                                              "eps",  "mode",   "biasCorrection", "weightDecay"};
     static void run(const at::Tensor& grad, const at::Tensor& var, const at::Tensor& m, const at::Tensor& v,
                     const at::Tensor& s, const at::Tensor& step, double lr, double ema_decay, double beta1,
                     double beta2, double eps, int64_t weight_decay_mode, bool bias_correction, double weight_decay);
@@ -50,8 +55,8 @@ void ApplyFusedEmaAdam::run(const at::Tensor& grad, const at::Tensor& var, const
                          weight_decay},
                         false);
     }
-    launch<aclnn::ApplyFusedEmaAdam>(grad, InPlace{var}, InPlace{m}, InPlace{v}, InPlace{s}, step, lr, ema_decay, beta1,
-                                     beta2, eps, weight_decay_mode, bias_correction, weight_decay);
+    launch<ApplyFusedEmaAdam>(grad, InPlace{var}, InPlace{m}, InPlace{v}, InPlace{s}, step, lr, ema_decay, beta1, beta2,
+                              eps, weight_decay_mode, bias_correction, weight_decay);
     for (const at::Tensor* state : {&var, &m, &v, &s}) {
         if (!state->is_inference()) {
             state->unsafeGetTensorImpl()->bump_version();

@@ -18,9 +18,11 @@ bool skips_padding_wrongly(int64_t rows, int64_t features, int64_t num_weights, 
 
 namespace {
 
-struct EmbeddingDenseBackward {
-    using Cann = aclnn::EmbeddingDenseBackward;
+// The output is const here, and both counts are unsigned.
+struct EmbeddingDenseBackward : Signature<In, In, uint64_t, uint64_t, bool, In> {
     static constexpr auto name = "embedding_dense_backward";
+    static constexpr auto cann = "aclnnEmbeddingDenseBackward";
+    static constexpr std::array parameters = {"grad", "indices", "numWeights", "paddingIdx", "scaleGradByFreq", "out"};
     static at::Tensor run(const at::Tensor& grad_output, const at::Tensor& indices, int64_t num_weights,
                           int64_t padding_idx, bool scale_grad_by_freq);
 };
@@ -39,9 +41,8 @@ at::Tensor EmbeddingDenseBackward::run(const at::Tensor& grad_output, const at::
     const bool goes_round =
         padding_idx >= 0 && padding_idx < num_weights && !scale_grad_by_freq && grad_output.element_size() == 2 &&
         skips_padding_wrongly(indices.numel(), grad_output.size(-1), num_weights, is_deterministic());
-    launch<aclnn::EmbeddingDenseBackward>(grad_output, indices, static_cast<uint64_t>(num_weights),
-                                          padding_index_or_none(goes_round ? -1 : padding_idx), scale_grad_by_freq,
-                                          out);
+    launch<EmbeddingDenseBackward>(grad_output, indices, static_cast<uint64_t>(num_weights),
+                                   padding_index_or_none(goes_round ? -1 : padding_idx), scale_grad_by_freq, out);
     if (goes_round) {
         out.select(0, padding_idx).zero_();
     }

@@ -120,40 +120,40 @@ void describe_to(std::ostream& text, const Argument& argument) {
 
 inline c10::Device device_of_first(const at::Tensor& tensor, const auto&...) { return tensor.device(); }
 
-template <class Api, size_t... index, class... Arguments>
+template <class Operator, size_t... index, class... Arguments>
 void launch_indexed(std::index_sequence<index...>, const Arguments&... arguments) {
-    using Parameters = typename Api::Parameters;
+    using Parameters = typename Operator::Parameters;
     const auto describe_call = [&] {
         std::ostringstream text;
-        ((text << (index == 0 ? "" : ", ") << Api::parameters[index] << " ", describe_to(text, arguments)), ...);
+        ((text << (index == 0 ? "" : ", ") << Operator::parameters[index] << " ", describe_to(text, arguments)), ...);
         return text.str();
     };
-    static const std::string name = Api::name;  // made once, because the queue wants a string in every call
-    const Functions<Api>& functions = functions_of<Api>();
+    static const std::string name = Operator::cann;  // made once, because the queue wants a string in every call
+    const Functions<Operator>& functions = functions_of<Operator>();
     Launch launch(name, functions.phase_two, device_of_first(arguments...));
     const aclnn::Status status = functions.phase_one(
-        launch.convert<std::tuple_element_t<index, Parameters>>(Api::parameters[index], arguments)...,
+        launch.convert<std::tuple_element_t<index, Parameters>>(Operator::parameters[index], arguments)...,
         launch.workspace_size(), launch.executor());
     if (status != aclnn::kSuccess) {
         launch.forget_executor();
         const std::string message = take_cann_message();
         check_queue(name);  // the failure of an earlier call may be why
-        raise_status(Api::name, Phase::kOne, status, message, describe_call());
+        raise_status(Operator::cann, Phase::kOne, status, message, describe_call());
     }
     const PhaseTwoCall& call = launch.enqueue();
     if (call.status() != aclnn::kSuccess) {
-        raise_status(Api::name, Phase::kTwo, call.status(), call.message(), describe_call());
+        raise_status(Operator::cann, Phase::kTwo, call.status(), call.message(), describe_call());
     }
-    launches_of<Api>.fetch_add(1, std::memory_order_relaxed);
+    launches_of<Operator>.fetch_add(1, std::memory_order_relaxed);
 }
 
 // Calls the operator with the arguments of its phase one: tensors, optional tensors, nullptr, InPlace, and numbers of
 // exactly the type that the C function takes.
-template <class Api, class... Arguments>
+template <class Operator, class... Arguments>
 void launch(const Arguments&... arguments) {
-    static_assert(sizeof...(Arguments) == std::tuple_size_v<typename Api::Parameters>);
-    static_assert(sizeof...(Arguments) == Api::parameters.size());
-    launch_indexed<Api>(std::index_sequence_for<Arguments...>{}, arguments...);
+    static_assert(sizeof...(Arguments) == std::tuple_size_v<typename Operator::Parameters>);
+    static_assert(sizeof...(Arguments) == Operator::parameters.size());
+    launch_indexed<Operator>(std::index_sequence_for<Arguments...>{}, arguments...);
 }
 
 }  // namespace torch_aclnn_ops

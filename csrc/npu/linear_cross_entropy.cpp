@@ -21,27 +21,59 @@
 namespace torch_aclnn_ops {
 namespace {
 
-struct FusedLinearOnlineMaxSum {
-    using Cann = aclnn::FusedLinearOnlineMaxSum;
+struct FusedLinearOnlineMaxSum : Signature<In, In, In, int64_t, int64_t, Out, Out, Out, Out, Out, Out> {
     static constexpr auto name = "fused_linear_online_max_sum";
+    static constexpr auto cann = "aclnnFusedLinearOnlineMaxSum";
+    static constexpr std::array parameters = {"input",
+                                              "weight",
+                                              "target",
+                                              "vocabStartIndex",
+                                              "vocabEndIndex",
+                                              "logitsMaxLocalOut",
+                                              "sumExpLogitsLocalOut",
+                                              "predictedLogitsLocalOut",
+                                              "targetMaskOut",
+                                              "maskedTargetOut",
+                                              "vocabParallelLogitsOutOptional"};
     // logits_max, sum_exp_logits, predicted_logits, target_mask, masked_target, logits
     static std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> run(
         const at::Tensor& input, const at::Tensor& weight, const at::Tensor& target, int64_t vocab_start_index,
         int64_t vocab_end_index, bool return_logits);
 };
 
-struct FusedCrossEntropyLossWithMaxSum {
-    using Cann = aclnn::FusedCrossEntropyLossWithMaxSum;
+// labelSmoothing is a float; a double in its place would be read as another number.
+struct FusedCrossEntropyLossWithMaxSum : Signature<In, In, In, float, In, In, In, Out, Out> {
     static constexpr auto name = "fused_cross_entropy_loss_with_max_sum";
+    static constexpr auto cann = "aclnnFusedCrossEntropyLossWithMaxSum";
+    static constexpr std::array parameters = {"logitsMax",
+                                              "sumExpLogits",
+                                              "predictedLogits",
+                                              "labelSmoothing",
+                                              "inputOptional",
+                                              "weightOptional",
+                                              "vocabParallelLogitsOptional",
+                                              "lossOut",
+                                              "softMaxOutOptional"};
     // loss, softmax
     static std::tuple<at::Tensor, at::Tensor> run(const at::Tensor& logits_max, const at::Tensor& sum_exp_logits,
                                                   const at::Tensor& predicted_logits,
                                                   const std::optional<at::Tensor>& logits);
 };
 
-struct FusedLinearCrossEntropyLossGrad {
-    using Cann = aclnn::FusedLinearCrossEntropyLossGrad;
+struct FusedLinearCrossEntropyLossGrad : Signature<In, In, In, In, In, float, In, In, In, Out, Out> {
     static constexpr auto name = "fused_linear_cross_entropy_loss_grad";
+    static constexpr auto cann = "aclnnFusedLinearCrossEntropyLossGrad";
+    static constexpr std::array parameters = {"grad",
+                                              "input",
+                                              "weight",
+                                              "targetMask",
+                                              "maskedTarget",
+                                              "labelSmoothing",
+                                              "logitsMaxOptional",
+                                              "sumExpLogitsOptional",
+                                              "softmaxOptional",
+                                              "inputGradOut",
+                                              "weightGradOut"};
     // input_grad, weight_grad
     static std::tuple<at::Tensor, at::Tensor> run(const at::Tensor& grad, const at::Tensor& input,
                                                   const at::Tensor& weight, const at::Tensor& target_mask,
@@ -87,9 +119,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
     at::Tensor target_mask = make_output({(rows + 7) / 8}, input.options().dtype(at::kByte));
     at::Tensor masked_target = make_output({rows}, target.options());
     at::Tensor logits = return_logits ? make_output({rows, weight.size(0)}, input.options()) : at::Tensor();
-    launch<aclnn::FusedLinearOnlineMaxSum>(input, weight, relative_targets(target, vocab_start_index, size), int64_t{0},
-                                           size, logits_max, sum_exp_logits, predicted_logits, target_mask,
-                                           masked_target, logits);
+    launch<FusedLinearOnlineMaxSum>(input, weight, relative_targets(target, vocab_start_index, size), int64_t{0}, size,
+                                    logits_max, sum_exp_logits, predicted_logits, target_mask, masked_target, logits);
     fill_last_byte(target_mask, rows, vocab_start_index == 0 && vocab_end_index > 0);
     return {std::move(logits_max),       std::move(sum_exp_logits),
             std::move(predicted_logits), std::move(target_mask),
@@ -107,8 +138,8 @@ std::tuple<at::Tensor, at::Tensor> FusedCrossEntropyLossWithMaxSum::run(const at
     at::Tensor loss = make_output(logits_max.sizes(), logits_max.options());
     at::Tensor softmax = has_logits ? make_output(logits->sizes(), logits_max.options()) : at::Tensor();
     if (loss.numel() > 0) {
-        launch<aclnn::FusedCrossEntropyLossWithMaxSum>(logits_max, sum_exp_logits, predicted_logits, kNoLabelSmoothing,
-                                                       nullptr, nullptr, logits, loss, softmax);
+        launch<FusedCrossEntropyLossWithMaxSum>(logits_max, sum_exp_logits, predicted_logits, kNoLabelSmoothing,
+                                                nullptr, nullptr, logits, loss, softmax);
     } else {
         // CANN divides by the number of rows.
         check_in_python(name, {logits_max, sum_exp_logits, predicted_logits, logits}, false);
@@ -129,13 +160,12 @@ std::tuple<at::Tensor, at::Tensor> FusedLinearCrossEntropyLossGrad::run(
     if (is_given(softmax)) {
         // With a softmax CANN writes at the target's place without asking whether the softmax has it.
         const at::Tensor safe_target = weight.numel() == 0 ? masked_target : masked_target.clamp(0, weight.size(0) - 1);
-        launch<aclnn::FusedLinearCrossEntropyLossGrad>(grad, input, weight, target_mask, safe_target, kNoLabelSmoothing,
-                                                       nullptr, nullptr, InPlace{*softmax}, input_grad, weight_grad);
+        launch<FusedLinearCrossEntropyLossGrad>(grad, input, weight, target_mask, safe_target, kNoLabelSmoothing,
+                                                nullptr, nullptr, InPlace{*softmax}, input_grad, weight_grad);
         softmax->unsafeGetTensorImpl()->bump_version();
     } else {
-        launch<aclnn::FusedLinearCrossEntropyLossGrad>(grad, input, weight, target_mask, masked_target,
-                                                       kNoLabelSmoothing, logits_max, sum_exp_logits, nullptr,
-                                                       input_grad, weight_grad);
+        launch<FusedLinearCrossEntropyLossGrad>(grad, input, weight, target_mask, masked_target, kNoLabelSmoothing,
+                                                logits_max, sum_exp_logits, nullptr, input_grad, weight_grad);
     }
     return {std::move(input_grad), std::move(weight_grad)};
 }

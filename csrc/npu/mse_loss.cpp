@@ -8,9 +8,10 @@
 namespace torch_aclnn_ops {
 namespace {
 
-struct MseLossBackward {
-    using Cann = aclnn::MseLossBackward;
+struct MseLossBackward : Signature<In, In, In, int64_t, Out> {
     static constexpr auto name = "mse_loss_backward";
+    static constexpr auto cann = "aclnnMseLossBackward";
+    static constexpr std::array parameters = {"gradOutput", "self", "target", "reduction", "out"};
     static at::Tensor run(const at::Tensor& grad_output, const at::Tensor& self, const at::Tensor& target,
                           int64_t reduction);
 };
@@ -25,7 +26,7 @@ at::Tensor MseLossBackward::run(const at::Tensor& grad_output, const at::Tensor&
         is_same_shape ? make_output(self.sizes(), self.options())
                       : make_output(at::infer_size(grad_output.sizes(), at::infer_size(self.sizes(), target.sizes())),
                                     self.options());
-    launch<aclnn::MseLossBackward>(grad_output, self, target, reduction, out);
+    launch<MseLossBackward>(grad_output, self, target, reduction, out);
     return out;
 }
 

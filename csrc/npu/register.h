@@ -26,7 +26,7 @@ inline std::vector<Registered>& registered() {
     return operators;
 }
 
-// An Operator has the name of the raw operator, CANN's operator as Cann, and the kernel for npu tensors as run().
+// An Operator is a Signature, and has the name of the raw operator, and the kernel for npu tensors as run().
 template <class Operator>
 class Register {
   public:
@@ -38,8 +38,8 @@ class Register {
         autograd_.impl(Operator::name, TORCH_FN(DispatchOf<Operator>::autograd));
         registered().push_back({
             Operator::name,
-            Operator::Cann::name,
-            [] { return launches_of<typename Operator::Cann>.load(); },
+            Operator::cann,
+            [] { return launches_of<Operator>.load(); },
             [](py::module_& module) {
                 module.def(Operator::name, DispatchOf<Operator>::kernel, py::call_guard<py::gil_scoped_release>(),
                            "Call the operator on npu tensors directly: no dispatcher, no autograd.");

@@ -24,9 +24,9 @@ struct BaseApi {
 };
 const BaseApi& base_api();
 
-template <class Api>
+template <class Operator>
 struct Functions {
-    typename Api::PhaseOne* phase_one;
+    typename Operator::PhaseOne* phase_one;
     aclnn::PhaseTwo* phase_two;
 };
 
@@ -34,15 +34,15 @@ struct Functions {
 std::string phase_one_name(const char* operator_name);
 
 // The two functions of an operator, looked up once; raises where one is missing.
-template <class Api>
-const Functions<Api>& functions_of() {
-    static const Functions<Api> functions = [] {
-        const Functions<Api> found{
-            reinterpret_cast<typename Api::PhaseOne*>(find_symbol(phase_one_name(Api::name).c_str())),
-            reinterpret_cast<aclnn::PhaseTwo*>(find_symbol(Api::name)),
+template <class Operator>
+const Functions<Operator>& functions_of() {
+    static const Functions<Operator> functions = [] {
+        const Functions<Operator> found{
+            reinterpret_cast<typename Operator::PhaseOne*>(find_symbol(phase_one_name(Operator::cann).c_str())),
+            reinterpret_cast<aclnn::PhaseTwo*>(find_symbol(Operator::cann)),
         };
         if (found.phase_one == nullptr || found.phase_two == nullptr) {
-            raise_missing(Api::name);
+            raise_missing(Operator::cann);
         }
         return found;
     }();
@@ -50,7 +50,7 @@ const Functions<Api>& functions_of() {
 }
 
 // How often the operator was launched in this process.
-template <class Api>
+template <class Operator>
 inline std::atomic<int64_t> launches_of = 0;
 
 }  // namespace torch_aclnn_ops

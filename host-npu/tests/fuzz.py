@@ -38,11 +38,33 @@ def _number(value: int) -> int:
     return value + 8
 
 
-def _call(operator: int, *arguments: list[int] | int) -> bytes:
+def operators() -> dict[str, list[str]]:
+    """Return what phase one of each function of CANN takes, as the headers say it; inputs number them in this order."""
+    text = "".join(path.read_text() for path in _headers())
+    declared = re.findall(r"aclnnStatus (aclnn\w+)GetWorkspaceSize\(([^)]*)\)", text)
+    return {name: re.findall(r"(\w+)[ *&]+\w+(?:,|$)", parameters)[:-2] for name, parameters in declared}
+
+
+def _headers() -> list[Path]:
+    return sorted((_c_program.HEADERS / "aclnnop").glob("*.h"))
+
+
+def _begin(operator: str) -> list[int]:
+    memory, twice = 0, 64
+    return [memory, twice + list(operators()).index(operator)]
+
+
+def _call(operator: str, *arguments: list[int] | int) -> bytes:
     """Return the input that calls an operator twice; the byte before the arguments asks for both results."""
-    memory, usual = 0, 0
+    usual = 0
     flat = [byte for each in arguments for byte in (each if isinstance(each, list) else [each])]
-    return bytes([memory, operator + 64, usual, *flat, usual])
+    return bytes([*_begin(operator), usual, *flat, usual])
+
+
+def _simple_call(operator: str) -> bytes:
+    """Return a call with equal matrices, ones and no flags."""
+    usual = {"aclTensor": _tensor(_FLOAT, 2, 2), "bool": [0], "float": [1], "double": [1]}
+    return _call(operator, *(usual.get(kind, [_number(1)]) for kind in operators()[operator]))
 
 
 def seeds() -> dict[str, bytes]:
@@ -51,44 +73,42 @@ def seeds() -> dict[str, bytes]:
     square, row, scalar = _tensor(_FLOAT, 2, 2), _tensor(_FLOAT, 3), _tensor(_FLOAT)
     none, mean = _number(0), _number(1)
     logits, states = _tensor(_FLOAT, 3, 130), [_tensor(_FLOAT, 2, 2)] * 5
-    return {
-        "mse_loss": _call(0, square, square, mean, scalar),
-        "mse_loss_out": _call(1, square, square, none, square),
-        "mse_loss_backward": _call(2, square, square, square, mean, square),
-        "binary_cross_entropy": _call(3, square, square, square, none, square),
-        "binary_cross_entropy_backward": _call(4, square, square, square, missing, none, square),
-        "embedding": _call(5, _tensor(_FLOAT, 10, 3), _tensor(_INT64, 4), _tensor(_FLOAT, 4, 3)),
-        "embedding_dense_backward": _call(
-            6, _tensor(_FLOAT, 2, 3), _tensor(_INT64, 2), _number(4), _number(1), 0, _tensor(_FLOAT, 4, 3)
+    given = {
+        "aclnnMseLoss": (square, square, mean, scalar),
+        "aclnnMseLossOut": (square, square, none, square),
+        "aclnnBinaryCrossEntropy": (square, square, square, none, square),
+        "aclnnBinaryCrossEntropyBackward": (square, square, square, missing, none, square),
+        "aclnnEmbedding": (_tensor(_FLOAT, 10, 3), _tensor(_INT64, 4), _tensor(_FLOAT, 4, 3)),
+        "aclnnEmbeddingDenseBackward": (
+            *(_tensor(_FLOAT, 2, 3), _tensor(_INT64, 2), _number(4), _number(1), 0, _tensor(_FLOAT, 4, 3)),
         ),
-        "fused_linear_online_max_sum": _call(
-            7,
+        "aclnnFusedLinearOnlineMaxSum": (
             *(_tensor(_HALF, 3, 4), _tensor(_HALF, 5, 4), _tensor(_INT32, 3), _number(0), _number(2), row, row, row),
             *(_tensor(_UINT8, 1), _tensor(_INT32, 3), _tensor(_HALF, 3, 5)),
         ),
-        "fused_cross_entropy_loss_with_max_sum": _call(
-            8, row, row, row, 0, missing, missing, logits, row, _tensor(_FLOAT, 3, 130)
-        ),
-        "fused_linear_cross_entropy_loss_grad": _call(
-            9,
+        "aclnnFusedCrossEntropyLossWithMaxSum": (row, row, row, 0, missing, missing, logits, row, logits),
+        "aclnnFusedLinearCrossEntropyLossGrad": (
             *(row, _tensor(_BF16, 3, 4), _tensor(_BF16, 130, 4), _tensor(_BOOL, 3), _tensor(_INT32, 3), 0),
             *(missing, missing, logits, _tensor(_BF16, 3, 4), _tensor(_BF16, 130, 4)),
         ),
-        "apply_fused_ema_adam": _call(10, *states, _tensor(_INT64, 1), 4, 2, 2, 3, 4, _number(1), 1, 0),
-        "cast": _call(13, _tensor(_FLOAT, 2, 3), _HALF + 1, _tensor(_HALF, 2, 3)),
-        "constant_pad_nd": _call(
-            14, _tensor(_FLOAT, 2), [2, _number(0), _number(1)], [_FLOAT + 1, _number(0)], _tensor(_FLOAT, 3)
+        "aclnnApplyFusedEmaAdam": (*states, _tensor(_INT64, 1), 4, 2, 2, 3, 4, _number(1), 1, 0),
+        "aclnnCast": (_tensor(_FLOAT, 2, 3), _HALF + 1, _tensor(_HALF, 2, 3)),
+        "aclnnConstantPadNd": (
+            *(_tensor(_FLOAT, 2), [2, _number(0), _number(1)], [_FLOAT + 1, _number(0)], _tensor(_FLOAT, 3)),
         ),
-        "complex": _call(12, square, square, _tensor(_COMPLEX64, 2, 2)),
-        "copy": _call(11, _tensor(_FLOAT, 2, 3), _tensor(_HALF, 2, 3)),
-        # Its step has no memory.
-        "apply_fused_ema_adam_without_a_step": base64.b64decode(
-            "AEoAAQECCgoBAQIKCgEBAgoKAQECCgoBAQIKCgEKAQj/OwICAwQJ2QEA"
-        ),
-        "allocation": bytes([0, 15, 0, _number(32)]),
-        "mapping": bytes([0, 16, _EXTREMES + 5, _number(0), 0, _EXTREMES + 4, _number(0)]),
-        "rows": bytes([0, 17, 0, 0, 1, _number(32), _number(32), _number(16), _number(3)]),
-        "identity": bytes([0, 18, 2, _number(3), _number(2), 0, 1, 4, *map(_number, (1, 1, 16, 16))]),
+        "aclnnComplex": (square, square, _tensor(_COMPLEX64, 2, 2)),
+        "aclnnInplaceCopy": (_tensor(_FLOAT, 2, 3), _tensor(_HALF, 2, 3)),
+    }
+    calls = {name: _call(name, *given[name]) if name in given else _simple_call(name) for name in operators()}
+    allocation, mapping, rows, identity = range(len(calls), len(calls) + 4)
+    without_a_step = base64.b64decode("AAEBAgoKAQECCgoBAQIKCgEBAgoKAQECCgoBCgEI/zsCAgMECdkBAA==")
+    return {
+        **calls,
+        "apply_fused_ema_adam_without_a_step": bytes(_begin("aclnnApplyFusedEmaAdam")) + without_a_step,
+        "allocation": bytes([0, allocation, 0, _number(32)]),
+        "mapping": bytes([0, mapping, _EXTREMES + 5, _number(0), 0, _EXTREMES + 4, _number(0)]),
+        "rows": bytes([0, rows, 0, 0, 1, _number(32), _number(32), _number(16), _number(3)]),
+        "identity": bytes([0, identity, 2, _number(3), _number(2), 0, 1, 4, *map(_number, (1, 1, 16, 16))]),
     }
 
 
@@ -114,7 +134,9 @@ def target(compiler: Sequence[str], libraries: Path, *sources: str, checks: str)
     helpers = [_TARGET.parent / "device.cpp"]
     names = [name for name in _c_program.LIBRARIES if name != "hccl"]
     links = [*_c_program.shared(libraries, names), *([f"-fsanitize={checks}"] if checks else [])]
-    (program,) = _c_program.compiled(compiler, [links], sources=[*files, *helpers])
+    includes = [option for header in _headers() for option in ("-include", f"aclnnop/{header.name}")]
+    calls = f"-DOPERATORS={' '.join(f'OPERATOR({name})' for name in operators())}"
+    (program,) = _c_program.compiled([*compiler, *includes, calls], [links], sources=[*files, *helpers])
     return program
 
 

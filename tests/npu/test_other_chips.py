@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests._contract import Maker
+from tests.npu._operators import CONTRACTS, to_npu
 
 CHIP = _extension.soc()
 _only = pytest.mark.skipif(CHIP in ("Ascend910B", "Ascend910_93"), reason="this chip has everything")
@@ -35,14 +36,16 @@ def _calls():
     input, weight, target = _linear()
     mask, ones = torch.zeros(1, dtype=torch.uint8).npu(), torch.ones(4).npu()
     state, step = [torch.rand(4).npu() for _ in range(5)], torch.tensor([1]).npu()
+    first = {
+        contract.OPERATOR: to_npu(contract.SAMPLES[0].arguments(Maker(contract.CANN_DTYPES[0])))
+        for contract in CONTRACTS
+    }
     return {
+        **{operator.name: operator.complete(arguments, {}) for operator, arguments in first.items()},
         "apply_fused_ema_adam_": (*state, step, 0.1, 0.9, 0.9, 0.9, 1e-8, 1, True, 0.0),
-        "binary_cross_entropy_backward": (ones, ones / 2, ones, None, 1),
-        "embedding_dense_backward": (torch.ones(4, 2).npu(), target, 128, -1, False),
         "fused_cross_entropy_loss_with_max_sum": (ones, ones, ones, None),
         "fused_linear_cross_entropy_loss_grad": (ones, input, weight, mask, target, ones, ones, None),
         "fused_linear_online_max_sum": (input, weight, target, 0, 128, True),
-        "mse_loss_backward": (ones, ones, ones, 1),
     }
 
 

@@ -1,19 +1,15 @@
 """Drop-ins for functions of :mod:`torch.nn.functional`, their autograd Functions, and the optimizer's step."""
 
-from torch_aclnn_ops.functional.binary_cross_entropy import BinaryCrossEntropyFunction, binary_cross_entropy
-from torch_aclnn_ops.functional.ema_adam import fused_ema_adam
-from torch_aclnn_ops.functional.embedding import EmbeddingFunction, embedding
-from torch_aclnn_ops.functional.linear_cross_entropy import LinearCrossEntropyOutput, linear_cross_entropy
-from torch_aclnn_ops.functional.mse_loss import MSELossFunction, mse_loss
+import inspect as _inspect
 
-__all__ = [
-    "BinaryCrossEntropyFunction",
-    "EmbeddingFunction",
-    "LinearCrossEntropyOutput",
-    "MSELossFunction",
-    "binary_cross_entropy",
-    "embedding",
-    "fused_ema_adam",
-    "linear_cross_entropy",
-    "mse_loss",
-]
+from torch_aclnn_ops.functional.binary_cross_entropy import BinaryCrossEntropyFunction as BinaryCrossEntropyFunction
+from torch_aclnn_ops.functional.binary_cross_entropy import binary_cross_entropy as binary_cross_entropy
+from torch_aclnn_ops.functional.ema_adam import fused_ema_adam as fused_ema_adam
+from torch_aclnn_ops.functional.embedding import EmbeddingFunction as EmbeddingFunction
+from torch_aclnn_ops.functional.embedding import embedding as embedding
+from torch_aclnn_ops.functional.linear_cross_entropy import LinearCrossEntropyOutput as LinearCrossEntropyOutput
+from torch_aclnn_ops.functional.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
+from torch_aclnn_ops.functional.mse_loss import MSELossFunction as MSELossFunction
+from torch_aclnn_ops.functional.mse_loss import mse_loss as mse_loss
+
+__all__ = sorted(name for name, value in globals().items() if not name.startswith("_") and not _inspect.ismodule(value))

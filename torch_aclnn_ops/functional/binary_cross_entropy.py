@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled, NativeFunction
 from torch_aclnn_ops._checks import is_expandable
+from torch_aclnn_ops._drop_ins import drop_in
 from torch_aclnn_ops._numerics import widen, without_autocast
 from torch_aclnn_ops._torch_compat.modes import is_any_autocast_enabled
 from torch_aclnn_ops.functional._drop_in import (
@@ -80,6 +81,7 @@ _binary_cross_entropy = EagerOrCompiled(
 _torch_binary_cross_entropy = torch.nn.functional.binary_cross_entropy
 
 
+@drop_in
 def binary_cross_entropy(
     input: Tensor,
     target: Tensor,

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled, NativeFunction
 from torch_aclnn_ops._checks import describe
+from torch_aclnn_ops._drop_ins import drop_in
 from torch_aclnn_ops.functional._drop_in import (
     call_torch_function,
     check_tensors,
@@ -70,6 +71,7 @@ _embedding = EagerOrCompiled(
 _torch_embedding = torch.nn.functional.embedding
 
 
+@drop_in
 def embedding(
     input: Tensor,
     weight: Tensor,

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled, NativeFunction
+from torch_aclnn_ops._drop_ins import drop_in
 from torch_aclnn_ops._numerics import widen, without_autocast
 from torch_aclnn_ops._torch_compat.modes import is_any_autocast_enabled
 from torch_aclnn_ops.functional._drop_in import call_torch_function, check_reduction, check_tensors
@@ -55,6 +56,7 @@ _mse_loss = EagerOrCompiled(
 _torch_mse_loss: Callable[..., Tensor] = torch.nn.functional.mse_loss  # its stub lacks weight
 
 
+@drop_in
 def mse_loss(
     input: Tensor,
     target: Tensor,

@@ -9,6 +9,7 @@ is differentiated by ``autograd``, and runs the kernels in :mod:`torch_aclnn_ops
 from collections.abc import Collection, Sequence
 from typing import Any, overload
 
+from torch_aclnn_ops._drop_ins import drop_in
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
 from torch_aclnn_ops.functional.linear_cross_entropy import implementations
 from torch_aclnn_ops.functional.linear_cross_entropy._arguments.errors import call_torch_or_raise
@@ -65,7 +66,8 @@ def linear_cross_entropy(  # type: ignore[overload-overlap]  # the first that fi
 def linear_cross_entropy(
     input: Tensor, linear_weight: Tensor, target: Tensor, *, outputs: Collection[str], **options: Any
 ) -> LinearCrossEntropyOutput: ...
-def linear_cross_entropy(  # type: ignore[misc]  # the options of the second overload are those of the first
+@drop_in  # type: ignore[misc]  # the options of the second overload are those of the first
+def linear_cross_entropy(
     input: Tensor,
     linear_weight: Tensor,
     target: Tensor,

@@ -4,13 +4,3 @@
 ``fused_cross_entropy_loss_with_max_sum`` makes the loss of them, and ``fused_linear_cross_entropy_loss_grad`` the
 gradients of the shard's input and weight. Letters in shapes: BT rows, H features, V classes of this shard.
 """
-
-from torch_aclnn_ops.ops.linear_cross_entropy.grad import fused_linear_cross_entropy_loss_grad
-from torch_aclnn_ops.ops.linear_cross_entropy.loss import fused_cross_entropy_loss_with_max_sum
-from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import fused_linear_online_max_sum
-
-__all__ = [
-    "fused_cross_entropy_loss_with_max_sum",
-    "fused_linear_cross_entropy_loss_grad",
-    "fused_linear_online_max_sum",
-]

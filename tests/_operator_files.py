@@ -1,0 +1,122 @@
+"""What an operator needs, file by file, by the text of the sources alone: they need not be importable."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+# A file, what has to stand in it, and what to write. {operator} is the name in all layers, {cann} and {raw} are the
+# functions of CANN and the raw operators, for each of which the line holds.
+REQUIREMENTS = (
+    (
+        "torch_aclnn_ops/ops/{operator}.py",
+        r"^\w+ = RawOperator\(",
+        "write the raw operator: schema, check, formula, limits, `RawOperator(...)`",
+    ),
+    (
+        "torch_aclnn_ops/ops/__init__.py",
+        r"^from torch_aclnn_ops\.ops\.{operator}\b",
+        "export the raw operator: `from torch_aclnn_ops.ops.{operator} import x as x`",
+    ),
+    (
+        "torch_aclnn_ops/functional/{operator}.py",
+        r"^def {operator}\(|^def \w*{operator}\(",
+        "write the function that users call, as a `@drop_in` where torch has it",
+    ),
+    (
+        "torch_aclnn_ops/functional/__init__.py",
+        r"^from torch_aclnn_ops\.functional\.{operator} import",
+        "export the function: `from torch_aclnn_ops.functional.{operator} import {operator} as {operator}`",
+    ),
+    (
+        "torch_aclnn_ops/nn.py",
+        r"F\.{operator}\(",
+        "write the module whose `forward` calls `F.{operator}`",
+    ),
+    (
+        "csrc/npu/{operator}.cpp",
+        r": Signature<[^;{{]*> \{{\n(?:(?!^\}};).*\n)*?.* cann = \"{cann}\";",
+        "write the struct of {cann}, a `Signature<...>` with name, cann, parameters and run(), and its `Register` line",
+    ),
+    (
+        "host-npu/csrc/include/aclnnop/{header}.h",
+        r" {cann}\(",
+        "declare {cann} and its GetWorkspaceSize as CANN's header does",
+    ),
+    (
+        "host-npu/csrc/opapi/{operator}.cpp",
+        r"^aclnnStatus {cann}\(",
+        "write the simulated {cann}, from CANN's documents",
+    ),
+    (
+        "host-npu/csrc/tests/{operator}_test.cpp",
+        r"\bCase \w+\{{",
+        "write the call of {cann}, what it refuses, and what it computes",
+    ),
+    (
+        "tests/test_{operator}.py",
+        r"\((?:DropIn|RawOperator)Contract\)|apply_fused_ema_adam_",
+        "write the tables: `Case`s for DropInContract, `Sample`s and `Refusal`s for RawOperatorContract",
+    ),
+    (
+        "docs/operators/{operator}.md",
+        r"^## Formula$[\s\S]*^## What CANN does$[\s\S]*^## Limits$[\s\S]*^## Launches$[\s\S]*^## Precision, speed$",
+        "write the page: Formula, What CANN does, Limits, Launches, Precision, speed",
+    ),
+    ("docs/precision.md", r"^\| `{raw}` ", "run `make precision`"),
+    ("README.md", r"^\| .*\b{cann}\b.*\]\(docs/operators/{operator}\.md\)", "add the row of {cann}"),
+    ("CHANGELOG.md", r"\b(?:{operator}|{cann})\b", "say under Unreleased that the operator is new"),
+)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """What an operator lacks: where, and what to write there."""
+
+    operator: str
+    path: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.operator}: {self.path}: {self.what}"
+
+
+def operators(root: Path) -> list[str]:
+    """Return the names that have a file or a folder in any layer."""
+    folders = ("torch_aclnn_ops/ops", "torch_aclnn_ops/functional", "docs/operators")
+    paths = [path for folder in folders for path in (root / folder).iterdir()]
+    return sorted({path.stem for path in paths if not path.name.startswith("_")})
+
+
+def missing(root: Path) -> list[Missing]:
+    """Return what operators lack, in all layers of both projects."""
+    return list(dict.fromkeys(found for operator in operators(root) for found in _missing(root, operator)))
+
+
+def _missing(root: Path, operator: str) -> Iterator[Missing]:
+    described = _text(root, f"torch_aclnn_ops/ops/{operator}.py") + _text(root, f"csrc/npu/{operator}.cpp")
+    functions = dict.fromkeys(re.findall(r'\bcann ?= ?"(aclnn\w+)"', described)) or {"aclnn...": None}
+    raws = dict.fromkeys(re.findall(r'^(\w+) = RawOperator\(|\bname = "(\w+)"', described, re.M))
+    names = list(dict.fromkeys(one or other for one, other in raws)) or ["..."]
+    is_drop_in = "@drop_in" in _text(root, f"torch_aclnn_ops/functional/{operator}.py")
+    for path, pattern, what in REQUIREMENTS:
+        if path in ("torch_aclnn_ops/nn.py", "CHANGELOG.md") and not is_drop_in:
+            continue
+        for cann, raw in [(cann, raw) for cann in functions for raw in names]:
+            header = re.sub(r"(?<!^)(?=[A-Z])", "_", cann).lower()
+            values = {"operator": operator, "cann": cann, "raw": raw, "header": header}
+            where = path.format(**values)
+            if not re.search(pattern.format(**values), _text(root, where), re.M):
+                yield Missing(operator, where, what.format(**values))
+
+
+def _text(root: Path, name: str) -> str:
+    """Return the text of a file, or of a folder of its name and files that continue it."""
+    path = root / name
+    folder = path.with_suffix("")
+    stem = path.stem.removesuffix("_test")
+    rest = path.name.removeprefix(stem)  # "_test.cpp" or ".py"
+    files = [path, *path.parent.glob(f"{stem}_*{rest}"), *folder.rglob("*.py")]
+    return "".join(file.read_text() for file in files if file.is_file())
