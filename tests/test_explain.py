@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-_NATIVE = "native kernel of torch, because the tensors are on cpu"
-_FORMULA = "formula in torch calls, because"
+_NATIVE = "native PyTorch kernel, because the tensors are on cpu"
+_FORMULA = "PyTorch fallback, because"
 
 
 def _linear(**options):
@@ -91,14 +91,14 @@ _ADAM = "apply_fused_ema_adam_: {}, because the tensors are on cpu{}"
 @pytest.mark.parametrize(
     ("options", "path"),
     [
-        ({}, _ADAM.format("native kernels of torch", "")),
-        ({"flatten": True, "ema_warmup": "ratio"}, _ADAM.format("native kernels of torch", "")),
-        ({"dtype": torch.bfloat16}, _ADAM.format("native kernels of torch", "")),
+        ({}, _ADAM.format("native PyTorch kernel", "")),
+        ({"flatten": True, "ema_warmup": "ratio"}, _ADAM.format("native PyTorch kernel", "")),
+        ({"dtype": torch.bfloat16}, _ADAM.format("native PyTorch kernel", "")),
         (
             {"dtype": torch.bfloat16, "master_weights": False},
-            _ADAM.format("formula in torch calls", " in torch.bfloat16"),
+            _ADAM.format("PyTorch fallback", " in torch.bfloat16"),
         ),
-        ({"strides": (8, 2)}, _ADAM.format("formula in torch calls", " and have gaps")),
+        ({"strides": (8, 2)}, _ADAM.format("PyTorch fallback", " and have gaps")),
     ],
     ids=str,
 )
@@ -128,7 +128,7 @@ def test_the_log_says_what_an_optimizers_step_does(caplog):
     optimizer, _ = _optimizer()
     with caplog.at_level("DEBUG", "torch_aclnn_ops"):
         optimizer.step()
-    assert [record.getMessage() for record in caplog.records] == [_ADAM.format("native kernels of torch", "")]
+    assert [record.getMessage() for record in caplog.records] == [_ADAM.format("native PyTorch kernel", "")]
 
 
 def test_arguments_that_are_results_of_others_are_taken_too():

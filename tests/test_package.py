@@ -240,11 +240,11 @@ def test_the_doctor_names_every_operator_and_its_path():
     paths = {line.split()[1]: line for line in lines[2:]}
     composed = ["functional.linear_cross_entropy", "optim.FusedEmaAdam"]
     assert sorted(paths) == sorted([*ops.__all__, *composed])
-    assert "native kernel of torch" in paths["mse_loss_backward"]
-    assert "native kernels of torch for float32 and float64, else formula" in paths["optim.FusedEmaAdam"]
+    assert "native PyTorch kernel" in paths["mse_loss_backward"]
+    assert "native PyTorch kernels for float32 and float64, else PyTorch fallback" in paths["optim.FusedEmaAdam"]
     has_kernels = _cpu_extension.why_unavailable() is None
     assert ("rows by CPU kernels" in paths["functional.linear_cross_entropy"]) == has_kernels
-    assert "formula in torch calls" in paths["fused_linear_online_max_sum"]
+    assert "PyTorch fallback" in paths["fused_linear_online_max_sum"]
 
 
 @pytest.mark.parametrize("name", [name for name in functional.__all__ if hasattr(torchs.functional, name)])

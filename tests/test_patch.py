@@ -206,7 +206,7 @@ def test_functions_and_coroutines_are_decorated_and_others_refused():
         yield
 
     for other in (generator, object):
-        with pytest.raises(TypeError, match="^patch: only functions that are no generators are decorated"):
+        with pytest.raises(TypeError, match="^patch: only functions that are no generators can be decorated"):
             patch()(other)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch_aclnn_ops import _paths
+from torch_aclnn_ops import _call_log
 from torch_aclnn_ops._nested import leaves, map_nested
 from torch_aclnn_ops._torch_compat.modes import FakeTensorMode
 
@@ -30,9 +30,9 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     Example:
         >>> from torch_aclnn_ops import functional as F
         >>> print(explain(F.mse_loss, torch.ones(2, requires_grad=True), torch.ones(2)))
-        mse_loss_backward: native kernel of torch, because the tensors are on cpu
+        mse_loss_backward: native PyTorch kernel, because the tensors are on cpu
     """
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode, _paths.recording() as paths:
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, _call_log.explaining() as paths:
 
         def fake(value: Any) -> Any:
             if not isinstance(value, Tensor):

@@ -1,24 +1,22 @@
 """Put the functions of this package, and its optimizer, in the place of torch's for a while."""
 
-import contextlib
-import functools
 import inspect
-import threading
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import ModuleType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from torch_aclnn_ops import functional
 from torch_aclnn_ops._drop_ins import DROP_INS
+from torch_aclnn_ops._switch import Switch, is_disabled, lock
 from torch_aclnn_ops._torch_compat.modes import load_tables_of_functions
 from torch_aclnn_ops.optim import FusedEmaAdam
 
 import torch
 from torch.optim.optimizer import ParamsT
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+_torch_adamw = torch.optim.AdamW
 
 
 class _Place(NamedTuple):
@@ -38,7 +36,6 @@ class _Entry:
 
 # Of each place, those that are not undone, in the order in which they began.
 _entries: defaultdict[_Place, list[_Entry]] = defaultdict(list)
-_lock = threading.RLock()
 
 
 def patch(
@@ -96,7 +93,7 @@ def patch(
     return Patch(replacements)
 
 
-class Patch(contextlib.ContextDecorator):
+class Patch(Switch):
     """What :func:`patch` returns.
 
     Attributes:
@@ -105,55 +102,20 @@ class Patch(contextlib.ContextDecorator):
 
     def __init__(self, replacements: Mapping[Any, object]) -> None:
         self._replacements = replacements
-        self._starts = 0
         self.replaced = tuple(map(str, replacements))
 
     def __repr__(self) -> str:
         return f"<patch of {', '.join(self.replaced) or 'nothing'}>"
 
-    def __enter__(self) -> "Patch":
+    def _begin(self) -> None:
         load_tables_of_functions()
-        with _lock:
+        with lock:
             for place, now in self._replacements.items():
                 _entries[place].append(_Entry(self, getattr(*place), now))
                 setattr(place.module, place.name, now)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end()
-
-    def start(self) -> "Patch":
-        """Begin, until :meth:`stop`."""
-        with _lock:
-            self._starts += 1
-            return self.__enter__()
-
-    def stop(self) -> None:
-        """End what :meth:`start` has begun; without it nothing happens, as in :mod:`unittest.mock`."""
-        with _lock:
-            if self._starts > 0:
-                self._starts -= 1
-                self._end()
-
-    def __call__(self, function: _Function) -> _Function:
-        """Make a function that is patched while it runs."""
-        if not inspect.isroutine(function) or inspect.isgeneratorfunction(function):
-            raise TypeError(
-                f"patch: only functions that are no generators are decorated, but it is {function!r}; use with"
-            )
-
-        if not inspect.iscoroutinefunction(function):
-            return super().__call__(function)
-
-        @functools.wraps(function)
-        async def patched(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return await function(*args, **kwargs)
-
-        return patched  # type: ignore[return-value]
 
     def _end(self) -> None:
-        with _lock:
+        with lock:
             for place in self._replacements:
                 self._leave(place)
 
@@ -178,6 +140,10 @@ class _AdamW(FusedEmaAdam):
     """The optimizer with the arguments of :class:`torch.optim.AdamW`, and its decay whichever state it loads."""
 
     preset: Mapping[str, Any] = {}
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make torch's optimizer where the package is disabled."""
+        return _torch_adamw(*args, **kwargs) if is_disabled() else super().__new__(cls)
 
     def __init__(
         self,

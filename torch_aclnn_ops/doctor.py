@@ -24,7 +24,7 @@ import torch
 __all__ = ["Finding", "describe", "findings", "main"]
 
 _BUILD = "torch_aclnn_ops again with pip's --no-build-isolation, in a checkout with --editable too"
-_FORMULA = "formula in torch calls"
+_FALLBACK = "PyTorch fallback"
 
 _LIBRARIES = ("numpy", "transformers", "accelerate", "peft", "lightning")
 # Environment variables that change what torch, torch_npu and this package do; none has a path for a value.
@@ -242,26 +242,26 @@ def _operators() -> dict[str, dict[str, str]]:
     paths = {operator.name: {"cpu": _cpu_path(operator), "npu": _npu_path(operator)} for operator in operators}
     has_kernels = _cpu_extension.why_unavailable() is None
     on_npu = paths[ops.fused_linear_online_max_sum.name]["npu"]
-    if not on_npu.startswith(_FORMULA):
+    if not on_npu.startswith(_FALLBACK):
         on_npu = "these three for 16 bits without bias, softcap, smoothing and the like, else formula in chunks of rows"
     in_chunks = f"formula in chunks of rows{', rows by CPU kernels' if has_kernels else ''}"
     adam = paths[ops.apply_fused_ema_adam_.name]["npu"]
     return {
         **paths,
         "functional.linear_cross_entropy": {"cpu": in_chunks, "npu": on_npu},
-        "optim.FusedEmaAdam": {"cpu": f"native kernels of torch for float32 and float64, else {_FORMULA}", "npu": adam},
+        "optim.FusedEmaAdam": {"cpu": f"native PyTorch kernels for float32 and float64, else {_FALLBACK}", "npu": adam},
     }
 
 
 def _cpu_path(operator: RawOperator) -> str:
-    return "native kernel of torch" if operator.has_cpu_kernel else _FORMULA
+    return "native PyTorch kernel" if operator.has_cpu_kernel else _FALLBACK
 
 
 def _npu_path(operator: RawOperator) -> str:
     if _extension.why_unavailable() is not None:
-        return _FORMULA
+        return _FALLBACK
     reasons = list(map(operator.why_not_dtype, (torch.float16, torch.float32)))  # it takes one of them, if any
-    return operator.cann if None in reasons else f"{_FORMULA}: {reasons[-1]}"
+    return operator.cann if None in reasons else f"{_FALLBACK}: {reasons[-1]}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

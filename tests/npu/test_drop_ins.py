@@ -21,11 +21,11 @@ CASES = [
 ]
 
 
-def _loss_and_gradients(case: Case, dtype: torch.dtype, device: str):
+def _loss_and_gradients(case: Case, dtype: torch.dtype, device: str, compiled=lambda call: call):
     make = Maker(dtype)
     inputs = tuple(tensor.to(device).requires_grad_() for tensor in case.inputs(make))
     constants = tuple(tensor.to(device) for tensor in case.constants(make))
-    result = case.call(ours, *inputs, *constants)
+    result = compiled(partial(case.call, ours))(*inputs, *constants)
     cotangent = torch.linspace(0.5, 1.5, result.numel(), dtype=torch.float64).reshape(result.shape)
     gradients = torch.autograd.grad(result, inputs, cotangent.to(result.dtype).to(device))
     assert all(tensor.device.type == device for tensor in (result, *gradients))
@@ -41,6 +41,25 @@ def test_result_and_gradients_are_the_cpus(case, dtype):
         _loss_and_gradients(case, dtype, "npu"), _loss_and_gradients(case, dtype, "cpu"), strict=True
     ):
         torch.testing.assert_close(result, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.every_nth_case(12)
+@pytest.mark.parametrize("case", CASES)
+def test_compiled_code_launches_what_eager_code_launches(case):
+    def compiled(call):
+        torch._dynamo.reset()
+        return torch.compile(call, fullgraph=True, backend="aot_eager")
+
+    found = []
+    for how in (compiled, lambda call: call):
+        before = torch_aclnn_ops.launches()
+        results = _loss_and_gradients(case, torch.float32, "npu", how)
+        found.append((results, {name: n - before[name] for name, n in torch_aclnn_ops.launches().items()}))
+    (mine, launched), (expected, launched_eagerly) = found
+    assert launched == launched_eagerly
+    for result, truth in zip(mine, expected, strict=True):
+        torch.testing.assert_close(result, truth, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
@@ -150,7 +169,7 @@ def test_a_linear_cross_entropy_that_the_fused_operators_cannot_do_says_why(reas
     lines = torch_aclnn_ops.explain(
         ours.linear_cross_entropy, hidden.requires_grad_(), head.requires_grad_(), target, **options
     )
-    assert lines.startswith(f"linear_cross_entropy: formula in torch calls, because {reason}; ")
+    assert lines.startswith(f"linear_cross_entropy: PyTorch fallback, because {reason}; ")
 
 
 def test_a_target_outside_the_classes_gives_nan_and_nothing_is_written_elsewhere():
@@ -210,19 +229,19 @@ def test_explain_names_canns_operators_and_runs_nothing():
 FORMULAS = {
     "float64": (
         lambda: (ours.mse_loss, torch.rand(3).double(), torch.rand(3).double()),
-        "mse_loss: formula in torch calls, because input is torch.float64, which CANN's operator does not take on"
-        " Ascend910B\nmse_loss_backward: formula in torch calls, because grad_output is torch.float64, which CANN's"
+        "mse_loss: PyTorch fallback, because input is torch.float64, which CANN's operator does not take on"
+        " Ascend910B\nmse_loss_backward: PyTorch fallback, because grad_output is torch.float64, which CANN's"
         " operator does not take on Ascend910B",
     ),
     "nine dimensions": (
         lambda: (ours.binary_cross_entropy, torch.rand((1,) * 9), torch.rand((1,) * 9)),
-        "binary_cross_entropy: formula in torch calls, because input has 9 dimensions and CANN's operators take at most"
-        " 8\nbinary_cross_entropy_backward: formula in torch calls, because self has 9 dimensions and CANN's operators"
+        "binary_cross_entropy: PyTorch fallback, because input has 9 dimensions and CANN's operators take at most"
+        " 8\nbinary_cross_entropy_backward: PyTorch fallback, because self has 9 dimensions and CANN's operators"
         " take at most 8",
     ),
     "float32 matrices": (
         lambda: (ours.linear_cross_entropy, torch.rand(4, 2), torch.rand(200, 2), torch.zeros(4, dtype=torch.int64)),
-        "linear_cross_entropy: formula in torch calls, because input is torch.float32 and CANN's operator takes"
+        "linear_cross_entropy: PyTorch fallback, because input is torch.float32 and CANN's operator takes"
         " torch.float16 and torch.bfloat16",
     ),
     "few classes": (
@@ -232,8 +251,7 @@ FORMULAS = {
             torch.rand(127, 2).half(),
             torch.zeros(4, dtype=torch.int64),
         ),
-        "linear_cross_entropy: formula in torch calls, because weight has 127 classes and CANN's operator takes"
-        " 128 or more",
+        "linear_cross_entropy: PyTorch fallback, because weight has 127 classes and CANN's operator takes 128 or more",
     ),
     "many features": (
         lambda: (
@@ -242,7 +260,7 @@ FORMULAS = {
             torch.rand(128, 65535).half(),
             torch.zeros(1, dtype=torch.int64),
         ),
-        "linear_cross_entropy: formula in torch calls, because weight has 65535 features and CANN's operator"
+        "linear_cross_entropy: PyTorch fallback, because weight has 65535 features and CANN's operator"
         " takes at most 65534",
     ),
     "integers": (

@@ -41,6 +41,20 @@ def test_kernel_equals_the_formula_in_float64(contract, sample, dtype, entry):
             assert (result.cpu().double() - truth).abs().max() <= allowed
 
 
+@pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.OPERATOR.name)
+def test_compiled_code_calls_the_kernel(contract):
+    operator = contract.OPERATOR
+    sample = next(one for one in contract.CANN_SAMPLES or contract.SAMPLES)
+    arguments = operator.complete(to_npu(sample.arguments(Maker(contract.CANN_DTYPES[0]))), {})
+    copies = [arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in arguments]  # some are written to
+    compiled = torch.compile(lambda *args: operator(*args), fullgraph=True, backend="aot_eager")
+    before = torch_aclnn_ops.launches()
+    results = flat(compiled(*copies))
+    assert torch_aclnn_ops.launches()[operator.cann] == before[operator.cann] + 1
+    for result, expected in zip(results, flat(operator(*arguments)), strict=True):
+        torch.testing.assert_close(result, expected)
+
+
 @pytest.mark.parametrize("dtype, roundings", [(torch.float32, 16), *((dtype, 1) for dtype in HALF_DTYPES)])
 @pytest.mark.parametrize(
     "case", [case for case in test_ema_adam.CASES if len(case.shape) <= 8], ids=lambda case: case.name

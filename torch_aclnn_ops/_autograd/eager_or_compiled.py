@@ -6,8 +6,8 @@ from typing import Any
 
 from torch_aclnn_ops import _cpu_extension, _extension
 from torch_aclnn_ops._autograd.derivatives import any_wrapped, in_functorch_transform, in_nested_forward_mode
+from torch_aclnn_ops._call_log import is_logging
 from torch_aclnn_ops._numerics import DTYPES
-from torch_aclnn_ops._paths import is_logging
 from torch_aclnn_ops._torch_compat.derivatives import apply_of
 
 import torch

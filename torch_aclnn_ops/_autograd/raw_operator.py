@@ -10,10 +10,10 @@ from torch_aclnn_ops._autograd.derivatives import any_differentiated, in_functor
 from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled
 from torch_aclnn_ops._autograd.raw_function import as_tuple, raw_function
 from torch_aclnn_ops._autograd.schema import arguments_of, signature_of
+from torch_aclnn_ops._call_log import Implementation, is_explaining, is_logging, log_call, log_detail
 from torch_aclnn_ops._checks import check_device, describe
 from torch_aclnn_ops._limits import EVERY_CHIP, Limits, why_not_chip, why_not_rank
 from torch_aclnn_ops._numerics import without_autocast
-from torch_aclnn_ops._paths import is_logging, is_recording, log_path
 from torch_aclnn_ops._torch_compat.derivatives import AutoDispatchBelowAutograd, after_autograd_keyset
 from torch_aclnn_ops._torch_compat.modes import in_dispatch_mode
 from torch_aclnn_ops._torch_compat.public import register_vmap
@@ -122,8 +122,9 @@ class RawOperator:
             self.check(args, True)
             if not self.is_mutable:
                 return self.apply(*args)
-        entry = _extension.entries.get(self.name)
-        return self.dispatch(*args) if entry is None else entry(*args)
+        if is_logging() and first.device.type == "npu":
+            log_call(self.name, Implementation.CANN, lambda: self.cann)
+        return self._launch(*args)
 
     def apply(self, *args: Any) -> Any:
         """Call the operator, with every derivative, with all arguments in the order of the schema, which must fit."""
@@ -140,17 +141,23 @@ class RawOperator:
         if args[0].is_cpu:
             if torch.compiler.is_compiling() or in_functorch_transform() or in_dispatch_mode():
                 return self.dispatch(*args)
+            if is_logging():
+                log_call(self.name, *self._cpu_implementation("cpu"))
             return self._cpu(*args)
         reason = self.why_not_cann(*args) if args[0].device.type == "npu" else None
         if reason is None:
             if is_logging() and args[0].device.type == "npu":
-                log_path(self.name, lambda: self.cann)
-            entry = _extension.entries.get(self.name)
-            return self.dispatch(*args) if entry is None else entry(*args)
-        log_path(self.name, lambda: f"formula in torch calls, because {reason}")
-        if reason is not None and not torch.compiler.is_compiling():
+                log_call(self.name, Implementation.CANN, lambda: self.cann)
+            return self._launch(*args)
+        log_call(self.name, Implementation.FALLBACK, lambda: reason)
+        if not torch.compiler.is_compiling():
             _extension.check_queue(self.name)
         return self._checked(self.formula)(*args) if torch.compiler.is_compiling() else self._kernel(*args)
+
+    def _launch(self, *args: Any) -> Any:
+        """Call the extension's own entry, which takes less time than the dispatcher; Dynamo cannot trace it."""
+        entry = None if torch.compiler.is_compiling() else _extension.entries.get(self.name)
+        return self.dispatch(*args) if entry is None else entry(*args)
 
     def dispatch(self, *args: Any) -> Any:
         """Call the operator through torch's dispatcher, with all arguments in the order of the schema."""
@@ -228,19 +235,28 @@ class RawOperator:
 
     def _logging_the_path(self, fake: Kernel) -> Kernel:
         def logging(*args: Any) -> Any:
-            if is_recording():
-                log_path(self.name, lambda: self._describe_kernel(args))
+            if is_explaining():
+                self._explain(args)
             return fake(*args)
 
         return logging
 
-    def _describe_kernel(self, args: tuple[Any, ...]) -> str:
+    def _explain(self, args: tuple[Any, ...]) -> None:
         device = args[0].device.type
-        if device == "npu":
-            reason = self.why_not_cann(*args)
-            return self.cann if reason is None else f"refused, because {reason}; drop-in functions compute its formula"
-        kernel = "native kernel of torch" if device == "cpu" and self.has_cpu_kernel else "formula in torch calls"
-        return f"{kernel}, because the tensors are on {device}"
+        if device != "npu":
+            log_call(self.name, *self._cpu_implementation(device))
+            return
+        reason = self.why_not_cann(*args)
+        if reason is None:
+            log_call(self.name, Implementation.CANN, lambda: self.cann)
+        else:
+            log_detail(self.name, lambda: f"raises, because {reason}; drop-in functions fall back to PyTorch")
+
+    def _cpu_implementation(self, device: str) -> tuple[Implementation, Callable[[], str]]:
+        """Return what computes a call where there is no CANN, and why."""
+        is_native = device == "cpu" and self.has_cpu_kernel
+        implementation = Implementation.TORCH if is_native else Implementation.FALLBACK
+        return implementation, lambda: f"the tensors are on {device}"
 
     def _call_per_sample(
         self, info: Any, in_dims: tuple[int | None, ...], *args: Any, **kwargs: Any

@@ -4,8 +4,10 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from torch_aclnn_ops._autograd.derivatives import has_tangent
+from torch_aclnn_ops._call_log import Implementation, log_call
 from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops._numerics import is_autocast_on
+from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops._torch_compat.public import Buffer
 
 import torch
@@ -64,11 +66,16 @@ def call_torch_function(function: Callable[..., Tensor], *args: Any, **kwargs: A
     Torch would tell a class that overrides it what stands under its name, so this does it.
     """
     if not torch.compiler.is_compiling():
+        log_call(function.__name__, Implementation.TORCH, _why_left_to_torch)
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         if has_torch_function(tensors):
             result: Tensor = handle_torch_function(function, tensors, *args, **kwargs)
             return result
     return function(*args, **kwargs)
+
+
+def _why_left_to_torch() -> str:
+    return "torch_aclnn_ops is disabled" if is_disabled() else "the drop-in leaves such arguments to torch"
 
 
 def on_one_device(function: str, **tensors: Tensor | None) -> bool:

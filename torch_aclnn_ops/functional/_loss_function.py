@@ -6,9 +6,10 @@ from typing import Any
 
 from torch_aclnn_ops import _extension
 from torch_aclnn_ops._autograd.derivatives import any_differentiated, in_functorch_transform
+from torch_aclnn_ops._call_log import Implementation, log_call
 from torch_aclnn_ops._limits import why_not_dtype, why_not_rank
 from torch_aclnn_ops._numerics import HALF_DTYPES
-from torch_aclnn_ops._paths import log_path
+from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops.functional._drop_in import float32_autocast_dtype, is_ordinary, on_one_device
 
 import torch
@@ -119,24 +120,27 @@ def has_kernel(function: str, input: Tensor) -> bool:
     soc = _extension.soc()
     reason = None if soc is None else why_not_rank(["input"], [input]) or why_not_dtype(soc, ["input"], input)
     if reason is not None:
-        log_path(function, lambda: f"formula in torch calls, because {reason}")
+        log_call(function, Implementation.FALLBACK, lambda: reason)
         if not torch.compiler.is_compiling():
             _extension.check_queue(function)
     return reason is None
 
 
-def has_native_gradient(grad_output: Tensor, input: Tensor, target: Tensor) -> bool:
+def has_native_gradient(operator: str, grad_output: Tensor, input: Tensor, target: Tensor) -> bool:
     """Return whether a drop-in's gradient is torch's, as the loss is, with torch's roundings: in 16 bits on a CPU.
 
     It takes half of the formula's memory. What is differentiated again, or traced, takes the operator.
     """
-    return (
+    is_native = (
         input.dtype in HALF_DTYPES
         and input.is_cpu
         and not torch.compiler.is_compiling()
         and not in_functorch_transform()
         and not any_differentiated((grad_output, input, target))
     )
+    if is_native:
+        log_call(operator, Implementation.TORCH, lambda: f"the tensors are on cpu in {input.dtype}")
+    return is_native
 
 
 def reduction_number(reduction: str) -> int:
@@ -171,7 +175,7 @@ def reduce(losses: Tensor, reduction: int) -> Tensor:
 
 def are_supported(function: str, input: Tensor, target: Tensor, weight: Tensor | None = None) -> bool:
     """Return whether a loss of these is not left to torch's function."""
-    if not is_ordinary(input, target):
+    if is_disabled() or not is_ordinary(input, target):
         return False
     if weight is None and input.device == target.device:
         return True

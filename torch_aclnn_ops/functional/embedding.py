@@ -6,6 +6,7 @@ from typing import Any
 from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled, NativeFunction
 from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops._drop_ins import drop_in
+from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops.functional._drop_in import (
     call_torch_function,
     check_tensors,
@@ -135,6 +136,7 @@ def _is_supported(input: Tensor, weight: Tensor, padding_idx: int | None, sparse
     """Return whether torch would accept the arguments; it makes the errors for those that it would not."""
     return (
         sparse is False
+        and not is_disabled()
         and is_ordinary(weight)
         and isinstance(input, Tensor)
         and not overrides_torch(input)

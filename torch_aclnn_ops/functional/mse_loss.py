@@ -37,7 +37,11 @@ _native_backward = torch.ops.aten.mse_loss_backward.default
 
 
 def _grad_input(grad_output: Tensor, input: Tensor, target: Tensor, reduction: int) -> Tensor:
-    backward = _native_backward if has_native_gradient(grad_output, input, target) else mse_loss_backward.apply
+    backward = (
+        _native_backward
+        if has_native_gradient(mse_loss_backward.name, grad_output, input, target)
+        else mse_loss_backward.apply
+    )
     gradient: Tensor = backward(grad_output, input, target, reduction)
     return gradient
 

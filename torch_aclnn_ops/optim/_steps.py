@@ -6,7 +6,7 @@ from functools import partial
 from itertools import repeat
 from typing import Any
 
-from torch_aclnn_ops._paths import log_path
+from torch_aclnn_ops._call_log import log_call, log_detail
 from torch_aclnn_ops._torch_compat.optimizer import per_optimizer_state
 from torch_aclnn_ops.functional.ema_adam import why_unlike
 from torch_aclnn_ops.ops import apply_fused_ema_adam_
@@ -14,7 +14,7 @@ from torch_aclnn_ops.ops.ema_adam.kernels import (
     Options,
     TensorLists,
     batches,
-    describe_path,
+    implementation_for,
     is_plain,
     update,
 )
@@ -128,8 +128,8 @@ def check_gradients(groups: list[dict[str, Any]], flat_groups: dict[int, FlatGro
                 raise RuntimeError(f"FusedEmaAdam: the gradient of parameter {j} of group {i} {problem}")
 
 
-def log_paths(optimizer: Optimizer) -> None:
-    """Tell by what the parameters that have gradients would be updated, and update none."""
+def log_implementations(optimizer: Optimizer) -> None:
+    """Record what would update the parameters that have gradients, and update none."""
     name = apply_fused_ema_adam_.name
     trained = [
         (param, dtype_of_states(param, group["master_weights"]))
@@ -141,9 +141,10 @@ def log_paths(optimizer: Optimizer) -> None:
         state = dict(optimizer.state.get(param, {}))
         complete(state, param, dtype)
         weights = state.get("master_params", param)
-        log_path(name, partial(describe_path, weights, state["exp_avg"], state["exp_avg_sq"], state["ema_params"]))
+        implementation, reason = implementation_for(weights, state["exp_avg"], state["exp_avg_sq"], state["ema_params"])
+        log_call(name, implementation, partial(str, reason))
     if not trained:
-        log_path(name, lambda: "not called, because no parameter has a gradient")
+        log_detail(name, lambda: "not called, because no parameter has a gradient")
 
 
 def clear_used_gradients(optimizer: Optimizer, progress: StepProgress, error: BaseException) -> set[Tensor]:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from itertools import compress
 from typing import Any, overload
 
-from torch_aclnn_ops._paths import is_recording
+from torch_aclnn_ops._call_log import is_explaining
 from torch_aclnn_ops.ops.ema_adam.kernels import Options, TensorLists, local
 from torch_aclnn_ops.ops.ema_adam.step_progress import StepProgress
 from torch_aclnn_ops.optim import _steps
@@ -236,8 +236,8 @@ class FusedEmaAdam(AveragingOptimizer):
             parsed = [
                 (options._replace(grad_scale=grad_scale, found_inf=found_inf), schedule) for options, schedule in parsed
             ]
-        if is_recording() and not is_compiling:
-            _steps.log_paths(self)
+        if is_explaining() and not is_compiling:
+            _steps.log_implementations(self)
             return loss
         progress = StepProgress()
         if is_compiling:

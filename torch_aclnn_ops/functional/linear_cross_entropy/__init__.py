@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, overload
 
 from torch_aclnn_ops._drop_ins import drop_in
+from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
 from torch_aclnn_ops.functional.linear_cross_entropy import implementations
 from torch_aclnn_ops.functional.linear_cross_entropy._arguments.errors import call_torch_or_raise
@@ -198,19 +199,19 @@ def linear_cross_entropy(
     if places:
         given, token_weight = to_rows(given, token_weight, places)
     classes = None if shards is None else shards.total
-    if not is_supported(given, classes):
-        return call_torch_or_raise(
-            given,
-            classes,
-            options,
-            softcap=softcap is not None,
-            lse_square_scale=square_scale != 0,
-            temperature=temperature != 1,
-            shift=places != 0,
-            token_weight=token_weight is not None,
-            zero_if_all_ignored=zero_if_all_ignored,
-            outputs=bool(asked),
-        )
+    is_valid = is_supported(given, classes)
+    if not is_valid or is_disabled():
+        ours = {
+            "softcap": softcap is not None,
+            "lse_square_scale": square_scale != 0,
+            "temperature": temperature != 1,
+            "shift": places != 0,
+            "token_weight": token_weight is not None,
+            "zero_if_all_ignored": zero_if_all_ignored,
+            "outputs": bool(asked),
+        }
+        if not is_valid or not (any(ours.values()) or given.input.dim() > 2 or shards):
+            return call_torch_or_raise(given, classes, options, **ours)
     ignored = -100 if ignore_index is None else ignore_index
     loss_options = LossOptions(reduction, ignored, float(label_smoothing), square_scale, zero_if_all_ignored, asked)
     call = implementations.prepare(given, token_weight, logit_options, loss_options, shards, reduce_input_grad)

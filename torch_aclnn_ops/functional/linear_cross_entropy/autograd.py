@@ -14,8 +14,8 @@ from torch_aclnn_ops._autograd.derivatives import (
     vjp,
 )
 from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled
+from torch_aclnn_ops._call_log import Implementation, log_call
 from torch_aclnn_ops._checks import values_are_readable
-from torch_aclnn_ops._paths import log_path
 from torch_aclnn_ops._torch_compat.derivatives import apply_of
 from torch_aclnn_ops.functional.linear_cross_entropy.row_functions import RowFunction, statistics_of_rows
 from torch_aclnn_ops.ops.linear_cross_entropy import compiled
@@ -79,7 +79,7 @@ class StatisticsFunction(torch.autograd.Function):
     def forward(*args: Any) -> tuple[Tensor, ...]:
         """Reduce the logits."""
         if _is_any_batched(args):
-            log_path("linear_cross_entropy", lambda: "formula in torch calls, because vmap runs over it")
+            log_call("linear_cross_entropy", Implementation.FALLBACK, lambda: "vmap runs over it")
             return _by_formula(*args)
         *fields, kernels = args
         return tuple(result for result in kernels.statistics(Inputs(*fields)) if result is not None)

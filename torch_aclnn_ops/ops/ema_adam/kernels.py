@@ -5,12 +5,13 @@ gives lists to torch's own CPU kernels, whose ``lerp`` makes an infinite average
 Flattened parameters go through the same two, as few and long ones.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import compress
 from typing import NamedTuple
 
-from torch_aclnn_ops._paths import is_logging, log_path
+from torch_aclnn_ops._call_log import Implementation, is_logging, log_call
 from torch_aclnn_ops._torch_compat.optimizer import (
     foreach_add_,
     foreach_copy_,
@@ -116,8 +117,9 @@ def update(tensors: TensorLists, options: Options, progress: StepProgress) -> No
         return
     if is_logging():  # on an NPU the operator tells it
         lists = zip(tensors.params, *tensors[2:5], strict=True)
-        for path in {describe_path(*one) for one in lists if one[0].device.type != "npu"}:
-            log_path(apply_fused_ema_adam_.name, partial(str, path))
+        chosen = Counter(implementation_for(*one) for one in lists if one[0].device.type != "npu")
+        for (implementation, reason), calls in chosen.items():
+            log_call(apply_fused_ema_adam_.name, implementation, partial(str, reason), calls)
     lr, ema_decay, found_inf = _read(options.lr), _read(options.ema_decay), options.found_inf
     if found_inf is not None and found_inf.is_cpu:
         if found_inf.item():
@@ -287,18 +289,22 @@ def has_native_kernel(param: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, ema_pa
     return is_dense(param) and exp_avg.stride() == exp_avg_sq.stride() == ema_param.stride() == strides
 
 
-def describe_path(param: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, ema_param: Tensor) -> str:
-    """Say by what a parameter is updated outside of compiled code, and why."""
+def implementation_for(
+    param: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, ema_param: Tensor
+) -> tuple[Implementation, str]:
+    """Return what updates a parameter in eager mode, and CANN's name of the operator or the reason."""
     param, exp_avg, exp_avg_sq, ema_param = map(local, (param, exp_avg, exp_avg_sq, ema_param))
     if param.device.type == "npu":
-        reason = apply_fused_ema_adam_.why_not_cann(param)
-        return apply_fused_ema_adam_.cann if reason is None else f"formula in torch calls, because {reason}"
+        why_not = apply_fused_ema_adam_.why_not_cann(param)
+        if why_not is None:
+            return Implementation.CANN, apply_fused_ema_adam_.cann
+        return Implementation.FALLBACK, why_not
     reason = f"the tensors are on {param.device.type}"
     if has_native_kernel(param, exp_avg, exp_avg_sq, ema_param):
-        return f"native kernels of torch, because {reason}"
+        return Implementation.TORCH, reason
     if param.is_cpu:
         reason += f" in {param.dtype}" if param.dtype not in _NATIVE_DTYPES else " and have gaps"
-    return f"formula in torch calls, because {reason}"
+    return Implementation.FALLBACK, reason
 
 
 def is_dense(tensor: Tensor) -> bool:

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from torch_aclnn_ops import _cpu_extension, _extension
-from torch_aclnn_ops._paths import log_path
+from torch_aclnn_ops._call_log import Implementation, log_call, log_detail
 from torch_aclnn_ops.ops.linear_cross_entropy import chunks
 from torch_aclnn_ops.ops.linear_cross_entropy.fused import fused_gradients, fused_statistics
 from torch_aclnn_ops.ops.linear_cross_entropy.grad import fused_linear_cross_entropy_loss_grad
@@ -43,11 +43,10 @@ class Kernels:
         if self.why_not_fused is None:
             return fused_statistics(inputs)
         _check_queue(inputs)
-        log_path(
+        log_call(
             _NAME,
-            lambda: (
-                f"formula in torch calls, because {self.why_not_fused}; {_describe(inputs, inputs.tile_statistics())}"
-            ),
+            Implementation.FALLBACK,
+            lambda: f"{self.why_not_fused}; {_describe(inputs, inputs.tile_statistics())}",
         )
         return chunks.statistics_in_chunks(inputs)
 
@@ -63,9 +62,9 @@ class Kernels:
             if all(inputs.requested.gradients[:2]):
                 return *fused_gradients(inputs, grad_statistics, log_sum_exp), None
             name = fused_linear_cross_entropy_loss_grad.name
-            log_path(name, lambda: "formula in torch calls, because not both gradients are needed")
+            log_call(name, Implementation.FALLBACK, lambda: "not both gradients are needed")
         _check_queue(inputs)
-        log_path(_NAME, lambda: f"logits computed again for the gradients; {_describe(inputs, inputs.tile_rows())}")
+        log_detail(_NAME, lambda: f"logits computed again for the gradients; {_describe(inputs, inputs.tile_rows())}")
         return chunks.gradients_in_chunks(inputs, grad_statistics, entropy)
 
 
@@ -109,7 +108,7 @@ def loss_and_gradients(
 ) -> tuple[Tensor, Sequence[Tensor | None], Tensor | None]:
     """Compute the loss of all rows, its gradients by input, weight and bias, and tokens, by chunks."""
     _check_queue(inputs)
-    log_path(_NAME, lambda: _describe_call(inputs, "gradients made in the forward pass"))
+    log_call(_NAME, Implementation.FALLBACK, lambda: _describe_call(inputs, "gradients made in the forward pass"))
     return chunks.loss_in_chunks(inputs, coefficients)
 
 
@@ -124,7 +123,7 @@ def small_loss_and_gradients(
     inputs: Inputs, loss: PlainLoss
 ) -> tuple[Tensor | None, Sequence[Tensor | None], Tensor | None]:
     """Do the same for a small loss on a CPU, which is ``None`` where a target is no class or is ignored."""
-    log_path(_NAME, lambda: _describe_call(inputs, "gradients made in the forward pass"))
+    log_call(_NAME, Implementation.FALLBACK, lambda: _describe_call(inputs, "gradients made in the forward pass"))
     input, weight, (needs_input, needs_weight, _) = inputs.input, inputs.linear_weight, inputs.requested.gradients
     kernel, is_mean = torch.ops.torch_aclnn_ops.linear_cross_entropy_loss, loss.reduction == "mean"
     value, *made = kernel(input, weight, inputs.target, loss.ignore_index, is_mean, needs_input, needs_weight)
@@ -133,7 +132,7 @@ def small_loss_and_gradients(
 
 def small_loss_on_npu(inputs: Inputs, loss: PlainLoss) -> Tensor | None:
     """Compute a small loss on an NPU, which autograd differentiates; ``None`` inside a mode that sees functions."""
-    log_path(_NAME, lambda: _describe_call(inputs, "all logits at once"))
+    log_call(_NAME, Implementation.FALLBACK, lambda: _describe_call(inputs, "all logits at once"))
     input, weight, reduction = inputs.input, inputs.linear_weight, _REDUCTIONS[loss.reduction]
     value: Tensor | None = _npu_function()(input, weight, inputs.target, loss.ignore_index, reduction)
     return value
@@ -146,7 +145,7 @@ def _npu_function() -> Any:
 
 def _describe_call(inputs: Inputs, how: str) -> str:
     reason = choose_kernels(inputs).why_not_fused
-    return f"formula in torch calls, because {reason}; {how}; {_describe(inputs, inputs.tile_rows())}"
+    return f"{reason}; {how}; {_describe(inputs, inputs.tile_rows())}"
 
 
 def _describe(inputs: Inputs, tiling: Tiling) -> str:

@@ -1,0 +1,86 @@
+"""report on an NPU: calls are counted by what computed them, and launches are those of CANN's operators."""
+
+from torch_aclnn_ops import disabled, functional, ops, optim, report
+
+import pytest
+import torch
+
+
+def _loss(name, dtype):
+    input = torch.rand(4, 3, dtype=dtype, device="npu", requires_grad=True)
+    getattr(functional, name)(input, input.detach()).backward()
+
+
+def _linear_cross_entropy(dtype, **options):
+    rows, head = (torch.rand(n, 256, dtype=dtype, device="npu", requires_grad=True) for n in (3, 128))
+    functional.linear_cross_entropy(rows, head, torch.tensor([0, 1, 2], device="npu"), **options).backward()
+
+
+def _step():
+    weight = torch.nn.Parameter(torch.ones(3, device="npu"))
+    weight.grad = torch.ones_like(weight)
+    optim.FusedEmaAdam([weight]).step()
+
+
+TENSOR = torch.ones(2)
+CALLS = {
+    "mse_loss": (lambda: _loss("mse_loss", torch.float32), "mse_loss_backward", "cann"),
+    "mse_loss in float64": (lambda: _loss("mse_loss", torch.float64), "mse_loss_backward", "fallback"),
+    "binary_cross_entropy": (
+        lambda: _loss("binary_cross_entropy", torch.float16),
+        "binary_cross_entropy_backward",
+        "cann",
+    ),
+    "linear_cross_entropy": (
+        lambda: _linear_cross_entropy(torch.bfloat16),
+        "fused_linear_cross_entropy_loss_grad",
+        "cann",
+    ),
+    "linear_cross_entropy in float32": (
+        lambda: _linear_cross_entropy(torch.float32),
+        "linear_cross_entropy",
+        "fallback",
+    ),
+    "linear_cross_entropy with a softcap": (
+        lambda: _linear_cross_entropy(torch.bfloat16, softcap=2.0),
+        "linear_cross_entropy",
+        "fallback",
+    ),
+    "a step": (_step, "apply_fused_ema_adam_", "cann"),
+    "a raw operator": (
+        lambda: ops.mse_loss_backward(*[TENSOR.npu()] * 3, 0),
+        "mse_loss_backward",
+        "cann",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_each_call_is_counted_once_with_what_computed_it(name):
+    call, operator, implementation = CALLS[name]
+    with report() as counts:
+        for _ in range(2):
+            call()
+    counted = counts.as_dict()["operators"][operator]
+    assert (counted["calls"], counted[implementation]) == (2, 2)
+    launched = counts.as_dict()["launches"]
+    assert all(number == 2 for number in launched.values())
+    assert bool(launched) == (implementation == "cann")
+
+
+def test_compiled_calls_are_seen_by_their_launches():
+    loss = torch.compile(functional.mse_loss, backend="aot_eager", fullgraph=True)
+    input = torch.rand(4, 3, device="npu", requires_grad=True)
+    loss(input, input.detach()).backward()
+    with report() as counts:
+        loss(input, input.detach()).backward()
+    assert counts.as_dict()["launches"] == {"aclnnMseLossBackward": 1}
+    assert str(counts) == "launches: aclnnMseLossBackward 1"
+
+
+def test_a_disabled_package_launches_nothing():
+    with disabled(), report() as counts:
+        _loss("mse_loss", torch.float32)
+    [reason] = counts.as_dict()["operators"]["mse_loss"]["reasons"]
+    assert reason["reason"] == "torch_aclnn_ops is disabled"
+    assert counts.as_dict()["launches"] == {}

@@ -1,0 +1,126 @@
+"""disabled: drop-ins, modules and patched functions are torch's own, for the whole process and for a while."""
+
+import subprocess
+import sys
+import threading
+
+from torch_aclnn_ops import disabled, functional, nn, optim, patch
+from torch_aclnn_ops._drop_ins import DROP_INS
+from torch_aclnn_ops._switch import is_disabled
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.test_nn import MODULES
+
+INPUT = torch.rand(4, 3, requires_grad=True)
+CLASSES = torch.tensor([0, 1, 2, 1])
+ARGUMENTS = {"embedding": (CLASSES, INPUT), "linear_cross_entropy": (INPUT, INPUT, CLASSES)}
+NAMES = [name for name in DROP_INS if hasattr(F, name)]
+
+
+def _node(result):
+    return type(result.grad_fn).__name__
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_drop_in_calls_torchs_function(name):
+    arguments = ARGUMENTS.get(name, (INPUT, torch.rand(4, 3)))
+    expected = getattr(F, name)(*arguments)
+    with disabled():
+        result = getattr(functional, name)(*arguments)
+    assert _node(result) == _node(expected)
+    assert torch.equal(result, expected)
+
+
+@pytest.mark.parametrize("name", [name for name in nn.__all__ if hasattr(torch.nn, name)])
+def test_a_module_computes_what_torchs_module_does(name):
+    _, options, inputs = next(module for module in MODULES if module[0] == name)
+    torch.manual_seed(0)
+    expected = getattr(torch.nn, name)(**options)(*inputs)
+    torch.manual_seed(0)
+    with disabled():
+        result = getattr(nn, name)(**options)(*inputs)
+    assert _node(result) == _node(expected)
+    assert torch.equal(result, expected)
+
+
+def test_patched_functions_are_torchs():
+    with patch(), disabled():
+        assert _node(F.mse_loss(INPUT, INPUT.detach())) == "MseLossBackward0"
+
+
+def test_adamw_that_is_made_under_patch_is_torchs():
+    with patch(adamw=True):
+        with disabled():
+            assert type(torch.optim.AdamW([INPUT], lr=0.5)) is optim_adamw
+        assert isinstance(torch.optim.AdamW([INPUT]), optim.FusedEmaAdam)
+
+
+optim_adamw = torch.optim.AdamW
+
+
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [({"softcap": 2.0}, (4, 3)), ({"shift": True}, (2, 2, 3)), ({"outputs": ("entropy",)}, (4, 3))],
+)
+def test_arguments_that_torchs_function_lacks_work_as_before(options, shape):
+    arguments = INPUT.reshape(shape), INPUT, CLASSES.reshape(shape[:-1])
+    expected = functional.linear_cross_entropy(*arguments, **options)
+    with disabled():
+        result = functional.linear_cross_entropy(*arguments, **options)
+    torch.testing.assert_close(result, expected, rtol=0, atol=0)
+
+
+def test_a_wrong_argument_raises_the_error_of_torch():
+    with disabled(), pytest.raises(RuntimeError, match="last dimensions"):
+        functional.linear_cross_entropy(INPUT, INPUT[:, :2], CLASSES)
+
+
+def test_it_ends_with_the_last_of_several_and_after_an_error():
+    with disabled():
+        with pytest.raises(ZeroDivisionError), disabled():
+            raise ZeroDivisionError
+        assert is_disabled()
+    assert not is_disabled()
+
+
+def test_start_and_stop_hold_for_other_threads():
+    switch = disabled().start()
+    try:
+        seen = []
+        thread = threading.Thread(target=lambda: seen.append(is_disabled()))
+        thread.start()
+        thread.join()
+    finally:
+        switch.stop()
+    assert seen == [True]
+    switch.stop()
+    assert not is_disabled()
+
+
+def test_it_decorates_a_function():
+    assert disabled()(is_disabled)()
+    assert not is_disabled()
+
+
+@pytest.mark.parametrize("value", ["0", "1"])
+def test_an_environment_variable_decides_for_a_process(value, monkeypatch):
+    monkeypatch.setenv("TORCH_ACLNN_DISABLED", value)
+    code = "from torch_aclnn_ops._switch import is_disabled; print(int(is_disabled()))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == f"{value}\n"
+
+
+def test_another_value_of_the_variable_raises(monkeypatch):
+    monkeypatch.setenv("TORCH_ACLNN_DISABLED", "yes")
+    result = subprocess.run([sys.executable, "-c", "import torch_aclnn_ops"], capture_output=True, text=True)
+    assert "ValueError: TORCH_ACLNN_DISABLED must be 0 or 1, but it is 'yes'" in result.stderr
+
+
+def test_compiled_code_follows_the_switch():
+    loss = torch.compile(lambda x: functional.mse_loss(x, x.detach() + 1), backend="aot_eager", fullgraph=True)
+    expected = loss(INPUT)
+    with disabled():
+        assert torch.equal(loss(INPUT), expected)
+    assert torch.equal(loss(INPUT), expected)

@@ -1,0 +1,155 @@
+"""report: which implementations computed the calls of some steps, where they came from, and how often."""
+
+import json
+import threading
+
+import torch_aclnn_ops
+from torch_aclnn_ops import _call_log, functional, optim, report
+
+import pytest
+import torch
+
+
+def _mse_loss(dtype=torch.float32):
+    functional.mse_loss(torch.ones(3, dtype=dtype, requires_grad=True), torch.zeros(3, dtype=dtype)).backward()
+
+
+def _counts(operator):
+    return {name: operator[name] for name in ("calls", "cann", "torch", "fallback")}
+
+
+ROWS = torch.rand(3, 2, requires_grad=True), torch.rand(4, 2, requires_grad=True), torch.tensor([0, 1, 2])
+CALLS = {
+    "mse_loss": (_mse_loss, "mse_loss_backward", "torch"),
+    "mse_loss in 16 bits": (lambda: _mse_loss(torch.bfloat16), "mse_loss_backward", "torch"),
+    "embedding": (
+        lambda: functional.embedding(ROWS[2], ROWS[1]).sum().backward(),
+        "embedding_dense_backward",
+        "torch",
+    ),
+    "linear_cross_entropy": (
+        lambda: functional.linear_cross_entropy(*ROWS).backward(),
+        "linear_cross_entropy",
+        "fallback",
+    ),
+    "unreduced linear_cross_entropy": (
+        lambda: functional.linear_cross_entropy(*ROWS, reduction="none").sum().backward(),
+        "linear_cross_entropy",
+        "fallback",
+    ),
+    "embedding with a sparse gradient": (
+        lambda: functional.embedding(ROWS[2], ROWS[1], sparse=True),
+        "embedding",
+        "torch",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_each_call_is_counted_once_with_what_computed_it(name):
+    call, operator, implementation = CALLS[name]
+    with report() as counts:
+        for _ in range(3):
+            call()
+    [(found, counted)] = counts.as_dict()["operators"].items()
+    assert found == operator
+    assert _counts(counted) == {"calls": 3, "cann": 0, "torch": 0, "fallback": 0, implementation: 3}
+
+
+def test_every_parameter_that_a_step_updates_is_a_call():
+    weights = [torch.nn.Parameter(torch.ones(3, dtype=dtype)) for dtype in (torch.float32, torch.float16)]
+    optimizer = optim.FusedEmaAdam(weights, master_weights=False)
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    with report() as counts:
+        optimizer.step()
+    operator = counts.as_dict()["operators"]["apply_fused_ema_adam_"]
+    assert _counts(operator) == {"calls": 2, "cann": 0, "torch": 1, "fallback": 1}
+    assert weights[0].detach().ne(1).all()
+
+
+def test_a_reason_names_the_line_of_the_caller():
+    with report() as counts:
+        _mse_loss()
+    [reason] = counts.as_dict()["operators"]["mse_loss_backward"]["reasons"]
+    assert reason == {
+        "implementation": "torch",
+        "reason": "the tensors are on cpu",
+        "called_from": f"tests/test_report.py:{_mse_loss.__code__.co_firstlineno + 1}",
+        "calls": 1,
+    }
+
+
+def test_the_dictionary_is_json():
+    with report() as counts:
+        _mse_loss()
+    assert json.loads(json.dumps(counts.as_dict())) == counts.as_dict()
+
+
+def test_the_table_has_the_counts_and_the_reasons():
+    with report() as counts:
+        _mse_loss()
+    header, row, reason = str(counts).splitlines()
+    assert header.split() == ["operator", "calls", "CANN", "torch", "fallback"]
+    assert row.split() == ["mse_loss_backward", "1", "-", "1", "-"]
+    assert reason.strip().startswith("1 from tests/test_report.py:")
+    assert reason.endswith(": native PyTorch kernel, because the tensors are on cpu")
+
+
+def test_a_report_without_calls_says_so():
+    with report() as counts:
+        torch.ones(2).sum()
+    assert str(counts) == "no call of torch_aclnn_ops was seen"
+
+
+def test_calls_before_and_after_are_not_counted():
+    _mse_loss()
+    with report() as counts:
+        pass
+    _mse_loss()
+    assert counts.as_dict()["operators"] == {}
+    assert not _call_log.is_logging()
+
+
+def test_a_report_that_is_used_again_counts_on_and_one_inside_another_counts_the_same():
+    outer = report()
+    for _ in range(2):
+        with outer, report() as inner:
+            _mse_loss()
+        assert inner.as_dict()["operators"]["mse_loss_backward"]["calls"] == 1
+    assert outer.as_dict()["operators"]["mse_loss_backward"]["calls"] == 2
+
+
+def test_calls_of_other_threads_are_counted():
+    with report() as counts:
+        threads = [threading.Thread(target=_mse_loss) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert counts.as_dict()["operators"]["mse_loss_backward"]["calls"] == 8
+
+
+def test_a_report_ends_when_the_step_raises():
+    with pytest.raises(ZeroDivisionError), report() as counts:
+        _mse_loss()
+        raise ZeroDivisionError
+    assert counts.as_dict()["operators"]["mse_loss_backward"]["calls"] == 1
+    assert not _call_log.is_logging()
+
+
+def test_results_are_the_same_in_a_report():
+    gradients = []
+    for context in (report(), torch.enable_grad()):
+        rows = [tensor.detach().clone() for tensor in ROWS]
+        rows[0].requires_grad_()
+        with context:
+            functional.linear_cross_entropy(*rows).backward()
+        gradients.append(rows[0].grad)
+    assert torch.equal(*gradients)
+
+
+def test_explain_inside_a_report_is_no_call():
+    with report() as counts:
+        torch_aclnn_ops.explain(functional.mse_loss, torch.ones(2, requires_grad=True), torch.ones(2))
+    assert counts.as_dict()["operators"] == {}

@@ -1,0 +1,140 @@
+"""Count which implementations computed the calls of some steps: the answer to "did it run on CANN?"."""
+
+import os
+import sys
+import textwrap
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack
+from types import FrameType
+from typing import Any, NamedTuple
+
+from torch_aclnn_ops import _extension
+from torch_aclnn_ops._call_log import Implementation, listening
+
+_OWN = ("torch", "torch_aclnn_ops")
+_NOTHING = "no call of torch_aclnn_ops was seen"
+
+
+class _Kind(NamedTuple):
+    """What calls are counted by."""
+
+    function: str
+    implementation: Implementation
+    detail: str
+    called_from: str
+
+
+class Report:
+    """What :func:`report` returns: a context manager that counts the calls inside, of all threads.
+
+    ``str(report)`` is a table, and ``as_dict()`` the same for programs. It may be used again, and counts on.
+    """
+
+    def __init__(self) -> None:
+        self._calls: Counter[_Kind] = Counter()
+        self._launches: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._open: list[tuple[ExitStack, dict[str, int]]] = []
+
+    def __enter__(self) -> "Report":
+        stack = ExitStack()
+        stack.enter_context(listening(self._count))
+        self._open.append((stack, _extension.launches()))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        stack, before = self._open.pop()
+        stack.close()
+        self._launches.update(_launches_since(before))
+
+    def _count(self, function: str, implementation: Implementation, detail: str, calls: int) -> None:
+        kind = _Kind(function, implementation, detail, _called_from(sys._getframe(2)))
+        with self._lock:
+            self._calls[kind] += calls
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the counts, for programs; ``json.dumps`` takes them.
+
+        Returns:
+            ``{"operators": {name: counts}, "launches": {name: number}}``. The counts of an operator are ``calls``;
+            ``cann``, ``torch`` and ``fallback``, which add up to them; and ``reasons``, a list with ``implementation``,
+            ``reason``, ``called_from`` and ``calls``. ``launches`` are those of CANN's operators by this package,
+            which also count compiled code.
+
+        Example:
+            >>> Report().as_dict()
+            {'operators': {}, 'launches': {}}
+        """
+        operators: defaultdict[str, dict[str, Any]] = defaultdict(
+            lambda: {"calls": 0, **{each.name.lower(): 0 for each in Implementation}, "reasons": []}
+        )
+        with self._lock:
+            counted = sorted(self._calls.items(), key=lambda item: (item[0].function, -item[1]))
+        for kind, calls in counted:
+            implementation = kind.implementation.name.lower()
+            operator = operators[kind.function]
+            operator["calls"] += calls
+            operator[implementation] += calls
+            described = {"implementation": implementation, "reason": kind.detail, "called_from": kind.called_from}
+            operator["reasons"].append({**described, "calls": calls})
+        launches = self._launches + sum((_launches_since(before) for _, before in self._open), Counter())
+        return {"operators": dict(operators), "launches": dict(sorted(launches.items()))}
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines()) or _NOTHING
+
+    def _lines(self) -> Iterator[str]:
+        counts = self.as_dict()
+        if counts["operators"]:
+            width = max(map(len, counts["operators"]))
+            yield f"{'operator':<{width}}  calls  CANN  torch  fallback"
+            for name, operator in counts["operators"].items():
+                yield f"{name:<{width}}" + "".join(
+                    f"  {operator[column] or '-':>{size}}"
+                    for column, size in (("calls", 5), ("cann", 4), ("torch", 5), ("fallback", 8))
+                )
+                for reason in operator["reasons"]:
+                    sentence = Implementation[reason["implementation"].upper()].describe(reason["reason"])
+                    text = f"{reason['calls']} from {reason['called_from']}: {sentence}"
+                    yield from textwrap.wrap(text, 100, initial_indent="    ", subsequent_indent="        ")
+        if counts["launches"]:
+            yield "launches: " + ", ".join(f"{name} {number}" for name, number in counts["launches"].items())
+
+
+def report() -> Report:
+    """Count the calls of a training step by what computed them: CANN's operator, PyTorch's kernel, or the fallback.
+
+    While a report is open, calls of this package take a little longer: they go through Python. The results are the
+    same, and nothing is counted, or costs anything, afterwards. Calls inside code that ``torch.compile`` has compiled
+    are not counted; their launches are.
+
+    Returns:
+        A :class:`Report`, to be used in a ``with`` statement around any number of steps.
+
+    Example:
+        >>> import torch
+        >>> from torch_aclnn_ops import functional as F
+        >>> with report() as counts:
+        ...     F.mse_loss(torch.ones(2, requires_grad=True), torch.zeros(2)).backward()
+        >>> operator = counts.as_dict()["operators"]["mse_loss_backward"]
+        >>> operator["calls"], operator["cann"], operator["torch"], operator["fallback"]
+        (1, 0, 1, 0)
+    """
+    return Report()
+
+
+def _launches_since(before: dict[str, int]) -> Counter[str]:
+    return +Counter({name: count - before.get(name, 0) for name, count in _extension.launches().items()})
+
+
+def _called_from(frame: FrameType | None) -> str:
+    """Return the file and line of the innermost caller outside of torch and this package."""
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OWN:
+        frame = frame.f_back
+    if frame is None:
+        return "a thread of autograd"
+    path = frame.f_code.co_filename
+    relative = os.path.relpath(path) if os.path.isabs(path) else path
+    return f"{path if relative.startswith(os.pardir) else relative}:{frame.f_lineno}"

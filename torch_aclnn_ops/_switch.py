@@ -1,0 +1,123 @@
+"""What is switched on for the whole process for a while, and whether the package is switched off."""
+
+import functools
+import inspect
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Self = TypeVar("_Self", bound="Switch")
+
+lock = threading.RLock()
+
+
+class Switch:
+    """Something that is on in a ``with`` statement, in a decorated function, or from ``start()`` to ``stop()``."""
+
+    _starts = 0
+
+    def _begin(self) -> None:
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self: _Self) -> _Self:
+        self._begin()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def start(self: _Self) -> _Self:
+        """Begin, until :meth:`stop`."""
+        with lock:
+            self._starts += 1
+            self._begin()
+        return self
+
+    def stop(self) -> None:
+        """End what :meth:`start` has begun; without it this is a no-op, as in :mod:`unittest.mock`."""
+        with lock:
+            if self._starts > 0:
+                self._starts -= 1
+                self._end()
+
+    def __call__(self, function: _Function) -> _Function:
+        """Make a function for whose calls this is on."""
+        if not inspect.isroutine(function) or inspect.isgeneratorfunction(function):
+            raise TypeError(
+                f"{type(self).__name__.lower()}: only functions that are no generators can be decorated, but it is"
+                f" {function!r}; use a with statement"
+            )
+
+        @functools.wraps(function)
+        def switched(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        @functools.wraps(function)
+        async def switched_coroutine(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return await function(*args, **kwargs)
+
+        return switched_coroutine if inspect.iscoroutinefunction(function) else switched  # type: ignore[return-value]
+
+
+def _initial() -> int:
+    value = os.environ.get("TORCH_ACLNN_DISABLED", "0")
+    if value not in ("0", "1"):
+        raise ValueError(f"TORCH_ACLNN_DISABLED must be 0 or 1, but it is {value!r}")
+    return int(value)
+
+
+_times_disabled = _initial()
+
+
+def is_disabled() -> bool:
+    """Return whether drop-ins call torch's own functions."""
+    return _times_disabled > 0
+
+
+def disabled() -> "Disabled":
+    """Make every drop-in, module and patched function torch's own: to find out whether a problem comes from here.
+
+    The result is used as :func:`torch_aclnn_ops.patch` is: in a ``with`` statement, as a decorator of a function, or by
+    ``start()`` and ``stop()``. It holds for the whole process, also for other threads. The environment variable
+    ``TORCH_ACLNN_DISABLED=1`` disables the package from the start.
+
+    What torch does not have is unaffected: arguments that its function lacks (``softcap=`` or ``process_group=`` of
+    ``linear_cross_entropy``), :class:`torch_aclnn_ops.optim.FusedEmaAdam`, and the raw operators. An AdamW that is
+    made under ``patch(adamw=True)`` while the package is disabled is torch's.
+
+    Returns:
+        A :class:`Disabled`, which has not begun.
+
+    Example:
+        >>> import torch
+        >>> from torch_aclnn_ops import functional as F
+        >>> input = torch.ones(2, requires_grad=True)
+        >>> with disabled():
+        ...     print(F.mse_loss(input, torch.zeros(2)).grad_fn)  # doctest: +ELLIPSIS
+        <MseLossBackward0 object at ...>
+    """
+    return Disabled()
+
+
+class Disabled(Switch):
+    """What :func:`disabled` returns."""
+
+    def __repr__(self) -> str:
+        return "disabled()"
+
+    def _begin(self) -> None:
+        global _times_disabled
+        with lock:
+            _times_disabled += 1
+
+    def _end(self) -> None:
+        global _times_disabled
+        with lock:
+            _times_disabled -= 1
