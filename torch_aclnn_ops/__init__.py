@@ -24,5 +24,10 @@ __all__ = [
     "report",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _extension.load()
 _torch_npu.call_after_import(_extension.load)

@@ -55,7 +55,7 @@ def patch(
     Args:
         adamw: replace :class:`torch.optim.AdamW` by :class:`torch_aclnn_ops.optim.FusedEmaAdam`, with all arguments of
             torch's; a mapping has options of FusedEmaAdam for all that are made, such as ``{"ema_decay": 0.999}``.
-        **functions: a drop-in of :mod:`torch_aclnn_ops.functional` by its name, such as ``mse_loss=False``: whether it
+        **functions: a drop-in of ``torch_aclnn_ops.functional`` by its name, such as ``mse_loss=False``: whether it
             is put in the place of torch's, ``True`` for all. What torch does not have (``linear_cross_entropy`` before
             2.13) is left out.
 

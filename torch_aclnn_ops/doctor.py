@@ -23,6 +23,11 @@ import torch
 
 __all__ = ["Finding", "describe", "findings", "main"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _BUILD = "torch_aclnn_ops again with pip's --no-build-isolation, in a checkout with --editable too"
 _FALLBACK = "PyTorch fallback"
 
@@ -280,6 +285,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0
     """
     parser = argparse.ArgumentParser(prog="python -m torch_aclnn_ops.doctor", description=__doc__.partition(":")[0])
+    parser.add_argument("--version", action="version", version=f"torch_aclnn_ops {__version__}")
     parser.add_argument("--json", action="store_true", help="print JSON, for reports")
     if parser.parse_args(arguments).json:
         report = {"findings": [dataclasses.asdict(row) for row in findings()], "operators": _operators()}

@@ -1,14 +1,19 @@
 """Drop-ins for modules of :mod:`torch.nn`: the same constructors, parameters and state dicts."""
 
 from collections.abc import Collection
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from torch_aclnn_ops import functional as F
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyLoss as _TorchLinearCrossEntropyLoss
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
+from torch_aclnn_ops._types import Reduction
+from torch_aclnn_ops.functional.linear_cross_entropy.types import Name, OutputName
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch_aclnn_ops.functional.linear_cross_entropy.types import RequestedOutput
 
 
 class MSELoss(torch.nn.MSELoss):
@@ -27,7 +32,7 @@ class MSELoss(torch.nn.MSELoss):
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Call :func:`torch_aclnn_ops.functional.mse_loss`."""
-        return F.mse_loss(input, target, reduction=self.reduction)
+        return F.mse_loss(input, target, reduction=cast("Reduction", self.reduction))  # a str in torch
 
 
 class BCELoss(torch.nn.BCELoss):
@@ -47,7 +52,8 @@ class BCELoss(torch.nn.BCELoss):
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Call :func:`torch_aclnn_ops.functional.binary_cross_entropy`."""
-        return F.binary_cross_entropy(input, target, weight=self.weight, reduction=self.reduction)
+        reduction = cast("Reduction", self.reduction)
+        return F.binary_cross_entropy(input, target, weight=self.weight, reduction=reduction)
 
 
 class Embedding(torch.nn.Embedding):
@@ -121,7 +127,7 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
     temperature: float = 1.0
     shift: bool | int = False
     zero_if_all_ignored: bool = False
-    chunk_size: int | str = "auto"
+    chunk_size: int | Literal["auto"] = "auto"
     max_memory: int | None = None
 
     def __init__(
@@ -133,7 +139,7 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
         bias: bool = False,
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
-        reduction: str = "mean",
+        reduction: Reduction = "mean",
         weight: Tensor | None = None,
         ignore_index: int | None = None,
         label_smoothing: float = 0.0,
@@ -143,7 +149,7 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
         temperature: float = 1.0,
         shift: bool | int = False,
         zero_if_all_ignored: bool = False,
-        chunk_size: int | str = "auto",
+        chunk_size: int | Literal["auto"] = "auto",
         max_memory: int | None = None,
     ) -> None:
         super().__init__(
@@ -184,7 +190,17 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
         target: Tensor,
         *,
         token_weight: Tensor | None = None,
-        outputs: Collection[str],
+        outputs: tuple[Name, ...],
+        process_group: Any = None,
+    ) -> "RequestedOutput[Name]": ...
+    @overload
+    def forward(
+        self,
+        input: Tensor,
+        target: Tensor,
+        *,
+        token_weight: Tensor | None = None,
+        outputs: Collection[OutputName],
         process_group: Any = None,
     ) -> F.LinearCrossEntropyOutput: ...
     @overload
@@ -195,7 +211,7 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
         target: Tensor | None = None,
         *,
         token_weight: Tensor | None = None,
-        outputs: Collection[str] = (),
+        outputs: Collection[OutputName] = (),
         process_group: Any = None,
     ) -> Tensor | F.LinearCrossEntropyOutput:
         """Call :func:`torch_aclnn_ops.functional.linear_cross_entropy`.
@@ -214,7 +230,7 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
             target,
             linear_bias=None if bias is None else bias.reshape(classes),
             weight=self.weight,
-            reduction=self.reduction,
+            reduction=cast("Reduction", self.reduction),
             ignore_index=self.ignore_index,
             label_smoothing=self.label_smoothing,
             options=self.options,
@@ -249,3 +265,7 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
 
 
 __all__ = sorted(name for name, value in globals().items() if getattr(value, "__module__", None) == __name__)
+
+
+def __dir__() -> list[str]:
+    return __all__

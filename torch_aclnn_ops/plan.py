@@ -22,7 +22,14 @@ import math
 import sys
 from collections.abc import Sequence
 
+from torch_aclnn_ops._version import __version__
+
 __all__ = ["MODELS", "Costs", "Model", "Plan", "main", "plan"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 FLOPS = 24 * 16**3 * 2 * 1.8e9  # a second, of 16-bit matrix products with float32 sums
 BANDWIDTH = 1.6e12  # bytes a second, of the device's memory
@@ -272,6 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m torch_aclnn_ops.plan", description="What head and optimizer of a model take of each device."
     )
+    parser.add_argument("--version", action="version", version=f"torch_aclnn_ops {__version__}")
     parser.add_argument("--model", help=f"one of {', '.join(MODELS)}; or give a shape:")
     for name in ("hidden", "vocab", "parameters"):
         parser.add_argument(f"--{name}", type=int, help="of a model of your own")

@@ -31,6 +31,11 @@ __all__ = [
     "stats",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 SOCS = ("Ascend910", "Ascend910B", "Ascend910_93", "Ascend310P", "Ascend950")
 
 _DEVICES = "HOST_NPU_DEVICES"

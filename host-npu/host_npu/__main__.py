@@ -16,6 +16,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Run a Python program on simulated Ascend NPUs.",
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"host_npu {host_npu.__version__}")
     parser.add_argument("--devices", type=int, help="number of NPUs (default: 1)")
     parser.add_argument("--soc", choices=host_npu.SOCS, help="the chip (default: Ascend910B)")
     parser.add_argument(

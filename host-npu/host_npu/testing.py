@@ -24,6 +24,11 @@ from typing import Any
 
 __all__ = ["Outcome", "outcomes", "results_of", "run"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _BACKENDS = {"cpu": "gloo", "npu": "hccl"}
 
 

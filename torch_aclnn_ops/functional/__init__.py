@@ -13,3 +13,7 @@ from torch_aclnn_ops.functional.mse_loss import MSELossFunction as MSELossFuncti
 from torch_aclnn_ops.functional.mse_loss import mse_loss as mse_loss
 
 __all__ = sorted(name for name, value in globals().items() if not name.startswith("_") and not _inspect.ismodule(value))
+
+
+def __dir__() -> list[str]:
+    return __all__

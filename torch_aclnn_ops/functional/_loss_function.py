@@ -10,6 +10,7 @@ from torch_aclnn_ops._call_log import Implementation, log_call
 from torch_aclnn_ops._limits import why_not_dtype, why_not_rank
 from torch_aclnn_ops._numerics import HALF_DTYPES
 from torch_aclnn_ops._switch import is_disabled
+from torch_aclnn_ops._types import Reduction
 from torch_aclnn_ops.functional._drop_in import float32_autocast_dtype, is_ordinary, on_one_device
 
 import torch
@@ -154,8 +155,9 @@ def reduction_number(reduction: str) -> int:
     return number
 
 
-def reduction_of_flags(size_average: bool | None, reduce: bool | None) -> str:
+def reduction_of_flags(size_average: bool | None, reduce: bool | None) -> Reduction:
     """Return the reduction that torch's deprecated arguments ask for, with torch's warning."""
+    reduction: Reduction
     if reduce is not None and not reduce:
         reduction = "none"
     else:

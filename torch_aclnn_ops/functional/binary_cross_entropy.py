@@ -7,6 +7,7 @@ from torch_aclnn_ops._checks import is_expandable
 from torch_aclnn_ops._drop_ins import drop_in
 from torch_aclnn_ops._numerics import widen, without_autocast
 from torch_aclnn_ops._torch_compat.modes import is_any_autocast_enabled
+from torch_aclnn_ops._types import Reduction
 from torch_aclnn_ops.functional._drop_in import (
     call_torch_function,
     check_no_tangent,
@@ -88,7 +89,7 @@ def binary_cross_entropy(
     weight: Tensor | None = None,
     size_average: bool | None = None,
     reduce: bool | None = None,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
 ) -> Tensor:
     """Compute the cross entropy of probabilities, a drop-in for :func:`torch.nn.functional.binary_cross_entropy`.
 

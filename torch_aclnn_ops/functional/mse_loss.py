@@ -6,6 +6,7 @@ from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled, NativeF
 from torch_aclnn_ops._drop_ins import drop_in
 from torch_aclnn_ops._numerics import widen, without_autocast
 from torch_aclnn_ops._torch_compat.modes import is_any_autocast_enabled
+from torch_aclnn_ops._types import Reduction
 from torch_aclnn_ops.functional._drop_in import call_torch_function, check_reduction, check_tensors
 from torch_aclnn_ops.functional._loss_function import (
     are_supported,
@@ -66,7 +67,7 @@ def mse_loss(
     target: Tensor,
     size_average: bool | None = None,
     reduce: bool | None = None,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     weight: Tensor | None = None,
 ) -> Tensor:
     """Compute the squared error, a drop-in for :func:`torch.nn.functional.mse_loss`.

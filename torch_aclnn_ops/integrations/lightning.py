@@ -15,6 +15,11 @@ except ImportError as error:
 
 __all__ = ["EmaCallback"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _WEIGHTS = "current_model_state"  # where Lightning's own WeightAveraging keeps them
 
 

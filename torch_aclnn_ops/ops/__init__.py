@@ -24,3 +24,7 @@ from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import fused_linear_online
 from torch_aclnn_ops.ops.mse_loss import mse_loss_backward as mse_loss_backward
 
 __all__ = sorted(name for name, value in globals().items() if isinstance(value, _RawOperator))
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -5,3 +5,7 @@ from torch_aclnn_ops.optim._wrappers import unwrap
 from torch_aclnn_ops.optim.fused_ema_adam import FusedEmaAdam
 
 __all__ = ["FusedEmaAdam", "to_mindspeed_state_dict", "unwrap"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -7,11 +7,12 @@ is differentiated by ``autograd``, and runs the kernels in :mod:`torch_aclnn_ops
 """
 
 from collections.abc import Collection, Sequence
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch_aclnn_ops._drop_ins import drop_in
 from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
+from torch_aclnn_ops._types import Reduction
 from torch_aclnn_ops.functional.linear_cross_entropy import implementations
 from torch_aclnn_ops.functional.linear_cross_entropy._arguments.errors import call_torch_or_raise
 from torch_aclnn_ops.functional.linear_cross_entropy._arguments.options import (
@@ -29,45 +30,32 @@ from torch_aclnn_ops.functional.linear_cross_entropy._distributed import local_a
 from torch_aclnn_ops.functional.linear_cross_entropy._fsdp import call_in_forward
 from torch_aclnn_ops.functional.linear_cross_entropy.autograd import StatisticsFunction
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput, LossOptions
+from torch_aclnn_ops.functional.linear_cross_entropy.types import Name, Options, OutputName
 from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import shards_of
 
 from torch import Tensor
 from torch.nn import Module
+from typing_extensions import Unpack
+
+if TYPE_CHECKING:
+    from torch_aclnn_ops.functional.linear_cross_entropy.types import RequestedOutput
 
 __all__ = ["LinearCrossEntropyOutput", "StatisticsFunction", "linear_cross_entropy"]
 
 
 @overload
-def linear_cross_entropy(  # type: ignore[overload-overlap]  # the first that fits is taken
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    *,
-    linear_bias: Tensor | None = ...,
-    weight: Tensor | None = ...,
-    reduction: str = ...,
-    ignore_index: int | None = ...,
-    label_smoothing: float = ...,
-    options: "LinearCrossEntropyOptions | None" = ...,
-    softcap: float | None = ...,
-    lse_square_scale: float = ...,
-    temperature: float = ...,
-    shift: bool | int = ...,
-    token_weight: Tensor | None = ...,
-    zero_if_all_ignored: bool = ...,
-    outputs: tuple[()] = ...,
-    chunk_size: int | str = ...,
-    max_memory: int | None = ...,
-    process_group: Any = ...,
-    vocab_sizes: Sequence[int] | None = ...,
-    reduce_input_grad: bool = ...,
-    fsdp_module: Module | None = ...,
+def linear_cross_entropy(  # type: ignore[overload-overlap]  # the first that fits is used
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, outputs: tuple[()] = ..., **options: Unpack[Options]
 ) -> Tensor: ...
 @overload
 def linear_cross_entropy(
-    input: Tensor, linear_weight: Tensor, target: Tensor, *, outputs: Collection[str], **options: Any
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, outputs: tuple[Name, ...], **options: Unpack[Options]
+) -> "RequestedOutput[Name]": ...
+@overload
+def linear_cross_entropy(
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, outputs: Collection[OutputName], **options: Unpack[Options]
 ) -> LinearCrossEntropyOutput: ...
-@drop_in  # type: ignore[misc]  # the options of the second overload are those of the first
+@drop_in
 def linear_cross_entropy(
     input: Tensor,
     linear_weight: Tensor,
@@ -75,7 +63,7 @@ def linear_cross_entropy(
     *,
     linear_bias: Tensor | None = None,
     weight: Tensor | None = None,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     ignore_index: int | None = None,
     label_smoothing: float = 0.0,
     options: "LinearCrossEntropyOptions | None" = None,
@@ -85,8 +73,8 @@ def linear_cross_entropy(
     shift: bool | int = False,
     token_weight: Tensor | None = None,
     zero_if_all_ignored: bool = False,
-    outputs: Collection[str] = (),
-    chunk_size: int | str = "auto",
+    outputs: Collection[OutputName] = (),
+    chunk_size: int | Literal["auto"] = "auto",
     max_memory: int | None = None,
     process_group: Any = None,
     vocab_sizes: Sequence[int] | None = None,

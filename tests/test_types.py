@@ -1,0 +1,92 @@
+"""What a type checker says of the package, as its users see it: of calls, and of the pages' code."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+from tests._pages import ROOT, blocks
+from tests.test_pages import GIVEN, ON_NPU, PUBLIC, RUNNING_PAGES
+
+HEAD = """import torch
+from torch import Tensor
+from typing_extensions import assert_type
+from torch_aclnn_ops import functional as F, nn
+x, labels = torch.rand(3, 4), torch.arange(3)
+"""
+RIGHT = {
+    "a loss alone": "assert_type(F.linear_cross_entropy(x, x, labels, softcap=2.0), Tensor)",
+    "a requested output is no Optional": (
+        "assert_type(F.linear_cross_entropy(x, x, labels, outputs=('entropy',)).entropy, Tensor)"
+    ),
+    "one of several requested outputs is no Optional": (
+        "assert_type(F.linear_cross_entropy(x, x, labels, outputs=('entropy', 'z_loss')).z_loss, Tensor)"
+    ),
+    "another output is Optional": (
+        "assert_type(F.linear_cross_entropy(x, x, labels, outputs=('entropy',)).z_loss, Tensor | None)"
+    ),
+    "a list of outputs": (
+        "assert_type(F.linear_cross_entropy(x, x, labels, outputs=['entropy']), F.LinearCrossEntropyOutput)"
+    ),
+    "a module's requested output": (
+        "assert_type(nn.LinearCrossEntropyLoss(4, 5).forward(x, labels, outputs=('entropy',)).entropy, Tensor)"
+    ),
+}
+WRONG = {
+    "a misspelled option": ("F.linear_cross_entropy(x, x, labels, sofcap=2.0)", 'did you mean "softcap"'),
+    "a reduction that does not exist": ("F.mse_loss(x, x, reduction='avg')", "Literal['none', 'mean', 'sum']"),
+    "an output that does not exist": ("F.linear_cross_entropy(x, x, labels, outputs=('loss_',))", "[arg-type]"),
+    "a chunk size that is no number": ("F.linear_cross_entropy(x, x, labels, chunk_size='all')", "No overload variant"),
+}
+
+
+def _mypy(*paths):
+    command = [sys.executable, "-m", "mypy", "--config-file=", "--ignore-missing-imports", "--pretty", *paths]
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, cwd=ROOT)
+
+
+def test_types_of_results_are_as_narrow_as_the_arguments_allow(tmp_path):
+    program = tmp_path / "right.py"
+    program.write_text(HEAD + "\n".join(RIGHT.values()) + "\n")
+    result = _mypy(program)
+    assert result.returncode == 0, result.stdout
+
+
+def test_wrong_arguments_are_found(tmp_path):
+    program = tmp_path / "wrong.py"
+    program.write_text(HEAD + "\n".join(line for line, _ in WRONG.values()) + "\n")
+    result = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file=", program], capture_output=True, text=True, cwd=ROOT
+    )
+    for number, (_, sentence) in enumerate(WRONG.values(), HEAD.count("\n") + 1):
+        found = [line for line in result.stdout.splitlines() if f"wrong.py:{number}: error" in line]
+        assert any(sentence in line for line in found), (number, result.stdout)
+
+
+def _program_of(page):
+    """The code of a page as one program, in whose blocks names are made anew."""
+    return "".join(block.code for block in blocks(page) if block.language == "python" and block.title != ON_NPU)
+
+
+@pytest.mark.exhaustive
+def test_the_code_of_every_page_is_well_typed(tmp_path):
+    # Pages for which a test gives names of its own are not whole programs.
+    for number, page in enumerate(sorted(set(RUNNING_PAGES) - GIVEN.keys())):
+        (tmp_path / f"page{number}.py").write_text(f"# {page}\n{_program_of(page)}")
+    result = _mypy("--allow-redefinition", *sorted(tmp_path.glob("*.py")))
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_dir_shows_the_public_names(module):
+    loaded = importlib.import_module(module)
+    assert dir(loaded) == sorted(loaded.__all__)
+
+
+@pytest.mark.parametrize("module", ["torch_aclnn_ops.doctor", "torch_aclnn_ops.plan"])
+def test_every_command_says_its_version(module):
+    from torch_aclnn_ops import __version__
+
+    result = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True)
+    assert result.stdout == f"torch_aclnn_ops {__version__}\n"

@@ -1,0 +1,5 @@
+"""Types of arguments that several functions share."""
+
+from typing import Literal
+
+Reduction = Literal["none", "mean", "sum"]
