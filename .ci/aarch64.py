@@ -2,8 +2,8 @@
 
 First the host NPU is cross-compiled against the wheels for aarch64, and the C++ tests of it run under qemu: with pages
 of 4 KiB, and linked statically with 64 KiB (qemu's dynamic programs cannot have such pages). Then torch, torch_npu and
-this package, compiled by the same compiler, are installed in a Debian for arm64, where ``tests/smoke.py`` runs on the
-CPU and on the host NPU. That needs root; ``--only-cpp`` leaves it out.
+this package, compiled by the same compiler, are installed in a Debian for arm64, where ``torch_aclnn_ops.verify`` runs
+on the CPU and on the host NPU. That needs root; ``--only-cpp`` leaves it out.
 
 What was downloaded and built stays in ``.aarch64``, so that a second run is quicker.
 """
@@ -170,7 +170,7 @@ def _test_program(what: str, command: list[str], configurations: list[dict[str, 
 
 
 def check_package(version: str, wheels: Path) -> bool:
-    """Install torch and the package in a Debian for arm64 and run tests/smoke.py there; return whether it passed."""
+    """Install torch and the package in a Debian for arm64 and verify it there; return whether it passed."""
     if os.geteuid() != 0:
         sys.exit("to make a Debian for arm64 takes root; --only-cpp does without")
     _require({"debootstrap": "debootstrap"})
@@ -189,8 +189,8 @@ def check_package(version: str, wheels: Path) -> bool:
         " { cat build/log; exit 1; }",
         "the package is installed": f"TORCH_ACLNN_NPU=1 {install} --no-build-isolation --editable .",
         # Its libraries are those that were compiled before.
-        "smoke test on the CPU": "python tests/smoke.py cpu",
-        "smoke test on the host NPU": "python -m host_npu tests/smoke.py npu",
+        "verified on the CPU": "python -m torch_aclnn_ops.verify --device cpu --quick",
+        "verified on the host NPU": "python -m host_npu -m torch_aclnn_ops.verify --quick",
     }
     settings = {"HOME": "/root", "PATH": f"{environment}/bin:/usr/bin:/bin", "MAX_JOBS": "2"}
     # torch's extensions are linked by what CXX is, too.

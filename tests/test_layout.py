@@ -32,6 +32,7 @@ LAYERS = (
         "torch_aclnn_ops.doctor",
         "torch_aclnn_ops.integrations",
         "torch_aclnn_ops.plan",
+        "torch_aclnn_ops.verify",
     ),
 )
 

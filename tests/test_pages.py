@@ -132,6 +132,7 @@ PUBLIC = (
 ) + (
     "torch_aclnn_ops.doctor",
     "torch_aclnn_ops.plan",
+    "torch_aclnn_ops.verify",
     "torch_aclnn_ops.integrations.transformers",
     "torch_aclnn_ops.integrations.lightning",
 )

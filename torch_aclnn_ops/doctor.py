@@ -80,7 +80,7 @@ def findings() -> list[Finding]:
         _cpu_kernels(),
     ]
     return [
-        Finding(row.what, _without_names(row.found), None if row.remedy is None else _without_names(row.remedy))
+        Finding(row.what, without_names(row.found), None if row.remedy is None else without_names(row.remedy))
         for row in found
     ]
 
@@ -111,7 +111,7 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     )
 
 
-def _without_names(text: str) -> str:
+def without_names(text: str) -> str:
     """Say homes and users in paths as a shell does, so that a report can be shown to others."""
     with contextlib.suppress(OSError, KeyError, RuntimeError):  # a user without a home or a name
         text = re.sub(rf"{re.escape(str(Path.home()))}(?![\w.-])", "~", text)

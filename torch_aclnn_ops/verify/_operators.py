@@ -1,0 +1,132 @@
+"""Each drop-in forward and backward in every dtype, and the raw operators of a shard, against float64 on the CPU."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+from torch_aclnn_ops import functional, ops
+from torch_aclnn_ops._drop_ins import DROP_INS
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+CLASSES = 160
+# Of the largest element. A float32 result is a sum of a few hundred terms. A 16-bit one is rounded three times: the
+# gradients of the logits, their product, and that times grad_output.
+TOLERANCES = {
+    torch.float64: 1e-12,
+    torch.float32: 1e-5,
+    torch.float16: 3 * 2**-11,
+    torch.bfloat16: 3 * 2**-8,
+}
+
+
+class Call(NamedTuple):
+    """A call of a drop-in: the function, torch's, the tensors to differentiate by, and the other arguments."""
+
+    function: Callable[..., Tensor]
+    reference: Callable[..., Tensor]
+    inputs: Callable[[], list[Tensor]]
+    constants: Callable[[], list[Tensor]]
+
+
+def normal(*shape: int) -> Tensor:
+    """Return random numbers of a normal distribution, float64."""
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def head(features: int, classes: int = CLASSES) -> Tensor:
+    """Return a head whose logits are about 1: kernels that keep them in 16 bits lose little."""
+    return normal(classes, features) / features**0.5
+
+
+def linear_cross_entropy(input: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    """Compute what the drop-in computes, from all logits."""
+    loss: Tensor = F.cross_entropy(F.linear(input, weight), target)
+    return loss
+
+
+def calls() -> dict[str, Call]:
+    """Return a call of each drop-in, by its name."""
+    made = {
+        "embedding": Call(
+            lambda weight, indices: functional.embedding(indices, weight),
+            lambda weight, indices: F.embedding(indices, weight),
+            lambda: [normal(50, 12)],
+            lambda: [torch.randint(50, (9, 4))],
+        ),
+        "linear_cross_entropy": Call(
+            functional.linear_cross_entropy,
+            linear_cross_entropy,
+            lambda: [normal(40, 24), head(24)],
+            lambda: [torch.randint(CLASSES, (40,))],
+        ),
+    }
+    # Functions of an input, and losses of an input and a target of one shape. All of them accept probabilities.
+    for name in DROP_INS:
+        parameters = inspect.signature(getattr(functional, name)).parameters.values()
+        needed = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+        if needed in (["input"], ["input", "target"]):
+            made[name] = Call(
+                getattr(functional, name),
+                getattr(F, name),
+                lambda: [normal(7, 33).sigmoid()],
+                partial(_probabilities, len(needed) - 1),
+            )
+    return {name: made[name] for name in DROP_INS}
+
+
+def _probabilities(number: int) -> list[Tensor]:
+    return [normal(7, 33).sigmoid() for _ in range(number)]
+
+
+def checks(device: str) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Return the checks, each a function that returns the error it has found, or raises."""
+    for name, call in calls().items():
+        for dtype in TOLERANCES:
+            yield f"{name}, {dtype}", partial(_check_call, call, device, dtype)
+    yield "raw operators of linear_cross_entropy, torch.bfloat16", partial(_check_shard, device)
+
+
+def error_of(found: Tensor, truth: Tensor, dtype: torch.dtype, what: str) -> float:
+    """Return the error relative to the largest element; raise if it is larger than a dtype allows."""
+    found, scale = found.detach().cpu().double(), max(1e-3, truth.abs().max().item())
+    error = (found - truth.detach()).abs().max().item() / scale
+    if not error <= TOLERANCES[dtype]:
+        raise ArithmeticError(f"the error of {what} is {error:.1e}, but at most {TOLERANCES[dtype]:.1e} is right")
+    return error
+
+
+def _check_call(call: Call, device: str, dtype: torch.dtype) -> str:
+    constants = [tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in call.constants()]
+    inputs = [tensor.to(device, dtype).requires_grad_() for tensor in call.inputs()]
+    exact = [tensor.detach().cpu().double().requires_grad_() for tensor in inputs]
+    result = call.function(*inputs, *(tensor.to(device) for tensor in constants))
+    truth = call.reference(*exact, *(tensor.double() if tensor.is_floating_point() else tensor for tensor in constants))
+    grad = normal(*truth.shape).to(dtype)
+    gradients = torch.autograd.grad(result, inputs, grad.to(device, result.dtype))
+    truths = torch.autograd.grad(truth, exact, grad.double())
+    errors = [error_of(result, truth, dtype, "the result")]
+    errors += [error_of(*pair, dtype, "a gradient") for pair in zip(gradients, truths, strict=True)]
+    return f"error {max(errors):.1e}"
+
+
+def _check_shard(device: str) -> str:
+    """Call the raw operators of the linear cross entropy, as a process that has all classes does."""
+    dtype = torch.bfloat16
+    input, weight = normal(40, 24).to(dtype), head(24).to(dtype)
+    target = torch.randint(CLASSES, (40,))
+    on_device = [tensor.to(device) for tensor in (input, weight, target)]
+    *statistics, target_mask, masked_target, logits = ops.fused_linear_online_max_sum(*on_device, 0, CLASSES, True)
+    loss, softmax = ops.fused_cross_entropy_loss_with_max_sum(*statistics, logits)
+    exact = [tensor.double().requires_grad_() for tensor in (input, weight)]
+    truth = F.cross_entropy(F.linear(*exact), target, reduction="none")
+    gradients = ops.fused_linear_cross_entropy_loss_grad(
+        torch.ones(40, device=device), *on_device[:2], target_mask, masked_target, None, None, softmax
+    )
+    truths = torch.autograd.grad(truth.sum(), exact)
+    errors = [error_of(loss, truth, dtype, "the loss")]
+    errors += [error_of(*pair, dtype, "a gradient") for pair in zip(gradients, truths, strict=True)]
+    return f"error {max(errors):.1e}"

@@ -1,0 +1,48 @@
+"""Steps of FusedEmaAdam against torch's AdamW in float64 on the CPU, and an average computed by hand."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from torch_aclnn_ops.optim import FusedEmaAdam
+
+import torch
+from torch import Tensor
+
+_LR, _WEIGHT_DECAY, _EMA_DECAY = 0.01, 0.1, 0.9
+# Of the largest element: CANN computes 1 - beta ** step in float32, where digits cancel in the first steps.
+_TOLERANCE = 1e-4
+# The last rounding of a parameter.
+_ROUNDINGS = {torch.float32: 0.0, torch.bfloat16: 2**-8}
+
+
+def checks(device: str, steps: int) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Return the checks, each a function that returns the error it has found, or raises."""
+    for dtype in _ROUNDINGS:
+        yield f"{steps} steps, {dtype}", partial(_check_steps, device, dtype, steps)
+
+
+def _check_steps(device: str, dtype: torch.dtype, steps: int) -> str:
+    """Compare weights and averages after steps with the same gradients, with master weights in 16 bits."""
+    param = torch.nn.Parameter(torch.randn(33, 7).to(dtype).to(device))
+    truth = torch.nn.Parameter(param.detach().cpu().double())
+    average = truth.detach().clone()
+    optimizer = FusedEmaAdam([param], _LR, weight_decay=_WEIGHT_DECAY, ema_decay=_EMA_DECAY)
+    reference = torch.optim.AdamW([truth], _LR, weight_decay=_WEIGHT_DECAY)
+    for _ in range(steps):
+        gradient = torch.randn(33, 7).to(dtype)
+        param.grad, truth.grad = gradient.to(device), gradient.double()
+        optimizer.step()
+        reference.step()
+        average.lerp_(truth.detach(), 1 - _EMA_DECAY)
+    errors = [_error(param, truth.detach(), "a weight", dtype)]
+    with optimizer.swap_ema_params():
+        errors.append(_error(param, average, "an average", dtype))
+    return f"error {max(errors):.1e}"
+
+
+def _error(found: Tensor, truth: Tensor, what: str, dtype: torch.dtype) -> float:
+    error = (found.detach().cpu().double() - truth).abs().max().item() / truth.abs().max().item()
+    allowed = _TOLERANCE + _ROUNDINGS[dtype]
+    if not error <= allowed:
+        raise ArithmeticError(f"the error of {what} is {error:.1e}, but at most {allowed:.1e} is right")
+    return error
