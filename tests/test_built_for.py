@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import torch_aclnn_ops
-from torch_aclnn_ops._built_for import why_unfit, write_header
+from torch_aclnn_ops._built_for import incompatibility, write_header
 
 import pytest
 
@@ -41,12 +41,12 @@ def library(installed, tmp_path):
 
 
 def test_a_library_fits_what_it_was_compiled_for(library):
-    assert why_unfit(library, "torch", "torch_npu") is None
+    assert incompatibility(library, "torch", "torch_npu") is None
 
 
 def test_a_build_for_cuda_and_one_for_the_cpu_are_one_release(library, installed):
     installed["torch"] = "2.13.0+cpu"
-    assert why_unfit(library, "torch", "torch_npu") is None
+    assert incompatibility(library, "torch", "torch_npu") is None
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_other_versions_are_refused_in_a_sentence_that_names_both_and_the_remedy
     versions, packages, sentence, library, installed
 ):
     installed.update(versions)
-    reason = why_unfit(library, *packages)
+    reason = incompatibility(library, *packages)
     if sentence is None:
         assert reason is None
     else:
@@ -80,7 +80,7 @@ def test_other_versions_are_refused_in_a_sentence_that_names_both_and_the_remedy
 
 def test_a_library_that_says_nothing_is_refused(library):
     library.write_bytes(b"a library from before")
-    assert why_unfit(library, "torch").startswith("it does not say what it was compiled for; install")
+    assert incompatibility(library, "torch").startswith("it does not record the versions it was compiled for; install")
 
 
 def test_the_header_is_written_again_only_where_it_changes(installed, tmp_path):

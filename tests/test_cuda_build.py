@@ -79,8 +79,8 @@ def test_importing_the_package_warns_in_place_of_ending_the_process(installed, t
     )
     result = _run(code, tmp_path, LD_LIBRARY_PATH=str(tmp_path))
     expected = (
-        "the installed torch is a CUDA build, with which torch_npu ends the process when it is imported. "
-        "To use NPUs, install the CPU build of the same version of torch in its place"
+        "the installed torch is a CUDA build, with which importing torch_npu aborts the process. "
+        "To use NPUs, install the CPU build of the same torch version instead"
     )
     assert result.stdout == f"2.0 {expected}\n", result.stderr
     assert f"RuntimeWarning: torch_aclnn_ops: {expected}." in result.stderr
@@ -100,7 +100,7 @@ def test_the_doctor_tells_the_conflict_and_the_remedy(installed, tmp_path):
     assert result.returncode == 0, result.stderr
     (found,) = (row for row in json.loads(result.stdout)["findings"] if row["what"] == "torch_npu")
     assert "the installed torch is a CUDA build, with which torch_npu ends the process" in found["found"]
-    assert found["remedy"].startswith("To use NPUs, install the CPU build of the same version of torch in its place;")
+    assert found["remedy"].startswith("To use NPUs, install the CPU build of the same torch version instead;")
 
 
 def test_nobody_is_warned_who_switched_torch_npu_off(installed, tmp_path):

@@ -360,7 +360,7 @@ SHARED = {
     "the gradient": (lambda t: {"s": t["grad"]}, "s and grad must not share memory, because s is written to"),
     "an expanded tensor": (
         lambda t: {"m": t["buffer"][:5].expand(7, 5)},
-        r"m must have a place in memory for each element, because it is written to, but it has shape \[7, 5\] and"
+        r"m must not have internal overlap, because it is written to, but it has shape \[7, 5\] and"
         r" strides \[0, 1\]",
     ),
 }

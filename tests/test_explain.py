@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-_NATIVE = "native kernel of torch, because the tensors are on cpu"
-_FORMULA = "formula in torch calls, because"
+_NATIVE = "native PyTorch kernel, because the tensors are on cpu"
+_FORMULA = "PyTorch fallback, because"
 
 
 def _linear(**options):
@@ -43,17 +43,17 @@ def test_a_call_that_is_left_to_torch_says_so():
     )
 
 
-_PLAN = "1 chunk of 3 rows, 0.0 MB held"
+_PLAN = "1 chunk of 3 rows, 0.0 MB of buffers"
 
 
 @pytest.mark.parametrize(
     ("options", "plan"),
     [
-        ({}, f"gradients made in the forward pass; {_PLAN}"),
-        ({"label_smoothing": 0.1}, f"gradients made in the forward pass; {_PLAN}"),
-        ({"chunk_size": 2}, "gradients made in the forward pass; 2 chunks of 2 rows, 0.0 MB held"),
-        ({"max_memory": 16}, "gradients made in the forward pass; 3 chunks of 1 rows, 0.0 MB held"),
-        ({"reduction": "none"}, f"{_PLAN}\nlinear_cross_entropy: logits computed again for the gradients; {_PLAN}"),
+        ({}, f"gradients computed in the forward pass; {_PLAN}"),
+        ({"label_smoothing": 0.1}, f"gradients computed in the forward pass; {_PLAN}"),
+        ({"chunk_size": 2}, "gradients computed in the forward pass; 2 chunks of 2 rows, 0.0 MB of buffers"),
+        ({"max_memory": 16}, "gradients computed in the forward pass; 3 chunks of 1 rows, 0.0 MB of buffers"),
+        ({"reduction": "none"}, f"{_PLAN}\nlinear_cross_entropy: logits recomputed for the gradients; {_PLAN}"),
     ],
     ids=str,
 )
@@ -64,7 +64,7 @@ def test_a_linear_cross_entropy_tells_its_plan(options, plan, monkeypatch):
 
 @pytest.mark.skipif(_cpu_extension.why_unavailable() is not None, reason="the CPU kernels are not built")
 def test_a_linear_cross_entropy_tells_the_vectors_of_the_chip():
-    assert _linear().endswith(f"{_PLAN}; rows by {_cpu_extension.vectors()} kernels")
+    assert _linear().endswith(f"{_PLAN}; {_cpu_extension.vectors()} row kernels")
 
 
 def test_a_call_whose_tensors_are_bound_tells_its_plan_too():
@@ -91,14 +91,14 @@ _ADAM = "apply_fused_ema_adam_: {}, because the tensors are on cpu{}"
 @pytest.mark.parametrize(
     ("options", "path"),
     [
-        ({}, _ADAM.format("native kernels of torch", "")),
-        ({"flatten": True, "ema_warmup": "ratio"}, _ADAM.format("native kernels of torch", "")),
-        ({"dtype": torch.bfloat16}, _ADAM.format("native kernels of torch", "")),
+        ({}, _ADAM.format("native PyTorch kernels", "")),
+        ({"flatten": True, "ema_warmup": "ratio"}, _ADAM.format("native PyTorch kernels", "")),
+        ({"dtype": torch.bfloat16}, _ADAM.format("native PyTorch kernels", "")),
         (
             {"dtype": torch.bfloat16, "master_weights": False},
-            _ADAM.format("formula in torch calls", " in torch.bfloat16"),
+            _ADAM.format("PyTorch fallback", " in torch.bfloat16"),
         ),
-        ({"strides": (8, 2)}, _ADAM.format("formula in torch calls", " and have gaps")),
+        ({"strides": (8, 2)}, _ADAM.format("PyTorch fallback", " and have gaps")),
     ],
     ids=str,
 )
@@ -128,7 +128,7 @@ def test_the_log_says_what_an_optimizers_step_does(caplog):
     optimizer, _ = _optimizer()
     with caplog.at_level("DEBUG", "torch_aclnn_ops"):
         optimizer.step()
-    assert [record.getMessage() for record in caplog.records] == [_ADAM.format("native kernels of torch", "")]
+    assert [record.getMessage() for record in caplog.records] == [_ADAM.format("native PyTorch kernels", "")]
 
 
 def test_arguments_that_are_results_of_others_are_taken_too():

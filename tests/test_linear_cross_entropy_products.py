@@ -84,7 +84,7 @@ class _FactorsOfLogits(TorchDispatchMode):
 
 
 @pytest.mark.usefixtures("every_product_is_large")
-@pytest.mark.parametrize(("features", "reason"), [(7, None), (8, "oneDNN refuses them")])
+@pytest.mark.parametrize(("features", "reason"), [(7, None), (8, "oneDNN does not support them")])
 def test_bfloat16_logits_without_the_kernel_are_float32_products(monkeypatch, features, reason):
     monkeypatch.setattr(_cpu_extension, "why_no_bfloat16_products", lambda: reason)
     input, head, target = _tensors(torch.bfloat16, features=features)
@@ -110,8 +110,8 @@ def test_bfloat16_logits_are_torchs_where_onednn_is_switched_off():
 def test_explain_says_what_the_chip_gives(dtype):
     line = explain(ours.linear_cross_entropy, *_tensors(dtype))
     has_logits = HAS_UNITS and dtype == torch.bfloat16
-    assert (f"; rows by {_cpu_extension.vectors()} kernels" in line) == (dtype != torch.float64)
-    assert ("; logits by the chip's units for bfloat16" in line) == has_logits
+    assert (f"; {_cpu_extension.vectors()} row kernels" in line) == (dtype != torch.float64)
+    assert ("; logits use native bfloat16 instructions" in line) == has_logits
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -231,9 +231,9 @@ _COMPILED_FOR = f"torch_aclnn_ops is compiled for torch {torch.__version__.parti
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("of older sources", "it does not say what it was compiled for; install torch_aclnn_ops again"),
+        ("of older sources", "it does not record the versions it was compiled for; install torch_aclnn_ops again"),
         ("torch_aclnn_ops is compiled for torch 1.0.0\0", "it was compiled for torch 1.0.0, but torch"),
-        (_COMPILED_FOR, "it cannot be loaded, and has to be rebuilt"),
+        (_COMPILED_FOR, "it cannot be loaded and must be rebuilt"),
     ],
 )
 def test_a_compiled_part_that_does_not_fit_is_done_without(monkeypatch, tmp_path, content, reason):
@@ -247,18 +247,21 @@ def test_a_compiled_part_that_does_not_fit_is_done_without(monkeypatch, tmp_path
 def test_bfloat16_products_need_units(monkeypatch):
     monkeypatch.setattr(_cpu_extension, "has_bfloat16_units", lambda: False)
     reason = _cpu_extension.why_no_bfloat16_products.__wrapped__()
-    assert reason == "the CPU has no units for bfloat16"
+    assert reason == "the CPU has no bfloat16 instructions"
 
 
 @needs_units
 def test_the_compiled_part_makes_bfloat16_products_on_a_chip_that_has_units():
-    assert _cpu_extension.describe() == f"{_cpu_extension.vectors()} row kernels, bfloat16 products on the chip's units"
+    assert (
+        _cpu_extension.describe()
+        == f"{_cpu_extension.vectors()} row kernels, bfloat16 products with native instructions"
+    )
 
 
 def test_bfloat16_products_are_not_used_where_a_trial_comes_out_wrong(monkeypatch):
     wrong = SimpleNamespace(linear_cross_entropy_logits=lambda input, weight, out: out.zero_())
     monkeypatch.setattr(torch.ops, "torch_aclnn_ops", wrong)
-    assert _cpu_extension._why_refused() == "oneDNN's are not right on this CPU"
+    assert _cpu_extension._why_products_fail() == "oneDNN computes wrong results on this CPU"
 
 
 @needs_units
@@ -266,4 +269,4 @@ def test_bfloat16_products_are_not_used_where_onednn_refuses_them():
     code = "import torch_aclnn_ops as ops; print(ops._cpu_extension.why_no_bfloat16_products())"
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert result.stdout.startswith("oneDNN refuses them: ")
+    assert result.stdout.startswith("oneDNN does not support them: ")

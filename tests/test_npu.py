@@ -216,8 +216,8 @@ def test_cann_without_an_operator_says_what_is_missing_and_what_works(tmp_path):
         " and aclnnMseLossBackward: this CANN is too old for the operator, or its package of operators is not installed"
     )
     assert f"raised {sentence}. The other operators work, and torch_aclnn_ops.functional, nn and" in result.stdout
-    assert f"mse_loss_backward: formula in torch calls, because {sentence}" in result.stderr
-    assert f"formula in torch calls: {sentence}" in result.stdout
+    assert f"mse_loss_backward: PyTorch fallback, because {sentence}" in result.stderr
+    assert f"PyTorch fallback: {sentence}" in result.stdout
 
 
 @pytest.mark.parametrize("asked, refused", [(True, "IndexError"), (False, "nothing")])

@@ -123,7 +123,7 @@ def test_the_doctor_says_that_torch_npu_is_of_another_version(without_cann):
 
 def test_the_doctor_says_that_cann_is_installed_but_not_where_the_loader_searches(without_cann):
     found = _diagnosis(without_cann, ASCEND_HOME_PATH="/opt/cann")
-    assert found["CANN"]["found"] == "/opt/cann, but not where the loader searches"
+    assert found["CANN"]["found"] == "/opt/cann, but not on the loader's search path"
     assert found["CANN"]["remedy"] == "source /opt/cann/set_env.sh"
 
 
@@ -142,7 +142,7 @@ def test_a_report_of_the_doctor_names_no_home_and_no_user(folder, shown, monkeyp
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(_torch_npu, "finds_cann", lambda: False)
     [cann] = [found for found in doctor.findings() if found.what == "CANN"]
-    assert cann.found == f"{shown}, but not where the loader searches"
+    assert cann.found == f"{shown}, but not on the loader's search path"
     assert cann.remedy == f"source {shown}/set_env.sh"
 
 
@@ -182,8 +182,8 @@ def test_the_doctor_says_that_torch_npu_sees_no_device(tmp_path):
     )
     _entry_point(tmp_path, "torch_npu")
     found = _diagnosis(tmp_path, f"{_WITH_CANN}\nimport torch_aclnn_ops; ctypes.CDLL = load")
-    assert found["NPU"]["found"] == "none: torch_npu is imported, but it sees no device"
-    assert found["NPU"]["remedy"] == "look at npu-smi info"
+    assert found["NPU"]["found"] == "none: torch_npu is imported, but it finds no device"
+    assert found["NPU"]["remedy"] == "check npu-smi info"
 
 
 def test_the_doctor_says_what_the_cpu_kernels_give_and_how_to_get_them(monkeypatch):
@@ -195,9 +195,9 @@ def test_the_doctor_says_what_the_cpu_kernels_give_and_how_to_get_them(monkeypat
     )
     monkeypatch.setattr(_cpu_extension, "why_unavailable", lambda: None)
     monkeypatch.setattr(_cpu_extension, "vectors", lambda: "AVX2")
-    monkeypatch.setattr(_cpu_extension, "why_no_bfloat16_products", lambda: "the CPU has no units for bfloat16")
+    monkeypatch.setattr(_cpu_extension, "why_no_bfloat16_products", lambda: "the CPU has no bfloat16 instructions")
     assert doctor.findings()[-1] == doctor.Finding(
-        "CPU kernels", "AVX2 row kernels, bfloat16 products in float32, because the CPU has no units for bfloat16"
+        "CPU kernels", "AVX2 row kernels, bfloat16 products in float32, because the CPU has no bfloat16 instructions"
     )
 
 
@@ -232,7 +232,7 @@ def test_torch_npu_is_left_alone_where_autoload_is_off(tmp_path):
     code = "import torch_aclnn_ops; print(torch_aclnn_ops._torch_npu.why_unavailable())"
     result = _run(code, tmp_path, TORCH_DEVICE_BACKEND_AUTOLOAD="0", LD_LIBRARY_PATH=str(tmp_path))
     assert "imported" not in result.stdout
-    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch_npu from being loaded" in result.stdout
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0 disables loading torch_npu" in result.stdout
 
 
 def test_the_doctor_names_every_operator_and_its_path():
@@ -240,11 +240,11 @@ def test_the_doctor_names_every_operator_and_its_path():
     paths = {line.split()[1]: line for line in lines[2:]}
     composed = ["functional.linear_cross_entropy", "optim.FusedEmaAdam"]
     assert sorted(paths) == sorted([*ops.__all__, *composed])
-    assert "native kernel of torch" in paths["mse_loss_backward"]
-    assert "native kernels of torch for float32 and float64, else formula" in paths["optim.FusedEmaAdam"]
+    assert "native PyTorch kernel" in paths["mse_loss_backward"]
+    assert "native PyTorch kernels for float32 and float64, else PyTorch fallback" in paths["optim.FusedEmaAdam"]
     has_kernels = _cpu_extension.why_unavailable() is None
-    assert ("rows by CPU kernels" in paths["functional.linear_cross_entropy"]) == has_kernels
-    assert "formula in torch calls" in paths["fused_linear_online_max_sum"]
+    assert ("compiled row kernels" in paths["functional.linear_cross_entropy"]) == has_kernels
+    assert "PyTorch fallback" in paths["fused_linear_online_max_sum"]
 
 
 @pytest.mark.parametrize("name", [name for name in functional.__all__ if hasattr(torchs.functional, name)])

@@ -219,7 +219,7 @@ def _run(program: str) -> subprocess.CompletedProcess[str]:
         ),
         (
             "torch.__version__ = '2.15.0'; del torch.library.register_vmap",
-            "but torch 2.15.0 is installed, which lacks what the package uses (cannot import name 'register_vmap'",
+            "but torch 2.15.0 is installed, which lacks a required name (cannot import name 'register_vmap'",
         ),
     ],
 )

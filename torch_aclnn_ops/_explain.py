@@ -30,7 +30,7 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     Example:
         >>> from torch_aclnn_ops import functional as F
         >>> print(explain(F.mse_loss, torch.ones(2, requires_grad=True), torch.ones(2)))
-        mse_loss_backward: native kernel of torch, because the tensors are on cpu
+        mse_loss_backward: native PyTorch kernel, because the tensors are on cpu
     """
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, _paths.recording() as paths:
 

@@ -20,6 +20,6 @@ CHUNKED = {
     "of chunk_size": {"chunk_size": 8},
     "of max_memory": {"max_memory": 2**20},
     "of label_smoothing": {"label_smoothing": 0.1},
-    "the entropy is asked for": {"outputs": ("entropy",)},
-    "the predicted tokens are asked for": {"outputs": ("token_accuracy",)},
+    "entropy is requested": {"outputs": ("entropy",)},
+    "predicted tokens are requested": {"outputs": ("token_accuracy",)},
 }

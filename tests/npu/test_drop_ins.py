@@ -150,7 +150,7 @@ def test_a_linear_cross_entropy_that_the_fused_operators_cannot_do_says_why(reas
     lines = torch_aclnn_ops.explain(
         ours.linear_cross_entropy, hidden.requires_grad_(), head.requires_grad_(), target, **options
     )
-    assert lines.startswith(f"linear_cross_entropy: formula in torch calls, because {reason}; ")
+    assert lines.startswith(f"linear_cross_entropy: PyTorch fallback, because {reason}; ")
 
 
 def test_a_target_outside_the_classes_gives_nan_and_nothing_is_written_elsewhere():
@@ -210,19 +210,19 @@ def test_explain_names_canns_operators_and_runs_nothing():
 FORMULAS = {
     "float64": (
         lambda: (ours.mse_loss, torch.rand(3).double(), torch.rand(3).double()),
-        "mse_loss: formula in torch calls, because input is torch.float64, which CANN's operator does not take on"
-        " Ascend910B\nmse_loss_backward: formula in torch calls, because grad_output is torch.float64, which CANN's"
-        " operator does not take on Ascend910B",
+        "mse_loss: PyTorch fallback, because input is torch.float64, which CANN's operator does not support on"
+        " Ascend910B\nmse_loss_backward: PyTorch fallback, because grad_output is torch.float64, which CANN's"
+        " operator does not support on Ascend910B",
     ),
     "nine dimensions": (
         lambda: (ours.binary_cross_entropy, torch.rand((1,) * 9), torch.rand((1,) * 9)),
-        "binary_cross_entropy: formula in torch calls, because input has 9 dimensions and CANN's operators take at most"
-        " 8\nbinary_cross_entropy_backward: formula in torch calls, because self has 9 dimensions and CANN's operators"
+        "binary_cross_entropy: PyTorch fallback, because input has 9 dimensions and CANN's operators support at most"
+        " 8\nbinary_cross_entropy_backward: PyTorch fallback, because self has 9 dimensions and CANN's operators"
         " take at most 8",
     ),
     "float32 matrices": (
         lambda: (ours.linear_cross_entropy, torch.rand(4, 2), torch.rand(200, 2), torch.zeros(4, dtype=torch.int64)),
-        "linear_cross_entropy: formula in torch calls, because input is torch.float32 and CANN's operator takes"
+        "linear_cross_entropy: PyTorch fallback, because input is torch.float32 and CANN's operator supports"
         " torch.float16 and torch.bfloat16",
     ),
     "few classes": (
@@ -232,7 +232,7 @@ FORMULAS = {
             torch.rand(127, 2).half(),
             torch.zeros(4, dtype=torch.int64),
         ),
-        "linear_cross_entropy: formula in torch calls, because weight has 127 classes and CANN's operator takes"
+        "linear_cross_entropy: PyTorch fallback, because weight has 127 classes and CANN's operator supports"
         " 128 or more",
     ),
     "many features": (
@@ -242,7 +242,7 @@ FORMULAS = {
             torch.rand(128, 65535).half(),
             torch.zeros(1, dtype=torch.int64),
         ),
-        "linear_cross_entropy: formula in torch calls, because weight has 65535 features and CANN's operator"
+        "linear_cross_entropy: PyTorch fallback, because weight has 65535 features and CANN's operator"
         " takes at most 65534",
     ),
     "integers": (

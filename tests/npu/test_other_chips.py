@@ -26,7 +26,7 @@ def test_linear_cross_entropy_takes_the_formula():
         ours.linear_cross_entropy, input.requires_grad_(), weight.requires_grad_(), target
     ).splitlines()
     reason = f"CANN's operator is not supported on {CHIP}"
-    assert lines[0].startswith(f"linear_cross_entropy: formula in torch calls, because {reason}; ")
+    assert lines[0].startswith(f"linear_cross_entropy: PyTorch fallback, because {reason}; ")
     ours.linear_cross_entropy(input, weight, target).backward()
     assert input.grad is not None
 
@@ -113,7 +113,7 @@ def test_explain_and_the_doctor_say_that_the_chip_lacks_an_operator(name):
     reason = f"CANN's operator is not supported on {CHIP}"
     cann = getattr(ops, name).cann
     if name in _MISSING[CHIP]:
-        assert lines == f"{name}: refused, because {reason}; drop-in functions compute its formula"
-        assert path == f"formula in torch calls: {reason}"
+        assert lines == f"{name}: raises, because {reason}; drop-in functions fall back to PyTorch"
+        assert path == f"PyTorch fallback: {reason}"
     else:
         assert lines == f"{name}: {cann}" and path == cann

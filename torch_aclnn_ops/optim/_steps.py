@@ -8,7 +8,7 @@ from typing import Any
 
 from torch_aclnn_ops._paths import log_path
 from torch_aclnn_ops._torch_compat.optimizer import per_optimizer_state
-from torch_aclnn_ops.functional.ema_adam import why_unlike
+from torch_aclnn_ops.functional.ema_adam import mismatch
 from torch_aclnn_ops.ops import apply_fused_ema_adam_
 from torch_aclnn_ops.ops.ema_adam.kernels import (
     Options,
@@ -123,7 +123,7 @@ def check_gradients(groups: list[dict[str, Any]], flat_groups: dict[int, FlatGro
             # torch sees to it that a gradient has its parameter's shape and device.
             if grad is None or (grad.dtype is param.dtype in _REAL and grad.layout is torch.strided):
                 continue
-            problem = why_unlike(grad, param)
+            problem = mismatch(grad, param)
             if problem:
                 raise RuntimeError(f"FusedEmaAdam: the gradient of parameter {j} of group {i} {problem}")
 

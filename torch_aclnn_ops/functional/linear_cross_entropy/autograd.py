@@ -79,7 +79,7 @@ class StatisticsFunction(torch.autograd.Function):
     def forward(*args: Any) -> tuple[Tensor, ...]:
         """Reduce the logits."""
         if _is_any_batched(args):
-            log_path("linear_cross_entropy", lambda: "formula in torch calls, because vmap runs over it")
+            log_path("linear_cross_entropy", lambda: "PyTorch fallback, because vmap runs over it")
             return _by_formula(*args)
         *fields, kernels = args
         return tuple(result for result in kernels.statistics(Inputs(*fields)) if result is not None)

@@ -292,13 +292,13 @@ def describe_path(param: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, ema_param:
     param, exp_avg, exp_avg_sq, ema_param = map(local, (param, exp_avg, exp_avg_sq, ema_param))
     if param.device.type == "npu":
         reason = apply_fused_ema_adam_.why_not_cann(param)
-        return apply_fused_ema_adam_.cann if reason is None else f"formula in torch calls, because {reason}"
+        return apply_fused_ema_adam_.cann if reason is None else f"PyTorch fallback, because {reason}"
     reason = f"the tensors are on {param.device.type}"
     if has_native_kernel(param, exp_avg, exp_avg_sq, ema_param):
-        return f"native kernels of torch, because {reason}"
+        return f"native PyTorch kernels, because {reason}"
     if param.is_cpu:
         reason += f" in {param.dtype}" if param.dtype not in _NATIVE_DTYPES else " and have gaps"
-    return f"formula in torch calls, because {reason}"
+    return f"PyTorch fallback, because {reason}"
 
 
 def is_dense(tensor: Tensor) -> bool:

@@ -107,7 +107,7 @@ def _kernel(
 def _limits(soc: str, _grad: Tensor, input: Tensor, weight: Tensor, *others: Any) -> str | None:
     reason, softmax = linear_limits(soc, input, weight), others[-1]
     if reason is None and softmax is not None and any(map(int.__gt__, (input.shape[0], weight.shape[0]), _MAX_SOFTMAX)):
-        return f"softmax has shape {list(softmax.shape)} and CANN's operator takes at most {list(_MAX_SOFTMAX)}"
+        return f"softmax has shape {list(softmax.shape)} and CANN's operator supports at most {list(_MAX_SOFTMAX)}"
     return reason
 
 

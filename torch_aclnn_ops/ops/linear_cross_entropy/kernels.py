@@ -45,9 +45,7 @@ class Kernels:
         _check_queue(inputs)
         log_path(
             _NAME,
-            lambda: (
-                f"formula in torch calls, because {self.why_not_fused}; {_describe(inputs, inputs.tile_statistics())}"
-            ),
+            lambda: f"PyTorch fallback, because {self.why_not_fused}; {_describe(inputs, inputs.tile_statistics())}",
         )
         return chunks.statistics_in_chunks(inputs)
 
@@ -63,9 +61,9 @@ class Kernels:
             if all(inputs.requested.gradients[:2]):
                 return *fused_gradients(inputs, grad_statistics, log_sum_exp), None
             name = fused_linear_cross_entropy_loss_grad.name
-            log_path(name, lambda: "formula in torch calls, because not both gradients are needed")
+            log_path(name, lambda: "PyTorch fallback, because only one of the two gradients is needed")
         _check_queue(inputs)
-        log_path(_NAME, lambda: f"logits computed again for the gradients; {_describe(inputs, inputs.tile_rows())}")
+        log_path(_NAME, lambda: f"logits recomputed for the gradients; {_describe(inputs, inputs.tile_rows())}")
         return chunks.gradients_in_chunks(inputs, grad_statistics, entropy)
 
 
@@ -73,7 +71,7 @@ def choose_kernels(inputs: Inputs) -> Kernels:
     """Choose what computes the statistics of these inputs, and their gradients."""
     reason = _why_not_by_feature(inputs)
     if reason is None and inputs.requested.predicted_tokens:
-        return Kernels("the predicted tokens are asked for", _why_not_cann(inputs) is None)
+        return Kernels("predicted tokens are requested", _why_not_cann(inputs) is None)
     if reason is None:
         reason = _why_not_cann(inputs)
     return Kernels(reason, reason is None)
@@ -91,7 +89,7 @@ def _why_not_by_feature(inputs: Inputs) -> str | None:
         ("of max_memory", options.max_memory is not None),
         ("the targets are probabilities", inputs.target.is_floating_point()),
         ("of label_smoothing", requested.weighted),
-        ("the entropy is asked for", requested.entropy),
+        ("entropy is requested", requested.entropy),
     )
     for reason, holds in reasons:
         if holds:
@@ -109,7 +107,7 @@ def loss_and_gradients(
 ) -> tuple[Tensor, Sequence[Tensor | None], Tensor | None]:
     """Compute the loss of all rows, its gradients by input, weight and bias, and tokens, by chunks."""
     _check_queue(inputs)
-    log_path(_NAME, lambda: _describe_call(inputs, "gradients made in the forward pass"))
+    log_path(_NAME, lambda: _describe_call(inputs, "gradients computed in the forward pass"))
     return chunks.loss_in_chunks(inputs, coefficients)
 
 
@@ -124,7 +122,7 @@ def small_loss_and_gradients(
     inputs: Inputs, loss: PlainLoss
 ) -> tuple[Tensor | None, Sequence[Tensor | None], Tensor | None]:
     """Do the same for a small loss on a CPU, which is ``None`` where a target is no class or is ignored."""
-    log_path(_NAME, lambda: _describe_call(inputs, "gradients made in the forward pass"))
+    log_path(_NAME, lambda: _describe_call(inputs, "gradients computed in the forward pass"))
     input, weight, (needs_input, needs_weight, _) = inputs.input, inputs.linear_weight, inputs.requested.gradients
     kernel, is_mean = torch.ops.torch_aclnn_ops.linear_cross_entropy_loss, loss.reduction == "mean"
     value, *made = kernel(input, weight, inputs.target, loss.ignore_index, is_mean, needs_input, needs_weight)
@@ -133,7 +131,7 @@ def small_loss_and_gradients(
 
 def small_loss_on_npu(inputs: Inputs, loss: PlainLoss) -> Tensor | None:
     """Compute a small loss on an NPU, which autograd differentiates; ``None`` inside a mode that sees functions."""
-    log_path(_NAME, lambda: _describe_call(inputs, "all logits at once"))
+    log_path(_NAME, lambda: _describe_call(inputs, "all logits materialized"))
     input, weight, reduction = inputs.input, inputs.linear_weight, _REDUCTIONS[loss.reduction]
     value: Tensor | None = _npu_function()(input, weight, inputs.target, loss.ignore_index, reduction)
     return value
@@ -146,7 +144,7 @@ def _npu_function() -> Any:
 
 def _describe_call(inputs: Inputs, how: str) -> str:
     reason = choose_kernels(inputs).why_not_fused
-    return f"formula in torch calls, because {reason}; {how}; {_describe(inputs, inputs.tile_rows())}"
+    return f"PyTorch fallback, because {reason}; {how}; {_describe(inputs, inputs.tile_rows())}"
 
 
 def _describe(inputs: Inputs, tiling: Tiling) -> str:

@@ -35,7 +35,7 @@ def formula(
 
 def _limits(_soc: str, logits_max: Tensor, *_: object) -> str | None:
     if logits_max.dtype != torch.float32:
-        return f"logits_max is {logits_max.dtype} and CANN's operator takes torch.float32"
+        return f"logits_max is {logits_max.dtype} and CANN's operator supports torch.float32"
     return None
 
 

@@ -22,14 +22,14 @@ def linear_limits(_soc: str, input: Tensor, weight: Tensor, *_: object) -> str |
     """Return what the operators that multiply input and weight do not take of them on an NPU, or ``None``."""
     for name, tensor in (("input", input), ("weight", weight)):
         if tensor.dtype not in (torch.float16, torch.bfloat16):
-            return f"{name} is {tensor.dtype} and CANN's operator takes torch.float16 and torch.bfloat16"
+            return f"{name} is {tensor.dtype} and CANN's operator supports torch.float16 and torch.bfloat16"
         if tensor.dim() != 2:
-            return f"{name} has {tensor.dim()} dimensions and CANN's operator takes 2"
+            return f"{name} has {tensor.dim()} dimensions and CANN's operator supports 2"
     classes, features = weight.shape
     if classes < _MIN_CLASSES:
-        return f"weight has {classes} classes and CANN's operator takes {_MIN_CLASSES} or more"
+        return f"weight has {classes} classes and CANN's operator supports {_MIN_CLASSES} or more"
     if features > _MAX_FEATURES:
-        return f"weight has {features} features and CANN's operator takes at most {_MAX_FEATURES}"
+        return f"weight has {features} features and CANN's operator supports at most {_MAX_FEATURES}"
     return None
 
 

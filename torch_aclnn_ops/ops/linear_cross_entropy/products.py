@@ -37,8 +37,8 @@ def has_logits_kernel(weight: Tensor, rows: int) -> bool:
 
 def describe_backend(weight: Tensor, rows: int) -> str:
     """Say for a log what is not computed by torch.mm and torch.softmax."""
-    by_rows = f"; rows by {_cpu_extension.vectors()} kernels" if has_row_kernels(weight) else ""
-    return by_rows + ("; logits by the chip's units for bfloat16" if has_logits_kernel(weight, rows) else "")
+    by_rows = f"; {_cpu_extension.vectors()} row kernels" if has_row_kernels(weight) else ""
+    return by_rows + ("; logits use native bfloat16 instructions" if has_logits_kernel(weight, rows) else "")
 
 
 class Head:

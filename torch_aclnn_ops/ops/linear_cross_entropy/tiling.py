@@ -91,7 +91,7 @@ class Tiling:
         """Say it for a log."""
         number, rows = len(self.chunks()), min(self.rows, self.rows_per_chunk)
         classes = f" and {self.classes_per_chunk} classes" if self.classes_per_chunk < self.classes else ""
-        held = f"{self.bytes_held / 1e6:.1f} MB held"
+        held = f"{self.bytes_held / 1e6:.1f} MB of buffers"
         return f"{number} chunk{'s' if number > 1 else ''} of {rows} rows{classes}, {held}"
 
 
