@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 
 ROWS, FEATURES, SIZES = 6, 8, (12, 10)
 CLASSES = sum(SIZES)
-OWN_ROWS = "; if every rank has rows of its own, as with FSDP2, give fsdp_module instead of process_group"
+OWN_ROWS = "; if every rank has its own rows, as with FSDP2, pass fsdp_module instead of process_group"
 SAME = "must be the same on every rank of process_group, but it is"
 VALUES = "values"  # what is found in values, which are read on a CPU, and on an NPU where values are checked
 MESSAGES = "messages"  # what is found in the collective for vocab_sizes

@@ -355,7 +355,7 @@ def test_torchs_options_go_to_torch_with_what_is_left_to_it():
 _OPTIONS_SENTENCE = (
     "options must be None or a LinearCrossEntropyOptions, but it is {}"
     if torchs.HAS_LINEAR_CROSS_ENTROPY
-    else "options must be None with a torch that has no LinearCrossEntropyOptions, .* but it is {}; give chunk_size"
+    else "options must be None before torch 2.13, .* but it is {}; pass chunk_size"
 )
 
 

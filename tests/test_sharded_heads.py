@@ -67,7 +67,7 @@ def _call(model, linear_weight, **options):
 def test_a_head_that_fsdp2_has_sharded_is_refused_without_the_module(first_of_two):
     model = cases.Model()
     fully_shard(model.head)
-    with pytest.raises(ValueError, match=r"if fully_shard \(FSDP2\) has sharded it, give fsdp_module"):
+    with pytest.raises(ValueError, match=r"pass the model that owns it as fsdp_module"):
         _call(model, model.head.weight)
 
 
@@ -91,7 +91,7 @@ def test_the_module_must_be_a_module():
 
 def test_the_head_must_be_a_parameter_of_the_module():
     model = cases.Model()
-    sentence = "linear_weight must be a parameter of fsdp_module.* none of the 2 that this Linear has now"
+    sentence = "linear_weight must currently be a parameter of fsdp_module.* none of the 2 parameters of this Linear"
     with pytest.raises(ValueError, match=sentence):
         _call(model, model.head.weight, fsdp_module=model.layer)
 
@@ -100,7 +100,7 @@ def test_the_head_must_be_a_parameter_of_the_module():
 def test_a_head_of_fsdp1_is_refused_with_the_module(first_of_two, use_orig_params):
     model = FullyShardedDataParallel(cases.Model(), device_id=torch.device("cpu"), use_orig_params=use_orig_params)
     sentence = (
-        r"FullyShardedDataParallel \(FSDP1\) has whole weights in its forward pass only: call linear_cross_entropy"
+        r"FullyShardedDataParallel \(FSDP1\) unshards weights in its forward pass only: call linear_cross_entropy"
     )
     head = next(model.parameters())
     with pytest.raises(TypeError, match=f"fsdp_module must be a module that fully_shard has sharded; {sentence}"):
@@ -110,6 +110,6 @@ def test_a_head_of_fsdp1_is_refused_with_the_module(first_of_two, use_orig_param
 def test_the_flat_shard_of_a_head_of_fsdp1_is_refused_with_a_remedy(first_of_two):
     model = cases.Model()
     model.head = FullyShardedDataParallel(model.head, device_id=torch.device("cpu"), use_orig_params=True)
-    sentence = r"linear_weight must have shape \(C, H\).* FullyShardedDataParallel \(FSDP1\) has whole weights in its"
+    sentence = r"linear_weight must have shape \(C, H\).* FullyShardedDataParallel \(FSDP1\) unshards weights in its"
     with pytest.raises(RuntimeError, match=sentence):
         _call(model, model.head.weight)

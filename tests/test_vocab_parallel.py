@@ -84,7 +84,7 @@ REFUSALS = {
     "group of others": (
         {"process_group": dist.GroupMember.NON_GROUP_MEMBER},
         ValueError,
-        "process_group must be a group of this process",
+        "process_group must contain this process",
     ),
     "sizes alone": ({"process_group": None, "vocab_sizes": (4, 4)}, ValueError, r"vocab_sizes must be None where"),
     "no sequence of sizes": (
@@ -114,7 +114,7 @@ REFUSALS = {
     "sparse input": (
         {"input": INPUT.to_sparse()},
         TypeError,
-        "must be strided floating-point tensors where process_group is given, and target must be a plain tensor, but"
+        "must be strided floating-point tensors if process_group is given, and target must be a plain tensor, but"
         " the arguments are Tensor of torch.float32, torch.sparse_coo; Tensor of torch.float32, torch.strided; Tensor"
         " of torch.int64",
     ),
@@ -144,15 +144,15 @@ DTENSOR_REFUSALS = {
     "replicated head": (
         lambda: {"linear_weight": _dtensor(HEAD, Replicate())},
         r"linear_weight must be a plain tensor, or a DTensor with placements \(Shard\(dim=0\),\) on a mesh of one"
-        r" dimension, but it has placements \(Replicate\(\),\) on a mesh of shape \(2,\); if fully_shard \(FSDP2\) has"
-        " sharded it, give fsdp_module, the model that has it, else redistribute it",
+        r" dimension, but it has placements \(Replicate\(\),\) on a mesh of shape \(2,\); if it is sharded by"
+        r" fully_shard \(FSDP2\), pass the model that owns it as fsdp_module, else redistribute it",
     ),
     "head that FSDP2 may have sharded": (
         lambda: {"process_group": None},
-        "linear_weight must be a plain tensor where input is one, and neither process_group nor fsdp_module is given,"
-        r" but it is a DTensor with placements \(Shard\(dim=0\),\), which may mean two things: if fully_shard \(FSDP2\)"
-        " has sharded it, give fsdp_module, the model that has it; if the ranks share the vocabulary, and all have the"
-        " same input, give process_group, the group of its mesh, or an input that is a DTensor with",
+        "linear_weight must be a plain tensor if input is one and neither process_group nor fsdp_module is given,"
+        r" but it is a DTensor with placements \(Shard\(dim=0\),\), which is ambiguous: if it is sharded by fully_shard"
+        r" \(FSDP2\), pass the model that owns it as fsdp_module; if the ranks share the vocabulary, and all have the"
+        " same input, pass the group of its mesh as process_group, or an input that is a DTensor with",
     ),
     "input on another mesh": (
         lambda: {"process_group": None, "input": _dtensor(INPUT, Replicate(), mesh=init_device_mesh("cpu", (1,)))},
@@ -175,10 +175,10 @@ DTENSOR_REFUSALS = {
     "sharded token weight": (lambda: {"token_weight": _dtensor(INPUT[:, 0], Shard(0))}, "token_weight must have"),
     "plain head": (
         lambda: {"linear_weight": HEAD, "linear_bias": _dtensor(torch.ones(4), Shard(0))},
-        r"linear_bias must be a plain tensor where linear_weight is one, but it is a DTensor with placements"
+        r"linear_bias must be a plain tensor if linear_weight is one, but it is a DTensor with placements"
         r" \(Shard\(dim=0\),\)",
     ),
-    "other group": (lambda: {"process_group": dist.new_group([0])}, "process_group must be None, or the group of"),
+    "other group": (lambda: {"process_group": dist.new_group([0])}, "process_group must be None or the group of"),
     "other sizes": (lambda: {"vocab_sizes": (5, 3)}, r"vocab_sizes must be None or \(4, 4\).* it is \(5, 3\)"),
 }
 

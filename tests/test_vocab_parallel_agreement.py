@@ -54,7 +54,7 @@ def test_the_shards_of_fsdp2_are_refused_with_rows_of_each_ranks_own(device, fou
 def test_the_local_part_of_a_sharded_head_is_refused_without_a_group(found):
     for of_rank in found:
         assert of_rank["head: local alone"].startswith(
-            "ValueError: linear_cross_entropy: linear_weight must have all classes where neither process_group nor"
+            "ValueError: linear_cross_entropy: linear_weight must have all classes if neither process_group nor"
             " fsdp_module is given, but it is the to_local() of a DTensor with placements (Shard(dim=0),); if"
         )
 
@@ -63,7 +63,7 @@ def test_a_part_without_a_trace_of_its_dtensor_is_named_where_a_target_is_outsid
     for of_rank in found:
         value = of_rank["head: detached local alone"]
         if device == "cpu":
-            hint = "If linear_weight is a rank's part of a sharded head, give process_group or fsdp_module."
+            hint = "If linear_weight is a shard of the head, pass process_group or fsdp_module."
             assert value == f"IndexError: Target 21 is out of bounds. {hint}"
         else:
             assert math.isnan(value[0])

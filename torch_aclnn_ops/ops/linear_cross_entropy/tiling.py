@@ -38,7 +38,7 @@ class LogitOptions:
     max_memory: int | None = None
     is_shard: bool = False  # the classes are a part of a vocabulary
 
-    def without_needless_softcap(self, dtype: torch.dtype) -> "LogitOptions":
+    def without_infinite_softcap(self, dtype: torch.dtype) -> "LogitOptions":
         """Leave out a softcap beyond the largest number of the logits' dtype, in which it would be infinite."""
         if self.softcap is None or self.softcap / min(self.temperature, 1) <= torch.finfo(dtype).max:
             return self
