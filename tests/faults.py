@@ -158,7 +158,7 @@ KNOWN = (
         "raises after the operator",
         r"ASCEND_LAUNCH_BLOCKING=1",
         r"aclmdlRICaptureGetInfo|aclrtSynchronizeStreamWithTimeout",
-        r"one exception, then parameter \d+ is half updated",
+        r"one exception, then parameter \d+ is partially updated",
         r"(?s)((currentStreamC|c)aptureStatusMayInitCtx|RunOpApiV2:).*",
         "torch_npu waits for an operator, after it has asked whether a graph is captured. Where one of the two fails,"
         " the operator has run, and the exception looks like that of one which has not: a step count, or moments, may"

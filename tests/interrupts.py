@@ -140,7 +140,7 @@ def lost_by_step(trainee: Trainee, before: list[Contents], after: list[Contents]
     is_updated = [are_equal(one, new) for one, new in zip(now, after, strict=True)]
     for i, (one, old) in enumerate(zip(now, before, strict=True)):
         if not is_updated[i] and not is_before(one, old):
-            return f"parameter {i} is half updated"
+            return f"parameter {i} is partially updated"
     if not told and any(is_updated):
         # The exception came after the step was complete, when nothing of this package ran.
         return "" if all(is_updated) else "some are updated and the exception does not say so"
@@ -210,7 +210,7 @@ class Attempt:
     def lost(self, error: BaseException | None) -> str:
         """Say what was lost by this exception, or nothing."""
         notes = "".join(getattr(error, "__notes__", ()))
-        if error is not None and ("half updated" in notes or "next call of step()" in str(error)):
+        if error is not None and ("partially updated" in notes or "next call of step()" in str(error)):
             self._trainee.optimizer.state_dict()  # which finishes what the exception has said is left
         if not self._is_step:
             return lost_by_swap(self._trainee, self._before)

@@ -98,7 +98,7 @@ _ADAM = "apply_fused_ema_adam_: {}, because the tensors are on cpu{}"
             {"dtype": torch.bfloat16, "master_weights": False},
             _ADAM.format("PyTorch fallback", " in torch.bfloat16"),
         ),
-        ({"strides": (8, 2)}, _ADAM.format("PyTorch fallback", " and have gaps")),
+        ({"strides": (8, 2)}, _ADAM.format("PyTorch fallback", " and not dense")),
     ],
     ids=str,
 )

@@ -394,7 +394,7 @@ def _hold_few_logits(monkeypatch, number):
     monkeypatch.setattr(tiling, "LOGITS_BYTES", 4 * number)
     monkeypatch.setattr(tiling, "_REDUCED_BYTES", 4 * number)
     monkeypatch.setattr(tiling, "_FEWEST_ROWS", 8)
-    monkeypatch.setattr(tiling, "tile_rows_once", tiling.tile_rows)
+    monkeypatch.setattr(tiling, "tile_rows_cached", tiling.tile_rows)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_what_cannot_be_finished_is_kept_and_finished_by_the_next_call():
     before = states_of(optimizer)
     with pytest.raises(Failed) as caught, pytest.warns(UserWarning, match="a second attempt .* failed as well"):
         FailOperators(1, 1000).run(optimizer.step)  # all but the count of the first group
-    assert "3 of these are half updated" in notes_of(caught)
+    assert "3 of these are partially updated" in notes_of(caught)
     assert "0-2 of group" not in notes_of(caught)
     optimizer.state_dict()
     assert_all_equal(states_of(optimizer), before)
@@ -170,7 +170,7 @@ def test_a_campaign_sees_a_first_step_that_moved_one_state_alone(moved):
         FailOperators(0, 1, "fused_adam").run(attempt.act)
     optimizer, first = attempt._trainee.optimizer, attempt._trainee.params[0]
     optimizer.state[first][moved].add_(1)
-    assert attempt.lost(caught.value) == "parameter 0 is half updated"
+    assert attempt.lost(caught.value) == "parameter 0 is partially updated"
 
 
 def test_a_repeated_step_moves_no_average_twice_whose_parameter_is_elsewhere_by_then():

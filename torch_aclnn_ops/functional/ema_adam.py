@@ -6,7 +6,7 @@ from numbers import Real
 from typing import Any
 
 from torch_aclnn_ops.ops.ema_adam.kernels import Options, TensorLists, local, update
-from torch_aclnn_ops.ops.ema_adam.step_progress import StepProgress, add_note, ranges
+from torch_aclnn_ops.ops.ema_adam.step_progress import StepProgress, add_note, format_ranges
 
 import torch
 from torch import Tensor
@@ -83,7 +83,7 @@ def fused_ema_adam(
         if not torch.compiler.is_compiling():
             addresses = {step.data_ptr() for step in progress.updated}
             updated = [i for i, step in enumerate(steps) if local(step).data_ptr() in addresses]
-            add_note(error, f"fused_ema_adam: updated parameters: {ranges(updated) or 'none'} of {len(params)}")
+            add_note(error, f"fused_ema_adam: updated parameters: {format_ranges(updated) or 'none'} of {len(params)}")
         raise
 
 

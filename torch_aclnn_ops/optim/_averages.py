@@ -289,6 +289,6 @@ class AveragingOptimizer(Optimizer):
             if self._exchange.is_inside:
                 raise RuntimeError(f"{type(self).__name__}.{method}: {INSIDE_SWAP}")
             self._exchange.leave()
-        if self._progress.is_torn():
+        if self._progress.is_incomplete():
             with torch.no_grad():
                 self._progress.finish()

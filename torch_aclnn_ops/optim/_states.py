@@ -6,7 +6,7 @@ from operator import is_
 from typing import Any
 
 from torch_aclnn_ops._torch_compat.optimizer import version_of
-from torch_aclnn_ops.ops.ema_adam.step_progress import ranges
+from torch_aclnn_ops.ops.ema_adam.step_progress import format_ranges
 
 import torch
 from torch import Tensor
@@ -78,7 +78,7 @@ def describe_params(optimizer: Optimizer, params: Iterable[Tensor]) -> str:
     """Name parameters by their places in the groups of an optimizer, such as ``0-3 of group 0``."""
     ids = set(map(id, params))
     of_groups = (
-        (i, ranges(j for j, param in enumerate(group["params"]) if id(param) in ids))
+        (i, format_ranges(j for j, param in enumerate(group["params"]) if id(param) in ids))
         for i, group in enumerate(optimizer.param_groups)
     )
     return " and ".join(f"{members} of group {i}" for i, members in of_groups if members)

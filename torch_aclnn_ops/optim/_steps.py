@@ -14,7 +14,7 @@ from torch_aclnn_ops.ops.ema_adam.kernels import (
     Options,
     TensorLists,
     batches,
-    describe_path,
+    describe_implementation,
     is_plain,
     update,
 )
@@ -141,7 +141,9 @@ def log_paths(optimizer: Optimizer) -> None:
         state = dict(optimizer.state.get(param, {}))
         complete(state, param, dtype)
         weights = state.get("master_params", param)
-        log_path(name, partial(describe_path, weights, state["exp_avg"], state["exp_avg_sq"], state["ema_params"]))
+        log_path(
+            name, partial(describe_implementation, weights, state["exp_avg"], state["exp_avg_sq"], state["ema_params"])
+        )
     if not trained:
         log_path(name, lambda: "not called, because no parameter has a gradient")
 
