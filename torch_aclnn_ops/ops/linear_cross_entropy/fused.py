@@ -29,8 +29,8 @@ def fused_gradients(inputs: Inputs, grad_statistics: Statistics, log_sum_exp: Te
 
     Its gradient of the logits is ``grad * (exp(z - max) / sum - onehot)``; the one needed here is
     ``g_log_sum_exp * softmax + g_predicted * onehot``. The two coefficients differ in a shard of the vocabulary and
-    with a z-loss: with ``grad = -g_predicted``, the argument ``sum`` absorbs their ratio. Rows without the second term are
-    masked, and ``grad`` is the first coefficient.
+    with a z-loss: with ``grad = -g_predicted``, the argument ``sum`` absorbs their ratio. Rows without the second term
+    are masked, and ``grad`` is the first coefficient.
     """
     target = inputs.target
     ignored = target == IGNORED
