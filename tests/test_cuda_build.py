@@ -73,7 +73,7 @@ def installed(tmp_path):
     return install
 
 
-def test_importing_the_package_warns_in_place_of_ending_the_process(installed, tmp_path):
+def test_importing_the_package_warns_instead_of_aborting_the_process(installed, tmp_path):
     code = installed(_CALL) + (
         "import torch_aclnn_ops, torch\nprint(torch.ones(2).sum().item(), torch_aclnn_ops._torch_npu.why_unavailable())"
     )
@@ -86,7 +86,7 @@ def test_importing_the_package_warns_in_place_of_ending_the_process(installed, t
     assert f"RuntimeWarning: torch_aclnn_ops: {expected}." in result.stderr
 
 
-def test_the_doctor_tells_the_conflict_and_the_remedy(installed, tmp_path):
+def test_the_doctor_reports_the_conflict_and_the_remedy(installed, tmp_path):
     metadata = tmp_path / f"torch_npu-{torch.__version__}.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(
@@ -103,7 +103,7 @@ def test_the_doctor_tells_the_conflict_and_the_remedy(installed, tmp_path):
     assert found["remedy"].startswith("To use NPUs, install the CPU build of the same torch version instead;")
 
 
-def test_nobody_is_warned_who_switched_torch_npu_off(installed, tmp_path):
+def test_there_is_no_warning_if_torch_npu_is_disabled(installed, tmp_path):
     code = installed(_CALL) + "import torch_aclnn_ops; print(torch_aclnn_ops._torch_npu.conflict())"
     result = _run(code, tmp_path, TORCH_DEVICE_BACKEND_AUTOLOAD="0", LD_LIBRARY_PATH=str(tmp_path))
     assert "is a CUDA build" in result.stdout

@@ -157,7 +157,7 @@ REFUSED = {
 
 
 @each_configuration_and_case(REFUSED)
-def test_a_state_dict_that_does_not_fit_is_refused_and_leaves_the_optimizer_as_it_was(configuration, case):
+def test_an_invalid_state_dict_raises_and_leaves_the_optimizer_unchanged(configuration, case):
     spoil, exception, sentence = REFUSED[case]
     run, checkpoint = Run(configuration, 3), checkpoint_of(configuration)
     result = spoil(checkpoint)
@@ -226,7 +226,7 @@ ACCEPTED = {
 
 
 @each_configuration_and_case(ACCEPTED)
-def test_a_state_dict_of_another_kind_trains_as_a_plain_one(configuration, case):
+def test_an_unusual_but_valid_state_dict_trains_like_a_plain_one(configuration, case):
     unusual, plain = ACCEPTED[case]
     weights = []
     for change in (unusual, plain):

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.mark.parametrize("device", ["cpu", "npu"])
-def test_every_part_works_once(device):
+def test_every_feature_works_once(device):
     if device == "npu" and _libraries.missing():
         pytest.skip("the host NPU is not built")
     runner = ["-m", "host_npu"] if device == "npu" else []

@@ -104,13 +104,13 @@ WITH_CANN = (
 )
 
 
-def test_torch_npu_and_torch_are_imported_from_where_they_are_installed(hostile, installed):
+def test_torch_npu_and_torch_are_imported_from_their_installation(hostile, installed):
     result = _run("-c", f"{WITH_CANN}\n{REASON}", cwd=hostile, path=[installed])
     assert result.stdout == "imported\nNone True\n", result.stderr
 
 
 @needs_compiler
-def test_the_host_npu_takes_nothing_from_the_working_directory(hostile, tmp_path):
+def test_the_host_npu_loads_nothing_from_the_working_directory(hostile, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
         "from torch_aclnn_ops import functional, launches; import torch\n"
@@ -121,7 +121,7 @@ def test_the_host_npu_takes_nothing_from_the_working_directory(hostile, tmp_path
     assert result.stdout == "[0.0, 0.0, 0.0] 1\n", result.stderr
 
 
-def test_the_folder_of_this_package_counts_as_one_where_packages_are_installed(installed):
+def test_the_folder_of_this_package_counts_as_an_installation_folder(installed):
     shutil.copytree(PACKAGE, installed / "torch_aclnn_ops", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     result = _run("-c", f"{WITH_CANN}\n{REASON}", cwd=installed, path=["."])
     assert result.stdout == "imported\nNone True\n", result.stderr
@@ -207,7 +207,7 @@ def test_split_libraries_are_searched_in_the_order_of_their_names(tmp_path, sear
 
 
 @needs_compiler
-def test_the_search_takes_no_library_of_the_working_directory(hostile, search):
+def test_the_search_ignores_libraries_in_the_working_directory(hostile, search):
     shutil.copy(hostile / "libopapi.so", hostile / "libaclnn_math.so")
     for dependency in ("libascendcl.so", "libnnopbase.so"):  # which the loader itself looks for
         (hostile / dependency).unlink()
@@ -216,7 +216,7 @@ def test_the_search_takes_no_library_of_the_working_directory(hostile, search):
 
 
 @needs_compiler
-def test_the_search_takes_no_relative_and_no_writable_custom_package(hostile, search):
+def test_the_search_ignores_relative_and_writable_custom_packages(hostile, search):
     package = hostile / "op_api" / "lib" / "libcust_opapi.so"
     package.parent.mkdir(parents=True)
     shutil.copy(hostile / "libopapi.so", package)

@@ -51,7 +51,7 @@ def _error(tensor, truth):
 
 
 @pytest.mark.parametrize("name", cases.CASES)
-def test_the_results_of_one_process(found, name):
+def test_results_equal_those_of_one_process(found, name):
     dtype = cases.CASES[name][2]
     assert not any(isinstance(of_rank[name], str) for of_rank in found), [of_rank[name] for of_rank in found]
     tolerance = TOLERANCE[dtype] * ROUNDINGS.get(name, 1)
@@ -127,7 +127,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("refusal", REFUSALS)
-def test_wrong_arguments_are_refused_by_a_sentence(two_ranks, refusal):
+def test_invalid_arguments_raise_a_clear_error(two_ranks, refusal):
     changed, error, sentence = REFUSALS[refusal]
     arguments = {"input": INPUT, "linear_weight": HEAD, "target": TARGET, "process_group": two_ranks}
     arguments |= {"vocab_sizes": (4, 4)} | changed
@@ -184,7 +184,7 @@ DTENSOR_REFUSALS = {
 
 
 @pytest.mark.parametrize("refusal", DTENSOR_REFUSALS)
-def test_other_placements_are_refused_by_a_sentence(two_ranks, refusal):
+def test_other_placements_raise_a_clear_error(two_ranks, refusal):
     make, sentence = DTENSOR_REFUSALS[refusal]
     arguments = {"input": INPUT, "linear_weight": _dtensor(HEAD, Shard(0)), "target": TARGET}
     arguments |= {"process_group": two_ranks} | make()
@@ -198,7 +198,7 @@ def test_compiled_code_needs_the_sizes(two_ranks):
         compiled(INPUT, HEAD, TARGET, process_group=two_ranks)
 
 
-def test_a_transform_inside_a_compiled_function_is_refused(two_ranks):
+def test_a_transform_inside_a_compiled_function_raises(two_ranks):
     def loss(input):
         return F.linear_cross_entropy(input, HEAD, TARGET, process_group=two_ranks, vocab_sizes=(4, 4))
 
@@ -207,7 +207,7 @@ def test_a_transform_inside_a_compiled_function_is_refused(two_ranks):
         compiled(INPUT)
 
 
-def test_a_torch_without_distributed_has_everything_else():
+def test_everything_else_works_with_a_torch_without_distributed():
     program = """
         import torch.distributed as dist
 

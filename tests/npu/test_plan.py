@@ -51,7 +51,7 @@ def _plain(input, weight, target):
 @pytest.mark.parametrize(
     "side, function", [pytest.param("others", _plain, marks=pytest.mark.exhaustive), ("ours", F.linear_cross_entropy)]
 )
-def test_the_heads_backward_pass_takes_what_the_formula_says(rows, features, classes, side, function):
+def test_the_heads_backward_pass_needs_the_planned_memory(rows, features, classes, side, function):
     input = torch.randn(rows, features).bfloat16().npu().requires_grad_()
     weight = torch.randn(classes, features).div(features**0.5).bfloat16().npu().requires_grad_()
     target = torch.randint(classes, (rows,)).npu()
@@ -78,7 +78,7 @@ ADAMW = partial(torch.optim.AdamW, foreach=True)
     "side, kind, average",
     [pytest.param("others", ADAMW, 4, marks=pytest.mark.exhaustive), ("ours", FusedEmaAdam, 0)],
 )
-def test_the_states_and_a_step_of_the_optimizer_take_what_the_formula_says(side, kind, average):
+def test_the_states_and_a_step_of_the_optimizer_need_the_planned_memory(side, kind, average):
     parameters = 2**21
     expected = getattr(plan(Model(1, 1, parameters), 1), side)
     before, states = _allocated(), expected.states - average * parameters
@@ -116,7 +116,7 @@ def _planned(tensor_parallel):
         ("of these the head's", 1, {"all-gather": "HcclAllGather", "reduce-scatter": "HcclReduceScatter"}),
     ],
 )
-def test_the_ranks_send_what_the_formulas_say(sent, name, tensor_parallel, functions):
+def test_the_ranks_send_the_planned_bytes(sent, name, tensor_parallel, functions):
     planned = _planned(tensor_parallel)
     expected = {function: planned[f"{name} {what}"] for what, function in functions.items()}
     assert [of_rank[name] for of_rank in sent] == [expected] * 2
