@@ -164,7 +164,7 @@ def test_converting_different_step_counts_to_mindspeed_raises():
     model.set_gradients(1)
     next(model.parameters()).grad = None
     optimizer.step()
-    with pytest.raises(ValueError, match=r"those of group 0 have done \[1, 2\]"):
+    with pytest.raises(ValueError, match=r"those of group 0 have \[1, 2\]"):
         to_mindspeed_state_dict(optimizer.state_dict())
 
 

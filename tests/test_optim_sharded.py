@@ -111,7 +111,7 @@ def test_a_failed_save_raises_oserror_on_every_rank_and_the_next_call_works(devi
     first, *others = found(device, f"not saved: {flavour}")
     assert "No such file or directory" in first[0]
     for error, _, _ in others:
-        assert re.match(r"save_ema_model: the rank that writes '.*/ema\.pt' has failed \(FileNotFoundError: ", error)
+        assert re.match(r"save_ema_model: the rank that writes '.*/ema\.pt' failed \(FileNotFoundError: ", error)
 
 
 @on_each_device
