@@ -87,9 +87,9 @@ def test_the_parameters_of_a_model_are_those_of_its_layers(name, layers, interme
             ValueError,
             "model must be a Model or one of llama-3-8b, .*, deepseek-v3, but it is 'llama-4'",
         ),
-        ((SHAPE, 0), ValueError, "devices must be a whole number of at least 1, but it is 0"),
-        ((SHAPE, 2.0), TypeError, "devices must be a whole number of at least 1, but it is 2.0"),
-        ((Model(0, 5, 5), 1), ValueError, "hidden must be a whole number of at least 1, but it is 0"),
+        ((SHAPE, 0), ValueError, "devices must be an integer of at least 1, but it is 0"),
+        ((SHAPE, 2.0), TypeError, "devices must be an integer of at least 1, but it is 2.0"),
+        ((Model(0, 5, 5), 1), ValueError, "hidden must be an integer of at least 1, but it is 0"),
     ],
 )
 def test_invalid_arguments_raise_with_their_name(arguments, error, message):
@@ -101,7 +101,7 @@ def test_invalid_arguments_raise_with_their_name(arguments, error, message):
     "options, message",
     [
         ({"tensor_parallel": 3}, "tensor_parallel must divide devices = 8, and be at most vocab = 1000, but it is 3"),
-        ({"micro_batch": 0}, "micro_batch must be a whole number of at least 1, but it is 0"),
+        ({"micro_batch": 0}, "micro_batch must be an integer of at least 1, but it is 0"),
         ({"dtype": "float32"}, "dtype must be one of bfloat16, float16, but it is 'float32'"),
         ({"memory": 0}, "memory must be a finite number of GiB above 0, but it is 0"),
     ],

@@ -90,11 +90,11 @@ REFUSALS = {
     "no sequence of sizes": (
         {"vocab_sizes": 4},
         TypeError,
-        "vocab_sizes must be None or a sequence of 2 whole numbers, the rows of linear_weight on each rank of"
+        "vocab_sizes must be None or a sequence of 2 integers, the rows of linear_weight on each rank of"
         " process_group, but it is 4",
     ),
     "no whole sizes": ({"vocab_sizes": (4, 4.0)}, TypeError, r"but it is \(4, 4.0\)"),
-    "sizes of three": ({"vocab_sizes": (4, 4, 4)}, ValueError, r"a sequence of 2 whole numbers.* \(4, 4, 4\)"),
+    "sizes of three": ({"vocab_sizes": (4, 4, 4)}, ValueError, r"a sequence of 2 integers.* \(4, 4, 4\)"),
     "negative size": ({"vocab_sizes": (4, -4)}, ValueError, r"\(4, -4\)"),
     "other size": (
         {"vocab_sizes": (5, 3)},

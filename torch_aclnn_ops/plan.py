@@ -185,9 +185,9 @@ def plan(
     counts = {"devices": devices, "tensor_parallel": tensor_parallel, "sequence": sequence, "micro_batch": micro_batch}
     for name, number in {**counts, **dataclasses.asdict(model)}.items():
         if isinstance(number, bool) or not isinstance(number, int):
-            raise TypeError(f"plan: {name} must be a whole number of at least 1, but it is {number!r}")
+            raise TypeError(f"plan: {name} must be an integer of at least 1, but it is {number!r}")
         if number < 1:
-            raise ValueError(f"plan: {name} must be a whole number of at least 1, but it is {number}")
+            raise ValueError(f"plan: {name} must be an integer of at least 1, but it is {number}")
     if devices % tensor_parallel or tensor_parallel > model.vocab:
         raise ValueError(
             f"plan: tensor_parallel must divide devices = {devices}, and be at most vocab = {model.vocab}, but it is"

@@ -8,7 +8,7 @@ from torch_aclnn_ops import _cpu_extension, _extension
 from torch_aclnn_ops._autograd.derivatives import any_wrapped, in_functorch_transform, in_nested_forward_mode
 from torch_aclnn_ops._numerics import DTYPES
 from torch_aclnn_ops._paths import is_logging
-from torch_aclnn_ops._torch_compat.derivatives import apply_of
+from torch_aclnn_ops._torch_compat.derivatives import fast_apply
 
 import torch
 from torch.autograd import Function
@@ -65,7 +65,7 @@ class EagerOrCompiled:
         native: NativeFunction | None = None,
     ) -> None:
         self._in_transforms: Callable[..., Any] = function.apply
-        self._light: Callable[..., Any] = apply_of(_with_ctx(function))
+        self._light: Callable[..., Any] = fast_apply(_with_ctx(function))
         self._compiled: Callable[..., Any] = compiled or _without_jvp(function).apply
         self._formula = formula
         self._has_operator = compiled is not None

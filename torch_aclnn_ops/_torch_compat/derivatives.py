@@ -31,7 +31,7 @@ def in_forward_ad() -> bool:
     return getattr(forward_ad, "_current_level", 0) >= 0 and _is_fwd_grad_enabled()
 
 
-def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+def fast_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """Return a faster ``Function.apply`` for use outside of transforms, for a Function whose ``forward`` takes ctx."""
     apply: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     return apply

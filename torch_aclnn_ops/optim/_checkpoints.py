@@ -25,20 +25,20 @@ def export_steps(_: object, state_dict: dict[str, Any]) -> dict[str, Any]:
     """Return a state dict whose steps are float64 CPU tensors: exact, and compatible with PyTorch's optimizers."""
     params = {key for group in state_dict["param_groups"] for key in group["params"]}
     states = {
-        key: {**state, "step": _exported(state["step"])} if key in params and "step" in state else state
+        key: {**state, "step": _export_step(state["step"])} if key in params and "step" in state else state
         for key, state in state_dict["state"].items()
     }
     return {**state_dict, "state": states}
 
 
-def _exported(step: Any) -> Tensor:
+def _export_step(step: Any) -> Tensor:
     tensor: Tensor = torch.as_tensor(step).detach()
     return tensor if tensor.is_meta else tensor.cpu().to(torch.float64)
 
 
 def shallow_copy(state_dict: Any) -> dict[str, Any]:
     """Return a shallow copy of a state dict."""
-    return dict(_of_type(state_dict, Mapping, "the state dict", "a dict"))
+    return dict(_check_type(state_dict, Mapping, "the state dict", "a dict"))
 
 
 def convert(state_dict: Any, groups: list[dict[str, Any]], options: Collection[str]) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def convert(state_dict: Any, groups: list[dict[str, Any]], options: Collection[s
     for name in ("param_groups", "state"):
         if name not in contents:
             raise ValueError(f"{_LOAD}: the state dict must have 'param_groups' and 'state', but it has no {name!r}")
-    all_saved = _of_type(contents["param_groups"], (list, tuple), "param_groups", "a list")
+    all_saved = _check_type(contents["param_groups"], (list, tuple), "param_groups", "a list")
     if len(all_saved) != len(groups):
         raise ValueError(
             f"{_LOAD}: the loaded state dict has a different number of parameter groups: it has {len(all_saved)}, and"
@@ -64,22 +64,22 @@ def convert(state_dict: Any, groups: list[dict[str, Any]], options: Collection[s
         )
     loaded_groups, places = [], _Places()
     for i, (saved, group) in enumerate(zip(all_saved, groups, strict=True)):
-        _of_type(saved, Mapping, f"group {i}", "a dict")
+        _check_type(saved, Mapping, f"group {i}", "a dict")
         places.add(i, saved, group)
         loaded_groups.append(_loaded_group(i, saved, group, options))
     # A step cannot write to tensors created in inference mode.
     with torch.inference_mode(False), torch.no_grad():
-        states = _loaded_states(_of_type(contents["state"], Mapping, "state", "a dict"), places)
+        states = _loaded_states(_check_type(contents["state"], Mapping, "state", "a dict"), places)
     return {"state": states, "param_groups": loaded_groups}
 
 
-def _of_type(value: Any, accepted: Any, what: str, name: str) -> Any:
+def _check_type(value: Any, accepted: Any, what: str, name: str) -> Any:
     if not isinstance(value, accepted):
-        raise TypeError(f"{_LOAD}: {what} must be {name}, but it is {_shown(value)}")
+        raise TypeError(f"{_LOAD}: {what} must be {name}, but it is {_short_repr(value)}")
     return value
 
 
-def _shown(value: Any) -> str:
+def _short_repr(value: Any) -> str:
     """Return a short single-line repr."""
     if isinstance(value, Tensor) and (value.dim() or not is_plain(value) or value.is_meta or value.is_quantized):
         return f"a {type(value).__name__} of {value.dtype}, {value.layout}, {list(value.shape)} on {value.device}"
@@ -97,7 +97,7 @@ class _Places(dict[Hashable, _Place]):
 
     def add(self, i: int, saved: Mapping[str, Any], group: dict[str, Any]) -> None:
         """Add the parameters of a group."""
-        ids: Sequence[Any] = _of_type(saved.get("params"), (list, tuple), f"params of group {i}", "a list of ids")
+        ids: Sequence[Any] = _check_type(saved.get("params"), (list, tuple), f"params of group {i}", "a list of ids")
         if len(ids) != len(group["params"]):
             raise ValueError(
                 f"{_LOAD}: the loaded state dict contains a parameter group that doesn't match the size of optimizer's"
@@ -105,7 +105,7 @@ class _Places(dict[Hashable, _Place]):
             )
         for j, (key, param) in enumerate(zip(ids, group["params"], strict=True)):
             name = f"parameter {j} of group {i}"
-            _of_type(key, Hashable, f"the id of {name}", "an int or a str")
+            _check_type(key, Hashable, f"the id of {name}", "an int or a str")
             place = self.setdefault(key, _Place(param, name, saved.get("step")))
             if place.param is not param:
                 raise ValueError(f"{_LOAD}: {name} and {place.name} must have different ids, but both have {key!r}")
@@ -149,7 +149,7 @@ def _loaded_states(all_saved: Mapping[Any, Any], places: _Places) -> defaultdict
 
 def _loaded_state(saved: Any, place: _Place, storages: set[int]) -> dict[str, Any]:
     param, owner, group_step = place
-    state = dict(_of_type(saved, Mapping, f"the state of {owner}", "a dict"))
+    state = dict(_check_type(saved, Mapping, f"the state of {owner}", "a dict"))
     if "exp_avg" in state and group_step is not None:
         state.setdefault("step", group_step)
     missing = [name for name in _ADAM_STATE if name not in state]
@@ -162,7 +162,7 @@ def _loaded_state(saved: Any, place: _Place, storages: set[int]) -> dict[str, An
         if name == "step":
             state[name] = _loaded_step(value, owner)
         elif name in AVERAGES:
-            reason = _mismatch(_of_type(value, Tensor, f"{name} of {owner}", "a tensor"), param)
+            reason = _mismatch(_check_type(value, Tensor, f"{name} of {owner}", "a tensor"), param)
             if reason:
                 raise ValueError(f"{_LOAD}: {name} of {owner} must {reason}")
             state[name] = _copy_if_shared(value.detach(), param, storages)
@@ -177,15 +177,15 @@ def _loaded_step(step: Any, owner: str) -> Tensor:
     if isinstance(step, Tensor):
         shard = local(step.detach())
         if not is_plain(shard) or shard.layout != torch.strided or shard.is_meta or shard.is_quantized:
-            raise TypeError(f"{_LOAD}: {accepted}, but it is {_shown(step)}")
+            raise TypeError(f"{_LOAD}: {accepted}, but it is {_short_repr(step)}")
         if step.numel() != 1:
             raise ValueError(f"{_LOAD}: {accepted}, but its shape is {list(step.shape)}")
         value = shard.item()
     if not isinstance(value, Real) or isinstance(value, bool):
-        raise TypeError(f"{_LOAD}: {accepted}, but it is {_shown(step)}")
+        raise TypeError(f"{_LOAD}: {accepted}, but it is {_short_repr(step)}")
     number: Any = value
     if not 0 <= number <= _LARGEST_STEP or not float(number).is_integer():
-        raise ValueError(f"{_LOAD}: {accepted}, but it is {_shown(step)}")
+        raise ValueError(f"{_LOAD}: {accepted}, but it is {_short_repr(step)}")
     return torch.tensor(int(number), dtype=torch.int64, device="cpu")
 
 

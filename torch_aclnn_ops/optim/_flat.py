@@ -80,7 +80,7 @@ class FlatBuffer:
         self.are_counts_exact = True  # false once the device may have skipped steps
         self._counted_version = -1  # version of the steps that counts were read from; -1 to read them again
         # The runs if all parameters have gradients and the same step count.
-        self._whole = self._runs([True] * len(self.params), [0] * len(self.params))
+        self._full_runs = self._runs([True] * len(self.params), [0] * len(self.params))
         self._has_all_grads = False  # in the last step
         self._has_params = False
 
@@ -89,7 +89,7 @@ class FlatBuffer:
         # In C code, which no signal handler can interrupt.
         deque(map(setattr, self.params, repeat("data"), self._param_views), maxlen=0)
         self._cached = CachedState(self.params, self._all_states)
-        self._places = list(map(_place_of, self.params))
+        self._locations = list(map(_location, self.params))
         self._has_params = True
 
     def _view(self, buffer: Tensor, i: int) -> Tensor:
@@ -113,7 +113,7 @@ class FlatBuffer:
 
     def is_current(self, states: MutableMapping[Tensor, Any], have_moved: bool) -> bool:
         """Return whether parameters (checked only if ``have_moved``) and states are still views of the buffers."""
-        if not self._has_params or (have_moved and list(map(_place_of, self.params)) != self._places):
+        if not self._has_params or (have_moved and list(map(_location, self.params)) != self._locations):
             return False
         return self._cached.is_current(self.params, states)
 
@@ -133,7 +133,7 @@ class FlatBuffer:
         has_grad = [True] * len(grads) if has_own_grads else [grad is not None for grad in grads]
         self._has_all_grads = all(has_grad)
         if has_own_grads and len(set(self.counts)) == 1:
-            runs = self._whole
+            runs = self._full_runs
         else:
             runs = self._runs(has_grad, self.counts)
             for run in runs:
@@ -262,7 +262,7 @@ class FlatGroup:
         )
 
 
-def _place_of(param: Tensor) -> object:
+def _location(param: Tensor) -> object:
     return param.data_ptr(), param.shape, param.stride(), param.dtype
 
 

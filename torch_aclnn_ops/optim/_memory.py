@@ -37,7 +37,7 @@ class Placement:
         for param in self._params:
             is_usual = is_plain(param) and _has_memory(param) and param.numel() > 0
             (self._plain if is_usual else self._others).append(param)
-        self._found = self._look()
+        self._found = self._snapshot()
 
     def is_current(self, groups: _Groups) -> bool:
         """Return whether the parameters match the snapshot."""
@@ -46,13 +46,13 @@ class Placement:
             len(params) == len(self._params)
             and all(map(is_, params, self._params))
             and list(map(type, params)) == self._types
-            and self._look() == self._found
+            and self._snapshot() == self._found
         )
 
-    def _look(self) -> list[object]:
+    def _snapshot(self) -> list[object]:
         # In C code where possible, as it runs in every step. The address implies the device, if there is one.
         usual = (map(look, self._plain) for look in (Tensor.data_ptr, _shape_of, _dtype_of))
-        return [*chain.from_iterable(usual), *map(_place_of, self._others)]
+        return [*chain.from_iterable(usual), *map(_location, self._others)]
 
 
 def _has_memory(tensor: Tensor) -> bool:
@@ -62,7 +62,7 @@ def _has_memory(tensor: Tensor) -> bool:
     return tensor.layout == torch.strided and not tensor.is_meta
 
 
-def _place_of(param: Tensor) -> object:
+def _location(param: Tensor) -> object:
     tensor = local(param)
     return (tensor.data_ptr(), tensor.shape, tensor.dtype, tensor.device) if _has_memory(tensor) else None
 

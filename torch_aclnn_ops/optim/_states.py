@@ -108,10 +108,10 @@ class CachedState:
         self.lists = [[state[name] for state in found] for name in self._names]
         if self.has_masters:
             self._names.append("master_params")
-        self._found = self._look()
+        self._found = self._snapshot()
         self._versions: list[int] = []
 
-    def _look(self) -> list[object]:
+    def _snapshot(self) -> list[object]:
         """Return the objects that must be unchanged for the cache to be valid: the states and their tensors."""
         states = list(map(self._states.get, self._all_params))
         dicts = [state for state in states if state is not None]
@@ -126,7 +126,7 @@ class CachedState:
             return False
         if not all(map(is_, params, self._all_params)):
             return False
-        found = self._look()
+        found = self._snapshot()
         return len(found) == len(self._found) and all(map(is_, found, self._found))
 
     def new_params(self) -> list[Tensor]:

@@ -59,7 +59,7 @@ SIZE = len(_SAME) + 1 + _PROBES
 
 
 @assume_constant_result
-def hash_of(sizes: tuple[int, ...]) -> int:
+def hash_sizes(sizes: tuple[int, ...]) -> int:
     """Return a hash of the shard sizes that float32 represents exactly."""
     return crc32(repr(sizes).encode()) % _EXACT
 

@@ -73,8 +73,8 @@ def gather_constant(part: Tensor, members: Members) -> Tensor:
     return result
 
 
-def _own_part(whole: Tensor, members: Members) -> Tensor:
-    return whole[members.rank].clone()
+def _own_part(replicated: Tensor, members: Members) -> Tensor:
+    return replicated[members.rank].clone()
 
 
 def _copy_to_group(copy: Tensor, members: Members) -> Tensor:

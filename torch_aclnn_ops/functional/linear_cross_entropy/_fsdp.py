@@ -40,8 +40,8 @@ def call_in_fsdp_forward(function: Callable[..., _Result], arguments: dict[str, 
         )
 
     def call(input: Tensor) -> _Result:
-        whole = {key: module.get_parameter(name) for key, name in found.items()}
-        return function(**{**arguments, "input": input, **whole})
+        unsharded = {key: module.get_parameter(name) for key, name in found.items()}
+        return function(**{**arguments, "input": input, **unsharded})
 
     sharded = _sharded_module(module, found["linear_weight"])
     if sharded is None or is_in_fsdp_forward(sharded):

@@ -16,7 +16,7 @@ from torch_aclnn_ops._autograd.derivatives import (
 from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled
 from torch_aclnn_ops._checks import values_are_readable
 from torch_aclnn_ops._paths import log_path
-from torch_aclnn_ops._torch_compat.derivatives import apply_of
+from torch_aclnn_ops._torch_compat.derivatives import fast_apply
 from torch_aclnn_ops.functional.linear_cross_entropy.row_functions import RowFunction, statistics_of_rows
 from torch_aclnn_ops.ops.linear_cross_entropy import compiled
 from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, PlainLoss, RequestedOutputs
@@ -266,7 +266,7 @@ class _LossFunction(torch.autograd.Function):
         return *gradients, None, None, None
 
 
-_apply_loss = apply_of(_LossFunction)
+_apply_loss = fast_apply(_LossFunction)
 
 
 def _recompute_gradients(

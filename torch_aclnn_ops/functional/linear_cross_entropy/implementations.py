@@ -146,19 +146,19 @@ def choose(call: LossCall) -> Callable[[LossCall], _Result]:
             loss_options=call.options,
         )
     else:
-        can_make_gradients = call.options.is_scalar and not has_positions and _can_make_gradients(call)
-        if can_make_gradients and _is_small(call):
+        can_compute_gradients = call.options.is_scalar and not has_positions and _can_compute_gradients(call)
+        if can_compute_gradients and _is_small(call):
             return small_loss
         while head.dim() > 2:  # kernels process the head of one position at a time
             head = head.select(1, 0)
         kernels = choose_kernels(inputs._replace(linear_weight=head) if has_positions else inputs)
-        if can_make_gradients and kernels.why_not_fused is not None:
+        if can_compute_gradients and kernels.why_not_fused is not None:
             return loss_with_gradients
         reduce = partial(autograd.statistics, kernels=kernels)
     return partial(loss_of_statistics, reduce=partial(_reduce_positions, reduce=reduce) if has_positions else reduce)
 
 
-def _can_make_gradients(call: LossCall) -> bool:
+def _can_compute_gradients(call: LossCall) -> bool:
     """Return whether a scalar loss can be computed together with its gradients.
 
     This is not possible inside transforms and ``torch.jit.trace``, nor if targets or weights require grad.

@@ -20,7 +20,7 @@ from torch_aclnn_ops.functional.linear_cross_entropy._agreement import (
     Call,
     check_messages,
     compare_summaries,
-    hash_of,
+    hash_sizes,
     summarize,
 )
 from torch_aclnn_ops.functional.linear_cross_entropy._arguments.torch_function import TorchArguments
@@ -78,7 +78,7 @@ def _gather_sizes(members: Members, message: Sequence[int]) -> tuple[int, ...]:
 
 
 def _checked_sizes(vocab_sizes: Any, size: int) -> tuple[int, ...]:
-    accepted = f"a sequence of {size} whole numbers, the rows of linear_weight on each rank of process_group"
+    accepted = f"a sequence of {size} integers, the rows of linear_weight on each rank of process_group"
     if not isinstance(vocab_sizes, Sequence) or any(
         isinstance(entry, bool) or not isinstance(entry, Integral) for entry in vocab_sizes
     ):
@@ -171,7 +171,7 @@ def _summarize(
     call = Call(
         input.shape[0],
         input.shape[1],
-        hash_of(shards.sizes),
+        hash_sizes(shards.sizes),
         REDUCTIONS.index(reduction),
         smoothing,
         square_scale,

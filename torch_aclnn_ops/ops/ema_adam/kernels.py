@@ -118,7 +118,7 @@ def update(tensors: TensorLists, options: Options, progress: StepProgress) -> No
         lists = zip(tensors.params, *tensors[2:5], strict=True)
         for path in {describe_implementation(*one) for one in lists if one[0].device.type != "npu"}:
             log_path(apply_fused_ema_adam_.name, partial(str, path))
-    lr, ema_decay, found_inf = _read(options.lr), _read(options.ema_decay), options.found_inf
+    lr, ema_decay, found_inf = _read_if_on_cpu(options.lr), _read_if_on_cpu(options.ema_decay), options.found_inf
     if found_inf is not None and found_inf.is_cpu:
         if found_inf.item():
             return
@@ -136,7 +136,7 @@ def update(tensors: TensorLists, options: Options, progress: StepProgress) -> No
         single_tensor(tensors.select([not native for native in is_native]), options, progress)
 
 
-def _read(option: float | Tensor) -> float | Tensor:
+def _read_if_on_cpu(option: float | Tensor) -> float | Tensor:
     """Read the value of a CPU tensor; return other options unchanged."""
     return option.item() if isinstance(option, Tensor) and option.is_cpu else option
 
