@@ -27,7 +27,7 @@ _Contract = TypeVar("_Contract")
 
 
 def tables_of(contract: type[_Contract]) -> list[type[_Contract]]:
-    """Return the subclasses of a contract, which stand in the operators' own files of tests."""
+    """Return the subclasses of a contract, which are defined in the operators' test files."""
     for path in sorted(Path(__file__).parent.glob("test_*.py")):
         if f"({contract.__name__})" in path.read_text():
             importlib.import_module(f"tests.{path.stem}")
@@ -136,7 +136,7 @@ def assert_no_worse_than_torch(case: Case, dtype: torch.dtype, seed: int, slack:
 
 
 def assert_derivatives_are_right_or_refused(function: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> None:
-    """Compare derivatives with differences: each kind is right, or raises an error that says that there is none."""
+    """Compare derivatives with finite differences: each kind is right, or raises because it is not supported."""
     for check in (
         lambda: gradcheck(function, tensors),
         lambda: gradcheck(function, tensors, check_forward_ad=True, check_backward_ad=False),

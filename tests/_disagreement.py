@@ -190,7 +190,7 @@ def _agreeing(rank, device):
 
 
 def _fsdp2(rank, device, make_head):
-    """Return the results of a rank with rows of its own."""
+    """Return the results if every rank has different rows."""
     torch.manual_seed(0)
     head = nn.Linear(FEATURES, CLASSES, bias=False, device=device)
     mesh = dist.device_mesh.init_device_mesh(device, (dist.get_world_size(),))

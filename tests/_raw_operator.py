@@ -28,7 +28,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Arguments that an operator refuses, with the exception and a pattern of its sentence."""
+    """Invalid arguments of an operator, with the exception and a pattern of its message."""
 
     name: str
     arguments: Callable[[Maker], tuple[Any, ...]]
@@ -56,7 +56,7 @@ class RawOperatorContract:
 
     @staticmethod
     def fits_cann(*arguments: Any) -> bool:
-        """Return whether CANN takes a sample."""
+        """Return whether CANN supports a sample."""
         return all(arg.dim() <= 8 for arg in arguments if isinstance(arg, Tensor))
 
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALF_DTYPES])
@@ -120,7 +120,7 @@ class RawOperatorContract:
             expected = [forward_ad.unpack_dual(out) for out in call(self._formula, dual)]
             results = [forward_ad.unpack_dual(out) for out in call(self.OPERATOR.overload, dual)]
         for result, other in zip(results, expected, strict=True):
-            # No tangent at all is a tangent of zeros.
+            # A missing tangent is a tangent of zeros.
             tangent = torch.zeros_like(other.primal) if other.tangent is None else other.tangent
             torch.testing.assert_close(result.tangent, tangent)
 

@@ -79,7 +79,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Known:
-    """What torch_npu does with a failure, and nobody else can do better.
+    """Failures that torch_npu itself cannot handle.
 
     Attributes:
         name: what it is called in the figures.
@@ -230,7 +230,7 @@ class Report:
 
 
 def _in_child(work: Callable[[Callable[[Any], None]], None], seconds: float) -> Iterator[Any]:
-    """Do work in a process of its own; yield what it tells, and at last, if it did not end well, how it ended."""
+    """Run work in a separate process; yield its reports and, if it failed, its exit status."""
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as printed:
         process = os.fork()

@@ -255,7 +255,7 @@ class Campaign:
             try:
                 disturb(attempt.act)
             except (KeyboardInterrupt, RuntimeError) as caught:
-                # Whoever keeps the traceback keeps the frames, and in one of them a swap that is not left yet.
+                # A kept traceback keeps the frames, one of which has a swap that has not exited.
                 error = caught.with_traceback(None)
             torch.set_grad_enabled(True)  # a signal inside torch.no_grad() itself leaves it off, whoever uses it
             self.report.trials[kind] += 1
@@ -280,7 +280,7 @@ class Campaign:
             self.trial("signals", *case, partial(_with_timer, delay))
 
     def fail_operators(self, counts: tuple[int, ...] = (1, 2, 1000), every: int = 1) -> None:
-        """Let the n-th operator of torch fail, and those that follow it, for every n."""
+        """Make the n-th torch operator, and all following ones, fail, for every n."""
         for (name, action, steps), count in itertools.product(
             itertools.product(CONFIGURATIONS, ("step", "swap"), (0, 2)), counts
         ):

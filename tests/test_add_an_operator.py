@@ -19,7 +19,7 @@ WRITTEN = "docs/precision.md"
 
 
 def apply(sources: Path) -> None:
-    """Write the page's files, and make its changes, each where its lines stand and nowhere else."""
+    """Write the page's files and apply its changes, each of which must match exactly one place."""
     for step in STEPS:
         path = sources / step.title
         if step.language != "diff":

@@ -1,4 +1,4 @@
-"""The search for known vulnerabilities tells findings from a database that it cannot ask."""
+"""The search for known vulnerabilities distinguishes findings from an unavailable database."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ CASES = {
 
 @pytest.fixture
 def audit(tmp_path):
-    """Run the search with a tool in the place of pip-audit, which keeps what it was asked."""
+    """Run the search with a replacement of pip-audit that records its arguments."""
 
     def run(packages):
         answer = f"print({json.dumps({'dependencies': packages})!r})" if packages else f"sys.exit({OFFLINE!r})"

@@ -1,4 +1,4 @@
-"""What the compiled parts say they are compiled for, and what is said where something else is installed."""
+"""The versions recorded in compiled extensions, and the errors for other installed versions."""
 
 import importlib.metadata
 import re

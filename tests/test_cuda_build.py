@@ -1,4 +1,4 @@
-"""torch_npu beside a CUDA build of torch with a real CANN: a warning takes the place of the end of the process.
+"""torch_npu with a CUDA build of torch and a real CANN: a warning instead of an abort.
 
 Both torch's part for CUDA and torch_npu register settings under the same keys, which ends the process. Files that name
 the keys stand in for both, so that any build of torch will do.

@@ -367,7 +367,7 @@ SHARED = {
 
 
 def refuse_shared_memory(change, sentence, device):
-    """See that a call is refused before anything is written."""
+    """Assert that a call raises before anything is written."""
     tensors = {name: tensor.to(device) for name, tensor in make_tensors(torch.float32).items()}
     tensors.update(change({**tensors, "buffer": torch.ones(40, device=device)}))
     before = {name: tensor.clone() for name, tensor in tensors.items()}

@@ -38,7 +38,7 @@ def _losses(output: pathlib.Path) -> list[tuple[str, ...]]:
 
 @pytest.fixture(scope="module")
 def reference_run(tmp_path_factory):
-    """A whole run with its reference, and the tokens it has made."""
+    """A full run with its reference, and the tokens it has generated."""
     output = tmp_path_factory.mktemp("train_lm")
     return output, _run("train_lm.py", *SMALL, "--reference", "--output", str(output))
 
@@ -239,7 +239,7 @@ def test_the_first_example_learns_with_averages_on_a_cpu(capsys):
     assert "; 0 operators of CANN were launched" in shown
 
 
-# One process for what is short, because to start the host NPU takes longer.
+# One process for short programs, because starting the host NPU takes longer.
 _SHORT_ONES = """
 import os, runpy, sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""explain: which path a call takes, without a trace of having looked."""
+"""explain: shows which implementation a call uses, without side effects."""
 
 import copy
 from functools import partial

@@ -1,4 +1,4 @@
-"""Any function of CANN may fail: the driver of tests/faults.py sees what goes wrong then, and nothing does."""
+"""Any CANN function may fail: the driver of tests/faults.py detects lost state, and none is lost."""
 
 import json
 

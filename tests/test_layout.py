@@ -1,4 +1,4 @@
-"""What CONTRIBUTING says about the layout: imports run one way, an operator's files have its name, no list lacks it."""
+"""The layout described in CONTRIBUTING: layered imports, and complete files and lists for every operator."""
 
 import ast
 import graphlib

@@ -207,7 +207,7 @@ def test_any_call_behaves_like_torchs(call):
         outcome(partial(function, input, head, target, **options), inputs)
         for function in (ours.linear_cross_entropy, partial(_in_float32, torchs.functional))
     )
-    # Torch takes uint8 targets, but fails on them inside of some of its ways; ours does not.
+    # PyTorch accepts uint8 targets, but some of its implementations fail for them.
     if target.dtype is torch.uint8 and theirs[0] == "raised":
         assume(mine[0] == "raised" and "but found Byte" not in theirs[2])
     if mine[0] == "returned" and mine[1].dtype in HALF_DTYPES:  # torch's own function took the call
@@ -323,7 +323,7 @@ def test_an_ignored_row_that_is_not_finite_leaves_the_loss_finite(options):
 
 @pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}])
 def test_a_compiled_call_shows_a_class_outside_the_head_as_nan(options):
-    # A traced value cannot be looked at, and a masked target would give a finite, wrong loss.
+    # A traced value cannot be read, and a masked target would give a finite, wrong loss.
     call = torch.compile(partial(ours.linear_cross_entropy, **options), fullgraph=True, backend="aot_eager")
     assert call(torch.zeros(2, 3), torch.zeros(4, 3), torch.tensor([1, 4])).isnan()
     assert call(torch.zeros(2, 3), torch.zeros(4, 3), torch.tensor([1, 3])).isfinite()

@@ -101,7 +101,7 @@ def _call(*names, **options):
 
 
 def _joined(*names, **options):
-    """Make a call that adds up several results, each with factors of its own."""
+    """Create a call that sums several outputs, each with different factors."""
 
     def call(F, input, head, target):
         result = _function(F)(input, head, target, outputs=names, **options)

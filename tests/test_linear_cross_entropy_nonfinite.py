@@ -108,7 +108,7 @@ CHANGES = {
     "a probability is nan": _with_probability(NAN),
     "a probability is inf": _with_probability(INF),
 }
-# What is not finite in the head spreads from a product with the zeros that stand for an ignored row on an NPU.
+# Nonfinite values in the head propagate through the product with the zeros of an ignored row on an NPU.
 SPREADING = ("one logit is inf", "one logit is -inf", "a target's logit is -inf", "one class of the head is nan")
 OPTIONS = [
     {},

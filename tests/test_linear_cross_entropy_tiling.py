@@ -1,4 +1,4 @@
-"""linear_cross_entropy: how its rows are cut, and the memory that takes."""
+"""linear_cross_entropy: its chunk sizes, and the memory that they need."""
 
 from torch_aclnn_ops.ops.linear_cross_entropy.tiling import LogitOptions, Sizes, tile_rows, tile_statistics
 

@@ -1,4 +1,4 @@
-"""The autograd functions in C++ that serve eager calls on a CPU, against those in Python, which they stand for.
+"""The C++ autograd functions for eager CPU calls, compared with the Python functions that they replace.
 
 Who listens to paths gets the ones in Python.
 """
@@ -45,7 +45,7 @@ all_functions = pytest.mark.parametrize("name", FUNCTIONS)
 
 @pytest.fixture
 def listening(caplog):
-    """Return what makes somebody listen to the package's paths from now on."""
+    """Return a function that enables logging of implementations."""
     return lambda: caplog.set_level(logging.DEBUG, "torch_aclnn_ops")
 
 

@@ -168,7 +168,7 @@ def test_the_pytorch_fallback_also_reports_the_stopped_queue(tmp_path):
         TASK_QUEUE_ENABLE="1",
     )
     lines = result.stdout.splitlines()
-    # The package's own sentence, or the host NPU's, which says so at calls where a device says nothing.
+    # The package's own message, or the host NPU's, which raises for calls that a device silently ignores.
     is_said = [re.search("torch_npu's (task )?queue has ended", line) is not None for line in lines]
     assert len(lines) == 11 and all(is_said), result.stdout + result.stderr
 

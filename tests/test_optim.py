@@ -58,7 +58,7 @@ def of_torch(name, case, dtype, ema_decay):
 @pytest.mark.parametrize(
     ("dtype", "case"),
     [
-        # float64 sees every option; float32 rounds more and does the same.
+        # float64 runs every option; float32 runs the same code with more rounding.
         pytest.param(dtype, case, marks=[pytest.mark.exhaustive] if dtype.itemsize == 4 and case != "defaults" else [])
         for dtype in BOUNDS
         for case in TORCH_OPTIONS

@@ -201,7 +201,7 @@ def test_in_place_changes_of_a_parameter_in_a_swap_are_written_to_its_average():
 
 
 def test_a_backward_pass_through_swapped_weights_raises():
-    # autograd sees the writes: a graph from before the swap needs weights that are not there.
+    # autograd detects the in-place writes: a graph from before the swap needs the overwritten weights.
     weight = nn.Parameter(torch.ones(2))
     optimizer = FusedEmaAdam([weight])
     weight.grad = torch.ones(2)

@@ -1,4 +1,4 @@
-"""FusedEmaAdam(flatten=True): one buffer each for weights, gradients and states, and nobody has to know."""
+"""FusedEmaAdam(flatten=True): contiguous buffers for weights, gradients and states, transparent to other code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""fused_ema_adam: the step on lists of tensors, and what it refuses."""
+"""fused_ema_adam: the step on lists of tensors, and its errors."""
 
 from __future__ import annotations
 

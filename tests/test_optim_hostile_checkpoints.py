@@ -1,4 +1,4 @@
-"""FusedEmaAdam: state dicts that do not fit are refused, and unusual ones that fit are loaded."""
+"""FusedEmaAdam: invalid state dicts raise, and unusual but valid ones are loaded."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def _two_zeros(checkpoint):
     checkpoint["state"][1]["exp_avg_sq"].zero_()
 
 
-# What is accepted, and a plain state dict with which training goes on as with it.
+# Accepted state dicts, each with an equivalent plain one.
 ACCEPTED = {
     "step an int": (step(7), step(torch.tensor(7.0))),
     "step of numpy": (step(np.float32(7)), step(torch.tensor(7.0))),

@@ -101,7 +101,7 @@ def test_parameters_tied_by_data_between_two_steps_raise_before_anything_is_writ
 
 
 class Scaled(nn.Parameter):
-    """A subclass with memory of its own."""
+    """A subclass with its own memory."""
 
 
 WITHOUT_ADDRESS = {

@@ -329,7 +329,7 @@ STEPS = 60
 
 
 def train_in_a_process(folder: str, dtype: str, flatten: str) -> None:
-    """Train, print each loss, and save after every step; go on from what was saved."""
+    """Train, print each loss, and save after every step; resume from the file if there is one."""
     torch.set_num_threads(1)
     path = Path(folder) / "checkpoint.pt"
     model = network(getattr(torch, dtype))

@@ -17,7 +17,7 @@ TOLERANCE = {"mixed precision": 3e-2}
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """Return what gives the results of a case on a device, by rank."""
+    """Return a function that returns the results of a case on a device, by rank."""
 
     @cache
     def of_device(device):

@@ -177,7 +177,7 @@ def test_reset_averages_start_from_the_weights(dtype, flatten):
 
 
 class Wrapper(torch.optim.Optimizer):
-    """As accelerate's AcceleratedOptimizer: an Optimizer that makes no base class of its own, and hands on."""
+    """Like accelerate's AcceleratedOptimizer: an Optimizer that does not call the base constructor, and delegates."""
 
     def __init__(self, optimizer):
         self.optimizer = optimizer

@@ -48,7 +48,7 @@ def _run(code: str, path: pathlib.Path, **environment: str) -> subprocess.Comple
 
 
 def _entry_point(path: pathlib.Path, package: str) -> None:
-    """Make a package count as a device backend that torch loads by itself."""
+    """Register a package as a device backend that torch loads automatically."""
     metadata = path / f"{package}-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
@@ -266,7 +266,7 @@ def test_a_tensor_subclass_behaves_as_with_torch():
 
 
 def test_a_default_device_does_not_change_the_implementation(monkeypatch):
-    # torch.set_default_device puts a mode on all torch functions, which has_torch_function takes for an override.
+    # torch.set_default_device enables a TorchFunctionMode, which has_torch_function treats as an override.
     called = []
     from torch_aclnn_ops.functional import mse_loss
 

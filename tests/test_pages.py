@@ -62,7 +62,7 @@ def of_trainers(tmp_path):
     }
 
 
-# What a reader has, besides what a page makes.
+# Names that a page may use without defining them.
 GIVEN = {
     "docs/integrations.md": ("model_folder", "of_trainers"),
     "docs/linear_cross_entropy.md": ("group",),

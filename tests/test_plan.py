@@ -1,4 +1,4 @@
-"""What head and optimizer take of devices: the formulas by hand, the shapes, and what is refused."""
+"""plan: manually calculated estimates, the shapes of models, and errors."""
 
 from torch_aclnn_ops.plan import BANDWIDTH, FLOPS, MODELS, Model, main, plan
 

@@ -1,4 +1,4 @@
-"""What a release says of itself: its version, the changelog, how to cite it, and which versions it is for."""
+"""Release metadata: version, changelog, citation and supported versions."""
 
 import re
 from pathlib import Path

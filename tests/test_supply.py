@@ -21,7 +21,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there i
 
 @pytest.fixture(scope="module")
 def hostile_library(tmp_path_factory):
-    """A library that says so when it is loaded."""
+    """A library that prints a message when it is loaded."""
     library = tmp_path_factory.mktemp("hostile") / "library.so"
     source = '#include <cstdio>\n__attribute__((constructor)) void load() { puts("hostile"); fflush(stdout); }\n'
     command = ["g++", "-shared", "-fPIC", "-x", "c++", "-", "-o", str(library)]
@@ -44,7 +44,7 @@ def hostile(tmp_path, hostile_library):
 
 @pytest.fixture
 def installed(tmp_path):
-    """A folder in which a torch_npu is installed that says when it is imported."""
+    """A folder with a torch_npu that prints a message when it is imported."""
     (tmp_path / "installed" / "torch_npu-1.0.dist-info").mkdir(parents=True)
     metadata = "Metadata-Version: 2.1\nName: torch_npu\nVersion: 1.0\n"
     (tmp_path / "installed" / "torch_npu-1.0.dist-info" / "METADATA").write_text(metadata)
@@ -169,7 +169,7 @@ def search(tmp_path_factory):
 
 @needs_compiler
 def test_custom_vendor_and_split_libraries_are_searched_in_order(tmp_path, search):
-    # A copy of the simulated operators stands for each of the places where CANN's may be.
+    # A copy of the simulated operators in each folder where CANN's may be.
     places = {
         "custom": tmp_path / "custom" / "op_api" / "lib" / "libcust_opapi.so",
         "vendor": tmp_path / "opp" / "vendors" / "one" / "op_api" / "lib" / "libcust_opapi.so",

@@ -12,7 +12,7 @@ def linear_case(dtype, rows=24, classes=160, features=16, seed=0):
     return make.normal(rows, features), make.normal(classes, features) * 0.2, target
 
 
-# Options that the fused operators do not have, by what explain() says then.
+# Options that the fused operators do not support, by the reason that explain() shows.
 CHUNKED = {
     "of linear_bias": {"linear_bias": torch.zeros(160, dtype=torch.bfloat16)},
     "of softcap": {"softcap": 30.0},

@@ -1,4 +1,4 @@
-"""FusedEmaAdam on an NPU whose functions fail: nothing is lost, and a second call goes on."""
+"""FusedEmaAdam on an NPU whose functions fail: nothing is lost, and a second call continues."""
 
 import contextlib
 import itertools
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not host_npu.is_enabled(), reason="only the host
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left_over():
-    """Torch_npu does not destroy the aclTensors of its own operators that phase one refuses, so none are counted."""
+    """torch_npu leaks the aclTensors of its own operators if phase one fails, so aclTensors are not counted."""
     yield
     torch.npu.synchronize()
     host_npu.reset()

@@ -1,4 +1,4 @@
-"""Chips with fewer operators and dtypes: what they lack goes by the formula, and the raw operator says so."""
+"""Chips with fewer operators and dtypes: drop-ins fall back to PyTorch, and raw operators raise."""
 
 import torch_aclnn_ops
 from torch_aclnn_ops import _extension, doctor, ops

@@ -23,7 +23,7 @@ SHAPES = [(1024, 256, 4096), pytest.param(512, 512, 8192, marks=pytest.mark.exha
 
 
 def _allocated(at_most=0):
-    """Return the bytes in use, when a thread of torch_npu's has released what is not: when they are few, or settled."""
+    """Return the bytes in use after torch_npu's thread has released memory: once they are few, or stable."""
     torch.npu.synchronize()
     for _ in range(50):
         if torch.npu.memory_allocated() <= at_most:
@@ -70,7 +70,7 @@ def _optimizer(kind, parameters, number=8):
     return optimizer
 
 
-# AdamW of torch_npu 2.9 steps tensor by tensor unless it is told otherwise.
+# AdamW of torch_npu 2.9 uses a loop over tensors by default.
 ADAMW = partial(torch.optim.AdamW, foreach=True)
 
 

@@ -94,7 +94,7 @@ def test_a_deterministic_program_gets_deterministic_kernels():
     assert torch.equal(first.cpu(), second.cpu())
 
 
-# What CANN's kernel for 16 bits that is wrong with a padding_idx takes: at least 100 MiB and 512 rows, in order.
+# Inputs of CANN's 16-bit kernel that is wrong with a padding_idx: at least 100 MiB and 512 rows.
 BIG = 512, 1024, 100 * 2**20 // 2 // 1024 - 512  # rows, features, weights
 SIZES = {
     "at the limits": (*BIG, False, True),

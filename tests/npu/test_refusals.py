@@ -1,4 +1,4 @@
-"""Wrong arguments on an NPU: an exception where the call stands, with the right sentence, and the next call works."""
+"""Invalid arguments on an NPU: the call raises a clear exception, and the next call works."""
 
 import re
 

@@ -68,7 +68,7 @@ def test_transformers_with_bf16_launches_the_fused_operators(tmp_path, launched)
 
 @pytest.fixture
 def place(monkeypatch):
-    """The arguments with which the example gives Lightning's trainer an NPU."""
+    """The arguments with which the example configures Lightning's trainer for an NPU."""
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
     return {"accelerator": "auto", **importlib.import_module("lightning_digits").place(torch.device("npu"))}
 
