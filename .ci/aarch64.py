@@ -224,7 +224,7 @@ def _run_inside(what: str, command: str, settings: dict[str, str], wheels: Path)
 
 
 def main() -> int:
-    """Run what the command line asks for."""
+    """Run the selected tests."""
     parser = argparse.ArgumentParser(description="Build and test for aarch64 on an x86-64 machine.")
     parser.add_argument("--torch", default="2.9.1", metavar="VERSION", help="of torch and torch_npu (default: 2.9.1)")
     parser.add_argument("--only-cpp", action="store_true", help="without a Debian for arm64, which takes root")

@@ -46,7 +46,7 @@ def make_environment(version: str) -> Path:
 
 
 def requirements(extra: str) -> list[str]:
-    """Return what an extra of pyproject.toml asks for."""
+    """Return the requirements of an extra of pyproject.toml."""
     text = (ROOT / "pyproject.toml").read_text()
     [line] = [line for line in text.splitlines() if line.startswith(f"{extra} = [")]
     return json.loads(line.partition("=")[2])
@@ -123,7 +123,7 @@ def table() -> str:
 
 
 def main() -> int:
-    """Test the versions that are asked for, else all."""
+    """Test the selected versions, by default all."""
     parser = argparse.ArgumentParser(description="Build and test the package with each version of torch.")
     parser.add_argument("versions", nargs="*", metavar="VERSION", help=f"among {', '.join(PAIRS)}; all without")
     parser.add_argument("--list", action="store_true", help="print the versions as JSON, and test nothing")

@@ -221,7 +221,7 @@ def summary(what: str, verdicts: list[Verdict]) -> bool:
 
 
 def main() -> int:
-    """Run what the command line asks for; return 1 if too many mutants survived."""
+    """Run the mutation tests; return 1 if too many mutants survived."""
     parser = argparse.ArgumentParser(description="Mutation testing of the package and of its C++.")
     parser.add_argument("--seed", type=int, default=1, help="which mutants")
     parser.add_argument("--python", type=int, default=150, metavar="N", help="how many of the package")

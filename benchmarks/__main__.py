@@ -34,7 +34,7 @@ _MODULES = {"call_overhead_npu": "call_overhead"}
 
 
 def measure(name: str, output: Path, quick: bool) -> str | None:
-    """Run a benchmark in a process of its own; return what went wrong, or ``None``."""
+    """Run a benchmark in a separate process; return the error, or ``None``."""
     module = f"benchmarks.{_MODULES.get(name, name)}"
     command = [sys.executable, "-m", module, *BENCHMARKS[name], "--output", str(output), *(["--quick"] * quick)]
     print(f"\n## {name}\n", flush=True)

@@ -26,7 +26,7 @@ class Draw:
         self._generator = torch.Generator().manual_seed(0)
 
     def size(self, number: int) -> int:
-        """Return how many rows or elements stand for so many."""
+        """Return the reduced number of rows or elements of a quick run."""
         return max(number // self._divisor, 8)
 
     def normal(self, *shape: int, by: float = 1.0) -> Tensor:
@@ -138,7 +138,7 @@ _EMBEDDINGS = [
 
 
 def _of_normal_numbers(name: str) -> Case:
-    """Compare a raw operator that has no arguments of its own here with torch's, element by element."""
+    """Compare a raw operator with PyTorch's operator of the same arguments, element by element."""
     names = [argument.name for argument in getattr(torch.ops.torch_aclnn_ops, name).default._schema.arguments]
     native = getattr(torch.ops.aten, name).default
     return Case(

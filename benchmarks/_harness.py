@@ -180,7 +180,7 @@ def absent(by: str, reason: str, **columns: object) -> Row:
 
 
 def with_compiled(function: Callable[..., torch.Tensor], options: argparse.Namespace) -> dict[str, Callable[..., Any]]:
-    """Return torch.compile of a function by the peer's name; nothing for a quick run, because that takes a minute."""
+    """Return the compiled function under the peer's name; nothing for a quick run, because compiling takes a minute."""
     return {} if options.quick else {"torch.compile of torch's": torch.compile(function, dynamic=True)}
 
 

@@ -1,4 +1,4 @@
-"""One measurement of benchmarks/linear_cross_entropy.py, in a process of its own.
+"""One measurement of benchmarks/linear_cross_entropy.py, in a separate process.
 
 ``python -m benchmarks._linear_cross_entropy_measure JSON`` prints JSON.
 """

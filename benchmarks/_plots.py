@@ -1,4 +1,4 @@
-"""The plots of the benchmarks: time and memory against size, peers beside ours, the limit as a line."""
+"""The plots of the benchmarks: time and memory against size, for this package and its peers."""
 
 import io
 from collections.abc import Iterable, Sequence

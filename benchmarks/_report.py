@@ -18,7 +18,7 @@ Rows = Sequence[dict[str, str]]
 
 
 def texts(results: Path) -> dict[str, str]:
-    """Return what stands between the comments of the page, by their titles: each benchmark's tables, and growth."""
+    """Return the generated sections of the page by title: the tables of each benchmark, and growth."""
     found: dict[str, list[str]] = {}
     for folder in sorted(path for path in results.iterdir() if path.is_dir()):
         growth = []

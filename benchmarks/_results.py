@@ -1,4 +1,4 @@
-"""What was measured, as CSV files of a machine beside those of others, and as Markdown tables."""
+"""Measurements as CSV files, in a folder for each machine, and as Markdown tables."""
 
 import csv
 import datetime

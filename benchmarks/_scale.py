@@ -18,7 +18,7 @@ _GIB = 2**30
 
 
 def texts() -> dict[str, str]:
-    """Return what stands between the comments of the page, by their titles."""
+    """Return the generated sections of the page by title."""
     plans = [
         (name, plan(name, devices, tensor_parallel=parallel)) for name in MODELS for devices, parallel in _CUTS[name]
     ]

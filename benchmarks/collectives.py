@@ -22,7 +22,7 @@ from benchmarks._results import Row
 
 KINDS = ("gloo", "hccl")
 WORLD_SIZE = 2
-# Bytes of the tensor that a rank gives.
+# Bytes of each rank's input tensor.
 SIZES = tuple(1024 * 4**power for power in range(8))
 
 
@@ -38,7 +38,7 @@ def calls(tensor: Tensor, group: dist.ProcessGroup) -> dict[str, Callable[[], ob
 
 
 def seconds(call: Callable[[], object], count: int) -> float:
-    """Return how long one of so many calls takes, with the wait for each result."""
+    """Return the mean time of a call, including the wait for its result."""
     start = time.perf_counter()
     for _ in range(count):
         call()

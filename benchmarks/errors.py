@@ -1,4 +1,4 @@
-"""Errors of every operator against float64, beside torch's own: writes ``docs/precision.md``.
+"""Errors of every operator and of PyTorch's against float64: writes ``docs/precision.md``.
 
 ``python -m host_npu -m benchmarks.errors`` measures on the host NPU too.
 """
@@ -48,7 +48,7 @@ def _exact(case: Case, args: Arguments) -> Results:
 
 
 def _on_npu(case: Case, args: Arguments) -> Results | None:
-    """Return the results of an NPU, or ``None`` if CANN's operator does not take the arguments."""
+    """Return the results of an NPU, or ``None`` if CANN's operator does not support the arguments."""
     args = _on("npu", args)
     if case.operator in ops.__all__ and getattr(ops, case.operator).why_not_cann(*args) is not None:
         return None

@@ -14,7 +14,7 @@ import torch
 
 @contextmanager
 def replacing(path: Path, mode: str = "wb", **options: Any) -> Iterator[IO[Any]]:
-    """Open a file that takes the place of ``path`` when it is written; after an exception ``path`` stays as it was."""
+    """Open a file that atomically replaces ``path`` on success; after an exception ``path`` is unchanged."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
     try:

@@ -8,11 +8,11 @@ DEVICES = ("cpu", "npu")
 
 
 class DeviceUnavailableError(RuntimeError):
-    """Raised when the device asked for cannot be used on this machine."""
+    """Raised when the requested device cannot be used on this machine."""
 
 
 def open_device(name: str) -> torch.device:
-    """Return the device called ``name``, or raise an error that says what it lacks."""
+    """Return the device ``name``, or raise an error with the missing requirement."""
     if name not in DEVICES:
         raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {name!r}")
     if name == "npu":

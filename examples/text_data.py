@@ -32,7 +32,7 @@ class TextData:
 
 
 def load_text_data(cache_directory: Path) -> TextData:
-    """Tokenise the standard library, or read its tokens from ``cache_directory`` if they are there already."""
+    """Tokenize the standard library, or read the tokens from ``cache_directory`` if they are cached."""
     texts = read_standard_library()
     fingerprint = fingerprint_of(texts)
     cache = cache_directory / f"tokens-{fingerprint[:16]}.pt"

@@ -23,7 +23,7 @@ class ShardedTransformer(Transformer):
     """A transformer whose head has this process's rows only."""
 
     def next_token_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the logits of the whole vocabulary."""
+        """Return the logits of the full vocabulary."""
         return torch.cat(gather(super().next_token_logits(hidden)))
 
 
@@ -57,7 +57,7 @@ class VocabParallelTrainer(Trainer):
 
     @property
     def parameters(self) -> int:
-        """The number of the model's parameters, with the whole head."""
+        """The number of the model's parameters, including the full head."""
         return super().parameters + (VOCABULARY_SIZE - len(self.model.head_weight)) * self.settings.width
 
     @property
@@ -72,7 +72,7 @@ class VocabParallelTrainer(Trainer):
         return decisions[0]
 
     def clip_gradients(self) -> None:
-        """Scale the gradients down where their norm, with the whole head's, is too large."""
+        """Clip the gradients by their norm, including that of the full head."""
         head = self.model.head_weight
         others = [parameter for parameter in self.model.parameters() if parameter is not head]
         of_head = head.grad.square().sum()
@@ -82,7 +82,7 @@ class VocabParallelTrainer(Trainer):
         nn.utils.clip_grads_with_norm_(self.model.parameters(), LARGEST_GRADIENT_NORM, norm)
 
     def contents(self) -> dict[str, Any]:
-        """Return a checkpoint's contents, with the whole head."""
+        """Return the contents of a checkpoint, with the full head."""
         contents = super().contents()
         contents["model"][HEAD] = torch.cat(gather(contents["model"][HEAD]))
         state = contents["optimizer"]["state"][self.head_index]

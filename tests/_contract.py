@@ -27,7 +27,7 @@ _Contract = TypeVar("_Contract")
 
 
 def tables_of(contract: type[_Contract]) -> list[type[_Contract]]:
-    """Return the subclasses of a contract, which stand in the operators' own files of tests."""
+    """Return the subclasses of a contract, which are defined in the operators' test files."""
     for path in sorted(Path(__file__).parent.glob("test_*.py")):
         if f"({contract.__name__})" in path.read_text():
             importlib.import_module(f"tests.{path.stem}")
@@ -136,7 +136,7 @@ def assert_no_worse_than_torch(case: Case, dtype: torch.dtype, seed: int, slack:
 
 
 def assert_derivatives_are_right_or_refused(function: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> None:
-    """Compare derivatives with differences: each kind is right, or raises an error that says that there is none."""
+    """Compare derivatives with finite differences: each kind is right, or raises because it is not supported."""
     for check in (
         lambda: gradcheck(function, tensors),
         lambda: gradcheck(function, tensors, check_forward_ad=True, check_backward_ad=False),
@@ -169,7 +169,7 @@ class DropInContract:
     def test_error_is_no_worse_than_torchs(self, case: Case, dtype: torch.dtype, seed: int) -> None:
         assert_no_worse_than_torch(case, dtype, seed, self.ROUNDINGS)
 
-    def test_a_tensor_that_outlives_its_transform_is_a_constant(self, case: Case) -> None:
+    def test_a_wrapped_tensor_of_an_exited_transform_is_a_constant(self, case: Case) -> None:
         call, inputs = case.prepare(torch.float64)
         left = []
 
@@ -204,7 +204,7 @@ class DropInContract:
             fast_mode=True,
         )
 
-    def test_derivatives_with_respect_to_constants_are_right_or_refused(self, case: Case) -> None:
+    def test_derivatives_with_respect_to_constants_are_right_or_raise(self, case: Case) -> None:
         call, tensors = case.prepare_constants()
         if len(tensors) > len(case.inputs(Maker(torch.float64))):
             assert_derivatives_are_right_or_refused(call, tensors)
@@ -224,7 +224,7 @@ class DropInContract:
                 if need:
                     torch.testing.assert_close(tensor.grad, gradient, equal_nan=True)
 
-    def test_no_input_needs_grad_then_the_result_does_not(self, case: Case) -> None:
+    def test_the_result_does_not_require_grad_if_no_input_does(self, case: Case) -> None:
         call, inputs = case.prepare(torch.float64)
         assert not call(ours, *(tensor.detach() for tensor in inputs)).requires_grad
 
@@ -274,7 +274,7 @@ class DropInContract:
             torch.testing.assert_close(one, other, equal_nan=True)
 
     @pytest.mark.every_nth_case(48)
-    def test_a_transform_inside_a_compiled_function_gives_what_it_gives_outside(self, case: Case) -> None:
+    def test_a_transform_inside_a_compiled_function_equals_one_outside(self, case: Case) -> None:
         call, inputs = case.prepare(torch.float64)
         first, *others = (tensor.detach() for tensor in inputs)
         samples = torch.stack([first, first * 0.5 + 0.2])
@@ -294,7 +294,7 @@ class DropInContract:
             compiled = torch.compile(transform, backend="aot_eager")()
             torch.testing.assert_close(compiled, transform(), equal_nan=True)
 
-    def test_saved_tensor_hooks_see_forward_and_every_backward(self, case: Case) -> None:
+    def test_saved_tensor_hooks_apply_to_forward_and_every_backward(self, case: Case) -> None:
         call, inputs = case.prepare(torch.float64)
 
         def derivatives() -> list[Tensor]:

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 
 ROWS, FEATURES, SIZES = 6, 8, (12, 10)
 CLASSES = sum(SIZES)
-OWN_ROWS = "; if every rank has rows of its own, as with FSDP2, give fsdp_module instead of process_group"
+OWN_ROWS = "; if every rank has its own rows, as with FSDP2, pass fsdp_module instead of process_group"
 SAME = "must be the same on every rank of process_group, but it is"
 VALUES = "values"  # what is found in values, which are read on a CPU, and on an NPU where values are checked
 MESSAGES = "messages"  # what is found in the collective for vocab_sizes
@@ -190,7 +190,7 @@ def _agreeing(rank, device):
 
 
 def _fsdp2(rank, device, make_head):
-    """Return the results of a rank with rows of its own."""
+    """Return the results if every rank has different rows."""
     torch.manual_seed(0)
     head = nn.Linear(FEATURES, CLASSES, bias=False, device=device)
     mesh = dist.device_mesh.init_device_mesh(device, (dist.get_world_size(),))

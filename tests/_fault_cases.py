@@ -23,7 +23,7 @@ from tests.npu._operators import CONTRACTS, flat, to_npu
 
 
 class Disturbed(Protocol):
-    """Something that is done, and that can be asked afterwards what an exception has spoilt."""
+    """An action, and a check of what an exception in it has corrupted."""
 
     def act(self) -> None:
         """Do it."""

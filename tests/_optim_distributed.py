@@ -123,7 +123,7 @@ def fsdp_flattened(process):
 
 
 def fsdp_checkpoint(process):
-    """A run that goes on from a torch.distributed.checkpoint, in an optimizer without state."""
+    """A run resumed from a torch.distributed.checkpoint, in an optimizer without state."""
     path = f"{process.folder}/checkpoint"
     model = process.sharded_model()
     optimizer = FusedEmaAdam(model.parameters(), **OPTIONS)
@@ -152,7 +152,7 @@ def adamw_then_one_process(process):
 
 
 def fsdp_checkpoint_of_adamw(process):
-    """A run that goes on from a torch.distributed.checkpoint of torch's AdamW, in a model with other weights."""
+    """A run resumed from a torch.distributed.checkpoint of torch's AdamW, in a model with other weights."""
     path = f"{process.folder}/checkpoint_of_adamw"
     model = process.sharded_model()
     adamw = torch.optim.AdamW(model.parameters(), lr=OPTIONS["lr"], weight_decay=OPTIONS["weight_decay"])

@@ -65,13 +65,13 @@ class Process:
         optimizer.step()
 
     def evaluated(self, model):
-        """Return what a model makes of the same rows in every process."""
+        """Return a model's output for the same rows in every process."""
         with torch.no_grad():
             return model(INPUTS.to(self.device)).float().cpu()
 
 
 def fsdp2(process, nested=True, prefetch=False, **options):
-    """Return a model whose first and last layers are FSDP modules of their own, or only the whole of it."""
+    """Return a model whose first and last layers are separate FSDP modules, or only the full model is one."""
     model = new_model().to(process.device)
     if nested:
         fully_shard(model[0], **options)
@@ -296,7 +296,7 @@ def hidden_from_the_collector(process):
 
 
 def zero(process, folder):
-    """Return the errors of the averages inside of a ZeroRedundancyOptimizer."""
+    """Return the errors of the averaging methods inside a ZeroRedundancyOptimizer."""
     model = DistributedDataParallel(new_model().to(process.device))
     zero = ZeroRedundancyOptimizer(model.parameters(), FusedEmaAdam, **OPTIONS)
     process.train(model, zero, 0)

@@ -145,7 +145,7 @@ class Training:
             self.scaler.update()
 
     def averaged_output(self) -> Tensor:
-        """Return what the model makes of a batch with the averages for weights."""
+        """Return the model's output for a batch, with averages as weights."""
         with self.moves_nothing_if_it_raises():
             swap = unwrap(self.optimizer).swap_ema_params()
             swap.__enter__()

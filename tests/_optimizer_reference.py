@@ -105,7 +105,7 @@ def widened(grad: Tensor | None) -> Tensor | None:
 
 
 def outputs(feature: str) -> dict[str, Tensor]:
-    """Return what one process makes of that batch: with the averages midway, and at the end with both."""
+    """Return one process's outputs for that batch: with averages midway, and with weights and averages at the end."""
     model, midway, end = make_model(feature), reference(feature, HALF), reference(feature)
     found = {}
     for name, tensors in (
@@ -120,6 +120,6 @@ def outputs(feature: str) -> dict[str, Tensor]:
 
 
 def output_of(model: nn.Module, device: str = "cpu") -> Tensor:
-    """Return what a model makes of a batch that it is not trained with."""
+    """Return a model's output for a batch that it is not trained with."""
     with torch.no_grad():
         return model(batch_of(STEPS, device)[0].to(next(model.parameters()).dtype)).float()

@@ -76,7 +76,7 @@ def run(block: Block, names: dict[str, object]) -> None:
 
 
 def without_code(page: Path) -> str:
-    """Return the text of a page without its blocks of code and what stands in backticks."""
+    """Return the text of a page without code blocks and inline code."""
     return re.sub(r"`[^`\n]*`", "``", _FENCE.sub("", page.read_text()))
 
 
@@ -88,7 +88,7 @@ def links(page: Path) -> Iterator[str]:
 
 
 def anchor(heading: str) -> str:
-    """Return the anchor that hosts of repositories, and the site, make of a heading."""
+    """Return the anchor that repository hosts, and the site, generate for a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 

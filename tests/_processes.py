@@ -65,7 +65,7 @@ class Training:
 
 
 def train(device, path, layout, killed_after):
-    """Train, save after every step, and go on from what was saved; be killed while a step's file is written."""
+    """Train, save after every step, and resume from the file; the process is killed while a file is written."""
     path = Path(path)
     training = Training(device, flatten=layout == "flattened")
     if path.exists():
@@ -150,7 +150,7 @@ def fork_and_use_the_device(device):
 
 
 def _forked(calls):
-    """Make each call in a forked process of its own; return its result, or what it raised."""
+    """Make each call in a separate forked process; return its result or exception."""
     results = []
     for call in calls:
         reader, writer = os.pipe()
@@ -187,7 +187,7 @@ def end_with_work_queued(device, way):
 
 
 def end_with_daemon_threads(device):
-    """End while daemon threads train that are told to stop when the interpreter ends."""
+    """Exit while daemon threads are training, which are stopped when the interpreter exits."""
     stop, started = threading.Event(), threading.Barrier(3)
 
     def train():

@@ -28,7 +28,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Arguments that an operator refuses, with the exception and a pattern of its sentence."""
+    """Invalid arguments of an operator, with the exception and a pattern of its message."""
 
     name: str
     arguments: Callable[[Maker], tuple[Any, ...]]
@@ -56,7 +56,7 @@ class RawOperatorContract:
 
     @staticmethod
     def fits_cann(*arguments: Any) -> bool:
-        """Return whether CANN takes a sample."""
+        """Return whether CANN supports a sample."""
         return all(arg.dim() <= 8 for arg in arguments if isinstance(arg, Tensor))
 
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALF_DTYPES])
@@ -102,7 +102,7 @@ class RawOperatorContract:
         assert torch.autograd.gradcheck(call, inputs, **options)
         assert torch.autograd.gradgradcheck(call, inputs, check_batched_grad=True)
 
-    def test_a_direct_call_pushes_tangents_forward_or_refuses(self, sample: Sample) -> None:
+    def test_a_direct_call_supports_forward_mode_or_raises(self, sample: Sample) -> None:
         arguments = sample.arguments(Maker(torch.float64))
         position = sample.differentiable[0]
         tangent = torch.ones_like(arguments[position])
@@ -120,7 +120,7 @@ class RawOperatorContract:
             expected = [forward_ad.unpack_dual(out) for out in call(self._formula, dual)]
             results = [forward_ad.unpack_dual(out) for out in call(self.OPERATOR.overload, dual)]
         for result, other in zip(results, expected, strict=True):
-            # No tangent at all is a tangent of zeros.
+            # A missing tangent is a tangent of zeros.
             tangent = torch.zeros_like(other.primal) if other.tangent is None else other.tangent
             torch.testing.assert_close(result.tangent, tangent)
 
@@ -128,7 +128,7 @@ class RawOperatorContract:
         return self.OPERATOR.formula(*self.OPERATOR.complete(arguments, {}))
 
     @pytest.mark.parametrize("change", ["missing", "too many", "unknown", "twice"])
-    def test_arguments_that_do_not_fit_the_schema_are_refused(self, change: str) -> None:
+    def test_arguments_that_do_not_match_the_schema_raise(self, change: str) -> None:
         arguments = self.SAMPLES[0].arguments(Maker(torch.float32))
         first = self.OPERATOR.overload._schema.arguments[0].name
         calls = {
@@ -140,7 +140,7 @@ class RawOperatorContract:
         with pytest.raises((TypeError, RuntimeError), match=self.OPERATOR.name):
             calls[change]()
 
-    def test_a_tensor_that_is_missing_is_refused_by_name(self) -> None:
+    def test_a_missing_tensor_raises_with_its_name(self) -> None:
         arguments = self.SAMPLES[0].arguments(Maker(torch.float32))
         for i, argument in enumerate(self.OPERATOR.overload._schema.arguments[: len(arguments)]):
             if str(argument.type) != "Tensor":
@@ -150,7 +150,7 @@ class RawOperatorContract:
                 with pytest.raises(TypeError, match=f"{self.OPERATOR.name}: {argument.name} must be a Tensor"):
                     operator(*without)
 
-    def test_a_tensor_on_another_device_is_refused_by_name(self) -> None:
+    def test_a_tensor_on_another_device_raises_with_its_name(self) -> None:
         arguments = self.SAMPLES[0].arguments(Maker(torch.float32))
         tensors = [i for i, argument in enumerate(arguments) if isinstance(argument, Tensor)]
         for i in tensors[1:]:
@@ -180,7 +180,7 @@ class RawOperatorContract:
                 for one, other in zip(batched, _flat(call(batch[i], operator)), strict=True):
                     torch.testing.assert_close(one[i], other)
 
-    def test_vmap_over_no_samples_gives_none(self, sample: Sample) -> None:
+    def test_vmap_over_an_empty_batch_is_empty(self, sample: Sample) -> None:
         arguments = list(sample.arguments(Maker(torch.float32)))
         floating = [i for i, arg in enumerate(arguments) if isinstance(arg, Tensor) and arg.is_floating_point()]
         outputs = self.OPERATOR.overload(*_copy(tuple(arguments)))
@@ -191,7 +191,7 @@ class RawOperatorContract:
         for one, other in zip(_flat(batched), _flat(outputs), strict=True):
             assert (one is None and other is None) or one.shape == (0, *other.shape)
 
-    def test_refusal_names_argument_value_and_what_is_accepted(self, refusal: Refusal) -> None:
+    def test_errors_name_the_argument_its_value_and_what_is_accepted(self, refusal: Refusal) -> None:
         arguments = refusal.arguments(Maker(torch.float32))
         with pytest.raises(refusal.exception, match=f"{self.OPERATOR.name}: {refusal.sentence}"):
             self.OPERATOR.overload(*arguments)

@@ -70,7 +70,7 @@ class Ranks:
         self.is_one = rank is None
 
     def rows(self, step=0, rank=None):
-        """Return a rank's tokens and targets of a batch, and how many targets of the whole batch are not ignored."""
+        """Return a rank's tokens and targets of a batch, and the number of targets of the full batch not ignored."""
         tokens, targets = torch.randint(CLASSES, (2, ROWS), generator=torch.Generator().manual_seed(100 + step))
         targets[3] = -100
         if self.split == "a process whose rows are all ignored":
@@ -128,7 +128,7 @@ def trained(model, ranks, **options):
 
 
 def head_of_its_own(ranks, **options):
-    """A head that is sharded by itself, and the rest as usual."""
+    """A head that is sharded separately from the rest."""
     model = ranks.model(bias=True)
     ranks.shard(model.layer, model.head, model, **options)
     return trained(model, ranks)
@@ -140,7 +140,7 @@ def head_of_its_own_freed(ranks):
 
 
 def head_of_its_own_kept(ranks):
-    """Weights that stay whole until the backward pass."""
+    """Weights that stay unsharded until the backward pass."""
     return head_of_its_own(ranks, reshard_after_forward=False)
 
 
@@ -181,7 +181,7 @@ def norm_and_head_in_a_group(ranks):
 
 
 def several_steps(ranks):
-    """Steps of an optimizer that is told of the shards."""
+    """Steps of an optimizer of the sharded parameters."""
     model = ranks.model()
     ranks.shard(model.head, model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -222,7 +222,7 @@ def two_losses(ranks, **options):
 
 
 def two_losses_kept(ranks):
-    """Two calls with a head that stays whole between them."""
+    """Two calls with a head that stays unsharded between them."""
     return two_losses(ranks, reshard_after_forward=False)
 
 
@@ -299,12 +299,12 @@ def _with_loss_in_the_forward_pass(ranks, parts, tied=False):
 
 
 def loss_in_the_forward_pass(ranks):
-    """The weights are whole there already."""
+    """The weights are already unsharded there."""
     return _with_loss_in_the_forward_pass(ranks, lambda model: [model.layer])
 
 
 def tied_loss_in_the_forward_pass(ranks):
-    """The embedding's weight, whole already."""
+    """The embedding's weight, already unsharded."""
     return _with_loss_in_the_forward_pass(ranks, lambda model: [model.layer], tied=True)
 
 
@@ -418,7 +418,7 @@ def vocab_parallel(ranks, by_input=False):
 
 
 def vocab_parallel_by_the_input(ranks):
-    """The same, said by an input that is a DTensor."""
+    """The same, with an input that is a DTensor instead of process_group."""
     return vocab_parallel(ranks, by_input=True)
 
 

@@ -45,7 +45,7 @@ def sizes_of(split, world_size):
 
 
 class Vocabulary:
-    """This process's part of the vocabulary; without ranks, the whole."""
+    """This rank's shard of the vocabulary; without ranks, the full vocabulary."""
 
     def __init__(self, split="uneven", world_size=None, rank=0, dtype=torch.float64, device="cpu"):
         self.sizes = (CLASSES,) if world_size is None else sizes_of(split, world_size)
@@ -63,7 +63,7 @@ class Vocabulary:
         return drawn.bfloat16().to(self.dtype).to(self.device)  # torch_npu casts to float64 on a CPU only
 
     def whole_arguments(self):
-        """Return the arguments of the whole head."""
+        """Return the arguments with the full head."""
         return Vocabulary(dtype=self.dtype, device=self.device).arguments()
 
     def mesh(self):
@@ -177,7 +177,7 @@ def without_bias(vocabulary):
 
 
 def float32_weights(vocabulary):
-    """Weights of classes and rows in float32, beside rows in 16 bits."""
+    """Float32 weights of classes and rows, with 16-bit rows."""
     weights = torch.linspace(0.1, 1, CLASSES).to(vocabulary.device), torch.linspace(1, 2, ROWS).to(vocabulary.device)
     input, weight, bias, target = vocabulary.arguments()
     dtype = torch.promote_types(torch.float32, vocabulary.dtype)
@@ -355,7 +355,7 @@ def distributed_tensors(vocabulary):
 
 
 def distributed_head_and_a_group(vocabulary):
-    """A head that is a DTensor, and a group that says what its shards are, of an equal mesh."""
+    """A head that is a DTensor, and the group of an equal mesh."""
     input, weight, _, target = vocabulary.whole_arguments()
     options = {}
     if not vocabulary.is_whole:
@@ -387,7 +387,7 @@ def module_with_a_distributed_head(vocabulary):
 
 
 def partial_gradient_of_a_distributed_input(vocabulary):
-    """The input's gradient is a DTensor that says it is a part."""
+    """The input's gradient is a DTensor with a Partial placement."""
     input, weight, _, target = vocabulary.whole_arguments()
     if vocabulary.is_whole:
         return {"part.input": torch.autograd.grad(F.linear_cross_entropy(input, weight, target), input)[0]}

@@ -74,7 +74,7 @@ def _settings():
 
 @pytest.fixture(params=["torch's CPU kernels", "the operator", "flattened"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The implementations of FusedEmaAdam; torch's CPU kernels take what they can, unless told not to."""
+    """The implementations of FusedEmaAdam; torch's CPU kernels are used where supported, unless disabled."""
     if request.param == "the operator":
         monkeypatch.setattr(kernels, "has_native_kernel", lambda *_: False)
     elif request.param == "flattened":

@@ -79,7 +79,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Known:
-    """What torch_npu does with a failure, and nobody else can do better.
+    """Failures that torch_npu itself cannot handle.
 
     Attributes:
         name: what it is called in the figures.
@@ -158,7 +158,7 @@ KNOWN = (
         "raises after the operator",
         r"ASCEND_LAUNCH_BLOCKING=1",
         r"aclmdlRICaptureGetInfo|aclrtSynchronizeStreamWithTimeout",
-        r"one exception, then parameter \d+ is half updated",
+        r"one exception, then parameter \d+ is partially updated",
         r"(?s)((currentStreamC|c)aptureStatusMayInitCtx|RunOpApiV2:).*",
         "torch_npu waits for an operator, after it has asked whether a graph is captured. Where one of the two fails,"
         " the operator has run, and the exception looks like that of one which has not: a step count, or moments, may"
@@ -230,7 +230,7 @@ class Report:
 
 
 def _in_child(work: Callable[[Callable[[Any], None]], None], seconds: float) -> Iterator[Any]:
-    """Do work in a process of its own; yield what it tells, and at last, if it did not end well, how it ended."""
+    """Run work in a separate process; yield its reports and, if it failed, its exit status."""
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as printed:
         process = os.fork()

@@ -45,7 +45,7 @@ def compare_with_torch(seconds: float) -> bool:
 
 
 def main() -> int:
-    """Run what the command line asks for; return 1 if something was found."""
+    """Run the selected fuzzers; return 1 if one of them found an error."""
     parser = argparse.ArgumentParser(description="Give calls random arguments for a time.")
     parser.add_argument("--seconds", type=float, default=60, help="default: 60")
     passed = compare_with_torch(parser.parse_args().seconds)

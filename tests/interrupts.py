@@ -140,7 +140,7 @@ def lost_by_step(trainee: Trainee, before: list[Contents], after: list[Contents]
     is_updated = [are_equal(one, new) for one, new in zip(now, after, strict=True)]
     for i, (one, old) in enumerate(zip(now, before, strict=True)):
         if not is_updated[i] and not is_before(one, old):
-            return f"parameter {i} is half updated"
+            return f"parameter {i} is partially updated"
     if not told and any(is_updated):
         # The exception came after the step was complete, when nothing of this package ran.
         return "" if all(is_updated) else "some are updated and the exception does not say so"
@@ -210,7 +210,7 @@ class Attempt:
     def lost(self, error: BaseException | None) -> str:
         """Say what was lost by this exception, or nothing."""
         notes = "".join(getattr(error, "__notes__", ()))
-        if error is not None and ("half updated" in notes or "next call of step()" in str(error)):
+        if error is not None and ("partially updated" in notes or "next call of step()" in str(error)):
             self._trainee.optimizer.state_dict()  # which finishes what the exception has said is left
         if not self._is_step:
             return lost_by_swap(self._trainee, self._before)
@@ -255,7 +255,7 @@ class Campaign:
             try:
                 disturb(attempt.act)
             except (KeyboardInterrupt, RuntimeError) as caught:
-                # Whoever keeps the traceback keeps the frames, and in one of them a swap that is not left yet.
+                # A kept traceback keeps the frames, one of which has a swap that has not exited.
                 error = caught.with_traceback(None)
             torch.set_grad_enabled(True)  # a signal inside torch.no_grad() itself leaves it off, whoever uses it
             self.report.trials[kind] += 1
@@ -280,7 +280,7 @@ class Campaign:
             self.trial("signals", *case, partial(_with_timer, delay))
 
     def fail_operators(self, counts: tuple[int, ...] = (1, 2, 1000), every: int = 1) -> None:
-        """Let the n-th operator of torch fail, and those that follow it, for every n."""
+        """Make the n-th torch operator, and all following ones, fail, for every n."""
         for (name, action, steps), count in itertools.product(
             itertools.product(CONFIGURATIONS, ("step", "swap"), (0, 2)), counts
         ):

@@ -19,7 +19,7 @@ WRITTEN = "docs/precision.md"
 
 
 def apply(sources: Path) -> None:
-    """Write the page's files, and make its changes, each where its lines stand and nowhere else."""
+    """Write the page's files and apply its changes, each of which must match exactly one place."""
     for step in STEPS:
         path = sources / step.title
         if step.language != "diff":
@@ -55,12 +55,12 @@ def _run(sources, *arguments, **variables):
     return result.stdout
 
 
-def test_the_page_fits_the_sources(sources):
+def test_the_page_matches_the_sources(sources):
     code = "import torch_aclnn_ops as t, torch; one = torch.ones(2); print(t.functional.l1_loss(2 * one, one))"
     assert _run(sources, "-c", code) == "tensor(1.)\n"
 
 
-def test_the_page_says_how_many_files_and_lines_it_takes_and_they_are_few():
+def test_the_page_states_the_number_of_files_and_lines_within_limits():
     new = [path for path in FILES if not (ROOT / path).exists()]
     lines = [
         line for step in STEPS for line in step.code.splitlines() if step.language != "diff" or line.startswith("+")
@@ -70,12 +70,12 @@ def test_the_page_says_how_many_files_and_lines_it_takes_and_they_are_few():
     assert len([*FILES, WRITTEN]) <= 14 and len(new) <= 8 and len(lines) <= 400
 
 
-def test_only_what_a_command_writes_is_missing_after_the_page(sources):
+def test_only_generated_files_are_missing_after_the_page(sources):
     assert [found.path for found in missing(sources)] == [WRITTEN]
 
 
 @pytest.mark.parametrize("left_out", FILES)
-def test_a_file_that_is_left_out_is_named_with_what_to_write(sources, left_out):
+def test_a_missing_file_is_reported_with_what_to_write(sources, left_out):
     path, before = sources / left_out, ROOT / left_out
     text = path.read_text()
     if before.exists():
@@ -89,8 +89,8 @@ def test_a_file_that_is_left_out_is_named_with_what_to_write(sources, left_out):
 
 
 @pytest.mark.exhaustive
-def test_the_operator_keeps_what_drop_ins_raw_operators_and_modules_promise(sources):
-    not_measured = "--deselect=tests/test_layout.py::test_no_operator_lacks_a_file_or_an_entry"
+def test_the_operator_passes_the_contracts_of_drop_ins_raw_operators_and_modules(sources):
+    not_measured = "--deselect=tests/test_layout.py::test_every_operator_has_all_files_and_entries"
     tests = [f"tests/test_{name}.py" for name in ("l1_loss", "nn", "patch", "layout")]
     _run(sources, "-m", "pytest", "-q", *tests, "-m", "", not_measured)
     for tool in (["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]):

@@ -41,7 +41,7 @@ TENSORS = [
 
 
 @pytest.mark.parametrize("function, argument, kind", TENSORS)
-def test_what_is_no_tensor_is_refused_by_name(function, argument, kind):
+def test_a_non_tensor_raises_with_the_arguments_name(function, argument, kind):
     with pytest.raises(TypeError) as caught:
         getattr(ours, function)(**{**CALLS[function], argument: WRONG[kind]})
     message, described = str(caught.value), DESCRIBED.get(kind, repr(WRONG[kind]))
@@ -51,7 +51,7 @@ def test_what_is_no_tensor_is_refused_by_name(function, argument, kind):
 
 @pytest.mark.parametrize("function", ["linear_cross_entropy", "mse_loss", "binary_cross_entropy"])
 @pytest.mark.parametrize("reduction", [None, 3, ["mean"], np.ones(2), "average", torch.ones(2)], ids=repr)
-def test_what_is_no_reduction_is_refused_by_name_or_value(function, reduction):
+def test_an_invalid_reduction_raises_with_its_name_or_value(function, reduction):
     with pytest.raises((TypeError, ValueError), match="reduction") as caught:
         getattr(ours, function)(**CALLS[function], reduction=reduction)
     assert "ambiguous" not in str(caught.value)
@@ -71,7 +71,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("function, argument, wrong", OPTIONS, ids=repr)
-def test_an_option_of_a_wrong_type_is_refused_by_name(function, argument, wrong):
+def test_an_option_of_the_wrong_type_raises_with_its_name(function, argument, wrong):
     with pytest.raises(TypeError, match=f"{argument}.* must be"):
         getattr(ours, function)(**CALLS[function], **{argument: wrong})
 
@@ -88,7 +88,7 @@ RAW_CASES = [
 
 
 @pytest.mark.parametrize("name, place, kind", RAW_CASES)
-def test_a_raw_operator_refuses_an_argument_of_a_wrong_type_by_name(name, place, kind):
+def test_a_raw_operator_raises_for_an_argument_of_the_wrong_type_with_its_name(name, place, kind):
     operator, arguments = getattr(ops, name), list(RAW[name])
     is_number = not isinstance(arguments[place], torch.Tensor)
     argument = operator._names[place]
@@ -100,7 +100,7 @@ def test_a_raw_operator_refuses_an_argument_of_a_wrong_type_by_name(name, place,
         operator(*arguments)
 
 
-def test_an_object_that_torch_functions_know_is_left_to_them():
+def test_an_object_with_torch_function_is_passed_to_torch():
     class Lazy:
         @classmethod
         def __torch_function__(cls, function, types, args=(), kwargs=None):

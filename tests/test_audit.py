@@ -1,4 +1,4 @@
-"""The search for known vulnerabilities tells findings from a database that it cannot ask."""
+"""The search for known vulnerabilities distinguishes findings from an unavailable database."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ CASES = {
 
 @pytest.fixture
 def audit(tmp_path):
-    """Run the search with a tool in the place of pip-audit, which keeps what it was asked."""
+    """Run the search with a replacement of pip-audit that records its arguments."""
 
     def run(packages):
         answer = f"print({json.dumps({'dependencies': packages})!r})" if packages else f"sys.exit({OFFLINE!r})"
@@ -37,13 +37,13 @@ def audit(tmp_path):
 
 
 @pytest.mark.parametrize(("packages", "status", "line"), CASES.values(), ids=CASES)
-def test_its_exit_status_tells_findings_from_what_could_not_be_checked(packages, status, line, audit):
+def test_the_exit_status_distinguishes_findings_from_failed_checks(packages, status, line, audit):
     result = audit(packages)
     assert result.returncode == status, result.stderr
     assert line in result.stdout.splitlines()
 
 
-def test_every_pin_and_what_is_installed_beside_it_is_asked_for(audit, tmp_path):
+def test_every_pinned_and_installed_package_is_checked(audit, tmp_path):
     audit([CLEAN])
     asked = (tmp_path / "asked").read_text().splitlines()
     assert {"cut-cross-entropy==25.1.1", f"pytest=={pytest.__version__}"} <= set(asked)

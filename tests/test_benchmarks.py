@@ -31,7 +31,7 @@ def rows(tmp_path_factory):
 
 
 @pytest.mark.exhaustive
-def test_every_row_says_what_was_measured_with_what_and_when(rows):
+def test_every_row_records_versions_and_date(rows):
     names = list(rows[0])
     assert names[: len(MEASUREMENT)] == MEASUREMENT and names[-len(MACHINE) :] == MACHINE
     for row in rows:
@@ -62,7 +62,7 @@ def test_linear_cross_entropy_is_measured_for_several_numbers_of_rows_and_classe
 
 
 @pytest.mark.exhaustive
-def test_peers_that_cannot_be_measured_are_named_with_the_reason(rows):
+def test_peers_that_cannot_be_measured_are_listed_with_the_reason(rows):
     absent = {row["by"]: row["status"] for row in rows if row["status"].startswith("absent: ")}
     assert "triton" in absent["Liger-Kernel"]
 
@@ -72,21 +72,21 @@ def test_one_command_runs_a_benchmark_by_its_name(tmp_path):
     assert [path.stem for path in tmp_path.glob("*/*.csv")] == ["call_path"]
 
 
-def test_a_benchmark_that_fails_is_named_and_the_others_go_on(tmp_path, monkeypatch, capfd):
+def test_a_failing_benchmark_is_reported_and_the_others_run(tmp_path, monkeypatch, capfd):
     monkeypatch.setitem(BENCHMARKS, "dispatch", ("--no-such-option",))
     assert main(["dispatch", "call_path", "--output", str(tmp_path)]) == 1
     assert "dispatch: ended with status 2" in capfd.readouterr().err
     assert [path.stem for path in tmp_path.glob("*/*.csv")] == ["call_path"]
 
 
-def test_an_unknown_benchmark_is_answered_with_the_names(capsys):
+def test_an_unknown_benchmark_raises_with_the_list_of_names(capsys):
     with pytest.raises(SystemExit):
         main(["loses"])
     printed = capsys.readouterr().err
     assert all(name in printed for name in ("loses", *BENCHMARKS))
 
 
-def test_every_benchmark_is_run_by_a_target():
+def test_every_benchmark_has_a_make_target():
     modules = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if not path.stem.startswith("_")}
     assert modules - WITH_TARGETS_OF_THEIR_OWN == set(BENCHMARKS) - {"call_overhead_npu"}
 
@@ -103,11 +103,11 @@ def test_the_tables_of_performance_are_those_of_the_results(title):
 
 
 @pytest.mark.parametrize("title", _scale.texts())
-def test_the_tables_of_scale_are_what_the_plan_says(title):
+def test_the_tables_of_scale_match_the_plan(title):
     assert _between(_scale.PAGE.read_text(), title) == _scale.texts()[title], "run python -m benchmarks --figures"
 
 
-def test_every_picture_is_shown_and_every_picture_that_is_shown_is_there_and_small():
+def test_every_picture_is_used_exists_and_is_small():
     pages = "".join(path.read_text() for path in [*DOCS.glob("*.md"), ROOT / "README.md"])
     shown = set(re.findall(r"images/(\w+\.png)\)", pages))
     pictures = {path.name: path.stat().st_size for path in (DOCS / "images").glob("*.png")}
@@ -115,7 +115,7 @@ def test_every_picture_is_shown_and_every_picture_that_is_shown_is_there_and_sma
     assert not {name: size for name, size in pictures.items() if size > LARGEST_PICTURE}
 
 
-def test_growth_is_the_slope_of_the_logarithms():
+def test_growth_is_the_slope_in_log_log_scale():
     common = {"operator": "mse_loss", "configuration": "", "device": "cpu", "dtype": "float32", "variable": "elements"}
     rows = [
         {
@@ -132,7 +132,7 @@ def test_growth_is_the_slope_of_the_logarithms():
     assert row["sizes"] == "1 to 8 elements"
 
 
-def test_figures_take_the_place_of_the_old_ones_and_text_by_hand_stays():
+def test_figures_replace_the_old_ones_and_handwritten_text_is_kept():
     page = put_between("# Page\n\nBy hand.\n", "speed", "old \\1")
     assert page == "# Page\n\nBy hand.\n\n## speed\n\n<!-- figures: speed -->\n\nold \\1\n\n<!-- end of figures -->\n"
     assert put_between(page, "speed", "new") == page.replace("old \\1", "new")

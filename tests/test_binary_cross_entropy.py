@@ -65,7 +65,7 @@ _flags = st.sampled_from([None, True, False])
     size_average=_flags,
     reduce=_flags,
 )
-def test_any_call_does_what_torchs_does(
+def test_any_call_behaves_like_torchs(
     shape, other_shape, weight_shape, dtypes, outside, weight_requires_grad, reduction, size_average, reduce
 ):
     input = Maker(dtypes[0], 0).probability(*shape) + torch.tensor(outside).to(dtypes[0])
@@ -84,7 +84,7 @@ def test_any_call_does_what_torchs_does(
 
 @pytest.mark.parametrize("input", [0.0, 1.0])
 @pytest.mark.parametrize("target", [0.0, 0.25, 1.0])
-def test_certain_probabilities_give_torchs_loss_and_gradient(input, target):
+def test_probabilities_of_0_and_1_give_torchs_loss_and_gradient(input, target):
     results = []
     for module in (ours, torch.nn.functional):
         probability = torch.tensor([input], requires_grad=True)
@@ -104,13 +104,13 @@ def test_16_bit_probabilities_run_in_float32_under_autocast():
 
 
 @pytest.mark.parametrize("name", ["target", "weight"])
-def test_the_function_itself_refuses_what_it_could_not_differentiate(name):
+def test_the_autograd_function_raises_for_unsupported_arguments(name):
     tensors = {"target": torch.rand(3), "weight": torch.rand(3), name: torch.rand(1)}
     with pytest.raises(ValueError, match=f"BinaryCrossEntropyFunction: {name} must have input's shape and dtype"):
         ours.BinaryCrossEntropyFunction.apply(torch.rand(3), tensors["target"], tensors["weight"], 1)
 
 
-def test_the_function_itself_refuses_the_gradient_of_a_weight():
+def test_the_autograd_function_raises_for_a_weight_that_requires_grad():
     weight = torch.rand(3, requires_grad=True)
     loss = ours.BinaryCrossEntropyFunction.apply(torch.rand(3), torch.rand(3), weight, 1)
     with pytest.raises(RuntimeError, match="no derivative with respect to weight; detach it"):
@@ -121,7 +121,7 @@ def _grad_self_target(make, *shape):
     return make.normal(*shape), make.probability(*shape), make.probability(*shape)
 
 
-def test_a_tangent_of_the_weight_is_refused():
+def test_a_weight_with_a_tangent_raises():
     # torch's own function returns a tangent of zeros.
     input, target, weight = torch.rand(3), torch.rand(3), torch.rand(3)
     with pytest.raises(RuntimeError, match="binary_cross_entropy: weight must not have a tangent"):
@@ -198,7 +198,7 @@ class TestRawOperator(RawOperatorContract):
     ]
 
 
-def test_the_example_of_the_documents():
+def test_the_example_of_the_cann_documentation():
     ones = torch.ones(2, 2)
     gradient = ops.binary_cross_entropy_backward(ones * 0.1, ones * 0.3, ones * 0.5, ones, 0)
     torch.testing.assert_close(gradient, ones * -0.095238, rtol=1e-5, atol=0)
@@ -210,7 +210,7 @@ def test_the_denominator_is_clamped_at_1e_12_and_not_the_probability():
     torch.testing.assert_close(gradient, probability / 1e-12)
 
 
-def test_dtypes_may_be_mixed_and_the_result_has_selfs():
+def test_mixed_dtypes_give_the_dtype_of_self():
     exact = ops.binary_cross_entropy_backward(
         torch.ones(3).double(), torch.full((3,), 0.3).half().double(), torch.full((3,), 0.5).double(), None, 1
     )

@@ -1,4 +1,4 @@
-"""What the compiled parts say they are compiled for, and what is said where something else is installed."""
+"""The versions recorded in compiled extensions, and the errors for other installed versions."""
 
 import importlib.metadata
 import re
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import torch_aclnn_ops
-from torch_aclnn_ops._built_for import why_unfit, write_header
+from torch_aclnn_ops._built_for import incompatibility, write_header
 
 import pytest
 
@@ -40,13 +40,13 @@ def library(installed, tmp_path):
     return target
 
 
-def test_a_library_fits_what_it_was_compiled_for(library):
-    assert why_unfit(library, "torch", "torch_npu") is None
+def test_a_library_is_compatible_with_the_versions_it_was_compiled_for(library):
+    assert incompatibility(library, "torch", "torch_npu") is None
 
 
-def test_a_build_for_cuda_and_one_for_the_cpu_are_one_release(library, installed):
+def test_cuda_and_cpu_builds_of_a_release_are_compatible(library, installed):
     installed["torch"] = "2.13.0+cpu"
-    assert why_unfit(library, "torch", "torch_npu") is None
+    assert incompatibility(library, "torch", "torch_npu") is None
 
 
 @pytest.mark.parametrize(
@@ -66,11 +66,11 @@ def test_a_build_for_cuda_and_one_for_the_cpu_are_one_release(library, installed
         ({"torch_npu": "2.14.0"}, ("torch",), None),
     ],
 )
-def test_other_versions_are_refused_in_a_sentence_that_names_both_and_the_remedy(
+def test_other_versions_are_incompatible_and_the_message_names_both_and_the_remedy(
     versions, packages, sentence, library, installed
 ):
     installed.update(versions)
-    reason = why_unfit(library, *packages)
+    reason = incompatibility(library, *packages)
     if sentence is None:
         assert reason is None
     else:
@@ -78,12 +78,12 @@ def test_other_versions_are_refused_in_a_sentence_that_names_both_and_the_remedy
         assert reason.endswith("; install torch_aclnn_ops again with pip's --no-build-isolation")
 
 
-def test_a_library_that_says_nothing_is_refused(library):
+def test_a_library_without_recorded_versions_is_incompatible(library):
     library.write_bytes(b"a library from before")
-    assert why_unfit(library, "torch").startswith("it does not say what it was compiled for; install")
+    assert incompatibility(library, "torch").startswith("it does not record the versions it was compiled for; install")
 
 
-def test_the_header_is_written_again_only_where_it_changes(installed, tmp_path):
+def test_the_header_is_rewritten_only_if_it_changes(installed, tmp_path):
     header = write_header(tmp_path / "built_for.h")
     date = header.stat().st_mtime_ns
     assert write_header(header).stat().st_mtime_ns == date

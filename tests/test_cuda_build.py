@@ -1,4 +1,4 @@
-"""torch_npu beside a CUDA build of torch with a real CANN: a warning takes the place of the end of the process.
+"""torch_npu with a CUDA build of torch and a real CANN: a warning instead of an abort.
 
 Both torch's part for CUDA and torch_npu register settings under the same keys, which ends the process. Files that name
 the keys stand in for both, so that any build of torch will do.
@@ -73,20 +73,20 @@ def installed(tmp_path):
     return install
 
 
-def test_importing_the_package_warns_in_place_of_ending_the_process(installed, tmp_path):
+def test_importing_the_package_warns_instead_of_aborting_the_process(installed, tmp_path):
     code = installed(_CALL) + (
         "import torch_aclnn_ops, torch\nprint(torch.ones(2).sum().item(), torch_aclnn_ops._torch_npu.why_unavailable())"
     )
     result = _run(code, tmp_path, LD_LIBRARY_PATH=str(tmp_path))
     expected = (
-        "the installed torch is a CUDA build, with which torch_npu ends the process when it is imported. "
-        "To use NPUs, install the CPU build of the same version of torch in its place"
+        "the installed torch is a CUDA build, with which importing torch_npu aborts the process. "
+        "To use NPUs, install the CPU build of the same torch version instead"
     )
     assert result.stdout == f"2.0 {expected}\n", result.stderr
     assert f"RuntimeWarning: torch_aclnn_ops: {expected}." in result.stderr
 
 
-def test_the_doctor_tells_the_conflict_and_the_remedy(installed, tmp_path):
+def test_the_doctor_reports_the_conflict_and_the_remedy(installed, tmp_path):
     metadata = tmp_path / f"torch_npu-{torch.__version__}.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(
@@ -100,10 +100,10 @@ def test_the_doctor_tells_the_conflict_and_the_remedy(installed, tmp_path):
     assert result.returncode == 0, result.stderr
     (found,) = (row for row in json.loads(result.stdout)["findings"] if row["what"] == "torch_npu")
     assert "the installed torch is a CUDA build, with which torch_npu ends the process" in found["found"]
-    assert found["remedy"].startswith("To use NPUs, install the CPU build of the same version of torch in its place;")
+    assert found["remedy"].startswith("To use NPUs, install the CPU build of the same torch version instead;")
 
 
-def test_nobody_is_warned_who_switched_torch_npu_off(installed, tmp_path):
+def test_there_is_no_warning_if_torch_npu_is_disabled(installed, tmp_path):
     code = installed(_CALL) + "import torch_aclnn_ops; print(torch_aclnn_ops._torch_npu.conflict())"
     result = _run(code, tmp_path, TORCH_DEVICE_BACKEND_AUTOLOAD="0", LD_LIBRARY_PATH=str(tmp_path))
     assert "is a CUDA build" in result.stdout

@@ -103,7 +103,7 @@ each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
     [(torch.float64, 4), (torch.float32, 4), *((dtype, 0.5 + 1e-3) for dtype in HALF_DTYPES)],
 )
 @each_case
-def test_states_are_within_roundings_of_the_truth(case, dtype, roundings):
+def test_states_match_float64_up_to_rounding(case, dtype, roundings):
     tensors = make_tensors(dtype, case.shape)
     results = run(tensors, case.step, **case.options)
     truths = true_states(tensors, case.step, **case.options)
@@ -115,14 +115,14 @@ def test_states_are_within_roundings_of_the_truth(case, dtype, roundings):
 
 
 @pytest.mark.parametrize("beta2", [0.9, 0.999, 0.9999])
-def test_the_first_correction_keeps_the_digits_that_cancel_in_1_minus_beta(beta2):
+def test_the_first_bias_correction_avoids_cancellation_in_1_minus_beta(beta2):
     tensors = make_tensors(torch.float32) | {name: torch.zeros(7, 5) for name in STATE}
     result = run(tensors, step=1, beta2=beta2)["var"]
     expected = true_states(tensors, step=1, beta2=beta2)["var"]
     torch.testing.assert_close(result.double(), expected, rtol=8 * torch.finfo(torch.float32).eps, atol=0)
 
 
-def test_the_average_of_weights_that_stay_is_these_weights():
+def test_the_average_of_constant_weights_equals_the_weights():
     tensors = make_tensors(torch.float32)
     tensors["s"] = tensors["var"].clone()
     for _ in range(100):
@@ -134,7 +134,7 @@ def test_the_average_of_weights_that_stay_is_these_weights():
 @pytest.mark.parametrize("mode", [0, 1])
 @pytest.mark.parametrize("value", [INF, -INF, float("nan")])
 @pytest.mark.parametrize("name", ["grad", *STATE])
-def test_what_is_not_finite_makes_the_same_values_infinite_or_nan(name, value, mode, dtype):
+def test_nonfinite_inputs_make_the_same_values_nonfinite(name, value, mode, dtype):
     tensors = make_tensors(dtype)
     tensors[name][0] = value
     results = run(tensors, weight_decay_mode=mode)
@@ -143,7 +143,7 @@ def test_what_is_not_finite_makes_the_same_values_infinite_or_nan(name, value, m
 
 
 @pytest.mark.parametrize("weight, ema_decay", [(INF, 0.99), (-INF, 0.99), (INF, 0.0), (INF, 1.0), (1.0, 1.0)])
-def test_an_infinite_average_becomes_what_the_formula_makes_of_it(weight, ema_decay):
+def test_an_infinite_average_follows_the_formula(weight, ema_decay):
     tensors = make_tensors(torch.float32)
     tensors["s"][:] = INF
     tensors["var"][:] = weight
@@ -169,7 +169,7 @@ def test_an_infinite_average_becomes_what_the_formula_makes_of_it(weight, ema_de
     ],
     ids=["as written", "as meant"],
 )
-def test_the_example_of_the_documents(step, var, s):
+def test_the_example_of_the_cann_documentation(step, var, s):
     values = torch.arange(1.0, 9.0).reshape(2, 2, 2)
     results = run(
         dict.fromkeys(("grad", *STATE), values),
@@ -206,7 +206,7 @@ IN_PLACE_VIEWS = [name for name in VIEWS if name != "one row stands for all"]
 
 @pytest.mark.parametrize("view", IN_PLACE_VIEWS)
 @pytest.mark.parametrize("name", STATE)
-def test_a_state_may_be_a_view_and_what_is_around_it_stays(name, view):
+def test_a_state_may_be_a_view_and_the_rest_of_its_base_is_unchanged(name, view):
     storage = Maker(torch.float64, 1).probability(8, 8)
     before = storage.clone()
     state = VIEWS[view](storage)
@@ -237,7 +237,7 @@ def test_the_gradient_may_be_a_view(view):
     ],
     ids=lambda step: f"{list(step.shape)} with strides {step.stride()}",
 )
-def test_element_0_of_step_counts_whatever_its_shape(step):
+def test_the_first_element_of_step_is_used_for_any_shape(step):
     tensors = make_tensors(torch.float64)
     expected = run(tensors, 7)
     for name, result in run(tensors, step).items():
@@ -302,7 +302,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("change, exception, sentence", REFUSALS.values(), ids=REFUSALS)
-def test_it_refuses_and_changes_nothing(change, exception, sentence):
+def test_it_raises_and_changes_nothing(change, exception, sentence):
     arguments = {**make_tensors(torch.float32), "step": torch.tensor(7), **OPTIONS, **change}
     before = {name: arguments[name].clone() for name in STATE}
     with pytest.raises(exception, match=f"^apply_fused_ema_adam_: {sentence}$"):
@@ -312,7 +312,7 @@ def test_it_refuses_and_changes_nothing(change, exception, sentence):
 
 
 @pytest.mark.parametrize("name", ["grad", *STATE])
-def test_under_autograd_it_refuses(name):
+def test_it_raises_if_a_gradient_is_required(name):
     tensors = make_tensors(torch.float32)
     tensors[name].requires_grad_()
     with pytest.raises(RuntimeError, match=f"{name} must not require grad or have a tangent"):
@@ -320,7 +320,7 @@ def test_under_autograd_it_refuses(name):
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
-def test_where_nothing_is_recorded_it_takes_parameters(context):
+def test_it_accepts_parameters_under_no_grad(context):
     tensors = make_tensors(torch.float32)
     expected = run(tensors)
     parameter = torch.nn.Parameter(tensors["var"].clone())
@@ -360,14 +360,14 @@ SHARED = {
     "the gradient": (lambda t: {"s": t["grad"]}, "s and grad must not share memory, because s is written to"),
     "an expanded tensor": (
         lambda t: {"m": t["buffer"][:5].expand(7, 5)},
-        r"m must have a place in memory for each element, because it is written to, but it has shape \[7, 5\] and"
+        r"m must not have internal overlap, because it is written to, but it has shape \[7, 5\] and"
         r" strides \[0, 1\]",
     ),
 }
 
 
 def refuse_shared_memory(change, sentence, device):
-    """See that a call is refused before anything is written."""
+    """Assert that a call raises before anything is written."""
     tensors = {name: tensor.to(device) for name, tensor in make_tensors(torch.float32).items()}
     tensors.update(change({**tensors, "buffer": torch.ones(40, device=device)}))
     before = {name: tensor.clone() for name, tensor in tensors.items()}
@@ -377,5 +377,5 @@ def refuse_shared_memory(change, sentence, device):
 
 
 @pytest.mark.parametrize("change, sentence", SHARED.values(), ids=SHARED)
-def test_shared_memory_is_refused_before_anything_is_written(change, sentence):
+def test_shared_memory_raises_before_anything_is_written(change, sentence):
     refuse_shared_memory(change, sentence, "cpu")

@@ -92,7 +92,7 @@ _index_dtypes = st.sampled_from([torch.int64, torch.int64, torch.int32, torch.ui
     scale_grad_by_freq=st.booleans(),
     sparse=st.sampled_from([False, False, True]),
 )
-def test_any_call_does_what_torchs_does(
+def test_any_call_behaves_like_torchs(
     table_shape, index_shape, dtype, index_dtype, offset, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse
 ):
     input = (Maker(torch.float64).index(5, *index_shape) + offset).to(index_dtype)
@@ -125,7 +125,7 @@ def test_the_padding_row_gets_no_gradient():
 
 
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
-def test_many_16_bit_gradients_of_one_row_do_not_stall(dtype):
+def test_many_16_bit_gradients_of_one_row_are_accumulated_without_stalling(dtype):
     # 4096 times 1 + 2^-6: a 16-bit sum stops growing at 2048 (float16) or 256 (bfloat16).
     weight = torch.zeros(2, 1, dtype=dtype, requires_grad=True)
     rows = ours.embedding(torch.zeros(4096, dtype=torch.int64), weight)
@@ -133,7 +133,7 @@ def test_many_16_bit_gradients_of_one_row_do_not_stall(dtype):
     assert weight.grad.tolist() == [[4160.0], [0.0]]
 
 
-def test_an_index_outside_the_table_is_refused_by_the_drop_in():
+def test_an_index_out_of_range_raises():
     with pytest.raises(IndexError, match="index out of range"):
         ours.embedding(torch.tensor([5]), torch.zeros(5, 2))
 
@@ -212,7 +212,7 @@ class TestRawOperator(RawOperatorContract):
     ]
 
 
-def test_the_example_of_the_documents():
+def test_the_example_of_the_cann_documentation():
     rows = torch.arange(1.0, 7.0).reshape(2, 3)
     gradient = ops.embedding_dense_backward(rows, torch.tensor([1, 2]), 4, 0, False)
     assert gradient.tolist() == [[0, 0, 0], [1, 2, 3], [4, 5, 6], [0, 0, 0]]

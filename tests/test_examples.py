@@ -38,7 +38,7 @@ def _losses(output: pathlib.Path) -> list[tuple[str, ...]]:
 
 @pytest.fixture(scope="module")
 def reference_run(tmp_path_factory):
-    """A whole run with its reference, and the tokens it has made."""
+    """A full run with its reference, and the tokens it has generated."""
     output = tmp_path_factory.mktemp("train_lm")
     return output, _run("train_lm.py", *SMALL, "--reference", "--output", str(output))
 
@@ -64,7 +64,7 @@ def refusal(monkeypatch, capsys):
     return run
 
 
-def test_the_language_model_learns_and_leaves_its_files(reference_run):
+def test_the_language_model_learns_and_writes_its_files(reference_run):
     output, result = reference_run
     assert result.returncode == 0, result.stderr
     losses = [float(training) for training, *_ in _losses(output)]
@@ -93,7 +93,7 @@ _ROUNDING = {"float32": 2e-5, "bfloat16": 2e-2}
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", _ROUNDING)
-def test_the_language_model_trains_on_the_host_npu_as_on_the_cpu_and_leaves_nothing_behind(dtype, output, tmp_path):
+def test_the_language_model_trains_on_the_host_npu_as_on_the_cpu_without_leaks(dtype, output, tmp_path):
     options = (*SMALL, "--stop-at", "20", "--dtype", dtype)
     assert _run("train_lm.py", *options, "--output", str(output)).returncode == 0
     on_cpu = _losses(output)
@@ -120,7 +120,7 @@ def test_the_language_model_trains_on_the_host_npu_as_on_the_cpu_and_leaves_noth
         assert f"{launches[name]} x {name}" in result.stdout
 
 
-def test_torchs_own_operators_train_to_the_same_losses_but_for_rounding(reference_run):
+def test_torchs_own_operators_train_to_the_same_losses_up_to_rounding(reference_run):
     _, result = reference_run
     assert "per step: within rounding" in result.stdout
 
@@ -137,7 +137,7 @@ def test_a_resumed_run_continues_bit_for_bit(reference_run, output):
 
 
 @pytest.mark.exhaustive
-def test_two_processes_with_half_of_the_head_each_train_as_one(reference_run, output):
+def test_two_vocab_parallel_processes_train_like_one(reference_run, output):
     options = (*SMALL, "--output", str(output))
     result = _torchrun(2, str(ROOT / "examples/train_lm.py"), *options, "--vocab-parallel", "--stop-at", "12")
     assert result.returncode == 0, result.stderr
@@ -154,7 +154,7 @@ def test_two_processes_with_half_of_the_head_each_train_as_one(reference_run, ou
 
 
 @pytest.mark.exhaustive
-def test_two_processes_with_npus_and_half_of_the_head_each_train_as_one_with_a_cpu(reference_run, output):
+def test_two_vocab_parallel_processes_on_npus_train_like_one_on_the_cpu(reference_run, output):
     options = (*SMALL, "--stop-at", "12", "--device", "npu", "--vocab-parallel", "--output", str(output))
     result = _torchrun(2, "-m", "host_npu", str(ROOT / "examples/train_lm.py"), *options)
     assert result.returncode == 0, result.stderr
@@ -174,7 +174,7 @@ def test_several_processes_continue_the_checkpoint_of_one(reference_run, output)
         assert float(mine[0]) == pytest.approx(float(theirs[0]), rel=_ROUNDING["float32"])
 
 
-def test_a_checkpoint_of_other_settings_is_refused(reference_run, output, refusal):
+def test_a_checkpoint_with_different_settings_raises(reference_run, output, refusal):
     shutil.copy(reference_run[0] / "checkpoint.pt", output)
     said = refusal("train_lm", *SMALL, "--resume", "--lr", "0.5", "--output", str(output))
     assert "was made with lr = 0.01, and this run has lr = 0.5" in said
@@ -196,11 +196,11 @@ def test_bfloat16_matrix_products_train_too(output):
         (["--vocab-parallel"], "several processes need torchrun: torchrun --nproc-per-node 2"),
     ],
 )
-def test_a_wrong_option_is_refused(options, sentence, output, refusal):
+def test_an_invalid_option_raises(options, sentence, output, refusal):
     assert sentence in refusal("train_lm", "--no-progress", *options, "--output", str(output))
 
 
-def test_an_npu_that_is_not_there_is_refused(refusal):
+def test_a_missing_npu_raises(refusal):
     assert "npu" in refusal("digits", "--device", "npu")
 
 
@@ -215,7 +215,7 @@ def _ladder() -> list[str]:
     return [re.search(r"examples/(\S+\.py)", command)[1] for command in table]
 
 
-def test_the_ladder_has_every_program_and_only_those():
+def test_the_list_of_examples_is_complete():
     programs = [
         str(path.relative_to(ROOT / "examples"))
         for path in (ROOT / "examples").rglob("*.py")
@@ -239,7 +239,7 @@ def test_the_first_example_learns_with_averages_on_a_cpu(capsys):
     assert "; 0 operators of CANN were launched" in shown
 
 
-# One process for what is short, because to start the host NPU takes longer.
+# One process for short programs, because starting the host NPU takes longer.
 _SHORT_ONES = """
 import os, runpy, sys
 from pathlib import Path
@@ -276,20 +276,20 @@ def test_the_first_example_launches_canns_operators_on_the_host_npu(short_ones):
     assert "Shown: 10 steps on npu" in short_ones and f"; {10 * (3 + 3 + 8) + 2 * 2} operators of CANN" in short_ones
 
 
-def test_an_own_operator_is_compiled_tested_and_differentiated_on_the_host_npu(short_ones):
+def test_a_custom_operator_is_compiled_tested_and_differentiated_on_the_host_npu(short_ones):
     assert "refused: aclnnMseLoss refuses the call with status 161002" in short_ones
     assert "has launched aclnnMseLoss 51 times and aclnnMseLossBackward 27 times without an NPU" in short_ones
     assert short_ones.endswith("nothing is left alive.\nstatus 0\n")
 
 
-def test_an_own_operator_without_the_host_npu_is_refused(capsys):
+def test_a_custom_operator_without_the_host_npu_raises(capsys):
     with pytest.raises(SystemExit) as stopped:
         runpy.run_path(str(ROOT / "examples/own_operator/own_operator.py"), run_name="__main__")
     assert stopped.value.code == 2 and "python -m host_npu" in capsys.readouterr().err
 
 
 @pytest.mark.exhaustive
-def test_hugging_faces_trainer_goes_on_from_its_checkpoint_with_the_same_averages(output):
+def test_hugging_faces_trainer_resumes_from_its_checkpoint_with_the_same_averages(output):
     options = "--steps 8 --context 32 --width 16 --batch-size 4 --output".split()
     whole = _run("hf_trainer.py", *options, str(output))
     assert whole.returncode == 0, whole.stderr
@@ -303,7 +303,7 @@ def test_hugging_faces_trainer_goes_on_from_its_checkpoint_with_the_same_average
 
 
 @pytest.mark.exhaustive
-def test_the_digits_under_lightning_beat_their_baseline_and_go_on_from_the_checkpoint(tmp_path):
+def test_the_digits_with_lightning_beat_their_baseline_and_resume_from_the_checkpoint(tmp_path):
     for options in (["--epochs", "3"], ["--epochs", "6", "--resume"]):
         result = _run("lightning_digits.py", *options, "--output", str(tmp_path))
         assert result.returncode == 0, result.stdout + result.stderr

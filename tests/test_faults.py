@@ -1,4 +1,4 @@
-"""Any function of CANN may fail: the driver of tests/faults.py sees what goes wrong then, and nothing does."""
+"""Any CANN function may fail: the driver of tests/faults.py detects lost state, and none is lost."""
 
 import json
 
@@ -29,7 +29,7 @@ FAULTY = {
 
 
 @pytest.mark.exhaustive
-def test_the_driver_sees_whatever_goes_wrong(tmp_path):
+def test_the_driver_detects_every_kind_of_failure(tmp_path):
     result = _run_program(
         tmp_path,
         f"""
@@ -75,12 +75,12 @@ MODES = [pytest.param(mode, marks=[] if mode == USUAL else [pytest.mark.exhausti
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_nothing_is_lost_whichever_function_fails(mode):
+def test_no_state_is_lost_whichever_function_fails(mode):
     result = _run("-m", "tests.faults", "--mode", mode, "--every", "41", "--only", SOME, **faults.MODES[mode])
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_what_an_earlier_run_has_told_is_counted_with_the_causes_of_today(tmp_path):
+def test_the_results_of_an_earlier_run_are_counted_with_current_causes(tmp_path):
     outcomes = [
         ["TASK_QUEUE_ENABLE=0", "modules", "MSELoss", "aclCreateTensor", 1, "one exception", "mse_loss_backward: ..."],
         ["TASK_QUEUE_ENABLE=1", "modules", "MSELoss", "aclCreateTensor", 1, f"one exception, {faults.ENDS}", "..."],

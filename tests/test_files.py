@@ -61,7 +61,7 @@ def test_a_file_has_the_permissions_that_the_umask_leaves(mask, writer):
     assert path.read_bytes() != b"old"
 
 
-def test_a_file_that_cannot_be_written_to_its_end_stays_as_it_was_and_leaves_nothing_beside_it(writer, monkeypatch):
+def test_a_failed_write_keeps_the_old_file_and_leaves_no_temporary_file(writer, monkeypatch):
     write, path = writer
 
     def interrupt(_):
@@ -85,7 +85,7 @@ def atomic_writer(request, tmp_path):
     return ATOMIC_WRITERS[request.param], path
 
 
-def test_a_symbolic_link_stays_and_its_target_is_replaced(atomic_writer):
+def test_the_target_of_a_symbolic_link_is_replaced(atomic_writer):
     write, path = atomic_writer
     link = path.parent / "links" / path.name
     link.parent.mkdir()
@@ -95,21 +95,21 @@ def test_a_symbolic_link_stays_and_its_target_is_replaced(atomic_writer):
     assert sorted(path.parent.iterdir()) == sorted([path, link.parent]) and list(link.parent.iterdir()) == [link]
 
 
-def test_a_symbolic_link_to_nothing_stays_and_its_target_is_made(tmp_path):
+def test_the_missing_target_of_a_symbolic_link_is_created(tmp_path):
     (tmp_path / "link").symlink_to("averages.pt")
     _save_ema_model(tmp_path / "link")
     assert (tmp_path / "link").is_symlink()
     assert list(torch.load(tmp_path / "averages.pt")) == ["weight", "bias"]
 
 
-def test_a_link_in_a_circle_is_an_oserror_and_stays(tmp_path):
+def test_a_circular_symbolic_link_raises_oserror(tmp_path):
     (tmp_path / "link").symlink_to("link")
     with pytest.raises(OSError, match=f"{tmp_path}/link"):
         _save_ema_model(tmp_path / "link")
     assert (tmp_path / "link").is_symlink()
 
 
-def test_a_fifo_stays_and_its_reader_gets_the_file(tmp_path):
+def test_a_fifo_is_written_to(tmp_path):
     os.mkfifo(path := tmp_path / "fifo")
     with ThreadPoolExecutor() as pool:
         contents = pool.submit(path.read_bytes)
@@ -119,7 +119,7 @@ def test_a_fifo_stays_and_its_reader_gets_the_file(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes device nodes")
-def test_a_device_node_stays(tmp_path):
+def test_a_device_node_is_written_to(tmp_path):
     os.mknod(path := tmp_path / "null", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
     _save_ema_model(path)
     assert stat.S_ISCHR(path.stat().st_mode)
@@ -139,7 +139,7 @@ def _run(program, *arguments, **options):
 
 
 @pytest.mark.parametrize("is_file", [False, True], ids=["pipe", "file"])
-def test_standard_output_gets_the_file(is_file, tmp_path):
+def test_standard_output_is_written_to(is_file, tmp_path):
     program = "model = torch.nn.Linear(2, 2); FusedEmaAdam(model.parameters()).save_ema_model(model, '/dev/stdout')"
     if is_file:
         with open(tmp_path / "output", "wb") as output:
@@ -151,12 +151,12 @@ def test_standard_output_gets_the_file(is_file, tmp_path):
     assert list(torch.load(io.BytesIO(contents))) == ["weight", "bias"]
 
 
-def test_a_full_device_is_an_oserror_that_names_it():
+def test_a_full_device_raises_oserror_with_its_name():
     with pytest.raises(OSError, match=r"\[Errno 28\] No space left on device: '/dev/full'"):
         _save_ema_model("/dev/full")
 
 
-def test_a_file_that_has_no_room_is_an_oserror_and_the_old_one_stays(tmp_path):
+def test_a_full_disk_raises_oserror_and_keeps_the_old_file(tmp_path):
     path = tmp_path / "averages.pt"
     path.write_bytes(b"old")
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -170,13 +170,13 @@ def test_a_file_that_has_no_room_is_an_oserror_and_the_old_one_stays(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_folder_that_is_missing_is_an_oserror_that_names_the_file(tmp_path):
+def test_a_missing_folder_raises_oserror_with_the_file_name(tmp_path):
     with pytest.raises(FileNotFoundError, match=f"'{tmp_path}/missing/averages.pt'"):
         _save_ema_model(tmp_path / "missing" / "averages.pt")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody who may not write")
-def test_a_folder_that_cannot_be_written_to_is_an_oserror_that_names_the_file():
+def test_a_read_only_folder_raises_oserror_with_the_file_name():
     program = """
 with tempfile.TemporaryDirectory() as folder:
     os.chmod(folder, 0o755)
@@ -193,7 +193,7 @@ with tempfile.TemporaryDirectory() as folder:
     assert b"Permission denied: 'folder/averages.pt'" in output
 
 
-def test_a_name_as_long_as_can_be_is_no_problem(tmp_path):
+def test_the_longest_possible_file_name_is_supported(tmp_path):
     path = tmp_path / ("é" * 126 + ".pt")
     _save_ema_model(path)
     assert list(tmp_path.iterdir()) == [path]
@@ -208,7 +208,7 @@ with replacing(sys.argv[1]) as file:
 """
 
 
-def test_what_a_killed_process_has_left_is_removed_by_the_next_save(tmp_path):
+def test_the_temporary_file_of_a_killed_process_is_removed_by_the_next_save(tmp_path):
     path, other = tmp_path / "averages.pt", tmp_path / ".averages.pt.backup"
     other.touch()
     with _run(WRITE_AND_WAIT, path, stdin=subprocess.PIPE) as process:
@@ -219,7 +219,7 @@ def test_what_a_killed_process_has_left_is_removed_by_the_next_save(tmp_path):
     assert sorted(tmp_path.iterdir()) == sorted([path, other])
 
 
-def test_what_another_process_is_writing_is_left_to_it(tmp_path):
+def test_the_temporary_file_of_a_running_process_is_not_removed(tmp_path):
     path = tmp_path / "averages.pt"
     with _run(WRITE_AND_WAIT, path, stdin=subprocess.PIPE) as process:
         process.stdout.readline()
@@ -230,7 +230,7 @@ def test_what_another_process_is_writing_is_left_to_it(tmp_path):
     assert path.read_bytes() == b"new" and list(tmp_path.iterdir()) == [path]
 
 
-def test_threads_that_write_one_file_leave_one_whole_file(tmp_path):
+def test_threads_writing_the_same_file_leave_one_complete_file(tmp_path):
     path = tmp_path / "name"
 
     def write(contents):

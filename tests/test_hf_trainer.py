@@ -63,13 +63,13 @@ def trained(tmp_path_factory):
     return trainer
 
 
-def test_the_training_is_that_of_a_model_that_is_not_patched(trained, tmp_path):
+def test_training_equals_that_of_an_unpatched_model(trained, tmp_path):
     other = make_trainer(tmp_path, make(), average=False)
     other.train()
     assert trained.losses == pytest.approx(other.losses, rel=1e-4)
 
 
-def test_evaluation_sees_the_averages_and_gives_the_weights_back(trained):
+def test_evaluation_uses_the_averages_and_restores_the_weights(trained):
     model, optimizer = trained.model, trained.optimizer.optimizer
     weights = [weight.detach().clone() for weight in model.parameters()]
     found = trained.evaluate()["eval_loss"]
@@ -83,7 +83,7 @@ def test_evaluation_sees_the_averages_and_gives_the_weights_back(trained):
     assert [log["eval_loss"] for log in trained.state.log_history if "eval_loss" in log][STEPS // 2 - 1] == found
 
 
-def test_weights_come_back_where_an_evaluation_fails(trained):
+def test_weights_are_restored_if_an_evaluation_fails(trained):
     weights = [weight.detach().clone() for weight in trained.model.parameters()]
     with pytest.raises(TypeError):
         trained.evaluate([object()])
@@ -102,7 +102,7 @@ def test_a_checkpoint_has_the_model_with_averaged_weights(trained):
     assert not torch.equal(averaged["lm_head.weight"], weights["lm_head.weight"])
 
 
-def test_a_training_goes_on_from_a_checkpoint_with_the_same_losses_and_averages(trained):
+def test_training_resumes_from_a_checkpoint_with_the_same_losses_and_averages(trained):
     resumed = make_trainer(trained.args.output_dir)
     resumed.train(resume_from_checkpoint=f"{trained.args.output_dir}/checkpoint-3")
     assert resumed.losses == trained.losses[3:]
@@ -111,7 +111,7 @@ def test_a_training_goes_on_from_a_checkpoint_with_the_same_losses_and_averages(
     assert all(torch.equal(found[name], one) for name, one in expected.items())
 
 
-def test_gradients_are_accumulated_by_the_labels_of_all_parts(tmp_path):
+def test_gradient_accumulation_normalizes_by_the_labels_of_all_micro_batches(tmp_path):
     losses = []
     for model in (make(), patch_model(make(), chunk_size=CHUNK)):
         trainer = make_trainer(tmp_path / str(len(losses)), model, gradient_accumulation_steps=3, max_steps=2)
@@ -120,7 +120,7 @@ def test_gradients_are_accumulated_by_the_labels_of_all_parts(tmp_path):
     assert losses[0] == pytest.approx(losses[1], rel=1e-4) and all(map(math.isfinite, losses[0]))
 
 
-def test_label_smoothing_of_the_trainer_has_real_logits(tmp_path):
+def test_label_smoothing_of_the_trainer_gets_real_logits(tmp_path):
     losses = []
     for model in (make(), patch_model(make(), chunk_size=CHUNK)):
         trainer = make_trainer(tmp_path / str(len(losses)), model, label_smoothing_factor=0.1, max_steps=2)
@@ -141,6 +141,6 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize(("options", "sentence"), REFUSALS.values(), ids=REFUSALS)
-def test_what_would_go_on_without_averages_is_refused(options, sentence, tmp_path):
+def test_unsupported_trainer_arguments_raise(options, sentence, tmp_path):
     with pytest.raises(ValueError, match=sentence):
         make_trainer(tmp_path, **options).train()

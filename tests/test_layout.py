@@ -1,4 +1,4 @@
-"""What CONTRIBUTING says about the layout: imports run one way, an operator's files have its name, no list lacks it."""
+"""The layout described in CONTRIBUTING: layered imports, and complete files and lists for every operator."""
 
 import ast
 import graphlib
@@ -130,7 +130,7 @@ def test_the_extension_includes_nothing_of_the_host_npu() -> None:
     assert includes and not ours
 
 
-def test_no_operator_lacks_a_file_or_an_entry() -> None:
+def test_every_operator_has_all_files_and_entries() -> None:
     assert operators(ROOT) == OPERATORS
     assert not missing(ROOT), "\n".join(["write:", *map(str, missing(ROOT))])
 
@@ -142,7 +142,7 @@ def test_files_stay_near_300_lines(folder: str) -> None:
     assert files and not {path: length for path, length in lengths.items() if length > 330}
 
 
-def test_every_raw_operator_has_a_table_of_samples_and_refusals() -> None:
+def test_every_raw_operator_has_a_table_of_samples_and_errors() -> None:
     tested = {table.OPERATOR.name for table in tables_of(RawOperatorContract)}
     assert tested == set(ops.__all__) - {"apply_fused_ema_adam_"}  # which has tables of its own, in test_ema_adam.py
 
@@ -174,6 +174,6 @@ def _calls_of_host_npu() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("cann", CANN_NAMES)
-def test_every_operator_of_cann_has_a_call_in_c_that_tests_change(cann: str) -> None:
+def test_every_cann_operator_has_a_c_call_that_tests_modify(cann: str) -> None:
     tests = "".join(path.read_text() for path in (ROOT / "host-npu/csrc/tests").glob("*_test.cpp"))
     assert re.search(rf"\b{_calls_of_host_npu()[cann]}\b", tests)

@@ -81,7 +81,7 @@ def equal(state, expected):
 
 
 @pytest.mark.parametrize("optimizers", [1, 2])
-def test_a_validation_sees_the_averages_and_gives_the_weights_back(optimizers):
+def test_validation_uses_the_averages_and_restores_the_weights(optimizers):
     trainer = make_trainer()
     model = fit(trainer, Model(optimizers))
     averages = averages_of(trainer, model)
@@ -91,7 +91,7 @@ def test_a_validation_sees_the_averages_and_gives_the_weights_back(optimizers):
     assert equal(model.seen[-1], averages)
 
 
-def test_the_training_is_that_without_the_callback():
+def test_training_equals_that_without_the_callback():
     trainer = make_trainer()
     trainer.callbacks = [one for one in trainer.callbacks if not isinstance(one, EmaCallback)]
     assert fit(trainer, Model()).losses == fit(make_trainer(), Model()).losses
@@ -106,7 +106,7 @@ def test_a_checkpoint_is_the_model_that_was_validated(optimizers, tmp_path):
     assert equal(checkpoint["current_model_state"], model.state_dict())
 
 
-def test_a_training_goes_on_from_a_checkpoint_with_the_same_losses_and_averages(tmp_path):
+def test_training_resumes_from_a_checkpoint_with_the_same_losses_and_averages(tmp_path):
     whole_trainer = make_trainer(epochs=4)
     whole = fit(whole_trainer, Model())
     fit(make_trainer(ModelCheckpoint(tmp_path, "model"), epochs=2), Model())
@@ -144,7 +144,7 @@ def test_gradients_are_clipped(precision, own):
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_weights_come_back_where_a_validation_fails(error):
+def test_weights_are_restored_if_a_validation_fails(error):
     class Failing(Model):
         def validation_step(self, rows, index):
             super().validation_step(rows, index)
@@ -159,7 +159,7 @@ def test_weights_come_back_where_a_validation_fails(error):
     trainer.optimizers[0].state_dict()  # which is refused while the model holds its averages
 
 
-def test_another_swap_in_a_validation_is_refused():
+def test_a_swap_inside_a_validation_raises():
     class Swapping(Model):
         def validation_step(self, rows, index):
             with self.trainer.optimizers[0].swap_ema_params():
@@ -169,7 +169,7 @@ def test_another_swap_in_a_validation_is_refused():
         fit(make_trainer(), Swapping())
 
 
-def test_a_validation_in_another_swap_is_refused():
+def test_a_validation_inside_a_swap_raises():
     class Swapped(Model):
         def on_train_epoch_end(self):
             self.swap = self.trainer.optimizers[0].swap_ema_params()
@@ -201,6 +201,6 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize(("model", "callbacks", "sentence"), REFUSALS.values(), ids=REFUSALS)
-def test_what_would_go_wrong_is_refused_before_training(model, callbacks, sentence):
+def test_unsupported_trainer_settings_raise_before_training(model, callbacks, sentence):
     with pytest.raises(ValueError, match=sentence):
         fit(make_trainer(*callbacks), model())

@@ -199,7 +199,7 @@ def calls(draw, batches=None, positions=((), (), (2,), (2, 1))):
 
 
 @given(call=calls())
-def test_any_call_does_what_torchs_does(call):
+def test_any_call_behaves_like_torchs(call):
     input, head, target, options, inputs = call
     for tensor in inputs:
         tensor.requires_grad_()
@@ -207,7 +207,7 @@ def test_any_call_does_what_torchs_does(call):
         outcome(partial(function, input, head, target, **options), inputs)
         for function in (ours.linear_cross_entropy, partial(_in_float32, torchs.functional))
     )
-    # Torch takes uint8 targets, but fails on them inside of some of its ways; ours does not.
+    # PyTorch accepts uint8 targets, but some of its implementations fail for them.
     if target.dtype is torch.uint8 and theirs[0] == "raised":
         assume(mine[0] == "raised" and "but found Byte" not in theirs[2])
     if mine[0] == "returned" and mine[1].dtype in HALF_DTYPES:  # torch's own function took the call
@@ -254,7 +254,7 @@ def test_gradients_of_many_chunks_are_rounded_to_16_bits_once(options):
 
 
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
-def test_gradients_of_many_positions_add_up_in_float32(dtype):
+def test_gradients_of_many_positions_are_accumulated_in_float32(dtype):
     make = Maker(dtype)
     input, head, target = make.normal(4, H), make.normal(C, 512, H), make.index(C, 4, 512)
 
@@ -269,7 +269,7 @@ def test_gradients_of_many_positions_add_up_in_float32(dtype):
     assert error < 2 * torch.finfo(dtype).eps
 
 
-def test_a_loss_over_no_positions_is_torchs():
+def test_a_loss_without_positions_equals_torchs():
     input, head = torch.randn(N, H, requires_grad=True), torch.randn(C, 0, H)
     target = torch.zeros(N, 0, dtype=torch.int64)
     for reduction in ("none", "sum", "mean"):
@@ -281,7 +281,7 @@ def test_a_loss_over_no_positions_is_torchs():
 
 
 @pytest.mark.parametrize("options", [{"ignore_index": 1.5}, {"label_smoothing": "0.1"}], ids=str)
-def test_an_option_of_a_wrong_type_raises_as_in_torch(options):
+def test_an_option_of_the_wrong_type_raises_as_in_torch(options):
     arguments = torch.zeros(2, 3), torch.zeros(4, 3), torch.tensor([1, 3])
     mine, theirs = (
         outcome(partial(module.linear_cross_entropy, *arguments, **options), []) for module in (ours, torchs.functional)
@@ -289,13 +289,13 @@ def test_an_option_of_a_wrong_type_raises_as_in_torch(options):
     assert mine == theirs and mine[0] == "raised"
 
 
-def test_a_chunk_size_may_be_numpys():
+def test_a_chunk_size_may_be_a_numpy_integer():
     input, head, target = torch.randn(N, H), torch.randn(C, H), torch.randint(C, (N,))
     loss = ours.linear_cross_entropy(input, head, target, chunk_size=numpy.int64(3))
     torch.testing.assert_close(loss, torchs.functional.linear_cross_entropy(input, head, target))
 
 
-def test_a_tangent_of_the_class_weights_is_refused():
+def test_class_weights_with_a_tangent_raise():
     input, head, target, weight = torch.randn(N, H), torch.randn(C, H), torch.randint(C, (N,)), torch.rand(C)
     with pytest.raises(RuntimeError, match="linear_cross_entropy: weight must not have a tangent"):
         torch.func.jvp(
@@ -323,14 +323,14 @@ def test_an_ignored_row_that_is_not_finite_leaves_the_loss_finite(options):
 
 @pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}])
 def test_a_compiled_call_shows_a_class_outside_the_head_as_nan(options):
-    # A traced value cannot be looked at, and a masked target would give a finite, wrong loss.
+    # A traced value cannot be read, and a masked target would give a finite, wrong loss.
     call = torch.compile(partial(ours.linear_cross_entropy, **options), fullgraph=True, backend="aot_eager")
     assert call(torch.zeros(2, 3), torch.zeros(4, 3), torch.tensor([1, 4])).isnan()
     assert call(torch.zeros(2, 3), torch.zeros(4, 3), torch.tensor([1, 3])).isfinite()
 
 
 @pytest.mark.skipif(not torchs.HAS_LINEAR_CROSS_ENTROPY, reason="torch has LinearCrossEntropyOptions since 2.13")
-def test_torchs_options_are_taken_and_their_chunk_size_used():
+def test_torchs_options_are_accepted_and_their_chunk_size_is_used():
     make = Maker(torch.float32)
     input, head, target = *_input_and_head(make), make.index(C, N)
     options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=3, chunking_method=None)
@@ -340,7 +340,7 @@ def test_torchs_options_are_taken_and_their_chunk_size_used():
 
 
 @pytest.mark.skipif(not torchs.HAS_LINEAR_CROSS_ENTROPY, reason="torch has LinearCrossEntropyOptions since 2.13")
-def test_torchs_options_go_to_torch_with_what_is_left_to_it():
+def test_torchs_options_are_passed_on_when_falling_back_to_torch():
     class Tagged(torch.Tensor):
         pass
 
@@ -355,7 +355,7 @@ def test_torchs_options_go_to_torch_with_what_is_left_to_it():
 _OPTIONS_SENTENCE = (
     "options must be None or a LinearCrossEntropyOptions, but it is {}"
     if torchs.HAS_LINEAR_CROSS_ENTROPY
-    else "options must be None with a torch that has no LinearCrossEntropyOptions, .* but it is {}; give chunk_size"
+    else "options must be None before torch 2.13, .* but it is {}; pass chunk_size"
 )
 
 
@@ -368,7 +368,7 @@ _OPTIONS_SENTENCE = (
         ({"options": {}}, TypeError, _OPTIONS_SENTENCE),
     ],
 )
-def test_a_wrong_option_is_refused(option, exception, sentence):
+def test_an_invalid_option_raises(option, exception, sentence):
     with pytest.raises(exception, match=f"linear_cross_entropy: {sentence}"):
         ours.linear_cross_entropy(torch.zeros(2, 3), torch.zeros(4, 3), torch.tensor([1, 3]), **option)
 
@@ -394,7 +394,7 @@ def _hold_few_logits(monkeypatch, number):
     monkeypatch.setattr(tiling, "LOGITS_BYTES", 4 * number)
     monkeypatch.setattr(tiling, "_REDUCED_BYTES", 4 * number)
     monkeypatch.setattr(tiling, "_FEWEST_ROWS", 8)
-    monkeypatch.setattr(tiling, "tile_rows_once", tiling.tile_rows)
+    monkeypatch.setattr(tiling, "tile_rows_cached", tiling.tile_rows)
 
 
 @pytest.mark.parametrize(
@@ -408,7 +408,7 @@ def _hold_few_logits(monkeypatch, number):
     ],
     ids=str,
 )
-def test_no_derivative_holds_the_logits_of_all_rows(options, create_graph, monkeypatch):
+def test_no_derivative_materializes_the_logits_of_all_rows(options, create_graph, monkeypatch):
     _hold_few_logits(monkeypatch, 64 * 500)
     rows, classes = 1024, 500
     input, head = (torch.randn(shape, 8, requires_grad=True) for shape in (rows, classes))
@@ -420,7 +420,7 @@ def test_no_derivative_holds_the_logits_of_all_rows(options, create_graph, monke
     assert mode.largest < rows * classes / 4
 
 
-def test_vmap_holds_the_logits_of_a_chunk_of_each_sample(monkeypatch):
+def test_vmap_materializes_the_logits_of_one_chunk_per_sample(monkeypatch):
     _hold_few_logits(monkeypatch, 64 * 500)
     rows, classes, samples = 1024, 500, 3
     inputs, head = torch.randn(samples, rows, 8), torch.randn(classes, 8)

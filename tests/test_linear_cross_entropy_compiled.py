@@ -69,7 +69,7 @@ def test_the_exponential_is_exact_from_one_to_the_smallest_number_and_then_zero(
 
 @pytest.mark.parametrize("position", [0, 20, 70])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_becomes_what_torch_makes_of_it(value, position):
+def test_nonfinite_logits_give_the_same_softmax_as_torch(value, position):
     logits, _ = _logits(3, 71)
     logits[1, position] = value
     truth, logits_max = logits.softmax(1), logits.amax(1)
@@ -84,7 +84,7 @@ def test_what_is_not_finite_becomes_what_torch_makes_of_it(value, position):
     torch.testing.assert_close(logits, truth, equal_nan=True)
 
 
-def test_a_nan_stays_one_whatever_the_maximum_is():
+def test_nan_logits_give_nan_for_any_maximum():
     logits = torch.zeros(2, 40)
     logits[0, 33] = math.nan
     _softmax(logits, torch.zeros(2))
@@ -137,14 +137,14 @@ def test_the_gradient_and_the_statistics_are_those_of_the_formula(classes, where
         assert out._base[:, 0].eq(5).all() and out._base[:, -3:].eq(5).all()
 
 
-def test_no_rows_are_nothing_to_do():
+def test_an_input_without_rows_is_a_no_op():
     empty = torch.empty(0)
     assert _softmax(torch.empty(0, 4), empty).shape == (0,)
     statistics = _gradient(torch.empty(0, 4), empty.long(), empty, empty, None, torch.empty(0, 4))
     assert [statistic.shape for statistic in (*statistics, *_statistics(torch.empty(0, 4), empty.long()))] == [(0,)] * 6
 
 
-def test_the_operators_keep_torchs_rules():
+def test_the_operators_pass_opcheck():
     make = Maker(torch.float32)
     torch.library.opcheck(
         torch.ops.torch_aclnn_ops.linear_cross_entropy_softmax.default, (make.normal(4, 40), make.normal(4))
@@ -182,13 +182,13 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("name", "value", "sentence"), WRONG)
-def test_the_gradient_refuses_what_it_cannot_read(name, value, sentence):
+def test_the_gradient_kernel_raises_for_unsupported_inputs(name, value, sentence):
     with pytest.raises(ValueError, match=sentence):
         _gradient(*{**ARGUMENTS, name: value}.values())
 
 
 @pytest.mark.parametrize("wrong", [torch.zeros(4), torch.zeros(3, 1), torch.zeros(3).double()])
-def test_the_softmax_refuses_maxima_that_are_not_of_its_rows(wrong):
+def test_the_softmax_kernel_raises_for_maxima_of_the_wrong_shape(wrong):
     with pytest.raises(ValueError, match="logits_max must have"):
         _softmax(torch.zeros(3, 4), wrong)
 
@@ -210,7 +210,7 @@ GRADIENT, SOFTMAX, STATISTICS = (
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_rows_are_computed_in_one_go_where_the_loss_is_plain(dtype, options, trained, alone):
+def test_a_plain_loss_uses_a_single_row_kernel(dtype, options, trained, alone):
     make = Maker(dtype)
     input, head = make.normal(6, 8).requires_grad_(), make.normal(50, 8).requires_grad_()
     options = {key: value.to(dtype) if isinstance(value, torch.Tensor) else value for key, value in options.items()}
@@ -241,14 +241,14 @@ def test_a_small_loss_and_its_gradients_are_torchs(mean, classes):
 
 
 @pytest.mark.parametrize("needs", [(True, False), (False, True), (False, False)])
-def test_a_small_loss_makes_no_gradient_that_is_not_needed(needs):
+def test_a_small_loss_computes_only_the_needed_gradients(needs):
     make = Maker(torch.float32)
     _, *made = _small_loss(make.normal(3, 4), make.normal(5, 4), make.index(5, 3), needs=needs)
     assert tuple(gradient is not None for gradient in made) == needs
 
 
 @pytest.mark.parametrize(("index", "ignore_index"), [(-100, -100), (2, 2), (5, -100), (-1, -100)])
-def test_a_small_loss_is_not_made_where_a_target_is_ignored_or_no_class(index, ignore_index):
+def test_a_small_loss_falls_back_for_ignored_or_invalid_targets(index, ignore_index):
     make = Maker(torch.float32)
     target = torch.tensor([1, index, 0])
     loss, *_ = _small_loss(make.normal(3, 4), make.normal(5, 4), target, ignore_index)
@@ -267,7 +267,7 @@ def test_a_small_loss_is_not_made_where_a_target_is_ignored_or_no_class(index, i
         (1, torch.zeros(5, 3), r"weight must have .* shape \[5, 4\].* \[5, 3\]"),
     ],
 )
-def test_a_small_loss_refuses_what_it_cannot_read(position, value, sentence):
+def test_the_small_loss_kernel_raises_for_unsupported_inputs(position, value, sentence):
     arguments = [torch.zeros(3, 4), torch.zeros(5, 4), torch.zeros(3, dtype=torch.int64)]
     arguments[position] = value
     with pytest.raises(ValueError, match=sentence):
@@ -275,7 +275,7 @@ def test_a_small_loss_refuses_what_it_cannot_read(position, value, sentence):
 
 
 @pytest.mark.parametrize("options", [{}, {"reduction": "sum"}])
-def test_a_small_plain_loss_is_one_call(options):
+def test_a_small_plain_loss_is_a_single_kernel_call(options):
     make = Maker(torch.float32)
     input, head = make.normal(6, 8).requires_grad_(), make.normal(50, 8).requires_grad_()
     with torch.profiler.profile() as profile:
@@ -293,7 +293,7 @@ if "ATEN_CPU_CAPABILITY" not in os.environ:
     ]
 
     @pytest.mark.parametrize("width", _NARROWER)
-    def test_all_of_this_holds_for_the_vectors_of_other_chips(width):
+    def test_these_tests_pass_with_the_instruction_sets_of_other_cpus(width):
         # torch reads the variable once.
         environment = {**os.environ, "ATEN_CPU_CAPABILITY": width, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider", __file__]
@@ -301,7 +301,7 @@ if "ATEN_CPU_CAPABILITY" not in os.environ:
         assert result.returncode == 0, result.stdout[-3000:]
 
 
-def test_the_vectors_are_the_widest_that_torchs_own_kernels_use():
+def test_the_instruction_set_is_that_of_torchs_own_kernels():
     capability = cpu_capability()
     expected = capability if capability in WIDTHS.values() else "DEFAULT"
     assert _cpu_extension.vectors() == ("NEON" if platform.machine() == "aarch64" else expected)

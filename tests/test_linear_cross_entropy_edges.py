@@ -26,7 +26,7 @@ def test_forward_mode_of_forward_mode_is_the_second_derivative():
 
 
 @pytest.mark.parametrize("name", ["predicted_tokens", "token_accuracy"])
-def test_predictions_may_be_asked_for_in_forward_mode(name):
+def test_predicted_tokens_are_supported_in_forward_mode(name):
     input, head, target = _tensors()
 
     def tangent(outputs):
@@ -39,7 +39,7 @@ def test_predictions_may_be_asked_for_in_forward_mode(name):
     torch.testing.assert_close(tangent((name,)), tangent(()))
 
 
-def test_an_ignored_row_takes_no_class_weight():
+def test_an_ignored_row_has_no_class_weight():
     input, head, _ = _tensors()
     target, weight = torch.tensor([1, 2, 8, -100, 3, 4]), torch.ones(9)
     weight[0] = torch.inf  # as one over the frequency of a class that does not occur
@@ -51,7 +51,7 @@ def test_an_ignored_row_takes_no_class_weight():
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_factors_of_rows_may_have_another_dtype(dtype, reduction):
+def test_token_weights_may_have_another_dtype(dtype, reduction):
     input, head, target = _tensors(dtype)
     other = {torch.float32: torch.float64, torch.float64: torch.float32}[dtype]
     factors = torch.rand(6).to(other)
@@ -74,7 +74,7 @@ def test_probabilities_and_class_weights_may_have_another_dtype(dtype):
         torch.testing.assert_close(loss.double(), expected, rtol=1e-13 if dtype == torch.float64 else 1e-5, atol=0)
 
 
-def test_16_bit_probabilities_are_not_widened_all_at_once(monkeypatch):
+def test_16_bit_probabilities_are_upcast_chunk_by_chunk(monkeypatch):
     from torch_aclnn_ops.functional.linear_cross_entropy import losses
 
     rows_summed = []
@@ -89,7 +89,7 @@ def test_16_bit_probabilities_are_not_widened_all_at_once(monkeypatch):
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_a_compiled_call_refuses_a_second_derivative(reduction):
+def test_double_backward_of_a_compiled_call_raises(reduction):
     input, head, target = _tensors()
     compiled = torch.compile(
         lambda x, w: ours.linear_cross_entropy(x, w, target, reduction=reduction).sum(), backend="eager", fullgraph=True
@@ -99,7 +99,7 @@ def test_a_compiled_call_refuses_a_second_derivative(reduction):
     torch.autograd.grad(compiled(input, head), head)
 
 
-def test_a_class_weight_of_a_wider_dtype_widens_the_loss_of_probabilities_as_torchs_does():
+def test_a_class_weight_of_a_wider_dtype_promotes_the_loss_of_probabilities_as_in_torch():
     input, head, weight = torch.rand(3, 4), torch.rand(5, 4), torch.rand(5, dtype=torch.float64)
     target = torch.softmax(torch.rand(3, 5), 1)
     expected = torch.nn.functional.cross_entropy(input @ head.T, target, weight)
@@ -144,7 +144,7 @@ def _loss_and_gradients(call, input, head, weight, **more):
 @float32_weights
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_float32_weights_go_with_16_bit_rows(size, call, reduction, dtype):
+def test_float32_class_weights_are_supported_for_16_bit_rows(size, call, reduction, dtype):
     input, head, _ = _tensors(dtype)
     weight = torch.rand(size)
     results = _loss_and_gradients(call, input, head, weight, reduction=reduction)
@@ -157,7 +157,7 @@ def test_float32_weights_go_with_16_bit_rows(size, call, reduction, dtype):
 
 
 @float32_weights
-def test_float32_weights_go_with_compiled_16_bit_rows_and_every_derivative(size, call):
+def test_float32_class_weights_are_supported_for_16_bit_rows_compiled_and_in_every_derivative(size, call):
     input, head, _ = _tensors(torch.bfloat16)
     weight = torch.rand(size)
     expected = _loss_and_gradients(call, input, head, weight)
@@ -172,7 +172,7 @@ def test_float32_weights_go_with_compiled_16_bit_rows_and_every_derivative(size,
 
 
 @pytest.mark.parametrize("dtype, other", [(torch.bfloat16, torch.float16), (torch.bfloat16, torch.float64)])
-def test_a_class_weight_of_neither_inputs_nor_the_losss_dtype_is_refused_by_name(dtype, other):
+def test_a_class_weight_with_neither_the_inputs_nor_the_losss_dtype_raises_with_its_name(dtype, other):
     input, head, _ = _tensors(dtype)
     accepted = f"weight must have dtype {dtype} or torch.float32, but it has {other}"
     with pytest.raises(RuntimeError, match=f"^linear_cross_entropy: {accepted}$"):

@@ -101,7 +101,7 @@ def _call(*names, **options):
 
 
 def _joined(*names, **options):
-    """Make a call that adds up several results, each with factors of its own."""
+    """Create a call that sums several outputs, each with different factors."""
 
     def call(F, input, head, target):
         result = _function(F)(input, head, target, outputs=names, **options)
@@ -282,7 +282,7 @@ def test_predicted_tokens_and_accuracy_are_those_of_the_logits(reduction):
     torch.testing.assert_close(result.token_accuracy, expected)
 
 
-def test_only_what_is_asked_for_is_returned():
+def test_only_requested_outputs_are_returned():
     loss, _ = _small_call()
     assert isinstance(loss, torch.Tensor)
     result, _ = _small_call(outputs=("entropy",))
@@ -290,7 +290,7 @@ def test_only_what_is_asked_for_is_returned():
     torch.testing.assert_close(result.loss, loss)
 
 
-def test_asking_for_predictions_keeps_the_gradients():
+def test_requesting_predicted_tokens_does_not_change_the_gradients():
     result, (input, head, _) = _small_call(outputs=("token_accuracy",))
     expected, arguments = _small_call()
     for mine, theirs in zip(
@@ -303,7 +303,7 @@ def test_asking_for_predictions_keeps_the_gradients():
     "options", [{}, {"lse_square_scale": 0.1}, {"label_smoothing": 0.1}, {"softcap": 3.0}], ids=str
 )
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_a_mean_over_no_rows_is_torchs_nan_or_0_as_the_caller_wants_and_its_gradients_are_0(options, reduction):
+def test_a_mean_over_no_rows_is_nan_or_optionally_0_with_zero_gradients(options, reduction):
     target = torch.full((3,), -100)
     for zero in (False, True):
         input, head = torch.randn(3, H, requires_grad=True), torch.randn(C, H, requires_grad=True)
@@ -322,7 +322,7 @@ def test_a_mean_over_no_rows_is_torchs_nan_or_0_as_the_caller_wants_and_its_grad
 @pytest.mark.parametrize(
     "kept, zero, accuracy", [(0, True, 0.0), (0, False, math.nan), (1, True, 1.0), (1, False, 1.0)]
 )
-def test_the_accuracy_of_no_rows_is_nan_or_0_as_the_loss_is(kept, zero, accuracy):
+def test_the_accuracy_of_no_rows_is_nan_or_0_like_the_loss(kept, zero, accuracy):
     target = torch.tensor([2, 2, 2]).where(torch.arange(3) < kept, -100)
     head = torch.eye(C)[:, :H] - 1
     head[2] = 1
@@ -332,7 +332,7 @@ def test_the_accuracy_of_no_rows_is_nan_or_0_as_the_loss_is(kept, zero, accuracy
     torch.testing.assert_close(result.token_accuracy, torch.tensor(accuracy), equal_nan=True)
 
 
-def test_zero_if_all_ignored_changes_nothing_where_a_row_counts():
+def test_zero_if_all_ignored_is_a_no_op_if_a_row_is_not_ignored():
     torch.testing.assert_close(_small_call(zero_if_all_ignored=True)[0], _small_call()[0], rtol=0, atol=0)
 
 
@@ -346,14 +346,14 @@ def test_ignored_rows_that_are_not_finite_leave_the_gradients_finite():
             assert gradient.isfinite().all()
 
 
-def test_a_confident_loss_keeps_its_small_value():
+def test_a_small_loss_of_a_confident_prediction_does_not_underflow():
     # log sum exp(z) - z[target] would round to 0: both are 100.
     head = torch.tensor([[100.0], [85.0]])
     loss = ours.linear_cross_entropy(torch.ones(1, 1), head, torch.tensor([0]))
     torch.testing.assert_close(loss.item(), math.log1p(math.exp(-15)), rtol=0.3, atol=0)
 
 
-def test_a_class_that_is_masked_by_its_bias_has_no_share_in_the_entropy():
+def test_a_class_masked_by_its_bias_does_not_contribute_to_the_entropy():
     bias = torch.tensor([0.0, 0.0, -math.inf])
     input, head = torch.zeros(1, 2, requires_grad=True), torch.zeros(3, 2, requires_grad=True)
     result = ours.linear_cross_entropy(input, head, torch.tensor([0]), linear_bias=bias, outputs=("entropy",))
@@ -388,7 +388,7 @@ def test_a_class_that_is_masked_by_its_bias_has_no_share_in_the_entropy():
     ],
     ids=str,
 )
-def test_a_wrong_option_is_refused(options, exception, sentence):
+def test_an_invalid_option_raises(options, exception, sentence):
     with pytest.raises(exception, match=f"linear_cross_entropy: {sentence}"):
         _small_call(**options)
 
@@ -441,7 +441,7 @@ WRONG_WITH_BATCHES = [
     WRONG_WITH_BATCHES,
     ids=lambda value: ", ".join(value) if isinstance(value, dict) else str(value),
 )
-def test_a_wrong_argument_is_named_with_batches_too(wrong, exception, sentence):
+def test_an_invalid_argument_of_a_batched_call_is_named(wrong, exception, sentence):
     arguments = {"input": torch.ones(2, 3, H), "linear_weight": torch.ones(C, H), "target": torch.zeros(2, 3).long()}
     ours.linear_cross_entropy(**arguments)
     with pytest.raises(exception, match=f"^linear_cross_entropy: {next(iter(wrong))} must {sentence}"):
@@ -449,7 +449,7 @@ def test_a_wrong_argument_is_named_with_batches_too(wrong, exception, sentence):
 
 
 @given(call=calls(batches=[(2, 3), (1, 2, 2)], positions=[()]))
-def test_whatever_is_wrong_with_batches_one_argument_is_named(call):
+def test_every_error_of_a_batched_call_names_one_argument(call):
     input, head, target, options, _ = call
     try:
         ours.linear_cross_entropy(input, head, target, **options)
@@ -460,7 +460,7 @@ def test_whatever_is_wrong_with_batches_one_argument_is_named(call):
 
 
 @pytest.mark.parametrize("name", ["log_probabilities", "token_accuracy"])
-def test_results_of_classes_are_refused_for_probabilities(name):
+def test_outputs_for_class_indices_raise_with_probabilities(name):
     with pytest.raises(ValueError, match=f"outputs must not have {name} with probabilities"):
         ours.linear_cross_entropy(torch.rand(N, H), torch.rand(C, H), torch.rand(N, C), outputs=(name,))
 
@@ -473,7 +473,7 @@ def test_results_of_classes_are_refused_for_probabilities(name):
     ],
     ids=["probabilities", "K-dimensional"],
 )
-def test_a_shift_is_refused_where_labels_are_no_sequence(target, head, sentence):
+def test_a_shift_raises_if_labels_are_not_a_sequence(target, head, sentence):
     with pytest.raises(ValueError, match=f"^linear_cross_entropy: {sentence}"):
         ours.linear_cross_entropy(torch.rand(N, H), head, target, shift=True)
 
@@ -487,7 +487,7 @@ def test_a_shift_copies_no_rows(monkeypatch):
     assert given[0].input.data_ptr() == input.data_ptr() and given[0].input.shape == (8, H)
 
 
-def test_shifted_results_stand_where_their_labels_are():
+def test_shifted_outputs_align_with_their_labels():
     input, head, target = torch.rand(2, 4, H), torch.rand(C, H), torch.tensor([[0, 1, 2, 3], [4, 5, -100, 1]])
     outputs = ("predicted_tokens", "token_accuracy", "log_probabilities")
     result = ours.linear_cross_entropy(input, head, target, shift=True, reduction="none", outputs=outputs)

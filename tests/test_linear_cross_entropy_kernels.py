@@ -56,7 +56,7 @@ def _tensors(dtype=torch.float64, trained=(True, True)):
         ((False, False), "mean", 1),
     ],
 )
-def test_no_matrix_product_is_made_for_a_frozen_argument_or_twice_for_a_scalar_loss(trained, reduction, products):
+def test_no_matrix_product_is_computed_for_a_frozen_argument_or_twice_for_a_scalar_loss(trained, reduction, products):
     input, head, target = _tensors(trained=trained)
     with _Products(N * H * C) as mode:
         loss = ours.linear_cross_entropy(input, head, target, reduction=reduction).sum()
@@ -73,7 +73,7 @@ def test_without_grad_mode_only_the_logits_are_computed():
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_ignored_rows_take_no_matrix_product(reduction):
+def test_ignored_rows_are_skipped(reduction):
     input, head, target = _tensors()
     target[: N // 2] = -100
     with _Products(N * H * C) as mode:
@@ -92,7 +92,7 @@ def test_accumulated_gradients_of_a_retained_graph_are_the_sum():
     torch.testing.assert_close((input.grad, head.grad), (2 * first[0], 2 * first[1]))
 
 
-def test_a_second_backward_of_a_freed_graph_is_refused_by_torch():
+def test_a_second_backward_of_a_freed_graph_raises():
     input, head, target = _tensors()
     loss = ours.linear_cross_entropy(input, head, target)
     loss.backward()
@@ -100,7 +100,7 @@ def test_a_second_backward_of_a_freed_graph_is_refused_by_torch():
         loss.backward()
 
 
-def test_a_gradient_that_is_asked_for_after_one_with_a_graph_is_the_same():
+def test_a_gradient_is_unchanged_after_one_with_create_graph():
     input, head, target = _tensors()
     loss = ours.linear_cross_entropy(input, head, target) * 3
     with_graph = torch.autograd.grad(loss, (input, head), create_graph=True)
@@ -108,7 +108,7 @@ def test_a_gradient_that_is_asked_for_after_one_with_a_graph_is_the_same():
     torch.testing.assert_close(torch.autograd.grad(loss, (input, head)), with_graph)
 
 
-def test_batched_gradients_of_a_loss_are_products_with_its_gradient():
+def test_batched_gradients_of_a_loss_are_its_scaled_gradient():
     input, head, target = _tensors()
     loss = ours.linear_cross_entropy(input, head, target)
     (gradient,) = torch.autograd.grad(loss, input, retain_graph=True)
@@ -159,7 +159,7 @@ def test_max_memory_bounds_the_logits():
 
 @pytest.mark.parametrize("trained", ["input", "head", "probabilities"])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_too_little_memory_for_a_backward_pass_is_refused_before_any_product(trained, reduction):
+def test_max_memory_too_small_for_backward_raises_before_any_product(trained, reduction):
     tensors = {"input": torch.randn(6, H), "head": torch.randn(C, H), "probabilities": torch.rand(6, C)}
     tensors[trained].requires_grad_()
     call = partial(ours.linear_cross_entropy, *tensors.values(), reduction=reduction, max_memory=4 * C - 4)
@@ -170,7 +170,7 @@ def test_too_little_memory_for_a_backward_pass_is_refused_before_any_product(tra
         call()
 
 
-def test_compiled_code_refuses_too_little_memory_in_the_forward_pass():
+def test_max_memory_too_small_raises_in_the_compiled_forward_pass():
     call = torch.compile(ours.linear_cross_entropy, backend="eager", fullgraph=True)
     with pytest.raises(ValueError, match=f"max_memory must be at least {8 * C}"):
         call(*_tensors(), reduction="none", max_memory=8 * C - 8)
@@ -179,7 +179,7 @@ def test_compiled_code_refuses_too_little_memory_in_the_forward_pass():
 @pytest.mark.parametrize("units", [False, True])
 @pytest.mark.parametrize("rows", [40, 9 * 64])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_bfloat16_is_as_exact_with_units_as_without(monkeypatch, units, rows, reduction):
+def test_bfloat16_is_as_exact_with_native_instructions_as_without(monkeypatch, units, rows, reduction):
     monkeypatch.setattr(products, "chip_has_bfloat16_units", lambda: units)
     make = Maker(torch.bfloat16)
     input, head = make.normal(rows, 64).requires_grad_(), make.normal(300, 64).requires_grad_()
@@ -211,7 +211,7 @@ PROBLEMS = {
 
 @pytest.mark.parametrize("fields", PROBLEMS.values(), ids=PROBLEMS)
 @pytest.mark.parametrize("weighted", [False, True])
-def test_the_operators_keep_torchs_rules(fields, weighted):
+def test_the_operators_pass_opcheck(fields, weighted):
     inputs = _inputs(**fields)
     entropy = inputs.requested.entropy
     torch.library.opcheck(
@@ -250,7 +250,7 @@ def test_compiled_code_calls_the_kernels_as_one_operator(dynamic, reduction):
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("max_memory", [None, 9 * C * 8, 2**20])
-def test_a_compiled_call_with_trained_targets_is_cut_within_its_memory(dynamic, max_memory):
+def test_a_compiled_call_with_trained_targets_respects_max_memory(dynamic, max_memory):
     call = torch.compile(ours.linear_cross_entropy, fullgraph=True, dynamic=dynamic, backend="eager")
     for rows in (5, 9):
         shapes = ((rows, H), (C, H), (rows, C))
@@ -262,7 +262,7 @@ def test_a_compiled_call_with_trained_targets_is_cut_within_its_memory(dynamic, 
         torch.testing.assert_close(*results)
 
 
-def test_export_takes_any_number_of_rows():
+def test_export_supports_a_dynamic_number_of_rows():
     class Loss(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -292,7 +292,7 @@ def test_export_takes_any_number_of_rows():
     ids=["bias, softcap", "smoothing", "temperature, z-loss", "classes masked by the bias"],
 )
 @pytest.mark.parametrize("probabilities", [False, True])
-def test_statistics_of_a_vocabulary_in_parts_are_those_of_the_whole(monkeypatch, options, probabilities):
+def test_statistics_of_parts_combine_to_those_of_the_full_vocabulary(monkeypatch, options, probabilities):
     make = Maker(torch.float64)
     input, head = make.normal(9, H), make.normal(70, H)
     if probabilities and "linear_bias" in options:
@@ -311,7 +311,7 @@ def test_statistics_of_a_vocabulary_in_parts_are_those_of_the_whole(monkeypatch,
             torch.testing.assert_close(part, expected)
 
 
-def test_loss_alone_holds_few_logits():
+def test_the_loss_without_gradients_materializes_few_logits():
     input, head, target = torch.randn(3000, 4), torch.randn(9000, 4), torch.randint(9000, (3000,))
     largest = 0
 

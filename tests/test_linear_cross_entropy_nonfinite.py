@@ -108,7 +108,7 @@ CHANGES = {
     "a probability is nan": _with_probability(NAN),
     "a probability is inf": _with_probability(INF),
 }
-# What is not finite in the head spreads from a product with the zeros that stand for an ignored row on an NPU.
+# Nonfinite values in the head propagate through the product with the zeros of an ignored row on an NPU.
 SPREADING = ("one logit is inf", "one logit is -inf", "a target's logit is -inf", "one class of the head is nan")
 OPTIONS = [
     {},
@@ -181,7 +181,7 @@ def test_loss_and_gradients_are_nan_where_torchs_are(change, options, ways):
 
 @each_option
 @each_change
-def test_so_they_are_without_the_compiled_part(monkeypatch, change, options):
+def test_this_holds_without_the_compiled_extension(monkeypatch, change, options):
     monkeypatch.setattr(products, "has_row_kernels", lambda weight: False)
     assert_nan_where_torchs_are(change, options, chunk_size=2)
 
@@ -190,7 +190,7 @@ def test_so_they_are_without_the_compiled_part(monkeypatch, change, options):
 @pytest.mark.parametrize(
     "name", ["the bias masks all classes", "all counted class weights are 0", "token weights add up to 0"]
 )
-def test_so_they_are_in_compiled_code(name, options):
+def test_this_holds_in_compiled_code(name, options):
     compiled = torch.compile(ours.linear_cross_entropy, fullgraph=True, backend="aot_eager")
     tensors, options = tensors_and_options(CHANGES[name], options)
     results = loss_and_gradients(compiled, tensors, options)
@@ -198,7 +198,7 @@ def test_so_they_are_in_compiled_code(name, options):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_a_shard_whose_classes_a_bias_masks_has_no_share(smoothing):
+def test_a_shard_with_all_classes_masked_does_not_contribute(smoothing):
     input, head, target = torch.randn(4, 3).double(), torch.randn(9, 3).double(), torch.tensor([5, 8, 6, 7])
     bias = torch.zeros(9).double().index_fill(0, torch.arange(4), -INF)
     shards = [slice(0, 4), slice(4, 9)]
@@ -257,7 +257,7 @@ def assert_a_large_softcap_leaves_the_logits(options, reduction, device="cpu"):
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("options", LARGE_SOFTCAPS, ids=str)
-def test_a_softcap_beyond_the_largest_number_leaves_the_logits_as_they_are(options, reduction):
+def test_a_softcap_above_the_largest_number_is_a_no_op(options, reduction):
     assert_a_large_softcap_leaves_the_logits(options, reduction)
 
 

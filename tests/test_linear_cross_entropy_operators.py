@@ -313,7 +313,7 @@ class TestLossGrad(RawOperatorContract):
     ]
 
 
-def test_the_example_of_the_documents():
+def test_the_example_of_the_cann_documentation():
     ones = torch.ones(3, 4, dtype=torch.float16), torch.ones(5, 4, dtype=torch.float16)
     results = ops.fused_linear_online_max_sum(*ones, torch.ones(3, dtype=torch.int32), 0, 2, True)
     logits_max, sum_exp_logits, predicted_logits, target_mask, masked_target, logits = results
@@ -323,7 +323,7 @@ def test_the_example_of_the_documents():
     assert target_mask.tolist() == [0] and masked_target.tolist() == [1] * 3 and logits.tolist() == [[4] * 5] * 3
 
 
-def test_the_example_of_the_documents_for_the_loss():
+def test_the_example_of_the_cann_documentation_for_the_loss():
     statistics = torch.tensor([0.5, 1.0])
     loss, softmax = ops.fused_cross_entropy_loss_with_max_sum(
         statistics, statistics, statistics, torch.tensor([[1.0, 0.5], [0.5, 1.0]])
@@ -333,7 +333,7 @@ def test_the_example_of_the_documents_for_the_loss():
 
 
 @pytest.mark.parametrize(("start", "end", "padding"), [(0, 5, 0), (1, 5, 1), (0, 0, 1)])
-def test_the_bits_behind_the_last_row_are_those_of_target_0(start, end, padding):
+def test_padding_bits_of_the_mask_are_those_of_target_0(start, end, padding):
     results = ops.fused_linear_online_max_sum(*_shard(Maker(torch.float32), rows=3), start, end)
     assert all((int(results[3][0]) >> bit) & 1 == padding for bit in range(3, 8))
 
@@ -344,7 +344,7 @@ def test_the_end_of_a_shard_is_exclusive():
     assert unpack_mask(target_mask, 3).tolist() == [False, False, True] and masked_target.tolist() == [0, 1, 0]
 
 
-def test_shards_combine_to_the_loss_of_the_whole_vocabulary():
+def test_shards_combine_to_the_loss_of_the_full_vocabulary():
     input, weight, target = Maker(torch.float64).normal(9, 4), Maker(torch.float64, 1).normal(12, 4), torch.arange(9)
     shards = [ops.fused_linear_online_max_sum(input, weight[a:b], target, a, b) for a, b in ((0, 5), (5, 6), (6, 12))]
     logits_max = torch.stack([shard[0] for shard in shards]).amax(0)
@@ -402,14 +402,14 @@ def test_kernels_in_chunks_equal_the_formulas(rows, monkeypatch):
             torch.testing.assert_close(result, formula_result)
 
 
-def test_packing_and_unpacking_a_mask_gives_it_back_least_significant_bit_first():
+def test_packing_and_unpacking_a_mask_round_trips_least_significant_bit_first():
     mask = torch.tensor([True] + [False] * 8 + [True] + [False] * 6)
     assert pack_mask(mask).tolist() == [1, 2]
     assert torch.equal(unpack_mask(pack_mask(mask), 11), mask[:11])
 
 
 @pytest.mark.parametrize("classes", [128, 1000, 128_256, 2_000_000])
-def test_chunks_of_rows_have_few_logits_and_all_but_the_last_fill_bytes_of_the_mask(classes):
+def test_chunk_sizes_are_multiples_of_8_with_a_bounded_number_of_logits(classes):
     chunks = row_chunks(100_003, classes)
     assert [chunk.start for chunk in chunks[1:]] == [chunk.stop for chunk in chunks[:-1]]
     assert chunks[0].start == 0 and chunks[-1].stop == 100_003

@@ -84,7 +84,7 @@ class _FactorsOfLogits(TorchDispatchMode):
 
 
 @pytest.mark.usefixtures("every_product_is_large")
-@pytest.mark.parametrize(("features", "reason"), [(7, None), (8, "oneDNN refuses them")])
+@pytest.mark.parametrize(("features", "reason"), [(7, None), (8, "oneDNN does not support them")])
 def test_bfloat16_logits_without_the_kernel_are_float32_products(monkeypatch, features, reason):
     monkeypatch.setattr(_cpu_extension, "why_no_bfloat16_products", lambda: reason)
     input, head, target = _tensors(torch.bfloat16, features=features)
@@ -94,24 +94,24 @@ def test_bfloat16_logits_without_the_kernel_are_float32_products(monkeypatch, fe
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_small_products_are_torchs(dtype):
+def test_small_products_use_torch(dtype):
     products = _products_of_a_step(dtype, chunk_size=6)
     assert set(products) <= {"mm", "addmm_"} and sum(products.values()) == 3
 
 
 @pytest.mark.usefixtures("every_product_is_large")
-def test_bfloat16_logits_are_torchs_where_onednn_is_switched_off():
+def test_bfloat16_logits_use_torch_if_onednn_is_disabled():
     with torch.backends.mkldnn.flags(enabled=False):
         assert "linear_cross_entropy_logits" not in _products_of_a_step(torch.bfloat16)
 
 
 @pytest.mark.usefixtures("every_product_is_large")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
-def test_explain_says_what_the_chip_gives(dtype):
+def test_explain_shows_the_instruction_sets(dtype):
     line = explain(ours.linear_cross_entropy, *_tensors(dtype))
     has_logits = HAS_UNITS and dtype == torch.bfloat16
-    assert (f"; rows by {_cpu_extension.vectors()} kernels" in line) == (dtype != torch.float64)
-    assert ("; logits by the chip's units for bfloat16" in line) == has_logits
+    assert (f"; {_cpu_extension.vectors()} row kernels" in line) == (dtype != torch.float64)
+    assert ("; logits use native bfloat16 instructions" in line) == has_logits
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -171,7 +171,7 @@ SHAPES = [(1, 1, 2), (3, 5, 4), (257, 130, 66), (256, 128, 512), (300, 1001, 514
 @needs_units
 @pytest.mark.parametrize("margin", [2, 3])
 @pytest.mark.parametrize(("rows", "classes", "features"), SHAPES)
-def test_the_logits_kernel_adds_up_in_float32_and_writes_nothing_else(rows, classes, features, margin):
+def test_the_logits_kernel_accumulates_in_float32_and_writes_only_its_output(rows, classes, features, margin):
     make = Maker(torch.bfloat16)
     # Neither aligned nor dense, like slices of a flat parameter.
     input = make.normal(rows, features + 6)[:, 3 : 3 + features]
@@ -186,7 +186,7 @@ def test_the_logits_kernel_adds_up_in_float32_and_writes_nothing_else(rows, clas
 
 
 @needs_units
-def test_the_logits_kernel_keeps_torchs_rules():
+def test_the_logits_kernel_passes_opcheck():
     make = Maker(torch.bfloat16)
     arguments = (make.normal(4, 8), make.normal(6, 8), torch.zeros(4, 6))
     torch.library.opcheck(torch.ops.torch_aclnn_ops.linear_cross_entropy_logits.default, arguments)
@@ -208,14 +208,14 @@ def test_the_logits_kernel_keeps_torchs_rules():
         ((4, 8, "bfloat16"), (6, 8, "bfloat16"), (4, 6, "bfloat16"), "out must have dtype Float"),
     ],
 )
-def test_the_logits_kernel_refuses_what_it_cannot_read(input, weight, out, sentence):
+def test_the_logits_kernel_raises_for_unsupported_inputs(input, weight, out, sentence):
     assert _cpu_extension.why_unavailable() is None
     tensors = (torch.zeros(*shape, dtype=getattr(torch, dtype)) for *shape, dtype in (input, weight, out))
     with pytest.raises(ValueError, match=sentence):
         torch.ops.torch_aclnn_ops.linear_cross_entropy_logits(*tensors)
 
 
-def test_a_compiled_part_that_was_not_built_is_done_without(monkeypatch):
+def test_a_missing_extension_falls_back_to_torch(monkeypatch):
     monkeypatch.setattr(_cpu_extension.importlib.util, "find_spec", lambda name: None)
     reason = _cpu_extension.why_unavailable.__wrapped__()
     assert "it was not built" in reason
@@ -231,12 +231,12 @@ _COMPILED_FOR = f"torch_aclnn_ops is compiled for torch {torch.__version__.parti
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("of older sources", "it does not say what it was compiled for; install torch_aclnn_ops again"),
+        ("of older sources", "it does not record the versions it was compiled for; install torch_aclnn_ops again"),
         ("torch_aclnn_ops is compiled for torch 1.0.0\0", "it was compiled for torch 1.0.0, but torch"),
-        (_COMPILED_FOR, "it cannot be loaded, and has to be rebuilt"),
+        (_COMPILED_FOR, "it cannot be loaded and must be rebuilt"),
     ],
 )
-def test_a_compiled_part_that_does_not_fit_is_done_without(monkeypatch, tmp_path, content, reason):
+def test_an_incompatible_extension_falls_back_to_torch(monkeypatch, tmp_path, content, reason):
     broken = tmp_path / "_cpu.so"
     broken.write_text(content)
     spec = _cpu_extension.importlib.util.spec_from_file_location("_cpu", broken)
@@ -244,26 +244,29 @@ def test_a_compiled_part_that_does_not_fit_is_done_without(monkeypatch, tmp_path
     assert _cpu_extension.why_unavailable.__wrapped__().startswith(reason)
 
 
-def test_bfloat16_products_need_units(monkeypatch):
+def test_bfloat16_products_need_native_instructions(monkeypatch):
     monkeypatch.setattr(_cpu_extension, "has_bfloat16_units", lambda: False)
     reason = _cpu_extension.why_no_bfloat16_products.__wrapped__()
-    assert reason == "the CPU has no units for bfloat16"
+    assert reason == "the CPU has no bfloat16 instructions"
 
 
 @needs_units
-def test_the_compiled_part_makes_bfloat16_products_on_a_chip_that_has_units():
-    assert _cpu_extension.describe() == f"{_cpu_extension.vectors()} row kernels, bfloat16 products on the chip's units"
+def test_the_extension_computes_bfloat16_products_with_native_instructions():
+    assert (
+        _cpu_extension.describe()
+        == f"{_cpu_extension.vectors()} row kernels, bfloat16 products with native instructions"
+    )
 
 
-def test_bfloat16_products_are_not_used_where_a_trial_comes_out_wrong(monkeypatch):
+def test_bfloat16_products_are_disabled_if_a_trial_is_wrong(monkeypatch):
     wrong = SimpleNamespace(linear_cross_entropy_logits=lambda input, weight, out: out.zero_())
     monkeypatch.setattr(torch.ops, "torch_aclnn_ops", wrong)
-    assert _cpu_extension._why_refused() == "oneDNN's are not right on this CPU"
+    assert _cpu_extension._why_products_fail() == "oneDNN computes wrong results on this CPU"
 
 
 @needs_units
-def test_bfloat16_products_are_not_used_where_onednn_refuses_them():
+def test_bfloat16_products_are_disabled_if_onednn_does_not_support_them():
     code = "import torch_aclnn_ops as ops; print(ops._cpu_extension.why_no_bfloat16_products())"
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert result.stdout.startswith("oneDNN refuses them: ")
+    assert result.stdout.startswith("oneDNN does not support them: ")

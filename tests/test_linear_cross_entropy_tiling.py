@@ -1,4 +1,4 @@
-"""linear_cross_entropy: how its rows are cut, and the memory that takes."""
+"""linear_cross_entropy: its chunk sizes, and the memory that they need."""
 
 from torch_aclnn_ops.ops.linear_cross_entropy.tiling import LogitOptions, Sizes, tile_rows, tile_statistics
 
@@ -11,7 +11,7 @@ import torch
 @pytest.mark.parametrize("classes", [1, 50, 200_000])
 @pytest.mark.parametrize("features", [64, 1250])
 @pytest.mark.parametrize("copies", [1, 2])
-def test_a_plan_covers_all_rows_and_classes_and_stays_within_its_memory(dtype, rows, classes, features, copies):
+def test_a_tiling_covers_all_rows_and_classes_within_max_memory(dtype, rows, classes, features, copies):
     sizes = Sizes(rows, classes, features, dtype, True)
     for options in (LogitOptions(), LogitOptions(chunk_size=3), LogitOptions(max_memory=2**31)):
         tilings = [tile_rows(sizes, options, copies, True, units) for units in (False, dtype == torch.bfloat16)]
@@ -35,7 +35,7 @@ def test_a_plan_covers_all_rows_and_classes_and_stays_within_its_memory(dtype, r
         (320, {"max_memory": 161}, 161, 161),
     ],
 )
-def test_logits_take_the_memory_of_the_heads_gradient_while_that_is_free(features, options, rows_per_chunk, held):
+def test_logits_reuse_the_memory_of_the_heads_gradient(features, options, rows_per_chunk, held):
     rows, classes = 2048 if features == 1024 else 1280 if features == 320 else 2250, 30_000
     sizes = Sizes(rows, classes, features, torch.bfloat16, True)
     others = rows * classes * 2 + min(2**22 // (features * 4), classes) * features * 4
@@ -50,7 +50,7 @@ def test_logits_take_the_memory_of_the_heads_gradient_while_that_is_free(feature
 @pytest.mark.parametrize("rows", [0, 1, 100])
 @pytest.mark.parametrize("features", [16, 1024])
 @pytest.mark.parametrize("copies", [1, 3])
-def test_the_least_memory_that_a_refusal_names_is_accepted_and_less_is_not(units, rows, features, copies):
+def test_the_minimum_memory_named_by_the_error_is_accepted_and_less_is_not(units, rows, features, copies):
     sizes = Sizes(rows, 30_000, features, torch.bfloat16, True)
     with pytest.raises(ValueError, match="max_memory must be at least") as refused:
         tile_rows(sizes, LogitOptions(max_memory=1000), copies, True, units)

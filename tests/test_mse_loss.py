@@ -49,7 +49,7 @@ _flags = st.sampled_from([None, True, False])
     size_average=_flags,
     reduce=_flags,
 )
-def test_any_call_does_what_torchs_does(shapes, dtypes, reduction, size_average, reduce):
+def test_any_call_behaves_like_torchs(shapes, dtypes, reduction, size_average, reduce):
     input, target = (
         Maker(dtype, seed).normal(*shape) for seed, (dtype, shape) in enumerate(zip(dtypes, shapes[:2], strict=True))
     )
@@ -64,7 +64,7 @@ def test_any_call_does_what_torchs_does(shapes, dtypes, reduction, size_average,
 
 
 @pytest.mark.parametrize("reduction", ["elementwise_mean", "average"])
-def test_shapes_that_do_not_broadcast_are_refused_before_a_wrong_reduction_as_in_torch(reduction):
+def test_shapes_that_do_not_broadcast_raise_before_an_invalid_reduction_as_in_torch(reduction):
     tensors = torch.zeros(4, 3), torch.zeros(0, 3)
     mine, theirs = (
         outcome(partial(module.mse_loss, *tensors, reduction=reduction), []) for module in (ours, torchs.functional)
@@ -81,21 +81,21 @@ def test_the_broadcast_warning_points_at_the_caller():
 @pytest.mark.parametrize(
     "target", [torch.zeros(2), torch.zeros(3, dtype=torch.float64)], ids=["another shape", "another dtype"]
 )
-def test_the_function_itself_refuses_what_it_could_not_differentiate(target):
+def test_the_autograd_function_raises_for_unsupported_arguments(target):
     with pytest.raises(ValueError, match=r"MSELossFunction: target must have input's shape and dtype"):
         ours.MSELossFunction.apply(torch.zeros(3), target, 1)
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_autocast_leaves_the_weighted_loss_in_torchs_dtype(reduction, dtype):
+def test_the_weighted_loss_has_torchs_dtype_under_autocast(reduction, dtype):
     tensors = [torch.rand(4, 3).to(dtype) for _ in range(3)]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         mine, theirs = (_weighted(reduction)(module, *tensors) for module in (ours, torch.nn.functional))
     assert mine.dtype == theirs.dtype
 
 
-def test_shapes_that_do_not_broadcast_are_refused_before_a_reduction_is():
+def test_shapes_that_do_not_broadcast_raise_before_an_invalid_reduction():
     outcomes = []
     for module in (ours, torch.nn.functional):
         with pytest.warns(UserWarning, match="Using a target size"), pytest.raises(RuntimeError) as caught:
@@ -125,7 +125,7 @@ def test_the_mean_is_over_the_elements_of_self():
     torch.testing.assert_close(gradient, torch.full((3, 2), 2 / 2))
 
 
-def test_the_example_of_the_documents():
+def test_the_example_of_the_cann_documentation():
     values = torch.arange(4.0).reshape(2, 2)
     gradient = ops.mse_loss_backward(values, values, torch.ones(2, 2), 1)
     torch.testing.assert_close(gradient, torch.tensor([[0.0, 0.0], [1.0, 3.0]]))
@@ -139,7 +139,7 @@ def test_16_bit_values_are_rounded_once():
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
-def test_a_weighted_loss_is_not_left_to_torch(reduction):
+def test_a_weighted_loss_does_not_fall_back_to_torch(reduction):
     input, target, weight = torch.rand(3, requires_grad=True), torch.rand(3), torch.rand(3)
     said = explain(ours.mse_loss, input, target, reduction=reduction, weight=weight)
     assert said.startswith("mse_loss_backward: ")

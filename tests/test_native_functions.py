@@ -1,4 +1,4 @@
-"""The autograd functions in C++ that serve eager calls on a CPU, against those in Python, which they stand for.
+"""The C++ autograd functions for eager CPU calls, compared with the Python functions that they replace.
 
 Who listens to paths gets the ones in Python.
 """
@@ -45,7 +45,7 @@ all_functions = pytest.mark.parametrize("name", FUNCTIONS)
 
 @pytest.fixture
 def listening(caplog):
-    """Return what makes somebody listen to the package's paths from now on."""
+    """Return a function that enables logging of implementations."""
     return lambda: caplog.set_level(logging.DEBUG, "torch_aclnn_ops")
 
 
@@ -77,7 +77,7 @@ def _assert_same(results, expected):
     + [(name, dtype) for name in IN_16_BITS for dtype in HALF_DTYPES],
 )
 @pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True), (False, False)], ids=str)
-def test_an_eager_call_gives_what_the_function_in_python_gives(name, dtype, needs, listening):
+def test_an_eager_call_equals_the_python_function(name, dtype, needs, listening):
     native = _run(name, dtype, needs)
     listening()
     in_python = _run(name, dtype, needs)
@@ -134,12 +134,12 @@ OTHER_CALLS = (_inside_a_mode, _of_a_dual_tensor, _after_its_transform, _of_othe
         *((call, name) for call in OTHER_CALLS for name in FUNCTIONS),
     ],
 )
-def test_other_calls_have_the_function_in_python(call, name):
+def test_unsupported_calls_use_the_python_function(call, name):
     assert not _is_native(call(name))
 
 
 @pytest.mark.parametrize("name", ["embedding", "embedding, padding_idx"])
-def test_a_16_bit_table_has_the_function_that_adds_in_float32(name):
+def test_a_16_bit_table_uses_the_function_that_accumulates_in_float32(name):
     assert not _is_native(FUNCTIONS[name](_VALUES.bfloat16().requires_grad_(), None))
 
 
@@ -157,7 +157,7 @@ def test_its_gradient_can_be_differentiated(name, dtype, listening):
 
 
 @all_functions
-def test_a_batch_of_gradients_is_that_of_the_function_in_python(name, listening):
+def test_batched_gradients_equal_those_of_the_python_function(name, listening):
     def batch():
         trained = _VALUES.clone().requires_grad_()
         output = FUNCTIONS[name](trained, _TARGET)
@@ -235,7 +235,7 @@ def test_saved_tensors_pass_through_hooks(name):
     _assert_same(results, _run(name, needs=(True, False)))
 
 
-def test_arguments_changed_before_the_backward_pass_are_refused():
+def test_arguments_modified_before_the_backward_pass_raise():
     input, target = _VALUES.clone().requires_grad_(), _TARGET.clone()
     loss = ours.mse_loss(input, target)
     target.add_(1)
@@ -244,7 +244,7 @@ def test_arguments_changed_before_the_backward_pass_are_refused():
 
 
 @all_functions
-def test_without_the_compiled_part_the_function_in_python_serves(name, monkeypatch):
+def test_without_the_extension_the_python_function_is_used(name, monkeypatch):
     native = _run(name)
     monkeypatch.setattr(_cpu_extension, "why_unavailable", lambda: "it was not built")
     for module in (ours.mse_loss, ours.binary_cross_entropy, ours.embedding):

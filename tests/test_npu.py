@@ -92,7 +92,7 @@ def test_other_chips(chip):
 
 
 @pytest.mark.parametrize("queue", ["1", "2"])
-def test_a_failure_in_the_queue_is_raised_once_and_each_later_call_says_that_the_queue_has_ended(tmp_path, queue):
+def test_a_failure_in_the_queue_is_raised_once_and_each_later_call_reports_the_stopped_queue(tmp_path, queue):
     result = _run_program(
         tmp_path,
         """
@@ -122,7 +122,7 @@ def test_a_failure_in_the_queue_is_raised_once_and_each_later_call_says_that_the
     assert len(later) == 3 and all(line.startswith(sentence) for line in later), result.stdout + result.stderr
 
 
-def test_after_the_queue_has_ended_what_is_computed_in_torch_calls_says_so_too(tmp_path):
+def test_the_pytorch_fallback_also_reports_the_stopped_queue(tmp_path):
     result = _run_program(
         tmp_path,
         """
@@ -168,12 +168,12 @@ def test_after_the_queue_has_ended_what_is_computed_in_torch_calls_says_so_too(t
         TASK_QUEUE_ENABLE="1",
     )
     lines = result.stdout.splitlines()
-    # The package's own sentence, or the host NPU's, which says so at calls where a device says nothing.
+    # The package's own message, or the host NPU's, which raises for calls that a device silently ignores.
     is_said = [re.search("torch_npu's (task )?queue has ended", line) is not None for line in lines]
     assert len(lines) == 11 and all(is_said), result.stdout + result.stderr
 
 
-def test_cann_without_an_operator_says_what_is_missing_and_what_works(tmp_path):
+def test_a_missing_cann_operator_is_reported_with_what_works_without_it(tmp_path):
     # A host NPU whose operators have one name less.
     shutil.copytree(LIBRARIES, tmp_path / "cann")
     library = tmp_path / "cann" / "libopapi.so"
@@ -221,7 +221,7 @@ def test_cann_without_an_operator_says_what_is_missing_and_what_works(tmp_path):
 
 
 @pytest.mark.parametrize("asked, refused", [(True, "IndexError"), (False, "nothing")])
-def test_whether_values_are_checked_can_be_said_before_there_is_an_npu(asked, refused):
+def test_check_values_can_be_set_before_an_npu_is_available(asked, refused):
     program = f"""
         import torch_aclnn_ops
         torch_aclnn_ops.check_values({asked})
@@ -242,7 +242,7 @@ def test_whether_values_are_checked_can_be_said_before_there_is_an_npu(asked, re
     assert result.stdout == f"{refused}\n", result.stderr
 
 
-def test_without_cann_the_reason_is_known():
+def test_without_cann_the_reason_is_reported():
     if _torch_npu.why_unavailable() is None:
         pytest.skip("there is a CANN")
     assert _extension.why_unavailable() == _torch_npu.why_unavailable()
@@ -250,7 +250,7 @@ def test_without_cann_the_reason_is_known():
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
-def test_the_signatures_are_compared_with_canns_headers_where_there_are_any(tmp_path):
+def test_the_signatures_are_compared_with_canns_headers_if_installed(tmp_path):
     # The host NPU's headers declare the same functions, written independently from the documents.
     headers = ROOT / "host-npu" / "csrc" / "include"
     flags = ["-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror"]

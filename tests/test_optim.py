@@ -58,7 +58,7 @@ def of_torch(name, case, dtype, ema_decay):
 @pytest.mark.parametrize(
     ("dtype", "case"),
     [
-        # float64 sees every option; float32 rounds more and does the same.
+        # float64 runs every option; float32 runs the same code with more rounding.
         pytest.param(dtype, case, marks=[pytest.mark.exhaustive] if dtype.itemsize == 4 and case != "defaults" else [])
         for dtype in BOUNDS
         for case in TORCH_OPTIONS
@@ -86,7 +86,7 @@ def test_the_average_equals_swa_utils_for_any_decay(ema_decay):
 
 
 @pytest.mark.usefixtures("path")
-def test_200_steps_of_bfloat16_parameters_are_those_of_float32_ones_rounded():
+def test_200_steps_of_bfloat16_parameters_equal_rounded_float32_parameters():
     # The gradients depend on the rounded weights, so the runs drift apart, by less than the weights are rounded.
     model = Weights(torch.bfloat16)
     optimizer = FusedEmaAdam(model.parameters(), lr=1e-2, weight_decay=1e-2, ema_decay=0.99, ema_start_step=1)
@@ -107,7 +107,7 @@ def test_200_steps_of_bfloat16_parameters_are_those_of_float32_ones_rounded():
 
 @pytest.mark.parametrize("flatten", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_with_ema_start_step_1_weights_and_averages_are_bit_for_bit_those_of_adamw_and_swa_utils(dtype, flatten):
+def test_with_ema_start_step_1_weights_and_averages_equal_adamw_and_swa_utils_bit_for_bit(dtype, flatten):
     # The two sides of the diff in docs/migrate.md.
     theirs = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1)).to(dtype)
     mine = copy.deepcopy(theirs)
@@ -125,7 +125,7 @@ def test_with_ema_start_step_1_weights_and_averages_are_bit_for_bit_those_of_ada
     assert_all_equal(averages_of(mine, optimizer), weights_of(averages.module))
 
 
-def test_defaults_are_adamws_and_average_with_the_initial_weights():
+def test_defaults_equal_adamws_and_average_the_initial_weights():
     mine, theirs = Weights(), Weights()
     averages = weights_of(mine)
     optimizer, adamw = FusedEmaAdam(mine.parameters()), torch.optim.AdamW(theirs.parameters())
@@ -149,7 +149,7 @@ SCHEDULERS = {
 
 @pytest.mark.parametrize("make_scheduler", SCHEDULERS.values(), ids=SCHEDULERS)
 @pytest.mark.parametrize("lr", [1e-2, torch.tensor(1e-2, dtype=torch.float64)], ids=["float", "tensor"])
-def test_a_scheduler_drives_it_as_it_drives_adamw(make_scheduler, lr):
+def test_a_scheduler_works_as_with_adamw(make_scheduler, lr):
     mine, theirs = Weights(), Weights()
     optimizer = FusedEmaAdam(mine.parameters(), lr=copy.deepcopy(lr), ema_decay=0.9, ema_start_step=1)
     scheduler = make_scheduler(optimizer)
@@ -275,7 +275,7 @@ def test_a_step_reads_no_value_from_the_device():
     assert optimizer.state[weight]["step"].device == weight.device
 
 
-def test_torchs_cpu_kernels_are_for_the_cpu():
+def test_torchs_cpu_kernels_are_used_on_the_cpu_only():
     assert kernels.has_native_kernel(*torch.ones(4, 3))
     assert not kernels.has_native_kernel(*torch.ones(4, 3, device="meta"))
 

@@ -51,7 +51,7 @@ each_schedule = pytest.mark.parametrize("options, decays", SCHEDULES.values(), i
 
 @each_flatten
 @each_schedule
-def test_the_average_moves_by_its_schedule(options, decays, flatten):
+def test_the_average_follows_its_schedule(options, decays, flatten):
     model = Weights()
     optimizer = FusedEmaAdam(model.parameters(), lr=1e-2, ema_decay=0.6, **options, flatten=flatten)
     averages = weights_of(model)
@@ -64,7 +64,7 @@ def test_the_average_moves_by_its_schedule(options, decays, flatten):
 
 
 @each_schedule
-def test_a_device_finds_the_decays_that_the_host_does(options, decays):
+def test_decays_computed_on_a_device_equal_those_on_the_host(options, decays):
     group = FusedEmaAdam([nn.Parameter(torch.ones(1))], ema_decay=0.6, **options).param_groups[0]
     _, schedule = options_of(group)
     assert [schedule.decay_at(step) for step in range(1, 10)] == pytest.approx(decays, abs=1e-15)
@@ -86,7 +86,7 @@ def test_a_compiled_step_follows_the_schedule(options, decays):
 
 @each_flatten
 @each_schedule
-def test_a_schedule_goes_on_after_a_checkpoint(options, decays, flatten):
+def test_a_schedule_resumes_from_a_checkpoint(options, decays, flatten):
     model = Weights()
     optimizer = FusedEmaAdam(model.parameters(), lr=1e-2, ema_decay=0.6, **options)
     train(model, optimizer, range(5))
@@ -122,7 +122,7 @@ INVALID = {
 
 
 @pytest.mark.parametrize("options, exception, sentence", INVALID.values(), ids=INVALID)
-def test_it_refuses(options, exception, sentence):
+def test_it_raises_for(options, exception, sentence):
     with pytest.raises(exception, match=f"^FusedEmaAdam: {sentence}"):
         FusedEmaAdam(Weights().parameters(), **options)
 
@@ -155,7 +155,7 @@ def trained_network(dtype=torch.float32, **options):
 
 @each_flatten
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_ema_state_dict_loads_into_the_model_as_what_a_swap_shows(dtype, flatten):
+def test_ema_state_dict_equals_the_swapped_model(dtype, flatten):
     network, optimizer = trained_network(dtype, flatten=flatten)
     ema_network = Network().to(dtype)
     ema_network.load_state_dict(optimizer.ema_state_dict(network))
@@ -182,7 +182,7 @@ def test_ema_state_dict_copies_buffers_and_untrained_parameters_and_keeps_weight
     assert_all_equal(list(state.values()), list(before.values()))
 
 
-def test_an_ema_model_file_loads_and_is_replaced_at_once(tmp_path, monkeypatch):
+def test_an_ema_model_file_loads_and_is_replaced_atomically(tmp_path, monkeypatch):
     network, optimizer = trained_network()
     path = tmp_path / "ema.pt"
     optimizer.save_ema_model(network, path)
@@ -204,7 +204,7 @@ def test_an_ema_model_file_loads_and_is_replaced_at_once(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("call", ["ema_state_dict", "save_ema_model"])
-def test_inside_a_swap_there_is_no_export(call, tmp_path):
+def test_exporting_averages_inside_a_swap_raises(call, tmp_path):
     network, optimizer = trained_network()
     arguments = [network, tmp_path / "ema.pt"] if call == "save_ema_model" else [network]
     with optimizer.swap_ema_params():
@@ -212,7 +212,7 @@ def test_inside_a_swap_there_is_no_export(call, tmp_path):
             getattr(optimizer, call)(*arguments)
 
 
-def test_what_is_written_to_a_16_bit_parameter_in_a_swap_is_in_its_average_and_the_rest_keeps_its_digits():
+def test_changes_of_a_16_bit_parameter_in_a_swap_are_averaged_and_the_rest_keeps_its_precision():
     weight = nn.Parameter(torch.full((2,), 0.123, dtype=torch.bfloat16))
     optimizer = FusedEmaAdam([weight], lr=0.1)
     weight.grad = torch.ones_like(weight)

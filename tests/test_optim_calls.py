@@ -68,7 +68,7 @@ class CallOnce(TorchDispatchMode):
 
 @pytest.mark.parametrize("flatten", [False, True])
 @each_call
-def test_another_thread_is_refused_while_a_step_writes(call, flatten):
+def test_another_thread_raises_during_a_step(call, flatten):
     model, optimizer = trained(flatten=flatten)
     expected = trained(flatten=flatten)
     errors = []
@@ -83,7 +83,7 @@ def test_another_thread_is_refused_while_a_step_writes(call, flatten):
 
 
 @each_call
-def test_another_thread_is_refused_during_the_closure_of_a_step(call):
+def test_another_thread_raises_during_the_closure_of_a_step(call):
     model, optimizer = trained()
     errors = []
     optimizer.step(lambda: errors.append(in_a_thread(lambda: call(model, optimizer))))
@@ -91,7 +91,7 @@ def test_another_thread_is_refused_during_the_closure_of_a_step(call):
 
 
 @each_call
-def test_another_thread_is_refused_inside_a_swap(call):
+def test_another_thread_raises_inside_a_swap(call):
     model, optimizer = trained()
     before = contents(model, optimizer)
     with optimizer.swap_ema_params():
@@ -103,7 +103,7 @@ def test_another_thread_is_refused_inside_a_swap(call):
 
 
 @each_call
-def test_another_thread_is_refused_while_a_swap_gives_the_weights_back(call):
+def test_another_thread_raises_while_a_swap_restores_the_weights(call):
     model, optimizer = trained()
     before, errors = contents(model, optimizer), []
     with optimizer.swap_ema_params():
@@ -114,7 +114,7 @@ def test_another_thread_is_refused_while_a_swap_gives_the_weights_back(call):
     assert_all_equal(contents(model, optimizer), before)
 
 
-def test_of_two_threads_that_step_at_once_one_is_refused():
+def test_one_of_two_threads_that_step_concurrently_raises():
     model, optimizer = trained()
     is_inside, may_go = threading.Event(), threading.Event()
 
@@ -175,7 +175,7 @@ def test_a_closure_may_swap_the_averages_in_and_out():
     assert_all_equal(contents(model, optimizer), contents(*expected))
 
 
-def test_a_step_whose_closure_leaves_the_averages_in_is_refused_before_anything_is_written():
+def test_a_step_whose_closure_leaves_a_swap_open_raises_before_anything_is_written():
     model, optimizer = trained()
     before = contents(model, optimizer)
     swap = optimizer.swap_ema_params()
@@ -187,14 +187,14 @@ def test_a_step_whose_closure_leaves_the_averages_in_is_refused_before_anything_
 
 
 @pytest.mark.parametrize("call", TO_SAVE.values(), ids=TO_SAVE)
-def test_what_a_signal_handler_asks_for_while_a_step_writes_is_refused(call):
+def test_a_method_call_in_a_signal_handler_during_a_step_raises(call):
     model, optimizer = trained()
     with pytest.raises(RuntimeError, match=r"step\(\) of the same optimizer is running; wait"):
         with CallOnce("fused_adam", lambda: call(model, optimizer)):
             optimizer.step()
 
 
-def test_threads_may_read_at_once():
+def test_threads_may_read_concurrently():
     model, optimizer = trained()
     hook = optimizer.register_state_dict_pre_hook(lambda _: errors.append(in_a_thread(read)))
 
@@ -208,7 +208,7 @@ def test_threads_may_read_at_once():
     assert errors == [None]
 
 
-def test_optimizers_of_the_same_parameters_step_at_once_in_threads():
+def test_optimizers_of_the_same_parameters_step_concurrently_in_threads():
     model, optimizer = trained()
     others = [FusedEmaAdam(model.parameters()) for _ in range(2)]
     assert optimizer.step(lambda: in_a_thread(others[0].step)) is None
@@ -217,7 +217,7 @@ def test_optimizers_of_the_same_parameters_step_at_once_in_threads():
 
 
 @pytest.mark.parametrize("clone", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
-def test_a_copy_that_is_made_in_a_closure_is_free(clone):
+def test_a_copy_made_in_a_closure_is_usable(clone):
     _, optimizer = trained()
     copies = []
     optimizer.step(lambda: copies.append(clone(optimizer)))
@@ -227,7 +227,7 @@ def test_a_copy_that_is_made_in_a_closure_is_free(clone):
 
 
 @pytest.mark.parametrize("fullgraph", [False, True])
-def test_a_compiled_step_inside_a_swap_is_refused(fullgraph):
+def test_a_compiled_step_inside_a_swap_raises(fullgraph):
     model, optimizer = trained()
     step = torch.compile(optimizer.step, fullgraph=fullgraph, backend="eager")
     step()
@@ -240,7 +240,7 @@ def test_a_compiled_step_inside_a_swap_is_refused(fullgraph):
     assert {int(state["step"]) for state in optimizer.state.values()} == {4}
 
 
-def test_a_swap_that_is_refused_or_fails_leaves_the_optimizer_free():
+def test_a_failed_swap_leaves_the_optimizer_usable():
     model, optimizer = trained()
     with optimizer.swap_ema_params():
         with pytest.raises(RuntimeError, match="leave the with block first"), optimizer.swap_ema_params():

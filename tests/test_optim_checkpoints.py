@@ -52,7 +52,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @each_dtype
-def test_training_goes_on_bit_for_bit_after(way, dtype):
+def test_training_resumes_bit_for_bit_after(way, dtype):
     model = Weights(dtype)
     optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, weight_decay=0.1, betas=(0.8, 0.99))
     train(model, optimizer, range(5))
@@ -80,7 +80,7 @@ def test_loading_a_state_dict_gives_that_state_dict(dtype):
 
 
 @pytest.mark.parametrize("name", GROUP_OPTIONS)
-def test_an_option_that_a_checkpoint_lacks_stays_as_it_is(name):
+def test_an_option_missing_in_a_checkpoint_is_unchanged(name):
     optimizer = FusedEmaAdam([{"params": [nn.Parameter(torch.ones(1))], name: GROUP_OPTIONS[name]}])
     checkpoint = FusedEmaAdam([nn.Parameter(torch.ones(1))]).state_dict()
     del checkpoint["param_groups"][0][name]
@@ -88,14 +88,14 @@ def test_an_option_that_a_checkpoint_lacks_stays_as_it_is(name):
     assert optimizer.param_groups[0][name] == GROUP_OPTIONS[name]
 
 
-def test_an_option_that_a_pickle_lacks_becomes_the_default():
+def test_an_option_missing_in_a_pickle_gets_its_default():
     optimizer = FusedEmaAdam([nn.Parameter(torch.ones(1))], ema_decay=0.5)
     del optimizer.param_groups[0]["ema_decay"]
     assert pickle.loads(pickle.dumps(optimizer)).param_groups[0]["ema_decay"] == 0.5
 
 
 @pytest.mark.parametrize("saved_step", [torch.tensor(3.0), torch.tensor([3.0]), 3, 3.0], ids=repr)
-def test_a_step_count_of_another_kind_is_read(saved_step):
+def test_a_step_count_of_another_type_is_loaded(saved_step):
     model = Weights()
     optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
     train(model, optimizer, range(3))
@@ -111,7 +111,7 @@ def test_a_step_count_of_another_kind_is_read(saved_step):
     assert all(state["step"].dtype == torch.int64 for state in resumed_optimizer.state.values())
 
 
-def test_an_average_that_a_checkpoint_lacks_starts_from_the_weights_of_the_next_step():
+def test_an_average_missing_in_a_checkpoint_starts_from_the_weights_at_the_next_step():
     model = Weights()
     optimizer = FusedEmaAdam(model.parameters(), ema_decay=1.0)
     train(model, optimizer, range(3))
@@ -176,7 +176,7 @@ def test_after_an_exception_on_the_way_into_a_swap_weights_and_state_are_as_befo
         assert_all_equal(weights_of(model), averages_of(model, optimizer))
 
 
-def test_a_swap_rebinds_nothing():
+def test_a_swap_keeps_all_tensor_objects():
     model, optimizer = trained()
     addresses = [weight.data_ptr() for weight in model.parameters()]
     views = [weight.detach() for weight in model.parameters()]
@@ -192,7 +192,7 @@ def test_a_parameter_that_was_never_updated_keeps_its_weights_in_a_swap():
         assert torch.equal(weight.detach(), torch.ones(2))
 
 
-def test_what_is_written_to_a_parameter_in_a_swap_is_in_its_average_afterwards():
+def test_in_place_changes_of_a_parameter_in_a_swap_are_written_to_its_average():
     model, optimizer = trained()
     weight = next(model.parameters())
     with optimizer.swap_ema_params(), torch.no_grad():
@@ -200,8 +200,8 @@ def test_what_is_written_to_a_parameter_in_a_swap_is_in_its_average_afterwards()
     assert (optimizer.state[weight]["ema_params"] == 7).all()
 
 
-def test_a_backward_pass_through_weights_that_were_swapped_is_refused():
-    # autograd sees the writes: a graph from before the swap needs weights that are not there.
+def test_a_backward_pass_through_swapped_weights_raises():
+    # autograd detects the in-place writes: a graph from before the swap needs the overwritten weights.
     weight = nn.Parameter(torch.ones(2))
     optimizer = FusedEmaAdam([weight])
     weight.grad = torch.ones(2)
@@ -221,7 +221,7 @@ IN_A_SWAP = {
 
 
 @pytest.mark.parametrize("name", IN_A_SWAP)
-def test_in_a_swap_it_refuses_to(name):
+def test_inside_a_swap_it_raises_for(name):
     model, optimizer = trained()
     before = weights_of(model) + states_of(optimizer)
     with optimizer.swap_ema_params():
@@ -230,7 +230,7 @@ def test_in_a_swap_it_refuses_to(name):
     assert_all_equal(weights_of(model) + states_of(optimizer), before)
 
 
-def test_after_a_swap_training_goes_on_as_without_it():
+def test_training_after_a_swap_continues_as_without_it():
     model, optimizer = trained()
     other_model, other_optimizer = trained()
     with optimizer.swap_ema_params():

@@ -42,7 +42,7 @@ def test_weights_and_averages_are_those_of_one_process(row, found, name):
             torch.testing.assert_close(mine.double(), theirs, rtol=0, atol=TOLERANCE[device])
 
 
-def test_canns_operator_makes_the_steps_of_npus(row, found):
+def test_canns_operator_performs_the_steps_on_npus(row, found):
     device, _ = row
     expected = {"aclnnApplyFusedEmaAdam"} if device == "npu" else set()
     assert [of_rank["operators"] for of_rank in found] == [expected] * len(found)

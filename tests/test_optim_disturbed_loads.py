@@ -37,7 +37,7 @@ def _stop(*_):
 
 
 @each_configuration
-def test_a_pre_hook_that_raises_leaves_the_optimizer_as_it_was(configuration):
+def test_a_failing_pre_hook_leaves_the_optimizer_unchanged(configuration):
     run, checkpoint = Run(configuration, 3), checkpoint_of(configuration)
     before = run.objects()
     run.optimizer.register_load_state_dict_pre_hook(_stop)
@@ -47,7 +47,7 @@ def test_a_pre_hook_that_raises_leaves_the_optimizer_as_it_was(configuration):
 
 
 @each_configuration
-def test_a_post_hook_that_raises_leaves_the_optimizer_with_all_of_the_new_state(configuration):
+def test_a_failing_post_hook_leaves_the_complete_new_state(configuration):
     run, loaded = Run(configuration, 3), Run(configuration, 3)
     run.optimizer.register_load_state_dict_post_hook(_stop)
     with pytest.raises(Stop):
@@ -58,7 +58,7 @@ def test_a_post_hook_that_raises_leaves_the_optimizer_with_all_of_the_new_state(
     assert are_same(run.contents(), loaded.contents())
 
 
-def test_hooks_see_the_state_dict_and_may_return_another_one():
+def test_hooks_get_the_state_dict_and_may_return_another_one():
     run, loaded = Run("float32", 3), Run("float32", 3)
     checkpoint = checkpoint_of("float32")
     seen = []
@@ -75,7 +75,7 @@ def test_hooks_see_the_state_dict_and_may_return_another_one():
 
 
 @each_configuration
-def test_a_failure_of_any_operator_while_loading_leaves_the_optimizer_as_it_was(configuration):
+def test_a_failing_operator_while_loading_leaves_the_optimizer_unchanged(configuration):
     run, checkpoint = Run(configuration, 3), checkpoint_of(configuration)
     checkpoint["state"][1]["exp_avg"] = expanded(checkpoint["state"][1]["exp_avg"])
     before = run.objects()
@@ -115,7 +115,7 @@ def _interrupted_at(nth, action):
 
 
 @pytest.mark.parametrize("configuration", ["masters", "float32 flat"])
-def test_an_interrupt_at_any_line_of_a_load_leaves_all_of_one_state(configuration):
+def test_an_interrupt_at_any_line_of_a_load_leaves_a_consistent_state(configuration):
     checkpoint = checkpoint_of(configuration)
     loaded = Run(configuration, 3)
     loaded.optimizer.load_state_dict(checkpoint)
@@ -134,7 +134,7 @@ def test_an_interrupt_at_any_line_of_a_load_leaves_all_of_one_state(configuratio
 
 
 @each_configuration
-def test_after_a_refused_load_the_optimizer_can_be_copied_and_pickled(configuration):
+def test_after_a_failed_load_the_optimizer_can_be_copied_and_pickled(configuration):
     run = Run(configuration, 3)
     checkpoint = checkpoint_of(configuration)
     step(None)(checkpoint)
@@ -172,7 +172,7 @@ def _sharded(contents, mesh, dim):
     ],
     ids=["plain state", "plain parameter", "another placement", "the same placement"],
 )
-def test_states_have_to_be_sharded_as_their_parameters_are(mesh, dim_of_param, dim_of_state, sentence):
+def test_states_must_be_sharded_like_their_parameters(mesh, dim_of_param, dim_of_state, sentence):
     weight, checkpoint = torch.ones(4, 4), FusedEmaAdam([param := nn.Parameter(torch.ones(4, 4))])
     param.grad = torch.ones(4, 4)
     checkpoint.step()
@@ -191,7 +191,7 @@ def test_states_have_to_be_sharded_as_their_parameters_are(mesh, dim_of_param, d
 
 
 @each_configuration
-def test_a_group_that_is_flattened_already_takes_the_loaded_state(configuration):
+def test_an_already_flattened_group_loads_a_state(configuration):
     run, fresh = Run(configuration, 3), Run(configuration, 0)
     checkpoint = checkpoint_of(configuration)
     fresh.model.load_state_dict(run.model.state_dict())

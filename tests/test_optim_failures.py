@@ -52,7 +52,7 @@ def test_after_a_failure_updated_parameters_have_no_gradient_and_a_second_call_u
     assert_all_equal([*weights, *states_of(optimizer)], [*expected, *states_of(expected_optimizer)])
 
 
-def test_new_gradients_after_a_failure_are_those_of_a_new_step():
+def test_recomputed_gradients_after_a_failure_start_a_new_step():
     weights, optimizer = groups()
     with pytest.raises(Failed):
         fail_in_second_group(optimizer)
@@ -62,19 +62,19 @@ def test_new_gradients_after_a_failure_are_those_of_a_new_step():
     assert [int(optimizer.state[weight]["step"]) for weight in weights] == [3, 3, 3, 2]
 
 
-def test_what_cannot_be_finished_is_kept_and_finished_by_the_next_call():
+def test_an_incomplete_update_is_finished_by_the_next_call():
     weights, optimizer = groups()
     before = states_of(optimizer)
     with pytest.raises(Failed) as caught, pytest.warns(UserWarning, match="a second attempt .* failed as well"):
         FailOperators(1, 1000).run(optimizer.step)  # all but the count of the first group
-    assert "3 of these are half updated" in notes_of(caught)
+    assert "3 of these are partially updated" in notes_of(caught)
     assert "0-2 of group" not in notes_of(caught)
     optimizer.state_dict()
     assert_all_equal(states_of(optimizer), before)
     assert all(weight.grad is not None for weight in weights)
 
 
-def test_the_function_says_which_parameters_it_has_updated():
+def test_the_function_reports_which_parameters_it_has_updated():
     wide, narrow = torch.ones(2), torch.ones(2, dtype=torch.float16)
     lists = [[tensor.clone() for tensor in (wide, narrow)] for _ in range(5)]
     steps = [torch.tensor(0), torch.tensor(0)]
@@ -85,7 +85,7 @@ def test_the_function_says_which_parameters_it_has_updated():
     assert [int(step) for step in steps] == [1, 0]
 
 
-def test_a_block_that_leaves_no_memory_restores_the_weights():
+def test_weights_are_restored_without_allocating_memory():
     # Nothing is allocated on the way out of a swap of parameters of float32.
     weights, optimizer = groups()
     before = [weight.detach().clone() for weight in weights]
@@ -97,11 +97,12 @@ def test_a_block_that_leaves_no_memory_restores_the_weights():
     assert set(mode.seen) == {"aten.copy_.default"}
 
 
-def test_weights_that_a_device_does_not_take_back_are_kept_until_it_does():
+def test_weights_that_cannot_be_restored_are_kept_until_they_can():
     weights, optimizer = groups()
     before = [*(weight.detach().clone() for weight in weights), *states_of(optimizer)]
     mode = FailOperators(0, 1000)
-    with pytest.raises(RuntimeError, match=r"does not give parameters 0-2 of group 0 and 0 of group 1 their weights"):
+    sentence = "weights of parameters 0-2 of group 0 and 0 of group 1 could not be restored"
+    with pytest.raises(RuntimeError, match=sentence):
         with optimizer.swap_ema_params():
             mode.__enter__()
     mode.__exit__(None, None, None)
@@ -109,7 +110,7 @@ def test_weights_that_a_device_does_not_take_back_are_kept_until_it_does():
     assert_all_equal([*(weight.detach() for weight in weights), *states_of(optimizer)], before)
 
 
-def test_a_swap_that_is_dropped_without_its_end_restores_the_weights():
+def test_a_swap_that_is_garbage_collected_restores_the_weights():
     # As after an interrupt before the first bytecode of __exit__.
     weights, optimizer = groups()
     before = [weight.detach().clone() for weight in weights]
@@ -121,10 +122,10 @@ def test_a_swap_that_is_dropped_without_its_end_restores_the_weights():
     optimizer.state_dict()
 
 
-def test_a_swap_whose_end_has_failed_leaves_a_later_one_alone():
+def test_a_swap_whose_exit_failed_does_not_affect_a_later_one():
     weights, optimizer = groups()
     failed, mode = optimizer.swap_ema_params(), FailOperators(0, 1000)
-    with pytest.raises(RuntimeError, match="does not give parameters"), failed:
+    with pytest.raises(RuntimeError, match="could not be restored"), failed:
         mode.__enter__()
     mode.__exit__(None, None, None)
     optimizer.state_dict()
@@ -147,7 +148,7 @@ def test_a_swap_is_a_decorator_too():
 
 
 @each_configuration
-def test_nothing_is_lost_whichever_operators_fail(name, monkeypatch):
+def test_no_state_is_lost_whichever_operators_fail(name, monkeypatch):
     monkeypatch.setattr(interrupts, "CONFIGURATIONS", {name: interrupts.CONFIGURATIONS[name]})
     report = Report()
     Campaign("cpu", report).fail_operators((1, 1000), every=307)
@@ -155,7 +156,7 @@ def test_nothing_is_lost_whichever_operators_fail(name, monkeypatch):
     assert sum(report.disturbed.values()) > 2
 
 
-def test_nothing_is_lost_whenever_a_signal_comes():
+def test_no_state_is_lost_whenever_a_signal_arrives():
     report = Report()
     with interrupts.timer_raises():
         Campaign("cpu", report).interrupt(20)
@@ -164,16 +165,16 @@ def test_nothing_is_lost_whenever_a_signal_comes():
 
 
 @pytest.mark.parametrize("moved", ["step", "exp_avg", "exp_avg_sq", "ema_params", "master_params"])
-def test_a_campaign_sees_a_first_step_that_moved_one_state_alone(moved):
+def test_the_campaign_detects_a_first_step_that_changed_a_single_state(moved):
     attempt = interrupts.Attempt("cpu", "masters", "step", 0)
     with pytest.raises(Failed) as caught:
         FailOperators(0, 1, "fused_adam").run(attempt.act)
     optimizer, first = attempt._trainee.optimizer, attempt._trainee.params[0]
     optimizer.state[first][moved].add_(1)
-    assert attempt.lost(caught.value) == "parameter 0 is half updated"
+    assert attempt.lost(caught.value) == "parameter 0 is partially updated"
 
 
-def test_a_repeated_step_moves_no_average_twice_whose_parameter_is_elsewhere_by_then():
+def test_a_repeated_step_updates_no_average_twice_even_if_its_parameter_has_moved():
     partly = 0
     for nth in range(0, 60, 3):
         attempt = interrupts.Attempt("cpu", "flat mixed", "step", 2)

@@ -1,4 +1,4 @@
-"""FusedEmaAdam(flatten=True): one buffer each for weights, gradients and states, and nobody has to know."""
+"""FusedEmaAdam(flatten=True): contiguous buffers for weights, gradients and states, transparent to other code."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @each_dtype
-def test_the_results_are_bit_for_bit_those_without_it(dtype, options):
+def test_results_equal_those_without_flatten_bit_for_bit(dtype, options):
     flat, plain = both(dtype, **options)
     for pair in (flat, plain):
         train(*pair, range(8))
@@ -62,7 +62,7 @@ def test_the_results_are_bit_for_bit_those_without_it(dtype, options):
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("size", [1, 15, 16, 17, 1000, 50_000, 50_001, 300_001, 600_000])
-def test_sizes_that_torchs_kernels_take_in_other_pieces_give_the_same_bits(size, threads):
+def test_sizes_that_torchs_kernels_split_differently_give_the_same_bits(size, threads):
     results = []
     torch.set_num_threads(threads)
     try:
@@ -94,7 +94,7 @@ def test_weights_gradients_and_states_of_a_group_are_parts_of_one_buffer_each():
         assert [address - of_kind[0] for address in of_kind] == [0, 512, 1024, 1536]
 
 
-def test_parameters_without_a_gradient_count_no_steps_and_do_not_move():
+def test_parameters_without_a_gradient_are_not_updated_and_count_no_steps():
     flat, plain = both()
     for step in range(12):
         for model, optimizer in (flat, plain):
@@ -122,7 +122,7 @@ def test_backward_passes_through_a_model_accumulate_in_its_gradients(set_to_none
     assert_same(*pairs)
 
 
-def test_a_gradient_that_is_part_of_a_bucket_stays_there():
+def test_a_gradient_in_a_ddp_bucket_is_not_replaced():
     bucket = torch.ones(6)
     weights = [nn.Parameter(torch.ones(3)) for _ in range(2)]
     optimizer = FusedEmaAdam(weights, flatten=True)
@@ -132,7 +132,7 @@ def test_a_gradient_that_is_part_of_a_bucket_stays_there():
     assert [weight.grad.data_ptr() for weight in weights] == [bucket.data_ptr(), bucket.data_ptr() + 12]
 
 
-def test_a_backward_pass_through_weights_from_before_a_step_is_refused():
+def test_a_backward_pass_through_weights_from_before_a_step_raises():
     weight = nn.Parameter(torch.ones(3))
     optimizer = FusedEmaAdam([weight], flatten=True)
     weight.grad = torch.ones(3)
@@ -180,7 +180,7 @@ def test_a_checkpoint_moves_between_flattened_and_not(dtype, has_trained, loads_
 
 
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "pickle"])
-def test_copies_train_on_by_themselves(way):
+def test_copies_train_independently(way):
     flat, plain = both()
     train(*flat, range(2))
     train(*plain, range(2))
@@ -193,7 +193,7 @@ def test_copies_train_on_by_themselves(way):
     assert_same(copied, plain)
 
 
-def test_a_pickle_of_one_parameter_does_not_hold_the_others():
+def test_a_pickle_of_one_parameter_excludes_the_others():
     weights = [nn.Parameter(torch.randn(1000)) for _ in range(20)]
     optimizer = FusedEmaAdam(weights, flatten=True)
     for weight in weights:
@@ -203,7 +203,7 @@ def test_a_pickle_of_one_parameter_does_not_hold_the_others():
     assert len(pickle.dumps(optimizer)) < 20 * 5 * 6_000
 
 
-def test_parameters_that_move_away_are_flattened_again():
+def test_parameters_that_left_the_buffer_are_flattened_again():
     flat, plain = both()
     for pair in (flat, plain):
         train(*pair, range(2))
@@ -225,7 +225,7 @@ def test_a_model_may_change_its_dtype():
     assert flat[1].state[next(flat[0].parameters())]["master_params"].dtype == torch.float32
 
 
-def test_a_state_that_somebody_replaces_counts():
+def test_a_replaced_state_tensor_is_used():
     flat, plain = both()
     for model, optimizer in (flat, plain):
         train(model, optimizer, range(2))
@@ -235,7 +235,7 @@ def test_a_state_that_somebody_replaces_counts():
     assert_same(flat, plain)
 
 
-def test_a_compiled_step_in_between_counts():
+def test_a_compiled_step_between_eager_steps_is_noticed():
     flat, plain = both()
     for model, optimizer in (flat, plain):
         train(model, optimizer, range(2))
@@ -246,7 +246,7 @@ def test_a_compiled_step_in_between_counts():
     assert_same(flat, plain)
 
 
-def test_a_part_of_another_tensor_stays_there():
+def test_a_parameter_that_is_a_view_of_another_tensor_is_not_flattened():
     storage = torch.zeros(2, 4)
     part = nn.Parameter(storage[0])
     optimizer = FusedEmaAdam([part, nn.Parameter(torch.ones(3))], flatten=True)

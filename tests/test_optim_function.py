@@ -1,4 +1,4 @@
-"""fused_ema_adam: the step on lists of tensors, and what it refuses."""
+"""fused_ema_adam: the step on lists of tensors, and its errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def make_lists(dtype=torch.float32):
 
 
 @each_dtype
-def test_the_function_is_the_step_of_the_class(dtype):
+def test_the_function_equals_the_step_of_the_class(dtype):
     model = Weights(dtype)
     for weight in model.parameters():
         weight.grad = weight.detach() / 2
@@ -43,14 +43,14 @@ def test_the_function_is_the_step_of_the_class(dtype):
     assert all(step == 3 for step in lists["steps"])
 
 
-def test_the_function_takes_parameters_that_require_grad():
+def test_the_function_accepts_parameters_that_require_grad():
     lists = make_lists()
     lists["params"] = [nn.Parameter(weight) for weight in lists["params"]]
     fused_ema_adam(**lists, **OPTIONS)
     assert all(weight.grad_fn is None for weight in lists["params"])
 
 
-def test_the_function_takes_empty_lists():
+def test_the_function_accepts_empty_lists():
     fused_ema_adam([], [], [], [], [], [], **OPTIONS)
 
 
@@ -79,7 +79,7 @@ BAD_TENSORS = {
 
 
 @pytest.mark.parametrize("name, tensor, sentence", BAD_TENSORS.values(), ids=BAD_TENSORS)
-def test_the_function_refuses_and_changes_nothing(name, tensor, sentence):
+def test_the_function_raises_and_changes_nothing(name, tensor, sentence):
     lists, before = make_lists(), make_lists()
     lists[name][3] = tensor
     with pytest.raises(ValueError, match=f"^fused_ema_adam: {sentence}"):
@@ -89,14 +89,14 @@ def test_the_function_refuses_and_changes_nothing(name, tensor, sentence):
         assert_all_equal(lists[one], before[one])
 
 
-def test_the_function_refuses_complex_parameters():
+def test_the_function_raises_for_complex_parameters():
     lists = {name: [torch.ones(2, dtype=torch.complex64)] for name in LISTS[:-1]}
     with pytest.raises(ValueError, match=r"^fused_ema_adam: params\[0\] must have a real floating-point dtype"):
         fused_ema_adam(**lists, steps=[torch.tensor(0)], **OPTIONS)
 
 
 @pytest.mark.parametrize("name", LISTS[1:])
-def test_the_function_refuses_lists_of_different_lengths(name):
+def test_the_function_raises_for_lists_of_different_lengths(name):
     lists = make_lists()
     lists[name].pop()
     with pytest.raises(ValueError, match=f"^fused_ema_adam: {name} has 5 tensors, but params has 6$"):
@@ -106,12 +106,12 @@ def test_the_function_refuses_lists_of_different_lengths(name):
 @pytest.mark.parametrize(
     "name, value", [("lr", -1.0), ("beta1", 1.0), ("beta2", -0.5), ("ema_decay", 2.0), ("eps", -1)]
 )
-def test_the_function_refuses_an_option_out_of_range(name, value):
+def test_the_function_raises_for_an_option_out_of_range(name, value):
     with pytest.raises(ValueError, match=f"{name} must be .*, but it is {value}"):
         fused_ema_adam(**make_lists(), **{**OPTIONS, name: value})
 
 
 @pytest.mark.parametrize("name, value", [("grad_scale", 2.0), ("found_inf", torch.zeros(2))])
-def test_the_function_refuses_a_scale_that_is_not_one_tensor(name, value):
+def test_the_function_raises_for_a_grad_scale_that_is_not_a_one_element_tensor(name, value):
     with pytest.raises(TypeError, match=f"{name} must be a tensor with one element or None, but it is"):
         fused_ema_adam(**make_lists(), **OPTIONS, **{name: value})

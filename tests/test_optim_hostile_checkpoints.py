@@ -1,4 +1,4 @@
-"""FusedEmaAdam: state dicts that do not fit are refused, and unusual ones that fit are loaded."""
+"""FusedEmaAdam: invalid state dicts raise, and unusual but valid ones are loaded."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ REFUSED = {
     ),
     "no params": (without("param_groups", 1, "params"), TypeError, "params of group 1 must be a list of ids"),
     "params a number": (option("params", 2), TypeError, "params of group 1 must be a list of ids, but it is 2"),
-    "one param": (option("params", [2]), ValueError, "group 1 has 1 parameters there, and 2 in the optimizer"),
-    "three params": (option("params", [2, 3, 4]), ValueError, "group 1 has 3 parameters there, and 2 in the optimizer"),
+    "one param": (option("params", [2]), ValueError, "group 1 has 1 parameters, and 2 in the optimizer"),
+    "three params": (option("params", [2, 3, 4]), ValueError, "group 1 has 3 parameters, and 2 in the optimizer"),
     "ids twice": (option("params", [2, 2]), ValueError, "parameter 1 of group 1 and .* different ids, but both have 2"),
     "ids of other group": (option("params", [0, 1]), ValueError, "parameter 0 of group 1 and parameter 0 of group 0"),
     "unhashable ids": (option("params", [[2], [3]]), TypeError, r"the id of parameter 0 of group 1 must .* is \[2\]"),
@@ -147,7 +147,7 @@ REFUSED = {
     "ema_warmup a list": (option("ema_warmup", []), ValueError, IN_1 + "ema_warmup must be None, 'ratio' or"),
     "ema_start_step 1.5": (option("ema_start_step", 1.5), TypeError, IN_1 + "ema_start_step must be an int"),
     "ema_update_every 0": (option("ema_update_every", 0), ValueError, IN_1 + "ema_update_every must be at least 1"),
-    "amsgrad": (option("amsgrad", True), ValueError, "amsgrad=True in group 1, which this optimizer does not have"),
+    "amsgrad": (option("amsgrad", True), ValueError, "amsgrad=True in group 1, which this optimizer does not support"),
     "a step of a group of 2 elements": (
         lambda checkpoint: (option("step", torch.ones(2))(checkpoint), without("state", 2, "step")(checkpoint)),
         ValueError,
@@ -157,7 +157,7 @@ REFUSED = {
 
 
 @each_configuration_and_case(REFUSED)
-def test_a_state_dict_that_does_not_fit_is_refused_and_leaves_the_optimizer_as_it_was(configuration, case):
+def test_an_invalid_state_dict_raises_and_leaves_the_optimizer_unchanged(configuration, case):
     spoil, exception, sentence = REFUSED[case]
     run, checkpoint = Run(configuration, 3), checkpoint_of(configuration)
     result = spoil(checkpoint)
@@ -187,7 +187,7 @@ def _two_zeros(checkpoint):
     checkpoint["state"][1]["exp_avg_sq"].zero_()
 
 
-# What is accepted, and a plain state dict with which training goes on as with it.
+# Accepted state dicts, each with an equivalent plain one.
 ACCEPTED = {
     "step an int": (step(7), step(torch.tensor(7.0))),
     "step of numpy": (step(np.float32(7)), step(torch.tensor(7.0))),
@@ -226,7 +226,7 @@ ACCEPTED = {
 
 
 @each_configuration_and_case(ACCEPTED)
-def test_a_state_dict_of_another_kind_trains_as_a_plain_one(configuration, case):
+def test_an_unusual_but_valid_state_dict_trains_like_a_plain_one(configuration, case):
     unusual, plain = ACCEPTED[case]
     weights = []
     for change in (unusual, plain):

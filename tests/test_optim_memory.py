@@ -50,7 +50,7 @@ DISJOINT = {
 
 @each_flatten
 @pytest.mark.parametrize("views", SHARED.values(), ids=SHARED)
-def test_parameters_that_share_memory_are_refused(views, flatten):
+def test_parameters_that_share_memory_raise(views, flatten):
     params = params_over(torch.zeros(6, 6), *views)
     with pytest.raises(
         ValueError, match=r"parameter 0 of group 0 and parameter 1 of group 0 share memory.*b\.weight ="
@@ -71,7 +71,7 @@ def test_disjoint_views_of_one_buffer_are_trained_in_place(views, flatten):
         assert_all_close([param.detach().float()], [torch.full(param.shape, -0.5)], 1e-2)
 
 
-def test_names_of_parameters_that_share_memory_are_told_and_the_optimizer_is_as_before():
+def test_the_error_names_parameters_that_share_memory_and_leaves_the_optimizer_unchanged():
     first, second = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
     second.data = first.data[1:]
     optimizer = FusedEmaAdam([("embedding.weight", first)])
@@ -82,9 +82,7 @@ def test_names_of_parameters_that_share_memory_are_told_and_the_optimizer_is_as_
 
 @each_flatten
 @each_storage
-def test_parameters_that_are_tied_between_two_steps_are_refused_before_anything_is_written(
-    dtype, master_weights, flatten
-):
+def test_parameters_tied_by_data_between_two_steps_raise_before_anything_is_written(dtype, master_weights, flatten):
     model = Weights(dtype)
     groups = [{"params": [param]} for param in model.parameters()]
     optimizer = FusedEmaAdam(groups, flatten=flatten, master_weights=master_weights, **SETTINGS)
@@ -103,7 +101,7 @@ def test_parameters_that_are_tied_between_two_steps_are_refused_before_anything_
 
 
 class Scaled(nn.Parameter):
-    """A subclass with memory of its own."""
+    """A subclass with its own memory."""
 
 
 WITHOUT_ADDRESS = {
@@ -115,16 +113,16 @@ WITHOUT_ADDRESS = {
 
 
 @pytest.mark.parametrize("make", WITHOUT_ADDRESS.values(), ids=WITHOUT_ADDRESS)
-def test_parameters_without_an_address_are_taken(make):
+def test_parameters_without_an_address_are_supported(make):
     FusedEmaAdam(make()).step()
 
 
-def test_fake_parameters_are_taken():
+def test_fake_parameters_are_supported():
     with FakeTensorMode():
         FusedEmaAdam([nn.Parameter(torch.ones(3)) for _ in range(2)]).step()
 
 
-def test_a_subclass_that_shares_memory_is_refused():
+def test_a_subclass_that_shares_memory_raises():
     data = torch.ones(3)
     with pytest.raises(ValueError, match="share memory"):
         FusedEmaAdam([Scaled(data), nn.Parameter(data)])
@@ -136,7 +134,7 @@ views = st.tuples(
 
 
 @given(first=views, second=views)
-def test_sharing_is_having_an_address_in_common(first, second):
+def test_parameters_share_memory_if_and_only_if_an_element_overlaps(first, second):
     buffer = torch.zeros(200)
     tensors, addresses = [], []
     for offset, dimensions, units in (first, second):
@@ -168,7 +166,7 @@ RESHAPED = {
 @each_flatten
 @each_storage
 @pytest.mark.parametrize("reshape", RESHAPED.values(), ids=RESHAPED)
-def test_a_parameter_of_another_shape_is_refused_before_anything_is_written(reshape, dtype, master_weights, flatten):
+def test_a_resized_parameter_raises_before_anything_is_written(reshape, dtype, master_weights, flatten):
     first, second = (nn.Parameter(torch.ones(64, 2, dtype=dtype)) for _ in range(2))
     groups = [("first", first)], [("second", second)]
     optimizer = FusedEmaAdam(
@@ -195,7 +193,7 @@ def test_a_parameter_of_another_shape_is_refused_before_anything_is_written(resh
 
 @each_flatten
 @pytest.mark.parametrize("steps", [0, 1])
-def test_a_gradient_of_another_shape_is_refused(steps, flatten):
+def test_a_gradient_of_another_shape_raises(steps, flatten):
     weight = nn.Parameter(torch.ones(4))
     optimizer = FusedEmaAdam([weight], flatten=flatten)
     weight.grad = torch.ones(4)
@@ -208,7 +206,7 @@ def test_a_gradient_of_another_shape_is_refused(steps, flatten):
 
 
 @each_flatten
-def test_a_parameter_whose_storage_is_gone_is_refused(flatten):
+def test_a_parameter_whose_storage_was_freed_raises(flatten):
     weight = nn.Parameter(torch.ones(4))
     optimizer = FusedEmaAdam([weight], flatten=flatten)
     weight.grad = torch.ones(4)

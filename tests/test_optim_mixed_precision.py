@@ -21,7 +21,7 @@ each_flatten = pytest.mark.parametrize("flatten", [False, True], ids=["one by on
 
 @each_flatten
 @each_half
-def test_states_are_float32_and_the_weights_are_the_masters_rounded(dtype, flatten):
+def test_states_are_float32_and_the_weights_are_the_rounded_master_weights(dtype, flatten):
     model = Weights(dtype)
     optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, flatten=flatten)
     train(model, optimizer, range(3))
@@ -69,7 +69,7 @@ def average_after_3000_steps(dtype, averages):
 
 
 @each_half
-def test_the_average_of_16_bit_weights_moves_as_that_of_float32_ones_where_torchs_stalls(dtype):
+def test_the_average_of_16_bit_weights_does_not_stall(dtype):
     exact = 1.5 - 0.5 * 0.999**3000
     averages = {}
     average_after_3000_steps(dtype, averages)
@@ -78,7 +78,7 @@ def test_the_average_of_16_bit_weights_moves_as_that_of_float32_ones_where_torch
 
 
 @each_flatten
-def test_a_bfloat16_training_run_has_the_average_of_the_float32_run(flatten):
+def test_the_average_of_a_bfloat16_run_matches_the_float32_run(flatten):
     averages = {}
     for dtype in (torch.float32, torch.bfloat16):
         generator = torch.Generator().manual_seed(0)
@@ -99,7 +99,7 @@ def test_a_bfloat16_training_run_has_the_average_of_the_float32_run(flatten):
 
 @each_flatten
 @each_half
-def test_what_somebody_else_writes_to_a_parameter_counts(dtype, flatten):
+def test_in_place_changes_of_a_parameter_reach_its_master_weight(dtype, flatten):
     weight = nn.Parameter(torch.full((3,), 0.123, dtype=dtype))
     optimizer = FusedEmaAdam([weight], lr=1e-4, weight_decay=0.0, flatten=flatten)
     weight.grad = torch.ones(3, dtype=dtype)
@@ -118,7 +118,7 @@ def test_what_somebody_else_writes_to_a_parameter_counts(dtype, flatten):
 @each_flatten
 @each_half
 @pytest.mark.parametrize("is_noticed", [True, False], ids=["new tensor", "in place"])
-def test_a_new_data_tensor_is_noticed_and_an_in_place_write_through_data_is_overwritten(dtype, flatten, is_noticed):
+def test_a_replaced_data_tensor_is_noticed_and_a_write_through_data_is_overwritten(dtype, flatten, is_noticed):
     weight = nn.Parameter(torch.full((3,), 0.5, dtype=dtype))
     optimizer = FusedEmaAdam([weight], lr=0.0, weight_decay=0.0, flatten=flatten)
     weight.grad = torch.zeros(3, dtype=dtype)
@@ -175,7 +175,7 @@ def scaled_run(dtype, infinite_steps, flatten, steps=6, **options):
 @each_flatten
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF])
 @pytest.mark.parametrize("infinite_steps", [(), (0,), (0, 1, 3)], ids=str)
-def test_under_a_grad_scaler_a_step_is_the_unscaled_one_or_none(infinite_steps, dtype, flatten, options):
+def test_with_a_grad_scaler_a_step_is_unscaled_or_skipped(infinite_steps, dtype, flatten, options):
     model, optimizer, count = scaled_run(dtype, infinite_steps, flatten, **options)
     expected = Weights(dtype)
     expected_optimizer = FusedEmaAdam(expected.parameters(), **SETTINGS, **options, flatten=flatten)

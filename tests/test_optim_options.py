@@ -112,7 +112,7 @@ def test_hooks_of_a_step_run():
     assert calls == ["before", "after"]
 
 
-def test_nothing_moves_in_a_step_that_a_grad_scaler_skips():
+def test_nothing_changes_in_a_step_that_a_grad_scaler_skips():
     model = Weights(torch.float32)
     optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
     train(model, optimizer, range(2))
@@ -162,7 +162,7 @@ def test_a_compiled_step_with_a_scheduler_is_compiled_twice_at_most(backend, fla
 
 @pytest.mark.parametrize("later", [False, True], ids=["from the start", "added later"])
 @pytest.mark.parametrize("name", GROUP_OPTIONS)
-def test_a_group_has_its_own(name, later):
+def test_a_group_has_its_own_options(name, later):
     grouped, alone = Weights(), Weights()
     *others, last = grouped.parameters()
     group = {"params": [last], name: GROUP_OPTIONS[name]}
@@ -182,7 +182,7 @@ def test_a_group_has_its_own(name, later):
 
 @pytest.mark.parametrize("lr", [1, np.float32(0.5), np.float64(0.5), torch.tensor(0.5), torch.tensor([0.5])], ids=repr)
 @pytest.mark.usefixtures("path")
-def test_any_number_may_be_the_learning_rate(lr):
+def test_any_number_type_is_accepted_as_learning_rate(lr):
     mine, theirs = Weights(), Weights()
     train(mine, FusedEmaAdam(mine.parameters(), lr=lr), range(3))
     train(theirs, FusedEmaAdam(theirs.parameters(), lr=float(lr)), range(3))
@@ -234,13 +234,13 @@ each_invalid = pytest.mark.parametrize("options, exception, sentence", INVALID.v
 
 
 @each_invalid
-def test_the_constructor_refuses(options, exception, sentence):
+def test_the_constructor_raises_for(options, exception, sentence):
     with pytest.raises(exception, match=f"^FusedEmaAdam: {sentence}"):
         FusedEmaAdam(Weights().parameters(), **options)
 
 
 @each_invalid
-def test_a_group_is_refused_and_not_added(options, exception, sentence):
+def test_an_invalid_group_raises_and_is_not_added(options, exception, sentence):
     optimizer = FusedEmaAdam([nn.Parameter(torch.ones(1))])
     with pytest.raises(exception, match=f"^FusedEmaAdam: {sentence}"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], **options})
@@ -248,7 +248,7 @@ def test_a_group_is_refused_and_not_added(options, exception, sentence):
 
 
 @each_invalid
-def test_a_step_with_an_option_that_became_invalid_is_refused_and_changes_nothing(options, exception, sentence):
+def test_a_step_with_an_option_that_became_invalid_raises_and_changes_nothing(options, exception, sentence):
     model = Weights()
     optimizer = FusedEmaAdam([{"params": [weight]} for weight in model.parameters()])
     train(model, optimizer, [0])
@@ -268,7 +268,7 @@ def test_a_step_with_an_option_that_became_invalid_is_refused_and_changes_nothin
     ],
     ids=["tensor", "list"],
 )
-def test_an_option_whose_contents_became_invalid_is_refused(options, spoil, sentence, flatten):
+def test_an_option_with_contents_that_became_invalid_raises(options, spoil, sentence, flatten):
     model = Weights()
     optimizer = FusedEmaAdam(model.parameters(), **copy.deepcopy(options), flatten=flatten)
     train(model, optimizer, range(2))
@@ -282,7 +282,7 @@ def test_an_option_whose_contents_became_invalid_is_refused(options, spoil, sent
     [{"lr": torch.ones(2)}, {"betas": (torch.tensor(0.9), 0.99)}, {"betas": (1.0, 0.9)}, {"lr": -1.0}, {"eps": -1.0}],
     ids=str,
 )
-def test_a_wrong_option_raises_as_in_torch(options):
+def test_an_invalid_option_raises_as_in_torch(options):
     for optimizer in (torch.optim.AdamW, FusedEmaAdam):
         with pytest.raises(ValueError):
             optimizer([nn.Parameter(torch.ones(1))], **options)
@@ -320,7 +320,7 @@ if hasattr(torch.Tensor, "grad_dtype"):  # without it, as in torch 2.9, torch re
 
 @pytest.mark.parametrize("stepped", [False, True], ids=["in the first step", "later"])
 @pytest.mark.parametrize("make, sentence", BAD_GRADIENTS.values(), ids=BAD_GRADIENTS)
-def test_a_bad_gradient_is_refused_and_no_parameter_changes(make, sentence, stepped):
+def test_an_invalid_gradient_raises_and_no_parameter_changes(make, sentence, stepped):
     model = Weights()
     bad = make()
     optimizer = FusedEmaAdam([{"params": model.parameters()}, {"params": [nn.Parameter(torch.ones(1)), bad]}])

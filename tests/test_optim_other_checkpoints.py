@@ -58,7 +58,7 @@ def train_network(model, optimizer, steps):
 @each_flatten
 @pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}], ids=str)
 @each_optimizer
-def test_a_run_of_torch_goes_on_with_it_and_the_averages_start_from_the_weights(name, options, flatten):
+def test_a_checkpoint_of_torch_resumes_with_averages_that_start_from_the_weights(name, options, flatten):
     theirs = network()
     optimizer = OPTIMIZERS[name](theirs.parameters(), lr=1e-2, weight_decay=0.1, betas=(0.8, 0.99), **options)
     train_network(theirs, optimizer, range(5))
@@ -81,7 +81,7 @@ def test_a_run_of_torch_goes_on_with_it_and_the_averages_start_from_the_weights(
 @each_flatten
 @pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}], ids=str)
 @each_optimizer
-def test_a_run_of_it_goes_on_with_torch(name, options, flatten):
+def test_its_checkpoint_resumes_with_torch(name, options, flatten):
     mine = network()
     settings = {"lr": 1e-2, "weight_decay": 0.1, "decoupled_weight_decay": name == "AdamW"}
     my_optimizer = FusedEmaAdam(mine.parameters(), **settings, flatten=flatten)
@@ -111,7 +111,7 @@ def test_a_checkpoint_through_torch_and_back_keeps_the_averages():
         train(model, back, [3])
 
 
-def test_amsgrad_is_refused():
+def test_amsgrad_raises():
     model = Weights()
     theirs = torch.optim.AdamW(model.parameters(), amsgrad=True)
     train(model, theirs, [0])
@@ -132,7 +132,7 @@ def mindspeeds_state_dict(optimizer):
 
 
 @each_flatten
-def test_a_run_of_mindspeed_goes_on_with_it(flatten):
+def test_a_checkpoint_of_mindspeed_resumes(flatten):
     model = Weights()
     optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, ema_warmup="ratio")
     train(model, optimizer, range(5))
@@ -157,21 +157,21 @@ def test_a_state_dict_for_mindspeed_has_its_layout():
         assert_all_equal(list(state.values()), list(expected["state"][key].values()))
 
 
-def test_a_group_of_different_steps_has_no_layout_for_mindspeed():
+def test_converting_different_step_counts_to_mindspeed_raises():
     model = Weights()
     optimizer = FusedEmaAdam(model.parameters())
     train(model, optimizer, [0])
     model.set_gradients(1)
     next(model.parameters()).grad = None
     optimizer.step()
-    with pytest.raises(ValueError, match=r"those of group 0 have done \[1, 2\]"):
+    with pytest.raises(ValueError, match=r"those of group 0 have \[1, 2\]"):
         to_mindspeed_state_dict(optimizer.state_dict())
 
 
 @each_flatten
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_torch_distributed_checkpoint_gives_all_states_back_to_an_optimizer_that_has_none(dtype, flatten, tmp_path):
+def test_torch_distributed_checkpoint_restores_all_states_of_a_new_optimizer(dtype, flatten, tmp_path):
     model = network(dtype)
     optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, flatten=flatten)
     train_network(model, optimizer, range(5))
@@ -245,7 +245,7 @@ LONG_WAYS = {
 @each_flatten
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("way", LONG_WAYS)
-def test_steps_that_float32_does_not_hold_stay_exact_through(way, flatten, tmp_path):
+def test_step_counts_beyond_float32_stay_exact_through(way, flatten, tmp_path):
     resumed = LONG_WAYS[way](*trained_for_long(flatten=flatten), tmp_path)
     assert [int(state["step"]) for state in resumed.state.values()] == [LONG] * 4
 
@@ -253,7 +253,7 @@ def test_steps_that_float32_does_not_hold_stay_exact_through(way, flatten, tmp_p
 @each_flatten
 @pytest.mark.parametrize("options", [{}, {"foreach": True}, {"foreach": False}, {"fused": True}], ids=str)
 @each_optimizer
-def test_torch_goes_on_from_steps_that_float32_does_not_hold(name, options, flatten):
+def test_torch_resumes_from_step_counts_beyond_float32(name, options, flatten):
     mine, my_optimizer = trained_for_long(flatten=flatten, decoupled_weight_decay=name == "AdamW")
     theirs = copy.deepcopy(mine)
     optimizer = OPTIMIZERS[name](theirs.parameters())
@@ -271,7 +271,7 @@ def test_torch_goes_on_from_steps_that_float32_does_not_hold(name, options, flat
         assert list(map(int, steps)) == [LONG + 3] * 4
 
 
-def test_hooks_of_state_dict_see_what_it_returns():
+def test_state_dict_hooks_get_the_returned_dict():
     _, optimizer = trained_for_long()
     seen = []
     optimizer.register_state_dict_post_hook(lambda _, contents: seen.append(contents))
@@ -281,7 +281,7 @@ def test_hooks_of_state_dict_see_what_it_returns():
 
 
 @each_flatten
-def test_entries_of_others_in_the_state_stay_as_they_are_in_torchs_optimizers(flatten):
+def test_unknown_state_entries_are_kept_as_in_torch(flatten):
     model = network()
     optimizer = FusedEmaAdam(model.parameters(), flatten=flatten)
     entries = {"name": 1, "another": {"step": 3, "ema_params": None}}
@@ -304,7 +304,7 @@ def test_entries_of_others_in_the_state_stay_as_they_are_in_torchs_optimizers(fl
 
 
 @each_flatten
-def test_a_state_of_a_parameter_that_is_frozen_is_loaded(flatten):
+def test_the_state_of_a_frozen_parameter_is_loaded(flatten):
     model = network()
     optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, flatten=flatten)
     train_network(model, optimizer, range(3))
@@ -317,7 +317,7 @@ def test_a_state_of_a_parameter_that_is_frozen_is_loaded(flatten):
     assert_all_equal(states_of(resumed), states_of(optimizer))
 
 
-def test_a_state_without_averages_has_no_layout_for_mindspeed():
+def test_converting_a_state_without_averages_to_mindspeed_raises():
     model = network()
     theirs = torch.optim.AdamW(model.parameters())
     train_network(model, theirs, [0])
@@ -329,7 +329,7 @@ STEPS = 60
 
 
 def train_in_a_process(folder: str, dtype: str, flatten: str) -> None:
-    """Train, print each loss, and save after every step; go on from what was saved."""
+    """Train, print each loss, and save after every step; resume from the file if there is one."""
     torch.set_num_threads(1)
     path = Path(folder) / "checkpoint.pt"
     model = network(getattr(torch, dtype))
@@ -362,7 +362,7 @@ def start(folder, dtype, flatten):
         ("bfloat16", False, True),
     ],
 )
-def test_after_a_kill_the_losses_go_on_bit_for_bit(dtype, was_flat, is_flat, tmp_path):
+def test_a_killed_run_resumes_bit_for_bit(dtype, was_flat, is_flat, tmp_path):
     torch.manual_seed(0)
     model = network(getattr(torch, dtype))
     expected = train_network(

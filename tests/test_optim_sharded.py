@@ -17,7 +17,7 @@ TOLERANCE = {"mixed precision": 3e-2}
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """Return what gives the results of a case on a device, by rank."""
+    """Return a function that returns the results of a case on a device, by rank."""
 
     @cache
     def of_device(device):
@@ -45,12 +45,12 @@ def _assert_close(mine, expected, flavour=""):
     torch.testing.assert_close(mine, expected, rtol=0, atol=TOLERANCE.get(flavour, 5e-6))
 
 
-def test_averages_and_weights_of_the_table_differ_by_far_more_than_the_tolerance():
+def test_averages_and_weights_of_the_test_cases_differ_by_much_more_than_the_tolerance():
     assert (_of_one_process()["averages"] - _of_one_process()["weights"]).abs().max() > 0.2
 
 
 @with_each_flavour
-def test_a_model_computes_with_what_its_parameters_hold_in_and_after_a_swap(device, flavour, found):
+def test_a_sharded_model_uses_the_averages_in_a_swap_and_the_weights_afterwards(device, flavour, found):
     expected = _of_one_process()
     for of_rank in found(device, f"evaluations: {flavour}"):
         assert of_rank.keys() == expected.keys()
@@ -59,13 +59,13 @@ def test_a_model_computes_with_what_its_parameters_hold_in_and_after_a_swap(devi
 
 
 @with_each_flavour
-def test_an_evaluation_that_raises_half_way_leaves_the_model_its_weights(device, flavour, found):
+def test_a_failing_evaluation_restores_the_weights(device, flavour, found):
     for before, after in found(device, f"broken evaluation: {flavour}"):
         assert torch.equal(before, after)
 
 
 @on_each_device
-def test_an_all_gather_that_has_begun_before_the_swap_is_not_what_the_model_computes_with(device, found):
+def test_a_prefetched_all_gather_is_discarded_by_the_swap(device, found):
     for of_rank in found(device, "gather in flight"):
         for name, output in of_rank.items():
             _assert_close(output, _of_one_process()[name])
@@ -73,7 +73,7 @@ def test_an_all_gather_that_has_begun_before_the_swap_is_not_what_the_model_comp
 
 @on_each_device
 @of_each_kind
-def test_a_swap_inside_a_forward_pass_is_refused_and_moves_nothing(device, flavour, found):
+def test_a_swap_inside_a_forward_pass_raises_and_changes_nothing(device, flavour, found):
     for errors, (before, during, after) in found(device, f"inside a forward pass: {flavour}"):
         [error] = errors
         assert re.match(
@@ -85,16 +85,16 @@ def test_a_swap_inside_a_forward_pass_is_refused_and_moves_nothing(device, flavo
 
 
 @on_each_device
-def test_a_swap_is_refused_where_the_modules_of_fsdp1_are_hidden_from_the_collector(device, found):
+def test_a_swap_raises_if_the_fsdp1_modules_cannot_be_found(device, found):
     for error, before, after in found(device, "hidden"):
         assert error.startswith(
-            "FusedEmaAdam.swap_ema_params: no FullyShardedDataParallel was found that has parameters"
+            "FusedEmaAdam.swap_ema_params: no FullyShardedDataParallel was found that owns parameters"
         )
         assert torch.equal(before, after)
 
 
 @with_each_flavour
-def test_one_file_has_the_whole_averages_on_every_rank(device, flavour, found):
+def test_one_file_has_the_full_averages_for_every_rank(device, flavour, found):
     plain = cases.new_model()
     for of_rank in found(device, f"saved: {flavour}"):
         contents = of_rank["contents"]
@@ -107,11 +107,11 @@ def test_one_file_has_the_whole_averages_on_every_rank(device, flavour, found):
 
 @on_each_device
 @of_each_kind
-def test_a_file_that_cannot_be_written_is_an_oserror_on_every_rank_and_the_next_call_works(device, flavour, found):
+def test_a_failed_save_raises_oserror_on_every_rank_and_the_next_call_works(device, flavour, found):
     first, *others = found(device, f"not saved: {flavour}")
     assert "No such file or directory" in first[0]
     for error, _, _ in others:
-        assert re.match(r"save_ema_model: the rank that writes '.*/ema\.pt' has failed \(FileNotFoundError: ", error)
+        assert re.match(r"save_ema_model: the rank that writes '.*/ema\.pt' failed \(FileNotFoundError: ", error)
 
 
 @on_each_device
@@ -123,11 +123,11 @@ def test_a_full_state_dict_is_on_the_cpu_of_the_first_rank_alone(device, flavour
 
 
 @on_each_device
-def test_a_rank_that_lacks_memory_for_what_was_gathered_is_an_error_on_every_rank(device, found):
+def test_a_rank_without_memory_for_the_gathered_tensors_raises_on_every_rank(device, found):
     first, *others = found(device, "lacking memory")
     assert first == ("not enough memory",)
     for (error,) in others:
-        assert error.endswith("has failed (RuntimeError: not enough memory)")
+        assert error.endswith("failed (RuntimeError: not enough memory)")
 
 
 @with_each_flavour
@@ -138,7 +138,7 @@ def test_a_state_dict_of_averages_loads_into_the_model_with_the_same_shards(devi
 
 
 @on_each_device
-def test_averages_inside_of_zero_redundancy_optimizer_are_refused(device, found):
+def test_averages_inside_a_zero_redundancy_optimizer_raise(device, found):
     for errors, are_weights_kept in found(device, "ZeRO"):
         assert [error.partition(":")[0] for error in errors] == [
             "FusedEmaAdam.swap_ema_params",
@@ -146,6 +146,6 @@ def test_averages_inside_of_zero_redundancy_optimizer_are_refused(device, found)
             "FusedEmaAdam.ema_state_dict",
         ]
         assert all(
-            "inside of a ZeroRedundancyOptimizer this rank has the averages of its own" in error for error in errors
+            "inside a ZeroRedundancyOptimizer this rank has the averages of its own" in error for error in errors
         )
         assert are_weights_kept

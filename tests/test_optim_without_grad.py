@@ -26,7 +26,7 @@ def take_gradients(model, step):
 
 @each_flatten
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_averages_go_on_as_those_of_swa_utils(dtype, flatten):
+def test_averages_without_a_gradient_equal_those_of_swa_utils(dtype, flatten):
     model = Weights(dtype)
     optimizer = FusedEmaAdam(model.parameters(), lr=1e-2, ema_decay=0.9, ema_start_step=1, flatten=flatten)
     averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
@@ -55,7 +55,7 @@ def test_averages_go_on_as_those_of_swa_utils(dtype, flatten):
         for name, schedule in SCHEDULES.items()
     ],
 )
-def test_a_schedule_goes_by_the_parameter_with_the_most_steps(options, decays, flatten, is_compiled):
+def test_a_schedule_uses_the_largest_step_count(options, decays, flatten, is_compiled):
     model = Weights(torch.float64)
     optimizer = FusedEmaAdam(model.parameters(), lr=1e-2, ema_decay=0.6, **options, flatten=flatten)
     step = torch.compile(optimizer.step, fullgraph=True, backend="eager") if is_compiled else optimizer.step
@@ -72,7 +72,7 @@ def test_a_schedule_goes_by_the_parameter_with_the_most_steps(options, decays, f
 
 
 @each_flatten
-def test_they_stand_still_where_a_group_wants_it(flatten):
+def test_ema_without_grad_false_freezes_the_averages(flatten):
     model = Weights()
     moving, still = list(model.parameters())[:3], list(model.parameters())[3:]
     groups = [{"params": moving}, {"params": still, "ema_without_grad": False}]
@@ -90,7 +90,7 @@ def test_they_stand_still_where_a_group_wants_it(flatten):
 
 @each_flatten
 @pytest.mark.parametrize("master_weights", [True, False])
-def test_a_16_bit_parameter_is_averaged_from_its_master(master_weights, flatten):
+def test_a_16_bit_parameter_is_averaged_from_its_master_weight(master_weights, flatten):
     weight = nn.Parameter(torch.tensor([1.0, 2.0], dtype=torch.bfloat16))
     optimizer = FusedEmaAdam([weight], lr=1e-3, ema_decay=0.75, master_weights=master_weights, flatten=flatten)
     weight.grad = torch.ones_like(weight)
@@ -116,7 +116,7 @@ def test_a_parameter_that_never_had_a_gradient_gets_no_state(flatten):
 
 
 @each_flatten
-def test_a_step_that_a_scaler_skips_moves_none(flatten):
+def test_a_step_skipped_by_a_scaler_updates_no_average(flatten):
     weights = [nn.Parameter(torch.ones(2)) for _ in range(2)]
     optimizer = FusedEmaAdam(weights, lr=0.1, ema_decay=0.5, flatten=flatten)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -131,7 +131,7 @@ def test_a_step_that_a_scaler_skips_moves_none(flatten):
 
 
 @each_flatten
-def test_a_step_that_fails_and_is_repeated_moves_each_average_once(flatten):
+def test_a_failed_and_repeated_step_updates_each_average_once(flatten):
     def prepared():
         # Of whole cache lines, so that a buffer updates neighbours in one run.
         weights = [nn.Parameter(torch.full((16,), float(i))) for i in range(5)]
@@ -160,7 +160,7 @@ def test_a_step_that_fails_and_is_repeated_moves_each_average_once(flatten):
 
 @each_flatten
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_averages_start_again_from_the_weights(dtype, flatten):
+def test_reset_averages_start_from_the_weights(dtype, flatten):
     model = Weights(dtype)
     optimizer = FusedEmaAdam(model.parameters(), lr=0.1, flatten=flatten)
     train(model, optimizer, range(3))
@@ -177,7 +177,7 @@ def test_averages_start_again_from_the_weights(dtype, flatten):
 
 
 class Wrapper(torch.optim.Optimizer):
-    """As accelerate's AcceleratedOptimizer: an Optimizer that makes no base class of its own, and hands on."""
+    """Like accelerate's AcceleratedOptimizer: an Optimizer that does not call the base constructor, and delegates."""
 
     def __init__(self, optimizer):
         self.optimizer = optimizer
@@ -197,7 +197,7 @@ class Wrapper(torch.optim.Optimizer):
         self.optimizer.step(closure)
 
 
-def test_a_wrapper_gives_the_optimizer_for_its_averages():
+def test_unwrap_returns_the_optimizer_inside_a_wrapper():
     model = Weights()
     optimizer = FusedEmaAdam(model.parameters(), lr=0.1)
     wrapper = Wrapper(Wrapper(optimizer))
@@ -209,7 +209,7 @@ def test_a_wrapper_gives_the_optimizer_for_its_averages():
     assert_all_equal(weights_of(model), before)
 
 
-def test_what_has_no_such_optimizer_inside_is_refused():
+def test_unwrapping_another_optimizer_raises():
     adamw = torch.optim.AdamW(Weights().parameters())
     for optimizer in (adamw, Wrapper(adamw)):
         with pytest.raises(TypeError, match="^unwrap: optimizer must be a FusedEmaAdam or have one inside"):

@@ -71,7 +71,7 @@ def results_of(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize(("device", "cell"), list(_cases()))
-def test_a_cell_is_what_the_table_says(results_of, device, cell):
+def test_every_cell_of_the_table_holds(results_of, device, cell):
     for result in results_of(device, cell.way, cell.action == matrix.RESUME):
         found = result[FUNCTIONS[cell.action], cell.feature]
         if cell.outcome.words:
@@ -115,7 +115,7 @@ def _assert_close(tensor, expected, tolerance):
 
 
 @pytest.mark.parametrize("feature", matrix.FEATURES)
-def test_the_tolerance_tells_a_missing_step_in_every_parameter(feature):
+def test_the_tolerance_detects_a_missing_step_in_every_parameter(feature):
     whole, short = (reference.reference(feature, steps) for steps in (reference.STEPS, reference.STEPS - 1))
     for kind in ("masters", "averages"):
         for name, tensor in whole[kind].items():

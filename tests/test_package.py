@@ -48,7 +48,7 @@ def _run(code: str, path: pathlib.Path, **environment: str) -> subprocess.Comple
 
 
 def _entry_point(path: pathlib.Path, package: str) -> None:
-    """Make a package count as a device backend that torch loads by itself."""
+    """Register a package as a device backend that torch loads automatically."""
     metadata = path / f"{package}-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
@@ -63,18 +63,18 @@ def without_cann(tmp_path):
     return tmp_path
 
 
-def test_torch_alone_fails_where_torch_npu_has_no_cann(without_cann):
+def test_importing_torch_fails_if_torch_npu_has_no_cann(without_cann):
     # What the package has to work around; if this starts to pass, the work-around can go.
     assert _run("import torch", without_cann).returncode != 0
 
 
-def test_the_package_imports_where_torch_npu_has_no_cann(without_cann):
+def test_the_package_imports_if_torch_npu_has_no_cann(without_cann):
     result = _run("import torch_aclnn_ops, torch; print(torch.ones(1) + 1)", without_cann)
     assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize("autoload", ["0", "1"])
-def test_packages_that_look_for_torch_npu_do_not_find_one_that_has_no_cann(without_cann, autoload):
+def test_torch_npu_without_cann_is_hidden_from_other_packages(without_cann, autoload):
     # transformers, accelerate, peft and Lightning import torch_npu wherever it is found.
     code = (
         "import importlib.util, torch_aclnn_ops\n"
@@ -85,7 +85,7 @@ def test_packages_that_look_for_torch_npu_do_not_find_one_that_has_no_cann(witho
     assert result.stdout == "True False\n", result.stderr
 
 
-def test_the_environment_is_as_before_after_the_import(without_cann):
+def test_the_import_leaves_the_environment_unchanged(without_cann):
     code = "import torch_aclnn_ops, os; print(os.environ.get('TORCH_DEVICE_BACKEND_AUTOLOAD'))"
     assert _run(code, without_cann).stdout.strip() == "None"
     assert _run(code, without_cann, TORCH_DEVICE_BACKEND_AUTOLOAD="1").stdout.strip() == "1"
@@ -99,14 +99,14 @@ def _diagnosis(path: pathlib.Path, before: str = "", **environment: str) -> dict
     return {row["what"]: row for row in json.loads(result.stdout)["findings"]}
 
 
-def test_the_doctor_says_that_cann_is_missing(without_cann):
+def test_the_doctor_reports_that_cann_is_missing(without_cann):
     found = _diagnosis(without_cann)
     assert found["CANN"]["found"] == "not found"
     assert found["CANN"]["remedy"] == "for real NPUs: install CANN and source its set_env.sh"
     assert "torch_npu is installed, but CANN is not: libascendcl.so" in found["NPU"]["found"]
 
 
-def test_the_doctor_says_how_to_get_torch_npu(tmp_path):
+def test_the_doctor_reports_how_to_install_torch_npu(tmp_path):
     found = _diagnosis(tmp_path, _WITHOUT_TORCH_NPU)
     version = torch.__version__.partition("+")[0]
     assert found["torch_npu"]["found"] == "not installed"
@@ -114,16 +114,16 @@ def test_the_doctor_says_how_to_get_torch_npu(tmp_path):
     assert found["NPU"]["found"] == "none: torch_npu is not installed"
 
 
-def test_the_doctor_says_that_torch_npu_is_of_another_version(without_cann):
+def test_the_doctor_reports_a_torch_npu_of_another_version(without_cann):
     found = _diagnosis(without_cann)  # whose torch_npu is 1.0
     version = torch.__version__.partition("+")[0]
     assert found["torch_npu"]["found"] == "1.0"
     assert found["torch_npu"]["remedy"] == f"install torch_npu {version}, because torch is {torch.__version__}"
 
 
-def test_the_doctor_says_that_cann_is_installed_but_not_where_the_loader_searches(without_cann):
+def test_the_doctor_reports_that_cann_is_not_on_the_loaders_search_path(without_cann):
     found = _diagnosis(without_cann, ASCEND_HOME_PATH="/opt/cann")
-    assert found["CANN"]["found"] == "/opt/cann, but not where the loader searches"
+    assert found["CANN"]["found"] == "/opt/cann, but not on the loader's search path"
     assert found["CANN"]["remedy"] == "source /opt/cann/set_env.sh"
 
 
@@ -136,17 +136,17 @@ def test_the_doctor_says_that_cann_is_installed_but_not_where_the_loader_searche
         ("/opt/malice/cann", "/opt/malice/cann"),
     ],
 )
-def test_a_report_of_the_doctor_names_no_home_and_no_user(folder, shown, monkeypatch):
+def test_a_report_of_the_doctor_contains_no_home_directory_or_user_name(folder, shown, monkeypatch):
     of_alice = {"HOME": "/home/alice", "USER": "alice", "LOGNAME": "alice", "ASCEND_HOME_PATH": folder}
     for name, value in of_alice.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(_torch_npu, "finds_cann", lambda: False)
     [cann] = [found for found in doctor.findings() if found.what == "CANN"]
-    assert cann.found == f"{shown}, but not where the loader searches"
+    assert cann.found == f"{shown}, but not on the loader's search path"
     assert cann.remedy == f"source {shown}/set_env.sh"
 
 
-def test_the_doctor_says_how_to_install_the_host_npu(monkeypatch):
+def test_the_doctor_reports_how_to_install_the_host_npu(monkeypatch):
     def version(name):
         raise importlib.metadata.PackageNotFoundError(name)
 
@@ -154,18 +154,18 @@ def test_the_doctor_says_how_to_install_the_host_npu(monkeypatch):
     assert doctor._host_npu() == doctor.Finding("host NPU", "not installed", "to simulate NPUs: pip install ./host-npu")
 
 
-def test_the_doctor_says_that_the_package_is_that_of_a_checkout():
+def test_the_doctor_reports_that_the_package_is_a_checkout():
     assert doctor.findings()[0].found == f"{torch_aclnn_ops.__version__}, from a checkout"
 
 
-def test_a_report_of_the_doctor_does_not_name_the_machine(capsys, monkeypatch):
+def test_a_report_of_the_doctor_contains_no_host_name(capsys, monkeypatch):
     monkeypatch.setattr(platform, "node", lambda: "the-machine")
     monkeypatch.setenv("HOSTNAME", "the-machine")
     doctor.main(["--json"])
     assert "the-machine" not in capsys.readouterr().out
 
 
-def test_the_doctor_names_the_settings_and_the_libraries_that_matter_to_a_report(monkeypatch):
+def test_the_doctor_reports_relevant_settings_and_libraries(monkeypatch):
     monkeypatch.setenv("TASK_QUEUE_ENABLE", "2")
     monkeypatch.setenv("TORCH_ACLNN_CHECK_VALUES", "1")
     monkeypatch.setenv("MY_TOKEN", "secret")
@@ -176,17 +176,17 @@ def test_the_doctor_names_the_settings_and_the_libraries_that_matter_to_a_report
     assert versions.items() >= {name: importlib.metadata.version(name) for name in ("numpy", "transformers")}.items()
 
 
-def test_the_doctor_says_that_torch_npu_sees_no_device(tmp_path):
+def test_the_doctor_reports_that_torch_npu_finds_no_device(tmp_path):
     (tmp_path / "torch_npu.py").write_text(
         "import torch, types\ntorch.npu = types.SimpleNamespace(device_count=lambda: 0)\ndef _autoload(): pass"
     )
     _entry_point(tmp_path, "torch_npu")
     found = _diagnosis(tmp_path, f"{_WITH_CANN}\nimport torch_aclnn_ops; ctypes.CDLL = load")
-    assert found["NPU"]["found"] == "none: torch_npu is imported, but it sees no device"
-    assert found["NPU"]["remedy"] == "look at npu-smi info"
+    assert found["NPU"]["found"] == "none: torch_npu is imported, but it finds no device"
+    assert found["NPU"]["remedy"] == "check npu-smi info"
 
 
-def test_the_doctor_says_what_the_cpu_kernels_give_and_how_to_get_them(monkeypatch):
+def test_the_doctor_reports_the_cpu_kernels_and_how_to_install_them(monkeypatch):
     monkeypatch.setattr(_cpu_extension, "why_unavailable", lambda: "it was not built")
     assert doctor.findings()[-1] == doctor.Finding(
         "CPU kernels",
@@ -195,9 +195,9 @@ def test_the_doctor_says_what_the_cpu_kernels_give_and_how_to_get_them(monkeypat
     )
     monkeypatch.setattr(_cpu_extension, "why_unavailable", lambda: None)
     monkeypatch.setattr(_cpu_extension, "vectors", lambda: "AVX2")
-    monkeypatch.setattr(_cpu_extension, "why_no_bfloat16_products", lambda: "the CPU has no units for bfloat16")
+    monkeypatch.setattr(_cpu_extension, "why_no_bfloat16_products", lambda: "the CPU has no bfloat16 instructions")
     assert doctor.findings()[-1] == doctor.Finding(
-        "CPU kernels", "AVX2 row kernels, bfloat16 products in float32, because the CPU has no units for bfloat16"
+        "CPU kernels", "AVX2 row kernels, bfloat16 products in float32, because the CPU has no bfloat16 instructions"
     )
 
 
@@ -214,7 +214,7 @@ def test_the_package_imports_without_torch_npu(tmp_path):
     assert result.returncode == 0, result.stderr
 
 
-def test_torch_npu_is_loaded_where_cann_can_be(tmp_path):
+def test_torch_npu_is_loaded_if_cann_is_found(tmp_path):
     # A torch_npu that loads, and CANN libraries that do: empty shared objects under CANN's names.
     (tmp_path / "torch_npu.py").write_text("def _autoload(): print('autoloaded')")
     _entry_point(tmp_path, "torch_npu")
@@ -226,16 +226,16 @@ def test_torch_npu_is_loaded_where_cann_can_be(tmp_path):
     assert result.stdout.split("\n")[:2] == ["autoloaded", "True None"], result.stderr
 
 
-def test_torch_npu_is_left_alone_where_autoload_is_off(tmp_path):
+def test_torch_npu_is_not_loaded_if_autoload_is_disabled(tmp_path):
     (tmp_path / "torch_npu.py").write_text("print('imported')")
     (tmp_path / "libascendcl.so").touch()
     code = "import torch_aclnn_ops; print(torch_aclnn_ops._torch_npu.why_unavailable())"
     result = _run(code, tmp_path, TORCH_DEVICE_BACKEND_AUTOLOAD="0", LD_LIBRARY_PATH=str(tmp_path))
     assert "imported" not in result.stdout
-    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch_npu from being loaded" in result.stdout
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0 disables loading torch_npu" in result.stdout
 
 
-def test_the_doctor_names_every_operator_and_its_path():
+def test_the_doctor_reports_the_implementation_of_every_operator():
     lines = doctor.describe().split("\n\n")[1].splitlines()
     paths = {line.split()[1]: line for line in lines[2:]}
     composed = ["functional.linear_cross_entropy", "optim.FusedEmaAdam"]
@@ -243,7 +243,7 @@ def test_the_doctor_names_every_operator_and_its_path():
     assert "native PyTorch kernel" in paths["mse_loss_backward"]
     assert "native PyTorch kernels for float32 and float64, else PyTorch fallback" in paths["optim.FusedEmaAdam"]
     has_kernels = _cpu_extension.why_unavailable() is None
-    assert ("rows by CPU kernels" in paths["functional.linear_cross_entropy"]) == has_kernels
+    assert ("compiled row kernels" in paths["functional.linear_cross_entropy"]) == has_kernels
     assert "PyTorch fallback" in paths["fused_linear_online_max_sum"]
 
 
@@ -257,7 +257,7 @@ def test_a_drop_in_has_torchs_arguments_and_defaults(name):
     ]
 
 
-def test_a_subclass_of_tensor_keeps_torchs_behaviour():
+def test_a_tensor_subclass_behaves_as_with_torch():
     class Tagged(torch.Tensor):
         pass
 
@@ -265,8 +265,8 @@ def test_a_subclass_of_tensor_keeps_torchs_behaviour():
     assert type(functional.mse_loss(tagged, tagged)) is Tagged
 
 
-def test_a_default_device_does_not_take_calls_away(monkeypatch):
-    # torch.set_default_device puts a mode on all torch functions, which has_torch_function takes for an override.
+def test_a_default_device_does_not_change_the_implementation(monkeypatch):
+    # torch.set_default_device enables a TorchFunctionMode, which has_torch_function treats as an override.
     called = []
     from torch_aclnn_ops.functional import mse_loss
 
@@ -285,7 +285,7 @@ def test_a_default_device_does_not_take_calls_away(monkeypatch):
         pytest.param("lightning", "lightning.pytorch", marks=pytest.mark.exhaustive),
     ],
 )
-def test_an_integration_says_what_to_install_and_the_package_imports_without(module, needs, tmp_path):
+def test_a_missing_integration_reports_what_to_install(module, needs, tmp_path):
     hidden = f"import sys; sys.modules[{needs!r}] = None\n"
     assert _run(hidden + "import torch_aclnn_ops.integrations", tmp_path).returncode == 0
     result = _run(hidden + f"import torch_aclnn_ops.integrations.{module}", tmp_path)

@@ -62,7 +62,7 @@ def of_trainers(tmp_path):
     }
 
 
-# What a reader has, besides what a page makes.
+# Names that a page may use without defining them.
 GIVEN = {
     "docs/integrations.md": ("model_folder", "of_trainers"),
     "docs/linear_cross_entropy.md": ("group",),
@@ -85,7 +85,7 @@ def test_the_code_of_a_page_runs_as_it_stands(page, request):
     _run_page(page, request)
 
 
-def test_every_block_is_run_or_marked_as_what_is_only_shown():
+def test_every_code_block_is_run_or_marked_as_illustration():
     unknown = [(block.page, block.line) for block in ALL_BLOCKS if block.language not in RUN + SHOWN]
     assert not unknown
     titles = {block.title for block in ALL_BLOCKS if block.language in RUN and block.page not in PAGES_OF_FILES}
@@ -107,7 +107,7 @@ def test_the_line_for_lightning_gives_its_trainer_the_callback(request):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_to_files_and_headings_that_exist(page):
+def test_links_point_to_existing_files_and_headings(page):
     wrong = []
     for link in links(page):
         path, _, anchor = link.partition("#")
@@ -172,7 +172,7 @@ def _tests_of_the_table():
 
 
 @pytest.mark.parametrize(("file", "name"), _tests_of_the_table())
-def test_what_works_with_this_package_has_the_test_that_the_table_names(file, name):
+def test_every_row_of_works_with_names_an_existing_test(file, name):
     assert f"def test_{name}(" in ROOT.joinpath("tests", f"{file}.py").read_text()
 
 

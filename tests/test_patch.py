@@ -46,7 +46,7 @@ def test_functions_are_those_of_the_package_inside_and_torchs_again_after_an_exc
         raise KeyError
 
 
-def test_it_says_what_it_replaces():
+def test_it_reports_what_it_replaces():
     names = tuple(f"torch.nn.functional.{name}" for name in NAMES)
     patched = patch(adamw=True)
     assert patched.replaced == (*names, "torch.optim.AdamW")
@@ -62,7 +62,7 @@ def test_it_has_a_switch_for_every_drop_in_and_no_other():
 
 
 @pytest.mark.parametrize("name", ["mse_loss", "adamw"])
-def test_other_values_are_refused(name):
+def test_other_values_raise(name):
     with pytest.raises(TypeError, match=f"^patch: {name} must be True or False, but it is 1"):
         patch(**{name: 1})
 
@@ -89,7 +89,7 @@ LEFT_TO_TORCH = {
 
 
 @pytest.mark.parametrize("name", [name for name in LEFT_TO_TORCH if hasattr(F, name)])
-def test_what_is_left_to_torch_reaches_torchs_function(name):
+def test_a_fallback_calls_torchs_original_function(name):
     def outcome():
         _TABLE.grad = None
         try:
@@ -103,7 +103,7 @@ def test_what_is_left_to_torch_reaches_torchs_function(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_class_that_overrides_a_function_is_told_torchs(name):
+def test_torch_function_overrides_get_torchs_original_function(name):
     class Overriding(torch.Tensor):
         @classmethod
         def __torch_function__(cls, function, types, args=(), kwargs=None):
@@ -134,7 +134,7 @@ def test_patches_end_in_any_order(order):
         assert group.get("ema_decay") == (expected[-1] if expected else None)
 
 
-def test_one_patch_may_begin_inside_itself():
+def test_a_patch_is_reentrant():
     patched = patch()
     with patched, patched:
         pass
@@ -144,7 +144,7 @@ def test_one_patch_may_begin_inside_itself():
         assert F.mse_loss is functional.mse_loss
 
 
-def test_stop_without_start_does_nothing():
+def test_stop_without_start_is_a_no_op():
     patched = patch()
     patched.stop()
     with patched:
@@ -152,7 +152,7 @@ def test_stop_without_start_does_nothing():
         assert F.mse_loss is functional.mse_loss
 
 
-def test_patches_of_others_inside_are_kept_and_undone():
+def test_nested_patches_of_other_code_are_kept_and_undone():
     with patch():
         with mock.patch.object(F, "mse_loss", "theirs"):
             assert F.mse_loss == "theirs"
@@ -162,7 +162,7 @@ def test_patches_of_others_inside_are_kept_and_undone():
         assert F.mse_loss is functional.mse_loss
 
 
-def test_a_replacement_of_somebody_else_is_not_undone_and_is_told():
+def test_a_replacement_by_other_code_is_kept_with_a_warning():
     patched = patch().start()
     F.mse_loss = "theirs"
     try:
@@ -174,7 +174,7 @@ def test_a_replacement_of_somebody_else_is_not_undone_and_is_told():
 
 
 @pytest.mark.parametrize("ends", ["stop", "with"])
-def test_the_warning_of_a_replacement_by_somebody_else_points_at_the_line_that_ends_the_patch(ends):
+def test_the_warning_about_another_replacement_points_at_the_line_that_ends_the_patch(ends):
     try:
         with pytest.warns(UserWarning, match="was replaced by 'theirs'") as told:
             if ends == "with":
@@ -189,7 +189,7 @@ def test_the_warning_of_a_replacement_by_somebody_else_points_at_the_line_that_e
         F.mse_loss = ORIGINALS["mse_loss"]
 
 
-def test_functions_and_coroutines_are_decorated_and_others_refused():
+def test_functions_and_coroutines_can_be_decorated_and_others_raise():
     @patch()
     def function(add):
         return F.mse_loss, add
@@ -210,7 +210,7 @@ def test_functions_and_coroutines_are_decorated_and_others_refused():
             patch()(other)
 
 
-def test_threads_see_it_and_may_overlap():
+def test_it_applies_to_all_threads_and_may_overlap():
     patched = patch(adamw=True)
     seen, start = [], threading.Barrier(8)
 
@@ -228,7 +228,7 @@ def test_threads_see_it_and_may_overlap():
 
 
 @pytest.mark.parametrize("first", ["torch's", "patched"])
-def test_compiled_code_follows(first):
+def test_compiled_code_is_recompiled(first):
     torch.compiler.reset()
     graphs = []
 
@@ -249,7 +249,7 @@ def test_compiled_code_follows(first):
     assert calls_torchs == ([True, False] if first == "torch's" else [False, True])
 
 
-def test_the_first_code_that_is_compiled_may_be_patched():
+def test_the_first_compiled_code_may_be_patched():
     # Torch makes tables of its functions then, in a process once.
     code = """
 import torch_aclnn_ops, torch
@@ -290,7 +290,7 @@ class TestAdamW:
     """torch.optim.AdamW replaced by FusedEmaAdam."""
 
     @pytest.mark.parametrize("arguments", [(), (1e-2, (0.8, 0.9), 1e-6, 0.1, False)], ids=["defaults", "all"])
-    def test_it_takes_torchs_arguments_and_makes_torchs_step(self, arguments):
+    def test_it_accepts_torchs_arguments_and_performs_torchs_step(self, arguments):
         weights = [torch.nn.Parameter(torch.linspace(-1, 1, 5, dtype=torch.float64)) for _ in range(2)]
         options = {"foreach": False, "capturable": False, "fused": None, "maximize": True, "differentiable": False}
         with patch(adamw={"ema_decay": 0.5}):
@@ -305,7 +305,7 @@ class TestAdamW:
         assert isinstance(mine, FusedEmaAdam) and mine.param_groups[0]["ema_decay"] == 0.5
 
     @pytest.mark.parametrize("name", ["amsgrad", "differentiable"])
-    def test_what_it_lacks_is_refused(self, name):
+    def test_unsupported_arguments_raise(self, name):
         weight = torch.nn.Parameter(torch.ones(1))
         with patch(adamw=True), pytest.raises(ValueError, match=f"^FusedEmaAdam: {name} must be False"):
             torch.optim.AdamW([weight], **{name: True})
@@ -313,7 +313,7 @@ class TestAdamW:
             torch.optim.AdamW([{"params": [weight], "amsgrad": True}])
 
     @pytest.mark.parametrize("clone", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
-    def test_a_copy_or_a_pickle_is_one_of_the_package(self, clone):
+    def test_a_copy_or_pickle_is_an_optimizer_of_the_package(self, clone):
         weight = torch.nn.Parameter(torch.ones(3))
         with patch(adamw={"ema_decay": 0.5}):
             optimizer = torch.optim.AdamW([weight], lr=0.1)

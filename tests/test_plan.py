@@ -1,4 +1,4 @@
-"""What head and optimizer take of devices: the formulas by hand, the shapes, and what is refused."""
+"""plan: manually calculated estimates, the shapes of models, and errors."""
 
 from torch_aclnn_ops.plan import BANDWIDTH, FLOPS, MODELS, Model, main, plan
 
@@ -8,7 +8,7 @@ GIB = 2**30
 SHAPE = Model(hidden=64, vocab=1000, parameters=100_000)
 
 
-def test_a_plan_by_hand():
+def test_a_plan_equals_a_manual_calculation():
     found = plan(SHAPE, 4, sequence=512, micro_batch=2)
     rows = 1024
     assert found.rows == rows and found.memory == 64 * GIB
@@ -22,14 +22,14 @@ def test_a_plan_by_hand():
     assert found.others.optimizer_seconds / found.ours.optimizer_seconds == pytest.approx(92 / 36)
 
 
-def test_the_peak_is_the_worse_of_the_heads_backward_pass_and_the_step():
+def test_the_peak_is_the_maximum_of_the_heads_backward_pass_and_the_step():
     costs = plan(SHAPE, 1).others
     assert costs.peak == costs.states + costs.head_weight + costs.head_backward
     costs = plan(Model(64, 1000, 10**12), 1).others
     assert costs.peak == costs.states + costs.step_buffers
 
 
-def test_a_shared_vocabulary_cuts_the_head_and_the_states_by_all_devices():
+def test_tensor_parallelism_shards_the_head_and_all_devices_shard_the_states():
     whole, shared = plan("llama-3-70b", 64), plan("llama-3-70b", 64, tensor_parallel=8)
     assert shared.ours.states == whole.ours.states
     assert shared.ours.head_weight * 8 == whole.ours.head_weight
@@ -41,7 +41,7 @@ def test_one_device_sends_nothing():
     assert plan(SHAPE, 1).collectives == {}
 
 
-def test_collectives_by_hand():
+def test_collectives_equal_a_manual_calculation():
     assert plan(SHAPE, 8, tensor_parallel=4, sequence=512).collectives == {
         "vocab-parallel all-gather": 3 * 4 * (4 * 512 + 36),
         "vocab-parallel all-reduce": 2 * 3 * 4 * 512 * 64 // 4,
@@ -52,14 +52,14 @@ def test_collectives_by_hand():
     }
 
 
-def test_the_fewest_devices_hold_what_half_of_them_do_not():
+def test_the_minimum_number_of_devices_fits_and_half_of_it_does_not():
     devices = plan("qwen2.5-72b", 1).fewest_devices()
     for number, holds in ((devices, True), (devices // 2, False)):
         found = plan("qwen2.5-72b", number)
         assert (found.left(found.ours) > 0) == holds
 
 
-def test_nothing_fits_where_the_logits_alone_do_not():
+def test_nothing_fits_if_the_logits_alone_do_not_fit():
     found = plan(SHAPE, 1, memory=1e-6)
     assert found.fewest_devices() is None and "no number" in str(found)
 
@@ -87,12 +87,12 @@ def test_the_parameters_of_a_model_are_those_of_its_layers(name, layers, interme
             ValueError,
             "model must be a Model or one of llama-3-8b, .*, deepseek-v3, but it is 'llama-4'",
         ),
-        ((SHAPE, 0), ValueError, "devices must be a whole number of at least 1, but it is 0"),
-        ((SHAPE, 2.0), TypeError, "devices must be a whole number of at least 1, but it is 2.0"),
-        ((Model(0, 5, 5), 1), ValueError, "hidden must be a whole number of at least 1, but it is 0"),
+        ((SHAPE, 0), ValueError, "devices must be an integer of at least 1, but it is 0"),
+        ((SHAPE, 2.0), TypeError, "devices must be an integer of at least 1, but it is 2.0"),
+        ((Model(0, 5, 5), 1), ValueError, "hidden must be an integer of at least 1, but it is 0"),
     ],
 )
-def test_wrong_arguments_are_refused_by_name(arguments, error, message):
+def test_invalid_arguments_raise_with_their_name(arguments, error, message):
     with pytest.raises(error, match=f"plan: {message}"):
         plan(*arguments)
 
@@ -101,12 +101,12 @@ def test_wrong_arguments_are_refused_by_name(arguments, error, message):
     "options, message",
     [
         ({"tensor_parallel": 3}, "tensor_parallel must divide devices = 8, and be at most vocab = 1000, but it is 3"),
-        ({"micro_batch": 0}, "micro_batch must be a whole number of at least 1, but it is 0"),
+        ({"micro_batch": 0}, "micro_batch must be an integer of at least 1, but it is 0"),
         ({"dtype": "float32"}, "dtype must be one of bfloat16, float16, but it is 'float32'"),
         ({"memory": 0}, "memory must be a finite number of GiB above 0, but it is 0"),
     ],
 )
-def test_wrong_options_are_refused_by_name(options, message):
+def test_invalid_options_raise_with_their_name(options, message):
     with pytest.raises(ValueError, match=f"plan: {message}"):
         plan(SHAPE, 8, **options)
 
@@ -120,12 +120,12 @@ def test_wrong_options_are_refused_by_name(options, message):
         (["--devices", "8", "--model", "llama-3-8b", "--hidden", "8"], "give either --model or all of"),
     ],
 )
-def test_the_command_says_what_is_wrong(arguments, message, capsys):
+def test_the_command_reports_invalid_arguments(arguments, message, capsys):
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2 and message in capsys.readouterr().err
 
 
-def test_the_command_takes_a_shape_of_ones_own(capsys):
+def test_the_command_accepts_a_custom_shape(capsys):
     assert main(["--hidden", "64", "--vocab", "1000", "--parameters", "100000", "--devices", "4"]) == 0
     assert capsys.readouterr().out.strip() == str(plan(SHAPE, 4))

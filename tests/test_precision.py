@@ -32,7 +32,7 @@ PAGE = _table(errors.PAGE.read_text())
         ([0.0, 0.0], [2.0**-24, 2.0**-24], [1, 1]),  # the smallest number
     ],
 )
-def test_errors_are_counted_in_steps_of_the_dtype(result, truth, expected):
+def test_errors_are_measured_in_ulps(result, truth, expected):
     result, truth = (torch.tensor(values, dtype=torch.float64) for values in (result, truth))
     assert errors.ulps(result, truth, torch.float16).tolist() == expected
 
@@ -59,7 +59,7 @@ def test_the_page_has_the_rows_of_every_case_and_dtype():
     assert written == expected, "run `make precision`"
 
 
-def test_the_page_has_every_operator_and_what_a_device_makes_of_it():
+def test_the_page_has_every_operator_with_its_device_implementation():
     named = {row["operator"].strip("`") for row in PAGE}
     drop_ins = {name for name in functional.__all__ if name.islower() and f"{name}_backward" not in ops.__all__}
     assert named == set(ops.__all__) | drop_ins - {"embedding", "fused_ema_adam"}

@@ -34,7 +34,7 @@ def _found(result):
     return json.loads(result.stdout.splitlines()[-1])
 
 
-def test_a_process_that_is_forked_after_use_trains_on_on_the_cpu():
+def test_a_process_forked_after_use_trains_on_the_cpu():
     here, there = _found(_run("fork_and_train", "cpu"))
     assert here == there and len(here) == 6
 
@@ -45,7 +45,7 @@ def test_the_workers_of_a_data_loader_are_forked_after_use_and_compute_on_the_cp
     assert batches == [0 + 1 + 4 + 9, 16 + 25 + 36 + 49]
 
 
-def test_a_process_that_is_forked_after_use_is_refused_the_npu_and_its_parent_is_not():
+def test_a_process_forked_after_use_cannot_use_the_npu_but_its_parent_can():
     refused, parent_trains_on = _found(_run("fork_and_use_the_device", "npu"))
     assert set(refused[:-1]) == {NO_REINITIALISATION}
     assert "Unable to handle autograd's threading in combination with fork-based multiprocessing" in refused[-1]
@@ -54,13 +54,13 @@ def test_a_process_that_is_forked_after_use_is_refused_the_npu_and_its_parent_is
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("device", ["cpu", "npu"])
-def test_a_spawned_process_trains_as_its_parent(device):
+def test_a_spawned_process_trains_like_its_parent(device):
     status, here, there = _found(_run("spawn", device))
     assert status == 0 and here == there
 
 
 @pytest.mark.parametrize("device", [ON_A_CPU, "npu"])
-def test_a_run_that_is_killed_while_it_saves_goes_on_bit_for_bit(device, tmp_path):
+def test_a_run_killed_while_saving_resumes_bit_for_bit(device, tmp_path):
     uninterrupted, killed = tmp_path / "uninterrupted.pt", tmp_path / "killed.pt"
     assert _run("train", device, uninterrupted, "one by one", -1).returncode == 0
     assert _run("train", device, killed, "flattened", STEPS // 3).returncode == -signal.SIGKILL
@@ -88,7 +88,7 @@ def _bytes(contents):
         ("exception", 1, "1"),
     ],
 )
-def test_a_process_ends_with_work_queued(way, status, queue):
+def test_a_process_exits_with_work_queued(way, status, queue):
     result = _run("end_with_work_queued", "npu", way, TASK_QUEUE_ENABLE=queue)
     assert result.returncode == status, result.stderr
     assert '"the end"' in result.stdout.splitlines()  # torch_npu may print a line after an exception
@@ -99,11 +99,11 @@ def test_a_process_ends_with_work_queued(way, status, queue):
 @pytest.mark.parametrize(
     "program", ["end_with_daemon_threads", pytest.param("end_with_idle_daemon_threads", marks=pytest.mark.exhaustive)]
 )
-def test_a_process_ends_with_daemon_threads(program, device):
+def test_a_process_exits_with_daemon_threads(program, device):
     assert _found(_run(program, device)) == "the end"
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_ctrl_c_in_backward_arrives_and_leaves_nothing_over(name):
+def test_ctrl_c_in_backward_raises_keyboard_interrupt_and_leaks_nothing(name):
     results, is_anything_left = interrupt_everywhere(name, "cpu")
     assert set(results) == {"interrupted"} and not is_anything_left

@@ -1,4 +1,4 @@
-"""What a release says of itself: its version, the changelog, how to cite it, and which versions it is for."""
+"""Release metadata: version, changelog, citation and supported versions."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ def _newest_release() -> tuple[str, str]:
     return re.fullmatch(r"(\S+) \((\d{4}-\d\d-\d\d)\)", released).groups()
 
 
-def test_the_changelog_tells_of_this_version():
+def test_the_changelog_has_this_version():
     assert _newest_release()[0] == torch_aclnn_ops.__version__
 
 

@@ -64,7 +64,7 @@ def _pip(*arguments: object) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("without", ["", "torch_npu", "torch torch_npu"], ids=lambda names: names or "nothing")
-def test_switches_that_leave_parts_out_work_in_every_combination(run, without):
+def test_build_switches_work_in_every_combination(run, without):
     code = ALL_COMBINATIONS.format(switches=SWITCHES, path=str(ROOT / "setup.py"))
     result = run("-c", code, without=without)
     assert result.returncode == 0, result.stderr
@@ -94,7 +94,7 @@ def test_switches_that_leave_parts_out_work_in_every_combination(run, without):
         ),
     ],
 )
-def test_a_part_that_is_left_out_is_named_with_the_reason(run, without, switches, said):
+def test_a_skipped_extension_is_reported_with_the_reason(run, without, switches, said):
     result = run("setup.py", "--name", without=without, **switches)
     assert result.returncode == 0, result.stderr
     assert f"torch_aclnn_ops: {said}" in result.stderr
@@ -113,7 +113,7 @@ def test_a_part_that_is_left_out_is_named_with_the_reason(run, without, switches
         ("", {"TORCH_ACLNN_NPU": "2"}, "TORCH_ACLNN_NPU must be 0, 1 or empty, but it is '2'"),
     ],
 )
-def test_a_switch_that_cannot_be_followed_is_refused(run, without, switches, said):
+def test_a_build_switch_that_cannot_be_satisfied_raises(run, without, switches, said):
     result = run("setup.py", "--name", without=without, **switches)
     assert result.returncode == 1
     assert f"torch_aclnn_ops: {said}" in result.stderr

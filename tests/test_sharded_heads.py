@@ -34,7 +34,7 @@ def _found(device, world_size):
 
 
 @pytest.mark.parametrize(("group", "name"), _RUNS, ids=str)
-def test_loss_and_gradients_are_those_of_one_process_with_the_whole_batch(group, name):
+def test_loss_and_gradients_equal_one_process_with_the_full_batch(group, name):
     device, world_size = group
     function, split = cases.CASES[name]
     truth = function(cases.Ranks(split, world_size))
@@ -64,21 +64,21 @@ def _call(model, linear_weight, **options):
     return F.linear_cross_entropy(model(tokens), linear_weight, targets, **options)
 
 
-def test_a_head_that_fsdp2_has_sharded_is_refused_without_the_module(first_of_two):
+def test_a_head_sharded_by_fsdp2_raises_without_fsdp_module(first_of_two):
     model = cases.Model()
     fully_shard(model.head)
-    with pytest.raises(ValueError, match=r"if fully_shard \(FSDP2\) has sharded it, give fsdp_module"):
+    with pytest.raises(ValueError, match=r"pass the model that owns it as fsdp_module"):
         _call(model, model.head.weight)
 
 
-def test_a_head_that_fsdp2_has_sharded_over_a_mesh_of_two_dimensions_is_refused_without_the_module(first_of_two):
+def test_a_head_sharded_by_fsdp2_over_a_two_dimensional_mesh_raises_without_fsdp_module(first_of_two):
     model = cases.Model()
     fully_shard(model.head, mesh=init_device_mesh("cpu", (1, 2), mesh_dim_names=("a", "b")))
     with pytest.raises(ValueError, match=r"on a mesh of shape \(1, 2\); if fully_shard \(FSDP2\) has sharded it"):
         _call(model, model.head.weight)
 
 
-def test_a_model_that_is_not_sharded_is_taken_as_it_is():
+def test_fsdp_module_is_a_no_op_for_an_unsharded_model():
     model = cases.Model()
     assert torch.equal(_call(model, model.head.weight, fsdp_module=model), _call(model, model.head.weight))
 
@@ -91,25 +91,25 @@ def test_the_module_must_be_a_module():
 
 def test_the_head_must_be_a_parameter_of_the_module():
     model = cases.Model()
-    sentence = "linear_weight must be a parameter of fsdp_module.* none of the 2 that this Linear has now"
+    sentence = "linear_weight must currently be a parameter of fsdp_module.* none of the 2 parameters of this Linear"
     with pytest.raises(ValueError, match=sentence):
         _call(model, model.head.weight, fsdp_module=model.layer)
 
 
 @pytest.mark.parametrize("use_orig_params", [False, True])
-def test_a_head_of_fsdp1_is_refused_with_the_module(first_of_two, use_orig_params):
+def test_a_head_sharded_by_fsdp1_raises_with_fsdp_module(first_of_two, use_orig_params):
     model = FullyShardedDataParallel(cases.Model(), device_id=torch.device("cpu"), use_orig_params=use_orig_params)
     sentence = (
-        r"FullyShardedDataParallel \(FSDP1\) has whole weights in its forward pass only: call linear_cross_entropy"
+        r"FullyShardedDataParallel \(FSDP1\) unshards weights in its forward pass only: call linear_cross_entropy"
     )
     head = next(model.parameters())
     with pytest.raises(TypeError, match=f"fsdp_module must be a module that fully_shard has sharded; {sentence}"):
         F.linear_cross_entropy(torch.ones(2, 6), head, torch.tensor([2, 3]), fsdp_module=model)
 
 
-def test_the_flat_shard_of_a_head_of_fsdp1_is_refused_with_a_remedy(first_of_two):
+def test_the_flat_shard_of_an_fsdp1_head_raises_with_a_remedy(first_of_two):
     model = cases.Model()
     model.head = FullyShardedDataParallel(model.head, device_id=torch.device("cpu"), use_orig_params=True)
-    sentence = r"linear_weight must have shape \(C, H\).* FullyShardedDataParallel \(FSDP1\) has whole weights in its"
+    sentence = r"linear_weight must have shape \(C, H\).* FullyShardedDataParallel \(FSDP1\) unshards weights in its"
     with pytest.raises(RuntimeError, match=sentence):
         _call(model, model.head.weight)

@@ -21,7 +21,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there i
 
 @pytest.fixture(scope="module")
 def hostile_library(tmp_path_factory):
-    """A library that says so when it is loaded."""
+    """A library that prints a message when it is loaded."""
     library = tmp_path_factory.mktemp("hostile") / "library.so"
     source = '#include <cstdio>\n__attribute__((constructor)) void load() { puts("hostile"); fflush(stdout); }\n'
     command = ["g++", "-shared", "-fPIC", "-x", "c++", "-", "-o", str(library)]
@@ -44,7 +44,7 @@ def hostile(tmp_path, hostile_library):
 
 @pytest.fixture
 def installed(tmp_path):
-    """A folder in which a torch_npu is installed that says when it is imported."""
+    """A folder with a torch_npu that prints a message when it is imported."""
     (tmp_path / "installed" / "torch_npu-1.0.dist-info").mkdir(parents=True)
     metadata = "Metadata-Version: 2.1\nName: torch_npu\nVersion: 1.0\n"
     (tmp_path / "installed" / "torch_npu-1.0.dist-info" / "METADATA").write_text(metadata)
@@ -104,13 +104,13 @@ WITH_CANN = (
 )
 
 
-def test_torch_npu_and_torch_are_imported_from_where_they_are_installed(hostile, installed):
+def test_torch_npu_and_torch_are_imported_from_their_installation(hostile, installed):
     result = _run("-c", f"{WITH_CANN}\n{REASON}", cwd=hostile, path=[installed])
     assert result.stdout == "imported\nNone True\n", result.stderr
 
 
 @needs_compiler
-def test_the_host_npu_takes_nothing_from_the_working_directory(hostile, tmp_path):
+def test_the_host_npu_loads_nothing_from_the_working_directory(hostile, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
         "from torch_aclnn_ops import functional, launches; import torch\n"
@@ -121,7 +121,7 @@ def test_the_host_npu_takes_nothing_from_the_working_directory(hostile, tmp_path
     assert result.stdout == "[0.0, 0.0, 0.0] 1\n", result.stderr
 
 
-def test_the_folder_of_this_package_counts_as_one_where_packages_are_installed(installed):
+def test_the_folder_of_this_package_counts_as_an_installation_folder(installed):
     shutil.copytree(PACKAGE, installed / "torch_aclnn_ops", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     result = _run("-c", f"{WITH_CANN}\n{REASON}", cwd=installed, path=["."])
     assert result.stdout == "imported\nNone True\n", result.stderr
@@ -169,7 +169,7 @@ def search(tmp_path_factory):
 
 @needs_compiler
 def test_custom_vendor_and_split_libraries_are_searched_in_order(tmp_path, search):
-    # A copy of the simulated operators stands for each of the places where CANN's may be.
+    # A copy of the simulated operators in each folder where CANN's may be.
     places = {
         "custom": tmp_path / "custom" / "op_api" / "lib" / "libcust_opapi.so",
         "vendor": tmp_path / "opp" / "vendors" / "one" / "op_api" / "lib" / "libcust_opapi.so",
@@ -207,7 +207,7 @@ def test_split_libraries_are_searched_in_the_order_of_their_names(tmp_path, sear
 
 
 @needs_compiler
-def test_the_search_takes_no_library_of_the_working_directory(hostile, search):
+def test_the_search_ignores_libraries_in_the_working_directory(hostile, search):
     shutil.copy(hostile / "libopapi.so", hostile / "libaclnn_math.so")
     for dependency in ("libascendcl.so", "libnnopbase.so"):  # which the loader itself looks for
         (hostile / dependency).unlink()
@@ -216,7 +216,7 @@ def test_the_search_takes_no_library_of_the_working_directory(hostile, search):
 
 
 @needs_compiler
-def test_the_search_takes_no_relative_and_no_writable_custom_package(hostile, search):
+def test_the_search_ignores_relative_and_writable_custom_packages(hostile, search):
     package = hostile / "op_api" / "lib" / "libcust_opapi.so"
     package.parent.mkdir(parents=True)
     shutil.copy(hostile / "libopapi.so", package)

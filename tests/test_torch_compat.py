@@ -129,7 +129,7 @@ def test_no_other_module_has_private_and_version_dependent_names_of_torch(module
         ("import torch\ntorch.nn.Linear.__init__", []),
     ],
 )
-def test_such_names_are_found(code, found):
+def test_private_names_are_detected(code, found):
     assert names_of_torch(code) == found
 
 
@@ -148,7 +148,7 @@ def _taken_from(module: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("module", COMPAT)
-def test_what_these_modules_define_is_used_there_or_taken_from_there(module):
+def test_every_name_of_these_modules_is_used(module):
     tree = ast.parse((PACKAGE / module).read_text())
     nodes = list(ast.walk(tree))
     aliases = [alias for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names]
@@ -177,13 +177,13 @@ def _private_names(module: str) -> set[str]:
     return {path.rpartition(".")[2] for path in private}
 
 
-def test_the_package_needs_few_private_names_of_torch_beside_those_of_fsdp():
+def test_the_package_uses_few_private_names_of_torch_except_for_fsdp():
     found = set().union(*(_private_names(module) for module in COMPAT if not module.endswith("fsdp.py")))
     assert {"_version", "_foreach_lerp_", "FakeTensorMode", "_dynamo_marked_constant"} < found
     assert len(found) <= 25, sorted(found)
 
 
-def test_the_versions_are_those_that_pip_is_told():
+def test_the_versions_match_pyproject():
     (oldest, newest) = _torch_compat.OLDEST, _torch_compat.NEWEST
     told = (PACKAGE.parent / "pyproject.toml").read_text()
     range_ = f">={oldest[0]}.{oldest[1]},<{newest[0]}.{newest[1] + 1}"
@@ -219,17 +219,17 @@ def _run(program: str) -> subprocess.CompletedProcess[str]:
         ),
         (
             "torch.__version__ = '2.15.0'; del torch.library.register_vmap",
-            "but torch 2.15.0 is installed, which lacks what the package uses (cannot import name 'register_vmap'",
+            "but torch 2.15.0 is installed, which lacks a required name (cannot import name 'register_vmap'",
         ),
     ],
 )
-def test_a_torch_that_does_not_fit_is_refused_in_a_sentence(change, sentence):
+def test_an_unsupported_torch_raises_a_clear_error(change, sentence):
     *_, last = _import_with(change).stderr.strip().splitlines()
     assert last.startswith("ImportError: torch_aclnn_ops needs") and sentence in last
 
 
 @pytest.mark.parametrize("change", ["torch.__version__ = '2.15.0.dev20270101'", "torch.__version__ = '2.9.0a0+git1'"])
-def test_another_torch_is_taken_if_it_has_the_names(change):
+def test_another_torch_is_accepted_if_it_has_the_names(change):
     result = _import_with(change)
     assert result.returncode == 0, result.stderr
 
@@ -273,7 +273,7 @@ def _without(names: list[str], program: str) -> subprocess.CompletedProcess[str]
 
 
 @pytest.mark.parametrize("name", LOOKED_UP)
-def test_without_a_private_name_a_call_that_needs_it_says_so_and_others_go_on(name):
+def test_without_a_private_name_only_calls_that_need_it_raise(name):
     call = "torch.ops.torch_aclnn_ops.mse_loss_backward(*[torch.ones(2)] * 3, 1)"
     result = _without([name], f"{TRAINING}\n{call}")
     *_, last = result.stderr.strip().splitlines()
@@ -281,7 +281,7 @@ def test_without_a_private_name_a_call_that_needs_it_says_so_and_others_go_on(na
     assert "found" in result.stdout and last.startswith(f"NotImplementedError: {lacks}")
 
 
-def test_a_feature_without_its_name_raises_a_sentence_where_it_is_used():
+def test_a_feature_without_its_private_name_raises_when_it_is_used():
     lacks = f"^torch_aclnn_ops: torch {re.escape(torch.__version__)} lacks "
     missing = _torch_compat.lookup("_dynamo.no_such_name", "a feature")
     for use in (missing, lambda: missing.member, lambda: missing & 1):
@@ -299,7 +299,7 @@ def _trained() -> str:
 
 
 @pytest.mark.parametrize("names", REPLACED.values(), ids=REPLACED)
-def test_without_other_private_names_the_package_warns_and_computes_the_same(names):
+def test_without_optional_private_names_the_package_warns_and_computes_the_same(names):
     result = _without(names, TRAINING)
     assert result.stdout == _trained() != "", result.stderr
     for name in names:
@@ -337,7 +337,7 @@ TARGET = torch.tensor([1, 3])
     ],
     ids=lambda change: " and ".join(change) or "nothing",
 )
-def test_a_call_that_is_left_to_an_older_torch_ends_as_in_a_newer_one(change, monkeypatch):
+def test_a_fallback_to_an_older_torch_behaves_like_a_newer_one(change, monkeypatch):
     call = {"input": INPUT, "linear_weight": HEAD, "target": TARGET, **change}
     monkeypatch.setattr(public, "linear_cross_entropy", None)
     module = importlib.import_module("torch_aclnn_ops.functional.linear_cross_entropy")  # not the function of its name
@@ -357,13 +357,13 @@ def _error_of(function, call):
     return None
 
 
-def test_options_are_refused_where_torch_has_none(monkeypatch):
+def test_options_raise_if_torch_has_no_options_class(monkeypatch):
     monkeypatch.setattr(options, "LinearCrossEntropyOptions", None)
-    with pytest.raises(TypeError, match="options must be None with a torch that has no LinearCrossEntropyOptions"):
+    with pytest.raises(TypeError, match="options must be None before torch 2.13"):
         functional.linear_cross_entropy(INPUT, HEAD, TARGET, options=object())
 
 
-def test_the_modules_base_where_torch_has_none_has_the_same_constructor_state_and_description():
+def test_the_fallback_base_module_has_torchs_constructor_state_and_representation():
     bases = (public._LinearCrossEntropyLoss, torchs.nn.LinearCrossEntropyLoss)
     mine, theirs = (
         base(3, 5, out_features=(2,), bias=True, weight=torch.ones(5), label_smoothing=0.1) for base in bases
@@ -375,6 +375,6 @@ def test_the_modules_base_where_torch_has_none_has_the_same_constructor_state_an
 
 
 @pytest.mark.parametrize("options", [{"weight": torch.ones(4)}, {"label_smoothing": 1.5}], ids=str)
-def test_that_base_refuses_what_torchs_refuses(options):
+def test_the_fallback_base_module_raises_like_torchs(options):
     with pytest.raises(RuntimeError, match=f"LinearCrossEntropyLoss: {next(iter(options))} must"):
         public._LinearCrossEntropyLoss(3, 5, **options)

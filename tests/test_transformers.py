@@ -303,7 +303,7 @@ def test_what_a_model_writes_to_its_logits_is_in_the_loss(written):
     assert_close(Step(patch_model(model), **batch(), written=written), expected)
 
 
-def test_logits_that_are_asked_for_after_the_optimizers_step_are_refused():
+def test_logits_requested_after_the_optimizer_step_raise():
     model = patch_model(make())
     output = model(**batch())
     output.loss.backward()
@@ -390,7 +390,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize(("make_wrong", "error", "sentence"), REFUSALS.values(), ids=REFUSALS)
-def test_what_cannot_be_patched_is_refused_in_words(make_wrong, error, sentence):
+def test_unsupported_models_raise_a_clear_error(make_wrong, error, sentence):
     with pytest.raises(error, match=sentence):
         patch_model(make_wrong())
 
@@ -403,7 +403,7 @@ def test_a_head_whose_forward_others_have_replaced_is_not_unpatched():
         unpatch_model(model)
 
 
-def test_weights_that_are_whole_in_the_heads_forward_only_are_refused_in_words():
+def test_weights_unsharded_only_in_the_heads_forward_raise():
     # As ZeRO-3 does it.
     model = patch_model(make())
     weight = model.lm_head.weight.detach()

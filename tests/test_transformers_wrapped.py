@@ -144,5 +144,5 @@ SENTENCES = {
 
 
 @pytest.mark.parametrize("wrapper", SENTENCES)
-def test_a_wrapper_without_whole_weights_gets_a_sentence_that_helps(found, wrapper):
+def test_a_wrapper_with_sharded_weights_raises_with_a_remedy(found, wrapper):
     assert re.search(SENTENCES[wrapper], found[wrapper])

@@ -51,7 +51,7 @@ def _error(tensor, truth):
 
 
 @pytest.mark.parametrize("name", cases.CASES)
-def test_the_results_of_one_process(found, name):
+def test_results_equal_those_of_one_process(found, name):
     dtype = cases.CASES[name][2]
     assert not any(isinstance(of_rank[name], str) for of_rank in found), [of_rank[name] for of_rank in found]
     tolerance = TOLERANCE[dtype] * ROUNDINGS.get(name, 1)
@@ -84,17 +84,17 @@ REFUSALS = {
     "group of others": (
         {"process_group": dist.GroupMember.NON_GROUP_MEMBER},
         ValueError,
-        "process_group must be a group of this process",
+        "process_group must contain this process",
     ),
     "sizes alone": ({"process_group": None, "vocab_sizes": (4, 4)}, ValueError, r"vocab_sizes must be None where"),
     "no sequence of sizes": (
         {"vocab_sizes": 4},
         TypeError,
-        "vocab_sizes must be None or a sequence of 2 whole numbers, the rows of linear_weight on each rank of"
+        "vocab_sizes must be None or a sequence of 2 integers, the rows of linear_weight on each rank of"
         " process_group, but it is 4",
     ),
     "no whole sizes": ({"vocab_sizes": (4, 4.0)}, TypeError, r"but it is \(4, 4.0\)"),
-    "sizes of three": ({"vocab_sizes": (4, 4, 4)}, ValueError, r"a sequence of 2 whole numbers.* \(4, 4, 4\)"),
+    "sizes of three": ({"vocab_sizes": (4, 4, 4)}, ValueError, r"a sequence of 2 integers.* \(4, 4, 4\)"),
     "negative size": ({"vocab_sizes": (4, -4)}, ValueError, r"\(4, -4\)"),
     "other size": (
         {"vocab_sizes": (5, 3)},
@@ -114,7 +114,7 @@ REFUSALS = {
     "sparse input": (
         {"input": INPUT.to_sparse()},
         TypeError,
-        "must be strided floating-point tensors where process_group is given, and target must be a plain tensor, but"
+        "must be strided floating-point tensors if process_group is given, and target must be a plain tensor, but"
         " the arguments are Tensor of torch.float32, torch.sparse_coo; Tensor of torch.float32, torch.strided; Tensor"
         " of torch.int64",
     ),
@@ -127,7 +127,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("refusal", REFUSALS)
-def test_wrong_arguments_are_refused_by_a_sentence(two_ranks, refusal):
+def test_invalid_arguments_raise_a_clear_error(two_ranks, refusal):
     changed, error, sentence = REFUSALS[refusal]
     arguments = {"input": INPUT, "linear_weight": HEAD, "target": TARGET, "process_group": two_ranks}
     arguments |= {"vocab_sizes": (4, 4)} | changed
@@ -144,15 +144,15 @@ DTENSOR_REFUSALS = {
     "replicated head": (
         lambda: {"linear_weight": _dtensor(HEAD, Replicate())},
         r"linear_weight must be a plain tensor, or a DTensor with placements \(Shard\(dim=0\),\) on a mesh of one"
-        r" dimension, but it has placements \(Replicate\(\),\) on a mesh of shape \(2,\); if fully_shard \(FSDP2\) has"
-        " sharded it, give fsdp_module, the model that has it, else redistribute it",
+        r" dimension, but it has placements \(Replicate\(\),\) on a mesh of shape \(2,\); if it is sharded by"
+        r" fully_shard \(FSDP2\), pass the model that owns it as fsdp_module, else redistribute it",
     ),
     "head that FSDP2 may have sharded": (
         lambda: {"process_group": None},
-        "linear_weight must be a plain tensor where input is one, and neither process_group nor fsdp_module is given,"
-        r" but it is a DTensor with placements \(Shard\(dim=0\),\), which may mean two things: if fully_shard \(FSDP2\)"
-        " has sharded it, give fsdp_module, the model that has it; if the ranks share the vocabulary, and all have the"
-        " same input, give process_group, the group of its mesh, or an input that is a DTensor with",
+        "linear_weight must be a plain tensor if input is one and neither process_group nor fsdp_module is given,"
+        r" but it is a DTensor with placements \(Shard\(dim=0\),\), which is ambiguous: if it is sharded by fully_shard"
+        r" \(FSDP2\), pass the model that owns it as fsdp_module; if the ranks share the vocabulary, and all have the"
+        " same input, pass the group of its mesh as process_group, or an input that is a DTensor with",
     ),
     "input on another mesh": (
         lambda: {"process_group": None, "input": _dtensor(INPUT, Replicate(), mesh=init_device_mesh("cpu", (1,)))},
@@ -175,16 +175,16 @@ DTENSOR_REFUSALS = {
     "sharded token weight": (lambda: {"token_weight": _dtensor(INPUT[:, 0], Shard(0))}, "token_weight must have"),
     "plain head": (
         lambda: {"linear_weight": HEAD, "linear_bias": _dtensor(torch.ones(4), Shard(0))},
-        r"linear_bias must be a plain tensor where linear_weight is one, but it is a DTensor with placements"
+        r"linear_bias must be a plain tensor if linear_weight is one, but it is a DTensor with placements"
         r" \(Shard\(dim=0\),\)",
     ),
-    "other group": (lambda: {"process_group": dist.new_group([0])}, "process_group must be None, or the group of"),
+    "other group": (lambda: {"process_group": dist.new_group([0])}, "process_group must be None or the group of"),
     "other sizes": (lambda: {"vocab_sizes": (5, 3)}, r"vocab_sizes must be None or \(4, 4\).* it is \(5, 3\)"),
 }
 
 
 @pytest.mark.parametrize("refusal", DTENSOR_REFUSALS)
-def test_other_placements_are_refused_by_a_sentence(two_ranks, refusal):
+def test_other_placements_raise_a_clear_error(two_ranks, refusal):
     make, sentence = DTENSOR_REFUSALS[refusal]
     arguments = {"input": INPUT, "linear_weight": _dtensor(HEAD, Shard(0)), "target": TARGET}
     arguments |= {"process_group": two_ranks} | make()
@@ -198,7 +198,7 @@ def test_compiled_code_needs_the_sizes(two_ranks):
         compiled(INPUT, HEAD, TARGET, process_group=two_ranks)
 
 
-def test_a_transform_inside_a_compiled_function_is_refused(two_ranks):
+def test_a_transform_inside_a_compiled_function_raises(two_ranks):
     def loss(input):
         return F.linear_cross_entropy(input, HEAD, TARGET, process_group=two_ranks, vocab_sizes=(4, 4))
 
@@ -207,7 +207,7 @@ def test_a_transform_inside_a_compiled_function_is_refused(two_ranks):
         compiled(INPUT)
 
 
-def test_a_torch_without_distributed_has_everything_else():
+def test_everything_else_works_with_a_torch_without_distributed():
     program = """
         import torch.distributed as dist
 

@@ -25,12 +25,12 @@ def _assert_all_raise(found, name, sentence, error="ValueError"):
 
 
 @pytest.mark.parametrize("name", cases.CASES)
-def test_where_values_are_read_every_rank_raises_what_differs(device, found, name):
+def test_every_rank_raises_for_a_mismatch_if_values_are_readable(device, found, name):
     _assert_all_raise(found, name if device == "cpu" else f"{name}, checked", cases.CASES[name][2])
 
 
 @pytest.mark.parametrize("name", cases.CASES)
-def test_where_values_are_not_read_all_results_are_nan_unless_the_cpu_knows_better(device, found, name):
+def test_all_results_are_nan_for_a_mismatch_if_values_are_not_readable(device, found, name):
     _, where, sentence = cases.CASES[name]
     if device == "cpu" or where == cases.MESSAGES:
         _assert_all_raise(found, name, sentence)
@@ -38,37 +38,37 @@ def test_where_values_are_not_read_all_results_are_nan_unless_the_cpu_knows_bett
         assert all(math.isnan(value) for of_rank in found for value in of_rank[name])
 
 
-def test_copies_of_a_row_may_differ_by_roundings(found):
+def test_replicated_rows_may_differ_by_rounding(found):
     for of_rank in found:
         assert all(math.isfinite(value) for value in of_rank["agreeing"]), of_rank["agreeing"]
 
 
 @pytest.mark.parametrize("head", ["DTensor", "local"])
-def test_the_shards_of_fsdp2_are_refused_with_rows_of_each_ranks_own(device, found, head):
+def test_fsdp2_shards_raise_if_each_rank_has_its_own_rows(device, found, head):
     if device == "cpu":
         _assert_all_raise(found, f"head: {head}", f"target {cases.SAME} not{cases.OWN_ROWS}")
     else:
         assert all(math.isnan(of_rank[f"head: {head}"][0]) for of_rank in found)
 
 
-def test_the_local_part_of_a_sharded_head_is_refused_without_a_group(found):
+def test_the_local_shard_of_a_head_raises_without_process_group(found):
     for of_rank in found:
         assert of_rank["head: local alone"].startswith(
-            "ValueError: linear_cross_entropy: linear_weight must have all classes where neither process_group nor"
+            "ValueError: linear_cross_entropy: linear_weight must have all classes if neither process_group nor"
             " fsdp_module is given, but it is the to_local() of a DTensor with placements (Shard(dim=0),); if"
         )
 
 
-def test_a_part_without_a_trace_of_its_dtensor_is_named_where_a_target_is_outside_of_it(device, found):
+def test_an_out_of_range_target_of_a_detached_shard_raises_with_a_hint(device, found):
     for of_rank in found:
         value = of_rank["head: detached local alone"]
         if device == "cpu":
-            hint = "If linear_weight is a rank's part of a sharded head, give process_group or fsdp_module."
+            hint = "If linear_weight is a shard of the head, pass process_group or fsdp_module."
             assert value == f"IndexError: Target 21 is out of bounds. {hint}"
         else:
             assert math.isnan(value[0])
 
 
-def test_compiled_calls_that_differ_give_nan():
+def test_mismatched_compiled_calls_give_nan():
     for different, same in run(cases.compiled, 2):
         assert all(map(math.isnan, different)) and all(map(math.isfinite, same))

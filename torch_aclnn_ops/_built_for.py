@@ -1,8 +1,8 @@
-"""For which torch and torch_npu the compiled parts are built.
+"""The torch and torch_npu versions that the compiled extensions were built for.
 
-C++ code fits the release that it was compiled for; with another one it may not load, or compute nonsense. So every
-library says what it was compiled for, in a text that can be read without loading it. setup.py loads this file by its
-path, so it imports nothing of the package.
+A C++ extension is only compatible with the release it was compiled for; with another one it may fail to load, or
+compute wrong results. Each library therefore embeds these versions as text that can be read without loading it.
+setup.py loads this file by its path, so it must not import anything from the package.
 """
 
 import importlib.metadata
@@ -13,7 +13,7 @@ _MARK = "torch_aclnn_ops is compiled for "
 
 
 def write_header(path: Path) -> Path:
-    """Write the header that every source is compiled with (``-include``); a header that is right keeps its date."""
+    """Write the header that every source includes (``-include``), unless it is up to date."""
     versions = ", ".join(f"{name} {_installed(name)}" for name in ("torch", "torch_npu"))
     text = f'[[gnu::used]] static const char torch_aclnn_ops_built_for[] = "{_MARK}{versions}";\n'
     if not path.exists() or path.read_text() != text:
@@ -22,11 +22,11 @@ def write_header(path: Path) -> Path:
     return path
 
 
-def why_unfit(library: Path, *packages: str) -> str | None:
-    """Return why a library does not fit the installed packages, of which it needs those named; else ``None``."""
+def incompatibility(library: Path, *packages: str) -> str | None:
+    """Return why a library is incompatible with the installed versions of these packages, or ``None``."""
     built = _built_for(library)
     if built is None:
-        return f"it does not say what it was compiled for; {_REMEDY}"
+        return f"it does not record the versions it was compiled for; {_REMEDY}"
     installed = {name: _installed(name) for name in packages}
     needed = {name: built.get(name, "?") for name in packages}
     if needed == installed:
@@ -43,7 +43,7 @@ def _listed(versions: dict[str, str]) -> str:
 
 
 def _installed(package: str) -> str:
-    """Return the release of an installed package; its builds for CUDA and for the CPU alone are compatible."""
+    """Return the release of an installed package without local version: CPU and CUDA builds are compatible."""
     try:
         return importlib.metadata.version(package).partition("+")[0]
     except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Argument checks that the operators share; each names the operator, the argument, what it was and what is accepted."""
+"""Shared argument checks; each error names the operator, the argument, its value and what is accepted."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,12 +13,12 @@ from torch.nn import Parameter
 
 
 def describe(value: object) -> str:
-    """Return what an error says of an argument of a wrong type."""
+    """Describe an argument of the wrong type for an error message."""
     return repr(value) if isinstance(value, (int, float, str, type(None))) else f"of type {type(value).__name__}"
 
 
 def check_device(operator: str, names: Sequence[str], arguments: Sequence[Any]) -> None:
-    """Accept tensors that are all on the device of the first argument."""
+    """Raise unless all tensors are on the device of the first argument."""
     device = arguments[0].device
     for i, value in enumerate(arguments):
         if isinstance(value, Tensor) and value.device != device:
@@ -28,20 +28,20 @@ def check_device(operator: str, names: Sequence[str], arguments: Sequence[Any]) 
 
 
 def check_reduction(operator: str, reduction: int) -> None:
-    """Accept 0, 1 and 2, the values of ``at::Reduction``."""
+    """Raise unless ``reduction`` is 0, 1 or 2, the values of ``at::Reduction``."""
     if reduction not in (0, 1, 2):
         raise ValueError(f"{operator}: reduction must be 0 (none), 1 (mean) or 2 (sum), but it is {reduction}")
 
 
 def check_floating_point(operator: str, **tensors: Tensor | None) -> None:
-    """Accept real floating-point tensors and ``None``."""
+    """Raise unless each tensor is real floating point or ``None``."""
     for name, tensor in tensors.items():
         if tensor is not None and not tensor.is_floating_point():
             raise TypeError(f"{operator}: {name} must have a floating-point dtype, but it has {tensor.dtype}")
 
 
 def check_dtype(operator: str, dtypes: Sequence[torch.dtype], reason: str, **tensors: Tensor | None) -> None:
-    """Accept tensors whose dtype is one of ``dtypes``; ``reason`` ends the sentence, for instance ``"as self"``."""
+    """Raise unless each tensor's dtype is in ``dtypes``; ``reason`` completes the message, e.g. ``"as self has"``."""
     for name, tensor in tensors.items():
         if tensor is not None and tensor.dtype not in dtypes:
             accepted = " or ".join(str(dtype) for dtype in dtypes)
@@ -50,14 +50,14 @@ def check_dtype(operator: str, dtypes: Sequence[torch.dtype], reason: str, **ten
 
 
 def check_rank(operator: str, rank: int, **tensors: Tensor | None) -> None:
-    """Accept tensors with exactly ``rank`` dimensions."""
+    """Raise unless each tensor has ``rank`` dimensions."""
     for name, tensor in tensors.items():
         if tensor is not None and tensor.dim() != rank:
             raise ValueError(f"{operator}: {name} must have {rank} dimensions, but its shape is {list(tensor.shape)}")
 
 
 def check_shape(operator: str, shape: Sequence[int], meaning: str, **tensors: Tensor | None) -> None:
-    """Accept tensors of one shape; ``meaning`` spells the shape in words, for instance ``"[BT]"``."""
+    """Raise unless each tensor has ``shape``; ``meaning`` names its dimensions in the message, e.g. ``"[BT]"``."""
     for name, tensor in tensors.items():
         if tensor is not None and tuple(tensor.shape) != tuple(shape):
             raise ValueError(
@@ -66,13 +66,13 @@ def check_shape(operator: str, shape: Sequence[int], meaning: str, **tensors: Te
 
 
 def is_expandable(tensor: Tensor, shape: Sequence[int]) -> bool:
-    """Return whether a tensor broadcasts to ``shape`` without making it larger."""
+    """Return whether a tensor expands to ``shape``."""
     offset = len(shape) - tensor.dim()
     return offset >= 0 and all(size in (1, shape[offset + i]) for i, size in enumerate(tensor.shape))
 
 
 def check_expandable(operator: str, shape: Sequence[int], meaning: str, **tensors: Tensor | None) -> None:
-    """Accept tensors that broadcast to ``shape`` without making it larger."""
+    """Raise unless each tensor expands to ``shape``."""
     for name, tensor in tensors.items():
         if tensor is not None and not is_expandable(tensor, shape):
             raise ValueError(
@@ -81,7 +81,7 @@ def check_expandable(operator: str, shape: Sequence[int], meaning: str, **tensor
 
 
 def broadcast_shape(operator: str, **tensors: Tensor) -> torch.Size:
-    """Return the shape that the tensors broadcast to, or raise with all their shapes."""
+    """Return the broadcast shape of the tensors; raise ``ValueError`` if they do not broadcast."""
     shapes = [tensor.shape for tensor in tensors.values() if tensor.dim()]
     if all(shape == shapes[0] for shape in shapes):
         return shapes[0] if shapes else torch.Size()
@@ -94,7 +94,7 @@ def broadcast_shape(operator: str, **tensors: Tensor) -> torch.Size:
 
 
 def check_in_place(operator: str, written: Mapping[str, Tensor], **read: Tensor) -> None:
-    """Accept tensors to write to whose elements share no memory, with each other and with those that are read."""
+    """Raise if tensors that are written in place overlap internally, with each other, or with tensors that are read."""
     if not all(map(_is_real, written.values())):
         return
     tensors = {**written, **read}
@@ -111,7 +111,7 @@ def check_in_place(operator: str, written: Mapping[str, Tensor], **read: Tensor)
             continue
         if not _is_nested(tensor) and int(_count_elements(tensor, memory[name]).max()) > 1:
             raise RuntimeError(
-                f"{operator}: {name} must have a place in memory for each element, because it is written to, but it has"
+                f"{operator}: {name} must not have internal overlap, because it is written to, but it has"
                 f" shape {list(tensor.shape)} and strides {list(tensor.stride())}"
             )
         for other in list(tensors)[i + 1 :]:
@@ -122,7 +122,7 @@ def check_in_place(operator: str, written: Mapping[str, Tensor], **read: Tensor)
 
 
 def _memory_of(tensor: Tensor) -> range:
-    """Return the addresses from a tensor's first to its last byte."""
+    """Return the range of addresses that a tensor spans."""
     if tensor.numel() == 0 or not _is_real(tensor):
         return range(0)
     extent = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -130,7 +130,7 @@ def _memory_of(tensor: Tensor) -> range:
 
 
 def _is_nested(tensor: Tensor) -> bool:
-    """Return whether each stride steps over all elements of the smaller ones, so that none is met twice."""
+    """Return whether each stride exceeds the extent of the smaller ones, which rules out internal overlap."""
     extent = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
@@ -147,14 +147,14 @@ def _share_memory(first: Tensor, first_memory: range, second: Tensor, second_mem
         return False
     if first.is_contiguous() and second.is_contiguous():
         return True
-    # Views with gaps may stand in those of each other.
+    # Non-contiguous views may interleave without overlap.
     both = range(min(first_memory.start, second_memory.start), max(first_memory.stop, second_memory.stop))
     counts = (_count_elements(tensor, both).clamp(max=1) for tensor in (first, second))
     return int(torch.stack(list(counts)).sum(0).max()) > 1
 
 
 def _count_elements(tensor: Tensor, memory: range) -> Tensor:
-    """Return how many elements of a tensor each byte of a piece of memory belongs to."""
+    """Return, for each byte of a memory range, how many elements of the tensor contain it."""
     counts = torch.zeros(len(memory), dtype=torch.int32, device="cpu")
     size = tensor.element_size()
     places = torch.arange(len(memory), device="cpu").as_strided(
@@ -167,7 +167,7 @@ def _count_elements(tensor: Tensor, memory: range) -> Tensor:
 
 
 def _is_real(tensor: Tensor) -> bool:
-    """Return whether a tensor has memory: traced tensors, and those of transforms, have none of their own."""
+    """Return whether a tensor has its own memory, unlike tensors that are traced, fake or wrapped by a transform."""
     return (
         type(tensor) in (Tensor, Parameter, Buffer)
         and not torch.compiler.is_compiling()
@@ -179,5 +179,5 @@ def _is_real(tensor: Tensor) -> bool:
 
 
 def values_are_readable(tensor: Tensor) -> bool:
-    """Return whether a check may look at the values: it would wait for a device, and traced values do not exist yet."""
+    """Return whether a check may read values: on an NPU only if checks are enabled, and never while tracing."""
     return (tensor.is_cpu or _extension.checks_values()) and _is_real(tensor)

@@ -1,4 +1,4 @@
-"""Write files so that a reader meets the old one or the whole new one."""
+"""Replace files atomically."""
 
 import contextlib
 import fcntl
@@ -11,24 +11,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-# The streams of this process, whatever is behind them.
+# Standard streams and file descriptors are written to directly.
 _STREAMS = ("/dev/fd/", "/dev/stdout", "/dev/stderr", "/proc/")
 
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str], mode: str = "b", **options: Any) -> Iterator[IO[Any]]:
-    """Open a file that takes the place of another one when it is written, with the permissions that any new file gets.
+    """Open a temporary file that atomically replaces ``path`` when the block exits, with default permissions.
 
-    A symbolic link stays, and its target is replaced. Device nodes, FIFOs and ``/dev/stdout`` are written to. A process
-    that is killed leaves an unfinished file beside the target, which the next one that writes the same file removes.
+    The target of a symbolic link is replaced, and the link is kept. Device nodes, FIFOs and ``/dev/stdout`` are written
+    to directly. A killed process leaves its temporary file next to the target; the next write to ``path`` removes it.
 
     Args:
-        path: The file that is replaced; it stays as it is after an exception.
+        path: The file to replace; it is unchanged after an exception.
         mode: ``"b"`` for bytes or ``"t"`` for text.
-        **options: What ``io.TextIOWrapper`` takes besides.
+        **options: Further arguments of ``io.TextIOWrapper``.
 
     Raises:
-        OSError: The file cannot be written, also where a library that wrote to it has raised an exception of its own.
+        OSError: The file cannot be written, even if a library such as ``torch.save`` raised its own exception.
 
     Example:
         >>> import tempfile
@@ -59,7 +59,7 @@ def replacing(path: str | os.PathLike[str], mode: str = "b", **options: Any) -> 
 
 
 class _File(io.FileIO):
-    """A file that keeps the exception with which writing to it has failed: torch.save raises another one."""
+    """A file that records the ``OSError`` of a failed write, because torch.save raises a different exception."""
 
     failure: OSError | None = None
 
@@ -85,7 +85,7 @@ def _errors_naming(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _replaceable(path: str | os.PathLike[str]) -> Path | None:
-    """Return the regular file that a path leads to, or ``None`` where it leads to something else."""
+    """Resolve a path to a regular file, or return ``None`` if it is something else."""
     try:
         is_regular = stat.S_ISREG(os.stat(path).st_mode)
     except FileNotFoundError:
@@ -96,10 +96,10 @@ def _replaceable(path: str | os.PathLike[str]) -> Path | None:
 
 
 def _unfinished(target: Path) -> _File:
-    """Create a file beside the target, which is locked while it is open; remove those that nobody has locked."""
-    name = target.name[:50]  # what is added must fit the limit of 255 bytes
+    """Create a temporary file next to the target, locked while open, and remove abandoned ones."""
+    name = target.name[:50]  # leaves room for the suffix within the limit of 255 bytes
     abandoned = re.compile(rf"\.{re.escape(name)}\.[0-9a-f]{{32}}")
-    # Without locks, as on some network file systems, nobody can know.
+    # Some network file systems have no locks; abandoned files are not removed there.
     with contextlib.suppress(OSError):
         for path in target.parent.iterdir():
             if abandoned.fullmatch(path.name):

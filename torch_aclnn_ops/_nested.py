@@ -1,4 +1,4 @@
-"""Lists, tuples and dictionaries of values, one in another."""
+"""Nested lists, tuples and dictionaries."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -6,9 +6,9 @@ from typing import Any
 
 
 def map_nested(function: Callable[[Any], Any], value: Any) -> Any:
-    """Return a copy of a nest in which a function was applied to what is no list, tuple or dictionary."""
+    """Return a copy of a nested structure with ``function`` applied to each leaf."""
     if isinstance(value, dict):
-        copied = copy.copy(value)  # of its own class
+        copied = copy.copy(value)  # keeps the class
         for key, one in value.items():
             copied[key] = map_nested(function, one)
         return copied
@@ -19,7 +19,7 @@ def map_nested(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """Yield what is no list, tuple or dictionary."""
+    """Yield the leaves of a nested structure: whatever is not a list, tuple or dictionary."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (list, tuple)):

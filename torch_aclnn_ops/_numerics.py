@@ -1,4 +1,4 @@
-"""The arithmetic rules that the formulas share."""
+"""Dtype and autocast rules shared by all implementations."""
 
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
@@ -18,25 +18,25 @@ DTYPES = (torch.float32, torch.float64, *HALF_DTYPES)
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype that an operator computes in: float64 for float64, else float32, as the device does."""
+    """Return the dtype an operator computes in: float64 for float64, else float32, as on the device."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def widen(tensor: Tensor) -> Tensor:
-    """Cast to the dtype that the operator computes in, so that a formula rounds to 16 bits once, at its end."""
+    """Cast to the accumulation dtype, so that 16-bit results are rounded only once, at the end."""
     return tensor.to(accumulation_dtype(tensor.dtype))
 
 
 def is_autocast_on(tensor: Tensor) -> bool:
-    """Return whether autocast is on for a tensor's type of device."""
+    """Return whether autocast is enabled for a tensor's device type."""
     device_type = tensor.device.type
     return (tensor.is_cpu or is_autocast_available(device_type)) and torch.is_autocast_enabled(device_type)
 
 
 def without_autocast(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Run a function as written where autocast is on: it would make the formulas' matrix products 16-bit ones.
+    """Decorate a function to run with autocast disabled, which would otherwise cast matrix products to 16 bits.
 
-    The device is that of the first tensor, which may stand in a tuple.
+    The device type is that of the first tensor argument, which may be nested in a tuple.
     """
 
     def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:

@@ -1,8 +1,8 @@
-"""Import torch and, where it can work, torch_npu.
+"""Import torch and, if CANN is available, torch_npu.
 
-torch imports torch_npu by itself when it is installed, and torch_npu cannot be loaded without CANN's libraries; then
-even ``import torch`` fails. This module looks for CANN first, and keeps torch, and packages that import torch_npu
-wherever it is installed, from loading one that cannot work.
+torch automatically imports torch_npu if it is installed, and torch_npu cannot be loaded without CANN's libraries, so
+that even ``import torch`` fails. This module looks for CANN first, and hides a torch_npu that cannot be loaded from
+torch and from other packages.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from types import ModuleType
 
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
-# What libtorch_npu.so is linked with, in the order in which CANN's libraries need one another.
+# The libraries that libtorch_npu.so is linked with, in dependency order.
 _CANN_LIBRARIES = (
     "libascendcl.so",
     "libhccl.so",
@@ -32,20 +32,20 @@ _CANN_LIBRARIES = (
 
 _LOADER_CACHE = Path("/etc/ld.so.cache")
 
-# Where both torch's part for CUDA and torch_npu call this function of torch's, they register the same settings, and the
-# second one ends the process. The versions before 2.12 do not.
+# If both torch's CUDA library and torch_npu call this torch function (since 2.12), they register the same settings,
+# and the second registration aborts the process.
 _SETTINGS = b"26AcceleratorAllocatorConfig14getMutableKeys"
 
 
 def why_unavailable() -> str | None:
-    """Return why tensors cannot be on an NPU in this process, or ``None`` if torch_npu is imported."""
+    """Return why NPUs are unavailable in this process, or ``None`` if torch_npu is imported."""
     return None if is_imported() else _reason
 
 
 def is_installed() -> bool:
     """Return whether torch_npu is installed, whether or not it can be loaded."""
     if "torch_npu" in sys.modules:
-        # None is written there by this module, and by others who want torch_npu not to be found.
+        # None is set by this module, and by other code that hides torch_npu.
         return _is_hidden or sys.modules["torch_npu"] is not None
     return _find("torch_npu") is not None
 
@@ -56,28 +56,28 @@ def is_imported() -> bool:
 
 
 def finds_cann() -> bool:
-    """Return whether the process would find CANN's libraries, without loading them."""
+    """Return whether CANN's libraries can be found, without loading them."""
     return _find_library(_CANN_LIBRARIES[0]) is not None
 
 
 def conflict() -> str | None:
-    """Return why torch_npu ends the process when it is imported with the installed torch, or ``None`` if it does not.
+    """Return why importing torch_npu would abort the process with the installed torch, or ``None`` if it would not.
 
-    Neither package is imported to find out. Who has loaded CANN's libraries before, such as a simulator, is expected to
-    know what torch_npu needs.
+    Neither package is imported. If CANN's libraries are already loaded, for instance by a simulator, there is no
+    conflict.
     """
     if not is_installed() or is_imported() or _is_loaded(_CANN_LIBRARIES[0]):
         return None
     if not all(registers_settings(path) for path in (_library("torch", "libc10_cuda.so"), library())):
         return None
     return (
-        "the installed torch is a CUDA build, with which torch_npu ends the process when it is imported. "
-        "To use NPUs, install the CPU build of the same version of torch in its place"
+        "the installed torch is a CUDA build, with which importing torch_npu aborts the process. "
+        "To use NPUs, install the CPU build of the same torch version instead"
     )
 
 
 def library() -> Path:
-    """Return where torch_npu's library is, if it is installed as its wheels are."""
+    """Return the path of libtorch_npu.so as installed by the torch_npu wheel."""
     return _library("torch_npu", "libtorch_npu.so")
 
 
@@ -86,16 +86,16 @@ def _library(package: str, name: str) -> Path:
 
 
 def _find(package: str) -> str | None:
-    """Return the file that an installed package is imported from, also of one that is hidden."""
-    installed = [entry for entry in sys.path if not _is_only_at_hand(entry)]
+    """Return the file that an installed package is imported from, even if the package is hidden."""
+    installed = [entry for entry in sys.path if not _is_working_directory(entry)]
     spec = importlib.machinery.PathFinder.find_spec(package, installed)
     return None if spec is None else spec.origin  # a folder without a source has none
 
 
-def _is_only_at_hand(entry: str) -> bool:
-    """Return whether an entry of ``sys.path`` is the working directory, and not where packages are installed.
+def _is_working_directory(entry: str) -> bool:
+    """Return whether an entry of ``sys.path`` is the working directory, unless this package is installed there.
 
-    ``python -m`` and ``python -c`` put it first. This package is installed where others are.
+    ``python -m`` and ``python -c`` put the working directory first.
     """
     here = os.stat(os.curdir)
     try:
@@ -107,8 +107,8 @@ def _is_only_at_hand(entry: str) -> bool:
 
 @contextlib.contextmanager
 def _installed_packages_only() -> Iterator[None]:
-    """Keep imports from taking a package from the working directory, such as a checkout of torch_npu."""
-    removed = [(index, entry) for index, entry in enumerate(sys.path) if _is_only_at_hand(entry)]
+    """Prevent imports from the working directory, such as a checkout of torch_npu."""
+    removed = [(index, entry) for index, entry in enumerate(sys.path) if _is_working_directory(entry)]
     for _, entry in removed:
         sys.path.remove(entry)
     try:
@@ -119,7 +119,7 @@ def _installed_packages_only() -> Iterator[None]:
 
 
 def registers_settings(path: Path) -> bool:
-    """Return whether a library registers settings of an allocator in the one set of keys that torch has of them."""
+    """Return whether a library registers allocator settings with torch."""
     if not path.exists():
         return False
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -127,13 +127,13 @@ def registers_settings(path: Path) -> bool:
 
 
 def call_after_import(function: Callable[[], object]) -> None:
-    """Call a function once torch_npu has been imported: a simulator of CANN imports it after this package."""
+    """Call a function after the first import of torch_npu, which a CANN simulator may import after this package."""
     if not is_imported():
         sys.meta_path.insert(0, _Importer(function))
 
 
 class _Importer(importlib.abc.MetaPathFinder):
-    """Lets Python, or the hooks of others, import torch_npu, and then calls a function."""
+    """A meta path finder that delegates the import of torch_npu to the other finders and then calls a function."""
 
     def __init__(self, function: Callable[[], object]) -> None:
         self._function = function
@@ -157,9 +157,9 @@ class _Importer(importlib.abc.MetaPathFinder):
 
 
 def _hide() -> None:
-    """Make Python say that torch_npu is not installed.
+    """Make imports of torch_npu fail as if it were not installed.
 
-    transformers, accelerate, peft and Lightning import torch_npu wherever they find it, and could not be imported.
+    transformers, accelerate, peft and Lightning import torch_npu whenever it is installed, and would fail to import.
     """
     global _is_hidden
     _is_hidden = True
@@ -178,7 +178,7 @@ def _why_not_loadable() -> str | None:
 
 
 def _load(library: str) -> None:
-    """Load a library of CANN unless it is loaded, as those of a simulator are."""
+    """Load a CANN library unless it is already loaded, for instance by a simulator."""
     if not _is_loaded(library):
         path = _find_library(library)
         if path is None:
@@ -195,10 +195,10 @@ def _is_loaded(library: str) -> bool:
 
 
 def _find_library(name: str) -> str | None:
-    """Return where the loader finds a library, but for the working directory.
+    """Return where the dynamic loader finds a library, ignoring the working directory.
 
-    The loader searches it for every empty entry of LD_LIBRARY_PATH, such as the one that ``$LD_LIBRARY_PATH:/opt/lib``
-    has where the variable was not set before.
+    The loader searches the working directory for every empty entry of LD_LIBRARY_PATH, such as the first one of
+    ``$LD_LIBRARY_PATH:/opt/lib`` if the variable was unset.
     """
     for folder in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep):
         path = os.path.join(folder, name)
@@ -213,7 +213,7 @@ def _find_library(name: str) -> str | None:
 
 @contextlib.contextmanager
 def _autoload(value: str | None) -> Iterator[None]:
-    """Say for a while whether torch loads backends by itself; ``None`` leaves it as it is."""
+    """Temporarily set whether torch loads backends automatically; ``None`` leaves the setting unchanged."""
     previous = os.environ.get(_AUTOLOAD)
     try:
         if value is not None:
@@ -227,14 +227,12 @@ def _autoload(value: str | None) -> Iterator[None]:
 
 
 def _import_torch() -> str | None:
-    """Import torch, and torch_npu unless it cannot be loaded or is switched off; return why it is not imported."""
+    """Import torch, and torch_npu unless it cannot be loaded or is disabled; return why torch_npu is not imported."""
     if is_imported():
         return None
-    # What is switched off must not be loaded to find out: a simulated CANN may be to take its place.
+    # If autoloading is disabled, do not load CANN's libraries: a simulator may load its own.
     if os.environ.get(_AUTOLOAD) == "0" and is_installed() and finds_cann():
-        reason: str | None = (
-            f"torch_npu is installed and CANN found, but {_AUTOLOAD}=0 keeps torch_npu from being loaded"
-        )
+        reason: str | None = f"torch_npu is installed and CANN found, but {_AUTOLOAD}=0 disables loading torch_npu"
     else:
         reason = _why_not_loadable()
         if reason is None and (reason := conflict()) is not None:
@@ -249,9 +247,9 @@ def _import_torch() -> str | None:
 
 
 def _notice_fork() -> None:
-    """Let torch_npu refuse to work in a forked process, where it would wait for threads that are not there.
+    """Make torch_npu raise in a forked process, where it would wait for threads that do not exist.
 
-    By itself it notices only the processes of multiprocessing.
+    On its own torch_npu detects only processes started by multiprocessing.
     """
     notice = getattr(getattr(sys.modules.get("torch_npu"), "npu", None), "_after_fork", None)
     if notice is not None:

@@ -1,4 +1,4 @@
-"""Say what this installation can do, and what is missing: ``python -m torch_aclnn_ops.doctor [--json]``."""
+"""Report what this installation supports and what is missing: ``python -m torch_aclnn_ops.doctor [--json]``."""
 
 import argparse
 import contextlib
@@ -32,7 +32,7 @@ _BUILD = "torch_aclnn_ops again with pip's --no-build-isolation, in a checkout w
 _FALLBACK = "PyTorch fallback"
 
 _LIBRARIES = ("numpy", "transformers", "accelerate", "peft", "lightning")
-# Environment variables that change what torch, torch_npu and this package do; none has a path for a value.
+# Environment variables that affect torch, torch_npu and this package; none of them is a path.
 _SETTINGS = re.compile(
     "TORCH_ACLNN_.*|HOST_NPU_.*|TORCH_DEVICE_BACKEND_AUTOLOAD|TASK_QUEUE_ENABLE|PER_STREAM_QUEUE|ASCEND_LAUNCH_BLOCKING"
     "|ASCEND_RT_VISIBLE_DEVICES|ACLNN_CACHE_LIMIT|PYTORCH_NPU_ALLOC_CONF|TORCH_NPU_LAZY_FUSION|OMP_NUM_THREADS"
@@ -42,12 +42,12 @@ _DRIVER = Path("/usr/local/Ascend/driver/version.info")
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that the doctor looked for.
+    """The result of one check.
 
     Attributes:
-        what: Its name.
-        found: What was found.
-        remedy: What to do if it is missing and needed; ``None`` where nothing has to be done.
+        what: The component that was checked.
+        found: The result.
+        remedy: What to do if the component is missing but needed, or ``None``.
     """
 
     what: str
@@ -56,11 +56,11 @@ class Finding:
 
 
 def findings() -> list[Finding]:
-    """Look for what the package needs on a CPU, on an NPU and on a simulated one.
+    """Check the components that the package uses on a CPU, an NPU and a simulated NPU.
 
     Returns:
-        One finding for each thing, in the order in which they depend on one another. They can be shown to others: the
-        user's home is ``~`` in them, and the user's name ``$USER``.
+        One finding per component, in dependency order. They are safe to share: home directories are replaced by ``~``
+        and the user name by ``$USER``.
 
     Example:
         >>> findings()[0].what
@@ -86,24 +86,24 @@ def findings() -> list[Finding]:
 
 
 def describe() -> str:
-    """Describe what was found, its remedies, and the path that each operator takes.
+    """Describe the findings, their remedies, and which implementation each operator uses.
 
     Returns:
-        Text of several lines, for people to read and to paste into a report.
+        A report of several lines.
 
     Example:
         >>> print(describe().splitlines()[0].split("|")[1].strip())
         what
     """
     rows = [(row.what, row.found, row.remedy or "") for row in findings()]
-    paths = [(name, path["cpu"], path["npu"]) for name, path in _operators().items()]
+    implementations = [(name, used["cpu"], used["npu"]) for name, used in _operators().items()]
     return "\n\n".join(
-        [_table(("what", "found", "remedy"), rows), _table(("operator", "on cpu", "on npu"), paths)],
+        [_table(("what", "found", "remedy"), rows), _table(("operator", "on cpu", "on npu"), implementations)],
     )
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """Lay out rows in columns; also a Markdown table, for reports."""
+    """Format rows as an aligned Markdown table."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lines = [head, tuple("-" * width for width in widths), *rows]
     return "\n".join(
@@ -112,7 +112,7 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def without_names(text: str) -> str:
-    """Say homes and users in paths as a shell does, so that a report can be shown to others."""
+    """Replace home directories and user names in paths, so that a report is safe to share."""
     with contextlib.suppress(OSError, KeyError, RuntimeError):  # a user without a home or a name
         text = re.sub(rf"{re.escape(str(Path.home()))}(?![\w.-])", "~", text)
         text = re.sub(rf"(?<=/){re.escape(getpass.getuser())}(?![\w.-])", "$USER", text)
@@ -120,7 +120,7 @@ def without_names(text: str) -> str:
 
 
 def _is_checkout() -> bool:
-    """Return whether the package is beside its sources; Python, started there, takes it before an installed one."""
+    """Return whether the package is imported from a source checkout."""
     return Path(__file__).parents[1].joinpath("setup.py").exists()
 
 
@@ -167,7 +167,7 @@ def _installed_torch_npu() -> Finding:
 
 
 def _is_simulated() -> bool:
-    """Return whether the host NPU, a project of its own, is enabled in this process."""
+    """Return whether the host NPU simulator is enabled in this process."""
     return os.environ.get("HOST_NPU_ENABLE", "0") not in ("", "0") and _torch_npu.is_imported()
 
 
@@ -176,20 +176,20 @@ def _cann() -> Finding:
         return Finding("CANN", "simulated, by the host NPU")
     home = os.environ.get("ASCEND_HOME_PATH")
     if _torch_npu.finds_cann():
-        where = "its libraries are where the loader searches" if home is None else home
+        where = "its libraries are on the loader's search path" if home is None else home
         return Finding("CANN", f"{_cann_version()}{where}")
     if home is not None:
-        return Finding("CANN", f"{home}, but not where the loader searches", f"source {home}/set_env.sh")
+        return Finding("CANN", f"{home}, but not on the loader's search path", f"source {home}/set_env.sh")
     return Finding("CANN", "not found", "for real NPUs: install CANN and source its set_env.sh")
 
 
 def _cann_version() -> str:
-    """Return the version that torch_npu has found, with a comma, or nothing."""
+    """Return the CANN version that torch_npu reports, followed by a comma, or an empty string."""
     if not _torch_npu.is_imported():
         return ""
     try:
         version = torch.npu.utils.get_cann_version()  # type: ignore[attr-defined]
-    except Exception:  # what it reads differs from one CANN to the next, and a report must not fail for it
+    except Exception:  # the files it reads differ between CANN versions, and the report must not fail
         return ""
     return f"{version}, " if version else ""
 
@@ -203,12 +203,12 @@ def _npu() -> Finding:
         )
     count = int(torch.npu.device_count())  # type: ignore[attr-defined]
     if not count:
-        return Finding("NPU", "none: torch_npu is imported, but it sees no device", "look at npu-smi info")
+        return Finding("NPU", "none: torch_npu is imported, but it finds no device", "check npu-smi info")
     driver = ""
     with contextlib.suppress(OSError):
         if version := re.search(r"(?im)^version=(\S+)", _DRIVER.read_text()):
             driver = f", driver {version[1]}"
-    return Finding("NPU", f"{count} device(s), {_extension.soc() or 'of a chip that is not known'}{driver}")
+    return Finding("NPU", f"{count} device(s), {_extension.soc() or 'unknown chip'}{driver}")
 
 
 def _reinstall() -> str:
@@ -242,14 +242,14 @@ def _cpu_kernels() -> Finding:
 
 
 def _operators() -> dict[str, dict[str, str]]:
-    """Return the path of each raw operator on a device of each type, and of what is made of more than one."""
+    """Return which implementation each raw operator, and each function composed of several, uses per device type."""
     operators = [getattr(ops, name) for name in ops.__all__]
-    paths = {operator.name: {"cpu": _cpu_path(operator), "npu": _npu_path(operator)} for operator in operators}
+    paths = {operator.name: {"cpu": _on_cpu(operator), "npu": _on_npu(operator)} for operator in operators}
     has_kernels = _cpu_extension.why_unavailable() is None
     on_npu = paths[ops.fused_linear_online_max_sum.name]["npu"]
     if not on_npu.startswith(_FALLBACK):
-        on_npu = "these three for 16 bits without bias, softcap, smoothing and the like, else formula in chunks of rows"
-    in_chunks = f"formula in chunks of rows{', rows by CPU kernels' if has_kernels else ''}"
+        on_npu = "CANN's fused operators for 16-bit inputs without options, else PyTorch fallback in chunks of rows"
+    in_chunks = f"PyTorch fallback in chunks of rows{', compiled row kernels' if has_kernels else ''}"
     adam = paths[ops.apply_fused_ema_adam_.name]["npu"]
     return {
         **paths,
@@ -258,22 +258,22 @@ def _operators() -> dict[str, dict[str, str]]:
     }
 
 
-def _cpu_path(operator: RawOperator) -> str:
+def _on_cpu(operator: RawOperator) -> str:
     return "native PyTorch kernel" if operator.has_cpu_kernel else _FALLBACK
 
 
-def _npu_path(operator: RawOperator) -> str:
+def _on_npu(operator: RawOperator) -> str:
     if _extension.why_unavailable() is not None:
         return _FALLBACK
-    reasons = list(map(operator.why_not_dtype, (torch.float16, torch.float32)))  # it takes one of them, if any
+    reasons = list(map(operator.why_not_dtype, (torch.float16, torch.float32)))  # it supports at least one, if any
     return operator.cann if None in reasons else f"{_FALLBACK}: {reasons[-1]}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the description, or the same as JSON.
+    """Print the report as text or JSON.
 
     Args:
-        arguments: Of the command line; those of the process if ``None``.
+        arguments: Command-line arguments; ``sys.argv`` if ``None``.
 
     Returns:
         The exit status, 0.

@@ -1,4 +1,4 @@
-"""Drop-ins for modules of :mod:`torch.nn`: the same constructors, parameters and state dicts."""
+"""Drop-in replacements for modules of :mod:`torch.nn`, with the same constructors, parameters and state dicts."""
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class MSELoss(torch.nn.MSELoss):
-    """Squared error of two tensors, a drop-in for :class:`torch.nn.MSELoss`.
+    """Mean squared error loss, a drop-in replacement for :class:`torch.nn.MSELoss`.
 
     Args:
-        size_average: deprecated, see ``reduction``.
-        reduce: deprecated, see ``reduction``.
+        size_average: Deprecated, see ``reduction``.
+        reduce: Deprecated, see ``reduction``.
         reduction: ``"none"``, ``"mean"`` or ``"sum"``.
 
     Example:
@@ -36,12 +36,12 @@ class MSELoss(torch.nn.MSELoss):
 
 
 class BCELoss(torch.nn.BCELoss):
-    """Cross entropy of probabilities, a drop-in for :class:`torch.nn.BCELoss`.
+    """Binary cross entropy loss, a drop-in replacement for :class:`torch.nn.BCELoss`.
 
     Args:
-        weight: factors for the losses, a shape that broadcasts to the input's.
-        size_average: deprecated, see ``reduction``.
-        reduce: deprecated, see ``reduction``.
+        weight: Rescaling factor of each element's loss, broadcastable to the input's shape.
+        size_average: Deprecated, see ``reduction``.
+        reduce: Deprecated, see ``reduction``.
         reduction: ``"none"``, ``"mean"`` or ``"sum"``.
 
     Example:
@@ -57,18 +57,18 @@ class BCELoss(torch.nn.BCELoss):
 
 
 class Embedding(torch.nn.Embedding):
-    """Rows of a trainable table, a drop-in for :class:`torch.nn.Embedding`.
+    """Embedding lookup table, a drop-in replacement for :class:`torch.nn.Embedding`.
 
     Args:
-        num_embeddings: rows of the table.
-        embedding_dim: columns of the table.
-        padding_idx: a row that starts as zeros and gets no gradient; negative counts from the end.
-        max_norm: if given, looked-up rows with a larger norm are first scaled to this norm, in place.
-        norm_type: the p of that norm.
-        scale_grad_by_freq: divide each row's gradient by the number of times that the row is looked up in a call.
-        sparse: make the gradient a sparse tensor.
-        device: where the table is.
-        dtype: of what dtype it is.
+        num_embeddings: Number of rows of the table.
+        embedding_dim: Size of each embedding vector.
+        padding_idx: A row that is initialized to zeros and gets no gradient; negative values count from the end.
+        max_norm: If given, looked-up rows with a larger norm are renormalized to it in place.
+        norm_type: The p of the p-norm for ``max_norm``.
+        scale_grad_by_freq: Divide each row's gradient by the number of occurrences of its index in the call.
+        sparse: Return the gradient of the table as a sparse tensor.
+        device: Device of the table.
+        dtype: Dtype of the table.
 
     Example:
         >>> embedding = Embedding(4, 3, padding_idx=0)
@@ -90,28 +90,29 @@ class Embedding(torch.nn.Embedding):
 
 
 class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
-    """A linear layer and the cross entropy of its outputs, a drop-in for :class:`torch.nn.LinearCrossEntropyLoss`.
+    """Linear layer with cross entropy loss, a drop-in replacement for :class:`torch.nn.LinearCrossEntropyLoss`.
+
+    See :func:`torch_aclnn_ops.functional.linear_cross_entropy` for details on the arguments.
 
     Args:
-        in_features: size of an input row.
-        num_classes: number of classes.
-        out_features: dimensions of a K-dimensional loss.
-        bias: add a trainable bias to the logits.
-        device: where the layer is.
-        dtype: of what dtype it is.
+        in_features: Size of each input row.
+        num_classes: Number of classes.
+        out_features: Dimensions of a K-dimensional loss.
+        bias: Add a learnable bias to the logits.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
         reduction: ``"none"``, ``"mean"`` or ``"sum"``.
-        weight: factor of each class, shape (num_classes,).
-        ignore_index: class index whose rows do not count, -100 by default; only with class indices.
-        label_smoothing: share of the uniform distribution in the target, from 0 to 1.
-        options: torch's options, with torch 2.13 and later; see
-            :func:`torch_aclnn_ops.functional.linear_cross_entropy`, as for all that follow.
-        softcap: bound of the logits' size.
-        lse_square_scale: factor of the z-loss.
-        temperature: divides the logits.
-        shift: how many places a label stands behind the row that predicts it, ``True`` for 1.
-        zero_if_all_ignored: whether a mean over no rows is 0.
-        chunk_size: rows whose logits are held at a time.
-        max_memory: bytes that may be held beyond arguments and results.
+        weight: Rescaling factor of each class, shape (num_classes,).
+        ignore_index: Class index that is ignored, -100 by default; only with class indices.
+        label_smoothing: Weight of the uniform distribution in the target, from 0 to 1.
+        options: PyTorch's options, with torch 2.13 and later.
+        softcap: Upper bound of the logits' magnitude.
+        lse_square_scale: Scale of the z-loss.
+        temperature: Divisor of the logits.
+        shift: Number of positions by which labels are shifted, ``True`` for 1.
+        zero_if_all_ignored: Return 0 for a mean over no rows, instead of nan.
+        chunk_size: Number of rows whose logits are materialized at a time.
+        max_memory: Bytes that may be allocated besides arguments and results.
 
     Example:
         >>> loss = LinearCrossEntropyLoss(8, 100, softcap=30.0)
@@ -121,7 +122,7 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
         torch.Size([2, 100])
     """
 
-    # The options that are not torch's. An instance from before them, out of a pickle, has them too.
+    # Options that PyTorch's module lacks; as class attributes, so that older pickled instances have them too.
     softcap: float | None = None
     lse_square_scale: float = 0.0
     temperature: float = 1.0
@@ -174,7 +175,7 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
         self.max_memory = max_memory
 
     @overload
-    def forward(  # type: ignore[overload-overlap]  # the first that fits is taken
+    def forward(  # type: ignore[overload-overlap]  # the first match applies
         self,
         input: Tensor,
         target: Tensor,
@@ -216,9 +217,9 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
     ) -> Tensor | F.LinearCrossEntropyOutput:
         """Call :func:`torch_aclnn_ops.functional.linear_cross_entropy`.
 
-        ``process_group`` is for a ``linear`` that :class:`torch.distributed.tensor.parallel.ColwiseParallel` has cut.
-        Without a target, and after ``eval()``, the result is the logits of which the loss would be computed, shape
-        ``(*, C, d_1, ..., d_K)``, with softcap and temperature.
+        ``process_group`` is for a ``linear`` sharded by :class:`torch.distributed.tensor.parallel.ColwiseParallel`. In
+        eval mode and without a target, returns the logits after softcap and temperature, shape
+        ``(*, C, d_1, ..., d_K)``.
         """
         if target is None:
             return self._logits(input, token_weight is not None or bool(outputs))
@@ -248,7 +249,7 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
 
     def _logits(self, input: Tensor, needs_target: bool) -> Tensor:
         if self.training or needs_target:
-            reason = "with token_weight and outputs" if needs_target else "in training; after eval() it may, for logits"
+            reason = "with token_weight and outputs" if needs_target else "in training mode; call eval() to get logits"
             raise ValueError(f"LinearCrossEntropyLoss: target must not be None {reason}")
         logits: Tensor = self.linear(input)
         if self.softcap is not None:
@@ -258,7 +259,7 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
         return logits.unflatten(-1, (-1, *self.out_features)) if self.out_features else logits
 
     def extra_repr(self) -> str:
-        """Add the options that are not torch's, where they are not the default."""
+        """Add the non-default options that PyTorch's module lacks."""
         values = {name: getattr(self, name) for name in LinearCrossEntropyLoss.__annotations__}
         changed = [f"{name}={value!r}" for name, value in values.items() if value != getattr(type(self), name)]
         return ", ".join(filter(None, [super().extra_repr(), *changed]))

@@ -1,11 +1,10 @@
-"""What the vocabulary head and the optimizer of a model take of Ascend 910B devices, by formulas.
+"""Estimate the memory and time that the language-model head and the optimizer need on Ascend 910B devices.
 
-``python -m torch_aclnn_ops.plan --model llama-3-70b --devices 16`` prints bytes and seconds of a device, with this
-package and without. Everything else of the model, such as the activations of its layers, has to fit into what is left.
-The devices of a tensor-parallel group share rows and split the vocabulary, others have rows of their own. Weights,
-gradients and states are sharded over all of them in float32 (FSDP2), and gathered in ``dtype``. docs/scale.md has the
-terms. Times are lower bounds: operations at the peak of the matrix units and bytes at the peak of the memory, one
-after the other, without collectives.
+``python -m torch_aclnn_ops.plan --model llama-3-70b --devices 16`` prints bytes and seconds per device, with and
+without this package. The rest of the model, such as the activations of its layers, must fit into the remaining memory.
+Devices of a tensor-parallel group share rows and split the vocabulary; different groups have different rows. Weights,
+gradients and states are sharded over all devices in float32 (FSDP2), and all-gathered in ``dtype``. docs/scale.md
+explains the terms. Times are lower bounds at peak compute and memory throughput, without overlap and collectives.
 
 Source:
     Ascend 910B2: 24 cube cores of 16 x 16 x 16 multiplications at 1.8 GHz are 353.9 TFLOP/s in 16 bits (CANN's
@@ -31,11 +30,11 @@ def __dir__() -> list[str]:
     return __all__
 
 
-FLOPS = 24 * 16**3 * 2 * 1.8e9  # a second, of 16-bit matrix products with float32 sums
-BANDWIDTH = 1.6e12  # bytes a second, of the device's memory
+FLOPS = 24 * 16**3 * 2 * 1.8e9  # per second, for 16-bit matrix products with float32 accumulation
+BANDWIDTH = 1.6e12  # bytes per second, device memory
 _CUBES = 24
 _DTYPES = ("bfloat16", "float16")
-_ITEMSIZE = 2  # of these
+_ITEMSIZE = 2  # bytes
 _LIBRARY = 16 * 2**20  # bytes that CANN adds to every workspace
 _GIB = 2**30
 
@@ -45,9 +44,9 @@ class Model:
     """The shape of a model.
 
     Attributes:
-        hidden: Features of a row of the head.
-        vocab: Classes.
-        parameters: Of the whole model, head and embedding included.
+        hidden: Hidden size.
+        vocab: Vocabulary size.
+        parameters: Total number of parameters, including head and embedding.
     """
 
     hidden: int
@@ -65,15 +64,15 @@ MODELS = {
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """What head and optimizer take of one device.
+    """Memory and time of head and optimizer on one device.
 
     Attributes:
         states: Bytes of weights, gradients, moments and averages of this device's parameters.
-        head_weight: Bytes of the head's weight, gathered in ``dtype``.
-        head_backward: Bytes held beside it in its backward pass: of logits, of gradients, of the operator's workspace.
-        step_buffers: Bytes that a step of the optimizer holds beside them.
-        head_seconds: Forward and backward of the head, at least.
-        optimizer_seconds: A step and its average, at least.
+        head_weight: Bytes of the head's weight, all-gathered in ``dtype``.
+        head_backward: Additional bytes in the head's backward pass: logits, gradients and the operator's workspace.
+        step_buffers: Additional bytes in the optimizer step.
+        head_seconds: Lower bound of the head's forward and backward pass.
+        optimizer_seconds: Lower bound of an optimizer step with its average.
     """
 
     states: int
@@ -85,24 +84,24 @@ class Costs:
 
     @property
     def peak(self) -> int:
-        """Bytes at the worse of two moments: the head's backward pass, and the step."""
+        """Peak bytes, in the head's backward pass or in the optimizer step."""
         return self.states + max(self.head_weight + self.head_backward, self.step_buffers)
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A model on devices.
+    """The estimate for a model on a number of devices.
 
     Attributes:
-        model: Its shape.
-        devices: How many there are.
-        tensor_parallel: Devices that share rows, and split the vocabulary.
-        rows: Tokens of a device's step, those of the devices of its tensor-parallel group too.
-        dtype: Of products and activations.
-        memory: Bytes of a device.
-        ours: With this package.
-        others: With ``cross_entropy(linear(...).float(), ...)``, ``torch.optim.AdamW`` and an average by ``lerp``.
-        collectives: Bytes that a device sends in a step, by what for.
+        model: The shape of the model.
+        devices: Number of devices.
+        tensor_parallel: Number of devices that share rows and split the vocabulary.
+        rows: Tokens per step of a tensor-parallel group.
+        dtype: Dtype of matrix products and activations.
+        memory: Memory of a device in bytes.
+        ours: Costs with this package.
+        others: Costs with ``cross_entropy(linear(...).float(), ...)``, ``torch.optim.AdamW`` and a ``lerp`` average.
+        collectives: Bytes that a device sends in a step, by purpose.
     """
 
     model: Model
@@ -116,36 +115,36 @@ class Plan:
     collectives: dict[str, int]
 
     def left(self, costs: Costs) -> int:
-        """Return the bytes of a device that are left for the rest of the model; negative if it does not fit."""
+        """Return the bytes per device that remain for the rest of the model; negative if it does not fit."""
         return self.memory - costs.peak
 
     def fewest_devices(self) -> int | None:
-        """Return how many devices hold head and optimizer, by doubling tensor-parallel groups; ``None`` for none."""
+        """Return the smallest number of devices that suffices, doubling tensor-parallel groups, or ``None``."""
         for devices in (self.tensor_parallel << power for power in range(21)):
             if self.left(_costs(self.model, devices, self.tensor_parallel, self.rows)[0]) > 0:
                 return devices
         return None
 
     def __str__(self) -> str:
-        """Return a table of several lines."""
+        """Format the estimate as a table."""
         shape, memory, fewest = self.model, self.memory / _GIB, self.fewest_devices()
         lines = [
             f"{shape.parameters:,} parameters, head {shape.vocab} x {shape.hidden}; {self.rows} rows in {self.dtype}",
-            f"{self.devices} devices, {self.tensor_parallel} to a vocabulary; they fit on {fewest or 'no number'}",
+            f"{self.devices} devices, tensor parallel size {self.tensor_parallel}; minimum {fewest or 'unknown'}",
             f"{'':<58}{'without':>10}{'with':>10}",
         ]
         values = [
             ("weights, gradients, moments and averages, GiB", "states", _GIB),
-            ("weight of the head, gathered, GiB", "head_weight", _GIB),
+            ("all-gathered weight of the head, GiB", "head_weight", _GIB),
             ("backward pass of the head, GiB", "head_backward", _GIB),
-            ("buffers of the optimizer's step, GiB", "step_buffers", _GIB),
-            ("peak of these, GiB", "peak", _GIB),
+            ("buffers of the optimizer step, GiB", "step_buffers", _GIB),
+            ("peak, GiB", "peak", _GIB),
             ("head, forward and backward, at least, ms", "head_seconds", 1e-3),
-            ("step of the optimizer and average, at least, ms", "optimizer_seconds", 1e-3),
+            ("optimizer step with average, at least, ms", "optimizer_seconds", 1e-3),
         ]
         both = (self.others, self.ours)
         pairs = [(what, *(getattr(costs, name) / unit for costs in both)) for what, name, unit in values]
-        pairs.insert(5, (f"left of {memory:g} GiB", *(self.left(costs) / _GIB for costs in both)))
+        pairs.insert(5, (f"remaining of {memory:g} GiB", *(self.left(costs) / _GIB for costs in both)))
         lines += [f"{what:<58}{without:>10.2f}{ours:>10.2f}" for what, without, ours in pairs]
         lines += [f"{f'{what}, GiB sent':<68}{count / _GIB:>10.3f}" for what, count in self.collectives.items()]
         return "\n".join(lines)
@@ -161,22 +160,22 @@ def plan(
     dtype: str = "bfloat16",
     memory: float = 64,
 ) -> Plan:
-    """Compute what head and optimizer take of each device.
+    """Estimate the memory and time of head and optimizer on each device.
 
     Args:
         model: A name in :data:`MODELS`, or a shape.
-        devices: How many there are.
-        tensor_parallel: How many of them share rows and split the vocabulary; divides ``devices``.
-        sequence: Tokens of a sequence.
-        micro_batch: Sequences whose loss is computed at once, on a device or on those of a tensor-parallel group.
-        dtype: ``"bfloat16"`` or ``"float16"``, of products and activations.
-        memory: GiB of a device.
+        devices: Number of devices.
+        tensor_parallel: Number of devices that share rows and split the vocabulary; must divide ``devices``.
+        sequence: Sequence length in tokens.
+        micro_batch: Number of sequences per step of a tensor-parallel group.
+        dtype: ``"bfloat16"`` or ``"float16"``, the dtype of matrix products and activations.
+        memory: Memory of a device in GiB.
 
     Returns:
-        Bytes and seconds.
+        The estimate.
 
     Raises:
-        TypeError: A number is not one.
+        TypeError: A number has the wrong type.
         ValueError: A name is unknown, or a number is out of range.
 
     Example:
@@ -193,9 +192,9 @@ def plan(
     counts = {"devices": devices, "tensor_parallel": tensor_parallel, "sequence": sequence, "micro_batch": micro_batch}
     for name, number in {**counts, **dataclasses.asdict(model)}.items():
         if isinstance(number, bool) or not isinstance(number, int):
-            raise TypeError(f"plan: {name} must be a whole number of at least 1, but it is {number!r}")
+            raise TypeError(f"plan: {name} must be an integer of at least 1, but it is {number!r}")
         if number < 1:
-            raise ValueError(f"plan: {name} must be a whole number of at least 1, but it is {number}")
+            raise ValueError(f"plan: {name} must be an integer of at least 1, but it is {number}")
     if devices % tensor_parallel or tensor_parallel > model.vocab:
         raise ValueError(
             f"plan: tensor_parallel must divide devices = {devices}, and be at most vocab = {model.vocab}, but it is"
@@ -212,23 +211,23 @@ def plan(
 
 
 def _costs(model: Model, devices: int, tensor_parallel: int, rows: int) -> tuple[Costs, Costs]:
-    """Return the costs with this package, and those without."""
+    """Return the costs with and without this package."""
     hidden = model.hidden
     classes, own = -(-model.vocab // tensor_parallel), -(-model.parameters // devices)
     logits, results = rows * classes, (rows + classes) * hidden
     product = 2 * logits * hidden / FLOPS
-    # Both gradients in float32, tiles of each cube core, and CANN's own.
+    # Both gradients in float32, tiles per cube core, and CANN's constant part.
     workspace = 4 * results + 2 * 4 * _CUBES * (128 * 256 + 384 * hidden) + _LIBRARY
-    # Bytes of each logit that are moved: written; read and widened; read twice for log_softmax, which is written; its
-    # gradient written; two read and one written in its backward pass; read and narrowed; read for two products.
+    # Bytes moved per logit: written; read and upcast; read twice for log_softmax, which is written; its gradient
+    # written; two reads and one write in its backward pass; read and downcast; read for two products.
     moved = 2 + (2 + 4) + (8 + 4) + 4 + (8 + 4) + (4 + 2) + 2 * 2
     shared = {"states": 20 * own, "head_weight": _ITEMSIZE * classes * hidden}
     ours = Costs(
         **shared,
         head_backward=_ITEMSIZE * results + workspace,
         step_buffers=_LIBRARY,
-        head_seconds=4 * product,  # the logits are made twice
-        optimizer_seconds=36 * own / BANDWIDTH,  # five float32 numbers of a parameter are read, four written
+        head_seconds=4 * product,  # the logits are computed twice
+        optimizer_seconds=36 * own / BANDWIDTH,  # per parameter five float32 reads, four writes
     )
     others = Costs(
         **shared,
@@ -242,13 +241,13 @@ def _costs(model: Model, devices: int, tensor_parallel: int, rows: int) -> tuple
 
 
 def _collectives(model: Model, devices: int, tensor_parallel: int, rows: int) -> dict[str, int]:
-    """Return the bytes that a device sends by rings, in which it passes on all parts but one."""
+    """Return the bytes that a device sends in ring collectives, in which it forwards all parts but one."""
     hidden, shards = model.hidden, devices // tensor_parallel
     own, head = model.parameters // devices, model.vocab * hidden // devices
     found = {}
     if tensor_parallel > 1:
         others = tensor_parallel - 1
-        # Four numbers a row, and 36 by which the ranks find out whether their calls fit together.
+        # Four numbers per row, and 36 that the ranks exchange to validate their arguments.
         found["vocab-parallel all-gather"] = others * 4 * (4 * rows + 36)
         found["vocab-parallel all-reduce"] = 2 * others * 4 * rows * hidden // tensor_parallel
     if shards > 1:
@@ -261,23 +260,23 @@ def _collectives(model: Model, devices: int, tensor_parallel: int, rows: int) ->
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a plan.
+    """Print an estimate.
 
     Args:
-        arguments: Of the command line; those of the process if ``None``.
+        arguments: Command-line arguments; ``sys.argv`` if ``None``.
 
     Returns:
-        The exit status: 0, or 2 for wrong arguments.
+        The exit status: 0, or 2 for invalid arguments.
 
     Example:
         >>> main(["--model", "llama-3-8b", "--devices", "8"])  # doctest: +ELLIPSIS
         8,030,261,248 parameters, head 128256 x 4096; 8192 rows in bfloat16
-        8 devices, 1 to a vocabulary; they fit on 4
+        8 devices, tensor parallel size 1; minimum 4
         ...
         0
     """
     parser = argparse.ArgumentParser(
-        prog="python -m torch_aclnn_ops.plan", description="What head and optimizer of a model take of each device."
+        prog="python -m torch_aclnn_ops.plan", description="Estimate memory and time of head and optimizer per device."
     )
     parser.add_argument("--version", action="version", version=f"torch_aclnn_ops {__version__}")
     parser.add_argument("--model", help=f"one of {', '.join(MODELS)}; or give a shape:")

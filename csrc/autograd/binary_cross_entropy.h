@@ -7,7 +7,7 @@
 
 namespace torch_aclnn_ops {
 
-// The cross entropy of probabilities; Backward::call() is its gradient.
+// The binary cross entropy; Backward::call() is its gradient.
 template <class Function, class Backward>
 struct BinaryCrossEntropy : LossFunction<Function> {
     static constexpr auto name = "binary_cross_entropy";

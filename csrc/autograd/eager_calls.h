@@ -1,4 +1,4 @@
-// Which calls an autograd function in C++ takes; those in Python take the others.
+// The calls that C++ autograd functions support; others fall back to the Python functions.
 #pragma once
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -11,8 +11,8 @@
 
 namespace torch_aclnn_ops {
 
-// Ordinary eager calls of floating-point tensors of certain dtypes: outside torch.func's transforms and their tensors,
-// which may be alive after them, outside forward-mode AD, and outside a mode that sees the calls of operators.
+// Ordinary eager calls of floating-point tensors of certain dtypes: outside torch.func transforms and without their
+// wrapped tensors, outside forward-mode AD, and outside a TorchDispatchMode.
 template <class Function>
 struct EagerCalls {
     static inline std::bitset<static_cast<size_t>(c10::ScalarType::NumOptions)> dtypes;
@@ -25,7 +25,7 @@ struct EagerCalls {
     }
 
   private:
-    static constexpr int64_t kMaxRank = 8;  // of a tensor that an operator of CANN takes
+    static constexpr int64_t kMaxRank = 8;  // of CANN's operators
 
     static bool is_ordinary(const at::Tensor& tensor) {
         const c10::DispatchKeySet wrappers({c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper,

@@ -10,7 +10,7 @@
 
 namespace torch_aclnn_ops {
 
-// Makes an entry for Python that takes eager calls with floating-point tensors of these dtypes.
+// Creates an entry point for eager calls with floating-point tensors of these dtypes.
 using MakeEntry = py::object (*)(const py::object& fallback, const std::vector<c10::ScalarType>& dtypes);
 
 inline std::map<std::string, MakeEntry>& registered_functions() {
@@ -18,7 +18,7 @@ inline std::map<std::string, MakeEntry>& registered_functions() {
     return functions;
 }
 
-// A Function has a name and a static function call(), which differentiates by a raw operator.
+// A Function has a name and a static function call(), whose derivative is a raw operator.
 template <class Function>
 struct RegisterFunction {
     RegisterFunction() { registered_functions()[Function::name] = make_entry; }
@@ -34,7 +34,7 @@ struct RegisterFunction {
     }
 };
 
-// Gives a Python module the makers, as a dict called functions.
+// Adds the factories to a Python module, as a dict called functions.
 inline void define_functions(py::module_& module) {
     parameter_class = py::module_::import("torch.nn").attr("Parameter").cast<py::object>().release().ptr();
     py::dict functions;

@@ -1,4 +1,4 @@
-// The autograd function of a loss for eager calls of small tensors, where one in Python costs as much as the call.
+// The C++ autograd function of a loss: for small tensors, one in Python costs as much as the rest of the call.
 //
 // It computes what torch_aclnn_ops/functional/_loss_function.py does, without forward-mode AD.
 #pragma once
@@ -15,22 +15,22 @@ inline std::optional<at::Tensor> given(const at::Tensor& tensor) {
     return tensor.defined() ? std::optional(tensor) : std::nullopt;
 }
 
-// A Loss that can be differentiated by its target has this function, or says that it is a function of input - target.
+// A Loss that is differentiable with respect to its target has this function, or is a function of input - target.
 template <class Loss>
 concept HasGradTarget = requires { Loss::grad_target; };
 
-// A Loss derives from this. It has a name, loss(), grad_input() and maybe grad_target(), whose last arguments are
-// input, target, weight and reduction. Torch spells its name out in every backward pass, so it is no long name of a
-// template.
+// A Loss derives from this. It has a name, loss(), grad_input() and optionally grad_target(), whose last arguments are
+// input, target, weight and reduction. It is a struct, not a template instance, because torch demangles its name in
+// every backward pass.
 template <class Loss>
 struct LossFunction : torch::autograd::Function<Loss> {
-    // Whether the gradient by the target is minus the one by the input.
+    // Whether the gradient of the target is the negative of that of the input.
     static constexpr bool is_function_of_difference = false;
 
     static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& input,
                               const at::Tensor& target, const std::optional<at::Tensor>& weight, int64_t reduction) {
         const at::AutoDispatchBelowAutograd below;
-        // The caller has done what autocast does, which refuses some losses.
+        // The caller has applied autocast, which raises for some losses.
         const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
         context->save_for_backward({input, target, weight.value_or(at::Tensor())});
         context->saved_data["reduction"] = reduction;

@@ -1,9 +1,8 @@
-// A shorter way from Python to the dispatcher than torch.ops.torch_aclnn_ops.*, for the package's own calls.
+// A faster entry point from Python than torch.ops.torch_aclnn_ops.*, for the package's own calls.
 //
-// What torch makes of an operator for Python reads the schema in every call and passes the arguments through a stack of
-// boxed values, which costs more than all that follows. This entry knows the types when it is compiled. It takes all
-// arguments by position, in the schema's order. Those that it does not know (tensor subclasses, other numbers) and
-// calls in a mode of __torch_function__ go to a fallback in Python.
+// torch.ops parses the schema in every call and boxes the arguments, which costs more than the rest of the call. Here
+// the types are known at compile time, and all arguments are positional, in schema order. Unsupported arguments (tensor
+// subclasses, other numbers) and calls inside a TorchFunctionMode go to a fallback in Python.
 #pragma once
 
 #include <ATen/PythonTorchFunctionTLS.h>
@@ -19,7 +18,7 @@ namespace torch_aclnn_ops {
 
 namespace py = pybind11;
 
-// torch.nn.Parameter, a subclass of Tensor without a behaviour of its own.
+// torch.nn.Parameter, a subclass of Tensor that overrides nothing.
 inline PyObject* parameter_class = nullptr;
 
 inline const at::Tensor* ordinary_tensor(PyObject* object) {
@@ -27,7 +26,7 @@ inline const at::Tensor* ordinary_tensor(PyObject* object) {
     return type == THPVariableClass || type == parameter_class ? &THPVariable_Unpack(object) : nullptr;
 }
 
-// Reads one argument; read() tells whether it could.
+// Parses one argument; read() returns whether it succeeded.
 template <class Parameter>
 struct Argument;
 
@@ -96,7 +95,7 @@ PyObject* wrap(std::tuple<Tensors...>&& tensors) {
     return result.release().ptr();
 }
 
-// Takes every call.
+// Supports every call.
 struct Always {
     template <class... Arguments>
     static bool takes(const Arguments&...) {
@@ -104,7 +103,7 @@ struct Always {
     }
 };
 
-// Calls that Taken does not take go to the fallback too.
+// Calls that Taken does not support also go to the fallback.
 template <class Callee, class Function, class Taken = Always>
 struct PythonEntry;
 

@@ -1,4 +1,4 @@
-// A raw operator as PyTorch's dispatcher has it, and who wants its derivatives.
+// A raw operator as registered with PyTorch's dispatcher, and whether its derivatives are needed.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -1,7 +1,7 @@
 // The Python module torch_aclnn_ops._cpu: the drop-ins' autograd functions for eager calls on CPU tensors.
 //
-// Their gradients are torch's own kernels, as in torch_aclnn_ops/functional, and the raw operators where somebody sees
-// the call: who differentiates it again, a mode, or a transform.
+// Their gradients are torch's own kernels, as in torch_aclnn_ops/functional, or the raw operators for double backward
+// and inside modes and transforms.
 #include "../autograd/functions.h"
 
 #include <ATen/Version.h>
@@ -29,7 +29,8 @@ c10::DispatchKeySet keys_of(const Argument& argument) {
     }
 }
 
-// Whether nothing stands before the kernel for CPUs but autograd and autocast, which have nothing to do.
+// Whether a call would be dispatched to the CPU kernel directly, apart from autograd and autocast, which are no-ops
+// here.
 template <class... Arguments>
 bool is_plain(const Arguments&... arguments) {
     const bool grad_mode = c10::GradMode::is_enabled();

@@ -1,8 +1,8 @@
-// The operators of a linear cross entropy on a CPU: logits of bfloat16 factors, and what is done to rows of logits.
+// The CPU operators of the linear cross entropy: float32 logits from bfloat16 matrices, and row kernels.
 //
-// torch's own product of bfloat16 matrices rounds to bfloat16, which costs a loss three digits. The kernel that torch
-// computes attention with, brgemm of oneDNN, makes one tile of a product with sums in float32, on a chip's units for
-// bfloat16. This file cuts a product into such tiles.
+// torch's bfloat16 matrix product rounds to bfloat16, which loses three digits of the loss. oneDNN's brgemm, which
+// torch uses for attention, computes one tile with float32 accumulation and native bfloat16 instructions. This file
+// splits a product into such tiles.
 
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
@@ -32,10 +32,10 @@
 namespace torch_aclnn_ops {
 namespace {
 
-// Two numbers of successive features, which the instructions for bfloat16 want side by side.
+// Two adjacent features, as the bfloat16 instructions require.
 using Pair = std::array<at::BFloat16, 2>;
 
-// A panel of classes is packed once and stays in the second-level cache, while the rows pass by.
+// A panel of classes is packed once and stays in the L2 cache while it is multiplied with all rows.
 constexpr int64_t kClasses = 128;
 constexpr int64_t kRows = 256;
 constexpr int64_t kFeatures = 512;
@@ -152,7 +152,7 @@ at::Tensor check_softmax(const at::Tensor& logits, const at::Tensor& logits_max)
     return new_statistic(logits);
 }
 
-// Turns logits to their softmax, and returns log sum exp(logits - logits_max).
+// Overwrites logits with their softmax, and returns log sum exp(logits - logits_max).
 at::Tensor softmax(const at::Tensor& logits, const at::Tensor& logits_max) {
     const at::Tensor log_sum_exp = check_softmax(logits, logits_max);
     const int64_t classes = logits.size(1), stride = logits.stride(0);
@@ -218,7 +218,7 @@ RowStatistics check_gradient(const at::Tensor& logits, const at::Tensor& target,
     return statistics;
 }
 
-// Writes the gradient of logits, which are overwritten and may be where it is written; returns the statistics of rows.
+// Writes the gradient of logits to out, which may alias them, and overwrites them; returns the row statistics.
 RowStatistics gradient(const at::Tensor& logits, const at::Tensor& target, const at::Tensor& grad_log_sum_exp,
                        const at::Tensor& grad_predicted, const std::optional<at::Tensor>& grad_square,
                        const at::Tensor& out) {
@@ -242,8 +242,8 @@ RowStatistics gradient(const at::Tensor& logits, const at::Tensor& target, const
     return statistics;
 }
 
-// Returns a loss of float32 rows and its gradients, those that are needed, in one call: small problems take their time
-// for calls. The loss has no elements where a target is no class or is ignored.
+// Returns a float32 loss and its needed gradients in one call, because calls dominate the time of small problems. The
+// loss is empty if a target is invalid or ignored.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> loss(const at::Tensor& input, const at::Tensor& weight,
                                                     const at::Tensor& target, const int64_t ignore_index,
                                                     const bool mean, const bool needs_input_grad,
@@ -284,7 +284,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> loss(const at::Tensor& input, con
             needs_weight_grad ? at::mm(logits.t(), input) : at::Tensor()};
 }
 
-// Says what a loss looks like whose targets are not known.
+// Returns the meta tensors of the loss and its gradients.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> shapes_of_loss(const at::Tensor& input, const at::Tensor& weight,
                                                               const at::Tensor&, int64_t, bool,
                                                               const bool needs_input_grad,

@@ -1,11 +1,11 @@
-// The rows of logits reduced, and turned to the softmax or to their own gradient, in one go.
+// Fused row kernels: statistics, softmax and gradient of a row of logits.
 //
-// A row of logits is as large as a processor's second-level cache can hold. torch's calls pass over all rows, from main
-// memory, once for each of: maximum, exponentials, their sum, its reciprocal, the gradient and its rounding. Here all
-// of it is done to a row before the next one is read.
+// A row of logits fits in the L2 cache. torch's operators read all rows from main memory once for each of: maximum,
+// exponentials, their sum, its reciprocal, the gradient and its rounding. Here everything is computed for a row before
+// the next one is read.
 //
-// The loops are plain C++, which the compiler turns to vectors of each width. They call nothing but each other: what
-// the linker could share with the rest of the library would be compiled for chips that have the widest vectors.
+// The loops are plain C++, which the compiler vectorizes for each instruction set. They only call each other: functions
+// that the linker shares with the rest of the library could use instructions that the CPU does not have.
 
 #include "linear_cross_entropy_rows.h"
 
@@ -65,7 +65,7 @@ template <class To, class From>
     return has_nan != 0 ? std::numeric_limits<float>::quiet_NaN() : largest;
 }
 
-// Returns the sum of exp(z - maximum), which are written over the logits z unless these are constant.
+// Returns the sum of exp(z - maximum), and overwrites the logits z with these terms unless they are constant.
 template <class Row>
 [[gnu::always_inline]] inline float exponentiate(Row* const row, const int64_t classes, const float maximum) {
     constexpr int64_t kShortSum = 512;  // sums of so many numbers lose few digits
@@ -110,7 +110,7 @@ struct Reduced {
     float sum;  // of exp(z - maximum)
 };
 
-// Reads the statistics of logits z, and makes exp(z - maximum) of them unless they are constant.
+// Returns the statistics of logits z, and overwrites them with exp(z - maximum) unless they are constant.
 template <class Row>
 [[gnu::always_inline]] inline Reduced reduce(Row* const row, const int64_t classes, const int64_t target) {
     const float maximum = maximum_of(row, classes);
@@ -212,7 +212,7 @@ bool has_avx512() {
 
 const RowKernels& row_kernels(const std::string& capability) {
 #ifdef __x86_64__
-    // ATEN_CPU_CAPABILITY may ask for less than the chip has. Words that are not known here are of wider vectors.
+    // ATEN_CPU_CAPABILITY may select less than the CPU supports. Unknown names denote wider vectors.
     const bool uses_vectors = capability != "DEFAULT" && capability != "NO AVX";
     if (uses_vectors && capability != "AVX2" && has_avx512()) {
         return kAvx512;

@@ -1,7 +1,7 @@
-// What the extension calls of CANN: the form of an operator's function, and the part of the base API that it needs.
+// The part of CANN's API that the extension uses: signatures of operators, and some functions of the base API.
 //
-// CANN's headers are not needed to build: signatures are written from CANN's documents, that of an operator in its own
-// file, and aclnn_api_check.py compares them with CANN's where a toolkit is installed.
+// CANN's headers are not needed to build: signatures are written from CANN's documentation, each in the operator's own
+// file, and aclnn_api_check.py compares them with CANN's headers if a toolkit is installed.
 #pragma once
 
 #include <acl/acl_base.h>
@@ -22,7 +22,7 @@ constexpr Status kSuccess = 0;
 // Phase two has one signature for all operators.
 using PhaseTwo = Status(void* workspace, uint64_t workspace_size, aclOpExecutor* executor, aclrtStream stream);
 
-// The base API. Destroying null is allowed.
+// The base API. Destroying a null pointer is allowed.
 using CreateTensor = aclTensor*(const int64_t* view_sizes, uint64_t view_rank, aclDataType dtype,
                                 const int64_t* strides, int64_t offset, aclFormat format, const int64_t* storage_sizes,
                                 uint64_t storage_rank, void* storage);

@@ -14,7 +14,7 @@ struct BinaryCrossEntropyBackward : Signature<In, In, In, In, int64_t, Out> {
                           const std::optional<at::Tensor>& weight, int64_t reduction);
 };
 
-// CANN's checks accept a target or weight that broadcasts, but kernels of some devices take them to have self's shape.
+// CANN's checks accept a target or weight that broadcasts, but some kernels assume self's shape.
 at::Tensor with_shape_of(const at::Tensor& tensor, const at::Tensor& self) {
     return tensor.sizes() == self.sizes() || self.numel() == 0 ? tensor : tensor.expand_as(self).contiguous();
 }

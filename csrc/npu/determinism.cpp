@@ -47,7 +47,7 @@ void apply_determinism() {
     if (is_deterministic()) {
         was_asked_for = true;
     }
-    // A program that never asks for it does not pay for it. What another operator may have left set is only slower.
+    // Programs that never enable it have no overhead. If another operator has left it enabled, kernels are only slower.
     if (was_asked_for) {
         (torch_npu_has_levels() ? apply_through_torch_npu : apply_determinism_to_context)();
     }

@@ -1,12 +1,12 @@
-// Whether kernels must add in a fixed order; CANN reads the setting in phase one.
+// The deterministic mode, which CANN reads in phase one.
 #pragma once
 
 namespace torch_aclnn_ops {
 
-// Tells CANN what torch.use_deterministic_algorithms() asks for, in torch_npu's way where it exports one.
+// Passes the setting of torch.use_deterministic_algorithms() to CANN, through torch_npu if it exports a function.
 void apply_determinism();
 
-// Whether the program has asked for it, in torch's way or in torch_npu's.
+// Whether it is enabled, in torch or in torch_npu.
 bool is_deterministic();
 
 }  // namespace torch_aclnn_ops

@@ -1,4 +1,4 @@
-// What stands between PyTorch's dispatcher and a kernel: device guard, checks, and the choice of the autograd path.
+// The layer between PyTorch's dispatcher and a kernel: device guard, checks and autograd dispatch.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -26,12 +26,12 @@ struct Dispatch<Operator, Result (*)(Parameters...)> : RawOperator<Operator, Res
         if (checks_values.load(std::memory_order_relaxed)) {
             check_in_python(Operator::name, {c10::IValue(arguments)...}, true);
         }
-        // On a chip without the operator some of CANN's fail only in the queue, and the queue does not survive it.
+        // On a chip without the operator, some CANN operators fail only in the queue, which stops the queue.
         if (!chip_has_it.load(std::memory_order_relaxed)) {
             check_chip_in_python(Operator::name, {c10::IValue(arguments)...});
             chip_has_it.store(true, std::memory_order_relaxed);
         }
-        // A guard for the current device costs more than to ask for it.
+        // Checking the current device is cheaper than a guard.
         const c10::Device device = first(arguments...).device();
         c10::OptionalDeviceGuard guard;
         if (!is_current(device)) {
@@ -41,16 +41,15 @@ struct Dispatch<Operator, Result (*)(Parameters...)> : RawOperator<Operator, Res
         try {
             return Operator::run(arguments...);
         } catch (const c10::Error&) {
-            // An argument that is wrong on every device gets the same exception as on every device. What is left is
-            // about this device: what its operators do not take, and what failed.
+            // Arguments that are invalid on every device raise the same exception everywhere. Other errors are specific
+            // to this device: unsupported arguments, and failures.
             check_in_python(Operator::name, {c10::IValue(arguments)...}, false);
             throw;
         }
     }
 
-    // In front of the kernel for tensors that autograd may look at. The derivatives are in Python, registered for the
-    // dispatch key Autograd; this kernel hides them for npu tensors, so that a call that needs none does not pay for
-    // Python. Under the key AutogradOther they can still be reached.
+    // The autograd kernel for npu tensors. Derivatives are implemented in Python under the dispatch key Autograd; this
+    // kernel overrides it, so that calls without derivatives avoid Python, and redispatches to AutogradOther otherwise.
     static Result autograd(c10::DispatchKeySet keys, Parameters... arguments) {
         const bool grad_mode = c10::GradMode::is_enabled();
         if ((needs_derivative(arguments, grad_mode) || ...)) {
@@ -60,7 +59,7 @@ struct Dispatch<Operator, Result (*)(Parameters...)> : RawOperator<Operator, Res
         if ((keys & c10::after_ADInplaceOrView_keyset).highestPriorityTypeId() == c10::DispatchKey::PrivateUse1) {
             return kernel(arguments...);
         }
-        // A mode or a transform (FakeTensor, functorch, ...) has its turn before the kernel.
+        // Modes and transforms (FakeTensor, functorch, ...) are dispatched before the kernel.
         const at::AutoDispatchBelowAutograd below;
         return handle().redispatch(keys & c10::after_autograd_keyset, arguments...);
     }

@@ -23,7 +23,7 @@ struct ApplyFusedEmaAdam
                     double beta2, double eps, int64_t weight_decay_mode, bool bias_correction, double weight_decay);
 };
 
-// Whether the rules for what is written to have to be looked at: they are in Python, and rarely matter.
+// Whether the in-place checks, which are in Python, may fail and must be run.
 bool may_be_refused(std::initializer_list<const at::Tensor*> written, std::initializer_list<const at::Tensor*> read) {
     std::vector<const at::Tensor*> others(read);
     for (const at::Tensor* state : written) {

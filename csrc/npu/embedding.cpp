@@ -27,8 +27,8 @@ struct EmbeddingDenseBackward : Signature<In, In, uint64_t, uint64_t, bool, In> 
                           int64_t padding_idx, bool scale_grad_by_freq);
 };
 
-// CANN compares the padding index with every index, so one that no index can equal stands for none. Negative ones other
-// than -1 mean nothing to it.
+// CANN compares the padding index with every index, so a value that no index can equal disables it. Negative values
+// other than -1 have no meaning.
 uint64_t padding_index_or_none(int64_t padding_idx) {
     return padding_idx < 0 ? std::numeric_limits<uint64_t>::max() : static_cast<uint64_t>(padding_idx);
 }

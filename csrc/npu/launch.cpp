@@ -17,7 +17,7 @@ namespace torch_aclnn_ops {
 
 namespace {
 
-// Whoever has run a task has let go of it, and so has who will never run it.
+// A task that has run, or will never run, has no other owner.
 template <class Task>
 void check_queue_has_taken(const std::shared_ptr<Task>& task, const std::string& name) {
     const bool is_nobodys = task.use_count() == 1;
@@ -58,7 +58,7 @@ aclnn::Status PhaseTwoCall::run() noexcept {
         if (std::this_thread::get_id() == caller_) {
             status_ = status;
         } else {
-            // Torch_npu raises what fails on the queue's thread, once, without these words.
+            // torch_npu raises a failure on the queue's thread once, without this message.
             std::cerr << describe_status(operator_name_.c_str(), Phase::kTwo, status, message_) << std::endl;
         }
     }
@@ -77,7 +77,7 @@ void PhaseTwoCall::release() noexcept {
 Launch::Launch(const std::string& operator_name, aclnn::PhaseTwo* phase_two, c10::Device device)
     : operator_name_(operator_name), call_(std::make_shared<PhaseTwoCall>(operator_name, phase_two)), device_(device) {
     apply_determinism();
-    // An operator of torch_npu that was refused may have left its key for the cache of executors on this thread.
+    // A failed torch_npu operator may have left its key for the executor cache on this thread.
     if (const auto forget_pta_cache = base_api().forget_pta_cache; forget_pta_cache != nullptr) {
         forget_pta_cache();
     }
@@ -103,7 +103,7 @@ aclTensor* Launch::keep_in_place(const char* parameter, const at::Tensor& tensor
 }
 
 const PhaseTwoCall& Launch::enqueue() {
-    // stream() without an argument, or with true, would wait for the queue.
+    // stream() without an argument, or with true, would synchronize with the queue.
     call_->stream_ = GetAclStream == nullptr ? c10_npu::getCurrentNPUStream().stream(false) : GetAclStream();
     // Freed when this function ends, with phase two still queued: the allocator gives the memory to later work of the
     // same stream only. To free it on the queue's thread could deadlock with a thread that waits for the queue while it

@@ -1,7 +1,6 @@
 // The two-phase call of an aclnn operator, the same for all operators.
 //
-// Phase one runs on the calling thread, so that a refusal is an exception where the call stands. Only phase two is
-// queued.
+// Phase one runs on the calling thread, so that its errors are raised by the call. Only phase two is queued.
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -21,11 +20,11 @@
 
 namespace torch_aclnn_ops {
 
-// Raises if torch_npu's task queue has ended, since when torch_npu computes nothing and says nothing. It is for what is
-// computed by torch_npu's operators alone; a launch finds it out by itself. The name is that of the function.
+// Raises, in the name of a function, if torch_npu's task queue has stopped and silently drops all work. For functions
+// that use torch_npu's operators only; a launch checks this itself.
 void check_queue(const std::string& name);
 
-// What phase two needs, and who releases it: on whichever path, and whether phase two runs or not.
+// Owns the resources of phase two, and releases them whether phase two runs or not.
 class PhaseTwoCall {
   public:
     // The name must outlive the call.
@@ -38,7 +37,7 @@ class PhaseTwoCall {
     // Runs phase two, which consumes the executor, and destroys the aclTensors.
     aclnn::Status run() noexcept;
 
-    // Whether run() has ended, in whichever thread.
+    // Whether run() has returned, in any thread.
     bool has_run() const { return has_run_.load(std::memory_order_acquire); }
 
     // What run() returned, with CANN's message, if it ran on the thread that made the call.
@@ -78,7 +77,7 @@ class Launch {
         } else if constexpr (std::is_same_v<Argument, InPlace>) {
             return keep_in_place(parameter, argument.tensor);
         } else {
-            static_assert(std::is_same_v<Parameter, Argument>, "CANN's function takes another type here");
+            static_assert(std::is_same_v<Parameter, Argument>, "CANN's function has another parameter type here");
             return argument;
         }
     }
@@ -86,10 +85,10 @@ class Launch {
     uint64_t* workspace_size() { return &call_->workspace_size_; }
     aclOpExecutor** executor() { return &call_->executor_; }
 
-    // After a refusal the executor, written or not, must not be touched.
+    // After a failure of phase one the executor must not be used, whether it was set or not.
     void forget_executor() { call_->executor_ = nullptr; }
 
-    // Allocates the workspace and queues phase two; it has a status where there is no queue.
+    // Allocates the workspace and queues phase two; returns its status if there is no queue.
     const PhaseTwoCall& enqueue();
 
   private:
@@ -128,7 +127,7 @@ void launch_indexed(std::index_sequence<index...>, const Arguments&... arguments
         ((text << (index == 0 ? "" : ", ") << Operator::parameters[index] << " ", describe_to(text, arguments)), ...);
         return text.str();
     };
-    static const std::string name = Operator::cann;  // made once, because the queue wants a string in every call
+    static const std::string name = Operator::cann;  // static, because the queue needs a string in every call
     const Functions<Operator>& functions = functions_of<Operator>();
     Launch launch(name, functions.phase_two, device_of_first(arguments...));
     const aclnn::Status status = functions.phase_one(
@@ -137,7 +136,7 @@ void launch_indexed(std::index_sequence<index...>, const Arguments&... arguments
     if (status != aclnn::kSuccess) {
         launch.forget_executor();
         const std::string message = take_cann_message();
-        check_queue(name);  // the failure of an earlier call may be why
+        check_queue(name);  // the cause may be the failure of an earlier call
         raise_status(Operator::cann, Phase::kOne, status, message, describe_call());
     }
     const PhaseTwoCall& call = launch.enqueue();
@@ -148,7 +147,7 @@ void launch_indexed(std::index_sequence<index...>, const Arguments&... arguments
 }
 
 // Calls the operator with the arguments of its phase one: tensors, optional tensors, nullptr, InPlace, and numbers of
-// exactly the type that the C function takes.
+// exactly the parameter types of the C function.
 template <class Operator, class... Arguments>
 void launch(const Arguments&... arguments) {
     static_assert(sizeof...(Arguments) == std::tuple_size_v<typename Operator::Parameters>);

@@ -87,15 +87,15 @@ constexpr float kNoLabelSmoothing = 0.0F;  // the only value that CANN accepts
 
 bool is_given(const std::optional<at::Tensor>& tensor) { return tensor.has_value() && tensor->defined(); }
 
-// Class indices relative to this shard, and -1 for those of other shards. CANN compares targets with the ends of the
-// shard in float32, where neighbours above 2**24 are equal, and its documents disagree on whether the end is inclusive.
-// Neither matters for these, with 0 and the shard's size as ends.
+// Returns class indices relative to this shard, and -1 for those of other shards. CANN compares targets with the bounds
+// of the shard in float32, which is inexact above 2**24, and its documents disagree on whether the end is inclusive.
+// Neither matters for relative indices, with 0 and the shard's size as bounds.
 at::Tensor relative_targets(const at::Tensor& target, int64_t start, int64_t size) {
     const at::Tensor relative = start == 0 ? target : target.sub(start);
     return relative.masked_fill(relative.lt(0).logical_or_(relative.ge(size)), -1);
 }
 
-// The bits that fill the mask's last byte are those of rows with target 0: set, unless class 0 is in the shard.
+// Padding bits in the last byte of the mask are those of a target of 0: set, unless class 0 is in the shard.
 void fill_last_byte(const at::Tensor& target_mask, int64_t rows, bool has_class_0) {
     if (rows % 8 != 0 && !has_class_0) {
         target_mask.select(0, rows / 8).bitwise_or_((0xFF << (rows % 8)) & 0xFF);
@@ -105,12 +105,12 @@ void fill_last_byte(const at::Tensor& target_mask, int64_t rows, bool has_class_
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> FusedLinearOnlineMaxSum::run(
     const at::Tensor& input, const at::Tensor& weight, const at::Tensor& target, int64_t vocab_start_index,
     int64_t vocab_end_index, bool return_logits) {
-    // CANN is not shown these ends and targets as they are, so it could not refuse them.
+    // CANN does not get the original bounds and targets, so it cannot check them.
     TORCH_CHECK(input.dim() > 0 && weight.dim() > 0 && vocab_start_index >= 0 && vocab_end_index >= vocab_start_index &&
                     !target.is_floating_point(),
                 name, ": the arguments do not fit each other");
     const int64_t rows = input.size(0);
-    // A target beyond the shard's last row would make CANN read outside of it.
+    // CANN would read out of bounds for a target beyond the shard's last row.
     const int64_t size = std::min(vocab_end_index - vocab_start_index, weight.size(0));
     const at::TensorOptions wide = input.options().dtype(at::kFloat);
     at::Tensor logits_max = make_output({rows}, wide);
@@ -158,7 +158,7 @@ std::tuple<at::Tensor, at::Tensor> FusedLinearCrossEntropyLossGrad::run(
     at::Tensor weight_grad =
         is_empty ? at::zeros(weight.sizes(), weight.options()) : make_output(weight.sizes(), weight.options());
     if (is_given(softmax)) {
-        // With a softmax CANN writes at the target's place without asking whether the softmax has it.
+        // With a softmax CANN writes at the target's column without checking its range.
         const at::Tensor safe_target = weight.numel() == 0 ? masked_target : masked_target.clamp(0, weight.size(0) - 1);
         launch<FusedLinearCrossEntropyLossGrad>(grad, input, weight, target_mask, safe_target, kNoLabelSmoothing,
                                                 nullptr, nullptr, InPlace{*softmax}, input_grad, weight_grad);
@@ -179,7 +179,7 @@ SmallLoss small_loss(const at::Tensor& input, const at::Tensor& weight, const at
                      int64_t reduction) {
     const at::Tensor ignored = target.eq(ignore_index);
     at::Tensor safe_target = at::where(ignored, target, target.clamp(0, weight.size(0) - 1));
-    // A device does not stop for a wrong index, so its row is divided by 0, which makes the loss nan.
+    // Devices do not raise for an index out of range, so its row is divided by 0, which makes the loss nan.
     at::Tensor safe_input = input.div(safe_target.eq(target).unsqueeze(1)).masked_fill_(ignored.unsqueeze(1), 0);
     at::Tensor log_probabilities = at::log_softmax(at::linear(safe_input, weight), 1);
     auto [loss, total_weight] = at::nll_loss_forward(log_probabilities, safe_target, {}, reduction, ignore_index);
@@ -187,7 +187,7 @@ SmallLoss small_loss(const at::Tensor& input, const at::Tensor& weight, const at
             std::move(safe_target)};
 }
 
-// The autograd function of a small scalar loss for eager calls, whose logits may all be held.
+// The autograd function of a small scalar loss for eager calls, which materializes all logits.
 struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     static constexpr auto name = "linear_cross_entropy";
     using Gradients = std::array<at::Tensor, 2>;  // by input and weight
@@ -215,7 +215,7 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
         const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
         check_queue(name);
         const at::Tensor& grad_loss = grad_outputs[0];
-        // Where vmap runs over it, the samples' gradients are products with those of a loss whose own is 1.
+        // Under vmap, the gradients of each sample are scaled from those of a loss with gradient 1.
         constexpr c10::DispatchKeySet transforms(
             {c10::DispatchKey::Batched, c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper});
         const bool is_transformed = grad_loss.key_set().has_any(transforms);
@@ -248,11 +248,11 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
                 context->needs_input_grad(1) ? at::mm(grad_logits.t(), input) : at::Tensor()};
     }
 
-    // The loss computed again, to be differentiated again.
+    // Recomputes the loss differentiably, for double backward.
     static Gradients differentiable_gradients(const Context* context, const torch::autograd::variable_list& saved,
                                               const at::Tensor& grad_loss) {
         const auto [ignore_index, reduction] = options(context);
-        // Variables of their own, even if one is computed from the other.
+        // Independent variables, even if one is computed from the other.
         const Gradients variables = {saved[0].view_as(saved[0]), saved[1].view_as(saved[1])};
         const at::Tensor loss = small_loss(variables[0], variables[1], saved[2], ignore_index, reduction).loss;
         torch::autograd::variable_list needed;

@@ -1,4 +1,4 @@
-// The Python module torch_aclnn_ops._C: the kernels as plain functions, and what the package asks about CANN.
+// The Python module torch_aclnn_ops._C: the kernels as plain functions, and queries about CANN.
 #include <acl/acl_rt.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -45,7 +45,7 @@ py::tuple to_python(const std::vector<c10::IValue>& values) {
     return result;
 }
 
-// The result of a function in Python, or its exception.
+// Returns the result of a Python function, or rethrows its exception.
 py::object checked(PyObject* result) {
     if (result == nullptr) {
         python_error error;

@@ -1,4 +1,4 @@
-// One line makes an operator known to PyTorch's dispatcher, to autograd and to the Python module.
+// Registers an operator with PyTorch's dispatcher, with autograd and with the Python module.
 #pragma once
 
 #include <torch/library.h>
@@ -12,7 +12,7 @@
 
 namespace torch_aclnn_ops {
 
-// What the Python module tells of an operator.
+// What the Python module exposes of an operator.
 struct Registered {
     const char* name;
     const char* cann_name;

@@ -5,7 +5,7 @@
 
 #include "symbols.h"
 
-// Weak, as there is no CANN to link with; libtorch_npu.so brings its own in.
+// Weak, because the extension is not linked with CANN; libtorch_npu.so loads it.
 extern "C" const char* aclGetRecentErrMsg() __attribute__((weak));
 
 namespace torch_aclnn_ops {

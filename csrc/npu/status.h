@@ -1,4 +1,4 @@
-// From a status of CANN to an exception of Python.
+// Conversion of CANN statuses to exceptions.
 #pragma once
 
 #include <string>
@@ -9,13 +9,13 @@ namespace torch_aclnn_ops {
 
 enum class Phase { kOne, kTwo };
 
-// What a status code means, in a few words.
+// A short description of a status code.
 const char* meaning_of(aclnn::Status status);
 
-// What CANN says about this thread's latest failure; empty if nothing. Reading clears it.
+// CANN's message about the latest failure on this thread, or an empty string. Reading clears it.
 std::string take_cann_message();
 
-// Says what failed: operator, phase, code, its meaning, and CANN's own text.
+// Describes a failure: operator, phase, status code, its meaning, and CANN's message.
 std::string describe_status(const char* operator_name, Phase phase, aclnn::Status status, const std::string& message);
 
 // Raises a RuntimeError with operator, phase, code, meaning, CANN's own text, and the arguments of the call.

@@ -12,7 +12,7 @@
 #include <sstream>
 #include <vector>
 
-// torch_npu exports its look-up since op-plugin 26.0. Weak, so that the extension also loads with one that does not.
+// torch_npu exports its lookup since op-plugin 26.0. Weak, so that the extension also loads with older versions.
 void* GetOpApiFuncAddr(const char* name) __attribute__((weak));
 
 namespace torch_aclnn_ops {
@@ -71,19 +71,19 @@ struct stat status_of(const std::string& path) {
     return status;
 }
 
-// Whether a path means the same file from every working directory, and not everybody can write to it.
+// Whether a path is absolute and not writable by everybody.
 bool is_safe(const std::string& path) {
     return fs::path(path).is_absolute() && (status_of(path).st_mode & S_IWOTH) == 0;
 }
 
-// As in torch_npu: custom packages count that are the user's own or root's.
+// As in torch_npu, custom packages must be owned by the user or root.
 bool is_own(const std::string& path) {
     const uid_t owner = status_of(path).st_uid;
     return owner == 0 || owner == geteuid();
 }
 
-// Where the loader finds CANN's libraries, but for the working directory, which it searches for every empty entry of
-// LD_LIBRARY_PATH.
+// The folders in which the loader finds CANN's libraries, except the working directory, which it searches for every
+// empty entry of LD_LIBRARY_PATH.
 std::vector<std::string> loader_folders() {
     std::vector<std::string> folders = split(environment("LD_LIBRARY_PATH"), ':');
     std::erase_if(folders, [](const std::string& folder) { return fs::path(folder).is_relative(); });

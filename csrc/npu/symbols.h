@@ -1,4 +1,4 @@
-// Where CANN's functions are: looked up by name at run time, because the extension is built without CANN.
+// Lookup of CANN's functions by name at run time, because the extension is built without CANN.
 #pragma once
 
 #include <atomic>
@@ -9,11 +9,11 @@
 
 namespace torch_aclnn_ops {
 
-// Finds a function of CANN in torch_npu's way, through torch_npu itself if it exports its look-up, else in custom
-// packages, vendors' packages and the libraries of CANN. Null if there is none.
+// Finds a CANN function like torch_npu does: through torch_npu if it exports its lookup, else in custom packages,
+// vendor packages and CANN's libraries. Returns null if there is none.
 void* find_symbol(const char* name);
 
-// Says what is missing for an operator of CANN and what works without it; empty if nothing is missing.
+// Describes what is missing for a CANN operator, and what works without it; empty if nothing is missing.
 std::string why_missing(const char* operator_name);
 
 struct BaseApi {
@@ -49,7 +49,7 @@ const Functions<Operator>& functions_of() {
     return functions;
 }
 
-// How often the operator was launched in this process.
+// The number of launches of the operator in this process.
 template <class Operator>
 inline std::atomic<int64_t> launches_of = 0;
 

@@ -15,7 +15,7 @@ struct DestroyAclTensor {
 };
 using AclTensor = std::unique_ptr<aclTensor, DestroyAclTensor>;
 
-// A tensor that the operator writes to in place. It must not be replaced by a copy in another format.
+// A tensor that the operator writes to in place, which must not be converted to another format.
 struct InPlace {
     const at::Tensor& tensor;
 };
@@ -23,19 +23,19 @@ struct InPlace {
 // Raises unless the tensor is on the device; names the operator's parameter.
 void check_device(const at::Tensor& tensor, c10::Device device, const char* operator_name, const char* parameter);
 
-// Whether the memory is laid out in a private format (such as FRACTAL_NZ), where strides say nothing.
+// Whether the tensor has a private format (such as FRACTAL_NZ), in which strides are meaningless.
 bool has_private_format(const at::Tensor& tensor);
 
 at::Tensor to_base_format(const at::Tensor& tensor);
 
-// Describes the tensor to CANN: base of its storage, offset, sizes and strides. Views pass as they are.
+// Creates an aclTensor from storage, offset, sizes and strides. Views are not copied.
 AclTensor make_acl_tensor(const at::Tensor& tensor);
 
-// An output of an operator: contiguous, in a base format, on the current device. Quicker than at::empty, which goes
-// through the dispatcher to the same function.
+// Allocates an output: contiguous, in a base format, on the current device. Faster than at::empty, which calls the same
+// function through the dispatcher.
 at::Tensor make_output(at::IntArrayRef sizes, const at::TensorOptions& options);
 
-// Whether the current device is this one.
+// Whether this is the current device.
 bool is_current(c10::Device device);
 
 // Dtype and shape, for people to read.

@@ -82,7 +82,7 @@ def check_derivatives() -> None:
 
 
 def refusal() -> str:
-    """Return what CANN says of shapes that do not fit each other."""
+    """Return CANN's error for shapes that do not match."""
     try:
         MseLoss.apply(torch.ones(3, device="npu"), torch.ones(2, device="npu"))
     except RuntimeError as error:
@@ -91,7 +91,7 @@ def refusal() -> str:
 
 
 def check_that_nothing_is_left() -> None:
-    """Look for descriptions of tensors and executors that nobody has destroyed."""
+    """Look for aclTensors and executors that were not destroyed."""
     torch.npu.synchronize()
     alive = host_npu.stats().alive
     assert alive["aclTensor"] == alive["aclOpExecutor"] == 0, alive

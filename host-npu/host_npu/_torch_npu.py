@@ -62,7 +62,7 @@ def real_cann() -> str | None:
     is_found = any(os.path.exists(os.path.join(folder, name)) for folder in folders)
     with contextlib.suppress(OSError):
         is_found |= re.search(rb"/" + re.escape(name.encode()) + rb"\0", _LOADER_CACHE.read_bytes()) is not None
-    return "its libraries are where the loader searches" if is_found else None
+    return "its libraries are on the loader's search path" if is_found else None
 
 
 class Importer(importlib.abc.MetaPathFinder):

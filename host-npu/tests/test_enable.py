@@ -92,7 +92,7 @@ def with_cann(tmp_path):
 def test_a_real_cann_is_not_hidden(script, with_cann):
     result = _on_host_npu(script("print('ran')"), **with_cann)
     assert (result.returncode, result.stdout) == (2, "")
-    assert "there is a real CANN (its libraries are where the loader searches)" in result.stderr
+    assert "there is a real CANN (its libraries are on the loader's search path)" in result.stderr
 
 
 def test_a_real_cann_is_hidden_on_demand(script, with_cann):

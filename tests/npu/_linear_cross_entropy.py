@@ -12,7 +12,7 @@ def linear_case(dtype, rows=24, classes=160, features=16, seed=0):
     return make.normal(rows, features), make.normal(classes, features) * 0.2, target
 
 
-# Options that the fused operators do not have, by what explain() says then.
+# Options that the fused operators do not support, by the reason that explain() shows.
 CHUNKED = {
     "of linear_bias": {"linear_bias": torch.zeros(160, dtype=torch.bfloat16)},
     "of softcap": {"softcap": 30.0},
@@ -20,6 +20,6 @@ CHUNKED = {
     "of chunk_size": {"chunk_size": 8},
     "of max_memory": {"max_memory": 2**20},
     "of label_smoothing": {"label_smoothing": 0.1},
-    "the entropy is asked for": {"outputs": ("entropy",)},
-    "the predicted tokens are asked for": {"outputs": ("token_accuracy",)},
+    "entropy is requested": {"outputs": ("entropy",)},
+    "predicted tokens are requested": {"outputs": ("token_accuracy",)},
 }

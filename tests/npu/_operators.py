@@ -52,7 +52,7 @@ def flat(outputs: Any) -> list[Tensor]:
 
 
 def meaning_of(status: int) -> str:
-    """Return how a refusal with a status is put in words."""
+    """Return the message of a phase-one failure with a status."""
     one = torch.rand(2).npu()
     host_npu.fail("aclnnMseLossBackwardGetWorkspaceSize", status=status, message="asked for by a test")
     with pytest.raises(RuntimeError) as caught:

@@ -22,7 +22,7 @@ CASES = {
 
 
 def gradients(sizes, options, device, rank=None):
-    """Return the loss and its gradients by input and head; without a rank, those of the whole head."""
+    """Return the loss and the gradients of input and head; without a rank, those of the full head."""
     generator = torch.Generator().manual_seed(0)
     input = torch.randn(ROWS, FEATURES, generator=generator).bfloat16()
     weight = (0.2 * torch.randn(CLASSES, FEATURES, generator=generator)).bfloat16()

@@ -47,7 +47,7 @@ def test_gradients_are_the_cpus(contract, entry):
 
 
 @differentiable
-def test_nothing_requires_grad_where_no_input_does(contract):
+def test_nothing_requires_grad_if_no_input_does(contract):
     arguments = to_npu(tuple(_arguments(contract)))
     assert not any(output.requires_grad for output in flat(contract.OPERATOR.overload(*arguments)))
     with torch.no_grad():
@@ -58,7 +58,7 @@ def test_nothing_requires_grad_where_no_input_does(contract):
 @pytest.mark.parametrize(
     "contract", [one for one in CONTRACTS if one.OPERATOR.is_mutable], ids=lambda contract: contract.OPERATOR.name
 )
-def test_an_operator_that_writes_refuses_derivatives(contract):
+def test_an_in_place_operator_raises_for_derivatives(contract):
     arguments = to_npu(tuple(_arguments(contract)))
     arguments[_positions(contract)[0]].requires_grad_()
     with pytest.raises(RuntimeError, match="must not require grad"):
@@ -66,7 +66,7 @@ def test_an_operator_that_writes_refuses_derivatives(contract):
 
 
 @differentiable
-def test_a_forward_derivative_is_the_cpus_or_refused(contract):
+def test_a_forward_derivative_equals_the_cpus_or_raises(contract):
     outcomes = []
     for device in ("cpu", "npu"):
         arguments = [arg.to(device) if isinstance(arg, torch.Tensor) else arg for arg in _arguments(contract)]
@@ -159,7 +159,7 @@ class TestEntry:
 
     operator = staticmethod(torch.ops.torch_aclnn_ops.mse_loss_backward)
 
-    def test_it_is_there(self):
+    def test_it_is_registered(self):
         assert inspect.isbuiltin(self.operator._op) and self.operator._op.__name__ == "mse_loss_backward"
 
     def test_arguments_by_name_in_any_order(self):
@@ -172,7 +172,7 @@ class TestEntry:
         ):
             assert torch.equal(call, expected)
 
-    def test_wrong_calls_get_torchs_errors(self):
+    def test_invalid_calls_raise_torchs_errors(self):
         one = torch.rand(3).npu()
         for args, kwargs in (((one, one), {}), ((one, one, one, "mean"), {}), ((one, one, one, 1), {"other": 1})):
             with pytest.raises((RuntimeError, TypeError), match="mse_loss_backward"):
@@ -180,7 +180,7 @@ class TestEntry:
         with pytest.raises(RuntimeError):
             self.operator(one, one, one, 2**70)
 
-    def test_subclasses_and_modes_see_the_call(self):
+    def test_subclasses_and_modes_intercept_the_call(self):
         class Marked(torch.Tensor):
             pass
 

@@ -90,7 +90,7 @@ def test_linear_cross_entropy_uses_the_fused_operators(dtype, reduction):
 
 @pytest.mark.parametrize("name", ["weight", "token_weight"])
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
-def test_float32_weights_go_with_16_bit_rows(dtype, name):
+def test_float32_class_weights_are_supported_for_16_bit_rows(dtype, name):
     input, head, target = linear_case(dtype)
     weight = torch.linspace(0.1, 1, head.shape[0] if name == "weight" else input.shape[0])
     found = []
@@ -114,7 +114,7 @@ def test_float32_weights_go_with_16_bit_rows(dtype, name):
     ],
     ids=str,
 )
-def test_the_fused_operators_serve_whatever_changes_a_rows_gradient_only(options):
+def test_the_fused_operators_support_options_that_only_weight_rows(options):
     input, weight, target = linear_case(torch.bfloat16)
     target[5] = 0  # whose class weight is 0, so that only the z-loss has a gradient there
     on_cpu = input.clone().requires_grad_(), weight.clone().requires_grad_()
@@ -143,7 +143,7 @@ def test_the_fused_operators_serve_whatever_changes_a_rows_gradient_only(options
 
 
 @pytest.mark.parametrize("options", [{}, {"softcap": 3.0}], ids=["fused", "chunked"])
-def test_a_compiled_linear_cross_entropy_takes_the_same_operators(options):
+def test_a_compiled_linear_cross_entropy_uses_the_same_operators(options):
     input, weight, target = linear_case(torch.bfloat16)
     call = torch.compile(
         lambda *tensors: ours.linear_cross_entropy(*tensors, **options), fullgraph=True, backend="aot_eager"
@@ -161,7 +161,7 @@ def test_a_compiled_linear_cross_entropy_takes_the_same_operators(options):
 
 
 @pytest.mark.parametrize("reason", CHUNKED)
-def test_a_linear_cross_entropy_that_the_fused_operators_cannot_do_says_why(reason):
+def test_explain_shows_why_the_fused_operators_are_not_used(reason):
     hidden, head, target = (tensor.npu() for tensor in linear_case(torch.bfloat16))
     options = {
         name: value.npu() if isinstance(value, torch.Tensor) else value for name, value in CHUNKED[reason].items()
@@ -207,7 +207,7 @@ def test_modules_and_optimizer_train_as_on_the_cpu(decoupled, bias_correction):
     assert losses["npu"] == pytest.approx(losses["cpu"], rel=1e-4)
 
 
-def test_explain_names_canns_operators_and_runs_nothing():
+def test_explain_shows_canns_operators_and_runs_nothing():
     host_npu.reset()
     input, target = torch.rand(3).npu().requires_grad_(), torch.rand(3).npu()
     assert torch_aclnn_ops.explain(ours.mse_loss, input, target) == "mse_loss_backward: aclnnMseLossBackward"
@@ -229,19 +229,19 @@ def test_explain_names_canns_operators_and_runs_nothing():
 FORMULAS = {
     "float64": (
         lambda: (ours.mse_loss, torch.rand(3).double(), torch.rand(3).double()),
-        "mse_loss: PyTorch fallback, because input is torch.float64, which CANN's operator does not take on"
+        "mse_loss: PyTorch fallback, because input is torch.float64, which CANN's operator does not support on"
         " Ascend910B\nmse_loss_backward: PyTorch fallback, because grad_output is torch.float64, which CANN's"
-        " operator does not take on Ascend910B",
+        " operator does not support on Ascend910B",
     ),
     "nine dimensions": (
         lambda: (ours.binary_cross_entropy, torch.rand((1,) * 9), torch.rand((1,) * 9)),
-        "binary_cross_entropy: PyTorch fallback, because input has 9 dimensions and CANN's operators take at most"
+        "binary_cross_entropy: PyTorch fallback, because input has 9 dimensions and CANN's operators support at most"
         " 8\nbinary_cross_entropy_backward: PyTorch fallback, because self has 9 dimensions and CANN's operators"
         " take at most 8",
     ),
     "float32 matrices": (
         lambda: (ours.linear_cross_entropy, torch.rand(4, 2), torch.rand(200, 2), torch.zeros(4, dtype=torch.int64)),
-        "linear_cross_entropy: PyTorch fallback, because input is torch.float32 and CANN's operator takes"
+        "linear_cross_entropy: PyTorch fallback, because input is torch.float32 and CANN's operator supports"
         " torch.float16 and torch.bfloat16",
     ),
     "few classes": (
@@ -251,7 +251,8 @@ FORMULAS = {
             torch.rand(127, 2).half(),
             torch.zeros(4, dtype=torch.int64),
         ),
-        "linear_cross_entropy: PyTorch fallback, because weight has 127 classes and CANN's operator takes 128 or more",
+        "linear_cross_entropy: PyTorch fallback, because weight has 127 classes and CANN's operator supports"
+        " 128 or more",
     ),
     "many features": (
         lambda: (
@@ -271,21 +272,21 @@ FORMULAS = {
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-def test_what_cann_does_not_take_is_computed_by_the_formula_and_said(name):
+def test_unsupported_inputs_fall_back_to_pytorch_and_are_explained(name):
     make, sentence = FORMULAS[name]
     function, *arguments = make()
     on_npu = [arg.npu().requires_grad_(arg.is_floating_point()) for arg in arguments]
     assert torch_aclnn_ops.explain(function, *on_npu).startswith(sentence)
 
 
-def test_a_debug_log_says_the_same(caplog):
+def test_the_debug_log_shows_the_same(caplog):
     input = torch.rand(3).double().npu().requires_grad_()
     with caplog.at_level(logging.DEBUG, logger="torch_aclnn_ops"):
         ours.mse_loss(input, input.detach()).backward()
     assert [record.getMessage() for record in caplog.records] == FORMULAS["float64"][1].splitlines()
 
 
-def test_the_formula_refuses_what_the_operator_refuses():
+def test_the_fallback_raises_like_the_operator():
     with pytest.raises(ValueError, match=r"mse_loss_backward: reduction must be 0 \(none\), .* but it is 7"):
         torch_aclnn_ops.ops.mse_loss_backward(*[torch.rand(3).double().npu()] * 3, 7)
     state = [torch.rand(3).double().npu() for _ in range(5)]
@@ -316,7 +317,7 @@ def test_the_formula_refuses_what_the_operator_refuses():
     ],
     ids=["mse_loss", "binary_cross_entropy", "embedding", "linear_cross_entropy"],
 )
-def test_tensors_on_two_npus_are_refused(call):
+def test_tensors_on_two_npus_raise(call):
     with pytest.raises(RuntimeError, match=r"must be on npu:\d, as \w+ is, but it is on npu:\d"):
         call(torch.zeros(2, device="npu:0"), torch.zeros(2, device="npu:1"))
 
@@ -335,7 +336,7 @@ def _small_step(target, device, reduction="mean", ignore_index=-100):
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("ignored", [[], [2, 5], list(range(8))], ids=["no row", "some rows", "all rows"])
 @pytest.mark.parametrize("ignore_index", [-100, 3])
-def test_ignored_rows_of_a_small_loss_add_nothing_whatever_they_hold(ignore_index, ignored, reduction):
+def test_ignored_rows_of_a_small_loss_contribute_nothing(ignore_index, ignored, reduction):
     target = torch.arange(10, 18)
     target[ignored] = ignore_index
     on_npu, on_cpu = (_small_step(target, device, reduction, ignore_index) for device in ("npu", "cpu"))
@@ -397,7 +398,7 @@ def test_an_input_that_is_computed_from_the_head_gets_its_own_derivative():
 
 
 @pytest.mark.parametrize("index", [-1, 200])
-def test_with_check_values_a_class_outside_the_head_is_refused(index):
+def test_with_check_values_a_class_out_of_range_raises(index):
     torch_aclnn_ops.check_values(True)
     try:
         with pytest.raises(IndexError, match=rf"Target {index} is out of bounds"):
@@ -407,7 +408,7 @@ def test_with_check_values_a_class_outside_the_head_is_refused(index):
 
 
 @pytest.mark.parametrize("index", [-1, 5])
-def test_with_check_values_an_index_outside_the_table_is_refused(index):
+def test_with_check_values_an_index_out_of_range_raises(index):
     torch_aclnn_ops.check_values(True)
     try:
         with pytest.raises(IndexError, match=f"embedding: indices must be from 0 to 4 .*, but one is {index}"):
@@ -416,7 +417,7 @@ def test_with_check_values_an_index_outside_the_table_is_refused(index):
         torch_aclnn_ops.check_values(False)
 
 
-def test_indices_with_as_many_dimensions_as_cann_takes_have_a_gradient():
+def test_indices_with_the_maximum_rank_have_a_gradient():
     # The gradient has one dimension more than the indices.
     weight = torch.rand(5, 3)
     indices = torch.tensor([0, 4]).reshape((1,) * 6 + (2,))

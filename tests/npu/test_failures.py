@@ -40,7 +40,7 @@ def cann_name(name):
 
 @pytest.mark.parametrize("status", [161001, 161002, 361001, 561103])
 @pytest.mark.parametrize("name", CALLS)
-def test_a_refusal_of_phase_one_is_raised_by_the_call_and_the_next_call_works(name, status):
+def test_a_phase_one_failure_is_raised_by_the_call_and_the_next_call_works(name, status):
     expected = CALLS[name]()
     host_npu.fail(f"{cann_name(name)}GetWorkspaceSize", status=status, message="EZ1001: asked for by a test")
     with pytest.raises(RuntimeError) as caught:
@@ -54,13 +54,13 @@ def test_a_refusal_of_phase_one_is_raised_by_the_call_and_the_next_call_works(na
         torch.testing.assert_close(result, truth)
 
 
-def test_a_refusal_without_a_message_says_that_there_is_none():
+def test_a_failure_without_a_cann_message_says_so():
     host_npu.fail("aclnnMseLossBackwardGetWorkspaceSize", status=161002, message="")
     with pytest.raises(RuntimeError, match=r"\nCANN (gives no reason\.|says: )"):
         CALLS["mse_loss_backward"]()
 
 
-def test_no_memory_for_the_workspace_leaves_nothing_behind():
+def test_an_out_of_memory_workspace_leaks_nothing():
     # The output finds room beside the gradient, the workspace has to be allocated. Phase two never runs, and the
     # executor of phase one is destroyed all the same.
     gradient, indices = torch.rand(6, 3).npu(), torch.tensor([0, 1, 2, 3, 1, 1]).npu()
@@ -75,7 +75,7 @@ def test_no_memory_for_the_workspace_leaves_nothing_behind():
     assert torch.equal(ops.embedding_dense_backward(gradient, indices, 4, -1, True).cpu(), expected)
 
 
-def test_cann_without_memory_for_a_tensor_is_an_exception():
+def test_an_out_of_memory_acl_tensor_raises():
     host_npu.fail("aclCreateTensor", status=1, message="EZ9999: asked for by a test")
     try:
         with pytest.raises(RuntimeError, match="aclCreateTensor made no tensor of Float"):

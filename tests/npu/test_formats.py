@@ -21,7 +21,7 @@ def make_nz():
 
 
 @pytest.mark.parametrize("name", test_ema_adam.STATE)
-def test_adam_refuses_it_for_what_it_writes_in_place(name, make_nz):
+def test_adam_raises_for_in_place_arguments(name, make_nz):
     tensors = {other: torch.rand(64, 64).half().npu() for other in ("grad", *test_ema_adam.STATE)}
     tensors[name] = make_nz(torch.float16)
     with pytest.raises(RuntimeError, match=f"{name}Ref is written in place, so it must not be in a private format"):

@@ -70,7 +70,7 @@ def _adam(rows, features):
 @pytest.mark.parametrize(
     ("number", "bytes_per_call"), [(10_000, 400), pytest.param(100_000, 80, marks=pytest.mark.exhaustive)]
 )
-def test_many_calls_leave_nothing(make, number, bytes_per_call):
+def test_many_calls_leak_nothing(make, number, bytes_per_call):
     calls = [make(*shape) for shape in SHAPES]
     operator = calls[0][0].overload
     options = test_ema_adam.OPTIONS if make is _adam else {}

@@ -66,7 +66,7 @@ def test_autocast_runs_a_loss_in_float32(function):
     torch.testing.assert_close(input.grad.cpu(), wide.grad.bfloat16())
 
 
-def test_an_eager_embedding_takes_the_function_of_the_extension():
+def test_an_eager_embedding_uses_the_function_of_the_extension():
     weight = torch.rand(5, 3).npu().requires_grad_()
     rows = ours.embedding(torch.tensor([0, 4, 4]).npu(), weight)
     assert "torch_aclnn_ops" in rows.grad_fn.name()

@@ -35,13 +35,13 @@ def test_label_smoothing_survives_logits_near_the_largest_number(scale):
 
 
 @pytest.mark.parametrize("options", cases.LARGE_SOFTCAPS, ids=str)
-def test_a_softcap_beyond_the_largest_number_leaves_the_logits_as_they_are(options):
+def test_a_softcap_above_the_largest_number_is_a_no_op(options):
     cases.assert_a_large_softcap_leaves_the_logits(options, "mean", "npu")
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
 @pytest.mark.parametrize("name", ["grad", *ema_adam.STATE])
-def test_a_step_makes_the_same_values_infinite_or_nan_as_on_a_cpu(name, value):
+def test_a_step_makes_the_same_values_nonfinite_as_on_the_cpu(name, value):
     tensors = ema_adam.make_tensors(torch.float32)
     tensors[name][0] = value
     on_npu = {name: tensor.npu() for name, tensor in tensors.items()}

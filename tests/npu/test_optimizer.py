@@ -145,7 +145,7 @@ def refuse_to_wait(monkeypatch):
 
 @each_flatten
 @pytest.mark.parametrize("options", [{}, {"ema_warmup": "ratio"}, {"ema_start_step": 2}], ids=str)
-def test_scaled_steps_and_tensor_learning_rates_do_not_wait(monkeypatch, options, flatten):
+def test_scaled_steps_and_tensor_learning_rates_do_not_synchronize(monkeypatch, options, flatten):
     _, optimizer = many(3, flatten=flatten, lr=torch.tensor(0.1, device="npu"), **options)
     optimizer.step()  # makes buffers, and may wait
     refuse_to_wait(monkeypatch)
@@ -161,7 +161,7 @@ def test_scaled_steps_and_tensor_learning_rates_do_not_wait(monkeypatch, options
 @each_flatten
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("options", [{}, {"ema_warmup": "ratio", "ema_start_step": 1, "ema_update_every": 2}], ids=str)
-def test_a_skipped_step_moves_nothing_and_counts_nothing(options, dtype, flatten):
+def test_a_skipped_step_changes_nothing(options, dtype, flatten):
     skipping, other = (many(3, dtype, flatten=flatten, lr=0.1, **options) for _ in range(2))
     with torch.no_grad():
         for weight, start in zip(other[0], skipping[0], strict=True):
@@ -215,7 +215,7 @@ def test_torch_npus_grad_scaler_skips_a_step(flatten):
 
 
 @each_flatten
-def test_a_tensor_learning_rate_on_the_device_is_the_number(flatten):
+def test_a_tensor_learning_rate_on_the_device_equals_the_number(flatten):
     pairs = [many(3, flatten=flatten, lr=lr) for lr in (torch.tensor(0.1, device="npu"), 0.1)]
     with torch.no_grad():
         for weight, start in zip(pairs[0][0], pairs[1][0], strict=True):
@@ -228,7 +228,7 @@ def test_a_tensor_learning_rate_on_the_device_is_the_number(flatten):
 
 
 @each_flatten
-def test_a_checkpoint_of_the_npu_goes_on_on_the_cpu(flatten):
+def test_a_checkpoint_of_the_npu_resumes_on_the_cpu(flatten):
     model, optimizer = trained("npu", torch.bfloat16, 3, flatten=flatten)
     on_cpu = Weights(torch.bfloat16, seed=1)
     cpu_optimizer = FusedEmaAdam(on_cpu.parameters(), flatten=flatten)
@@ -242,7 +242,7 @@ def test_a_checkpoint_of_the_npu_goes_on_on_the_cpu(flatten):
 @each_flatten
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_averages_without_a_gradient_go_on_as_on_the_cpu(options, dtype, flatten):
+def test_averages_without_a_gradient_are_updated_as_on_the_cpu(options, dtype, flatten):
     results = []
     for device in ("npu", "cpu"):
         model = Weights(dtype).to(device)
@@ -258,7 +258,7 @@ def test_averages_without_a_gradient_go_on_as_on_the_cpu(options, dtype, flatten
 
 
 @each_flatten
-def test_a_step_that_the_device_skips_moves_no_average(flatten):
+def test_a_step_skipped_on_the_device_updates_no_average(flatten):
     model = Weights(torch.float32).npu()
     optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, flatten=flatten)
     for i in range(2):
@@ -274,7 +274,7 @@ def test_a_step_that_the_device_skips_moves_no_average(flatten):
 
 
 @each_flatten
-def test_explain_names_the_operator_of_a_step(flatten):
+def test_explain_shows_the_operator_of_a_step(flatten):
     model = Weights(torch.bfloat16).npu()
     optimizer = FusedEmaAdam(model.parameters(), flatten=flatten)
     for _ in range(2):
@@ -284,7 +284,7 @@ def test_explain_names_the_operator_of_a_step(flatten):
         optimizer.step()
 
 
-def test_averages_start_again_from_the_weights():
+def test_reset_averages_start_from_the_weights():
     model = Weights(torch.float32).npu()
     optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, flatten=True)
     for weight in model.parameters():
@@ -294,7 +294,7 @@ def test_averages_start_again_from_the_weights():
     assert_all_equal(on_the_cpu(averages_of(model, optimizer)), on_the_cpu(weights_of(model)))
 
 
-def test_averages_that_were_moved_to_the_host_take_over_what_is_written_to_parameters_on_the_device():
+def test_changes_of_parameters_on_the_device_reach_averages_on_the_host():
     param = nn.Parameter(torch.randn(4, dtype=torch.bfloat16, device="npu"))
     optimizer = FusedEmaAdam([param], lr=0.1, ema_decay=0.5)
     param.grad = torch.ones_like(param)

@@ -1,4 +1,4 @@
-"""FusedEmaAdam on an NPU whose functions fail: nothing is lost, and a second call goes on."""
+"""FusedEmaAdam on an NPU whose functions fail: nothing is lost, and a second call continues."""
 
 import contextlib
 import itertools
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not host_npu.is_enabled(), reason="only the host
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left_over():
-    """Torch_npu does not destroy the aclTensors of its own operators that phase one refuses, so none are counted."""
+    """torch_npu leaks the aclTensors of its own operators if phase one fails, so aclTensors are not counted."""
     yield
     torch.npu.synchronize()
     host_npu.reset()
@@ -43,7 +43,7 @@ def contents(weights, optimizer):
     os.environ.get("TASK_QUEUE_ENABLE") == "2", reason="there torch_npu queues the first phase, and the queue ends"
 )
 @pytest.mark.parametrize("nth", range(1, 9))  # of 4 copies of weights, and 4 of averages
-def test_a_refused_copy_on_the_way_into_a_swap_loses_nothing(nth):
+def test_a_failed_copy_on_entering_a_swap_loses_nothing(nth):
     weights, optimizer = trained()
     before = contents(weights, optimizer)
     host_npu.fail("aclnnInplaceCopyGetWorkspaceSize", nth)
@@ -63,7 +63,7 @@ def test_a_refused_copy_on_the_way_into_a_swap_loses_nothing(nth):
 
 
 @pytest.mark.parametrize("nth", [1, 3])
-def test_a_refused_step_is_repeated_for_the_others(nth):
+def test_a_failed_step_is_repeated_for_the_remaining_parameters(nth):
     (weights, optimizer), expected = trained(), trained()
     host_npu.fail("aclnnApplyFusedEmaAdamGetWorkspaceSize", nth)
     with pytest.raises(RuntimeError, match="phase one refused"):
@@ -74,7 +74,7 @@ def test_a_refused_step_is_repeated_for_the_others(nth):
     assert_all_equal(contents(weights, optimizer), contents(*expected))
 
 
-def test_nothing_is_lost_whenever_a_signal_comes():
+def test_no_state_is_lost_whenever_a_signal_arrives():
     report = Report()
     with interrupts.timer_raises():
         Campaign("npu", report).interrupt(22)
@@ -91,7 +91,7 @@ def _not_flattened(optimizer):
 
 
 @pytest.mark.parametrize("has_new_param", [False, True], ids=["first step", "step with a new parameter"])
-def test_whatever_fails_while_buffers_are_made_the_next_step_has_them(has_new_param):
+def test_the_next_step_creates_the_buffers_after_any_failure(has_new_param):
     def start():
         models = Weights(torch.float32).npu(), Weights(torch.bfloat16).npu()
         first, *others = [param for model in models for param in model.parameters()]

@@ -1,4 +1,4 @@
-"""Chips with fewer operators and dtypes: what they lack goes by the formula, and the raw operator says so."""
+"""Chips with fewer operators and dtypes: drop-ins fall back to PyTorch, and raw operators raise."""
 
 import torch_aclnn_ops
 from torch_aclnn_ops import _extension, doctor, ops
@@ -20,7 +20,7 @@ def _linear():
 
 
 @_only
-def test_linear_cross_entropy_takes_the_formula():
+def test_linear_cross_entropy_falls_back_to_pytorch():
     input, weight, target = _linear()
     lines = torch_aclnn_ops.explain(
         ours.linear_cross_entropy, input.requires_grad_(), weight.requires_grad_(), target
@@ -58,7 +58,7 @@ _MISSING = {
 
 @_only
 @pytest.mark.parametrize("name", ops.__all__)
-def test_a_raw_operator_that_the_chip_lacks_is_refused_before_the_queue(name):
+def test_a_raw_operator_missing_on_the_chip_raises_before_the_queue(name):
     operator, call = getattr(torch.ops.torch_aclnn_ops, name), _calls()[name]
     arguments = {argument.name: value for argument, value in zip(operator.default._schema.arguments, call, strict=True)}
     for way in (operator, getattr(ops, name)):
@@ -72,7 +72,7 @@ def test_a_raw_operator_that_the_chip_lacks_is_refused_before_the_queue(name):
 
 
 @_only
-def test_arguments_that_no_chip_takes_are_refused_as_such():
+def test_arguments_invalid_on_every_chip_raise_as_such():
     input, weight, target = _linear()
     with pytest.raises(ValueError, match="fused_linear_online_max_sum: "):
         torch.ops.torch_aclnn_ops.fused_linear_online_max_sum(input, weight, target[:2], 0, 128, True)
@@ -80,14 +80,14 @@ def test_arguments_that_no_chip_takes_are_refused_as_such():
 
 @pytest.mark.skipif(CHIP not in ("Ascend910", "Ascend310P"), reason="this chip has bfloat16")
 @pytest.mark.parametrize("call", [ops.mse_loss_backward, torch.ops.torch_aclnn_ops.mse_loss_backward])
-def test_bfloat16_is_refused_by_the_raw_operator(call):
+def test_bfloat16_raises_in_the_raw_operator(call):
     tensors = [torch.rand(3).bfloat16().npu() for _ in range(3)]
     with pytest.raises(RuntimeError, match="returned 161002"):
         call(*tensors, 0)
 
 
 @pytest.mark.skipif(CHIP not in ("Ascend910", "Ascend310P"), reason="this chip has the operator")
-def test_the_optimizer_takes_the_formula():
+def test_the_optimizer_falls_back_to_pytorch():
     weight = torch.rand(3).npu().requires_grad_()
     before = weight.detach().clone()
     optimizer = torch_aclnn_ops.optim.FusedEmaAdam([weight], lr=0.1)
@@ -97,7 +97,7 @@ def test_the_optimizer_takes_the_formula():
 
 
 @pytest.mark.skipif(CHIP != "Ascend310P", reason="this chip has the operator")
-def test_the_embedding_takes_the_formula():
+def test_the_embedding_falls_back_to_pytorch():
     weight, indices = torch.rand(2, 2).npu().requires_grad_(), torch.tensor([0, 1, 1]).npu()
     ours.embedding(indices, weight).sum().backward()
     assert weight.grad.cpu().tolist() == [[1, 1], [2, 2]]
@@ -105,7 +105,7 @@ def test_the_embedding_takes_the_formula():
 
 @_only
 @pytest.mark.parametrize("name", ops.__all__)
-def test_explain_and_the_doctor_say_that_the_chip_lacks_an_operator(name):
+def test_explain_and_the_doctor_report_a_missing_operator(name):
     operator = getattr(torch.ops.torch_aclnn_ops, name)
     names = [argument.name for argument in operator.default._schema.arguments]
     lines = torch_aclnn_ops.explain(operator, **dict(zip(names, _calls()[name], strict=True)))
@@ -113,7 +113,7 @@ def test_explain_and_the_doctor_say_that_the_chip_lacks_an_operator(name):
     reason = f"CANN's operator is not supported on {CHIP}"
     cann = getattr(ops, name).cann
     if name in _MISSING[CHIP]:
-        assert lines == f"{name}: refused, because {reason}; drop-in functions compute its formula"
+        assert lines == f"{name}: raises, because {reason}; drop-in functions fall back to PyTorch"
         assert path == f"PyTorch fallback: {reason}"
     else:
         assert lines == f"{name}: {cann}" and path == cann

@@ -23,7 +23,7 @@ SHAPES = [(1024, 256, 4096), pytest.param(512, 512, 8192, marks=pytest.mark.exha
 
 
 def _allocated(at_most=0):
-    """Return the bytes in use, when a thread of torch_npu's has released what is not: when they are few, or settled."""
+    """Return the bytes in use after torch_npu's thread has released memory: once they are few, or stable."""
     torch.npu.synchronize()
     for _ in range(50):
         if torch.npu.memory_allocated() <= at_most:
@@ -51,7 +51,7 @@ def _plain(input, weight, target):
 @pytest.mark.parametrize(
     "side, function", [pytest.param("others", _plain, marks=pytest.mark.exhaustive), ("ours", F.linear_cross_entropy)]
 )
-def test_the_heads_backward_pass_takes_what_the_formula_says(rows, features, classes, side, function):
+def test_the_heads_backward_pass_needs_the_planned_memory(rows, features, classes, side, function):
     input = torch.randn(rows, features).bfloat16().npu().requires_grad_()
     weight = torch.randn(classes, features).div(features**0.5).bfloat16().npu().requires_grad_()
     target = torch.randint(classes, (rows,)).npu()
@@ -70,7 +70,7 @@ def _optimizer(kind, parameters, number=8):
     return optimizer
 
 
-# AdamW of torch_npu 2.9 steps tensor by tensor unless it is told otherwise.
+# AdamW of torch_npu 2.9 uses a loop over tensors by default.
 ADAMW = partial(torch.optim.AdamW, foreach=True)
 
 
@@ -78,7 +78,7 @@ ADAMW = partial(torch.optim.AdamW, foreach=True)
     "side, kind, average",
     [pytest.param("others", ADAMW, 4, marks=pytest.mark.exhaustive), ("ours", FusedEmaAdam, 0)],
 )
-def test_the_states_and_a_step_of_the_optimizer_take_what_the_formula_says(side, kind, average):
+def test_the_states_and_a_step_of_the_optimizer_need_the_planned_memory(side, kind, average):
     parameters = 2**21
     expected = getattr(plan(Model(1, 1, parameters), 1), side)
     before, states = _allocated(), expected.states - average * parameters
@@ -116,7 +116,7 @@ def _planned(tensor_parallel):
         ("of these the head's", 1, {"all-gather": "HcclAllGather", "reduce-scatter": "HcclReduceScatter"}),
     ],
 )
-def test_the_ranks_send_what_the_formulas_say(sent, name, tensor_parallel, functions):
+def test_the_ranks_send_the_planned_bytes(sent, name, tensor_parallel, functions):
     planned = _planned(tensor_parallel)
     expected = {function: planned[f"{name} {what}"] for what, function in functions.items()}
     assert [of_rank[name] for of_rank in sent] == [expected] * 2

@@ -59,7 +59,7 @@ def test_compiled_code_calls_the_kernel(contract):
 @pytest.mark.parametrize(
     "case", [case for case in test_ema_adam.CASES if len(case.shape) <= 8], ids=lambda case: case.name
 )
-def test_adam_is_within_roundings_of_the_truth(case, dtype, roundings):
+def test_adam_matches_float64_up_to_rounding(case, dtype, roundings):
     tensors = test_ema_adam.make_tensors(dtype, case.shape)
     on_npu = {name: tensor.npu() for name, tensor in tensors.items()}
     options = {**test_ema_adam.OPTIONS, **case.options}
@@ -108,7 +108,7 @@ def test_a_deterministic_program_gets_deterministic_kernels():
     assert torch.equal(first.cpu(), second.cpu())
 
 
-# What CANN's kernel for 16 bits that is wrong with a padding_idx takes: at least 100 MiB and 512 rows, in order.
+# Inputs of CANN's 16-bit kernel that is wrong with a padding_idx: at least 100 MiB and 512 rows.
 BIG = 512, 1024, 100 * 2**20 // 2 // 1024 - 512  # rows, features, weights
 SIZES = {
     "at the limits": (*BIG, False, True),
@@ -123,7 +123,7 @@ SIZES = {
 
 
 @pytest.mark.parametrize("rows, features, weights, is_deterministic, expected", SIZES.values(), ids=SIZES)
-def test_which_embedding_gradients_go_to_the_kernel_that_is_wrong_with_a_padding_idx(
+def test_embedding_gradients_for_the_kernel_with_the_padding_idx_bug_are_detected(
     rows, features, weights, is_deterministic, expected
 ):
     assert _extension._module.skips_padding_wrongly(rows, features, weights, is_deterministic) == expected
@@ -140,7 +140,7 @@ PADDING = {
 
 
 @pytest.mark.parametrize("call, passed", PADDING.values(), ids=PADDING)
-def test_cann_gets_no_padding_idx_where_its_kernel_would_lose_gradients(call, passed):
+def test_padding_idx_is_not_passed_to_the_kernel_that_would_lose_gradients(call, passed):
     dtype, rows, features, weights, padding_idx, scaled = call
     gradient, indices = torch.empty(rows, features, dtype=dtype, device="npu"), torch.zeros(rows).long().npu()
     host_npu.fail("aclnnEmbeddingDenseBackwardGetWorkspaceSize", status=161001)
@@ -148,7 +148,7 @@ def test_cann_gets_no_padding_idx_where_its_kernel_would_lose_gradients(call, pa
         ops.embedding_dense_backward(gradient, indices, weights, padding_idx, scaled)
 
 
-def test_an_embedding_gradient_without_padding_idx_for_cann_has_zeros_in_its_row_and_is_one_launch():
+def test_the_padding_row_is_zero_without_an_extra_launch():
     rows, features, weights = BIG
     make = Maker(torch.bfloat16)
     gradient, indices = make.normal(rows, features), make.index(7, rows)
@@ -172,7 +172,7 @@ def test_the_softmax_is_marked_as_changed():
     assert softmax._version > version
 
 
-def test_targets_above_float32_precision_find_their_column():
+def test_targets_above_float32_precision_select_the_right_column():
     # CANN compares targets with the ends in float32, where 2**24 + 1 is 2**24.
     start = 2**24
     input, weight = torch.ones(3, 2).half(), torch.arange(256.0).reshape(128, 2).half()
@@ -205,7 +205,7 @@ def test_it_is_called_on_the_device_of_its_tensors_and_on_their_stream(operator)
 
 
 @pytest.mark.parametrize("rank", range(9))
-def test_every_rank_that_cann_takes(rank):
+def test_every_supported_rank(rank):
     tensors = [torch.rand((2,) * rank) for _ in range(3)]
     expected = ops.mse_loss_backward(*tensors, 1)
     torch.testing.assert_close(ops.mse_loss_backward(*to_npu(tuple(tensors)), 1).cpu(), expected)

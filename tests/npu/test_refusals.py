@@ -1,4 +1,4 @@
-"""Wrong arguments on an NPU: an exception where the call stands, with the right sentence, and the next call works."""
+"""Invalid arguments on an NPU: the call raises a clear exception, and the next call works."""
 
 import re
 
@@ -22,7 +22,7 @@ def checked_values():
 
 @pytest.mark.parametrize("entry", ["the operator", "the package's function", "_C"])
 @pytest.mark.parametrize("contract, refusal", refusals())
-def test_wrong_arguments_get_the_cpus_exception(contract, refusal, entry, checked_values):
+def test_invalid_arguments_raise_the_same_exception_as_on_the_cpu(contract, refusal, entry, checked_values):
     operator = contract.OPERATOR
     arguments = to_npu(refusal.arguments(Maker(torch.float32)))
     calls = {"the operator": operator.overload, "the package's function": operator}
@@ -35,7 +35,7 @@ def test_wrong_arguments_get_the_cpus_exception(contract, refusal, entry, checke
 @pytest.mark.parametrize(
     "change, exception, sentence", test_ema_adam.REFUSALS.values(), ids=test_ema_adam.REFUSALS.keys()
 )
-def test_adam_refuses_and_changes_nothing(change, exception, sentence, checked_values):
+def test_adam_raises_and_changes_nothing(change, exception, sentence, checked_values):
     arguments = {**test_ema_adam.make_tensors(torch.float32), "step": torch.tensor([7]), **change}
     on_npu = {name: tensor.npu() if isinstance(tensor, torch.Tensor) else tensor for name, tensor in arguments.items()}
     options = {**test_ema_adam.OPTIONS, **{k: on_npu.pop(k) for k in list(on_npu) if k in test_ema_adam.OPTIONS}}
@@ -130,7 +130,7 @@ LIMITS = {
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_what_cann_does_not_take_says_which_call_it_was_and_why(name):
+def test_unsupported_arguments_raise_with_the_call_and_the_reason(name):
     operator_name, arguments, status = LIMITS[name]
     operator = getattr(ops, operator_name)
     on_npu = operator.complete(to_npu(arguments()), {})
@@ -148,7 +148,7 @@ def test_what_cann_does_not_take_says_which_call_it_was_and_why(name):
 
 
 @pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.OPERATOR.name)
-def test_tensors_on_two_devices_are_refused(contract):
+def test_tensors_on_two_devices_raise(contract):
     arguments = list(to_npu(contract.SAMPLES[0].arguments(Maker(torch.float16))))
     if contract.OPERATOR is ops.fused_cross_entropy_loss_with_max_sum:
         arguments = list(to_npu(contract.SAMPLES[0].arguments(Maker(torch.float32))))
@@ -167,7 +167,7 @@ def test_every_documented_status_has_a_meaning(status):
 @pytest.mark.parametrize(
     "dtype", [torch.complex64, torch.complex128, torch.complex32, torch.int16, torch.float8_e4m3fn]
 )
-def test_dtypes_that_no_operator_takes_are_refused(dtype):
+def test_unsupported_dtypes_raise(dtype):
     tensors = [torch.zeros(2, dtype=dtype, device="cpu").npu() for _ in range(3)]
     with pytest.raises(
         (TypeError, RuntimeError), match="mse_loss_backward: self must have a floating-point dtype|CANN has no"
@@ -176,5 +176,5 @@ def test_dtypes_that_no_operator_takes_are_refused(dtype):
 
 
 @pytest.mark.parametrize("change, sentence", test_ema_adam.SHARED.values(), ids=test_ema_adam.SHARED)
-def test_adam_refuses_shared_memory_before_anything_is_written(change, sentence):
+def test_adam_raises_for_shared_memory_before_anything_is_written(change, sentence):
     test_ema_adam.refuse_shared_memory(change, sentence, "npu")

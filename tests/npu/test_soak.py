@@ -15,7 +15,7 @@ from benchmarks import soak
         ),
     ],
 )
-def test_training_leaves_nothing_alive(device, monkeypatch):
+def test_training_leaks_nothing(device, monkeypatch):
     monkeypatch.setattr(soak, "_SAVE_EVERY", 60)
     samples = list(soak.soak(device, steps=360, samples=9))
     assert samples[-1].step == 360
@@ -23,7 +23,7 @@ def test_training_leaves_nothing_alive(device, monkeypatch):
     assert device == "cpu" or samples[-1].counts["bytes on the device"] > 0
 
 
-def test_what_has_grown_since_the_first_third_is_named():
+def test_memory_growth_after_the_first_third_is_reported():
     counts = [
         {"tensors": 5, "open files": 3},
         {"tensors": 7, "open files": 3},

@@ -46,7 +46,7 @@ def test_transformers_trains_and_evaluates_averages_on_it_as_on_a_cpu(trained, t
 
 
 @pytest.mark.exhaustive
-def test_transformers_goes_on_from_a_checkpoint_on_it_with_the_same_losses_and_averages(trained):
+def test_transformers_resumes_from_a_checkpoint_on_it_with_the_same_losses_and_averages(trained):
     resumed = make_trainer(trained.args.output_dir, use_cpu=False, save_strategy="no")
     resumed.train(resume_from_checkpoint=f"{trained.args.output_dir}/checkpoint-3")
     assert resumed.losses == trained.losses[3:]
@@ -54,7 +54,7 @@ def test_transformers_goes_on_from_a_checkpoint_on_it_with_the_same_losses_and_a
 
 
 @pytest.mark.exhaustive
-def test_transformers_goes_on_from_its_checkpoint_on_a_cpu(trained, tmp_path):
+def test_transformers_resumes_from_its_checkpoint_on_a_cpu(trained, tmp_path):
     resumed = make_trainer(tmp_path, eval_strategy="no", save_strategy="no")
     resumed.train(resume_from_checkpoint=f"{trained.args.output_dir}/checkpoint-3")
     assert resumed.losses == pytest.approx(trained.losses[3:], rel=1e-3) and len(resumed.losses) == STEPS - 3
@@ -68,7 +68,7 @@ def test_transformers_with_bf16_launches_the_fused_operators(tmp_path, launched)
 
 @pytest.fixture
 def place(monkeypatch):
-    """The arguments with which the example gives Lightning's trainer an NPU."""
+    """The arguments with which the example configures Lightning's trainer for an NPU."""
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
     return {"accelerator": "auto", **importlib.import_module("lightning_digits").place(torch.device("npu"))}
 
@@ -86,7 +86,7 @@ def test_lightning_trains_and_validates_averages_on_it_as_on_a_cpu(place, launch
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("goes_on", ["npu", "cpu"])
-def test_lightning_goes_on_from_a_checkpoint_of_it(goes_on, place, tmp_path):
+def test_lightning_resumes_from_a_checkpoint_of_it(goes_on, place, tmp_path):
     whole = fit(make_lightning_trainer(epochs=4, **place), Model())
     fit(make_lightning_trainer(ModelCheckpoint(tmp_path, "model"), **place), Model())
     trainer = make_lightning_trainer(epochs=4, **(place if goes_on == "npu" else {}))

@@ -34,7 +34,7 @@ def found(backend):
 
 
 @pytest.mark.parametrize("name", cases.CASES)
-def test_the_results_of_one_process_on_a_cpu(found, name):
+def test_results_equal_those_of_one_process_on_a_cpu(found, name):
     loss, of_input, of_weight = cases.gradients(*cases.CASES[name], "cpu")
     of_rank = [of_case[name][0] for of_case in found]
     for rank in range(2):
@@ -46,7 +46,7 @@ def test_the_results_of_one_process_on_a_cpu(found, name):
 
 
 @pytest.mark.parametrize("name", cases.CASES)
-def test_the_fused_operators_are_launched_where_they_serve(found, name):
+def test_the_fused_operators_are_launched_if_they_support_the_call(found, name):
     assert [of_rank[name][1] for of_rank in found] == LAUNCHES[name]
 
 

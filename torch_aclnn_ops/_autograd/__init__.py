@@ -1,5 +1,5 @@
-"""What makes operators and functions that can be differentiated of formulas; ``csrc/autograd`` is the same in C++.
+"""Autograd support for operators and functions; ``csrc/autograd`` is its C++ counterpart.
 
-``raw_operator`` makes a PyTorch operator of a formula and of CANN's kernel, and ``raw_function`` its autograd Function;
-``eager_or_compiled`` applies a Function in every mode of PyTorch, and ``derivatives`` says which mode that is.
+``raw_operator`` builds a PyTorch operator from a formula and CANN's kernel, and ``raw_function`` builds its autograd
+Function; ``eager_or_compiled`` applies a Function in every PyTorch mode, and ``derivatives`` detects the current mode.
 """

@@ -1,4 +1,4 @@
-"""The vector-Jacobian product of a function, and what kind of differentiation a tensor takes part in."""
+"""Vector-Jacobian and Jacobian-vector products, and queries about the active autograd and ``torch.func`` modes."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ TensorFunction = Callable[..., tuple[Tensor, ...]]
 def as_function_of(
     function: TensorFunction, args: Sequence[Any], positions: Sequence[int]
 ) -> tuple[TensorFunction, list[Tensor]]:
-    """Return a function as one of the arguments at ``positions`` alone, and these arguments."""
+    """Return ``function`` with all arguments fixed except those at ``positions``, and the values of these."""
 
     def function_of_selected(*values: Tensor) -> tuple[Tensor, ...]:
         replaced = list(args)
@@ -34,23 +34,23 @@ def as_function_of(
 
 
 def scatter(selectors: Iterable[bool], values: Iterable[Any]) -> tuple[Any, ...]:
-    """Put the values at the selected places, in order, and ``None`` at the others."""
+    """Return a tuple with the values at the selected positions, in order, and ``None`` elsewhere."""
     remaining = iter(values)
     return tuple(next(remaining) if selected else None for selected in selectors)
 
 
 def vjp(function: TensorFunction, *primals: Tensor) -> tuple[tuple[Tensor, ...], TensorFunction]:
-    """Return a function's outputs, and the map from their cotangents to the primals'; call that map once.
+    """Return a function's outputs and its pullback, which maps output cotangents to gradients; call it only once.
 
-    Ordinary autograd does it where it can: unlike ``torch.func.vjp`` it works while saved-tensor hooks are active, as
-    in a checkpointed or offloaded backward pass. The results can be differentiated again where grad mode is on.
+    Uses ordinary autograd where possible: unlike ``torch.func.vjp``, it works while saved-tensor hooks are active, as
+    in a checkpointed or offloaded backward pass. The results are differentiable if grad mode is enabled.
     """
     if torch.compiler.is_compiling() or in_functorch_transform() or in_forward_ad():
         outputs, pull_back, *_ = torch.func.vjp(function, *primals)
         return outputs, lambda *cotangents: pull_back(cotangents)
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        # An alias of each primal, so that a primal which is computed from another is still a variable of its own.
+        # Alias each primal, so that a primal computed from another one is still an independent variable.
         variables = [
             primal.view_as(primal) if create_graph and primal.requires_grad else primal.detach().requires_grad_()
             for primal in primals
@@ -74,10 +74,10 @@ def vjp(function: TensorFunction, *primals: Tensor) -> tuple[tuple[Tensor, ...],
 
 
 def jvp(function: TensorFunction, primals: Sequence[Tensor], tangents: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return the outputs' tangents.
+    """Return the tangents of the outputs, computed with two vjps.
 
-    A vjp maps a cotangent u to J^T u. It is linear, so its own vjp maps a tangent t to J t, whatever u is: a jvp
-    without nested forward mode, which PyTorch has only inside ``torch.func``.
+    A vjp maps a cotangent u to J^T u. It is linear in u, so its own vjp maps a tangent t to J t for any u. This needs
+    no nested forward mode, which PyTorch supports only inside ``torch.func``.
     """
     outputs, pull_back, *_ = torch.func.vjp(function, *primals)
     _, push_forward, *_ = torch.func.vjp(pull_back, tuple(torch.zeros_like(output) for output in outputs))
@@ -87,23 +87,23 @@ def jvp(function: TensorFunction, primals: Sequence[Tensor], tangents: Sequence[
 
 @assume_constant_result  # Dynamo cannot trace it
 def in_functorch_transform() -> bool:
-    """Return whether the caller runs inside ``torch.func.grad``, ``vmap`` or another transform."""
+    """Return whether this is called inside ``torch.func.grad``, ``vmap`` or another transform."""
     is_inside: bool = get_interpreter_stack() is not None
     return is_inside
 
 
 def is_jit_tracing() -> bool:
-    """Return whether ``torch.jit.trace`` records the caller's calls, for tensors of any shape."""
+    """Return whether ``torch.jit.trace`` is active."""
     return not torch.compiler.is_compiling() and in_jit_trace()
 
 
 def in_nested_forward_mode() -> bool:
-    """Return whether the caller runs inside jvp of jvp, where PyTorch takes a Function's tangent for a constant."""
+    """Return whether this is called inside a jvp of a jvp, where PyTorch treats a Function's tangent as a constant."""
     return _transforms().count("Jvp") > 1
 
 
 def any_differentiated(values: Sequence[Any]) -> bool:
-    """Return whether autograd differentiates by any of these values now, in either mode."""
+    """Return whether any of these values needs a derivative, in reverse or forward mode."""
     if torch.is_grad_enabled():
         for value in values:
             if isinstance(value, Tensor) and value.requires_grad:
@@ -112,7 +112,7 @@ def any_differentiated(values: Sequence[Any]) -> bool:
 
 
 def any_wrapped(values: Sequence[Any]) -> bool:
-    """Return whether any of these values is a tensor of a ``torch.func`` transform, which may be over."""
+    """Return whether any of these values is wrapped by a ``torch.func`` transform, active or already exited."""
     for value in values:
         if isinstance(value, Tensor) and is_functorch_wrapped_tensor(value):
             return True
@@ -120,12 +120,12 @@ def any_wrapped(values: Sequence[Any]) -> bool:
 
 
 def has_tangent(value: Any) -> bool:
-    """Return whether a value is a tensor that carries a derivative in forward mode."""
+    """Return whether a value is a dual tensor with a tangent."""
     return isinstance(value, Tensor) and in_forward_ad() and forward_ad.unpack_dual(value).tangent is not None
 
 
 def is_batched(tensor: Tensor) -> bool:
-    """Return whether ``vmap`` runs over a tensor, at any level of transforms."""
+    """Return whether a tensor is batched by ``vmap`` at any level of transforms."""
     if is_legacy_batchedtensor(tensor):
         return True
     if not is_functorch_wrapped_tensor(tensor):
@@ -134,5 +134,5 @@ def is_batched(tensor: Tensor) -> bool:
 
 
 def _transforms() -> list[str]:
-    """Return the names of the transforms of ``torch.func`` that the caller runs inside."""
+    """Return the names of the active ``torch.func`` transforms."""
     return [transform.key().name for transform in get_interpreter_stack() or ()]

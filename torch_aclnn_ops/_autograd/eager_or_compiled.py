@@ -1,4 +1,4 @@
-"""Apply one ``autograd.Function`` in eager mode, inside transforms and under ``torch.compile``."""
+"""Apply an ``autograd.Function`` in eager mode, inside ``torch.func`` transforms and under ``torch.compile``."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from torch_aclnn_ops import _cpu_extension, _extension
 from torch_aclnn_ops._autograd.derivatives import any_wrapped, in_functorch_transform, in_nested_forward_mode
 from torch_aclnn_ops._call_log import is_logging
 from torch_aclnn_ops._numerics import DTYPES
-from torch_aclnn_ops._torch_compat.derivatives import apply_of
+from torch_aclnn_ops._torch_compat.derivatives import fast_apply
 
 import torch
 from torch.autograd import Function
@@ -16,12 +16,12 @@ from torch.autograd import Function
 
 @dataclass(frozen=True)
 class NativeFunction:
-    """An autograd function of the extensions, in C++, for ordinary eager calls.
+    """A C++ autograd function of an extension, for ordinary eager calls.
 
     Attributes:
-        name: of the function.
-        why_not_dtype: says why CANN's operator, in which it ends, takes no matrices of a dtype.
-        cpu_dtypes: those of the floating-point arguments on a CPU.
+        name: The function's name.
+        why_not_dtype: Returns why the CANN operator it calls does not support a dtype, or ``None``.
+        cpu_dtypes: Supported floating-point dtypes on the CPU.
     """
 
     name: str
@@ -29,32 +29,32 @@ class NativeFunction:
     cpu_dtypes: Sequence[torch.dtype] = DTYPES
 
     def make_entry(self, device: str, fallback: Callable[..., Any]) -> Callable[..., Any] | None:
-        """Make what takes the calls on a kind of device, and leaves to ``fallback`` those that it does not take."""
+        """Return the entry point for a device type, which calls ``fallback`` for unsupported arguments, or ``None``."""
         if device == "cpu":
             return _cpu_extension.function(self.name, fallback, self.cpu_dtypes)
         if device != "npu" or self.name not in _extension.functions:
             return None
-        taken = [dtype for dtype in DTYPES if self.why_not_dtype(dtype) is None]
-        return _extension.functions[self.name](fallback, taken)
+        supported = [dtype for dtype in DTYPES if self.why_not_dtype(dtype) is None]
+        return _extension.functions[self.name](fallback, supported)
 
 
 class EagerOrCompiled:
-    """Choose the form of a Function that the caller's mode can differentiate.
+    """Apply the variant of a Function that is differentiable in the current mode.
 
-    ===================================  ===============================================================
-    eager, on an NPU or a CPU            ``native``, which leaves what it does not take to the rows below
-    eager                                a twin whose forward has ctx: half the cost of ``setup_context``
-    inside ``torch.func``                the Function, which transforms can see through; also with what is left of them
-    inside a jvp of a jvp                ``formula``: PyTorch takes the tangent of a Function for a constant
-    compiled                             a twin without ``jvp``, which Dynamo refuses; or ``compiled``
-    compiled, inside ``torch.func``      ``formula``: Dynamo takes all but a Function's first derivative for 0
-    ===================================  ===============================================================
+    ===================================  =======================================================================
+    eager, on an NPU or a CPU            ``native``, which falls back to the next row for unsupported arguments
+    eager                                a copy whose ``forward`` takes ctx: half the cost of ``setup_context``
+    inside ``torch.func``                the Function itself; also for wrapped tensors of an exited transform
+    inside a jvp of a jvp                ``formula``: PyTorch treats the tangent of a Function as a constant
+    compiled                             ``compiled``, or a copy without ``jvp``, which Dynamo does not support
+    compiled, inside ``torch.func``      ``formula``: Dynamo treats higher derivatives of a Function as 0
+    ===================================  =======================================================================
 
     Args:
-        function: a Function with ``forward`` (without ctx), ``setup_context``, ``backward`` and ``jvp``.
-        formula: the same function of the same arguments in torch calls.
-        compiled: an operator that compiled code calls instead of a Function.
-        native: the same function in C++; who wants to hear of paths gets those in Python.
+        function: A Function with ``forward`` (without ctx), ``setup_context``, ``backward`` and ``jvp``.
+        formula: The same function in differentiable PyTorch calls.
+        compiled: An operator that compiled code calls instead of the Function.
+        native: The same function in C++. It is not used while implementations are logged.
     """
 
     def __init__(
@@ -65,18 +65,18 @@ class EagerOrCompiled:
         native: NativeFunction | None = None,
     ) -> None:
         self._in_transforms: Callable[..., Any] = function.apply
-        self._light: Callable[..., Any] = apply_of(_with_ctx(function))
+        self._light: Callable[..., Any] = fast_apply(_with_ctx(function))
         self._compiled: Callable[..., Any] = compiled or _without_jvp(function).apply
         self._formula = formula
         self._has_operator = compiled is not None
         self._native = native
-        self._entries: dict[str, Callable[..., Any]] = {}  # of the native function, by kinds of devices
+        self._entries: dict[str, Callable[..., Any]] = {}  # of the native function, by device type
 
     def __call__(self, *args: Any) -> Any:
         """Apply the Function."""
         if torch.compiler.is_compiling():
-            is_refused = in_functorch_transform() and not self._has_operator
-            return self._formula(*args) if is_refused else self._compiled(*args)
+            needs_formula = in_functorch_transform() and not self._has_operator
+            return self._formula(*args) if needs_formula else self._compiled(*args)
         if self._native is None or is_logging():
             return self._apply(*args)
         device = args[0].device.type
@@ -85,7 +85,7 @@ class EagerOrCompiled:
 
     def _make_entry(self, native: NativeFunction, device: str) -> Callable[..., Any]:
         entry = native.make_entry(device, self._apply)
-        if entry is None:  # not for ever: torch_npu may be imported later
+        if entry is None:  # not cached: torch_npu may be imported later
             return self._apply
         self._entries[device] = entry
         return entry

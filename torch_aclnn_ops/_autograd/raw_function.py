@@ -1,4 +1,4 @@
-"""The ``autograd.Function`` of a raw operator, made from its formula."""
+"""The ``autograd.Function`` of a raw operator, derived from its formula."""
 
 from collections.abc import Callable, Sequence
 from itertools import compress
@@ -13,13 +13,13 @@ from torch import Tensor
 def raw_function(
     name: str, run: Callable[..., Any], formula: Callable[..., Any], batch: Callable[..., Any]
 ) -> type[torch.autograd.Function]:
-    """Make the ``autograd.Function`` of an operator.
+    """Create the ``autograd.Function`` of an operator.
 
     Args:
-        name: of the operator.
-        run: the operator, without derivatives.
-        formula: the same in differentiable torch calls, of which the derivatives are made.
-        batch: the rule for ``torch.vmap``.
+        name: The operator's name.
+        run: The operator, without derivatives.
+        formula: The operator in differentiable PyTorch calls, from which the derivatives are derived.
+        batch: The batching rule for ``torch.vmap``.
     """
 
     class RawFunction(torch.autograd.Function):
@@ -61,7 +61,7 @@ def raw_function(
 def _formula_of(
     formula: Callable[..., Any], ctx: Any, selectors: Sequence[bool]
 ) -> tuple[TensorFunction, list[Tensor]]:
-    """Return the formula as a function of the selected arguments only, with its floating-point outputs, and these."""
+    """Return the formula's floating-point outputs as a function of the selected arguments, and their values."""
     saved = [other if tensor is None else tensor for tensor, other in zip(ctx.saved_tensors, ctx.others, strict=True)]
 
     def function(*args: Any) -> tuple[Tensor, ...]:
@@ -71,5 +71,5 @@ def _formula_of(
 
 
 def as_tuple(outputs: Any) -> tuple[Any, ...]:
-    """Return one output or several as a tuple."""
+    """Wrap a single output in a tuple; return a tuple unchanged."""
     return outputs if isinstance(outputs, tuple) else (outputs,)

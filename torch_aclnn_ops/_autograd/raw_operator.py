@@ -1,4 +1,4 @@
-"""Make one CANN operator a PyTorch operator that runs, and can be differentiated, on every device."""
+"""Register a CANN operator as a PyTorch operator that runs, and is differentiable, on every device."""
 
 import inspect
 from collections.abc import Callable, Collection
@@ -35,25 +35,25 @@ _library = torch.library.Library(NAMESPACE, "DEF")
 
 
 class RawOperator:
-    """A ``torch.ops.torch_aclnn_ops`` operator together with its formula and its derivatives.
+    """A ``torch.ops.torch_aclnn_ops`` operator with its PyTorch implementation and its derivatives.
 
-    The mathematics of an operator stands in one place, its formula. The kernel for every device, the batching rule and
-    all derivatives are made from it, so that no derivative can disagree with its function. An operator that writes to
-    its arguments refuses autograd instead.
+    The mathematics of an operator is defined once, by its formula. The kernel for every device, the batching rule and
+    all derivatives are derived from it, so they cannot disagree. An in-place operator does not support autograd and
+    raises instead.
 
-    The functions below receive all arguments of the schema, by position.
+    The callables below receive all arguments of the schema, by position.
 
     Args:
-        schema: the operator's schema, without namespace.
-        cann: the name of CANN's operator.
-        limits: says which arguments CANN's operator does not take on a family of chips that has it.
-        chips: the families of chips that have CANN's operator.
-        check: raises where an argument does not fit. It sees dtypes and shapes only, so it runs on fake tensors too.
-        formula: the operator in differentiable torch calls, for any device and floating-point dtype.
-        fake: makes outputs of the right shapes and dtypes.
-        check_values: raises where a value does not fit; runs on real tensors only.
-        kernel: what runs instead of the formula, on any device: the same values in less memory.
-        cpu: what runs on the CPU: the same values in less time.
+        schema: The operator's schema, without namespace.
+        cann: The name of the CANN operator.
+        limits: Returns why the CANN operator does not support the arguments on a chip family, or ``None``.
+        chips: The chip families that provide the CANN operator.
+        check: Raises for invalid arguments. It uses dtypes and shapes only, so it also runs on fake tensors.
+        formula: The operator in differentiable PyTorch calls, for any device and floating-point dtype.
+        fake: Creates outputs with the right shapes and dtypes.
+        check_values: Raises for invalid values; runs on real tensors only.
+        kernel: Replaces the formula on every device: the same values with less memory.
+        cpu: Replaces the formula on the CPU: the same values in less time.
     """
 
     def __init__(
@@ -91,14 +91,14 @@ class RawOperator:
         self._positional = sum(not argument.is_keyword for argument in self._arguments)
         self._types = [(argument.name, *_TYPES[argument.type]) for argument in self._arguments]
         self._kernel = self._checked(without_autocast(kernel or formula))
-        # No kernel of torch that cpu calls is one that autocast changes.
+        # Autocast does not affect any of the PyTorch kernels that cpu calls.
         self._cpu = cpu or without_autocast(kernel or formula)
         _library.impl(self.name, self._from_dispatcher(self._kernel), "CompositeExplicitAutograd")
         if cpu is not None:
             _library.impl(self.name, self._from_dispatcher(self._checked(self._cpu)), "CPU")
         torch.library.register_fake(
             self.overload,
-            self._from_dispatcher(self._checked(self._logging_the_path(fake), values=False)),
+            self._from_dispatcher(self._checked(self._log_implementation(fake), values=False)),
             lib=_library,
         )
         register_vmap(self.overload, self._call_per_sample, lib=_library)
@@ -109,9 +109,9 @@ class RawOperator:
         _extension.register(self)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the operator, with every derivative that autograd may ask for.
+        """Call the operator; it is differentiable to any order.
 
-        On an NPU it refuses what CANN's operator does not take, as ``torch.ops.torch_aclnn_ops`` does.
+        On an NPU it raises for arguments that the CANN operator does not support, like ``torch.ops.torch_aclnn_ops``.
         """
         if kwargs or len(args) != len(self._names):
             args = self.complete(args, kwargs)
@@ -127,16 +127,16 @@ class RawOperator:
         return self._launch(*args)
 
     def apply(self, *args: Any) -> Any:
-        """Call the operator, with every derivative, with all arguments in the order of the schema, which must fit."""
+        """Call the differentiable operator with all arguments, already checked, in schema order."""
         if not torch.compiler.is_compiling() and (in_functorch_transform() or any_differentiated(args)):
             return self._differentiable(*args)
         return self.run(*args)
 
     def run(self, *args: Any) -> Any:
-        """Call the operator without derivatives, or compute its formula where CANN's operator does not take the call.
+        """Call the operator without autograd, falling back to PyTorch if the CANN operator does not support the call.
 
         Args:
-            *args: all arguments, in the order of the schema, which must fit.
+            *args: All arguments, already checked, in schema order.
         """
         if args[0].is_cpu:
             if torch.compiler.is_compiling() or in_functorch_transform() or in_dispatch_mode():
@@ -160,37 +160,36 @@ class RawOperator:
         return self.dispatch(*args) if entry is None else entry(*args)
 
     def dispatch(self, *args: Any) -> Any:
-        """Call the operator through torch's dispatcher, with all arguments in the order of the schema."""
+        """Call the operator through PyTorch's dispatcher with all arguments in schema order."""
         by_name = zip(self._names[self._positional :], args[self._positional :], strict=True)
         return self.overload(*args[: self._positional], **dict(by_name))
 
     def why_not_cann(self, *args: Any) -> str | None:
-        """Return why CANN's operator does not take these arguments, which are on an NPU, or ``None`` if it does.
+        """Return why the CANN operator does not support these NPU arguments, or ``None`` if it does.
 
-        Arguments that no device takes are not told from those that CANN does not take: the formula's path refuses them
-        with the same words as every other path.
+        Arguments that are invalid on every device may also give a reason: the fallback raises the same error for them.
         """
         reason = _extension.why_without(self.name)
         soc = _extension.soc()
-        if reason is not None or soc is None:  # on a chip newer than this package CANN shall decide
+        if reason is not None or soc is None:  # on a chip newer than this package, CANN decides
             return reason
         return why_not_chip(soc, self._chips) or why_not_rank(self._names, args) or self._limits(soc, *args)
 
     def check_chip(self, args: tuple[Any, ...]) -> None:
-        """Raise where the chip lacks the operator, or the arguments fit nowhere."""
+        """Raise if the chip does not provide the operator, or if the arguments are invalid on every device."""
         soc = _extension.soc()
         reason = None if soc is None else why_not_chip(soc, self._chips)
         if reason is not None:
             self.check(args, False)
-            raise NotImplementedError(f"{self.name}: {reason}; drop-in functions and the CPU compute its formula")
+            raise NotImplementedError(f"{self.name}: {reason}; drop-in functions and the CPU fall back to PyTorch")
 
     def why_not_dtype(self, dtype: torch.dtype) -> str | None:
-        """Return why CANN's operator takes no matrices of this dtype, or ``None`` if it does."""
+        """Return why CANN's operator does not support matrices of this dtype, or ``None`` if it does."""
         example = torch.empty(256, 256, dtype=dtype, device="cpu")
         return self.why_not_cann(*[example if argument.type == "Tensor" else None for argument in self._arguments])
 
     def check(self, args: tuple[Any, ...], values: bool) -> None:
-        """Raise where the arguments break the operator's rules: those for dtypes and shapes, or those for values."""
+        """Check types, devices, dtypes and shapes of the arguments, and their values if ``values`` is true."""
         for value, (name, types, accepted) in zip(args, self._types, strict=True):
             if not isinstance(value, types):
                 raise TypeError(f"{self.name}: {name} must be {accepted}, but it is {describe(value)}")
@@ -200,17 +199,17 @@ class RawOperator:
             self._check_values(*args)
 
     def complete(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """Return all arguments in the order of the schema; raise where some are missing or too many."""
+        """Return all arguments in schema order; raise ``TypeError`` for missing or unexpected ones."""
         if not kwargs and len(args) == len(self._names):
             return args
         missing = self._names[len(args) :]
         values = {**self._defaults, **kwargs}
         is_known = len(kwargs) == sum(name in kwargs for name in missing)
         if len(args) > self._positional or not is_known or any(name not in values for name in missing):
-            self._raise_as_python_does(args, kwargs)
+            self._raise_signature_error(args, kwargs)
         return (*args, *(values[name] for name in missing))
 
-    def _raise_as_python_does(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _raise_signature_error(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
             signature_of(self._arguments).bind(*args, **kwargs)
         except TypeError as error:
@@ -222,24 +221,24 @@ class RawOperator:
             outputs = kernel(*args)
             if isinstance(outputs, tuple):
                 return tuple(output.contiguous() for output in outputs)
-            # The fake kernel makes contiguous tensors, and compiled code relies on that.
+            # The fake kernel returns contiguous tensors, and compiled code relies on that.
             return outputs if outputs is None else outputs.contiguous()
 
         return checked_kernel
 
     def _from_dispatcher(self, kernel: Kernel) -> Kernel:
-        def called_by_the_dispatcher(*args: Any, **kwargs: Any) -> Any:
+        def dispatcher_entry(*args: Any, **kwargs: Any) -> Any:
             return kernel(*self.complete(args, kwargs))
 
-        return called_by_the_dispatcher
+        return dispatcher_entry
 
-    def _logging_the_path(self, fake: Kernel) -> Kernel:
-        def logging(*args: Any) -> Any:
+    def _log_implementation(self, fake: Kernel) -> Kernel:
+        def logging_kernel(*args: Any) -> Any:
             if is_explaining():
                 self._explain(args)
             return fake(*args)
 
-        return logging
+        return logging_kernel
 
     def _explain(self, args: tuple[Any, ...]) -> None:
         device = args[0].device.type
@@ -253,7 +252,7 @@ class RawOperator:
             log_detail(self.name, lambda: f"raises, because {reason}; drop-in functions fall back to PyTorch")
 
     def _cpu_implementation(self, device: str) -> tuple[Implementation, Callable[[], str]]:
-        """Return what computes a call where there is no CANN, and why."""
+        """Return the implementation for devices other than NPUs, and the reason."""
         is_native = device == "cpu" and self.has_cpu_kernel
         implementation = Implementation.TORCH if is_native else Implementation.FALLBACK
         return implementation, lambda: f"the tensors are on {device}"
@@ -261,7 +260,7 @@ class RawOperator:
     def _call_per_sample(
         self, info: Any, in_dims: tuple[int | None, ...], *args: Any, **kwargs: Any
     ) -> tuple[Any, Any]:
-        """Batch a direct call to the operator; ``torch.vmap`` of the formula cannot nest in such a rule."""
+        """Batching rule of a direct call: a loop, because ``torch.vmap`` of the formula cannot nest inside the rule."""
         for argument, value, dim in zip(self._arguments, args, in_dims, strict=False):
             if argument.is_written and isinstance(value, Tensor) and dim is None:
                 raise ValueError(
@@ -276,7 +275,7 @@ class RawOperator:
         return (batched, (0,) * len(batched)) if isinstance(results[0], tuple) else (batched[0], 0)
 
     def _vmap_formula(self, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
-        """Batch a call from another Function: one run of the formula for all samples."""
+        """Batching rule of a call from another Function: one vectorized call of the formula."""
         if self._check_values is not None:
             for sample in _samples(info, in_dims, args):
                 self._check_values(*sample)
@@ -284,7 +283,7 @@ class RawOperator:
         return outputs, (0,) * len(outputs) if isinstance(outputs, tuple) else 0
 
     def _autograd(self, keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        """Give a direct call to the operator its derivatives."""
+        """Autograd kernel of a direct call to the operator."""
         complete = self.complete(args, kwargs)
         if self.is_mutable:
             self._check_no_derivatives(complete)
@@ -304,7 +303,7 @@ class RawOperator:
 
 
 def _samples(info: Any, in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """Return the arguments of each sample; for a batch of no samples, one of zeros, which tells the outputs' shapes."""
+    """Return the arguments of each sample; for an empty batch, one sample of zeros, to infer the output shapes."""
     if info.batch_size == 0:
         blank = zip(args, in_dims, strict=True)
         return [tuple(arg if dim is None else arg.new_zeros(arg.movedim(dim, 0).shape[1:]) for arg, dim in blank)]

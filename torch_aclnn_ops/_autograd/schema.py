@@ -1,4 +1,4 @@
-"""The arguments of an operator, as its schema names them."""
+"""Parse the arguments of an operator schema."""
 
 import ast
 import inspect
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Of "Tensor(a!)? softmax=None": the type, what is written to, whether it may be None, the name, the default.
+# Groups for "Tensor(a!)? softmax=None": type, alias annotation, optional marker, name, default.
 _ARGUMENT = re.compile(r"(\w+)(?:\((\w!)\))?(\?)? (\w+)(?:=(.+))?")
 
 
@@ -16,11 +16,11 @@ class Argument:
     """An argument of an operator.
 
     Attributes:
-        name: in the schema.
-        type: in the schema, such as ``"Tensor?"``, without what it says of writes.
-        default: its default, or ``inspect.Parameter.empty``.
-        is_keyword: it is given by name only.
-        is_written: the operator writes to it.
+        name: Its name in the schema.
+        type: Its type, such as ``"Tensor?"``, without alias annotation.
+        default: Its default, or ``inspect.Parameter.empty``.
+        is_keyword: Whether it is keyword-only.
+        is_written: Whether the operator modifies it in place.
     """
 
     name: str
@@ -39,7 +39,7 @@ def arguments_of(schema: str) -> list[Argument]:
             continue
         found = _ARGUMENT.fullmatch(part)
         if found is None:
-            raise ValueError(f"{schema}: {part!r} is no argument")
+            raise ValueError(f"{schema}: {part!r} is not a valid argument")
         kind, written, optional, name, default = found.groups()
         value = inspect.Parameter.empty if default is None else ast.literal_eval(default)
         arguments.append(Argument(name, kind + (optional or ""), value, is_keyword, written is not None))
@@ -47,7 +47,7 @@ def arguments_of(schema: str) -> list[Argument]:
 
 
 def signature_of(arguments: Sequence[Argument]) -> inspect.Signature:
-    """Return the same as a signature of Python, which makes Python's errors."""
+    """Return the Python signature of these arguments, whose ``bind`` raises Python's errors."""
     kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     return inspect.Signature(
         [inspect.Parameter(one.name, kinds[one.is_keyword], default=one.default) for one in arguments]

@@ -1,12 +1,12 @@
-"""The names of torch that are private, or not in every torch that is served; no other module has one.
+"""Compatibility layer: all uses of private or version-dependent names of torch.
 
-Torch 2.9 to 2.14 are served. ``public`` has what is documented and depends on the version, the other modules have
-private names by the feature that needs them: ``derivatives``, ``modes`` (of dispatch, autocast and compilation),
-``optimizer``, ``distributed`` and ``fsdp``.
+The package supports torch 2.9 to 2.14. ``public`` has the documented names that depend on the version; the other
+modules have private names, grouped by the feature that needs them: ``derivatives``, ``modes`` (dispatch, autocast and
+compilation), ``optimizer``, ``distributed`` and ``fsdp``.
 
-Private names without a remark are in all of these versions. A torch that lacks one loses the feature, not the package:
-the first call that needs it raises a ``NotImplementedError`` that names both, or, where there is another way,
-:func:`lookup` warns once, while the package is imported, and takes that.
+Private names without a comment exist in all supported versions. If one is missing, only its feature is lost: the first
+call that needs it raises a ``NotImplementedError`` that names both, or, if there is a fallback, :func:`lookup` warns
+once during import and uses the fallback.
 """
 
 import importlib
@@ -17,30 +17,30 @@ from typing import Any, NoReturn
 
 import torch
 
-# The first and the last release that the package is tested with, as in pyproject.toml.
+# Oldest and newest supported release, as in pyproject.toml.
 OLDEST, NEWEST = (2, 9), (2, 14)
 _NONE = object()
 
 
-def _served() -> str:
+def _supported() -> str:
     oldest, newest = (".".join(map(str, version)) for version in (OLDEST, NEWEST))
     return f"{oldest} to {newest}"
 
 
-def unfit(reason: str = "") -> ImportError:
-    """Return the error of a torch that the package cannot be imported with."""
+def unsupported_version(reason: str = "") -> ImportError:
+    """Return the error to raise for a torch that the package cannot be imported with."""
     return ImportError(
-        f"torch_aclnn_ops needs torch {_served()}, but torch {torch.__version__} is installed{reason};"
+        f"torch_aclnn_ops needs torch {_supported()}, but torch {torch.__version__} is installed{reason};"
         f' pip install "torch>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}"'
     )
 
 
 if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST:
-    raise unfit()
+    raise unsupported_version()
 
 
 class _Missing:
-    """Stands for a private name that torch lacks, and says so where it is used."""
+    """Placeholder for a missing private name, which raises when it is used."""
 
     def __init__(self, sentence: str) -> None:
         self._sentence = sentence
@@ -55,9 +55,9 @@ def lookup(path: str, feature: str, fallback: Any = _NONE) -> Any:
     """Return a private name of torch.
 
     Args:
-        path: the name, after ``torch.``.
-        feature: what needs it, for a sentence.
-        fallback: what is used in its place, after a warning; by default, what raises when it is used.
+        path: The name, without ``torch.``.
+        feature: The feature that needs it, for the message.
+        fallback: Used with a warning if the name is missing; by default, an object that raises when used.
     """
     module, _, name = path.rpartition(".")
     try:
@@ -71,7 +71,7 @@ def lookup(path: str, feature: str, fallback: Any = _NONE) -> Any:
 
 
 def attribute(owner: Any, name: str, feature: str) -> Any:
-    """Return a private attribute of an object of torch, or raise a sentence that names what needs it."""
+    """Return a private attribute of a torch object, or raise a ``NotImplementedError`` that names the feature."""
     found = getattr(owner, name, _NONE)
     if found is _NONE:
         raise NotImplementedError(_lacks(f"{type(owner).__name__}.{name}", feature))
@@ -80,7 +80,7 @@ def attribute(owner: Any, name: str, feature: str) -> Any:
 
 @contextmanager
 def needed_by(feature: str) -> Iterator[None]:
-    """Raise a sentence that names a feature where a private name is missing inside."""
+    """Turn a missing private name inside the block into a ``NotImplementedError`` that names the feature."""
     try:
         yield
     except (AttributeError, ImportError) as error:
@@ -88,7 +88,9 @@ def needed_by(feature: str) -> Iterator[None]:
 
 
 def _lacks(name: str, feature: str) -> str:
-    return f"torch_aclnn_ops: torch {torch.__version__} lacks {name}, which {feature} needs; torch {_served()} have it"
+    return (
+        f"torch_aclnn_ops: torch {torch.__version__} lacks {name}, which {feature} needs; torch {_supported()} have it"
+    )
 
 
 def _at(path: str) -> Any:

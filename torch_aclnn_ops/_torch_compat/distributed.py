@@ -1,4 +1,4 @@
-"""Private names of torch about processes: collectives that can be traced, groups by their names, DTensors."""
+"""Private names of torch.distributed: traceable collectives, process groups by name, and DTensor specs."""
 
 from typing import Any
 
@@ -7,17 +7,17 @@ from torch_aclnn_ops._torch_compat.modes import assume_constant_result
 
 import torch
 
-# The operators of a torch that is built with distributed.
+# Present only if torch is built with distributed.
 c10d_functional = torch.ops._c10d_functional
 
 
 @assume_constant_result
 def device_types_of_group(group_name: str) -> tuple[str, ...]:
-    """Return the types of device whose tensors a process group takes."""
+    """Return the device types that a process group supports."""
     group = lookup("_C._distributed_c10d._resolve_process_group", "process_group=")(group_name)
     return tuple(device.type for device in attribute(group, "_device_types", "process_group="))
 
 
 def dtensor_of_local(tensor: torch.Tensor) -> Any:
-    """Return mesh and placements of the DTensor that a tensor is the ``to_local()`` of, or ``None``; autograd knows."""
+    """Return the spec of the DTensor whose ``to_local()`` created a tensor, according to autograd, or ``None``."""
     return getattr(tensor.grad_fn, "dtensor_spec", None)

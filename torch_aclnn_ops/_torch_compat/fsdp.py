@@ -1,4 +1,4 @@
-"""Private names of torch that lead from sharded parameters to the modules of FSDP that have them."""
+"""Private names of FSDP, to find the modules that own sharded parameters."""
 
 import gc
 import sys
@@ -15,7 +15,7 @@ _FEATURE = "an optimizer of parameters that FSDP has sharded"
 
 
 class Fsdp2Unit:
-    """Parameters that a call of ``fully_shard`` gathers and shards together."""
+    """The parameters that one call of ``fully_shard`` all-gathers and shards together."""
 
     @needed_by(_FEATURE)
     def __init__(self, group: Any) -> None:
@@ -25,19 +25,19 @@ class Fsdp2Unit:
 
     @needed_by(_FEATURE)
     def is_busy(self) -> bool:
-        """Return whether a forward or backward pass has begun and not ended."""
+        """Return whether a forward or backward pass is in progress."""
         name: str = self._group._training_state.name
         return name != "IDLE"
 
     @needed_by(_FEATURE)
     def reshard(self) -> None:
-        """Register the sharded parameters, also where a pass has raised an exception or an all-gather has begun."""
+        """Reshard the parameters, also after a failed pass or during a prefetched all-gather."""
         self._group.wait_for_unshard()
         self._group._to_sharded()
 
 
 def fsdp2_units() -> Iterator[Fsdp2Unit]:
-    """Yield those of all modules of the process that ``fully_shard`` has sharded."""
+    """Yield the units of all modules in this process that ``fully_shard`` was applied to."""
     with needed_by(_FEATURE):
         from torch.distributed._composable_state import _module_state_mapping
 
@@ -49,7 +49,7 @@ def fsdp2_units() -> Iterator[Fsdp2Unit]:
 
 
 class Fsdp1Unit:
-    """Parameters that a ``FullyShardedDataParallel`` gathers and shards together."""
+    """The parameters that one ``FullyShardedDataParallel`` module all-gathers and shards together."""
 
     @needed_by(_FEATURE)
     def __init__(self, module: Any) -> None:
@@ -60,13 +60,13 @@ class Fsdp1Unit:
 
     @needed_by(_FEATURE)
     def is_busy(self) -> bool:
-        """Return whether a forward or backward pass, or ``summon_full_params``, has begun and not ended."""
+        """Return whether a forward or backward pass, or ``summon_full_params``, is in progress."""
         name: str = self._handle._training_state.name
         return name != "IDLE"
 
     @needed_by(_FEATURE)
     def reshard(self) -> None:
-        """Let go of the unsharded parameters."""
+        """Free the unsharded parameters."""
         from torch.distributed.fsdp._runtime_utils import _reshard
 
         if self._module._is_root is not None:  # there was a forward pass
@@ -74,40 +74,40 @@ class Fsdp1Unit:
 
 
 def is_in_fsdp1_unit(param: Tensor) -> bool:
-    """Return whether ``FullyShardedDataParallel`` has flattened a parameter, or made it."""
+    """Return whether a parameter was flattened or created by ``FullyShardedDataParallel``."""
     return getattr(param, "_fsdp_flattened", False)
 
 
 def _fsdp1_class() -> type | tuple[()]:
-    """Return the class of FSDP1's modules, of which there are none before somebody has imported it."""
+    """Return ``FullyShardedDataParallel`` if it has been imported, else an empty tuple."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return () if fsdp is None else fsdp.FullyShardedDataParallel
 
 
 @needed_by(_FEATURE)
 def fsdp1_units() -> list[Fsdp1Unit]:
-    """Return those of the process. Nothing leads from FSDP1's parameters to its modules, so the collector is asked."""
+    """Return the units of this process, found by the garbage collector: FSDP1 parameters do not know their module."""
     fsdp1 = _fsdp1_class()
-    # Not isinstance, which asks a proxy what it stands for.
+    # Not isinstance, which a proxy object may intercept.
     modules: list[Any] = [value for value in gc.get_objects() if issubclass(type(value), fsdp1)]
     return [Fsdp1Unit(module) for module in modules if module._handle is not None]
 
 
 def fsdp1_module(model: torch.nn.Module) -> Any:
-    """Return the first module of a model that FSDP1 wraps, or ``None``."""
+    """Return the first ``FullyShardedDataParallel`` in a model, or ``None``."""
     fsdp1 = _fsdp1_class()
     return next((module for module in model.modules() if isinstance(module, fsdp1)), None)
 
 
 def fsdp1_groups(module: Any) -> list[Any]:
-    """Return the groups of the ranks that share a module of FSDP1, one for each dimension."""
+    """Return the process groups over which an FSDP1 module is distributed, one per dimension."""
     between = getattr(module, "_inter_node_pg", None)  # with HYBRID_SHARD
     return [module.process_group] + ([] if between is None else [between])
 
 
 @needed_by(_FEATURE)
 def fsdp1_tied_names(model: torch.nn.Module) -> list[list[str]]:
-    """Return the names that a state dict of a model with FSDP1 has for each of the parameters that FSDP1 has."""
+    """Return, for each parameter in FSDP1 modules, all names under which it is in the model's state dict."""
     prefixes = defaultdict(list)
     for name, module in model.named_modules(remove_duplicate=False):
         prefixes[module].append(f"{name}.".replace("_fsdp_wrapped_module.", "").removeprefix("."))
@@ -123,7 +123,7 @@ def fsdp1_tied_names(model: torch.nn.Module) -> list[list[str]]:
 
 
 def is_in_fsdp_forward(fsdp_module: Any) -> bool:
-    """Return whether FSDP2 takes what runs now for a part of a module's forward pass."""
+    """Return whether an FSDP2 module is in its forward pass."""
     state = attribute(fsdp_module, "_get_fsdp_state", "fsdp_module=")()
     name: str = attribute(state, "_training_state", "fsdp_module=").name
     return name == "FORWARD"
@@ -131,7 +131,7 @@ def is_in_fsdp_forward(fsdp_module: Any) -> bool:
 
 @needed_by("a head that fully_shard has sharded")
 def modules_sharded_with(module: Any) -> int:
-    """Return how many modules the call of ``fully_shard`` was for that has sharded this one; 0 if there was none."""
+    """Return the number of modules that ``fully_shard`` sharded together with this one; 0 if it is not sharded."""
     if not hasattr(module, "_get_fsdp_state"):
         return 0
     return len(module._get_fsdp_state()._modules)

@@ -1,4 +1,4 @@
-"""Private names of torch about its modes: of dispatch, of autocast, of fake tensors, and of compilation."""
+"""Private names of torch for modes: dispatch, autocast, fake tensors and compilation."""
 
 import functools
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import torch
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-# Without them it is asked more often, or of every call, which costs more.
+# Without them the slower implementation is used in every call.
 is_any_autocast_enabled = lookup("_C._is_any_autocast_enabled", "a short call outside of autocast", lambda: True)
 _number_of_dispatch_modes = lookup("_C._len_torch_dispatch_stack", "a short call outside of modes", lambda: 1)
 disable_current_modes = lookup(
@@ -21,14 +21,14 @@ FakeTensorMode = lookup("_subclasses.fake_tensor.FakeTensorMode", "explain()")
 
 
 def in_dispatch_mode() -> bool:
-    """Return whether a ``TorchDispatchMode`` sees the calls of operators."""
+    """Return whether a ``TorchDispatchMode`` is active."""
     return bool(_number_of_dispatch_modes() > 0)
 
 
 def assume_constant_result(function: _Function) -> _Function:
-    """Let Dynamo call a function while it traces, and take the result for a constant.
+    """Let Dynamo call a function while tracing and treat the result as a constant.
 
-    ``torch.compiler.assume_constant_result`` does no more than this, after an import of a second.
+    The same as ``torch.compiler.assume_constant_result``, without its import, which takes a second.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
@@ -36,9 +36,9 @@ def assume_constant_result(function: _Function) -> _Function:
 
 @functools.cache
 def load_tables_of_functions() -> None:
-    """Let torch make its tables of functions, which it does once, before somebody replaces one of them.
+    """Populate torch's cached tables of functions before a function is patched.
 
-    Dynamo would take a replacement for torch's own, and not trace it.
+    Otherwise Dynamo would treat the replacement as torch's own function and not trace it.
     """
     lookup("_dynamo.trace_rules.get_torch_obj_rule_map", "compiled code under patch()", lambda: None)()
     torch.overrides.get_testing_overrides()
@@ -46,5 +46,5 @@ def load_tables_of_functions() -> None:
 
 @assume_constant_result  # Dynamo of 2.9 cannot trace it
 def is_autocast_available(device_type: str) -> bool:
-    """Return whether tensors of a type of device can be autocast."""
+    """Return whether a device type supports autocast."""
     return torch.amp.is_autocast_available(device_type)

@@ -1,4 +1,4 @@
-"""Private names of torch about optimizers: kernels for lists of tensors, counts of writes, hooks, gradient scalers."""
+"""Private names of torch for optimizers: foreach kernels, version counters, hooks and gradient scalers."""
 
 from collections.abc import Callable
 from itertools import repeat
@@ -10,7 +10,7 @@ from torch_aclnn_ops._torch_compat import attribute, lookup
 from torch import Tensor
 
 
-def _one_by_one(method: Callable[..., Tensor]) -> Callable[..., None]:
+def _foreach_loop(method: Callable[..., Tensor]) -> Callable[..., None]:
     def call(tensors: list[Tensor], *args: Any) -> None:
         for each in zip(tensors, *(arg if isinstance(arg, list) else repeat(arg) for arg in args), strict=False):
             method(*each)
@@ -18,26 +18,26 @@ def _one_by_one(method: Callable[..., Tensor]) -> Callable[..., None]:
     return call
 
 
-# Without them parameters are updated one by one.
+# Without them parameters are updated in a loop.
 _LISTS = "a step for lists of parameters"
-foreach_add_ = lookup("_foreach_add_", _LISTS, _one_by_one(Tensor.add_))
-foreach_copy_ = lookup("_foreach_copy_", _LISTS, _one_by_one(Tensor.copy_))
-foreach_lerp_ = lookup("_foreach_lerp_", _LISTS, _one_by_one(Tensor.lerp_))
+foreach_add_ = lookup("_foreach_add_", _LISTS, _foreach_loop(Tensor.add_))
+foreach_copy_ = lookup("_foreach_copy_", _LISTS, _foreach_loop(Tensor.copy_))
+foreach_lerp_ = lookup("_foreach_lerp_", _LISTS, _foreach_loop(Tensor.lerp_))
 fused_adam_ = lookup("_fused_adam_", _LISTS, None)
 fused_adamw_ = lookup("_fused_adamw_", _LISTS, None)
 
 version_of: Callable[[Tensor], int] = attrgetter("_version")
-"""Return how often a tensor was written to."""
+"""Return the version counter of a tensor."""
 
 
 def load_state_dict_hooks(optimizer: Any) -> tuple[list[Callable[..., Any]], list[Callable[..., Any]]]:
-    """Return the hooks that an optimizer calls before and after it loads a state dict."""
+    """Return an optimizer's ``load_state_dict`` pre-hooks and post-hooks."""
     names = "_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_post_hooks"
     before, after = (attribute(optimizer, name, "load_state_dict()") for name in names)
     return list(before.values()), list(after.values())
 
 
 def per_optimizer_state(grad_scaler: Any, optimizer: Any) -> dict[str, Any]:
-    """Return what a ``GradScaler`` knows of an optimizer's step."""
+    """Return the state that a ``GradScaler`` keeps for an optimizer."""
     state: dict[str, Any] = attribute(grad_scaler, "_per_optimizer_states", "a GradScaler")[id(optimizer)]
     return state

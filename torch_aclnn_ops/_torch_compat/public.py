@@ -1,14 +1,14 @@
-"""Documented names of torch that are not in all versions, or that are documented as unstable.
+"""Documented names of torch that are missing in some versions, or documented as unstable.
 
-A name without a remark is in all versions that are served, and the package needs it. The others say since when torch
-has them, and what happens without them.
+Names without a comment exist in all supported versions and are required. The others state the first version that has
+them, and the fallback.
 """
 
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from torch_aclnn_ops._torch_compat import unfit
+from torch_aclnn_ops._torch_compat import unsupported_version
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ try:
     from torch.library import register_vmap
     from torch.nn import Buffer
 except ImportError as error:
-    raise unfit(f", which lacks what the package uses ({error})") from error
+    raise unsupported_version(f", which lacks a required name ({error})") from error
 
 in_jit_trace: Callable[[], bool] = is_tracing
 
@@ -39,7 +39,7 @@ __all__ = [
 
 
 class _LinearCrossEntropyLoss(Module):
-    """The constructor, parameters and description of torch's module."""
+    """Fallback for torch's module with the same constructor, parameters and representation."""
 
     def __init__(
         self,
@@ -91,13 +91,13 @@ if TYPE_CHECKING:
     from torch.nn import LinearCrossEntropyLoss, LinearCrossEntropyOptions
     from torch.nn.functional import linear_cross_entropy
 else:
-    # Since 2.13. Without them options= is refused, the module has a base of ours, and the function is composed.
+    # Since 2.13. Fallbacks: options= raises, the module uses the base class above, and the function is composed.
     LinearCrossEntropyOptions = getattr(torch.nn, "LinearCrossEntropyOptions", None)
     linear_cross_entropy = getattr(torch.nn.functional, "linear_cross_entropy", None)
     LinearCrossEntropyLoss = getattr(torch.nn, "LinearCrossEntropyLoss", None) or _LinearCrossEntropyLoss
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for what a device was asked to do."""
+    """Wait until all work submitted to a device has finished."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)

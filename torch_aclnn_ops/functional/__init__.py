@@ -1,4 +1,4 @@
-"""Drop-ins for functions of :mod:`torch.nn.functional`, their autograd Functions, and the optimizer's step."""
+"""Drop-in replacements for :mod:`torch.nn.functional`, their autograd Functions, and the functional optimizer step."""
 
 import inspect as _inspect
 

@@ -1,4 +1,4 @@
-"""What every drop-in function decides before it computes: is the call ours, and what does autocast ask for."""
+"""Shared by all drop-in functions: which arguments they support, argument checks, and autocast dtypes."""
 
 from collections.abc import Callable, Collection
 from typing import Any
@@ -19,10 +19,10 @@ _PLAIN = (Tensor, Parameter, Buffer)
 
 
 def is_ordinary(*tensors: Any) -> bool:
-    """Return whether all arguments are strided floating-point tensors without a ``__torch_function__`` of their own.
+    """Return whether all arguments are strided floating-point tensors that do not override ``__torch_function__``.
 
-    Anything else (integers, complex numbers, sparse layouts, subclasses with a behaviour of their own, no tensors at
-    all) is left to torch's function of the same name, for its result or its error.
+    Anything else (integer, complex and sparse tensors, subclasses with custom behavior, other objects) is passed to
+    PyTorch's function of the same name, which returns a result or raises.
     """
     for tensor in tensors:
         if type(tensor) not in _PLAIN and (not isinstance(tensor, Tensor) or overrides_torch(tensor)):
@@ -33,18 +33,18 @@ def is_ordinary(*tensors: Any) -> bool:
 
 
 def overrides_torch(tensor: Tensor) -> bool:
-    """Return whether the tensor's class changes what torch functions do with it, as DTensor does."""
+    """Return whether the tensor's class overrides torch functions, as DTensor does."""
     cls = type(tensor)
     if cls in _PLAIN:
         return False
-    # Parameter changes nothing; DTensor and others with these methods are traced as the tensors that they wrap.
+    # Parameter overrides nothing. Wrapper subclasses such as DTensor are flattened while tracing.
     return cls.__torch_function__ is not Parameter.__torch_function__ or hasattr(cls, "__tensor_flatten__")
 
 
 def check_tensors(function: str, optional: Collection[str] = (), **arguments: object) -> None:
-    """Raise for arguments that are no tensors, before torch would fail inside; ``optional`` ones may be ``None``.
+    """Raise ``TypeError`` unless all arguments are tensors; those in ``optional`` may be ``None``.
 
-    Objects with a ``__torch_function__`` are left to torch.
+    Objects with a ``__torch_function__`` are accepted.
     """
     for name, value in arguments.items():
         if isinstance(value, Tensor) or hasattr(type(value), "__torch_function__"):
@@ -55,15 +55,15 @@ def check_tensors(function: str, optional: Collection[str] = (), **arguments: ob
 
 
 def check_reduction(function: str, reduction: object) -> None:
-    """Raise for an array, which torch cannot compare with a name; torch has errors for everything else."""
+    """Raise ``TypeError`` for an array, for which PyTorch's own check would fail with an unclear error."""
     if hasattr(reduction, "__array__"):
         raise TypeError(f'{function}: reduction must be "none", "mean" or "sum", but it is {describe(reduction)}')
 
 
 def call_torch_function(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-    """Call torch's function of the same name, held from before :func:`torch_aclnn_ops.patch` may have replaced it.
+    """Call PyTorch's original function, which :func:`torch_aclnn_ops.patch` may have replaced.
 
-    Torch would tell a class that overrides it what stands under its name, so this does it.
+    Handles ``__torch_function__`` here, so that overrides receive the original function.
     """
     if not torch.compiler.is_compiling():
         log_call(function.__name__, Implementation.TORCH, _why_left_to_torch)
@@ -79,10 +79,9 @@ def _why_left_to_torch() -> str:
 
 
 def on_one_device(function: str, **tensors: Tensor | None) -> bool:
-    """Return whether all tensors are on one device, and raise where they are on two of a kind.
+    """Return whether all tensors are on the same device; raise if they are on two devices of the same type.
 
-    Torch decides about the others: it takes a number from the CPU for every device. Kernels of an NPU do not look where
-    their other arguments are.
+    NPU kernels do not check this. Mixed device types are passed to PyTorch, which accepts 0-dim CPU tensors.
     """
     device = first = None
     is_one = True
@@ -101,7 +100,7 @@ def on_one_device(function: str, **tensors: Tensor | None) -> bool:
 
 
 def check_no_tangent(function: str, weight: Tensor | None) -> None:
-    """Raise where forward-mode AD would differentiate by a weight; torch's own losses return zeros for it."""
+    """Raise if the weight has a forward-mode tangent; PyTorch's own losses silently return zeros."""
     if has_tangent(weight):
         raise RuntimeError(
             f"{function}: weight must not have a tangent, because there is no derivative with respect to it;"
@@ -110,14 +109,14 @@ def check_no_tangent(function: str, weight: Tensor | None) -> None:
 
 
 def float32_autocast_dtype(tensor: Tensor) -> torch.dtype:
-    """Return the dtype in which autocast runs a loss on this tensor: float32 for 16 bits where it is on."""
+    """Return the dtype of a loss under autocast: float32 for a 16-bit tensor if autocast is enabled."""
     if tensor.dtype in (torch.float16, torch.bfloat16) and is_autocast_on(tensor):
         return torch.float32
     return tensor.dtype
 
 
 def lower_precision_autocast_dtype(tensor: Tensor) -> torch.dtype:
-    """Return the dtype in which autocast runs a matrix product on this tensor; float64 stays."""
+    """Return the dtype of a matrix product under autocast: its lower-precision dtype, except for float64."""
     if tensor.dtype != torch.float64 and is_autocast_on(tensor):
         return torch.get_autocast_dtype(tensor.device.type)
     return tensor.dtype

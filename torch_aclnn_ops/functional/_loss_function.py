@@ -1,4 +1,4 @@
-"""What the losses of an input and a target share: the autograd Function, the arguments, and the reduction."""
+"""Shared by the losses of an input and a target: the autograd Function, argument handling and reduction."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -30,21 +30,21 @@ def loss_function(
     tensors: Sequence[str] = ("input", "target"),
     is_function_of_difference: bool = False,
 ) -> type[Function]:
-    """Make the Function of a loss; ``tensors`` are its first arguments, ``reduction`` is its last.
+    """Create the autograd Function of a loss, whose arguments are ``*tensors``, further options and ``reduction``.
 
     Args:
-        name: of the Function.
-        loss: the loss, of the Function's arguments.
-        grad_input: the gradient of ``input``, of ``grad_output`` and the Function's arguments.
-        grad_target: the same of ``target``. Without it, unless ``is_function_of_difference``, the Function raises
-            where autograd asks for a derivative with respect to ``target``.
-        tensors: the names of ``input``, ``target``, and of a weight, by which the loss cannot be differentiated.
-        is_function_of_difference: the loss depends on ``input - target`` only, so that the gradient of ``target`` is
-            the negative of ``grad_input``.
+        name: The name of the Function.
+        loss: Computes the loss from the Function's arguments.
+        grad_input: Computes the gradient of ``input`` from ``grad_output`` and the Function's arguments.
+        grad_target: Computes the gradient of ``target`` likewise. If ``None``, and unless
+            ``is_function_of_difference``, the Function raises if a derivative with respect to ``target`` is needed.
+        tensors: The names of ``input``, ``target``, and optionally a weight, which is not differentiable.
+        is_function_of_difference: Whether the loss depends on ``input - target`` only, so that the gradient of
+            ``target`` is the negative of ``grad_input``.
     """
     number = len(tensors)
 
-    def by_target(*arguments: Any) -> Tensor:
+    def target_gradient(*arguments: Any) -> Tensor:
         if is_function_of_difference:
             return -grad_input(*arguments)
         if grad_target is None:
@@ -56,7 +56,7 @@ def loss_function(
 
         @staticmethod
         def forward(*args: Any) -> Tensor:
-            _check_alike(name, tensors, args)
+            _check_same_shape_and_dtype(name, tensors, args)
             return loss(*args)
 
         @staticmethod
@@ -65,7 +65,7 @@ def loss_function(
             ctx.save_for_backward(*tensors)
             ctx.save_for_forward(*tensors)
             if not torch.compiler.is_compiling():
-                ctx.set_materialize_grads(False)  # else a target without a tangent gets one of zeros
+                ctx.set_materialize_grads(False)  # do not materialize a zero tangent for the target
 
         @staticmethod
         def backward(ctx: Any, grad_output: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -79,13 +79,13 @@ def loss_function(
                 )
             arguments = (*ctx.saved_tensors, *ctx.options)
             gradient = grad_input(grad_output, *arguments) if needs[0] else None
-            of_target = None
+            gradient_of_target = None
             if needs[1]:
                 if is_function_of_difference and gradient is not None:
-                    of_target = -gradient
+                    gradient_of_target = -gradient
                 else:
-                    of_target = by_target(grad_output, *arguments)
-            return gradient, of_target, *(None,) * (len(arguments) - 2)
+                    gradient_of_target = target_gradient(grad_output, *arguments)
+            return gradient, gradient_of_target, *(None,) * (len(arguments) - 2)
 
         @staticmethod
         def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
@@ -95,18 +95,18 @@ def loss_function(
             if input_tangent is not None:
                 product = product + grad_input(ones, *arguments) * input_tangent
             if target_tangent is not None:
-                product = product + by_target(ones, *arguments) * target_tangent
+                product = product + target_gradient(ones, *arguments) * target_tangent
             return product if ctx.options[-1] == 0 else product.sum()
 
     LossFunction.__name__ = LossFunction.__qualname__ = name
     return LossFunction
 
 
-def _check_alike(name: str, tensors: Sequence[str], args: Sequence[Any]) -> None:
+def _check_same_shape_and_dtype(name: str, tensors: Sequence[str], args: Sequence[Any]) -> None:
     input = args[0]
     if (len(tensors) == 2 or args[2] is None) and input.dtype is args[1].dtype and input.shape == args[1].shape:
         return
-    for argument, tensor in zip(tensors, args[: len(tensors)], strict=True):  # of one length, for Dynamo of 2.9
+    for argument, tensor in zip(tensors, args[: len(tensors)], strict=True):  # equal lengths, for Dynamo of 2.9
         if tensor is not None and (tensor.shape != input.shape or tensor.dtype != input.dtype):
             raise ValueError(
                 f"{name}: {argument} must have input's shape and dtype, {list(input.shape)} and {input.dtype},"
@@ -115,7 +115,7 @@ def _check_alike(name: str, tensors: Sequence[str], args: Sequence[Any]) -> None
 
 
 def has_kernel(function: str, input: Tensor) -> bool:
-    """Return whether torch's kernel of a loss takes ``input``, and others like it; torch_npu's is one of CANN's."""
+    """Return whether PyTorch's kernel of a loss supports ``input``; on an NPU this is a CANN operator."""
     if input.is_cpu or input.device.type != "npu":
         return True
     soc = _extension.soc()
@@ -128,9 +128,9 @@ def has_kernel(function: str, input: Tensor) -> bool:
 
 
 def has_native_gradient(operator: str, grad_output: Tensor, input: Tensor, target: Tensor) -> bool:
-    """Return whether a drop-in's gradient is torch's, as the loss is, with torch's roundings: in 16 bits on a CPU.
+    """Return whether to use PyTorch's backward kernel, with PyTorch's rounding: for 16-bit tensors on the CPU.
 
-    It takes half of the formula's memory. What is differentiated again, or traced, takes the operator.
+    It needs half of the formula's memory. Higher derivatives and traced calls use the raw operator.
     """
     is_native = (
         input.dtype in HALF_DTYPES
@@ -145,7 +145,7 @@ def has_native_gradient(operator: str, grad_output: Tensor, input: Tensor, targe
 
 
 def reduction_number(reduction: str) -> int:
-    """Return the number of a reduction in ``at::Reduction``; raise torch's error for another name."""
+    """Return the value of a reduction in ``at::Reduction``; raise PyTorch's error for an invalid name."""
     if reduction == "elementwise_mean":
         warnings.warn("reduction='elementwise_mean' is deprecated. Please use reduction='mean' instead.", stacklevel=3)
         return 1
@@ -156,7 +156,7 @@ def reduction_number(reduction: str) -> int:
 
 
 def reduction_of_flags(size_average: bool | None, reduce: bool | None) -> Reduction:
-    """Return the reduction that torch's deprecated arguments ask for, with torch's warning."""
+    """Convert PyTorch's deprecated ``size_average`` and ``reduce`` to a reduction, with PyTorch's warning."""
     reduction: Reduction
     if reduce is not None and not reduce:
         reduction = "none"
@@ -169,14 +169,14 @@ def reduction_of_flags(size_average: bool | None, reduce: bool | None) -> Reduct
 
 
 def reduce(losses: Tensor, reduction: int) -> Tensor:
-    """Reduce the losses of all elements."""
+    """Apply a reduction to the losses of all elements."""
     if reduction == 0:
         return losses
     return losses.mean() if reduction == 1 else losses.sum()
 
 
 def are_supported(function: str, input: Tensor, target: Tensor, weight: Tensor | None = None) -> bool:
-    """Return whether a loss of these is not left to torch's function."""
+    """Return whether a loss supports these tensors, instead of calling PyTorch's function."""
     if is_disabled() or not is_ordinary(input, target):
         return False
     if weight is None and input.device == target.device:
@@ -186,18 +186,19 @@ def are_supported(function: str, input: Tensor, target: Tensor, weight: Tensor |
     )
 
 
-def warn_of_sizes(input: Tensor, target: Tensor) -> None:
-    """Give torch's warning where input and target differ in shape."""
+def warn_if_sizes_differ(input: Tensor, target: Tensor) -> None:
+    """Emit PyTorch's warning if input and target differ in shape."""
     if input.shape != target.shape and not torch.compiler.is_compiling():
         warnings.warn(
             f"Using a target size ({target.size()}) that is different to the input size ({input.size()}). "
-            "The loss broadcasts them, which is rarely what was meant; give both the same shape.",
+            "This will likely lead to incorrect results due to broadcasting. "
+            "Please ensure they have the same size.",
             stacklevel=3,
         )
 
 
 def broadcast(input: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Bring input and target to one shape, and to the dtype that autocast or the wider of them asks for."""
+    """Broadcast input and target, and cast them to the promoted dtype, or to float32 under autocast."""
     input_dtype, target_dtype = float32_autocast_dtype(input), float32_autocast_dtype(target)
     dtype = input_dtype if input_dtype is target_dtype else torch.promote_types(input_dtype, target_dtype)
     if input.dtype is not dtype or target.dtype is not dtype:

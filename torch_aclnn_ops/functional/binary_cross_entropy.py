@@ -32,9 +32,9 @@ from torch import Tensor
 _native_loss: Callable[..., Tensor] = torch.ops.aten.binary_cross_entropy.default
 
 
-@without_autocast  # which on some devices refuses this operator
+@without_autocast  # which raises for this operator on some devices
 def _loss(input: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> Tensor:
-    """Compute the loss, whose logarithms are not below -100, as torch bounds them."""
+    """Compute the loss with logarithms clamped to at least -100, as in PyTorch."""
     if has_kernel("binary_cross_entropy", input):
         return _native_loss(input, target, weight, reduction)
     probability, truth = widen(input), widen(target)
@@ -69,9 +69,9 @@ BinaryCrossEntropyFunction = loss_function(
     _grad_target,
     tensors=("input", "target", "weight"),
 )
-BinaryCrossEntropyFunction.__doc__ = """Binary cross entropy of tensors of one shape and dtype.
+BinaryCrossEntropyFunction.__doc__ = """Binary cross entropy of tensors with the same shape and dtype.
 
-The arguments are input, target, weight or ``None``, and reduction: 0 (none), 1 (mean) or 2 (sum).
+The arguments are ``input``, ``target``, ``weight`` (or ``None``) and ``reduction``: 0 (none), 1 (mean) or 2 (sum).
 """
 
 _binary_cross_entropy = EagerOrCompiled(
@@ -91,25 +91,25 @@ def binary_cross_entropy(
     reduce: bool | None = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """Compute the cross entropy of probabilities, a drop-in for :func:`torch.nn.functional.binary_cross_entropy`.
+    """Compute the binary cross entropy, a drop-in replacement for :func:`torch.nn.functional.binary_cross_entropy`.
 
-    Under autocast it runs in float32 on every device, where torch refuses on some.
+    Under autocast it runs in float32 on every device; PyTorch raises on some.
 
     Args:
-        input: probabilities in [0, 1], any shape, floating point.
-        target: probabilities in [0, 1], input's shape and dtype.
-        weight: factors for the losses, a shape that broadcasts to input's; not differentiable.
-        size_average: deprecated, see ``reduction``.
-        reduce: deprecated, see ``reduction``.
+        input: Probabilities in [0, 1], any shape, floating point.
+        target: Probabilities in [0, 1], input's shape and dtype.
+        weight: Rescaling factors, broadcastable to input's shape; not differentiable.
+        size_average: Deprecated, see ``reduction``.
+        reduce: Deprecated, see ``reduction``.
         reduction: ``"none"``, ``"mean"`` or ``"sum"``.
 
     Returns:
-        The loss in input's dtype: 0-dim, or with ``"none"`` of input's shape.
+        The loss in input's dtype: a scalar, or a tensor of input's shape for ``"none"``.
 
     Raises:
-        RuntimeError: input is outside [0, 1] (on a CPU), dtypes differ, or ``weight`` does not broadcast or requires
-            grad.
-        ValueError: the shapes of input and target differ, or ``reduction`` is none of the three.
+        RuntimeError: ``input`` is outside [0, 1] (checked on the CPU), dtypes differ, or ``weight`` does not broadcast
+            or requires grad.
+        ValueError: The shapes of input and target differ, or ``reduction`` is invalid.
 
     Example:
         >>> input = torch.tensor([0.3], requires_grad=True)
@@ -138,7 +138,7 @@ def binary_cross_entropy(
 
 
 def _is_supported(input: Tensor, target: Tensor, weight: Tensor | None) -> bool:
-    """Return whether torch would accept the arguments; it makes the errors for those that it would not."""
+    """Return whether the arguments are supported; PyTorch raises the errors for invalid ones."""
     if not are_supported("binary_cross_entropy", input, target, weight) or target.shape != input.shape:
         return False
     if weight is None and target.dtype is input.dtype:

@@ -1,4 +1,4 @@
-"""One step of Adam, and of an average of the weights, on lists of tensors (aclnnApplyFusedEmaAdam)."""
+"""Functional API of :class:`FusedEmaAdam`: one step on lists of tensors (aclnnApplyFusedEmaAdam)."""
 
 import math
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from numbers import Real
 from typing import Any
 
 from torch_aclnn_ops.ops.ema_adam.kernels import Options, TensorLists, local, update
-from torch_aclnn_ops.ops.ema_adam.step_progress import StepProgress, add_note, ranges
+from torch_aclnn_ops.ops.ema_adam.step_progress import StepProgress, add_note, format_ranges
 
 import torch
 from torch import Tensor
@@ -33,32 +33,32 @@ def fused_ema_adam(
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
-    """Do one step of :class:`FusedEmaAdam` on lists of tensors, in place, after checking all of them.
+    """Perform a single :class:`FusedEmaAdam` step on lists of tensors, in place. All tensors are checked first.
 
-    Nothing waits for a device: tensor options are read on the CPU, and applied on the device elsewhere.
+    Never synchronizes with a device: tensor options are read if they are on the CPU, and else applied on the device.
 
     Args:
-        params: the weights, real floating-point, of any shape, on any device.
-        grads: the gradients; dense, and like all but ``steps`` of the same dtype, shape and device as the weights.
-        exp_avgs: the averages of the gradients.
-        exp_avg_sqs: the averages of the squared gradients.
-        ema_params: the averages of the weights.
-        steps: the number of steps before this one, incremented here; int64, one element, on the device of the weights.
-        lr: the learning rate, a number or a tensor with one element.
-        ema_decay: how much of ``ema_params`` is kept, a number or a tensor with one element.
-        beta1: how much of ``exp_avgs`` is kept.
-        beta2: how much of ``exp_avg_sqs`` is kept.
-        eps: is added to the denominator.
-        weight_decay: the weight decay.
-        decoupled_weight_decay: subtract the decay from the weights, do not add it to the gradient.
-        bias_correction: divide the moments by ``1 - beta**step``.
-        maximize: go up the gradient instead of down.
-        grad_scale: the gradients are divided by this, in place; a tensor with one element.
-        found_inf: where it is not 0, nothing moves, not even the steps; a tensor with one element.
+        params: Parameters, real floating point, of any shape, on any device.
+        grads: Gradients, dense. All lists except ``steps`` must match the dtype, shape and device of the parameters.
+        exp_avgs: Exponential moving averages of the gradients.
+        exp_avg_sqs: Exponential moving averages of the squared gradients.
+        ema_params: Exponential moving averages of the parameters.
+        steps: Step counts before this step, incremented in place; int64, one element, on the device of the parameter.
+        lr: Learning rate, a number or a one-element tensor.
+        ema_decay: Decay of ``ema_params``, a number or a one-element tensor.
+        beta1: Decay of ``exp_avgs``.
+        beta2: Decay of ``exp_avg_sqs``.
+        eps: Term added to the denominator.
+        weight_decay: Weight decay coefficient.
+        decoupled_weight_decay: Apply decoupled weight decay (AdamW) instead of L2 regularization (Adam).
+        bias_correction: Divide the moments by ``1 - beta**step``.
+        maximize: Maximize the objective instead of minimizing it.
+        grad_scale: One-element tensor by which the gradients are divided in place.
+        found_inf: One-element tensor; if it is nonzero, the step is skipped and the step counts are unchanged.
 
     Raises:
-        TypeError: an option is not a number, or not a bool where one is wanted.
-        ValueError: an option is out of range, or lists or tensors do not fit each other.
+        TypeError: An option has the wrong type.
+        ValueError: An option is out of range, or lists or tensors do not match.
 
     Example:
         >>> weight, average = torch.ones(1), torch.ones(1)
@@ -83,11 +83,11 @@ def fused_ema_adam(
         if not torch.compiler.is_compiling():
             addresses = {step.data_ptr() for step in progress.updated}
             updated = [i for i, step in enumerate(steps) if local(step).data_ptr() in addresses]
-            add_note(error, f"fused_ema_adam: updated parameters: {ranges(updated) or 'none'} of {len(params)}")
+            add_note(error, f"fused_ema_adam: updated parameters: {format_ranges(updated) or 'none'} of {len(params)}")
         raise
 
 
-# What each number may be, as a test and in words.
+# For each numeric option, the range as a predicate and as text.
 _AT_LEAST_0: tuple[Callable[[float], bool], str] = (lambda value: 0 <= value < math.inf, "finite and at least 0")
 _FROM_0_BELOW_1: tuple[Callable[[float], bool], str] = (lambda value: 0 <= value < 1, "in [0, 1)")
 _FROM_0_TO_1: tuple[Callable[[float], bool], str] = (lambda value: 0 <= value <= 1, "in [0, 1]")
@@ -104,7 +104,7 @@ _FLAGS = ("decoupled_weight_decay", "bias_correction", "maximize")
 
 
 def check_options(options: Options) -> None:
-    """Raise where an option has another type, or is out of its range; a device is not asked for values."""
+    """Check types and ranges of the options, without reading values from a device."""
     for name, (accepts, accepted) in _NUMBERS.items():
         value = getattr(options, name)
         if isinstance(value, Tensor) and name in _MAY_BE_TENSORS:
@@ -116,7 +116,7 @@ def check_options(options: Options) -> None:
             if not value.is_cpu or torch.compiler.is_compiling():
                 continue
             value = value.item()
-        # Real is slow to ask, and last.
+        # isinstance with Real is slow, so it comes last.
         if not isinstance(value, (float, int, Real)):
             raise TypeError(f"FusedEmaAdam: {name} must be a number, but it is {value!r}")
         if not accepts(float(value)):
@@ -130,13 +130,13 @@ def check_options(options: Options) -> None:
 
 
 def check_flag(name: str, value: Any) -> None:
-    """Raise where an option is not a bool."""
+    """Raise ``TypeError`` unless an option is a bool."""
     if not isinstance(value, bool):
         raise TypeError(f"FusedEmaAdam: {name} must be True or False, but it is {value!r}")
 
 
 def _check_tensors(tensors: TensorLists) -> None:
-    """Raise where the lists, or the tensors of one parameter, do not fit each other."""
+    """Check that all lists have the same length, and that the tensors of each parameter match."""
     params = tensors.params
     for name, listed in zip(tensors._fields[:6], tensors, strict=False):
         if len(listed) != len(params):
@@ -149,13 +149,13 @@ def _check_tensors(tensors: TensorLists) -> None:
             )
     for i, tensors_of_param in enumerate(zip(*tensors[:5], strict=True)):
         for name, tensor in zip(tensors._fields, tensors_of_param, strict=False):
-            reason = why_unlike(tensor, params[i])
+            reason = mismatch(tensor, params[i])
             if reason:
                 raise ValueError(f"fused_ema_adam: {name}[{i}] {reason}")
 
 
-def why_unlike(tensor: Tensor, param: Tensor) -> str | None:
-    """Say why a tensor cannot be the gradient or a state of a parameter."""
+def mismatch(tensor: Tensor, param: Tensor) -> str | None:
+    """Return why a tensor cannot be the gradient or a state of a parameter, or ``None``."""
     if tensor.layout != torch.strided:
         return f"must be dense, but it is {tensor.layout}"
     if not tensor.is_floating_point():

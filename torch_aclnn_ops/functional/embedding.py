@@ -1,4 +1,4 @@
-"""The embedding look-up, with ``embedding_dense_backward`` as its backward kernel."""
+"""The embedding lookup, with ``embedding_dense_backward`` as its backward kernel."""
 
 from numbers import Integral
 from typing import Any
@@ -26,13 +26,13 @@ def _formula(input: Tensor, weight: Tensor, padding_idx: int, scale_grad_by_freq
 
 
 class EmbeddingFunction(torch.autograd.Function):
-    """Rows of a table by their indices; ``padding_idx`` is the row that gets no gradient, -1 for none."""
+    """Embedding lookup; ``padding_idx`` is the row that gets no gradient, or -1."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(input: Tensor, weight: Tensor, padding_idx: int, scale_grad_by_freq: bool) -> Tensor:
-        """Look the rows up."""
+        """Look up the rows."""
         return _formula(input, weight, padding_idx, scale_grad_by_freq)
 
     @staticmethod
@@ -45,7 +45,7 @@ class EmbeddingFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        """Call the operator."""
+        """Call the raw operator."""
         (input,) = ctx.saved_tensors
         if not ctx.needs_input_grad[1]:
             return None, None, None, None
@@ -56,12 +56,12 @@ class EmbeddingFunction(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, _: None, weight_tangent: Tensor, *others: None) -> Tensor:
-        """Look the rows of the tangent up."""
+        """Look up the rows of the tangent."""
         (input,) = ctx.saved_tensors
         return _formula(input, weight_tangent, ctx.padding_idx, ctx.scale_grad_by_freq)
 
 
-# In 16 bits torch's kernel would add in 16 bits.
+# PyTorch's kernel accumulates 16-bit gradients in 16 bits.
 _NATIVE_DTYPES = (torch.float32, torch.float64)
 
 _embedding = EagerOrCompiled(
@@ -82,27 +82,27 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Tensor:
-    """Look up rows of a table, a drop-in for :func:`torch.nn.functional.embedding`.
+    """Look up rows of a table, a drop-in replacement for :func:`torch.nn.functional.embedding`.
 
-    Repeated rows of a 16-bit table add their gradients in float32, with one rounding at the end. With ``sparse=True``
-    the gradient is a sparse tensor, which the operator cannot make: torch's own function makes it.
+    Gradients of a 16-bit table are accumulated in float32 and rounded once. The operator does not support sparse
+    gradients: ``sparse=True`` falls back to PyTorch's function.
 
     Args:
-        input: indices into the table, int64 or int32, any shape.
-        weight: the table, shape (num_embeddings, embedding_dim), floating point.
-        padding_idx: a row that gets no gradient; negative counts from the end.
-        max_norm: if given, looked-up rows with a larger norm are first scaled to this norm, in place.
-        norm_type: the p of that norm.
-        scale_grad_by_freq: divide each row's gradient by the number of times that the row is looked up in this call.
-        sparse: make the gradient a sparse tensor.
+        input: Indices into the table, int64 or int32, any shape.
+        weight: The table, shape (num_embeddings, embedding_dim), floating point.
+        padding_idx: A row that gets no gradient; negative values count from the end.
+        max_norm: If given, looked-up rows with a larger norm are renormalized to it in place.
+        norm_type: The p of the p-norm for ``max_norm``.
+        scale_grad_by_freq: Divide each row's gradient by the number of occurrences of its index in this call.
+        sparse: Return the gradient of ``weight`` as a sparse tensor.
 
     Returns:
-        The rows, shape ``(*input.shape, embedding_dim)`` in weight's dtype.
+        The embeddings, shape ``(*input.shape, embedding_dim)`` in weight's dtype.
 
     Raises:
-        IndexError: an index is outside the table (on a CPU).
-        AssertionError: ``padding_idx`` is outside the table.
-        RuntimeError: ``weight`` is not 2-D, or input is neither int64 nor int32.
+        IndexError: An index is out of range (checked on the CPU).
+        AssertionError: ``padding_idx`` is out of range.
+        RuntimeError: ``weight`` is not 2-D, or ``input`` is neither int64 nor int32.
 
     Example:
         >>> weight = torch.arange(6.0).reshape(3, 2).requires_grad_()
@@ -122,7 +122,7 @@ def embedding(
         padding_idx = -1
     elif padding_idx < 0:
         padding_idx += weight.shape[0]
-    if not input.is_cpu:  # where torch does it
+    if not input.is_cpu:  # PyTorch checks on the CPU
         check_indices("embedding", input, weight.shape[0])
     if max_norm is not None:
         input = input.contiguous()
@@ -133,7 +133,7 @@ def embedding(
 
 
 def _is_supported(input: Tensor, weight: Tensor, padding_idx: int | None, sparse: bool) -> bool:
-    """Return whether torch would accept the arguments; it makes the errors for those that it would not."""
+    """Return whether the arguments are supported; PyTorch raises the errors for invalid ones."""
     return (
         sparse is False
         and not is_disabled()
@@ -151,7 +151,7 @@ def _is_supported(input: Tensor, weight: Tensor, padding_idx: int | None, sparse
 
 
 def _check_types(input: object, weight: object, padding_idx: object, sparse: object) -> None:
-    """Raise for what torch would fail on without the name of the argument."""
+    """Raise for types for which PyTorch's error would not name the argument."""
     check_tensors("embedding", input=input, weight=weight)
     if padding_idx is not None and not isinstance(padding_idx, Integral):
         raise TypeError(f"embedding: padding_idx must be None or an int, but it is {describe(padding_idx)}")

@@ -16,7 +16,7 @@ from torch_aclnn_ops.functional._loss_function import (
     loss_function,
     reduction_number,
     reduction_of_flags,
-    warn_of_sizes,
+    warn_if_sizes_differ,
 )
 from torch_aclnn_ops.functional._loss_function import reduce as reduce_losses
 from torch_aclnn_ops.ops import mse_loss_backward
@@ -48,9 +48,9 @@ def _grad_input(grad_output: Tensor, input: Tensor, target: Tensor, reduction: i
 
 
 MSELossFunction = loss_function("MSELossFunction", _loss, _grad_input, is_function_of_difference=True)
-MSELossFunction.__doc__ = """Squared error of two tensors of one shape and dtype.
+MSELossFunction.__doc__ = """Squared error of two tensors with the same shape and dtype.
 
-The arguments are input, target and reduction: 0 (none), 1 (mean) or 2 (sum).
+The arguments are ``input``, ``target`` and ``reduction``: 0 (none), 1 (mean) or 2 (sum).
 """
 
 _mse_loss = EagerOrCompiled(
@@ -70,22 +70,22 @@ def mse_loss(
     reduction: Reduction = "mean",
     weight: Tensor | None = None,
 ) -> Tensor:
-    """Compute the squared error, a drop-in for :func:`torch.nn.functional.mse_loss`.
+    """Compute the mean squared error, a drop-in replacement for :func:`torch.nn.functional.mse_loss`.
 
     Args:
-        input: predicted values, any shape, floating point.
-        target: true values, a shape that broadcasts with input's (with a warning where they differ).
-        size_average: deprecated, see ``reduction``.
-        reduce: deprecated, see ``reduction``.
-        reduction: ``"none"``, ``"mean"`` (of the elements after broadcasting) or ``"sum"``.
-        weight: factors for the squared errors, input's shape; ``"mean"`` divides by their sum.
+        input: Predicted values, any shape, floating point.
+        target: Ground truth values, broadcastable with input (with a warning if the shapes differ).
+        size_average: Deprecated, see ``reduction``.
+        reduce: Deprecated, see ``reduction``.
+        reduction: ``"none"``, ``"mean"`` (over the elements after broadcasting) or ``"sum"``.
+        weight: Rescaling factors, input's shape; ``"mean"`` divides by their sum.
 
     Returns:
-        The loss: 0-dim, or with ``"none"`` of the broadcast shape; its dtype is the promoted dtype of the arguments.
+        The loss in the promoted dtype: a scalar, or a tensor of the broadcast shape for ``"none"``.
 
     Raises:
-        RuntimeError: the shapes do not broadcast.
-        ValueError: ``reduction`` is none of the three, or ``weight`` has another shape than ``input``.
+        RuntimeError: The shapes do not broadcast.
+        ValueError: ``reduction`` is invalid, or the shapes of ``weight`` and ``input`` differ.
 
     Example:
         >>> input = torch.tensor([0.0, 1.0, 2.0, 3.0], requires_grad=True)
@@ -101,7 +101,7 @@ def mse_loss(
     if type(reduction) is not str:
         check_reduction("mse_loss", reduction)
     if is_supported and weight is not None:
-        # Torch makes the errors for a weight that it would not accept.
+        # PyTorch raises the errors for an invalid weight.
         is_supported = weight.size() == input.size() and (is_legacy or reduction in ("none", "mean", "sum"))
     if not is_supported:
         check_tensors("mse_loss", ("weight",), input=input, target=target, weight=weight)
@@ -109,7 +109,7 @@ def mse_loss(
     dtype = input.dtype
     are_alike = dtype is target.dtype and input.shape == target.shape and not is_any_autocast_enabled()
     if not are_alike:
-        warn_of_sizes(input, target)
+        warn_if_sizes_differ(input, target)
     if is_legacy:
         reduction = reduction_of_flags(size_average, reduce)
     if not are_alike:
@@ -119,6 +119,6 @@ def mse_loss(
     if weight is None:
         loss: Tensor = _mse_loss(input, target, number)
         return loss
-    # Autocast widens torch's loss, but not its weighted loss.
+    # Autocast applies to PyTorch's loss, but not to its weighted loss.
     weighted = _mse_loss(input, target, 0).to(dtype) * weight
     return weighted.sum() / weight.sum() if reduction == "mean" else reduce_losses(weighted, number)

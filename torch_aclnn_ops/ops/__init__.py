@@ -1,13 +1,13 @@
-"""The raw operators, ``torch.ops.torch_aclnn_ops.*``: arguments and results as CANN defines them, on every device.
+"""The raw operators, ``torch.ops.torch_aclnn_ops.*``, with CANN's arguments and results on every device.
 
-``torch_aclnn_ops.ops.*`` and ``torch.ops.torch_aclnn_ops.*`` follow one rule on an NPU: they are CANN's operator, and
-refuse what it does not take before anything is queued, because a failure in the queue stops it for good.
+On an NPU, ``torch_aclnn_ops.ops.*`` and ``torch.ops.torch_aclnn_ops.*`` always launch CANN's operator. They raise for
+unsupported arguments before anything is queued, because a failure in torch_npu's task queue stops it permanently:
 
-* On a chip without the operator they raise ``NotImplementedError``.
-* For a dtype, a rank or a size they raise ``RuntimeError`` with CANN's status and message.
-* Arguments that no device takes raise the same ``TypeError`` or ``ValueError`` everywhere.
+* ``NotImplementedError`` on a chip without the operator.
+* ``RuntimeError`` with CANN's status and message for an unsupported dtype, rank or size.
+* ``TypeError`` or ``ValueError``, the same on every device, for arguments that are invalid everywhere.
 
-The drop-in functions compute the formula in their place, on the NPU, and ``torch_aclnn_ops.explain`` says why.
+The drop-in functions fall back to PyTorch in the first two cases, and ``torch_aclnn_ops.explain`` shows the reason.
 """
 
 from torch_aclnn_ops._autograd.raw_operator import RawOperator as _RawOperator

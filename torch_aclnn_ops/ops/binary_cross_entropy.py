@@ -10,7 +10,7 @@ from torch import Tensor
 
 _NAME = "binary_cross_entropy_backward"
 
-# The operator keeps self * (1 - self) away from zero by this bound; self itself is not clamped.
+# Lower bound of self * (1 - self); self itself is not clamped.
 _EPSILON = 1e-12
 
 
@@ -22,7 +22,7 @@ def _check(grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor | N
 
 
 def formula(grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> Tensor:
-    """Differentiate ``-(target * log(self) + (1 - target) * log(1 - self)) * weight`` by ``self``."""
+    """Differentiate ``-(target * log(self) + (1 - target) * log(1 - self)) * weight`` with respect to ``self``."""
     if self.numel() == 0:
         return torch.empty_like(self)
     probability = widen(self)
@@ -48,7 +48,7 @@ def _fake(_grad_output: Tensor, self: Tensor, *_: object) -> Tensor:
 
 def _cpu(grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> Tensor:
     are_alike = grad_output.dtype is target.dtype is self.dtype and target.shape == self.shape
-    # In 16 bits the native kernel rounds the bound of the denominator, which is 0 in float16.
+    # In 16 bits the native kernel rounds the lower bound of the denominator, to 0 in float16.
     if self.dtype in HALF_DTYPES or not are_alike or (weight is not None and weight.dtype is not self.dtype):
         return formula(grad_output, self, target, weight, reduction)
     native = torch.ops.aten.binary_cross_entropy_backward.default

@@ -44,7 +44,7 @@ def _check_values(_grad_output: Tensor, indices: Tensor, num_weights: int, *_: o
 
 
 def check_indices(function: str, indices: Tensor, num_weights: int) -> None:
-    """Accept indices of the table's rows, where they can be read; the device writes elsewhere for others."""
+    """Raise for indices out of range, if values are readable; a device would write out of bounds."""
     if not values_are_readable(indices) or indices.numel() == 0:
         return
     smallest, largest = (int(bound) for bound in torch.aminmax(indices))
@@ -58,7 +58,7 @@ def check_indices(function: str, indices: Tensor, num_weights: int) -> None:
 def formula(
     grad_output: Tensor, indices: Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
 ) -> Tensor:
-    """Add each row of ``grad_output`` to the row of the table that its index names; skip ``padding_idx``."""
+    """Accumulate each row of ``grad_output`` into the table row of its index, skipping ``padding_idx``."""
     dim = grad_output.shape[-1]
     rows = indices.reshape(-1).long()
     gradients = widen(grad_output).reshape(indices.numel(), dim)
@@ -91,10 +91,10 @@ def _cpu(grad_output: Tensor, indices: Tensor, num_weights: int, padding_idx: in
 
 
 def _sum_by_index(grad_rows: Tensor, indices: Tensor, num_weights: int, padding_idx: int) -> Tensor:
-    """Add up 16-bit rows in float32, where torch's own kernel would add in 16 bits, in which long sums stall.
+    """Accumulate 16-bit rows in float32, because PyTorch's kernel accumulates in 16 bits, where long sums stall.
 
-    Sorted by index, the rows of one index are a bag, and bags are what torch adds up in float32 registers, writing each
-    16-bit row of the table once.
+    Sorted by index, the rows of one index form a bag for ``embedding_bag``, which accumulates in float32 registers and
+    writes each 16-bit row of the table once.
     """
     order = torch.argsort(indices, stable=True)
     ends = torch.bincount(indices, minlength=num_weights).cumsum(0)

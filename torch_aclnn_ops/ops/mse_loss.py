@@ -15,7 +15,7 @@ def _check(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int) ->
 
 
 def formula(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int) -> Tensor:
-    """Differentiate ``(self - target)**2`` by ``self``."""
+    """Differentiate ``(self - target)**2`` with respect to ``self``."""
     # The mean is over the elements of self, not of the broadcast shape.
     factor = 2.0 / max(self.numel(), 1) if reduction == 1 else 2.0
     return ((widen(self) - widen(target)) * factor * widen(grad_output)).to(self.dtype)
@@ -23,7 +23,7 @@ def formula(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int) -
 
 def _cpu(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int) -> Tensor:
     if self.dtype in HALF_DTYPES or not is_one_shape(grad_output, self, target):
-        # In 16 bits the native kernel rounds 2 / n too.
+        # In 16 bits the native kernel also rounds 2 / n.
         return formula(grad_output, self, target, reduction)
     gradient: Tensor = torch.ops.aten.mse_loss_backward.default(grad_output, self, target, reduction)
     return gradient.contiguous()

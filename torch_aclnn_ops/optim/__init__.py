@@ -1,4 +1,4 @@
-"""The optimizer: Adam with an average of the weights, its checkpoints in other layouts, and wrappers of others."""
+"""``FusedEmaAdam``, conversion of its checkpoints, and access to it inside wrappers."""
 
 from torch_aclnn_ops.optim._checkpoints import to_mindspeed_state_dict
 from torch_aclnn_ops.optim._wrappers import unwrap

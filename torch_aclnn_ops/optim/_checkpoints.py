@@ -1,4 +1,4 @@
-"""State dicts of this optimizer, of torch's Adam and AdamW, and of MindSpeed's FusedEmaAdamW."""
+"""Conversion of state dicts: this optimizer's, those of torch's Adam and AdamW, and MindSpeed's FusedEmaAdamW."""
 
 import reprlib
 from collections import defaultdict
@@ -17,46 +17,46 @@ import torch
 from torch import Tensor
 
 _LOAD = "FusedEmaAdam.load_state_dict"
-_LARGEST_STEP = 2**53  # that float64 holds, with all that are smaller
-_OF_ADAM = ("step", "exp_avg", "exp_avg_sq")
+_LARGEST_STEP = 2**53  # float64 represents all integers up to it
+_ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 
 
 def export_steps(_: object, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Return a state dict whose steps are float64 on the CPU: exact, and of a kind that torch's optimizers take."""
+    """Return a state dict whose steps are float64 CPU tensors: exact, and compatible with PyTorch's optimizers."""
     params = {key for group in state_dict["param_groups"] for key in group["params"]}
     states = {
-        key: {**state, "step": _exported(state["step"])} if key in params and "step" in state else state
+        key: {**state, "step": _export_step(state["step"])} if key in params and "step" in state else state
         for key, state in state_dict["state"].items()
     }
     return {**state_dict, "state": states}
 
 
-def _exported(step: Any) -> Tensor:
+def _export_step(step: Any) -> Tensor:
     tensor: Tensor = torch.as_tensor(step).detach()
     return tensor if tensor.is_meta else tensor.cpu().to(torch.float64)
 
 
-def copied(state_dict: Any) -> dict[str, Any]:
+def shallow_copy(state_dict: Any) -> dict[str, Any]:
     """Return a shallow copy of a state dict."""
-    return dict(_of_type(state_dict, Mapping, "the state dict", "a dict"))
+    return dict(_check_type(state_dict, Mapping, "the state dict", "a dict"))
 
 
-def checked(state_dict: Any, groups: list[dict[str, Any]], options: Collection[str]) -> dict[str, Any]:
-    """Return the contents of a state dict for an optimizer with these groups, or raise where they do not fit it.
+def convert(state_dict: Any, groups: list[dict[str, Any]], options: Collection[str]) -> dict[str, Any]:
+    """Validate a state dict and convert it for an optimizer with these parameter groups.
 
     Args:
-        state_dict: that of any of the optimizers above; it is not changed.
-        groups: the optimizer's.
-        options: their options, which stay as they are where the state dict has none.
+        state_dict: The state dict of any of the supported optimizers; it is not modified.
+        groups: The optimizer's parameter groups.
+        options: The names of their options, which are unchanged if the state dict lacks them.
 
     Returns:
-        ``param_groups`` and ``state``, by parameters, as an optimizer has them.
+        ``param_groups``, and ``state`` keyed by parameter, as attributes of an optimizer.
     """
-    contents = copied(state_dict)
+    contents = shallow_copy(state_dict)
     for name in ("param_groups", "state"):
         if name not in contents:
             raise ValueError(f"{_LOAD}: the state dict must have 'param_groups' and 'state', but it has no {name!r}")
-    all_saved = _of_type(contents["param_groups"], (list, tuple), "param_groups", "a list")
+    all_saved = _check_type(contents["param_groups"], (list, tuple), "param_groups", "a list")
     if len(all_saved) != len(groups):
         raise ValueError(
             f"{_LOAD}: the loaded state dict has a different number of parameter groups: it has {len(all_saved)}, and"
@@ -64,23 +64,23 @@ def checked(state_dict: Any, groups: list[dict[str, Any]], options: Collection[s
         )
     loaded_groups, places = [], _Places()
     for i, (saved, group) in enumerate(zip(all_saved, groups, strict=True)):
-        _of_type(saved, Mapping, f"group {i}", "a dict")
+        _check_type(saved, Mapping, f"group {i}", "a dict")
         places.add(i, saved, group)
         loaded_groups.append(_loaded_group(i, saved, group, options))
-    # In inference mode there would be tensors that no step can write to.
+    # A step cannot write to tensors created in inference mode.
     with torch.inference_mode(False), torch.no_grad():
-        states = _loaded_states(_of_type(contents["state"], Mapping, "state", "a dict"), places)
+        states = _loaded_states(_check_type(contents["state"], Mapping, "state", "a dict"), places)
     return {"state": states, "param_groups": loaded_groups}
 
 
-def _of_type(value: Any, accepted: Any, what: str, name: str) -> Any:
+def _check_type(value: Any, accepted: Any, what: str, name: str) -> Any:
     if not isinstance(value, accepted):
-        raise TypeError(f"{_LOAD}: {what} must be {name}, but it is {_shown(value)}")
+        raise TypeError(f"{_LOAD}: {what} must be {name}, but it is {_short_repr(value)}")
     return value
 
 
-def _shown(value: Any) -> str:
-    """Return a repr of one short line."""
+def _short_repr(value: Any) -> str:
+    """Return a short single-line repr."""
     if isinstance(value, Tensor) and (value.dim() or not is_plain(value) or value.is_meta or value.is_quantized):
         return f"a {type(value).__name__} of {value.dtype}, {value.layout}, {list(value.shape)} on {value.device}"
     return repr(value) if isinstance(value, Tensor) else reprlib.repr(value)
@@ -89,23 +89,23 @@ def _shown(value: Any) -> str:
 class _Place(NamedTuple):
     param: Tensor
     name: str
-    group_step: Any  # MindSpeed's, whose states have none
+    group_step: Any  # MindSpeed has the step in the group instead of the states
 
 
 class _Places(dict[Hashable, _Place]):
-    """The optimizer's parameters by their ids in a state dict."""
+    """The optimizer's parameters, keyed by their ids in a state dict."""
 
     def add(self, i: int, saved: Mapping[str, Any], group: dict[str, Any]) -> None:
-        """Add those of a group."""
-        ids: Sequence[Any] = _of_type(saved.get("params"), (list, tuple), f"params of group {i}", "a list of ids")
+        """Add the parameters of a group."""
+        ids: Sequence[Any] = _check_type(saved.get("params"), (list, tuple), f"params of group {i}", "a list of ids")
         if len(ids) != len(group["params"]):
             raise ValueError(
                 f"{_LOAD}: the loaded state dict contains a parameter group that doesn't match the size of optimizer's"
-                f" group: group {i} has {len(ids)} parameters there, and {len(group['params'])} in the optimizer"
+                f" group: group {i} has {len(ids)} parameters, and {len(group['params'])} in the optimizer"
             )
         for j, (key, param) in enumerate(zip(ids, group["params"], strict=True)):
             name = f"parameter {j} of group {i}"
-            _of_type(key, Hashable, f"the id of {name}", "an int or a str")
+            _check_type(key, Hashable, f"the id of {name}", "an int or a str")
             place = self.setdefault(key, _Place(param, name, saved.get("step")))
             if place.param is not param:
                 raise ValueError(f"{_LOAD}: {name} and {place.name} must have different ids, but both have {key!r}")
@@ -114,7 +114,7 @@ class _Places(dict[Hashable, _Place]):
 def _loaded_group(i: int, saved: Mapping[str, Any], group: dict[str, Any], options: Collection[str]) -> dict[str, Any]:
     if saved.get("amsgrad"):
         raise ValueError(
-            f"FusedEmaAdam: the state to load has amsgrad=True in group {i}, which this optimizer does not have"
+            f"FusedEmaAdam: the state to load has amsgrad=True in group {i}, which this optimizer does not support"
         )
     loaded = {name: deepcopy(value) for name, value in saved.items() if name not in ("params", "step")}
     for name in {*options, "param_names"} & group.keys():
@@ -138,7 +138,7 @@ def _loaded_states(all_saved: Mapping[Any, Any], places: _Places) -> defaultdict
     for key, saved in all_saved.items():
         place = places.get(key)
         if place is not None:
-            if saved is not None:  # ZeRO puts None for the parameters of other processes
+            if saved is not None:  # ZeRO sets None for the parameters of other ranks
                 states[place.param] = _loaded_state(saved, place, storages)
         elif isinstance(saved, Mapping) and "exp_avg" in saved:
             raise ValueError(f"{_LOAD}: state has a parameter with the id {key!r}, which must be in params of a group")
@@ -149,23 +149,23 @@ def _loaded_states(all_saved: Mapping[Any, Any], places: _Places) -> defaultdict
 
 def _loaded_state(saved: Any, place: _Place, storages: set[int]) -> dict[str, Any]:
     param, owner, group_step = place
-    state = dict(_of_type(saved, Mapping, f"the state of {owner}", "a dict"))
+    state = dict(_check_type(saved, Mapping, f"the state of {owner}", "a dict"))
     if "exp_avg" in state and group_step is not None:
         state.setdefault("step", group_step)
-    missing = [name for name in _OF_ADAM if name not in state]
-    if 0 < len(missing) < len(_OF_ADAM):
+    missing = [name for name in _ADAM_STATE if name not in state]
+    if 0 < len(missing) < len(_ADAM_STATE):
         raise ValueError(
-            f"{_LOAD}: the state of {owner} must have {', '.join(_OF_ADAM)} or none of them, but it has no"
+            f"{_LOAD}: the state of {owner} must have {', '.join(_ADAM_STATE)} or none of them, but it has no"
             f" {' and no '.join(missing)}"
         )
     for name, value in state.items():
         if name == "step":
             state[name] = _loaded_step(value, owner)
         elif name in AVERAGES:
-            reason = _why_unfit(_of_type(value, Tensor, f"{name} of {owner}", "a tensor"), param)
+            reason = _mismatch(_check_type(value, Tensor, f"{name} of {owner}", "a tensor"), param)
             if reason:
                 raise ValueError(f"{_LOAD}: {name} of {owner} must {reason}")
-            state[name] = _writable(value.detach(), param, storages)
+            state[name] = _copy_if_shared(value.detach(), param, storages)
         else:
             state[name] = map_nested(lambda leaf: leaf.to(param.device) if isinstance(leaf, Tensor) else leaf, value)
     return state
@@ -177,20 +177,20 @@ def _loaded_step(step: Any, owner: str) -> Tensor:
     if isinstance(step, Tensor):
         shard = local(step.detach())
         if not is_plain(shard) or shard.layout != torch.strided or shard.is_meta or shard.is_quantized:
-            raise TypeError(f"{_LOAD}: {accepted}, but it is {_shown(step)}")
+            raise TypeError(f"{_LOAD}: {accepted}, but it is {_short_repr(step)}")
         if step.numel() != 1:
             raise ValueError(f"{_LOAD}: {accepted}, but its shape is {list(step.shape)}")
         value = shard.item()
     if not isinstance(value, Real) or isinstance(value, bool):
-        raise TypeError(f"{_LOAD}: {accepted}, but it is {_shown(step)}")
+        raise TypeError(f"{_LOAD}: {accepted}, but it is {_short_repr(step)}")
     number: Any = value
     if not 0 <= number <= _LARGEST_STEP or not float(number).is_integer():
-        raise ValueError(f"{_LOAD}: {accepted}, but it is {_shown(step)}")
+        raise ValueError(f"{_LOAD}: {accepted}, but it is {_short_repr(step)}")
     return torch.tensor(int(number), dtype=torch.int64, device="cpu")
 
 
-def _why_unfit(value: Tensor, param: Tensor) -> str | None:
-    """Say why a tensor cannot be a state of a parameter, apart from its device and its precision."""
+def _mismatch(value: Tensor, param: Tensor) -> str | None:
+    """Return why a tensor cannot be a state of a parameter, apart from its device and precision, or ``None``."""
     if is_plain(value) != is_plain(param) or hasattr(value, "to_local") != hasattr(param, "to_local"):
         return f"be a {type(param.detach()).__name__}, as its parameter is, but it is a {type(value).__name__}"
     if value.layout != torch.strided:
@@ -207,8 +207,8 @@ def _why_unfit(value: Tensor, param: Tensor) -> str | None:
     return None
 
 
-def _writable(value: Tensor, param: Tensor, storages: set[int]) -> Tensor:
-    """Return a tensor, or a copy of it where writing to it would write to another one, or is refused."""
+def _copy_if_shared(value: Tensor, param: Tensor, storages: set[int]) -> Tensor:
+    """Return a tensor, or a copy of it if it shares its storage or cannot be written to."""
     shard, storage = local(value), _storage_of(value)
     if storage in storages or shard.is_inference() or shard.is_neg() or not is_dense(shard):
         value = torch.empty_like(param, dtype=value.dtype).copy_(value)
@@ -218,25 +218,25 @@ def _writable(value: Tensor, param: Tensor, storages: set[int]) -> Tensor:
 
 
 def _storage_of(tensor: Tensor) -> int:
-    """Return the address of a tensor's memory, or 0 where it has none."""
+    """Return the address of a tensor's storage, or 0 if it has none."""
     shard = local(tensor)
     return shard.untyped_storage().data_ptr() if is_plain(shard) and not shard.is_meta else 0
 
 
 def to_mindspeed_state_dict(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state dict of :class:`FusedEmaAdam` in the layout of MindSpeed's ``FusedEmaAdamW``.
+    """Convert a state dict of :class:`FusedEmaAdam` to the layout of MindSpeed's ``FusedEmaAdamW``.
 
-    Its ``step`` is one of each group, int64, and its states are ``exp_avg``, ``exp_avg_sq`` and ``ema_params``.
-    ``FusedEmaAdam.load_state_dict`` takes both layouts.
+    That layout has one int64 ``step`` per group, and the states ``exp_avg``, ``exp_avg_sq`` and ``ema_params``.
+    ``FusedEmaAdam.load_state_dict`` accepts both layouts.
 
     Args:
-        state_dict: what ``FusedEmaAdam.state_dict()`` returned.
+        state_dict: The result of ``FusedEmaAdam.state_dict()``.
 
     Returns:
-        Another dict with the same tensors.
+        A new dict that shares the tensors.
 
     Raises:
-        ValueError: the parameters of a group have done different numbers of steps, or have no averages.
+        ValueError: The step counts of the parameters of a group differ, or averages are missing.
 
     Example:
         >>> from torch_aclnn_ops.optim import FusedEmaAdam
@@ -257,8 +257,8 @@ def to_mindspeed_state_dict(state_dict: Mapping[str, Any]) -> dict[str, Any]:
         steps = {int(states[key]["step"]) for key in trained}
         if len(steps) > 1:
             raise ValueError(
-                f"to_mindspeed_state_dict: all parameters of a group must have done as many steps, but those of group"
-                f" {i} have done {sorted(steps)}"
+                f"to_mindspeed_state_dict: all parameters of a group must have the same step count, but those of group"
+                f" {i} have {sorted(steps)}"
             )
         for key in trained:
             missing = [name for name in names if name not in states[key]]

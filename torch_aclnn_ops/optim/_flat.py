@@ -1,4 +1,4 @@
-"""Flattened parameters: weights, gradients and states of many parameters in one buffer each."""
+"""Flattened parameters: contiguous buffers for the weights, gradients and states of many parameters."""
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, MutableMapping, Sequence
@@ -8,20 +8,26 @@ from typing import Any, NamedTuple
 
 from torch_aclnn_ops._torch_compat.optimizer import foreach_copy_, version_of
 from torch_aclnn_ops.ops.ema_adam.kernels import is_dense, is_plain
-from torch_aclnn_ops.optim._states import CachedState, complete, dtype_of_states, has_state, sync_master_from_param
+from torch_aclnn_ops.optim._states import (
+    CachedState,
+    dtype_of_states,
+    has_state,
+    init_missing_state,
+    sync_master_from_param,
+)
 from torch_aclnn_ops.optim._without_grad import ParamsWithoutGrad
 
 import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-_ALIGNMENT = 512  # bytes between the starts of parameters, as an NPU's allocator has it
-_CACHE_LINE = 64  # bytes that torch's CPU kernels take at a time; only a rest goes through scalar code
+_ALIGNMENT = 512  # byte alignment of parameters, as in the NPU allocator
+_CACHE_LINE = 64  # bytes per iteration of PyTorch's vectorized CPU kernels; a remainder uses scalar code
 _grad_of: Callable[[Tensor], Tensor | None] = attrgetter("grad")
 
 
 class Run(NamedTuple):
-    """Neighbours in a buffer that are updated together, as one long parameter: they have done as many steps.
+    """Adjacent parameters of a buffer with the same step count, which are updated together as one long tensor.
 
     The tensors are those of ``TensorLists``, in the same order.
     """
@@ -39,17 +45,17 @@ class Run(NamedTuple):
 class FlatBuffer:
     """The buffers of the parameters of one group, dtype and device.
 
-    Gradients and states become views of the buffers, and :meth:`take_params` makes the parameters views too, so
-    everybody else can go on using them.
+    Gradients and states become views of the buffers, and :meth:`replace_params` makes the parameters views too, so
+    that other code can continue to use them.
 
     Args:
-        params: the parameters; ``can_flatten`` must have accepted them.
-        dtype: the dtype of the states.
-        states: the optimizer's states; those of the parameters move into the buffers.
+        params: The parameters, for which ``can_flatten`` returned true.
+        dtype: The dtype of the states.
+        states: The optimizer's states; those of the parameters are moved into the buffers.
     """
 
     def __init__(self, params: Sequence[Tensor], dtype: torch.dtype, states: MutableMapping[Tensor, Any]) -> None:
-        # Those that torch's CPU kernels end in scalar code come last, where they do not cut the others' run.
+        # Parameters with a remainder for scalar code come last, so that the others form one run.
         self.params = sorted(params, key=lambda param: param.nbytes % _CACHE_LINE != 0)
         first = self.params[0]
         alignment = _ALIGNMENT // first.element_size()
@@ -69,29 +75,29 @@ class FlatBuffer:
         self._all_states = states
         self.lacks_averages = False  # a checkpoint had no averages for these parameters
         self._adopt_states(param for param in self.params if has_state(states, param))
-        # How many steps each parameter has done, as far as the host knows without asking the device.
+        # Step counts of the parameters, as known on the host without synchronization.
         self.counts: list[int] = []
-        self.are_counts_exact = True  # not once the device may have skipped steps, which it alone knows
-        self._counted_version = -1  # of what the counts were read from, or -1 where they are to be read again
-        # What to update where all parameters have gradients, and have done as many steps.
-        self._whole = self._runs([True] * len(self.params), [0] * len(self.params))
+        self.are_counts_exact = True  # false once the device may have skipped steps
+        self._counted_version = -1  # version of the steps that counts were read from; -1 to read them again
+        # The runs if all parameters have gradients and the same step count.
+        self._full_runs = self._runs([True] * len(self.params), [0] * len(self.params))
         self._has_all_grads = False  # in the last step
         self._has_params = False
 
-    def take_params(self) -> None:
-        """Make the parameters views of their buffer, after everything that a device may refuse."""
-        # In C, so that no signal comes in between.
+    def replace_params(self) -> None:
+        """Make the parameters views of their buffer; called after all allocations have succeeded."""
+        # In C code, which no signal handler can interrupt.
         deque(map(setattr, self.params, repeat("data"), self._param_views), maxlen=0)
         self._cached = CachedState(self.params, self._all_states)
-        self._places = list(map(_place_of, self.params))
+        self._locations = list(map(_location, self.params))
         self._has_params = True
 
     def _view(self, buffer: Tensor, i: int) -> Tensor:
-        """Return the part of a buffer that belongs to a parameter, in the parameter's shape."""
+        """Return a view of a parameter's part of a buffer, in the parameter's shape."""
         param = self.params[i]
         part = buffer[self._begins[i] : self._begins[i] + param.numel()]
         if buffer.is_cpu:
-            part = from_dlpack(part)  # a storage over the same memory: to pickle this does not pickle the buffer
+            part = from_dlpack(part)  # a separate storage over the same memory, so that pickling excludes the buffer
         return part.as_strided(param.shape, param.stride())
 
     def _adopt_states(self, params: Iterable[Tensor]) -> None:
@@ -99,27 +105,27 @@ class FlatBuffer:
         places = {param: i for i, param in enumerate(self.params)}
         for param in params:
             i, state = places[param], self._all_states[param]
-            self.lacks_averages |= complete(state, param, self.states["exp_avg"].dtype)
+            self.lacks_averages |= init_missing_state(state, param, self.states["exp_avg"].dtype)
             views = {name: self._view(buffer, i) for name, buffer in self.states.items()}
             for name, view in {**views, "step": self.steps[i]}.items():
                 state[name] = view.copy_(state[name])
         self._cached = CachedState(self.params, self._all_states)
 
     def is_current(self, states: MutableMapping[Tensor, Any], have_moved: bool) -> bool:
-        """Return whether parameters, which are looked at if some have moved, and states are still views of buffers."""
-        if not self._has_params or (have_moved and list(map(_place_of, self.params)) != self._places):
+        """Return whether parameters (checked only if ``have_moved``) and states are still views of the buffers."""
+        if not self._has_params or (have_moved and list(map(_location, self.params)) != self._locations):
             return False
         return self._cached.is_current(self.params, states)
 
     def has_own_grads(self) -> bool:
-        """Return whether all gradients are in their buffer already."""
+        """Return whether all gradients are already views of their buffer."""
         return all(map(is_, map(_grad_of, self.params), self._grad_views))
 
     def gather(self) -> list[Run]:
-        """Bring new gradients into their buffer, and return what to update."""
+        """Copy new gradients into their buffer, and return the runs to update."""
         if new := self._cached.new_params():
             self._adopt_states(new)
-        if version_of(self.steps) != self._counted_version:  # somebody else has written to them
+        if version_of(self.steps) != self._counted_version:  # modified outside of the optimizer
             self.counts = self.steps.tolist()
             self._counted_version = version_of(self.steps)
         grads = list(map(_grad_of, self.params))
@@ -127,20 +133,20 @@ class FlatBuffer:
         has_grad = [True] * len(grads) if has_own_grads else [grad is not None for grad in grads]
         self._has_all_grads = all(has_grad)
         if has_own_grads and len(set(self.counts)) == 1:
-            runs = self._whole
+            runs = self._full_runs
         else:
             runs = self._runs(has_grad, self.counts)
             for run in runs:
                 self._gather_run(run)
-        if self._cached.were_params_written():
+        if self._cached.are_params_modified():
             sync_master_from_param(self.states["master_params"], self.weights)
         return runs
 
     def _runs(self, is_chosen: list[bool], counts: list[int]) -> list[Run]:
         runs: list[slice] = []
         for i, chosen in enumerate(is_chosen):
-            # Scalar and vector code of the CPU's kernels round differently. Flattened or not shall make no difference,
-            # so each tensor with a rest stays a tensor.
+            # Scalar and vectorized CPU code round differently. So that flattening does not change results, a tensor
+            # with a remainder is not merged with the next one.
             joins = not self.weights.is_cpu or self.params[i].nbytes % _CACHE_LINE == 0
             if chosen and joins and runs and runs[-1].stop == i and counts[i] == counts[i - 1]:
                 runs[-1] = slice(runs[-1].start, i + 1)
@@ -165,12 +171,12 @@ class FlatBuffer:
         elif fresh:
             foreach_copy_([view for *_, view in fresh], [grad for _, grad, _ in fresh])
         for param, grad, view in fresh:
-            # A gradient that is a part of something, such as a bucket of DistributedDataParallel, stays where it is.
+            # A gradient that is a view of another tensor, such as a DistributedDataParallel bucket, is not replaced.
             if grad.untyped_storage().nbytes() == grad.nbytes:
                 param.grad = view
 
     def _concatenate(self, run: Run, grads: list[Tensor]) -> None:
-        """Copy the gradients of a whole run by one launch."""
+        """Copy the gradients of a full run with a single launch."""
         parts: list[Tensor] = []
         end = self._begins[run.members.start]
         for begin, grad in zip(self._begins[run.members], grads, strict=True):
@@ -181,7 +187,7 @@ class FlatBuffer:
         torch.cat(parts, out=run.grads)
 
     def without_grad(self, updated: Collection[Tensor]) -> ParamsWithoutGrad:
-        """Return what has no gradient and was updated before, but for the parameters ``updated``; see ``gather``."""
+        """Return the parameters without a gradient that have a state, except those in ``updated``."""
         if self._has_all_grads:
             return ParamsWithoutGrad([], [], [])
         is_averaged = [
@@ -193,21 +199,21 @@ class FlatBuffer:
         )
 
     def begin(self, runs: list[Run]) -> None:
-        """Let autograd see that the parameters are written to, whatever becomes of the step."""
+        """Increment the version counters of the parameters, even if the step fails."""
         self._counted_version = -1
         for run in runs:
             torch.autograd.graph.increment_version(self.params[run.members])
 
     def finish(self, runs: list[Run]) -> None:
-        """Count a step that is complete."""
+        """Record a completed step."""
         for run in runs:
             self.counts[run.members] = [count + 1 for count in self.counts[run.members]]
-        self._counted_version = version_of(self.steps)  # last: after an exception in between they are read again
-        self._cached.remember_own_writes()
+        self._counted_version = version_of(self.steps)  # last, so that they are read again after an exception
+        self._cached.record_versions()
 
 
 class FlatGroup:
-    """A parameter group as buffers, and the parameters that cannot be flattened; ``previous`` is what it was before."""
+    """The buffers of a parameter group, and its parameters that cannot be flattened; ``previous`` is replaced by it."""
 
     def __init__(
         self, group: dict[str, Any], states: MutableMapping[Tensor, Any], previous: "FlatGroup | None" = None
@@ -227,26 +233,26 @@ class FlatGroup:
         self.buffers: list[FlatBuffer] = []
 
     def storages(self) -> set[int]:
-        """Return the addresses of the buffers in which the parameters may be."""
+        """Return the storage addresses of all buffers that may contain parameters."""
         own = {buffer.weights.untyped_storage().data_ptr() for buffer in self.buffers}
         return own | self._previous.storages() if self._previous else own
 
-    def take_params(self) -> None:
-        """Move the parameters into buffers, those of a dtype at a time, which frees the memory that they leave.
+    def replace_params(self) -> None:
+        """Move the parameters into buffers, one dtype at a time, so that their previous memory is freed.
 
-        Where it fails, a group that is made after this one finds them.
+        After a failure, a new group that has this one as ``previous`` recovers them.
         """
         for params in self._by_kind.values():
             self.buffers.append(FlatBuffer(params, dtype_of_states(params[0], self._master_weights), self._states))
-            self.buffers[-1].take_params()
+            self.buffers[-1].replace_params()
         self._previous, self._is_complete = None, True
 
     def has_own_grads(self) -> bool:
-        """Return whether all parameters are flattened, with gradients that are in their buffers."""
+        """Return whether all parameters are flattened and all gradients are views of their buffers."""
         return not self.rest and all(buffer.has_own_grads() for buffer in self.buffers)
 
     def is_current(self, group: dict[str, Any], states: MutableMapping[Tensor, Any], have_moved: bool) -> bool:
-        """Return whether the group still has the same parameters, and these their places; see ``FlatBuffer``."""
+        """Return whether the group still has the same parameters, as views of its buffers; see ``FlatBuffer``."""
         params = group["params"]
         return (
             self._is_complete
@@ -256,14 +262,14 @@ class FlatGroup:
         )
 
 
-def _place_of(param: Tensor) -> object:
+def _location(param: Tensor) -> object:
     return param.data_ptr(), param.shape, param.stride(), param.dtype
 
 
 def can_flatten(param: Tensor, own_storages: set[int]) -> bool:
-    """Return whether a parameter may move into a buffer.
+    """Return whether a parameter can be moved into a buffer.
 
-    It may not if it shares its memory with another tensor, which would be left behind, or has none.
+    It cannot if it has no memory, or shares its storage with another tensor, which would no longer alias it.
     """
     if not is_plain(param) or param.numel() == 0 or param.layout != torch.strided:
         return False

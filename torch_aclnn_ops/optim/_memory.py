@@ -1,4 +1,4 @@
-"""The memory of parameters: whether it has moved, fits their states, and belongs to one parameter alone."""
+"""Checks of the parameters' memory: whether it has changed, matches the states, and is not shared."""
 
 import math
 from collections import defaultdict
@@ -20,7 +20,7 @@ _dtype_of: Callable[[Tensor], object] = attrgetter("dtype")
 
 
 class Placement:
-    """Where the parameters of an optimizer were, and of which dtype and shape, when it last looked."""
+    """A snapshot of the addresses, dtypes and shapes of an optimizer's parameters."""
 
     def __init__(self) -> None:
         self._params: list[Tensor] = []
@@ -30,55 +30,55 @@ class Placement:
         self._found: list[object] = []
 
     def remember(self, groups: _Groups) -> None:
-        """Look at the parameters of groups."""
+        """Take a snapshot of the parameters."""
         self._params = [param for group in groups for param in group["params"]]
         self._types = list(map(type, self._params))
         self._plain, self._others = [], []
         for param in self._params:
             is_usual = is_plain(param) and _has_memory(param) and param.numel() > 0
             (self._plain if is_usual else self._others).append(param)
-        self._found = self._look()
+        self._found = self._snapshot()
 
     def is_current(self, groups: _Groups) -> bool:
-        """Return whether these are the same parameters, in the same places."""
+        """Return whether the parameters match the snapshot."""
         params = [param for group in groups for param in group["params"]]
         return (
             len(params) == len(self._params)
             and all(map(is_, params, self._params))
             and list(map(type, params)) == self._types
-            and self._look() == self._found
+            and self._snapshot() == self._found
         )
 
-    def _look(self) -> list[object]:
-        # In C where that can be: every step does it. Another device is another address, but for what has none.
+    def _snapshot(self) -> list[object]:
+        # In C code where possible, as it runs in every step. The address implies the device, if there is one.
         usual = (map(look, self._plain) for look in (Tensor.data_ptr, _shape_of, _dtype_of))
-        return [*chain.from_iterable(usual), *map(_place_of, self._others)]
+        return [*chain.from_iterable(usual), *map(_location, self._others)]
 
 
 def _has_memory(tensor: Tensor) -> bool:
-    """Return whether a tensor has an address: subclasses that dispatch, such as fake tensors, may have none."""
+    """Return whether a tensor has an address; subclasses with ``__torch_dispatch__``, such as fake tensors, may not."""
     if not is_plain(tensor) and (type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__ or is_lazy(tensor)):
         return False
     return tensor.layout == torch.strided and not tensor.is_meta
 
 
-def _place_of(param: Tensor) -> object:
+def _location(param: Tensor) -> object:
     tensor = local(param)
     return (tensor.data_ptr(), tensor.shape, tensor.dtype, tensor.device) if _has_memory(tensor) else None
 
 
 def check_memory(groups: _Groups, states: Mapping[Tensor, Any]) -> None:
-    """Raise where a parameter has outgrown its memory, its gradient or its state, or shares memory with another one."""
+    """Raise if a parameter does not match its storage, gradient or state, or shares memory with another one."""
     for param, name in _named(groups):
         state = states.get(param, {})
-        if param.grad is not None or state:  # is read or written
+        if param.grad is not None or state:  # otherwise it is not used
             _check_storage(param, name)
             _check_shapes(param, name, state)
     check_no_shared_memory(groups)
 
 
 def check_no_shared_memory(groups: _Groups) -> None:
-    """Raise where two parameters have an element in the same memory; interleaved ones have none."""
+    """Raise if the memory of two parameters overlaps; interleaved parameters do not."""
     tensors, names = [], []
     for param, name in _named(groups):
         tensor = local(param)
@@ -89,7 +89,7 @@ def check_no_shared_memory(groups: _Groups) -> None:
     if shared is not None:
         first, second = (names[i] for i in sorted(shared))
         raise ValueError(
-            f"FusedEmaAdam: {first} and {second} share memory, in which the update of one would overwrite that of the"
+            f"FusedEmaAdam: {first} and {second} share memory, so that the update of one would overwrite that of the"
             " other; to tie weights, register one Parameter in both modules (b.weight = a.weight), not its data"
             " (b.weight.data = a.weight.data)"
         )
@@ -118,39 +118,39 @@ def _check_shapes(param: Tensor, name: str, state: Mapping[str, Any]) -> None:
     if param.grad is not None and param.grad.shape != param.shape:
         raise RuntimeError(
             f"FusedEmaAdam: {name} has the shape {list(param.shape)}, but its gradient has {list(param.grad.shape)};"
-            " compute the gradient anew"
+            " recompute the gradient"
         )
     for key in AVERAGES:
         value = state.get(key)
         if isinstance(value, Tensor) and value.shape != param.shape:
             raise RuntimeError(
                 f"FusedEmaAdam: {name} has the shape {list(param.shape)}, but its {key!r} in optimizer.state has"
-                f" {list(value.shape)}; after a change of shape build a new optimizer, or start the state of this"
-                " parameter anew with `del optimizer.state[param]`"
+                f" {list(value.shape)}; after a change of shape create a new optimizer, or reset the state of this"
+                " parameter with `del optimizer.state[param]`"
             )
 
 
 def _extent(tensor: Tensor) -> int:
-    """Return the bytes from the first element of a tensor to the end of the last one."""
+    """Return the number of bytes from the first element of a tensor to the end of the last one."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.itemsize
 
 
 def _first_shared(tensors: Sequence[Tensor]) -> tuple[int, int] | None:
-    """Return the indices of two tensors that have an element in the same memory, if there are some."""
+    """Return the indices of two tensors whose memory overlaps, or ``None``."""
     for cluster in _clusters(tensors):
-        second = _first_in_memory_of_earlier(cluster, tensors)
+        second = _first_overlapping(cluster, tensors)
         if second is not None:
             earlier = cluster[: cluster.index(second)]
-            return next((i, second) for i in earlier if _first_in_memory_of_earlier([i, second], tensors) is not None)
+            return next((i, second) for i in earlier if _first_overlapping([i, second], tensors) is not None)
     return None
 
 
 def _clusters(tensors: Sequence[Tensor]) -> Iterator[list[int]]:
-    """Return the indices of tensors that begin before the end of another one, together with this."""
+    """Yield groups of indices of tensors whose address ranges overlap."""
     by_memory = defaultdict(list)
     for i, tensor in enumerate(tensors):
-        # On a CPU several storages may be over the same memory, by DLPack.
+        # On the CPU several storages may share memory, through DLPack.
         memory = 0 if tensor.is_cpu else tensor.untyped_storage().data_ptr()
         by_memory[tensor.device, memory].append((tensor.data_ptr(), i))
     for members in by_memory.values():
@@ -167,8 +167,8 @@ def _clusters(tensors: Sequence[Tensor]) -> Iterator[list[int]]:
             yield cluster
 
 
-def _first_in_memory_of_earlier(cluster: Sequence[int], tensors: Sequence[Tensor]) -> int | None:
-    """Return the first member of a cluster with an element in the memory of an earlier one; marks what is taken."""
+def _first_overlapping(cluster: Sequence[int], tensors: Sequence[Tensor]) -> int | None:
+    """Return the first member of a cluster that overlaps with an earlier one, or ``None``."""
     members = [tensors[i] for i in cluster]
     start = min(tensor.data_ptr() for tensor in members)
     end = max(tensor.data_ptr() + _extent(tensor) for tensor in members)

@@ -1,4 +1,4 @@
-"""The options of a parameter group: those of a step, and the schedule of the average."""
+"""Parsing and checking of a parameter group's options: those of a step, and the EMA schedule."""
 
 import math
 from operator import is_
@@ -15,10 +15,12 @@ _ADAM = ("eps", "weight_decay", "decoupled_weight_decay", "bias_correction", "ma
 
 
 def options_of(group: dict[str, Any]) -> tuple[Options, "EmaSchedule"]:
-    """Take the options from a parameter group; raise where one is of another type or out of range."""
+    """Parse the options of a parameter group; raise if one has the wrong type or is out of range."""
     betas = group["betas"]
     is_pair = isinstance(betas, (tuple, list)) and len(betas) == 2
-    if not is_pair or isinstance(betas[0], Tensor) != isinstance(betas[1], Tensor):  # both: see beta1
+    if not is_pair or isinstance(betas[0], Tensor) != isinstance(
+        betas[1], Tensor
+    ):  # check_options rejects a pair of tensors
         raise ValueError(f"FusedEmaAdam: betas must be a pair of numbers, but it is {betas!r}")
     options = Options(group["lr"], group["ema_decay"], *betas, *[group[name] for name in _ADAM])
     check_options(options)
@@ -34,16 +36,16 @@ def options_of(group: dict[str, Any]) -> tuple[Options, "EmaSchedule"]:
 
 
 class CheckedOptions:
-    """The options of a group, which are checked again where they are not the objects of the last step."""
+    """Cached options of a group, which are parsed again if any of them is a different object."""
 
     def __init__(self) -> None:
         self._values: list[object] = []
         self._parsed: tuple[Options, EmaSchedule] | None = None
 
     def of(self, group: dict[str, Any]) -> "tuple[Options, EmaSchedule]":
-        """Take the options from the group."""
+        """Return the parsed options of a group."""
         values = list(group.values())
-        # A tensor or a list may have got other contents.
+        # Tensors and lists are mutable.
         is_fixed = not isinstance(group["lr"], Tensor) and isinstance(group["betas"], tuple)
         is_known = is_fixed and len(values) == len(self._values) and all(map(is_, values, self._values))
         if self._parsed is None or not is_known:
@@ -52,10 +54,9 @@ class CheckedOptions:
 
 
 class EmaSchedule(NamedTuple):
-    """The options of a parameter group that say how its averages are kept, in the group's names.
+    """The EMA schedule of a parameter group; the fields are options of the group.
 
-    The only counter is the parameter's ``step``, so a schedule goes on after a checkpoint is loaded, and stands still
-    in a step that is skipped.
+    It depends only on the parameter's ``step``, so it resumes from a checkpoint, and does not advance in skipped steps.
     """
 
     ema_decay: float
@@ -67,11 +68,11 @@ class EmaSchedule(NamedTuple):
 
     @property
     def is_constant(self) -> bool:
-        """Whether every step has the same decay."""
+        """Whether the decay is the same in every step."""
         return self.ema_warmup is None and self.ema_start_step == 0 and self.ema_update_every == 1
 
     def decay_at(self, step: int) -> float:
-        """Return the decay of a step; the first step is 1."""
+        """Return the decay of a step, counted from 1."""
         if step <= self.ema_start_step:
             return 0.0
         if (step - self.ema_start_step) % self.ema_update_every:
@@ -84,7 +85,7 @@ class EmaSchedule(NamedTuple):
         return self.ema_decay
 
     def decays_at(self, steps: Tensor) -> Tensor:
-        """Return the decays of steps that the host does not know, as float32 on their device."""
+        """Return the decays of steps on a device, as a float32 tensor."""
         since_start = steps - self.ema_start_step
         update = (since_start.clamp(min=0) // self.ema_update_every).to(torch.float32)
         if self.ema_warmup == "ratio":
@@ -99,7 +100,7 @@ class EmaSchedule(NamedTuple):
         return decays.masked_fill(since_start <= 0, 0.0)
 
     def check(self) -> None:
-        """Raise where an option is of another type or out of range."""
+        """Raise if an option has the wrong type or is out of range."""
         if self.ema_warmup not in _WARMUPS:
             raise ValueError(
                 f"FusedEmaAdam: ema_warmup must be None, 'ratio' or 'power', but it is {self.ema_warmup!r}"

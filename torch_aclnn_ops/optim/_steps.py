@@ -1,4 +1,4 @@
-"""One step on the lists of a parameter group, or on a buffer: scaled gradients, master weights, the average's decay."""
+"""One step on the lists of a parameter group or on a buffer: gradient scaling, master weights and EMA schedule."""
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Any
 
 from torch_aclnn_ops._call_log import log_call, log_detail
 from torch_aclnn_ops._torch_compat.optimizer import per_optimizer_state
-from torch_aclnn_ops.functional.ema_adam import why_unlike
+from torch_aclnn_ops.functional.ema_adam import mismatch
 from torch_aclnn_ops.ops import apply_fused_ema_adam_
 from torch_aclnn_ops.ops.ema_adam.kernels import (
     Options,
@@ -21,7 +21,7 @@ from torch_aclnn_ops.ops.ema_adam.kernels import (
 from torch_aclnn_ops.ops.ema_adam.step_progress import StepProgress, add_note
 from torch_aclnn_ops.optim._flat import FlatBuffer, FlatGroup
 from torch_aclnn_ops.optim._options import EmaSchedule
-from torch_aclnn_ops.optim._states import complete, describe_params, dtype_of_states, has_state
+from torch_aclnn_ops.optim._states import describe_params, dtype_of_states, has_state, init_missing_state
 
 import torch
 from torch import Tensor
@@ -29,14 +29,14 @@ from torch.amp.grad_scaler import OptState
 from torch.optim.optimizer import Optimizer
 
 _REAL = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-# Elements whose 16-bit gradients are widened at a time.
-_WIDENED_ELEMENTS = 2**24
+# Elements whose 16-bit gradients are upcast at a time.
+_UPCAST_ELEMENTS = 2**24
 
 
-def scaling_of(optimizer: Any, grad_scaler: Any = None) -> tuple[Tensor | None, Tensor | None]:
-    """Return the ``grad_scale`` and ``found_inf`` of a scaler.
+def grad_scaling(optimizer: Any, grad_scaler: Any = None) -> tuple[Tensor | None, Tensor | None]:
+    """Return ``grad_scale`` and ``found_inf`` of a gradient scaler.
 
-    ``torch.amp`` puts them on the optimizer; torch_npu passes its scaler as an argument.
+    ``torch.amp`` sets them as attributes of the optimizer; torch_npu passes its scaler as an argument.
     """
     if grad_scaler is None:
         return getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
@@ -49,13 +49,13 @@ def scaling_of(optimizer: Any, grad_scaler: Any = None) -> tuple[Tensor | None, 
 def step_lists(
     tensors: TensorLists, options: Options, schedule: EmaSchedule, progress: StepProgress, counts: Sequence[int] = ()
 ) -> None:
-    """Update parameters one by one, with their master weights where they have some.
+    """Update the parameters of a list.
 
-    ``rounded`` are the parameters, with gradients of their dtype; ``params`` are the same, or their master weights in
-    float32, and states have their dtype. ``counts`` are their steps, where the host knows those of a device.
+    ``tensors.rounded`` are the parameters, with gradients of their dtype; ``tensors.params`` are their float32 master
+    weights, or the same parameters. ``counts`` are their step counts, if known on the host.
     """
     if not all(map(is_plain, tensors.rounded)):
-        # The shards of a gradient have to be where those of its parameter are.
+        # A gradient must have the placements of its parameter.
         grads = [
             grad.redistribute(placements=param.placements) if hasattr(param, "placements") else grad  # type: ignore[attr-defined]
             for grad, param in zip(tensors.grads, tensors.rounded, strict=True)
@@ -84,21 +84,21 @@ def step_lists(
 
 
 def _update(tensors: TensorLists, options: Options, progress: StepProgress) -> None:
-    """Update with the decay in the options; gradients of parameters that have master weights are widened first."""
+    """Update with the decay in the options; gradients of parameters with master weights are upcast first."""
     is_rounded = [param.dtype != master.dtype for param, master in zip(tensors.rounded, tensors.params, strict=True)]
     if not any(is_rounded):
         update(tensors._replace(rounded=[]), options, progress)
         return
     update(tensors.select([not rounded for rounded in is_rounded])._replace(rounded=[]), options, progress)
     rounded = tensors.select(is_rounded)
-    for part in batches(rounded.params, _WIDENED_ELEMENTS):
+    for part in batches(rounded.params, _UPCAST_ELEMENTS):
         batch = rounded.part(part)
         grads = [grad.to(master.dtype) for grad, master in zip(batch.grads, batch.params, strict=True)]
         update(batch._replace(grads=grads), options, progress)
 
 
 def step_buffer(buffer: FlatBuffer, options: Options, schedule: EmaSchedule, progress: StepProgress) -> None:
-    """Update the parameters of a buffer that have gradients, as few long ones."""
+    """Update the parameters of a buffer that have gradients, as a few long tensors."""
     if options.found_inf is not None and not options.found_inf.is_cpu:
         buffer.are_counts_exact = False
     runs = buffer.gather()
@@ -113,23 +113,23 @@ def step_buffer(buffer: FlatBuffer, options: Options, schedule: EmaSchedule, pro
 
 
 def check_gradients(groups: list[dict[str, Any]], flat_groups: dict[int, FlatGroup]) -> None:
-    """Raise where a gradient is not one that a step takes."""
+    """Raise for gradients that a step does not support."""
     for i, group in enumerate(groups):
         flat_group = flat_groups.get(i)
         if flat_group is not None and not torch.compiler.is_compiling() and flat_group.has_own_grads():
             continue
         for j, param in enumerate(group["params"]):
             grad = param.grad
-            # torch sees to it that a gradient has its parameter's shape and device.
+            # PyTorch guarantees that a gradient has its parameter's shape and device.
             if grad is None or (grad.dtype is param.dtype in _REAL and grad.layout is torch.strided):
                 continue
-            problem = why_unlike(grad, param)
-            if problem:
-                raise RuntimeError(f"FusedEmaAdam: the gradient of parameter {j} of group {i} {problem}")
+            reason = mismatch(grad, param)
+            if reason:
+                raise RuntimeError(f"FusedEmaAdam: the gradient of parameter {j} of group {i} {reason}")
 
 
 def log_implementations(optimizer: Optimizer) -> None:
-    """Record what would update the parameters that have gradients, and update none."""
+    """Log which implementation would update each parameter that has a gradient, without updating it."""
     name = apply_fused_ema_adam_.name
     trained = [
         (param, dtype_of_states(param, group["master_weights"]))
@@ -139,7 +139,7 @@ def log_implementations(optimizer: Optimizer) -> None:
     ]
     for param, dtype in trained:
         state = dict(optimizer.state.get(param, {}))
-        complete(state, param, dtype)
+        init_missing_state(state, param, dtype)
         weights = state.get("master_params", param)
         implementation, reason = implementation_for(weights, state["exp_avg"], state["exp_avg_sq"], state["ema_params"])
         log_call(name, implementation, partial(str, reason))
@@ -147,11 +147,11 @@ def log_implementations(optimizer: Optimizer) -> None:
         log_detail(name, lambda: "not called, because no parameter has a gradient")
 
 
-def clear_used_gradients(optimizer: Optimizer, progress: StepProgress, error: BaseException) -> set[Tensor]:
-    """Take the gradients from the parameters that a failed step has updated, and name these.
+def clear_applied_gradients(optimizer: Optimizer, progress: StepProgress, error: BaseException) -> set[Tensor]:
+    """Set the gradients of parameters updated by a failed step to ``None``, and add a note to the exception.
 
     Returns:
-        These parameters, and those whose averages alone were updated.
+        These parameters, and those of which only the average was updated.
     """
     ends = [(step.data_ptr(), step.nbytes) for step in progress.updated]
     addresses = {address for first, size in ends for address in range(first, first + size, 8)}
@@ -162,9 +162,9 @@ def clear_used_gradients(optimizer: Optimizer, progress: StepProgress, error: Ba
         if has_state(optimizer.state, param) and optimizer.state[param]["step"].data_ptr() in addresses
     ]
     updated = [param for param in moved if param.grad is not None]
-    # In C, so that no signal comes in between.
+    # In C code, which no signal handler can interrupt.
     deque(map(setattr, updated, repeat("grad"), repeat(None)), maxlen=0)
-    # A GradScaler has set these, and would multiply by what it finds when it is asked again.
+    # A GradScaler has set these attributes, and would combine them with new ones when its step() is repeated.
     is_scaled = optimizer.__dict__.pop("found_inf", None) is not None
     if is_scaled:
         optimizer.__dict__.pop("grad_scale", None)

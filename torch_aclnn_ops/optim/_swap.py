@@ -1,4 +1,4 @@
-"""Parameters that hold their averages for a while, and get their weights back whatever happens."""
+"""The context manager that swaps averages into the parameters, and restores the weights in any event."""
 
 from contextlib import ContextDecorator, suppress
 from functools import partial
@@ -16,10 +16,10 @@ from torch import Tensor
 
 
 class Swap(ContextDecorator):
-    """The context manager of ``swap_ema_params``.
+    """The context manager returned by ``swap_ema_params``.
 
     Args:
-        optimizer: the optimizer, whose ``_exchange`` is what this has begun and not ended.
+        optimizer: The optimizer; its ``_exchange`` is set while a swap is active or incomplete.
     """
 
     _exchange: "Exchange | None" = None
@@ -38,7 +38,7 @@ class Swap(ContextDecorator):
                 exchange.enter()
                 self._call = call
             except BaseException:
-                exchange.give_up()
+                exchange.abort()
                 self._leave()
                 raise
         except BaseException:
@@ -55,7 +55,7 @@ class Swap(ContextDecorator):
             self._optimizer._calls.pop(self._call, None)
 
     def __del__(self) -> None:
-        # An interrupt before the first bytecode of __exit__ leaves it to this.
+        # Needed if an interrupt arrives before the first bytecode of __exit__.
         with suppress(Exception):
             self.__exit__()
 
@@ -66,13 +66,13 @@ class Swap(ContextDecorator):
 
 
 class Exchange:
-    """The averages in the place of the weights, which are copied aside before anything is written."""
+    """An exchange of weights and averages; the weights are copied aside before anything is written."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer, states = optimizer, optimizer.state
         self._fsdp_units = FsdpUnits(optimizer, f"{type(optimizer).__name__}.swap_ema_params")
         with torch.no_grad():
-            self._fsdp_units.reshard()  # before a look at the parameters: FSDP1 makes them views of whole weights
+            self._fsdp_units.reshard()  # before reading the parameters: FSDP1 makes them views of unsharded weights
         check_memory(optimizer.param_groups, states)
         self._owners = [param for param, state in states_of_params(states) if "ema_params" in state]
         self._params = [local(param) for param in self._owners]
@@ -80,8 +80,8 @@ class Exchange:
         with torch.no_grad():
             self._weights = [param.clone() for param in self._params]
         self._pending: tuple[list[_Write], list[object]] = [], []
-        self._kept: dict[Tensor, Exception] = {}  # which a device does not give their weights back, and why
-        self.is_inside = True  # the parameters are to hold their averages
+        self._kept: dict[Tensor, Exception] = {}  # parameters whose weights could not be restored, and why
+        self.is_inside = True  # whether the parameters should hold their averages
 
     @torch.no_grad()
     def enter(self) -> None:
@@ -90,13 +90,13 @@ class Exchange:
             param.copy_(average)
         self._fsdp_units.synchronize()
 
-    def give_up(self) -> None:
-        """Leave without a look at what the parameters hold."""
+    def abort(self) -> None:
+        """Prepare to restore the weights without updating the averages."""
         self._pending = self._restoring(), []
         self.is_inside = False
 
     def leave(self) -> None:
-        """Give the parameters their weights back; raise where a device refuses, after the others have theirs."""
+        """Restore the weights of all parameters; raise afterwards if a device failed for some of them."""
         try:
             with torch.no_grad():
                 self._fsdp_units.reshard()
@@ -108,9 +108,9 @@ class Exchange:
         if self._kept:
             error = next(iter(self._kept.values()))
             raise RuntimeError(
-                f"{method}: a device does not give parameters {describe_params(self._optimizer, self._kept)} their"
-                " weights back: they hold their averages, and all others have their weights. The weights of these are"
-                " kept on their device, and the next call of step(), state_dict() or swap_ema_params() writes them back"
+                f"{method}: the weights of parameters {describe_params(self._optimizer, self._kept)} could not be"
+                " restored: they hold their averages, and all others have their weights. Their weights are kept on"
+                " their device, and the next call of step(), state_dict() or swap_ema_params() restores them"
                 f" ({error})"
             ) from error
         if self._optimizer._exchange is self:  # not a later one
@@ -118,25 +118,25 @@ class Exchange:
         if errors:
             not_averaged, error = [write.owner for write, _ in errors], errors[0][1]
             raise RuntimeError(
-                f"{method}: all parameters have their weights back, but what was written to parameters"
-                f" {describe_params(self._optimizer, not_averaged)} inside the with block is not in their averages"
+                f"{method}: the weights of all parameters are restored, but in-place changes of parameters"
+                f" {describe_params(self._optimizer, not_averaged)} inside the with block are not in their averages"
                 f" ({error})"
             ) from error
         if repeated:
-            # What fails in a device's queue can end the queue, in which the second attempt is lost without a word.
+            # A failure can stop a device's queue, which then silently drops the second attempt.
             raise RuntimeError(
-                f"{method}: a device failed while the parameters got their weights back. What had failed was done"
-                f" again, and then raised nothing ({repeated[0]})"
+                f"{method}: a device failed while the weights were restored. The failed writes were repeated without"
+                f" an error ({repeated[0]})"
             ) from repeated[0]
 
     @torch.no_grad()
     def _write(self) -> "tuple[list[tuple[_Write, Exception]], list[Exception]]":
-        """Write what the parameters hold to their averages, and the weights to the parameters.
+        """Copy the parameters to their averages, and the weights to the parameters.
 
-        Return what failed twice, and the failures of what raised nothing when it was done again.
+        Returns the writes that failed twice, and the exceptions of writes that succeeded when they were repeated.
 
-        It can be repeated after any exception. Signals are handled between Python's bytecodes, so none comes between
-        the calls that ``map`` makes, and the list of results says at any time which were made.
+        It can be repeated after any exception. Python handles signals between bytecodes, so that no handler runs
+        between the calls made by ``map``, and the length of the list of results is the number of calls made.
         """
         if self.is_inside:
             self._pending = (
@@ -153,7 +153,7 @@ class Exchange:
             try:
                 results.extend(map(partial.__call__, calls[len(results) :]))
             except Exception as error:
-                if len(results) in failures:  # the second time: the others have their turn
+                if len(results) in failures:  # the second failure: continue with the next write
                     results.append(error)
                 else:
                     failures[len(results)] = error
@@ -164,7 +164,9 @@ class Exchange:
 
     def _averaging(self) -> "list[_Write]":
         return [
-            _Write(owner, False, partial(Tensor.copy_ if average.dtype == param.dtype else _take_over, average, param))
+            _Write(
+                owner, False, partial(Tensor.copy_ if average.dtype == param.dtype else _copy_changed, average, param)
+            )
             for owner, average, param in zip(self._owners, self._averages, self._params, strict=True)
         ]
 
@@ -181,8 +183,8 @@ class _Write(NamedTuple):
     call: Call
 
 
-def _take_over(average: Tensor, param: Tensor) -> None:
-    """Write what a parameter of 16 bits holds to its average, which keeps its digits where that is what it holds."""
-    param = param.to(average.device)  # trainers keep states on the host after training
+def _copy_changed(average: Tensor, param: Tensor) -> None:
+    """Copy changed elements of a 16-bit parameter to its float32 average; unchanged ones keep their precision."""
+    param = param.to(average.device)  # trainers may move states to the host after training
     is_untouched = average.to(param.dtype) == param
     average.copy_(torch.where(is_untouched, average, param.to(average.dtype)))

@@ -1,4 +1,4 @@
-"""The averages of parameters that have no gradient in a step, which go on as those of the others do."""
+"""Averages of parameters without a gradient, which continue to be updated in each step."""
 
 from functools import partial
 from typing import NamedTuple
@@ -13,9 +13,9 @@ from torch import Tensor
 
 
 class ParamsWithoutGrad(NamedTuple):
-    """The parameters of a group that were updated before this step and have no gradient in it, in lists.
+    """The parameters of a group that have a state but no gradient in this step, as lists.
 
-    ``weights`` are their master weights, where they have some.
+    ``weights`` are their master weights, if they have any.
     """
 
     weights: list[Tensor]
@@ -23,13 +23,13 @@ class ParamsWithoutGrad(NamedTuple):
     steps: list[Tensor]
 
 
-def average(
+def update_averages(
     params: ParamsWithoutGrad, steps: list[Tensor], options: Options, schedule: EmaSchedule, progress: StepProgress
 ) -> None:
-    """Move the averages towards the weights.
+    """Update the averages of these parameters.
 
-    The step counts of these parameters stand still, so a schedule goes by the parameter that has done the most steps:
-    ``steps`` are those of all parameters of the optimizer, after this step.
+    Their step counts do not advance, so the schedule uses the largest step count of all parameters of the optimizer:
+    ``steps`` are the counts after this step.
     """
     weight = 1 - _decay(steps, params.steps[0].device, schedule)
     found_inf = options.found_inf

@@ -1,4 +1,4 @@
-"""The optimizer inside of what others wrap around it."""
+"""Access to the optimizer inside wrappers of other libraries."""
 
 from torch_aclnn_ops.optim.fused_ema_adam import FusedEmaAdam
 
@@ -6,17 +6,17 @@ from torch.optim.optimizer import Optimizer
 
 
 def unwrap(optimizer: Optimizer) -> FusedEmaAdam:
-    """Return the :class:`FusedEmaAdam` inside of wrappers, for its own methods, such as ``swap_ema_params()``.
+    """Return the :class:`FusedEmaAdam` inside wrappers, to call its own methods, such as ``swap_ema_params()``.
 
-    A wrapper is an optimizer that has another one in ``optimizer`` or ``optim``, as what ``accelerator.prepare``
-    returns, and :class:`torch.distributed.optim.ZeroRedundancyOptimizer`, in which each rank's ``FusedEmaAdam`` has a
-    part of the parameters, and raises an error where its averages are asked for.
+    A wrapper has the wrapped optimizer as ``optimizer`` or ``optim``, for example the result of
+    ``accelerator.prepare``. In a :class:`torch.distributed.optim.ZeroRedundancyOptimizer` each rank's ``FusedEmaAdam``
+    has only some of the parameters, and its averaging methods raise.
 
     Args:
-        optimizer: a wrapper, or the optimizer itself.
+        optimizer: A wrapper, or the optimizer itself.
 
     Raises:
-        TypeError: there is no ``FusedEmaAdam`` inside.
+        TypeError: There is no ``FusedEmaAdam`` inside.
 
     Example:
         >>> import torch

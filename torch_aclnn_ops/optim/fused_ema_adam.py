@@ -1,4 +1,4 @@
-"""``FusedEmaAdam``: Adam or AdamW that keeps an exponential moving average of the weights (aclnnApplyFusedEmaAdam)."""
+"""``FusedEmaAdam``: Adam or AdamW with an exponential moving average of the weights (aclnnApplyFusedEmaAdam)."""
 
 from collections.abc import Callable
 from itertools import compress
@@ -13,15 +13,15 @@ from torch_aclnn_ops.optim._calls import exclusive
 from torch_aclnn_ops.optim._flat import FlatGroup
 from torch_aclnn_ops.optim._memory import check_memory, check_no_shared_memory
 from torch_aclnn_ops.optim._options import EmaSchedule, options_of
-from torch_aclnn_ops.optim._sharding import zero_that_makes_it
+from torch_aclnn_ops.optim._sharding import calling_zero_optimizer
 from torch_aclnn_ops.optim._states import (
     CachedState,
-    complete,
     dtype_of_states,
     has_state,
+    init_missing_state,
     sync_master_from_param,
 )
-from torch_aclnn_ops.optim._without_grad import ParamsWithoutGrad, average
+from torch_aclnn_ops.optim._without_grad import ParamsWithoutGrad, update_averages
 
 import torch
 from torch import Tensor
@@ -33,8 +33,8 @@ __all__ = ["FusedEmaAdam"]
 class FusedEmaAdam(AveragingOptimizer):
     r"""Adam, with L2 or decoupled weight decay, and an exponential moving average (EMA) of the weights, in one step.
 
-    With :math:`g_t` the gradient of step :math:`t`, negated if ``maximize``, every element of a parameter
-    :math:`\theta`, of its moments :math:`m` and :math:`v` and of its average :math:`s` goes through
+    With :math:`g_t` the gradient of step :math:`t`, negated if ``maximize``, a parameter :math:`\theta`, its moments
+    :math:`m` and :math:`v` and its average :math:`s` are updated element-wise by
 
     .. math::
         \begin{aligned}
@@ -48,48 +48,49 @@ class FusedEmaAdam(AveragingOptimizer):
         s_t &= \text{ema\_decay} \cdot s_{t-1} + (1 - \text{ema\_decay}) \, \theta_t
         \end{aligned}
 
-    That is :class:`torch.optim.AdamW`, or :class:`torch.optim.Adam` without ``decoupled_weight_decay``, followed by the
-    EMA of :mod:`torch.optim.swa_utils`, whose first update copies the weights: ``ema_start_step=1``. The state of a
-    parameter is made at its first step with a gradient: ``step``, ``exp_avg``, ``exp_avg_sq`` and ``ema_params``, the
-    average, which starts as a copy of the weights. A bfloat16 or float16 parameter also gets ``master_params``, its
-    weights in float32, and all its states are float32: an average in 16 bits loses every change of less than half a
-    unit in the last place, which at ``ema_decay=0.999`` is most of them.
-    A checkpoint of :class:`torch.optim.AdamW` or :class:`torch.optim.Adam`, or of MindSpeed's ``FusedEmaAdamW``, can be
-    loaded, and theirs can load one of this.
+    This is equivalent to :class:`torch.optim.AdamW`, or :class:`torch.optim.Adam` without ``decoupled_weight_decay``,
+    followed by the EMA of :mod:`torch.optim.swa_utils`; because the first EMA update there copies the weights, use
+    ``ema_start_step=1`` for the same averages. The state of a parameter is initialized in its first step with a
+    gradient: ``step``, ``exp_avg``, ``exp_avg_sq`` and ``ema_params``, a copy of the weights. For bfloat16 and float16
+    parameters it also has float32 ``master_params``, and all states are float32: a 16-bit EMA stalls, because most
+    updates round to zero.
+    Checkpoints of :class:`torch.optim.AdamW`, :class:`torch.optim.Adam` and MindSpeed's ``FusedEmaAdamW`` can be
+    loaded, and these can load the checkpoints of ``FusedEmaAdam``.
 
-    A parameter without a gradient, such as one that is frozen midway or an expert that gets no token, is not updated
-    in a step, but its average goes on to move towards its weights, as in
-    :class:`torch.optim.swa_utils.AveragedModel`, for a third of the time of an update; ``ema_without_grad=False`` stops
-    it. Only dense real tensors are trained; ``amsgrad`` is refused. Buffers of a model are not averaged.
+    A parameter without a gradient, such as a frozen one or an expert without tokens, is not updated in a step, but its
+    average is, as in :class:`torch.optim.swa_utils.AveragedModel`, for a third of the time of a full update;
+    ``ema_without_grad=False`` disables this. Sparse and complex gradients and ``amsgrad`` are not supported. Buffers of
+    a model are not averaged.
 
     Args:
-        params: the parameters, or pairs of names and parameters, or dicts of parameter groups, each with any of the
-            options below. Real floating-point, of any shape, on any device.
-        lr: the learning rate, finite and at least 0. A one-element tensor may be on the CPU or on the parameters'
-            device, which no step waits for.
-        betas: how much of the averages of the gradient and of its square is kept per step, each in [0, 1).
-        eps: is added to the denominator, outside the square root; finite and at least 0.
-        weight_decay: the weight decay :math:`\lambda`, finite and at least 0.
-        ema_decay: how much of the average of the weights is kept per step, in [0, 1].
-        decoupled_weight_decay: subtract the decay from the weights (AdamW), do not add it to the gradient (Adam).
-        bias_correction: divide the moments by :math:`1 - \beta^t`, because they start at 0.
-        maximize: go up the gradient instead of down.
-        ema_warmup: how the decay grows to ``ema_decay`` with the number n of updates of the average: not at all
-            (``None``), as (1 + n) / (10 + n) (``"ratio"``), or as 1 - (1 + n / gamma) ** -power (``"power"``).
+        params: Parameters, (name, parameter) pairs, or dicts of parameter groups, each with any of the options below.
+            Real floating point, of any shape, on any device.
+        lr: Learning rate, finite and at least 0. A one-element tensor may be on the CPU or on the parameters' device;
+            a step never synchronizes with it.
+        betas: Decay of the averages of the gradient and of its square, each in [0, 1).
+        eps: Term added to the denominator, outside the square root; finite and at least 0.
+        weight_decay: Weight decay coefficient :math:`\lambda`, finite and at least 0.
+        ema_decay: Decay of the average of the weights, in [0, 1].
+        decoupled_weight_decay: Use decoupled weight decay (AdamW) instead of L2 regularization (Adam).
+        bias_correction: Divide the moments by :math:`1 - \beta^t`.
+        maximize: Maximize the objective instead of minimizing it.
+        ema_warmup: Warm-up of the decay to ``ema_decay`` with the number n of updates of the average: none (``None``),
+            (1 + n) / (10 + n) (``"ratio"``), or 1 - (1 + n / gamma) ** -power (``"power"``).
         ema_warmup_gamma: gamma of ``"power"``, in updates; above 0.
         ema_warmup_power: power of ``"power"``; above 0.
-        ema_start_step: for the first ``ema_start_step`` steps the average equals the weights; at least 0. With 0 it
-            starts from the initial weights, with 1 it is that of :class:`torch.optim.swa_utils.AveragedModel`.
-        ema_update_every: steps from one update of the average to the next; at least 1.
-        master_weights: keep float32 weights and states for 16-bit parameters. Without, their states have their dtype.
-        ema_without_grad: let averages go on in steps in which their parameters have no gradient.
-        flatten: keep weights, gradients and states of the parameters of a group in one buffer each, so that an NPU
-            has one launch to do instead of one per parameter. Parameters become views of it in the first step. Some
-            stay as they are: those that share their memory with another tensor, and tensor subclasses.
+        ema_start_step: Number of steps in which the average equals the weights; at least 0. With 0 it starts from the
+            initial weights, with 1 it matches :class:`torch.optim.swa_utils.AveragedModel`.
+        ema_update_every: Number of steps between updates of the average; at least 1.
+        master_weights: Keep float32 weights and states for 16-bit parameters. If false, states have the parameter's
+            dtype.
+        ema_without_grad: Also update the averages of parameters that have no gradient in a step.
+        flatten: Keep weights, gradients and states of a group in one contiguous buffer each, for one launch per buffer
+            on an NPU instead of one per parameter. Parameters become views of it in the first step, except those that
+            share their storage with another tensor, and tensor subclasses.
 
     Raises:
-        TypeError: an option is not a number, or not a bool where one is wanted.
-        ValueError: an option is out of range, or two parameters share memory.
+        TypeError: An option has the wrong type.
+        ValueError: An option is out of range, or two parameters share memory.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -111,7 +112,7 @@ class FusedEmaAdam(AveragingOptimizer):
         ``ExponentialMovingAverage(num_updates)`` and of timm's ``ModelEmaV3``.
     """
 
-    # torch.amp.GradScaler leaves the scale, and what to do about infinities, to the step.
+    # With this, torch.amp.GradScaler passes grad_scale and found_inf to step().
     _step_supports_amp_scaling = True
 
     def __init__(
@@ -159,20 +160,20 @@ class FusedEmaAdam(AveragingOptimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters with options of their own; missing options are those of the constructor.
+        """Add a parameter group; missing options default to those of the constructor.
 
         Args:
             param_group: ``params`` and any options.
 
         Raises:
-            TypeError: an option is not a number, or not a bool where one is wanted.
-            ValueError: an option is out of range, a parameter is in another group already, or two share memory.
+            TypeError: An option has the wrong type.
+            ValueError: An option is out of range, a parameter is already in another group, or two share memory.
         """
         if isinstance(param_group, dict):
             options_of({**self.defaults, **param_group})
         super().add_param_group(param_group)
         try:
-            zero = zero_that_makes_it()  # gives each rank some of its parameters
+            zero = calling_zero_optimizer()  # its groups also have the parameters of other ranks
             check_no_shared_memory(self.param_groups if zero is None else zero.param_groups)
         except BaseException:
             self.param_groups.pop()
@@ -189,26 +190,27 @@ class FusedEmaAdam(AveragingOptimizer):
     def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> float | None:
         """Update every parameter that has a gradient, and its average.
 
-        All options and gradients are checked before any parameter is updated. Under a :class:`torch.amp.GradScaler`
-        the step divides the gradients by the scale, and where the scaler has found an infinity nothing moves.
+        All options and gradients are checked before any parameter is updated. With a :class:`torch.amp.GradScaler` the
+        step unscales the gradients, and is skipped if the scaler has found infs or nans.
 
-        A step that fails, or is interrupted, can be repeated. Each parameter, or run of neighbours of a flattened
-        group, is updated with its step count, moments, master weights and average as a whole, or not at all. Those that
-        were updated have ``grad = None`` after the exception, so that a second call updates the others only; a note of
-        the exception names them. Gradients that are computed anew, also by ``closure``, are those of a new step. What a
-        :class:`torch.amp.GradScaler` began, it has to repeat. After an NPU is lost, load a checkpoint.
+        A step that fails or is interrupted can be repeated. Each parameter, or run of adjacent parameters of a
+        flattened group, is updated atomically with its step count, moments, master weights and average. After an
+        exception, updated parameters have ``grad = None``, so that a second call updates only the others; a note on the
+        exception lists them. With recomputed gradients, also by ``closure``, a repeated call is a new step. A step of a
+        :class:`torch.amp.GradScaler` must be repeated through the scaler. If an NPU is lost, load a checkpoint.
 
         Args:
-            closure: computes the loss and the gradients, and returns the loss.
+            closure: Recomputes the loss and the gradients, and returns the loss.
             **kwargs: ``grad_scaler``, which ``torch_npu.npu.amp.GradScaler`` passes.
 
         Returns:
-            What ``closure`` returned.
+            The result of ``closure``.
 
         Raises:
-            RuntimeError: a gradient is sparse, complex or unlike its parameter, a parameter has another shape than its
-                state, or this is inside ``swap_ema_params``, or another thread is in a method of the optimizer.
-            ValueError: an option of a group is out of range, or two parameters have come to share memory.
+            RuntimeError: A gradient is sparse, complex or does not match its parameter, the shapes of a parameter and
+                its state differ, this is called inside ``swap_ema_params``, or another thread is calling a method of
+                the optimizer.
+            ValueError: An option is out of range, or two parameters share memory.
         """
         is_compiling = torch.compiler.is_compiling()
         loss = None
@@ -220,7 +222,7 @@ class FusedEmaAdam(AveragingOptimizer):
             finally:
                 self._in_closure = False
             if not is_compiling:
-                self._make_whole("step")  # the closure may have left a swap
+                self._finish_failed_work("step")  # a swap in the closure may have failed
         parsed = [
             options_of(group) if is_compiling else self._checked_options[i].of(group)
             for i, group in enumerate(self.param_groups)
@@ -229,7 +231,7 @@ class FusedEmaAdam(AveragingOptimizer):
         if have_moved and not is_compiling:
             check_memory(self.param_groups, self.state)
         _steps.check_gradients(self.param_groups, self._flat_groups)
-        grad_scale, found_inf = _steps.scaling_of(self, **kwargs)
+        grad_scale, found_inf = _steps.grad_scaling(self, **kwargs)
         if found_inf is not None and not is_compiling and found_inf.is_cpu and found_inf:
             return loss
         if grad_scale is not None or found_inf is not None:
@@ -247,7 +249,7 @@ class FusedEmaAdam(AveragingOptimizer):
             self._step_groups(parsed, self._flatten, have_moved, progress)
         except BaseException as error:
             self._progress = progress
-            self._updated |= _steps.clear_used_gradients(self, progress, error)
+            self._updated |= _steps.clear_applied_gradients(self, progress, error)
             raise
         self._updated.clear()
         if have_moved:
@@ -269,11 +271,11 @@ class FusedEmaAdam(AveragingOptimizer):
             if tensors.params:
                 _steps.step_lists(tensors, options, schedule, progress)
                 if not torch.compiler.is_compiling():
-                    self._cached[i].remember_own_writes()
+                    self._cached[i].record_versions()
             steps += tensors.steps
         for without_grad, (options, schedule) in zip(all_without_grad, parsed, strict=True):
             if without_grad.averages:
-                average(without_grad, steps + without_grad.steps, options, schedule, progress)
+                update_averages(without_grad, steps + without_grad.steps, options, schedule, progress)
 
     def _step_flat(
         self,
@@ -289,41 +291,43 @@ class FusedEmaAdam(AveragingOptimizer):
         group, flat_group = self.param_groups[i], self._flat_groups.get(i)
         if flat_group is None or not flat_group.is_current(group, self.state, have_moved):
             flat_group = self._flat_groups[i] = FlatGroup(group, self.state, flat_group)
-            flat_group.take_params()
+            flat_group.replace_params()
         for buffer in flat_group.buffers:
             _steps.step_buffer(buffer, options, schedule, progress)
             self._warn(buffer.lacks_averages)
             steps.append(buffer.steps)
             if group["ema_without_grad"]:
-                for listed, of_buffer in zip(without_grad, buffer.without_grad(self._updated), strict=True):
-                    listed += of_buffer
+                for listed, from_buffer in zip(without_grad, buffer.without_grad(self._updated), strict=True):
+                    listed += from_buffer
         return flat_group.rest
 
     def _init_group(self, i: int, is_flattened: bool, have_moved: bool, *lists: list[Tensor]) -> None:
-        """Fill ``TensorLists`` and ``ParamsWithoutGrad`` with what is not flattened.
+        """Fill ``TensorLists`` and ``ParamsWithoutGrad`` with the parameters that are not flattened.
 
-        torch.compile knows a method of this name: it does not trace it, and takes numbers and lists for arguments.
+        Dynamo special-cases optimizer methods of this name: it calls them without tracing, and supports only numbers
+        and lists as arguments.
         """
         group, cached = self.param_groups[i], self._cached.get(i)
         all_params = self._flat_groups[i].rest if is_flattened else group["params"]
         if cached is None or have_moved or not cached.is_current(all_params, self.state) or cached.new_params():
             for param in all_params:
                 if param.grad is not None or has_state(self.state, param):
-                    self._warn(complete(self.state[param], param, dtype_of_states(param, group["master_weights"])))
+                    dtype = dtype_of_states(param, group["master_weights"])
+                    self._warn(init_missing_state(self.state[param], param, dtype))
             cached = self._cached[i] = CachedState(all_params, self.state)
-        if cached.were_params_written():
+        if cached.are_params_modified():
             for master, param in zip(cached.masters, cached.params, strict=True):
                 if master is not param:
                     sync_master_from_param(local(master), local(param))
         all_grads = [param.grad for param in cached.params]
         has_grad = [grad is not None for grad in all_grads]
-        of_params: tuple[list[Any], ...] = (cached.masters, all_grads, *cached.lists, cached.params)
+        all_lists: tuple[list[Any], ...] = (cached.masters, all_grads, *cached.lists, cached.params)
         has_all = all(has_grad)
-        for listed, of_all in zip(lists[:7], of_params, strict=True):
-            listed += of_all if has_all else compress(of_all, has_grad)
+        for listed, values in zip(lists[:7], all_lists, strict=True):
+            listed += values if has_all else compress(values, has_grad)
         if group["ema_without_grad"] and not has_all:
             is_averaged = [
                 not has and param not in self._updated for has, param in zip(has_grad, cached.params, strict=True)
             ]
-            for listed, of_all in zip(lists[7:], (cached.masters, *cached.lists[2:]), strict=True):
-                listed += compress(of_all, is_averaged)
+            for listed, values in zip(lists[7:], (cached.masters, *cached.lists[2:]), strict=True):
+                listed += compress(values, is_averaged)

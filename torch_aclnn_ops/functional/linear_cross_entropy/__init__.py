@@ -1,9 +1,9 @@
-"""The cross entropy of a linear layer's outputs, without the outputs.
+"""Linear layer with cross entropy loss, without materializing the logits.
 
-A call goes from the function here to ``implementations``, which chooses one: it weighs rows and reduces by ``losses``,
-is differentiated by ``autograd``, and runs the kernels in :mod:`torch_aclnn_ops.ops.linear_cross_entropy`.
-``_arguments`` says what the arguments must be, ``row_functions`` has the mathematics of some rows, and
-``vocab_parallel`` the statistics of a vocabulary that is spread over processes.
+The function in this module calls ``implementations``, which chooses one implementation. It weights and reduces rows
+with ``losses``, is differentiated by ``autograd``, and runs the kernels in
+:mod:`torch_aclnn_ops.ops.linear_cross_entropy`. ``_arguments`` checks the arguments, ``row_functions`` has the
+differentiable mathematics, and ``vocab_parallel`` computes the statistics of a vocabulary sharded over processes.
 """
 
 from collections.abc import Collection, Sequence
@@ -20,14 +20,14 @@ from torch_aclnn_ops.functional.linear_cross_entropy._arguments.options import (
     check_number,
     check_outputs,
 )
-from torch_aclnn_ops.functional.linear_cross_entropy._arguments.shift import check_shift, to_labels, to_rows
+from torch_aclnn_ops.functional.linear_cross_entropy._arguments.shift import check_shift, shift_results, shift_targets
 from torch_aclnn_ops.functional.linear_cross_entropy._arguments.torch_function import (
     TorchArguments,
     are_plain,
     is_supported,
 )
 from torch_aclnn_ops.functional.linear_cross_entropy._distributed import local_arguments
-from torch_aclnn_ops.functional.linear_cross_entropy._fsdp import call_in_forward
+from torch_aclnn_ops.functional.linear_cross_entropy._fsdp import call_in_fsdp_forward
 from torch_aclnn_ops.functional.linear_cross_entropy.autograd import StatisticsFunction
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput, LossOptions
 from torch_aclnn_ops.functional.linear_cross_entropy.types import Name, Options, OutputName
@@ -44,7 +44,7 @@ __all__ = ["LinearCrossEntropyOutput", "StatisticsFunction", "linear_cross_entro
 
 
 @overload
-def linear_cross_entropy(  # type: ignore[overload-overlap]  # the first that fits is used
+def linear_cross_entropy(  # type: ignore[overload-overlap]  # the first match applies
     input: Tensor, linear_weight: Tensor, target: Tensor, *, outputs: tuple[()] = ..., **options: Unpack[Options]
 ) -> Tensor: ...
 @overload
@@ -81,79 +81,80 @@ def linear_cross_entropy(
     reduce_input_grad: bool = True,
     fsdp_module: Module | None = None,
 ) -> Tensor | LinearCrossEntropyOutput:
-    """Compute the cross entropy of ``linear(input, linear_weight, linear_bias)`` without holding these logits.
+    """Compute the cross entropy of ``linear(input, linear_weight, linear_bias)`` without materializing all logits.
 
-    A drop-in for :func:`torch.nn.functional.linear_cross_entropy`, with two differences: memory is always that of the
-    logits of a few rows (also with label smoothing, probabilities as targets, and in every derivative), and float16 and
-    bfloat16 inputs give a float32 loss, whose gradients are summed in float32.
+    A drop-in replacement for :func:`torch.nn.functional.linear_cross_entropy`, with two differences: only the logits of
+    one chunk of rows are materialized at a time (also with label smoothing, probability targets, and in every
+    derivative), and float16 and bfloat16 inputs return a float32 loss, whose gradients are accumulated in float32.
 
-    The rows are cut in chunks. Where the loss is a scalar and a gradient is needed, the forward pass makes the
-    gradients of input, head and bias that are needed together with the loss (three matrix products); the backward pass
-    multiplies them by the loss's own. With ``"none"``, and for whatever is differentiated twice, the logits are
-    computed again in the backward pass. On a CPU, ignored rows are left out of all products.
+    If the loss is a scalar and a gradient is needed, the forward pass computes the gradients of input, head and bias
+    together with the loss (three matrix products), and the backward pass multiplies them by the gradient of the loss.
+    With ``"none"``, and for double backward, the logits are recomputed in the backward pass. On the CPU, ignored rows
+    are skipped.
 
     Args:
-        input: rows, shape (H,), (N, H) or (B, T, H), floating point.
-        linear_weight: the head, shape (C, H), or (C, d_1, ..., d_K, H) for a K-dimensional loss; input's dtype.
-        target: class indices (int64 or uint8), shape () or (N,) or (B, T) or (N, d_1, ..., d_K); or probabilities of
-            input's kind of dtype, shape (C,) or (N, C) or (B, T, C) or (N, C, d_1, ..., d_K).
-        linear_bias: added to the logits, ``linear_weight``'s shape without H.
-        weight: factor of each class, shape (C,), in input's dtype or float32; differentiable with probabilities only.
+        input: Hidden states, shape (H,), (N, H) or (B, T, H), floating point.
+        linear_weight: Weight of the head, shape (C, H), or (C, d_1, ..., d_K, H) for a K-dimensional loss; input's
+            dtype.
+        target: Class indices (int64 or uint8), shape () or (N,) or (B, T) or (N, d_1, ..., d_K); or probabilities,
+            floating point, shape (C,) or (N, C) or (B, T, C) or (N, C, d_1, ..., d_K).
+        linear_bias: Bias of the head, ``linear_weight``'s shape without H.
+        weight: Rescaling factor of each class, shape (C,), in input's dtype or float32; differentiable with
+            probabilities only.
         reduction: ``"none"``, ``"mean"`` (divided by the weights of the targets that are not
             ignored) or ``"sum"``.
-        ignore_index: class index whose rows are ignored, -100 by default; only with class indices.
-        label_smoothing: share of the uniform distribution in the target, from 0 to 1.
-        options: torch's options, with torch 2.13 and later. ``batch_chunk_size`` is used as ``chunk_size``; the others
-            promise what always holds here (accumulation in float32, a backward that can be repeated).
-        softcap: if given, logits z become ``softcap * tanh(z / softcap)``; beyond the largest number of their dtype, it
-            leaves them as they are.
-        lse_square_scale: adds the z-loss ``lse_square_scale * logsumexp(z)^2`` to each row's loss; class weights do not
+        ignore_index: Class index whose rows are ignored, -100 by default; only with class indices.
+        label_smoothing: Weight of the uniform distribution in the target, from 0 to 1.
+        options: PyTorch's options, with torch 2.13 and later. ``batch_chunk_size`` is used as ``chunk_size``; the
+            guarantees of the others always hold here (accumulation in float32, a backward that can be repeated).
+        softcap: If given, logits z become ``softcap * tanh(z / softcap)``; a no-op if it exceeds the largest number of
+            their dtype.
+        lse_square_scale: Adds the z-loss ``lse_square_scale * logsumexp(z)^2`` to each row's loss; class weights do not
             apply to it, and ``"mean"`` divides it by the number of rows that are not ignored.
-        temperature: divides the logits, after the softcap.
-        shift: how many places a label stands behind the row that predicts it, ``True`` for 1: ``target[..., t]`` is
-            that of row ``t - shift``, as in a causal language model, whose input needs no copy then. The first labels
-            of a sequence have no row, and count as ignored. ``token_weight`` goes with the labels, and so do all
-            results that have the shape of class indices.
-        token_weight: factor of each row's loss, shape of class indices, floating point, differentiable. ``"mean"``
-            divides by the sum of these factors, as it does by those of the classes.
-        zero_if_all_ignored: the mean is 0 if all rows are ignored; by default it is nan, as torch's. Its gradients are
-            0 anyway.
-        outputs: names of other results, fields of :class:`LinearCrossEntropyOutput`; log-probabilities, entropy,
-            log-sum-exp and z-loss have derivatives.
-        chunk_size: rows whose logits are held at a time. ``"auto"`` lets the kernels choose; only then, and without
-            ``max_memory``, the fused operators are used.
-        max_memory: bytes that may be held beyond arguments and results (logits, and float32 sums of 16-bit gradients;
-            rows of the input's size are not counted); chooses the chunk size. ``torch_aclnn_ops.explain`` shows what
-            came out. Too little is refused before any work, for the backward pass too.
-        process_group: processes that share the vocabulary, a :class:`torch.distributed.ProcessGroup`. Then
-            ``linear_weight`` and ``linear_bias`` are this rank's rows, those after the lower ranks' rows, of which
-            there may be any number on a rank, also none; the other arguments are those of the whole vocabulary and the
-            same on every rank, and so are the results. All ranks must make the call, and differentiate the same loss.
-            A call has one collective, and its backward pass another one. The ranks compare their calls in it: where
-            head, input, targets or options do not fit each other, every rank raises the same ValueError; where that
-            would wait for a device, in transforms and in compiled code, all results are nan.
-        vocab_sizes: number of ``linear_weight``'s rows on each rank; without it every call asks for them in one more
-            collective, whose result the CPU waits for, and which also compares the numbers of input's rows: with
-            ``vocab_sizes``, different numbers of rows are an error of the collective's own.
-        reduce_input_grad: with ``process_group``, sum the gradient of ``input`` over the ranks, in float32. ``False``
-            leaves it this rank's part, for instance for a reduce-scatter.
-        fsdp_module: the model with ``linear_weight`` and ``linear_bias``, parameters that
-            :func:`torch.distributed.fsdp.fully_shard` has sharded. The call is made as a forward pass of the sharded
-            module: the weights are whole in it and have the ``param_dtype`` of its policy, as the input has, and
-            gradients are reduced and averaged as those of other parameters. All ranks must make the call, with rows of
-            their own. Where the weights are whole anyway (in the forward pass of the module, or in a model that is not
-            sharded) it changes nothing.
+        temperature: Divides the logits, after the softcap.
+        shift: Number of positions by which labels are shifted, ``True`` for 1: ``target[..., t]`` is the label of row
+            ``t - shift``, as in a causal language model, without a copy of the input. The first labels of a sequence
+            have no row and are ignored. ``token_weight``, and all results with the shape of class indices, are shifted
+            as the labels are.
+        token_weight: Weight of each row's loss, shape of class indices, floating point, differentiable. ``"mean"``
+            divides by the sum of the weights.
+        zero_if_all_ignored: Return 0 for the mean if all rows are ignored, instead of nan as in PyTorch. The gradients
+            are 0 in either case.
+        outputs: Names of further results, fields of :class:`LinearCrossEntropyOutput`; log-probabilities, entropy,
+            log-sum-exp and z-loss are differentiable.
+        chunk_size: Number of rows whose logits are materialized at a time. ``"auto"`` chooses it; CANN's fused
+            operators are used only then, and without ``max_memory``.
+        max_memory: Bytes that may be allocated besides arguments and results (logits, and float32 accumulators of
+            16-bit gradients, but not rows of the input's size); determines the chunk size, which
+            ``torch_aclnn_ops.explain`` shows. Raises before any computation if it is too small for forward or backward.
+        process_group: The :class:`torch.distributed.ProcessGroup` over which the vocabulary is sharded.
+            ``linear_weight`` and ``linear_bias`` are this rank's shards, in rank order, of any size including 0. The
+            other arguments refer to the full vocabulary and must be the same on every rank, as the results are. All
+            ranks must make the call, and differentiate the same loss. The forward pass has one collective and the
+            backward pass another one. The ranks compare their arguments in it: if head, input, targets or options do
+            not match, every rank raises the same ValueError; if that would synchronize with a device, in transforms and
+            in compiled code, all results are nan.
+        vocab_sizes: Number of ``linear_weight``'s rows on each rank. Without it every call exchanges them in an
+            additional, synchronizing collective, which also compares the numbers of input rows; with ``vocab_sizes``,
+            different numbers of rows fail inside the collective.
+        reduce_input_grad: With ``process_group``, sum the gradient of ``input`` over the ranks, in float32. ``False``
+            returns this rank's partial gradient, for instance for a reduce-scatter.
+        fsdp_module: The model that owns the parameters ``linear_weight`` and ``linear_bias``, sharded by
+            :func:`torch.distributed.fsdp.fully_shard`. The call runs as a forward pass of the sharded module: the
+            parameters are unsharded and, like the input, cast to the ``param_dtype`` of its policy, and gradients are
+            reduced as for other parameters. All ranks must make the call, each with its own rows. It is a no-op if the
+            parameters are not sharded, or already unsharded in the module's forward pass.
 
     Returns:
-        The loss: 0-dim, or with ``"none"`` of the shape of class indices; float32 for 16-bit inputs. With ``outputs``,
-        a :class:`LinearCrossEntropyOutput`. On other devices than the CPU, where a check would wait for the device, a
-        class index outside the classes gives a loss of nan.
+        The loss: a scalar, or for ``"none"`` a tensor with the shape of class indices; float32 for 16-bit inputs. With
+        ``outputs``, a :class:`LinearCrossEntropyOutput`. Where a check would synchronize with a device, a class index
+        out of range gives a loss of nan.
 
     Raises:
-        IndexError: a class index is outside the classes (on a CPU, in eager mode; elsewhere its loss is nan).
-        RuntimeError: shapes or dtypes do not fit each other; ``label_smoothing`` is outside [0, 1].
-        TypeError: an argument is of a wrong type.
-        ValueError: an argument has a value that is not among those above, or not the same on every rank.
+        IndexError: A class index is out of range (on the CPU in eager mode; otherwise the loss is nan).
+        RuntimeError: Shapes or dtypes do not match; ``label_smoothing`` is outside [0, 1].
+        TypeError: An argument has the wrong type.
+        ValueError: An argument has an invalid value, or differs between ranks.
 
     Example:
         >>> import math, torch
@@ -171,7 +172,7 @@ def linear_cross_entropy(
     Wijmans et al., "Cut Your Losses in Large-Vocabulary Language Models" (2024).
     """
     if fsdp_module is not None:
-        return call_in_forward(linear_cross_entropy, locals())
+        return call_in_fsdp_forward(linear_cross_entropy, locals())
     given = TorchArguments(input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing)
     if not are_plain(input, linear_weight, target, linear_bias, weight, token_weight):
         given, token_weight, process_group, vocab_sizes = local_arguments(
@@ -182,10 +183,10 @@ def linear_cross_entropy(
         shards = shards_of(process_group, vocab_sizes, given, outputs)
     logit_options = check_logit_options(softcap, temperature, chunk_size, max_memory, options)
     square_scale = check_number("lse_square_scale", lse_square_scale)
-    asked = check_outputs(outputs)
+    requested = check_outputs(outputs)
     places = 0 if shift is False else check_shift(shift, given.target, given.linear_weight)
     if places:
-        given, token_weight = to_rows(given, token_weight, places)
+        given, token_weight = shift_targets(given, token_weight, places)
     classes = None if shards is None else shards.total
     is_valid = is_supported(given, classes)
     if not is_valid or is_disabled():
@@ -196,12 +197,12 @@ def linear_cross_entropy(
             "shift": places != 0,
             "token_weight": token_weight is not None,
             "zero_if_all_ignored": zero_if_all_ignored,
-            "outputs": bool(asked),
+            "outputs": bool(requested),
         }
         if not is_valid or not (any(ours.values()) or given.input.dim() > 2 or shards):
             return call_torch_or_raise(given, classes, options, **ours)
     ignored = -100 if ignore_index is None else ignore_index
-    loss_options = LossOptions(reduction, ignored, float(label_smoothing), square_scale, zero_if_all_ignored, asked)
+    loss_options = LossOptions(reduction, ignored, float(label_smoothing), square_scale, zero_if_all_ignored, requested)
     call = implementations.prepare(given, token_weight, logit_options, loss_options, shards, reduce_input_grad)
     result = implementations.choose(call)(call)
-    return to_labels(result, places) if places else result
+    return shift_results(result, places) if places else result

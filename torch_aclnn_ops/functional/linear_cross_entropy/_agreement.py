@@ -1,7 +1,7 @@
-"""Whether the processes that share a vocabulary make the same call: the same rows, options, and cut of the vocabulary.
+"""Check that all ranks of a vocab-parallel call pass the same rows, options and shard sizes.
 
-Each process sends a few numbers of its call along with its statistics, so that all see whether they differ, and raise
-the same error. Where looking at them would wait for a device, or is not possible, the results become nan instead.
+Each rank sends a summary of its arguments along with its statistics, so that all ranks detect a mismatch and raise the
+same error. If the values cannot be read, or only by synchronizing with a device, the results become nan instead.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,28 +15,28 @@ import torch
 from torch import Tensor
 
 REDUCTIONS = ("none", "mean", "sum")
-_EXACT = 2**24  # float32 has every whole number up to it
-_FEATURES = 4  # of a row that is compared
-_ROWS = 3  # that are compared
-# Copies of a row may have been computed in another order, in 16 bits; rows of different data differ by more.
+_EXACT = 2**24  # float32 represents all integers up to it
+_FEATURES = 4  # compared per row
+_ROWS = 3  # compared
+# The same row may have been computed in a different order, in 16 bits; different rows differ by more.
 _TOLERANCE = 2.0**-4
-_OWN_ROWS = "; if every rank has rows of its own, as with FSDP2, give fsdp_module instead of process_group"
+_OWN_ROWS = "; if every rank has its own rows, as with FSDP2, pass fsdp_module instead of process_group"
 
 
 class Call(NamedTuple):
-    """What every process must say of a call, in numbers; but for ``excess``, the same on all."""
+    """The arguments of a call as numbers, which must be the same on all ranks, except for ``excess``."""
 
     rows: int
     features: int
     vocab_sizes: int  # a hash
-    reduction: int  # place in REDUCTIONS
+    reduction: int  # index in REDUCTIONS
     label_smoothing: float
     lse_square_scale: float
     softcap: float  # 0 for none
     temperature: float
     has_probabilities: bool
     is_differentiated: bool
-    excess: int  # of this rank's rows of the head over those of vocab_sizes
+    excess: int  # this rank's head rows minus its entry of vocab_sizes; must be 0
 
 
 _WORDS: dict[str, tuple[str, Callable[[float], object] | None, str]] = {
@@ -53,19 +53,19 @@ _WORDS: dict[str, tuple[str, Callable[[float], object] | None, str]] = {
     "target": ("target", None, _OWN_ROWS),
     "input": ("input", None, _OWN_ROWS),
 }
-_SAME = [*Call._fields[:-1], "target"]  # fields that are compared exactly
+_SAME = [*Call._fields[:-1], "target"]  # fields compared exactly
 _PROBES = 2 * _ROWS * _FEATURES
 SIZE = len(_SAME) + 1 + _PROBES
 
 
 @assume_constant_result
-def hash_of(sizes: tuple[int, ...]) -> int:
-    """Return a number for a cut of the vocabulary, which float32 can hold."""
+def hash_sizes(sizes: tuple[int, ...]) -> int:
+    """Return a hash of the shard sizes that float32 represents exactly."""
     return crc32(repr(sizes).encode()) % _EXACT
 
 
 def summarize(call: Call, input: Tensor, target: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the numbers that a process sends of its call, shape (SIZE,), without derivatives."""
+    """Return the summary that a rank sends of its call, shape (SIZE,), detached."""
     input, target = input.detach(), target.detach()
     if target.is_floating_point():
         fingerprint, probes = input.new_zeros(1, dtype=dtype), [_probe(input, dtype), _probe(target, dtype)]
@@ -80,12 +80,12 @@ def summarize(call: Call, input: Tensor, target: Tensor, dtype: torch.dtype) -> 
 def _constants(numbers: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type == "cpu" or torch.compiler.is_compiling():
         return torch.tensor(numbers, dtype=dtype, device=device)
-    # Pinned, so that the copy does not wait for the device.
+    # Pinned, so that the copy is asynchronous.
     return torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "npu").to(device, non_blocking=True)
 
 
 def _probe(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return some numbers of the first row, the one in the middle and the last, shape (_ROWS * _FEATURES,)."""
+    """Return the first features of the first, middle and last row, shape (_ROWS * _FEATURES,)."""
     number, features = rows.shape
     if number == 0:
         return rows.new_zeros(_ROWS * _FEATURES, dtype=dtype)
@@ -93,14 +93,14 @@ def _probe(rows: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.nn.functional.pad(some, (0, max(_FEATURES - features, 0))).reshape(-1)
 
 
-def agree(summaries: Tensor, sizes: tuple[int, ...]) -> Tensor | None:
-    """Compare the summaries of all processes, shape (processes, SIZE).
+def compare_summaries(summaries: Tensor, sizes: tuple[int, ...]) -> Tensor | None:
+    """Compare the summaries of all ranks, shape (ranks, SIZE).
 
     Returns:
-        ``None`` if they agree, or a factor for the results: 1, or nan if they do not.
+        ``None`` if the values can be read. Otherwise a factor for the results: 1 if they match, else nan.
 
     Raises:
-        ValueError: they do not agree, and the values can be read.
+        ValueError: The summaries do not match, and the values can be read.
     """
     spread = summaries.amax(0) - summaries.amin(0)
     same, excess, probes = (len(_SAME), 1, _PROBES)
@@ -129,12 +129,12 @@ def _raise_difference(summaries: list[list[float]], differs: list[bool], sizes: 
             f" {sizes[rank]}: vocab_sizes is {sizes}"
         )
     if place > len(_SAME):
-        raise_different("input" if place == len(_SAME) + 1 else "target")
-    raise_different(_SAME[place], [numbers[place] for numbers in summaries])
+        raise_mismatch("input" if place == len(_SAME) + 1 else "target")
+    raise_mismatch(_SAME[place], [numbers[place] for numbers in summaries])
 
 
-def raise_different(name: str, numbers: Sequence[float] = ()) -> NoReturn:
-    """Raise for what is not the same on all processes, whose numbers are told if they mean something."""
+def raise_mismatch(name: str, numbers: Sequence[float] = ()) -> NoReturn:
+    """Raise ``ValueError`` for an argument that differs between ranks, showing its values if they are meaningful."""
     what, decode, hint = _WORDS[name]
     described = "it is not"
     if decode is not None:
@@ -146,14 +146,14 @@ def raise_different(name: str, numbers: Sequence[float] = ()) -> NoReturn:
 
 
 def check_messages(gathered: Any) -> None:
-    """Raise where the numbers of rows, or what is exchanged of each, differ: the messages would not fit each other.
+    """Raise if the ranks would send messages of different sizes.
 
     Args:
-        gathered: of each rank the rows of its head, those of its input, and how many numbers of each row it sends.
+        gathered: For each rank: rows of its head, rows of its input, and a number identifying what it sends per row.
     """
     _, rows, numbers = zip(*gathered, strict=True)
     if len(set(rows)) > 1:
-        raise_different("rows", rows)
+        raise_mismatch("rows", rows)
     if len(set(numbers)) > 1:
         raise ValueError(
             "linear_cross_entropy: outputs, label_smoothing and dtypes must be the same on every rank of process_group,"

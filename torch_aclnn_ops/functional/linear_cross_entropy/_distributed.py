@@ -1,8 +1,8 @@
-"""Calls on several processes: sums and gathers with every derivative, and DTensors as this process's tensors.
+"""Differentiable collectives, and conversion of DTensor arguments to local tensors.
 
-A tensor is either a part (each process has another one) or a copy (all have the same). Every process computes the same
-loss, so the gradient of a copy is a copy, and that of a part is a part. ``gather`` and ``own_part`` are each other's
-derivative, and so are ``copy_to_group`` and ``sum_over_group``.
+A tensor is either sharded (different on each rank) or replicated (the same on all ranks). Every rank computes the same
+loss, so the gradient of a replicated tensor is replicated, and that of a sharded tensor is sharded. ``gather`` and
+``own_part`` are adjoint to each other, and so are ``copy_to_group`` and ``sum_over_group``.
 """
 
 import sys
@@ -31,16 +31,16 @@ _NO_MEMBER = dist.GroupMember.NON_GROUP_MEMBER if dist.is_available() else None
 
 @dataclass(frozen=True)
 class Members:
-    """The processes of a group, as constants of autograd and of ``torch.compile``."""
+    """A process group as constants that autograd and ``torch.compile`` can handle."""
 
-    name: str  # by which PyTorch finds the group
-    size: int  # number of processes
-    rank: int  # of this process in the group
-    devices: tuple[str, ...]  # types of device whose tensors the group takes; tensors of others go through the CPU
+    name: str  # the name under which the group is registered
+    size: int  # number of ranks
+    rank: int  # rank of this process in the group
+    devices: tuple[str, ...]  # device types that the group supports; tensors on others are copied to the CPU
 
     @classmethod
     def of(cls, process_group: Any) -> "Members":
-        """Find the processes of a group, which this one must be among."""
+        """Create it from a process group; raise if this process is not a member."""
         if isinstance(process_group, int) and process_group == _NO_MEMBER:
             rank = -1
         elif not dist.is_available() or not isinstance(process_group, dist.ProcessGroup):
@@ -52,14 +52,14 @@ class Members:
             rank = process_group.rank()
         if rank < 0:
             raise ValueError(
-                "linear_cross_entropy: process_group must be a group of this process, but it is one of other ranks"
-                " only; let no process call that is not in the group"
+                "linear_cross_entropy: process_group must contain this process, but it is a group of other ranks"
+                " only; call it on the members of the group only"
             )
         name = process_group.group_name
         return cls(name, process_group.size(), rank, device_types_of_group(name))
 
     def stage(self, tensor: Tensor) -> Tensor:
-        """Return the tensor where the group takes it."""
+        """Return a contiguous tensor on a device that the group supports."""
         return tensor.contiguous() if tensor.device.type in self.devices else tensor.contiguous().cpu()
 
 
@@ -67,14 +67,14 @@ _Collective = Callable[[Tensor, Members], Tensor]
 
 
 def gather_constant(part: Tensor, members: Members) -> Tensor:
-    """Stack the parts of all processes, in the order of ranks, along a new first dimension, without derivatives."""
+    """Stack the shards of all ranks along a new first dimension, without autograd."""
     gathered = c10d_functional.all_gather_into_tensor(members.stage(part.unsqueeze(0)), members.size, members.name)
     result: Tensor = c10d_functional.wait_tensor(gathered).to(part.device)
     return result
 
 
-def _own_part(whole: Tensor, members: Members) -> Tensor:
-    return whole[members.rank].clone()
+def _own_part(replicated: Tensor, members: Members) -> Tensor:
+    return replicated[members.rank].clone()
 
 
 def _copy_to_group(copy: Tensor, members: Members) -> Tensor:
@@ -82,7 +82,7 @@ def _copy_to_group(copy: Tensor, members: Members) -> Tensor:
 
 
 def _sum_over_group(part: Tensor, members: Members) -> Tensor:
-    if part.dtype == torch.float64 and part.device.type == "npu":  # HCCL moves float64, and does not add it up
+    if part.dtype == torch.float64 and part.device.type == "npu":  # HCCL can gather float64, but not reduce it
         return gather_constant(part, members).sum(0)
     total = c10d_functional.all_reduce(members.stage(widen(part)), "sum", members.name)
     result: Tensor = c10d_functional.wait_tensor(total).to(part)
@@ -90,7 +90,7 @@ def _sum_over_group(part: Tensor, members: Members) -> Tensor:
 
 
 def raise_if_compiled_transform(*_: Any) -> None:
-    """Raise where dynamo traces a transform: it takes all but the first derivative of a Function for zero."""
+    """Raise if Dynamo traces a transform, in which it treats higher derivatives of a Function as zero."""
     if torch.compiler.is_compiling() and in_functorch_transform():
         raise NotImplementedError(
             "linear_cross_entropy: process_group must be None where torch.compile traces a transform of torch.func,"
@@ -102,7 +102,7 @@ def raise_if_compiled_transform(*_: Any) -> None:
 def _linear(
     forward: _Collective, itself: Callable[[], Any], adjoint_forward: _Collective, adjoint: Callable[[], Any]
 ) -> EagerOrCompiled:
-    """Make a linear function differentiable, by what returns it and its adjoint, the differentiable functions."""
+    """Make a linear collective differentiable; ``itself`` and ``adjoint`` return the differentiable functions."""
 
     class Linear(Function):
         @staticmethod
@@ -115,7 +115,7 @@ def _linear(
 
         @staticmethod
         def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
-            # Dynamo traces no Function inside another's backward, and compiled code has no second derivative.
+            # Dynamo cannot trace a Function in another one's backward; compiled code has no second derivative.
             differentiate = adjoint_forward if torch.compiler.is_compiling() else adjoint()
             return differentiate(grad_output, ctx.members), None
 
@@ -125,22 +125,22 @@ def _linear(
 
         @staticmethod
         def vmap(info: Any, in_dims: tuple[int, None], tensor: Tensor, members: Members) -> tuple[Tensor, int]:
-            # The first dimension may be the ranks'.
+            # The first dimension may be that of the ranks.
             result = itself()(tensor.movedim(in_dims[0], -1), members)
             return result, result.dim() - 1
 
     return EagerOrCompiled(Linear, raise_if_compiled_transform)
 
 
-# Stack the parts of all processes along a new first dimension; and this process's entry of that dimension of a copy.
+# gather stacks the shards of all ranks along a new first dimension; own_part selects this rank's entry of it.
 gather: Any = _linear(gather_constant, lambda: gather, _own_part, lambda: own_part)
 own_part: Any = _linear(_own_part, lambda: own_part, gather_constant, lambda: gather)
-# The tensor as it is, whose gradient is the sum of those of all processes; and the sum of the parts of all processes.
+# copy_to_group is the identity, whose backward sums over the ranks; sum_over_group is the sum over the ranks.
 copy_to_group: Any = _linear(_copy_to_group, lambda: copy_to_group, _sum_over_group, lambda: sum_over_group)
 sum_over_group: Any = _linear(_sum_over_group, lambda: sum_over_group, _copy_to_group, lambda: copy_to_group)
 
 
-_OF_FSDP = "if fully_shard (FSDP2) has sharded it, give fsdp_module, the model that has it"
+_FSDP_HINT = "if it is sharded by fully_shard (FSDP2), pass the model that owns it as fsdp_module"
 
 _DTensorArguments = namedtuple(
     "_DTensorArguments", "input linear_weight target linear_bias weight token_weight process_group vocab_sizes"
@@ -154,14 +154,14 @@ def local_arguments(
     vocab_sizes: Sequence[int] | None,
     reduce_input_grad: bool,
 ) -> tuple[TorchArguments, Any, Any, Sequence[int] | None]:
-    """Return this process's tensors of a call with DTensors, and the cut of its vocabulary; other calls as they are.
+    """Convert DTensor arguments to local tensors, and return them with the process group and the shard sizes.
 
-    A head with the placement ``Shard(0)`` on a mesh of one dimension is vocab-parallel over the mesh's group, and so is
-    its bias, if a process group or an input that is a DTensor on this mesh says so: the shards of FSDP2 look the same,
-    but there every rank has rows of its own. The gradients of DTensors are DTensors with the same placements. Plain
-    tensors are taken for copies that all ranks have, as ``Replicate()`` says of a DTensor.
+    A head with placement ``Shard(0)`` on a one-dimensional mesh, and its bias, are vocab-parallel over the mesh's group
+    if ``process_group`` is given or the input is a DTensor on the same mesh. Otherwise it raises, because the shards of
+    FSDP2 look the same, but every rank has different rows. The gradients of DTensors are DTensors with the same
+    placements. Plain tensors are assumed to be replicated. Calls without DTensors are returned unchanged.
 
-    ``reduce_input_grad``: the input's gradient is whole on every rank, not a ``Partial()`` one.
+    ``reduce_input_grad``: whether the gradient of the input is reduced on every rank, instead of ``Partial()``.
     """
     given = _DTensorArguments(*torch_arguments[:5], token_weight, process_group, vocab_sizes)
     tensors = given._asdict()
@@ -174,22 +174,22 @@ def local_arguments(
     if head is None:
         name, tensor = next(iter(dtensors.items()))
         raise ValueError(
-            f"linear_cross_entropy: {name} must be a plain tensor where linear_weight is one, but it is a DTensor with"
-            f" placements {tensor.placements}; give its to_local() or full_tensor(), or shard linear_weight by Shard(0)"
+            f"linear_cross_entropy: {name} must be a plain tensor if linear_weight is one, but it is a DTensor with"
+            f" placements {tensor.placements}; pass its to_local() or full_tensor(), or shard linear_weight by Shard(0)"
         )
     mesh = head.device_mesh
     if mesh.ndim != 1 or head.placements != (Shard(0),):
         raise ValueError(
             "linear_cross_entropy: linear_weight must be a plain tensor, or a DTensor with placements (Shard(dim=0),)"
             f" on a mesh of one dimension, but it has placements {head.placements} on a mesh of shape"
-            f" {tuple(mesh.shape)}; {_OF_FSDP}, else redistribute it"
+            f" {tuple(mesh.shape)}; {_FSDP_HINT}, else redistribute it"
         )
     if given.process_group is None and "input" not in dtensors:
         raise ValueError(
-            "linear_cross_entropy: linear_weight must be a plain tensor where input is one, and neither process_group"
-            f" nor fsdp_module is given, but it is a DTensor with placements {head.placements}, which may mean two"
-            f" things: {_OF_FSDP}; if the ranks share the vocabulary, and all have the same input, give process_group,"
-            " the group of its mesh, or an input that is a DTensor with Replicate() on this mesh"
+            "linear_cross_entropy: linear_weight must be a plain tensor if input is one and neither process_group"
+            f" nor fsdp_module is given, but it is a DTensor with placements {head.placements}, which is ambiguous:"
+            f" {_FSDP_HINT}; if the ranks share the vocabulary, and all have the same input, pass the group of its mesh"
+            " as process_group, or an input that is a DTensor with Replicate() on this mesh"
         )
     if isinstance(given.linear_bias, Tensor) and "linear_bias" not in dtensors:
         raise ValueError(
@@ -205,47 +205,47 @@ def local_arguments(
             )
     group = mesh.get_group()
     if given.process_group is not None and given.process_group != group:
-        Members.of(given.process_group)  # raises if it is no group of this process
-        # Equal meshes may have groups of their own.
+        Members.of(given.process_group)  # raises if this process is not a member
+        # Equal meshes may have different groups.
         if dist.get_process_group_ranks(given.process_group) != dist.get_process_group_ranks(group):
             raise ValueError(
-                "linear_cross_entropy: process_group must be None, or the group of linear_weight's mesh, where"
+                "linear_cross_entropy: process_group must be None or the group of linear_weight's mesh if"
                 f" linear_weight is a DTensor, but it is {given.process_group!r}"
             )
     sizes = _sizes_of_chunks(head.shape[0], mesh.size())
     if given.vocab_sizes is not None and tuple(given.vocab_sizes) != sizes:
         raise ValueError(
-            f"linear_cross_entropy: vocab_sizes must be None or {sizes}, as linear_weight's placements cut it, but it"
+            f"linear_cross_entropy: vocab_sizes must be None or {sizes}, the shard sizes of linear_weight, but it"
             f" is {given.vocab_sizes!r}"
         )
-    of_input = None if reduce_input_grad else [Partial()]
+    input_grad_placements = None if reduce_input_grad else [Partial()]
     local: dict[str, Any] = {
-        name: tensor.to_local(grad_placements=of_input if name == "input" else None)
+        name: tensor.to_local(grad_placements=input_grad_placements if name == "input" else None)
         for name, tensor in dtensors.items()
     }
     if local["linear_weight"].shape[0] != sizes[mesh.get_local_rank()]:
         raise ValueError(
-            f"linear_cross_entropy: linear_weight must be cut as torch.chunk cuts it, in {sizes} rows, but it has"
-            f" {local['linear_weight'].shape[0]} rows on rank {mesh.get_local_rank()}; give its to_local() with"
+            f"linear_cross_entropy: linear_weight must be sharded like torch.chunk, in {sizes} rows, but it has"
+            f" {local['linear_weight'].shape[0]} rows on rank {mesh.get_local_rank()}; pass its to_local() with"
             " process_group and vocab_sizes"
         )
     token_weight = local.pop("token_weight", token_weight)
     return torch_arguments._replace(**local), token_weight, group, sizes
 
 
-def check_not_local(linear_weight: Tensor) -> None:
-    """Raise where a head is this rank's rows of a DTensor, as far as autograd tells, and nothing says so."""
+def check_not_local_shard(linear_weight: Tensor) -> None:
+    """Raise if autograd shows that a head is the local shard of a DTensor, but no option says so."""
     spec = dtensor_of_local(linear_weight)
     if spec is not None and spec.mesh.size() > 1 and not all(one.is_replicate() for one in spec.placements):
         raise ValueError(
-            "linear_cross_entropy: linear_weight must have all classes where neither process_group nor fsdp_module is"
-            f" given, but it is the to_local() of a DTensor with placements {spec.placements}; {_OF_FSDP}; if the ranks"
-            " share the vocabulary, and all have the same input, give process_group"
+            "linear_cross_entropy: linear_weight must have all classes if neither process_group nor fsdp_module is"
+            f" given, but it is the to_local() of a DTensor with placements {spec.placements}; {_FSDP_HINT}; if the"
+            " ranks share the vocabulary, and all have the same input, pass process_group"
         )
 
 
 def _is_dtensor(value: Any) -> bool:
-    # The import takes a second, and without it there is no DTensor.
+    # Importing the module takes a second; if it is not imported, there are no DTensors.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
 

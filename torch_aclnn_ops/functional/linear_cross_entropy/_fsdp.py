@@ -1,7 +1,7 @@
-"""Calls whose head FSDP has sharded.
+"""Calls whose head is sharded by FSDP.
 
-FSDP2 gathers a module's parameters for its forward pass, and reduces their gradients in its backward pass. A loss that
-is computed elsewhere has neither. So torch is told to take the call for a forward pass of the module.
+FSDP2 all-gathers a module's parameters in its forward pass, and reduces their gradients in its backward pass. A loss
+computed outside of the module gets neither, so the call is registered as a forward method of the module.
 """
 
 import sys
@@ -16,17 +16,17 @@ from torch.nn import Module, Parameter
 
 _Result = TypeVar("_Result")
 
-_METHOD = "_call_in_forward"
+_METHOD = "_call_in_fsdp_forward"
 _FSDP1 = (
-    "FullyShardedDataParallel (FSDP1) has whole weights in its forward pass only: call linear_cross_entropy in the"
-    " forward of the module that it wraps, or use fully_shard (FSDP2) and give fsdp_module"
+    "FullyShardedDataParallel (FSDP1) unshards weights in its forward pass only: call linear_cross_entropy in the"
+    " forward of the wrapped module, or use fully_shard (FSDP2) and pass fsdp_module"
 )
 
 
-def call_in_forward(function: Callable[..., _Result], arguments: dict[str, Any]) -> _Result:
-    """Call a function of ``linear_weight`` and ``linear_bias`` with these parameters of ``fsdp_module`` as a whole.
+def call_in_fsdp_forward(function: Callable[..., _Result], arguments: dict[str, Any]) -> _Result:
+    """Call a function with the unsharded parameters ``linear_weight`` and ``linear_bias`` of ``fsdp_module``.
 
-    Only ``input`` goes through the hooks of FSDP2, which cast it as the module's policy says.
+    Only ``input`` passes through the hooks of FSDP2, which cast it according to the module's policy.
     """
     module = arguments.pop("fsdp_module")
     if not isinstance(module, Module):
@@ -35,13 +35,13 @@ def call_in_forward(function: Callable[..., _Result], arguments: dict[str, Any])
     found = {key: names[id(arguments[key])] for key in ("linear_weight", "linear_bias") if id(arguments[key]) in names}
     if "linear_weight" not in found:
         raise ValueError(
-            "linear_cross_entropy: linear_weight must be a parameter of fsdp_module, read from it for this call, but it"
-            f" is none of the {len(names)} that this {type(module).__name__} has now"
+            "linear_cross_entropy: linear_weight must currently be a parameter of fsdp_module, but it is none of the"
+            f" {len(names)} parameters of this {type(module).__name__}; read it from the module in every call"
         )
 
     def call(input: Tensor) -> _Result:
-        whole = {key: module.get_parameter(name) for key, name in found.items()}
-        return function(**{**arguments, "input": input, **whole})
+        unsharded = {key: module.get_parameter(name) for key, name in found.items()}
+        return function(**{**arguments, "input": input, **unsharded})
 
     sharded = _sharded_module(module, found["linear_weight"])
     if sharded is None or is_in_fsdp_forward(sharded):
@@ -53,8 +53,8 @@ def call_in_forward(function: Callable[..., _Result], arguments: dict[str, Any])
     return result
 
 
-def check_not_flat(linear_weight: object) -> None:
-    """Say what to do with the flat part of a head that FSDP1 shows outside of its forward pass."""
+def check_not_fsdp1_shard(linear_weight: object) -> None:
+    """Raise for the flat shard that FSDP1 exposes as a parameter outside of its forward pass."""
     if _fsdp() is not None and isinstance(linear_weight, Parameter) and linear_weight.dim() == 1:
         raise RuntimeError(
             "linear_cross_entropy: linear_weight must have shape (C, H) or (C, d_1, ..., d_K, H), but its shape is"
@@ -63,12 +63,12 @@ def check_not_flat(linear_weight: object) -> None:
 
 
 def _fsdp() -> Any:
-    # The import takes a second, and without it nothing is sharded.
+    # Importing the module takes a second; if it is not imported, nothing is sharded.
     return sys.modules.get("torch.distributed.fsdp")
 
 
 def _call(function: Callable[[Tensor], Any], input: Tensor) -> Any:
-    # A view that is changed in place would lose the hooks that FSDP2 gives to results.
+    # In-place operations on a view would lose the hooks that FSDP2 registers on outputs.
     result = function(input)
     if isinstance(result, Tensor):
         return result.clone()
@@ -76,7 +76,7 @@ def _call(function: Callable[[Tensor], Any], input: Tensor) -> Any:
 
 
 def _sharded_module(module: Module, parameter: str) -> Module | None:
-    """Return the module with which ``fully_shard`` was called for a parameter: the innermost one that has it."""
+    """Return the innermost module with ``fully_shard`` applied that contains a parameter, or ``None``."""
     fsdp = _fsdp()
     if fsdp is None:
         return None

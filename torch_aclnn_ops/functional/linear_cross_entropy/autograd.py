@@ -1,4 +1,4 @@
-"""Derivatives: of the statistics of every row, and of a scalar loss whose gradients are made in the forward pass."""
+"""Autograd of the row statistics, and of a scalar loss whose gradients are computed in the forward pass."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -16,7 +16,7 @@ from torch_aclnn_ops._autograd.derivatives import (
 from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled
 from torch_aclnn_ops._call_log import Implementation, log_call
 from torch_aclnn_ops._checks import values_are_readable
-from torch_aclnn_ops._torch_compat.derivatives import apply_of
+from torch_aclnn_ops._torch_compat.derivatives import fast_apply
 from torch_aclnn_ops.functional.linear_cross_entropy.row_functions import RowFunction, statistics_of_rows
 from torch_aclnn_ops.ops.linear_cross_entropy import compiled
 from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, PlainLoss, RequestedOutputs
@@ -36,30 +36,30 @@ from torch import Tensor
 # input, linear_weight, linear_bias, target, class_weight
 _BY_ROW = (True, False, False, True, False)
 _TENSORS = len(_BY_ROW)
-_KERNELS_DIFFERENTIATE = 3  # the first arguments
+_KERNELS_DIFFERENTIATE = 3  # kernels differentiate with respect to the first three arguments
 
 
 def statistics(inputs: Inputs, kernels: Kernels) -> Statistics:
-    """Reduce the logits of every row, with every derivative; outside of transforms and compiled code by ``kernels``.
+    """Reduce the logits of every row, differentiably to any order; eager calls outside of transforms use ``kernels``.
 
     Returns:
-        The statistics that are requested in float32, or float64 for float64 inputs.
+        The requested statistics in float32, or float64 for float64 inputs.
     """
     if is_jit_tracing():
-        # All rows in one go: a trace would keep the chunks of the rows that it has seen.
+        # All rows at once: a trace would record the chunks for the traced number of rows.
         return inputs.requested.name(statistics_of_rows(*inputs))
     return inputs.requested.name(_differentiable_statistics(*inputs, kernels))
 
 
 def _differentiable_formula(options: LogitOptions, requested: RequestedOutputs) -> RowFunction:
-    """Return the statistics that have derivatives as a function of rows."""
+    """Return the differentiable statistics as a function of rows."""
     function = partial(
         statistics_of_rows, options=options, requested=RequestedOutputs(requested.weighted, requested.entropy)
     )
     return RowFunction(lambda *args: function(*args)[1:], _BY_ROW, (True,) * requested.differentiable)
 
 
-def _by_formula(*args: Any) -> tuple[Tensor, ...]:
+def _statistics_formula(*args: Any) -> tuple[Tensor, ...]:
     inputs = Inputs(*args[:-1])
     requested = inputs.requested
     function = partial(statistics_of_rows, options=inputs.options, requested=requested)
@@ -68,9 +68,9 @@ def _by_formula(*args: Any) -> tuple[Tensor, ...]:
 
 
 class StatisticsFunction(torch.autograd.Function):
-    """The statistics, with the kernels for the forward and the first backward pass, and the formula for the others.
+    """Row statistics; kernels compute the forward and first backward pass, and the formula all other derivatives.
 
-    Its arguments are the fields of :class:`Inputs` and the kernels, its results the statistics that are requested.
+    The arguments are the fields of :class:`Inputs` and the kernels; the results are the requested statistics.
     """
 
     generate_vmap_rule = True
@@ -79,27 +79,27 @@ class StatisticsFunction(torch.autograd.Function):
     def forward(*args: Any) -> tuple[Tensor, ...]:
         """Reduce the logits."""
         if _is_any_batched(args):
-            log_call("linear_cross_entropy", Implementation.FALLBACK, lambda: "vmap runs over it")
-            return _by_formula(*args)
+            log_call("linear_cross_entropy", Implementation.FALLBACK, lambda: "it is batched by vmap")
+            return _statistics_formula(*args)
         *fields, kernels = args
         return tuple(result for result in kernels.statistics(Inputs(*fields)) if result is not None)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        """Save what the derivatives need."""
+        """Save tensors for backward and jvp."""
         *tensors, ctx.options, ctx.requested, ctx.kernels = inputs
         reduced = ctx.requested.name(output)
-        # One call: a second one would replace the first.
+        # A single call, because a second one would replace the first.
         constants = (reduced.logits_max, reduced.predicted_tokens)
         ctx.mark_non_differentiable(*(constant for constant in constants if constant is not None))
         saved = (*tensors, reduced.logits_max, reduced.log_sum_exp, reduced.entropy)
         ctx.save_for_backward(*saved)
-        ctx.save_for_forward(*saved)  # functorch wants the same tensors for both
+        ctx.save_for_forward(*saved)  # functorch requires the same tensors for both
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        """Differentiate by the arguments that need it."""
-        positions = frozenset(i for i in range(_TENSORS) if ctx.needs_input_grad[i])  # to functorch, not a tree
+        """Return the gradients of the arguments that need them."""
+        positions = frozenset(i for i in range(_TENSORS) if ctx.needs_input_grad[i])  # not a pytree for functorch
         grad_statistics = grad_outputs[1 : 1 + ctx.requested.differentiable]
         constants = ctx.options, ctx.requested, ctx.kernels, positions
         found = _statistics_backward(*grad_statistics, *ctx.saved_tensors, *constants)
@@ -107,7 +107,7 @@ class StatisticsFunction(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Push tangents forward."""
+        """Return the tangents of the statistics."""
         tensors = ctx.saved_tensors[:_TENSORS]
         positions, given = _present(tangents[:_TENSORS])
         formula = _differentiable_formula(ctx.options, ctx.requested)
@@ -116,7 +116,7 @@ class StatisticsFunction(torch.autograd.Function):
 
 
 class _StatisticsBackwardFunction(torch.autograd.Function):
-    """The gradients as a function of those of the statistics and of the tensors, which can be differentiated itself."""
+    """The differentiable backward of :class:`StatisticsFunction`, of the gradients of the statistics and the inputs."""
 
     generate_vmap_rule = True
 
@@ -131,7 +131,7 @@ class _StatisticsBackwardFunction(torch.autograd.Function):
             found = kernels.gradients(inputs, named, log_sum_exp, entropy)
             results: tuple[Any, ...] = tuple(found[position] for position in sorted(positions))
             return results
-        return _gradients_by_formula(*args)
+        return _gradients_formula(*args)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -141,14 +141,14 @@ class _StatisticsBackwardFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        args, function, chunks = _gradients_as_a_function(ctx)
+        args, function, chunks = _gradient_function(ctx)
         positions = [i for i in range(len(args)) if ctx.needs_input_grad[i]]
-        is_found = [i in positions for i in range(len(ctx.needs_input_grad))]  # not of the saved statistics
-        return scatter(is_found, function.vjp(args, positions, grad_outputs, chunks))
+        has_gradient = [i in positions for i in range(len(ctx.needs_input_grad))]  # the saved statistics have none
+        return scatter(has_gradient, function.vjp(args, positions, grad_outputs, chunks))
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor, ...]:
-        args, function, chunks = _gradients_as_a_function(ctx)
+        args, function, chunks = _gradient_function(ctx)
         positions, given = _present(tangents[: len(args)])
         found = function.jvp(args, positions, given, chunks)
         arguments = (args[ctx.requested.differentiable + position] for position in sorted(ctx.positions))
@@ -156,21 +156,21 @@ class _StatisticsBackwardFunction(torch.autograd.Function):
 
 
 def _split(args: Sequence[Any]) -> tuple[Sequence[Any], ...]:
-    """Return the gradients of the statistics, the tensors of ``Inputs``, the saved statistics, and the constants."""
+    """Split the arguments into gradients of the statistics, tensors of ``Inputs``, saved statistics and constants."""
     end = args[-3].differentiable
     return args[:end], args[end : end + _TENSORS], args[end + _TENSORS : -4], args[-4:]
 
 
-def _gradients_by_formula(*args: Any) -> tuple[Tensor, ...]:
+def _gradients_formula(*args: Any) -> tuple[Tensor, ...]:
     grad_statistics, tensors, _, (options, requested, _, positions) = _split(args)
     formula = _differentiable_formula(options, requested)
     return formula.vjp(tensors, sorted(positions), grad_statistics, _chunks(tensors, options))
 
 
-def _gradients_as_a_function(ctx: Any) -> tuple[Sequence[Any], RowFunction, list[slice]]:
-    """Return the arguments of the gradients, the gradients as a function of them, and the chunks of rows.
+def _gradient_function(ctx: Any) -> tuple[Sequence[Any], RowFunction, list[slice]]:
+    """Return the backward as a :class:`RowFunction`, with its arguments and the chunks of rows.
 
-    The saved statistics are no arguments: the function computes them again, as what they are, functions of the others.
+    The saved statistics are not arguments: they depend on the inputs, so the function recomputes them.
     """
     number = ctx.requested.differentiable
     args = ctx.saved_tensors[: number + _TENSORS]
@@ -202,20 +202,20 @@ def _is_any_batched(args: Sequence[Any]) -> bool:
 
 def _in_compiled_code(*args: Any) -> Sequence[Any]:
     if in_functorch_transform() or any_differentiated(args[_KERNELS_DIFFERENTIATE:_TENSORS]):
-        # Dynamo takes all but the first derivative of a Function for zero; the operators have a first one only.
-        return _by_formula(*args)
+        # Dynamo treats higher derivatives of a Function as zero; the custom operators have a first derivative only.
+        return _statistics_formula(*args)
     return [result for result in compiled.statistics(Inputs(*args[:-1])) if result is not None]
 
 
-_differentiable_statistics = EagerOrCompiled(StatisticsFunction, _by_formula, _in_compiled_code)
-_statistics_backward = EagerOrCompiled(_StatisticsBackwardFunction, _gradients_by_formula)
+_differentiable_statistics = EagerOrCompiled(StatisticsFunction, _statistics_formula, _in_compiled_code)
+_statistics_backward = EagerOrCompiled(_StatisticsBackwardFunction, _gradients_formula)
 
 
 def loss(inputs: Inputs, coefficients: Coefficients) -> tuple[Tensor, Tensor | None]:
-    """Compute the sum of all rows' losses together with its gradients: three matrix products, not four.
+    """Compute the sum of the losses of all rows together with its gradients: three matrix products instead of four.
 
-    The first backward pass takes the gradients. One that follows it, or one that is to be differentiated itself,
-    computes the logits again. The predicted tokens are returned if they are requested.
+    The first backward pass consumes the gradients; a second one, or double backward, recomputes the logits. Also
+    returns the predicted tokens if they are requested.
     """
     if torch.compiler.is_compiling():
         return compiled.loss(inputs, coefficients)
@@ -224,7 +224,7 @@ def loss(inputs: Inputs, coefficients: Coefficients) -> tuple[Tensor, Tensor | N
 
 
 def small_loss(inputs: Inputs, plain: PlainLoss) -> Tensor | None:
-    """Compute a small loss in few calls, or ``None`` where that cannot be, as with a target that is no class."""
+    """Compute a small loss in a single kernel call, or return ``None`` if its targets do not allow that."""
     if not inputs.input.is_cpu:
         return small_loss_on_npu(inputs, plain)
     value: Tensor | None = _apply_loss(*inputs[:3], inputs, plain, small_loss_and_gradients)[0]
@@ -232,13 +232,13 @@ def small_loss(inputs: Inputs, plain: PlainLoss) -> Tensor | None:
 
 
 class _LossFunction(torch.autograd.Function):
-    """The loss by input, weight and bias; never inside of a transform, so a context can hold the gradients."""
+    """The loss and its gradients; it is not used inside transforms, so the gradients can be stored on ctx."""
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor | None, Tensor | None]:
         *_, inputs, coefficients, compute = args
         ctx.plain = coefficients if isinstance(coefficients, PlainLoss) else None
-        # The tensors come from save_for_backward, where hooks see them.
+        # Inputs are saved by save_for_backward, so that saved-tensor hooks apply.
         ctx.save_for_backward(*inputs[:_TENSORS], *(coefficients if ctx.plain is None else ()))
         ctx.options, ctx.dtype = inputs.options, inputs.linear_weight.dtype
         value, ctx.gradients, tokens = compute(inputs, coefficients)
@@ -248,31 +248,31 @@ class _LossFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        made, ctx.gradients = ctx.gradients, None
-        if made is None or torch.is_grad_enabled():
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None or torch.is_grad_enabled():
             saved: Any = ctx.saved_tensors
             inputs = Inputs._make((*saved[:_TENSORS], ctx.options, RequestedOutputs()))
             factors = ctx.plain or Coefficients(*saved[_TENSORS:])
-            made = _recomputed(inputs, factors, ctx.needs_input_grad[:3], grad_loss)
+            gradients = _recompute_gradients(inputs, factors, ctx.needs_input_grad[:3], grad_loss)
         elif is_batched(grad_loss):
-            ctx.gradients = made  # each sample's are a product of their own
-            made = [None if gradient is None else gradient * grad_loss for gradient in made]
+            ctx.gradients = gradients  # not consumed: the products below are out of place
+            gradients = [None if gradient is None else gradient * grad_loss for gradient in gradients]
         elif not (values_are_readable(grad_loss) and grad_loss.item() == 1):
-            for gradient in made:
+            for gradient in gradients:
                 if gradient is not None:
                     gradient.mul_(grad_loss)
         if ctx.dtype != torch.float32:
-            made = [None if gradient is None else gradient.to(ctx.dtype) for gradient in made]
-        return *made, None, None, None
+            gradients = [None if gradient is None else gradient.to(ctx.dtype) for gradient in gradients]
+        return *gradients, None, None, None
 
 
-_apply_loss = apply_of(_LossFunction)
+_apply_loss = fast_apply(_LossFunction)
 
 
-def _recomputed(
+def _recompute_gradients(
     inputs: Inputs, coefficients: Coefficients | PlainLoss, needed: Sequence[bool], grad_loss: Tensor
 ) -> Sequence[Tensor | None]:
-    """Differentiate the loss as a function that can be differentiated again."""
+    """Recompute the gradients of the loss differentiably, for double backward."""
     names = [name for name, is_needed in zip(Inputs._fields, needed, strict=False) if is_needed]
 
     def sum_of_losses(*values: Tensor) -> tuple[Tensor]:

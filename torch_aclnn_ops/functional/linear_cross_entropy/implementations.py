@@ -1,11 +1,11 @@
-"""What an implementation is given, which one computes a call, and the implementations: each runs to its end.
+"""The implementations of a call, and the choice among them, which is made once per call.
 
 =============================  =====================================================================================
-a plain loss of few logits     ``small_loss``: in few calls, which hold all logits
-another scalar loss            ``loss_with_gradients``: made together with its gradients, chunk by chunk
-everything else                ``loss_of_statistics``: of a few numbers of each row, which have every derivative. They
-                               are reduced by CANN's fused operators or by chunks, for each position of a K-dimensional
-                               loss, or by all processes that share a vocabulary
+plain loss with few logits     ``small_loss``: in a single kernel call, which materializes all logits
+other scalar losses            ``loss_with_gradients``: computed together with its gradients, chunk by chunk
+everything else                ``loss_of_statistics``: from differentiable statistics of each row, which are computed by
+                               CANN's fused operators or in chunks, for each position of a K-dimensional loss, or by
+                               all ranks that share a vocabulary
 =============================  =====================================================================================
 """
 
@@ -25,8 +25,8 @@ from torch_aclnn_ops.functional.linear_cross_entropy._arguments.options import (
     check_outputs_of_probabilities,
     check_token_weight,
 )
-from torch_aclnn_ops.functional.linear_cross_entropy._arguments.torch_function import TorchArguments, widen_to
-from torch_aclnn_ops.functional.linear_cross_entropy._distributed import check_not_local
+from torch_aclnn_ops.functional.linear_cross_entropy._arguments.torch_function import TorchArguments, to_loss_dtype
+from torch_aclnn_ops.functional.linear_cross_entropy._distributed import check_not_local_shard
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import (
     LinearCrossEntropyOutput,
     LossOptions,
@@ -52,16 +52,16 @@ _REAL = (Tensor, torch.nn.Parameter)  # fake tensors have no memory
 
 
 class LossCall(NamedTuple):
-    """A call of :func:`linear_cross_entropy` whose arguments were checked.
+    """A call of :func:`linear_cross_entropy` with checked arguments.
 
     Attributes:
-        inputs: the arguments of the kernels, with the caller's class indices. The head may have dimensions of positions
-            between its own two; the targets have the positions of a row one after the other.
-        token_weight: factor of each row's loss, shape (N,).
-        options: of the loss.
-        shape: of class indices.
-        shards: the cut of the vocabulary, if several processes share it.
-        reduce_input_grad: sum the gradient of the input over these processes.
+        inputs: The arguments of the kernels, with the caller's class indices. For a K-dimensional loss the head has
+            shape (C, d_1, ..., d_K, H), and the targets of each row's positions are consecutive.
+        token_weight: Weight of each row's loss, shape (N,).
+        options: The options of the loss.
+        shape: The shape of class indices.
+        shards: The shards of the vocabulary, if several ranks share it.
+        reduce_input_grad: Whether to sum the gradient of the input over the ranks.
     """
 
     inputs: Inputs
@@ -84,11 +84,11 @@ def prepare(
     shards: VocabularyShards | None,
     reduce_input_grad: bool,
 ) -> LossCall:
-    """Check what torch's function does not have, cast as autocast asks for, and flatten rows."""
+    """Check the options that PyTorch's function lacks, cast for autocast, and flatten rows."""
     input, linear_weight, target, linear_bias, weight, *_ = given
     # Dynamo does not trace a grad_fn.
     if shards is None and not torch.compiler.is_compiling() and linear_weight.grad_fn is not None:
-        check_not_local(linear_weight)
+        check_not_local_shard(linear_weight)
     shape = (*input.shape[:-1], *linear_weight.shape[1:-1])
     if target.is_floating_point():
         check_outputs_of_probabilities(loss_options.outputs)
@@ -96,8 +96,8 @@ def prepare(
         check_no_tangent("linear_cross_entropy", weight)
     if token_weight is not None:
         check_token_weight(token_weight, shape, input)
-        token_weight = widen_to(input, token_weight).reshape(-1)
-    weight = None if weight is None else widen_to(input, weight)
+        token_weight = to_loss_dtype(input, token_weight).reshape(-1)
+    weight = None if weight is None else to_loss_dtype(input, weight)
     if is_any_autocast_enabled():
         dtype = lower_precision_autocast_dtype(input)
         input, linear_weight = input.to(dtype), linear_weight.to(dtype)
@@ -107,8 +107,8 @@ def prepare(
         bias_grad = linear_bias is not None and linear_bias.requires_grad
         gradients = (input.requires_grad, linear_weight.requires_grad, bias_grad)
     if logit_options.softcap is not None:
-        logit_options = logit_options.without_needless_softcap(accumulation_dtype(input.dtype))
-    is_smoothed = True if loss_options.label_smoothing > 0 else False  # a branch makes it a constant of compiled code
+        logit_options = logit_options.without_infinite_softcap(accumulation_dtype(input.dtype))
+    is_smoothed = True if loss_options.label_smoothing > 0 else False  # the branch makes it a constant for Dynamo
     inputs = Inputs(
         input if input.dim() == 2 else input.reshape(math.prod(input.shape[:-1]), input.shape[-1]),
         linear_weight,
@@ -120,12 +120,12 @@ def prepare(
     )
     if logit_options.max_memory is not None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
         if any(tensor is not None and tensor.requires_grad for tensor in inputs[:5]):
-            inputs.tile_rows()  # too little memory for the backward pass is refused now
+            inputs.tile_rows()  # raises now if max_memory is too small for the backward pass
     return LossCall(inputs, token_weight, loss_options, shape, shards, reduce_input_grad)
 
 
 def _rows_of_target(target: Tensor, linear_weight: Tensor) -> Tensor:
-    """Return the targets of all rows, the positions of a row one after the other."""
+    """Flatten the targets, so that the positions of each row are consecutive."""
     if not target.is_floating_point():
         return target.reshape(-1).long()
     if linear_weight.dim() > 2:
@@ -134,7 +134,7 @@ def _rows_of_target(target: Tensor, linear_weight: Tensor) -> Tensor:
 
 
 def choose(call: LossCall) -> Callable[[LossCall], _Result]:
-    """Choose the implementation; nobody asks again what serves a call."""
+    """Choose the implementation of a call; this is the only place that does."""
     inputs, head = call.inputs, call.inputs.linear_weight
     has_positions = head.dim() > 2
     reduce: _Reduce
@@ -146,22 +146,22 @@ def choose(call: LossCall) -> Callable[[LossCall], _Result]:
             loss_options=call.options,
         )
     else:
-        can_make_gradients = call.options.is_scalar and not has_positions and _can_make_gradients(call)
-        if can_make_gradients and _is_small(call):
+        can_compute_gradients = call.options.is_scalar and not has_positions and _can_compute_gradients(call)
+        if can_compute_gradients and _is_small(call):
             return small_loss
-        while head.dim() > 2:  # the kernels are given the head of one position
+        while head.dim() > 2:  # kernels process the head of one position at a time
             head = head.select(1, 0)
         kernels = choose_kernels(inputs._replace(linear_weight=head) if has_positions else inputs)
-        if can_make_gradients and kernels.why_not_fused is not None:
+        if can_compute_gradients and kernels.why_not_fused is not None:
             return loss_with_gradients
         reduce = partial(autograd.statistics, kernels=kernels)
-    return partial(loss_of_statistics, reduce=partial(_of_positions, reduce=reduce) if has_positions else reduce)
+    return partial(loss_of_statistics, reduce=partial(_reduce_positions, reduce=reduce) if has_positions else reduce)
 
 
-def _can_make_gradients(call: LossCall) -> bool:
+def _can_compute_gradients(call: LossCall) -> bool:
     """Return whether a scalar loss can be computed together with its gradients.
 
-    It cannot inside transforms and ``torch.jit.trace``, and for derivatives by other arguments.
+    This is not possible inside transforms and ``torch.jit.trace``, nor if targets or weights require grad.
     """
     inputs, token_weight = call.inputs, call.token_weight
     if True not in inputs.requested.gradients or in_functorch_transform():
@@ -183,7 +183,7 @@ def _can_make_gradients(call: LossCall) -> bool:
 
 
 def _is_small(call: LossCall) -> bool:
-    """Return whether the loss is plain, and may hold all logits and two tensors of their size."""
+    """Return whether the loss is plain and its logits, with two more tensors of their size, fit in one chunk."""
     inputs, options = call.inputs, call.options
     if call.token_weight is not None or inputs.class_weight is not None or torch.compiler.is_compiling():
         return False
@@ -200,7 +200,7 @@ def _is_small(call: LossCall) -> bool:
 
 
 def small_loss(call: LossCall) -> _Result:
-    """Compute a plain loss in few calls, unless its targets say no."""
+    """Compute a plain loss in a single kernel call, or fall back if its targets do not allow that."""
     value = autograd.small_loss(call.inputs, PlainLoss(call.options.reduction, call.options.ignore_index))
     return loss_with_gradients(call) if value is None else value
 
@@ -208,7 +208,7 @@ def small_loss(call: LossCall) -> _Result:
 def loss_with_gradients(call: LossCall) -> _Result:
     """Compute a scalar loss together with its gradients."""
     options = call.options
-    inputs, rows = _weighed(call)
+    inputs, rows = _weight_rows(call)
     check_targets(call.inputs.target, rows)
     coefficients, nan_if_empty = rows.coefficients, None
     if options.reduction == "mean":
@@ -220,29 +220,29 @@ def loss_with_gradients(call: LossCall) -> _Result:
 
 
 def loss_of_statistics(call: LossCall, reduce: _Reduce) -> _Result:
-    """Compute a loss from the statistics of every row, which ``reduce`` makes."""
-    inputs, rows = _weighed(call)
+    """Compute a loss from the statistics of every row, which ``reduce`` computes."""
+    inputs, rows = _weight_rows(call)
     if call.shards is None:
         check_targets(call.inputs.target, rows)
     statistics = reduce(inputs)
     if call.shards is not None:
-        check_targets(call.inputs.target, rows)  # now that no process waits for this one
+        check_targets(call.inputs.target, rows)  # after the collective, in which other ranks would wait for this one
     return assemble(statistics, rows, call.options, call.shape)
 
 
-def _weighed(call: LossCall) -> tuple[Inputs, Rows]:
-    """Return what the kernels are given, and the factors of the rows' losses."""
+def _weight_rows(call: LossCall) -> tuple[Inputs, Rows]:
+    """Return the inputs of the kernels and the weights of the rows."""
     classes = call.inputs.linear_weight.shape[0] if call.shards is None else call.shards.total
     rows = rows_of(call.inputs, call.token_weight, classes, call.options)
     return call.inputs._replace(target=rows.target, class_weight=rows.class_weight), rows
 
 
-def _of_positions(inputs: Inputs, reduce: _Reduce) -> Statistics:
-    """Reduce the logits of every row at every position of a K-dimensional loss, one linear layer per position."""
+def _reduce_positions(inputs: Inputs, reduce: _Reduce) -> Statistics:
+    """Reduce the logits of every row and position of a K-dimensional loss, as one linear layer per position."""
     weight, bias = inputs.linear_weight, inputs.linear_bias
     classes, positions = weight.shape[0], math.prod(weight.shape[1:-1])
-    wide_input = widen(inputs.input)  # so that the gradients of the positions add up in float32
-    # unbind, not an index for each position, whose gradient would be a whole head
+    wide_input = widen(inputs.input)  # so that the gradients of the positions are accumulated in float32
+    # unbind instead of indexing, whose gradient would have the size of the full head for each position
     weights = weight.reshape(classes, positions, weight.shape[-1]).unbind(1)
     biases = (None,) * positions if bias is None else bias.reshape(classes, positions).unbind(1)
     targets = inputs.target.reshape(-1, positions, *inputs.target.shape[1:]).unbind(1)

@@ -1,4 +1,4 @@
-"""Losses: what weighs a row, how the rows' losses are reduced, and what else a caller may ask for."""
+"""Losses from row statistics: weights of the rows, reduction, and further outputs."""
 
 import math
 from dataclasses import dataclass
@@ -22,17 +22,17 @@ from torch import Tensor
 
 
 class LinearCrossEntropyOutput(NamedTuple):
-    """What :func:`linear_cross_entropy` returns when more than the loss is asked for; the rest is ``None``.
+    """The outputs of :func:`linear_cross_entropy` with ``outputs``; those that are not requested are ``None``.
 
     Attributes:
-        loss: as it is returned alone, with the z-loss in it.
-        log_probabilities: of the target classes, the shape of class indices; 0 for an ignored row.
-        entropy: of each row's softmax in nats, the shape of class indices; 0 for an ignored row.
-        z_loss: the part of the loss that ``lse_square_scale`` makes, reduced as the loss.
-        token_accuracy: share of the rows that are not ignored whose target has the largest logit; with ``"sum"`` their
-            number, with ``"none"`` 1 or 0 for each row.
-        predicted_tokens: class of the largest logit, int64; -1 for an ignored row.
-        logsumexp: of each row's logits, the shape of class indices; 0 for an ignored row.
+        loss: The loss, including the z-loss.
+        log_probabilities: Log-probabilities of the target classes, shape of class indices; 0 for ignored rows.
+        entropy: Entropy of each row's softmax in nats, shape of class indices; 0 for ignored rows.
+        z_loss: The z-loss, reduced like the loss.
+        token_accuracy: Fraction of the rows that are not ignored whose target has the largest logit; for ``"sum"``
+            their number, for ``"none"`` 1 or 0 for each row.
+        predicted_tokens: Class with the largest logit, int64; -1 for ignored rows.
+        logsumexp: Log-sum-exp of each row's logits, shape of class indices; 0 for ignored rows.
     """
 
     loss: Tensor
@@ -46,7 +46,7 @@ class LinearCrossEntropyOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class LossOptions:
-    """What makes losses of statistics; see :func:`linear_cross_entropy`."""
+    """Options of the loss; see :func:`linear_cross_entropy`."""
 
     reduction: str
     ignore_index: int
@@ -57,29 +57,29 @@ class LossOptions:
 
     @property
     def needs_tokens(self) -> bool:
-        """Whether the classes of the largest logits are used."""
+        """Whether the predicted tokens are needed."""
         return not self.outputs.isdisjoint(("token_accuracy", "predicted_tokens"))
 
     @property
     def is_scalar(self) -> bool:
-        """Whether the loss is a scalar, and no other result has a derivative."""
+        """Whether the loss is a scalar and no other output is differentiable."""
         return self.reduction != "none" and self.outputs <= {"token_accuracy", "predicted_tokens"}
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a call and the factors of their losses."""
+    """The targets and weights of all rows."""
 
-    target: Tensor  # class indices, ``IGNORED`` for an ignored row; or probabilities
-    class_weight: Tensor | None  # as far as the statistics need it
+    target: Tensor  # class indices, ``IGNORED`` for ignored rows; or probabilities
+    class_weight: Tensor | None  # only if the statistics need it
     coefficients: Coefficients  # of the sum of the losses
-    weight: Tensor  # what a mean of the losses is divided by the sum of
-    count: Tensor  # the same for the z-losses
-    outside: Tensor  # rows whose target is no class
+    weight: Tensor  # weight of each row in a mean of the cross entropies
+    count: Tensor  # weight of each row in a mean of the z-losses
+    outside: Tensor  # mask of rows whose class index is out of range
 
 
 def rows_of(inputs: Inputs, token_weight: Tensor | None, classes: int, options: LossOptions) -> Rows:
-    """Work out the weight of every row."""
+    """Compute the weights of all rows."""
     target, class_weight = inputs.target, inputs.class_weight
     smoothing = options.label_smoothing
     count = inputs.input.new_ones(target.shape[0], dtype=accumulation_dtype(inputs.input.dtype))
@@ -91,7 +91,7 @@ def rows_of(inputs: Inputs, token_weight: Tensor | None, classes: int, options: 
     else:
         ignored = target == options.ignore_index
         outside = ~ignored & ((target < 0) | (target >= classes))
-        # A device does not stop for a wrong index, so its row shows it.
+        # Devices do not raise for an index out of range, so the loss of its row is nan.
         count = count.masked_fill(ignored, 0).masked_fill(outside, math.nan)
         weight = count
         if class_weight is not None:
@@ -112,25 +112,25 @@ def rows_of(inputs: Inputs, token_weight: Tensor | None, classes: int, options: 
 
 
 def check_targets(target: Tensor, rows: Rows) -> None:
-    """Raise for a class outside the head, where values can be read; its row has a count of nan."""
+    """Raise ``IndexError`` for a class index out of range, if values can be read; otherwise its loss is nan."""
     if target.is_floating_point() or not values_are_readable(rows.outside):
         return
     if bool(rows.outside.any()):
         hint = ""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            hint = " If linear_weight is a rank's part of a sharded head, give process_group or fsdp_module."
-        raise IndexError(f"Target {int(target[rows.outside][0])} is out of bounds.{hint}")  # torch's words
+            hint = " If linear_weight is a shard of the head, pass process_group or fsdp_module."
+        raise IndexError(f"Target {int(target[rows.outside][0])} is out of bounds.{hint}")  # PyTorch's message
 
 
 def distribution_sums(target: Tensor, class_weight: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return the sum of each row's probabilities times class weights, in a dtype that is at least as wide as theirs.
+    """Return the sum of each row's probabilities times class weights, in the promoted dtype.
 
-    Chunk by chunk, because otherwise another tensor of their size would be made. Compiled code makes none.
+    Computed in chunks to avoid a temporary of the size of the probabilities; compiled code fuses it instead.
     """
     dtype = torch.promote_types(dtype, target.dtype)
 
     def sums(rows: Tensor) -> Tensor:
-        # Not a matrix product, which autocast would make in 16 bits.
+        # Not a matrix product, which autocast would compute in 16 bits.
         return rows.sum(1, dtype=dtype) if class_weight is None else (rows.to(dtype) * class_weight.to(dtype)).sum(1)
 
     if torch.compiler.is_compiling() or is_jit_tracing():
@@ -140,9 +140,9 @@ def distribution_sums(target: Tensor, class_weight: Tensor | None, dtype: torch.
 
 
 def divisors(rows: Rows, options: LossOptions) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what a mean divides the cross entropies and the z-losses by, and what makes a mean of no rows nan.
+    """Return the divisors of cross entropies and z-losses for a mean, and a term that is nan if all rows are ignored.
 
-    The divisors of no rows are 1, which keeps the gradients 0 there, as torch's are.
+    If all rows are ignored the divisors are 1, so that the gradients are 0, as in PyTorch.
     """
     target, count = rows.target, rows.count
     is_ignored = torch.zeros_like(count, dtype=torch.bool) if target.is_floating_point() else target == IGNORED
@@ -154,7 +154,7 @@ def divisors(rows: Rows, options: LossOptions) -> tuple[Tensor, Tensor, Tensor]:
 def assemble(
     statistics: Statistics, rows: Rows, options: LossOptions, shape: tuple[int, ...]
 ) -> Tensor | LinearCrossEntropyOutput:
-    """Make the results of the statistics of all rows; ``shape`` is that of class indices."""
+    """Compute the loss and outputs from the statistics of all rows; ``shape`` is the shape of class indices."""
     cross_entropy = cross_entropies(statistics, rows.coefficients)
     z_loss = z_losses(statistics, rows.coefficients)
     if options.reduction == "none":
@@ -171,7 +171,7 @@ def assemble(
         return loss
     if z_loss is None and "z_loss" in options.outputs:
         z_loss = torch.zeros_like(loss)
-    outside = rows.count.isnan()  # nan for a row whose class is outside the head
+    outside = rows.count.isnan()  # rows whose class index is out of range
     of_rows = {
         "log_probabilities": statistics.predicted - statistics.log_sum_exp,
         "entropy": statistics.entropy,
@@ -193,7 +193,7 @@ def with_outputs(
     shape: tuple[int, ...],
     **outputs: Tensor | None,
 ) -> Tensor | LinearCrossEntropyOutput:
-    """Add to a loss what is asked for of the results of all rows."""
+    """Return the loss together with the requested outputs, if any."""
     if not options.outputs:
         return loss
     if tokens is not None:

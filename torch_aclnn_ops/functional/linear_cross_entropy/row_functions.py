@@ -1,7 +1,7 @@
-"""The statistics of some rows, and the application of a function of rows to all of them, chunk by chunk.
+"""Differentiable row statistics, and functions of rows applied chunk by chunk.
 
-The logits of a chunk exist while the chunk is worked on, and never those of all rows, in no derivative. First
-derivatives outside of transforms come from the faster :mod:`torch_aclnn_ops.ops.linear_cross_entropy.chunks`.
+Only the logits of one chunk are materialized at a time, in every derivative. First derivatives outside of transforms
+use the faster :mod:`torch_aclnn_ops.ops.linear_cross_entropy.chunks`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,14 +27,14 @@ def statistics_of_rows(
     options: LogitOptions,
     requested: RequestedOutputs,
 ) -> tuple[Tensor, ...]:
-    """Reduce logits ``z = softcap * tanh((input W^T + bias) / softcap) / temperature`` of every row.
+    """Reduce the logits ``z = softcap * tanh((input W^T + bias) / softcap) / temperature`` of every row.
 
-    The results are those of ``Statistics``, as far as they are requested; the maximum is a constant to derivatives. An
-    ignored row gives zeros, and the predicted token -1.
+    Returns the requested fields of ``Statistics``; the maximum is detached. Ignored rows give zeros, and the predicted
+    token -1.
     """
     ignored = None if target.is_floating_point() else target == IGNORED
     if ignored is not None:
-        input = input.masked_fill(ignored.unsqueeze(1), 0)  # so that no derivative sees a number that is not finite
+        input = input.masked_fill(ignored.unsqueeze(1), 0)  # keeps inf and nan out of the derivatives
     logits = widen(input) @ widen(linear_weight).T
     if linear_bias is not None:
         logits = logits + widen(linear_bias)
@@ -67,13 +67,14 @@ def statistics_of_rows(
 
 
 class RowFunction:
-    """A function of rows, its vjp and its jvp, applied to all rows chunk by chunk.
+    """Apply a function of rows, its vjp or its jvp to all rows, chunk by chunk.
 
-    Arguments that are the same for all rows are widened first, so that what is summed over the chunks is rounded to 16
-    bits once, at the end.
+    Arguments shared by all rows are upcast first, so that sums over the chunks are rounded to 16 bits once, at the end.
 
-    ``function`` takes tensors or ``None``, and returns a tuple. ``inputs_by_row`` and ``outputs_by_row`` tell of each
-    argument and output whether it has one entry per row, or is the same for all rows, or a sum over them.
+    Args:
+        function: Takes tensors or ``None``, and returns a tuple of tensors.
+        inputs_by_row: For each argument, whether it has one entry per row, or is shared by all rows.
+        outputs_by_row: For each output, whether it has one entry per row, or is a sum over the rows.
     """
 
     def __init__(self, function: TensorFunction, inputs_by_row: Sequence[bool], outputs_by_row: Sequence[bool]) -> None:
@@ -82,7 +83,7 @@ class RowFunction:
         self.outputs_by_row = outputs_by_row
 
     def __call__(self, args: Sequence[Any], chunks: Sequence[slice]) -> tuple[Tensor, ...]:
-        """Apply the function."""
+        """Apply the function to all rows."""
         args = self._widened(args)
         return _combine(
             (self.function(*_rows_of(args, self.inputs_by_row, rows)) for rows in chunks), self.outputs_by_row
@@ -91,7 +92,7 @@ class RowFunction:
     def vjp(
         self, args: Sequence[Any], positions: Sequence[int], cotangents: Sequence[Tensor], chunks: Sequence[slice]
     ) -> tuple[Tensor, ...]:
-        """Pull cotangents of the outputs back to the arguments at ``positions``, in these arguments' dtypes."""
+        """Return the gradients of the arguments at ``positions`` for these cotangents, in the arguments' dtypes."""
         widened = self._widened(args)
 
         def differentiate_chunk(rows: slice) -> tuple[Tensor, ...]:
@@ -107,7 +108,7 @@ class RowFunction:
     def jvp(
         self, args: Sequence[Any], positions: Sequence[int], tangents: Sequence[Tensor], chunks: Sequence[slice]
     ) -> tuple[Tensor, ...]:
-        """Push tangents of the arguments at ``positions`` forward to the outputs."""
+        """Return the tangents of the outputs for these tangents of the arguments at ``positions``."""
         by_row = [self.inputs_by_row[position] for position in positions]
         widened = self._widened(args)
 
@@ -134,7 +135,7 @@ def _rows_of(tensors: Sequence[Any], by_row: Sequence[bool], rows: slice) -> tup
 
 
 def _combine(parts: Iterable[Sequence[Tensor]], by_row: Sequence[bool]) -> tuple[Tensor, ...]:
-    """Join the chunks of outputs by row; add up those of the others as they come."""
+    """Concatenate the chunks of outputs by row, and sum those of the other outputs."""
     joined: list[list[Tensor]] = [[] for _ in by_row]
     for part in parts:
         for tensors, tensor, one_per_row in zip(joined, part, by_row, strict=True):

@@ -1,7 +1,7 @@
-"""The statistics of rows whose classes are spread over the processes of a group.
+"""Row statistics of a vocabulary that is sharded over the ranks of a process group.
 
-Each process reduces the logits of its own classes. One collective gathers these few numbers of every row, from which
-every process computes those of the whole vocabulary.
+Each rank reduces the logits of its own classes. One collective gathers the statistics of all ranks, from which every
+rank computes those of the full vocabulary.
 """
 
 import math
@@ -18,9 +18,9 @@ from torch_aclnn_ops.functional.linear_cross_entropy._agreement import (
     REDUCTIONS,
     SIZE,
     Call,
-    agree,
     check_messages,
-    hash_of,
+    compare_summaries,
+    hash_sizes,
     summarize,
 )
 from torch_aclnn_ops.functional.linear_cross_entropy._arguments.torch_function import TorchArguments
@@ -41,24 +41,24 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-_LARGEST_SHARD_IN_FLOAT32 = 2**24  # float32 has every whole number up to it
+_LARGEST_SHARD_IN_FLOAT32 = 2**24  # float32 represents all integers up to it
 
 
 @dataclass(frozen=True)
 class VocabularyShards:
-    """The cut of a vocabulary: rank r of a group has the ``sizes[r]`` classes after those of the ranks before it."""
+    """A sharded vocabulary: rank r has the ``sizes[r]`` classes that follow those of the lower ranks."""
 
     members: Members
     sizes: tuple[int, ...]
-    excess: int = 0  # of this process's rows of the head over its size
+    excess: int = 0  # rows of this rank's head minus its size
 
     @property
     def total(self) -> int:
-        """The number of classes of the whole vocabulary."""
+        """The number of classes of the full vocabulary."""
         return sum(self.sizes)
 
     def slices(self) -> list[slice]:
-        """Return the classes of every rank."""
+        """Return the range of classes of every rank."""
         return [slice(stop - size, stop) for stop, size in zip(accumulate(self.sizes), self.sizes, strict=True)]
 
 
@@ -71,14 +71,14 @@ def _gather_sizes(members: Members, message: Sequence[int]) -> tuple[int, ...]:
     device = "cpu" if "cpu" in members.devices else members.devices[0]
     gathered = gather_constant(torch.tensor(message, device=device), members)
     if device == "npu":
-        _extension.check_queue("linear_cross_entropy")  # else what was never computed would be read
+        _extension.check_queue("linear_cross_entropy")  # otherwise uninitialized values could be read
     found = gathered.tolist()
     check_messages(found)
     return tuple(sizes for sizes, *_ in found)
 
 
 def _checked_sizes(vocab_sizes: Any, size: int) -> tuple[int, ...]:
-    accepted = f"a sequence of {size} whole numbers, the rows of linear_weight on each rank of process_group"
+    accepted = f"a sequence of {size} integers, the rows of linear_weight on each rank of process_group"
     if not isinstance(vocab_sizes, Sequence) or any(
         isinstance(entry, bool) or not isinstance(entry, Integral) for entry in vocab_sizes
     ):
@@ -91,20 +91,19 @@ def _checked_sizes(vocab_sizes: Any, size: int) -> tuple[int, ...]:
 def shards_of(
     process_group: Any, vocab_sizes: Sequence[int] | None, given: TorchArguments, outputs: object
 ) -> VocabularyShards:
-    """Find the cut of the vocabulary, and check the arguments that describe it.
+    """Determine the shards of the vocabulary, and check ``process_group`` and ``vocab_sizes``.
 
-    Without ``vocab_sizes`` the processes tell each other their number of classes in a collective whose result the CPU
-    waits for, in every call; compiled code refuses that. They compare the number of rows then, and how many numbers of
-    each are exchanged.
+    Without ``vocab_sizes`` the ranks exchange their numbers of classes in a synchronizing collective, which also
+    compares the number of rows and the message size per row; this raises in compiled code.
     """
     linear_weight = given.linear_weight
     if process_group is None:
         raise ValueError(
-            f"linear_cross_entropy: vocab_sizes must be None where process_group is, but it is {vocab_sizes!r}"
+            f"linear_cross_entropy: vocab_sizes must be None if process_group is None, but it is {vocab_sizes!r}"
         )
     if not isinstance(linear_weight, Tensor) or linear_weight.dim() < 2:
         raise TypeError(
-            "linear_cross_entropy: linear_weight must be a Tensor of shape (rows of this rank, H) where process_group"
+            "linear_cross_entropy: linear_weight must be a Tensor of shape (rows of this rank, H) if process_group"
             f" is given, but it is {linear_weight!r}"
         )
     members, local_rows = Members.of(process_group), linear_weight.shape[0]
@@ -119,7 +118,7 @@ def shards_of(
 
 
 def _numbers_of_a_row(given: TorchArguments, outputs: object) -> int:
-    """Return a number that differs where the sizes of what ranks exchange of a row do."""
+    """Return a number that identifies which values, of which dtype, a rank sends per row."""
     input, label_smoothing = given.input, given.label_smoothing
     is_double = isinstance(input, Tensor) and input.dtype == torch.float64
     is_smoothed = isinstance(label_smoothing, (int, float)) and label_smoothing > 0
@@ -131,18 +130,18 @@ def _numbers_of_a_row(given: TorchArguments, outputs: object) -> int:
 def vocab_parallel_statistics(
     inputs: Inputs, shards: VocabularyShards, reduce_input_grad: bool = True, loss_options: LossOptions | None = None
 ) -> Statistics:
-    """Reduce the logits of every row of a head that is spread over processes.
+    """Reduce the logits of every row of a head that is sharded over ranks.
 
-    Every process of the group has to call it, with the same input, target and class weights, and differentiate the same
-    function of the results; the results are the same on all. The gradients of input, target and class weights are whole
-    on every process, those of weight and bias are of this process's classes.
+    Every rank must call it with the same input, target and class weights, and differentiate the same function of the
+    results, which are the same on all ranks. The gradients of input, target and class weights are replicated; those of
+    weight and bias are sharded.
 
-    Weight and bias of ``inputs`` are this process's rows, of which there may be none; target and class weights are
-    those of the whole vocabulary, as are the results. ``reduce_input_grad`` sums the input's gradient over the
-    processes, in one more collective; otherwise it is this process's part of the sum.
+    Weight and bias of ``inputs`` are this rank's shard, which may be empty; target, class weights and results refer to
+    the full vocabulary. ``reduce_input_grad`` sums the gradient of the input over the ranks, in one more collective;
+    otherwise it is this rank's partial sum.
 
-    The processes tell each other about their calls in the same collective, and raise if these differ; where values
-    cannot be read, as on an NPU, all results are nan.
+    The ranks compare their arguments in the same collective, and raise if they do not match; if values cannot be read,
+    as on an NPU, all results are nan.
     """
     raise_if_compiled_transform()
     summary = _summarize(inputs, shards, reduce_input_grad, loss_options)
@@ -172,7 +171,7 @@ def _summarize(
     call = Call(
         input.shape[0],
         input.shape[1],
-        hash_of(shards.sizes),
+        hash_sizes(shards.sizes),
         REDUCTIONS.index(reduction),
         smoothing,
         square_scale,
@@ -192,10 +191,10 @@ def _message_dtype(inputs: Inputs, shards: VocabularyShards) -> torch.dtype:
 
 
 def _local_inputs(inputs: Inputs, shards: VocabularyShards, reduce_input_grad: bool) -> tuple[Inputs, Kernels, Tensor]:
-    """Return the inputs of this process's classes, their kernels, and how much of each row's target is among them."""
+    """Return the inputs for this rank's classes, their kernels, and the target probability in them for each row."""
     members, classes = shards.members, shards.slices()[shards.members.rank]
     weight, bias, target = inputs.linear_weight, inputs.linear_bias, inputs.target
-    if shards.excess:  # the results will be refused, or nan, but no process may wait for this one
+    if shards.excess:  # an error or nan follows, but this rank must still take part in the collectives
         weight = pad(weight, (0, 0, 0, -shards.excess))
         bias = None if bias is None else pad(bias, (0, -shards.excess))
     class_weight = inputs.class_weight
@@ -209,7 +208,7 @@ def _local_inputs(inputs: Inputs, shards: VocabularyShards, reduce_input_grad: b
         target = torch.where(is_here, target - classes.start, elsewhere)
         target_probability_sum = is_here
     if classes.start == classes.stop:
-        # A class that nobody looks at, so that all processes have the same graph, and collectives in the same order.
+        # An unused class, so that all ranks have the same graph, and the same order of collectives.
         weight = pad(weight, (0, 0, 0, 1))
         bias = None if bias is None else pad(bias, (0, 1))
         class_weight = None if class_weight is None else pad(class_weight, (0, 1))
@@ -218,9 +217,9 @@ def _local_inputs(inputs: Inputs, shards: VocabularyShards, reduce_input_grad: b
     local = Inputs(inputs.input, weight, bias, target, class_weight, options, inputs.requested)
     kernels = choose_kernels(local)
     if reduce_input_grad and (in_functorch_transform() or any_differentiated([inputs.input])):
-        # Parts of a 16-bit gradient are added up in float32, and rounded once. The fused operators round each part.
+        # Partial 16-bit gradients are summed in float32 and rounded once. The fused operators round each part.
         is_fused = kernels.why_not_fused is None
-        if torch.compiler.is_compiling():  # what the compiled operator will choose is not known yet
+        if torch.compiler.is_compiling():  # the choice of the compiled operator is not known yet
             is_fused = inputs.input.device.type == "npu"
         input = inputs.input if is_fused else widen(inputs.input)
         local = local._replace(input=copy_to_group(input, members))
@@ -230,14 +229,14 @@ def _local_inputs(inputs: Inputs, shards: VocabularyShards, reduce_input_grad: b
 def _gather_statistics(
     reduced: Statistics, target_probability_sum: Tensor, summary: Tensor, shards: VocabularyShards
 ) -> tuple[Statistics, Tensor, Tensor | None]:
-    """Return statistics and probability sums, shape (shards, N) each, of the shards with classes, by one collective.
+    """Gather statistics and target probability sums of all nonempty shards, shape (shards, N) each, in one collective.
 
-    The third result is the factor that is nan if the processes do not agree.
+    The third result is the factor of :func:`compare_summaries`.
     """
     rows = (*reduced, target_probability_sum)
     given = [row.to(summary.dtype) for row in rows if row is not None]
     message = gather(torch.cat([summary, *given]), shards.members)
-    factor = agree(message[:, :SIZE].detach(), shards.sizes)
+    factor = compare_summaries(message[:, :SIZE].detach(), shards.sizes)
     gathered = message[:, SIZE:].unflatten(1, (len(given), target_probability_sum.shape[0]))
     if not all(shards.sizes):
         gathered = gathered[[rank for rank, size in enumerate(shards.sizes) if size > 0]]

@@ -1,4 +1,4 @@
-"""A step of Adam, and of an average of the weights: the operator, and the kernels that apply it to lists."""
+"""The fused Adam step with weight averaging: the raw operator, and kernels that apply it to lists of tensors."""
 
 from torch_aclnn_ops.ops.ema_adam.apply import apply_fused_ema_adam_
 

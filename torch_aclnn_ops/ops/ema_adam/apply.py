@@ -1,4 +1,4 @@
-"""``apply_fused_ema_adam_``: one step of Adam and of an average of the weights (aclnnApplyFusedEmaAdam)."""
+"""``apply_fused_ema_adam_``: one step of Adam with an EMA of the weights (aclnnApplyFusedEmaAdam)."""
 
 import math
 from typing import Any
@@ -37,7 +37,7 @@ def _check(grad: Tensor, var: Tensor, m: Tensor, v: Tensor, s: Tensor, step: Ten
 
 def _check_values(_grad: Tensor, _var: Tensor, _m: Tensor, _v: Tensor, _s: Tensor, step: Tensor, *options: Any) -> None:
     *_, bias_correction, _weight_decay = options
-    # The correction of step 0 divides by zero. On a device a check would wait for the stream.
+    # The bias correction of step 0 divides by zero. On a device the check would synchronize with the stream.
     if bias_correction and values_are_readable(step) and int(step.flatten()[0]) < 1:
         raise ValueError(
             f"{_NAME}: step must be at least 1 with bias_correction (increment it before the call),"
@@ -46,18 +46,18 @@ def _check_values(_grad: Tensor, _var: Tensor, _m: Tensor, _v: Tensor, _s: Tenso
 
 
 def _bias_correction(beta: float, count: Tensor) -> Tensor:
-    """Return ``1 - beta**count`` without the cancellation that costs float32 4 digits at ``beta=0.999, count=1``."""
+    """Return ``1 - beta**count`` without cancellation, which loses 4 digits in float32 at ``beta=0.999, count=1``."""
     return -torch.expm1(count * math.log(beta)) if beta > 0 else 1 - beta**count
 
 
-def moved_average(average: Tensor, weight: Tensor, share: Any) -> Tensor:
-    """Return ``(1 - share) * average + share * weight``, where ``share`` is a number or a tensor of one.
+def lerp_average(average: Tensor, weight: Tensor, share: Any) -> Tensor:
+    """Return ``(1 - share) * average + share * weight``, where ``share`` is a number or a one-element tensor.
 
-    These factors, once rounded, do not add up to 1: in float32 that would pull the average of a weight w to 0.9998 w at
-    a share of 1e-4. So the average moves by a part of its distance from the weight, unless it is infinite.
+    The rounded factors do not sum to 1: in float32 the average of a constant weight w would drift to 0.9998 w for a
+    share of 1e-4. Therefore this uses ``lerp``, unless the average is infinite.
     """
-    by_factors = (1 - share) * average + share * weight
-    return torch.where(average.isinf(), by_factors, torch.lerp(average, weight, share))
+    weighted_sum = (1 - share) * average + share * weight
+    return torch.where(average.isinf(), weighted_sum, torch.lerp(average, weight, share))
 
 
 def formula(
@@ -76,9 +76,9 @@ def formula(
     bias_correction: bool,
     weight_decay: float,
 ) -> None:
-    """Update ``var``, ``m``, ``v`` and ``s`` in place; ``step`` counts this step already.
+    """Update ``var``, ``m``, ``v`` and ``s`` in place; ``step`` already includes this step.
 
-    16-bit state is rounded where it is stored, but the rest of the step goes on with the values before rounding.
+    16-bit state is rounded only when it is stored; the step itself uses the unrounded values.
     """
     wide = accumulation_dtype(grad.dtype)
     gradient, weight, first, second, average = (tensor.to(wide) for tensor in (grad, var, m, v, s))
@@ -93,7 +93,7 @@ def formula(
     if weight_decay_mode == _DECOUPLED:
         update = update + weight_decay * weight
     weight = weight - lr * update
-    average = moved_average(average, weight, 1 - ema_decay)
+    average = lerp_average(average, weight, 1 - ema_decay)
     for state, value in ((var, weight), (m, first), (v, second), (s, average)):
         state.copy_(value)
 
@@ -106,8 +106,8 @@ def _fake(*_: object) -> None:
     return None
 
 
-# The argument that CANN calls mode has a longer name here: torch.compile cannot functionalize an operator with a
-# keyword argument of that name, because torch._higher_order_ops.utils.redirect_to_mode takes one itself.
+# CANN's argument mode is renamed to weight_decay_mode: torch.compile cannot functionalize an operator with a keyword
+# argument named mode, because torch._higher_order_ops.utils.redirect_to_mode has one too.
 apply_fused_ema_adam_ = RawOperator(
     "apply_fused_ema_adam_(Tensor grad, Tensor(a!) var, Tensor(b!) m, Tensor(c!) v, Tensor(d!) s, Tensor step, *,"
     " float lr, float ema_decay, float beta1, float beta2, float eps, int weight_decay_mode,"
@@ -129,7 +129,7 @@ _library.define(
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 apply_with_tensor_lr_ = torch.ops.torch_aclnn_ops.apply_fused_ema_adam_with_tensor_lr_.default
-"""The operator with a learning rate in a tensor on the CPU, which code can be compiled with once for all numbers."""
+"""The operator with the learning rate as a CPU tensor, so that a new value does not trigger recompilation."""
 
 
 def _apply_with_tensor_lr(*args: Any) -> None:

@@ -1,8 +1,8 @@
-"""The kernels of a step of FusedEmaAdam, which give the same results, and what they are given.
+"""The implementations of a FusedEmaAdam step, which compute the same results.
 
 ``single_tensor`` calls the operator once per parameter, on any device and under ``torch.compile``; ``multi_tensor``
-gives lists to torch's own CPU kernels, whose ``lerp`` makes an infinite average nan, as it does in ``swa_utils``.
-Flattened parameters go through the same two, as few and long ones.
+calls PyTorch's fused CPU kernels on lists, whose ``lerp`` turns an infinite average into nan, as in ``swa_utils``.
+Flattened parameters use the same two, as a few long tensors.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ from torch_aclnn_ops._torch_compat.optimizer import (
     version_of,
 )
 from torch_aclnn_ops.ops import apply_fused_ema_adam_
-from torch_aclnn_ops.ops.ema_adam.apply import apply_with_tensor_lr_, moved_average
+from torch_aclnn_ops.ops.ema_adam.apply import apply_with_tensor_lr_, lerp_average
 from torch_aclnn_ops.ops.ema_adam.step_progress import Call, StepProgress
 
 import torch
@@ -30,14 +30,14 @@ from torch.nn import Parameter
 
 __all__ = ["Options", "TensorLists", "batches", "has_native_kernel", "is_dense", "is_plain", "local", "update"]
 
-# Elements that torch's kernels take at a time: the average then finds the new weights in the cache. A multiple of a
-# cache line, so that no element changes between the kernel's vector and scalar code, which round differently.
+# Elements per call of PyTorch's kernels, so that the averaging finds the new weights in the cache. A multiple of a
+# cache line, so that no element moves between vectorized and scalar code, which round differently.
 _CACHED_ELEMENTS = 2**20
 _NATIVE_DTYPES = (torch.float32, torch.float64) if fused_adam_ and fused_adamw_ else ()
 
 
 class Options(NamedTuple):
-    """The options of a step, in the names of :class:`torch_aclnn_ops.optim.FusedEmaAdam`."""
+    """The options of a step; see :class:`torch_aclnn_ops.optim.FusedEmaAdam`."""
 
     lr: float | Tensor
     ema_decay: float | Tensor
@@ -53,9 +53,9 @@ class Options(NamedTuple):
 
 
 class TensorLists(NamedTuple):
-    """The tensors of a step; those at one place of the lists belong to one parameter.
+    """The tensors of a step, as lists with one entry per parameter.
 
-    Where ``params`` are master weights, ``rounded`` are the parameters, which get a copy of them; else it is empty.
+    If ``params`` are master weights, ``rounded`` are the parameters that they are copied to; otherwise it is empty.
     """
 
     params: list[Tensor]
@@ -71,21 +71,21 @@ class TensorLists(NamedTuple):
         return TensorLists(*(list(compress(tensors, selectors)) for tensors in self))
 
     def part(self, part: slice) -> "TensorLists":
-        """Return the parameters of a slice."""
+        """Return a slice of the parameters."""
         return TensorLists(*(tensors[part] for tensors in self))
 
     def local(self) -> "TensorLists":
-        """Return this process's shards of tensors that are spread over several: the step is element-wise."""
+        """Return the local shards of all DTensors; the step is element-wise."""
         return TensorLists(*([local(tensor) for tensor in tensors] for tensors in self))
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Return whether a tensor is of no subclass but ``Parameter``."""
+    """Return whether a tensor is a plain ``Tensor`` or ``Parameter``, not another subclass."""
     return type(tensor) in (Tensor, Parameter)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this process's shard of a ``DTensor``, or the tensor itself."""
+    """Return the local shard of a ``DTensor``, or the tensor itself."""
     if is_plain(tensor) or not hasattr(tensor, "to_local"):
         return tensor
     shard: Tensor = tensor.to_local()
@@ -93,7 +93,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def batches(params: list[Tensor], limit: int) -> Iterator[slice]:
-    """Cut a list where the parameters so far have ``limit`` elements; a longer parameter is alone."""
+    """Split a list into batches of at most ``limit`` elements; a larger parameter gets its own batch."""
     start = elements = 0
     for i, param in enumerate(params):
         size = param.numel()
@@ -105,22 +105,22 @@ def batches(params: list[Tensor], limit: int) -> Iterator[slice]:
 
 
 def update(tensors: TensorLists, options: Options, progress: StepProgress) -> None:
-    """Increment the steps, and update the parameters and their states; the tensors must fit each other.
+    """Increment the step counts, and update the parameters and their states in place; the tensors must match.
 
-    Of a step with several elements all are incremented and the first one counts. What belongs to a parameter changes
-    together: nothing is written before all that may fail was done, as far as that is possible.
+    If a step count has several elements, all are incremented and the first one is used. Each parameter and its states
+    are updated atomically, as far as possible: everything that may fail comes before the first write.
     """
-    if torch.compiler.is_compiling():  # where only the operator can be traced, and no value can be read
-        if not isinstance(options.lr, Tensor):  # a number would be part of the code, compiled again for each
+    if torch.compiler.is_compiling():  # only the operator can be traced, and no value can be read
+        if not isinstance(options.lr, Tensor):  # a number would be a constant, and trigger recompilation
             options = options._replace(lr=torch.ones((), dtype=torch.float64, device="cpu") * options.lr)
         single_tensor(tensors, options, progress)
         return
-    if is_logging():  # on an NPU the operator tells it
+    if is_logging():  # on an NPU the operator logs it
         lists = zip(tensors.params, *tensors[2:5], strict=True)
         chosen = Counter(implementation_for(*one) for one in lists if one[0].device.type != "npu")
         for (implementation, reason), calls in chosen.items():
             log_call(apply_fused_ema_adam_.name, implementation, partial(str, reason), calls)
-    lr, ema_decay, found_inf = _read(options.lr), _read(options.ema_decay), options.found_inf
+    lr, ema_decay, found_inf = _read_if_on_cpu(options.lr), _read_if_on_cpu(options.ema_decay), options.found_inf
     if found_inf is not None and found_inf.is_cpu:
         if found_inf.item():
             return
@@ -138,13 +138,13 @@ def update(tensors: TensorLists, options: Options, progress: StepProgress) -> No
         single_tensor(tensors.select([not native for native in is_native]), options, progress)
 
 
-def _read(option: float | Tensor) -> float | Tensor:
-    """Read a tensor where that waits for no device."""
+def _read_if_on_cpu(option: float | Tensor) -> float | Tensor:
+    """Read the value of a CPU tensor; return other options unchanged."""
     return option.item() if isinstance(option, Tensor) and option.is_cpu else option
 
 
 def single_tensor(tensors: TensorLists, options: Options, progress: StepProgress) -> None:
-    """Do a step by one call of the operator per parameter."""
+    """Perform a step with one call of the operator per parameter."""
     for i in range(len(tensors.params)):
         _update_one(tensors.part(slice(i, i + 1)), options, progress)
 
@@ -157,10 +157,10 @@ def _update_one(one: TensorLists, options: Options, progress: StepProgress) -> N
         given, grad = grad, grad / options.grad_scale.to(grad.device)
         calls.append(partial(Tensor.copy_, given, grad))
     calls += [partial(Tensor.copy_, copy, param) for copy in rounded]
-    applied = options.ema_decay, options.found_inf, None if _is_taken(options.lr) else options.lr
+    applied = options.ema_decay, options.found_inf, None if _operator_supports(options.lr) else options.lr
     is_on_device = any(isinstance(option, Tensor) for option in applied)
-    if is_on_device or not _is_one_call(grad, *states, step):
-        new_states, new_step = _updated(options, states, grad, step)
+    if is_on_device or not _is_atomic(grad, *states, step):
+        new_states, new_step = _out_of_place_update(options, states, grad, step)
         writes = zip((*states, step), (*new_states, new_step), strict=True)
         progress.run([*(partial(Tensor.copy_, old, new) for old, new in writes), *calls], [step])
         return
@@ -174,8 +174,8 @@ def _update_one(one: TensorLists, options: Options, progress: StepProgress) -> N
     )
 
 
-def _is_one_call(*tensors: Tensor) -> bool:
-    """Return whether the operator writes to all states by one call, which is refused before it writes, or not."""
+def _is_atomic(*tensors: Tensor) -> bool:
+    """Return whether the operator is a single launch, which fails before it writes anything or not at all."""
     if torch.compiler.is_compiling():
         return True
     return tensors[0].device.type == "npu" and apply_fused_ema_adam_.why_not_cann(*tensors) is None
@@ -185,14 +185,14 @@ def _version_of(tensor: Tensor) -> int | None:
     return None if torch.compiler.is_compiling() or tensor.is_inference() else version_of(tensor)
 
 
-def _is_taken(lr: float | Tensor) -> bool:
-    """Return whether the operator takes a learning rate: compiled code gives it in a tensor."""
+def _operator_supports(lr: float | Tensor) -> bool:
+    """Return whether the operator supports a learning rate: a number, or a CPU tensor in compiled code."""
     return not isinstance(lr, Tensor) or (torch.compiler.is_compiling() and lr.is_cpu)
 
 
 def _operator(options: Options, grad: Tensor, *states_and_step: Tensor) -> Call:
     """Return the call of the operator."""
-    # A direct call on an NPU is CANN's operator alone; this one falls back on its formula on a chip without it.
+    # On an NPU run() falls back to PyTorch on a chip without the operator, where a direct call raises.
     call = apply_fused_ema_adam_.run if grad.device.type == "npu" else apply_fused_ema_adam_
     return partial(
         apply_with_tensor_lr_ if isinstance(options.lr, Tensor) else call,
@@ -209,21 +209,23 @@ def _operator(options: Options, grad: Tensor, *states_and_step: Tensor) -> Call:
     )
 
 
-def _updated(options: Options, states: Sequence[Tensor], grad: Tensor, step: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Return new states and a new step, with tensor options applied on the device."""
+def _out_of_place_update(
+    options: Options, states: Sequence[Tensor], grad: Tensor, step: Tensor
+) -> tuple[list[Tensor], Tensor]:
+    """Return the updated states and step count, with tensor options applied on the device."""
     lr, ema_decay, found_inf = options.lr, options.ema_decay, options.found_inf
     new_states, new_step = [state.clone() for state in states], step + 1
-    # With 1 for a tensor the operator leaves out what that would do.
-    is_on_device = not _is_taken(lr) or isinstance(ema_decay, Tensor)
-    taken = options._replace(lr=lr if _is_taken(lr) else 1.0, ema_decay=1.0 if is_on_device else ema_decay)
-    _operator(taken, grad, *new_states, new_step)()
+    # The operator gets 1 in place of a tensor option, which is applied below.
+    is_on_device = not _operator_supports(lr) or isinstance(ema_decay, Tensor)
+    supported = options._replace(lr=lr if _operator_supports(lr) else 1.0, ema_decay=1.0 if is_on_device else ema_decay)
+    _operator(supported, grad, *new_states, new_step)()
     new_param, new_average = new_states[0], new_states[-1]
-    if isinstance(lr, Tensor) and not _is_taken(lr):
+    if isinstance(lr, Tensor) and not _operator_supports(lr):
         new_param.copy_(states[0].lerp(new_param, lr.reshape(()).to(new_param)))
     if is_on_device:
         share = 1 - ema_decay
         share = share.reshape(()).to(new_average) if isinstance(share, Tensor) else share
-        new_states[-1] = moved_average(new_average, new_param, share)
+        new_states[-1] = lerp_average(new_average, new_param, share)
     if found_inf is not None:
         is_skipped = found_inf.reshape(()).to(step.device) != 0
         new_states = [torch.where(is_skipped, old, new) for old, new in zip(states, new_states, strict=True)]
@@ -232,9 +234,9 @@ def _updated(options: Options, states: Sequence[Tensor], grad: Tensor, step: Ten
 
 
 def multi_tensor(tensors: TensorLists, options: Options, progress: StepProgress) -> None:
-    """Do a step by torch's kernels for lists; for tensors that have one, see ``has_native_kernel``."""
+    """Perform a step with PyTorch's fused kernels, for tensors that support them; see ``has_native_kernel``."""
     if tensors.params:
-        tensors = tensors._replace(grads=list(map(_laid_out_as, tensors.params, tensors.grads)))
+        tensors = tensors._replace(grads=list(map(_match_strides, tensors.params, tensors.grads)))
         parts = list(batches(tensors.params, _CACHED_ELEMENTS))
         for part in parts:
             _update_batch(tensors.part(part) if len(parts) > 1 else tensors, options, progress)
@@ -244,7 +246,7 @@ def _update_batch(batch: TensorLists, options: Options, progress: StepProgress) 
     if options.bias_correction:
         steps = [step if step.dim() == 0 else step[0] for step in batch.steps]
     else:
-        # The kernel always divides by 1 - beta**step, which is 1 for every beta after this many steps.
+        # The kernel always divides by 1 - beta**step, which is 1 for any beta after this many steps.
         steps = [torch.tensor(2**62, device="cpu")] * len(batch.steps)
     native_adam = fused_adamw_ if options.decoupled_weight_decay else fused_adam_
     adam = {
@@ -268,7 +270,7 @@ def _update_batch(batch: TensorLists, options: Options, progress: StepProgress) 
 
 
 def _pieces(batch: TensorLists) -> list[list[list[Tensor]]]:
-    """Cut a parameter that is longer than a batch; return the lists without steps."""
+    """Split a parameter that is longer than a batch; return the lists without steps."""
     lists = list(batch[:5])
     if len(batch.params) > 1 or batch.params[0].numel() <= _CACHED_ELEMENTS or not batch.params[0].is_contiguous():
         return [lists]
@@ -277,9 +279,9 @@ def _pieces(batch: TensorLists) -> list[list[list[Tensor]]]:
 
 
 def has_native_kernel(param: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, ema_param: Tensor) -> bool:
-    """Return whether torch's own CPU kernels compute the operator for a parameter.
+    """Return whether PyTorch's fused CPU kernels support a parameter and its states.
 
-    They round 16-bit state in other places, and go through all tensors in the order of memory, whatever the strides.
+    They round 16-bit state differently, and process elements in memory order, regardless of strides.
     """
     if not param.is_cpu or param.dtype not in _NATIVE_DTYPES:
         return False
@@ -292,7 +294,7 @@ def has_native_kernel(param: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, ema_pa
 def implementation_for(
     param: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, ema_param: Tensor
 ) -> tuple[Implementation, str]:
-    """Return what updates a parameter in eager mode, and CANN's name of the operator or the reason."""
+    """Return which implementation updates a parameter in eager mode, and CANN's operator or the reason."""
     param, exp_avg, exp_avg_sq, ema_param = map(local, (param, exp_avg, exp_avg_sq, ema_param))
     if param.device.type == "npu":
         why_not = apply_fused_ema_adam_.why_not_cann(param)
@@ -303,12 +305,12 @@ def implementation_for(
     if has_native_kernel(param, exp_avg, exp_avg_sq, ema_param):
         return Implementation.TORCH, reason
     if param.is_cpu:
-        reason += f" in {param.dtype}" if param.dtype not in _NATIVE_DTYPES else " and have gaps"
+        reason += f" in {param.dtype}" if param.dtype not in _NATIVE_DTYPES else " and not dense"
     return Implementation.FALLBACK, reason
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Return whether the elements fill their memory without gaps and overlaps, in whatever order."""
+    """Return whether a tensor is non-overlapping and dense, in any order of dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
@@ -318,8 +320,8 @@ def is_dense(tensor: Tensor) -> bool:
     return True
 
 
-def _laid_out_as(param: Tensor, grad: Tensor) -> Tensor:
-    """Return a gradient in its parameter's order of memory."""
+def _match_strides(param: Tensor, grad: Tensor) -> Tensor:
+    """Return a gradient with its parameter's strides."""
     if (param.is_contiguous() and grad.is_contiguous()) or grad.stride() == param.stride():
         return grad
     return torch.empty_like(param).copy_(grad)

@@ -1,7 +1,7 @@
-"""The kernels in torch calls: rows reduced, and differentiated, chunk by chunk, in buffers that are used again.
+"""The PyTorch fallback: kernels that process rows chunk by chunk, in reused buffers.
 
-Logits are written once per chunk and become the softmax, then their own gradient, in place; or their gradient at once,
-by csrc/cpu. All of it is computed in float32 (float64 for float64).
+The logits of a chunk are overwritten in place by their softmax and then by their gradient, or directly by their
+gradient in csrc/cpu. Everything is computed in float32 (float64 for float64).
 :mod:`torch_aclnn_ops.functional.linear_cross_entropy.row_functions` has the same mathematics in differentiable calls.
 """
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 
 class _Chunk:
-    """The logits of some rows for some classes, which become the softmax and then their gradient."""
+    """The logits of a range of rows and classes, overwritten in place by the softmax and then by their gradient."""
 
     def __init__(self, inputs: Inputs, head: Head, buffer: Tensor, rows: slice, classes: slice) -> None:
         self.input, self.target = inputs.input[rows], inputs.target[rows]
@@ -29,7 +29,7 @@ class _Chunk:
         self._class_weight = None if inputs.class_weight is None else inputs.class_weight[classes]
         self._has_kernels = head.has_row_kernels
         number, length = classes.stop - classes.start, self.input.shape[0]
-        # A bias may mask all classes of a part of the vocabulary. A row without any class at all is nan.
+        # A bias of -inf may mask all classes of a part of the vocabulary. A row with all classes masked is nan.
         is_part = inputs.options.is_shard or number < inputs.linear_weight.shape[0]
         self._may_be_masked = is_part and inputs.linear_bias is not None
         self.values = head.logits(self.input, classes, buffer[: length * number].view(length, number))
@@ -45,12 +45,12 @@ class _Chunk:
         return here
 
     def _column(self) -> Tensor:
-        """Return the column of each row's target, of shape (rows, 1); any where the target is not here."""
+        """Return the column of each row's target, shape (rows, 1); arbitrary if the target is in another part."""
         column: Tensor = (self.target - self._classes.start).clamp(0, self.values.shape[1] - 1).unsqueeze(1)
         return column
 
     def reduce_alone(self) -> Statistics:
-        """Reduce the logits, of which nothing more is wanted."""
+        """Reduce the logits, which are not used afterwards."""
         requested = self._inputs.requested
         if not (self._has_kernels and self._inputs.is_plain) or requested.weighted or requested.entropy:
             return self.reduce()
@@ -61,22 +61,22 @@ class _Chunk:
         return Statistics(*statistics, None, None, tokens)
 
     def reduce(self) -> Statistics:
-        """Turn the logits to the softmax."""
+        """Reduce the logits, and overwrite them with the softmax."""
         logits, requested = self.values, self._inputs.requested
         logits_max = logits.amax(1)
         shift, is_masked = self._shift(logits_max)
         tokens = logits.argmax(1) if requested.predicted_tokens else None
         weighted_sum = None
         if requested.weighted:
-            # Before they are added up: a sum of logits near the largest number would be infinite.
+            # Subtract before summing: a sum of logits near the largest number would overflow.
             logits.sub_(shift.unsqueeze(1))
             shift = torch.zeros_like(shift)
             weighted_sum = logits.sum(1) if self._class_weight is None else logits @ self._class_weight
         predicted = self._predicted(logits, shift)
         log_sum_exp = self._to_softmax(shift, is_masked)
         if log_sum_exp is None:
-            # The largest probability is exp(max - max) / sum exp(z - max). xlogy takes the logarithm of few numbers in
-            # no time; log goes through MKL, whose threads have to be woken.
+            # The largest probability is exp(max - max) / sum exp(z - max). xlogy is faster than log for few numbers,
+            # because log uses MKL, whose threads must be woken up.
             log_sum_exp = -torch.xlogy(1, self.values.amax(1))
         entropy = torch.special.entr(self.values).sum(1) if requested.entropy else None
         if is_masked is not None:
@@ -85,7 +85,7 @@ class _Chunk:
         return Statistics(logits_max, log_sum_exp, predicted, weighted_sum, entropy, tokens)
 
     def reduce_to_gradient(self, coefficients: Coefficients, gradient: Tensor) -> Statistics:
-        """Reduce the logits, and write the gradient of a plain loss by them, in one go."""
+        """Reduce the logits, and write the gradient of a plain loss with respect to them, in a single kernel."""
         tokens = self.values.argmax(1) if self._inputs.requested.predicted_tokens else None
         log_sum_exp, predicted, _, square = coefficients
         temperature = self._inputs.options.temperature
@@ -99,25 +99,25 @@ class _Chunk:
         return Statistics(*statistics, None, None, tokens)
 
     def target_probability_sum(self) -> Tensor:
-        """Return the sum of each row's target distribution."""
+        """Return the target probability of each row in these classes."""
         return self._distribution().sum(1) if self.target.is_floating_point() else self._is_here()
 
     def to_softmax(self) -> None:
-        """Turn the logits to the softmax."""
+        """Overwrite the logits with the softmax."""
         needs_max = self._has_kernels or self._may_be_masked
         self._to_softmax(*(self._shift(self.values.amax(1)) if needs_max else (None, None)))
 
     def _shift(self, logits_max: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return what is subtracted from the logits, and which rows are masked, if any may be."""
+        """Return the values to subtract from the logits, and the mask of rows whose classes are all masked, if any."""
         if not self._may_be_masked:
             return logits_max, None
         is_masked = logits_max == -math.inf
         return logits_max.masked_fill(is_masked, 0), is_masked
 
     def _to_softmax(self, shift: Tensor | None, is_masked: Tensor | None) -> Tensor | None:
-        """Turn the logits to the softmax; return ``log sum exp(z - max)`` where it is found on the way."""
+        """Overwrite the logits with the softmax; return ``log sum exp(z - max)`` if the kernel computes it."""
         if is_masked is not None:
-            # Any distribution does that is finite: the share of a masked part is 0.
+            # Any finite distribution will do: a masked part gets a weight of 0.
             self.values.masked_fill_(is_masked.unsqueeze(1), 0)
         if self._has_kernels and shift is not None:
             log_sum_exp: Tensor = torch.ops.torch_aclnn_ops.linear_cross_entropy_softmax(self.values, shift)
@@ -139,7 +139,7 @@ class _Chunk:
         return target if self._class_weight is None else target * self._class_weight
 
     def to_gradient(self, grad_statistics: Statistics, entropy: Tensor | None) -> Tensor:
-        """Turn the softmax to the gradient of ``input @ weight.T + bias``.
+        """Overwrite the softmax with the gradient of ``input @ weight.T + bias``.
 
         With probabilities p and the gradients g of the statistics, the gradient of the logits z is
         ``g_log_sum_exp p + g_predicted Q + g_weighted class_weight - g_entropy p (log p + entropy)``, where Q is the
@@ -165,23 +165,23 @@ class _Chunk:
             values.add_(column) if weight is None else values.addcmul_(weight, column)
         if self._tanh is not None:
             values.mul_(self._tanh.square_().neg_().add_(1))
-            self._tanh = None  # before the next chunk makes its own
+            self._tanh = None  # free it before the next chunk
         return values
 
 
 @without_autocast
 def statistics_in_chunks(inputs: Inputs) -> Statistics:
-    """Reduce the logits of every row; an ignored row gets zeros, and the predicted token -1."""
+    """Reduce the logits of every row; ignored rows give zeros, and the predicted token -1."""
     kept = KeptRows(inputs)
     tiling = kept.inputs.tile_statistics()
     head = _head(inputs, tiling)
-    chunks = [_reduced(kept.inputs, head, tiling, rows) for rows in tiling.chunks()]
-    *values, tokens = _joined(torch.cat, chunks)
+    chunks = [_reduce_rows(kept.inputs, head, tiling, rows) for rows in tiling.chunks()]
+    *values, tokens = _join(torch.cat, chunks)
     return Statistics._make((*map(kept.expand_to_all_rows, values), kept.expand_to_all_rows(tokens, -1)))
 
 
-def _reduced(inputs: Inputs, head: Head, tiling: Tiling, rows: slice) -> Statistics:
-    """Reduce the logits of some rows, part of the vocabulary by part."""
+def _reduce_rows(inputs: Inputs, head: Head, tiling: Tiling, rows: slice) -> Statistics:
+    """Reduce the logits of a range of rows, one part of the vocabulary at a time."""
     buffer, classes_of_parts = _buffer(inputs, head, tiling), tiling.parts()
     if len(classes_of_parts) == 1:
         return _Chunk(inputs, head, buffer, rows, classes_of_parts[0]).reduce_alone()
@@ -190,11 +190,11 @@ def _reduced(inputs: Inputs, head: Head, tiling: Tiling, rows: slice) -> Statist
         chunk = _Chunk(inputs, head, buffer, rows, classes)
         sums.append(chunk.target_probability_sum())
         parts.append(chunk.reduce_alone())
-    stacked = Statistics._make(_joined(torch.stack, parts))
+    stacked = Statistics._make(_join(torch.stack, parts))
     return combine(stacked, torch.stack(sums), classes_of_parts, inputs.class_weight)
 
 
-def _joined(join: Callable[[list[Tensor]], Tensor], parts: Sequence[Statistics]) -> Iterator[Any]:
+def _join(join: Callable[[list[Tensor]], Tensor], parts: Sequence[Statistics]) -> Iterator[Any]:
     return (None if column[0] is None else join(list(column)) for column in zip(*parts, strict=True))
 
 
@@ -202,7 +202,7 @@ def _joined(join: Callable[[list[Tensor]], Tensor], parts: Sequence[Statistics])
 def gradients_in_chunks(
     inputs: Inputs, grad_statistics: Statistics, entropy: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    """Differentiate the statistics by input, weight and bias, as far as it is requested, in their dtypes."""
+    """Return the requested gradients of input, weight and bias, in their dtypes."""
     kept = KeptRows(inputs)
     grad_statistics, entropy = Statistics._make(map(kept.select, grad_statistics)), kept.select(entropy)
     tiling = kept.inputs.tile_rows()
@@ -226,9 +226,10 @@ def gradients_in_chunks(
 def loss_in_chunks(
     inputs: Inputs, coefficients: Coefficients
 ) -> tuple[Tensor, tuple[Tensor | None, ...], Tensor | None]:
-    """Compute the loss of all rows, its gradients by input, weight and bias, and tokens: three matrix products.
+    """Compute the sum of the losses, the gradients of input, weight and bias, and the predicted tokens.
 
-    The gradients are wide, but for a bfloat16 head's that is summed in one product.
+    This takes three matrix products. The gradients have the accumulation dtype, except that of a bfloat16 head computed
+    in a single product.
     """
     kept = KeptRows(inputs)
     is_plain = inputs.is_plain and coefficients.weighted is None
@@ -257,7 +258,7 @@ def loss_in_chunks(
 
 
 def _grad_statistics(reduced: Statistics, factors: Coefficients) -> Statistics:
-    """Return the derivatives of the rows' losses by the statistics."""
+    """Return the gradients of the row losses with respect to the statistics."""
     grad_log_sum_exp = factors.log_sum_exp
     if factors.square is not None:
         grad_log_sum_exp = grad_log_sum_exp + 2 * factors.square * (reduced.logits_max + reduced.log_sum_exp)
@@ -266,13 +267,13 @@ def _grad_statistics(reduced: Statistics, factors: Coefficients) -> Statistics:
 
 
 def _head(inputs: Inputs, tiling: Tiling) -> Head:
-    # The softcap comes before the temperature.
+    # The softcap is applied before the temperature.
     scale = 1.0 if inputs.options.softcap is not None else 1 / inputs.options.temperature
     return Head(inputs.linear_weight, inputs.linear_bias, scale, tiling)
 
 
 def _buffer(inputs: Inputs, head: Head, tiling: Tiling, total: Gradients | None = None) -> Tensor:
-    """Return memory for the logits of a chunk."""
+    """Allocate the buffer for the logits of a chunk, or reuse the memory of the weight's gradient."""
     number = min(tiling.rows, tiling.rows_per_chunk) * tiling.classes_per_chunk
     scratch = None if total is None else total.scratch(number)
     return inputs.input.new_empty(number, dtype=head.dtype) if scratch is None else scratch

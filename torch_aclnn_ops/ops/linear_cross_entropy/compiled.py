@@ -1,6 +1,6 @@
-"""The kernels of a linear cross entropy as operators, for ``torch.compile``.
+"""The kernels of the linear cross entropy as custom operators, for ``torch.compile``.
 
-Traced, their loops over chunks would be unrolled for one number of rows.
+Tracing the kernels themselves would unroll their loops over chunks for a fixed number of rows.
 """
 
 from collections.abc import Sequence
@@ -27,14 +27,14 @@ _NUMBER_OF_INPUTS = 14
 
 
 def _inputs(arguments: Sequence[Any]) -> Inputs:
-    """Return the inputs that were made arguments by :func:`flatten`."""
+    """Rebuild inputs from the arguments returned by :func:`flatten`."""
     weighted, entropy, predicted_tokens, gradients = arguments[10:_NUMBER_OF_INPUTS]
     requested = RequestedOutputs(weighted, entropy, predicted_tokens, tuple(gradients))
     return Inputs._make((*arguments[:5], LogitOptions(*arguments[5:10]), requested))
 
 
 def flatten(inputs: Inputs) -> tuple[Any, ...]:
-    """Return inputs as the arguments of an operator."""
+    """Flatten inputs to the arguments of a custom operator."""
     options, requested = inputs.options, inputs.requested
     return (
         *inputs[:5],
@@ -49,7 +49,7 @@ def flatten(inputs: Inputs) -> tuple[Any, ...]:
 def _statistics(*args: Any) -> list[Tensor]:
     inputs = _inputs(args)
     if any(inputs.requested.gradients):
-        inputs.tile_rows()  # too little memory for the backward pass is refused now
+        inputs.tile_rows()  # raises now if max_memory is too small for the backward pass
     return [result for result in choose_kernels(inputs).statistics(inputs) if result is not None]
 
 
@@ -90,11 +90,11 @@ def _save_statistics(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) ->
 
 
 def _raise_if_differentiated_twice() -> None:
-    """Raise where a backward pass is to be differentiated itself; AOTAutograd's own backward passes refuse before."""
+    """Raise for double backward; AOTAutograd's backward raises by itself."""
     if torch.is_grad_enabled():
         raise RuntimeError(
             "linear_cross_entropy: a compiled call must not be differentiated with create_graph=True, because its"
-            " operators have a first derivative only; call it outside of torch.compile"
+            " operators support first derivatives only; call it outside of torch.compile"
         )
 
 
@@ -120,7 +120,7 @@ _statistics.register_autograd(_differentiate_statistics, setup_context=_save_sta
 )
 def _loss_and_gradients(*args: Any) -> list[Any]:
     inputs = _inputs(args)
-    inputs.tile_rows()  # too little memory is refused for all rows, as in eager mode
+    inputs.tile_rows()  # raises if max_memory is too small for all rows, as in eager mode
     made: Any
     loss, made, tokens = loss_and_gradients(inputs, Coefficients(*args[_NUMBER_OF_INPUTS:]))
     held = [gradient.to(_held_dtype(inputs)) for gradient in compress(made, inputs.requested.gradients)]
@@ -154,16 +154,16 @@ _loss_and_gradients.register_autograd(_scale_gradients, setup_context=_save_grad
 
 
 def statistics(inputs: Inputs) -> Statistics:
-    """Reduce the logits of every row in compiled code."""
+    """Reduce the logits of every row, in compiled code."""
     return inputs.requested.name(_statistics(*flatten(inputs)))
 
 
 def loss(inputs: Inputs, coefficients: Coefficients) -> tuple[Tensor, Tensor | None]:
-    """Compute the loss of all rows in compiled code, and its gradients with it."""
+    """Compute the sum of the losses together with its gradients, in compiled code."""
     value, *others = _loss_and_gradients(*flatten(inputs), *coefficients)
     return value, others[-1] if inputs.requested.predicted_tokens else None
 
 
 def _held_dtype(inputs: Inputs) -> torch.dtype:
-    """Return the dtype of gradients that wait for the loss's own: float16 could not hold what a scaler will enlarge."""
+    """Return the dtype of saved gradients: float32 for float16, which would underflow before loss scaling."""
     return torch.float32 if inputs.input.dtype == torch.float16 else inputs.input.dtype

@@ -1,4 +1,4 @@
-"""CANN's fused operators as kernels of a linear cross entropy."""
+"""Kernels of the linear cross entropy that use CANN's fused operators."""
 
 from torch_aclnn_ops.ops.linear_cross_entropy.grad import fused_linear_cross_entropy_loss_grad
 from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs
@@ -11,25 +11,26 @@ from torch import Tensor
 
 
 def fused_statistics(inputs: Inputs) -> Statistics:
-    """Reduce the logits of every row by CANN's operators."""
+    """Reduce the logits of every row with CANN's operators."""
     target = inputs.target
     logits_max, sum_exp_logits, predicted, *_ = fused_linear_online_max_sum.run(
         inputs.input, inputs.linear_weight, target, 0, inputs.linear_weight.shape[0], False
     )
-    # The loss of a row whose target has the largest logit is log sum exp(z - max).
+    # With a target logit equal to the maximum, the loss of a row is log sum exp(z - max).
     log_sum_exp, _ = fused_cross_entropy_loss_with_max_sum.run(
         logits_max, sum_exp_logits, torch.zeros_like(predicted), None
     )
-    # So that an ignored row adds nothing even if it is not finite.
+    # Ignored rows must contribute zero even if they are not finite.
     return Statistics(logits_max, log_sum_exp, predicted).without(target == IGNORED)
 
 
 def fused_gradients(inputs: Inputs, grad_statistics: Statistics, log_sum_exp: Tensor) -> tuple[Tensor, Tensor]:
-    """Call the operator, whose gradient of the logits is ``grad * (exp(z - max) / sum - onehot)``.
+    """Compute the gradients of input and weight with CANN's operator.
 
-    Ours is ``g_log_sum_exp * softmax + g_predicted * onehot``. With ``grad = -g_predicted`` the sum takes up that the
-    two gradients differ, as they do in a shard of the vocabulary and with a z-loss. Where there is no second term, the
-    mask leaves it out, and ``grad`` is the first gradient.
+    Its gradient of the logits is ``grad * (exp(z - max) / sum - onehot)``; the one needed here is
+    ``g_log_sum_exp * softmax + g_predicted * onehot``. The two coefficients differ in a shard of the vocabulary and
+    with a z-loss: with ``grad = -g_predicted``, the argument ``sum`` absorbs their ratio. Rows without the second term
+    are masked, and ``grad`` is the first coefficient.
     """
     target = inputs.target
     ignored = target == IGNORED

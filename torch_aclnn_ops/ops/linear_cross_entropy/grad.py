@@ -13,7 +13,7 @@ from torch import Tensor
 
 _NAME = "fused_linear_cross_entropy_loss_grad"
 
-# Rows and classes beyond which the kernel fails that takes a softmax.
+# Maximum rows and classes of the kernel variant with a softmax argument.
 _MAX_SOFTMAX = (65535, 24560)
 
 
@@ -53,7 +53,7 @@ def _check(
 def _check_values(
     _grad: Tensor, _input: Tensor, weight: Tensor, target_mask: Tensor, masked_target: Tensor, *_: object
 ) -> None:
-    # Such a target would be looked up outside the shard.
+    # The kernel would read out of bounds for such a target.
     if not values_are_readable(masked_target):
         return
     used = masked_target[~unpack_mask(target_mask, masked_target.shape[0])]
@@ -68,7 +68,7 @@ def _check_values(
 def formula(
     grad: Tensor, input: Tensor, weight: Tensor, target_mask: Tensor, masked_target: Tensor, *reduced: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Multiply the gradient of the logits by weight and by input; a given softmax is overwritten by that gradient."""
+    """Compute the gradients of input and weight; a given softmax is overwritten by the gradient of the logits."""
     wide_input, wide_weight = widen(input), widen(weight)
     masked = unpack_mask(target_mask, grad.shape[0])
     grad_logits = _grad_logits(wide_input, wide_weight, grad, masked, masked_target, reduced)
@@ -78,13 +78,13 @@ def formula(
 def _grad_logits(
     input: Tensor, weight: Tensor, grad: Tensor, masked: Tensor, masked_target: Tensor, reduced: Sequence[Tensor | None]
 ) -> Tensor:
-    """Return ``grad * d(loss)/d(logits)``, the softmax less 1 at a target that is not masked, over a given softmax."""
+    """Return the gradient of the logits, ``grad * (softmax - onehot)``, computed in place in a given softmax."""
     logits_max, sum_exp_logits, softmax = reduced
     if softmax is None:
-        assert logits_max is not None and sum_exp_logits is not None  # the check has seen to it
+        assert logits_max is not None and sum_exp_logits is not None  # guaranteed by _check
         softmax = (input @ weight.T).sub_(logits_max.unsqueeze(1)).exp_().div_(sum_exp_logits.unsqueeze(1))
     column = masked_target.masked_fill(masked, 0).long().unsqueeze(1)
-    # Not masked.to(softmax.dtype): torch_npu casts to float32 where float64 is asked for.
+    # Not masked.to(softmax.dtype), because torch_npu casts to float32 instead of float64.
     softmax.scatter_add_(1, column, softmax.new_full(column.shape, -1).masked_fill(masked.unsqueeze(1), 0))
     return softmax.mul_(grad.unsqueeze(1))
 
@@ -107,7 +107,7 @@ def _kernel(
 def _limits(soc: str, _grad: Tensor, input: Tensor, weight: Tensor, *others: Any) -> str | None:
     reason, softmax = linear_limits(soc, input, weight), others[-1]
     if reason is None and softmax is not None and any(map(int.__gt__, (input.shape[0], weight.shape[0]), _MAX_SOFTMAX)):
-        return f"softmax has shape {list(softmax.shape)} and CANN's operator takes at most {list(_MAX_SOFTMAX)}"
+        return f"softmax has shape {list(softmax.shape)} and CANN's operator supports at most {list(_MAX_SOFTMAX)}"
     return reason
 
 

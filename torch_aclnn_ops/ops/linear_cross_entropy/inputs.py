@@ -1,4 +1,4 @@
-"""What the kernels of a linear cross entropy are given."""
+"""The inputs of the linear cross entropy kernels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,20 +17,20 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RequestedOutputs:
-    """What a call asks for: statistics beyond the first three, and gradients."""
+    """The requested outputs of a call: statistics beyond the first three, and gradients."""
 
-    weighted: bool = False  # the weighted sum of a row's logits, as for label smoothing
-    entropy: bool = False  # the entropy
-    predicted_tokens: bool = False  # the classes of the largest logits
-    gradients: tuple[bool, bool, bool] = (False, False, False)  # those by input, linear_weight and linear_bias
+    weighted: bool = False  # weighted sum of each row's logits, for label smoothing
+    entropy: bool = False  # entropy of each row
+    predicted_tokens: bool = False  # class of each row's largest logit
+    gradients: tuple[bool, bool, bool] = (False, False, False)  # of input, linear_weight and linear_bias
 
     @property
     def differentiable(self) -> int:
-        """The number of statistics that have derivatives."""
+        """The number of differentiable statistics."""
         return 2 + self.weighted + self.entropy
 
     def name(self, results: Sequence[Any]) -> Statistics:
-        """Return the statistics by their names; ``results`` has those that are asked for."""
+        """Convert a sequence of the requested results to :class:`Statistics`."""
         return Statistics(*scatter((True, True, True, self.weighted, self.entropy, self.predicted_tokens), results))
 
 
@@ -42,47 +42,47 @@ class Inputs(NamedTuple):
     linear_bias: Tensor | None  # shape (V,)
     target: Tensor  # class indices, ``IGNORED`` or ``ELSEWHERE``, shape (N,), or probabilities, shape (N, V)
     class_weight: Tensor | None  # shape (V,)
-    options: LogitOptions  # what shapes the logits and their chunks
-    requested: RequestedOutputs = RequestedOutputs()  # what is asked for
+    options: LogitOptions  # options of the logits and their chunks
+    requested: RequestedOutputs = RequestedOutputs()
 
     @property
     def is_plain(self) -> bool:
-        """Whether the logits are the products, but for the temperature, and the targets are classes."""
+        """Whether there is no bias, no softcap, and the targets are class indices."""
         return self.linear_bias is None and self.options.softcap is None and not self.target.is_floating_point()
 
     def tile_statistics(self) -> Tiling:
-        """Cut rows and classes where only statistics are made."""
+        """Choose chunks of rows and classes if only statistics are needed."""
         return tiling.tile_statistics(self._sizes(), self.options, self._copies())
 
     def tile_rows(self) -> Tiling:
-        """Cut the rows where the logits of a row are needed together, or refuse a ``max_memory`` that is too little."""
+        """Choose chunks of full rows, for gradients; raise ``ValueError`` if ``max_memory`` is too small."""
         weight, needs_weight_gradient = self.linear_weight, self.requested.gradients[1]
         units = weight.dtype == torch.bfloat16 and has_bfloat16_units(weight)
         has_numbers = type(self.input.shape[0]) is int and not torch.compiler.is_compiling()
-        cut = tiling.tile_rows_once if has_numbers else tiling.tile_rows
-        return cut(self._sizes(), self.options, self._copies(), needs_weight_gradient, units)
+        tile_rows = tiling.tile_rows_cached if has_numbers else tiling.tile_rows
+        return tile_rows(self._sizes(), self.options, self._copies(), needs_weight_gradient, units)
 
     def _sizes(self) -> Sizes:
         weight = self.linear_weight
         return Sizes(self.input.shape[0], weight.shape[0], weight.shape[1], weight.dtype, weight.is_cpu)
 
     def _copies(self) -> int:
-        """Return how many tensors of the logits' size are held beside each other."""
+        """Return the number of tensors of the logits' size that are alive at the same time."""
         return 1 + (self.options.softcap is not None) + self.requested.entropy + 2 * self.target.is_floating_point()
 
 
 class PlainLoss(NamedTuple):
-    """A scalar loss that is the cross entropies of the rows, or their mean; class indices are the caller's."""
+    """A scalar cross entropy without further options; class indices are the caller's."""
 
     reduction: str
     ignore_index: int
 
 
 class KeptRows:
-    """The rows of some inputs that are not ignored.
+    """Inputs without their ignored rows.
 
-    The others are dropped where looking for them waits for no device. Elsewhere they become rows of zeros, so that
-    nothing that is not finite gets from them into a sum, with coefficients of 0.
+    Ignored rows are dropped if finding them does not synchronize with a device. Otherwise they are set to zeros with
+    coefficients of 0, so that inf and nan in them do not propagate.
     """
 
     def __init__(self, inputs: Inputs) -> None:
@@ -103,7 +103,7 @@ class KeptRows:
                 self.inputs = inputs._replace(input=inputs.input[kept], target=target[kept])
 
     def select(self, values: Tensor | None) -> Tensor | None:
-        """Return the values of the rows that are left; zeros of those that are ignored."""
+        """Select the values of the kept rows; those of ignored rows that are not dropped become zeros."""
         if values is None:
             return None
         if self._ignored is not None:
@@ -111,7 +111,7 @@ class KeptRows:
         return values if self._kept is None else values[self._kept]
 
     def expand_to_all_rows(self, values: Tensor | None, elsewhere: int = 0) -> Tensor | None:
-        """Return the values with others, ``elsewhere``, for the rows that are ignored."""
+        """Expand values of the kept rows to all rows, with ``elsewhere`` for ignored rows."""
         if values is None:
             return None
         if self._ignored is not None:

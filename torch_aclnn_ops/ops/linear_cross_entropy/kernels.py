@@ -1,6 +1,6 @@
-"""Which kernels compute a linear cross entropy: CANN's fused operators where they serve, else chunks of rows.
+"""The choice of kernels for the linear cross entropy: CANN's fused operators if they support a call, else chunks.
 
-The choice is made once for a call, and holds for its gradients too.
+The choice is made once per call and applies to its gradients too.
 """
 
 from collections.abc import Sequence
@@ -28,11 +28,11 @@ _REDUCTIONS = {"mean": 1, "sum": 2}  # numbers in at::Reduction
 
 @dataclass(frozen=True)
 class Kernels:
-    """The kernels that :func:`choose_kernels` has chosen for the statistics of a call, and for their gradients.
+    """The kernels chosen by :func:`choose_kernels` for the statistics of a call and their gradients.
 
     Attributes:
-        why_not_fused: why CANN's fused operators do not compute the statistics, or ``None`` if they do.
-        fuses_gradients: they compute the gradients, where those of input and weight are both needed.
+        why_not_fused: Why CANN's fused operators do not compute the statistics, or ``None`` if they do.
+        fuses_gradients: Whether they compute the gradients if those of both input and weight are needed.
     """
 
     why_not_fused: str | None
@@ -53,26 +53,27 @@ class Kernels:
     def gradients(
         self, inputs: Inputs, grad_statistics: Statistics, log_sum_exp: Tensor, entropy: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        """Differentiate the statistics by input, weight and bias, as far as it is requested.
+        """Return the requested gradients of input, weight and bias.
 
-        ``grad_statistics`` has the maximum itself, and ``entropy`` is the statistic, if its gradient is given.
+        ``grad_statistics`` has the maximum itself in place of its gradient, and ``entropy`` is the statistic if its
+        gradient is given.
         """
         if self.fuses_gradients:
-            # The operator makes both gradients or none.
+            # The operator always computes both gradients.
             if all(inputs.requested.gradients[:2]):
                 return *fused_gradients(inputs, grad_statistics, log_sum_exp), None
             name = fused_linear_cross_entropy_loss_grad.name
-            log_call(name, Implementation.FALLBACK, lambda: "not both gradients are needed")
+            log_call(name, Implementation.FALLBACK, lambda: "only one of the two gradients is needed")
         _check_queue(inputs)
-        log_detail(_NAME, lambda: f"logits computed again for the gradients; {_describe(inputs, inputs.tile_rows())}")
+        log_detail(_NAME, lambda: f"logits recomputed for the gradients; {_describe(inputs, inputs.tile_rows())}")
         return chunks.gradients_in_chunks(inputs, grad_statistics, entropy)
 
 
 def choose_kernels(inputs: Inputs) -> Kernels:
-    """Choose what computes the statistics of these inputs, and their gradients."""
+    """Choose the kernels for the statistics of these inputs and their gradients."""
     reason = _why_not_by_feature(inputs)
     if reason is None and inputs.requested.predicted_tokens:
-        return Kernels("the predicted tokens are asked for", _why_not_cann(inputs) is None)
+        return Kernels("predicted tokens are requested", _why_not_cann(inputs) is None)
     if reason is None:
         reason = _why_not_cann(inputs)
     return Kernels(reason, reason is None)
@@ -90,7 +91,7 @@ def _why_not_by_feature(inputs: Inputs) -> str | None:
         ("of max_memory", options.max_memory is not None),
         ("the targets are probabilities", inputs.target.is_floating_point()),
         ("of label_smoothing", requested.weighted),
-        ("the entropy is asked for", requested.entropy),
+        ("entropy is requested", requested.entropy),
     )
     for reason, holds in reasons:
         if holds:
@@ -106,14 +107,14 @@ def _why_not_cann(inputs: Inputs) -> str | None:
 def loss_and_gradients(
     inputs: Inputs, coefficients: Coefficients
 ) -> tuple[Tensor, Sequence[Tensor | None], Tensor | None]:
-    """Compute the loss of all rows, its gradients by input, weight and bias, and tokens, by chunks."""
+    """Compute the sum of the losses, the gradients of input, weight and bias, and the predicted tokens, in chunks."""
     _check_queue(inputs)
-    log_call(_NAME, Implementation.FALLBACK, lambda: _describe_call(inputs, "gradients made in the forward pass"))
+    log_call(_NAME, Implementation.FALLBACK, lambda: _describe_call(inputs, "gradients computed in the forward pass"))
     return chunks.loss_in_chunks(inputs, coefficients)
 
 
 def has_small_loss_kernel(weight: Tensor) -> bool:
-    """Return whether there is a kernel for a head in the extension of its device."""
+    """Return whether the extension of a head's device has a kernel for small losses."""
     if weight.is_cpu:
         return _cpu_extension.why_unavailable() is None
     return _NAME in _extension.functions and weight.device.type == "npu" and not _extension.checks_values()
@@ -122,8 +123,8 @@ def has_small_loss_kernel(weight: Tensor) -> bool:
 def small_loss_and_gradients(
     inputs: Inputs, loss: PlainLoss
 ) -> tuple[Tensor | None, Sequence[Tensor | None], Tensor | None]:
-    """Do the same for a small loss on a CPU, which is ``None`` where a target is no class or is ignored."""
-    log_call(_NAME, Implementation.FALLBACK, lambda: _describe_call(inputs, "gradients made in the forward pass"))
+    """Compute a small loss and its gradients on the CPU; the loss is ``None`` if a target is invalid or ignored."""
+    log_call(_NAME, Implementation.FALLBACK, lambda: _describe_call(inputs, "gradients computed in the forward pass"))
     input, weight, (needs_input, needs_weight, _) = inputs.input, inputs.linear_weight, inputs.requested.gradients
     kernel, is_mean = torch.ops.torch_aclnn_ops.linear_cross_entropy_loss, loss.reduction == "mean"
     value, *made = kernel(input, weight, inputs.target, loss.ignore_index, is_mean, needs_input, needs_weight)
@@ -131,8 +132,8 @@ def small_loss_and_gradients(
 
 
 def small_loss_on_npu(inputs: Inputs, loss: PlainLoss) -> Tensor | None:
-    """Compute a small loss on an NPU, which autograd differentiates; ``None`` inside a mode that sees functions."""
-    log_call(_NAME, Implementation.FALLBACK, lambda: _describe_call(inputs, "all logits at once"))
+    """Compute a small loss on an NPU with a C++ autograd function; return ``None`` inside a ``TorchFunctionMode``."""
+    log_call(_NAME, Implementation.FALLBACK, lambda: _describe_call(inputs, "all logits materialized"))
     input, weight, reduction = inputs.input, inputs.linear_weight, _REDUCTIONS[loss.reduction]
     value: Tensor | None = _npu_function()(input, weight, inputs.target, loss.ignore_index, reduction)
     return value
@@ -153,6 +154,6 @@ def _describe(inputs: Inputs, tiling: Tiling) -> str:
 
 
 def _check_queue(inputs: Inputs) -> None:
-    """Raise where torch_npu drops what the kernels in torch calls would ask of it."""
+    """Raise if torch_npu's task queue has stopped, because it would silently drop the work of the PyTorch fallback."""
     if inputs.input.device.type == "npu":
         _extension.check_queue(_NAME)

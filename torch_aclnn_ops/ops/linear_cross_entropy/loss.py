@@ -1,4 +1,4 @@
-"""``fused_cross_entropy_loss_with_max_sum``: the loss of reduced logits (aclnnFusedCrossEntropyLossWithMaxSum)."""
+"""``fused_cross_entropy_loss_with_max_sum``: the loss from reduced logits (aclnnFusedCrossEntropyLossWithMaxSum)."""
 
 from torch_aclnn_ops._autograd.raw_operator import RawOperator
 from torch_aclnn_ops._checks import check_dtype, check_floating_point, check_rank, check_shape
@@ -24,7 +24,7 @@ def _check(logits_max: Tensor, sum_exp_logits: Tensor, predicted_logits: Tensor,
 def formula(
     logits_max: Tensor, sum_exp_logits: Tensor, predicted_logits: Tensor, logits: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss, and the softmax if the logits are given."""
+    """Return the loss, and the softmax if ``logits`` is given."""
     # -log softmax(z)[target] = -(z[target] - max - log sum exp(z - max)), and predicted_logits = z[target] - max.
     loss = sum_exp_logits.log() - predicted_logits
     if logits is None:
@@ -35,7 +35,7 @@ def formula(
 
 def _limits(_soc: str, logits_max: Tensor, *_: object) -> str | None:
     if logits_max.dtype != torch.float32:
-        return f"logits_max is {logits_max.dtype} and CANN's operator takes torch.float32"
+        return f"logits_max is {logits_max.dtype} and CANN's operator supports torch.float32"
     return None
 
 

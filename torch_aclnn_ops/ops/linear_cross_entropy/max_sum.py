@@ -10,31 +10,31 @@ from torch import Tensor
 
 _NAME = "fused_linear_online_max_sum"
 
-# Logits held at a time: 32 MiB in float32, enough rows for matrix products at full speed.
+# Logits materialized at a time: 32 MiB in float32, enough rows for efficient matrix products.
 _LOGITS_AT_A_TIME = 2**23
-# Limits of the kernels, some of which CANN's checks leave to a failure inside of them.
+# Limits of the kernels; CANN's phase one does not check all of them.
 CHIPS = ("Ascend910B", "Ascend910_93")
 _MIN_CLASSES = 128
 _MAX_FEATURES = 65534
 
 
 def linear_limits(_soc: str, input: Tensor, weight: Tensor, *_: object) -> str | None:
-    """Return what the operators that multiply input and weight do not take of them on an NPU, or ``None``."""
+    """Return why the operators that multiply input and weight do not support them on an NPU, or ``None``."""
     for name, tensor in (("input", input), ("weight", weight)):
         if tensor.dtype not in (torch.float16, torch.bfloat16):
-            return f"{name} is {tensor.dtype} and CANN's operator takes torch.float16 and torch.bfloat16"
+            return f"{name} is {tensor.dtype} and CANN's operator supports torch.float16 and torch.bfloat16"
         if tensor.dim() != 2:
-            return f"{name} has {tensor.dim()} dimensions and CANN's operator takes 2"
+            return f"{name} has {tensor.dim()} dimensions and CANN's operator supports 2"
     classes, features = weight.shape
     if classes < _MIN_CLASSES:
-        return f"weight has {classes} classes and CANN's operator takes {_MIN_CLASSES} or more"
+        return f"weight has {classes} classes and CANN's operator supports {_MIN_CLASSES} or more"
     if features > _MAX_FEATURES:
-        return f"weight has {features} features and CANN's operator takes at most {_MAX_FEATURES}"
+        return f"weight has {features} features and CANN's operator supports at most {_MAX_FEATURES}"
     return None
 
 
 def row_chunks(rows: int, classes: int) -> list[slice]:
-    """Cut rows into chunks with few logits; all but the last fill the bytes of a packed mask."""
+    """Split rows into chunks with a bounded number of logits, whose sizes are multiples of 8 for the packed mask."""
     size = max(_LOGITS_AT_A_TIME // max(classes, 1) // 8 * 8, 8)
     return slices(0, rows, size)
 
@@ -46,7 +46,7 @@ def pack_mask(mask: Tensor) -> Tensor:
 
 
 def unpack_mask(target_mask: Tensor, rows: int) -> Tensor:
-    """Return one boolean a row from a packed mask, or the mask itself if it is boolean."""
+    """Unpack a mask to one boolean per row; a boolean mask is returned unchanged."""
     if target_mask.dtype == torch.bool:
         return target_mask
     places = torch.arange(8, dtype=torch.uint8, device=target_mask.device)
@@ -76,7 +76,7 @@ def _check(
 def _check_values(
     _input: Tensor, weight: Tensor, target: Tensor, vocab_start_index: int, vocab_end_index: int, *_: object
 ) -> None:
-    # Such a target would be looked up behind the shard's last row.
+    # The kernel would read out of bounds for such a target.
     end = vocab_start_index + weight.shape[0]
     if vocab_end_index <= end or not values_are_readable(target):
         return
@@ -91,11 +91,11 @@ def _check_values(
 def formula(
     input: Tensor, weight: Tensor, target: Tensor, vocab_start_index: int, vocab_end_index: int, return_logits: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Reduce the logits to maximum, sum and the target's logit, which is relative to the maximum and 0 where masked."""
+    """Reduce the logits to the maximum, the sum of exponentials, and the target's logit minus the maximum."""
     logits = widen(input) @ widen(weight).T
     logits_max = logits.amax(1)
     sum_exp_logits = (logits - logits_max.unsqueeze(1)).exp().sum(1)
-    # The bits that fill the last byte of the mask are those of rows with target 0.
+    # Padding bits in the last byte of the mask are those of a target of 0.
     rows = target.shape[0]
     padded = torch.nn.functional.pad(target, (0, -rows % 8))
     masked = (padded < vocab_start_index) | (padded >= vocab_end_index)

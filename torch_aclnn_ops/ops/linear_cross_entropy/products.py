@@ -1,4 +1,4 @@
-"""The matrix products of a linear cross entropy: logits of a chunk, and what their gradient adds to the arguments'."""
+"""The matrix products of the linear cross entropy: the logits of a chunk, and the gradients of the arguments."""
 
 from torch_aclnn_ops import _cpu_extension
 from torch_aclnn_ops._cpu_extension import has_bfloat16_units as chip_has_bfloat16_units
@@ -8,23 +8,23 @@ from torch_aclnn_ops.ops.linear_cross_entropy.tiling import Tiling, slices
 import torch
 from torch import Tensor
 
-# oneDNN makes a kernel for each new shape, in about 2 ms, in which other products do about 2^28 more multiplications.
-# A call has up to six shapes, which are new where the number of ignored rows is.
+# oneDNN compiles a kernel for each new shape in about 2 ms, the time of about 2^28 multiplications. A call has up to
+# six shapes, which are new whenever the number of ignored rows changes.
 _FEWEST_MULTIPLICATIONS = 2**32
 
 
 def has_row_kernels(weight: Tensor) -> bool:
-    """Return whether csrc/cpu turns rows of logits to their softmax and to their gradient."""
+    """Return whether csrc/cpu has kernels for the softmax and the gradient of rows of logits."""
     return weight.is_cpu and weight.dtype != torch.float64 and _cpu_extension.why_unavailable() is None
 
 
 def has_bfloat16_units(weight: Tensor) -> bool:
-    """Return whether the CPU multiplies bfloat16 numbers faster than float32 ones, and the tensor has such numbers."""
+    """Return whether a tensor is bfloat16 on a CPU with native bfloat16 matrix instructions."""
     return weight.dtype == torch.bfloat16 and weight.is_cpu and chip_has_bfloat16_units()
 
 
 def has_logits_kernel(weight: Tensor, rows: int) -> bool:
-    """Return whether csrc/cpu makes the logits: of large bfloat16 products, where the chip has units for them."""
+    """Return whether csrc/cpu computes the logits: for large bfloat16 products on a CPU with native instructions."""
     return (
         has_bfloat16_units(weight)
         and weight.shape[1] % 2 == 0
@@ -36,13 +36,13 @@ def has_logits_kernel(weight: Tensor, rows: int) -> bool:
 
 
 def describe_backend(weight: Tensor, rows: int) -> str:
-    """Say for a log what is not computed by torch.mm and torch.softmax."""
-    by_rows = f"; rows by {_cpu_extension.vectors()} kernels" if has_row_kernels(weight) else ""
-    return by_rows + ("; logits by the chip's units for bfloat16" if has_logits_kernel(weight, rows) else "")
+    """Describe, for the log, which kernels replace torch.mm and torch.softmax."""
+    by_rows = f"; {_cpu_extension.vectors()} row kernels" if has_row_kernels(weight) else ""
+    return by_rows + ("; logits use native bfloat16 instructions" if has_logits_kernel(weight, rows) else "")
 
 
 class Head:
-    """The weight and bias of a linear layer, as the factors of products with chunks of rows; logits are scaled."""
+    """The weight and bias of a linear layer, multiplied with chunks of rows; the logits are multiplied by ``scale``."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, scale: float, tiling: Tiling) -> None:
         self.weight = weight
@@ -51,14 +51,14 @@ class Head:
         self.dtype = torch.float32 if weight.dtype == torch.float32 else accumulation_dtype(weight.dtype)
         self.is_wide = weight.dtype == self.dtype
         self.has_row_kernels = self._has_logits_kernel = self._has_bfloat16_units = False
-        if type(weight) in (Tensor, torch.nn.Parameter):  # fake tensors have no memory for kernels
+        if type(weight) in (Tensor, torch.nn.Parameter):  # kernels cannot run on fake tensors
             self.has_row_kernels = has_row_kernels(weight)
             self._has_logits_kernel = not self.is_wide and has_logits_kernel(weight, tiling.rows)
         self._has_bfloat16_units = not self.is_wide and has_bfloat16_units(weight)
         self._classes_per_block = tiling.classes_per_block
 
     def logits(self, input: Tensor, classes: slice, out: Tensor) -> Tensor:
-        """Write ``scale * (input @ weight.T + bias)`` to ``out``, for some classes."""
+        """Write ``scale * (input @ weight.T + bias)`` for a range of classes to ``out``."""
         if self._has_logits_kernel:
             input = input.to(self.weight.dtype).contiguous()
             torch.ops.torch_aclnn_ops.linear_cross_entropy_logits(input, self.weight[classes], out)
@@ -78,7 +78,7 @@ class Head:
         return out if self.scale == 1 else out.mul_(self.scale)
 
     def write_input_gradient(self, grad_logits: Tensor, out: Tensor) -> None:
-        """Write ``grad_logits @ weight`` to ``out``; a result in bfloat16 is rounded once, so units may make it."""
+        """Write ``grad_logits @ weight`` to ``out``; bfloat16 instructions are accurate enough, as they round once."""
         if self._has_bfloat16_units:
             out.copy_(grad_logits.to(self.weight.dtype) @ self.weight)
         elif self.is_wide:
@@ -89,7 +89,7 @@ class Head:
                 out.addmm_(grad_logits[:, block], widen(self.weight[block]))
 
     def write_weight_gradient(self, grad_logits: Tensor, input: Tensor, out: Tensor, adds: bool) -> None:
-        """Write ``grad_logits.T @ input`` to ``out``, or add it; the product is in the dtype of ``grad_logits``."""
+        """Write ``grad_logits.T @ input``, in the dtype of ``grad_logits``, to ``out``, or add it if ``adds``."""
         factor = input.to(grad_logits.dtype)
         if adds:
             out.addmm_(grad_logits.T, factor)
@@ -101,7 +101,7 @@ class Head:
 
 
 class Gradients:
-    """The gradients of input, weight and bias, those that are needed, of which each chunk of rows makes a part."""
+    """Accumulates the needed gradients of input, weight and bias over the chunks of rows."""
 
     def __init__(self, input: Tensor, head: Head, tiling: Tiling, needed: tuple[bool, bool, bool]) -> None:
         needs_input, needs_weight, needs_bias = needed
@@ -113,19 +113,18 @@ class Gradients:
         self._output_buffer: Tensor | None = None
         if needs_weight and tiling.keeps_gradients:
             self._kept = head.weight.new_empty((tiling.rows, tiling.classes))
-            self._kept_input = input.to(head.weight.dtype)  # wider where its gradient is to be
+            self._kept_input = input.to(head.weight.dtype)
         if needs_weight:
-            # Sums over chunks are rounded to 16 bits once, at the end. The gradient of float16 stays wide until it is
-            # multiplied by the gradient of the loss, for instance a gradient scaler's factor, which keeps it from
-            # underflow.
+            # Sums over chunks are rounded to 16 bits once, at the end. A float16 gradient stays in float32 until it is
+            # multiplied by the gradient of the loss: before loss scaling it could underflow.
             is_sum = self._kept is None and (tiling.rows > tiling.rows_per_chunk or head.weight.dtype == torch.float16)
             self._weight = head.weight.new_empty(head.weight.shape, dtype=head.dtype if is_sum else head.weight.dtype)
 
     def scratch(self, number: int) -> Tensor | None:
-        """Return the memory of the weight's gradient, for numbers in the head's dtype, if it is free until the end.
+        """Return the memory of the weight's gradient as a buffer of the logits' dtype, if it is unused until the end.
 
         Args:
-            number: how many are needed; ``None`` is returned where there is less.
+            number: The number of elements needed; returns ``None`` if the memory is too small.
         """
         if self._kept is None or self._weight is None:
             return None
@@ -133,12 +132,12 @@ class Gradients:
         return memory.view(self._head.dtype) if memory.nbytes == number * self._head.dtype.itemsize else None
 
     def output_buffer(self, rows: slice, logits: Tensor) -> Tensor:
-        """Return where the gradient of some rows' logits is best written: where it is kept, or over the logits."""
+        """Return the tensor to write the gradient of these logits to, which avoids a copy in :meth:`add`."""
         self._output_buffer = logits if self._kept is None else self._kept[rows]
         return self._output_buffer
 
     def add(self, grad_logits: Tensor, input: Tensor, rows: slice) -> None:
-        """Add the part of some rows, whose logits have the gradient ``grad_logits``."""
+        """Accumulate the contribution of a chunk of rows."""
         head = self._head
         if self._bias is not None:
             self._bias.add_(grad_logits.sum(0))
@@ -152,7 +151,7 @@ class Gradients:
             head.write_input_gradient(grad_logits, self._input[rows])
 
     def finish(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return the gradients, in the dtype of the sums or of the arguments."""
+        """Return the gradients, in the dtype of the accumulators or of the arguments."""
         if self._kept is not None and self._weight is not None:
             if self._input is not None:
                 self._head.write_input_gradient(self._kept, self._input)

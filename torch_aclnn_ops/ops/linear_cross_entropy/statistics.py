@@ -1,4 +1,4 @@
-"""What the logits of each row are reduced to, and the losses that are made of it."""
+"""The statistics that the logits of each row are reduced to, and the losses computed from them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -6,13 +6,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Targets that are no class of the head: of an ignored row, and of a row whose class is in another part.
+# Special targets: of an ignored row, and of a row whose class is in another shard.
 IGNORED = -1
 ELSEWHERE = -2
 
 
 class Statistics(NamedTuple):
-    """What the logits ``z`` of each row are reduced to, shape (N,) each; ``max`` is a constant to derivatives."""
+    """Statistics of the logits ``z`` of each row, shape (N,) each; ``max`` is detached."""
 
     logits_max: Tensor  # ``max z``
     log_sum_exp: Tensor  # ``log sum exp(z - max)``
@@ -22,13 +22,13 @@ class Statistics(NamedTuple):
     predicted_tokens: Tensor | None = None  # the class of the largest logit
 
     def without(self, ignored: Tensor) -> "Statistics":
-        """Return zeros for ignored rows, and the predicted token -1."""
+        """Set the statistics of ignored rows to zero, and their predicted token to -1."""
         *values, tokens = (None if rows is None else rows.masked_fill(ignored, 0) for rows in self)
         return Statistics._make((*values, None if tokens is None else tokens.masked_fill(ignored, -1)))
 
 
 class Coefficients(NamedTuple):
-    """The factors of each row's statistics in its loss, shape (N,) each; ``square`` belongs to the z-loss."""
+    """The coefficients of each row's statistics in its loss, shape (N,) each; ``square`` is for the z-loss."""
 
     log_sum_exp: Tensor
     predicted: Tensor
@@ -48,7 +48,7 @@ def cross_entropies(statistics: Statistics, coefficients: Coefficients) -> Tenso
 
 
 def z_losses(statistics: Statistics, coefficients: Coefficients) -> Tensor | None:
-    """Return ``lse_square_scale * logsumexp(z)^2`` of every row, if it is part of the loss."""
+    """Return the z-loss ``lse_square_scale * logsumexp(z)^2`` of every row, or ``None`` if it is disabled."""
     if coefficients.square is None:
         return None
     return coefficients.square * (statistics.logits_max + statistics.log_sum_exp).square()
@@ -63,20 +63,23 @@ def losses_of_rows(statistics: Statistics, coefficients: Coefficients) -> Tensor
 def combine(
     found: Statistics, target_probability_sums: Tensor, parts: Sequence[slice], class_weight: Tensor | None
 ) -> Statistics:
-    """Compute the statistics of all classes from those of parts of the vocabulary, in differentiable torch calls.
+    """Differentiably combine the statistics of parts of the vocabulary into those of all classes.
 
-    With each part's maximum m_r and log-sum-exp l_r, and m and l those of all, part r has the share
-    ``exp(l_r + m_r - m - l)`` of the probabilities. Sums over ``z - m_r`` become sums over ``z - m`` by adding ``m_r -
-    m`` times the sum of the factors.
+    With maximum m_r and log-sum-exp l_r of part r, and m and l of all classes, part r has the probability
+    ``exp(l_r + m_r - m - l)``. Sums over ``z - m_r`` become sums over ``z - m`` by adding ``m_r - m`` times the sum of
+    the coefficients.
 
-    The results of the parts have shape (parts, N) each; ``target_probability_sums`` are those of each row's target
-    distribution, ``parts`` the classes of each part, and ``class_weight`` is that of all classes.
+    Args:
+        found: The statistics of the parts, shape (parts, N) each.
+        target_probability_sums: The target probability in each part, shape (parts, N).
+        parts: The range of classes of each part.
+        class_weight: The weights of all classes.
     """
     maxima = found.logits_max.detach()
     logits_max = maxima.amax(0)
     shift = maxima - logits_max
     log_sum_exp = (found.log_sum_exp + shift).logsumexp(0)
-    # A part whose classes are all masked by their bias has the shift -inf; 0 times that is to be 0.
+    # A part whose classes are all masked by their bias has a shift of -inf; 0 times -inf must be 0.
     shifts = torch.where(target_probability_sums == 0, 0, target_probability_sums * shift)
     predicted = (found.predicted + shifts).sum(0)
     weighted = entropy = tokens = None
@@ -90,6 +93,6 @@ def combine(
         entropy = (shares * (found.entropy - log_shares.masked_fill(shares == 0, 0))).sum(0)
     if found.predicted_tokens is not None:
         classes = [row + part.start for row, part in zip(found.predicted_tokens.unbind(), parts, strict=True)]
-        largest = maxima.argmax(0, keepdim=True)  # the first of equals
+        largest = maxima.argmax(0, keepdim=True)  # the first one if equal
         tokens = torch.stack(classes).gather(0, largest).squeeze(0)
     return Statistics(logits_max, log_sum_exp, predicted, weighted, entropy, tokens)

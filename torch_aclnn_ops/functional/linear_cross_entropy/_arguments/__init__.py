@@ -1,1 +1,1 @@
-"""What the arguments of a linear cross entropy must be: torch's rules for torch's, and sentences for the others."""
+"""Argument checks of the linear cross entropy: PyTorch's arguments first, then further options."""

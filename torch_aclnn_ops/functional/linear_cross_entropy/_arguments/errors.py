@@ -1,4 +1,4 @@
-"""The calls that are left to torch's function, and errors that name the argument where torch's would not."""
+"""Calls that are passed to PyTorch's function, and errors that name the argument where PyTorch's would not."""
 
 from numbers import Real
 from typing import NoReturn
@@ -14,11 +14,11 @@ from torch_aclnn_ops.functional._drop_in import (
 from torch_aclnn_ops.functional.linear_cross_entropy._arguments.torch_function import (
     REDUCTIONS,
     TorchArguments,
+    call_torch,
     class_weight_dtypes,
     has_loss_dtype,
-    left_to_torch,
 )
-from torch_aclnn_ops.functional.linear_cross_entropy._fsdp import check_not_flat
+from torch_aclnn_ops.functional.linear_cross_entropy._fsdp import check_not_fsdp1_shard
 
 import torch
 from torch import Tensor
@@ -27,32 +27,32 @@ from torch import Tensor
 def call_torch_or_raise(
     given: TorchArguments,
     classes: int | None,
-    torchs_options: "LinearCrossEntropyOptions | None",
-    **ours: bool,
+    torch_options: "LinearCrossEntropyOptions | None",
+    **own_options: bool,
 ) -> Tensor:
-    """Return the result of torch's function, or raise its error or a clearer one.
+    """Return the result of PyTorch's function, or raise its error or a clearer one.
 
     Args:
-        given: the arguments of torch's function.
-        classes: of the whole vocabulary, where the head has only some of them.
-        torchs_options: its ``options``.
-        **ours: whether arguments are given that torch's function lacks.
+        given: The arguments of PyTorch's function.
+        classes: Size of the full vocabulary if the head is a shard.
+        torch_options: Its ``options``.
+        **own_options: Whether options that PyTorch's function lacks are given.
     """
     _check_types(given)
-    check_not_flat(given.linear_weight)
+    check_not_fsdp1_shard(given.linear_weight)
     _check_batches(given, classes)
     _check_class_weight(given)
     if classes is not None:
-        _raise_for_shards(given, classes)
-    loss = left_to_torch(given, torchs_options)
-    _check_only_torchs_options(**ours)
+        _raise_shard_error(given, classes)
+    loss = call_torch(given, torch_options)
+    _check_no_own_options(**own_options)
     return loss
 
 
 def _check_batches(given: TorchArguments, classes: int | None = None) -> None:
-    """Name the argument that is wrong, if the input has more dimensions than torch takes.
+    """Check the arguments if the input has more dimensions than PyTorch supports.
 
-    ``classes`` are those of the whole vocabulary, where the head has only some of them.
+    ``classes`` is the size of the full vocabulary if the head is a shard.
     """
     input, head, target, bias, weight, reduction, ignore_index, label_smoothing = given
     if not isinstance(input, Tensor) or input.dim() < 3:
@@ -110,14 +110,14 @@ def _check(name: str, is_right: bool, accepted: str, described: str, error: type
 
 
 def _check_types(given: TorchArguments) -> None:
-    """Raise for arguments of which torch would not name the one that is wrong."""
+    """Raise for types for which PyTorch's error would not name the argument."""
     tensors = dict(zip(given._fields[:5], given[:5], strict=True))
     check_tensors("linear_cross_entropy", ("linear_bias", "weight"), **tensors)
     check_reduction("linear_cross_entropy", given.reduction)
 
 
 def _check_class_weight(given: TorchArguments) -> None:
-    """Raise for a class weight in a dtype that torch refuses without its name: that of neither input nor loss."""
+    """Raise for a class weight with the dtype of neither input nor loss, for which PyTorch's error does not name it."""
     input, linear_weight, target, _, weight, *_ = given
     if weight is None or overrides_torch(weight) or not is_ordinary(input, weight) or target.is_floating_point():
         return
@@ -128,30 +128,30 @@ def _check_class_weight(given: TorchArguments) -> None:
         raise RuntimeError(f"linear_cross_entropy: weight must have dtype {accepted}, but it has {weight.dtype}")
 
 
-def _raise_for_shards(given: TorchArguments, classes: int) -> NoReturn:
-    """Raise what torch raises for a whole head."""
+def _raise_shard_error(given: TorchArguments, classes: int) -> NoReturn:
+    """Raise the error that PyTorch raises for an unsharded head."""
     linear_weight, linear_bias = given.linear_weight, given.linear_bias
     if linear_bias is not None and linear_bias.shape != linear_weight.shape[:-1]:
         raise ValueError(
             f"linear_cross_entropy: linear_bias must have shape {list(linear_weight.shape[:-1])}, as linear_weight has"
             f" on this rank, but its shape is {list(linear_bias.shape)}"
         )
-    whole = linear_weight.new_zeros((1,) * linear_weight.dim()).expand(classes, *linear_weight.shape[1:])
-    left_to_torch(given._replace(linear_weight=whole, linear_bias=None))
+    unsharded = linear_weight.new_zeros((1,) * linear_weight.dim()).expand(classes, *linear_weight.shape[1:])
+    call_torch(given._replace(linear_weight=unsharded, linear_bias=None))
     tensors = (given.input, linear_weight, linear_bias, given.weight, given.target)
     described = [f"{type(t).__name__} of {t.dtype}, {t.layout}" for t in tensors if t is not None]
     raise TypeError(
         "linear_cross_entropy: input, linear_weight, linear_bias and weight must be strided floating-point tensors"
-        " where process_group is given, and target must be a plain tensor, but the arguments are"
+        " if process_group is given, and target must be a plain tensor, but the arguments are"
         f" {'; '.join(described)}"
     )
 
 
-def _check_only_torchs_options(**is_given: bool) -> None:
-    """Refuse what torch's function lacks, for tensors that are left to torch's function."""
-    for name, is_one in is_given.items():
-        if is_one:
+def _check_no_own_options(**is_given: bool) -> None:
+    """Raise for options that PyTorch's function lacks, given with tensors that only PyTorch's function supports."""
+    for name, given in is_given.items():
+        if given:
             raise TypeError(
-                f"linear_cross_entropy: {name} must not be given with tensors of a class of their own, which torch's"
-                " function takes; give it ordinary tensors"
+                f"linear_cross_entropy: {name} must not be given with tensor subclasses, for which the call falls back"
+                " to torch's function; pass plain tensors"
             )

@@ -1,4 +1,4 @@
-"""What the arguments must be that torch's function does not have, and what is made of them."""
+"""Checks of the options that PyTorch's function lacks."""
 
 import math
 from collections.abc import Callable, Collection
@@ -16,7 +16,7 @@ _OUTPUTS = LinearCrossEntropyOutput._fields[1:]
 _OUTPUTS_OF_INDICES = ("log_probabilities", "token_accuracy")
 _NO_OUTPUTS: frozenset[str] = frozenset()
 _AT_LEAST_1 = ("at least 1", lambda number: number >= 1)
-_REAL = (float, Real)  # float is found faster
+_REAL = (float, Real)  # isinstance finds float faster
 _POSITIVE = ("positive and finite", lambda number: 0 < number < math.inf)
 _NUMBERS: dict[str, tuple[Any, str, str, Callable[[Any], bool]]] = {
     "chunk_size": (Integral, '"auto" or an int', *_AT_LEAST_1),
@@ -34,10 +34,10 @@ def check_logit_options(
     max_memory: int | None,
     options: "LinearCrossEntropyOptions | None",
 ) -> LogitOptions:
-    """Check what shapes the logits and their chunks."""
+    """Check the options of the logits and their chunks."""
     if softcap is None and type(temperature) is float and temperature == 1 and chunk_size == "auto":
         if max_memory is None and options is None:
-            return LogitOptions(None, 1.0, None, None)  # Dynamo of 2.9 takes defaults for variables
+            return LogitOptions(None, 1.0, None, None)  # Dynamo of 2.9 does not treat defaults as constants
     check_options(options)
     if chunk_size == "auto":
         rows = None if options is None else options.batch_chunk_size
@@ -55,11 +55,11 @@ def check_logit_options(
 
 
 def check_options(options: object) -> None:
-    """Accept torch's options, where torch has them, and ``None``."""
+    """Raise unless ``options`` is ``None`` or PyTorch's options class."""
     if options is not None and LinearCrossEntropyOptions is None:
         raise TypeError(
-            "linear_cross_entropy: options must be None with a torch that has no LinearCrossEntropyOptions, which torch"
-            f" 2.13 has and torch {torch.__version__} has not, but it is {options!r}; give chunk_size"
+            "linear_cross_entropy: options must be None before torch 2.13, which added LinearCrossEntropyOptions; torch"
+            f" is {torch.__version__}, but it is {options!r}; pass chunk_size"
         )
     if options is not None and not isinstance(options, LinearCrossEntropyOptions):
         raise TypeError(
@@ -68,7 +68,7 @@ def check_options(options: object) -> None:
 
 
 def check_number(name: str, value: Any) -> Any:
-    """Accept a number that fits its argument; numpy's are numbers too."""
+    """Check type and range of a numeric option, which may be a numpy scalar, and return it as a Python number."""
     kind, accepted, accepted_range, fits = _NUMBERS[name]
     if isinstance(value, bool) or not isinstance(value, kind):
         raise TypeError(f"linear_cross_entropy: {name} must be {accepted}, but it is {value!r}")
@@ -78,7 +78,7 @@ def check_number(name: str, value: Any) -> Any:
 
 
 def check_outputs(outputs: Collection[str]) -> frozenset[str]:
-    """Accept names of results."""
+    """Check the names of requested outputs."""
     if outputs == ():
         return _NO_OUTPUTS
     if isinstance(outputs, str) or not isinstance(outputs, Collection):
@@ -90,17 +90,17 @@ def check_outputs(outputs: Collection[str]) -> frozenset[str]:
 
 
 def check_outputs_of_probabilities(outputs: Collection[str]) -> None:
-    """Refuse what has no meaning where targets are no classes."""
+    """Raise for outputs that are undefined for probability targets."""
     for name in _OUTPUTS_OF_INDICES:
         if name in outputs:
             raise ValueError(
-                f"linear_cross_entropy: outputs must not have {name} with probabilities as target, because they name no"
-                " class"
+                f"linear_cross_entropy: outputs must not have {name} with probabilities as target, because it needs"
+                " class indices"
             )
 
 
 def check_token_weight(token_weight: object, target_shape: tuple[int, ...], input: Tensor) -> None:
-    """Accept a real floating-point tensor with a weight for each row."""
+    """Raise unless ``token_weight`` is a floating-point tensor with one weight per row."""
     if not isinstance(token_weight, Tensor):
         raise TypeError(f"linear_cross_entropy: token_weight must be a Tensor or None, but it is {token_weight!r}")
     if not token_weight.is_floating_point():

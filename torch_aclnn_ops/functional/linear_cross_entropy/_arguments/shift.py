@@ -1,4 +1,4 @@
-"""Labels that belong to rows some places before them, as in a causal language model."""
+"""Shifted labels, as in a causal language model."""
 
 from numbers import Integral
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 
 def check_shift(shift: object, target: object, linear_weight: Tensor) -> int:
-    """Accept a number of places that is less than the length of a sequence."""
+    """Check that ``shift`` is less than the sequence length, and return it as an int."""
     if not isinstance(shift, (bool, Integral)):
         raise TypeError(f"linear_cross_entropy: shift must be a bool or an int, but it is {shift!r}")
     places = int(shift)
-    if places == 0 or not isinstance(target, Tensor):  # which torch refuses
+    if places == 0 or not isinstance(target, Tensor):  # for which torch raises
         return 0
     if target.is_floating_point():
         raise ValueError("linear_cross_entropy: shift must be 0 with probabilities as target, which cannot be ignored")
@@ -32,10 +32,12 @@ def check_shift(shift: object, target: object, linear_weight: Tensor) -> int:
     return places
 
 
-def to_rows(given: TorchArguments, token_weight: Tensor | None, shift: int) -> tuple[TorchArguments, Tensor | None]:
-    """Move labels, and their weights, to the rows that predict them; the last rows of a sequence have none.
+def shift_targets(
+    given: TorchArguments, token_weight: Tensor | None, shift: int
+) -> tuple[TorchArguments, Tensor | None]:
+    """Align labels and token weights with the rows that predict them; the last rows of a sequence are ignored.
 
-    Rows without a label are ignored, so the input stays where it is.
+    The input is not copied.
     """
     ignored = -100 if given.ignore_index is None else given.ignore_index
     target = torch.nn.functional.pad(given.target[..., shift:].long(), (0, shift), value=ignored)
@@ -44,8 +46,8 @@ def to_rows(given: TorchArguments, token_weight: Tensor | None, shift: int) -> t
     return given._replace(target=target), token_weight
 
 
-def to_labels(result: Tensor | LinearCrossEntropyOutput, shift: int) -> Tensor | LinearCrossEntropyOutput:
-    """Move the results of rows to the labels that they are about; the ignored rows' come first."""
+def shift_results(result: Tensor | LinearCrossEntropyOutput, shift: int) -> Tensor | LinearCrossEntropyOutput:
+    """Align the results of rows with their labels; those of ignored rows come first."""
     if isinstance(result, LinearCrossEntropyOutput):
         return LinearCrossEntropyOutput._make(None if each is None else _roll(each, shift) for each in result)
     return _roll(result, shift)

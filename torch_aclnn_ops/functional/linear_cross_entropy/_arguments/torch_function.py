@@ -1,4 +1,4 @@
-"""The arguments that torch's function of the same name has: which calls it would accept, and how it is called."""
+"""The arguments of PyTorch's function of the same name: which are supported, and the call of that function."""
 
 from numbers import Real
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ _PLAIN_TYPES = (Tensor, Parameter, Buffer, type(None))
 
 
 class TorchArguments(NamedTuple):
-    """The arguments of torch's function of the same name, but for its options."""
+    """The arguments of PyTorch's function, except for ``options``."""
 
     input: Tensor
     linear_weight: Tensor
@@ -37,22 +37,22 @@ class TorchArguments(NamedTuple):
 
 
 def are_plain(*tensors: object) -> bool:
-    """Return whether no argument is a tensor of a class of its own."""
-    for tensor in tensors:  # not all(), which would be a call for each
+    """Return whether no argument is an instance of a tensor subclass."""
+    for tensor in tensors:  # faster than all()
         if type(tensor) not in _PLAIN_TYPES:
             return False
     return True
 
 
-def widen_to(input: Tensor, weight: Tensor) -> Tensor:
-    """Return weights of classes or rows in the dtype that losses are computed in."""
+def to_loss_dtype(input: Tensor, weight: Tensor) -> Tensor:
+    """Cast weights of classes or rows to the dtype in which losses are computed."""
     return weight.to(accumulation_dtype(lower_precision_autocast_dtype(input)))
 
 
 def is_supported(given: TorchArguments, classes: int | None = None) -> bool:
-    """Return whether torch would accept the arguments; it makes the errors for those that it would not.
+    """Return whether the arguments are supported; PyTorch raises the errors for invalid ones.
 
-    Beyond torch's shapes, rows may be in an input of shape (B, T, H), and the head may have only some of ``classes``.
+    In addition to PyTorch's shapes, the input may have shape (B, T, H), and the head may be a shard of ``classes``.
     """
     input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing = given
     if not _are_supported_tensors(input, linear_weight, target, linear_bias, weight):
@@ -89,7 +89,7 @@ def is_supported(given: TorchArguments, classes: int | None = None) -> bool:
 def _are_supported_tensors(
     input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None, weight: Tensor | None
 ) -> bool:
-    """Return whether layouts, devices and the dtypes of the products fit."""
+    """Return whether layouts, devices and dtypes are supported and match."""
     products = [input, linear_weight] if linear_bias is None else [input, linear_weight, linear_bias]
     given = products if weight is None else [*products, weight]
     if not isinstance(target, Tensor):
@@ -108,7 +108,7 @@ def _are_supported_tensors(
 
 
 def has_loss_dtype(weight: Tensor, input: Tensor) -> bool:
-    """Return whether a class weight has the dtype of the logits, or that of the loss, or gets it from autocast."""
+    """Return whether a class weight has the dtype of the logits or of the loss, or is cast to it by autocast."""
     in_autocast = float32_autocast_dtype(input) != lower_precision_autocast_dtype(input)
     if in_autocast:
         return float32_autocast_dtype(weight) == torch.float32
@@ -116,15 +116,15 @@ def has_loss_dtype(weight: Tensor, input: Tensor) -> bool:
 
 
 def class_weight_dtypes(input: Tensor) -> str:
-    """Return what dtypes a class weight may have, for an error."""
+    """Return the dtypes that a class weight may have, for an error message."""
     return " or ".join(map(str, dict.fromkeys((input.dtype, accumulation_dtype(input.dtype)))))
 
 
-def left_to_torch(given: TorchArguments, torchs_options: "LinearCrossEntropyOptions | None" = None) -> Tensor:
-    """Call torch's function of the same name, or the two functions that it stands for where torch has none."""
+def call_torch(given: TorchArguments, torch_options: "LinearCrossEntropyOptions | None" = None) -> Tensor:
+    """Call PyTorch's function of the same name, or ``linear`` and ``cross_entropy`` if it does not exist."""
     input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing = given
     if public.linear_cross_entropy is not None:
-        options = dict[str, Any](zip(given._fields[3:], given[3:], strict=True), options=torchs_options)
+        options = dict[str, Any](zip(given._fields[3:], given[3:], strict=True), options=torch_options)
         return call_torch_function(public.linear_cross_entropy, input, linear_weight, target, **options)
     _check_shapes(input, linear_weight, linear_bias)
     shape = (*input.shape[:-1], *linear_weight.shape[:-1])
@@ -145,7 +145,7 @@ def left_to_torch(given: TorchArguments, torchs_options: "LinearCrossEntropyOpti
 
 
 def _check_shapes(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> None:
-    """Refuse shapes that ``linear`` or ``cross_entropy`` would take for something else."""
+    """Raise for shapes that ``linear`` or ``cross_entropy`` would interpret differently."""
     if input.dim() not in (1, 2):
         raise RuntimeError(
             f"linear_cross_entropy: input must have shape (H,) or (N, H), but its shape is {list(input.shape)}"
