@@ -53,9 +53,8 @@ class FusedEmaAdam(AveragingOptimizer):
     ``ema_start_step=1`` for the same averages. The state of a parameter is initialized in its first step with a
     gradient: ``step``, ``exp_avg``, ``exp_avg_sq`` and ``ema_params``, a copy of the weights. For bfloat16 and float16
     parameters it also has float32 ``master_params``, and all states are float32: a 16-bit EMA stalls, because most
-    updates round to zero.
-    Checkpoints of :class:`torch.optim.AdamW`, :class:`torch.optim.Adam` and MindSpeed's ``FusedEmaAdamW`` can be
-    loaded, and these can load the checkpoints of ``FusedEmaAdam``.
+    updates round to zero. Checkpoints of :class:`torch.optim.AdamW`, :class:`torch.optim.Adam` and MindSpeed's
+    ``FusedEmaAdamW`` can be loaded, and these can load the checkpoints of ``FusedEmaAdam``.
 
     A parameter without a gradient, such as a frozen one or an expert without tokens, is not updated in a step, but its
     average is, as in :class:`torch.optim.swa_utils.AveragedModel`, for a third of the time of a full update;
@@ -181,10 +180,8 @@ class FusedEmaAdam(AveragingOptimizer):
 
     @overload
     def step(self, closure: None = None, **kwargs: Any) -> None: ...
-
     @overload
     def step(self, closure: Callable[[], float], **kwargs: Any) -> float: ...
-
     @torch.no_grad()
     @exclusive
     def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> float | None:
