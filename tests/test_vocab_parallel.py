@@ -86,7 +86,7 @@ REFUSALS = {
         ValueError,
         "process_group must contain this process",
     ),
-    "sizes alone": ({"process_group": None, "vocab_sizes": (4, 4)}, ValueError, r"vocab_sizes must be None where"),
+    "sizes alone": ({"process_group": None, "vocab_sizes": (4, 4)}, ValueError, "vocab_sizes must be None if"),
     "no sequence of sizes": (
         {"vocab_sizes": 4},
         TypeError,

@@ -51,11 +51,10 @@ class FusedEmaAdam(AveragingOptimizer):
     This is equivalent to :class:`torch.optim.AdamW`, or :class:`torch.optim.Adam` without ``decoupled_weight_decay``,
     followed by the EMA of :mod:`torch.optim.swa_utils`; because the first EMA update there copies the weights, use
     ``ema_start_step=1`` for the same averages. The state of a parameter is initialized in its first step with a
-    gradient: ``step``, ``exp_avg``, ``exp_avg_sq`` and ``ema_params``, a copy of the weights. For bfloat16 and float16
-    parameters it also has float32 ``master_params``, and all states are float32: a 16-bit EMA stalls, because most
-    updates round to zero.
-    Checkpoints of :class:`torch.optim.AdamW`, :class:`torch.optim.Adam` and MindSpeed's ``FusedEmaAdamW`` can be
-    loaded, and these can load the checkpoints of ``FusedEmaAdam``.
+    gradient: ``step``, ``exp_avg``, ``exp_avg_sq`` and ``ema_params``, a copy of the weights. For 16-bit parameters it
+    also has float32 ``master_params``, and all states are float32: a 16-bit EMA stalls, as most updates round to zero.
+    Checkpoints are interchangeable with :class:`torch.optim.AdamW`, :class:`torch.optim.Adam` and MindSpeed's
+    ``FusedEmaAdamW``.
 
     A parameter without a gradient, such as a frozen one or an expert without tokens, is not updated in a step, but its
     average is, as in :class:`torch.optim.swa_utils.AveragedModel`, for a third of the time of a full update;
@@ -81,8 +80,7 @@ class FusedEmaAdam(AveragingOptimizer):
         ema_start_step: Number of steps in which the average equals the weights; at least 0. With 0 it starts from the
             initial weights, with 1 it matches :class:`torch.optim.swa_utils.AveragedModel`.
         ema_update_every: Number of steps between updates of the average; at least 1.
-        master_weights: Keep float32 weights and states for 16-bit parameters. If false, states have the parameter's
-            dtype.
+        master_weights: Keep float32 weights and states for 16-bit parameters, instead of states of their dtype.
         ema_without_grad: Also update the averages of parameters that have no gradient in a step.
         flatten: Keep weights, gradients and states of a group in one contiguous buffer each, for one launch per buffer
             on an NPU instead of one per parameter. Parameters become views of it in the first step, except those that
@@ -207,9 +205,8 @@ class FusedEmaAdam(AveragingOptimizer):
             The result of ``closure``.
 
         Raises:
-            RuntimeError: A gradient is sparse, complex or does not match its parameter, the shapes of a parameter and
-                its state differ, this is called inside ``swap_ema_params``, or another thread is calling a method of
-                the optimizer.
+            RuntimeError: A gradient is unsupported or does not match its parameter, the shapes of a parameter and its
+                state differ, this is inside ``swap_ema_params``, or another thread is calling the optimizer.
             ValueError: An option is out of range, or two parameters share memory.
         """
         is_compiling = torch.compiler.is_compiling()
