@@ -130,8 +130,8 @@ def test_a_step_that_is_not_flattened_launches_the_operator_once_per_parameter()
     assert [launches_of(optimizer.step) for _ in range(2)] == [50, 50]
 
 
-def refuse_to_wait(monkeypatch):
-    def refuse():
+def fail_on_synchronization(monkeypatch):
+    def fail():
         raise AssertionError("the step waits for the device")
 
     for name in ("item", "tolist", "cpu", "__bool__", "__float__", "__int__"):
@@ -139,7 +139,7 @@ def refuse_to_wait(monkeypatch):
         monkeypatch.setattr(
             torch.Tensor,
             name,
-            lambda tensor, *args, original=original: original(tensor, *args) if tensor.is_cpu else refuse(),
+            lambda tensor, *args, original=original: original(tensor, *args) if tensor.is_cpu else fail(),
         )
 
 
@@ -148,7 +148,7 @@ def refuse_to_wait(monkeypatch):
 def test_scaled_steps_and_tensor_learning_rates_do_not_synchronize(monkeypatch, options, flatten):
     _, optimizer = many(3, flatten=flatten, lr=torch.tensor(0.1, device="npu"), **options)
     optimizer.step()  # makes buffers, and may wait
-    refuse_to_wait(monkeypatch)
+    fail_on_synchronization(monkeypatch)
     with pytest.raises(AssertionError, match="waits for the device"):
         optimizer.param_groups[0]["lr"].item()
     optimizer.step()
