@@ -1,4 +1,4 @@
-"""What every raw operator promises, as tests over tables of samples and error_inputs."""
+"""What every raw operator promises, as tests over tables of samples and error inputs."""
 
 from __future__ import annotations
 
