@@ -30,7 +30,7 @@ def texts() -> dict[str, str]:
 
 
 def _where(name: str, found: Plan) -> dict[str, str]:
-    return {"model": name, "devices": str(found.devices), "to a vocabulary": str(found.tensor_parallel)}
+    return {"model": name, "devices": str(found.devices), "tensor parallel": str(found.tensor_parallel)}
 
 
 def _memory(name: str, found: Plan) -> dict[str, str]:
@@ -43,7 +43,7 @@ def _memory(name: str, found: Plan) -> dict[str, str]:
         "head's weight": f"{found.ours.head_weight / _GIB:.1f}",
         "head's backward pass": both("head_backward"),
         "step's buffers": both("step_buffers"),
-        "left of 64": "; ".join(f"{found.left(costs) / _GIB:.1f}" for costs in (found.others, found.ours)),
+        "remaining of 64": "; ".join(f"{found.left(costs) / _GIB:.1f}" for costs in (found.others, found.ours)),
         "fits on": f"{found.fewest_devices()}",
     }
 

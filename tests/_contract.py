@@ -135,7 +135,7 @@ def assert_no_worse_than_torch(case: Case, dtype: torch.dtype, seed: int, slack:
         assert (result.double() - truth).abs().max() <= allowed
 
 
-def assert_derivatives_are_right_or_refused(function: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> None:
+def assert_derivatives_are_right_or_raise(function: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> None:
     """Compare derivatives with finite differences: each kind is right, or raises because it is not supported."""
     for check in (
         lambda: gradcheck(function, tensors),
@@ -207,7 +207,7 @@ class DropInContract:
     def test_derivatives_with_respect_to_constants_are_right_or_raise(self, case: Case) -> None:
         call, tensors = case.prepare_constants()
         if len(tensors) > len(case.inputs(Maker(torch.float64))):
-            assert_derivatives_are_right_or_refused(call, tensors)
+            assert_derivatives_are_right_or_raise(call, tensors)
 
     def test_every_combination_of_frozen_inputs_gives_the_same_gradients(self, case: Case) -> None:
         call, inputs = case.prepare(torch.float64)

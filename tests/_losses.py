@@ -3,7 +3,7 @@
 import torch
 
 from tests._contract import Case
-from tests._raw_operator import Refusal, Sample
+from tests._raw_operator import ErrorInput, Sample
 
 
 def cases(name, target=None, broadcasts=("target", "input", "both")):
@@ -70,33 +70,33 @@ def samples(*options):
     ]
 
 
-def refusals(*options):
+def error_inputs(*options):
     return [
-        Refusal(
+        ErrorInput(
             "dtype of grad_output",
             lambda make: (make.normal(3).half(), make.normal(3), make.normal(3), 1, *options),
             TypeError,
             "grad_output must have dtype torch.float32 as self has, but it has torch.float16",
         ),
-        Refusal(
+        ErrorInput(
             "dtype of target",
             lambda make: (make.normal(3), make.normal(3), make.normal(3).double(), 1, *options),
             TypeError,
             "target must have dtype torch.float32 as self has, but it has torch.float64",
         ),
-        Refusal(
+        ErrorInput(
             "integers",
             lambda make: (make.index(3, 3), make.index(3, 3), make.index(3, 3), 1, *options),
             TypeError,
             "self must have a floating-point dtype, but it has torch.int64",
         ),
-        Refusal(
+        ErrorInput(
             "reduction",
             lambda make: (make.normal(3), make.normal(3), make.normal(3), 3, *options),
             ValueError,
             r"reduction must be 0 \(none\), 1 \(mean\) or 2 \(sum\), but it is 3",
         ),
-        Refusal(
+        ErrorInput(
             "shapes",
             lambda make: (make.normal(3), make.normal(3), make.normal(4), 1, *options),
             ValueError,

@@ -58,7 +58,7 @@ REQUIREMENTS = (
     (
         "tests/test_{operator}.py",
         r"\((?:DropIn|RawOperator)Contract\)|apply_fused_ema_adam_",
-        "write the tables: `Case`s for DropInContract, `Sample`s and `Refusal`s for RawOperatorContract",
+        "write the tables: `Case`s for DropInContract, `Sample`s and `ErrorInput`s for RawOperatorContract",
     ),
     (
         "docs/operators/{operator}.md",

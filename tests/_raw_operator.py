@@ -1,4 +1,4 @@
-"""What every raw operator promises, as tests over tables of samples and refusals."""
+"""What every raw operator promises, as tests over tables of samples and error inputs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class ErrorInput:
     """Invalid arguments of an operator, with the exception and a pattern of its message."""
 
     name: str
@@ -49,7 +49,7 @@ class RawOperatorContract:
 
     OPERATOR: RawOperator
     SAMPLES: list[Sample]
-    REFUSALS: list[Refusal]
+    ERROR_INPUTS: list[ErrorInput]
     ROUNDINGS = 8.0  # how many roundings of the largest value the kernel may be away from the float64 formula
     CANN_DTYPES: tuple[torch.dtype, ...] = (torch.float32, *HALF_DTYPES)
     CANN_SAMPLES: tuple[Sample, ...] = ()  # more of them, on an NPU
@@ -191,9 +191,9 @@ class RawOperatorContract:
         for one, other in zip(_flat(batched), _flat(outputs), strict=True):
             assert (one is None and other is None) or one.shape == (0, *other.shape)
 
-    def test_errors_name_the_argument_its_value_and_what_is_accepted(self, refusal: Refusal) -> None:
-        arguments = refusal.arguments(Maker(torch.float32))
-        with pytest.raises(refusal.exception, match=f"{self.OPERATOR.name}: {refusal.sentence}"):
+    def test_errors_name_the_argument_its_value_and_what_is_accepted(self, error_input: ErrorInput) -> None:
+        arguments = error_input.arguments(Maker(torch.float32))
+        with pytest.raises(error_input.exception, match=f"{self.OPERATOR.name}: {error_input.sentence}"):
             self.OPERATOR.overload(*arguments)
         # The next good call works, so nothing is left half-done.
         self.OPERATOR.overload(*self.SAMPLES[0].arguments(Maker(torch.float32)))

@@ -31,7 +31,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("tests")
 
 
-_TABLES = {"case": "CASES", "sample": "SAMPLES", "refusal": "REFUSALS"}
+_TABLES = {"case": "CASES", "sample": "SAMPLES", "error_input": "ERROR_INPUTS"}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

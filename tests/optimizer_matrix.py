@@ -1,4 +1,4 @@
-"""Which features of FusedEmaAdam go with which distribution and which action, and which combinations are refused.
+"""Which features of FusedEmaAdam go with which distribution and which action, and which combinations raise.
 
 ``test_optimizer_matrix.py`` runs every cell, and ``python -m tests.optimizer_matrix`` writes docs/works_with.md.
 """
@@ -39,7 +39,7 @@ class Outcome(NamedTuple):
 
     Attributes:
         mark: what the page shows.
-        words: what the message of a refusal names; empty where the result is right.
+        words: what the message of the error contains; empty where the result is right.
         note: what the page says below the table.
     """
 
@@ -77,13 +77,13 @@ UNTIED = Outcome(
     " tied; the result is that of one process in which they are not",
 )
 SHARED_MEMORY = Outcome(
-    "refused [2]",
+    "raises [2]",
     ("FusedEmaAdam", "share memory", "(b.weight = a.weight)"),
     "the constructor raises `ValueError`, because the update of one parameter would overwrite that of the other; share"
     " the `Parameter` instead (`b.weight = a.weight`)",
 )
 PART_OF_ZERO = Outcome(
-    "refused [3]",
+    "raises [3]",
     ("FusedEmaAdam", "averages", "ZeroRedundancyOptimizer"),
     "`swap_ema_params()` and `save_ema_model()` raise `RuntimeError`, because each rank has the averages of its own"
     " parameters only; all of them are in the consolidated state dict",
@@ -96,7 +96,7 @@ _EXCEPTIONS = (
 _INTRODUCTION = """\
 Each cell is five tests of `test_optimizer_matrix`: train; evaluate the averages midway and train on; save and resume;
 resume on another number of ranks; write a file of averages that one process loads. The result is that of one process
-with `torch.optim.AdamW` in float32 and an average by hand, or a call is refused before anything has changed. Every
+with `torch.optim.AdamW` in float32 and an average by hand, or a call raises before anything has changed. Every
 cell runs on CPUs with gloo, and one in eight also on simulated NPUs with HCCL."""
 CELLS = [Cell(feature, way, action) for way, action, feature in product(WAYS, ACTIONS, FEATURES)]
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests._contract import Case, DropInContract, Maker, assert_same_outcome, outcome
-from tests._raw_operator import RawOperatorContract, Refusal, Sample
+from tests._raw_operator import ErrorInput, RawOperatorContract, Sample
 
 
 def _two(*shape):
@@ -158,38 +158,38 @@ class TestRawOperator(RawOperatorContract):
         ),
         Sample("nine dimensions", lambda make: (*_grad_self_target(make, *[2] * 9), None, 1)),
     ]
-    REFUSALS = [
-        Refusal(
+    ERROR_INPUTS = [
+        ErrorInput(
             "integers",
             lambda make: (make.index(2, 3), make.index(2, 3), make.index(2, 3), None, 1),
             TypeError,
             "self must have a floating-point dtype, but it has torch.int64",
         ),
-        Refusal(
+        ErrorInput(
             "integer weight",
             lambda make: (*_grad_self_target(make, 3), make.index(2, 3), 1),
             TypeError,
             "weight must have a floating-point dtype, but it has torch.int64",
         ),
-        Refusal(
+        ErrorInput(
             "target larger than self",
             lambda make: (make.normal(), make.probability(3), make.probability(2, 3), None, 1),
             ValueError,
             r"target must broadcast to self's shape \[3\], but its shape is \[2, 3\]",
         ),
-        Refusal(
+        ErrorInput(
             "weight of another shape",
             lambda make: (*_grad_self_target(make, 3), make.normal(2), 1),
             ValueError,
             r"weight must broadcast to self's shape \[3\], but its shape is \[2\]",
         ),
-        Refusal(
+        ErrorInput(
             "grad_output with more dimensions than self",
             lambda make: (make.normal(1), make.probability(), make.probability(), None, 1),
             ValueError,
             r"grad_output must broadcast to self's shape \[\], but its shape is \[1\]",
         ),
-        Refusal(
+        ErrorInput(
             "reduction",
             lambda make: (*_grad_self_target(make, 3), None, -1),
             ValueError,

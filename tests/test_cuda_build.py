@@ -99,7 +99,7 @@ def test_the_doctor_reports_the_conflict_and_the_remedy(installed, tmp_path):
     result = _run(code, tmp_path, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert result.returncode == 0, result.stderr
     (found,) = (row for row in json.loads(result.stdout)["findings"] if row["what"] == "torch_npu")
-    assert "the installed torch is a CUDA build, with which torch_npu ends the process" in found["found"]
+    assert "the installed torch is a CUDA build, with which importing torch_npu aborts the process" in found["found"]
     assert found["remedy"].startswith("To use NPUs, install the CPU build of the same torch version instead;")
 
 

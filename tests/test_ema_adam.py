@@ -254,7 +254,7 @@ def test_it_does_not_write_to(name):
 
 FLOAT = r"torch\.float32 as grad has, but it has torch\.float64"
 SHAPE = r"grad\.shape = \[7, 5\], but its shape is \[5, 7\]"
-REFUSALS = {
+ERROR_INPUTS = {
     "integer gradient": (
         {"grad": torch.zeros(7, 5, dtype=torch.int64)},
         TypeError,
@@ -301,7 +301,7 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("change, exception, sentence", REFUSALS.values(), ids=REFUSALS)
+@pytest.mark.parametrize("change, exception, sentence", ERROR_INPUTS.values(), ids=ERROR_INPUTS)
 def test_it_raises_and_changes_nothing(change, exception, sentence):
     arguments = {**make_tensors(torch.float32), "step": torch.tensor(7), **OPTIONS, **change}
     before = {name: arguments[name].clone() for name in STATE}
@@ -366,7 +366,7 @@ SHARED = {
 }
 
 
-def refuse_shared_memory(change, sentence, device):
+def check_shared_memory_raises(change, sentence, device):
     """Assert that a call raises before anything is written."""
     tensors = {name: tensor.to(device) for name, tensor in make_tensors(torch.float32).items()}
     tensors.update(change({**tensors, "buffer": torch.ones(40, device=device)}))
@@ -378,4 +378,4 @@ def refuse_shared_memory(change, sentence, device):
 
 @pytest.mark.parametrize("change, sentence", SHARED.values(), ids=SHARED)
 def test_shared_memory_raises_before_anything_is_written(change, sentence):
-    refuse_shared_memory(change, sentence, "cpu")
+    check_shared_memory_raises(change, sentence, "cpu")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests._contract import HALF_DTYPES, Case, DropInContract, Maker, assert_same_outcome, outcome
-from tests._raw_operator import RawOperatorContract, Refusal, Sample
+from tests._raw_operator import ErrorInput, RawOperatorContract, Sample
 
 
 def _table(*shape):
@@ -166,44 +166,44 @@ class TestRawOperator(RawOperatorContract):
             for dtype in (torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool, torch.float16, torch.float64)
         ),
     ]
-    REFUSALS = [
-        Refusal(
+    ERROR_INPUTS = [
+        ErrorInput(
             "integer gradient",
             lambda make: (make.index(4, 6, 3), make.index(4, 6), 4, -1, False),
             TypeError,
             "grad_output must have a floating-point dtype, but it has torch.int64",
         ),
-        Refusal(
+        ErrorInput(
             "bfloat16 indices",
             lambda make: (make.normal(6, 3), make.index(4, 6).bfloat16(), 4, -1, False),
             TypeError,
             "indices must have dtype torch.int64 or .* or torch.float64, but it has torch.bfloat16",
         ),
-        Refusal(
+        ErrorInput(
             "gradient without rows",
             lambda make: (make.normal(), make.index(4), 4, -1, False),
             ValueError,
             r"grad_output must have at least 1 dimension, but its shape is \[\]",
         ),
-        Refusal(
+        ErrorInput(
             "number of rows",
             lambda make: (make.normal(6, 3), make.index(4, 5), 4, -1, False),
             ValueError,
             r"grad_output must have one row per index, but its shape \[6, 3\] has 6 rows for 5 indices",
         ),
-        Refusal(
+        ErrorInput(
             "negative num_weights",
             lambda make: (make.normal(0, 3), make.index(4, 0), -1, -1, False),
             ValueError,
             "num_weights must be at least 0, but it is -1",
         ),
-        Refusal(
+        ErrorInput(
             "index too large",
             lambda make: (make.normal(2, 3), torch.tensor([0, 4]), 4, -1, False),
             IndexError,
             r"indices must be from 0 to 3 \(num_weights - 1\), but one is 4",
         ),
-        Refusal(
+        ErrorInput(
             "negative index",
             lambda make: (make.normal(2, 3), torch.tensor([0, -1]), 4, -1, False),
             IndexError,

@@ -51,7 +51,7 @@ def output(reference_run, tmp_path):
 
 
 @pytest.fixture
-def refusal(monkeypatch, capsys):
+def error_of(monkeypatch, capsys):
     """Run an example in this process, which ends it with status 2; return what it says."""
     monkeypatch.syspath_prepend(ROOT / "examples")
 
@@ -174,9 +174,9 @@ def test_several_processes_continue_the_checkpoint_of_one(reference_run, output)
         assert float(mine[0]) == pytest.approx(float(theirs[0]), rel=_ROUNDING["float32"])
 
 
-def test_a_checkpoint_with_different_settings_raises(reference_run, output, refusal):
+def test_a_checkpoint_with_different_settings_raises(reference_run, output, error_of):
     shutil.copy(reference_run[0] / "checkpoint.pt", output)
-    said = refusal("train_lm", *SMALL, "--resume", "--lr", "0.5", "--output", str(output))
+    said = error_of("train_lm", *SMALL, "--resume", "--lr", "0.5", "--output", str(output))
     assert "was made with lr = 0.01, and this run has lr = 0.5" in said
 
 
@@ -196,12 +196,12 @@ def test_bfloat16_matrix_products_train_too(output):
         (["--vocab-parallel"], "several processes need torchrun: torchrun --nproc-per-node 2"),
     ],
 )
-def test_an_invalid_option_raises(options, sentence, output, refusal):
-    assert sentence in refusal("train_lm", "--no-progress", *options, "--output", str(output))
+def test_an_invalid_option_raises(options, sentence, output, error_of):
+    assert sentence in error_of("train_lm", "--no-progress", *options, "--output", str(output))
 
 
-def test_a_missing_npu_raises(refusal):
-    assert "npu" in refusal("digits", "--device", "npu")
+def test_a_missing_npu_raises(error_of):
+    assert "npu" in error_of("digits", "--device", "npu")
 
 
 def test_the_digits_beat_their_baselines():

@@ -88,7 +88,7 @@ def test_weights_are_restored_if_an_evaluation_fails(trained):
     with pytest.raises(TypeError):
         trained.evaluate([object()])
     assert all(map(torch.equal, trained.model.parameters(), weights))
-    trained.optimizer.state_dict()  # which is refused while the model holds its averages
+    trained.optimizer.state_dict()  # which raises while the model holds its averages
 
 
 def test_a_checkpoint_has_the_model_with_averaged_weights(trained):
@@ -134,13 +134,13 @@ def test_predictions_are_real_logits(trained):
     assert not isinstance(predictions, LazyLogits) and predictions.shape == (4, 64, 512)
 
 
-REFUSALS = {
+ERROR_INPUTS = {
     "another optimizer": ({"optimizer": torch.optim.SGD}, "must be a FusedEmaAdam, but it is a SGD"),
     "the best checkpoint": ({"load_best_model_at_end": True, "save_steps": 2}, "load the folder 'ema' of"),
 }
 
 
-@pytest.mark.parametrize(("options", "sentence"), REFUSALS.values(), ids=REFUSALS)
+@pytest.mark.parametrize(("options", "sentence"), ERROR_INPUTS.values(), ids=ERROR_INPUTS)
 def test_unsupported_trainer_arguments_raise(options, sentence, tmp_path):
     with pytest.raises(ValueError, match=sentence):
         make_trainer(tmp_path, **options).train()

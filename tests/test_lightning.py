@@ -156,7 +156,7 @@ def test_weights_are_restored_if_a_validation_fails(error):
         fit(trainer, model)
     assert equal(model.seen[-1], averages_of(trainer, model))
     assert not equal(model.state_dict(), model.seen[-1])
-    trainer.optimizers[0].state_dict()  # which is refused while the model holds its averages
+    trainer.optimizers[0].state_dict()  # which raises while the model holds its averages
 
 
 def test_a_swap_inside_a_validation_raises():
@@ -192,7 +192,7 @@ class WithoutAverages(Model):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-REFUSALS = {
+ERROR_INPUTS = {
     "no averages": (WithoutAverages, (), "must return a FusedEmaAdam, but the optimizers are: SGD"),
     "Lightning's own averages": (Model, (EMAWeightAveraging(),), "there is a EMAWeightAveraging; remove one of them"),
     "the callback twice": (Model, (EmaCallback(),), "there is a EmaCallback; remove one of them"),
@@ -200,7 +200,7 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize(("model", "callbacks", "sentence"), REFUSALS.values(), ids=REFUSALS)
+@pytest.mark.parametrize(("model", "callbacks", "sentence"), ERROR_INPUTS.values(), ids=ERROR_INPUTS)
 def test_unsupported_trainer_settings_raise_before_training(model, callbacks, sentence):
     with pytest.raises(ValueError, match=sentence):
         fit(make_trainer(*callbacks), model())

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests._contract import HALF_DTYPES, Maker
-from tests._raw_operator import RawOperatorContract, Refusal, Sample
+from tests._raw_operator import ErrorInput, RawOperatorContract, Sample
 
 ROWS, FEATURES, CLASSES = 11, 3, 5
 
@@ -44,62 +44,62 @@ class TestOnlineMaxSum(RawOperatorContract):
             lambda make: (make.normal(3, 6).T, make.normal(5, 6)[:, ::2], make.index(5, 6, 2)[:, 1], 0, 5, True),
         ),
     ]
-    REFUSALS = [
-        Refusal(
+    ERROR_INPUTS = [
+        ErrorInput(
             "integer input",
             lambda make: (make.index(5, 4, 3), make.normal(5, 3), make.index(5, 4), 0, 5),
             TypeError,
             "input must have a floating-point dtype, but it has torch.int64",
         ),
-        Refusal(
+        ErrorInput(
             "dtype of weight",
             lambda make: (make.normal(4, 3), make.normal(5, 3).half(), make.index(5, 4), 0, 5),
             TypeError,
             "weight must have dtype torch.float32 as input has, but it has torch.float16",
         ),
-        Refusal(
+        ErrorInput(
             "dtype of target",
             lambda make: (make.normal(4, 3), make.normal(5, 3), make.index(5, 4).to(torch.int8), 0, 5),
             TypeError,
             "target must have dtype torch.int64 or torch.int32, but it has torch.int8",
         ),
-        Refusal(
+        ErrorInput(
             "rank of input",
             lambda make: (make.normal(2, 2, 3), make.normal(5, 3), make.index(5, 4), 0, 5),
             ValueError,
             r"input must have 2 dimensions, but its shape is \[2, 2, 3\]",
         ),
-        Refusal(
+        ErrorInput(
             "weight without rows",
             lambda make: (make.normal(4, 3), make.normal(0, 3), make.index(5, 4), 0, 5),
             ValueError,
             r"weight must have at least 1 row, but its shape is \[0, 3\]",
         ),
-        Refusal(
+        ErrorInput(
             "features of weight",
             lambda make: (make.normal(4, 3), make.normal(5, 2), make.index(5, 4), 0, 5),
             ValueError,
             r"weight must have shape \[V, H\] = \[5, 3\], but its shape is \[5, 2\]",
         ),
-        Refusal(
+        ErrorInput(
             "length of target",
             lambda make: (make.normal(4, 3), make.normal(5, 3), make.index(5, 3), 0, 5),
             ValueError,
             r"target must have shape \[BT\] = \[4\], but its shape is \[3\]",
         ),
-        Refusal(
+        ErrorInput(
             "negative start",
             lambda make: (make.normal(4, 3), make.normal(5, 3), make.index(5, 4), -1, 5),
             ValueError,
             "vocab_start_index must be at least 0, but it is -1",
         ),
-        Refusal(
+        ErrorInput(
             "end before start",
             lambda make: (make.normal(4, 3), make.normal(5, 3), make.index(5, 4), 10, 9),
             ValueError,
             "vocab_end_index must be at least vocab_start_index = 10, but it is 9",
         ),
-        Refusal(
+        ErrorInput(
             "target between the rows of weight and the end",
             lambda make: (make.normal(1, 3), make.normal(5, 3), torch.tensor([5]), 0, 7),
             IndexError,
@@ -127,38 +127,38 @@ class TestLossWithMaxSum(RawOperatorContract):
         Sample("transposed logits", _wide(lambda make: (*_statistics(make, 6), make.normal(4, 6).T))),
         Sample("no rows", _wide(lambda make: (*_statistics(make, 0), make.normal(0, 4)))),
     ]
-    REFUSALS = [
-        Refusal(
+    ERROR_INPUTS = [
+        ErrorInput(
             "16-bit statistics",
             lambda make: tuple(tensor.half() for tensor in _statistics(make, 3)),
             TypeError,
             "logits_max must have dtype torch.float32 or torch.float64, but it has torch.float16",
         ),
-        Refusal(
+        ErrorInput(
             "dtypes that differ",
             lambda make: (make.normal(3), make.normal(3).double(), make.normal(3)),
             TypeError,
             "sum_exp_logits must have dtype torch.float32 as logits_max has, but it has torch.float64",
         ),
-        Refusal(
+        ErrorInput(
             "rank",
             lambda make: _statistics(make, 3, 1),
             ValueError,
             r"logits_max must have 1 dimensions, but its shape is \[3, 1\]",
         ),
-        Refusal(
+        ErrorInput(
             "lengths that differ",
             lambda make: (make.normal(3), make.normal(3), make.normal(4)),
             ValueError,
             r"predicted_logits must have shape \[BT\] = \[3\], but its shape is \[4\]",
         ),
-        Refusal(
+        ErrorInput(
             "integer logits",
             lambda make: (*_statistics(make, 3), make.index(5, 3, 2)),
             TypeError,
             "logits must have a floating-point dtype, but it has torch.int64",
         ),
-        Refusal(
+        ErrorInput(
             "rows of logits",
             lambda make: (*_statistics(make, 3), make.normal(4, 2)),
             ValueError,
@@ -213,98 +213,98 @@ class TestLossGrad(RawOperatorContract):
         Sample("no rows", lambda make: _grad_arguments(make, rows=0)),
         Sample("given softmax", lambda make: _grad_arguments(make, softmax=True)),
     ]
-    REFUSALS = [
-        Refusal(
+    ERROR_INPUTS = [
+        ErrorInput(
             "no softmax and no maximum",
             _replaced(5, lambda _: None),
             ValueError,
             "logits_max must be given when softmax is None, but it is None",
         ),
-        Refusal(
+        ErrorInput(
             "no softmax and no sum",
             _replaced(6, lambda _: None),
             ValueError,
             "sum_exp_logits must be given when softmax is None, but it is None",
         ),
-        Refusal(
+        ErrorInput(
             "16-bit grad",
             _replaced(0, lambda grad: grad.half()),
             TypeError,
             "grad must have dtype torch.float32 for an input of torch.float32, but it has torch.float16",
         ),
-        Refusal(
+        ErrorInput(
             "dtype of weight",
             _replaced(2, lambda weight: weight.double()),
             TypeError,
             "weight must have dtype torch.float32 as input has, but it has torch.float64",
         ),
-        Refusal(
+        ErrorInput(
             "dtype of the mask",
             _replaced(3, lambda mask: mask.int()),
             TypeError,
             "target_mask must have dtype torch.uint8 or torch.bool, but it has torch.int32",
         ),
-        Refusal(
+        ErrorInput(
             "dtype of the targets",
             _replaced(4, lambda target: target.float()),
             TypeError,
             "masked_target must have dtype torch.int64 or torch.int32, but it has torch.float32",
         ),
-        Refusal(
+        ErrorInput(
             "16-bit softmax",
             _replaced(7, lambda softmax: softmax.half(), softmax=True),
             TypeError,
             "softmax must have dtype torch.float32 for an input of torch.float32, but it has torch.float16",
         ),
-        Refusal(
+        ErrorInput(
             "rank of grad",
             _replaced(0, lambda grad: grad.unsqueeze(1)),
             ValueError,
             r"grad must have 1 dimensions, but its shape is \[11, 1\]",
         ),
-        Refusal(
+        ErrorInput(
             "rows of input",
             _replaced(1, lambda input: input[1:]),
             ValueError,
             r"input must have shape \[BT, H\] = \[11, 3\], but its shape is \[10, 3\]",
         ),
-        Refusal(
+        ErrorInput(
             "features of weight",
             _replaced(2, lambda weight: weight[:, 1:]),
             ValueError,
             r"weight must have shape \[V, H\] = \[5, 3\], but its shape is \[5, 2\]",
         ),
-        Refusal(
+        ErrorInput(
             "too few bytes of mask",
             _replaced(3, lambda mask: mask[:1]),
             ValueError,
             r"target_mask must have at least 2 bytes for 11 rows, but its shape is \[1\]",
         ),
-        Refusal(
+        ErrorInput(
             "length of a boolean mask",
             _replaced(3, lambda mask: mask[:10], boolean=True),
             ValueError,
             r"target_mask must have shape \[BT\] = \[11\], but its shape is \[10\]",
         ),
-        Refusal(
+        ErrorInput(
             "length of the targets",
             _replaced(4, lambda target: target[:10]),
             ValueError,
             r"masked_target must have shape \[BT\] = \[11\], but its shape is \[10\]",
         ),
-        Refusal(
+        ErrorInput(
             "shape of the softmax",
             _replaced(7, lambda softmax: softmax[:, 1:], softmax=True),
             ValueError,
             r"softmax must have shape \[BT, V\] = \[11, 5\], but its shape is \[11, 4\]",
         ),
-        Refusal(
+        ErrorInput(
             "length of the maximum",
             _replaced(5, lambda logits_max: logits_max[1:]),
             ValueError,
             r"logits_max must have shape \[BT\] = \[11\], but its shape is \[10\]",
         ),
-        Refusal(
+        ErrorInput(
             "target outside the shard in a row that is not masked",
             _replaced(4, lambda target: torch.full_like(target, -100)),
             IndexError,

@@ -11,7 +11,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.autograd.gradcheck import GradcheckError
 
-from tests._contract import Case, DropInContract, Maker, assert_derivatives_are_right_or_refused, tables_of
+from tests._contract import Case, DropInContract, Maker, assert_derivatives_are_right_or_raise, tables_of
 
 
 def _soft_margin(input, target, reduction):
@@ -97,7 +97,7 @@ def test_a_loss_with_grad_target_has_one(mode):
 def test_a_loss_without_grad_target_has_every_derivative_with_respect_to_its_input():
     input, target = _PAIR
     loss = _loss()
-    assert_derivatives_are_right_or_refused(lambda x: loss(x, target, 1), (input.clone().requires_grad_(),))
+    assert_derivatives_are_right_or_raise(lambda x: loss(x, target, 1), (input.clone().requires_grad_(),))
     found = torch.func.hessian(lambda x: loss(x, target, 2))(input)
     torch.testing.assert_close(found, torch.func.hessian(lambda x: _soft_margin(x, target, 2))(input))
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests import _torchs as torchs
 from tests._contract import Case, DropInContract, Maker, assert_same_outcome, outcome
-from tests._losses import cases, refusals, samples
+from tests._losses import cases, error_inputs, samples
 from tests._raw_operator import RawOperatorContract
 
 
@@ -116,7 +116,7 @@ def test_the_raw_operator_rounds_a_mean_over_many_float16_elements_once():
 class TestRawOperator(RawOperatorContract):
     OPERATOR = ops.mse_loss_backward
     SAMPLES = samples()
-    REFUSALS = refusals()
+    ERROR_INPUTS = error_inputs()
 
 
 def test_the_mean_is_over_the_elements_of_self():

@@ -65,7 +65,9 @@ def test_everything_on_the_host_npu():
 
 @pytest.mark.parametrize("mode", ["no queue"])  # the exhaustive cases have everything, in every mode
 def test_launches_and_failures_without_the_usual_queue(mode):
-    _run_tests(mode, *(f"tests/npu/test_{name}.py" for name in ("raw_operators", "failures", "formats", "refusals")))
+    _run_tests(
+        mode, *(f"tests/npu/test_{name}.py" for name in ("raw_operators", "failures", "formats", "invalid_arguments"))
+    )
 
 
 @pytest.mark.exhaustive

@@ -1,4 +1,4 @@
-"""FusedEmaAdam with each feature, distributed in each way: the result of one process with AdamW, or a refusal."""
+"""FusedEmaAdam with each feature, distributed in each way: the result of one process with AdamW, or an error."""
 
 from functools import cache
 
@@ -75,7 +75,7 @@ def test_every_cell_of_the_table_holds(results_of, device, cell):
     for result in results_of(device, cell.way, cell.action == matrix.RESUME):
         found = result[FUNCTIONS[cell.action], cell.feature]
         if cell.outcome.words:
-            assert isinstance(found, str), "it is not refused"
+            assert isinstance(found, str), "it does not raise"
             assert not [word for word in cell.outcome.words if word not in found], found
         else:
             assert not isinstance(found, str), found

@@ -12,7 +12,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
-import torch_aclnn_ops
 from torch_aclnn_ops import functional, nn, patch
 from torch_aclnn_ops._drop_ins import DROP_INS
 from torch_aclnn_ops.optim import FusedEmaAdam
@@ -363,7 +362,3 @@ class TestAdamW:
             assert optimizer.param_groups[0]["decoupled_weight_decay"] is False
             optimizer.load_state_dict(optimizer.state_dict())
             assert optimizer.param_groups[0]["decoupled_weight_decay"] is True
-
-
-def test_the_package_exports_it():
-    assert torch_aclnn_ops.patch is patch

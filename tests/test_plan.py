@@ -61,7 +61,7 @@ def test_the_minimum_number_of_devices_fits_and_half_of_it_does_not():
 
 def test_nothing_fits_if_the_logits_alone_do_not_fit():
     found = plan(SHAPE, 1, memory=1e-6)
-    assert found.fewest_devices() is None and "no number" in str(found)
+    assert found.fewest_devices() is None and "minimum unknown" in str(found)
 
 
 def _dense(hidden, layers, intermediate, keys, vocab, bias):

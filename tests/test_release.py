@@ -40,7 +40,3 @@ def test_the_supported_versions_are_those_that_pip_installs(package):
 def test_the_newest_torch_that_is_supported_is_the_one_below_the_limit_of_pip():
     limit = re.search(r'"torch>=[\d.]+,<2\.(\d+)"', PROJECT)[1]
     assert f"to 2.{int(limit) - 1}," in SUPPORT
-
-
-def test_no_address_is_invented():
-    assert "urls" not in PROJECT and "repository" not in "".join(CITATION)

@@ -75,7 +75,7 @@ def two_ranks():
 
 INPUT, HEAD, TARGET = torch.ones(3, 2), torch.ones(4, 2), torch.tensor([0, 7, 5])
 
-REFUSALS = {
+ERROR_INPUTS = {
     "no group": (
         {"process_group": "gloo"},
         TypeError,
@@ -86,7 +86,7 @@ REFUSALS = {
         ValueError,
         "process_group must contain this process",
     ),
-    "sizes alone": ({"process_group": None, "vocab_sizes": (4, 4)}, ValueError, r"vocab_sizes must be None where"),
+    "sizes alone": ({"process_group": None, "vocab_sizes": (4, 4)}, ValueError, "vocab_sizes must be None if"),
     "no sequence of sizes": (
         {"vocab_sizes": 4},
         TypeError,
@@ -126,9 +126,9 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("refusal", REFUSALS)
-def test_invalid_arguments_raise_a_clear_error(two_ranks, refusal):
-    changed, error, sentence = REFUSALS[refusal]
+@pytest.mark.parametrize("error_input", ERROR_INPUTS)
+def test_invalid_arguments_raise_a_clear_error(two_ranks, error_input):
+    changed, error, sentence = ERROR_INPUTS[error_input]
     arguments = {"input": INPUT, "linear_weight": HEAD, "target": TARGET, "process_group": two_ranks}
     arguments |= {"vocab_sizes": (4, 4)} | changed
     with pytest.raises(error, match=sentence):
@@ -140,7 +140,7 @@ def _dtensor(tensor, *placements, mesh=None):
     return DTensor.from_local(tensor, mesh, placements, run_check=False)
 
 
-DTENSOR_REFUSALS = {
+DTENSOR_ERROR_INPUTS = {
     "replicated head": (
         lambda: {"linear_weight": _dtensor(HEAD, Replicate())},
         r"linear_weight must be a plain tensor, or a DTensor with placements \(Shard\(dim=0\),\) on a mesh of one"
@@ -183,9 +183,9 @@ DTENSOR_REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("refusal", DTENSOR_REFUSALS)
-def test_other_placements_raise_a_clear_error(two_ranks, refusal):
-    make, sentence = DTENSOR_REFUSALS[refusal]
+@pytest.mark.parametrize("error_input", DTENSOR_ERROR_INPUTS)
+def test_other_placements_raise_a_clear_error(two_ranks, error_input):
+    make, sentence = DTENSOR_ERROR_INPUTS[error_input]
     arguments = {"input": INPUT, "linear_weight": _dtensor(HEAD, Shard(0)), "target": TARGET}
     arguments |= {"process_group": two_ranks} | make()
     with pytest.raises(ValueError, match=f"linear_cross_entropy: .*{sentence}"):

@@ -45,26 +45,26 @@ _MOST_DEVICES = 64
 _DEFAULT_DEVICES = "1"
 _DEFAULT_SOC = "Ascend910B"
 
-# Tells child processes to enable the host NPU. "force" is what enable(force=True) leaves to them.
+# Makes child processes enable the host NPU; enable(force=True) sets it to "force".
 _ENABLE = "HOST_NPU_ENABLE"
-# Has a sitecustomize.py, by which child processes do it before their program begins.
+# Contains a sitecustomize.py, which enables it in child processes before their program starts.
 _CHILDREN = str(Path(__file__).resolve().parent / "_children")
-# 0 keeps torch from importing torch_npu by itself.
+# 0 prevents torch from importing torch_npu automatically.
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
-# What leads torch_npu to a real CANN.
+# Environment variables with which torch_npu finds a real CANN.
 _REAL_CANN = ("ASCEND_HOME_PATH", "ASCEND_OPP_PATH", "ASCEND_CUSTOM_OPP_PATH", "ASCEND_AICPU_PATH")
 
 _runtime: ctypes.CDLL | None = None
 
 
 class HostNpuError(RuntimeError):
-    """Raised when the host NPU cannot be used; the message says why."""
+    """Raised when the host NPU cannot be used; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Stats:
-    """What the host NPU has counted; what is not among the names of a count is 0.
+    """The counters of the host NPU; names missing in a counter have a count of 0.
 
     Attributes:
         alive: Objects that were created and not destroyed, by kind: ``"aclTensor"``, ``"aclOpExecutor"``,
@@ -91,7 +91,7 @@ class Stats:
 
 
 def is_enabled() -> bool:
-    """Return whether the process's NPUs are simulated ones.
+    """Return whether the NPUs of this process are simulated.
 
     Example:
         >>> is_enabled() in (True, False)
@@ -156,14 +156,14 @@ def _prepare(settings: dict[str, str], force: bool) -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join([_CHILDREN, *filter(None, paths)])
     _runtime = _libraries.load_cann()
     sys.meta_path.insert(0, _torch_npu.Importer())
-    # None is how Python, and torch_aclnn_ops, say that a module must not be imported.
+    # None in sys.modules hides a module from imports; torch_aclnn_ops sets it for torch_npu.
     if "torch_npu" in sys.modules and not _torch_npu.is_imported():
         del sys.modules["torch_npu"]
     os.environ.pop(_AUTOLOAD, None)
 
 
 def _enable_as_told() -> None:
-    """Enable the host NPU as the environment of a child process says; torch imports torch_npu when it is imported."""
+    """Enable the host NPU in a child process as its environment specifies; importing torch then imports torch_npu."""
     value = os.environ[_ENABLE]
     if value not in ("1", "force"):
         raise ValueError(f"{_ENABLE} must be 0, 1 or force, got {value!r}")
@@ -171,7 +171,7 @@ def _enable_as_told() -> None:
 
 
 def _settings(devices: int | None, soc: str | None, strict_memory: bool | None) -> dict[str, str]:
-    """Return the environment variables that say what is simulated; the arguments come before those that are set."""
+    """Return the environment variables of the simulation; arguments take precedence over variables that are set."""
     if devices is not None and (isinstance(devices, bool) or not isinstance(devices, int)):
         raise TypeError(f"devices must be a whole number from 1 to {_MOST_DEVICES}, got {devices!r}")
     if soc is not None and not isinstance(soc, str):
@@ -208,9 +208,9 @@ def _require_possible(force: bool) -> None:
             f"the host NPU was not built ({', '.join(missing)} missing): pip install ./host-npu of the checkout, after"
             " torch and torch_npu"
         )
-    unfit = _libraries.why_unfit()
-    if unfit is not None:
-        raise HostNpuError(f"the host NPU cannot be loaded: {unfit}; pip install ./host-npu of the checkout again")
+    reason = _libraries.incompatibility()
+    if reason is not None:
+        raise HostNpuError(f"the host NPU cannot be loaded: {reason}; pip install ./host-npu of the checkout again")
     real = None if force else _torch_npu.real_cann()
     if real is not None:
         raise HostNpuError(f"there is a real CANN ({real}), which the host NPU would hide; force=True does it anyway")
@@ -223,7 +223,7 @@ def _require_enabled() -> ctypes.CDLL:
 
 
 def stats() -> Stats:
-    """Return what the host NPU has counted.
+    """Return the counters of the host NPU.
 
     Work that is still queued is not counted yet: call ``torch.npu.synchronize()`` before.
 
@@ -242,7 +242,7 @@ def stats() -> Stats:
 
 
 def reset() -> None:
-    """Forget launches, calls, collectives, peaks, and failures that were asked for; what is alive stays counted.
+    """Reset launches, calls, collectives, peaks and injected failures; live objects stay counted.
 
     Raises:
         HostNpuError: The host NPU is not enabled.
@@ -256,7 +256,7 @@ def reset() -> None:
 
 
 def count_calls() -> None:
-    """Count the calls of every function that :func:`fail` can let fail, until the next :func:`reset`.
+    """Count the calls of every function that :func:`fail` supports, until the next :func:`reset`.
 
     Raises:
         HostNpuError: The host NPU is not enabled.
@@ -271,7 +271,7 @@ def count_calls() -> None:
 
 
 def fail(function: str, nth: int = 1, status: int = 500001, message: str = "failure asked for by a test") -> None:
-    """Let a call of a function of CANN fail, to see what the callers do.
+    """Make a call of a CANN function fail, to test error handling.
 
     torch_npu launches operators from a queue, which a failed launch (the second phase, ``"aclnnMseLossBackward"``)
     stops for good: the next call raises, and what is queued after that is never done, as on a device. The first phase

@@ -30,7 +30,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _separated(arguments: list[str]) -> list[str]:
-    """Return the arguments with ``-mMODULE``, which Python takes too, as two."""
+    """Split ``-mMODULE``, which Python also accepts, into two arguments."""
     takes_value = False
     for index, argument in enumerate(arguments):
         if takes_value:
@@ -45,16 +45,16 @@ def _separated(arguments: list[str]) -> list[str]:
 
 
 def _is_safe() -> bool:
-    """Return whether Python was told to put no folder first; Python 3.10 has no such flag."""
+    """Return whether Python runs in safe-path mode; Python 3.10 has no such flag."""
     return getattr(sys.flags, "safe_path", False)
 
 
 def _put_first(script: Path) -> None:
-    """Let imports look beside the script first, where Python has put the current folder for ``-m``."""
+    """Put the script's folder first in ``sys.path``, instead of the working directory that ``-m`` put there."""
     if _is_safe():
         return
     del sys.path[0]
-    # runpy does it for a folder or an archive.
+    # runpy does this for a folder or an archive.
     if not (script.is_dir() or zipfile.is_zipfile(script)):
         sys.path.insert(0, str(script.parent))
 
@@ -66,7 +66,7 @@ def main() -> None:
     script = Path(arguments.script)
     if not arguments.module and not script.exists():
         parser.exit(2, f"{parser.prog}: error: there is no file {script}\n")
-    # torch is that of the environment, whatever is in the current folder, which Python has put first.
+    # Import torch from the environment, not from the working directory, which Python has put first.
     current = [] if _is_safe() else [sys.path.pop(0)]
     try:
         host_npu.enable(arguments.devices, arguments.soc, arguments.force, arguments.strict_memory)

@@ -1,11 +1,11 @@
-"""The simulated libraries of CANN: where they are, for which torch they were compiled, and how they are loaded."""
+"""The simulated CANN libraries: their location, the versions they were compiled for, and loading."""
 
 import ctypes
 import importlib.metadata
 import json
 from pathlib import Path
 
-# In the order in which they need one another.
+# In dependency order.
 _CANN = ("ascendcl", "hccl", "hcomm", "ge_runner", "graph", "acl_op_compiler", "acl_tdt_channel", "nnopbase", "opapi")
 # It loads torch_npu.
 _LOADER = "host_npu_loader"
@@ -13,10 +13,10 @@ _LOADER = "host_npu_loader"
 _ATEN = "host_npu_aten"
 
 FOLDER = Path(__file__).resolve().parent / "_lib"
-# What the libraries were compiled for, written by csrc/build.py.
+# The versions that the libraries were compiled for, written by csrc/build.py.
 _VERSIONS = FOLDER / "versions.json"
 
-# From this release on torch_npu registers settings that torch's part for CUDA has registered before, which ends the
+# From this release on, torch_npu registers settings that torch's CUDA library has already registered, which aborts the
 # process.
 _REGISTERS_SETTINGS = (2, 12)
 
@@ -31,12 +31,12 @@ def names() -> list[str]:
 
 
 def missing() -> list[str]:
-    """Return the files that were not built."""
+    """Return the libraries that are missing."""
     return [path.name for path in (*map(_path, names()), _VERSIONS) if not path.exists()]
 
 
-def why_unfit() -> str | None:
-    """Return why the libraries do not fit the installed torch and torch_npu, or ``None``."""
+def incompatibility() -> str | None:
+    """Return why the libraries are incompatible with the installed torch and torch_npu, or ``None``."""
     built: dict[str, str] = json.loads(_VERSIONS.read_text())
     installed = versions()
     if built == installed:
@@ -45,7 +45,7 @@ def why_unfit() -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Return the releases of torch and torch_npu; builds for CUDA and for the CPU alone are compatible."""
+    """Return the releases of torch and torch_npu without local versions: CPU and CUDA builds are compatible."""
     return {name: importlib.metadata.version(name).partition("+")[0] for name in ("torch", "torch_npu")}
 
 
@@ -54,7 +54,7 @@ def _listed(releases: dict[str, str]) -> str:
 
 
 def load_cann() -> ctypes.CDLL:
-    """Load the libraries under CANN's names, where torch_npu finds them, and return the runtime."""
+    """Load the libraries under CANN's names, so that torch_npu finds them, and return the runtime."""
     loaded = [ctypes.CDLL(str(_path(name)), ctypes.RTLD_GLOBAL) for name in _CANN]
     runtime = loaded[0]
     runtime.host_npu_stats_json.restype = ctypes.c_char_p
@@ -66,8 +66,8 @@ def load_cann() -> ctypes.CDLL:
 
 
 def load_torch_npu(folder: Path) -> None:
-    """Load the library of torch_npu where a CUDA build of torch could keep it from it; CANN's have to be loaded."""
-    # The package torch_npu 2.9 cannot be imported after its library.
+    """Load libtorch_npu.so with the workaround for CUDA builds of torch; the CANN libraries must be loaded."""
+    # The package torch_npu 2.9 cannot be imported after its library was loaded.
     if tuple(map(int, versions()["torch_npu"].split(".")[:2])) < _REGISTERS_SETTINGS:
         return
     library = folder / "lib" / "libtorch_npu.so"
@@ -79,7 +79,7 @@ def load_torch_npu(folder: Path) -> None:
 
 
 def load_aten() -> None:
-    """Let the CPU compute what the simulated operators do not; torch_npu has to be imported."""
+    """Register CPU fallbacks for operators that are not simulated; torch_npu must be imported."""
     import torch
 
     torch.ops.load_library(_path(_ATEN))

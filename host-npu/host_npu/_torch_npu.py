@@ -1,4 +1,4 @@
-"""Import the installed torch_npu on the simulated libraries of CANN, whoever asks for it first.
+"""Import the installed torch_npu with the simulated CANN libraries, wherever it is imported first.
 
 ``import torch`` imports torch_npu by itself, and so do accelerate and others. An import hook therefore prepares
 torch_npu's library and replaces its kernels wherever the import comes from.
@@ -20,7 +20,7 @@ from host_npu import _libraries
 
 _LOADER_CACHE = Path("/etc/ld.so.cache")
 
-# torch_npu prints this where CANN is not installed, as it rightly is not here.
+# torch_npu prints this warning if CANN is not installed, which is expected here.
 _NO_CANN = tuple(f"{warning}: ASCEND_HOME_PATH environment variable is not set." for warning in ("Warning", "Warning "))
 
 
@@ -30,7 +30,7 @@ def is_imported() -> bool:
 
 
 def folder() -> Path | None:
-    """Return the folder of the installed torch_npu, or ``None``; nothing is imported to find out.
+    """Return the folder of the installed torch_npu, or ``None``, without importing it.
 
     ``python -m`` and ``python -c`` put the working directory first in ``sys.path``: it may be a checkout of torch_npu.
     """
@@ -53,11 +53,11 @@ def _installed_paths() -> list[str]:
 
 
 def real_cann() -> str | None:
-    """Return what shows that torch_npu would find a real CANN, or ``None``; nothing of it is loaded to find out."""
+    """Return how torch_npu would find a real CANN, or ``None``, without loading it."""
     if home := os.environ.get("ASCEND_HOME_PATH"):
         return f"ASCEND_HOME_PATH is set to {home}"
     name = "libascendcl.so"
-    # An empty entry means the working directory, which is where no CANN is installed.
+    # An empty entry means the working directory, in which CANN is not installed.
     folders = filter(os.path.isabs, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep))
     is_found = any(os.path.exists(os.path.join(folder, name)) for folder in folders)
     with contextlib.suppress(OSError):
@@ -66,12 +66,12 @@ def real_cann() -> str | None:
 
 
 class Importer(importlib.abc.MetaPathFinder):
-    """Finds the installed torch_npu, and prepares what it needs before and after its import."""
+    """A meta path finder for the installed torch_npu, which prepares its import and completes it afterwards."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return how torch_npu is imported, and nothing for other modules."""
+        """Return the spec of torch_npu, and ``None`` for other modules."""
         if fullname != "torch_npu":
             return None
         spec = self._next(fullname, target)
@@ -88,7 +88,7 @@ class Importer(importlib.abc.MetaPathFinder):
         return spec
 
     def _next(self, fullname: str, target: ModuleType | None) -> ModuleSpec | None:
-        """Ask the finders behind this one, some of which may have hooks of their own."""
+        """Delegate to the following finders, which may have their own hooks."""
         others = sys.meta_path[sys.meta_path.index(self) + 1 :]
         paths = _installed_paths()
         return next(filter(None, (finder.find_spec(fullname, paths, target) for finder in others)), None)

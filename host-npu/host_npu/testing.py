@@ -34,7 +34,7 @@ _BACKENDS = {"cpu": "gloo", "npu": "hccl"}
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a process ended.
+    """The outcome of a process.
 
     Attributes:
         value: What its function returned.
@@ -62,7 +62,7 @@ class _Request:
 
 
 def run(function: Callable[..., Any], world_size: int, *arguments: Any, **options: Any) -> list[Any]:
-    """Return what ``function(device, *arguments)`` returns in each of several processes.
+    """Return the results of ``function(device, *arguments)`` in several processes.
 
     Args:
         function: A function that can be pickled, as its arguments and its result.
@@ -123,7 +123,7 @@ def outcomes(
     """
     if getattr(function, "__module__", None) == "__main__":
         raise ValueError(
-            "function must be one of a module, which other processes can import, but it is one of the program itself"
+            "function must be defined in a module that other processes can import, but it is defined in the program"
         )
     server = _server(device, devices)
     assert server.stdin is not None and server.stdout is not None
@@ -137,7 +137,7 @@ def outcomes(
 
 
 def results_of(cases: Iterable[tuple[str, Callable[[], Any]]]) -> dict[str, Any]:
-    """Return what each case of a table returns, or its error as a string; called in every process of a group.
+    """Return the result of each case of a table, or its error as a string; called in every process of a group.
 
     Args:
         cases: Pairs of a name and a function. After each, the processes wait for one another.
@@ -174,7 +174,7 @@ def _on_cpu(value: Any) -> Any:
 def _server(device: str, devices: int) -> "subprocess.Popen[bytes]":
     from host_npu import _torch_npu, is_enabled
 
-    # What the caller can import, the processes can: functions are pickled by their names.
+    # Processes use the caller's sys.path, because functions are pickled by name.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     prefix = ["-m", "host_npu.testing"]
     if device == "npu" and (is_enabled() or _torch_npu.real_cann() is None):
@@ -203,7 +203,7 @@ def _outcome(folder: Path, rank: int, exit_status: int) -> Outcome:
 
 
 def main() -> None:
-    """Fork processes as the standard input asks, and answer with their exit statuses."""
+    """Fork processes for requests on the standard input, and reply with their exit statuses."""
     import torch
     import torch._dynamo  # FSDP2 imports it, which takes longer than most tests: here it is done once for all processes
 
@@ -215,7 +215,7 @@ def main() -> None:
             request = pickle.load(requests)
         except EOFError:
             return
-        gc.freeze()  # what processes share is not copied for the collector's marks
+        gc.freeze()  # so that garbage collection does not copy shared pages
         children = []
         for rank in range(request.world_size):
             if (child := os.fork()) == 0:
@@ -239,7 +239,7 @@ def _exit_statuses(children: list[int], deadline: float) -> list[int]:
 
 
 def _be(rank: int, request: _Request) -> int:
-    """Be a process of a request, and return its exit status."""
+    """Run one process of a request, and return its exit status."""
     with Path(request.folder, f"{rank}.output").open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -248,7 +248,7 @@ def _be(rank: int, request: _Request) -> int:
     try:
         with _group(rank, request):
             value = _on_cpu(request.function(request.device, *request.arguments))
-            gc.collect()  # a model that is alive keeps the group's threads
+            gc.collect()  # a live model keeps the group's threads running
     except BaseException:
         error = traceback.format_exc()
     Path(request.folder, f"{rank}.result").write_bytes(pickle.dumps((value, error)))

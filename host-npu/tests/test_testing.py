@@ -14,7 +14,7 @@ def _fail_or_end(device, status):
 
 def test_a_function_of_the_program_itself_is_refused(monkeypatch):
     monkeypatch.setattr(_fail_or_end, "__module__", "__main__")
-    with pytest.raises(ValueError, match="function must be one of a module"):
+    with pytest.raises(ValueError, match="function must be defined in a module"):
         testing.run(_fail_or_end, 2, 0)
 
 

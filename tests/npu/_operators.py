@@ -26,11 +26,11 @@ def samples() -> list[Any]:
     ]
 
 
-def refusals() -> list[Any]:
+def error_inputs() -> list[Any]:
     return [
-        pytest.param(contract, refusal, id=f"{contract.OPERATOR.name}-{refusal.name}")
+        pytest.param(contract, error_input, id=f"{contract.OPERATOR.name}-{error_input.name}")
         for contract in CONTRACTS
-        for refusal in contract.REFUSALS
+        for error_input in contract.ERROR_INPUTS
     ]
 
 

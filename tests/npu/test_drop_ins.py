@@ -237,7 +237,7 @@ FORMULAS = {
         lambda: (ours.binary_cross_entropy, torch.rand((1,) * 9), torch.rand((1,) * 9)),
         "binary_cross_entropy: PyTorch fallback, because input has 9 dimensions and CANN's operators support at most"
         " 8\nbinary_cross_entropy_backward: PyTorch fallback, because self has 9 dimensions and CANN's operators"
-        " take at most 8",
+        " support at most 8",
     ),
     "float32 matrices": (
         lambda: (ours.linear_cross_entropy, torch.rand(4, 2), torch.rand(200, 2), torch.zeros(4, dtype=torch.int64)),
@@ -262,7 +262,7 @@ FORMULAS = {
             torch.zeros(1, dtype=torch.int64),
         ),
         "linear_cross_entropy: PyTorch fallback, because weight has 65535 features and CANN's operator"
-        " takes at most 65534",
+        " supports at most 65534",
     ),
     "integers": (
         lambda: (lambda x, y: ours.mse_loss(x, y, reduction="sum"), *[torch.ones(3, dtype=torch.int64)] * 2),

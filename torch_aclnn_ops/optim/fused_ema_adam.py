@@ -80,8 +80,7 @@ class FusedEmaAdam(AveragingOptimizer):
         ema_start_step: Number of steps in which the average equals the weights; at least 0. With 0 it starts from the
             initial weights, with 1 it matches :class:`torch.optim.swa_utils.AveragedModel`.
         ema_update_every: Number of steps between updates of the average; at least 1.
-        master_weights: Keep float32 weights and states for 16-bit parameters. If false, states have the parameter's
-            dtype.
+        master_weights: Keep float32 weights and states for 16-bit parameters, instead of states of their dtype.
         ema_without_grad: Also update the averages of parameters that have no gradient in a step.
         flatten: Keep weights, gradients and states of a group in one contiguous buffer each, for one launch per buffer
             on an NPU instead of one per parameter. Parameters become views of it in the first step, except those that
@@ -204,9 +203,8 @@ class FusedEmaAdam(AveragingOptimizer):
             The result of ``closure``.
 
         Raises:
-            RuntimeError: A gradient is sparse, complex or does not match its parameter, the shapes of a parameter and
-                its state differ, this is called inside ``swap_ema_params``, or another thread is calling a method of
-                the optimizer.
+            RuntimeError: A gradient is unsupported or does not match its parameter, the shapes of a parameter and its
+                state differ, this is inside ``swap_ema_params``, or another thread is calling the optimizer.
             ValueError: An option is out of range, or two parameters share memory.
         """
         is_compiling = torch.compiler.is_compiling()

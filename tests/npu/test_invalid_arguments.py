@@ -10,7 +10,7 @@ import torch
 
 from tests import test_ema_adam
 from tests._contract import Maker
-from tests.npu._operators import CONTRACTS, good_call, meaning_of, refusals, to_npu
+from tests.npu._operators import CONTRACTS, error_inputs, good_call, meaning_of, to_npu
 
 
 @pytest.fixture
@@ -21,19 +21,19 @@ def checked_values():
 
 
 @pytest.mark.parametrize("entry", ["the operator", "the package's function", "_C"])
-@pytest.mark.parametrize("contract, refusal", refusals())
-def test_invalid_arguments_raise_the_same_exception_as_on_the_cpu(contract, refusal, entry, checked_values):
+@pytest.mark.parametrize("contract, error_input", error_inputs())
+def test_invalid_arguments_raise_the_same_exception_as_on_the_cpu(contract, error_input, entry, checked_values):
     operator = contract.OPERATOR
-    arguments = to_npu(refusal.arguments(Maker(torch.float32)))
+    arguments = to_npu(error_input.arguments(Maker(torch.float32)))
     calls = {"the operator": operator.overload, "the package's function": operator}
     call = calls.get(entry, getattr(_extension._module, operator.name))
-    with pytest.raises(refusal.exception, match=f"{operator.name}: {refusal.sentence}"):
+    with pytest.raises(error_input.exception, match=f"{operator.name}: {error_input.sentence}"):
         call(*operator.complete(arguments, {}))
     good_call(contract)
 
 
 @pytest.mark.parametrize(
-    "change, exception, sentence", test_ema_adam.REFUSALS.values(), ids=test_ema_adam.REFUSALS.keys()
+    "change, exception, sentence", test_ema_adam.ERROR_INPUTS.values(), ids=test_ema_adam.ERROR_INPUTS.keys()
 )
 def test_adam_raises_and_changes_nothing(change, exception, sentence, checked_values):
     arguments = {**test_ema_adam.make_tensors(torch.float32), "step": torch.tensor([7]), **change}
@@ -177,4 +177,4 @@ def test_unsupported_dtypes_raise(dtype):
 
 @pytest.mark.parametrize("change, sentence", test_ema_adam.SHARED.values(), ids=test_ema_adam.SHARED)
 def test_adam_raises_for_shared_memory_before_anything_is_written(change, sentence):
-    test_ema_adam.refuse_shared_memory(change, sentence, "npu")
+    test_ema_adam.check_shared_memory_raises(change, sentence, "npu")
