@@ -18,6 +18,7 @@ from torch_aclnn_ops._checks import values_are_readable
 from torch_aclnn_ops._paths import log_path
 from torch_aclnn_ops._torch_compat.derivatives import apply_of
 from torch_aclnn_ops.functional.linear_cross_entropy.row_functions import RowFunction, statistics_of_rows
+from torch_aclnn_ops.ops._head.tiling import LogitOptions
 from torch_aclnn_ops.ops.linear_cross_entropy import compiled
 from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, PlainLoss, RequestedOutputs
 from torch_aclnn_ops.ops.linear_cross_entropy.kernels import (
@@ -28,7 +29,6 @@ from torch_aclnn_ops.ops.linear_cross_entropy.kernels import (
     small_loss_on_npu,
 )
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients, Statistics, losses_of_rows
-from torch_aclnn_ops.ops.linear_cross_entropy.tiling import LogitOptions
 
 import torch
 from torch import Tensor

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from torch_aclnn_ops.ops._head.kept_rows import IGNORED as IGNORED
+
 import torch
 from torch import Tensor
 
-# Targets that are no class of the head: of an ignored row, and of a row whose class is in another part.
-IGNORED = -1
+# The target of a row whose class is in another part; that of an ignored row is IGNORED.
 ELSEWHERE = -2
 
 

@@ -1,19 +1,15 @@
 """Labels that belong to rows some places before them, as in a causal language model."""
 
-from numbers import Integral
-
+from torch_aclnn_ops.functional._head.arguments import check_shift, labels_to_rows, rows_to_labels
 from torch_aclnn_ops.functional.linear_cross_entropy._arguments.torch_function import TorchArguments
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput
 
-import torch
 from torch import Tensor
 
 
-def check_shift(shift: object, target: object, linear_weight: Tensor) -> int:
-    """Accept a number of places that is less than the length of a sequence."""
-    if not isinstance(shift, (bool, Integral)):
-        raise TypeError(f"linear_cross_entropy: shift must be a bool or an int, but it is {shift!r}")
-    places = int(shift)
+def places_of(shift: object, target: object, linear_weight: Tensor) -> int:
+    """Accept a number of places that is less than the length of a sequence, where labels can be shifted."""
+    places = check_shift("linear_cross_entropy", shift, target if isinstance(target, Tensor) else None)
     if places == 0 or not isinstance(target, Tensor):  # which torch refuses
         return 0
     if target.is_floating_point():
@@ -23,33 +19,19 @@ def check_shift(shift: object, target: object, linear_weight: Tensor) -> int:
             "linear_cross_entropy: shift must be 0 with a linear_weight of shape (C, d_1, ..., d_K, H), but it is"
             f" {shift}"
         )
-    length = target.shape[-1] if target.dim() > 0 else 1
-    if not 0 <= places < length:
-        raise ValueError(
-            f"linear_cross_entropy: shift must be at least 0 and less than the {length} labels of a sequence, the last"
-            f" dimension of target, but it is {shift}"
-        )
     return places
 
 
-def to_rows(given: TorchArguments, token_weight: Tensor | None, shift: int) -> tuple[TorchArguments, Tensor | None]:
-    """Move labels, and their weights, to the rows that predict them; the last rows of a sequence have none.
-
-    Rows without a label are ignored, so the input stays where it is.
-    """
+def to_rows(given: TorchArguments, token_weight: Tensor | None, places: int) -> tuple[TorchArguments, Tensor | None]:
+    """Move labels, and their weights, to the rows that predict them; the last rows of a sequence have none."""
     ignored = -100 if given.ignore_index is None else given.ignore_index
-    target = torch.nn.functional.pad(given.target[..., shift:].long(), (0, shift), value=ignored)
-    if isinstance(token_weight, Tensor):
-        token_weight = token_weight.roll(-shift, -1)
+    target, token_weight = labels_to_rows(given.target, token_weight, places, ignored)
     return given._replace(target=target), token_weight
 
 
-def to_labels(result: Tensor | LinearCrossEntropyOutput, shift: int) -> Tensor | LinearCrossEntropyOutput:
+def to_labels(result: Tensor | LinearCrossEntropyOutput, places: int) -> Tensor | LinearCrossEntropyOutput:
     """Move the results of rows to the labels that they are about; the ignored rows' come first."""
     if isinstance(result, LinearCrossEntropyOutput):
-        return LinearCrossEntropyOutput._make(None if each is None else _roll(each, shift) for each in result)
-    return _roll(result, shift)
-
-
-def _roll(result: Tensor, shift: int) -> Tensor:
-    return result.roll(shift, -1) if result.dim() > 0 else result
+        each = (None if one is None else rows_to_labels(one, places) for one in result)
+        return LinearCrossEntropyOutput._make(each)
+    return rows_to_labels(result, places)

@@ -1,4 +1,4 @@
-"""How the rows of a linear cross entropy are cut."""
+"""How the rows of a loss on a head are cut."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -37,6 +37,7 @@ class LogitOptions:
     # bytes that may be held beyond arguments and results, where ``chunk_size`` is not given
     max_memory: int | None = None
     is_shard: bool = False  # the classes are a part of a vocabulary
+    function: str = "linear_cross_entropy"  # which an error names
 
     def without_needless_softcap(self, dtype: torch.dtype) -> "LogitOptions":
         """Leave out a softcap beyond the largest number of the logits' dtype, in which it would be infinite."""
@@ -54,6 +55,7 @@ class Sizes:
     features: int
     dtype: torch.dtype
     is_cpu: bool
+    beside: int = 0  # bytes that are held beside the chunks, for instance of another head
 
     @property
     def wide_itemsize(self) -> int:
@@ -109,7 +111,7 @@ def tile_statistics(sizes: Sizes, options: LogitOptions, copies: int = 1) -> Til
     if options.max_memory is not None and classes_per_chunk < 1:
         rows_per_chunk = (budget - widened) // (itemsize * copies)
         if rows_per_chunk < 1:
-            _raise_too_little_memory(options.max_memory, itemsize * copies + widened)
+            _raise_too_little_memory(options, itemsize * copies + widened)
     if not sizes.is_cpu and options.max_memory is None:
         # A launch costs more than a cache saves, so logits are as many as where they are needed together.
         classes_per_chunk = LOGITS_BYTES // (rows_per_chunk * itemsize * copies)
@@ -132,7 +134,7 @@ class _Costs:
         self.free_rows = features * sizes.dtype.itemsize // itemsize if keeps_gradients else 0
         block_bytes = block * features * itemsize if sizes.is_widened else 0
         kept_bytes = rows * sizes.classes * sizes.dtype.itemsize if keeps_gradients else 0
-        self.constant = block_bytes + kept_bytes  # that are held for any number of rows
+        self.constant = sizes.beside + block_bytes + kept_bytes  # that are held for any number of rows
         # What several chunks add to a 16-bit gradient is summed in float32 beside it.
         self.sum = logits * features if sizes.is_widened and with_gradient and not keeps_gradients else 0
 
@@ -180,7 +182,7 @@ def tile_rows(
         if found is None and keeps_gradients:
             costs = _Costs(sizes, block, copies, with_gradient, False)
             found, least = costs.most_rows(options.max_memory), min(costs.least(), least)
-        rows_per_chunk = _raise_too_little_memory(options.max_memory, least) if found is None else found
+        rows_per_chunk = _raise_too_little_memory(options, least) if found is None else found
     rows_per_chunk = max(rows_per_chunk, 1)
     held = costs.held(rows_per_chunk)
     return Tiling(rows, classes, rows_per_chunk, classes, block, costs.keeps_gradients, held)
@@ -204,7 +206,8 @@ def _rows_for_speed(costs: _Costs, sizes: Sizes, copies: int) -> int:
     return costs.rows if costs.held(costs.rows) <= costs.held(number) else number
 
 
-def _raise_too_little_memory(max_memory: int, least: int) -> NoReturn:
+def _raise_too_little_memory(options: LogitOptions, least: int) -> NoReturn:
     raise ValueError(
-        f"linear_cross_entropy: max_memory must be at least {least} bytes for these arguments, but it is {max_memory}"
+        f"{options.function}: max_memory must be at least {least} bytes for these arguments, but it is"
+        f" {options.max_memory}"
     )
