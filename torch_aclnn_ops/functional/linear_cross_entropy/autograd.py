@@ -14,9 +14,9 @@ from torch_aclnn_ops._autograd.derivatives import (
     vjp,
 )
 from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled
-from torch_aclnn_ops._checks import values_are_readable
 from torch_aclnn_ops._paths import log_path
 from torch_aclnn_ops._torch_compat.derivatives import apply_of
+from torch_aclnn_ops.functional._head.gradients import scaled
 from torch_aclnn_ops.functional.linear_cross_entropy.row_functions import RowFunction, statistics_of_rows
 from torch_aclnn_ops.ops._head.tiling import LogitOptions
 from torch_aclnn_ops.ops.linear_cross_entropy import compiled
@@ -254,13 +254,10 @@ class _LossFunction(torch.autograd.Function):
             inputs = Inputs._make((*saved[:_TENSORS], ctx.options, RequestedOutputs()))
             factors = ctx.plain or Coefficients(*saved[_TENSORS:])
             made = _recomputed(inputs, factors, ctx.needs_input_grad[:3], grad_loss)
-        elif is_batched(grad_loss):
-            ctx.gradients = made  # each sample's are a product of their own
-            made = [None if gradient is None else gradient * grad_loss for gradient in made]
-        elif not (values_are_readable(grad_loss) and grad_loss.item() == 1):
-            for gradient in made:
-                if gradient is not None:
-                    gradient.mul_(grad_loss)
+        else:
+            if is_batched(grad_loss):
+                ctx.gradients = made  # each sample's are a product of their own
+            made = scaled(made, grad_loss)
         if ctx.dtype != torch.float32:
             made = [None if gradient is None else gradient.to(ctx.dtype) for gradient in made]
         return *made, None, None, None

@@ -60,6 +60,11 @@ class KeptRows:
             return values[rows].masked_fill(_as_column(self._ignored[rows], values), 0)
         return values[rows] if self._kept is None else values[self._kept[rows]]
 
+    def silence(self, values: Tensor, rows: slice) -> None:
+        """Write zeros over the values of those of some rows that are ignored, where they are not left out."""
+        if self._ignored is not None:
+            values.masked_fill_(_as_column(self._ignored[rows], values), 0)
+
     def expand_to_all_rows(self, values: Tensor | None, elsewhere: int = 0) -> Tensor | None:
         """Return the values with others, ``elsewhere``, for the rows that are ignored."""
         if values is None:
