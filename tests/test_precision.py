@@ -1,12 +1,13 @@
 """The page of errors against float64: what its generator counts, and that the page has all that it would write."""
 
-from torch_aclnn_ops import functional, ops
+from torch_aclnn_ops import ops
 
 import pytest
 import torch
 
 from benchmarks import errors
 from benchmarks._errors_cases import CASES, Draw
+from tests.test_layout import FUNCTIONS
 
 EPS = torch.finfo(torch.float16).eps
 
