@@ -286,16 +286,9 @@ class LinearKLDivLoss(torch.nn.Module):
         chunk_size: int | str = "auto",
         max_memory: int | None = None,
     ) -> None:
+        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__()
-        self.divergence: Divergence = divergence
-        self.beta = beta
-        self.temperature = temperature
-        self.ignore_index = ignore_index
-        self.shift = shift
-        self.reduction = reduction
-        self.zero_if_all_ignored = zero_if_all_ignored
-        self.chunk_size = chunk_size
-        self.max_memory = max_memory
+        self.options: dict[str, Any] = given
 
     def forward(
         self,
@@ -306,17 +299,13 @@ class LinearKLDivLoss(torch.nn.Module):
         **tensors: Any,
     ) -> Tensor:
         """Call :func:`torch_aclnn_ops.functional.linear_kl_div`; ``tensors`` are its other arguments."""
-        return F.linear_kl_div(input, linear_weight, teacher_input, teacher_weight, **self._options(), **tensors)
-
-    def _options(self) -> dict[str, Any]:
-        names = inspect.signature(LinearKLDivLoss.__init__).parameters
-        return {name: getattr(self, name) for name in names if name != "self"}
+        return F.linear_kl_div(input, linear_weight, teacher_input, teacher_weight, **self.options, **tensors)
 
     def extra_repr(self) -> str:
         """Return the options that are not the default."""
         parameters = inspect.signature(LinearKLDivLoss.__init__).parameters
-        options = self._options().items()
-        return ", ".join(f"{name}={value!r}" for name, value in options if value != parameters[name].default)
+        changed = {name: value for name, value in self.options.items() if value != parameters[name].default}
+        return ", ".join(f"{name}={value!r}" for name, value in changed.items())
 
 
 __all__ = sorted(name for name, value in globals().items() if getattr(value, "__module__", None) == __name__)

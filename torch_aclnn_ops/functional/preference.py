@@ -1,14 +1,13 @@
 """Losses of preferences and policies, of the log-probabilities that a head gives to tokens or to whole sequences.
 
 Minus the losses of ``linear_cross_entropy(..., reduction="none")`` are log-probabilities, so the memory is the head's,
-without logits. Whatever has 16 bits is computed in float32. All are compositions of torch's functions, with all of
-their derivatives.
+without logits. Whatever has 16 bits is computed in float32. All have every derivative.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
-from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops._numerics import widen
+from torch_aclnn_ops.functional._head.arguments import check_choice, check_one_shape
 
 import torch
 from torch import Tensor
@@ -38,7 +37,7 @@ def sequence_log_probs(
         >>> sequence_log_probs(torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([[5, 6, 7]]), average=True, shift=True)
         tensor([-1.5000])
     """
-    _check("sequence_log_probs", losses=losses, target=target)
+    check_one_shape("sequence_log_probs", losses=losses, target=target)
     total = -widen(losses).sum(-1)
     if not average:
         return total
@@ -80,7 +79,7 @@ def dpo_loss(
     Mitchell, "A note on DPO with noisy preferences" (2023).
     """
     tensors = {"chosen": chosen, "rejected": rejected}
-    _check("dpo_loss", **tensors, reference_chosen=reference_chosen, reference_rejected=reference_rejected)
+    check_one_shape("dpo_loss", **tensors, reference_chosen=reference_chosen, reference_rejected=reference_rejected)
     margins = (widen(chosen) - widen(rejected)) - (widen(reference_chosen) - widen(reference_rejected))
     return _of_margins("dpo_loss", margins, beta, loss_type, label_smoothing, reduction)
 
@@ -115,7 +114,7 @@ def cpo_loss(
 
     Source: Xu et al., "Contrastive Preference Optimization" (2024).
     """
-    _check("cpo_loss", chosen=chosen, rejected=rejected)
+    check_one_shape("cpo_loss", chosen=chosen, rejected=rejected)
     margins = widen(chosen) - widen(rejected)
     return _of_margins("cpo_loss", margins, beta, loss_type, label_smoothing, reduction)
 
@@ -148,7 +147,7 @@ def simpo_loss(
 
     Source: Meng et al., "SimPO" (2024).
     """
-    _check("simpo_loss", chosen=chosen, rejected=rejected)
+    check_one_shape("simpo_loss", chosen=chosen, rejected=rejected)
     margins = widen(chosen) - widen(rejected) - gamma / beta
     return _of_margins("simpo_loss", margins, beta, "sigmoid", label_smoothing, reduction)
 
@@ -173,7 +172,7 @@ def orpo_loss(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1, reduction:
 
     Source: Hong et al., "ORPO" (2024).
     """
-    _check("orpo_loss", chosen=chosen, rejected=rejected)
+    check_one_shape("orpo_loss", chosen=chosen, rejected=rejected)
     log_odds = [log_probs - (-torch.expm1(log_probs)).log() for log_probs in (widen(chosen), widen(rejected))]
     return _reduce("orpo_loss", -beta * logsigmoid(log_odds[0] - log_odds[1]), reduction)
 
@@ -211,7 +210,7 @@ def kto_loss(
 
     Source: Ethayarajh et al., "KTO: Model Alignment as Prospect Theoretic Optimization" (2024).
     """
-    _check("kto_loss", log_probs=log_probs, reference_log_probs=reference_log_probs, is_desirable=is_desirable)
+    check_one_shape("kto_loss", log_probs=log_probs, reference_log_probs=reference_log_probs, is_desirable=is_desirable)
     if is_desirable.dtype != torch.bool:
         raise TypeError(f"kto_loss: is_desirable must have dtype torch.bool, but it has {is_desirable.dtype}")
     ratios = widen(log_probs) - widen(reference_log_probs)
@@ -267,9 +266,11 @@ def grpo_loss(
     Optimization" (2025).
     """
     given = {"old_log_probs": old_log_probs, "reference_log_probs": reference_log_probs}
-    _check("grpo_loss", log_probs=log_probs, mask=mask, **{name: one for name, one in given.items() if one is not None})
-    _check_choice("grpo_loss", "importance", importance, ("token", "sequence"))
-    _check_choice("grpo_loss", "reduction", reduction, ("sequence", "token", "constant"))
+    check_one_shape(
+        "grpo_loss", log_probs=log_probs, mask=mask, **{name: one for name, one in given.items() if one is not None}
+    )
+    check_choice("grpo_loss", "importance", importance, ("token", "sequence"))
+    check_choice("grpo_loss", "reduction", reduction, ("sequence", "token", "constant"))
     if advantages.shape not in (log_probs.shape, log_probs.shape[:-1]):
         raise ValueError(
             f"grpo_loss: advantages must have shape {list(log_probs.shape[:-1])} or {list(log_probs.shape)}, but its"
@@ -306,7 +307,7 @@ def grpo_loss(
 def _of_margins(
     function: str, margins: Tensor, beta: float, loss_type: str, label_smoothing: float, reduction: str
 ) -> Tensor:
-    _check_choice(function, "loss_type", loss_type, ("sigmoid", "hinge", "ipo"))
+    check_choice(function, "loss_type", loss_type, ("sigmoid", "hinge", "ipo"))
     if not 0 <= label_smoothing < 0.5 or (label_smoothing and loss_type != "sigmoid"):
         raise ValueError(
             f'{function}: label_smoothing must be at least 0 and below 0.5, and 0 unless loss_type is "sigmoid", but it'
@@ -324,23 +325,5 @@ def _of_margins(
 
 
 def _reduce(function: str, losses: Tensor, reduction: str) -> Tensor:
-    _check_choice(function, "reduction", reduction, ("none", "mean", "sum"))
+    check_choice(function, "reduction", reduction, ("none", "mean", "sum"))
     return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
-
-
-def _check(function: str, **tensors: Any) -> None:
-    """Accept tensors of one shape: what broadcasts would be silently wrong."""
-    name, first = next(iter(tensors.items()))
-    for other, tensor in tensors.items():
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{function}: {other} must be a Tensor, but it is {describe(tensor)}")
-        if tensor.shape != first.shape:
-            raise ValueError(
-                f"{function}: {other} must have shape {list(first.shape)}, as {name} has, but its shape is"
-                f" {list(tensor.shape)}"
-            )
-
-
-def _check_choice(function: str, name: str, value: object, accepted: tuple[str, ...]) -> None:
-    if value not in accepted:
-        raise ValueError(f"{function}: {name} must be one of {', '.join(map(repr, accepted))}, but it is {value!r}")

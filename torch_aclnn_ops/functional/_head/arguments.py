@@ -1,9 +1,11 @@
 """The arguments that losses of a linear layer's outputs share: numbers, weights of rows, and shifted labels."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from numbers import Integral, Real
 from typing import Any
+
+from torch_aclnn_ops._checks import describe
 
 import torch
 from torch import Tensor
@@ -94,3 +96,22 @@ def labels_to_rows(
 def rows_to_labels(result: Tensor, places: int) -> Tensor:
     """Move the results of rows to the labels that they are about; the ignored rows' come first."""
     return result.roll(places, -1) if result.dim() > 0 else result
+
+
+def check_one_shape(function: str, **tensors: Any) -> None:
+    """Accept tensors of one shape: what broadcasts would be silently wrong."""
+    name, first = next(iter(tensors.items()))
+    for other, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{function}: {other} must be a Tensor, but it is {describe(tensor)}")
+        if tensor.shape != first.shape:
+            raise ValueError(
+                f"{function}: {other} must have shape {list(first.shape)}, as {name} has, but its shape is"
+                f" {list(tensor.shape)}"
+            )
+
+
+def check_choice(function: str, name: str, value: object, accepted: Sequence[str]) -> None:
+    """Accept one of some names."""
+    if not isinstance(value, str) or value not in accepted:
+        raise ValueError(f"{function}: {name} must be one of {', '.join(map(repr, accepted))}, but it is {value!r}")

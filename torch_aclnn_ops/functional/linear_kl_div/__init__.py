@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch_aclnn_ops.functional._head.arguments import (
+    check_choice,
     check_memory,
     check_number,
     check_shift,
@@ -131,8 +132,8 @@ def linear_kl_div(
     (2024); generalized Jensen-Shannon: Agarwal et al., "On-Policy Distillation of Language Models" (2024). Gradients in
     the forward pass: Hsu et al., "Liger Kernel" (2024).
     """
-    arguments.check_choice("divergence", divergence, DIVERGENCES)
-    arguments.check_choice("reduction", reduction, arguments.REDUCTIONS)
+    check_choice(NAME, "divergence", divergence, DIVERGENCES)
+    check_choice(NAME, "reduction", reduction, arguments.REDUCTIONS)
     measure = Measure(divergence, check_number(NAME, "beta", beta))
     rows, bytes_held = check_memory(NAME, chunk_size, max_memory)
     logits = LogitOptions(None, check_number(NAME, "temperature", temperature), rows, bytes_held, function=NAME)

@@ -1,7 +1,6 @@
 """What the arguments must be, and what the kernels are given of them."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from torch_aclnn_ops._autograd.derivatives import has_tangent
@@ -20,12 +19,6 @@ def check(name: str, is_right: bool, accepted: str, described: str, error: type[
     """Raise in the words that all arguments share."""
     if not is_right:
         raise error(f"{NAME}: {name} must {accepted}, but it {described}")
-
-
-def check_choice(name: str, value: object, accepted: Sequence[str]) -> None:
-    """Accept one of some names."""
-    is_right = isinstance(value, str) and value in accepted
-    check(name, is_right, f"be one of {', '.join(map(repr, accepted))}", f"is {value!r}")
 
 
 def flat(rows: Tensor) -> Tensor:
