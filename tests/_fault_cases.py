@@ -156,7 +156,13 @@ def _modules() -> Iterator[Case]:
         module.load_state_dict({name: weight for name in module.state_dict()})
         return _loss_and_gradients(module.npu(), [hidden], target)
 
+    def divergence(seed: int) -> list[Tensor]:
+        make = Maker(torch.float32, seed)
+        tensors = [make.normal(*shape).npu() for shape in ((6, 4), (12, 4), (6, 8), (12, 8))]
+        return _loss_and_gradients(nn.LinearKLDivLoss("reverse_kl"), tensors[:1], *tensors[1:])
+
     calls = {
+        "LinearKLDivLoss": divergence,
         "BCELoss": loss(lambda: nn.BCELoss(weight=torch.linspace(0.5, 1, 4))),
         "Embedding": embedding,
         "LinearCrossEntropyLoss": linear,

@@ -84,10 +84,25 @@ class Missing:
 
 
 def operators(root: Path) -> list[str]:
-    """Return the names that have a file or a folder in any layer."""
-    folders = ("torch_aclnn_ops/ops", "torch_aclnn_ops/functional", "docs/operators")
-    paths = [path for folder in folders for path in (root / folder).iterdir()]
-    return sorted({path.stem for path in paths if not path.name.startswith("_")})
+    """Return the names of operators of CANN: those that have a file or a folder in any layer.
+
+    A file of ``functional`` that is in no other layer, and stands for no function of torch, is composed of torch's.
+    """
+    return sorted(_names(root, "torch_aclnn_ops/ops") | _names(root, "docs/operators") | _drop_ins(root))
+
+
+def composed(root: Path) -> list[str]:
+    """Return the names of the files of functions that have no operator of CANN."""
+    return sorted(_names(root, "torch_aclnn_ops/functional") - set(operators(root)))
+
+
+def _drop_ins(root: Path) -> set[str]:
+    functions = _names(root, "torch_aclnn_ops/functional")
+    return {name for name in functions if "@drop_in" in _text(root, f"torch_aclnn_ops/functional/{name}.py")}
+
+
+def _names(root: Path, folder: str) -> set[str]:
+    return {path.stem for path in (root / folder).iterdir() if not path.name.startswith("_")}
 
 
 def missing(root: Path) -> list[Missing]:

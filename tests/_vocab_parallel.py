@@ -9,7 +9,7 @@ from functools import partial
 import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
 from torch_aclnn_ops import functional as F
 from torch_aclnn_ops import nn
-from torch_aclnn_ops.functional.linear_cross_entropy._distributed import Members, sum_over_group
+from torch_aclnn_ops.functional._head.collectives import Members, sum_over_group
 
 import torch
 import torch.distributed as dist
@@ -86,7 +86,7 @@ class Vocabulary:
         """Add up what the processes have, with derivatives."""
         if self.is_whole:
             return part
-        return sum_over_group(part, Members.of(dist.group.WORLD))
+        return sum_over_group(part, Members.of("linear_cross_entropy", dist.group.WORLD))
 
     def loss(self, input, linear_weight, linear_bias, target, **options):
         """Return a number that depends on all results."""

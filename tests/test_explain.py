@@ -4,7 +4,7 @@ import copy
 from functools import partial
 
 from torch_aclnn_ops import _cpu_extension, explain, functional, optim
-from torch_aclnn_ops.ops.linear_cross_entropy import products
+from torch_aclnn_ops.ops._head import products
 
 import pytest
 import torch

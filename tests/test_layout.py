@@ -2,6 +2,8 @@
 
 import ast
 import graphlib
+import importlib
+import inspect
 import re
 import runpy
 from collections import defaultdict
@@ -14,7 +16,7 @@ import pytest
 from benchmarks import dispatch
 from benchmarks.losses import LOSSES
 from tests._contract import DropInContract, tables_of
-from tests._operator_files import missing, operators
+from tests._operator_files import composed, missing, operators
 from tests._raw_operator import RawOperatorContract
 
 ROOT = Path(__file__).parents[1]
@@ -38,7 +40,12 @@ LAYERS = (
 
 # Each has a file or a folder in ops/; the others there begin with an underscore.
 OPERATORS = sorted(path.stem for path in (PACKAGE / "ops").iterdir() if not path.name.startswith("_"))
-FUNCTIONS = [name for name in functional.__all__ if name.islower()]
+# Functions of operators; those that are composed of torch's have names of their own.
+FUNCTIONS = [
+    name
+    for name in functional.__all__
+    if name.islower() and inspect.getmodule(getattr(functional, name)).__name__.split(".")[2] in OPERATORS
+]
 CANN_NAMES = [getattr(ops, name).cann for name in ops.__all__]
 
 
@@ -133,6 +140,17 @@ def test_the_extension_includes_nothing_of_the_host_npu() -> None:
 def test_every_operator_has_all_files_and_entries() -> None:
     assert operators(ROOT) == OPERATORS
     assert not missing(ROOT), "\n".join(["write:", *map(str, missing(ROOT))])
+
+
+def test_functions_without_an_operator_have_tests_and_a_place_in_the_guide_and_the_changelog() -> None:
+    assert composed(ROOT) == ["linear_kl_div", "preference"]
+    tests = {path.stem for path in (ROOT / "tests").glob("test_*.py")}
+    pages = [(ROOT / page).read_text() for page in ("docs/losses_on_a_head.md", "CHANGELOG.md")]
+    for name in composed(ROOT):
+        assert any(test.startswith(f"test_{name}") for test in tests), name
+        module = importlib.import_module(f"torch_aclnn_ops.functional.{name}")
+        functions = [one for one in functional.__all__ if getattr(functional, one).__module__ == module.__name__]
+        assert functions and not [one for one in functions for page in pages if f"`{one}`" not in page]
 
 
 @pytest.mark.parametrize("folder", ["torch_aclnn_ops", "csrc", "benchmarks", "examples"])

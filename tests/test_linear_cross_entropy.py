@@ -389,7 +389,7 @@ class _LargestTensor(torch.utils._python_dispatch.TorchDispatchMode):
 
 
 def _hold_few_logits(monkeypatch, number):
-    from torch_aclnn_ops.ops.linear_cross_entropy import tiling
+    from torch_aclnn_ops.ops._head import tiling
 
     monkeypatch.setattr(tiling, "LOGITS_BYTES", 4 * number)
     monkeypatch.setattr(tiling, "_REDUCED_BYTES", 4 * number)

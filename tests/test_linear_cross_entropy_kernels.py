@@ -5,10 +5,11 @@ from functools import partial
 
 from torch_aclnn_ops import explain
 from torch_aclnn_ops import functional as ours
-from torch_aclnn_ops.ops.linear_cross_entropy import compiled, products
+from torch_aclnn_ops.ops._head import products
+from torch_aclnn_ops.ops._head.tiling import LogitOptions
+from torch_aclnn_ops.ops.linear_cross_entropy import compiled
 from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, RequestedOutputs
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients
-from torch_aclnn_ops.ops.linear_cross_entropy.tiling import LogitOptions
 
 import pytest
 import torch
@@ -303,7 +304,7 @@ def test_statistics_of_parts_combine_to_those_of_the_full_vocabulary(monkeypatch
     outputs = ("entropy", "predicted_tokens") if probabilities else ("entropy", "log_probabilities", "predicted_tokens")
     call = partial(ours.linear_cross_entropy, input, head, target, reduction="none", outputs=outputs, **options)
     whole = call()
-    monkeypatch.setattr("torch_aclnn_ops.ops.linear_cross_entropy.tiling._REDUCED_BYTES", 9 * 8 * 16)
+    monkeypatch.setattr("torch_aclnn_ops.ops._head.tiling._REDUCED_BYTES", 9 * 8 * 16)
     assert "classes," in explain(call)
     for part, expected in zip(call(), whole, strict=True):
         assert (part is None) == (expected is None)

@@ -4,11 +4,11 @@ import math
 
 from torch_aclnn_ops import functional as ours
 from torch_aclnn_ops.functional.linear_cross_entropy.autograd import statistics
-from torch_aclnn_ops.ops.linear_cross_entropy import products
+from torch_aclnn_ops.ops._head import products
+from torch_aclnn_ops.ops._head.tiling import LogitOptions
 from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, RequestedOutputs
 from torch_aclnn_ops.ops.linear_cross_entropy.kernels import choose_kernels
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import ELSEWHERE, Statistics, combine
-from torch_aclnn_ops.ops.linear_cross_entropy.tiling import LogitOptions
 
 import pytest
 import torch

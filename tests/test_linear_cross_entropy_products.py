@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from torch_aclnn_ops import _cpu_extension, explain
 from torch_aclnn_ops import functional as ours
-from torch_aclnn_ops.ops.linear_cross_entropy import products as products_module
+from torch_aclnn_ops.ops._head import products as products_module
 
 import pytest
 import torch

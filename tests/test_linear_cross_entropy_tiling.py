@@ -1,6 +1,6 @@
 """linear_cross_entropy: its chunk sizes, and the memory that they need."""
 
-from torch_aclnn_ops.ops.linear_cross_entropy.tiling import LogitOptions, Sizes, tile_rows, tile_statistics
+from torch_aclnn_ops.ops._head.tiling import LogitOptions, Sizes, tile_rows, tile_statistics
 
 import pytest
 import torch

@@ -6,7 +6,7 @@ import re
 import runpy
 
 import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
-from torch_aclnn_ops import functional, nn, ops, optim
+from torch_aclnn_ops import functional, ops, optim
 from torch_aclnn_ops.integrations._lazy_logits import LazyLogits
 
 import lightning
@@ -17,6 +17,7 @@ import transformers
 from tests._language_models import batch, make
 from tests._pages import ON_NPU, PAGES, ROOT, anchors, blocks, links, name_of, run
 from tests.test_layout import CANN_NAMES, FUNCTIONS, OPERATORS
+from tests.test_nn import DROP_INS
 
 ALL_BLOCKS = [block for page in PAGES for block in blocks(name_of(page))]
 RUN = ("python", "pycon", "diff")
@@ -66,6 +67,7 @@ def of_trainers(tmp_path):
 GIVEN = {
     "docs/integrations.md": ("model_folder", "of_trainers"),
     "docs/linear_cross_entropy.md": ("group",),
+    "docs/losses_on_a_head.md": ("group",),
     "docs/migrate.md": ("group", "model_folder"),
 }
 
@@ -162,7 +164,7 @@ def test_the_pages_name_every_function_module_and_operator():
     changelog = (ROOT / "CHANGELOG.md").read_text()
     assert not [name for name in CANN_NAMES if name not in readme or name not in pages]
     assert not [name for name in ops.__all__ if f"{name}(" not in pages]
-    for name in set(FUNCTIONS) - {"fused_ema_adam"} | set(nn.__all__):
+    for name in set(FUNCTIONS) - {"fused_ema_adam"} | set(DROP_INS):
         assert f"{name}`" in readme and f"{name}`" in pages and f"`{name}`" in changelog, name
 
 

@@ -1,5 +1,6 @@
 """Drop-in replacements for modules of :mod:`torch.nn`, with the same constructors, parameters and state dicts."""
 
+import inspect
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
@@ -8,6 +9,7 @@ from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyLoss as _Torc
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
 from torch_aclnn_ops._types import Reduction
 from torch_aclnn_ops.functional.linear_cross_entropy.types import Name, OutputName
+from torch_aclnn_ops.functional.linear_kl_div.divergences import Divergence
 
 import torch
 from torch import Tensor
@@ -263,6 +265,64 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
         values = {name: getattr(self, name) for name in LinearCrossEntropyLoss.__annotations__}
         changed = [f"{name}={value!r}" for name, value in values.items() if value != getattr(type(self), name)]
         return ", ".join(filter(None, [super().extra_repr(), *changed]))
+
+
+class LinearKLDivLoss(torch.nn.Module):
+    """The divergence of a student's and a teacher's head, which are arguments of the call; it has no parameters.
+
+    Args:
+        divergence: ``"forward_kl"``, ``"reverse_kl"`` or ``"jensen_shannon"``; see
+            :func:`torch_aclnn_ops.functional.linear_kl_div`, as for all that follow.
+        beta: of the Jensen-Shannon divergence.
+        temperature: divides the logits.
+        ignore_index: label of rows that are ignored.
+        shift: how many places a label stands behind the row that predicts it, ``True`` for 1.
+        reduction: ``"none"``, ``"mean"`` or ``"sum"``.
+        zero_if_all_ignored: whether a mean over no rows is 0.
+        chunk_size: rows whose logits are held at a time.
+        max_memory: bytes that may be held beyond arguments and results.
+
+    Example:
+        >>> loss = LinearKLDivLoss(divergence="reverse_kl", temperature=2.0)
+        >>> loss
+        LinearKLDivLoss(divergence='reverse_kl', temperature=2.0)
+        >>> loss(torch.zeros(2, 8), torch.zeros(100, 8), torch.zeros(2, 16), torch.zeros(100, 16))
+        tensor(0.)
+    """
+
+    def __init__(
+        self,
+        divergence: Divergence = "forward_kl",
+        *,
+        beta: float = 0.5,
+        temperature: float = 1.0,
+        ignore_index: int = -100,
+        shift: bool | int = False,
+        reduction: str = "mean",
+        zero_if_all_ignored: bool = False,
+        chunk_size: int | str = "auto",
+        max_memory: int | None = None,
+    ) -> None:
+        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        super().__init__()
+        self.options: dict[str, Any] = given
+
+    def forward(
+        self,
+        input: Tensor,
+        linear_weight: Tensor,
+        teacher_input: Tensor | None = None,
+        teacher_weight: Tensor | None = None,
+        **tensors: Any,
+    ) -> Tensor:
+        """Call :func:`torch_aclnn_ops.functional.linear_kl_div`; ``tensors`` are its other arguments."""
+        return F.linear_kl_div(input, linear_weight, teacher_input, teacher_weight, **self.options, **tensors)
+
+    def extra_repr(self) -> str:
+        """Return the options that are not the default."""
+        parameters = inspect.signature(LinearKLDivLoss.__init__).parameters
+        changed = {name: value for name, value in self.options.items() if value != parameters[name].default}
+        return ", ".join(f"{name}={value!r}" for name, value in changed.items())
 
 
 __all__ = sorted(name for name, value in globals().items() if getattr(value, "__module__", None) == __name__)

@@ -9,8 +9,16 @@ from torch_aclnn_ops.functional.embedding import EmbeddingFunction as EmbeddingF
 from torch_aclnn_ops.functional.embedding import embedding as embedding
 from torch_aclnn_ops.functional.linear_cross_entropy import LinearCrossEntropyOutput as LinearCrossEntropyOutput
 from torch_aclnn_ops.functional.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
+from torch_aclnn_ops.functional.linear_kl_div import linear_kl_div as linear_kl_div
 from torch_aclnn_ops.functional.mse_loss import MSELossFunction as MSELossFunction
 from torch_aclnn_ops.functional.mse_loss import mse_loss as mse_loss
+from torch_aclnn_ops.functional.preference import cpo_loss as cpo_loss
+from torch_aclnn_ops.functional.preference import dpo_loss as dpo_loss
+from torch_aclnn_ops.functional.preference import grpo_loss as grpo_loss
+from torch_aclnn_ops.functional.preference import kto_loss as kto_loss
+from torch_aclnn_ops.functional.preference import orpo_loss as orpo_loss
+from torch_aclnn_ops.functional.preference import sequence_log_probs as sequence_log_probs
+from torch_aclnn_ops.functional.preference import simpo_loss as simpo_loss
 
 __all__ = sorted(name for name, value in globals().items() if not name.startswith("_") and not _inspect.ismodule(value))
 

@@ -13,14 +13,15 @@ from torch_aclnn_ops._drop_ins import drop_in
 from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
 from torch_aclnn_ops._types import Reduction
+from torch_aclnn_ops.functional._head.arguments import check_number
+from torch_aclnn_ops.functional._head.shards import shards_of
 from torch_aclnn_ops.functional.linear_cross_entropy import implementations
 from torch_aclnn_ops.functional.linear_cross_entropy._arguments.errors import call_torch_or_raise
 from torch_aclnn_ops.functional.linear_cross_entropy._arguments.options import (
     check_logit_options,
-    check_number,
     check_outputs,
 )
-from torch_aclnn_ops.functional.linear_cross_entropy._arguments.shift import check_shift, shift_results, shift_targets
+from torch_aclnn_ops.functional.linear_cross_entropy._arguments.shift import checked_shift, shift_results, shift_targets
 from torch_aclnn_ops.functional.linear_cross_entropy._arguments.torch_function import (
     TorchArguments,
     are_plain,
@@ -31,7 +32,7 @@ from torch_aclnn_ops.functional.linear_cross_entropy._fsdp import call_in_fsdp_f
 from torch_aclnn_ops.functional.linear_cross_entropy.autograd import StatisticsFunction
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput, LossOptions
 from torch_aclnn_ops.functional.linear_cross_entropy.types import Name, Options, OutputName
-from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import shards_of
+from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import messages_of
 
 from torch import Tensor
 from torch.nn import Module
@@ -180,11 +181,12 @@ def linear_cross_entropy(
         )
     shards = None
     if process_group is not None or vocab_sizes is not None:
-        shards = shards_of(process_group, vocab_sizes, given, outputs)
+        messages = messages_of(given, outputs)
+        shards = shards_of("linear_cross_entropy", process_group, vocab_sizes, given.linear_weight, messages)
     logit_options = check_logit_options(softcap, temperature, chunk_size, max_memory, options)
-    square_scale = check_number("lse_square_scale", lse_square_scale)
+    square_scale = check_number("linear_cross_entropy", "lse_square_scale", lse_square_scale)
     requested = check_outputs(outputs)
-    places = 0 if shift is False else check_shift(shift, given.target, given.linear_weight)
+    places = 0 if shift is False else checked_shift(shift, given.target, given.linear_weight)
     if places:
         given, token_weight = shift_targets(given, token_weight, places)
     classes = None if shards is None else shards.total

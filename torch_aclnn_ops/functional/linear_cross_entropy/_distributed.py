@@ -1,143 +1,19 @@
-"""Differentiable collectives, and conversion of DTensor arguments to local tensors.
-
-A tensor is either sharded (different on each rank) or replicated (the same on all ranks). Every rank computes the same
-loss, so the gradient of a replicated tensor is replicated, and that of a sharded tensor is sharded. ``gather`` and
-``own_part`` are adjoint to each other, and so are ``copy_to_group`` and ``sum_over_group``.
-"""
+"""Calls with DTensors: this process's tensors, and the cut of the vocabulary that their placements say."""
 
 import sys
 from collections import namedtuple
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
-from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled
-from torch_aclnn_ops._numerics import widen
-from torch_aclnn_ops._torch_compat.distributed import c10d_functional, device_types_of_group, dtensor_of_local
+from torch_aclnn_ops._torch_compat.distributed import dtensor_of_local
+from torch_aclnn_ops.functional._head.collectives import Members
 from torch_aclnn_ops.functional.linear_cross_entropy._arguments.torch_function import TorchArguments
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd import Function
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
-
-
-_NO_MEMBER = dist.GroupMember.NON_GROUP_MEMBER if dist.is_available() else None
-
-
-@dataclass(frozen=True)
-class Members:
-    """A process group as constants that autograd and ``torch.compile`` can handle."""
-
-    name: str  # the name under which the group is registered
-    size: int  # number of ranks
-    rank: int  # rank of this process in the group
-    devices: tuple[str, ...]  # device types that the group supports; tensors on others are copied to the CPU
-
-    @classmethod
-    def of(cls, process_group: Any) -> "Members":
-        """Create it from a process group; raise if this process is not a member."""
-        if isinstance(process_group, int) and process_group == _NO_MEMBER:
-            rank = -1
-        elif not dist.is_available() or not isinstance(process_group, dist.ProcessGroup):
-            raise TypeError(
-                "linear_cross_entropy: process_group must be None or a torch.distributed.ProcessGroup, but it is"
-                f" {process_group!r}"
-            )
-        else:
-            rank = process_group.rank()
-        if rank < 0:
-            raise ValueError(
-                "linear_cross_entropy: process_group must contain this process, but it is a group of other ranks"
-                " only; call it on the members of the group only"
-            )
-        name = process_group.group_name
-        return cls(name, process_group.size(), rank, device_types_of_group(name))
-
-    def stage(self, tensor: Tensor) -> Tensor:
-        """Return a contiguous tensor on a device that the group supports."""
-        return tensor.contiguous() if tensor.device.type in self.devices else tensor.contiguous().cpu()
-
-
-_Collective = Callable[[Tensor, Members], Tensor]
-
-
-def gather_constant(part: Tensor, members: Members) -> Tensor:
-    """Stack the shards of all ranks along a new first dimension, without autograd."""
-    gathered = c10d_functional.all_gather_into_tensor(members.stage(part.unsqueeze(0)), members.size, members.name)
-    result: Tensor = c10d_functional.wait_tensor(gathered).to(part.device)
-    return result
-
-
-def _own_part(replicated: Tensor, members: Members) -> Tensor:
-    return replicated[members.rank].clone()
-
-
-def _copy_to_group(copy: Tensor, members: Members) -> Tensor:
-    return copy.view_as(copy)
-
-
-def _sum_over_group(part: Tensor, members: Members) -> Tensor:
-    if part.dtype == torch.float64 and part.device.type == "npu":  # HCCL can gather float64, but not reduce it
-        return gather_constant(part, members).sum(0)
-    total = c10d_functional.all_reduce(members.stage(widen(part)), "sum", members.name)
-    result: Tensor = c10d_functional.wait_tensor(total).to(part)
-    return result
-
-
-def raise_if_compiled_transform(*_: Any) -> None:
-    """Raise if Dynamo traces a transform, in which it treats higher derivatives of a Function as zero."""
-    if torch.compiler.is_compiling() and in_functorch_transform():
-        raise NotImplementedError(
-            "linear_cross_entropy: process_group must be None where torch.compile traces a transform of torch.func,"
-            " which cannot differentiate collectives there; compile without the transform, or transform without"
-            " compiling"
-        )
-
-
-def _linear(
-    forward: _Collective, itself: Callable[[], Any], adjoint_forward: _Collective, adjoint: Callable[[], Any]
-) -> EagerOrCompiled:
-    """Make a linear collective differentiable; ``itself`` and ``adjoint`` return the differentiable functions."""
-
-    class Linear(Function):
-        @staticmethod
-        def forward(tensor: Tensor, members: Members) -> Tensor:
-            return forward(tensor, members)
-
-        @staticmethod
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-            _, ctx.members = inputs
-
-        @staticmethod
-        def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
-            # Dynamo cannot trace a Function in another one's backward; compiled code has no second derivative.
-            differentiate = adjoint_forward if torch.compiler.is_compiling() else adjoint()
-            return differentiate(grad_output, ctx.members), None
-
-        @staticmethod
-        def jvp(ctx: Any, tangent: Tensor, _: None) -> Any:
-            return itself()(tangent, ctx.members)
-
-        @staticmethod
-        def vmap(info: Any, in_dims: tuple[int, None], tensor: Tensor, members: Members) -> tuple[Tensor, int]:
-            # The first dimension may be that of the ranks.
-            result = itself()(tensor.movedim(in_dims[0], -1), members)
-            return result, result.dim() - 1
-
-    return EagerOrCompiled(Linear, raise_if_compiled_transform)
-
-
-# gather stacks the shards of all ranks along a new first dimension; own_part selects this rank's entry of it.
-gather: Any = _linear(gather_constant, lambda: gather, _own_part, lambda: own_part)
-own_part: Any = _linear(_own_part, lambda: own_part, gather_constant, lambda: gather)
-# copy_to_group is the identity, whose backward sums over the ranks; sum_over_group is the sum over the ranks.
-copy_to_group: Any = _linear(_copy_to_group, lambda: copy_to_group, _sum_over_group, lambda: sum_over_group)
-sum_over_group: Any = _linear(_sum_over_group, lambda: sum_over_group, _copy_to_group, lambda: copy_to_group)
 
 
 _FSDP_HINT = "if it is sharded by fully_shard (FSDP2), pass the model that owns it as fsdp_module"
@@ -205,8 +81,8 @@ def local_arguments(
             )
     group = mesh.get_group()
     if given.process_group is not None and given.process_group != group:
-        Members.of(given.process_group)  # raises if this process is not a member
-        # Equal meshes may have different groups.
+        Members.of("linear_cross_entropy", given.process_group)  # raises if it is no group of this process
+        # Equal meshes may have groups of their own.
         if dist.get_process_group_ranks(given.process_group) != dist.get_process_group_ranks(group):
             raise ValueError(
                 "linear_cross_entropy: process_group must be None or the group of linear_weight's mesh if"

@@ -15,9 +15,10 @@ from torch_aclnn_ops._autograd.derivatives import (
 )
 from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled
 from torch_aclnn_ops._call_log import Implementation, log_call
-from torch_aclnn_ops._checks import values_are_readable
 from torch_aclnn_ops._torch_compat.derivatives import fast_apply
+from torch_aclnn_ops.functional._head.gradients import scaled
 from torch_aclnn_ops.functional.linear_cross_entropy.row_functions import RowFunction, statistics_of_rows
+from torch_aclnn_ops.ops._head.tiling import LogitOptions
 from torch_aclnn_ops.ops.linear_cross_entropy import compiled
 from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, PlainLoss, RequestedOutputs
 from torch_aclnn_ops.ops.linear_cross_entropy.kernels import (
@@ -28,7 +29,6 @@ from torch_aclnn_ops.ops.linear_cross_entropy.kernels import (
     small_loss_on_npu,
 )
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients, Statistics, losses_of_rows
-from torch_aclnn_ops.ops.linear_cross_entropy.tiling import LogitOptions
 
 import torch
 from torch import Tensor
@@ -254,13 +254,10 @@ class _LossFunction(torch.autograd.Function):
             inputs = Inputs._make((*saved[:_TENSORS], ctx.options, RequestedOutputs()))
             factors = ctx.plain or Coefficients(*saved[_TENSORS:])
             gradients = _recompute_gradients(inputs, factors, ctx.needs_input_grad[:3], grad_loss)
-        elif is_batched(grad_loss):
-            ctx.gradients = gradients  # not consumed: the products below are out of place
-            gradients = [None if gradient is None else gradient * grad_loss for gradient in gradients]
-        elif not (values_are_readable(grad_loss) and grad_loss.item() == 1):
-            for gradient in gradients:
-                if gradient is not None:
-                    gradient.mul_(grad_loss)
+        else:
+            if is_batched(grad_loss):
+                ctx.gradients = gradients  # not consumed: scaled() is out of place then
+            gradients = scaled(gradients, grad_loss)
         if ctx.dtype != torch.float32:
             gradients = [None if gradient is None else gradient.to(ctx.dtype) for gradient in gradients]
         return *gradients, None, None, None

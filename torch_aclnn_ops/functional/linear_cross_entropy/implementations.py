@@ -20,10 +20,11 @@ from torch_aclnn_ops._torch_compat.derivatives import is_functorch_wrapped_tenso
 from torch_aclnn_ops._torch_compat.modes import is_any_autocast_enabled
 from torch_aclnn_ops._torch_compat.public import in_jit_trace
 from torch_aclnn_ops.functional._drop_in import check_no_tangent, lower_precision_autocast_dtype
+from torch_aclnn_ops.functional._head.arguments import check_token_weight
+from torch_aclnn_ops.functional._head.shards import VocabularyShards
 from torch_aclnn_ops.functional.linear_cross_entropy import autograd
 from torch_aclnn_ops.functional.linear_cross_entropy._arguments.options import (
     check_outputs_of_probabilities,
-    check_token_weight,
 )
 from torch_aclnn_ops.functional.linear_cross_entropy._arguments.torch_function import TorchArguments, to_loss_dtype
 from torch_aclnn_ops.functional.linear_cross_entropy._distributed import check_not_local_shard
@@ -37,12 +38,12 @@ from torch_aclnn_ops.functional.linear_cross_entropy.losses import (
     rows_of,
     with_outputs,
 )
-from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import VocabularyShards, vocab_parallel_statistics
-from torch_aclnn_ops.ops.linear_cross_entropy import tiling
+from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import vocab_parallel_statistics
+from torch_aclnn_ops.ops._head import tiling
+from torch_aclnn_ops.ops._head.tiling import LogitOptions
 from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, PlainLoss, RequestedOutputs
 from torch_aclnn_ops.ops.linear_cross_entropy.kernels import choose_kernels, has_small_loss_kernel
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients, Statistics
-from torch_aclnn_ops.ops.linear_cross_entropy.tiling import LogitOptions
 
 import torch
 from torch import Tensor
@@ -95,7 +96,7 @@ def prepare(
     elif weight is not None:
         check_no_tangent("linear_cross_entropy", weight)
     if token_weight is not None:
-        check_token_weight(token_weight, shape, input)
+        check_token_weight("linear_cross_entropy", token_weight, shape, input)
         token_weight = to_loss_dtype(input, token_weight).reshape(-1)
     weight = None if weight is None else to_loss_dtype(input, weight)
     if is_any_autocast_enabled():

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from torch_aclnn_ops._autograd.derivatives import is_jit_tracing
 from torch_aclnn_ops._checks import values_are_readable
 from torch_aclnn_ops._numerics import accumulation_dtype
+from torch_aclnn_ops.ops._head.tiling import LogitOptions, Sizes, tile_rows
 from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import (
     IGNORED,
@@ -15,7 +16,6 @@ from torch_aclnn_ops.ops.linear_cross_entropy.statistics import (
     cross_entropies,
     z_losses,
 )
-from torch_aclnn_ops.ops.linear_cross_entropy.tiling import LogitOptions, Sizes, tile_rows
 
 import torch
 from torch import Tensor

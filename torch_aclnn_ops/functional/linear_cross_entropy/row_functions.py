@@ -9,9 +9,9 @@ from typing import Any
 
 from torch_aclnn_ops._autograd.derivatives import TensorFunction, as_function_of, jvp, vjp
 from torch_aclnn_ops._numerics import widen, without_autocast
+from torch_aclnn_ops.ops._head.tiling import LogitOptions
 from torch_aclnn_ops.ops.linear_cross_entropy.inputs import RequestedOutputs
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import IGNORED
-from torch_aclnn_ops.ops.linear_cross_entropy.tiling import LogitOptions
 
 import torch
 from torch import Tensor

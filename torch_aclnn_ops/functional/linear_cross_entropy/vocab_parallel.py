@@ -5,32 +5,16 @@ rank computes those of the full vocabulary.
 """
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate
-from numbers import Integral
-from typing import Any
+from collections.abc import Collection
+from dataclasses import replace
+from typing import NamedTuple
 
-from torch_aclnn_ops import _extension
 from torch_aclnn_ops._autograd.derivatives import any_differentiated, in_functorch_transform
 from torch_aclnn_ops._numerics import accumulation_dtype, widen
-from torch_aclnn_ops.functional.linear_cross_entropy._agreement import (
-    REDUCTIONS,
-    SIZE,
-    Call,
-    check_messages,
-    compare_summaries,
-    hash_sizes,
-    summarize,
-)
+from torch_aclnn_ops.functional._head.agreement import REDUCTIONS, compare_summaries, hash_sizes, size_of, summarize
+from torch_aclnn_ops.functional._head.collectives import copy_to_group, gather, raise_if_compiled_transform
+from torch_aclnn_ops.functional._head.shards import Messages, VocabularyShards
 from torch_aclnn_ops.functional.linear_cross_entropy._arguments.torch_function import TorchArguments
-from torch_aclnn_ops.functional.linear_cross_entropy._distributed import (
-    Members,
-    copy_to_group,
-    gather,
-    gather_constant,
-    raise_if_compiled_transform,
-)
 from torch_aclnn_ops.functional.linear_cross_entropy.autograd import statistics
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LossOptions, distribution_sums
 from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs
@@ -44,77 +28,26 @@ from torch.nn.functional import pad
 _LARGEST_SHARD_IN_FLOAT32 = 2**24  # float32 represents all integers up to it
 
 
-@dataclass(frozen=True)
-class VocabularyShards:
-    """A sharded vocabulary: rank r has the ``sizes[r]`` classes that follow those of the lower ranks."""
+class Call(NamedTuple):
+    """What every process must say of a call, in numbers; but for ``excess``, the same on all."""
 
-    members: Members
-    sizes: tuple[int, ...]
-    excess: int = 0  # rows of this rank's head minus its size
-
-    @property
-    def total(self) -> int:
-        """The number of classes of the full vocabulary."""
-        return sum(self.sizes)
-
-    def slices(self) -> list[slice]:
-        """Return the range of classes of every rank."""
-        return [slice(stop - size, stop) for stop, size in zip(accumulate(self.sizes), self.sizes, strict=True)]
+    rows: int
+    features: int
+    vocab_sizes: int  # a hash
+    reduction: int  # place in REDUCTIONS
+    label_smoothing: float
+    lse_square_scale: float
+    softcap: float  # 0 for none
+    temperature: float
+    has_probabilities: bool
+    is_differentiated: bool
+    excess: int  # of this rank's rows of the head over those of vocab_sizes
 
 
-def _gather_sizes(members: Members, message: Sequence[int]) -> tuple[int, ...]:
-    if torch.compiler.is_compiling():
-        raise RuntimeError(
-            "linear_cross_entropy: vocab_sizes must be given under torch.compile, because without it the number of"
-            " classes of every rank is read from a collective; but it is None"
-        )
-    device = "cpu" if "cpu" in members.devices else members.devices[0]
-    gathered = gather_constant(torch.tensor(message, device=device), members)
-    if device == "npu":
-        _extension.check_queue("linear_cross_entropy")  # otherwise uninitialized values could be read
-    found = gathered.tolist()
-    check_messages(found)
-    return tuple(sizes for sizes, *_ in found)
-
-
-def _checked_sizes(vocab_sizes: Any, size: int) -> tuple[int, ...]:
-    accepted = f"a sequence of {size} integers, the rows of linear_weight on each rank of process_group"
-    if not isinstance(vocab_sizes, Sequence) or any(
-        isinstance(entry, bool) or not isinstance(entry, Integral) for entry in vocab_sizes
-    ):
-        raise TypeError(f"linear_cross_entropy: vocab_sizes must be None or {accepted}, but it is {vocab_sizes!r}")
-    if len(vocab_sizes) != size or any(entry < 0 for entry in vocab_sizes):
-        raise ValueError(f"linear_cross_entropy: vocab_sizes must be {accepted}, but it is {vocab_sizes!r}")
-    return tuple(int(entry) for entry in vocab_sizes)
-
-
-def shards_of(
-    process_group: Any, vocab_sizes: Sequence[int] | None, given: TorchArguments, outputs: object
-) -> VocabularyShards:
-    """Determine the shards of the vocabulary, and check ``process_group`` and ``vocab_sizes``.
-
-    Without ``vocab_sizes`` the ranks exchange their numbers of classes in a synchronizing collective, which also
-    compares the number of rows and the message size per row; this raises in compiled code.
-    """
-    linear_weight = given.linear_weight
-    if process_group is None:
-        raise ValueError(
-            f"linear_cross_entropy: vocab_sizes must be None if process_group is None, but it is {vocab_sizes!r}"
-        )
-    if not isinstance(linear_weight, Tensor) or linear_weight.dim() < 2:
-        raise TypeError(
-            "linear_cross_entropy: linear_weight must be a Tensor of shape (rows of this rank, H) if process_group"
-            f" is given, but it is {linear_weight!r}"
-        )
-    members, local_rows = Members.of(process_group), linear_weight.shape[0]
-    if vocab_sizes is None:
-        rows = math.prod(given.input.shape[:-1]) if isinstance(given.input, Tensor) else -1
-        sizes = _gather_sizes(members, (local_rows, rows, _numbers_of_a_row(given, outputs)))
-    else:
-        sizes = _checked_sizes(vocab_sizes, members.size)
-    if sum(sizes) == 0:
-        raise ValueError("linear_cross_entropy: linear_weight must have a row on some rank, but it has none on any")
-    return VocabularyShards(members, sizes, local_rows - sizes[members.rank])
+def messages_of(given: TorchArguments, outputs: object) -> Messages:
+    """Return what must be the same on all ranks before any message fits."""
+    rows = math.prod(given.input.shape[:-1]) if isinstance(given.input, Tensor) else -1
+    return Messages(rows, _numbers_of_a_row(given, outputs), "outputs, label_smoothing and dtypes")
 
 
 def _numbers_of_a_row(given: TorchArguments, outputs: object) -> int:
@@ -144,10 +77,13 @@ def vocab_parallel_statistics(
     as on an NPU, all results are nan.
     """
     raise_if_compiled_transform()
-    summary = _summarize(inputs, shards, reduce_input_grad, loss_options)
+    call = _call(inputs, shards, reduce_input_grad, loss_options)
+    is_soft, dtype = inputs.target.is_floating_point(), _message_dtype(inputs, shards)
+    hard, soft = (None, inputs.target) if is_soft else (inputs.target, None)
+    summary = summarize(call, inputs.input, hard, soft, dtype)
     local, kernels, target_probability_sum = _local_inputs(inputs, shards, reduce_input_grad)
     found, target_probability_sums, factor = _gather_statistics(
-        statistics(local, kernels), target_probability_sum, summary, shards
+        statistics(local, kernels), target_probability_sum, call, summary, shards
     )
     filled = [classes for classes, size in zip(shards.slices(), shards.sizes, strict=True) if size > 0]
     results = combine(found, target_probability_sums, filled, inputs.class_weight)
@@ -159,16 +95,14 @@ def vocab_parallel_statistics(
     return Statistics._make((*(None if rows is None else rows * factor for rows in values), tokens))
 
 
-def _summarize(
-    inputs: Inputs, shards: VocabularyShards, reduce_input_grad: bool, loss_options: LossOptions | None
-) -> Tensor:
+def _call(inputs: Inputs, shards: VocabularyShards, reduce_input_grad: bool, loss_options: LossOptions | None) -> Call:
     options, input = inputs.options, inputs.input
     is_differentiated = reduce_input_grad and (in_functorch_transform() or any_differentiated([input]))
     reduction, smoothing, square_scale = "none", 0.0, 0.0
     if loss_options is not None:
         reduction, smoothing = loss_options.reduction, loss_options.label_smoothing
         square_scale = loss_options.lse_square_scale
-    call = Call(
+    return Call(
         input.shape[0],
         input.shape[1],
         hash_sizes(shards.sizes),
@@ -181,7 +115,6 @@ def _summarize(
         is_differentiated,
         shards.excess,
     )
-    return summarize(call, input, inputs.target, _message_dtype(inputs, shards))
 
 
 def _message_dtype(inputs: Inputs, shards: VocabularyShards) -> torch.dtype:
@@ -227,7 +160,7 @@ def _local_inputs(inputs: Inputs, shards: VocabularyShards, reduce_input_grad: b
 
 
 def _gather_statistics(
-    reduced: Statistics, target_probability_sum: Tensor, summary: Tensor, shards: VocabularyShards
+    reduced: Statistics, target_probability_sum: Tensor, call: Call, summary: Tensor, shards: VocabularyShards
 ) -> tuple[Statistics, Tensor, Tensor | None]:
     """Gather statistics and target probability sums of all nonempty shards, shape (shards, N) each, in one collective.
 
@@ -236,8 +169,9 @@ def _gather_statistics(
     rows = (*reduced, target_probability_sum)
     given = [row.to(summary.dtype) for row in rows if row is not None]
     message = gather(torch.cat([summary, *given]), shards.members)
-    factor = compare_summaries(message[:, :SIZE].detach(), shards.sizes)
-    gathered = message[:, SIZE:].unflatten(1, (len(given), target_probability_sum.shape[0]))
+    size = size_of(call)
+    factor = compare_summaries("linear_cross_entropy", call, message[:, :size].detach(), shards.sizes)
+    gathered = message[:, size:].unflatten(1, (len(given), target_probability_sum.shape[0]))
     if not all(shards.sizes):
         gathered = gathered[[rank for rank, size in enumerate(shards.sizes) if size > 0]]
     remaining = iter(gathered.unbind(1))

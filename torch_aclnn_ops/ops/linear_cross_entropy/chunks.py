@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch_aclnn_ops._numerics import widen, without_autocast
-from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, KeptRows
-from torch_aclnn_ops.ops.linear_cross_entropy.products import Gradients, Head
+from torch_aclnn_ops.ops._head.products import Gradients, Head, logits_buffer
+from torch_aclnn_ops.ops._head.tiling import Tiling
+from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, kept_rows
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients, Statistics, combine, losses_of_rows
-from torch_aclnn_ops.ops.linear_cross_entropy.tiling import Tiling
 
 import torch
 from torch import Tensor
@@ -172,17 +172,17 @@ class _Chunk:
 @without_autocast
 def statistics_in_chunks(inputs: Inputs) -> Statistics:
     """Reduce the logits of every row; ignored rows give zeros, and the predicted token -1."""
-    kept = KeptRows(inputs)
-    tiling = kept.inputs.tile_statistics()
+    kept, inputs = kept_rows(inputs)
+    tiling = inputs.tile_statistics()
     head = _head(inputs, tiling)
-    chunks = [_reduce_rows(kept.inputs, head, tiling, rows) for rows in tiling.chunks()]
+    chunks = [_reduce_rows(inputs, head, tiling, rows) for rows in tiling.chunks()]
     *values, tokens = _join(torch.cat, chunks)
     return Statistics._make((*map(kept.expand_to_all_rows, values), kept.expand_to_all_rows(tokens, -1)))
 
 
 def _reduce_rows(inputs: Inputs, head: Head, tiling: Tiling, rows: slice) -> Statistics:
     """Reduce the logits of a range of rows, one part of the vocabulary at a time."""
-    buffer, classes_of_parts = _buffer(inputs, head, tiling), tiling.parts()
+    buffer, classes_of_parts = logits_buffer(inputs.input, head, tiling), tiling.parts()
     if len(classes_of_parts) == 1:
         return _Chunk(inputs, head, buffer, rows, classes_of_parts[0]).reduce_alone()
     parts, sums = [], []
@@ -203,14 +203,14 @@ def gradients_in_chunks(
     inputs: Inputs, grad_statistics: Statistics, entropy: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     """Return the requested gradients of input, weight and bias, in their dtypes."""
-    kept = KeptRows(inputs)
+    kept, inputs = kept_rows(inputs)
     grad_statistics, entropy = Statistics._make(map(kept.select, grad_statistics)), kept.select(entropy)
-    tiling = kept.inputs.tile_rows()
+    tiling = inputs.tile_rows()
     head = _head(inputs, tiling)
-    total = Gradients(kept.inputs.input, head, tiling, inputs.requested.gradients)
-    buffer = _buffer(inputs, head, tiling, total)
+    total = Gradients(inputs.input, head, tiling, inputs.requested.gradients)
+    buffer = logits_buffer(inputs.input, head, tiling, total)
     for rows in tiling.chunks():
-        chunk = _Chunk(kept.inputs, head, buffer, rows, slice(0, tiling.classes))
+        chunk = _Chunk(inputs, head, buffer, rows, slice(0, tiling.classes))
         chunk.to_softmax()
         grad_rows = Statistics._make(None if tensor is None else tensor[rows] for tensor in grad_statistics)
         gradient = chunk.to_gradient(grad_rows, None if entropy is None else entropy[rows])
@@ -231,16 +231,16 @@ def loss_in_chunks(
     This takes three matrix products. The gradients have the accumulation dtype, except that of a bfloat16 head computed
     in a single product.
     """
-    kept = KeptRows(inputs)
+    kept, inputs = kept_rows(inputs)
     is_plain = inputs.is_plain and coefficients.weighted is None
-    tiling = kept.inputs.tile_rows()
+    tiling = inputs.tile_rows()
     head = _head(inputs, tiling)
-    total = Gradients(kept.inputs.input, head, tiling, inputs.requested.gradients)
+    total = Gradients(inputs.input, head, tiling, inputs.requested.gradients)
     coefficients_of_rows = Coefficients._make(map(kept.select, coefficients))
-    buffer = _buffer(inputs, head, tiling, total)
+    buffer = logits_buffer(inputs.input, head, tiling, total)
     losses, tokens = [], []
     for rows in tiling.chunks():
-        chunk = _Chunk(kept.inputs, head, buffer, rows, slice(0, tiling.classes))
+        chunk = _Chunk(inputs, head, buffer, rows, slice(0, tiling.classes))
         factors = Coefficients._make(None if factor is None else factor[rows] for factor in coefficients_of_rows)
         if is_plain and head.has_row_kernels:
             gradient = total.output_buffer(rows, chunk.values)
@@ -270,10 +270,3 @@ def _head(inputs: Inputs, tiling: Tiling) -> Head:
     # The softcap is applied before the temperature.
     scale = 1.0 if inputs.options.softcap is not None else 1 / inputs.options.temperature
     return Head(inputs.linear_weight, inputs.linear_bias, scale, tiling)
-
-
-def _buffer(inputs: Inputs, head: Head, tiling: Tiling, total: Gradients | None = None) -> Tensor:
-    """Allocate the buffer for the logits of a chunk, or reuse the memory of the weight's gradient."""
-    number = min(tiling.rows, tiling.rows_per_chunk) * tiling.classes_per_chunk
-    scratch = None if total is None else total.scratch(number)
-    return inputs.input.new_empty(number, dtype=head.dtype) if scratch is None else scratch

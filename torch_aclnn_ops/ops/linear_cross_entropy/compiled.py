@@ -10,10 +10,10 @@ from typing import Any
 from torch_aclnn_ops._autograd.derivatives import scatter
 from torch_aclnn_ops._autograd.raw_operator import NAMESPACE
 from torch_aclnn_ops._numerics import accumulation_dtype
+from torch_aclnn_ops.ops._head.tiling import LogitOptions
 from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, RequestedOutputs
 from torch_aclnn_ops.ops.linear_cross_entropy.kernels import choose_kernels, loss_and_gradients
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients, Statistics
-from torch_aclnn_ops.ops.linear_cross_entropy.tiling import LogitOptions
 
 import torch
 from torch import Tensor

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch_aclnn_ops._autograd.derivatives import scatter
-from torch_aclnn_ops._checks import values_are_readable
-from torch_aclnn_ops.ops.linear_cross_entropy import tiling
-from torch_aclnn_ops.ops.linear_cross_entropy.products import has_bfloat16_units
-from torch_aclnn_ops.ops.linear_cross_entropy.statistics import IGNORED, Statistics
-from torch_aclnn_ops.ops.linear_cross_entropy.tiling import LogitOptions, Sizes, Tiling
+from torch_aclnn_ops.ops._head import tiling
+from torch_aclnn_ops.ops._head.kept_rows import KeptRows
+from torch_aclnn_ops.ops._head.products import has_bfloat16_units
+from torch_aclnn_ops.ops._head.tiling import LogitOptions, Sizes, Tiling
+from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Statistics
 
 import torch
 from torch import Tensor
@@ -78,44 +78,12 @@ class PlainLoss(NamedTuple):
     ignore_index: int
 
 
-class KeptRows:
-    """Inputs without their ignored rows.
-
-    Ignored rows are dropped if finding them does not synchronize with a device. Otherwise they are set to zeros with
-    coefficients of 0, so that inf and nan in them do not propagate.
-    """
-
-    def __init__(self, inputs: Inputs) -> None:
-        self.inputs = inputs
-        self._rows = inputs.input.shape[0]
-        self._kept: Tensor | None = None
-        self._ignored: Tensor | None = None
-        target = inputs.target
-        if target.is_floating_point():
-            return
-        if not values_are_readable(target):
-            self._ignored = target == IGNORED
-            self.inputs = inputs._replace(input=inputs.input.masked_fill(self._ignored.unsqueeze(1), 0))
-        elif self._rows > 0 and int(target.min()) < 0:
-            kept = (target != IGNORED).nonzero().squeeze(1)
-            if kept.shape[0] < self._rows:
-                self._kept = kept
-                self.inputs = inputs._replace(input=inputs.input[kept], target=target[kept])
-
-    def select(self, values: Tensor | None) -> Tensor | None:
-        """Select the values of the kept rows; those of ignored rows that are not dropped become zeros."""
-        if values is None:
-            return None
-        if self._ignored is not None:
-            return values.masked_fill(self._ignored, 0)
-        return values if self._kept is None else values[self._kept]
-
-    def expand_to_all_rows(self, values: Tensor | None, elsewhere: int = 0) -> Tensor | None:
-        """Expand values of the kept rows to all rows, with ``elsewhere`` for ignored rows."""
-        if values is None:
-            return None
-        if self._ignored is not None:
-            return values.masked_fill(self._ignored.reshape(-1, *(1,) * (values.dim() - 1)), elsewhere)
-        if self._kept is None:
-            return values
-        return values.new_full((self._rows, *values.shape[1:]), elsewhere).index_copy_(0, self._kept, values)
+def kept_rows(inputs: Inputs) -> tuple[KeptRows, Inputs]:
+    """Return which rows are not ignored, and the inputs without the others."""
+    target = None if inputs.target.is_floating_point() else inputs.target
+    kept = KeptRows(target, inputs.input.shape[0])
+    if kept.are_all:
+        return kept, inputs
+    if kept.are_dropped:
+        return kept, inputs._replace(input=kept.select(inputs.input), target=kept.select(inputs.target))
+    return kept, inputs._replace(input=kept.select(inputs.input))

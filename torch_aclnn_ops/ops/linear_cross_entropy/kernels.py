@@ -10,14 +10,14 @@ from typing import Any
 
 from torch_aclnn_ops import _cpu_extension, _extension
 from torch_aclnn_ops._call_log import Implementation, log_call, log_detail
+from torch_aclnn_ops.ops._head.products import describe_backend
+from torch_aclnn_ops.ops._head.tiling import Tiling
 from torch_aclnn_ops.ops.linear_cross_entropy import chunks
 from torch_aclnn_ops.ops.linear_cross_entropy.fused import fused_gradients, fused_statistics
 from torch_aclnn_ops.ops.linear_cross_entropy.grad import fused_linear_cross_entropy_loss_grad
 from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, PlainLoss
 from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import fused_linear_online_max_sum
-from torch_aclnn_ops.ops.linear_cross_entropy.products import describe_backend
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients, Statistics
-from torch_aclnn_ops.ops.linear_cross_entropy.tiling import Tiling
 
 import torch
 from torch import Tensor

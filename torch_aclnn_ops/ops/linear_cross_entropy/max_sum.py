@@ -3,7 +3,7 @@
 from torch_aclnn_ops._autograd.raw_operator import RawOperator
 from torch_aclnn_ops._checks import check_dtype, check_floating_point, check_rank, check_shape, values_are_readable
 from torch_aclnn_ops._numerics import accumulation_dtype, widen
-from torch_aclnn_ops.ops.linear_cross_entropy.tiling import slices
+from torch_aclnn_ops.ops._head.tiling import slices
 
 import torch
 from torch import Tensor

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from torch_aclnn_ops.ops._head.kept_rows import IGNORED as IGNORED
+
 import torch
 from torch import Tensor
 
-# Special targets: of an ignored row, and of a row whose class is in another shard.
-IGNORED = -1
+# The target of a row whose class is in another shard; that of an ignored row is IGNORED.
 ELSEWHERE = -2
 
 

@@ -4,8 +4,8 @@ Each rank sends a summary of its arguments along with its statistics, so that al
 same error. If the values cannot be read, or only by synchronizing with a device, the results become nan instead.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn, Protocol
 from zlib import crc32
 
 from torch_aclnn_ops._checks import values_are_readable
@@ -23,22 +23,6 @@ _TOLERANCE = 2.0**-4
 _OWN_ROWS = "; if every rank has its own rows, as with FSDP2, pass fsdp_module instead of process_group"
 
 
-class Call(NamedTuple):
-    """The arguments of a call as numbers, which must be the same on all ranks, except for ``excess``."""
-
-    rows: int
-    features: int
-    vocab_sizes: int  # a hash
-    reduction: int  # index in REDUCTIONS
-    label_smoothing: float
-    lse_square_scale: float
-    softcap: float  # 0 for none
-    temperature: float
-    has_probabilities: bool
-    is_differentiated: bool
-    excess: int  # this rank's head rows minus its entry of vocab_sizes; must be 0
-
-
 _WORDS: dict[str, tuple[str, Callable[[float], object] | None, str]] = {
     "rows": ("the number of rows of input", int, _OWN_ROWS),
     "features": ("the number of features of input", int, ""),
@@ -48,14 +32,34 @@ _WORDS: dict[str, tuple[str, Callable[[float], object] | None, str]] = {
     "lse_square_scale": ("lse_square_scale", lambda value: round(value, 6), ""),
     "softcap": ("softcap", lambda value: round(value, 6) or None, ""),
     "temperature": ("temperature", lambda value: round(value, 6), ""),
+    "divergence": ("divergence", None, ""),
+    "beta": ("beta", lambda value: round(value, 6), ""),
+    "rows_per_chunk": ("chunk_size, max_memory, or what they make of the arguments,", int, ""),
+    "has_gradients": ("whether a gradient is needed", bool, ""),
+    "teacher": ("the teacher", None, _OWN_ROWS),
     "has_probabilities": ("whether target has probabilities", bool, ""),
     "is_differentiated": ("whether input requires grad", bool, ""),
     "target": ("target", None, _OWN_ROWS),
     "input": ("input", None, _OWN_ROWS),
 }
-_SAME = [*Call._fields[:-1], "target"]  # fields compared exactly
 _PROBES = 2 * _ROWS * _FEATURES
-SIZE = len(_SAME) + 1 + _PROBES
+
+
+class Call(Protocol):
+    """What every process must say of a call, in numbers; but for the last field, ``excess``, the same on all.
+
+    ``excess`` is how many rows of the head this rank has over those of vocab_sizes.
+    """
+
+    @property
+    def _fields(self) -> tuple[str, ...]: ...
+
+    def __iter__(self) -> Iterator[float]: ...
+
+
+def size_of(call: Call) -> int:
+    """Return how many numbers a process sends of its call."""
+    return len(call._fields) + 1 + _PROBES
 
 
 @assume_constant_result
@@ -64,16 +68,19 @@ def hash_sizes(sizes: tuple[int, ...]) -> int:
     return crc32(repr(sizes).encode()) % _EXACT
 
 
-def summarize(call: Call, input: Tensor, target: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the summary that a rank sends of its call, shape (SIZE,), detached."""
-    input, target = input.detach(), target.detach()
-    if target.is_floating_point():
-        fingerprint, probes = input.new_zeros(1, dtype=dtype), [_probe(input, dtype), _probe(target, dtype)]
-    else:
+def summarize(call: Call, input: Tensor, target: Tensor | None, other: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return the numbers that a process sends of its call, shape (size_of(call),), without derivatives.
+
+    ``target`` has class indices, ``other`` floating-point numbers of each row, such as probabilities.
+    """
+    probes = [_probe(rows, dtype) for rows in (input, other) if rows is not None]
+    if other is None:
+        probes.append(torch.zeros_like(probes[0]))
+    fingerprint = torch.zeros_like(probes[0][:1])
+    if target is not None:
         places = torch.arange(target.shape[0], device=target.device)
-        fingerprint = ((target + 2) * (2 * places + 1)).sum().remainder(_EXACT).reshape(1).to(dtype)
-        probes = [_probe(input, dtype), input.new_zeros(_PROBES // 2, dtype=dtype)]
-    *same, excess = _constants(call, dtype, input.device).split((len(call) - 1, 1))
+        fingerprint = ((target.detach() + 2) * (2 * places + 1)).sum().remainder(_EXACT).reshape(1).to(dtype)
+    *same, excess = _constants(list(call), dtype, input.device).split((len(call._fields) - 1, 1))
     return torch.cat([*same, fingerprint, excess, *probes])
 
 
@@ -86,6 +93,7 @@ def _constants(numbers: Sequence[float], dtype: torch.dtype, device: torch.devic
 
 def _probe(rows: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the first features of the first, middle and last row, shape (_ROWS * _FEATURES,)."""
+    rows = rows.detach()
     number, features = rows.shape
     if number == 0:
         return rows.new_zeros(_ROWS * _FEATURES, dtype=dtype)
@@ -93,8 +101,17 @@ def _probe(rows: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.nn.functional.pad(some, (0, max(_FEATURES - features, 0))).reshape(-1)
 
 
-def compare_summaries(summaries: Tensor, sizes: tuple[int, ...]) -> Tensor | None:
-    """Compare the summaries of all ranks, shape (ranks, SIZE).
+def compare_summaries(
+    function: str, call: Call, summaries: Tensor, sizes: tuple[int, ...], names: Sequence[str] = ("input", "target")
+) -> Tensor | None:
+    """Compare the summaries of all processes, shape (processes, size_of(call)).
+
+    Args:
+        function: the name of the function that is called.
+        call: this process's call.
+        summaries: what :func:`summarize` has returned on each process.
+        sizes: the cut of the vocabulary.
+        names: of the arguments whose rows were summarized.
 
     Returns:
         ``None`` if the values can be read. Otherwise a factor for the results: 1 if they match, else nan.
@@ -103,59 +120,59 @@ def compare_summaries(summaries: Tensor, sizes: tuple[int, ...]) -> Tensor | Non
         ValueError: The summaries do not match, and the values can be read.
     """
     spread = summaries.amax(0) - summaries.amin(0)
-    same, excess, probes = (len(_SAME), 1, _PROBES)
-    allowed = summaries[:, -probes:].reshape(-1, 2, probes // 2).abs().amax((0, 2)) * _TOLERANCE
+    same = len(call._fields)
+    allowed = summaries[:, -_PROBES:].reshape(-1, 2, _PROBES // 2).abs().amax((0, 2)) * _TOLERANCE
     differs = torch.cat(
         [
             spread[:same] != 0,
-            summaries[:, same : same + excess].abs().amax(0) != 0,
-            (spread[-probes:].reshape(2, -1) > allowed.unsqueeze(1)).any(1),
+            summaries[:, same : same + 1].abs().amax(0) != 0,
+            (spread[-_PROBES:].reshape(2, -1) > allowed.unsqueeze(1)).any(1),
         ]
     )
     if not values_are_readable(summaries):
         return torch.ones_like(spread[0]).masked_fill(differs.any(), torch.nan)
     if differs.any():
-        _raise_difference(summaries.tolist(), differs.tolist(), sizes)
+        labels = (*call._fields[:-1], "target", "excess", *names)
+        _raise_difference(function, labels, summaries.tolist(), differs.tolist(), sizes)
     return None
 
 
-def _raise_difference(summaries: list[list[float]], differs: list[bool], sizes: tuple[int, ...]) -> NoReturn:
+def _raise_difference(
+    function: str, labels: Sequence[str], summaries: list[list[float]], differs: list[bool], sizes: tuple[int, ...]
+) -> NoReturn:
     place = differs.index(True)
-    if place == len(_SAME):
+    name = labels[place]
+    if name == "excess":
         rank = next(rank for rank, numbers in enumerate(summaries) if numbers[place] != 0)
         rows = sizes[rank] + int(summaries[rank][place])
         raise ValueError(
-            f"linear_cross_entropy: vocab_sizes must have linear_weight's {rows} rows at rank {rank}, but it has"
+            f"{function}: vocab_sizes must have linear_weight's {rows} rows at rank {rank}, but it has"
             f" {sizes[rank]}: vocab_sizes is {sizes}"
         )
-    if place > len(_SAME):
-        raise_mismatch("input" if place == len(_SAME) + 1 else "target")
-    raise_mismatch(_SAME[place], [numbers[place] for numbers in summaries])
+    is_probe = place > labels.index("excess")
+    raise_mismatch(function, name, () if is_probe else [numbers[place] for numbers in summaries])
 
 
-def raise_mismatch(name: str, numbers: Sequence[float] = ()) -> NoReturn:
-    """Raise ``ValueError`` for an argument that differs between ranks, showing its values if they are meaningful."""
+def raise_mismatch(function: str, name: str, numbers: Sequence[float] = ()) -> NoReturn:
+    """Raise for what is not the same on all processes, whose numbers are told if they mean something."""
     what, decode, hint = _WORDS[name]
     described = "it is not"
     if decode is not None:
         rank = next(rank for rank, number in enumerate(numbers) if number != numbers[0])
         described = f"it is {decode(numbers[0])!r} on rank 0 and {decode(numbers[rank])!r} on rank {rank}"
-    raise ValueError(
-        f"linear_cross_entropy: {what} must be the same on every rank of process_group, but {described}{hint}"
-    )
+    raise ValueError(f"{function}: {what} must be the same on every rank of process_group, but {described}{hint}")
 
 
-def check_messages(gathered: Any) -> None:
-    """Raise if the ranks would send messages of different sizes.
+def check_messages(function: str, options: str, gathered: Any) -> None:
+    """Raise where the numbers of rows, or what is exchanged of each, differ: the messages would not fit each other.
 
     Args:
-        gathered: For each rank: rows of its head, rows of its input, and a number identifying what it sends per row.
+        function: the name of the function that is called.
+        options: what decides how many numbers of each row are exchanged.
+        gathered: of each rank the rows of its head, those of its input, and how many numbers of each row it sends.
     """
     _, rows, numbers = zip(*gathered, strict=True)
     if len(set(rows)) > 1:
-        raise_mismatch("rows", rows)
+        raise_mismatch(function, "rows", rows)
     if len(set(numbers)) > 1:
-        raise ValueError(
-            "linear_cross_entropy: outputs, label_smoothing and dtypes must be the same on every rank of process_group,"
-            " but they are not"
-        )
+        raise ValueError(f"{function}: {options} must be the same on every rank of process_group, but they are not")

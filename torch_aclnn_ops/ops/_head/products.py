@@ -1,9 +1,9 @@
-"""The matrix products of the linear cross entropy: the logits of a chunk, and the gradients of the arguments."""
+"""The matrix products of a loss on a head: logits of a chunk, and what their gradient adds to the arguments'."""
 
 from torch_aclnn_ops import _cpu_extension
 from torch_aclnn_ops._cpu_extension import has_bfloat16_units as chip_has_bfloat16_units
 from torch_aclnn_ops._numerics import accumulation_dtype, widen
-from torch_aclnn_ops.ops.linear_cross_entropy.tiling import Tiling, slices
+from torch_aclnn_ops.ops._head.tiling import Tiling, slices
 
 import torch
 from torch import Tensor
@@ -157,3 +157,10 @@ class Gradients:
                 self._head.write_input_gradient(self._kept, self._input)
             self._head.write_weight_gradient(self._kept, self._kept_input, self._weight, adds=False)
         return self._input, self._weight, self._bias
+
+
+def logits_buffer(input: Tensor, head: Head, tiling: Tiling, total: Gradients | None = None) -> Tensor:
+    """Return memory for the logits of a chunk: that of the weight's gradient, as long as it is free."""
+    number = min(tiling.rows, tiling.rows_per_chunk) * tiling.classes_per_chunk
+    scratch = None if total is None else total.scratch(number)
+    return input.new_empty(number, dtype=head.dtype) if scratch is None else scratch

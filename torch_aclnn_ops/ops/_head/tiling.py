@@ -1,4 +1,4 @@
-"""Chunk sizes of the linear cross entropy."""
+"""Chunk sizes of a loss on a head."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -36,7 +36,8 @@ class LogitOptions:
     chunk_size: int | None = None  # rows whose logits are materialized at a time
     # bytes that may be allocated besides arguments and results, if ``chunk_size`` is not given
     max_memory: int | None = None
-    is_shard: bool = False  # the classes are a shard of the vocabulary
+    is_shard: bool = False  # the classes are a part of a vocabulary
+    function: str = "linear_cross_entropy"  # which an error names
 
     def without_infinite_softcap(self, dtype: torch.dtype) -> "LogitOptions":
         """Remove a softcap that would be infinite in the logits' dtype, for which it is a no-op."""
@@ -54,6 +55,7 @@ class Sizes:
     features: int
     dtype: torch.dtype
     is_cpu: bool
+    beside: int = 0  # bytes that are held beside the chunks, for instance of another head
 
     @property
     def wide_itemsize(self) -> int:
@@ -109,7 +111,7 @@ def tile_statistics(sizes: Sizes, options: LogitOptions, copies: int = 1) -> Til
     if options.max_memory is not None and classes_per_chunk < 1:
         rows_per_chunk = (budget - widened) // (itemsize * copies)
         if rows_per_chunk < 1:
-            _raise_max_memory_too_small(options.max_memory, itemsize * copies + widened)
+            _raise_too_little_memory(options, itemsize * copies + widened)
     if not sizes.is_cpu and options.max_memory is None:
         # On a device, fewer launches matter more than caches, so chunks are as large as in tile_rows.
         classes_per_chunk = LOGITS_BYTES // (rows_per_chunk * itemsize * copies)
@@ -132,7 +134,7 @@ class _Costs:
         self.free_rows = features * sizes.dtype.itemsize // itemsize if keeps_gradients else 0
         block_bytes = block * features * itemsize if sizes.is_widened else 0
         kept_bytes = rows * sizes.classes * sizes.dtype.itemsize if keeps_gradients else 0
-        self.constant = block_bytes + kept_bytes  # independent of the chunk size
+        self.constant = sizes.beside + block_bytes + kept_bytes  # independent of the chunk size
         # A 16-bit gradient of the head needs a float32 accumulator if there is more than one chunk.
         self.sum = logits * features if sizes.is_widened and with_gradient and not keeps_gradients else 0
 
@@ -180,7 +182,7 @@ def tile_rows(
         if found is None and keeps_gradients:
             costs = _Costs(sizes, block, copies, with_gradient, False)
             found, min_bytes = costs.max_rows(options.max_memory), min(costs.min_bytes(), min_bytes)
-        rows_per_chunk = _raise_max_memory_too_small(options.max_memory, min_bytes) if found is None else found
+        rows_per_chunk = _raise_too_little_memory(options, min_bytes) if found is None else found
     rows_per_chunk = max(rows_per_chunk, 1)
     held = costs.held(rows_per_chunk)
     return Tiling(rows, classes, rows_per_chunk, classes, block, costs.keeps_gradients, held)
@@ -204,8 +206,8 @@ def _rows_for_speed(costs: _Costs, sizes: Sizes, copies: int) -> int:
     return costs.rows if costs.held(costs.rows) <= costs.held(number) else number
 
 
-def _raise_max_memory_too_small(max_memory: int, min_bytes: int) -> NoReturn:
+def _raise_too_little_memory(options: LogitOptions, min_bytes: int) -> NoReturn:
     raise ValueError(
-        f"linear_cross_entropy: max_memory must be at least {min_bytes} bytes for these arguments,"
-        f" but it is {max_memory}"
+        f"{options.function}: max_memory must be at least {min_bytes} bytes for these arguments, but it is"
+        f" {options.max_memory}"
     )

@@ -1,0 +1,150 @@
+"""Divergences of heads that are spread over processes, for test_linear_kl_div_vocab_parallel.py."""
+
+from functools import partial
+
+import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
+from torch_aclnn_ops import functional as F
+
+import torch
+import torch.distributed as dist
+from host_npu.testing import results_of
+
+from tests._linear_kl_div import (
+    CLASSES,
+    DIVERGENCES,
+    ROWS,
+    draw,
+    head_of_teacher,
+    log_probabilities,
+    some_classes,
+    student,
+)
+
+SPLITS = {"uneven": (5, CLASSES - 5), "first without classes": (0, CLASSES), "one class": (CLASSES - 1, 1)}
+TARGET = torch.arange(ROWS)
+TARGET[3] = TARGET[8] = -100
+REDUCED = {
+    "mean": {"temperature": 2.0, "chunk_size": 4},
+    "none": {"reduction": "none", "target": TARGET, "chunk_size": 4},
+    "sum of weighted rows": {"reduction": "sum", "token_weight": draw(ROWS, seed=5).abs(), "target": TARGET},
+}
+TEACHERS = ("head", "log-probabilities", "some classes")
+
+
+def gradients(divergence, teacher, options, split=None, device="cpu", dtype=torch.float64, **more):
+    """Return the loss and its gradients by input, weight and bias of this process; without a split of the whole."""
+    rank = dist.get_rank() if split else 0
+    sizes = SPLITS[split] if split else (CLASSES,)
+    here = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+    parallel = {"process_group": dist.group.WORLD, "vocab_sizes": sizes, **more} if split else {}
+    input, weight, bias = student(dtype, grad=False)
+    rows, head, its_bias = head_of_teacher(dtype)
+    of_student = [one.to(device).requires_grad_() for one in (input, weight[here].clone(), bias[here].clone())]
+    log_probs = log_probabilities(rows, head, its_bias)
+    given = {
+        "head": {"teacher_input": rows, "teacher_weight": head[here], "teacher_bias": its_bias[here]},
+        "log-probabilities": {"teacher_log_probs": log_probs[:, here]},
+        "some classes": {"teacher_top_k": some_classes(log_probs, 4)},
+    }[teacher]
+    given = {
+        name: tuple(e.to(device) for e in one) if name == "teacher_top_k" else one.to(device)
+        for name, one in given.items()
+    }
+    options = {name: one.to(device) if isinstance(one, torch.Tensor) else one for name, one in options.items()}
+    loss = F.linear_kl_div(
+        *of_student[:2],
+        linear_bias=of_student[2],
+        divergence=divergence,
+        **(DIVERGENCES[divergence] | given | options | parallel),
+    )
+    upstream = draw(*loss.shape, seed=77).to(loss)
+    return [loss.detach(), *torch.autograd.grad(loss, of_student, upstream)]
+
+
+CASES = {
+    f"{divergence}, {teacher}, {reduced}, {split}": (divergence, teacher, REDUCED[reduced], split)
+    for divergence in DIVERGENCES
+    for teacher in TEACHERS
+    for reduced in REDUCED
+    for split in (SPLITS if reduced == "mean" else ("uneven",))
+}
+
+
+def sizes_found_by_a_collective(device):
+    """Without vocab_sizes."""
+    return gradients("reverse_kl", "head", REDUCED["mean"], "uneven", device, vocab_sizes=None)
+
+
+def part_of_the_inputs_gradient(device):
+    """The input's gradient left as a part of the sum."""
+    loss, of_input, *of_head = gradients("forward_kl", "head", {}, "uneven", device, reduce_input_grad=False)
+    dist.all_reduce(of_input)
+    return [loss, of_input, *of_head]
+
+
+def second_backward(device):
+    """A graph differentiated twice, and again."""
+    input, weight, _ = student()
+    here = slice(0, 5) if dist.get_rank() == 0 else slice(5, CLASSES)
+    rows, head, _ = head_of_teacher()
+    weight = weight.detach()[here].requires_grad_()
+    loss = F.linear_kl_div(input, weight, rows, head[here], process_group=dist.group.WORLD)
+    first = torch.autograd.grad(loss, (input, weight), retain_graph=True)
+    again = torch.autograd.grad(loss, (input, weight), retain_graph=True)
+    torch.testing.assert_close(first, again)
+    torch.autograd.grad(loss, input, create_graph=True)
+
+
+def different(device, **of_first):
+    """A call of the first process that differs from the others'."""
+    arguments = {"divergence": "forward_kl", "temperature": 1.0, "chunk_size": 4, "reduction": "mean", "rows": ROWS}
+    arguments |= {"seed": 0, "target": TARGET} | (of_first if dist.get_rank() == 0 else {})
+    number, seed = arguments.pop("rows"), arguments.pop("seed")
+    here = slice(0, 5) if dist.get_rank() == 0 else slice(5, CLASSES)
+    input = draw(number, 6, seed=seed).requires_grad_()
+    rows, head, _ = head_of_teacher()
+    arguments["target"] = arguments["target"][:number]
+    group = dist.group.WORLD
+    F.linear_kl_div(input, draw(CLASSES, 6)[here], rows[:number], head[here], **arguments, process_group=group)
+
+
+def compiled(device):
+    """A graph that breaks at the call, and one that must not."""
+    input, weight, _ = student()
+    rows, head, _ = head_of_teacher()
+    here = slice(0, 5) if dist.get_rank() == 0 else slice(5, CLASSES)
+
+    def function(input):
+        options = {"process_group": dist.group.WORLD, "vocab_sizes": (5, CLASSES - 5)}
+        return 2 * F.linear_kl_div(2 * input, weight.detach()[here], rows, head[here], **options)
+
+    return [torch.compile(function, backend="aot_eager")(input).detach(), function(input).detach()]
+
+
+DIFFERENT = {
+    "rows": (
+        {"rows": 8},
+        "the number of rows of input must be the same on every rank of process_group, but it is 8",
+    ),
+    "divergence": ({"divergence": "reverse_kl"}, "divergence must be the same on every rank"),
+    "temperature": ({"temperature": 2.0}, "temperature must be the same .* it is 2.0 on rank 0 and 1.0 on rank 1"),
+    "chunk_size": ({"chunk_size": 3}, "chunk_size, max_memory, or what they make of the arguments, must be the same"),
+    "reduction": ({"reduction": "sum"}, "reduction must be the same .* it is 'sum' on rank 0 and 'mean' on rank 1"),
+    "input": ({"seed": 1}, "input must be the same"),
+    "target": ({"target": torch.arange(ROWS)}, "target must be the same"),
+}
+OTHERS = {one.__name__: one for one in (sizes_found_by_a_collective, part_of_the_inputs_gradient)}
+OTHERS |= {one.__name__: one for one in (second_backward, compiled)}
+OTHERS |= {f"different {name}": partial(different, **of_first) for name, (of_first, _) in DIFFERENT.items()}
+
+
+def results(device):
+    """Run all cases as one of the processes."""
+    cases = [(name, partial(gradients, *case, device)) for name, case in CASES.items()]
+    return results_of([*cases, *((name, partial(function, device)) for name, function in OTHERS.items())])
+
+
+def results_on_npu(device):
+    """Run what a device may do otherwise, in a dtype that it has."""
+    names = [name for name in CASES if "uneven" in name and ("none" in name or "mean" in name)]
+    return results_of((name, partial(gradients, *CASES[name], device, torch.float32)) for name in names)

@@ -1,0 +1,75 @@
+"""linear_kl_div on an NPU: the results of a CPU, in torch_npu's operators."""
+
+import math
+
+import torch_aclnn_ops  # isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
+from torch_aclnn_ops import functional as F
+
+import pytest
+import torch
+from torch.utils._pytree import tree_map_only
+
+from tests._linear_kl_div import DIVERGENCES, ROWS, head_of_teacher, log_probabilities, some_classes, student
+
+TARGET = torch.arange(ROWS)
+TARGET[3] = TARGET[8] = -100
+TEACHERS = ("head", "probabilities", "some classes")
+
+
+def _results(device, divergence, teacher, dtype=torch.float32, **options):
+    of_student = [one.detach().to(device).requires_grad_() for one in student(dtype)]
+    rows, head, bias = head_of_teacher(dtype)
+    log_probs = log_probabilities(rows, head, bias)
+    given = {
+        "head": {"teacher_input": rows, "teacher_weight": head, "teacher_bias": bias},
+        "probabilities": {"teacher_probs": log_probs.exp()},
+        "some classes": {"teacher_top_k": some_classes(log_probs, 4)},
+    }[teacher]
+    options = tree_map_only(torch.Tensor, lambda one: one.to(device), {**DIVERGENCES[divergence], **given, **options})
+    input, weight, linear_bias = of_student
+    loss = F.linear_kl_div(input, weight, linear_bias=linear_bias, divergence=divergence, **options)
+    return [one.cpu() for one in (loss.detach(), *torch.autograd.grad(loss.sum(), of_student))]
+
+
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+@pytest.mark.parametrize("teacher", TEACHERS)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_the_results_are_those_of_a_cpu(divergence, teacher, reduction):
+    options = {"divergence": divergence, "teacher": teacher, "reduction": reduction, "target": TARGET, "chunk_size": 4}
+    torch.testing.assert_close(_results("npu", **options), _results("cpu", **options), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_16_bits_give_a_float32_loss(dtype):
+    found, expected = (_results(device, "reverse_kl", "head", dtype) for device in ("npu", "cpu"))
+    assert found[0].dtype == torch.float32 and [one.dtype for one in found[1:]] == [dtype] * 3
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=1e-3)
+
+
+def test_what_is_not_finite_in_an_ignored_row_stays_there():
+    (input, weight, _), (rows, head, _) = student(torch.float32), head_of_teacher(torch.float32)
+    npu = [one.detach().npu() for one in (input, weight, rows, head)]
+    expected = F.linear_kl_div(*npu, target=TARGET.npu()).cpu()
+    npu[0][3], npu[2][3] = math.nan, math.inf
+    npu[0].requires_grad_()
+    loss = F.linear_kl_div(*npu, target=TARGET.npu())
+    torch.testing.assert_close(loss.detach().cpu(), expected)
+    assert torch.autograd.grad(loss, npu[0])[0].cpu().isfinite().all()
+
+
+def test_a_class_that_is_none_makes_the_loss_nan_and_is_refused_where_values_are_checked():
+    input, weight = (one.detach().npu() for one in student(torch.float32)[:2])
+    some = torch.full((ROWS, 2), 99).npu(), torch.full((ROWS, 2), -1.0).npu()
+    assert F.linear_kl_div(input, weight, teacher_top_k=some).cpu().isnan()
+    torch_aclnn_ops.check_values(True)
+    try:
+        with pytest.raises(IndexError, match="must have classes from 0 to 22, but it has the row"):
+            F.linear_kl_div(input, weight, teacher_top_k=some)
+    finally:
+        torch_aclnn_ops.check_values(False)
+
+
+def test_explain_says_that_cann_has_no_operator():
+    npu = [one.npu() for one in (*student(torch.float32)[:2], *head_of_teacher(torch.float32)[:2])]
+    said = torch_aclnn_ops.explain(F.linear_kl_div, *npu)
+    assert said.startswith("linear_kl_div: PyTorch fallback, because CANN has no operator for it; gradients with")

@@ -1,0 +1,59 @@
+"""linear_kl_div with a vocabulary that is spread over two processes: the results of one process."""
+
+import pytest
+import torch
+from host_npu.testing import run
+
+from tests import _vocab_parallel_kl_div as cases
+
+
+@pytest.fixture(scope="module")
+def found():
+    return run(cases.results, 2, device="cpu")
+
+
+def check(of_ranks, name, dtype=torch.float64, **tolerances):
+    """Compare what the ranks have with what one process computes."""
+    assert not any(isinstance(one[name], str) for one in of_ranks), [one[name] for one in of_ranks]
+    divergence, teacher, options, _ = cases.CASES.get(name, ("reverse_kl", "head", cases.REDUCED["mean"], None))
+    loss, of_input, of_weight, of_bias = cases.gradients(divergence, teacher, options, dtype=dtype)
+    for one in of_ranks:
+        assert torch.equal(one[name][0], of_ranks[0][name][0])
+        torch.testing.assert_close(one[name][:2], [loss, of_input], **tolerances)
+    heads = [torch.cat([one[name][place] for one in of_ranks]) for place in (2, 3)]
+    torch.testing.assert_close(heads, [of_weight, of_bias], **tolerances)
+
+
+@pytest.mark.parametrize("name", [*cases.CASES, "sizes_found_by_a_collective"])
+def test_the_results_of_one_process(found, name):
+    check(found, name)
+
+
+def test_the_parts_of_the_inputs_gradient_make_it(found):
+    loss, of_input, *_ = cases.gradients("forward_kl", "head", {})
+    for of_rank in found:
+        torch.testing.assert_close(of_rank["part_of_the_inputs_gradient"][:2], [loss, of_input])
+
+
+@pytest.mark.parametrize("name", cases.DIFFERENT)
+def test_calls_that_differ_are_refused_on_every_rank(found, name):
+    for of_rank in found:
+        with pytest.raises(ValueError, match=f"^ValueError: linear_kl_div: {cases.DIFFERENT[name][1]}"):
+            raise ValueError(of_rank[f"different {name}"])
+
+
+def test_a_retained_graph_gives_its_gradients_again_and_no_second_derivatives(found):
+    for of_rank in found:
+        assert "a loss must be differentiated once where process_group is given" in of_rank["second_backward"]
+
+
+def test_compiled_code_breaks_its_graph_at_the_call(found):
+    for of_rank in found:
+        torch.testing.assert_close(*of_rank["compiled"])
+
+
+@pytest.mark.parametrize("backend", ["hccl", "gloo"])
+def test_npus_that_share_a_vocabulary_give_the_results_of_one_cpu(backend):
+    of_ranks = run(cases.results_on_npu, 2, device="npu", backend=backend)
+    for name in of_ranks[0]:
+        check(of_ranks, name, torch.float32, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,228 @@
+"""Losses of preferences and policies: the formulas of TRL's trainers, written out in torch."""
+
+import math
+
+from torch_aclnn_ops import functional as F
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+from torch.nn.functional import cross_entropy, linear, logsigmoid, relu, sigmoid
+
+PAIRS, TOKENS = 6, 5
+
+
+def draw(*shape, seed=0, scale=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def log_probs(number=4, *, largest=-0.05):
+    """Log-probabilities of sequences, each a leaf."""
+    return [(largest - draw(PAIRS, seed=seed).abs()).requires_grad_() for seed in range(number)]
+
+
+def dpo(chosen, rejected, reference_chosen, reference_rejected, beta, loss_type, label_smoothing):
+    logits = (chosen - rejected) - (reference_chosen - reference_rejected)
+    if loss_type == "sigmoid":
+        of_wrong = -logsigmoid(-beta * logits) * label_smoothing
+        return -logsigmoid(beta * logits) * (1 - label_smoothing) + of_wrong
+    if loss_type == "hinge":
+        return relu(1 - beta * logits)
+    return (logits - 1 / (2 * beta)) ** 2
+
+
+def orpo(chosen, rejected, beta):
+    log_odds = (chosen - rejected) - (torch.log1p(-torch.exp(chosen)) - torch.log1p(-torch.exp(rejected)))
+    return -beta * logsigmoid(log_odds)
+
+
+def simpo(chosen, rejected, beta, gamma, label_smoothing):
+    logits = (chosen - rejected) - gamma / beta
+    return -logsigmoid(beta * logits) * (1 - label_smoothing) - logsigmoid(-beta * logits) * label_smoothing
+
+
+KINDS = [("sigmoid", 0.0), ("sigmoid", 0.1), ("hinge", 0.0), ("ipo", 0.0)]
+FORMULAS = {
+    **{
+        f"dpo, {kind}, {smoothing}": (
+            lambda *given, kind=kind, smoothing=smoothing, **options: F.dpo_loss(
+                *given, beta=0.3, loss_type=kind, label_smoothing=smoothing, **options
+            ),
+            lambda *given, kind=kind, smoothing=smoothing: dpo(*given, 0.3, kind, smoothing),
+            4,
+        )
+        for kind, smoothing in KINDS
+    },
+    **{
+        f"cpo, {kind}, {smoothing}": (
+            lambda *given, kind=kind, smoothing=smoothing, **options: F.cpo_loss(
+                *given, beta=0.3, loss_type=kind, label_smoothing=smoothing, **options
+            ),
+            lambda *given, kind=kind, smoothing=smoothing: dpo(*given, 0.0, 0.0, 0.3, kind, smoothing),
+            2,
+        )
+        for kind, smoothing in KINDS
+    },
+    "orpo": (
+        lambda *given, **options: F.orpo_loss(*given, beta=0.2, **options),
+        lambda *given: orpo(*given, 0.2),
+        2,
+    ),
+    "simpo": (
+        lambda *given, **options: F.simpo_loss(*given, beta=2.5, gamma=1.4, label_smoothing=0.1, **options),
+        lambda *given: simpo(*given, 2.5, 1.4, 0.1),
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_a_loss_of_pairs_is_trls_formula(name):
+    function, formula, number = FORMULAS[name]
+    given = log_probs(number)
+    expected = formula(*given)
+    torch.testing.assert_close(function(*given, reduction="none"), expected)
+    torch.testing.assert_close(function(*given, reduction="sum"), expected.sum())
+    found = function(*given)
+    torch.testing.assert_close(found, expected.mean())
+    torch.testing.assert_close(torch.autograd.grad(found, given), torch.autograd.grad(expected.mean(), given))
+    assert gradcheck(function, given) and gradgradcheck(function, given)
+
+
+def test_kto_is_trls_formula():
+    policy, reference = log_probs(2)
+    kl_policy, kl_reference = draw(PAIRS, seed=8), draw(PAIRS, seed=9)
+    is_desirable = torch.tensor([True, False, True, True, False, False])
+    for kl in ((kl_policy - kl_reference).mean(), (kl_reference - kl_policy).mean()):
+        baseline = kl.clamp(min=0).detach()
+        ratios = policy - reference
+        chosen = 1 - sigmoid(0.3 * (ratios[is_desirable] - baseline))
+        rejected = 1 - sigmoid(0.3 * (baseline - ratios[~is_desirable]))
+        expected = torch.cat([1.5 * chosen, 0.5 * rejected]).mean()
+        found = F.kto_loss(
+            *(policy, reference, is_desirable, kl), beta=0.3, desirable_weight=1.5, undesirable_weight=0.5
+        )
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(torch.autograd.grad(found, policy), torch.autograd.grad(expected, policy))
+
+
+def grpo(policy, advantages, mask, old, reference, beta, low, high, delta, importance, reduction, length):
+    """The loss of TRL's GRPOTrainer."""
+    log_ratio = policy - (policy.detach() if old is None else old)
+    if importance == "sequence":
+        log_ratio = ((log_ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).unsqueeze(-1)
+    coef_1 = torch.exp(log_ratio)
+    coef_2 = torch.clamp(coef_1, 1 - low, 1 + high)
+    if delta is not None:
+        coef_1 = torch.clamp(coef_1, max=delta)
+    per_token_loss = -torch.min(coef_1 * advantages.unsqueeze(1), coef_2 * advantages.unsqueeze(1))
+    if beta != 0.0:
+        per_token_kl = torch.exp(reference - policy) - (reference - policy) - 1
+        per_token_loss = per_token_loss + beta * per_token_kl
+    if reduction == "sequence":
+        return ((per_token_loss * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).mean()
+    if reduction == "token":
+        return (per_token_loss * mask).sum() / mask.sum().clamp(min=1.0)
+    return (per_token_loss * mask).sum() / (per_token_loss.size(0) * length)
+
+
+MASK = (torch.arange(TOKENS) < torch.tensor([5, 4, 3, 2, 1, 0]).unsqueeze(1)).double()
+
+
+@pytest.mark.parametrize("reduction", ["sequence", "token", "constant"])
+@pytest.mark.parametrize("importance", ["token", "sequence"])
+@pytest.mark.parametrize("delta", [None, 1.5])
+@pytest.mark.parametrize("beta", [0.0, 0.04])
+@pytest.mark.parametrize("is_old", [False, True], ids=["of this policy", "of an older policy"])
+def test_grpo_is_trls_formula(is_old, beta, delta, importance, reduction):
+    policy = draw(PAIRS, TOKENS, seed=1).requires_grad_()
+    old = draw(PAIRS, TOKENS, seed=2) if is_old else None
+    reference, advantages = draw(PAIRS, TOKENS, seed=3), draw(PAIRS, seed=4)
+    length = 7 if reduction == "constant" else None
+    expected = grpo(policy, advantages, MASK, old, reference, beta, 0.2, 0.28, delta, importance, reduction, length)
+    found = F.grpo_loss(
+        *(policy, advantages, MASK),
+        old_log_probs=old,
+        reference_log_probs=reference,
+        beta=beta,
+        epsilon_high=0.28,
+        delta=delta,
+        importance=importance,
+        reduction=reduction,
+        length=length,
+    )
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(torch.autograd.grad(found, policy), torch.autograd.grad(expected, policy))
+
+
+def test_advantages_may_be_those_of_tokens():
+    policy, advantages = draw(PAIRS, TOKENS, seed=1), draw(PAIRS, seed=4)
+    of_tokens = advantages.unsqueeze(1).expand(PAIRS, TOKENS)
+    assert F.grpo_loss(policy, of_tokens, MASK) == F.grpo_loss(policy, advantages, MASK)
+
+
+def test_what_is_not_finite_at_a_masked_token_stays_there():
+    policy, old = draw(PAIRS, TOKENS, seed=1), draw(PAIRS, TOKENS, seed=2)
+    expected = F.grpo_loss(policy, draw(PAIRS), MASK, old_log_probs=old)
+    policy[5, 0], old[4, 3] = -math.inf, math.nan
+    policy.requires_grad_()
+    found = F.grpo_loss(policy, draw(PAIRS), MASK, old_log_probs=old)
+    assert found == expected and torch.autograd.grad(found, policy)[0].isfinite().all()
+
+
+def test_the_odds_of_a_nearly_certain_sequence_are_exact_in_float32():
+    chosen, rejected = torch.tensor([-1e-6]), torch.tensor([-2e-6])
+    expected = F.orpo_loss(chosen.double(), rejected.double())
+    torch.testing.assert_close(F.orpo_loss(chosen, rejected).double(), expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_16_bits_are_computed_in_float32(dtype):
+    given = [one.detach().to(dtype) for one in log_probs()]
+    found = F.dpo_loss(*given)
+    assert found.dtype == torch.float32 and found == F.dpo_loss(*(one.float() for one in given))
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_log_probabilities_come_from_the_head_without_logits(shift):
+    hidden, weight = draw(2, 7, 4, seed=1).requires_grad_(), draw(9, 4, seed=2).requires_grad_()
+    target = torch.randint(9, (2, 7), generator=torch.Generator().manual_seed(0))
+    target[:, :3] = -100
+    rows, labels = (hidden[:, :-1], target[:, 1:]) if shift else (hidden, target)
+    of_tokens = -cross_entropy(linear(rows, weight).movedim(-1, 1), labels, reduction="none")
+    for average in (False, True):
+        expected = of_tokens.sum(1) / ((labels != -100).sum(1) if average else 1)
+        losses = F.linear_cross_entropy(hidden, weight, target, reduction="none", shift=shift)
+        found = F.sequence_log_probs(losses, target, average=average, shift=shift)
+        torch.testing.assert_close(found, expected)
+        of_found, of_expected = (
+            torch.autograd.grad(one.square().sum(), (hidden, weight), retain_graph=True) for one in (found, expected)
+        )
+        torch.testing.assert_close(of_found, of_expected)
+
+
+ONE = torch.zeros(2)
+TOKEN = torch.zeros(2, 3)
+REFUSALS = {
+    "shapes": (lambda: F.dpo_loss(ONE, ONE, ONE, ONE[:1]), r"reference_rejected must have shape \[2\], as chosen has"),
+    "no tensor": (lambda: F.orpo_loss(ONE, 1.0), "rejected must be a Tensor, but it is 1.0"),
+    "loss_type": (lambda: F.dpo_loss(*[ONE] * 4, loss_type="kto"), "loss_type must be one of 'sigmoid'"),
+    "smoothing": (lambda: F.dpo_loss(*[ONE] * 4, label_smoothing=0.5), "label_smoothing must be at least 0 and below"),
+    "smoothed ipo": (lambda: F.dpo_loss(*[ONE] * 4, loss_type="ipo", label_smoothing=0.1), "label_smoothing must be"),
+    "reduction": (lambda: F.simpo_loss(ONE, ONE, reduction="avg"), "reduction must be one of 'none', 'mean', 'sum'"),
+    "is_desirable": (lambda: F.kto_loss(ONE, ONE, ONE, 0.0), "is_desirable must have dtype torch.bool, but"),
+    "advantages": (lambda: F.grpo_loss(TOKEN, ONE[:1], TOKEN), r"advantages must have shape \[2\] or \[2, 3\]"),
+    "mask": (lambda: F.grpo_loss(TOKEN, ONE, ONE), r"mask must have shape \[2, 3\], as log_probs has"),
+    "reference": (lambda: F.grpo_loss(TOKEN, ONE, TOKEN, beta=0.1), "reference_log_probs must be given where beta is"),
+    "importance": (lambda: F.grpo_loss(TOKEN, ONE, TOKEN, importance="x"), "importance must be one of 'token', 'seq"),
+    "length": (lambda: F.grpo_loss(TOKEN, ONE, TOKEN, reduction="constant"), "length must be given"),
+    "labels": (lambda: F.sequence_log_probs(TOKEN, ONE), r"target must have shape \[2, 3\], as losses has"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_is_wrong_is_refused_with_a_sentence(name):
+    call, message = REFUSALS[name]
+    with pytest.raises((TypeError, ValueError), match=f"^\\w+: {message}"):
+        call()

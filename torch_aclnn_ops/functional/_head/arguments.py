@@ -1,0 +1,117 @@
+"""The arguments that losses of a linear layer's outputs share: numbers, weights of rows, and shifted labels."""
+
+import math
+from collections.abc import Callable, Sequence
+from numbers import Integral, Real
+from typing import Any
+
+from torch_aclnn_ops._checks import describe
+
+import torch
+from torch import Tensor
+
+_AT_LEAST_1 = ("at least 1", lambda number: number >= 1)
+_REAL = (float, Real)  # float is found faster
+_POSITIVE = ("positive and finite", lambda number: 0 < number < math.inf)
+_NUMBERS: dict[str, tuple[Any, str, str, Callable[[Any], bool]]] = {
+    "chunk_size": (Integral, '"auto" or an int', *_AT_LEAST_1),
+    "max_memory": (Integral, "None or an int", *_AT_LEAST_1),
+    "softcap": (_REAL, "None or a number", *_POSITIVE),
+    "beta": (_REAL, "a number", "above 0 and below 1", lambda number: 0 < number < 1),
+    "temperature": (_REAL, "a number", *_POSITIVE),
+    "lse_square_scale": (_REAL, "a number", "at least 0 and finite", lambda number: 0 <= number < math.inf),
+}
+
+
+def check_number(function: str, name: str, value: Any) -> Any:
+    """Accept a number that fits its argument; numpy's are numbers too."""
+    kind, accepted, accepted_range, fits = _NUMBERS[name]
+    if isinstance(value, bool) or not isinstance(value, kind):
+        raise TypeError(f"{function}: {name} must be {accepted}, but it is {value!r}")
+    if not fits(value):
+        raise ValueError(f"{function}: {name} must be {accepted_range}, but it is {value}")
+    return int(value) if kind is Integral else float(value)
+
+
+def check_memory(
+    function: str, chunk_size: int | str, max_memory: int | None, default: int | None = None
+) -> tuple[int | None, int | None]:
+    """Return the rows of a chunk and the bytes that may be held, of which one is given at most; ``default`` rows."""
+    rows = default if chunk_size == "auto" else check_number(function, "chunk_size", chunk_size)
+    if max_memory is not None:
+        if rows is not None:
+            raise ValueError(
+                f"{function}: chunk_size and max_memory must not both be given, but they are {rows} and {max_memory}"
+            )
+        max_memory = check_number(function, "max_memory", max_memory)
+    return rows, max_memory
+
+
+def check_token_weight(function: str, token_weight: object, target_shape: tuple[int, ...], input: Tensor) -> None:
+    """Accept a real floating-point tensor with a weight for each row."""
+    if not isinstance(token_weight, Tensor):
+        raise TypeError(f"{function}: token_weight must be a Tensor or None, but it is {token_weight!r}")
+    if not token_weight.is_floating_point():
+        raise TypeError(f"{function}: token_weight must have a floating-point dtype, but it has {token_weight.dtype}")
+    if token_weight.shape != target_shape:
+        raise ValueError(
+            f"{function}: token_weight must have the shape of class indices, {list(target_shape)}, but its"
+            f" shape is {list(token_weight.shape)}"
+        )
+    if token_weight.device != input.device:
+        raise RuntimeError(
+            f"{function}: token_weight must be on {input.device}, as input is, but it is on {token_weight.device}"
+        )
+
+
+def check_shift(function: str, shift: object, target: Tensor | None) -> int:
+    """Accept a number of places that is less than the length of a sequence."""
+    if not isinstance(shift, (bool, Integral)):
+        raise TypeError(f"{function}: shift must be a bool or an int, but it is {shift!r}")
+    places = int(shift)
+    if target is None:
+        return places
+    length = target.shape[-1] if target.dim() > 0 else 1
+    if places != 0 and not 0 <= places < length:
+        raise ValueError(
+            f"{function}: shift must be at least 0 and less than the {length} labels of a sequence, the last"
+            f" dimension of target, but it is {shift}"
+        )
+    return places
+
+
+def labels_to_rows(
+    target: Tensor, token_weight: Tensor | None, places: int, ignored: int
+) -> tuple[Tensor, Tensor | None]:
+    """Move labels, and their weights, to the rows that predict them; the last rows of a sequence have none.
+
+    Rows without a label are ignored, so the input stays where it is.
+    """
+    target = torch.nn.functional.pad(target[..., places:].long(), (0, places), value=ignored)
+    if isinstance(token_weight, Tensor):
+        token_weight = token_weight.roll(-places, -1)
+    return target, token_weight
+
+
+def rows_to_labels(result: Tensor, places: int) -> Tensor:
+    """Move the results of rows to the labels that they are about; the ignored rows' come first."""
+    return result.roll(places, -1) if result.dim() > 0 else result
+
+
+def check_one_shape(function: str, **tensors: Any) -> None:
+    """Accept tensors of one shape: what broadcasts would be silently wrong."""
+    name, first = next(iter(tensors.items()))
+    for other, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{function}: {other} must be a Tensor, but it is {describe(tensor)}")
+        if tensor.shape != first.shape:
+            raise ValueError(
+                f"{function}: {other} must have shape {list(first.shape)}, as {name} has, but its shape is"
+                f" {list(tensor.shape)}"
+            )
+
+
+def check_choice(function: str, name: str, value: object, accepted: Sequence[str]) -> None:
+    """Accept one of some names."""
+    if not isinstance(value, str) or value not in accepted:
+        raise ValueError(f"{function}: {name} must be one of {', '.join(map(repr, accepted))}, but it is {value!r}")

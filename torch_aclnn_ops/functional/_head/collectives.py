@@ -1,0 +1,133 @@
+"""Sums and gathers over the processes of a group, with every derivative.
+
+A tensor is either a part (each process has another one) or a copy (all have the same). Every process computes the same
+loss, so the gradient of a copy is a copy, and that of a part is a part. ``gather`` and ``own_part`` are each other's
+derivative, and so are ``copy_to_group`` and ``sum_over_group``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
+from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled
+from torch_aclnn_ops._numerics import widen
+from torch_aclnn_ops._torch_compat.distributed import c10d_functional, device_types_of_group
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+
+_NO_MEMBER = dist.GroupMember.NON_GROUP_MEMBER if dist.is_available() else None
+
+
+@dataclass(frozen=True)
+class Members:
+    """The processes of a group, as constants of autograd and of ``torch.compile``."""
+
+    name: str  # by which PyTorch finds the group
+    size: int  # number of processes
+    rank: int  # of this process in the group
+    devices: tuple[str, ...]  # types of device whose tensors the group takes; tensors of others go through the CPU
+
+    @classmethod
+    def of(cls, function: str, process_group: Any) -> "Members":
+        """Find the processes of the group that a function is given, which this one must be among."""
+        if isinstance(process_group, int) and process_group == _NO_MEMBER:
+            rank = -1
+        elif not dist.is_available() or not isinstance(process_group, dist.ProcessGroup):
+            raise TypeError(
+                f"{function}: process_group must be None or a torch.distributed.ProcessGroup, but it is"
+                f" {process_group!r}"
+            )
+        else:
+            rank = process_group.rank()
+        if rank < 0:
+            raise ValueError(
+                f"{function}: process_group must be a group of this process, but it is one of other ranks"
+                " only; let no process call that is not in the group"
+            )
+        name = process_group.group_name
+        return cls(name, process_group.size(), rank, device_types_of_group(name))
+
+    def stage(self, tensor: Tensor) -> Tensor:
+        """Return the tensor where the group takes it."""
+        return tensor.contiguous() if tensor.device.type in self.devices else tensor.contiguous().cpu()
+
+
+_Collective = Callable[[Tensor, Members], Tensor]
+
+
+def gather_constant(part: Tensor, members: Members) -> Tensor:
+    """Stack the parts of all processes, in the order of ranks, along a new first dimension, without derivatives."""
+    gathered = c10d_functional.all_gather_into_tensor(members.stage(part.unsqueeze(0)), members.size, members.name)
+    result: Tensor = c10d_functional.wait_tensor(gathered).to(part.device)
+    return result
+
+
+def _own_part(whole: Tensor, members: Members) -> Tensor:
+    return whole[members.rank].clone()
+
+
+def _copy_to_group(copy: Tensor, members: Members) -> Tensor:
+    return copy.view_as(copy)
+
+
+def _sum_over_group(part: Tensor, members: Members) -> Tensor:
+    if part.dtype == torch.float64 and part.device.type == "npu":  # HCCL moves float64, and does not add it up
+        return gather_constant(part, members).sum(0)
+    total = c10d_functional.all_reduce(members.stage(widen(part)), "sum", members.name)
+    result: Tensor = c10d_functional.wait_tensor(total).to(part)
+    return result
+
+
+def raise_if_compiled_transform(*_: Any) -> None:
+    """Raise where dynamo traces a transform: it takes all but the first derivative of a Function for zero."""
+    if torch.compiler.is_compiling() and in_functorch_transform():
+        raise NotImplementedError(
+            "linear_cross_entropy: process_group must be None where torch.compile traces a transform of torch.func,"
+            " which cannot differentiate collectives there; compile without the transform, or transform without"
+            " compiling"
+        )
+
+
+def _linear(
+    forward: _Collective, itself: Callable[[], Any], adjoint_forward: _Collective, adjoint: Callable[[], Any]
+) -> EagerOrCompiled:
+    """Make a linear function differentiable, by what returns it and its adjoint, the differentiable functions."""
+
+    class Linear(Function):
+        @staticmethod
+        def forward(tensor: Tensor, members: Members) -> Tensor:
+            return forward(tensor, members)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+            _, ctx.members = inputs
+
+        @staticmethod
+        def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
+            # Dynamo traces no Function inside another's backward, and compiled code has no second derivative.
+            differentiate = adjoint_forward if torch.compiler.is_compiling() else adjoint()
+            return differentiate(grad_output, ctx.members), None
+
+        @staticmethod
+        def jvp(ctx: Any, tangent: Tensor, _: None) -> Any:
+            return itself()(tangent, ctx.members)
+
+        @staticmethod
+        def vmap(info: Any, in_dims: tuple[int, None], tensor: Tensor, members: Members) -> tuple[Tensor, int]:
+            # The first dimension may be the ranks'.
+            result = itself()(tensor.movedim(in_dims[0], -1), members)
+            return result, result.dim() - 1
+
+    return EagerOrCompiled(Linear, raise_if_compiled_transform)
+
+
+# Stack the parts of all processes along a new first dimension; and this process's entry of that dimension of a copy.
+gather: Any = _linear(gather_constant, lambda: gather, _own_part, lambda: own_part)
+own_part: Any = _linear(_own_part, lambda: own_part, gather_constant, lambda: gather)
+# The tensor as it is, whose gradient is the sum of those of all processes; and the sum of the parts of all processes.
+copy_to_group: Any = _linear(_copy_to_group, lambda: copy_to_group, _sum_over_group, lambda: sum_over_group)
+sum_over_group: Any = _linear(_sum_over_group, lambda: sum_over_group, _copy_to_group, lambda: copy_to_group)

@@ -1,0 +1,19 @@
+"""Gradients that were made in a forward pass, in its backward pass."""
+
+from collections.abc import Sequence
+
+from torch_aclnn_ops._autograd.derivatives import is_batched
+from torch_aclnn_ops._checks import values_are_readable
+
+from torch import Tensor
+
+
+def scaled(made: Sequence[Tensor | None], grad_loss: Tensor) -> Sequence[Tensor | None]:
+    """Return gradients times that of the loss; where ``vmap`` runs over it they stay as they are, else they change."""
+    if is_batched(grad_loss):
+        return [None if gradient is None else gradient * grad_loss for gradient in made]
+    if not (values_are_readable(grad_loss) and grad_loss.item() == 1):
+        for gradient in made:
+            if gradient is not None:
+                gradient.mul_(grad_loss)
+    return made

@@ -1,0 +1,99 @@
+"""The cut of a vocabulary that the processes of a group share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from numbers import Integral
+from typing import Any
+
+from torch_aclnn_ops import _extension
+from torch_aclnn_ops.functional._head.agreement import check_messages
+from torch_aclnn_ops.functional._head.collectives import Members, gather_constant
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class VocabularyShards:
+    """The cut of a vocabulary: rank r of a group has the ``sizes[r]`` classes after those of the ranks before it."""
+
+    members: Members
+    sizes: tuple[int, ...]
+    excess: int = 0  # of this process's rows of the head over its size
+
+    @property
+    def total(self) -> int:
+        """The number of classes of the whole vocabulary."""
+        return sum(self.sizes)
+
+    def slices(self) -> list[slice]:
+        """Return the classes of every rank."""
+        return [slice(stop - size, stop) for stop, size in zip(accumulate(self.sizes), self.sizes, strict=True)]
+
+
+@dataclass(frozen=True)
+class Messages:
+    """What must be the same on all ranks before any message between them fits.
+
+    Attributes:
+        rows: of the input.
+        kind: a number that differs where the sizes of what ranks exchange of a row do.
+        options: the arguments that decide about it.
+    """
+
+    rows: int
+    kind: int
+    options: str
+
+
+def _gather_sizes(function: str, members: Members, local_rows: int, messages: Messages) -> tuple[int, ...]:
+    if torch.compiler.is_compiling():
+        raise RuntimeError(
+            f"{function}: vocab_sizes must be given under torch.compile, because without it the number of"
+            " classes of every rank is read from a collective; but it is None"
+        )
+    device = "cpu" if "cpu" in members.devices else members.devices[0]
+    message = torch.tensor((local_rows, messages.rows, messages.kind), device=device)
+    gathered = gather_constant(message, members)
+    if device == "npu":
+        _extension.check_queue(function)  # else what was never computed would be read
+    found = gathered.tolist()
+    check_messages(function, messages.options, found)
+    return tuple(sizes for sizes, *_ in found)
+
+
+def _checked_sizes(function: str, vocab_sizes: Any, size: int) -> tuple[int, ...]:
+    accepted = f"a sequence of {size} whole numbers, the rows of linear_weight on each rank of process_group"
+    if not isinstance(vocab_sizes, Sequence) or any(
+        isinstance(entry, bool) or not isinstance(entry, Integral) for entry in vocab_sizes
+    ):
+        raise TypeError(f"{function}: vocab_sizes must be None or {accepted}, but it is {vocab_sizes!r}")
+    if len(vocab_sizes) != size or any(entry < 0 for entry in vocab_sizes):
+        raise ValueError(f"{function}: vocab_sizes must be {accepted}, but it is {vocab_sizes!r}")
+    return tuple(int(entry) for entry in vocab_sizes)
+
+
+def shards_of(
+    function: str, process_group: Any, vocab_sizes: Sequence[int] | None, linear_weight: Any, messages: Messages
+) -> VocabularyShards:
+    """Find the cut of the vocabulary, and check the arguments that describe it.
+
+    Without ``vocab_sizes`` the processes tell each other their number of classes in a collective whose result the CPU
+    waits for, in every call; compiled code refuses that. They compare their messages then.
+    """
+    if process_group is None:
+        raise ValueError(f"{function}: vocab_sizes must be None where process_group is, but it is {vocab_sizes!r}")
+    if not isinstance(linear_weight, Tensor) or linear_weight.dim() < 2:
+        raise TypeError(
+            f"{function}: linear_weight must be a Tensor of shape (rows of this rank, H) where process_group"
+            f" is given, but it is {linear_weight!r}"
+        )
+    members, local_rows = Members.of(function, process_group), linear_weight.shape[0]
+    if vocab_sizes is None:
+        sizes = _gather_sizes(function, members, local_rows, messages)
+    else:
+        sizes = _checked_sizes(function, vocab_sizes, members.size)
+    if sum(sizes) == 0:
+        raise ValueError(f"{function}: linear_weight must have a row on some rank, but it has none on any")
+    return VocabularyShards(members, sizes, local_rows - sizes[members.rank])

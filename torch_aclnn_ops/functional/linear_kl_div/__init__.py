@@ -1,0 +1,160 @@
+"""The divergence of two linear layers' outputs, a student's and its teacher's, without the outputs.
+
+A call goes from the function here to ``implementations``, which chooses one: it is differentiated by ``autograd`` and
+runs the kernel in ``chunks``, in compiled code as the operator in ``compiled``; whatever these do not differentiate is
+``formula``. ``_arguments`` says what the arguments must be, ``divergences`` has the mathematics of some rows, and
+``teachers`` that of a teacher that is given by numbers.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch_aclnn_ops.functional._head.arguments import (
+    check_choice,
+    check_memory,
+    check_number,
+    check_shift,
+    check_token_weight,
+    labels_to_rows,
+    rows_to_labels,
+)
+from torch_aclnn_ops.functional._head.shards import Messages, shards_of
+from torch_aclnn_ops.functional.linear_kl_div import _arguments as arguments
+from torch_aclnn_ops.functional.linear_kl_div import implementations
+from torch_aclnn_ops.functional.linear_kl_div.divergences import DIVERGENCES, Divergence, Measure
+from torch_aclnn_ops.functional.linear_kl_div.inputs import NAME
+from torch_aclnn_ops.ops._head.tiling import LogitOptions
+
+from torch import Tensor
+
+__all__ = ["linear_kl_div"]
+
+
+def linear_kl_div(
+    input: Tensor,
+    linear_weight: Tensor,
+    teacher_input: Tensor | None = None,
+    teacher_weight: Tensor | None = None,
+    *,
+    linear_bias: Tensor | None = None,
+    teacher_bias: Tensor | None = None,
+    teacher_log_probs: Tensor | None = None,
+    teacher_probs: Tensor | None = None,
+    teacher_top_k: tuple[Tensor, Tensor] | None = None,
+    divergence: Divergence = "forward_kl",
+    beta: float = 0.5,
+    temperature: float = 1.0,
+    target: Tensor | None = None,
+    ignore_index: int = -100,
+    shift: bool | int = False,
+    token_weight: Tensor | None = None,
+    reduction: str = "mean",
+    zero_if_all_ignored: bool = False,
+    chunk_size: int | str = "auto",
+    max_memory: int | None = None,
+    process_group: Any = None,
+    vocab_sizes: Sequence[int] | None = None,
+    reduce_input_grad: bool = True,
+) -> Tensor:
+    """Compute how far a student's distribution is from its teacher's, without holding the logits of either.
+
+    The student is ``softmax(linear(input, linear_weight, linear_bias) / temperature)``, and so is the teacher, with a
+    width and a dtype of its own. In place of the teacher's head there can be its probabilities of all classes or
+    the log-probabilities of some, which are taken as they are: their temperature is the caller's.
+
+    The rows are cut in chunks, whose logits are held only while a chunk is worked on. Where the loss is a scalar and a
+    gradient is needed, the forward pass makes the gradients that are needed together with the loss; the backward
+    pass multiplies them by the loss's own. With ``"none"`` the logits are computed again in the backward pass. The
+    loss is float32 for 16-bit inputs, and so are the sums that make a 16-bit gradient. Second derivatives, forward-mode
+    AD and ``torch.func`` are right too, with a graph that holds the logits of all rows. Nothing is differentiated by
+    the teacher.
+
+    Args:
+        input: the student's rows, shape (H,), (N, H) or (B, T, H), floating point.
+        linear_weight: the student's head, shape (V, H), input's dtype.
+        teacher_input: the teacher's rows, shape (..., H_t) with the rows of ``input``, floating point.
+        teacher_weight: the teacher's head, shape (V, H_t), the dtype of ``teacher_input``.
+        linear_bias: added to the student's logits, shape (V,).
+        teacher_bias: added to the teacher's logits, shape (V,).
+        teacher_log_probs: in place of the teacher's head, log-probabilities of all classes, shape (..., V).
+        teacher_probs: the same, as probabilities.
+        teacher_top_k: the same, of some classes: their indices and log-probabilities, two tensors of shape (..., k).
+            All other classes are compared as one, with the probability that is left: the divergence is that of k + 1
+            classes, a lower bound of that of all. Probabilities that add up to 1 leave nothing; the forward KL is then
+            the usual one of renormalized top-k probabilities, and a reverse KL takes the rounding of their dtype for
+            what is left, to be finite.
+        divergence: ``"forward_kl"``, KL(teacher || student); ``"reverse_kl"``, KL(student || teacher); or
+            ``"jensen_shannon"``, with the mixture m = beta teacher + (1 - beta) student the sum of
+            beta KL(teacher || m) and (1 - beta) KL(student || m).
+        beta: of the Jensen-Shannon divergence, above 0 and below 1.
+        temperature: divides the logits. Distillation often multiplies the loss by its square, which is the caller's.
+        target: labels whose rows are ignored where they are ``ignore_index``, int64 or uint8, shape of the rows.
+        ignore_index: the label of ignored rows.
+        shift: how many places a label stands behind the row that predicts it, ``True`` for 1; the first labels of a
+            sequence have no row. ``token_weight`` goes with the labels, and so does the loss of ``"none"``.
+        token_weight: factor of each row's loss, shape of the rows, floating point, differentiable.
+        reduction: ``"none"``, ``"mean"`` (divided by the number of rows that are not ignored, or the sum of their
+            ``token_weight``; torch's kl_div calls it ``"batchmean"``) or ``"sum"``.
+        zero_if_all_ignored: the mean is 0 if all rows are ignored; by default it is nan. Its gradients are 0 anyway.
+        chunk_size: rows whose logits are held at a time.
+        max_memory: bytes that may be held beyond arguments and results; chooses the chunk size.
+        process_group: processes that share the vocabulary. Then ``linear_weight``, ``linear_bias``, ``teacher_weight``
+            and ``teacher_bias`` are this rank's classes, those after the lower ranks' classes, and so are the classes
+            of ``teacher_log_probs`` and ``teacher_probs``; those of ``teacher_top_k`` are of the whole vocabulary. The
+            other arguments, and the results, are the same on every rank. All ranks must make the call, and
+            differentiate the same loss, once. A call has a collective that compares the calls, two for each chunk,
+            and one for the gradient of ``input``.
+        vocab_sizes: number of ``linear_weight``'s rows on each rank; without it every call asks for them.
+        reduce_input_grad: with ``process_group``, sum the gradient of ``input`` over the ranks. ``False`` leaves it
+            this rank's part.
+
+    Returns:
+        The loss: 0-dim, or with ``"none"`` of the shape of the rows; float32 for 16-bit inputs. Where a check would
+        wait for a device, a class of ``teacher_top_k`` that is none, or that stands in a row twice, makes it nan.
+
+    Raises:
+        IndexError: ``teacher_top_k`` has a class that the head has not.
+        RuntimeError: an argument of the teacher requires grad; a loss with ``process_group`` is differentiated twice.
+        TypeError: an argument is of a wrong type, or not one teacher is given.
+        ValueError: shapes do not fit each other, or an argument has a value that is not among those above.
+
+    Example:
+        >>> import torch
+        >>> student, head = torch.eye(2, requires_grad=True), torch.zeros(4, 2, requires_grad=True)
+        >>> teacher, its_head = torch.ones(2, 3), torch.zeros(4, 3)
+        >>> its_head[0] = 1.0
+        >>> loss = linear_kl_div(student, head, teacher, its_head, divergence="reverse_kl", temperature=2.0)
+        >>> loss.backward()
+        >>> round(loss.item(), 4), head.grad[0].tolist() < [0.0, 0.0]
+        (0.2512, True)
+
+    Source: Hinton et al., "Distilling the Knowledge in a Neural Network" (2015); reverse KL: Gu et al., "MiniLLM"
+    (2024); generalized Jensen-Shannon: Agarwal et al., "On-Policy Distillation of Language Models" (2024). Gradients in
+    the forward pass: Hsu et al., "Liger Kernel" (2024).
+    """
+    check_choice(NAME, "divergence", divergence, DIVERGENCES)
+    check_choice(NAME, "reduction", reduction, arguments.REDUCTIONS)
+    measure = Measure(divergence, check_number(NAME, "beta", beta))
+    rows, bytes_held = check_memory(NAME, chunk_size, max_memory)
+    logits = LogitOptions(None, check_number(NAME, "temperature", temperature), rows, bytes_held, function=NAME)
+    arguments.check_student(input, linear_weight, linear_bias, process_group is not None)
+    of_head = (teacher_input, teacher_weight, teacher_bias)
+    teacher = arguments.teacher_of(input, linear_weight, of_head, teacher_log_probs, teacher_probs, teacher_top_k)
+    arguments.check_target(target, input, ignore_index)
+    places = check_shift(NAME, shift, target)
+    arguments.check("shift", not places or target is not None, "be 0 without target", f"is {shift}")
+    if token_weight is not None:
+        check_token_weight(NAME, token_weight, tuple(input.shape[:-1]), input)
+    if places and target is not None:
+        target, token_weight = labels_to_rows(target, token_weight, places, ignore_index)
+    shards = None
+    if process_group is not None or vocab_sizes is not None:
+        kind = implementations.kind_of(teacher, input)
+        messages = Messages(input.shape[:-1].numel(), kind, "the dtypes and the teacher's arguments")
+        shards = shards_of(NAME, process_group, vocab_sizes, linear_weight, messages)
+    student = (input, linear_weight, linear_bias)
+    inputs = implementations.prepare(student, teacher, target, ignore_index, measure, logits, shards, reduce_input_grad)
+    loss = implementations.compute(inputs, token_weight, reduction, zero_if_all_ignored)
+    if reduction != "none":
+        return loss
+    return rows_to_labels(loss.reshape(input.shape[:-1]), places) if places else loss.reshape(input.shape[:-1])

@@ -1,0 +1,186 @@
+"""What the arguments must be, and what the kernels are given of them."""
+
+import math
+from typing import Any
+
+from torch_aclnn_ops._autograd.derivatives import has_tangent
+from torch_aclnn_ops._checks import describe, values_are_readable
+from torch_aclnn_ops.functional._drop_in import lower_precision_autocast_dtype, overrides_torch
+from torch_aclnn_ops.functional.linear_kl_div.inputs import NAME, Teacher
+
+import torch
+from torch import Tensor
+
+REDUCTIONS = ("none", "mean", "sum")
+_TEACHERS = "teacher_input and teacher_weight, or teacher_log_probs, or teacher_probs, or teacher_top_k"
+
+
+def check(name: str, is_right: bool, accepted: str, described: str, error: type[Exception] = ValueError) -> None:
+    """Raise in the words that all arguments share."""
+    if not is_right:
+        raise error(f"{NAME}: {name} must {accepted}, but it {described}")
+
+
+def flat(rows: Tensor) -> Tensor:
+    """Return rows in one dimension, and their numbers in the other."""
+    return rows if rows.dim() == 2 else rows.reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
+
+
+def check_student(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, is_shard: bool) -> None:
+    """Accept rows and a head that fit each other."""
+    _check_tensor("input", input, input)
+    _check_tensor("linear_weight", linear_weight, input)
+    check("input", input.dim() >= 1, "have shape (H,), (N, H) or (B, T, H)", "has no dimension")
+    _check_head("linear_weight", linear_weight, "input", input)
+    classes = linear_weight.shape[0]
+    check("linear_weight", classes > 0 or is_shard, "have at least one class", "has none")
+    for name, tensor in (("linear_weight", linear_weight), ("linear_bias", linear_bias)):
+        if tensor is not None:
+            _check_tensor(name, tensor, input)
+            fits = lower_precision_autocast_dtype(tensor) == lower_precision_autocast_dtype(input)
+            check(name, fits, f"have dtype {input.dtype}, as input has", f"has {tensor.dtype}", TypeError)
+    _check_bias("linear_bias", linear_bias, classes)
+
+
+def _check_head(name: str, weight: Tensor, name_of_rows: str, rows: Tensor) -> None:
+    fits = weight.dim() == 2 and weight.shape[1] == rows.shape[-1]
+    accepted = f"have shape (V, {rows.shape[-1]}), where {name_of_rows} has {rows.shape[-1]} features"
+    check(name, fits, accepted, f"has shape {list(weight.shape)}")
+
+
+def _check_bias(name: str, bias: Tensor | None, classes: int) -> None:
+    if bias is not None:
+        check(name, bias.shape == (classes,), f"have shape [{classes}]", f"has shape {list(bias.shape)}")
+
+
+def _check_tensor(name: str, tensor: object, input: Tensor, is_floating: bool = True) -> None:
+    is_plain = isinstance(tensor, Tensor) and not overrides_torch(tensor)
+    described = f"is of {type(tensor)}" if isinstance(tensor, Tensor) else f"is {describe(tensor)}"
+    check(name, is_plain, "be a plain tensor", described, TypeError)
+    assert isinstance(tensor, Tensor)
+    if is_floating:
+        is_right = tensor.is_floating_point() and tensor.layout is torch.strided
+        described = f"has {tensor.dtype} and {tensor.layout}"
+        check(name, is_right, "have a floating-point dtype and be strided", described, TypeError)
+    described = f"is on {tensor.device}"
+    check(name, tensor.device == input.device, f"be on {input.device}, as input is", described, RuntimeError)
+
+
+def teacher_of(
+    input: Tensor,
+    linear_weight: Tensor,
+    of_head: tuple[Any, Any, Any],
+    log_probs: Any,
+    probs: Any,
+    top_k: Any,
+) -> Teacher:
+    """Accept one description of the teacher's distribution, by which nothing is differentiated.
+
+    Args:
+        input: the student's rows.
+        linear_weight: the student's head.
+        of_head: the teacher's rows, weight and bias.
+        log_probs: log-probabilities of all classes.
+        probs: probabilities of all classes.
+        top_k: classes and their log-probabilities.
+    """
+    has_head = any(one is not None for one in of_head)
+    given = [has_head, log_probs is not None, probs is not None, top_k is not None]
+    if sum(given) != 1:
+        raise TypeError(f"{NAME}: one of {_TEACHERS} must be given, but {sum(given) or 'none'} are")
+    if has_head:
+        teacher = _of_head(input, linear_weight, *of_head)
+    elif top_k is not None:
+        teacher = _of_some_classes(input, top_k)
+    else:
+        name, values = ("teacher_probs", probs) if log_probs is None else ("teacher_log_probs", log_probs)
+        _check_tensor(name, values, input)
+        shape = (*input.shape[:-1], linear_weight.shape[0])
+        check(name, values.shape == shape, f"have shape {list(shape)}", f"has shape {list(values.shape)}")
+        teacher = Teacher(values=flat(values), is_log=log_probs is not None)
+    _check_constant(teacher, "teacher_top_k" if top_k is not None else None)
+    return teacher
+
+
+def _of_head(input: Tensor, linear_weight: Tensor, rows: Any, weight: Any, bias: Any) -> Teacher:
+    for name, tensor in (("teacher_input", rows), ("teacher_weight", weight), ("teacher_bias", bias)):
+        if tensor is not None or name != "teacher_bias":
+            _check_tensor(name, tensor, input)
+    shape = input.shape[:-1]
+    check(
+        "teacher_input",
+        rows.dim() >= 1 and rows.shape[:-1] == shape,
+        f"have shape {[*shape, 'H']}, the rows of input",
+        f"has shape {list(rows.shape)}",
+    )
+    _check_head("teacher_weight", weight, "teacher_input", rows)
+    classes, described = linear_weight.shape[0], f"has {weight.shape[0]}"
+    check("teacher_weight", weight.shape[0] == classes, f"have {classes} classes, as linear_weight has", described)
+    _check_bias("teacher_bias", bias, classes)
+    for name, tensor in (("teacher_weight", weight), ("teacher_bias", bias)):
+        if tensor is not None:
+            fits = lower_precision_autocast_dtype(tensor) == lower_precision_autocast_dtype(rows)
+            check(name, fits, f"have dtype {rows.dtype}, as teacher_input has", f"has {tensor.dtype}", TypeError)
+    dtype = lower_precision_autocast_dtype(rows)
+    return Teacher(flat(rows).to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+
+
+def _of_some_classes(input: Tensor, top_k: Any) -> Teacher:
+    is_pair = isinstance(top_k, (tuple, list)) and len(top_k) == 2
+    accepted = "be a pair of tensors, classes and their log-probabilities"
+    check("teacher_top_k", is_pair, accepted, f"is {describe(top_k)}", TypeError)
+    indices, values = top_k
+    _check_tensor("teacher_top_k[0]", indices, input, is_floating=False)
+    _check_tensor("teacher_top_k[1]", values, input)
+    is_index = indices.dtype in (torch.int64, torch.int32)
+    check("teacher_top_k[0]", is_index, "have dtype torch.int64 or torch.int32", f"has {indices.dtype}", TypeError)
+    accepted, described = f"have shape {[*input.shape[:-1], 'k']}", f"has shape {list(indices.shape)}"
+    fits = indices.dim() == input.dim() and indices.shape[:-1] == input.shape[:-1] and indices.shape[-1] > 0
+    check("teacher_top_k[0]", fits, accepted, described)
+    accepted, described = f"have shape {list(indices.shape)}, as teacher_top_k[0] has", f"has {list(values.shape)}"
+    check("teacher_top_k[1]", values.shape == indices.shape, accepted, described)
+    return Teacher(values=flat(values), indices=flat(indices).long())
+
+
+def _check_constant(teacher: Teacher, name: str | None) -> None:
+    values = "teacher_log_probs" if teacher.is_log else "teacher_probs"
+    names = ("teacher_input", "teacher_weight", "teacher_bias", values if name is None else f"{name}[1]")
+    for label, tensor in zip(names, teacher[:4], strict=True):
+        if tensor is None:
+            continue
+        if (torch.is_grad_enabled() and tensor.requires_grad) or has_tangent(tensor):
+            raise RuntimeError(
+                f"{NAME}: {label} must not require grad, because nothing is differentiated by the teacher, but it"
+                f" {'has a tangent' if has_tangent(tensor) else 'does'}; give {label}.detach()"
+            )
+
+
+def check_classes(indices: Tensor, ignored: Tensor | None, classes: int) -> Tensor:
+    """Return which rows name a class twice, or one that is none; raise for them where values can be read."""
+    ordered = indices.sort(1).values
+    is_wrong = (ordered[:, 0] < 0) | (ordered[:, -1] >= classes)
+    is_twice = (ordered[:, 1:] == ordered[:, :-1]).any(1)
+    if ignored is not None:
+        is_wrong, is_twice = is_wrong & ~ignored, is_twice & ~ignored
+    if values_are_readable(indices):
+        _raise_for_rows(indices, is_wrong, f"classes from 0 to {classes - 1}", IndexError)
+        _raise_for_rows(indices, is_twice, "each class of a row once", ValueError)
+    return is_wrong | is_twice
+
+
+def _raise_for_rows(indices: Tensor, rows: Tensor, accepted: str, error: type[Exception]) -> None:
+    if bool(rows.any()):
+        check("teacher_top_k[0]", False, f"have {accepted}", f"has the row {indices[rows][0].tolist()}", error)
+
+
+def check_target(target: Any, input: Tensor, ignore_index: object) -> None:
+    """Accept labels that say which rows are ignored."""
+    is_index = isinstance(ignore_index, int) and not isinstance(ignore_index, bool)
+    check("ignore_index", is_index, "be an int", f"is {ignore_index!r}", TypeError)
+    if target is None:
+        return
+    _check_tensor("target", target, input, is_floating=False)
+    is_right = target.dtype in (torch.int64, torch.uint8)
+    check("target", is_right, "have dtype torch.int64 or torch.uint8, as class indices have", f"has {target.dtype}")
+    shape = list(input.shape[:-1])
+    check("target", list(target.shape) == shape, f"have shape {shape}, the rows of input", f"has {list(target.shape)}")

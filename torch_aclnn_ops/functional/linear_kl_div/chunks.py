@@ -1,0 +1,192 @@
+"""The kernel in torch calls: rows compared, and differentiated, chunk by chunk, in buffers that are used again.
+
+The student's logits of a chunk become its log-probabilities and then their own gradient, in place. All of it is
+computed in float32 (float64 for float64). :mod:`torch_aclnn_ops.functional.linear_kl_div.formula` has the same
+mathematics in differentiable calls.
+"""
+
+import math
+
+from torch_aclnn_ops import _extension
+from torch_aclnn_ops._call_log import Implementation, log_call
+from torch_aclnn_ops._numerics import without_autocast
+from torch_aclnn_ops.functional._head.collectives import gather_constant, sum_over_group
+from torch_aclnn_ops.functional.linear_kl_div.inputs import NAME, Inputs, Teacher
+from torch_aclnn_ops.functional.linear_kl_div.teachers import Places, log_probabilities, with_rest
+from torch_aclnn_ops.ops._head.kept_rows import KeptRows
+from torch_aclnn_ops.ops._head.products import Gradients, Head, logits_buffer
+from torch_aclnn_ops.ops._head.tiling import Tiling, slices
+
+import torch
+from torch import Tensor
+
+Made = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+class _Kernel:
+    """What the chunks of a call share."""
+
+    def __init__(self, inputs: Inputs, kept: KeptRows, cut: Tiling) -> None:
+        temperature = inputs.options.logits.temperature
+        self.inputs, self.kept = inputs, kept
+        self.head = Head(inputs.linear_weight, inputs.linear_bias, 1 / temperature, cut)
+        self.teacher_head: Head | None = None
+        self._teacher_buffer: Tensor | None = None
+        teacher = inputs.teacher
+        if teacher.weight is not None:
+            self.teacher_head = Head(teacher.weight, teacher.bias, 1 / temperature, inputs.tile_teacher(cut))
+            self._teacher_buffer = logits_buffer(teacher.weight, self.teacher_head, cut)
+
+    def student_logits(self, input: Tensor, buffer: Tensor) -> Tensor:
+        classes, rows = self.inputs.linear_weight.shape[0], input.shape[0]
+        return self.head.logits(input, slice(0, classes), buffer[: rows * classes].view(rows, classes))
+
+    def teacher_logits(self, rows: slice) -> Tensor | None:
+        """Return what the teacher's log-probabilities are made of, if it has a head."""
+        teacher = self.inputs.teacher
+        if self.teacher_head is None or self._teacher_buffer is None or teacher.weight is None:
+            return None
+        input = self.kept.select(teacher.input, rows)
+        assert input is not None
+        number, classes = input.shape[0], teacher.weight.shape[0]
+        out = self._teacher_buffer[: number * classes].view(number, classes)
+        return self.teacher_head.logits(input, slice(0, classes), out)
+
+    def log_sum(self, parts: Tensor) -> Tensor:
+        """Return the logarithm of the sum of the exponentials that the processes have, the same on all of them."""
+        shards = self.inputs.shards
+        return parts if shards is None else gather_constant(parts, shards.members).logsumexp(0)
+
+    def sum(self, parts: Tensor) -> Tensor:
+        """Return the sum of what the processes have, the same on all of them."""
+        shards = self.inputs.shards
+        return parts if shards is None else gather_constant(parts, shards.members).sum(0)
+
+    def _normalized(self, student: Tensor, teacher: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Turn logits to log-probabilities; processes that share a vocabulary tell each other of theirs."""
+        given = [student] if teacher is None else [student, teacher]
+        if self.inputs.shards is None:
+            found = [_log_softmax(logits) for logits in given]
+        else:
+            found = given
+            shifts = torch.stack([_subtract_largest(logits).to(student.dtype) for logits in given])
+            log_sums = torch.stack([logits.logsumexp(1).to(student.dtype) for logits in given])
+            gathered = gather_constant(torch.stack([shifts, log_sums]), self.inputs.shards.members)
+            # A process without a class has a sum of 0, whose shift says nothing.
+            largest = gathered[:, 0].masked_fill(gathered[:, 1] == -math.inf, -math.inf).amax(0)
+            total = (gathered[:, 1] + (gathered[:, 0] - largest)).logsumexp(0)
+            for logits, log_sum in zip(given, (largest - shifts) + total, strict=True):
+                logits.sub_(log_sum.unsqueeze(1))
+        return found[0], found[1] if len(found) > 1 else None
+
+    def compare_blocks(self, logits: Tensor, rows: slice, factors: Tensor | None) -> list[Tensor]:
+        """Compare the rows of a chunk, as many at once as a cache holds; processes exchange those of all at once."""
+        number, teacher, teacher_logits = logits.shape[0], self.inputs.teacher, self.teacher_logits(rows)
+        size = self.inputs.rows_of_block(number, logits.shape[1])
+        losses = []
+        for block in slices(0, number, size) or [slice(0, 0)]:
+            of_input = slice(rows.start + block.start, rows.start + block.stop)
+            values, indices = (self.kept.select(one, of_input) for one in (teacher.values, teacher.indices))
+            given = teacher._replace(values=values, indices=indices)
+            of_teacher = None if teacher_logits is None else teacher_logits[block]
+            losses.append(
+                self.compare(logits[block], of_teacher, given, None if factors is None else factors[of_input])
+            )
+        return losses
+
+    def compare(self, student: Tensor, teacher_logits: Tensor | None, given: Teacher, factors: Tensor | None) -> Tensor:
+        """Return the losses of some rows; turn the student's logits to their gradient if there are factors."""
+        gradient = student
+        student, teacher_logits = self._normalized(student, teacher_logits)
+        if given.indices is not None:
+            return self._compare_some_classes(student, given, factors, gradient)
+        teacher = teacher_logits if teacher_logits is not None else log_probabilities(given)
+        losses, slopes = self._losses_and_slopes(student, teacher.to(student.dtype))
+        sums = self.sum(torch.stack([losses, slopes.sum(1)]))
+        if factors is not None:
+            torch.exp(student, out=gradient).mul_(-sums[1].unsqueeze(1)).add_(slopes).mul_(factors.unsqueeze(1))
+        return sums[0]
+
+    def _losses_and_slopes(self, student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+        measure = self.inputs.options.measure
+        return measure.losses_and_slopes(student, teacher, self.inputs.may_be_masked)
+
+    def _compare_some_classes(
+        self, student: Tensor, given: Teacher, factors: Tensor | None, gradient: Tensor
+    ) -> Tensor:
+        """Do so where the teacher's classes are some, and all the others as one."""
+        places = Places.of(given, self.inputs.classes)
+        few = self.log_sum(places.log_probabilities(student))
+        teacher = with_rest(given, few, self.inputs.options.measure.divergence)
+        losses, slopes = self._losses_and_slopes(few, teacher)
+        if factors is None or student.shape[1] == 0:
+            return losses
+        ratio = torch.where(few[:, -1] == -math.inf, 0, slopes[:, -1] * (-few[:, -1]).exp())
+        at_classes = (slopes[:, :-1] - few[:, :-1].exp() * ratio.unsqueeze(1)).masked_fill(~places.is_here, 0)
+        torch.exp(student, out=gradient).mul_((ratio - slopes.sum(1)).unsqueeze(1))
+        gradient.scatter_add_(1, places.columns, at_classes).mul_(factors.unsqueeze(1))
+        return losses
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    return torch.log_softmax(logits, 1, out=logits) if logits.is_cpu else logits.log_softmax(1)
+
+
+def _subtract_largest(logits: Tensor) -> Tensor:
+    """Subtract the largest of each row, and return it; 0 where there is none."""
+    largest = logits.new_zeros(logits.shape[0])
+    if logits.shape[1] > 0:
+        largest = logits.amax(1)
+        largest = largest.masked_fill(largest == -math.inf, 0)
+    logits.sub_(largest.unsqueeze(1))
+    return largest
+
+
+@without_autocast
+def compare_in_chunks(inputs: Inputs, factors: Tensor | None) -> tuple[Tensor, Made]:
+    """Compute the losses of all rows, 0 for ignored ones, and the gradients of their sum times factors.
+
+    The gradients are those that are requested, wide, but for a bfloat16 head's that is summed in one product.
+
+    Args:
+        inputs: of the call.
+        factors: of each row in the sum, shape (N,); without them there are no gradients.
+    """
+    if inputs.input.device.type == "npu":
+        _extension.check_queue(NAME)
+    kept = KeptRows(inputs.target, inputs.input.shape[0])
+    cut = inputs.tile(kept.number)
+    log_call(NAME, Implementation.FALLBACK, lambda: _describe(inputs, cut, factors is not None))
+    kernel = _Kernel(inputs, kept, cut)
+    rows_of_input = inputs.input if kept.number == inputs.input.shape[0] else inputs.input[: kept.number]
+    total = None if factors is None else Gradients(rows_of_input, kernel.head, cut, inputs.options.gradients)
+    buffer = logits_buffer(inputs.input, kernel.head, cut, total)
+    # What the gradients by the products have to be multiplied by, of which the logits are a part.
+    factors_of_rows = None if factors is None else kept.select(factors) / inputs.options.logits.temperature
+    losses = []
+    for rows in cut.chunks():
+        input = kept.select(inputs.input, rows)
+        logits = kernel.student_logits(input, buffer)
+        losses += kernel.compare_blocks(logits, rows, factors_of_rows)
+        if total is not None:
+            kept.silence(logits, rows)
+            total.add(logits, input, rows)
+    found = kept.expand_to_all_rows(torch.cat(losses))
+    assert found is not None
+    return found, (None, None, None) if total is None else _finished(inputs, total, kept)
+
+
+def _finished(inputs: Inputs, total: Gradients, kept: KeptRows) -> Made:
+    input_grad, weight_grad, bias_grad = total.finish()
+    input_grad = kept.expand_to_all_rows(input_grad)
+    if input_grad is not None and inputs.shards is not None and inputs.reduce_input_grad:
+        input_grad = sum_over_group(input_grad, inputs.shards.members)
+    return input_grad, weight_grad, bias_grad
+
+
+def _describe(inputs: Inputs, cut: Tiling, with_gradients: bool) -> str:
+    reason = f"the tensors are on {inputs.input.device.type}"
+    if inputs.input.device.type == "npu":
+        reason = "CANN has no operator for it"
+    made = "; gradients with the losses" if with_gradients else ""
+    return f"{reason}{made}; {cut}"

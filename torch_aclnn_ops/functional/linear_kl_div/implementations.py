@@ -1,0 +1,118 @@
+"""What an implementation is given, which one computes a call, and how the losses of rows are reduced.
+
+=====================================  ===============================================================================
+a scalar loss with gradients           ``weighted_sum``: made together with its gradients, chunk by chunk
+inside transforms, with tangents       ``compare_by_formula``: differentiable torch calls, which have every derivative
+everything else                        ``losses_of_rows``, which the backward pass computes again
+=====================================  ===============================================================================
+
+In compiled code the first and the last are one operator.
+"""
+
+import math
+
+from torch_aclnn_ops._autograd.derivatives import any_wrapped, has_tangent, in_functorch_transform, is_jit_tracing
+from torch_aclnn_ops._call_log import Implementation, log_call
+from torch_aclnn_ops._numerics import accumulation_dtype
+from torch_aclnn_ops._torch_compat.derivatives import is_legacy_batchedtensor
+from torch_aclnn_ops.functional._drop_in import lower_precision_autocast_dtype
+from torch_aclnn_ops.functional._head.shards import VocabularyShards
+from torch_aclnn_ops.functional.linear_kl_div import autograd, compiled
+from torch_aclnn_ops.functional.linear_kl_div._arguments import check_classes, flat
+from torch_aclnn_ops.functional.linear_kl_div.divergences import Measure
+from torch_aclnn_ops.functional.linear_kl_div.formula import compare_by_formula
+from torch_aclnn_ops.functional.linear_kl_div.inputs import NAME, Inputs, Options, Teacher
+from torch_aclnn_ops.functional.linear_kl_div.vocab_parallel import check_agreement
+from torch_aclnn_ops.ops._head.kept_rows import IGNORED
+from torch_aclnn_ops.ops._head.tiling import LogitOptions
+
+import torch
+from torch import Tensor
+
+
+def kind_of(teacher: Teacher, input: Tensor) -> int:
+    """Return a number that differs where the sizes of what processes exchange of a row do."""
+    number = 0 if teacher.indices is None else teacher.indices.shape[1]
+    return 4 * number + 2 * (teacher.weight is not None) + (input.dtype == torch.float64)
+
+
+def prepare(
+    student: tuple[Tensor, Tensor, Tensor | None],
+    teacher: Teacher,
+    target: Tensor | None,
+    ignore_index: int,
+    measure: Measure,
+    logits: LogitOptions,
+    shards: VocabularyShards | None,
+    reduce_input_grad: bool,
+) -> Inputs:
+    """Cast as autocast asks for, flatten rows, and refuse a ``max_memory`` that is too little."""
+    dtype = lower_precision_autocast_dtype(student[0])
+    input, weight, bias = (None if one is None else one.to(dtype) for one in student)
+    assert input is not None and weight is not None
+    needed = tuple(torch.is_grad_enabled() and one is not None and one.requires_grad for one in student)
+    if target is not None:
+        target = (target.reshape(-1) == ignore_index) * IGNORED
+    options = Options(measure, logits, (needed[0], needed[1], needed[2]))
+    inputs = Inputs(flat(input), weight, bias, teacher, target, options, shards, reduce_input_grad)
+    if logits.max_memory is not None and not torch.compiler.is_compiling():
+        inputs.tile(inputs.input.shape[0])
+    return inputs
+
+
+def compute(inputs: Inputs, token_weight: Tensor | None, reduction: str, zero_if_all_ignored: bool) -> Tensor:
+    """Compute the loss of all rows; with ``"none"`` one for each."""
+    if inputs.shards is not None:
+        inputs = check_agreement(inputs, inputs.shards, reduction)
+    ignored = None if inputs.target is None else inputs.target == IGNORED
+    counts = inputs.input.new_ones(inputs.input.shape[0], dtype=inputs.loss_dtype())
+    if inputs.teacher.indices is not None:
+        classes = inputs.linear_weight.shape[0] if inputs.shards is None else inputs.shards.total
+        counts = counts.masked_fill(check_classes(inputs.teacher.indices, ignored, classes), math.nan)
+    if token_weight is not None:
+        counts = counts * token_weight.reshape(-1).to(accumulation_dtype(inputs.input.dtype))
+    if ignored is not None:
+        counts = counts.masked_fill(ignored, 0)
+    if reduction == "none":
+        return _losses_of_rows(inputs, token_weight) * counts
+    nan_if_empty = None
+    factors = counts
+    if reduction == "mean":
+        is_empty = (torch.zeros_like(counts, dtype=torch.bool) if ignored is None else ignored).all()
+        factors = counts / counts.sum().masked_fill(is_empty, 1)
+        nan_if_empty = counts.new_zeros(()).masked_fill(is_empty, 0 if zero_if_all_ignored else math.nan)
+    if any(inputs.options.gradients) and not factors.requires_grad and not _needs_formula(inputs, token_weight):
+        loss: Tensor = (compiled if torch.compiler.is_compiling() else autograd).weighted_sum(inputs, factors)
+    else:
+        loss = (_losses_of_rows(inputs, token_weight) * factors).sum()
+    return loss if nan_if_empty is None else loss + nan_if_empty
+
+
+def _losses_of_rows(inputs: Inputs, token_weight: Tensor | None) -> Tensor:
+    if _needs_formula(inputs, token_weight):
+        _refuse_shards(inputs)
+        log_call(NAME, Implementation.FALLBACK, lambda: "a transform runs over it; all logits materialized")
+        return compare_by_formula(inputs, not is_jit_tracing() and not torch.compiler.is_compiling())
+    if torch.compiler.is_compiling():
+        return compiled.losses_of_rows(inputs)
+    return autograd.losses_of_rows(inputs)
+
+
+def _needs_formula(inputs: Inputs, token_weight: Tensor | None) -> bool:
+    """Return whether the call is inside a transform or ``torch.jit.trace``, or has tangents."""
+    if in_functorch_transform():
+        return True
+    if torch.compiler.is_compiling():
+        return False
+    tensors = (*inputs[:3], *inputs.teacher[:-1], inputs.target, token_weight)
+    if is_jit_tracing() or any_wrapped(tensors):
+        return True
+    return any(isinstance(one, Tensor) and (is_legacy_batchedtensor(one) or has_tangent(one)) for one in tensors)
+
+
+def _refuse_shards(inputs: Inputs) -> None:
+    if inputs.shards is not None:
+        raise NotImplementedError(
+            f"{NAME}: process_group must be None inside transforms of torch.func, torch.jit.trace and forward-mode AD,"
+            " which do not differentiate its collectives"
+        )

@@ -1,0 +1,126 @@
+"""What the kernels of a divergence are given, and how its rows are cut."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from torch_aclnn_ops._numerics import accumulation_dtype
+from torch_aclnn_ops.functional._head.shards import VocabularyShards
+from torch_aclnn_ops.functional.linear_kl_div.divergences import Measure
+from torch_aclnn_ops.ops._head import tiling
+from torch_aclnn_ops.ops._head.products import has_bfloat16_units
+from torch_aclnn_ops.ops._head.tiling import LogitOptions, Sizes, Tiling
+
+import torch
+from torch import Tensor
+
+NAME = "linear_kl_div"
+# Rows of a chunk that are reduced at once take 1 MiB for each tensor of them, which stays in a CPU's caches.
+_BLOCK_BYTES = 2**20
+_TEMPORARIES = 6  # of a block's size
+_NO_GRADIENTS = (False, False, False)
+
+
+class Teacher(NamedTuple):
+    """The teacher's distribution of every row: a head, or probabilities of all classes, or log-probabilities of some.
+
+    Attributes:
+        input: rows of the head, shape (N, H_t).
+        weight: of the head, shape (V, H_t).
+        bias: of the head, shape (V,).
+        values: probabilities, or log-probabilities if ``is_log``, shape (N, V); or (N, k) with indices.
+        indices: classes of the values; the others share what is left of the probability.
+        is_log: what ``values`` are.
+    """
+
+    input: Tensor | None = None
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    values: Tensor | None = None
+    indices: Tensor | None = None
+    is_log: bool = True
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is computed, and how the logits are shaped and cut."""
+
+    measure: Measure
+    logits: LogitOptions
+    gradients: tuple[bool, bool, bool] = _NO_GRADIENTS  # those by input, linear_weight and linear_bias
+
+
+class Inputs(NamedTuple):
+    """The arguments of a call, the same for all its kernels."""
+
+    input: Tensor  # shape (N, H)
+    linear_weight: Tensor  # shape (V, H)
+    linear_bias: Tensor | None  # shape (V,)
+    teacher: Teacher
+    target: Tensor | None  # ``IGNORED`` for an ignored row, else 0, shape (N,)
+    options: Options
+    shards: VocabularyShards | None = None  # the cut of the vocabulary, if several processes share it
+    reduce_input_grad: bool = True  # sum the gradient of the input over these processes
+
+    @property
+    def may_be_masked(self) -> bool:
+        """Whether classes may have a probability of 0."""
+        return self.linear_bias is not None or self.teacher.weight is None or self.teacher.bias is not None
+
+    @property
+    def classes(self) -> slice:
+        """The classes of this process, in the vocabulary."""
+        if self.shards is None:
+            return slice(0, self.linear_weight.shape[0])
+        return self.shards.slices()[self.shards.members.rank]
+
+    def tile(self, rows: int, classes: int | None = None) -> Tiling:
+        """Cut some rows, or refuse a ``max_memory`` that is too little.
+
+        Processes that share a vocabulary exchange numbers of each chunk, and so need the same chunks.
+        """
+        if self.shards is not None and classes is None:
+            # torch.compile and gradients that differ between ranks must not make other chunks.
+            common = self.tile(rows, max(self.shards.sizes))
+            here = self.linear_weight.shape[0]
+            return replace(common, classes=here, classes_per_chunk=here, keeps_gradients=False)
+        weight, teacher = self.linear_weight, self.teacher.weight
+        classes = weight.shape[0] if classes is None else classes
+        beside = 0
+        if teacher is not None:
+            sizes = Sizes(rows, classes, teacher.shape[1], teacher.dtype, weight.is_cpu)
+            block = tiling.tile_rows(sizes, LogitOptions()).classes_per_block
+            beside = block * teacher.shape[1] * sizes.wide_itemsize if sizes.is_widened else 0
+        copies = 1 if self.teacher.indices is not None else 2
+        if weight.is_cpu and self.shards is None:
+            beside += _TEMPORARIES * self.rows_of_block(rows, classes) * classes * self.loss_dtype().itemsize
+        else:
+            copies += _TEMPORARIES
+        sizes = Sizes(rows, classes, weight.shape[1], weight.dtype, weight.is_cpu, beside)
+        is_alone = self.shards is None
+        with_gradient = self.options.gradients[1] if is_alone else True
+        units = is_alone and has_bfloat16_units(weight)
+        return tiling.tile_rows(sizes, self.options.logits, copies, with_gradient, units)
+
+    def tile_teacher(self, cut: Tiling) -> Tiling:
+        """Return the cut for the products of the teacher's head."""
+        weight = self.teacher.weight
+        assert weight is not None
+        sizes = Sizes(cut.rows, weight.shape[0], weight.shape[1], weight.dtype, weight.is_cpu)
+        return replace(cut, classes_per_block=tiling.tile_rows(sizes, LogitOptions()).classes_per_block)
+
+    def rows_of_block(self, rows: int, classes: int) -> int:
+        """Return how many of the rows of a chunk are reduced at once: a device's launches cost more than a cache saves.
+
+        Processes that share a vocabulary exchange numbers of all of them at once.
+        """
+        if not self.linear_weight.is_cpu or self.shards is not None:
+            return max(rows, 1)
+        logits = self.options.logits
+        budget = min(_BLOCK_BYTES, (logits.max_memory or math.inf) // (2 * _TEMPORARIES))
+        most = min(rows, rows if logits.chunk_size is None else logits.chunk_size)
+        return max(min(int(budget) // max(self.loss_dtype().itemsize * classes, 1), most), 1)
+
+    def loss_dtype(self) -> torch.dtype:
+        """Return the dtype of the losses."""
+        return accumulation_dtype(self.input.dtype)

@@ -1,0 +1,69 @@
+"""Whether the processes that share a vocabulary make the same call."""
+
+from typing import NamedTuple
+
+from torch_aclnn_ops._autograd.derivatives import any_differentiated
+from torch_aclnn_ops.functional._head.agreement import REDUCTIONS, compare_summaries, hash_sizes, summarize
+from torch_aclnn_ops.functional._head.collectives import gather_constant
+from torch_aclnn_ops.functional._head.shards import VocabularyShards
+from torch_aclnn_ops.functional.linear_kl_div.divergences import DIVERGENCES
+from torch_aclnn_ops.functional.linear_kl_div.inputs import NAME, Inputs
+
+import torch
+from torch import Tensor
+
+
+class _Call(NamedTuple):
+    """What every process must say of a call, in numbers; but for ``excess``, the same on all."""
+
+    rows: int
+    features: int
+    vocab_sizes: int  # a hash
+    reduction: int  # place in REDUCTIONS
+    divergence: int  # place in DIVERGENCES
+    beta: float
+    temperature: float
+    rows_per_chunk: int
+    is_differentiated: bool  # by the input
+    has_gradients: bool  # by anything
+    excess: int  # of this rank's rows of the head over those of vocab_sizes
+
+
+def check_agreement(inputs: Inputs, shards: VocabularyShards, reduction: str) -> Inputs:
+    """Compare the calls of all processes in a collective.
+
+    Returns:
+        The inputs, whose results are nan where the calls differ and values cannot be read.
+
+    Raises:
+        NotImplementedError: the call is compiled.
+        ValueError: the calls differ.
+    """
+    if torch.compiler.is_compiling():
+        raise NotImplementedError(
+            f"{NAME}: process_group must be None in one graph of torch.compile; let the graph break at this call"
+        )
+    input, measure, logits = inputs.input, inputs.options.measure, inputs.options.logits
+    call = _Call(
+        input.shape[0],
+        input.shape[1],
+        hash_sizes(shards.sizes),
+        REDUCTIONS.index(reduction),
+        DIVERGENCES.index(measure.divergence),
+        measure.beta,
+        logits.temperature,
+        inputs.tile(input.shape[0]).rows_per_chunk,
+        inputs.reduce_input_grad and any_differentiated([input]),
+        any_differentiated(inputs[:3]),
+        shards.excess,
+    )
+    numbers = summarize(call, input, inputs.target, _of_teacher(inputs), inputs.loss_dtype())
+    summaries = gather_constant(numbers, shards.members)
+    factor = compare_summaries(NAME, call, summaries, shards.sizes, ("input", "teacher"))
+    return inputs if factor is None else inputs._replace(input=input * factor.to(input.dtype))
+
+
+def _of_teacher(inputs: Inputs) -> Tensor | None:
+    """Return what the processes have in common of a teacher's rows."""
+    teacher = inputs.teacher
+    return teacher.values if teacher.indices is not None else teacher.input

@@ -1,0 +1,80 @@
+"""The rows of a loss that are not ignored."""
+
+from typing import overload
+
+from torch_aclnn_ops._checks import values_are_readable
+
+from torch import Tensor
+
+# The target of an ignored row, which is no class of a head.
+IGNORED = -1
+
+
+class KeptRows:
+    """The rows that are not ignored.
+
+    The others are dropped where looking for them waits for no device. Elsewhere they become rows of zeros, so that
+    nothing that is not finite gets from them into a sum, with coefficients of 0.
+
+    Args:
+        target: class indices, ``IGNORED`` for an ignored row; ``None`` where none is.
+        rows: how many there are.
+    """
+
+    def __init__(self, target: Tensor | None, rows: int) -> None:
+        self._rows = rows
+        self._kept: Tensor | None = None
+        self._ignored: Tensor | None = None
+        if target is None:
+            return
+        if not values_are_readable(target):
+            self._ignored = target == IGNORED
+        elif rows > 0 and int(target.min()) < 0:
+            kept = (target != IGNORED).nonzero().squeeze(1)
+            self._kept = kept if kept.shape[0] < rows else None
+
+    @property
+    def are_all(self) -> bool:
+        """Whether it is known that no row is ignored."""
+        return self._kept is None and self._ignored is None
+
+    @property
+    def are_dropped(self) -> bool:
+        """Whether the ignored rows are left out."""
+        return self._kept is not None
+
+    @property
+    def number(self) -> int:
+        """How many rows are left."""
+        return self._rows if self._kept is None else self._kept.shape[0]
+
+    @overload
+    def select(self, values: Tensor, rows: slice = ...) -> Tensor: ...
+    @overload
+    def select(self, values: Tensor | None, rows: slice = ...) -> Tensor | None: ...
+    def select(self, values: Tensor | None, rows: slice = slice(None)) -> Tensor | None:
+        """Return the values of some of the rows that are left; zeros of those that are ignored."""
+        if values is None:
+            return None
+        if self._ignored is not None:
+            return values[rows].masked_fill(_as_column(self._ignored[rows], values), 0)
+        return values[rows] if self._kept is None else values[self._kept[rows]]
+
+    def silence(self, values: Tensor, rows: slice) -> None:
+        """Write zeros over the values of those of some rows that are ignored, where they are not left out."""
+        if self._ignored is not None:
+            values.masked_fill_(_as_column(self._ignored[rows], values), 0)
+
+    def expand_to_all_rows(self, values: Tensor | None, elsewhere: int = 0) -> Tensor | None:
+        """Return the values with others, ``elsewhere``, for the rows that are ignored."""
+        if values is None:
+            return None
+        if self._ignored is not None:
+            return values.masked_fill(_as_column(self._ignored, values), elsewhere)
+        if self._kept is None:
+            return values
+        return values.new_full((self._rows, *values.shape[1:]), elsewhere).index_copy_(0, self._kept, values)
+
+
+def _as_column(rows: Tensor, values: Tensor) -> Tensor:
+    return rows.reshape(-1, *(1,) * (values.dim() - 1))
