@@ -92,7 +92,6 @@ USES = {
     "a cross entropy after writing": lambda logits: _loss(_written(logits)),
     "a cross entropy after writing to a view": lambda logits: _loss(_written_by_a_view(logits)),
     "checkpoint": lambda logits: torch.utils.checkpoint.checkpoint(torch.exp, logits, use_reentrant=False),
-    "reentrant checkpoint": lambda logits: torch.utils.checkpoint.checkpoint(torch.exp, logits, use_reentrant=True),
     "a module": lambda logits: nn.Softmax(-1)(logits),
     "an einsum": lambda logits: torch.einsum("btc,bsc->bts", logits, logits),
     "a context without torch functions": lambda logits: _without_torch_functions(logits),

@@ -10,6 +10,7 @@ from torch_aclnn_ops.integrations._materializations import Materializations
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 
 class Lazy:
@@ -74,7 +75,8 @@ class Recipe:
     def computed(self) -> tuple[list[Tensor], Tensor]:
         """Return the logits and the detached operands by which they can be differentiated."""
         if self._computed is None or version_of(self._computed[1]) != self._version:
-            with torch.enable_grad():
+            # What is saved here is not the caller's: torch.utils.checkpoint counts what its function saves.
+            with torch.enable_grad(), saved_tensors_hooks(_itself, _itself):
                 detached = [
                     (one.recipe.numbers() if isinstance(one, Lazy) else one)
                     .detach()
@@ -105,3 +107,7 @@ class Recipe:
             else ()
         )
         return [next(found) if one.requires_grad else None for one in operands]
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
