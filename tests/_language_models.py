@@ -88,7 +88,8 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        sizes = [one.numel() for one in tree_leaves(result) if isinstance(one, Tensor)]
+        # Tensors on "meta" have no memory.
+        sizes = [one.numel() for one in tree_leaves(result) if isinstance(one, Tensor) and not one.is_meta]
         self.elements = max([self.elements, *sizes])
         return result
 

@@ -1,6 +1,7 @@
 """Language models of transformers with ``patch_model``: loss and gradients of the model as it was, without logits."""
 
 import copy
+import logging
 import pickle
 
 from torch_aclnn_ops.integrations._lazy_logits import LazyLogits
@@ -319,15 +320,39 @@ def _everything(model):
     ]
 
 
-@pytest.mark.parametrize("has_loss_function", [False, True])
-def test_unpatch_restores_exactly(has_loss_function):
+def test_unpatch_restores_exactly():
     model = make()
-    if has_loss_function:
-        model.loss_function = model.loss_function
     before = _everything(model)
     assert unpatch_model(patch_model(patch_model(model), chunk_size=CHUNK)) is model
     assert _everything(model) == before
     assert unpatch_model(model) is model
+
+
+def test_another_loss_function_has_the_logits_it_needs():
+    def with_loss(model):
+        model.loss_function = lambda logits, labels, **_: logits.log_softmax(-1)[labels > 0].square().mean()
+        return model
+
+    expected = Step(with_loss(make()))
+    with pytest.warns(UserWarning, match="saves no memory: log_softmax needs them; use .*cross_entropy"):
+        assert_close(Step(with_loss(patch_model(make()))), expected)
+
+
+def test_what_was_patched_is_logged(caplog):
+    with caplog.at_level(logging.INFO, "torch_aclnn_ops"):
+        patch_model(make())
+    assert "logits of this LlamaForCausalLM are lazy: outputs of lm_head (16 x 512)" in caplog.text
+
+
+def test_a_model_that_saves_no_memory_is_told_of_once_and_one_that_does_never(recwarn):
+    model = patch_model(make())
+    Step(model)
+    assert not recwarn
+    model.resize_token_embeddings(CLASSES + 8, mean_resizing=False)
+    Step(model)
+    Step(model)
+    [warning] = recwarn
+    assert "its head was replaced or got adapters after patch_model" in str(warning.message)
 
 
 def test_a_patched_model_has_the_checkpoint_of_the_model(tmp_path):
@@ -371,11 +396,6 @@ REFUSALS = {
     "a wrapper": (lambda: nn.DataParallel(make()), TypeError, "but it is a DataParallel; call it before"),
     "a compiled model": (lambda: torch.compile(make()), TypeError, "but it is a OptimizedModule; call it before"),
     "no head": (lambda: make().model, TypeError, r"get_output_embeddings\(\) of this LlamaModel is a NoneType"),
-    "another loss": (
-        lambda: _of(lambda model: setattr(model, "loss_function", print)),
-        ValueError,
-        "loss_function must be transformers' ForCausalLMLoss",
-    ),
     "a head without linear layers": (
         lambda: _of(lambda model: model.set_output_embeddings(nn.Identity())),
         TypeError,

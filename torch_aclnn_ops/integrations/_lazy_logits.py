@@ -1,222 +1,296 @@
-"""Logits that nobody has computed: what the head of a patched model returns in training."""
+"""Logits that nobody has computed: the tensors that the head of a patched model returns in training."""
 
-import math
+from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
 
-from torch_aclnn_ops import functional as F
-from torch_aclnn_ops._nested import map_nested
+from torch_aclnn_ops._nested import leaves, map_nested
 from torch_aclnn_ops._numerics import is_autocast_on
-from torch_aclnn_ops._torch_compat.fsdp import modules_sharded_with
+from torch_aclnn_ops._torch_compat.modes import without_torch_function
 from torch_aclnn_ops._torch_compat.optimizer import version_of
+from torch_aclnn_ops.integrations import _lazy_operations
+from torch_aclnn_ops.integrations._lazy_operations import GRADIENTS, NAMES, READS, VIEWS, name_of
+from torch_aclnn_ops.integrations._recipes import Lazy, Recipe
 
 import torch
-from torch import Tensor, nn
-from torch.nn import Parameter
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import BackwardCFunction
+from torch.utils.hooks import RemovableHandle
 
-_PLAIN = (Tensor, Parameter)
-
-
-class _Layer(NamedTuple):
-    """Outputs of a linear layer, divided by a number; with its weights, their version, and the dtype of autocast."""
-
-    input: Tensor
-    linear: nn.Linear
-    weight: Tensor
-    version: int | None
-    autocast: torch.dtype | None
-    divisor: float = 1.0
-
-    def output(self) -> Tensor:
-        """Return the outputs, not divided."""
-        if self.version is not None and version_of(self.weight) != self.version:
-            raise RuntimeError(
-                "the logits of this forward pass cannot be computed any more, because the head's weights have changed"
-                " since; use the model's logits before the optimizer's step"
-            )
-        with self.saved_autocast():
-            return _with_weights(self.linear, self.input, nn.Linear.forward)
-
-    def saved_autocast(self) -> AbstractContextManager[None]:
-        """Return a context in which autocast is as it was when the layer was called."""
-        is_on = self.autocast is not None
-        if is_autocast_on(self.input) == is_on:
-            return nullcontext()
-        return torch.autocast(self.input.device.type, self.autocast, enabled=is_on)
+_cross_entropy = torch.nn.functional.cross_entropy
+_base_of: Any = Tensor._base.__get__  # type: ignore[union-attr]
+_NOT = object()
 
 
-class LazyLogits:
-    """Logits as the layers and rows that they are made of: a sum of linear layers' outputs, maybe bounded by a tanh.
+class _Make(Function):
+    """Makes lazy logits a node of the graph, whose gradients are those of the function that computes them."""
 
-    It stands for the tensor: its operators, its methods and every function of torch compute the logits and go on with
-    them. Only what leaves the sum and its bound in place is put off: factors, sums with others, ``torch.tanh`` and
-    casts. No tensor itself, it goes untouched through what wraps models and looks for tensors in their outputs.
+    @staticmethod
+    def forward(ctx: Any, recipe: Recipe, *operands: Tensor) -> Any:
+        ctx.recipe = recipe
+        ctx.set_materialize_grads(False)
+        return LazyLogits(recipe)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        if gradients[0] is None:
+            return (None,) * (1 + len(ctx.recipe.operands))
+        return None, *ctx.recipe.pull_back(gradients[0])
+
+
+def _watching(name: str) -> Callable[..., Any]:
+    def register(node: Any, *args: Any, **kwargs: Any) -> Any:
+        node.recipe.is_watched = True
+        return getattr(BackwardCFunction, name)(node, *args, **kwargs)
+
+    return register
+
+
+# A hook of the node, which ``logits.grad_fn`` is.
+for _name in ("register_hook", "register_prehook"):
+    setattr(_Make._backward_cls, _name, _watching(_name))
+
+
+class _Materialize(Function):
+    """Returns the numbers of lazy logits."""
+
+    @staticmethod
+    def forward(ctx: Any, numbers: Callable[[], Tensor], logits: Tensor) -> Tensor:
+        return numbers().detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return None, gradients[0]
+
+
+class _Loss(Function):
+    """A loss that was computed without logits; where their gradient is wanted, it is that of a loss from them."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, logits: Tensor, from_logits: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.logits, ctx.from_logits = logits, from_logits
+        return loss.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        logits, [gradient] = ctx.logits, gradients
+        if not logits.is_watched:
+            return gradient, None, None
+        create_graph = torch.is_grad_enabled()
+        with torch.enable_grad():
+            real = logits.materialize() if create_graph else logits.recipe.computed()[1].detach().requires_grad_()
+            loss = ctx.from_logits(real)
+            [found] = torch.autograd.grad(loss, real, gradient, create_graph=create_graph)
+        return None, found, None
+
+
+class LazyLogits(Lazy, Tensor):
+    """Logits as the layers and rows that they are made of: a tensor without memory.
+
+    Everything that torch does with it is done with the logits, which are computed then, always the same tensor. Put off
+    are what leaves a ``LogitSum`` in place (factors, sums, ``torch.tanh``, casts, views of rows), and the cross
+    entropy, which is computed without logits.
+
+    It is a node of the graph. The loss knows the gradient of the node's operands, and none goes through the node,
+    unless a hook or somebody else wants it: then the backward pass computes the logits and the loss from them.
 
     Args:
-        layers: the sum.
-        bound: if given, the logits are ``bound * tanh(sum)``.
-        dtype: the logits' dtype.
-        method: computes the logits, a method of the first operand.
-        operands: those that are lazy are computed first.
+        recipe: how it is computed.
     """
 
-    def __init__(
-        self,
-        layers: tuple[_Layer, ...],
-        bound: float | None,
-        dtype: torch.dtype,
-        method: str,
-        *operands: Any,
-    ) -> None:
-        self._layers = layers
-        self._bound = bound
-        self._method = method
-        self._operands = operands
+    def __new__(cls, recipe: Recipe) -> "LazyLogits":
+        """Make a tensor of the shape and strides of the logits."""
+        like = recipe.logits.probe()
+        self: LazyLogits = Tensor._make_wrapper_subclass(
+            cls,
+            like.shape,
+            strides=like.stride(),
+            storage_offset=0 if recipe.logits.layout is None else recipe.logits.layout.offset,
+            dtype=recipe.logits.dtype,
+            device=recipe.logits.device,
+        )
+        return self
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
         self._tensor: Tensor | None = None
-        self.dtype = dtype
-        self.device = layers[0].input.device
-        self.shape = torch.Size((*layers[0].input.shape[:-1], layers[0].linear.out_features))
+        self._version_of_tensor = 0
+        self._node: Any = None
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> "LazyLogits":
+        """Make lazy logits that are a node of the graph."""
+        lazy: LazyLogits = _Make.apply(recipe, *recipe.operands)  # type: ignore[no-untyped-call]
+        lazy._node = lazy._native("grad_fn")
+        return lazy
+
+    def _native(self, name: str) -> Any:
+        with without_torch_function():
+            return getattr(self, name)
 
     @property
     def is_computed(self) -> bool:
         """Whether there is a tensor, which others may have written to."""
-        return self._tensor is not None
+        base = self.recipe.operands[0] if self.recipe.is_view else None
+        return self._tensor is not None or (isinstance(base, LazyLogits) and base.is_computed)
 
-    def materialize(self) -> Tensor:
-        """Return the logits, always the same tensor."""
-        if self._tensor is None:
-            with torch.enable_grad():  # whoever reads them first may not want derivatives, and the next one may
-                self._tensor = self._compute()
-        return self._tensor
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody wants the gradient of these logits, or of some that they are made of."""
+        return any(recipe.is_watched for recipe in self.recipe.history())
 
-    def _compute(self) -> Tensor:
-        # An operand's own tensor may have been written to since, so it is not used.
-        first, *others = [one._compute() if isinstance(one, LazyLogits) else one for one in self._operands]
-        logits: Tensor = getattr(first, self._method)(*others)
-        return logits
-
-    def cross_entropy(self, target: Tensor, **options: Any) -> Tensor:
-        """Return the loss of the rows by :func:`torch_aclnn_ops.functional.linear_cross_entropy`.
+    def materialize(self, why: str = "materialize") -> Tensor:
+        """Return the logits, always the same tensor.
 
         Args:
-            target: class indices, one for each row.
-            **options: its other arguments, but those that shape the logits.
+            why: the operation that needs them.
         """
-        first, *others = self._layers
-        divisor = first.divisor
-        if self._bound is None:
-            options["temperature"] = divisor
-        else:
-            options |= {"softcap": divisor, "temperature": divisor / self._bound}
-        if not others:
-            with first.saved_autocast():
-                return _with_weights(
-                    first.linear,
-                    first.input,
-                    lambda linear, input: _cross_entropy(input, linear.weight, linear.bias, target, options),
-                )
-        # The sum of layers is one layer of all their features.
-        rows, weights, bias = [], [], None
-        for layer in self._layers:
-            linear, factor = layer.linear, divisor / layer.divisor
-            _check_whole(linear)
-            rows.append((layer.input if factor == 1 else layer.input * factor).to(first.input.dtype))
-            weights.append(linear.weight.to(first.linear.weight.dtype))
-            if linear.bias is not None:
-                bias = linear.bias * factor + (0 if bias is None else bias)
-        with first.saved_autocast():
-            return _cross_entropy(torch.cat(rows, -1), torch.cat(weights, -1), bias, target, options)
+        if self._tensor is None:
+            self.recipe.record.add(why)
+            # Whoever reads them first may not want derivatives, and the next one may.
+            with torch.inference_mode(False), torch.enable_grad():
+                if self.recipe.is_view or self.recipe.in_module:
+                    self._tensor = self.recipe.call([materialized(one) for one in self.recipe.operands])
+                else:
+                    self._tensor = _Materialize.apply(  # type: ignore[no-untyped-call]
+                        lambda: self.recipe.computed()[1], self
+                    )
+            self._version_of_tensor = version_of(self._tensor)
+        return self._tensor
 
-    def _scaled(self, method: str, number: Any) -> Any:
-        if type(number) not in (int, float) or not 0 < number < math.inf or self.is_computed:
-            return getattr(self.materialize(), method)(number)
-        divides = method == "div"
-        layers, bound = self._layers, self._bound
-        if bound is not None:
-            bound = bound / number if divides else bound * number
-        else:
-            # Not _replace, after which Dynamo of 2.9 cannot return them.
-            layers = tuple(
-                _Layer(*layer[:-1], layer.divisor * number if divides else layer.divisor / number) for layer in layers
-            )
-        return LazyLogits(layers, bound, self.dtype, method, self, number)
+    @property
+    def _was_written_to(self) -> bool:
+        return self._tensor is not None and version_of(self._tensor) != self._version_of_tensor
 
-    def __mul__(self, other: Any) -> Any:
-        return self._scaled("mul", other)
+    def derive(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "LazyLogits | None":
+        """Return the lazy result of an operation, or None if it needs the logits."""
+        sums = map_nested(lambda one: one.recipe.logits if isinstance(one, LazyLogits) else one, (args, kwargs))
+        if any(isinstance(one, LazyLogits) and not one.is_ours for one in (self, *leaves((args, kwargs)))):
+            return None
+        logits = _lazy_operations.put_off(name, self.recipe.logits, *sums)
+        if logits is None or logits is self.recipe.logits:
+            return None if logits is None else self
+        is_view = name in VIEWS
+        in_module = any(recipe.in_module for recipe in self.recipe.history())
+        function = getattr(Tensor, name)
+        return LazyLogits.of(
+            Recipe(logits, function, (self, *args), kwargs, self.recipe.record, is_view=is_view, in_module=in_module)
+        )
 
-    __rmul__ = __mul__
+    @property
+    def is_ours(self) -> bool:
+        """Whether nobody has computed the logits, or given them a gradient of his own by an ``autograd.Function``."""
+        return not self.is_computed and self._native("grad_fn") is self._node
 
-    def __truediv__(self, other: Any) -> Any:
-        return self._scaled("div", other)
+    def cross_entropy(self, *args: Any, **kwargs: Any) -> Tensor | None:
+        """Return the loss without the logits, or None if it needs them."""
+        if not self.is_ours or self.is_watched:
+            return None
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self._native("requires_grad")):
+            loss = _lazy_operations.cross_entropy(self.recipe.logits, *args, **kwargs)
+            if loss is None:
+                return None
+            for recipe in self.recipe.history():
+                recipe.is_in_loss = True
+            self.recipe.record.losses += 1
+            if not loss.requires_grad:
+                return loss
+            return _Loss.apply(loss, self, _as_now(args, kwargs))  # type: ignore[no-untyped-call,no-any-return]
 
-    def __add__(self, other: Any) -> Any:
-        if (
-            isinstance(other, LazyLogits)
-            and self._bound is other._bound is None
-            and self.shape == other.shape
-            and not (self.is_computed or other.is_computed)
-        ):
-            dtype = torch.promote_types(self.dtype, other.dtype)
-            return LazyLogits((*self._layers, *other._layers), None, dtype, "add", self, other)
-        return self.materialize() + (other.materialize() if isinstance(other, LazyLogits) else other)
-
-    def __radd__(self, other: Any) -> Any:
-        return other + self.materialize()
-
-    def tanh(self) -> Any:
-        """Return the hyperbolic tangent, which a softcap is made of."""
-        if self._bound is not None or self.is_computed:
-            return self.materialize().tanh()
-        return LazyLogits(self._layers, 1.0, self.dtype, "tanh", self)
-
-    def to(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the logits in another dtype; the loss is that of logits that were never rounded to it."""
-        is_dtype = len(args) == 1 and not kwargs and isinstance(args[0], torch.dtype)
-        if self.is_computed or not is_dtype or not args[0].is_floating_point:
-            return self.materialize().to(*args, **kwargs)
-        if args[0] == self.dtype:
+    def watch(self, name: str) -> Tensor:
+        """Return the tensor whose gradients are those of the logits, after which the loss goes through it."""
+        if self._was_written_to:
+            return self.materialize()
+        if not (self.recipe.is_view or self.recipe.in_module):
+            self.recipe.is_watched = True
             return self
-        return LazyLogits(self._layers, self._bound, args[0], "to", self, args[0])
+        if self.recipe.is_in_loss:
+            raise RuntimeError(
+                f"{name}: the loss of this model was computed without these logits, so it has no gradient for them;"
+                " call unpatch_model, or register it in a forward hook of the model's head, before the loss"
+            )
+        return self.materialize(name)
 
-    def float(self) -> Any:
-        """Return the logits in float32."""
-        return self.to(torch.float32)
+    @property
+    def _place(self) -> Tensor:
+        """What has the logits' shape, strides and gradient."""
+        return self.materialize() if self.is_computed and (self.recipe.is_view or self._was_written_to) else self
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function in (torch.tanh, Tensor.tanh) and len(args) == 1 and not kwargs:
-            return args[0].tanh()
-        args, kwargs = map_nested(materialized, (args, kwargs or {}))
+        kwargs = kwargs or {}
+        first = args[0] if args else None
+        if isinstance(first, LazyLogits):
+            found = first._lazily(function, args[1:], kwargs)
+            if found is not _NOT:
+                return found
+        name, is_native = name_of(function), True
+        take: Callable[[LazyLogits], Tensor]
+        if function in READS:
+            take = lambda lazy: lazy._place  # noqa: E731
+        elif function in GRADIENTS:
+            take = lambda lazy: lazy.watch(name)  # noqa: E731
+        else:
+            take, is_native = (lambda lazy: lazy.materialize(name)), False
+        args, kwargs = map_nested(lambda one: take(one) if isinstance(one, LazyLogits) else one, (args, kwargs))
+        with without_torch_function() if is_native else nullcontext():
+            result = function(*args, **kwargs)
+        # What returns its argument does so here.
+        return first if isinstance(first, LazyLogits) and result is args[0] else result
+
+    @property
+    def _viewed(self) -> Tensor | None:
+        """What has the elements of which these are a view."""
+        if not self.recipe.is_view:
+            return None
+        base = self.recipe.operands[0]
+        inner = base._viewed if isinstance(base, LazyLogits) else None
+        return base if inner is None else inner
+
+    def _lazily(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the result of what leaves logits lazy, and ``_NOT`` of other functions."""
+        if function in NAMES:
+            derived = self.derive(NAMES[function], args, kwargs)
+            return _NOT if derived is None else derived
+        if function is _cross_entropy:
+            loss = self.cross_entropy(*args, **kwargs)
+            return _NOT if loss is None else loss
+        if function == _base_of:
+            return self._viewed
+        if function is Tensor.register_hook and _is_of_torch_distributed(*args, **kwargs):
+            # It waits for the backward pass, and leaves the gradient as it is.
+            if self.recipe.in_module:
+                return RemovableHandle(OrderedDict())
+            with without_torch_function():
+                return self._place.register_hook(*args, **kwargs)
+        return _NOT
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Compute below autograd, which has recorded the operation: of functions in C++, and inside of others."""
+        if function._schema.is_mutable:
+            raise RuntimeError(
+                f"{function} would write to logits that nobody has computed, where that cannot be recorded; write to"
+                " logits.clone(), or call unpatch_model"
+            )
+        args, kwargs = map_nested(
+            lambda one: one.numbers() if isinstance(one, LazyLogits) else one, (args, kwargs or {})
+        )
         return function(*args, **kwargs)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return getattr(self.materialize(), name)
+    def numbers(self) -> Tensor:
+        """Return the logits without derivatives."""
+        return self.recipe.numbers() if self._tensor is None else self._tensor.detach()
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.materialize().__reduce_ex__(protocol)
-
-    def __repr__(self) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        if self.is_computed:
+            return repr(self.materialize())
         return f"{type(self).__name__}(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
-
-    __hash__ = object.__hash__
-
-
-def _operator(name: str) -> Callable[..., Any]:
-    def call(self: LazyLogits, *operands: Any) -> Any:
-        return getattr(self.materialize(), name)(*map(materialized, operands))
-
-    return call
-
-
-# Python looks for these in the class, not in what __getattr__ finds.
-for _name in (
-    "sub rsub rtruediv floordiv rfloordiv mod rmod pow rpow matmul rmatmul neg pos abs invert and or xor lt le eq ne gt"
-    " ge getitem setitem iter len contains bool int float array"
-).split():
-    setattr(LazyLogits, f"__{_name}__", _operator(f"__{_name}__"))
 
 
 def materialized(value: Any) -> Any:
@@ -224,55 +298,20 @@ def materialized(value: Any) -> Any:
     return value.materialize() if isinstance(value, LazyLogits) else value
 
 
-def forward(linear: nn.Linear, input: Tensor, *, function: Callable[[nn.Linear, Tensor], Tensor] | None = None) -> Any:
-    """Be the forward of a linear layer: lazy in training, and the place to call a function where weights are whole."""
-    if function is not None:
-        return function(linear, input)
-    is_plain = type(linear.weight) in _PLAIN and type(input) in _PLAIN
-    if not (is_plain and linear.training and torch.is_grad_enabled()):
-        return nn.Linear.forward(linear, input)
-    weight = linear.weight
-    autocast = torch.get_autocast_dtype(input.device.type) if is_autocast_on(input) else None
-    version = None if torch.compiler.is_compiling() else version_of(weight)
-    layer = _Layer(input, linear, weight, version, autocast)
-    dtype = weight.dtype if autocast is None or weight.dtype == torch.float64 else autocast
-    return LazyLogits((layer,), None, dtype, "output", layer)
+def _is_of_torch_distributed(hook: Any) -> bool:
+    function = hook.func if isinstance(hook, partial) else hook
+    return str(getattr(function, "__module__", "")).startswith("torch.distributed.")
 
 
-def _with_weights(linear: nn.Linear, input: Tensor, function: Callable[[nn.Linear, Tensor], Tensor]) -> Tensor:
-    """Call a function of a layer where its weights are whole."""
+def _as_now(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Tensor], Tensor]:
+    """Return a loss that is computed of logits later, in the autocast of now."""
+    device = args[0].device if args else kwargs["target"].device
+    is_on = is_autocast_on(torch.empty(0, device=device))
+    dtype = torch.get_autocast_dtype(device.type) if is_on else None
 
-    def checked(linear: nn.Linear, input: Tensor) -> Tensor:
-        _check_whole(linear)
-        return function(linear, input)
+    def from_logits(logits: Tensor) -> Tensor:
+        same = is_on == is_autocast_on(logits)
+        with nullcontext() if same else torch.autocast(device.type, dtype, enabled=is_on):
+            return _cross_entropy(logits, *args, **kwargs)
 
-    if type(linear.weight) in _PLAIN:
-        return checked(linear, input)
-    if modules_sharded_with(linear) > 1:
-        raise RuntimeError(
-            "fully_shard has sharded the head together with other modules, which do not keep their weights for the"
-            " loss: give the head a call of fully_shard of its own, or this one reshard_after_forward=False"
-        )
-    # FSDP2 has sharded this layer by itself, and gathers its weights in its forward.
-    result: Tensor = linear(input, function=checked)
-    return result
-
-
-def _check_whole(linear: nn.Linear) -> None:
-    weight, shape = linear.weight, (linear.out_features, linear.in_features)
-    is_whole = type(weight) in _PLAIN and weight.shape == shape
-    if is_whole and (torch.compiler.is_compiling() or weight.untyped_storage().nbytes() > 0):
-        return
-    raise RuntimeError(
-        "the head's weights are not whole where the loss is computed: FSDP1 and ZeRO-3 (DeepSpeed) show them only in"
-        " the forward pass of the module that they wrap. Use fully_shard (FSDP2), shard the head with the whole model,"
-        " or call unpatch_model"
-    )
-
-
-def _cross_entropy(
-    input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, options: dict[str, Any]
-) -> Tensor:
-    rows = input.reshape(-1, input.shape[-1])
-    loss: Tensor = F.linear_cross_entropy(rows, weight, target.reshape(-1), linear_bias=bias, **options)
-    return loss
+    return from_logits

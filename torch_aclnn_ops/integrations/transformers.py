@@ -1,21 +1,23 @@
 """Hugging Face's models with the loss of this package, and its ``Trainer`` with averages of the weights."""
 
-from collections.abc import Callable, Iterator
-from functools import partial
+import logging
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
-from torch_aclnn_ops.integrations import _lazy_logits
+from torch_aclnn_ops.integrations import _lazy_heads
 from torch_aclnn_ops.integrations._lazy_logits import LazyLogits, materialized
+from torch_aclnn_ops.integrations._materializations import Materializations
+from torch_aclnn_ops.integrations._traced_logits import TracedLogits, traced_tensor
 from torch_aclnn_ops.integrations._trainer_optimizers import averaged, averaging_optimizers, unwrapped
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 try:
     from transformers import PreTrainedModel, TrainerCallback
-    from transformers.loss.loss_utils import ForCausalLMLoss
 except ImportError as error:
     raise ImportError(
         "torch_aclnn_ops.integrations.transformers needs transformers 5, and its Trainer accelerate:"
@@ -24,30 +26,37 @@ except ImportError as error:
 
 __all__ = ["EmaCallback", "patch_model", "unpatch_model"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _Model = TypeVar("_Model", bound=nn.Module)
 _PATCH = "_torch_aclnn_ops_patch"
-_LOSS = "_loss_function"  # where a model keeps a loss_function that was assigned to it
+_logger = logging.getLogger("torch_aclnn_ops")
 
 
 class _Patch(NamedTuple):
-    """What ``unpatch_model`` takes back of a model."""
+    """What is kept of a patched model."""
 
-    handle: RemovableHandle
-    loss_function: Callable[..., Tensor] | None
+    handles: tuple[RemovableHandle, ...]
+    record: Materializations
 
 
-def patch_model(model: _Model, *, chunk_size: int | str = "auto", max_memory: int | None = None) -> _Model:
-    """Let a causal language model compute its training loss without the logits of all tokens.
+def patch_model(model: _Model, *, chunk_size: int | Literal["auto"] = "auto", max_memory: int | None = None) -> _Model:
+    """Let a language model compute its training loss without the logits of all tokens.
 
-    In training, ``model(input_ids, labels=labels).loss`` and its gradients are those of the model as it was, by
-    :func:`torch_aclnn_ops.functional.linear_cross_entropy`. ``logits`` of that output is lazy: a stand-in that computes
-    the logits when an operator, a method or a function of torch needs them, and costs nothing else. Without labels, in
-    ``eval()``, under ``no_grad`` and in ``generate`` the logits are real, and so is the loss of what cannot be put off.
+    In training, ``model(input_ids, labels=labels).loss`` and its gradients are those of the model as it was: where the
+    model calls :func:`torch.nn.functional.cross_entropy`, itself or by a loss function, it is computed by
+    :func:`torch_aclnn_ops.functional.linear_cross_entropy`. ``logits`` of that output is a lazy tensor, which computes
+    the logits when something needs them; a hook, ``retain_grad`` or ``autograd.grad(loss, logits)`` makes the backward
+    pass go through them. Without labels, in ``eval()``, under ``no_grad`` and in ``generate`` the logits are real.
 
-    No architecture is named: the head is ``get_output_embeddings()``, whose linear layers return lazy logits; factors
-    of the logits, a softcap and the sum of a head and its LoRA adapters stay lazy, and everything else computes them.
-    ``loss_function`` takes both. Call it again after the head was replaced or got adapters; until then its logits are
-    real. The model is changed in place, but nothing that a checkpoint holds; a copy of it is patched too.
+    No architecture is named: the head is ``get_output_embeddings()``, whose linear layers return lazy logits. Factors,
+    a softcap, views of whole rows, the sum of a head and its LoRA adapters and casts stay lazy; everything else
+    computes them. Where the loss needs them, one warning says why, at the first step. Call it again after the head was
+    replaced or got adapters. The model is changed in place, but nothing that a checkpoint holds; a copy of it is
+    patched too. In compiled code the logits are lazy too, but no tensor, and there are no warnings.
 
     Args:
         model: a ``transformers`` model with a language modelling head, or a PEFT model of one; before or after
@@ -62,7 +71,6 @@ def patch_model(model: _Model, *, chunk_size: int | str = "auto", max_memory: in
     Raises:
         RuntimeError: the head's ``forward`` was replaced by another library.
         TypeError: ``model`` is no such model, but a wrapper of one for instance; or its head has no linear layer.
-        ValueError: the model's ``loss_function`` is not the one of causal language models.
 
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -86,25 +94,28 @@ def patch_model(model: _Model, *, chunk_size: int | str = "auto", max_memory: in
             f" get_output_embeddings() of this {type(inner).__name__} is a {type(head).__name__}"
         )
     for linear in linears:
-        if "forward" in vars(linear) and not _is_patched(linear):
+        if "forward" in vars(linear) and not _lazy_heads.is_patched(linear):
             raise RuntimeError(
                 "patch_model: the forward of the model's head is replaced already, by accelerate's device_map for"
                 " instance; load the model on one device, or call patch_model first"
             )
     patch = vars(inner).get(_PATCH)
     if patch is None:
-        if inner.loss_function is not ForCausalLMLoss:
-            raise ValueError(
-                "patch_model: the model's loss_function must be transformers' ForCausalLMLoss, but that of this"
-                f" {type(inner).__name__} is {inner.loss_function!r}"
-            )
-        handle = inner.register_forward_hook(_materialize_without_labels, prepend=True, with_kwargs=True)
-        patch = _Patch(handle, vars(inner).get(_LOSS))
+        before = inner.register_forward_pre_hook(_begin, prepend=True, with_kwargs=True)
+        after = inner.register_forward_hook(_end, prepend=True, with_kwargs=True)
+        patch = _Patch((before, after), Materializations())
         setattr(inner, _PATCH, patch)
-    inner.loss_function = partial(causal_lm_loss, options={"chunk_size": chunk_size, "max_memory": max_memory})
+    patch.record.is_told = False
     for linear in linears:
-        # A partial can be copied and pickled with its module.
-        setattr(linear, "forward", partial(_lazy_logits.forward, linear))  # noqa: B010  (which mypy sees)
+        _lazy_heads.patch(linear, {"chunk_size": chunk_size, "max_memory": max_memory}, patch.record)
+    names = {module: name for name, module in inner.named_modules()}
+    _logger.info(
+        "patch_model: in training, the logits of this %s are lazy: outputs of %s",
+        type(inner).__name__,
+        ", ".join(
+            f"{names.get(linear, 'its head')} ({linear.in_features} x {linear.out_features})" for linear in linears
+        ),
+    )
     return model
 
 
@@ -126,18 +137,15 @@ def unpatch_model(model: _Model) -> _Model:
     if patch is None:
         return model
     linears = [linear for linear in _linears(inner.get_output_embeddings()) if "forward" in vars(linear)]
-    if not all(map(_is_patched, linears)):
+    if not all(map(_lazy_heads.is_patched, linears)):
         raise RuntimeError(
             "unpatch_model: another library has replaced the forward of the model's head since patch_model; take that"
             " back first"
         )
     for linear in linears:
-        del linear.forward
-    patch.handle.remove()
-    if patch.loss_function is None:
-        delattr(inner, _LOSS)
-    else:
-        inner.loss_function = patch.loss_function
+        _lazy_heads.unpatch(linear)
+    for handle in patch.handles:
+        handle.remove()
     delattr(inner, _PATCH)
     return model
 
@@ -163,68 +171,69 @@ def _linears(head: Any) -> Iterator[nn.Linear]:
     return (linear for linear in linears if linear.out_features == classes)
 
 
-def _is_patched(linear: nn.Linear) -> bool:
-    replaced = vars(linear).get("forward")
-    return isinstance(replaced, partial) and replaced.func is _lazy_logits.forward
+def _begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    """Be the hook that notices heads which came after the patch."""
+    if torch.compiler.is_compiling():
+        return
+    record: Materializations = vars(model)[_PATCH].record
+    record.begin()
+    if not record.is_told and model.training:
+        linears = list(_linears(cast(Any, model).get_output_embeddings()))
+        if not all(_lazy_heads.is_patched(linear, record) for linear in linears) or not linears:
+            record.is_told = True
+            _warn(
+                model,
+                "its head was replaced or got adapters after patch_model, as resize_token_embeddings and"
+                " get_peft_model do; call patch_model again",
+            )
 
 
-def _materialize_without_labels(model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-    """Be the hook that makes a model's logits real where nobody has asked for a loss."""
-    if kwargs.get("labels") is not None:
+def _end(model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+    """Be the hook that makes logits real of which no loss was made, and says so where one was made of real ones."""
+    has_labels = kwargs.get("labels") is not None
+    if torch.compiler.is_compiling():
+        return output if has_labels else _real(output)
+    record: Materializations = vars(model)[_PATCH].record
+    if record.losses:
         return output
+    if has_labels and model.training and torch.is_grad_enabled() and not record.is_told:
+        record.is_told = True
+        if record.operation is not None:
+            _warn(
+                model,
+                f"{record.operation} needs them; use torch.nn.functional.cross_entropy of whole rows of the logits, or"
+                " unpatch_model",
+            )
+        elif not record.heads:
+            _warn(
+                model,
+                f"its head, a {type(cast(Any, model).get_output_embeddings()).__name__}, does not call its linear"
+                " layers; use another adapter for the head, or unpatch_model",
+            )
+    return _real(output)
+
+
+def _warn(model: nn.Module, reason: str) -> None:
+    warnings.warn(
+        f"patch_model: the loss of this {type(model).__name__} is computed from the logits of all tokens and saves no"
+        f" memory: {reason}",
+        stacklevel=2,
+    )
+
+
+def _real(output: Any) -> Any:
+    """Return a model's output with real logits."""
     if isinstance(output, tuple):
-        return tuple(map(materialized, output))
-    if isinstance(getattr(output, "logits", None), LazyLogits):
-        output.logits = output.logits.materialize()
-    return output
+        return tuple(map(_materialized, output))
+    if isinstance(output, dict):
+        for name, value in output.items():
+            if isinstance(value, (LazyLogits, TracedLogits)):
+                output[name] = _materialized(value)
+    return _materialized(output)
 
 
-def causal_lm_loss(
-    logits: Tensor | LazyLogits,
-    labels: Tensor | None,
-    vocab_size: int,
-    num_items_in_batch: Tensor | int | None = None,
-    ignore_index: int = -100,
-    shift_labels: Tensor | None = None,
-    *,
-    options: dict[str, Any],
-    **kwargs: Any,
-) -> Tensor:
-    """Compute what transformers' ``ForCausalLMLoss`` computes, from lazy logits too.
-
-    Args:
-        logits: real or lazy, shape (B, T, vocab_size).
-        labels: class indices of the same tokens, shape (B, T), not needed with ``shift_labels``.
-        vocab_size: number of classes.
-        num_items_in_batch: divides the sum of the losses; by default it is the number of labels that are not ignored.
-        ignore_index: label of tokens that are left out.
-        shift_labels: class indices of the tokens that follow, shape (B, T).
-        options: of :func:`torch_aclnn_ops.functional.linear_cross_entropy`.
-        **kwargs: are ignored, as ``ForCausalLMLoss`` does.
-
-    Returns:
-        The loss, 0-dim, float32.
-    """
-    target = shift_labels
-    if target is None and labels is not None:
-        target = nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
-    # What is wrong gets transformers' error.
-    if (
-        target is None
-        or not isinstance(logits, LazyLogits)
-        or logits.is_computed
-        or logits.shape[-1] != vocab_size
-        or logits.shape[:-1].numel() != target.numel()
-    ):
-        loss: Tensor = ForCausalLMLoss(
-            materialized(logits), labels, vocab_size, num_items_in_batch, ignore_index, shift_labels, **kwargs
-        )
-        return loss
-    reduction = "mean" if num_items_in_batch is None else "sum"
-    loss = logits.cross_entropy(target.to(logits.device), reduction=reduction, ignore_index=ignore_index, **options)
-    if num_items_in_batch is not None:
-        loss = loss / torch.as_tensor(num_items_in_batch, device=loss.device)
-    return loss.float()
+def _materialized(value: Any) -> Any:
+    return traced_tensor(materialized(value))
 
 
 class EmaCallback(TrainerCallback):

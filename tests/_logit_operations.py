@@ -1,0 +1,167 @@
+"""Every function and method of torch that some arguments fit, called with logits of shape (1, 3, 50)."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch_aclnn_ops.integrations import _lazy_heads
+from torch_aclnn_ops.integrations._materializations import Materializations
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import get_ignored_functions, get_overridable_functions
+from torch.utils._pytree import tree_leaves
+
+SHAPE = (1, 3, 50)
+FEATURES = 8
+# What they return is that of no argument, changes with each call, or is the process's.
+NOT_COMPARED = {
+    "data_ptr": "an address",
+    "__dir__": "names of the class",
+    "__reduce_ex__": "compared by pickling, in test_lazy_logits.py",
+    "__repr__": "says that nothing was computed",
+    "__format__": "says that nothing was computed",
+    "__hash__": "of the object",
+    "__torch_dispatch__": "not called by users",
+    "__torch_function__": "not called by users",
+    "storage": "an object of its own",
+    "untyped_storage": "an object of its own",
+    "_typed_storage": "an object of its own",
+    "empty_like": "not written to",
+    "new_empty": "not written to",
+    "new_empty_strided": "not written to",
+    "resize_": "not written to",
+    "resize_as_": "not written to",
+    "resize": "not written to",
+    "resize_as": "not written to",
+    "new_tensor": "not written to",
+    "grad_fn": "an object of its own",
+    "const_data_ptr": "an address",
+    "fbgemm_pack_gemm_matrix_fp16": "has memory that was not written to",
+    "_base": "whether a linear layer's outputs are a view is of the layer's making",
+    "_is_view": "whether a linear layer's outputs are a view is of the layer's making",
+}
+
+
+def head() -> tuple[nn.Linear, Tensor]:
+    """Return a head and its input, always the same."""
+    torch.manual_seed(0)
+    return nn.Linear(FEATURES, SHAPE[-1]), torch.randn(*SHAPE[:-1], FEATURES, requires_grad=True)
+
+
+def real_logits() -> tuple[Tensor, list[Tensor]]:
+    """Return the logits, and what they are differentiated by."""
+    linear, input = head()
+    return linear(input), [input, *linear.parameters()]
+
+
+def lazy_logits() -> tuple[Tensor, list[Tensor]]:
+    """Return the same, lazy."""
+    linear, input = head()
+    _lazy_heads.patch(linear, {}, Materializations())
+    return linear(input), [input, *linear.parameters()]
+
+
+def arguments(x: Tensor) -> dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]]:
+    """Return what functions are called with."""
+    other = torch.linspace(-1, 1, 150).reshape(SHAPE)
+    index = torch.tensor([[[1], [0], [4]]])
+    return {
+        "logits": lambda: ((x,), {}),
+        "logits, 2": lambda: ((x, 2), {}),
+        "logits, 0.5": lambda: ((x, 0.5), {}),
+        "logits, a tensor": lambda: ((x, other), {}),
+        "a tensor, logits": lambda: ((other, x), {}),
+        "logits, logits": lambda: ((x, x), {}),
+        "a list of logits": lambda: (([x, x],), {}),
+        "logits, 1, 2": lambda: ((x, 1, 2), {}),
+        "logits, 0, 1": lambda: ((x, 0.0, 1.0), {}),
+        "logits, 1, an index": lambda: ((x, 1, torch.tensor([2, 0])), {}),
+        "logits, -1, indices": lambda: ((x, -1, index), {}),
+        "logits, indices, -1": lambda: ((x, index, -1), {}),
+        "logits, a mask": lambda: ((x, other > 0), {}),
+        "logits, a mask, 0.5": lambda: ((x, other > 0, 0.5), {}),
+        "a mask, logits, 0.5": lambda: ((other > 0, x, 0.5), {}),
+        "logits, a shape": lambda: ((x, (3, 50)), {}),
+        "logits, dims": lambda: ((x, (2, 1, 0)), {}),
+        "logits, a name": lambda: ((x, "sum"), {}),
+        "logits, a dtype": lambda: ((x, torch.float64), {}),
+        "logits, a matrix": lambda: ((x, other[0, :, :].T.contiguous()), {}),
+        "logits, a tensor, a tensor": lambda: ((x, other, other + 2), {}),
+        "logits, weight": lambda: ((x, torch.ones(4, 50)), {}),
+        "logits, 50": lambda: ((x, (50,)), {}),
+        "logits, 1": lambda: ((x, 1), {}),
+        "logits, dim": lambda: ((x,), {"dim": -1}),
+        "logits, 5, dim": lambda: ((x, 5), {"dim": -1}),
+        "rows": lambda: ((x[0],), {}),
+        "rows, rows": lambda: ((x[0], x[0]), {}),
+        "rows, targets": lambda: ((x[0], torch.tensor([4, -100, 1])), {}),
+        "rows, a tensor": lambda: ((x[0], other[0]), {}),
+        "rows, a tensor, 1": lambda: ((x[0], other[0], torch.ones(3)), {}),
+        "a vector": lambda: ((x[0, 0],), {}),
+        "a vector, a vector": lambda: ((x[0, 0], x[0, 1]), {}),
+        "a square matrix": lambda: ((x[0, :, :3],), {}),
+        "a square matrix, a matrix": lambda: ((x[0, :, :3], x[0, :, 3:]), {}),
+        "logits of images": lambda: ((x.reshape(1, 1, 3, 50), 2), {}),
+        "logits of images, weight": lambda: ((x.reshape(1, 1, 3, 50), torch.ones(2, 1, 2, 2)), {}),
+    }
+
+
+ARGUMENTS = list(arguments(torch.empty(SHAPE)))
+
+
+def functions() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yield what a tensor subclass can override, with a name."""
+    ignored = get_ignored_functions()
+    for owner, found in get_overridable_functions().items():
+        for function in found:
+            name = getattr(function, "__name__", "")
+            attribute = getattr(getattr(function, "__self__", None), "__name__", "")
+            if function not in ignored and name not in NOT_COMPARED and attribute not in NOT_COMPARED:
+                yield f"{getattr(owner, '__name__', owner)}.{attribute}{name}", function
+
+
+def outcome(function: Callable[..., Any], name: str, logits: Callable[[], tuple[Tensor, list[Tensor]]]) -> Any:
+    """Call a function, and return what it gives, what it has written, and the gradients; or the class of its error."""
+    made, sources = logits()
+    torch.manual_seed(1)
+    try:
+        args, kwargs = arguments(made)[name]()
+        result = function(*args, **kwargs)
+        if inspect.isgenerator(result):
+            result = list(result)
+        found = [one for one in tree_leaves((result, made)) if isinstance(one, Tensor)]
+        total = sum(one.double().sum() for one in found if one.requires_grad and not one.is_sparse)
+        gradients = torch.autograd.grad(total, sources, allow_unused=True) if isinstance(total, Tensor) else ()
+    except Exception as error:
+        return type(error)
+    return result, made, gradients
+
+
+def differs(found: Any, expected: Any) -> str:
+    """Return in what two outcomes differ, and nothing if they are the same."""
+    if isinstance(expected, type) or isinstance(found, type):
+        return "" if found is expected else f"{found} for {expected}"
+    found, expected = tree_leaves(found), tree_leaves(expected)
+    if len(found) != len(expected):
+        return f"{len(found)} results for {len(expected)}"
+    return "; ".join(filter(None, map(_differs, found, expected)))
+
+
+def _differs(found: Any, expected: Any) -> str:
+    if not isinstance(expected, Tensor):
+        is_number = isinstance(expected, (bool, float, int, str, torch.dtype, torch.device, torch.layout, type(None)))
+        same = type(found) is type(expected) and (found == expected or found != found or not is_number)
+        return "" if same else f"{found!r} for {expected!r}"
+    if not isinstance(found, Tensor):
+        return f"{type(found)} for a tensor"
+    for name in ("shape", "dtype", "requires_grad", "is_leaf", "layout"):
+        if getattr(found, name) != getattr(expected, name):
+            return f"{name} {getattr(found, name)} for {getattr(expected, name)}"
+    if expected.layout == torch.strided and found.stride() != expected.stride():
+        return f"strides {found.stride()} for {expected.stride()}"
+    try:
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+    except AssertionError as error:
+        return str(error).splitlines()[0]
+    return ""

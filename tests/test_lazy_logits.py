@@ -1,0 +1,298 @@
+"""Lazy logits: tensors that do what the logits would, whoever asks, and of which a loss is made without them."""
+
+import copy
+import gc
+import io
+import pickle
+import warnings
+import weakref
+
+from torch_aclnn_ops.integrations._lazy_logits import LazyLogits
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests._logit_operations import ARGUMENTS, differs, functions, lazy_logits, outcome, real_logits
+
+FUNCTIONS = list(functions())
+CASES = [
+    pytest.param(function, id=name, marks=[pytest.mark.exhaustive] if index % 40 else [])
+    for index, (name, function) in enumerate(FUNCTIONS)
+]
+TARGET = torch.tensor([[4, -100, 7]])
+
+
+@pytest.mark.parametrize("function", CASES)
+@pytest.mark.filterwarnings("ignore")
+def test_a_function_of_torch_finds_in_lazy_logits_what_it_finds_in_real_ones(function):
+    for name in ARGUMENTS:
+        expected = outcome(function, name, real_logits)
+        if not isinstance(expected, type):
+            assert not differs(outcome(function, name, lazy_logits), expected), name
+
+
+def test_most_functions_of_torch_are_called_by_some_arguments():
+    called = [name for name, function in FUNCTIONS[::40] if _fits(function)]
+    assert len(called) > 0.65 * len(FUNCTIONS[::40])
+
+
+def _fits(function):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return any(not isinstance(outcome(function, name, real_logits), type) for name in ARGUMENTS)
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits):
+        return logits.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+
+def _saved(logits):
+    file = io.BytesIO()
+    torch.save(logits.detach(), file)
+    file.seek(0)
+    return torch.load(file)
+
+
+def _written(logits):
+    logits[..., 3] = 0.5
+    logits.mul_(2)
+    return logits
+
+
+def _written_by_a_view(logits):
+    logits.view(-1, 50)[0, 0] = 5.0
+    return logits
+
+
+USES = {
+    "torch.tensor": lambda logits: torch.tensor(logits),
+    "torch.as_tensor": torch.as_tensor,
+    "numpy": lambda logits: torch.from_numpy(np.asarray(logits.detach())),
+    "tolist": lambda logits: torch.tensor(logits.tolist()),
+    "collate": lambda logits: torch.utils.data.default_collate([logits, logits]),
+    "vmap": torch.vmap(lambda row: row.exp().sum()),
+    "vmap of rows": lambda logits: torch.vmap(torch.vmap(torch.softmax, (0, None)), (0, None))(logits, 0),
+    "torch.func.grad": lambda logits: torch.func.grad(lambda one: one.square().sum())(logits.detach()),
+    "pickle": lambda logits: pickle.loads(pickle.dumps(logits.detach())),
+    "torch.save": _saved,
+    "copy.copy of detached": lambda logits: copy.copy(logits.detach()),
+    "a deep copy of detached": lambda logits: copy.deepcopy(logits.detach()),
+    "an iteration": lambda logits: torch.stack([row for rows in logits for row in rows]),
+    "an autograd.Function": Reversed.apply,
+    "a cross entropy of an autograd.Function": lambda logits: _loss(Reversed.apply(logits)),
+    "writing": _written,
+    "a cross entropy after writing": lambda logits: _loss(_written(logits)),
+    "a cross entropy after writing to a view": lambda logits: _loss(_written_by_a_view(logits)),
+    "checkpoint": lambda logits: torch.utils.checkpoint.checkpoint(torch.exp, logits, use_reentrant=False),
+    "a module": lambda logits: nn.Softmax(-1)(logits),
+    "an einsum": lambda logits: torch.einsum("btc,bsc->bts", logits, logits),
+    "a context without torch functions": lambda logits: _without_torch_functions(logits),
+    "out=": lambda logits: torch.exp(logits.detach(), out=torch.empty(1, 3, 50)),
+    "parameters_to_vector": lambda logits: nn.utils.parameters_to_vector([logits]),
+    "a nest of two kinds": lambda logits: torch.cat([logits, torch.ones(1, 3, 50)]),
+}
+
+
+def _without_torch_functions(logits):
+    with torch._C.DisableTorchFunctionSubclass():
+        return logits.exp() + logits
+
+
+def _loss(logits):
+    return nn.functional.cross_entropy(logits.view(-1, 50), TARGET.view(-1))
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+@pytest.mark.filterwarnings("ignore:To copy construct")
+def test_what_is_no_function_of_torch_finds_the_same_too(use):
+    def found(logits):
+        made, sources = logits()
+        result = use(made)
+        gradients = torch.autograd.grad(result.sum(), sources) if result.requires_grad else ()
+        return result, *gradients
+
+    assert not differs(found(lazy_logits), found(real_logits))
+
+
+def test_they_are_tensors():
+    logits, _ = lazy_logits()
+    assert isinstance(logits, Tensor) and torch.is_tensor(logits) and torch.overrides.is_tensor_like(logits)
+    assert logits.requires_grad and not logits.is_leaf and logits.grad_fn is not None
+    assert not logits.is_computed
+
+
+LOSSES = {
+    "rows": lambda logits: _loss(logits),
+    "contiguous rows": lambda logits: _loss(logits.contiguous()),
+    "shifted": lambda logits: _of(logits[..., :-1, :].contiguous().view(-1, 50), TARGET[:, 1:].reshape(-1)),
+    "shifted, reshaped": lambda logits: _of(logits[:, 1:].contiguous().reshape(-1, logits.size(-1)), TARGET[0, 1:]),
+    "in float32": lambda logits: _loss(logits.float()),
+    "in float64": lambda logits: _loss(logits.to(torch.float64)),
+    "to its own device": lambda logits: _loss(logits.to("cpu")),
+    "a module": lambda logits: nn.CrossEntropyLoss(label_smoothing=0.1)(logits.view(-1, 50), TARGET[0]),
+    "classes in the middle": lambda logits: _of(logits.transpose(1, 2), TARGET, reduction="none"),
+    "permuted": lambda logits: _of(logits.permute(0, 2, 1), TARGET, reduction="sum"),
+    "every second": lambda logits: _of(logits[0, ::2], TARGET[0, ::2]),
+    "one row": lambda logits: _of(logits[0, 2], TARGET[0, 2]),
+    "the last row": lambda logits: _of(logits[:, -1], TARGET[:, -1]),
+    "transposed": lambda logits: _of(logits.transpose(0, 1).contiguous().view(-1, 50), TARGET.T.reshape(-1)),
+    "class weights": lambda logits: _of(logits[0], TARGET[0], weight=torch.linspace(0, 1, 50)),
+    "ignore_index": lambda logits: _of(logits[0], TARGET[0].clamp(min=0), ignore_index=7),
+    "not reduced": lambda logits: _of(logits.flatten(0, 1), TARGET[0], reduction="none"),
+    "reduced as in old times": lambda logits: _of(logits.flatten(0, 1), TARGET[0], size_average=False),
+    "a softcap": lambda logits: _loss(torch.tanh(logits / 0.7) * 0.7),
+    "a vector": lambda logits: _loss(logits + torch.linspace(-1, 1, 50)[None]),
+    "factors and a vector": lambda logits: _loss((logits * 2 + torch.linspace(-1, 1, 50)) / 3),
+    "a sum of both": lambda logits: _loss(logits + logits * 0.5 + torch.linspace(-1, 1, 50)),
+    "a clone": lambda logits: _loss(logits.clone()),
+    "a new dimension": lambda logits: _of(logits.unsqueeze(1).squeeze(1)[0], TARGET[0]),
+}
+
+
+def _of(*args, **kwargs):
+    return nn.functional.cross_entropy(*args, **kwargs)
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_a_cross_entropy_of_rows_is_computed_without_logits(loss):
+    expected, sources = real_logits()
+    logits, own = lazy_logits()
+    found, wanted = loss(logits), loss(expected)
+    torch.testing.assert_close(found, wanted)
+    for one, other in zip(
+        torch.autograd.grad(found.sum(), own), torch.autograd.grad(wanted.sum(), sources), strict=True
+    ):
+        torch.testing.assert_close(one, other)
+    assert not logits.is_computed
+
+
+COMPUTED = {
+    "probabilities": lambda logits: _of(logits[0], torch.full((3, 50), 0.02)),
+    "part of the classes": lambda logits: _of(logits[0, :, :20], TARGET[0]),
+    "classes as rows": lambda logits: _of(logits[0].T, torch.tensor([1] * 50)),
+    "a mask": lambda logits: _of(logits[TARGET >= 0], TARGET[TARGET >= 0]),
+    "a vector that is no bias": lambda logits: _loss(logits + torch.ones(3, 1)),
+}
+
+
+@pytest.mark.parametrize("loss", COMPUTED.values(), ids=COMPUTED)
+def test_another_cross_entropy_is_that_of_the_logits(loss):
+    expected, _ = real_logits()
+    logits, _ = lazy_logits()
+    torch.testing.assert_close(loss(logits), loss(expected))
+    assert logits.is_computed
+
+
+def test_a_target_that_does_not_fit_gets_torchs_error():
+    for target in (TARGET, TARGET[0, :2], TARGET.float()):
+        with pytest.raises(Exception) as expected:
+            _of(real_logits()[0].view(-1, 50), target)
+        with pytest.raises(type(expected.value)) as found:
+            _of(lazy_logits()[0].view(-1, 50), target)
+        assert str(found.value) == str(expected.value)
+
+
+GRADIENTS = {
+    "a hook": lambda logits, seen: logits.register_hook(lambda gradient: seen.append(gradient.clone())),
+    "a hook that changes it": lambda logits, seen: logits.register_hook(lambda gradient: gradient * 3),
+    "retain_grad": lambda logits, seen: logits.retain_grad(),
+    "a hook of the node": lambda logits, seen: logits.grad_fn.register_prehook(lambda given: (given[0] * 3,)),
+    "a hook for several": lambda logits, seen: torch.autograd.graph.register_multi_grad_hook(
+        [logits], lambda given: seen.append(given[0].clone())
+    ),
+}
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["before the loss", "after the loss"])
+@pytest.mark.parametrize("also_used", [False, True], ids=["only the loss", "and a use of the logits"])
+@pytest.mark.parametrize("ask", GRADIENTS.values(), ids=GRADIENTS)
+def test_who_asks_for_the_gradient_of_logits_gets_it(ask, is_late, also_used):
+    def found(logits):
+        (made, sources), seen = logits(), []
+        if not is_late:
+            ask(made, seen)
+        loss = _loss(made)
+        if also_used:
+            loss = loss + made.square().mean()
+        if is_late:
+            ask(made, seen)
+        loss.backward()
+        return [*seen, made.grad if made.retains_grad else None, *(one.grad for one in sources)]
+
+    assert not differs(found(lazy_logits), found(real_logits))
+
+
+@pytest.mark.parametrize("derive", [lambda logits: logits, lambda logits: logits * 2, lambda logits: logits.float()])
+def test_the_loss_is_differentiated_by_logits(derive):
+    def found(logits):
+        made, sources = logits()
+        last = derive(made)
+        return torch.autograd.grad(_loss(last), [made, last, *sources])
+
+    assert not differs(found(lazy_logits), found(real_logits))
+
+
+def test_backward_fills_the_gradient_of_logits_that_are_named():
+    def found(logits):
+        made, _ = logits()
+        _loss(made).backward(inputs=[made])
+        return made.grad
+
+    assert not differs(found(lazy_logits), found(real_logits))
+
+
+def test_the_second_derivatives_are_those_of_logits():
+    def found(logits):
+        made, (input, weight, _) = logits()
+        made.retain_grad()
+        (gradient,) = torch.autograd.grad(_loss(made * 2), made, create_graph=True)
+        return torch.autograd.grad(gradient.square().sum(), [input, weight])
+
+    assert not differs(found(lazy_logits), found(real_logits))
+
+
+def test_a_hook_of_a_view_after_the_loss_is_refused():
+    view = lazy_logits()[0].view(-1, 50)
+    _of(view, TARGET[0])
+    with pytest.raises(RuntimeError, match="computed without these logits.*call unpatch_model"):
+        view.register_hook(print)
+
+
+def test_logits_that_were_frozen_by_no_grad_have_no_gradient():
+    logits, sources = lazy_logits()
+    with torch.no_grad():
+        scaled = logits * 2
+    assert not _loss(scaled).requires_grad and not scaled.requires_grad
+
+
+def test_writing_where_it_cannot_be_recorded_is_refused():
+    logits, _ = lazy_logits()
+    with torch._C.DisableTorchFunctionSubclass(), pytest.raises(RuntimeError, match="call unpatch_model"):
+        logits.detach().zero_()
+        logits.zero_()
+
+
+def test_lazy_logits_are_freed_without_a_garbage_collection():
+    logits, _ = lazy_logits()
+    gone, node = weakref.ref(logits), weakref.ref(logits.grad_fn)
+    _loss(logits).backward()
+    logits.sum()
+    gc.disable()
+    try:
+        del logits
+        assert gone() is None and node() is None
+    finally:
+        gc.enable()
+
+
+def test_the_class_says_what_it_is():
+    assert repr(lazy_logits()[0]) == "LazyLogits(shape=(1, 3, 50), dtype=torch.float32, device=cpu)"
+    assert type(lazy_logits()[0]) is LazyLogits

@@ -1,0 +1,67 @@
+"""Linear layers whose outputs are lazy in training."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch_aclnn_ops._autograd.derivatives import in_functorch_transform, is_jit_tracing
+from torch_aclnn_ops._numerics import is_autocast_on
+from torch_aclnn_ops._switch import is_disabled
+from torch_aclnn_ops._torch_compat.derivatives import in_forward_ad
+from torch_aclnn_ops._torch_compat.fsdp import modules_sharded_with
+from torch_aclnn_ops.integrations._lazy_logits import LazyLogits
+from torch_aclnn_ops.integrations._logit_sums import Layer, LogitSum, is_plain, versions
+from torch_aclnn_ops.integrations._materializations import Materializations
+from torch_aclnn_ops.integrations._recipes import Recipe
+from torch_aclnn_ops.integrations._traced_logits import TracedLogits
+
+import torch
+from torch import Tensor, nn
+
+
+def patch(linear: nn.Linear, options: dict[str, Any], record: Materializations) -> None:
+    """Let a layer return lazy logits in training."""
+    # A partial can be copied and pickled with its module.
+    setattr(linear, "forward", partial(_forward, linear, options=options, record=record))  # noqa: B010  (which mypy sees)
+
+
+def unpatch(linear: nn.Linear) -> None:
+    """Give a layer its forward back."""
+    del linear.forward
+
+
+def is_patched(linear: nn.Linear, record: Materializations | None = None) -> bool:
+    """Return whether a layer's forward is that of :func:`patch`, of a copy of the layer too without a record."""
+    replaced = vars(linear).get("forward")
+    if not isinstance(replaced, partial) or replaced.func is not _forward:
+        return False
+    return record is None or replaced.keywords["record"] is record
+
+
+def _forward(
+    linear: nn.Linear,
+    input: Tensor,
+    *,
+    options: dict[str, Any],
+    record: Materializations,
+    function: Callable[[nn.Linear, Tensor], Tensor] | None = None,
+) -> Any:
+    """Be the forward of a linear layer, and the place to call a function where weights are whole."""
+    if function is not None:
+        return function(linear, input)
+    weight = linear.weight
+    if is_disabled() or not (is_plain(weight) and is_plain(input) and linear.training and torch.is_grad_enabled()):
+        return nn.Linear.forward(linear, input)
+    autocast = torch.get_autocast_dtype(input.device.type) if is_autocast_on(input) else None
+    is_compiling = torch.compiler.is_compiling()
+    layer = Layer(input, linear, weight, None if is_compiling else versions(input, weight), autocast)
+    dtype = weight.dtype if autocast is None or weight.dtype == torch.float64 else autocast
+    logits = LogitSum((layer,), (), None, dtype, options)
+    if is_compiling or in_functorch_transform() or in_forward_ad() or is_jit_tracing():
+        return TracedLogits(logits, "output", (layer,), {})
+    record.heads += 1
+    if modules_sharded_with(linear):
+        recipe = Recipe(logits, layer.output_of, (input,), {}, record, in_module=True)
+    else:
+        recipe = Recipe(logits, layer.output_of, (input, weight, linear.bias), {}, record)
+    return LazyLogits.of(recipe)

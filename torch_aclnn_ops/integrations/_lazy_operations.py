@@ -1,0 +1,190 @@
+"""Operations of torch that leave logits lazy, by name: what they make of a ``LogitSum``, or None if they compute it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch_aclnn_ops.integrations._logit_sums import LogitSum
+
+import torch
+from torch import Tensor, nn
+
+Rule = Callable[..., LogitSum | None]
+
+
+def _view(name: str) -> Rule:
+    def view(logits: LogitSum, *args: Any, **kwargs: Any) -> LogitSum | None:
+        if any(isinstance(one, Tensor) for one in (*args, *kwargs.values())):
+            return None
+        try:
+            viewed = getattr(logits.probe(), name)(*args, **kwargs)
+            return logits.viewed(viewed) if viewed.dtype == logits.dtype else None
+        except (IndexError, RuntimeError, TypeError, ValueError):
+            return None  # torch's own error is that of real logits
+
+    return view
+
+
+def _reshape(name: str) -> Rule:
+    view = _view(name)
+
+    def reshape(logits: LogitSum, *args: Any, **kwargs: Any) -> LogitSum | None:
+        return view(logits, *args, **kwargs) if logits.probe().is_contiguous() else None
+
+    return reshape
+
+
+def _getitem(logits: LogitSum, index: Any) -> LogitSum | None:
+    places = index if isinstance(index, tuple) else (index,)
+    if not all(one is None or one is Ellipsis or type(one) in (int, slice) for one in places):
+        return None
+    probe = logits.probe()
+    try:
+        view = probe[index]
+    except (IndexError, TypeError, ValueError):
+        return None  # torch's own error is that of real logits
+    return logits.viewed(view, _offset(probe, places))
+
+
+def _offset(tensor: Tensor, index: tuple[Any, ...]) -> int:
+    """Return where a view by an index begins; Dynamo does not know ``storage_offset``."""
+    dims = [one for one in index if one is not None and one is not Ellipsis]
+    missing, dim, offset = tensor.ndim - len(dims), 0, 0
+    for one in index:
+        if one is None:
+            continue
+        if one is Ellipsis:
+            dim += missing
+            continue
+        size, start = tensor.shape[dim], (one.start or 0) if isinstance(one, slice) else one
+        if start < 0:
+            start = max(start + size, 0)
+        offset += min(start, size) * tensor.stride(dim)
+        dim += 1
+    return offset
+
+
+def _contiguous(logits: LogitSum, **kwargs: Any) -> LogitSum | None:
+    if kwargs:
+        return None
+    return logits if logits.probe().is_contiguous() else logits.in_rows()
+
+
+def _clone(logits: LogitSum, **kwargs: Any) -> LogitSum | None:
+    return None if kwargs else logits.cast(logits.dtype)
+
+
+def _to(logits: LogitSum, *args: Any, **kwargs: Any) -> LogitSum | None:
+    """Take a dtype, the device on which the logits are, or both."""
+    given = dict(kwargs)
+    for one in args:
+        name = "dtype" if isinstance(one, torch.dtype) else "device" if isinstance(one, (str, torch.device)) else ""
+        if not name or name in given:
+            return None
+        given[name] = one
+    dtype, device = given.pop("dtype", None) or logits.dtype, given.pop("device", None) or logits.device
+    if given or not dtype.is_floating_point or not _is_on(device, logits.device):
+        return None
+    return logits if dtype == logits.dtype else logits.cast(dtype)
+
+
+def _is_on(device: Any, there: torch.device) -> bool:
+    """Return whether a device, whose number is maybe the current one's, is the other."""
+    return torch.device(device) == there or torch.empty(0, device=device).device == there
+
+
+def _cast(dtype: torch.dtype) -> Rule:
+    return lambda logits: _to(logits, dtype)
+
+
+def _mul(logits: LogitSum, number: Any) -> LogitSum | None:
+    is_factor = type(number) in (int, float) and number > 0
+    return logits.divided(1 / number) if is_factor else None
+
+
+def _add(logits: LogitSum, other: Any) -> LogitSum | None:
+    return logits.plus(other)
+
+
+# Of views, the elements are those of the logits; the others have their own.
+VIEWS: dict[str, Rule] = {
+    **{name: _view(name) for name in "view transpose swapaxes swapdims permute unsqueeze squeeze unflatten".split()},
+    **{name: _reshape(name) for name in ("reshape", "flatten")},
+    "__getitem__": _getitem,
+}
+RULES: dict[str, Rule] = {
+    **VIEWS,
+    "contiguous": _contiguous,
+    "clone": _clone,
+    "to": _to,
+    "float": _cast(torch.float32),
+    "double": _cast(torch.float64),
+    "half": _cast(torch.float16),
+    "bfloat16": _cast(torch.bfloat16),
+    "tanh": lambda logits: logits.tanh(),
+    **dict.fromkeys(("mul", "multiply", "__mul__", "__rmul__"), _mul),
+    **dict.fromkeys(("div", "divide", "true_divide", "__truediv__"), lambda logits, number: logits.divided(number)),
+    **dict.fromkeys(("add", "__add__", "__radd__"), _add),
+}
+# By what ``__torch_function__`` is called with.
+NAMES: dict[Any, str] = {
+    getattr(owner, name): name for owner in (Tensor, torch) for name in RULES if hasattr(owner, name)
+}
+
+# Known without the logits.
+READS: set[Any] = {
+    *(
+        getattr(Tensor, name).__get__
+        for name in (
+            "shape dtype device layout ndim requires_grad is_leaf is_cpu is_cuda is_xpu is_mps is_meta is_sparse"
+            " is_quantized is_nested is_mkldnn is_sparse_csr itemsize grad grad_fn retains_grad"
+        ).split()
+    ),
+    *(
+        getattr(Tensor, name)
+        for name in (
+            "size dim ndimension numel nelement stride storage_offset is_contiguous is_floating_point is_complex"
+            " is_signed is_inference element_size get_device __len__ __hash__ type"
+        ).split()
+    ),
+    *(getattr(torch, name) for name in "numel is_floating_point is_complex is_signed is_inference".split()),
+}
+# Whoever calls these wants the gradient of the logits.
+GRADIENTS: set[Any] = {
+    Tensor.register_hook,
+    Tensor.retain_grad,
+    Tensor.register_post_accumulate_grad_hook,
+    torch.autograd.grad,
+    torch.autograd.backward,
+}
+
+
+def name_of(function: Any) -> str:
+    """Return the name of what ``__torch_function__`` is called with, for a sentence."""
+    owner = getattr(function, "__self__", None)  # of an attribute
+    return getattr(owner if function.__name__ in ("__get__", "__set__") else function, "__name__", str(function))
+
+
+def put_off(name: str, logits: LogitSum, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogitSum | None:
+    """Return what an operation makes of the logits, ``logits`` itself if nothing, and None if it needs them."""
+    try:
+        return RULES[name](logits, *args, **kwargs)
+    except TypeError:  # arguments for which there is no rule
+        return None
+
+
+def cross_entropy(
+    logits: LogitSum,
+    target: Any,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor | None:
+    """Be :func:`torch.nn.functional.cross_entropy` of lazy logits; None if that needs them."""
+    if size_average is not None or reduce is not None:
+        reduction = nn._reduction.legacy_get_string(size_average, reduce)
+    return logits.cross_entropy(
+        target, weight=weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
+    )
