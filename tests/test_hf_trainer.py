@@ -2,8 +2,9 @@
 
 import math
 
+from torch_aclnn_ops import disabled
 from torch_aclnn_ops.integrations._lazy_logits import LazyLogits
-from torch_aclnn_ops.integrations.transformers import EmaCallback, patch_model
+from torch_aclnn_ops.integrations.transformers import EmaCallback, ReportCallback, patch_model
 from torch_aclnn_ops.optim import FusedEmaAdam
 
 import pytest
@@ -34,7 +35,7 @@ class Recorded(Trainer):
         return loss
 
 
-def make_trainer(folder, model=None, average=True, optimizer=FusedEmaAdam, **arguments):
+def make_trainer(folder, model=None, average=True, optimizer=FusedEmaAdam, callbacks=(), **arguments):
     kwargs = {"lr": 1e-2, "ema_decay": 0.9} if optimizer is FusedEmaAdam else {"lr": 1e-2}
     steps = {"max_steps": STEPS, "eval_strategy": "steps", "eval_steps": 2, "save_steps": 3}
     arguments = {"use_cpu": True, **steps, **arguments}
@@ -47,12 +48,13 @@ def make_trainer(folder, model=None, average=True, optimizer=FusedEmaAdam, **arg
             disable_tqdm=True,
             **arguments,
         ),
+        callbacks=list(callbacks),
         train_dataset=_rows(),
         eval_dataset=_rows()[:4],
         optimizer_cls_and_kwargs=(optimizer, kwargs),
     )
     if average:
-        trainer.add_callback(EmaCallback(trainer))
+        trainer.add_callback(EmaCallback())
     return trainer
 
 
@@ -136,7 +138,6 @@ def test_predictions_are_real_logits(trained):
 
 ERROR_INPUTS = {
     "another optimizer": ({"optimizer": torch.optim.SGD}, "must be a FusedEmaAdam, but it is a SGD"),
-    "the best checkpoint": ({"load_best_model_at_end": True, "save_steps": 2}, "load the folder 'ema' of"),
 }
 
 
@@ -144,3 +145,71 @@ ERROR_INPUTS = {
 def test_unsupported_trainer_arguments_raise(options, sentence, tmp_path):
     with pytest.raises(ValueError, match=sentence):
         make_trainer(tmp_path, **options).train()
+
+
+def _losses_of_averages(folder, give):
+    callbacks = [] if give else [EmaCallback()]
+    trainer = make_trainer(folder, average=False, callbacks=list(callbacks), max_steps=2, eval_steps=1)
+    if give:
+        trainer.add_callback(EmaCallback(trainer))
+    trainer.train()
+    return [log["eval_loss"] for log in trainer.state.log_history if "eval_loss" in log]
+
+
+def test_a_callback_finds_its_trainer(tmp_path):
+    assert _losses_of_averages(tmp_path / "found", False) == _losses_of_averages(tmp_path / "given", True)
+
+
+def test_a_callback_belongs_to_one_trainer(tmp_path, trained):
+    callback = EmaCallback()
+    make_trainer(tmp_path, average=False, callbacks=[callback])
+    with pytest.raises(RuntimeError, match="a callback belongs to one trainer"):
+        make_trainer(tmp_path, average=False, callbacks=[callback])
+
+
+def test_a_caller_that_is_no_trainer_raises(trained):
+    with pytest.raises(RuntimeError, match="must be called by a Trainer; give it one"):
+        EmaCallback().on_init_end(trained.args, transformers.TrainerState(), transformers.TrainerControl())
+
+
+def test_the_best_model_has_the_averages_that_were_evaluated(tmp_path):
+    trainer = make_trainer(tmp_path, load_best_model_at_end=True, save_steps=2)
+    trainer.train()
+    folder = f"{trainer.state.best_model_checkpoint}/ema"
+    expected = transformers.AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    assert all(torch.equal(expected[name], weight) for name, weight in trainer.model.state_dict().items())
+
+
+def test_sharded_trainers_cannot_load_the_best_averages(tmp_path):
+    trainer = make_trainer(
+        tmp_path, average=False, callbacks=[EmaCallback()], load_best_model_at_end=True, save_steps=2
+    )
+    trainer.create_optimizer()
+    trainer.is_fsdp_enabled = True
+    [callback] = [one for one in trainer.callback_handler.callbacks if isinstance(one, EmaCallback)]
+    with pytest.raises(ValueError, match=r"load the folder 'ema' of trainer\.state\.best_model_checkpoint"):
+        callback.on_train_begin(trainer.args, trainer.state, trainer.control)
+
+
+@pytest.mark.parametrize("steps", [2, 100])
+def test_a_report_counts_the_first_steps(steps, tmp_path, caplog):
+    callback = ReportCallback(steps)
+    with caplog.at_level("INFO", "torch_aclnn_ops"):
+        make_trainer(tmp_path, average=False, callbacks=[callback], eval_strategy="no").train()
+    counts = callback.report.as_dict()["operators"]["linear_cross_entropy"]
+    assert counts["calls"] == min(steps, STEPS)
+    assert any(str(callback.report) in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("steps", [0, 1.5, True])
+def test_a_report_of_no_steps_raises(steps):
+    with pytest.raises(ValueError, match="ReportCallback: steps must be an int of at least 1, but it is"):
+        ReportCallback(steps)
+
+
+def test_a_patched_model_of_a_disabled_package_returns_logits():
+    model, tokens = patch_model(make()), batch()
+    with disabled():
+        output = model(**tokens)
+    assert not isinstance(output.logits, LazyLogits)
+    assert torch.equal(output.loss, make()(**tokens).loss)

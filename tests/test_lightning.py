@@ -1,6 +1,6 @@
 """Lightning with FusedEmaAdam and EmaCallback."""
 
-from torch_aclnn_ops.integrations.lightning import EmaCallback
+from torch_aclnn_ops.integrations.lightning import EmaCallback, ReportCallback
 from torch_aclnn_ops.optim import FusedEmaAdam
 
 import pytest
@@ -204,3 +204,11 @@ ERROR_INPUTS = {
 def test_unsupported_trainer_settings_raise_before_training(model, callbacks, sentence):
     with pytest.raises(ValueError, match=sentence):
         fit(make_trainer(*callbacks), model())
+
+
+@pytest.mark.parametrize("steps", [2, 100])
+def test_a_report_counts_the_first_steps(steps, tmp_path):
+    callback = ReportCallback(steps)
+    make_trainer(callback, epochs=1, default_root_dir=tmp_path).fit(Model(), _rows())
+    counts = callback.report.as_dict()["operators"]["apply_fused_ema_adam_"]
+    assert counts["calls"] == min(steps, BATCHES) * len(list(Model().parameters()))

@@ -6,11 +6,12 @@ from torch_aclnn_ops import _extension, functional, nn, ops, optim
 from torch_aclnn_ops._explain import explain
 from torch_aclnn_ops._extension import check_values, launches
 from torch_aclnn_ops._patch import patch
-from torch_aclnn_ops._report import report
+from torch_aclnn_ops._report import Report, report
 from torch_aclnn_ops._switch import disabled
 from torch_aclnn_ops._version import __version__
 
 __all__ = [
+    "Report",
     "__version__",
     "check_values",
     "disabled",

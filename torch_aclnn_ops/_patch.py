@@ -1,6 +1,7 @@
 """Put the functions of this package, and its optimizer, in the place of torch's for a while."""
 
 import inspect
+import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Mapping
@@ -50,11 +51,13 @@ def patch(
     are for the whole process: other threads see them too, and code of :func:`torch.compile` is compiled once with them
     and once without.
 
-    Who has imported a function by its own name (``from torch.nn.functional import mse_loss``) goes on to have torch's.
+    Code that has imported a function by its own name (``from torch.nn.functional import mse_loss``) keeps torch's.
 
     Args:
         adamw: replace :class:`torch.optim.AdamW` by :class:`torch_aclnn_ops.optim.FusedEmaAdam`, with all arguments of
             torch's; a mapping has options of FusedEmaAdam for all that are made, such as ``{"ema_decay": 0.999}``.
+            Modules that have imported AdamW by its name are patched too; a registry that holds the class, as timm's
+            ``create_optimizer_v2`` does, is not.
         **functions: a drop-in of ``torch_aclnn_ops.functional`` by its name, such as ``mse_loss=False``: whether it
             is put in the place of torch's, ``True`` for all. What torch does not have (``linear_cross_entropy`` before
             2.13) is left out.
@@ -89,8 +92,16 @@ def patch(
     }
     if adamw is not False:
         options = dict(adamw) if isinstance(adamw, Mapping) else {}
-        replacements[_Place(torch.optim, "AdamW")] = type("AdamW", (_AdamW,), {"preset": options})
+        optimizer = type("AdamW", (_AdamW,), {"preset": options})
+        replacements |= dict.fromkeys([_Place(torch.optim, "AdamW"), *_imported_adamw()], optimizer)
     return Patch(replacements)
+
+
+def _imported_adamw() -> list[_Place]:
+    """Return the modules outside of torch that have imported AdamW by its name."""
+    modules = [module for name, module in sys.modules.items() if name.partition(".")[0] != "torch"]
+    found = [module for module in modules if getattr(module, "__dict__", {}).get("AdamW") is _torch_adamw]
+    return [_Place(module, "AdamW") for module in found]
 
 
 class Patch(Switch):

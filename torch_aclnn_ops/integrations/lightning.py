@@ -3,6 +3,7 @@
 from contextlib import AbstractContextManager
 from typing import Any
 
+from torch_aclnn_ops.integrations._step_reports import StepReport
 from torch_aclnn_ops.integrations._trainer_optimizers import averaged, averaging_optimizers
 
 try:
@@ -13,7 +14,7 @@ except ImportError as error:
         f'torch_aclnn_ops.integrations.lightning needs Lightning: pip install "lightning>=2.6" ({error})'
     ) from error
 
-__all__ = ["EmaCallback"]
+__all__ = ["EmaCallback", "ReportCallback"]
 
 
 def __dir__() -> list[str]:
@@ -105,3 +106,50 @@ class EmaCallback(Callback):
         """Give a model that goes on training its weights."""
         if _WEIGHTS in checkpoint and trainer.state.fn == "fit":
             pl_module.load_state_dict(checkpoint[_WEIGHTS], strict=pl_module.strict_loading)
+
+
+class ReportCallback(Callback):
+    """Log which implementation computed the calls of the first training steps, see :func:`torch_aclnn_ops.report`.
+
+    The table goes to the log ``torch_aclnn_ops`` at level INFO.
+
+    Args:
+        steps: How many batches are counted.
+
+    Attributes:
+        report: The :class:`torch_aclnn_ops.Report` of the last ``fit``.
+
+    Raises:
+        ValueError: ``steps`` is no int of at least 1.
+
+    Example:
+        >>> callback = ReportCallback(steps=2)  # Trainer(callbacks=[callback])
+        >>> print(callback.report)
+        no call of torch_aclnn_ops was seen
+    """
+
+    def __init__(self, steps: int = 3) -> None:
+        self._steps = StepReport(steps)
+
+    @property
+    def report(self) -> Any:
+        """What was counted."""
+        return self._steps.report
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin to count."""
+        self._steps.begin()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Count the step."""
+        self._steps.end_step()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """End, if there were fewer steps."""
+        self._steps.end()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """End."""
+        self._steps.end()

@@ -3,28 +3,28 @@
 import logging
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from torch_aclnn_ops.integrations import _lazy_heads
 from torch_aclnn_ops.integrations._lazy_logits import LazyLogits, materialized
 from torch_aclnn_ops.integrations._materializations import Materializations
 from torch_aclnn_ops.integrations._traced_logits import TracedLogits, traced_tensor
-from torch_aclnn_ops.integrations._trainer_optimizers import averaged, averaging_optimizers, unwrapped
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 try:
-    from transformers import PreTrainedModel, TrainerCallback
+    from torch_aclnn_ops.integrations._trainer_callbacks import EmaCallback, ReportCallback
+
+    from transformers import PreTrainedModel
 except ImportError as error:
     raise ImportError(
         "torch_aclnn_ops.integrations.transformers needs transformers 5, and its Trainer accelerate:"
         f' pip install "transformers>=5" accelerate ({error})'
     ) from error
 
-__all__ = ["EmaCallback", "patch_model", "unpatch_model"]
+__all__ = ["EmaCallback", "ReportCallback", "patch_model", "unpatch_model"]
 
 
 def __dir__() -> list[str]:
@@ -234,59 +234,3 @@ def _real(output: Any) -> Any:
 
 def _materialized(value: Any) -> Any:
     return traced_tensor(materialized(value))
-
-
-class EmaCallback(TrainerCallback):
-    """Let a ``Trainer`` evaluate, predict and save with averaged weights.
-
-    The optimizer is :class:`torch_aclnn_ops.optim.FusedEmaAdam`, given as ``optimizer_cls_and_kwargs``. Every call of
-    ``trainer.evaluate()`` and ``predict()``, in training and by hand, uses the averages, and the weights come back
-    whatever happens. Each checkpoint has a folder ``ema`` for ``from_pretrained``; the rest of it, as what
-    ``trainer.save_model()`` writes, is the model with its weights. The averages are in the optimizer's state too, so
-    that ``trainer.train(resume_from_checkpoint=True)`` goes on with both.
-
-    Args:
-        trainer: the trainer that gets the callback.
-
-    Raises:
-        ValueError: at the start of training, the trainer has another optimizer; or ``load_best_model_at_end``, which
-            would load weights for the sake of what their averages have reached.
-
-    Example:
-        >>> def add_averages(trainer):  # Trainer(..., optimizer_cls_and_kwargs=(FusedEmaAdam, {"lr": 1e-3}))
-        ...     trainer.add_callback(EmaCallback(trainer))
-    """
-
-    FOLDER = "ema"
-
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-        self._evaluation_loop = trainer.evaluation_loop
-        trainer.evaluation_loop = self._evaluate
-
-    def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        with averaged(averaging_optimizers([self._trainer.optimizer])):
-            return self._evaluation_loop(*args, **kwargs)
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Refuse what would go on without averages."""
-        optimizer = unwrapped(self._trainer.optimizer)
-        if not averaging_optimizers([optimizer]):
-            raise ValueError(
-                f"EmaCallback: the trainer's optimizer must be a FusedEmaAdam, but it is a {type(optimizer).__name__};"
-                " give Trainer optimizer_cls_and_kwargs=(FusedEmaAdam, ...)"
-            )
-        if args.load_best_model_at_end:
-            raise ValueError(
-                "EmaCallback: load_best_model_at_end must be False, because it loads the weights of the checkpoint"
-                f" whose averages were best; load the folder {self.FOLDER!r} of trainer.state.best_model_checkpoint"
-            )
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write the model with averaged weights beside the checkpoint's."""
-        [optimizer] = averaging_optimizers([self._trainer.optimizer])
-        model = self._trainer.accelerator.unwrap_model(self._trainer.model)
-        averages = optimizer.ema_state_dict(model, full_state_dict=True)  # all ranks gather, where it is sharded
-        if args.should_save:
-            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}" / self.FOLDER
-            model.save_pretrained(folder, state_dict=averages)
