@@ -1,4 +1,4 @@
-"""The code of the documentation that needs an NPU."""
+"""The code of the documentation that needs an NPU, and the README's example on one."""
 
 import pytest
 
@@ -19,3 +19,18 @@ def test_the_code_of_a_page_runs_as_it_stands(page):
     for block in BLOCKS:
         if block.page == page:
             run(block, names)
+
+
+def test_the_example_of_the_readme_launches_the_operators():
+    names: dict[str, object] = {"__name__": "page"}
+    for block in blocks("README.md"):
+        if block.language == "python":
+            run(block, names)
+    counts = names["report"].as_dict()
+    assert counts["launches"] == {
+        "aclnnApplyFusedEmaAdam": 1,
+        "aclnnFusedCrossEntropyLossWithMaxSum": 1,
+        "aclnnFusedLinearCrossEntropyLossGrad": 1,
+        "aclnnFusedLinearOnlineMaxSum": 1,
+    }
+    assert all(operator["fallback"] == 0 for operator in counts["operators"].values())
