@@ -27,6 +27,7 @@ BENCHMARKS = {
     "embedding": (),
     "losses": (),
     "linear_cross_entropy": (),
+    "linear_kl_div": (),
 }
 IMAGES = ROOT / "docs" / "images"
 _LONGEST = 900  # seconds of a benchmark

@@ -16,16 +16,16 @@ def draw(*shape, seed=0, dtype=torch.float64):
     return drawn.bfloat16().to(dtype)
 
 
-def student(dtype=torch.float64, rows=(ROWS,), grad=True):
+def student(dtype=torch.float64, rows=(ROWS,), grad=True, first_seed=0):
     """Return rows, head and bias of a student."""
     shapes = ((*rows, FEATURES), (CLASSES, FEATURES), (CLASSES,))
-    return [draw(*shape, seed=seed, dtype=dtype).requires_grad_(grad) for seed, shape in enumerate(shapes)]
+    return [draw(*shape, seed=seed, dtype=dtype).requires_grad_(grad) for seed, shape in enumerate(shapes, first_seed)]
 
 
-def head_of_teacher(dtype=torch.float64, rows=(ROWS,)):
+def head_of_teacher(dtype=torch.float64, rows=(ROWS,), first_seed=10):
     """Return rows, head and bias of a teacher."""
     shapes = ((*rows, WIDTH), (CLASSES, WIDTH), (CLASSES,))
-    return [draw(*shape, seed=10 + seed, dtype=dtype) for seed, shape in enumerate(shapes)]
+    return [draw(*shape, seed=seed, dtype=dtype) for seed, shape in enumerate(shapes, first_seed)]
 
 
 def log_probabilities(input, weight, bias=None, temperature=1.0):

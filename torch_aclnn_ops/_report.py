@@ -1,7 +1,7 @@
 """Count which implementations computed the calls of some steps: the answer to "did it run on CANN?"."""
 
+import inspect
 import os
-import sys
 import textwrap
 import threading
 from collections import Counter, defaultdict
@@ -50,7 +50,7 @@ class Report:
         self._launches.update(_launches_since(before))
 
     def _count(self, function: str, implementation: Implementation, detail: str, calls: int) -> None:
-        kind = _Kind(function, implementation, detail, _called_from(sys._getframe(2)))
+        kind = _Kind(function, implementation, detail, _called_from(inspect.currentframe()))
         with self._lock:
             self._calls[kind] += calls
 

@@ -48,7 +48,3 @@ def load_tables_of_functions() -> None:
 def is_autocast_available(device_type: str) -> bool:
     """Return whether a device type supports autocast."""
     return torch.amp.is_autocast_available(device_type)
-
-
-# Wrapper subclasses of tensors read their own attributes with it.
-without_torch_function = lookup("_C.DisableTorchFunctionSubclass", "patch_model()")

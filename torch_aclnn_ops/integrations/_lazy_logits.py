@@ -8,7 +8,7 @@ from typing import Any
 
 from torch_aclnn_ops._nested import leaves, map_nested
 from torch_aclnn_ops._numerics import is_autocast_on
-from torch_aclnn_ops._torch_compat.modes import without_torch_function
+from torch_aclnn_ops._torch_compat.lazy_tensors import is_mutable, make_wrapper, node_class, without_torch_function
 from torch_aclnn_ops._torch_compat.optimizer import version_of
 from torch_aclnn_ops.integrations import _lazy_operations
 from torch_aclnn_ops.integrations._lazy_operations import GRADIENTS, NAMES, READS, VIEWS, name_of
@@ -21,7 +21,6 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils.hooks import RemovableHandle
 
 _cross_entropy = torch.nn.functional.cross_entropy
-_base_of: Any = Tensor._base.__get__  # type: ignore[union-attr]
 _NOT = object()
 
 
@@ -51,7 +50,7 @@ def _watching(name: str) -> Callable[..., Any]:
 
 # A hook of the node, which ``logits.grad_fn`` is.
 for _name in ("register_hook", "register_prehook"):
-    setattr(_Make._backward_cls, _name, _watching(_name))
+    setattr(node_class(_Make), _name, _watching(_name))
 
 
 class _Materialize(Function):
@@ -104,7 +103,7 @@ class LazyLogits(Lazy, Tensor):
     def __new__(cls, recipe: Recipe) -> "LazyLogits":
         """Make a tensor of the shape and strides of the logits."""
         like = recipe.logits.probe()
-        self: LazyLogits = Tensor._make_wrapper_subclass(
+        self: LazyLogits = make_wrapper(
             cls,
             like.shape,
             strides=like.stride(),
@@ -258,7 +257,7 @@ class LazyLogits(Lazy, Tensor):
         if function is _cross_entropy:
             loss = self.cross_entropy(*args, **kwargs)
             return _NOT if loss is None else loss
-        if function == _base_of:
+        if name_of(function) == "_base":
             return self._viewed
         if function is Tensor.register_hook and _is_of_torch_distributed(*args, **kwargs):
             # It waits for the backward pass, and leaves the gradient as it is.
@@ -273,7 +272,7 @@ class LazyLogits(Lazy, Tensor):
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Compute below autograd, which has recorded the operation: of functions in C++, and inside of others."""
-        if function._schema.is_mutable:
+        if is_mutable(function):
             raise RuntimeError(
                 f"{function} would write to logits that nobody has computed, where that cannot be recorded; write to"
                 " logits.clone(), or call unpatch_model"

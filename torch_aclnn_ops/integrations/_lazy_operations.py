@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
+from torch_aclnn_ops._types import Reduction
+from torch_aclnn_ops.functional._loss_function import reduction_of_flags
 from torch_aclnn_ops.integrations._logit_sums import LogitSum
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 Rule = Callable[..., LogitSum | None]
 
@@ -179,12 +181,12 @@ def cross_entropy(
     size_average: bool | None = None,
     ignore_index: int = -100,
     reduce: bool | None = None,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor | None:
     """Be :func:`torch.nn.functional.cross_entropy` of lazy logits; None if that needs them."""
     if size_average is not None or reduce is not None:
-        reduction = nn._reduction.legacy_get_string(size_average, reduce)
+        reduction = reduction_of_flags(size_average, reduce)
     return logits.cross_entropy(
         target, weight=weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
     )

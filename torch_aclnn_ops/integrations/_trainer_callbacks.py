@@ -1,6 +1,6 @@
 """Callbacks of transformers' ``Trainer``."""
 
-import sys
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -140,10 +140,10 @@ class ReportCallback(TrainerCallback):
 
 def _calling_trainer(state: Any) -> Any:
     """Return the trainer that calls a callback; transformers does not hand it over."""
-    frame = sys._getframe(3)
+    frame = inspect.currentframe()
     while frame is not None:
         caller = frame.f_locals.get("self")
         if getattr(caller, "state", None) is state and hasattr(caller, "evaluation_loop"):
             return caller
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     raise RuntimeError("EmaCallback: the callback must be called by a Trainer; give it one, EmaCallback(trainer)")

@@ -45,8 +45,8 @@ class Members:
             rank = process_group.rank()
         if rank < 0:
             raise ValueError(
-                f"{function}: process_group must be a group of this process, but it is one of other ranks"
-                " only; let no process call that is not in the group"
+                f"{function}: process_group must contain this process, but it is a group of other ranks"
+                " only; call it on the members of the group only"
             )
         name = process_group.group_name
         return cls(name, process_group.size(), rank, device_types_of_group(name))

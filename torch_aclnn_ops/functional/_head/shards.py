@@ -57,14 +57,14 @@ def _gather_sizes(function: str, members: Members, local_rows: int, messages: Me
     message = torch.tensor((local_rows, messages.rows, messages.kind), device=device)
     gathered = gather_constant(message, members)
     if device == "npu":
-        _extension.check_queue(function)  # else what was never computed would be read
+        _extension.check_queue(function)  # otherwise uninitialized values could be read
     found = gathered.tolist()
     check_messages(function, messages.options, found)
     return tuple(sizes for sizes, *_ in found)
 
 
 def _checked_sizes(function: str, vocab_sizes: Any, size: int) -> tuple[int, ...]:
-    accepted = f"a sequence of {size} whole numbers, the rows of linear_weight on each rank of process_group"
+    accepted = f"a sequence of {size} integers, the rows of linear_weight on each rank of process_group"
     if not isinstance(vocab_sizes, Sequence) or any(
         isinstance(entry, bool) or not isinstance(entry, Integral) for entry in vocab_sizes
     ):
@@ -83,10 +83,10 @@ def shards_of(
     waits for, in every call; compiled code refuses that. They compare their messages then.
     """
     if process_group is None:
-        raise ValueError(f"{function}: vocab_sizes must be None where process_group is, but it is {vocab_sizes!r}")
+        raise ValueError(f"{function}: vocab_sizes must be None if process_group is None, but it is {vocab_sizes!r}")
     if not isinstance(linear_weight, Tensor) or linear_weight.dim() < 2:
         raise TypeError(
-            f"{function}: linear_weight must be a Tensor of shape (rows of this rank, H) where process_group"
+            f"{function}: linear_weight must be a Tensor of shape (rows of this rank, H) if process_group"
             f" is given, but it is {linear_weight!r}"
         )
     members, local_rows = Members.of(function, process_group), linear_weight.shape[0]
