@@ -268,19 +268,9 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
 
 
 class LinearKLDivLoss(torch.nn.Module):
-    """The divergence of a student's and a teacher's head, which are arguments of the call; it has no parameters.
+    """Divergence of a student's head from a teacher's; the heads are arguments of the call, it has no parameters.
 
-    Args:
-        divergence: ``"forward_kl"``, ``"reverse_kl"`` or ``"jensen_shannon"``; see
-            :func:`torch_aclnn_ops.functional.linear_kl_div`, as for all that follow.
-        beta: of the Jensen-Shannon divergence.
-        temperature: divides the logits.
-        ignore_index: label of rows that are ignored.
-        shift: how many places a label stands behind the row that predicts it, ``True`` for 1.
-        reduction: ``"none"``, ``"mean"`` or ``"sum"``.
-        zero_if_all_ignored: whether a mean over no rows is 0.
-        chunk_size: rows whose logits are held at a time.
-        max_memory: bytes that may be held beyond arguments and results.
+    The options are those of :func:`torch_aclnn_ops.functional.linear_kl_div`.
 
     Example:
         >>> loss = LinearKLDivLoss(divergence="reverse_kl", temperature=2.0)
@@ -298,9 +288,9 @@ class LinearKLDivLoss(torch.nn.Module):
         temperature: float = 1.0,
         ignore_index: int = -100,
         shift: bool | int = False,
-        reduction: str = "mean",
+        reduction: Reduction = "mean",
         zero_if_all_ignored: bool = False,
-        chunk_size: int | str = "auto",
+        chunk_size: int | Literal["auto"] = "auto",
         max_memory: int | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}

@@ -1,14 +1,13 @@
 """Operations of torch that leave logits lazy, by name: what they make of a ``LogitSum``, or None if they compute it."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from torch_aclnn_ops._types import Reduction
-from torch_aclnn_ops.functional._loss_function import reduction_of_flags
 from torch_aclnn_ops.integrations._logit_sums import LogitSum
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Rule = Callable[..., LogitSum | None]
 
@@ -186,7 +185,7 @@ def cross_entropy(
 ) -> Tensor | None:
     """Be :func:`torch.nn.functional.cross_entropy` of lazy logits; None if that needs them."""
     if size_average is not None or reduce is not None:
-        reduction = reduction_of_flags(size_average, reduce)
+        reduction = cast(Reduction, nn.CrossEntropyLoss(None, size_average, reduce=reduce).reduction)  # warns
     return logits.cross_entropy(
         target, weight=weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
     )

@@ -92,7 +92,7 @@ class EmaCallback(TrainerCallback):
             return
         state.best_model_checkpoint = str(Path(best) / FOLDER)
         try:
-            self._trainer._load_best_model()
+            getattr(self._trainer, "_load_best_model")()  # noqa: B009  (a private name of transformers)
         finally:
             state.best_model_checkpoint = best
 

@@ -7,8 +7,9 @@ runs the kernel in ``chunks``, in compiled code as the operator in ``compiled``;
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
+from torch_aclnn_ops._types import Reduction
 from torch_aclnn_ops.functional._head.arguments import (
     check_choice,
     check_memory,
@@ -48,9 +49,9 @@ def linear_kl_div(
     ignore_index: int = -100,
     shift: bool | int = False,
     token_weight: Tensor | None = None,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     zero_if_all_ignored: bool = False,
-    chunk_size: int | str = "auto",
+    chunk_size: int | Literal["auto"] = "auto",
     max_memory: int | None = None,
     process_group: Any = None,
     vocab_sizes: Sequence[int] | None = None,
