@@ -58,6 +58,16 @@ def test_adamw_that_is_made_under_patch_is_torchs():
         assert isinstance(torch.optim.AdamW([INPUT]), optim.FusedEmaAdam)
 
 
+def test_a_subclass_of_the_patched_adamw_stays_one():
+    with patch(adamw=True):
+
+        class Mine(torch.optim.AdamW):
+            pass
+
+        with disabled():
+            assert isinstance(Mine([INPUT]), Mine)
+
+
 optim_adamw = torch.optim.AdamW
 
 

@@ -178,6 +178,7 @@ def test_the_best_model_has_the_averages_that_were_evaluated(tmp_path):
     folder = f"{trainer.state.best_model_checkpoint}/ema"
     expected = transformers.AutoModelForCausalLM.from_pretrained(folder).state_dict()
     assert all(torch.equal(expected[name], weight) for name, weight in trainer.model.state_dict().items())
+    assert trainer.evaluate()["eval_loss"] == trainer.state.best_metric
 
 
 def test_sharded_trainers_cannot_load_the_best_averages(tmp_path):

@@ -215,7 +215,10 @@ def test_functions_and_coroutines_can_be_decorated_and_others_raise():
     def generator():
         yield
 
-    for other in (generator, object):
+    async def async_generator():
+        yield
+
+    for other in (generator, async_generator, object):
         with pytest.raises(TypeError, match="^patch: only functions that are no generators can be decorated"):
             patch()(other)
 

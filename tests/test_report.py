@@ -99,7 +99,7 @@ def test_the_table_has_the_counts_and_the_reasons():
 def test_a_report_without_calls_says_so():
     with report() as counts:
         torch.ones(2).sum()
-    assert str(counts) == "no call of torch_aclnn_ops was seen"
+    assert str(counts) == "no operator of torch_aclnn_ops was called"
 
 
 def test_calls_before_and_after_are_not_counted():
@@ -118,6 +118,13 @@ def test_a_report_that_is_used_again_counts_on_and_one_inside_another_counts_the
             _mse_loss()
         assert inner.as_dict()["operators"]["mse_loss_backward"]["calls"] == 1
     assert outer.as_dict()["operators"]["mse_loss_backward"]["calls"] == 2
+
+
+def test_a_report_inside_itself_counts_a_call_once():
+    counts = report()
+    with counts, counts:
+        _mse_loss()
+    assert counts.as_dict()["operators"]["mse_loss_backward"]["calls"] == 1
 
 
 def test_calls_of_other_threads_are_counted():

@@ -153,8 +153,9 @@ class _AdamW(FusedEmaAdam):
     preset: Mapping[str, Any] = {}
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Make torch's optimizer where the package is disabled."""
-        return _torch_adamw(*args, **kwargs) if is_disabled() else super().__new__(cls)
+        """Make torch's optimizer while the package is disabled, but not in the place of a subclass."""
+        is_patch = "preset" in vars(cls)
+        return _torch_adamw(*args, **kwargs) if is_patch and is_disabled() else super().__new__(cls)
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from torch_aclnn_ops import _extension
 from torch_aclnn_ops._call_log import Implementation, listening
 
 _OWN = ("torch", "torch_aclnn_ops")
-_NOTHING = "no call of torch_aclnn_ops was seen"
+_NOTHING = "no operator of torch_aclnn_ops was called"
 
 
 class _Kind(NamedTuple):
@@ -40,14 +40,16 @@ class Report:
 
     def __enter__(self) -> "Report":
         stack = ExitStack()
-        stack.enter_context(listening(self._count))
+        if not self._open:  # a report inside itself counts a call once
+            stack.enter_context(listening(self._count))
         self._open.append((stack, _extension.launches()))
         return self
 
     def __exit__(self, *_: object) -> None:
         stack, before = self._open.pop()
         stack.close()
-        self._launches.update(_launches_since(before))
+        if not self._open:
+            self._launches.update(_launches_since(before))
 
     def _count(self, function: str, implementation: Implementation, detail: str, calls: int) -> None:
         kind = _Kind(function, implementation, detail, _called_from(inspect.currentframe()))
@@ -79,7 +81,7 @@ class Report:
             operator[implementation] += calls
             described = {"implementation": implementation, "reason": kind.detail, "called_from": kind.called_from}
             operator["reasons"].append({**described, "calls": calls})
-        launches = self._launches + sum((_launches_since(before) for _, before in self._open), Counter())
+        launches = self._launches + (_launches_since(self._open[0][1]) if self._open else Counter())
         return {"operators": dict(operators), "launches": dict(sorted(launches.items()))}
 
     def __str__(self) -> str:

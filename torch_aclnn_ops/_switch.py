@@ -47,7 +47,8 @@ class Switch:
 
     def __call__(self, function: _Function) -> _Function:
         """Make a function for whose calls this is on."""
-        if not inspect.isroutine(function) or inspect.isgeneratorfunction(function):
+        is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+        if not inspect.isroutine(function) or is_generator:
             raise TypeError(
                 f"{type(self).__name__.lower()}: only functions that are no generators can be decorated, but it is"
                 f" {function!r}; use a with statement"

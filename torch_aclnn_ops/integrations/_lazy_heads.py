@@ -9,8 +9,9 @@ from torch_aclnn_ops._numerics import is_autocast_on
 from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops._torch_compat.derivatives import in_forward_ad
 from torch_aclnn_ops._torch_compat.fsdp import modules_sharded_with
+from torch_aclnn_ops.integrations._head_layers import Layer, is_plain, versions
 from torch_aclnn_ops.integrations._lazy_logits import LazyLogits
-from torch_aclnn_ops.integrations._logit_sums import Layer, LogitSum, is_plain, versions
+from torch_aclnn_ops.integrations._logit_sums import LogitSum
 from torch_aclnn_ops.integrations._materializations import Materializations
 from torch_aclnn_ops.integrations._recipes import Recipe
 from torch_aclnn_ops.integrations._traced_logits import TracedLogits
@@ -54,7 +55,8 @@ def _forward(
         return nn.Linear.forward(linear, input)
     autocast = torch.get_autocast_dtype(input.device.type) if is_autocast_on(input) else None
     is_compiling = torch.compiler.is_compiling()
-    layer = Layer(input, linear, weight, None if is_compiling else versions(input, weight), autocast)
+    read = None if is_compiling else versions(input, weight, linear.bias)
+    layer = Layer(input, linear, weight, linear.bias, read, autocast)
     dtype = weight.dtype if autocast is None or weight.dtype == torch.float64 else autocast
     logits = LogitSum((layer,), (), None, dtype, options)
     if is_compiling or in_functorch_transform() or in_forward_ad() or is_jit_tracing():

@@ -167,7 +167,8 @@ class LazyLogits(Lazy, Tensor):
     def derive(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "LazyLogits | None":
         """Return the lazy result of an operation, or None if it needs the logits."""
         sums = map_nested(lambda one: one.recipe.logits if isinstance(one, LazyLogits) else one, (args, kwargs))
-        if any(isinstance(one, LazyLogits) and not one.is_ours for one in (self, *leaves((args, kwargs)))):
+        lazy = [one for one in (self, *leaves((args, kwargs))) if isinstance(one, LazyLogits)]
+        if not all(one.is_ours for one in lazy) or len({one._native("requires_grad") for one in lazy}) > 1:
             return None
         logits = _lazy_operations.put_off(name, self.recipe.logits, *sums)
         if logits is None or logits is self.recipe.logits:

@@ -1,80 +1,15 @@
 """What a loss has to know of logits that nobody has computed, and which operations leave it known."""
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 from torch_aclnn_ops import functional as F
 from torch_aclnn_ops._numerics import is_autocast_on
-from torch_aclnn_ops._torch_compat.fsdp import modules_sharded_with
 from torch_aclnn_ops._torch_compat.optimizer import version_of
+from torch_aclnn_ops.integrations._head_layers import Layer, Vector, check_whole, is_plain, with_weights
 
 import torch
 from torch import Tensor, nn
-from torch.nn import Parameter
-
-_PLAIN = (Tensor, Parameter)
-
-
-def is_plain(value: Any) -> bool:
-    """Return whether a value is a tensor of torch's own class."""
-    return type(value) in _PLAIN
-
-
-class Layer(NamedTuple):
-    """Outputs of a linear layer, divided by a number; with its weights, versions, and the dtype of autocast."""
-
-    input: Tensor
-    linear: nn.Linear
-    weight: Tensor
-    versions: tuple[int, int] | None
-    autocast: torch.dtype | None
-    divisor: float = 1.0
-
-    def output(self) -> Tensor:
-        """Return the outputs, not divided."""
-        return self.output_of(self.input)
-
-    def output_of(self, input: Tensor, *weights: Any) -> Tensor:
-        """Return the outputs of rows in the place of the input, and of weights in the place of the layer's."""
-        self.check_versions()
-        with self.saved_autocast():
-            if weights:
-                _check_whole(self.linear)
-                return nn.functional.linear(input, *weights)
-            return with_weights(self.linear, input, nn.Linear.forward)
-
-    def check_versions(self) -> None:
-        """Raise if the outputs would not be those of the forward pass."""
-        if self.versions is not None and versions(self.input, self.weight) != self.versions:
-            raise RuntimeError(
-                "the logits of this forward pass cannot be computed any more, because the head's weights have"
-                " changed since, or its input; use the model's logits before the optimizer's step"
-            )
-
-    def saved_autocast(self) -> AbstractContextManager[None]:
-        """Return a context in which autocast is as it was when the layer was called."""
-        is_on = self.autocast is not None
-        if is_autocast_on(self.input) == is_on:
-            return nullcontext()
-        return torch.autocast(self.input.device.type, self.autocast, enabled=is_on)
-
-    def divided(self, number: float) -> "Layer":
-        """Return the layer with another divisor."""
-        return Layer(*self[:-1], self.divisor * number)  # not _replace, after which Dynamo of 2.9 cannot return it
-
-    def of_rows(self, sizes: list[int], places: list[int], offset: int) -> "Layer":
-        """Return the layer with rows of its input, given as sizes and strides."""
-        self.check_versions()
-        input = _rows(self.input, sizes, places, offset)
-        read = None if self.versions is None else (version_of(input), self.versions[1])
-        return Layer(input, self.linear, self.weight, read, self.autocast, self.divisor)
-
-
-def versions(input: Tensor, weight: Tensor) -> tuple[int, int]:
-    """Return how often a layer's tensors were written to."""
-    return version_of(input), version_of(weight)
 
 
 class Layout(NamedTuple):
@@ -90,7 +25,7 @@ class LogitSum:
 
     Args:
         layers: those whose outputs are summed.
-        vectors: tensors of as many elements as there are classes, and what each is divided by.
+        vectors: tensors of as many elements as there are classes.
         bound: if given, the logits are ``bound * tanh(sum)``.
         dtype: the logits' dtype.
         options: of :func:`torch_aclnn_ops.functional.linear_cross_entropy`, which the head was patched with.
@@ -100,7 +35,7 @@ class LogitSum:
     def __init__(
         self,
         layers: tuple[Layer, ...],
-        vectors: tuple[tuple[Tensor, float], ...],
+        vectors: tuple[Vector, ...],
         bound: float | None,
         dtype: torch.dtype,
         options: dict[str, Any],
@@ -168,7 +103,7 @@ class LogitSum:
         if rows.bound is not None:
             return LogitSum(rows.layers, rows.vectors, rows.bound / number, rows.dtype, rows.options)
         layers = tuple(layer.divided(number) for layer in rows.layers)
-        vectors = tuple((vector, divisor * number) for vector, divisor in rows.vectors)
+        vectors = tuple(vector.divided(number) for vector in rows.vectors)
         return LogitSum(layers, vectors, None, rows.dtype, rows.options)
 
     def tanh(self) -> "LogitSum | None":
@@ -196,7 +131,8 @@ class LogitSum:
             and other.dtype in (rows.dtype, rows.layers[0].weight.dtype)
             and other.device == self.device
         ):
-            layers, vectors = rows.layers, (*rows.vectors, (other, 1.0))
+            version = None if torch.compiler.is_compiling() else version_of(other)
+            layers, vectors = rows.layers, (*rows.vectors, Vector(other, 1.0, version))
         else:
             return None
         return LogitSum(layers, vectors, None, torch.promote_types(rows.dtype, other.dtype), rows.options)
@@ -217,44 +153,41 @@ class LogitSum:
 
     def loss_of_rows(self, target: Tensor, options: dict[str, Any]) -> Tensor:
         """Return the loss of all rows by :func:`torch_aclnn_ops.functional.linear_cross_entropy`."""
+        for part in self.layers:
+            part.check_versions()
+        for vector in self.vectors:
+            vector.check_version()
         first, *others = self.layers
         divisor = first.divisor
         if self.bound is None:
             options["temperature"] = divisor
         else:
             options |= {"softcap": divisor, "temperature": divisor / self.bound}
-        vector = _total(tuple((one, by / divisor) for one, by in self.vectors))
+        added = _total(tuple((one.tensor, one.divisor / divisor) for one in self.vectors))
         if not others:
 
+            def loss_of(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+                bias = _total(tuple((one, 1.0) for one in (bias, added) if one is not None))
+                return _cross_entropy(input, weight, bias, target, options)
+
             def call(linear: nn.Linear, input: Tensor) -> Tensor:
-                bias = _total(tuple((one, 1.0) for one in (linear.bias, vector) if one is not None))
-                return _cross_entropy(input, linear.weight, bias, target, options)
+                return loss_of(input, linear.weight, linear.bias)
 
-            return with_weights(first.linear, first.input, call)
+            if not is_plain(first.linear.weight):
+                return with_weights(first.linear, first.input, call)
+            # Those of the forward pass: functional_call and parametrizations have others by now.
+            check_whole(first.linear, first.weight)
+            return loss_of(first.input, first.weight, first.bias)
         # The sum of layers is one layer of all their features.
-        rows, weights, biases = [], [], [] if vector is None else [(vector, 1.0)]
+        rows, weights, biases = [], [], [] if added is None else [(added, 1.0)]
         for layer in self.layers:
-            linear, factor = layer.linear, divisor / layer.divisor
-            _check_whole(linear)
+            factor = divisor / layer.divisor
+            check_whole(layer.linear, layer.weight)
             rows.append((layer.input if factor == 1 else layer.input * factor).to(first.input.dtype))
-            weights.append(linear.weight.to(first.linear.weight.dtype))
-            if linear.bias is not None:
-                biases.append((linear.bias, 1 / factor))
+            weights.append(layer.weight.to(first.weight.dtype))
+            if layer.bias is not None:
+                biases.append((layer.bias, 1 / factor))
         return _cross_entropy(torch.cat(rows, -1), torch.cat(weights, -1), _total(tuple(biases)), target, options)
-
-
-def _rows(input: Tensor, sizes: list[int], places: list[int], offset: int) -> Tensor:
-    """Return rows of a layer's input, given as sizes and strides."""
-    features = input.shape[-1]
-    count = 1
-    contiguous: list[int] = []
-    for size in reversed(sizes):
-        contiguous.insert(0, count)
-        count *= size
-    if count == input.shape[:-1].numel() and offset == 0 and places == contiguous:
-        return input.reshape(*sizes, features)
-    strides = [place * features for place in places]
-    return input.contiguous().view(-1).as_strided((*sizes, features), (*strides, 1), offset * features)
 
 
 def _total(vectors: tuple[tuple[Tensor, float], ...]) -> Tensor | None:
@@ -264,37 +197,6 @@ def _total(vectors: tuple[tuple[Tensor, float], ...]) -> Tensor | None:
         part = vector.reshape(-1) if divisor == 1 else vector.reshape(-1) / divisor
         total = part if total is None else total + part
     return total
-
-
-def with_weights(linear: nn.Linear, input: Tensor, function: Callable[[nn.Linear, Tensor], Tensor]) -> Tensor:
-    """Call a function of a layer where its weights are whole."""
-
-    def checked(linear: nn.Linear, input: Tensor) -> Tensor:
-        _check_whole(linear)
-        return function(linear, input)
-
-    if is_plain(linear.weight):
-        return checked(linear, input)
-    if modules_sharded_with(linear) > 1:
-        raise RuntimeError(
-            "fully_shard has sharded the head together with other modules, which do not keep their weights for the"
-            " loss: give the head a call of fully_shard of its own, or this one reshard_after_forward=False"
-        )
-    # FSDP2 has sharded this layer by itself, and gathers its weights in its forward.
-    result: Tensor = linear(input, function=checked)
-    return result
-
-
-def _check_whole(linear: nn.Linear) -> None:
-    weight, shape = linear.weight, (linear.out_features, linear.in_features)
-    is_whole = is_plain(weight) and weight.shape == shape
-    if is_whole and (torch.compiler.is_compiling() or weight.untyped_storage().nbytes() > 0):
-        return
-    raise RuntimeError(
-        "the head's weights are not whole where the loss is computed: FSDP1 and ZeRO-3 (DeepSpeed) show them only in"
-        " the forward pass of the module that they wrap. Use fully_shard (FSDP2), shard the head with the whole model,"
-        " or call unpatch_model"
-    )
 
 
 def _cross_entropy(

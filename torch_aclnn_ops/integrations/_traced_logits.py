@@ -59,7 +59,8 @@ class TracedLogits:
 
     def _derive(self, name: str, *args: Any, **kwargs: Any) -> Any:
         operands = (self, *args)
-        if not any(isinstance(one, TracedLogits) and one.is_computed for one in operands):
+        is_computed = any(isinstance(one, TracedLogits) and one.is_computed for one in operands)
+        if torch.is_grad_enabled() and not is_computed:
             sums = tuple(one._logits if isinstance(one, TracedLogits) else one for one in args)
             logits = _lazy_operations.put_off(name, self._logits, sums, kwargs)
             if logits is self._logits:

@@ -20,7 +20,7 @@ class EmaCallback(TrainerCallback):
     whatever happens. Each checkpoint has a folder ``ema`` for ``from_pretrained``; the rest of it, as what
     ``trainer.save_model()`` writes, is the model with its weights. The averages are in the optimizer's state too, so
     that ``trainer.train(resume_from_checkpoint=True)`` continues with both. With ``load_best_model_at_end`` the model
-    has the best averages after training, because these are what was evaluated.
+    has the best averages after training, because these are what was evaluated, and is evaluated as it is from then on.
 
     Args:
         trainer: The trainer that gets the callback; by default the one whose ``callbacks`` it is among, or to which
@@ -39,6 +39,7 @@ class EmaCallback(TrainerCallback):
 
     def __init__(self, trainer: Any = None) -> None:
         self._trainer: Any = None
+        self._has_best_averages = False
         if trainer is not None:
             self._attach(trainer)
 
@@ -54,7 +55,9 @@ class EmaCallback(TrainerCallback):
             self._attach(_calling_trainer(state))
 
     def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        with averaged(averaging_optimizers([self._trainer.optimizer])):
+        # The averages in the optimizer are the last ones.
+        optimizers = [] if self._has_best_averages else averaging_optimizers([self._trainer.optimizer])
+        with averaged(optimizers):
             return self._evaluation_loop(*args, **kwargs)
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -63,6 +66,7 @@ class EmaCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Raise for an optimizer without averages, and for checkpoints that cannot be loaded."""
+        self._has_best_averages = False
         self._attach_to_caller(state)
         optimizer = unwrapped(self._trainer.optimizer)
         if not averaging_optimizers([optimizer]):
@@ -95,6 +99,7 @@ class EmaCallback(TrainerCallback):
             getattr(self._trainer, "_load_best_model")()  # noqa: B009  (a private name of transformers)
         finally:
             state.best_model_checkpoint = best
+        self._has_best_averages = True
 
 
 class ReportCallback(TrainerCallback):
@@ -114,7 +119,7 @@ class ReportCallback(TrainerCallback):
     Example:
         >>> callback = ReportCallback(steps=2)  # Trainer(..., callbacks=[callback])
         >>> print(callback.report)
-        no call of torch_aclnn_ops was seen
+        no operator of torch_aclnn_ops was called
     """
 
     def __init__(self, steps: int = 3) -> None:

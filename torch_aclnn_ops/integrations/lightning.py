@@ -125,7 +125,7 @@ class ReportCallback(Callback):
     Example:
         >>> callback = ReportCallback(steps=2)  # Trainer(callbacks=[callback])
         >>> print(callback.report)
-        no call of torch_aclnn_ops was seen
+        no operator of torch_aclnn_ops was called
     """
 
     def __init__(self, steps: int = 3) -> None:
