@@ -125,9 +125,8 @@ def test_transforms_of_a_patched_head_are_right(transform):
         if transform == "grad":
             found.append(torch.func.grad(one)(weight, hidden))
         elif transform == "jvp":
-            found.append(
-                torch.func.jvp(lambda w, f=one, rows=hidden: f(w, rows), (weight,), (torch.ones_like(weight),))[1]
-            )
+            tangents = torch.ones_like(weight), torch.zeros_like(hidden)
+            found.append(torch.func.jvp(one, (weight, hidden), tangents)[1])
         else:
             several = torch.stack([hidden, 2 * hidden])
             found.append(torch.vmap(torch.func.grad(one), (None, 0))(weight, several))

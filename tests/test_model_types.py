@@ -36,7 +36,7 @@ def _cases():
             yield pytest.param(*case, id="-".join(case), marks=[] if case in ALWAYS else [pytest.mark.exhaustive])
 
 
-@pytest.mark.parametrize(("kind", "model_type"), _cases())
+@pytest.mark.parametrize(("kind", "model_type"), list(_cases()))
 def test_the_loss_and_its_gradients_are_those_of_the_model_without_logits(kind, model_type):
     model = make(kind, model_type)
     with Logits() as logits:
