@@ -1,6 +1,7 @@
 """Losses of preferences and policies: the formulas of TRL's trainers, written out in torch."""
 
 import math
+from functools import partial
 
 from torch_aclnn_ops import functional as F
 
@@ -204,7 +205,21 @@ def test_log_probabilities_come_from_the_head_without_logits(shift):
 
 ONE = torch.zeros(2)
 TOKEN = torch.zeros(2, 3)
-REFUSALS = {
+_BETAS = {
+    "dpo_loss": lambda beta: F.dpo_loss(*[ONE] * 4, beta=beta),
+    "cpo_loss": lambda beta: F.cpo_loss(ONE, ONE, beta=beta),
+    "simpo_loss": lambda beta: F.simpo_loss(ONE, ONE, beta=beta),
+    "orpo_loss": lambda beta: F.orpo_loss(ONE, ONE, beta=beta),
+    "kto_loss": lambda beta: F.kto_loss(ONE, ONE, ONE == 0, 0.0, beta=beta),
+}
+ERROR_INPUTS = {
+    **{
+        f"beta of {name}": (partial(call, 0.0), "beta must be positive and finite, but it is 0.0")
+        for name, call in _BETAS.items()
+    },
+    "beta that is no number": (lambda: F.dpo_loss(*[ONE] * 4, beta=None), "beta must be a number, but it is None"),
+    "epsilon": (lambda: F.grpo_loss(TOKEN, ONE, TOKEN, epsilon=-0.2), "epsilon must be at least 0 and finite, but it"),
+    "no advantages": (lambda: F.grpo_loss(TOKEN, None, TOKEN), "advantages must be a Tensor, but it is None"),
     "shapes": (lambda: F.dpo_loss(ONE, ONE, ONE, ONE[:1]), r"reference_rejected must have shape \[2\], as chosen has"),
     "no tensor": (lambda: F.orpo_loss(ONE, 1.0), "rejected must be a Tensor, but it is 1.0"),
     "loss_type": (lambda: F.dpo_loss(*[ONE] * 4, loss_type="kto"), "loss_type must be one of 'sigmoid'"),
@@ -221,8 +236,8 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSALS)
-def test_what_is_wrong_is_refused_with_a_sentence(name):
-    call, message = REFUSALS[name]
+@pytest.mark.parametrize("name", ERROR_INPUTS)
+def test_invalid_arguments_raise_a_clear_error(name):
+    call, message = ERROR_INPUTS[name]
     with pytest.raises((TypeError, ValueError), match=f"^\\w+: {message}"):
         call()

@@ -6,14 +6,21 @@ without logits. Whatever has 16 bits is computed in float32. All have every deri
 
 from typing import Literal
 
+from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops._numerics import widen
-from torch_aclnn_ops.functional._head.arguments import check_choice, check_one_shape
+from torch_aclnn_ops._types import Reduction
+from torch_aclnn_ops.functional._head.arguments import (
+    NON_NEGATIVE,
+    POSITIVE,
+    check_choice,
+    check_number,
+    check_one_shape,
+)
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, relu
 
-Reduction = Literal["none", "mean", "sum"]
 LossType = Literal["sigmoid", "hinge", "ipo"]
 TokenReduction = Literal["sequence", "token", "constant"]
 
@@ -148,7 +155,7 @@ def simpo_loss(
     Source: Meng et al., "SimPO" (2024).
     """
     check_one_shape("simpo_loss", chosen=chosen, rejected=rejected)
-    margins = widen(chosen) - widen(rejected) - gamma / beta
+    margins = widen(chosen) - widen(rejected) - gamma / check_number("simpo_loss", "beta", beta, POSITIVE)
     return _of_margins("simpo_loss", margins, beta, "sigmoid", label_smoothing, reduction)
 
 
@@ -173,6 +180,7 @@ def orpo_loss(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1, reduction:
     Source: Hong et al., "ORPO" (2024).
     """
     check_one_shape("orpo_loss", chosen=chosen, rejected=rejected)
+    check_number("orpo_loss", "beta", beta, POSITIVE)
     log_odds = [log_probs - (-torch.expm1(log_probs)).log() for log_probs in (widen(chosen), widen(rejected))]
     return _reduce("orpo_loss", -beta * logsigmoid(log_odds[0] - log_odds[1]), reduction)
 
@@ -213,6 +221,7 @@ def kto_loss(
     check_one_shape("kto_loss", log_probs=log_probs, reference_log_probs=reference_log_probs, is_desirable=is_desirable)
     if is_desirable.dtype != torch.bool:
         raise TypeError(f"kto_loss: is_desirable must have dtype torch.bool, but it has {is_desirable.dtype}")
+    check_number("kto_loss", "beta", beta, POSITIVE)
     ratios = widen(log_probs) - widen(reference_log_probs)
     baseline = torch.as_tensor(kl, dtype=ratios.dtype, device=ratios.device).detach().clamp(min=0)
     signs = torch.where(is_desirable, 1.0, -1.0)
@@ -271,6 +280,11 @@ def grpo_loss(
     )
     check_choice("grpo_loss", "importance", importance, ("token", "sequence"))
     check_choice("grpo_loss", "reduction", reduction, ("sequence", "token", "constant"))
+    for name, value in (("beta", beta), ("epsilon", epsilon), ("epsilon_high", epsilon_high), ("delta", delta)):
+        if value is not None:
+            check_number("grpo_loss", name, value, NON_NEGATIVE)
+    if not isinstance(advantages, Tensor):
+        raise TypeError(f"grpo_loss: advantages must be a Tensor, but it is {describe(advantages)}")
     if advantages.shape not in (log_probs.shape, log_probs.shape[:-1]):
         raise ValueError(
             f"grpo_loss: advantages must have shape {list(log_probs.shape[:-1])} or {list(log_probs.shape)}, but its"
@@ -308,6 +322,7 @@ def _of_margins(
     function: str, margins: Tensor, beta: float, loss_type: str, label_smoothing: float, reduction: str
 ) -> Tensor:
     check_choice(function, "loss_type", loss_type, ("sigmoid", "hinge", "ipo"))
+    check_number(function, "beta", beta, POSITIVE)
     if not 0 <= label_smoothing < 0.5 or (label_smoothing and loss_type != "sigmoid"):
         raise ValueError(
             f'{function}: label_smoothing must be at least 0 and below 0.5, and 0 unless loss_type is "sigmoid", but it'

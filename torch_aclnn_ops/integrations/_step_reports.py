@@ -8,32 +8,29 @@ _logger = logging.getLogger("torch_aclnn_ops")
 
 
 class StepReport:
-    """Counts the calls of some training steps, and logs the table at INFO.
-
-    Attributes:
-        report: What was counted.
-    """
+    """Counts the calls of the first training steps, and logs the table: what the callbacks of trainers share."""
 
     def __init__(self, steps: int = 3) -> None:
+        super().__init__()
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
             raise ValueError(f"ReportCallback: steps must be an int of at least 1, but it is {steps!r}")
         self.report = Report()
         self._steps, self._left, self._is_open = steps, 0, False
 
-    def begin(self) -> None:
+    def _begin_report(self) -> None:
         """Count the calls of the steps that follow."""
-        self.end()
+        self._end_report()
         self.report = Report()
         self._left, self._is_open = self._steps, True
         self.report.__enter__()
 
-    def end_step(self) -> None:
+    def _end_step(self) -> None:
         """Note that a step has ended; after the last one, end."""
         self._left -= 1
         if self._left == 0:
-            self.end()
+            self._end_report()
 
-    def end(self) -> None:
+    def _end_report(self) -> None:
         """Stop counting, and log the table; a no-op after the end."""
         if self._is_open:
             self._is_open = False

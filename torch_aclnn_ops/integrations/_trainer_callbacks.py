@@ -102,7 +102,7 @@ class EmaCallback(TrainerCallback):
         self._has_best_averages = True
 
 
-class ReportCallback(TrainerCallback):
+class ReportCallback(StepReport, TrainerCallback):
     """Log which implementation computed the calls of the first training steps, see :func:`torch_aclnn_ops.report`.
 
     The table goes to the log ``torch_aclnn_ops`` at level INFO.
@@ -122,25 +122,17 @@ class ReportCallback(TrainerCallback):
         no operator of torch_aclnn_ops was called
     """
 
-    def __init__(self, steps: int = 3) -> None:
-        self._steps = StepReport(steps)
-
-    @property
-    def report(self) -> Any:
-        """What was counted."""
-        return self._steps.report
-
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin to count."""
-        self._steps.begin()
+        self._begin_report()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count the step."""
-        self._steps.end_step()
+        self._end_step()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End, if there were fewer steps."""
-        self._steps.end()
+        self._end_report()
 
 
 def _calling_trainer(state: Any) -> Any:

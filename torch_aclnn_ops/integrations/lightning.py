@@ -108,7 +108,7 @@ class EmaCallback(Callback):
             pl_module.load_state_dict(checkpoint[_WEIGHTS], strict=pl_module.strict_loading)
 
 
-class ReportCallback(Callback):
+class ReportCallback(StepReport, Callback):
     """Log which implementation computed the calls of the first training steps, see :func:`torch_aclnn_ops.report`.
 
     The table goes to the log ``torch_aclnn_ops`` at level INFO.
@@ -128,28 +128,20 @@ class ReportCallback(Callback):
         no operator of torch_aclnn_ops was called
     """
 
-    def __init__(self, steps: int = 3) -> None:
-        self._steps = StepReport(steps)
-
-    @property
-    def report(self) -> Any:
-        """What was counted."""
-        return self._steps.report
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin to count."""
-        self._steps.begin()
+        self._begin_report()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Count the step."""
-        self._steps.end_step()
+        self._end_step()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End, if there were fewer steps."""
-        self._steps.end()
+        self._end_report()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """End."""
-        self._steps.end()
+        self._end_report()

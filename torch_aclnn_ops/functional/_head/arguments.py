@@ -10,22 +10,25 @@ from torch_aclnn_ops._checks import describe
 import torch
 from torch import Tensor
 
-_AT_LEAST_1 = ("at least 1", lambda number: number >= 1)
 _REAL = (float, Real)  # float is found faster
+_Rule = tuple[Any, str, str, Callable[[Any], bool]]
+_COUNT = ("at least 1", lambda number: number >= 1)
 _POSITIVE = ("positive and finite", lambda number: 0 < number < math.inf)
-_NUMBERS: dict[str, tuple[Any, str, str, Callable[[Any], bool]]] = {
-    "chunk_size": (Integral, '"auto" or an int', *_AT_LEAST_1),
-    "max_memory": (Integral, "None or an int", *_AT_LEAST_1),
+POSITIVE: _Rule = (_REAL, "a number", *_POSITIVE)
+NON_NEGATIVE: _Rule = (_REAL, "a number", "at least 0 and finite", lambda number: 0 <= number < math.inf)
+FRACTION: _Rule = (_REAL, "a number", "above 0 and below 1", lambda number: 0 < number < 1)
+_RULES: dict[str, _Rule] = {
+    "chunk_size": (Integral, '"auto" or an int', *_COUNT),
+    "max_memory": (Integral, "None or an int", *_COUNT),
     "softcap": (_REAL, "None or a number", *_POSITIVE),
-    "beta": (_REAL, "a number", "above 0 and below 1", lambda number: 0 < number < 1),
-    "temperature": (_REAL, "a number", *_POSITIVE),
-    "lse_square_scale": (_REAL, "a number", "at least 0 and finite", lambda number: 0 <= number < math.inf),
+    "temperature": POSITIVE,
+    "lse_square_scale": NON_NEGATIVE,
 }
 
 
-def check_number(function: str, name: str, value: Any) -> Any:
-    """Accept a number that fits its argument; numpy's are numbers too."""
-    kind, accepted, accepted_range, fits = _NUMBERS[name]
+def check_number(function: str, name: str, value: Any, rule: _Rule | None = None) -> Any:
+    """Check type and range of a number, which may be a numpy scalar, and return it as a Python number."""
+    kind, accepted, accepted_range, fits = rule or _RULES[name]
     if isinstance(value, bool) or not isinstance(value, kind):
         raise TypeError(f"{function}: {name} must be {accepted}, but it is {value!r}")
     if not fits(value):

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from torch_aclnn_ops._types import Reduction
 from torch_aclnn_ops.functional._head.arguments import (
+    FRACTION,
     check_choice,
     check_memory,
     check_number,
@@ -57,48 +58,47 @@ def linear_kl_div(
     vocab_sizes: Sequence[int] | None = None,
     reduce_input_grad: bool = True,
 ) -> Tensor:
-    """Compute how far a student's distribution is from its teacher's, without holding the logits of either.
+    """Compute a divergence between the outputs of a student's and a teacher's head, without materializing all logits.
 
-    The student is ``softmax(linear(input, linear_weight, linear_bias) / temperature)``, and so is the teacher, with a
-    width and a dtype of its own. In place of the teacher's head there can be its probabilities of all classes or
-    the log-probabilities of some, which are taken as they are: their temperature is the caller's.
+    The student's distribution is ``softmax(linear(input, linear_weight, linear_bias) / temperature)``. The teacher's is
+    computed in the same way from a head of its own, of any width and dtype. Alternatively, the teacher's probabilities
+    of all classes, or the log-probabilities of the top k, can be passed; ``temperature`` does not apply to them.
 
-    The rows are cut in chunks, whose logits are held only while a chunk is worked on. Where the loss is a scalar and a
-    gradient is needed, the forward pass makes the gradients that are needed together with the loss; the backward
-    pass multiplies them by the loss's own. With ``"none"`` the logits are computed again in the backward pass. The
-    loss is float32 for 16-bit inputs, and so are the sums that make a 16-bit gradient. Second derivatives, forward-mode
-    AD and ``torch.func`` are right too, with a graph that holds the logits of all rows. Nothing is differentiated by
-    the teacher.
+    Logits are materialized one chunk of rows at a time. If the loss is a scalar and a gradient is needed, the gradients
+    are computed in the forward pass and scaled in the backward pass; with ``"none"``, the logits are recomputed in
+    the backward pass. For 16-bit inputs the loss is float32, and gradients are accumulated in float32. Second
+    derivatives, forward-mode AD and ``torch.func`` are supported, with a graph that holds the logits of all rows. The
+    teacher gets no gradients.
 
     Args:
         input: the student's rows, shape (H,), (N, H) or (B, T, H), floating point.
-        linear_weight: the student's head, shape (V, H), input's dtype.
+        linear_weight: the student's head, shape (V, H), the dtype of ``input``.
         teacher_input: the teacher's rows, shape (..., H_t) with the rows of ``input``, floating point.
         teacher_weight: the teacher's head, shape (V, H_t), the dtype of ``teacher_input``.
         linear_bias: added to the student's logits, shape (V,).
         teacher_bias: added to the teacher's logits, shape (V,).
-        teacher_log_probs: in place of the teacher's head, log-probabilities of all classes, shape (..., V).
-        teacher_probs: the same, as probabilities.
-        teacher_top_k: the same, of some classes: their indices and log-probabilities, two tensors of shape (..., k).
-            All other classes are compared as one, with the probability that is left: the divergence is that of k + 1
-            classes, a lower bound of that of all. Probabilities that add up to 1 leave nothing; the forward KL is then
-            the usual one of renormalized top-k probabilities, and a reverse KL takes the rounding of their dtype for
-            what is left, to be finite.
+        teacher_log_probs: log-probabilities of all classes instead of the teacher's head, shape (..., V).
+        teacher_probs: probabilities of all classes instead of the teacher's head, shape (..., V).
+        teacher_top_k: indices and log-probabilities of some classes instead of the teacher's head, two tensors of shape
+            (..., k). The other classes are merged into one, with the remaining probability: the divergence is that of
+            k + 1 classes, a lower bound of the full one. If the probabilities add up to 1, nothing remains: the forward
+            KL is then the usual one of renormalized top-k probabilities, and the reverse KL uses the rounding error of
+            the dtype as the remaining probability, so that it is finite.
         divergence: ``"forward_kl"``, KL(teacher || student); ``"reverse_kl"``, KL(student || teacher); or
             ``"jensen_shannon"``, with the mixture m = beta teacher + (1 - beta) student the sum of
             beta KL(teacher || m) and (1 - beta) KL(student || m).
-        beta: of the Jensen-Shannon divergence, above 0 and below 1.
-        temperature: divides the logits. Distillation often multiplies the loss by its square, which is the caller's.
-        target: labels whose rows are ignored where they are ``ignore_index``, int64 or uint8, shape of the rows.
+        beta: weight of the Jensen-Shannon divergence, above 0 and below 1.
+        temperature: divisor of the logits. The loss is not multiplied by its square, as distillation often does.
+        target: labels, int64 or uint8, shape of the rows; rows whose label is ``ignore_index`` are ignored.
         ignore_index: the label of ignored rows.
-        shift: how many places a label stands behind the row that predicts it, ``True`` for 1; the first labels of a
-            sequence have no row. ``token_weight`` goes with the labels, and so does the loss of ``"none"``.
+        shift: number of positions by which labels are shifted, ``True`` for 1; the first labels of a sequence have no
+            row. ``token_weight``, and the loss with ``"none"``, are aligned with the labels.
         token_weight: factor of each row's loss, shape of the rows, floating point, differentiable.
         reduction: ``"none"``, ``"mean"`` (divided by the number of rows that are not ignored, or the sum of their
             ``token_weight``; torch's kl_div calls it ``"batchmean"``) or ``"sum"``.
         zero_if_all_ignored: the mean is 0 if all rows are ignored; by default it is nan. Its gradients are 0 anyway.
-        chunk_size: rows whose logits are held at a time.
-        max_memory: bytes that may be held beyond arguments and results; chooses the chunk size.
+        chunk_size: number of rows whose logits are materialized at a time.
+        max_memory: bytes that may be allocated besides arguments and results; determines the chunk size.
         process_group: processes that share the vocabulary. Then ``linear_weight``, ``linear_bias``, ``teacher_weight``
             and ``teacher_bias`` are this rank's classes, those after the lower ranks' classes, and so are the classes
             of ``teacher_log_probs`` and ``teacher_probs``; those of ``teacher_top_k`` are of the whole vocabulary. The
@@ -110,11 +110,11 @@ def linear_kl_div(
             this rank's part.
 
     Returns:
-        The loss: 0-dim, or with ``"none"`` of the shape of the rows; float32 for 16-bit inputs. Where a check would
-        wait for a device, a class of ``teacher_top_k`` that is none, or that stands in a row twice, makes it nan.
+        The loss: 0-dim, or with ``"none"`` of the shape of the rows; float32 for 16-bit inputs. On devices other than
+        the CPU it is nan if ``teacher_top_k`` has an invalid or a repeated class, because a check would synchronize.
 
     Raises:
-        IndexError: ``teacher_top_k`` has a class that the head has not.
+        IndexError: ``teacher_top_k`` has a class that is out of range (on a CPU).
         RuntimeError: an argument of the teacher requires grad; a loss with ``process_group`` is differentiated twice.
         TypeError: an argument is of a wrong type, or not one teacher is given.
         ValueError: shapes do not fit each other, or an argument has a value that is not among those above.
@@ -135,7 +135,7 @@ def linear_kl_div(
     """
     check_choice(NAME, "divergence", divergence, DIVERGENCES)
     check_choice(NAME, "reduction", reduction, arguments.REDUCTIONS)
-    measure = Measure(divergence, check_number(NAME, "beta", beta))
+    measure = Measure(divergence, check_number(NAME, "beta", beta, FRACTION))
     rows, bytes_held = check_memory(NAME, chunk_size, max_memory)
     logits = LogitOptions(None, check_number(NAME, "temperature", temperature), rows, bytes_held, function=NAME)
     arguments.check_student(input, linear_weight, linear_bias, process_group is not None)
