@@ -173,8 +173,11 @@ def test_a_caller_that_is_no_trainer_raises(trained):
 
 
 def test_the_best_model_has_the_averages_that_were_evaluated(tmp_path):
-    trainer = make_trainer(tmp_path, load_best_model_at_end=True, save_steps=2)
+    # By this measure the first evaluation is the best, so that the last averages are others.
+    options = {"metric_for_best_model": "loss", "greater_is_better": True}
+    trainer = make_trainer(tmp_path, load_best_model_at_end=True, save_steps=2, **options)
     trainer.train()
+    assert trainer.state.best_global_step < STEPS
     folder = f"{trainer.state.best_model_checkpoint}/ema"
     expected = transformers.AutoModelForCausalLM.from_pretrained(folder).state_dict()
     assert all(torch.equal(expected[name], weight) for name, weight in trainer.model.state_dict().items())
