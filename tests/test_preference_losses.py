@@ -1,6 +1,5 @@
-"""Losses of preferences and policies: the formulas of TRL's trainers, written out in torch."""
+"""Losses of preferences: the formulas of TRL's trainers, written out in torch."""
 
-import math
 from functools import partial
 
 from torch_aclnn_ops import functional as F
@@ -10,7 +9,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.functional import cross_entropy, linear, logsigmoid, relu, sigmoid
 
-PAIRS, TOKENS = 6, 5
+PAIRS = 6
 
 
 def draw(*shape, seed=0, scale=1.0):
@@ -108,70 +107,6 @@ def test_kto_is_trls_formula():
         torch.testing.assert_close(torch.autograd.grad(found, policy), torch.autograd.grad(expected, policy))
 
 
-def grpo(policy, advantages, mask, old, reference, beta, low, high, delta, importance, reduction, length):
-    """The loss of TRL's GRPOTrainer."""
-    log_ratio = policy - (policy.detach() if old is None else old)
-    if importance == "sequence":
-        log_ratio = ((log_ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).unsqueeze(-1)
-    coef_1 = torch.exp(log_ratio)
-    coef_2 = torch.clamp(coef_1, 1 - low, 1 + high)
-    if delta is not None:
-        coef_1 = torch.clamp(coef_1, max=delta)
-    per_token_loss = -torch.min(coef_1 * advantages.unsqueeze(1), coef_2 * advantages.unsqueeze(1))
-    if beta != 0.0:
-        per_token_kl = torch.exp(reference - policy) - (reference - policy) - 1
-        per_token_loss = per_token_loss + beta * per_token_kl
-    if reduction == "sequence":
-        return ((per_token_loss * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).mean()
-    if reduction == "token":
-        return (per_token_loss * mask).sum() / mask.sum().clamp(min=1.0)
-    return (per_token_loss * mask).sum() / (per_token_loss.size(0) * length)
-
-
-MASK = (torch.arange(TOKENS) < torch.tensor([5, 4, 3, 2, 1, 0]).unsqueeze(1)).double()
-
-
-@pytest.mark.parametrize("reduction", ["sequence", "token", "constant"])
-@pytest.mark.parametrize("importance", ["token", "sequence"])
-@pytest.mark.parametrize("delta", [None, 1.5])
-@pytest.mark.parametrize("beta", [0.0, 0.04])
-@pytest.mark.parametrize("is_old", [False, True], ids=["of this policy", "of an older policy"])
-def test_grpo_is_trls_formula(is_old, beta, delta, importance, reduction):
-    policy = draw(PAIRS, TOKENS, seed=1).requires_grad_()
-    old = draw(PAIRS, TOKENS, seed=2) if is_old else None
-    reference, advantages = draw(PAIRS, TOKENS, seed=3), draw(PAIRS, seed=4)
-    length = 7 if reduction == "constant" else None
-    expected = grpo(policy, advantages, MASK, old, reference, beta, 0.2, 0.28, delta, importance, reduction, length)
-    found = F.grpo_loss(
-        *(policy, advantages, MASK),
-        old_log_probs=old,
-        reference_log_probs=reference,
-        beta=beta,
-        epsilon_high=0.28,
-        delta=delta,
-        importance=importance,
-        reduction=reduction,
-        length=length,
-    )
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(torch.autograd.grad(found, policy), torch.autograd.grad(expected, policy))
-
-
-def test_advantages_may_be_those_of_tokens():
-    policy, advantages = draw(PAIRS, TOKENS, seed=1), draw(PAIRS, seed=4)
-    of_tokens = advantages.unsqueeze(1).expand(PAIRS, TOKENS)
-    assert F.grpo_loss(policy, of_tokens, MASK) == F.grpo_loss(policy, advantages, MASK)
-
-
-def test_what_is_not_finite_at_a_masked_token_stays_there():
-    policy, old = draw(PAIRS, TOKENS, seed=1), draw(PAIRS, TOKENS, seed=2)
-    expected = F.grpo_loss(policy, draw(PAIRS), MASK, old_log_probs=old)
-    policy[5, 0], old[4, 3] = -math.inf, math.nan
-    policy.requires_grad_()
-    found = F.grpo_loss(policy, draw(PAIRS), MASK, old_log_probs=old)
-    assert found == expected and torch.autograd.grad(found, policy)[0].isfinite().all()
-
-
 def test_the_odds_of_a_nearly_certain_sequence_are_exact_in_float32():
     chosen, rejected = torch.tensor([-1e-6]), torch.tensor([-2e-6])
     expected = F.orpo_loss(chosen.double(), rejected.double())
@@ -218,8 +153,6 @@ ERROR_INPUTS = {
         for name, call in _BETAS.items()
     },
     "beta that is no number": (lambda: F.dpo_loss(*[ONE] * 4, beta=None), "beta must be a number, but it is None"),
-    "epsilon": (lambda: F.grpo_loss(TOKEN, ONE, TOKEN, epsilon=-0.2), "epsilon must be at least 0 and finite, but it"),
-    "no advantages": (lambda: F.grpo_loss(TOKEN, None, TOKEN), "advantages must be a Tensor, but it is None"),
     "shapes": (lambda: F.dpo_loss(ONE, ONE, ONE, ONE[:1]), r"reference_rejected must have shape \[2\], as chosen has"),
     "no tensor": (lambda: F.orpo_loss(ONE, 1.0), "rejected must be a Tensor, but it is 1.0"),
     "loss_type": (lambda: F.dpo_loss(*[ONE] * 4, loss_type="kto"), "loss_type must be one of 'sigmoid'"),
@@ -227,11 +160,6 @@ ERROR_INPUTS = {
     "smoothed ipo": (lambda: F.dpo_loss(*[ONE] * 4, loss_type="ipo", label_smoothing=0.1), "label_smoothing must be"),
     "reduction": (lambda: F.simpo_loss(ONE, ONE, reduction="avg"), "reduction must be one of 'none', 'mean', 'sum'"),
     "is_desirable": (lambda: F.kto_loss(ONE, ONE, ONE, 0.0), "is_desirable must have dtype torch.bool, but"),
-    "advantages": (lambda: F.grpo_loss(TOKEN, ONE[:1], TOKEN), r"advantages must have shape \[2\] or \[2, 3\]"),
-    "mask": (lambda: F.grpo_loss(TOKEN, ONE, ONE), r"mask must have shape \[2, 3\], as log_probs has"),
-    "reference": (lambda: F.grpo_loss(TOKEN, ONE, TOKEN, beta=0.1), "reference_log_probs must be given where beta is"),
-    "importance": (lambda: F.grpo_loss(TOKEN, ONE, TOKEN, importance="x"), "importance must be one of 'token', 'seq"),
-    "length": (lambda: F.grpo_loss(TOKEN, ONE, TOKEN, reduction="constant"), "length must be given"),
     "labels": (lambda: F.sequence_log_probs(TOKEN, ONE), r"target must have shape \[2, 3\], as losses has"),
 }
 

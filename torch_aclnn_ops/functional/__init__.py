@@ -12,9 +12,9 @@ from torch_aclnn_ops.functional.linear_cross_entropy import linear_cross_entropy
 from torch_aclnn_ops.functional.linear_kl_div import linear_kl_div as linear_kl_div
 from torch_aclnn_ops.functional.mse_loss import MSELossFunction as MSELossFunction
 from torch_aclnn_ops.functional.mse_loss import mse_loss as mse_loss
+from torch_aclnn_ops.functional.policy import grpo_loss as grpo_loss
 from torch_aclnn_ops.functional.preference import cpo_loss as cpo_loss
 from torch_aclnn_ops.functional.preference import dpo_loss as dpo_loss
-from torch_aclnn_ops.functional.preference import grpo_loss as grpo_loss
 from torch_aclnn_ops.functional.preference import kto_loss as kto_loss
 from torch_aclnn_ops.functional.preference import orpo_loss as orpo_loss
 from torch_aclnn_ops.functional.preference import sequence_log_probs as sequence_log_probs

@@ -1,4 +1,4 @@
-"""Losses of preferences and policies, of the log-probabilities that a head gives to tokens or to whole sequences.
+"""Losses of preferences, of the log-probabilities that a head gives to sequences.
 
 Minus the losses of ``linear_cross_entropy(..., reduction="none")`` are log-probabilities, so the memory is the head's,
 without logits. Whatever has 16 bits is computed in float32. All have every derivative.
@@ -6,23 +6,15 @@ without logits. Whatever has 16 bits is computed in float32. All have every deri
 
 from typing import Literal
 
-from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops._numerics import widen
 from torch_aclnn_ops._types import Reduction
-from torch_aclnn_ops.functional._head.arguments import (
-    NON_NEGATIVE,
-    POSITIVE,
-    check_choice,
-    check_number,
-    check_one_shape,
-)
+from torch_aclnn_ops.functional._head.arguments import POSITIVE, check_choice, check_number, check_one_shape
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, relu
 
 LossType = Literal["sigmoid", "hinge", "ipo"]
-TokenReduction = Literal["sequence", "token", "constant"]
 
 
 def sequence_log_probs(
@@ -227,95 +219,6 @@ def kto_loss(
     signs = torch.where(is_desirable, 1.0, -1.0)
     weights = torch.where(is_desirable, desirable_weight, undesirable_weight)
     return _reduce("kto_loss", weights * torch.sigmoid(-beta * signs * (ratios - baseline)), reduction)
-
-
-def grpo_loss(
-    log_probs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    old_log_probs: Tensor | None = None,
-    reference_log_probs: Tensor | None = None,
-    beta: float = 0.0,
-    epsilon: float = 0.2,
-    epsilon_high: float | None = None,
-    delta: float | None = None,
-    importance: Literal["token", "sequence"] = "token",
-    reduction: TokenReduction = "sequence",
-    length: int | None = None,
-) -> Tensor:
-    """Compute the clipped loss of Group Relative Policy Optimization.
-
-    Args:
-        log_probs: log-probabilities of the tokens under the policy, shape (B, T).
-        advantages: of each sequence, shape (B,), or of each token, shape (B, T).
-        mask: which tokens count, shape (B, T).
-        old_log_probs: those of the policy that made the sequences; by default the policy is that one.
-        reference_log_probs: those under the reference, needed where ``beta`` is not 0.
-        beta: factor of the divergence from the reference, the estimate ``exp(d) - d - 1`` with ``d`` the reference's
-            log-probability minus the policy's.
-        epsilon: by how much the ratio of probabilities may fall below 1 before it is clipped.
-        epsilon_high: by how much it may exceed 1, ``epsilon`` by default.
-        delta: largest ratio that is used unclipped, none by default.
-        importance: ratios of tokens, or one of each ``"sequence"``: the geometric mean of its tokens', as GSPO has.
-        reduction: ``"sequence"``, the mean of the sequences' means over tokens; ``"token"``, the mean of all tokens
-            (DAPO); or ``"constant"``, their sum divided by B and ``length`` (Dr. GRPO).
-        length: the longest that a completion can be.
-
-    Returns:
-        The loss, 0-dim.
-
-    Example:
-        >>> log_probs = torch.full((1, 2), -1.0)
-        >>> grpo_loss(log_probs, torch.tensor([2.0]), torch.ones(1, 2), old_log_probs=log_probs - 1)
-        tensor(-2.4000)
-
-    Source: Shao et al., "DeepSeekMath" (2024); token mean and ``epsilon_high``: Yu et al., "DAPO" (2025); constant: Liu
-    et al., "Understanding R1-Zero-Like Training" (2025); sequence ratios: Zheng et al., "Group Sequence Policy
-    Optimization" (2025).
-    """
-    given = {"old_log_probs": old_log_probs, "reference_log_probs": reference_log_probs}
-    check_one_shape(
-        "grpo_loss", log_probs=log_probs, mask=mask, **{name: one for name, one in given.items() if one is not None}
-    )
-    check_choice("grpo_loss", "importance", importance, ("token", "sequence"))
-    check_choice("grpo_loss", "reduction", reduction, ("sequence", "token", "constant"))
-    for name, value in (("beta", beta), ("epsilon", epsilon), ("epsilon_high", epsilon_high), ("delta", delta)):
-        if value is not None:
-            check_number("grpo_loss", name, value, NON_NEGATIVE)
-    if not isinstance(advantages, Tensor):
-        raise TypeError(f"grpo_loss: advantages must be a Tensor, but it is {describe(advantages)}")
-    if advantages.shape not in (log_probs.shape, log_probs.shape[:-1]):
-        raise ValueError(
-            f"grpo_loss: advantages must have shape {list(log_probs.shape[:-1])} or {list(log_probs.shape)}, but its"
-            f" shape is {list(advantages.shape)}"
-        )
-    if beta != 0 and reference_log_probs is None:
-        raise ValueError(f"grpo_loss: reference_log_probs must be given where beta is not 0, but beta is {beta}")
-    if (reduction == "constant") != (length is not None):
-        raise ValueError(
-            f'grpo_loss: length must be given with reduction "constant", and only then, but it is {length!r} with'
-            f" {reduction!r}"
-        )
-    counts = mask != 0
-    # Before any arithmetic, so that no derivative sees what a masked token has.
-    policy = widen(log_probs).masked_fill(~counts, 0)
-    old, reference = (None if one is None else widen(one).masked_fill(~counts, 0) for one in given.values())
-    advantages = widen(advantages) if advantages.shape == log_probs.shape else widen(advantages).unsqueeze(-1)
-    log_ratios = policy - (policy.detach() if old is None else old)
-    if importance == "sequence":
-        log_ratios = log_ratios.sum(-1, keepdim=True) / counts.sum(-1, keepdim=True).clamp(min=1)
-    ratios = log_ratios.exp()
-    clipped = ratios.clamp(1 - epsilon, 1 + (epsilon if epsilon_high is None else epsilon_high))
-    ratios = ratios if delta is None else ratios.clamp(max=delta)
-    losses = -torch.minimum(ratios * advantages, clipped * advantages)
-    if beta != 0 and reference is not None:
-        losses = losses + beta * (torch.expm1(reference - policy) - (reference - policy))
-    losses = torch.where(counts, losses, 0)
-    if reduction == "sequence":
-        return (losses.sum(-1) / counts.sum(-1).clamp(min=1)).mean()
-    divisor = counts.sum().clamp(min=1) if length is None else log_probs.shape[0] * length
-    return losses.sum() / divisor
 
 
 def _of_margins(
