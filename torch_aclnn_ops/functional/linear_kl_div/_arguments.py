@@ -1,4 +1,4 @@
-"""What the arguments must be, and what the kernels are given of them."""
+"""Checks of the arguments."""
 
 import math
 from typing import Any
@@ -16,18 +16,18 @@ _TEACHERS = "teacher_input and teacher_weight, or teacher_log_probs, or teacher_
 
 
 def check(name: str, is_right: bool, accepted: str, described: str, error: type[Exception] = ValueError) -> None:
-    """Raise in the words that all arguments share."""
+    """Raise ``error`` with the message that all arguments share, unless ``is_right``."""
     if not is_right:
         raise error(f"{NAME}: {name} must {accepted}, but it {described}")
 
 
 def flat(rows: Tensor) -> Tensor:
-    """Return rows in one dimension, and their numbers in the other."""
+    """Return the rows as a matrix."""
     return rows if rows.dim() == 2 else rows.reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
 
 
 def check_student(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, is_shard: bool) -> None:
-    """Accept rows and a head that fit each other."""
+    """Check that rows and head match."""
     _check_tensor("input", input, input)
     _check_tensor("linear_weight", linear_weight, input)
     check("input", input.dim() >= 1, "have shape (H,), (N, H) or (B, T, H)", "has no dimension")
@@ -74,7 +74,7 @@ def teacher_of(
     probs: Any,
     top_k: Any,
 ) -> Teacher:
-    """Accept one description of the teacher's distribution, by which nothing is differentiated.
+    """Check the teacher, which must be given in exactly one way and gets no gradient.
 
     Args:
         input: the student's rows.
@@ -150,13 +150,13 @@ def _check_constant(teacher: Teacher, name: str | None) -> None:
             continue
         if (torch.is_grad_enabled() and tensor.requires_grad) or has_tangent(tensor):
             raise RuntimeError(
-                f"{NAME}: {label} must not require grad, because nothing is differentiated by the teacher, but it"
+                f"{NAME}: {label} must not require grad, because a teacher gets no gradient, but it"
                 f" {'has a tangent' if has_tangent(tensor) else 'does'}; give {label}.detach()"
             )
 
 
 def check_classes(indices: Tensor, ignored: Tensor | None, classes: int) -> Tensor:
-    """Return which rows name a class twice, or one that is none; raise for them where values can be read."""
+    """Return which rows repeat a class or have an invalid one; raise for them where values can be read."""
     ordered = indices.sort(1).values
     is_wrong = (ordered[:, 0] < 0) | (ordered[:, -1] >= classes)
     is_twice = (ordered[:, 1:] == ordered[:, :-1]).any(1)
@@ -174,7 +174,7 @@ def _raise_for_rows(indices: Tensor, rows: Tensor, accepted: str, error: type[Ex
 
 
 def check_target(target: Any, input: Tensor, ignore_index: object) -> None:
-    """Accept labels that say which rows are ignored."""
+    """Check the labels, which mark ignored rows."""
     is_index = isinstance(ignore_index, int) and not isinstance(ignore_index, bool)
     check("ignore_index", is_index, "be an int", f"is {ignore_index!r}", TypeError)
     if target is None:

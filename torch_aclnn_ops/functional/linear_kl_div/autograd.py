@@ -1,4 +1,4 @@
-"""Derivatives: of the losses of rows, and of a sum of them whose gradients are made in the forward pass."""
+"""Autograd of the losses of rows, and of their weighted sum, whose gradients are computed in the forward pass."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,25 +18,25 @@ _TENSORS = _STUDENT + len(Teacher._fields[:-1]) + 1
 
 
 def losses_of_rows(inputs: Inputs) -> Tensor:
-    """Return the loss of every row, whose logits the backward pass computes again."""
+    """Return the loss of every row; the backward pass recomputes the logits."""
     losses: Tensor = _apply(*inputs[:_STUDENT], inputs, None)
     return losses
 
 
 def weighted_sum(inputs: Inputs, factors: Tensor) -> Tensor:
-    """Return the sum of the rows' losses times factors, which is made together with its gradients."""
+    """Return the sum of the rows' losses times factors; its gradients are computed in the same pass."""
     total: Tensor = _apply(*inputs[:_STUDENT], inputs, factors)
     return total
 
 
 class _DivergenceFunction(torch.autograd.Function):
-    """The losses by input, weight and bias; never inside of a transform, so a context can hold the gradients."""
+    """Losses with gradients of input, weight and bias; never in a transform, so ctx may hold the gradients."""
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Tensor:
         *_, inputs, factors = args
         *of_teacher, ctx.is_log = inputs.teacher
-        # The tensors come from save_for_backward, where hooks see them.
+        # Saved where saved-tensor hooks see them.
         ctx.save_for_backward(*inputs[:_STUDENT], *of_teacher, inputs.target, factors)
         ctx.rest, ctx.dtype, ctx.gradients = inputs[_STUDENT + 2 :], inputs.linear_weight.dtype, None
         needs_gradients = factors is not None and any(inputs.options.gradients)
@@ -57,7 +57,7 @@ class _DivergenceFunction(torch.autograd.Function):
         elif factors is None:
             _, made = compare_in_chunks(inputs, grad.contiguous())
         else:
-            if made is None:  # the first backward pass has taken them
+            if made is None:  # the first backward pass consumed them
                 _, made = compare_in_chunks(inputs, factors)
             if is_batched(grad):
                 ctx.gradients = made
@@ -79,7 +79,7 @@ def _inputs(tensors: Sequence[Any], ctx: Any) -> Inputs:
 def _by_formula(
     inputs: Inputs, factors: Tensor | None, needed: Sequence[bool], grad: Tensor
 ) -> Sequence[Tensor | None]:
-    """Differentiate as a function that can be differentiated again."""
+    """Compute gradients that can be differentiated again."""
     if inputs.shards is not None:
         raise RuntimeError(
             f"{NAME}: a loss must be differentiated once where process_group is given, but this is a backward pass with"

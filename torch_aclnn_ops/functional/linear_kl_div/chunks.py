@@ -1,4 +1,4 @@
-"""The kernel in torch calls: rows compared, and differentiated, chunk by chunk, in buffers that are used again.
+"""The kernel in torch calls: losses and gradients of rows, chunk by chunk, in buffers that are reused.
 
 The student's logits of a chunk become its log-probabilities and then their own gradient, in place. All of it is
 computed in float32 (float64 for float64). :mod:`torch_aclnn_ops.functional.linear_kl_div.formula` has the same
@@ -24,7 +24,7 @@ Made = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 class _Kernel:
-    """What the chunks of a call share."""
+    """State that the chunks of a call share."""
 
     def __init__(self, inputs: Inputs, kept: KeptRows, cut: Tiling) -> None:
         temperature = inputs.options.logits.temperature
@@ -42,7 +42,7 @@ class _Kernel:
         return self.head.logits(input, slice(0, classes), buffer[: rows * classes].view(rows, classes))
 
     def teacher_logits(self, rows: slice) -> Tensor | None:
-        """Return what the teacher's log-probabilities are made of, if it has a head."""
+        """Return the teacher's logits, or None if it has no head."""
         teacher = self.inputs.teacher
         if self.teacher_head is None or self._teacher_buffer is None or teacher.weight is None:
             return None
@@ -53,17 +53,17 @@ class _Kernel:
         return self.teacher_head.logits(input, slice(0, classes), out)
 
     def log_sum(self, parts: Tensor) -> Tensor:
-        """Return the logarithm of the sum of the exponentials that the processes have, the same on all of them."""
+        """Return the log-sum-exp over the processes, the same on all of them."""
         shards = self.inputs.shards
         return parts if shards is None else gather_constant(parts, shards.members).logsumexp(0)
 
     def sum(self, parts: Tensor) -> Tensor:
-        """Return the sum of what the processes have, the same on all of them."""
+        """Return the sum over the processes, the same on all of them."""
         shards = self.inputs.shards
         return parts if shards is None else gather_constant(parts, shards.members).sum(0)
 
     def _normalized(self, student: Tensor, teacher: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Turn logits to log-probabilities; processes that share a vocabulary tell each other of theirs."""
+        """Turn logits into log-probabilities, in one collective where processes share a vocabulary."""
         given = [student] if teacher is None else [student, teacher]
         if self.inputs.shards is None:
             found = [_log_softmax(logits) for logits in given]
@@ -72,7 +72,7 @@ class _Kernel:
             shifts = torch.stack([_subtract_largest(logits).to(student.dtype) for logits in given])
             log_sums = torch.stack([logits.logsumexp(1).to(student.dtype) for logits in given])
             gathered = gather_constant(torch.stack([shifts, log_sums]), self.inputs.shards.members)
-            # A process without a class has a sum of 0, whose shift says nothing.
+            # The shift of a process without classes, whose sum is 0, does not count.
             largest = gathered[:, 0].masked_fill(gathered[:, 1] == -math.inf, -math.inf).amax(0)
             total = (gathered[:, 1] + (gathered[:, 0] - largest)).logsumexp(0)
             for logits, log_sum in zip(given, (largest - shifts) + total, strict=True):
@@ -80,7 +80,7 @@ class _Kernel:
         return found[0], found[1] if len(found) > 1 else None
 
     def compare_blocks(self, logits: Tensor, rows: slice, factors: Tensor | None) -> list[Tensor]:
-        """Compare the rows of a chunk, as many at once as a cache holds; processes exchange those of all at once."""
+        """Compare the rows of a chunk, as many at once as fit a cache (all if processes share a vocabulary)."""
         number, teacher, teacher_logits = logits.shape[0], self.inputs.teacher, self.teacher_logits(rows)
         size = self.inputs.rows_of_block(number, logits.shape[1])
         losses = []
@@ -95,7 +95,7 @@ class _Kernel:
         return losses
 
     def compare(self, student: Tensor, teacher_logits: Tensor | None, given: Teacher, factors: Tensor | None) -> Tensor:
-        """Return the losses of some rows; turn the student's logits to their gradient if there are factors."""
+        """Return the losses of some rows; with factors, overwrite the student's logits with their gradient."""
         gradient = student
         student, teacher_logits = self._normalized(student, teacher_logits)
         if given.indices is not None:
@@ -114,7 +114,7 @@ class _Kernel:
     def _compare_some_classes(
         self, student: Tensor, given: Teacher, factors: Tensor | None, gradient: Tensor
     ) -> Tensor:
-        """Do so where the teacher's classes are some, and all the others as one."""
+        """Compare with a top-k teacher, all of whose other classes count as one."""
         places = Places.of(given, self.inputs.classes)
         few = self.log_sum(places.log_probabilities(student))
         teacher = with_rest(given, few, self.inputs.options.measure.divergence)
@@ -146,11 +146,12 @@ def _subtract_largest(logits: Tensor) -> Tensor:
 def compare_in_chunks(inputs: Inputs, factors: Tensor | None) -> tuple[Tensor, Made]:
     """Compute the losses of all rows, 0 for ignored ones, and the gradients of their sum times factors.
 
-    The gradients are those that are requested, wide, but for a bfloat16 head's that is summed in one product.
+    Gradients that are not requested are None. They are float32 for 16-bit tensors, except for the gradient of a
+    bfloat16 head that one product computes.
 
     Args:
-        inputs: of the call.
-        factors: of each row in the sum, shape (N,); without them there are no gradients.
+        inputs: the arguments of the call.
+        factors: the factor of each row in the sum, shape (N,); None computes no gradients.
     """
     if inputs.input.device.type == "npu":
         _extension.check_queue(NAME)
@@ -161,7 +162,7 @@ def compare_in_chunks(inputs: Inputs, factors: Tensor | None) -> tuple[Tensor, M
     rows_of_input = inputs.input if kept.number == inputs.input.shape[0] else inputs.input[: kept.number]
     total = None if factors is None else Gradients(rows_of_input, kernel.head, cut, inputs.options.gradients)
     buffer = logits_buffer(inputs.input, kernel.head, cut, total)
-    # What the gradients by the products have to be multiplied by, of which the logits are a part.
+    # The head's products are divided by the temperature, and so are the gradients that pass through them.
     factors_of_rows = None if factors is None else kept.select(factors) / inputs.options.logits.temperature
     losses = []
     for rows in cut.chunks():

@@ -1,4 +1,4 @@
-"""The kernel as an operator, for ``torch.compile``: traced, its loop over chunks would be unrolled."""
+"""The kernel as a custom operator for ``torch.compile``, which would unroll its loop over chunks."""
 
 from collections.abc import Sequence
 from itertools import compress
@@ -20,7 +20,7 @@ _FACTORS = 9  # its place among the arguments
 
 
 def _inputs(arguments: Sequence[Any]) -> Inputs:
-    """Return the inputs that were made arguments by :func:`_flatten`."""
+    """Undo :func:`_flatten`."""
     is_log, divergence, beta, temperature, chunk_size, max_memory, gradients = arguments[_FACTORS + 1 :]
     logits = LogitOptions(None, temperature, chunk_size, max_memory, function=NAME)
     options = Options(Measure(divergence, beta), logits, tuple(gradients))
@@ -99,11 +99,11 @@ def losses_of_rows(inputs: Inputs) -> Tensor:
 
 
 def weighted_sum(inputs: Inputs, factors: Tensor) -> Tensor:
-    """Return the sum of the rows' losses times factors in compiled code, made together with its gradients."""
+    """Return the sum of the rows' losses times factors in compiled code, with gradients from the same pass."""
     total: Tensor = _compare(*_flatten(inputs, factors))[0]
     return total
 
 
 def _held_dtype(inputs: Inputs) -> torch.dtype:
-    """Return the dtype of gradients that wait for the loss's own: float16 could not hold what a scaler will enlarge."""
+    """Return the dtype of the saved gradients: float32 for float16, whose values underflow before they are scaled."""
     return torch.float32 if inputs.input.dtype == torch.float16 else inputs.input.dtype

@@ -1,4 +1,4 @@
-"""Divergences of rows of log-probabilities: student's and teacher's, and what derivatives are made of."""
+"""Divergences between rows of log-probabilities of a student and a teacher, and their slopes."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 
 Divergence = Literal["forward_kl", "reverse_kl", "jensen_shannon"]
 DIVERGENCES: tuple[Divergence, ...] = ("forward_kl", "reverse_kl", "jensen_shannon")
-_AS_GOOD_AS_MINUS_INFINITY = -1e30
+_VERY_NEGATIVE = -1e30
 
 
 @dataclass(frozen=True)
@@ -19,27 +19,27 @@ class Measure:
     Attributes:
         divergence: ``KL(p || q)``, ``KL(q || p)``, or with the mixture ``m = beta p + (1 - beta) q`` the generalized
             Jensen-Shannon divergence ``beta KL(p || m) + (1 - beta) KL(q || m)``.
-        beta: of the latter.
+        beta: weight of the teacher in the Jensen-Shannon divergence.
     """
 
     divergence: Divergence
     beta: float
 
     def losses_and_slopes(self, student: Tensor, teacher: Tensor, may_be_masked: bool) -> tuple[Tensor, Tensor]:
-        """Return each row's sum over classes, and its derivatives by the student's log-probabilities.
+        """Return each row's divergence, and its derivatives with respect to the student's log-probabilities.
 
-        The sums are differentiable by both arguments; the derivatives are right but for a multiple of q, which the
-        softmax takes out.
+        The divergences are differentiable in both arguments. The derivatives are right up to a multiple of q, which
+        the gradient of a softmax removes.
 
         Args:
             student: log-probabilities, shape (rows, classes).
-            teacher: the same of the teacher.
-            may_be_masked: probabilities may be 0, whose terms are 0 then.
+            teacher: log-probabilities of the teacher, shape (rows, classes).
+            may_be_masked: probabilities may be 0, and their terms are 0.
         """
 
         def difference(one: Tensor, other: Tensor, probabilities: Tensor) -> Tensor:
             found = one - other
-            # Before it is multiplied, so that no derivative sees a number that is not finite.
+            # Before the product, so that no derivative sees inf or nan.
             return found.masked_fill(probabilities == 0, 0) if may_be_masked else found
 
         if self.divergence == "forward_kl":
@@ -51,8 +51,8 @@ class Measure:
             return terms.sum(1), terms
         if may_be_masked:
             is_masked = (student == -math.inf) & (teacher == -math.inf)  # where logaddexp has no derivative
-            student = student.masked_fill(is_masked, _AS_GOOD_AS_MINUS_INFINITY)
-            teacher = teacher.masked_fill(is_masked, _AS_GOOD_AS_MINUS_INFINITY)
+            student = student.masked_fill(is_masked, _VERY_NEGATIVE)
+            teacher = teacher.masked_fill(is_masked, _VERY_NEGATIVE)
         p, q = teacher.exp(), student.exp()
         mixture = torch.logaddexp(teacher + math.log(self.beta), student + math.log1p(-self.beta))
         terms = q * difference(student, mixture, q)

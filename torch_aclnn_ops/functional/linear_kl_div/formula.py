@@ -1,4 +1,4 @@
-"""The divergences of rows in differentiable torch calls, for whatever the kernel does not differentiate."""
+"""The divergences of rows in differentiable torch calls, for derivatives that the kernel does not have."""
 
 from torch_aclnn_ops._numerics import widen, without_autocast
 from torch_aclnn_ops.functional.linear_kl_div.inputs import Inputs
@@ -13,7 +13,7 @@ from torch import Tensor
 def compare_by_formula(inputs: Inputs, in_chunks: bool = True) -> Tensor:
     """Return the loss of every row, 0 for an ignored one, with every derivative.
 
-    Chunk by chunk; a graph keeps the logits of all.
+    It is computed chunk by chunk, but the graph keeps the logits of all rows.
     """
     number = inputs.input.shape[0]
     chunks = inputs.tile(number).chunks() if in_chunks else [slice(None)]
@@ -34,7 +34,7 @@ def _rows_of(inputs: Inputs, rows: slice) -> Inputs:
 def _compare(inputs: Inputs) -> Tensor:
     input, teacher = inputs.input, inputs.teacher
     ignored = None if inputs.target is None else inputs.target == IGNORED
-    if ignored is not None:  # so that no derivative sees a number that is not finite
+    if ignored is not None:  # so that no derivative sees inf or nan
         column = ignored.unsqueeze(1)
         input = input.masked_fill(column, 0)
         of_input, values = (

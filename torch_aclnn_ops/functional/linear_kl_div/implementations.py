@@ -1,9 +1,9 @@
-"""What an implementation is given, which one computes a call, and how the losses of rows are reduced.
+"""Choice of an implementation, and the reduction of the losses of rows.
 
 =====================================  ===============================================================================
-a scalar loss with gradients           ``weighted_sum``: made together with its gradients, chunk by chunk
+a scalar loss with gradients           ``weighted_sum``: loss and gradients in one pass, chunk by chunk
 inside transforms, with tangents       ``compare_by_formula``: differentiable torch calls, which have every derivative
-everything else                        ``losses_of_rows``, which the backward pass computes again
+everything else                        ``losses_of_rows``: the backward pass recomputes the logits
 =====================================  ===============================================================================
 
 In compiled code the first and the last are one operator.
@@ -31,7 +31,7 @@ from torch import Tensor
 
 
 def kind_of(teacher: Teacher, input: Tensor) -> int:
-    """Return a number that differs where the sizes of what processes exchange of a row do."""
+    """Return a number that is the same on two processes only if their collectives have the same sizes."""
     number = 0 if teacher.indices is None else teacher.indices.shape[1]
     return 4 * number + 2 * (teacher.weight is not None) + (input.dtype == torch.float64)
 
@@ -46,7 +46,7 @@ def prepare(
     shards: VocabularyShards | None,
     reduce_input_grad: bool,
 ) -> Inputs:
-    """Cast as autocast asks for, flatten rows, and refuse a ``max_memory`` that is too little."""
+    """Cast as autocast asks, flatten the rows, and raise for a ``max_memory`` that is too small."""
     dtype = lower_precision_autocast_dtype(student[0])
     input, weight, bias = (None if one is None else one.to(dtype) for one in student)
     assert input is not None and weight is not None
@@ -61,7 +61,7 @@ def prepare(
 
 
 def compute(inputs: Inputs, token_weight: Tensor | None, reduction: str, zero_if_all_ignored: bool) -> Tensor:
-    """Compute the loss of all rows; with ``"none"`` one for each."""
+    """Compute the loss of all rows, or with ``"none"`` the loss of each."""
     if inputs.shards is not None:
         inputs = check_agreement(inputs, inputs.shards, reduction)
     ignored = None if inputs.target is None else inputs.target == IGNORED
@@ -91,7 +91,7 @@ def compute(inputs: Inputs, token_weight: Tensor | None, reduction: str, zero_if
 def _losses_of_rows(inputs: Inputs, token_weight: Tensor | None) -> Tensor:
     if _needs_formula(inputs, token_weight):
         _refuse_shards(inputs)
-        log_call(NAME, Implementation.FALLBACK, lambda: "a transform runs over it; all logits materialized")
+        log_call(NAME, Implementation.FALLBACK, lambda: "inside a transform; all logits are materialized")
         return compare_by_formula(inputs, not is_jit_tracing() and not torch.compiler.is_compiling())
     if torch.compiler.is_compiling():
         return compiled.losses_of_rows(inputs)

@@ -1,4 +1,4 @@
-"""What the kernels of a divergence are given, and how its rows are cut."""
+"""Arguments of the kernels, and the chunks of their rows."""
 
 import math
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 NAME = "linear_kl_div"
-# Rows of a chunk that are reduced at once take 1 MiB for each tensor of them, which stays in a CPU's caches.
+# Rows are reduced in blocks of 1 MiB a tensor, which stay in a CPU's caches.
 _BLOCK_BYTES = 2**20
 _TEMPORARIES = 6  # of a block's size
 _NO_GRADIENTS = (False, False, False)
@@ -43,11 +43,11 @@ class Teacher(NamedTuple):
 
 @dataclass(frozen=True)
 class Options:
-    """What is computed, and how the logits are shaped and cut."""
+    """The divergence, the options of the logits, and the gradients that are requested."""
 
     measure: Measure
     logits: LogitOptions
-    gradients: tuple[bool, bool, bool] = _NO_GRADIENTS  # those by input, linear_weight and linear_bias
+    gradients: tuple[bool, bool, bool] = _NO_GRADIENTS  # of input, linear_weight and linear_bias
 
 
 class Inputs(NamedTuple):
@@ -59,7 +59,7 @@ class Inputs(NamedTuple):
     teacher: Teacher
     target: Tensor | None  # ``IGNORED`` for an ignored row, else 0, shape (N,)
     options: Options
-    shards: VocabularyShards | None = None  # the cut of the vocabulary, if several processes share it
+    shards: VocabularyShards | None = None  # how processes share the vocabulary, if they do
     reduce_input_grad: bool = True  # sum the gradient of the input over these processes
 
     @property
@@ -75,9 +75,9 @@ class Inputs(NamedTuple):
         return self.shards.slices()[self.shards.members.rank]
 
     def tile(self, rows: int, classes: int | None = None) -> Tiling:
-        """Cut some rows, or refuse a ``max_memory`` that is too little.
+        """Divide rows into chunks, or raise for a ``max_memory`` that is too small.
 
-        Processes that share a vocabulary exchange numbers of each chunk, and so need the same chunks.
+        Processes that share a vocabulary have one collective for each chunk, and so need the same chunks.
         """
         if self.shards is not None and classes is None:
             # torch.compile and gradients that differ between ranks must not make other chunks.
@@ -103,16 +103,17 @@ class Inputs(NamedTuple):
         return tiling.tile_rows(sizes, self.options.logits, copies, with_gradient, units)
 
     def tile_teacher(self, cut: Tiling) -> Tiling:
-        """Return the cut for the products of the teacher's head."""
+        """Return the chunks of the teacher's head."""
         weight = self.teacher.weight
         assert weight is not None
         sizes = Sizes(cut.rows, weight.shape[0], weight.shape[1], weight.dtype, weight.is_cpu)
         return replace(cut, classes_per_block=tiling.tile_rows(sizes, LogitOptions()).classes_per_block)
 
     def rows_of_block(self, rows: int, classes: int) -> int:
-        """Return how many of the rows of a chunk are reduced at once: a device's launches cost more than a cache saves.
+        """Return how many rows of a chunk are reduced at once.
 
-        Processes that share a vocabulary exchange numbers of all of them at once.
+        All of them on a device, whose launches cost more than a cache saves, and where processes share a vocabulary,
+        which have one collective for all of them.
         """
         if not self.linear_weight.is_cpu or self.shards is not None:
             return max(rows, 1)

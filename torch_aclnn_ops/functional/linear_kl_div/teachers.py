@@ -1,4 +1,4 @@
-"""The distribution of a teacher that is given by numbers: of all classes, or of some and the rest."""
+"""Teachers that are given by probabilities: of all classes, or of the top k and the rest."""
 
 import math
 from typing import NamedTuple
@@ -12,35 +12,35 @@ from torch import Tensor
 
 
 class Places(NamedTuple):
-    """Where some classes stand among those of a process."""
+    """Columns of the top-k classes among the classes of this process."""
 
-    columns: Tensor  # any where a class is not here
+    columns: Tensor  # arbitrary where a class belongs to another process
     is_here: Tensor
 
     @classmethod
     def of(cls, teacher: Teacher, classes: slice) -> "Places":
-        """Find the classes of a teacher."""
+        """Find the columns of a teacher's classes."""
         assert teacher.indices is not None
         is_here = (teacher.indices >= classes.start) & (teacher.indices < classes.stop)
         return cls((teacher.indices - classes.start).clamp(0, max(classes.stop - classes.start - 1, 0)), is_here)
 
     def log_probabilities(self, values: Tensor) -> Tensor:
-        """Return the values of the classes, and last the logarithm of the sum of all others' exponentials.
+        """Return the log-probabilities of the classes, and in the last column that of all others together.
 
-        What is not here is -inf.
+        Classes of other processes are -inf.
         """
         rows, number = self.columns.shape
         if values.shape[1] == 0:
             return values.new_full((rows, number + 1), -math.inf)
         found = values.gather(1, self.columns).masked_fill(~self.is_here, -math.inf)
-        # Columns of classes that are not here may meet those of others.
+        # A column may also stand for a class of another process, which must not hide it.
         counts = torch.zeros_like(values, dtype=torch.uint8).scatter_add(1, self.columns, self.is_here.to(torch.uint8))
         rest = values.masked_fill(counts > 0, -math.inf).logsumexp(1, keepdim=True)
         return torch.cat([found, rest], 1)
 
 
 def log_probabilities(teacher: Teacher) -> Tensor:
-    """Return the log-probabilities of a teacher that is given by numbers."""
+    """Return the log-probabilities of a teacher that has no head."""
     assert teacher.values is not None
     values = widen(teacher.values)
     return values if teacher.is_log else values.log()
@@ -50,9 +50,9 @@ def with_rest(teacher: Teacher, student: Tensor, divergence: Divergence) -> Tens
     """Return the log-probabilities of a teacher's classes, and in the last column that of all others together.
 
     Args:
-        teacher: of some classes.
-        student: what :meth:`Places.log_probabilities` has made of the student's.
-        divergence: a reverse KL would be infinite where rounding leaves nothing to the others.
+        teacher: the top-k teacher.
+        student: the student's log-probabilities, from :meth:`Places.log_probabilities`.
+        divergence: for the reverse KL the rest is at least one rounding error, because it is infinite at 0.
     """
     values = log_probabilities(teacher)
     least = 0.0

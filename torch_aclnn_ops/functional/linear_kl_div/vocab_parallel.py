@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class _Call(NamedTuple):
-    """What every process must say of a call, in numbers; but for ``excess``, the same on all."""
+    """Numbers that describe a call; all but ``excess`` must be the same on every process."""
 
     rows: int
     features: int
@@ -64,6 +64,6 @@ def check_agreement(inputs: Inputs, shards: VocabularyShards, reduction: str) ->
 
 
 def _of_teacher(inputs: Inputs) -> Tensor | None:
-    """Return what the processes have in common of a teacher's rows."""
+    """Return the teacher's tensor that must be the same on every process."""
     teacher = inputs.teacher
     return teacher.values if teacher.indices is not None else teacher.input
