@@ -1,6 +1,7 @@
 """Settings that every test runs under."""
 
 import torch_aclnn_ops  # isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
+import collections
 import gc
 import os
 import warnings
@@ -35,23 +36,26 @@ _TABLES = {"case": "CASES", "sample": "SAMPLES", "error_input": "ERROR_INPUTS"}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run each test of a contract once for every entry of the class's table.
-
-    Of a test that is marked with ``every_nth_case(n)`` only these always run; the others are exhaustive.
-    """
-    nth = metafunc.definition.get_closest_marker("every_nth_case")
+    """Run each test of a contract once for every entry of the class's table."""
     for argument, table in _TABLES.items():
         if argument not in metafunc.fixturenames or not hasattr(metafunc.cls, table):
             continue
-        entries = [
-            pytest.param(entry, id=entry.name, marks=[pytest.mark.exhaustive] if nth and i % nth.args[0] else [])
-            for i, entry in enumerate(getattr(metafunc.cls, table))
-        ]
+        entries = [pytest.param(entry, id=entry.name) for entry in getattr(metafunc.cls, table)]
         metafunc.parametrize(argument, entries)
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files first whose tests take longest, so that no core waits for another at the end."""
+    """Mark cases as exhaustive; put the files first whose tests take longest, so that no core waits at the end."""
+    number_of_cases: collections.Counter[str] = collections.Counter()
+    for item in items:
+        nth = item.get_closest_marker("every_nth_case")
+        if nth is None or item.get_closest_marker("exhaustive") is not None:
+            continue
+        test = item.nodeid.partition("[")[0]
+        if number_of_cases[test] % nth.args[0]:
+            item.add_marker(pytest.mark.exhaustive)
+        number_of_cases[test] += 1
     longest = ("test_npu.py", "test_examples.py", "test_linear_cross_entropy.py")
     items.sort(key=lambda item: longest.index(item.path.name) if item.path.name in longest else len(longest))
 

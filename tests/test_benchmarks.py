@@ -70,6 +70,7 @@ def test_one_command_runs_a_benchmark_by_its_name(tmp_path):
     assert [path.stem for path in tmp_path.glob("*/*.csv")] == ["call_path"]
 
 
+@pytest.mark.exhaustive
 def test_a_failing_benchmark_is_reported_and_the_others_run(tmp_path, monkeypatch, capfd):
     monkeypatch.setitem(BENCHMARKS, "dispatch", ("--no-such-option",))
     assert main(["dispatch", "call_path", "--output", str(tmp_path)]) == 1

@@ -86,6 +86,7 @@ def test_importing_the_package_warns_instead_of_aborting_the_process(installed, 
     assert f"RuntimeWarning: torch_aclnn_ops: {expected}." in result.stderr
 
 
+@pytest.mark.exhaustive
 def test_the_doctor_reports_the_conflict_and_the_remedy(installed, tmp_path):
     metadata = tmp_path / f"torch_npu-{torch.__version__}.dist-info"
     metadata.mkdir()
@@ -118,6 +119,7 @@ def test_there_is_no_warning_if_torch_npu_is_disabled(installed, tmp_path):
         pytest.param(_CALL, b"\x7fELF of 2.9", id="a torch_npu that registers nothing", marks=pytest.mark.exhaustive),
     ],
 )
+@pytest.mark.exhaustive
 def test_there_is_no_conflict_with(installed, tmp_path, of_torch, of_torch_npu):
     code = installed(of_torch, of_torch_npu) + (
         "import os; os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'] = '0'\n"

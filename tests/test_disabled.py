@@ -116,6 +116,7 @@ def test_it_decorates_a_function():
 
 
 @pytest.mark.parametrize("value", ["0", "1"])
+@pytest.mark.every_nth_case(3)
 def test_an_environment_variable_decides_for_a_process(value, monkeypatch):
     monkeypatch.setenv("TORCH_ACLNN_DISABLED", value)
     code = "from torch_aclnn_ops._switch import is_disabled; print(int(is_disabled()))"

@@ -204,6 +204,7 @@ def test_a_missing_npu_raises(error_of):
     assert "npu" in error_of("digits", "--device", "npu")
 
 
+@pytest.mark.exhaustive
 def test_the_digits_beat_their_baselines():
     result = _run("digits.py")
     assert result.returncode == 0, result.stdout + result.stderr

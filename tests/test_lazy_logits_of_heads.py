@@ -80,6 +80,7 @@ def _loss_and_gradients(call, head):
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("call", RIGHT.values(), ids=RIGHT)
+@pytest.mark.every_nth_case(3)
 def test_the_loss_is_that_of_real_logits(call, compiled):
     if compiled and call in (_functional_call, _weight_norm, _new_parameter):
         call = torch._dynamo.disable(call)

@@ -293,6 +293,7 @@ if "ATEN_CPU_CAPABILITY" not in os.environ:
     ]
 
     @pytest.mark.parametrize("width", _NARROWER)
+    @pytest.mark.exhaustive
     def test_these_tests_pass_with_the_instruction_sets_of_other_cpus(width):
         # torch reads the variable once.
         environment = {**os.environ, "ATEN_CPU_CAPABILITY": width, "OMP_NUM_THREADS": "1"}

@@ -212,6 +212,7 @@ PROBLEMS = {
 
 @pytest.mark.parametrize("fields", PROBLEMS.values(), ids=PROBLEMS)
 @pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.every_nth_case(3)
 def test_the_operators_pass_opcheck(fields, weighted):
     inputs = _inputs(**fields)
     entropy = inputs.requested.entropy
@@ -251,6 +252,7 @@ def test_compiled_code_calls_the_kernels_as_one_operator(dynamic, reduction):
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("max_memory", [None, 9 * C * 8, 2**20])
+@pytest.mark.every_nth_case(4)
 def test_a_compiled_call_with_trained_targets_respects_max_memory(dynamic, max_memory):
     call = torch.compile(ours.linear_cross_entropy, fullgraph=True, dynamic=dynamic, backend="eager")
     for rows in (5, 9):
@@ -293,6 +295,7 @@ def test_export_supports_a_dynamic_number_of_rows():
     ids=["bias, softcap", "smoothing", "temperature, z-loss", "classes masked by the bias"],
 )
 @pytest.mark.parametrize("probabilities", [False, True])
+@pytest.mark.every_nth_case(3)
 def test_statistics_of_parts_combine_to_those_of_the_full_vocabulary(monkeypatch, options, probabilities):
     make = Maker(torch.float64)
     input, head = make.normal(9, H), make.normal(70, H)

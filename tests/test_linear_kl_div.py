@@ -98,6 +98,7 @@ def test_loss_and_gradients_are_those_of_torchs_composition(divergence, options,
 @every_divergence
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 @pytest.mark.parametrize("options", ["mean", "none", "token weights and ignored rows"])
+@pytest.mark.every_nth_case(4)
 def test_errors_are_those_of_torchs_composition_on_average(divergence, dtype, options):
     ours, torchs = [], []
     for seed in range(0, 4800, 100):
@@ -191,6 +192,7 @@ def test_the_forward_kl_of_some_renormalized_classes_leaves_the_others_out():
 
 @every_divergence
 @pytest.mark.parametrize("options", ["mean", "none", "token weights and ignored rows"])
+@pytest.mark.every_nth_case(5)
 def test_first_and_second_derivatives_are_right(divergence, options):
     of_teacher, options = head_of_teacher(), {"chunk_size": 4, "temperature": 2.0, **REDUCED[options]}
 
@@ -409,6 +411,7 @@ def test_no_forward_or_first_backward_pass_holds_the_logits_of_all_rows():
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("teacher", ["head", "some classes"])
+@pytest.mark.every_nth_case(3)
 def test_compiled_code_gives_the_results_of_eager_code_in_one_graph(reduction, teacher):
     of_student, of_teacher = student(torch.float32), head_of_teacher(torch.float32)
     some = some_classes(log_probabilities(*of_teacher), 4)

@@ -25,6 +25,7 @@ def check(of_ranks, name, dtype=torch.float64, **tolerances):
 
 
 @pytest.mark.parametrize("name", [*cases.CASES, "sizes_found_by_a_collective"])
+@pytest.mark.every_nth_case(5)
 def test_the_results_of_one_process(found, name):
     check(found, name)
 
@@ -53,6 +54,7 @@ def test_compiled_code_breaks_its_graph_at_the_call(found):
 
 
 @pytest.mark.parametrize("backend", ["hccl", "gloo"])
+@pytest.mark.every_nth_case(2)
 def test_npus_that_share_a_vocabulary_give_the_results_of_one_cpu(backend):
     of_ranks = run(cases.results_on_npu, 2, device="npu", backend=backend)
     for name in of_ranks[0]:

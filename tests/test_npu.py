@@ -88,6 +88,7 @@ TRAINING_CHIPS = [
 
 
 @pytest.mark.parametrize("chip", ["Ascend310P", *TRAINING_CHIPS])
+@pytest.mark.exhaustive
 def test_other_chips(chip):
     result = _run("-m", "pytest", "tests/npu/test_other_chips.py", "-q", "-p", "no:cacheprovider", HOST_NPU_SOC=chip)
     assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-2000:]
@@ -223,6 +224,7 @@ def test_a_missing_cann_operator_is_reported_with_what_works_without_it(tmp_path
 
 
 @pytest.mark.parametrize("asked, refused", [(True, "IndexError"), (False, "nothing")])
+@pytest.mark.exhaustive
 def test_check_values_can_be_set_before_an_npu_is_available(asked, refused):
     program = f"""
         import torch_aclnn_ops

@@ -66,6 +66,7 @@ def of_torch(name, case, dtype, ema_decay):
 )
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.usefixtures("path")
+@pytest.mark.every_nth_case(4)
 def test_200_steps_equal_torchs_and_the_average_equals_swa_utils(dtype, name, case):
     model = Weights(dtype)
     options = {"lr": 1e-2, "weight_decay": 1e-2, **TORCH_OPTIONS[case], "decoupled_weight_decay": name == "AdamW"}
@@ -78,6 +79,7 @@ def test_200_steps_equal_torchs_and_the_average_equals_swa_utils(dtype, name, ca
 
 @pytest.mark.parametrize("ema_decay", [0.0, 0.9999, 1.0])
 @pytest.mark.usefixtures("path")
+@pytest.mark.every_nth_case(3)
 def test_the_average_equals_swa_utils_for_any_decay(ema_decay):
     model = Weights()
     optimizer = FusedEmaAdam(model.parameters(), lr=1e-2, ema_decay=ema_decay, ema_start_step=1)

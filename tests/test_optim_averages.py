@@ -72,6 +72,7 @@ def test_decays_computed_on_a_device_equal_those_on_the_host(options, decays):
 
 
 @each_schedule
+@pytest.mark.every_nth_case(6)
 def test_a_compiled_step_follows_the_schedule(options, decays):
     model, compiled = Weights(), Weights()
     settings = {"lr": 1e-2, "ema_decay": 0.6, **options}

@@ -30,6 +30,7 @@ def _of_one_process(name):
 
 
 @pytest.mark.parametrize("name", cases.CASES)
+@pytest.mark.every_nth_case(3)
 def test_weights_and_averages_are_those_of_one_process(row, found, name):
     device, _ = row
     weights, averages = _of_one_process(name)

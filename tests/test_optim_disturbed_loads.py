@@ -115,6 +115,7 @@ def _interrupted_at(nth, action):
 
 
 @pytest.mark.parametrize("configuration", ["masters", "float32 flat"])
+@pytest.mark.every_nth_case(4)
 def test_an_interrupt_at_any_line_of_a_load_leaves_a_consistent_state(configuration):
     checkpoint = checkpoint_of(configuration)
     loaded = Run(configuration, 3)

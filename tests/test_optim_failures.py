@@ -148,6 +148,7 @@ def test_a_swap_is_a_decorator_too():
 
 
 @each_configuration
+@pytest.mark.every_nth_case(4)
 def test_no_state_is_lost_whichever_operators_fail(name, monkeypatch):
     monkeypatch.setattr(interrupts, "CONFIGURATIONS", {name: interrupts.CONFIGURATIONS[name]})
     report = Report()

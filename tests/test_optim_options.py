@@ -140,6 +140,7 @@ def test_a_compiled_step_equals_a_step():
 
 @pytest.mark.parametrize("flatten", [False, True])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.every_nth_case(5)
 def test_a_compiled_step_with_a_scheduler_is_compiled_twice_at_most(backend, flatten):
     torch.compiler.reset()
     counter = CompileCounterWithBackend(backend)

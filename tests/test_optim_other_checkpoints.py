@@ -362,6 +362,7 @@ def start(folder, dtype, flatten):
         ("bfloat16", False, True),
     ],
 )
+@pytest.mark.exhaustive
 def test_a_killed_run_resumes_bit_for_bit(dtype, was_flat, is_flat, tmp_path):
     torch.manual_seed(0)
     model = network(getattr(torch, dtype))

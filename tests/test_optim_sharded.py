@@ -50,6 +50,7 @@ def test_averages_and_weights_of_the_test_cases_differ_by_much_more_than_the_tol
 
 
 @with_each_flavour
+@pytest.mark.every_nth_case(8)
 def test_a_sharded_model_uses_the_averages_in_a_swap_and_the_weights_afterwards(device, flavour, found):
     expected = _of_one_process()
     for of_rank in found(device, f"evaluations: {flavour}"):

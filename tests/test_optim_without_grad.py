@@ -55,6 +55,7 @@ def test_averages_without_a_gradient_equal_those_of_swa_utils(dtype, flatten):
         for name, schedule in SCHEDULES.items()
     ],
 )
+@pytest.mark.every_nth_case(4)
 def test_a_schedule_uses_the_largest_step_count(options, decays, flatten, is_compiled):
     model = Weights(torch.float64)
     optimizer = FusedEmaAdam(model.parameters(), lr=1e-2, ema_decay=0.6, **options, flatten=flatten)

@@ -74,6 +74,7 @@ def test_the_package_imports_if_torch_npu_has_no_cann(without_cann):
 
 
 @pytest.mark.parametrize("autoload", ["0", "1"])
+@pytest.mark.exhaustive
 def test_torch_npu_without_cann_is_hidden_from_other_packages(without_cann, autoload):
     # transformers, accelerate, peft and Lightning import torch_npu wherever it is found.
     code = (
@@ -106,6 +107,7 @@ def test_the_doctor_reports_that_cann_is_missing(without_cann):
     assert "torch_npu is installed, but CANN is not: libascendcl.so" in found["NPU"]["found"]
 
 
+@pytest.mark.exhaustive
 def test_the_doctor_reports_how_to_install_torch_npu(tmp_path):
     found = _diagnosis(tmp_path, _WITHOUT_TORCH_NPU)
     version = torch.__version__.partition("+")[0]
@@ -114,6 +116,7 @@ def test_the_doctor_reports_how_to_install_torch_npu(tmp_path):
     assert found["NPU"]["found"] == "none: torch_npu is not installed"
 
 
+@pytest.mark.exhaustive
 def test_the_doctor_reports_a_torch_npu_of_another_version(without_cann):
     found = _diagnosis(without_cann)  # whose torch_npu is 1.0
     version = torch.__version__.partition("+")[0]
@@ -121,6 +124,7 @@ def test_the_doctor_reports_a_torch_npu_of_another_version(without_cann):
     assert found["torch_npu"]["remedy"] == f"install torch_npu {version}, because torch is {torch.__version__}"
 
 
+@pytest.mark.exhaustive
 def test_the_doctor_reports_that_cann_is_not_on_the_loaders_search_path(without_cann):
     found = _diagnosis(without_cann, ASCEND_HOME_PATH="/opt/cann")
     assert found["CANN"]["found"] == "/opt/cann, but not on the loader's search path"
@@ -176,6 +180,7 @@ def test_the_doctor_reports_relevant_settings_and_libraries(monkeypatch):
     assert versions.items() >= {name: importlib.metadata.version(name) for name in ("numpy", "transformers")}.items()
 
 
+@pytest.mark.exhaustive
 def test_the_doctor_reports_that_torch_npu_finds_no_device(tmp_path):
     (tmp_path / "torch_npu.py").write_text(
         "import torch, types\ntorch.npu = types.SimpleNamespace(device_count=lambda: 0)\ndef _autoload(): pass"
@@ -214,6 +219,7 @@ def test_the_package_imports_without_torch_npu(tmp_path):
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.exhaustive
 def test_torch_npu_is_loaded_if_cann_is_found(tmp_path):
     # A torch_npu that loads, and CANN libraries that do: empty shared objects under CANN's names.
     (tmp_path / "torch_npu.py").write_text("def _autoload(): print('autoloaded')")
@@ -285,6 +291,7 @@ def test_a_default_device_does_not_change_the_implementation(monkeypatch):
         pytest.param("lightning", "lightning.pytorch", marks=pytest.mark.exhaustive),
     ],
 )
+@pytest.mark.exhaustive
 def test_a_missing_integration_reports_what_to_install(module, needs, tmp_path):
     hidden = f"import sys; sys.modules[{needs!r}] = None\n"
     assert _run(hidden + "import torch_aclnn_ops.integrations", tmp_path).returncode == 0

@@ -262,6 +262,7 @@ def test_compiled_code_is_recompiled(first):
     assert calls_torchs == ([True, False] if first == "torch's" else [False, True])
 
 
+@pytest.mark.exhaustive
 def test_the_first_compiled_code_may_be_patched():
     # Torch makes tables of its functions then, in a process once.
     code = """

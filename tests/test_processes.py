@@ -40,6 +40,7 @@ def test_a_process_forked_after_use_trains_on_the_cpu():
 
 
 @pytest.mark.parametrize("device", [ON_A_CPU, "npu"])
+@pytest.mark.exhaustive
 def test_the_workers_of_a_data_loader_are_forked_after_use_and_compute_on_the_cpu(device):
     batches, _ = _found(_run("load_batches", device))
     assert batches == [0 + 1 + 4 + 9, 16 + 25 + 36 + 49]
@@ -60,6 +61,7 @@ def test_a_spawned_process_trains_like_its_parent(device):
 
 
 @pytest.mark.parametrize("device", [ON_A_CPU, "npu"])
+@pytest.mark.exhaustive
 def test_a_run_killed_while_saving_resumes_bit_for_bit(device, tmp_path):
     uninterrupted, killed = tmp_path / "uninterrupted.pt", tmp_path / "killed.pt"
     assert _run("train", device, uninterrupted, "one by one", -1).returncode == 0
@@ -99,6 +101,7 @@ def test_a_process_exits_with_work_queued(way, status, queue):
 @pytest.mark.parametrize(
     "program", ["end_with_daemon_threads", pytest.param("end_with_idle_daemon_threads", marks=pytest.mark.exhaustive)]
 )
+@pytest.mark.exhaustive
 def test_a_process_exits_with_daemon_threads(program, device):
     assert _found(_run(program, device)) == "the end"
 

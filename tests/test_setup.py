@@ -64,6 +64,7 @@ def _pip(*arguments: object) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("without", ["", "torch_npu", "torch torch_npu"], ids=lambda names: names or "nothing")
+@pytest.mark.every_nth_case(3)
 def test_build_switches_work_in_every_combination(run, without):
     code = ALL_COMBINATIONS.format(switches=SWITCHES, path=str(ROOT / "setup.py"))
     result = run("-c", code, without=without)
@@ -94,6 +95,7 @@ def test_build_switches_work_in_every_combination(run, without):
         ),
     ],
 )
+@pytest.mark.every_nth_case(4)
 def test_a_skipped_extension_is_reported_with_the_reason(run, without, switches, said):
     result = run("setup.py", "--name", without=without, **switches)
     assert result.returncode == 0, result.stderr
@@ -119,6 +121,7 @@ def test_a_build_switch_that_cannot_be_satisfied_raises(run, without, switches, 
     assert f"torch_aclnn_ops: {said}" in result.stderr
 
 
+@pytest.mark.exhaustive
 def test_the_source_distribution_installs_where_there_is_neither_torch_nor_torch_npu(run, checkout, tmp_path):
     # So it is in pip's isolated build environment: this is `pip install torch .`.
     build = "from setuptools import build_meta; import sys; build_meta.build_sdist(sys.argv[1])"

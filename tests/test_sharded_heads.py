@@ -34,6 +34,7 @@ def _found(device, world_size):
 
 
 @pytest.mark.parametrize(("group", "name"), _RUNS, ids=str)
+@pytest.mark.every_nth_case(4)
 def test_loss_and_gradients_equal_one_process_with_the_full_batch(group, name):
     device, world_size = group
     function, split = cases.CASES[name]

@@ -79,6 +79,7 @@ EMPTY_ENTRIES = [
 
 @needs_compiler
 @pytest.mark.parametrize("entries", EMPTY_ENTRIES)
+@pytest.mark.exhaustive
 def test_an_empty_entry_in_ld_library_path_loads_no_library_of_the_working_directory(entries, hostile, installed):
     for package in ("torch", "numpy", "torch_npu"):
         shutil.rmtree(hostile / package)

@@ -230,6 +230,7 @@ def test_an_unsupported_torch_raises_a_clear_error(change, sentence):
 
 
 @pytest.mark.parametrize("change", ["torch.__version__ = '2.15.0.dev20270101'", "torch.__version__ = '2.9.0a0+git1'"])
+@pytest.mark.exhaustive
 def test_another_torch_is_accepted_if_it_has_the_names(change):
     result = _import_with(change)
     assert result.returncode == 0, result.stderr
@@ -300,6 +301,7 @@ def _trained() -> str:
 
 
 @pytest.mark.parametrize("names", REPLACED.values(), ids=REPLACED)
+@pytest.mark.every_nth_case(5)
 def test_without_optional_private_names_the_package_warns_and_computes_the_same(names):
     result = _without(names, TRAINING)
     assert result.stdout == _trained() != "", result.stderr

@@ -120,6 +120,7 @@ def found(request):
 
 
 @pytest.mark.parametrize("training", trainings.TRAININGS)
+@pytest.mark.every_nth_case(3)
 def test_several_processes_find_the_gradients_of_one(found, training):
     assert not isinstance(found[training], str), found[training]
     model = make("gemma2" if "tied" in training else "mixtral" if "experts" in training else "llama")

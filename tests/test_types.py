@@ -53,6 +53,7 @@ def test_types_of_results_are_as_narrow_as_the_arguments_allow(tmp_path):
     assert result.returncode == 0, result.stdout
 
 
+@pytest.mark.every_nth_case(2)
 def test_wrong_arguments_are_found(tmp_path):
     program = tmp_path / "wrong.py"
     program.write_text(HEAD + "\n".join(line for line, _ in WRONG.values()) + "\n")
@@ -85,6 +86,7 @@ def test_dir_shows_the_public_names(module):
 
 
 @pytest.mark.parametrize("module", ["torch_aclnn_ops.doctor", "torch_aclnn_ops.plan", "torch_aclnn_ops.verify"])
+@pytest.mark.every_nth_case(4)
 def test_every_command_says_its_version(module):
     from torch_aclnn_ops import __version__
 

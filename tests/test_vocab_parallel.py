@@ -51,6 +51,7 @@ def _error(tensor, truth):
 
 
 @pytest.mark.parametrize("name", cases.CASES)
+@pytest.mark.every_nth_case(5)
 def test_results_equal_those_of_one_process(found, name):
     dtype = cases.CASES[name][2]
     assert not any(isinstance(of_rank[name], str) for of_rank in found), [of_rank[name] for of_rank in found]
@@ -207,6 +208,7 @@ def test_a_transform_inside_a_compiled_function_raises(two_ranks):
         compiled(INPUT)
 
 
+@pytest.mark.every_nth_case(3)
 def test_everything_else_works_with_a_torch_without_distributed():
     program = """
         import torch.distributed as dist

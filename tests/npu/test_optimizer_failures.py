@@ -91,6 +91,7 @@ def _not_flattened(optimizer):
 
 
 @pytest.mark.parametrize("has_new_param", [False, True], ids=["first step", "step with a new parameter"])
+@pytest.mark.every_nth_case(4)
 def test_the_next_step_creates_the_buffers_after_any_failure(has_new_param):
     def start():
         models = Weights(torch.float32).npu(), Weights(torch.bfloat16).npu()
