@@ -50,7 +50,7 @@ class Switch:
         is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
         if not inspect.isroutine(function) or is_generator:
             raise TypeError(
-                f"{type(self).__name__.lower()}: only functions that are no generators can be decorated, but it is"
+                f"{type(self).__name__.lower()}: only functions that are not generators can be decorated, but it is"
                 f" {function!r}; use a with statement"
             )
 
