@@ -1,6 +1,6 @@
-"""Which implementation computes a call: told to the log, to :func:`torch_aclnn_ops.explain` and to reports.
+"""Records which implementation computes a call: for the log, :func:`torch_aclnn_ops.explain` and reports.
 
-The log is ``torch_aclnn_ops``, at level DEBUG. Texts are made only where there is somebody to read them.
+The logger is ``torch_aclnn_ops``, at level DEBUG. Messages are formatted only if they are recorded.
 """
 
 import logging
@@ -15,14 +15,14 @@ _explanation: list[tuple[str, str]] | None = None
 
 
 class Implementation(Enum):
-    """What computes a call, and how a sentence about it begins."""
+    """The implementation of a call; the value is the prefix of its description."""
 
     CANN = ""
     TORCH = "native PyTorch kernel, because "
     FALLBACK = "PyTorch fallback, because "
 
     def describe(self, detail: str) -> str:
-        """Return the sentence: of CANN the operator's name, of the others the reason."""
+        """Return the description; ``detail`` is the operator's name for CANN, and the reason otherwise."""
         return self.value + detail
 
 
@@ -31,13 +31,13 @@ _listeners: list[Listener] = []
 
 
 def log_call(function: str, implementation: Implementation, detail: Callable[[], str], calls: int = 1) -> None:
-    """Record which implementation computes a call; compiled code records nothing, because it is traced only once.
+    """Record which implementation computes a call; a no-op in compiled code, which is traced only once.
 
     Args:
         function: the operator or function that is called.
-        implementation: what computes it.
-        detail: makes the name of CANN's operator, or the reason why another implementation is used.
-        calls: how many calls of the operator this is.
+        implementation: the implementation.
+        detail: returns the name of CANN's operator, or the reason for another implementation.
+        calls: the number of calls.
     """
     if not is_logging():
         return
@@ -49,7 +49,7 @@ def log_call(function: str, implementation: Implementation, detail: Callable[[],
 
 
 def log_detail(function: str, detail: Callable[[], str]) -> None:
-    """Record something about a call whose implementation is recorded elsewhere."""
+    """Record a detail of a call whose implementation is recorded elsewhere."""
     if is_logging():
         _record(function, detail())
 
@@ -61,7 +61,7 @@ def _record(function: str, text: str) -> None:
 
 
 def is_logging() -> bool:
-    """Return whether implementations are recorded, as they are outside of compiled code."""
+    """Return whether calls are recorded; always False in compiled code."""
     if torch.compiler.is_compiling():
         return False
     return _explanation is not None or bool(_listeners) or _log.isEnabledFor(logging.DEBUG)
@@ -74,7 +74,7 @@ def is_explaining() -> bool:
 
 @contextmanager
 def explaining() -> Iterator[list[tuple[str, str]]]:
-    """Collect what is said of the calls inside, each sentence once."""
+    """Collect the messages about the calls inside, without duplicates."""
     global _explanation
     outer, _explanation = _explanation, []
     try:
@@ -85,7 +85,7 @@ def explaining() -> Iterator[list[tuple[str, str]]]:
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Tell a listener of every call, in all threads."""
+    """Call a listener for every call, in all threads."""
     _listeners.append(listener)
     try:
         yield

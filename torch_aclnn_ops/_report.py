@@ -1,4 +1,4 @@
-"""Count which implementations computed the calls of some steps: the answer to "did it run on CANN?"."""
+"""Count the calls of training steps by implementation."""
 
 import inspect
 import os
@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from torch_aclnn_ops import _extension
 from torch_aclnn_ops._call_log import Implementation, listening
 
-_OWN = ("torch", "torch_aclnn_ops")
+_SKIPPED_PACKAGES = ("torch", "torch_aclnn_ops")
 _NOTHING = "no operator of torch_aclnn_ops was called"
 
 
 class _Kind(NamedTuple):
-    """What calls are counted by."""
+    """The key that calls are counted by."""
 
     function: str
     implementation: Implementation
@@ -27,9 +27,9 @@ class _Kind(NamedTuple):
 
 
 class Report:
-    """What :func:`report` returns: a context manager that counts the calls inside, of all threads.
+    """The context manager that :func:`report` returns, which counts the calls of all threads.
 
-    ``str(report)`` is a table, and ``as_dict()`` the same for programs. It may be used again, and counts on.
+    ``str(report)`` is a table, and ``as_dict()`` has the same counts. A report can be reused, and continues counting.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Report:
 
     def __enter__(self) -> "Report":
         stack = ExitStack()
-        if not self._open:  # a report inside itself counts a call once
+        if not self._open:  # a nested report counts each call once
             stack.enter_context(listening(self._count))
         self._open.append((stack, _extension.launches()))
         return self
@@ -57,13 +57,13 @@ class Report:
             self._calls[kind] += calls
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the counts, for programs; ``json.dumps`` takes them.
+        """Return the counts as a dict that ``json.dumps`` accepts.
 
         Returns:
             ``{"operators": {name: counts}, "launches": {name: number}}``. The counts of an operator are ``calls``;
-            ``cann``, ``torch`` and ``fallback``, which add up to them; and ``reasons``, a list with ``implementation``,
-            ``reason``, ``called_from`` and ``calls``. ``launches`` are those of CANN's operators by this package,
-            which also count compiled code.
+            ``cann``, ``torch`` and ``fallback``, which sum to ``calls``; and ``reasons``, a list of dicts with
+            ``implementation``, ``reason``, ``called_from`` and ``calls``. ``launches`` counts the launches of CANN's
+            operators by this package, including those of compiled code.
 
         Example:
             >>> Report().as_dict()
@@ -106,14 +106,13 @@ class Report:
 
 
 def report() -> Report:
-    """Count the calls of a training step by what computed them: CANN's operator, PyTorch's kernel, or the fallback.
+    """Count calls by implementation: CANN's operator, PyTorch's kernel, or the fallback.
 
-    While a report is open, calls of this package take a little longer: they go through Python. The results are the
-    same, and nothing is counted, or costs anything, afterwards. Calls inside code that ``torch.compile`` has compiled
-    are not counted; their launches are.
+    Inside the ``with`` block, calls of this package have a small overhead, because they go through Python; results do
+    not change. Calls in code that is compiled by ``torch.compile`` are not counted, but their launches are.
 
     Returns:
-        A :class:`Report`, to be used in a ``with`` statement around any number of steps.
+        A :class:`Report`, to use in a ``with`` statement around any number of steps.
 
     Example:
         >>> import torch
@@ -132,8 +131,8 @@ def _launches_since(before: dict[str, int]) -> Counter[str]:
 
 
 def _called_from(frame: FrameType | None) -> str:
-    """Return the file and line of the innermost caller outside of torch and this package."""
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OWN:
+    """Return the file and line of the innermost caller outside torch and this package."""
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _SKIPPED_PACKAGES:
         frame = frame.f_back
     if frame is None:
         return "a thread of autograd"

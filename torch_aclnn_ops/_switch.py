@@ -1,4 +1,4 @@
-"""What is switched on for the whole process for a while, and whether the package is switched off."""
+"""Process-wide switches, and the one that disables the package."""
 
 import functools
 import inspect
@@ -14,7 +14,7 @@ lock = threading.RLock()
 
 
 class Switch:
-    """Something that is on in a ``with`` statement, in a decorated function, or from ``start()`` to ``stop()``."""
+    """Base class of switches: on in a ``with`` block, in a decorated function, or from ``start()`` to ``stop()``."""
 
     _starts = 0
 
@@ -32,25 +32,25 @@ class Switch:
         self._end()
 
     def start(self: _Self) -> _Self:
-        """Begin, until :meth:`stop`."""
+        """Switch on until :meth:`stop`."""
         with lock:
             self._starts += 1
             self._begin()
         return self
 
     def stop(self) -> None:
-        """End what :meth:`start` has begun; without it this is a no-op, as in :mod:`unittest.mock`."""
+        """Undo :meth:`start`; a no-op without it, as in :mod:`unittest.mock`."""
         with lock:
             if self._starts > 0:
                 self._starts -= 1
                 self._end()
 
     def __call__(self, function: _Function) -> _Function:
-        """Make a function for whose calls this is on."""
+        """Decorate a function, so that this is on during its calls."""
         is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
         if not inspect.isroutine(function) or is_generator:
             raise TypeError(
-                f"{type(self).__name__.lower()}: only functions that are no generators can be decorated, but it is"
+                f"{type(self).__name__.lower()}: only functions that are not generators can be decorated, but it is"
                 f" {function!r}; use a with statement"
             )
 
@@ -78,23 +78,23 @@ _times_disabled = _initial()
 
 
 def is_disabled() -> bool:
-    """Return whether drop-ins call torch's own functions."""
+    """Return whether the package is disabled."""
     return _times_disabled > 0
 
 
 def disabled() -> "Disabled":
-    """Make every drop-in, module and patched function torch's own: to find out whether a problem comes from here.
+    """Make every drop-in, module and patched function call torch's own, to see if a problem is in this package.
 
-    The result is used as :func:`torch_aclnn_ops.patch` is: in a ``with`` statement, as a decorator of a function, or by
-    ``start()`` and ``stop()``. It holds for the whole process, also for other threads. The environment variable
-    ``TORCH_ACLNN_DISABLED=1`` disables the package from the start.
+    The result is used as that of :func:`torch_aclnn_ops.patch`: in a ``with`` statement, as a decorator of a function,
+    or with ``start()`` and ``stop()``. It applies to the whole process, including other threads. The environment
+    variable ``TORCH_ACLNN_DISABLED=1`` disables the package from the start.
 
-    What torch does not have is unaffected: arguments that its function lacks (``softcap=`` or ``process_group=`` of
+    Features that torch lacks are unaffected: additional arguments (``softcap=`` or ``process_group=`` of
     ``linear_cross_entropy``), :class:`torch_aclnn_ops.optim.FusedEmaAdam`, and the raw operators. An AdamW that is
-    made under ``patch(adamw=True)`` while the package is disabled is torch's.
+    created under ``patch(adamw=True)`` while the package is disabled is torch's.
 
     Returns:
-        A :class:`Disabled`, which has not begun.
+        A :class:`Disabled`, which is not yet on.
 
     Example:
         >>> import torch
@@ -108,7 +108,7 @@ def disabled() -> "Disabled":
 
 
 class Disabled(Switch):
-    """What :func:`disabled` returns."""
+    """The switch that :func:`disabled` returns."""
 
     def __repr__(self) -> str:
         return "disabled()"

@@ -1,4 +1,4 @@
-"""Linear layers whose outputs are lazy in training."""
+"""Linear layers that return lazy logits in training."""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,18 +21,18 @@ from torch import Tensor, nn
 
 
 def patch(linear: nn.Linear, options: dict[str, Any], record: Materializations) -> None:
-    """Let a layer return lazy logits in training."""
-    # A partial can be copied and pickled with its module.
-    setattr(linear, "forward", partial(_forward, linear, options=options, record=record))  # noqa: B010  (which mypy sees)
+    """Replace a layer's forward, so that it returns lazy logits in training."""
+    # A partial is copied and pickled with its module.
+    setattr(linear, "forward", partial(_forward, linear, options=options, record=record))  # noqa: B010  (mypy rejects the assignment)
 
 
 def unpatch(linear: nn.Linear) -> None:
-    """Give a layer its forward back."""
+    """Restore a layer's forward."""
     del linear.forward
 
 
 def is_patched(linear: nn.Linear, record: Materializations | None = None) -> bool:
-    """Return whether a layer's forward is that of :func:`patch`, of a copy of the layer too without a record."""
+    """Return whether a layer, or the layer it was copied from, was patched; with a record, only by the patch of it."""
     replaced = vars(linear).get("forward")
     if not isinstance(replaced, partial) or replaced.func is not _forward:
         return False
@@ -47,7 +47,7 @@ def _forward(
     record: Materializations,
     function: Callable[[nn.Linear, Tensor], Tensor] | None = None,
 ) -> Any:
-    """Be the forward of a linear layer, and the place to call a function where weights are whole."""
+    """Replacement for a linear layer's forward, which calls ``function`` instead if it is given."""
     if function is not None:
         return function(linear, input)
     weight = linear.weight

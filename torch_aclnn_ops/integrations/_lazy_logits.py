@@ -1,4 +1,4 @@
-"""Logits that nobody has computed: the tensors that the head of a patched model returns in training."""
+"""Lazy logits: the tensors that the head of a patched model returns in training."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -21,11 +21,11 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils.hooks import RemovableHandle
 
 _cross_entropy = torch.nn.functional.cross_entropy
-_NOT = object()
+_NOT_LAZY = object()
 
 
-class _Make(Function):
-    """Makes lazy logits a node of the graph, whose gradients are those of the function that computes them."""
+class _MakeLazy(Function):
+    """Adds lazy logits to the graph; the backward pass differentiates the function that computes them."""
 
     @staticmethod
     def forward(ctx: Any, recipe: Recipe, *operands: Tensor) -> Any:
@@ -37,7 +37,7 @@ class _Make(Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         if gradients[0] is None:
             return (None,) * (1 + len(ctx.recipe.operands))
-        return None, *ctx.recipe.pull_back(gradients[0])
+        return None, *ctx.recipe.vjp(gradients[0])
 
 
 def _watching(name: str) -> Callable[..., Any]:
@@ -48,17 +48,17 @@ def _watching(name: str) -> Callable[..., Any]:
     return register
 
 
-# A hook of the node, which ``logits.grad_fn`` is.
+# Hooks of the node ``logits.grad_fn``.
 for _name in ("register_hook", "register_prehook"):
-    setattr(node_class(_Make), _name, _watching(_name))
+    setattr(node_class(_MakeLazy), _name, _watching(_name))
 
 
 class _Materialize(Function):
-    """Returns the numbers of lazy logits."""
+    """Materializes lazy logits."""
 
     @staticmethod
-    def forward(ctx: Any, numbers: Callable[[], Tensor], logits: Tensor) -> Tensor:
-        return numbers().detach()
+    def forward(ctx: Any, compute: Callable[[], Tensor], logits: Tensor) -> Tensor:
+        return compute().detach()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -66,7 +66,7 @@ class _Materialize(Function):
 
 
 class _Loss(Function):
-    """A loss that was computed without logits; where their gradient is wanted, it is that of a loss from them."""
+    """A loss that was computed without logits; computes their gradient from materialized logits if it is needed."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, logits: Tensor, from_logits: Callable[[Tensor], Tensor]) -> Tensor:
@@ -87,21 +87,20 @@ class _Loss(Function):
 
 
 class LazyLogits(Lazy, Tensor):
-    """Logits as the layers and rows that they are made of: a tensor without memory.
+    """A tensor subclass without storage, which materializes the logits when an operation needs them.
 
-    Everything that torch does with it is done with the logits, which are computed then, always the same tensor. Put off
-    are what leaves a ``LogitSum`` in place (factors, sums, ``torch.tanh``, casts, views of rows), and the cross
-    entropy, which is computed without logits.
+    The logits are materialized at most once. Operations whose result is a ``LogitSum`` (multiplication by a number,
+    sums, ``torch.tanh``, casts, views of rows) are deferred, and cross entropy is computed without logits.
 
-    It is a node of the graph. The loss knows the gradient of the node's operands, and none goes through the node,
-    unless a hook or somebody else wants it: then the backward pass computes the logits and the loss from them.
+    Lazy logits are part of the graph, but the loss passes gradients directly to the head's operands. If a hook or a
+    caller needs the gradient with respect to the logits, the backward pass materializes them and recomputes the loss.
 
     Args:
-        recipe: how it is computed.
+        recipe: how the logits are computed.
     """
 
     def __new__(cls, recipe: Recipe) -> "LazyLogits":
-        """Make a tensor of the shape and strides of the logits."""
+        """Create a tensor with the metadata of the logits."""
         like = recipe.logits.probe()
         self: LazyLogits = make_wrapper(
             cls,
@@ -121,8 +120,8 @@ class LazyLogits(Lazy, Tensor):
 
     @classmethod
     def of(cls, recipe: Recipe) -> "LazyLogits":
-        """Make lazy logits that are a node of the graph."""
-        lazy: LazyLogits = _Make.apply(recipe, *recipe.operands)  # type: ignore[no-untyped-call]
+        """Create lazy logits that are part of the graph."""
+        lazy: LazyLogits = _MakeLazy.apply(recipe, *recipe.operands)  # type: ignore[no-untyped-call]
         lazy._node = lazy._native("grad_fn")
         return lazy
 
@@ -132,24 +131,24 @@ class LazyLogits(Lazy, Tensor):
 
     @property
     def is_computed(self) -> bool:
-        """Whether there is a tensor, which others may have written to."""
+        """Whether the logits, or a base of which they are a view, were materialized."""
         base = self.recipe.operands[0] if self.recipe.is_view else None
         return self._tensor is not None or (isinstance(base, LazyLogits) and base.is_computed)
 
     @property
     def is_watched(self) -> bool:
-        """Whether somebody wants the gradient of these logits, or of some that they are made of."""
+        """Whether the gradient with respect to these logits, or to lazy operands of them, is needed."""
         return any(recipe.is_watched for recipe in self.recipe.history())
 
     def materialize(self, why: str = "materialize") -> Tensor:
-        """Return the logits, always the same tensor.
+        """Materialize the logits once, and return the same tensor in every call.
 
         Args:
-            why: the operation that needs them.
+            why: the operation that needs the logits.
         """
         if self._tensor is None:
             self.recipe.record.add(why)
-            # Whoever reads them first may not want derivatives, and the next one may.
+            # Later uses may need a graph, even if the first one does not.
             with torch.inference_mode(False), torch.enable_grad():
                 if self.recipe.is_view or self.recipe.in_module:
                     self._tensor = self.recipe.call([materialized(one) for one in self.recipe.operands])
@@ -165,12 +164,12 @@ class LazyLogits(Lazy, Tensor):
         return self._tensor is not None and version_of(self._tensor) != self._version_of_tensor
 
     def derive(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "LazyLogits | None":
-        """Return the lazy result of an operation, or None if it needs the logits."""
+        """Return the lazy result of an operation, or None if the operation needs the logits."""
         sums = map_nested(lambda one: one.recipe.logits if isinstance(one, LazyLogits) else one, (args, kwargs))
         lazy = [one for one in (self, *leaves((args, kwargs))) if isinstance(one, LazyLogits)]
         if not all(one.is_ours for one in lazy) or len({one._native("requires_grad") for one in lazy}) > 1:
             return None
-        logits = _lazy_operations.put_off(name, self.recipe.logits, *sums)
+        logits = _lazy_operations.defer(name, self.recipe.logits, *sums)
         if logits is None or logits is self.recipe.logits:
             return None if logits is None else self
         is_view = name in VIEWS
@@ -182,11 +181,11 @@ class LazyLogits(Lazy, Tensor):
 
     @property
     def is_ours(self) -> bool:
-        """Whether nobody has computed the logits, or given them a gradient of his own by an ``autograd.Function``."""
+        """Whether the logits are not materialized, and no ``autograd.Function`` has replaced their node."""
         return not self.is_computed and self._native("grad_fn") is self._node
 
     def cross_entropy(self, *args: Any, **kwargs: Any) -> Tensor | None:
-        """Return the loss without the logits, or None if it needs them."""
+        """Compute the loss without logits, or return None if it needs them."""
         if not self.is_ours or self.is_watched:
             return None
         with torch.set_grad_enabled(torch.is_grad_enabled() and self._native("requires_grad")):
@@ -198,10 +197,10 @@ class LazyLogits(Lazy, Tensor):
             self.recipe.record.losses += 1
             if not loss.requires_grad:
                 return loss
-            return _Loss.apply(loss, self, _as_now(args, kwargs))  # type: ignore[no-untyped-call,no-any-return]
+            return _Loss.apply(loss, self, _with_current_autocast(args, kwargs))  # type: ignore[no-untyped-call,no-any-return]
 
     def watch(self, name: str) -> Tensor:
-        """Return the tensor whose gradients are those of the logits, after which the loss goes through it."""
+        """Return the tensor that receives the gradient of the logits, and make the backward pass compute it."""
         if self._was_written_to:
             return self.materialize()
         if not (self.recipe.is_view or self.recipe.in_module):
@@ -209,14 +208,14 @@ class LazyLogits(Lazy, Tensor):
             return self
         if self.recipe.is_in_loss:
             raise RuntimeError(
-                f"{name}: the loss of this model was computed without these logits, so it has no gradient for them;"
-                " call unpatch_model, or register it in a forward hook of the model's head, before the loss"
+                f"{name}: the loss of this model was computed without these logits, so they have no gradient; call"
+                " unpatch_model, or register the hook in a forward hook of the model's head, before the loss"
             )
         return self.materialize(name)
 
     @property
-    def _place(self) -> Tensor:
-        """What has the logits' shape, strides and gradient."""
+    def _metadata_tensor(self) -> Tensor:
+        """The tensor that has the metadata and the gradient of the logits."""
         return self.materialize() if self.is_computed and (self.recipe.is_view or self._was_written_to) else self
 
     @classmethod
@@ -224,13 +223,13 @@ class LazyLogits(Lazy, Tensor):
         kwargs = kwargs or {}
         first = args[0] if args else None
         if isinstance(first, LazyLogits):
-            found = first._lazily(function, args[1:], kwargs)
-            if found is not _NOT:
-                return found
+            result = first._try_lazy(function, args[1:], kwargs)
+            if result is not _NOT_LAZY:
+                return result
         name, is_native = name_of(function), True
         take: Callable[[LazyLogits], Tensor]
         if function in READS:
-            take = lambda lazy: lazy._place  # noqa: E731
+            take = lambda lazy: lazy._metadata_tensor  # noqa: E731
         elif function in GRADIENTS:
             take = lambda lazy: lazy.watch(name)  # noqa: E731
         else:
@@ -238,54 +237,54 @@ class LazyLogits(Lazy, Tensor):
         args, kwargs = map_nested(lambda one: take(one) if isinstance(one, LazyLogits) else one, (args, kwargs))
         with without_torch_function() if is_native else nullcontext():
             result = function(*args, **kwargs)
-        # What returns its argument does so here.
+        # Functions that return their argument return the lazy logits.
         return first if isinstance(first, LazyLogits) and result is args[0] else result
 
     @property
-    def _viewed(self) -> Tensor | None:
-        """What has the elements of which these are a view."""
+    def _view_base(self) -> Tensor | None:
+        """The base of a view, as ``Tensor._base``."""
         if not self.recipe.is_view:
             return None
         base = self.recipe.operands[0]
-        inner = base._viewed if isinstance(base, LazyLogits) else None
+        inner = base._view_base if isinstance(base, LazyLogits) else None
         return base if inner is None else inner
 
-    def _lazily(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the result of what leaves logits lazy, and ``_NOT`` of other functions."""
+    def _try_lazy(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the result of a function that does not need the logits, or ``_NOT_LAZY``."""
         if function in NAMES:
             derived = self.derive(NAMES[function], args, kwargs)
-            return _NOT if derived is None else derived
+            return _NOT_LAZY if derived is None else derived
         if function is _cross_entropy:
             loss = self.cross_entropy(*args, **kwargs)
-            return _NOT if loss is None else loss
+            return _NOT_LAZY if loss is None else loss
         if name_of(function) == "_base":
-            return self._viewed
+            return self._view_base
         if function is Tensor.register_hook and _is_of_torch_distributed(*args, **kwargs):
-            # It waits for the backward pass, and leaves the gradient as it is.
+            # The hook waits for the backward pass, and does not change the gradient.
             if self.recipe.in_module:
                 return RemovableHandle(OrderedDict())
             with without_torch_function():
-                return self._place.register_hook(*args, **kwargs)
-        return _NOT
+                return self._metadata_tensor.register_hook(*args, **kwargs)
+        return _NOT_LAZY
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Compute below autograd, which has recorded the operation: of functions in C++, and inside of others."""
+        """Run an operator below autograd on the computed logits."""
         if is_mutable(function):
             raise RuntimeError(
-                f"{function} would write to logits that nobody has computed, where that cannot be recorded; write to"
+                f"{function} would modify lazy logits in-place below autograd, where that cannot be recorded; modify"
                 " logits.clone(), or call unpatch_model"
             )
         args, kwargs = map_nested(
-            lambda one: one.numbers() if isinstance(one, LazyLogits) else one, (args, kwargs or {})
+            lambda one: one.compute_detached() if isinstance(one, LazyLogits) else one, (args, kwargs or {})
         )
         return function(*args, **kwargs)
 
-    def numbers(self) -> Tensor:
-        """Return the logits without derivatives."""
-        return self.recipe.numbers() if self._tensor is None else self._tensor.detach()
+    def compute_detached(self) -> Tensor:
+        """Return the logits without a graph."""
+        return self.recipe.compute_detached() if self._tensor is None else self._tensor.detach()
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         if self.is_computed:
@@ -294,7 +293,7 @@ class LazyLogits(Lazy, Tensor):
 
 
 def materialized(value: Any) -> Any:
-    """Return the tensor that a value stands for, and other values as they are."""
+    """Materialize lazy logits; other values are returned unchanged."""
     return value.materialize() if isinstance(value, LazyLogits) else value
 
 
@@ -303,8 +302,8 @@ def _is_of_torch_distributed(hook: Any) -> bool:
     return str(getattr(function, "__module__", "")).startswith("torch.distributed.")
 
 
-def _as_now(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Tensor], Tensor]:
-    """Return a loss that is computed of logits later, in the autocast of now."""
+def _with_current_autocast(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Tensor], Tensor]:
+    """Return a function that computes the cross entropy of logits in the current autocast state."""
     device = args[0].device if args else kwargs["target"].device
     is_on = is_autocast_on(torch.empty(0, device=device))
     dtype = torch.get_autocast_dtype(device.type) if is_on else None

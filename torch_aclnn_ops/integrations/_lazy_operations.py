@@ -1,4 +1,4 @@
-"""Operations of torch that leave logits lazy, by name: what they make of a ``LogitSum``, or None if they compute it."""
+"""Rules for operations on lazy logits, by name: each returns the result as a ``LogitSum``, or None to materialize."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -20,7 +20,7 @@ def _view(name: str) -> Rule:
             viewed = getattr(logits.probe(), name)(*args, **kwargs)
             return logits.viewed(viewed) if viewed.dtype == logits.dtype else None
         except (IndexError, RuntimeError, TypeError, ValueError):
-            return None  # torch's own error is that of real logits
+            return None  # the operation on materialized logits raises
 
     return view
 
@@ -42,12 +42,12 @@ def _getitem(logits: LogitSum, index: Any) -> LogitSum | None:
     try:
         view = probe[index]
     except (IndexError, TypeError, ValueError):
-        return None  # torch's own error is that of real logits
+        return None  # the operation on materialized logits raises
     return logits.viewed(view, _offset(probe, places))
 
 
 def _offset(tensor: Tensor, index: tuple[Any, ...]) -> int:
-    """Return where a view by an index begins; Dynamo does not know ``storage_offset``."""
+    """Return the storage offset of a view by an index; Dynamo does not support ``storage_offset``."""
     dims = [one for one in index if one is not None and one is not Ellipsis]
     missing, dim, offset = tensor.ndim - len(dims), 0, 0
     for one in index:
@@ -67,7 +67,7 @@ def _offset(tensor: Tensor, index: tuple[Any, ...]) -> int:
 def _contiguous(logits: LogitSum, **kwargs: Any) -> LogitSum | None:
     if kwargs:
         return None
-    return logits if logits.probe().is_contiguous() else logits.in_rows()
+    return logits if logits.probe().is_contiguous() else logits.contiguous_rows()
 
 
 def _clone(logits: LogitSum, **kwargs: Any) -> LogitSum | None:
@@ -75,7 +75,7 @@ def _clone(logits: LogitSum, **kwargs: Any) -> LogitSum | None:
 
 
 def _to(logits: LogitSum, *args: Any, **kwargs: Any) -> LogitSum | None:
-    """Take a dtype, the device on which the logits are, or both."""
+    """Cast to a dtype; a device must be that of the logits."""
     given = dict(kwargs)
     for one in args:
         name = "dtype" if isinstance(one, torch.dtype) else "device" if isinstance(one, (str, torch.device)) else ""
@@ -89,7 +89,7 @@ def _to(logits: LogitSum, *args: Any, **kwargs: Any) -> LogitSum | None:
 
 
 def _is_on(device: Any, there: torch.device) -> bool:
-    """Return whether a device, whose number is maybe the current one's, is the other."""
+    """Return whether a device, possibly without an index, is ``there``."""
     return torch.device(device) == there or torch.empty(0, device=device).device == there
 
 
@@ -106,7 +106,7 @@ def _add(logits: LogitSum, other: Any) -> LogitSum | None:
     return logits.plus(other)
 
 
-# Of views, the elements are those of the logits; the others have their own.
+# Operations whose result is a view of the logits.
 VIEWS: dict[str, Rule] = {
     **{name: _view(name) for name in "view transpose swapaxes swapdims permute unsqueeze squeeze unflatten".split()},
     **{name: _reshape(name) for name in ("reshape", "flatten")},
@@ -126,12 +126,12 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("div", "divide", "true_divide", "__truediv__"), lambda logits, number: logits.divided(number)),
     **dict.fromkeys(("add", "__add__", "__radd__"), _add),
 }
-# By what ``__torch_function__`` is called with.
+# Keyed by the function that ``__torch_function__`` receives.
 NAMES: dict[Any, str] = {
     getattr(owner, name): name for owner in (Tensor, torch) for name in RULES if hasattr(owner, name)
 }
 
-# Known without the logits.
+# Metadata, which needs no logits.
 READS: set[Any] = {
     *(
         getattr(Tensor, name).__get__
@@ -149,7 +149,7 @@ READS: set[Any] = {
     ),
     *(getattr(torch, name) for name in "numel is_floating_point is_complex is_signed is_inference".split()),
 }
-# Whoever calls these wants the gradient of the logits.
+# Functions that need the gradient with respect to the logits.
 GRADIENTS: set[Any] = {
     Tensor.register_hook,
     Tensor.retain_grad,
@@ -160,16 +160,16 @@ GRADIENTS: set[Any] = {
 
 
 def name_of(function: Any) -> str:
-    """Return the name of what ``__torch_function__`` is called with, for a sentence."""
-    owner = getattr(function, "__self__", None)  # of an attribute
+    """Return the name of a function that ``__torch_function__`` receives."""
+    owner = getattr(function, "__self__", None)  # a property's descriptor
     return getattr(owner if function.__name__ in ("__get__", "__set__") else function, "__name__", str(function))
 
 
-def put_off(name: str, logits: LogitSum, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogitSum | None:
-    """Return what an operation makes of the logits, ``logits`` itself if nothing, and None if it needs them."""
+def defer(name: str, logits: LogitSum, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogitSum | None:
+    """Return the deferred result of an operation: ``logits`` itself for a no-op, None if it needs the logits."""
     try:
         return RULES[name](logits, *args, **kwargs)
-    except TypeError:  # arguments for which there is no rule
+    except TypeError:  # unsupported arguments
         return None
 
 
@@ -183,7 +183,7 @@ def cross_entropy(
     reduction: Reduction = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor | None:
-    """Be :func:`torch.nn.functional.cross_entropy` of lazy logits; None if that needs them."""
+    """Compute :func:`torch.nn.functional.cross_entropy` of lazy logits; return None if it needs the logits."""
     if size_average is not None or reduce is not None:
         reduction = cast(Reduction, nn.CrossEntropyLoss(None, size_average, reduce=reduce).reduction)  # warns
     return logits.cross_entropy(

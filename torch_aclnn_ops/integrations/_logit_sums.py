@@ -1,4 +1,4 @@
-"""What a loss has to know of logits that nobody has computed, and which operations leave it known."""
+"""A symbolic form of lazy logits, from which losses are computed, and the operations that it is closed under."""
 
 import math
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 class Layout(NamedTuple):
-    """Where the elements of a view are, in logits that lie row after row."""
+    """Sizes, strides and offset of a view of contiguous logits."""
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -21,15 +21,15 @@ class Layout(NamedTuple):
 
 
 class LogitSum:
-    """A sum of linear layers' outputs and vectors, maybe bounded by a tanh, and which rows of it.
+    """A view of a sum of linear layers' outputs and vectors, optionally bounded by a tanh.
 
     Args:
-        layers: those whose outputs are summed.
-        vectors: tensors of as many elements as there are classes.
+        layers: the layers whose outputs are summed.
+        vectors: the vectors over the classes that are added.
         bound: if given, the logits are ``bound * tanh(sum)``.
-        dtype: the logits' dtype.
-        options: of :func:`torch_aclnn_ops.functional.linear_cross_entropy`, which the head was patched with.
-        layout: of a view; by default the logits lie row after row.
+        dtype: the dtype of the logits.
+        options: keyword arguments of :func:`torch_aclnn_ops.functional.linear_cross_entropy`.
+        layout: the layout of a view; contiguous by default.
     """
 
     def __init__(
@@ -61,19 +61,19 @@ class LogitSum:
         return self.layers[0].input.device
 
     def probe(self) -> Tensor:
-        """Return a tensor without memory that has the logits' dtype, shape and strides."""
+        """Return a meta tensor with the dtype, shape and strides of the logits."""
         whole = torch.empty(self.whole, dtype=self.dtype, device="meta")
         return whole if self.layout is None else whole.as_strided(*self.layout)
 
     def viewed(self, view: Tensor, offset: int = 0) -> "LogitSum":
-        """Return these logits in the place that a view of the probe has, which begins an offset after it."""
+        """Return a view of these logits with the layout of a view of the probe, at an offset relative to the probe."""
         if self.layout is not None:
             offset = self.layout.offset + offset
         layout = Layout(tuple(view.shape), view.stride(), offset)
         return LogitSum(self.layers, self.vectors, self.bound, self.dtype, self.options, layout)
 
-    def in_rows(self, class_dim: int = -1) -> "LogitSum | None":
-        """Return the same logits, row after row with the classes last; None if the view has other than whole rows."""
+    def contiguous_rows(self, class_dim: int = -1) -> "LogitSum | None":
+        """Return the logits contiguous, with the classes last; None if the view does not consist of whole rows."""
         if self.layout is None:
             return self if class_dim in (-1, len(self.whole) - 1) else None
         sizes, strides, offset = list(self.layout.sizes), list(self.layout.strides), self.layout.offset
@@ -81,17 +81,17 @@ class LogitSum:
             return None
         if any(number % self.classes for number in (*strides, offset)):
             return None
-        places = [stride // self.classes for stride in strides]
-        layers = tuple(layer.of_rows(sizes, places, offset // self.classes) for layer in self.layers)
+        row_strides = [stride // self.classes for stride in strides]
+        layers = tuple(layer.select_rows(sizes, row_strides, offset // self.classes) for layer in self.layers)
         return LogitSum(layers, self.vectors, self.bound, self.dtype, self.options)
 
     def _elementwise(self) -> "LogitSum | None":
-        """Return the logits as operands whose result lies row after row; None where it would lie as a view does."""
-        lies_so = self.layout is None or torch.empty_like(self.probe()).is_contiguous()
-        return self.in_rows() if lies_so else None
+        """Return the contiguous logits for an elementwise operation; None if its result would not be contiguous."""
+        is_contiguous = self.layout is None or torch.empty_like(self.probe()).is_contiguous()
+        return self.contiguous_rows() if is_contiguous else None
 
     def cast(self, dtype: torch.dtype) -> "LogitSum | None":
-        """Return the logits in another dtype; the loss is that of logits that were never rounded to it."""
+        """Return the logits in another dtype; the loss is computed without rounding the logits to it."""
         rows = self._elementwise()
         return rows and LogitSum(rows.layers, rows.vectors, rows.bound, dtype, rows.options)
 
@@ -107,14 +107,14 @@ class LogitSum:
         return LogitSum(layers, vectors, None, rows.dtype, rows.options)
 
     def tanh(self) -> "LogitSum | None":
-        """Return the hyperbolic tangent, which a softcap is made of."""
+        """Return the hyperbolic tangent of the logits, as used by softcapping."""
         rows = self._elementwise()
         if rows is None or rows.bound is not None:
             return None
         return LogitSum(rows.layers, rows.vectors, 1.0, rows.dtype, rows.options)
 
     def plus(self, other: Any) -> "LogitSum | None":
-        """Return the sum with other such logits, or with a number for each class."""
+        """Return the sum with other lazy logits, or with a vector over the classes."""
         rows = self._elementwise()
         if rows is None or rows.bound is not None:
             return None
@@ -138,13 +138,13 @@ class LogitSum:
         return LogitSum(layers, vectors, None, torch.promote_types(rows.dtype, other.dtype), rows.options)
 
     def cross_entropy(self, target: Any, **options: Any) -> Tensor | None:
-        """Return what :func:`torch.nn.functional.cross_entropy` would of the logits, or None for its own error."""
+        """Compute :func:`torch.nn.functional.cross_entropy` without logits, or return None if it needs them."""
         class_dim = 1 if len(self.shape) > 1 else 0
-        rows = self.in_rows(class_dim)
+        rows = self.contiguous_rows(class_dim)
         if rows is None or not isinstance(target, Tensor) or target.device != self.device:
             return None
         if target.shape != rows.shape[:-1] or target.is_floating_point():
-            return None  # probabilities, and what does not fit
+            return None  # probabilities, or a mismatch that cross_entropy raises for
         is_float32 = is_autocast_on(target) and self.dtype != torch.float64
         with rows.layers[0].saved_autocast():
             loss = rows.loss_of_rows(target.reshape(-1), {**self.options, **options})
@@ -152,7 +152,7 @@ class LogitSum:
         return loss.reshape(rows.shape[:-1]) if options.get("reduction") == "none" else loss
 
     def loss_of_rows(self, target: Tensor, options: dict[str, Any]) -> Tensor:
-        """Return the loss of all rows by :func:`torch_aclnn_ops.functional.linear_cross_entropy`."""
+        """Compute the loss of all rows with :func:`torch_aclnn_ops.functional.linear_cross_entropy`."""
         for part in self.layers:
             part.check_versions()
         for vector in self.vectors:
@@ -175,10 +175,10 @@ class LogitSum:
 
             if not is_plain(first.linear.weight):
                 return with_weights(first.linear, first.input, call)
-            # Those of the forward pass: functional_call and parametrizations have others by now.
+            # The tensors of the forward pass, because functional_call and parametrizations replace those of the layer.
             check_whole(first.linear, first.weight)
             return loss_of(first.input, first.weight, first.bias)
-        # The sum of layers is one layer of all their features.
+        # The sum of layers is one layer with concatenated features.
         rows, weights, biases = [], [], [] if added is None else [(added, 1.0)]
         for layer in self.layers:
             factor = divisor / layer.divisor
@@ -191,7 +191,7 @@ class LogitSum:
 
 
 def _total(vectors: tuple[tuple[Tensor, float], ...]) -> Tensor | None:
-    """Return the sum of vectors, each divided by its number."""
+    """Return the sum of vectors, each divided by its divisor."""
     total = None
     for vector, divisor in vectors:
         part = vector.reshape(-1) if divisor == 1 else vector.reshape(-1) / divisor

@@ -1,17 +1,17 @@
-"""Whether a patched model's loss went without its logits."""
+"""Whether a patched model's loss was computed without logits."""
 
 from dataclasses import dataclass
 
 
 @dataclass
 class Materializations:
-    """What became of the lazy logits of a forward pass.
+    """Counts of the lazy logits of a forward pass, and of the losses that did not materialize them.
 
     Attributes:
-        heads: how many linear layers have returned lazy logits.
-        losses: how many losses were computed without logits.
-        operation: the first that needed logits before, if any.
-        is_told: whether the user was told that the model saves nothing.
+        heads: the number of calls of linear layers that returned lazy logits.
+        losses: the number of losses that were computed without logits.
+        operation: the first operation that materialized logits before a loss, if any.
+        is_told: whether the user was warned that the patch saves no memory.
     """
 
     heads: int = 0
@@ -20,10 +20,10 @@ class Materializations:
     is_told: bool = False
 
     def begin(self) -> None:
-        """Forget the last forward pass."""
+        """Reset the counts for a new forward pass."""
         self.heads, self.losses, self.operation = 0, 0, None
 
     def add(self, operation: str) -> None:
-        """Note an operation that needed logits."""
+        """Record an operation that materializes logits."""
         if self.operation is None and not self.losses:
             self.operation = operation

@@ -1,4 +1,4 @@
-"""How lazy logits are made, and the gradients of what they are made of."""
+"""How lazy logits are computed and differentiated."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,26 +14,26 @@ from torch.autograd.graph import saved_tensors_hooks
 
 
 class Lazy:
-    """What has a recipe instead of numbers."""
+    """Base class of tensors with a recipe instead of a storage."""
 
     recipe: "Recipe"
 
     def materialize(self) -> Tensor:
-        """Return the numbers."""
+        """Return the computed tensor."""
         raise NotImplementedError
 
 
 class Recipe:
-    """How logits are made: a function, its arguments, and what a loss has to know of its result.
+    """A deferred operation: a function, its arguments, and its result as a ``LogitSum``.
 
     Args:
-        logits: for the loss.
+        logits: the result, from which a loss is computed.
         function: computes the logits.
-        args: its arguments; some are tensors, maybe lazy.
-        kwargs: the others.
-        is_view: whether the result has its elements in those of the first argument.
-        in_module: whether the function calls a module for its weights, which has the derivatives then.
-        record: where it is written down that the logits were computed.
+        args: its positional arguments; tensors among them may be lazy.
+        kwargs: its keyword arguments.
+        is_view: whether the result is a view of the first argument.
+        in_module: whether the function calls a module, which unshards its weights and records the graph.
+        record: counts materializations.
     """
 
     def __init__(
@@ -50,35 +50,35 @@ class Recipe:
         self.is_view, self.in_module, self.record = is_view, in_module, record
         self.operands: list[Tensor] = [one for one in leaves((args, kwargs)) if isinstance(one, Tensor)]
         self.parents: list[Recipe] = [one.recipe for one in self.operands if isinstance(one, Lazy)]
-        self.is_watched = False  # somebody wants the gradient of these logits
-        self.is_in_loss = False  # a loss was computed without them
+        self.is_watched = False  # whether the gradient with respect to the logits is needed
+        self.is_in_loss = False  # whether a loss was computed without them
         self._version = 0
         self._computed: tuple[list[Tensor], Tensor] | None = None
 
     def history(self) -> "Iterator[Recipe]":
-        """Yield this and what it is made of."""
+        """Yield this recipe and those of its operands, recursively."""
         yield self
         for parent in self.parents:
             yield from parent.history()
 
     def call(self, operands: list[Tensor]) -> Tensor:
-        """Compute the logits of other operands, as if autocast was what it was."""
+        """Call the function on other operands."""
         given = iter(operands)
         args, kwargs = map_nested(lambda one: next(given) if isinstance(one, Tensor) else one, (self.args, self.kwargs))
         return self.function(*args, **kwargs)
 
-    def numbers(self) -> Tensor:
-        """Compute the logits, without derivatives."""
+    def compute_detached(self) -> Tensor:
+        """Compute the logits without recording a graph."""
         with torch.no_grad():
-            return self.call([one.recipe.numbers() if isinstance(one, Lazy) else one for one in self.operands])
+            return self.call([one.recipe.compute_detached() if isinstance(one, Lazy) else one for one in self.operands])
 
     def computed(self) -> tuple[list[Tensor], Tensor]:
-        """Return the logits and the detached operands by which they can be differentiated."""
+        """Return detached operands, and the logits that were computed from them with a graph."""
         if self._computed is None or version_of(self._computed[1]) != self._version:
-            # What is saved here is not the caller's: torch.utils.checkpoint counts what its function saves.
+            # Bypass the hooks of torch.utils.checkpoint, which counts the tensors that are saved in its function.
             with torch.enable_grad(), saved_tensors_hooks(_itself, _itself):
                 detached = [
-                    (one.recipe.numbers() if isinstance(one, Lazy) else one)
+                    (one.recipe.compute_detached() if isinstance(one, Lazy) else one)
                     .detach()
                     .requires_grad_(one.is_floating_point() and one.requires_grad)
                     for one in self.operands
@@ -87,12 +87,12 @@ class Recipe:
                 self._version = version_of(self._computed[1])
         return self._computed
 
-    def pull_back(self, gradient: Tensor) -> list[Tensor | None]:
-        """Return the gradients of the operands."""
+    def vjp(self, gradient: Tensor) -> list[Tensor | None]:
+        """Return the gradients with respect to the operands."""
         if self.in_module:
             raise RuntimeError(
-                "the head is sharded by fully_shard, which has no gradients of logits that were computed behind its"
-                " back; call unpatch_model"
+                "the head is sharded by fully_shard, so logits that are materialized outside of its forward pass have"
+                " no gradient; call unpatch_model"
             )
         create_graph = torch.is_grad_enabled()
         if create_graph:

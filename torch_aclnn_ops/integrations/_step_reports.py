@@ -1,4 +1,4 @@
-"""A report of the first steps of a trainer."""
+"""A report of the first training steps."""
 
 import logging
 
@@ -8,7 +8,7 @@ _logger = logging.getLogger("torch_aclnn_ops")
 
 
 class StepReport:
-    """Counts the calls of the first training steps, and logs the table: what the callbacks of trainers share."""
+    """Base class of trainer callbacks that count the calls of the first training steps, and log the table."""
 
     def __init__(self, steps: int = 3) -> None:
         super().__init__()
@@ -18,20 +18,20 @@ class StepReport:
         self._steps, self._left, self._is_open = steps, 0, False
 
     def _begin_report(self) -> None:
-        """Count the calls of the steps that follow."""
+        """Start counting."""
         self._end_report()
         self.report = Report()
         self._left, self._is_open = self._steps, True
         self.report.__enter__()
 
     def _end_step(self) -> None:
-        """Note that a step has ended; after the last one, end."""
+        """Count down a step, and end the report after the last one."""
         self._left -= 1
         if self._left == 0:
             self._end_report()
 
     def _end_report(self) -> None:
-        """Stop counting, and log the table; a no-op after the end."""
+        """Stop counting, and log the table; a no-op if not counting."""
         if self._is_open:
             self._is_open = False
             self.report.__exit__()

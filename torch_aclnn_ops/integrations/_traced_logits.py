@@ -1,4 +1,4 @@
-"""What stands for lazy logits where a tensor of their kind cannot: in compiled code and in transforms."""
+"""Lazy logits for compiled code and transforms, which do not support the tensor subclass."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,16 +13,16 @@ from torch import Tensor
 
 
 class TracedLogits:
-    """Lazy logits that are no tensor: Dynamo traces no tensor subclass whose class is not known to it beforehand.
+    """Lazy logits that are not a tensor, because Dynamo does not trace unregistered tensor subclasses.
 
-    Operators, methods and functions of torch compute the logits and go on with them, or put it off as
-    :class:`LazyLogits` does. Hooks are those of the computed logits.
+    Operators, methods and functions of torch are deferred as by :class:`LazyLogits`, or materialize the logits. Hooks
+    are registered on the materialized logits.
 
     Args:
-        logits: for the loss.
-        method: computes the logits, a method of the first operand.
-        operands: those that are lazy are computed first.
-        kwargs: of the method.
+        logits: the result, from which a loss is computed.
+        method: name of the first operand's method that computes the logits.
+        operands: the object and its positional arguments; lazy ones are materialized first.
+        kwargs: keyword arguments of the method.
     """
 
     def __init__(self, logits: LogitSum, method: str, operands: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -37,18 +37,18 @@ class TracedLogits:
 
     @property
     def is_computed(self) -> bool:
-        """Whether there is a tensor, which others may have written to."""
+        """Whether the logits, or a base of which they are a view, were materialized."""
         return self._tensor is not None or (self._method in VIEWS and self._operands[0].is_computed)
 
     def materialize(self) -> Tensor:
-        """Return the logits, always the same tensor."""
+        """Materialize the logits once, and return the same tensor in every call."""
         if self._tensor is None:
-            with torch.enable_grad():  # whoever reads them first may not want derivatives, and the next one may
+            with torch.enable_grad():  # later uses may need a graph, even if the first one does not
                 self._tensor = self._compute()
         return self._tensor
 
     def _compute(self) -> Tensor:
-        # An operand's own tensor may have been written to since, so it is used for a view of it only.
+        # Materialized operands may have been modified in-place, so only views are taken of them.
         is_view = self._method in VIEWS
         first, *others = [
             (one.materialize() if is_view else one._compute()) if isinstance(one, TracedLogits) else one
@@ -62,7 +62,7 @@ class TracedLogits:
         is_computed = any(isinstance(one, TracedLogits) and one.is_computed for one in operands)
         if torch.is_grad_enabled() and not is_computed:
             sums = tuple(one._logits if isinstance(one, TracedLogits) else one for one in args)
-            logits = _lazy_operations.put_off(name, self._logits, sums, kwargs)
+            logits = _lazy_operations.defer(name, self._logits, sums, kwargs)
             if logits is self._logits:
                 return self
             if logits is not None:
@@ -99,7 +99,7 @@ class TracedLogits:
 
 
 def traced_tensor(value: Any) -> Any:
-    """Return the tensor that a value stands for, and other values as they are."""
+    """Materialize lazy logits; other values are returned unchanged."""
     return value.materialize() if isinstance(value, TracedLogits) else value
 
 
@@ -117,7 +117,7 @@ def _computed(name: str) -> Callable[..., Any]:
     return call
 
 
-# Python looks for these in the class, not in what __getattr__ finds.
+# Python looks up special methods on the class, without __getattr__.
 for _name in RULES:
     setattr(TracedLogits, _name, _derived(_name))
 for _name in (

@@ -13,23 +13,23 @@ FOLDER = "ema"
 
 
 class EmaCallback(TrainerCallback):
-    """Let a ``Trainer`` evaluate, predict and save with averaged weights.
+    """Evaluate, predict and save with averaged weights.
 
-    The optimizer is :class:`torch_aclnn_ops.optim.FusedEmaAdam`, given as ``optimizer_cls_and_kwargs``. Every call of
-    ``trainer.evaluate()`` and ``predict()``, in training and by hand, uses the averages, and the weights come back
-    whatever happens. Each checkpoint has a folder ``ema`` for ``from_pretrained``; the rest of it, as what
-    ``trainer.save_model()`` writes, is the model with its weights. The averages are in the optimizer's state too, so
-    that ``trainer.train(resume_from_checkpoint=True)`` continues with both. With ``load_best_model_at_end`` the model
-    has the best averages after training, because these are what was evaluated, and is evaluated as it is from then on.
+    The optimizer must be :class:`torch_aclnn_ops.optim.FusedEmaAdam`, passed as ``optimizer_cls_and_kwargs``. Every
+    call of ``trainer.evaluate()`` and ``predict()``, during and after training, uses the averages; the weights are
+    restored afterwards, also after an exception. Each checkpoint has the averaged model in a folder ``ema``, for
+    ``from_pretrained``; its other files, and those of ``trainer.save_model()``, have the weights. The averages are also
+    part of the optimizer's state, so ``trainer.train(resume_from_checkpoint=True)`` resumes both. With
+    ``load_best_model_at_end`` the best averages are loaded after training, and later evaluations use the model as is.
 
     Args:
-        trainer: The trainer that gets the callback; by default the one whose ``callbacks`` it is among, or to which
-            ``add_callback`` adds it before ``train()``.
+        trainer: The trainer; by default the one that the callback is passed to as ``callbacks``, or with
+            ``add_callback`` before ``train()``.
 
     Raises:
-        RuntimeError: The callback is used by two trainers, or by something that is no ``Trainer``.
-        ValueError: At the start of training, the trainer has another optimizer; or ``load_best_model_at_end`` together
-            with FSDP or DeepSpeed, whose checkpoints are loaded in another way.
+        RuntimeError: The callback is used by two trainers, or not by a ``Trainer``.
+        ValueError: At the start of training, the optimizer is not a FusedEmaAdam, or ``load_best_model_at_end`` is used
+            with FSDP or DeepSpeed, which load checkpoints in another way.
 
     Example:
         >>> callback = EmaCallback()  # Trainer(..., callbacks=[callback])
@@ -55,17 +55,17 @@ class EmaCallback(TrainerCallback):
             self._attach(_calling_trainer(state))
 
     def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        # The averages in the optimizer are the last ones.
+        # The optimizer's averages are the latest, not the best.
         optimizers = [] if self._has_best_averages else averaging_optimizers([self._trainer.optimizer])
         with averaged(optimizers):
             return self._evaluation_loop(*args, **kwargs)
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Find the trainer."""
+        """Attach the callback to the trainer."""
         self._attach_to_caller(state)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Raise for an optimizer without averages, and for checkpoints that cannot be loaded."""
+        """Check the optimizer and the training arguments."""
         self._has_best_averages = False
         self._attach_to_caller(state)
         optimizer = unwrapped(self._trainer.optimizer)
@@ -81,16 +81,16 @@ class EmaCallback(TrainerCallback):
             )
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write the model with averaged weights beside the checkpoint's."""
+        """Save the model with averaged weights in the checkpoint."""
         [optimizer] = averaging_optimizers([self._trainer.optimizer])
         model = self._trainer.accelerator.unwrap_model(self._trainer.model)
-        averages = optimizer.ema_state_dict(model, full_state_dict=True)  # all ranks gather, where it is sharded
+        averages = optimizer.ema_state_dict(model, full_state_dict=True)  # a collective if the model is sharded
         if args.should_save:
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}" / FOLDER
             model.save_pretrained(folder, state_dict=averages)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Load the best averages where the trainer has loaded the weights that belong to them."""
+        """Load the best averages, if the trainer has loaded the best weights."""
         best = state.best_model_checkpoint
         if not args.load_best_model_at_end or best is None:
             return
@@ -108,13 +108,13 @@ class ReportCallback(StepReport, TrainerCallback):
     The table goes to the log ``torch_aclnn_ops`` at level INFO.
 
     Args:
-        steps: How many steps are counted.
+        steps: The number of steps.
 
     Attributes:
-        report: The :class:`torch_aclnn_ops.Report` of the last training.
+        report: The :class:`torch_aclnn_ops.Report` of the last call of ``train()``.
 
     Raises:
-        ValueError: ``steps`` is no int of at least 1.
+        ValueError: ``steps`` is not an int of at least 1.
 
     Example:
         >>> callback = ReportCallback(steps=2)  # Trainer(..., callbacks=[callback])
@@ -123,7 +123,7 @@ class ReportCallback(StepReport, TrainerCallback):
     """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin to count."""
+        """Start counting."""
         self._begin_report()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -131,12 +131,12 @@ class ReportCallback(StepReport, TrainerCallback):
         self._end_step()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """End, if there were fewer steps."""
+        """End the report, if training had fewer steps."""
         self._end_report()
 
 
 def _calling_trainer(state: Any) -> Any:
-    """Return the trainer that calls a callback; transformers does not hand it over."""
+    """Return the trainer that calls a callback, which transformers does not pass."""
     frame = inspect.currentframe()
     while frame is not None:
         caller = frame.f_locals.get("self")

@@ -1,4 +1,4 @@
-"""The optimizers of a trainer that average weights."""
+"""A trainer's optimizers with averages of the weights."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -8,18 +8,18 @@ from torch_aclnn_ops.optim import FusedEmaAdam
 
 
 def unwrapped(optimizer: Any) -> Any:
-    """Return an optimizer without the wrapper of accelerate or Lightning around it."""
+    """Unwrap an optimizer of Accelerate or Lightning."""
     return getattr(optimizer, "optimizer", optimizer)
 
 
 def averaging_optimizers(optimizers: Iterable[Any]) -> list[FusedEmaAdam]:
-    """Return those that average weights, without wrappers."""
+    """Return the optimizers with averages, unwrapped."""
     return [optimizer for optimizer in map(unwrapped, optimizers) if isinstance(optimizer, FusedEmaAdam)]
 
 
 @contextmanager
 def averaged(optimizers: Iterable[FusedEmaAdam]) -> Iterator[None]:
-    """Let the parameters of optimizers hold their averages inside a ``with`` block."""
+    """Swap the parameters of optimizers with their averages for the duration of a ``with`` block."""
     with ExitStack() as stack:
         for optimizer in optimizers:
             stack.enter_context(optimizer.swap_ema_params())

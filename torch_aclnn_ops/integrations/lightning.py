@@ -1,4 +1,4 @@
-"""Lightning's ``Trainer`` with averages of the weights."""
+"""Callbacks of Lightning's ``Trainer``."""
 
 from contextlib import AbstractContextManager
 from typing import Any
@@ -21,23 +21,22 @@ def __dir__() -> list[str]:
     return __all__
 
 
-_WEIGHTS = "current_model_state"  # where Lightning's own WeightAveraging keeps them
+_WEIGHTS = "current_model_state"  # the key that Lightning's WeightAveraging uses
 
 
 class EmaCallback(Callback):
     """Validate, test and predict with averaged weights, and checkpoint them.
 
-    ``configure_optimizers`` returns a :class:`torch_aclnn_ops.optim.FusedEmaAdam`, maybe among others. Validation in
-    ``fit``, and what follows with the same trainer, sees the averages; the weights come back whatever happens. A
-    checkpoint's ``state_dict`` has the averages, so that ``load_from_checkpoint`` makes the model that was validated;
-    the weights are in ``current_model_state``, and ``fit(ckpt_path=...)`` goes on with them and the averages in the
-    optimizer's state. Gradients can be clipped with every ``precision``.
+    ``configure_optimizers`` must return a :class:`torch_aclnn_ops.optim.FusedEmaAdam`, possibly among other optimizers.
+    Validation in ``fit``, and later loops of the same trainer, use the averages; the weights are restored afterwards,
+    also after an exception. A checkpoint's ``state_dict`` has the averages, so ``load_from_checkpoint`` returns the
+    model that was validated; the weights are in ``current_model_state``, from which ``fit(ckpt_path=...)`` resumes.
+    Gradients can be clipped with every ``precision``.
 
     Raises:
-        RuntimeError: a validation begins while the model holds its averages already, or something else swaps or trains
-            the weights in one.
-        ValueError: at the start of ``fit``, no optimizer averages weights, another callback swaps them too, or a
-            ``ModelCheckpoint`` has ``save_weights_only``, with which Lightning asks no callback.
+        RuntimeError: A validation starts inside another one, or the weights are swapped or trained during one.
+        ValueError: At the start of ``fit``, no optimizer averages weights, another callback swaps them too, or a
+            ``ModelCheckpoint`` has ``save_weights_only``, with which Lightning does not call ``on_save_checkpoint``.
 
     Example:
         >>> from lightning.pytorch import Trainer
@@ -48,10 +47,10 @@ class EmaCallback(Callback):
         self._swap: AbstractContextManager[None] | None = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let gradients be clipped, and refuse what would go on without averages, or with two of them."""
+        """Check the optimizers and the other callbacks, and enable gradient clipping."""
         for optimizer in averaging_optimizers(trainer.optimizers):
-            # With mixed precision Lightning refuses to clip for an optimizer that unscales gradients itself; that saves
-            # waiting for the device, where there is a scaler.
+            # Lightning does not clip gradients for an optimizer that unscales them itself. That avoids a
+            # synchronization with the device, so it stays on where there is a scaler and no clipping.
             if trainer.gradient_clip_val or trainer.scaler is None:
                 optimizer._step_supports_amp_scaling = False
         if not averaging_optimizers(trainer.optimizers):
@@ -68,12 +67,12 @@ class EmaCallback(Callback):
                 )
             if isinstance(callback, ModelCheckpoint) and callback.save_weights_only:
                 raise ValueError(
-                    "EmaCallback: save_weights_only of ModelCheckpoint must be False, because Lightning asks no"
-                    " callback for what it saves otherwise; a checkpoint's state_dict has the averages anyway"
+                    "EmaCallback: save_weights_only of ModelCheckpoint must be False, because with it Lightning does"
+                    " not call on_save_checkpoint; a checkpoint's state_dict has the averages anyway"
                 )
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let the model hold its averages."""
+        """Swap the weights with their averages."""
         if self._swap is not None:
             raise RuntimeError("EmaCallback: a validation begins inside another one; let the first one end")
         swap = averaged(averaging_optimizers(trainer.optimizers))
@@ -81,7 +80,7 @@ class EmaCallback(Callback):
         self._swap = swap
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Give the model its weights back."""
+        """Restore the weights."""
         swap, self._swap = self._swap, None
         if swap is not None:
             swap.__exit__(None, None, None)
@@ -90,11 +89,11 @@ class EmaCallback(Callback):
     on_test_end = on_predict_end = on_validation_end
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Give the model its weights back."""
+        """Restore the weights."""
         self.on_validation_end(trainer, pl_module)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Put the averages in the place of the weights."""
+        """Save the averages as ``state_dict``, and the weights under a key of their own."""
         weights = checkpoint["state_dict"]
         checkpoint[_WEIGHTS], checkpoint["state_dict"] = weights, dict(weights)
         for optimizer in averaging_optimizers(trainer.optimizers):
@@ -103,7 +102,7 @@ class EmaCallback(Callback):
             checkpoint["state_dict"].update({name: averages[name] for name in own & weights.keys()})
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Give a model that goes on training its weights."""
+        """Load the weights to resume ``fit``."""
         if _WEIGHTS in checkpoint and trainer.state.fn == "fit":
             pl_module.load_state_dict(checkpoint[_WEIGHTS], strict=pl_module.strict_loading)
 
@@ -114,13 +113,13 @@ class ReportCallback(StepReport, Callback):
     The table goes to the log ``torch_aclnn_ops`` at level INFO.
 
     Args:
-        steps: How many batches are counted.
+        steps: The number of batches.
 
     Attributes:
-        report: The :class:`torch_aclnn_ops.Report` of the last ``fit``.
+        report: The :class:`torch_aclnn_ops.Report` of the last call of ``fit``.
 
     Raises:
-        ValueError: ``steps`` is no int of at least 1.
+        ValueError: ``steps`` is not an int of at least 1.
 
     Example:
         >>> callback = ReportCallback(steps=2)  # Trainer(callbacks=[callback])
@@ -129,7 +128,7 @@ class ReportCallback(StepReport, Callback):
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin to count."""
+        """Start counting."""
         self._begin_report()
 
     def on_train_batch_end(
@@ -139,9 +138,9 @@ class ReportCallback(StepReport, Callback):
         self._end_step()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """End, if there were fewer steps."""
+        """End the report, if training had fewer steps."""
         self._end_report()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """End."""
+        """End the report."""
         self._end_report()

@@ -1,4 +1,4 @@
-"""Run the command."""
+"""Entry point of ``python -m torch_aclnn_ops.verify``."""
 
 import sys
 

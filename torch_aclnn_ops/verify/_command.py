@@ -1,4 +1,4 @@
-"""The command ``python -m torch_aclnn_ops.verify``."""
+"""The command-line interface of ``python -m torch_aclnn_ops.verify``."""
 
 import argparse
 import dataclasses
@@ -15,10 +15,10 @@ _RESULTS = {True: "right", False: "WRONG", None: "measured"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run all checks, print a table, and write a report if one is asked for.
+    """Run all checks, print a table, and write a report if requested.
 
     Args:
-        arguments: Of the command line; those of the process if ``None``.
+        arguments: Command-line arguments; ``sys.argv[1:]`` if ``None``.
 
     Returns:
         The exit status: 0 if everything is right, 1 if something is wrong, 2 if there is no NPU.
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if reason is not None:
         print(
             f"There is no NPU: {reason}. On a machine without one, run `python -m host_npu -m torch_aclnn_ops.verify`"
-            " on a simulated NPU, or give --device cpu.",
+            " to use a simulated NPU, or pass --device cpu.",
             file=sys.stderr,
         )
         return 2
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _report(device: str, outcomes: list[Outcome]) -> str:
-    """Return the report as JSON; users' names and folders are left out of it."""
+    """Return the report as JSON, without user names and folders."""
     environment = [dataclasses.asdict(finding) for finding in doctor.findings()]
     checks = [outcome._asdict() for outcome in outcomes]
     return json.dumps({"device": device, "environment": environment, "checks": checks}, indent=2) + "\n"
@@ -62,6 +62,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"torch_aclnn_ops {__version__}")
     parser.add_argument("--device", choices=("npu", "cpu"), default="npu", help="where to run (default: npu)")
-    parser.add_argument("--quick", action="store_true", help="measure nothing, and do fewer steps of the optimizer")
+    parser.add_argument("--quick", action="store_true", help="skip measurements, and run fewer steps of the optimizer")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table and the environment to a file")
     return parser

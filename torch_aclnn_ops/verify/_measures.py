@@ -1,4 +1,4 @@
-"""Time and memory of forward and backward, against torch's own functions on the same device."""
+"""Time and memory of forward and backward passes, compared with torch's functions on the same device."""
 
 import statistics
 import time
@@ -15,7 +15,7 @@ _MIB = 2**20
 
 
 def measures(device: str) -> Iterator[tuple[str, str]]:
-    """Return what was measured, by its name, with a large linear cross entropy."""
+    """Yield the name and the result of each measurement, including a large linear cross entropy."""
     for name, call in calls().items():
         yield f"{name}, small, torch.float32", _measure(call, device, torch.float32)
     rows, features, classes = 2048, 128, 16384
@@ -30,7 +30,7 @@ def measures(device: str) -> Iterator[tuple[str, str]]:
 
 
 def _measure(call: Call, device: str, dtype: torch.dtype) -> str:
-    """Return medians of interleaved calls, and the largest memory that each takes beyond its arguments."""
+    """Return the median times of interleaved calls, and their peak memory in addition to the arguments."""
     inputs = [tensor.to(device, dtype).requires_grad_() for tensor in call.inputs()]
     constants = [
         tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device) for tensor in call.constants()

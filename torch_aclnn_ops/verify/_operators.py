@@ -1,4 +1,4 @@
-"""Each drop-in forward and backward in every dtype, and the raw operators of a shard, against float64 on the CPU."""
+"""Checks of each drop-in in every dtype, and of the raw operators of a shard, against float64 on the CPU."""
 
 import inspect
 import math
@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 CLASSES = 160
-# Of the largest element. A float32 result is a sum of a few hundred terms. A 16-bit one is rounded three times: the
-# gradients of the logits, their product, and that times grad_output.
+# Relative to the largest element. A float32 result is a sum of a few hundred terms. A 16-bit result is rounded three
+# times: the gradient of the logits, its matrix product, and the multiplication by grad_output.
 TOLERANCES = {
     torch.float64: 1e-12,
     torch.float32: 1e-5,
@@ -25,7 +25,7 @@ TOLERANCES = {
 
 
 class Call(NamedTuple):
-    """A call of a drop-in: the function, torch's, the tensors to differentiate by, and the other arguments."""
+    """A call of a drop-in: the function, torch's function, differentiated inputs, and other arguments."""
 
     function: Callable[..., Tensor]
     reference: Callable[..., Tensor]
@@ -34,23 +34,23 @@ class Call(NamedTuple):
 
 
 def normal(*shape: int) -> Tensor:
-    """Return random numbers of a normal distribution, float64."""
+    """Return a float64 tensor of a standard normal distribution."""
     return torch.randn(shape, dtype=torch.float64)
 
 
 def head(features: int, classes: int = CLASSES) -> Tensor:
-    """Return a head whose logits are about 1: kernels that keep them in 16 bits lose little."""
+    """Return a head whose logits are about 1, so that kernels with 16-bit logits stay accurate."""
     return normal(classes, features) / math.sqrt(features)
 
 
 def linear_cross_entropy(input: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    """Compute what the drop-in computes, from all logits."""
+    """Compute the reference of the drop-in from full logits."""
     loss: Tensor = F.cross_entropy(F.linear(input, weight), target)
     return loss
 
 
 def calls() -> dict[str, Call]:
-    """Return a call of each drop-in, by its name."""
+    """Return a call of each drop-in by name."""
     made = {
         "embedding": Call(
             lambda weight, indices: functional.embedding(indices, weight),
@@ -65,7 +65,7 @@ def calls() -> dict[str, Call]:
             lambda: [torch.randint(CLASSES, (40,))],
         ),
     }
-    # Functions of an input, and losses of an input and a target of one shape. All of them accept probabilities.
+    # Functions of an input, and losses of an input and a target of the same shape. All of them accept probabilities.
     for name in DROP_INS:
         parameters = inspect.signature(getattr(functional, name)).parameters.values()
         needed = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
@@ -84,7 +84,7 @@ def _probabilities(number: int) -> list[Tensor]:
 
 
 def checks(device: str) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Return the checks, each a function that returns the error it has found, or raises."""
+    """Yield the name of each check and a function that returns its error, or raises."""
     for name, call in calls().items():
         for dtype in TOLERANCES:
             yield f"{name}, {dtype}", partial(_check_call, call, device, dtype)
@@ -92,7 +92,7 @@ def checks(device: str) -> Iterator[tuple[str, Callable[[], str]]]:
 
 
 def error_of(found: Tensor, truth: Tensor, dtype: torch.dtype, what: str) -> float:
-    """Return the error relative to the largest element; raise if it is larger than a dtype allows."""
+    """Return the error relative to the largest element; raise if it exceeds the tolerance of the dtype."""
     found, scale = found.detach().cpu().double(), max(1e-3, truth.abs().max().item())
     error = (found - truth.detach()).abs().max().item() / scale
     if not error <= TOLERANCES[dtype]:
@@ -115,7 +115,7 @@ def _check_call(call: Call, device: str, dtype: torch.dtype) -> str:
 
 
 def _check_shard(device: str) -> str:
-    """Call the raw operators of the linear cross entropy, as a process that has all classes does."""
+    """Check the raw operators of the linear cross entropy on a shard of all classes."""
     dtype = torch.bfloat16
     input, weight = normal(40, 24).to(dtype), head(24).to(dtype)
     target = torch.randint(CLASSES, (40,))

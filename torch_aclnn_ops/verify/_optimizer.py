@@ -1,4 +1,4 @@
-"""Steps of FusedEmaAdam against torch's AdamW in float64 on the CPU, and an average computed by hand."""
+"""Checks of FusedEmaAdam against torch's AdamW and an average with ``lerp_``, in float64 on the CPU."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -9,20 +9,20 @@ import torch
 from torch import Tensor
 
 _LR, _WEIGHT_DECAY, _EMA_DECAY = 0.01, 0.1, 0.9
-# Of the largest element: CANN computes 1 - beta ** step in float32, where digits cancel in the first steps.
+# Relative to the largest element: CANN computes 1 - beta ** step in float32, which cancels in the first steps.
 _TOLERANCE = 1e-4
-# The last rounding of a parameter.
+# The rounding error of a parameter.
 _ROUNDINGS = {torch.float32: 0.0, torch.bfloat16: 2**-8}
 
 
 def checks(device: str, steps: int) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Return the checks, each a function that returns the error it has found, or raises."""
+    """Yield the name of each check and a function that returns its error, or raises."""
     for dtype in _ROUNDINGS:
         yield f"{steps} steps, {dtype}", partial(_check_steps, device, dtype, steps)
 
 
 def _check_steps(device: str, dtype: torch.dtype, steps: int) -> str:
-    """Compare weights and averages after steps with the same gradients, with master weights in 16 bits."""
+    """Compare weights and averages after steps with the same gradients; 16-bit weights have master weights."""
     param = torch.nn.Parameter(torch.randn(33, 7).to(dtype).to(device))
     truth = torch.nn.Parameter(param.detach().cpu().double())
     average = truth.detach().clone()

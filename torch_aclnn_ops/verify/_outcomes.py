@@ -1,4 +1,4 @@
-"""Run all checks on a device, and note what became of each."""
+"""Run all checks on a device."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -11,13 +11,13 @@ import torch
 
 
 class Outcome(NamedTuple):
-    """What became of a check.
+    """The outcome of a check.
 
     Attributes:
         group: ``"operator"``, ``"refusal"``, ``"optimizer"``, ``"launches"`` or ``"measured"``.
         name: What was checked.
-        is_right: Whether the result is right; ``None`` for what is only measured.
-        detail: The error that was found, or the measured value.
+        is_right: Whether the result is right; ``None`` for a measurement.
+        detail: The error, or the measured value.
     """
 
     group: str
@@ -27,14 +27,14 @@ class Outcome(NamedTuple):
 
 
 def verify(device: str = "npu", quick: bool = False) -> Iterator[Outcome]:
-    """Check every operator, its refusals and the optimizer on a device.
+    """Check every operator, its errors and the optimizer on a device.
 
     Args:
-        device: ``"npu"`` or ``"cpu"``; a CPU has no refusals of CANN and no launches.
-        quick: Do fewer steps of the optimizer, and measure nothing.
+        device: ``"npu"`` or ``"cpu"``; on the CPU, CANN's errors and launches are not checked.
+        quick: Run fewer steps of the optimizer, and skip measurements.
 
     Returns:
-        The outcomes, one after the other, as they are known.
+        An iterator that runs a check and yields its outcome at a time.
 
     Example:
         >>> next(verify("cpu", quick=True))._replace(detail="")
@@ -51,10 +51,10 @@ def verify(device: str = "npu", quick: bool = False) -> Iterator[Outcome]:
 
 
 def _outcome(check: Callable[[], str]) -> tuple[bool, str]:
-    """Run a check, which returns what it has found or raises."""
+    """Run a check; return whether it passed, and its result or error."""
     try:
         return True, check()
-    except Exception as error:  # whatever it is, the table goes on, and says it
+    except Exception as error:  # reported in the table; the other checks still run
         lines = str(error).strip().splitlines() or [""]
         return False, doctor.without_names(f"{type(error).__name__}: {lines[0]}")
 

@@ -1,4 +1,4 @@
-"""Wrong arguments on an NPU: the call itself raises, before anything is queued, and the next call is right."""
+"""Checks of invalid arguments on an NPU: the call raises before a launch, and the next call is right."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -11,7 +11,7 @@ _Call = Callable[[], object]
 
 
 def checks(device: str) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Return the checks, each a function that returns how the call was refused, or raises."""
+    """Yield the name of each check and a function that returns the type of the error, or raises."""
 
     def ones(*shape: int, dtype: torch.dtype = torch.float32, device: str = device) -> torch.Tensor:
         return torch.ones(shape, dtype=dtype, device=device)
@@ -20,7 +20,7 @@ def checks(device: str) -> Iterator[tuple[str, Callable[[], str]]]:
     adam = {"lr": 0.1, "ema_decay": 0.9, "beta1": 0.9, "beta2": 0.9, "eps": 1e-8, "weight_decay": 0.0}
     step = torch.ones(1, dtype=torch.int64, device=device)
     target = torch.zeros(3, dtype=torch.int64, device=device)
-    # With a word of the message: what the package refuses names the argument, what CANN refuses names its operator.
+    # With a word of the message: errors of the package name the argument, those of CANN its operator.
     calls: dict[str, tuple[str, _Call]] = {
         "float64": ("aclnn", lambda: ops.mse_loss_backward(*[ones(2, dtype=double)] * 3, 1)),
         "nine dimensions": ("aclnn", lambda: ops.mse_loss_backward(*[ones(*[1] * 9)] * 3, 1)),

@@ -16,5 +16,5 @@ struct aclrtPlaceHolderInfo;
 #define ACL_ERROR_HOST_MEMORY_NOT_REGISTERED 507911
 #endif
 
-// Older headers spell it IFNO.
+// Older headers misspell it as IFNO.
 inline constexpr auto kStreamAttributeCacheOpInfo = static_cast<aclrtStreamAttr>(4);

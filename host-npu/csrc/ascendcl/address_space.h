@@ -1,4 +1,4 @@
-// Which parts of a range of addresses are free.
+// An allocator of address ranges.
 #pragma once
 
 #include <cstddef>
@@ -10,12 +10,12 @@ namespace host_npu {
 
 inline std::uintptr_t as_number(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
 
-// Hands out parts of [0, size) first fit and joins them again. Not thread-safe.
+// Allocates parts of [0, size) first-fit, and merges free parts. Not thread-safe.
 class AddressSpace {
   public:
     explicit AddressSpace(std::size_t size) { free_.emplace(0, size); }
 
-    // Returns the start of `size` free bytes at a multiple of `alignment`, or nothing if there are none.
+    // Returns the start of `size` free bytes at a multiple of `alignment`, or nullopt if there are none.
     std::optional<std::uintptr_t> take(std::size_t size, std::size_t alignment);
 
     void give_back(std::uintptr_t start, std::size_t size);

@@ -1,4 +1,4 @@
-// Host functions among a stream's work: run by the stream itself, or by a thread that subscribed to them.
+// Host functions on streams, which run on the stream's thread or on a subscribed thread.
 #include <pthread.h>
 
 #include <deque>
@@ -12,12 +12,12 @@ using namespace host_npu;
 
 namespace {
 
-// The callbacks that one thread has to run.
+// The callbacks that a subscribed thread runs.
 struct Mailbox {
     std::mutex mutex;
     std::condition_variable changed;
     std::deque<std::function<void()>> callbacks;
-    // How many streams it serves.
+    // The number of subscribed streams.
     int subscriptions = 0;
 };
 
@@ -42,7 +42,7 @@ std::shared_ptr<Mailbox> mailbox_of(const Stream* stream) {
     return all.by_thread.at(found->second);
 }
 
-// Hands the callback over, and waits until it has run if it blocks the stream.
+// Queues the callback, and waits until it has run if it blocks the stream.
 void deliver(const std::shared_ptr<Mailbox>& mailbox, aclrtCallback function, void* argument, bool blocks) {
     auto has_run = std::make_shared<bool>(false);
     std::unique_lock lock(mailbox->mutex);

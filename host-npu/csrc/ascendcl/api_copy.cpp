@@ -1,4 +1,4 @@
-// Copies between host and devices, and fills.
+// Copies between host and devices, and memset.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -68,7 +68,7 @@ void check_kind(const Copy& copy, aclrtMemcpyKind kind) {
     throw Error(ACL_ERROR_RT_PARAM_INVALID, "there is no kind of copy " + std::to_string(kind));
 }
 
-// Where the host reads or writes `size` bytes at an address of either side.
+// Returns the address at which the host accesses `size` bytes of host or device memory.
 void* reachable(const void* pointer, std::size_t size) {
     return is_device(pointer) ? DeviceMemory::instance().alias(pointer, size) : const_cast<void*>(pointer);
 }
@@ -86,13 +86,13 @@ void perform(const Rows& rows) {
     for (std::size_t index = 0; index < rows.count; ++index) perform(row(rows, index));
 }
 
-// Refuses addresses behind the last one that there is.
+// Refuses ranges that exceed the address space.
 void require_addresses(const void* pointer, std::size_t size, const char* argument) {
     constexpr auto last = std::numeric_limits<std::uintptr_t>::max();
     require(size <= last - as_number(pointer), std::string(argument) + " has fewer bytes than the copy wants");
 }
 
-// Refuses in the calling thread what would fault on the stream.
+// Refuses in the calling thread copies that would fault on the stream.
 void check(const Copy& copy, std::size_t room, aclrtMemcpyKind kind) {
     require_queue();
     require(copy.size > 0, "count is 0");

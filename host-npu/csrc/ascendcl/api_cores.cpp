@@ -1,4 +1,4 @@
-// Limits on the cores that work may use.
+// Limits on the number of cores.
 #include <array>
 #include <map>
 #include <mutex>
@@ -13,7 +13,7 @@ using namespace host_npu;
 
 namespace {
 
-// How many cores work may use, for those who asked for fewer. The simulated kernels run on the host in any case.
+// The core limits of streams, devices and threads. They do not affect the simulated kernels, which run on the host.
 class CoreLimits {
   public:
     std::uint32_t get(const void* owner, aclrtDevResLimitType type) const {
@@ -50,7 +50,7 @@ CoreLimits& core_limits() {
     return limits;
 }
 
-// An address that stands for a device among the owners of limits.
+// An address that identifies a device as the owner of limits.
 const void* limit_owner(std::int32_t device) {
     require_device(device);
     static const std::array<char, 64> owners{};

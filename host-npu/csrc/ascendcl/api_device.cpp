@@ -31,7 +31,7 @@ aclError aclrtSetDevice(int32_t deviceId) {
 }
 
 aclError aclrtGetDevice(int32_t* deviceId) {
-    // A question that callers ask to find out; its answer is no error to report.
+    // Callers probe with this function, so the error is not reported.
     if (!has_current_context()) return ACL_ERROR_RT_CONTEXT_NULL;
     return run_api(__func__, [&] {
         require(deviceId, "deviceId");

@@ -1,5 +1,5 @@
 // Device binaries and graphs, which need an instruction set or a graph engine that is not simulated. torch_npu's
-// library is linked against some of these; all answer that they are not supported.
+// library is linked against some of these; all return that they are not supported.
 #include "ascendcl/acl_names.h"
 #include "ascendcl/error.h"
 
@@ -32,7 +32,7 @@ aclError aclrtLaunchKernelWithHostArgs(aclrtFuncHandle, uint32_t, aclrtStream, a
 
 aclError aclrtGetHardwareSyncAddr(void**) { return unsupported(__func__, kBinaries); }
 
-// The runtime's older interface has no public header; its arguments are not looked at.
+// The runtime's older interface has no public header; its arguments are ignored.
 extern "C" {
 
 HOST_NPU_EXPORT std::int32_t rtDevBinaryRegister(const void*, void**) { return unsupported(__func__, kBinaries); }

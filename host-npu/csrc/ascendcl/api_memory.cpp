@@ -21,7 +21,7 @@ Handles<PhysicalMemory>& physical_memory() {
     return all;
 }
 
-// What the runtime adds to the size that it was asked for.
+// The padding that the runtime adds to a requested size.
 constexpr std::size_t kPadding = 32;
 
 std::int32_t allocate(const char* function, void** pointer, size_t size, std::size_t padding = kPadding) {
@@ -127,7 +127,7 @@ aclError aclrtGetMemInfo(aclrtMemAttr, size_t* free, size_t* total) {
         require(free, "free");
         require(total, "total");
         *total = device_memory_bytes();
-        // torch.npu.mem_get_info() may be a program's first call, which sets no device for the one that is the default.
+        // torch.npu.mem_get_info() may be a program's first call, which does not set the default device.
         const auto device = has_current_context() ? current_device() : 0;
         *free = *total - std::min(*total, device_bytes(device));
     });

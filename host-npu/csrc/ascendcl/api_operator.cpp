@@ -1,5 +1,5 @@
-// The descriptions of operators that run as graphs (aclop). libacl_op_compiler runs Identity; for all others torch_npu
-// builds the descriptions before it is told that the host NPU has no such operator.
+// The descriptions of graph operators (aclop). libacl_op_compiler runs Identity; for all others torch_npu builds the
+// descriptions before the host NPU refuses the operator.
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -19,7 +19,7 @@ namespace {
 
 thread_local std::array<const aclTensorDesc*, 2> described{};
 
-// Makes an object that is counted, or nothing if a test asked for that.
+// Creates a counted object, or returns null if a test injected a failure.
 template <typename Object, typename... Members>
 Object* create(const char* function, const char* kind, Members&&... members) {
     if (injected_failure(function)) return nullptr;

@@ -1,4 +1,4 @@
-// The start and end of the process, its options, and what CANN says about itself.
+// Initialization and finalization, process options, and CANN's version and attributes.
 #include <algorithm>
 #include <atomic>
 #include <cctype>
@@ -17,7 +17,7 @@ using namespace host_npu;
 
 namespace {
 
-// The CANN release that is played.
+// The simulated CANN release.
 struct Version {
     int major;
     int minor;
@@ -171,7 +171,7 @@ aclError aclrtGetVersion(int32_t* majorVersion, int32_t* minorVersion, int32_t* 
     });
 }
 
-// CANN writes these to its log files; torch_npu reports its own errors otherwise too.
+// CANN writes these to its log files; torch_npu also reports its errors elsewhere.
 void aclAppLog(aclLogLevel, const char*, const char*, uint32_t, const char*, ...) {}
 
 aclError aclmdlInitDump() { return unsupported(__func__, "dumping of operators"); }

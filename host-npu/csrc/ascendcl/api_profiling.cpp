@@ -1,12 +1,12 @@
-// The interface through which torch_npu tells CANN's profiler what it does. Nothing collects here, so registering and
-// reporting succeed without an effect, as they do in CANN while no profiler runs.
+// The interface through which torch_npu reports to CANN's profiler. There is no profiler, so registering and reporting
+// are no-ops that succeed, as in CANN while no profiler runs.
 #include <chrono>
 #include <functional>
 #include <string_view>
 
 #include "ascendcl/error.h"
 
-// Not every torch_npu has the header of these functions; the arguments that are structures are not looked at.
+// Not every torch_npu has the header of these functions; arguments that are structures are ignored.
 extern "C" {
 
 HOST_NPU_EXPORT std::int32_t MsprofRegisterCallback(std::uint32_t, const void*) { return 0; }

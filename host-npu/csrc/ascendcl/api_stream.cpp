@@ -1,4 +1,4 @@
-// Streams, and work that the host puts on them.
+// Streams, and tasks that the host enqueues on them.
 #include <atomic>
 #include <cstring>
 #include <functional>
@@ -132,7 +132,7 @@ aclError aclrtSetStreamAttribute(aclrtStream stream, aclrtStreamAttr stmAttrType
 }
 
 aclError aclrtSetStreamOverflowSwitch(aclrtStream, uint32_t flag) {
-    // torch_npu switches it on for chips without infinities before every random number; nothing asks for its findings.
+    // torch_npu enables it before every random number on chips without infinities; its result is never read.
     const bool is_switched_on_by_torch_npu = soc() == Soc::Ascend910 || soc() == Soc::Ascend310P;
     if (flag != 0 && !is_switched_on_by_torch_npu) return unsupported(__func__, "overflow detection");
     return run_api(__func__, [] {});
@@ -146,7 +146,7 @@ aclError aclrtGetStreamOverflowSwitch(aclrtStream stream, uint32_t* flag) {
     });
 }
 
-// The simulated device has no time-outs of its own: what runs too long is the host's to stop.
+// The simulated device has no time-outs: the host has to stop what runs too long.
 aclError aclrtSetOpWaitTimeout(uint32_t) {
     return run_api(__func__, [] {});
 }
@@ -164,7 +164,7 @@ aclError aclrtSetOpExecuteTimeOutV2(uint64_t timeout, uint64_t* actualTimeout) {
 
 aclError aclrtCmoAsync(void* src, size_t size, aclrtCmoType, aclrtStream stream) {
     return run_api(__func__, [&] {
-        // A cache hint: there is nothing to do on a host but to check it.
+        // A cache hint, which is only validated on a host.
         DeviceMemory::instance().alias(src, size);
         stream_of(stream);
     });

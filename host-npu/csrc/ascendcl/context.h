@@ -1,4 +1,4 @@
-// Devices and their contexts: what a thread works with, and its settings.
+// Devices and contexts: the current ones of a thread, and their settings.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ class Context {
     Context& operator=(const Context&) = delete;
 
     std::int32_t device() const { return device_; }
-    // The stream that a null handle means.
+    // The stream of a null handle.
     std::shared_ptr<Stream> default_stream();
     void set_option(int option, std::int64_t value);
     std::optional<std::int64_t> option(int option) const;
@@ -34,29 +34,29 @@ class Context {
 
 Handles<Context>& contexts();
 
-// Checks that there is a device of this number.
+// Throws unless the device exists.
 void require_device(std::int32_t device);
 
-// Makes the primary context of a device the calling thread's, and creates it if there is none.
+// Sets the primary context of a device, which is created if needed, as the calling thread's current context.
 void set_current_device(std::int32_t device);
-// Ends the primary context of a device after its work is done.
+// Destroys the primary context of a device after its work is done.
 void reset_device(std::int32_t device);
 bool has_primary_context(std::int32_t device);
 
 void set_current_context(std::shared_ptr<Context> context);
 bool has_current_context();
-// Throws if the thread has none.
+// Throws if the thread has no current context.
 std::shared_ptr<Context> current_context();
 std::int32_t current_device();
 
-// The stream that the handle names, or the default stream of the current context.
+// The stream of a handle, or the default stream of the current context for null.
 std::shared_ptr<Stream> stream_of(void* handle);
 std::shared_ptr<Stream> create_stream(std::uint32_t priority, std::uint32_t flags);
 
-// Waits for all streams of a device, and throws the first fault that one left behind.
+// Synchronizes all streams of a device, and throws the first fault of one.
 void synchronize_device(std::int32_t device, Timeout timeout);
 
-// Options of the process, which hold where the context has none; 0 until they are set.
+// Process-wide options, which apply if the context does not set them; 0 by default.
 void set_process_option(int option, std::int64_t value);
 std::int64_t process_option(int option);
 

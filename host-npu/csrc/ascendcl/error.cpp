@@ -11,12 +11,12 @@
 namespace host_npu {
 namespace {
 
-// CANN cuts a message at this many bytes.
+// CANN truncates messages to this many bytes.
 constexpr std::size_t kLongestMessage = 1024;
 
 struct Messages {
     std::string unread;
-    // What the last aclGetRecentErrMsg returned; the caller may look at it until its next call.
+    // The result of the last aclGetRecentErrMsg, which is valid until the next call.
     std::string read;
 };
 

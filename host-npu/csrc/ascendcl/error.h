@@ -1,4 +1,4 @@
-// How the runtime reports what went wrong: exceptions inside, status codes and aclGetRecentErrMsg at the ABI.
+// Error handling: exceptions internally, status codes and aclGetRecentErrMsg at the ABI.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace host_npu {
 
-// A refusal or a fault with the status code that the ABI returns for it.
+// An invalid call or a fault, with the status code that the ABI returns.
 class HOST_NPU_EXPORT Error : public std::runtime_error {
   public:
     Error(std::int32_t status, const std::string& text) : std::runtime_error(text), status_(status) {}
@@ -22,19 +22,19 @@ class HOST_NPU_EXPORT Error : public std::runtime_error {
     std::int32_t status_;
 };
 
-// Throws the failure that a test asked for in this call of `function`.
+// Throws the failure that a test injected into this call of `function`.
 void throw_if_injected(const char* function);
 
 // Reports the failure of `function` to the calling thread and returns its status.
 std::int32_t failed(const char* function, std::int32_t status, const std::string& text) noexcept;
 
-// Lets aclGetRecentErrMsg of every thread see the messages of all threads.
+// Makes aclGetRecentErrMsg return the messages of all threads.
 void share_messages_between_threads();
 
-// Returns the last failing status of this thread, and forgets it if told so.
+// Returns the last error status of this thread, and optionally clears it.
 std::int32_t last_error(bool forget);
 
-// Runs the body of an exported function and turns its exceptions into a status.
+// Runs the body of an exported function and converts its exceptions to a status.
 template <typename Body>
 std::int32_t run_api(const char* function, Body&& body) noexcept {
     try {
@@ -50,13 +50,13 @@ std::int32_t run_api(const char* function, Body&& body) noexcept {
     }
 }
 
-// The answer of a function that exists in CANN and not in this simulation.
+// The result of a function that is not simulated.
 inline std::int32_t unsupported(const char* function, const std::string& what) noexcept {
     return failed(function, ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "the host NPU does not simulate " + what);
 }
 
-// The answer of a function that shares something with another process. Of the status above torch_npu only warns, and
-// goes on with a key that nobody wrote.
+// The result of a function that shares memory or events with another process. For the status above torch_npu only
+// warns, and continues with an uninitialized key.
 inline std::int32_t not_shared(const char* function, const std::string& what) noexcept {
     return failed(
         function, ACL_ERROR_FEATURE_UNSUPPORTED,

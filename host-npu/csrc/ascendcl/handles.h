@@ -12,7 +12,7 @@
 
 namespace host_npu {
 
-// Knows which handles of one kind are live, so that a stale one is an error and not a crash. Thread-safe.
+// The live handles of one kind, so that a stale handle is an error instead of a crash. Thread-safe.
 template <typename Object>
 class Handles {
   public:

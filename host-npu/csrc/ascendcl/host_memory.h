@@ -1,4 +1,4 @@
-// Page-locked host memory, which the device can reach.
+// Page-locked host memory, which the device can access.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace host_npu {
 
-// Knows which host memory was allocated or registered for the device. Thread-safe; throws Error.
+// The host memory that is allocated or registered for the device. Thread-safe; throws Error.
 class HostMemory {
   public:
     static HostMemory& instance();
@@ -18,7 +18,7 @@ class HostMemory {
 
     void* allocate(std::size_t size);
     void release(void* pointer);
-    // Memory that is the caller's; registering it changes only what contains() says.
+    // The caller's memory; registering it only affects contains().
     void add(void* pointer, std::size_t size);
     void remove(void* pointer);
     bool contains(const void* pointer) const;

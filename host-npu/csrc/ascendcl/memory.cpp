@@ -20,12 +20,12 @@
 namespace host_npu {
 namespace {
 
-// Enough for every device to reserve its memory many times over, as expandable segments do; and where addresses are
-// scarce (under valgrind, or a limit of the shell), the least that is of use.
+// Enough for every device to reserve its memory many times over, as expandable segments do; and the minimum where
+// addresses are scarce (under valgrind, or with ulimit).
 constexpr std::size_t kMostAddressBytes = std::size_t{8} << 40;
 constexpr std::size_t kLeastAddressBytes = std::size_t{1} << 30;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
-// Fresh memory holds no usable numbers, as on the device: NaN in every floating type, -1 in every integer.
+// Uninitialized memory has no usable values, as on a device: NaN in floating types, -1 in integer types.
 constexpr int kFreshByte = 0xFF;
 
 std::string hexadecimal(std::uintptr_t address) {
@@ -42,7 +42,7 @@ void* map_addresses(std::size_t size) {
     return mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 }
 
-// How much can be had twice: for the devices, and for the kernels' view of them.
+// The largest size that can be reserved twice: for device addresses, and for their host aliases.
 std::size_t address_bytes() {
     static const std::size_t bytes = [] {
         for (auto size = kMostAddressBytes; size > kLeastAddressBytes; size /= 8) {
@@ -99,7 +99,7 @@ std::size_t page_bytes() {
 }
 
 PhysicalMemory::PhysicalMemory(std::int32_t device, std::size_t size) : device_(device), size_(size), file_(-1) {
-    // First, because a device has no more bytes than a file can have.
+    // First, because a charged size also fits a file.
     charge(device, size);
     file_ = memfd_create("host_npu", MFD_CLOEXEC);
     if (file_ >= 0 && ftruncate(file_, static_cast<off_t>(size)) == 0) return;
@@ -141,11 +141,11 @@ std::uintptr_t DeviceMemory::take(std::size_t size, std::size_t alignment) {
 void* DeviceMemory::allocate(std::int32_t device, std::size_t size, std::size_t padding) {
     require(size > 0, "size is 0");
     const std::lock_guard lock(mutex_);
-    // First, because no sum overflows for what a device has.
+    // First, because the sums below cannot overflow for a charged size.
     charge(device, size);
     constexpr std::size_t kBlock = 32;
     const auto usable = strict_memory() ? size : round_up(size, kBlock) + padding;
-    // A page behind every allocation stays unusable, so that a kernel that runs over the end faults.
+    // A guard page after every allocation, so that a kernel faults when it overruns.
     const auto pages = round_up(usable, page_bytes());
     const auto taken = pages + page_bytes();
     std::uintptr_t address = 0;
@@ -243,7 +243,7 @@ void* DeviceMemory::alias(const void* pointer, std::size_t size) const {
     const auto address = as_number(pointer);
     auto range = find(address);
     if (range == live_.end()) throw std::out_of_range(hexadecimal(address) + " is not live device memory");
-    // Mapped ranges that follow one another without a gap are one.
+    // Adjacent mapped ranges count as one.
     auto end = range->first + range->second.usable;
     while (end - address < size) {
         const auto next = std::next(range);

@@ -1,4 +1,4 @@
-// Device memory: addresses that fault when the host touches them, and an alias of each for kernels and copies.
+// Device memory: addresses that fault when the host accesses them, each with an alias for kernels and copies.
 #pragma once
 
 #include <cstddef>
@@ -12,13 +12,13 @@
 
 namespace host_npu {
 
-// What protections and mappings are multiples of: 4 KiB on x86-64, 4, 16 or 64 KiB on aarch64.
+// The granularity of protections and mappings: 4 KiB on x86-64; 4, 16 or 64 KiB on aarch64.
 std::size_t page_bytes();
 
-// Rounded up; throws if that is beyond 64 bits, as no memory is.
+// Rounds up to a multiple; throws on overflow of 64 bits.
 std::size_t round_up(std::size_t size, std::size_t to);
 
-// Physical memory without an address, which aclrtMapMem gives one.
+// Physical memory, which aclrtMapMem maps to an address.
 class PhysicalMemory {
   public:
     PhysicalMemory(std::int32_t device, std::size_t size);
@@ -44,7 +44,7 @@ class DeviceMemory {
     DeviceMemory(const DeviceMemory&) = delete;
     DeviceMemory& operator=(const DeviceMemory&) = delete;
 
-    // `padding` bytes more than `size`, rounded up to 32, can be used, unless memory is strict.
+    // Unless memory is strict, `size` rounded up to 32, plus `padding`, bytes are usable.
     void* allocate(std::int32_t device, std::size_t size, std::size_t padding);
     void release(void* pointer);
 
@@ -53,7 +53,7 @@ class DeviceMemory {
     void map(void* pointer, std::size_t size, std::size_t offset, std::shared_ptr<const PhysicalMemory> memory);
     void unmap(void* pointer);
 
-    // Whether the address is the devices', live or not.
+    // Whether the address is a device address, allocated or not.
     bool contains(const void* pointer) const;
 
     // Returns the alias of `pointer`, whose next `size` bytes are live; throws std::out_of_range if they are not.
@@ -65,12 +65,12 @@ class DeviceMemory {
   private:
     struct Live {
         std::size_t size;
-        // The bytes that can be used.
+        // The usable bytes.
         std::size_t usable;
-        // With the guard page behind it.
+        // Including the guard page.
         std::size_t taken;
         std::int32_t device;
-        // Null if it was allocated and not mapped.
+        // Null for an allocation that is not mapped.
         std::shared_ptr<const PhysicalMemory> memory;
     };
     using LiveRanges = std::map<std::uintptr_t, Live>;

@@ -1,4 +1,4 @@
-// Says why the process ends when something touches device memory that may not.
+// Explains crashes by invalid accesses to device memory.
 #pragma once
 
 #include <cstddef>
@@ -6,8 +6,8 @@
 
 namespace host_npu {
 
-// Explains faults in the `size` device addresses from `device` and in their aliases from `alias` on stderr, before the
-// faults take their course.
+// Explains faults in the `size` device addresses from `device`, and in their aliases from `alias`, on stderr, before
+// the previous handler runs.
 void explain_memory_faults(std::uintptr_t device, std::uintptr_t alias, std::size_t size);
 
 }  // namespace host_npu

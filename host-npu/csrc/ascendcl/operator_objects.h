@@ -1,4 +1,4 @@
-// The descriptions with which graph operators (aclop) are called.
+// The descriptions of graph operators' (aclop) arguments.
 #pragma once
 
 #include <array>
@@ -20,15 +20,14 @@ struct aclTensorDesc {
     std::vector<std::int64_t> dims;
     aclFormat format;
     std::string name;
-    // How the tensor lies in memory, if not as the dimensions say.
+    // The storage layout of the tensor, if it differs from the dimensions.
     aclFormat storage_format;
     std::vector<std::int64_t> storage_dims;
 };
 
 namespace host_npu {
 
-// Returns the last two tensors that the calling thread has described since it last asked, null in the place of those
-// that it has not.
+// Returns the last two tensors that the calling thread has described since the last call, null for missing ones.
 HOST_NPU_EXPORT std::array<const aclTensorDesc*, 2> take_described();
 
 }  // namespace host_npu

@@ -94,7 +94,7 @@ std::size_t device_memory_bytes() {
         if (const auto setting = positive_number("HOST_NPU_MEMORY", 1 << 20)) {
             return static_cast<std::size_t>(*setting) * mebibyte;
         }
-        // The memory of an Atlas A2 card, unless the host has less.
+        // The memory of an Atlas A2 card, at most that of the host.
         const auto host = static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
         const auto share = std::min(std::size_t{64} << 30, host / device_count());
         return share / mebibyte * mebibyte;

@@ -1,4 +1,4 @@
-// What the environment says about the simulated machine; each value is read once.
+// Environment variables that configure the simulated machine; each is read once.
 #pragma once
 
 #include <cstddef>
@@ -9,16 +9,16 @@
 
 namespace host_npu {
 
-// HOST_NPU_DEVICES: the number of devices, 1 if it is not set.
+// HOST_NPU_DEVICES: the number of devices; 1 by default.
 std::int32_t device_count();
 
-// HOST_NPU_MEMORY: the memory of each device in MiB; if it is not set, the devices share the host's.
+// HOST_NPU_MEMORY: the memory of each device in MiB; by default the devices share the host's.
 std::size_t device_memory_bytes();
 
-// HOST_NPU_STRICT_MEMORY: 1 if allocations are to end where they were asked to end.
+// HOST_NPU_STRICT_MEMORY: 1 to disable padding of allocations.
 bool strict_memory();
 
-// A model of the chip that soc() names, as aclrtGetSocName spells it.
+// The model of the chip soc(), as returned by aclrtGetSocName.
 const std::string& soc_name();
 
 struct CoreCounts {

@@ -33,17 +33,17 @@ struct Statistics {
     std::map<std::string, std::int64_t> collectives;
     std::map<std::string, std::int64_t> collective_bytes;
     std::map<std::int32_t, Bytes> bytes;
-    // Of each function that can fail, while they are counted.
+    // Calls of each function that can fail, while they are counted.
     std::map<std::string, std::int64_t> calls;
     bool counts_calls = false;
     std::vector<Failure> failures;
-    // Lets calls skip the lock while no test has asked for a failure, or for what is called.
+    // Calls skip the lock while no test injects failures or counts calls.
     std::atomic<bool> looks_at_calls{false};
 
     void set_whether_it_looks() { looks_at_calls = counts_calls || !failures.empty(); }
 };
 
-// Never destroyed: worker threads count until the process ends.
+// Never destroyed, because worker threads count until the process ends.
 Statistics& statistics() {
     static auto& all = *new Statistics;
     return all;

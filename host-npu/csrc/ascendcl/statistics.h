@@ -1,4 +1,4 @@
-// What is counted for tests, and the failures that tests ask for.
+// Counters for tests, and failures that tests inject.
 #pragma once
 
 #include <cstddef>
@@ -6,12 +6,12 @@
 
 namespace host_npu {
 
-// Adds `delta` to the bytes that are allocated on a device.
+// Adds `delta` to the number of bytes allocated on a device.
 void count_device_bytes(std::int32_t device, std::int64_t delta);
 
 std::size_t device_bytes(std::int32_t device);
 
-// The largest device_bytes() since the last reset.
+// The peak of device_bytes() since the last reset.
 std::size_t peak_device_bytes(std::int32_t device);
 
 }  // namespace host_npu

@@ -24,7 +24,7 @@ Stream::~Stream() {
     }
     queued_.notify_one();
     if (!worker_.joinable()) return;
-    // The last owner of a stream may be a task of its own.
+    // A task may be the last owner of its own stream.
     if (worker_.get_id() == std::this_thread::get_id()) {
         worker_.detach();
     } else {
@@ -60,7 +60,7 @@ void Stream::serve() {
             const bool cancelled = fault_ && stops_on_failure_ && !task.is_signal;
             lock.unlock();
             if (!cancelled) run(task);
-            // The task ends here, with all it owns: who waits for it may count what is alive.
+            // The task is destroyed before its end is signaled, because waiting tests may count live objects.
         }
         lock.lock();
         ++done_;
@@ -126,7 +126,7 @@ void Stream::set_stop_on_failure(bool stop) {
     stops_on_failure_ = stop;
 }
 
-// A place in the work of a stream.
+// A recorded position in a stream.
 class Event::Record {
   public:
     void reach(std::optional<Error> fault) {

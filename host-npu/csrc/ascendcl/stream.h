@@ -1,4 +1,4 @@
-// A queue of work with a thread of its own, and the events that order queues.
+// Streams: task queues, each with a thread; and events that order them.
 #pragma once
 
 #include <chrono>
@@ -18,13 +18,13 @@
 namespace host_npu {
 
 using Clock = std::chrono::steady_clock;
-// Nothing means that there is none.
+// Nullopt is no time-out.
 using Timeout = std::optional<std::chrono::milliseconds>;
 
-// ACL counts a time-out in milliseconds and writes -1 for none.
+// ACL's time-outs are in milliseconds, and -1 for none.
 Timeout timeout_from(std::int32_t milliseconds);
 
-// Waits on a condition variable until the predicate holds; returns false if the time is over before.
+// Waits on a condition variable until the predicate holds; returns false on time-out.
 template <typename Predicate>
 bool wait_until(std::condition_variable& changed, std::unique_lock<std::mutex>& lock, Timeout timeout,
                 Predicate predicate) {
@@ -36,7 +36,7 @@ bool wait_until(std::condition_variable& changed, std::unique_lock<std::mutex>& 
 class Stream {
   public:
     Stream(std::int32_t device, std::int32_t id, std::uint32_t priority, std::uint32_t flags);
-    // Waits for the work that is queued.
+    // Waits for queued tasks.
     ~Stream();
     Stream(const Stream&) = delete;
     Stream& operator=(const Stream&) = delete;
@@ -46,19 +46,19 @@ class Stream {
     std::uint32_t priority() const { return priority_; }
     std::uint32_t flags() const { return flags_; }
 
-    // Queues work that an earlier fault may cancel.
+    // Enqueues a task that an earlier fault may cancel.
     void enqueue(std::string name, std::function<void()> work);
-    // Queues work that other threads wait for, and that therefore always runs.
+    // Enqueues a task that always runs, because other threads wait for it.
     void enqueue_signal(std::string name, std::function<void()> work);
 
     bool is_idle() const;
-    // Waits for the work queued before the call, then throws the fault that it left behind, if any.
+    // Waits for the tasks enqueued before the call, then throws their fault, if any.
     void synchronize(Timeout timeout);
-    // The fault that the work up to now has left behind, if no synchronization has reported it yet.
+    // The fault of earlier tasks, if no synchronization has reported it yet.
     std::optional<Error> fault() const;
-    // Keeps a fault for the next synchronization, unless there is one already.
+    // Stores a fault for the next synchronization, unless there is one already.
     void keep_fault(const Error& fault);
-    // Drops what has not begun.
+    // Drops tasks that have not started.
     void abandon();
 
     void set_stop_on_failure(bool stop);
@@ -89,7 +89,7 @@ class Stream {
     bool closing_ = false;
     bool stops_on_failure_ = false;
     std::optional<Error> fault_;
-    // Begins with the first task: most of the streams of a pool never get one.
+    // Started by the first task, because most streams of a pool never get one.
     std::thread worker_;
 };
 
@@ -100,13 +100,13 @@ class Event {
     std::uint32_t flags() const { return flags_; }
     void record(Stream& stream);
     void reset(Stream& stream);
-    // Lets the work queued on `stream` from now on wait for the last record, and takes over the fault that the
-    // recording stream had left behind there.
+    // Makes later tasks of `stream` wait for the last record, and propagates the fault that the recording stream had
+    // there.
     void block(Stream& stream);
     bool is_complete() const;
-    // Waits for the last record, then throws the fault that the recording stream had left behind there, if any.
+    // Waits for the last record, then throws the fault that the recording stream had there, if any.
     void synchronize(Timeout timeout);
-    // When the stream reached the last record; nothing if it has not.
+    // When the stream reached the last record; nullopt if it has not.
     std::optional<Clock::time_point> time() const;
 
   private:

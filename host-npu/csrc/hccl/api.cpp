@@ -6,7 +6,7 @@ namespace host_npu::hccl {
 
 HcclResult failed(const char* function, HcclResult result, const std::string& text) noexcept {
     try {
-        // The runtime's codes begin where HCCL's end.
+        // The runtime's codes start above HCCL's.
         const auto status = result < HCCL_E_RESERVED ? ACL_ERROR_INTERNAL_ERROR : static_cast<std::int32_t>(result);
         report_error(status, std::string(function) + ": " + text);
     } catch (const std::exception&) {

@@ -1,4 +1,4 @@
-// What the exported functions share.
+// Shared code of the exported functions.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ namespace host_npu::hccl {
 // HCCL's limit.
 constexpr std::uint64_t kMostElements = 0x7FFFFFFFF;
 
-// A call that is refused, with the status that HCCL has for it.
+// A refused call, with its HCCL status.
 class Refusal : public std::runtime_error {
   public:
     Refusal(HcclResult result, const std::string& text) : std::runtime_error(text), result_(result) {}
@@ -34,8 +34,8 @@ class Refusal : public std::runtime_error {
 
 HcclResult failed(const char* function, HcclResult result, const std::string& text) noexcept;
 
-// Runs the body of an exported function and turns its exceptions into a status, or returns the failure that a test
-// asked for in this call.
+// Runs the body of an exported function and converts exceptions to a status, or returns the failure that a test
+// injected into this call.
 template <typename Body>
 HcclResult run_api(const char* function, Body&& body) noexcept {
     try {
@@ -55,7 +55,7 @@ HcclResult run_api(const char* function, Body&& body) noexcept {
     }
 }
 
-// The answer of a function that exists in HCCL and not in this simulation.
+// The result of a function that is not simulated.
 inline HcclResult unsupported(const char* function, const std::string& what) noexcept {
     return run_api(function, [&] { throw Refusal(HCCL_E_NOT_SUPPORT, "the host NPU does not simulate " + what); });
 }
@@ -68,10 +68,10 @@ inline void require(const void* pointer, const char* argument) {
     require(pointer != nullptr, std::string(argument) + " is null", HCCL_E_PTR);
 }
 
-// The communicator of a handle, which this process has to have made.
+// The communicator of a handle, which this process must have created.
 std::shared_ptr<Communicator> communicator_of(HcclComm handle);
 
-// Refuses a call of a communicator that has failed before.
+// Refuses a call on a failed communicator.
 void require_intact(const Communicator& communicator);
 
 }  // namespace host_npu::hccl

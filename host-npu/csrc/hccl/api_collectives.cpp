@@ -1,4 +1,4 @@
-// Collectives: what each function sends to whom.
+// Collectives: the parts of buffers that each function exchanges.
 #include <algorithm>
 #include <numeric>
 #include <span>
@@ -20,14 +20,14 @@ Parts same_part(const Communicator& communicator, std::uint64_t count) { return 
 
 Parts no_part(const Communicator& communicator) { return Parts(communicator.size()); }
 
-// Parts of the same size, one after the other.
+// Consecutive parts of the same size.
 Parts equal_parts(const Communicator& communicator, std::uint64_t count) {
     Parts parts;
     for (Rank rank = 0; rank < communicator.size(); ++rank) parts.push_back({rank * count, count});
     return parts;
 }
 
-// Parts as two arrays of 64-bit integers say.
+// Parts given by two arrays of 64-bit integers.
 Parts parts_of(const Communicator& communicator, const void* counts, const char* name_of_counts,
                const void* displacements, const char* name_of_displacements) {
     require(counts, name_of_counts);
@@ -40,7 +40,7 @@ Parts parts_of(const Communicator& communicator, const void* counts, const char*
     return parts;
 }
 
-// Only the part that goes to this rank, or comes from it.
+// Only the part of this rank.
 Parts only(Parts parts, Rank rank) {
     for (Rank other = 0; other < parts.size(); ++other) {
         if (other != rank) parts[other] = {};
@@ -79,7 +79,7 @@ void check(const Communicator& communicator, const Exchange& exchange) {
     check_buffer(exchange.receive_buffer, exchange.receive, "recvBuf");
 }
 
-// `make` gives the exchange of a communicator.
+// `make` returns the exchange for a communicator.
 template <class Make>
 HcclResult collective(const char* function, HcclComm comm, aclrtStream stream, const Make& make) {
     return run_api(function, [&] {
@@ -132,7 +132,7 @@ HOST_NPU_EXPORT HcclResult HcclReduceScatterV(void* sendBuf, const void* sendCou
                                               void* recvBuf, uint64_t recvCount, HcclDataType dataType, HcclReduceOp op,
                                               HcclComm comm, aclrtStream stream) {
     return collective(__func__, comm, stream, [&](const Communicator& all) -> Exchange {
-        // Their counts differ from rank to rank.
+        // Counts differ between ranks.
         return {Function::ReduceScatterV,
                 dataType,
                 op,

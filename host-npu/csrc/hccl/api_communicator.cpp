@@ -1,4 +1,4 @@
-// Communicators: made, named, asked about and destroyed.
+// The functions of communicators.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -86,7 +86,7 @@ HOST_NPU_EXPORT HcclResult HcclCommInitRootInfoConfig(uint32_t nRanks, const Hcc
     });
 }
 
-// The first root has room for all ranks of one machine.
+// The first root supports all ranks of one machine.
 HOST_NPU_EXPORT HcclResult HcclCommInitRootInfoScalable(uint32_t nRanks, uint32_t nRoot,
                                                         const HcclRootInfo* rootInfoList, uint32_t rank,
                                                         uint32_t nExtRoot, const HcclCommConfig* config,
@@ -127,7 +127,7 @@ HOST_NPU_EXPORT HcclResult HcclCreateSubCommConfig(HcclComm* comm, uint32_t rank
         require(comm, "comm");
         require(subComm, "subComm");
         const auto parent = communicator_of(*comm);
-        // How a rank says that it is not in it.
+        // This rank is not a member.
         constexpr std::uint64_t kNoSubCommunicator = 0xFFFFFFFF;
         if (rankIds == nullptr && subCommId == kNoSubCommunicator) {
             *subComm = nullptr;
@@ -188,7 +188,7 @@ HOST_NPU_EXPORT HcclResult HcclGetCommAsyncError(HcclComm comm, HcclResult* asyn
         require(asyncError, "asyncError");
         const auto communicator = communicator_of(comm);
         *asyncError = communicator->failure();
-        // torch_npu shows it with what its watchdog says.
+        // torch_npu appends it to the message of its watchdog.
         if (const auto text = communicator->untold_failure()) {
             host_npu::report_error(ACL_ERROR_RT_FFTS_PLUS_TIMEOUT, *text);
         }

@@ -1,4 +1,4 @@
-// All that is refused, because it is about a network of devices, about memory that devices share, or about recovery.
+// Functions that are not simulated: device networks, memory shared by devices, and recovery.
 #include "hccl/api.h"
 #include "hccl/hccl.h"
 

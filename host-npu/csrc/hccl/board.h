@@ -1,4 +1,4 @@
-// The shared memory of a communicator: what its ranks tell each other, and the room through which data goes.
+// The shared memory of a communicator: the state of its ranks, and the buffers for data.
 #pragma once
 
 #include <array>
@@ -13,21 +13,21 @@
 
 namespace host_npu::hccl {
 
-// How much of its data a rank shows the others at a time.
+// The size of a rank's window on its data for collectives.
 inline constexpr std::size_t kWindowBytes = std::size_t{1} << 20;
-// How much of a message is on its way at a time.
+// The size of a piece of a message.
 inline constexpr std::size_t kPieceBytes = std::size_t{1} << 18;
-// Both twice, so that one can be written while another is read.
+// Double buffering of windows and pieces.
 inline constexpr std::size_t kBuffers = 2;
 
 inline constexpr std::uint32_t kMostRanks = 1024;
 
-// Lets threads of several processes wait for a change.
+// A condition variable for threads of several processes.
 class Bell {
   public:
     std::uint32_t rings() const { return rings_.load(); }
     void ring();
-    // Returns once there were more rings than `rings`, or after the time.
+    // Returns when the number of rings exceeds `rings`, or after a time-out.
     void wait(std::uint32_t rings, std::chrono::milliseconds time);
 
   private:
@@ -35,7 +35,7 @@ class Bell {
     std::atomic<std::uint32_t> sleepers_;
 };
 
-// What ended a communicator.
+// The failure that ended a communicator.
 struct Failure {
     enum State : std::uint32_t { kNone, kWriting, kWritten };
     std::atomic<std::uint32_t> state;
@@ -46,7 +46,7 @@ struct Failure {
 
 struct alignas(64) Header {
     std::uint64_t token;
-    // 0 until the first rank has come.
+    // 0 until the first rank has joined.
     std::atomic<std::uint32_t> world_size;
     Failure failure;
 };
@@ -62,23 +62,23 @@ struct Offer {
 
 inline constexpr std::size_t kOffers = 4;
 
-// Where a rank sits.
+// The state of a rank.
 struct alignas(64) Seat {
     enum State : std::uint32_t { kEmpty, kClaimed, kTaken, kLeft };
     Bell bell;
     std::atomic<std::uint32_t> state;
     Process process;
-    // Of the windows that the rank has shown, in all collectives so far.
+    // The number of windows that the rank has written, over all collectives.
     alignas(64) std::atomic<std::uint64_t> windows;
-    // What the rank does or did last, for messages.
+    // The current or last call of the rank, for messages.
     CallHead activity;
     std::array<Offer, kOffers> offers;
 };
 
-// What goes from one rank to another.
+// The messages from one rank to another.
 struct alignas(64) Channel {
     struct Side {
-        // Calls begun, and pieces written or read.
+        // The numbers of calls started, and of pieces written or read.
         std::atomic<std::uint64_t> calls;
         std::atomic<std::uint64_t> pieces;
         std::array<CallHead, kBuffers> heads;
@@ -87,7 +87,7 @@ struct alignas(64) Channel {
     Side receiver;
 };
 
-// A rank's view of all this.
+// A rank's mapping of the shared memory.
 class Board {
   public:
     Board(const File& file, std::uint32_t world_size);
@@ -99,7 +99,7 @@ class Board {
     Seat& seat(Rank rank) const;
     Channel& channel(Rank from, Rank to) const;
 
-    // The calls of a rank with an even and with an odd number.
+    // The call of a rank, double-buffered by its number.
     void write_call(Rank rank, const Call& call) const;
     Call read_call(Rank rank, std::uint64_t number) const;
 

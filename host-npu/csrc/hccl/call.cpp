@@ -33,7 +33,7 @@ std::string arguments(const CallHead& head) {
     return text + ", root=" + peer;
 }
 
-// Whether the arguments that are the same on every rank are.
+// Whether the arguments that must be the same on every rank are.
 bool agree(const CallHead& first, const CallHead& second) {
     return first.function == second.function && first.dtype == second.dtype && first.op == second.op &&
            first.peer == second.peer && first.count == second.count;

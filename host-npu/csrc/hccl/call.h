@@ -1,4 +1,4 @@
-// What a rank asks of the others in one call, and whether several ranks ask for the same.
+// The arguments of a call, and whether the calls of several ranks match.
 #pragma once
 
 #include <cstdint>
@@ -33,30 +33,30 @@ enum class Function : std::uint32_t {
 // The published name, for instance "HcclAllReduce".
 const char* name_of(Function function);
 
-// How messages name them, for instance "fp32" and "sum".
+// The names used in messages, for instance "fp32" and "sum".
 std::string name_of(HcclDataType dtype);
 std::string name_of(HcclReduceOp op);
 
-// Bytes of an element; 0 if there is no such type.
+// The size of an element in bytes; 0 for an unknown type.
 std::size_t item_size(HcclDataType dtype);
 
-// The part of a call that has the same size for every number of ranks.
+// The part of a call whose size does not depend on the number of ranks.
 struct CallHead {
-    // Counted from 1: of the collectives of a communicator, or of the messages from one rank to another.
+    // Counts the collectives of a communicator, or the messages from one rank to another, from 1.
     std::uint64_t number;
     Function function;
     HcclDataType dtype;
-    // HCCL_REDUCE_RESERVED if nothing is reduced.
+    // HCCL_REDUCE_RESERVED without a reduction.
     HcclReduceOp op;
-    // The root, the other side of a message, or kNoRank.
+    // The root, the peer of a message, or kNoRank.
     Rank peer;
-    // Elements of the argument `count` of its function; items of a batch.
+    // The argument `count` of its function, or the number of items of a batch.
     std::uint64_t count;
 };
 
 inline constexpr Rank kNoRank = ~Rank{0};
 
-// A call, with the elements that go to each rank and come from each.
+// A call, with the number of elements sent to and received from each rank.
 struct Call {
     CallHead head;
     std::vector<std::uint64_t> send_counts;
@@ -67,7 +67,7 @@ struct Call {
 std::string describe(const CallHead& head);
 std::string describe(const Call& call);
 
-// Why the calls of all ranks, which is at least one, do not fit together; nothing if they do.
+// Describes the mismatch of the calls of all ranks (at least one); nullopt if they match.
 std::optional<std::string> difference(const std::vector<Call>& calls);
 
 // The same for a message from rank `from` to rank `to`.

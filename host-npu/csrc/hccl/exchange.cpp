@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::size_t kAlignment = 64;
 
-// The bytes of a part that are in the window of this number, if windows have `window` bytes.
+// The bytes of a part that are in window `number`, for windows of `window` bytes.
 struct Slice {
     std::size_t start;
     std::size_t size;
@@ -25,7 +25,7 @@ Slice slice(std::size_t bytes, std::size_t window, std::uint64_t number) {
     return {start, std::min(window, bytes - start)};
 }
 
-// What of an exchange is in memory, for one rank.
+// The transfer of an exchange's data, for one rank.
 class Transfer {
   public:
     Transfer(Communicator& communicator, const Exchange& exchange)
@@ -62,7 +62,7 @@ class Transfer {
         return {static_cast<std::byte*>(host_alias(start, part.count * size)), part.count * size};
     }
 
-    // Where a window has the bytes for a rank.
+    // The offset in a window of the bytes for a rank.
     std::size_t offset_for(Rank rank) const { return exchange_.same_for_all ? 0 : rank * window_bytes_; }
 
     void show(std::uint64_t window, std::uint64_t number) {
@@ -89,7 +89,7 @@ class Transfer {
             [&](Rank rank) { return board_.seat(rank).windows.load() >= windows ? Step::kDone : Step::kWaits; });
     }
 
-    // Fails unless the calls of all ranks fit together; returns how many windows they take.
+    // Fails unless the calls of all ranks match; returns the number of windows they need.
     std::uint64_t compare(const Call& call) {
         std::vector<Call> calls;
         std::uint64_t most = 0;

@@ -1,4 +1,4 @@
-// Collectives. All of them are one exchange: each rank shows what it sends, and takes what concerns it.
+// Collectives. Each is an exchange: every rank publishes its data, and reads its part of the others'.
 #pragma once
 
 #include <cstdint>
@@ -20,21 +20,21 @@ struct Exchange {
     HcclDataType dtype;
     HcclReduceOp op = HCCL_REDUCE_RESERVED;
     Rank root = kNoRank;
-    // The argument of this name.
+    // The argument `count` of the function.
     std::uint64_t count = 0;
     const void* send_buffer = nullptr;
     void* receive_buffer = nullptr;
-    // What goes to each rank and comes from each. What is reduced comes from every rank to the same place.
+    // The part sent to, and received from, each rank. A reduction receives the same part from every rank.
     std::vector<Part> send;
     std::vector<Part> receive;
-    // Whether all ranks that are sent something are sent the same.
+    // Whether all receiving ranks are sent the same data.
     bool same_for_all = true;
 
-    // Bytes that others read of this rank, each counted once.
+    // The number of distinct bytes that other ranks read from this rank.
     std::uint64_t bytes_from(Rank rank) const;
 };
 
-// Puts the exchange on the stream. Returns an ACL status.
+// Enqueues the exchange on the stream. Returns an ACL status.
 std::int32_t enqueue(const std::shared_ptr<Communicator>& communicator, Exchange exchange, void* stream);
 
 }  // namespace host_npu::hccl

@@ -1,4 +1,4 @@
-// What a thread has called since HcclGroupStart, and is done when the group ends.
+// The calls of a thread since HcclGroupStart, which run when the group ends.
 #pragma once
 
 #include <memory>
@@ -9,33 +9,33 @@
 
 namespace host_npu::hccl {
 
-// Messages that go on at the same time.
+// Messages that are transferred at the same time.
 struct Batch {
     std::shared_ptr<Communicator> communicator;
     void* stream;
     std::vector<Message> messages;
 };
 
-// A communicator whose other ranks this thread may have to make too.
+// A communicator, other ranks of which this thread may create too.
 struct Joined {
     std::shared_ptr<Communicator> communicator;
     HcclRootInfo root_info;
 };
 
 struct Group {
-    // How often HcclGroupStart was called.
+    // The nesting depth of HcclGroupStart.
     int depth = 0;
     std::vector<Batch> batches;
     std::vector<Joined> joined;
 };
 
-// The calling thread's.
+// The group of the calling thread.
 Group& group();
 
-// Messages of one communicator on one stream go on together.
+// Messages of the same communicator and stream are batched.
 void add_to_group(Batch batch);
 
-// Puts a batch on its stream as a call of `function`.
+// Enqueues a batch on its stream as a call of `function`.
 void launch(const Batch& batch, Function function);
 
 }  // namespace host_npu::hccl

@@ -15,7 +15,7 @@ Lane& lane_of(Communicator& communicator, const Message& message) {
     return message.is_send ? communicator.sends_to(message.peer) : communicator.receives_from(message.peer);
 }
 
-// One side of a message, on its way.
+// One side of a message in transfer.
 class Side {
   public:
     Side(Communicator& communicator, const Message& message, std::uint64_t number)
@@ -77,7 +77,7 @@ class Side {
         }
     }
 
-    // Writes or reads the next piece; false if there is no room, or nothing to read.
+    // Writes or reads the next piece; false if the buffers are full, or empty.
     bool move() {
         const auto done = own_.pieces.load();
         const auto done_by_other = other_.pieces.load();

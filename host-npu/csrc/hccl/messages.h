@@ -1,4 +1,4 @@
-// Messages from one rank to another. A message is taken by the receive of the same number.
+// Point-to-point messages. A send is matched with the receive of the same number.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct Message {
     Rank peer;
 };
 
-// Puts messages on the stream that go on at the same time, as a call of `function`. Returns an ACL status.
+// Enqueues messages that are transferred at the same time, as a call of `function`. Returns an ACL status.
 std::int32_t enqueue(const std::shared_ptr<Communicator>& communicator, Function function,
                      const std::vector<Message>& messages, void* stream);
 

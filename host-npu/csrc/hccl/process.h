@@ -1,4 +1,4 @@
-// Which processes live: a number alone may be another process's by now.
+// Identifies processes across reuse of their IDs.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +8,13 @@ namespace host_npu::hccl {
 struct Process {
     std::int32_t id;
     std::int32_t unused;
-    // In the kernel's ticks since the machine started.
+    // In clock ticks since boot.
     std::uint64_t started;
 };
 
 Process this_process();
 
-// False once the process has ended, also if nobody has asked for its exit status yet.
+// False once the process has ended, also if it is a zombie.
 bool is_alive(const Process& process);
 
 }  // namespace host_npu::hccl

@@ -17,7 +17,7 @@ namespace {
 template <class Element>
 inline constexpr bool kIs16BitFloat = std::is_same_v<Element, Float16> || std::is_same_v<Element, BFloat16>;
 
-// Elements at a time, so that what is combined stays in the cache.
+// The number of elements reduced at a time, which fit in the cache.
 constexpr std::size_t kBlock = 1024;
 
 template <class Element>
@@ -43,7 +43,7 @@ Element store(Accumulator<Element> value) {
     }
 }
 
-// A NaN stays one, whichever side it is on.
+// Propagates NaN from either argument.
 struct Largest {
     template <class Value>
     Value operator()(Value first, Value second) const {

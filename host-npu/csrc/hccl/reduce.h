@@ -1,4 +1,4 @@
-// Sums, products, largest and smallest of the ranks' elements.
+// Reductions: sum, product, maximum and minimum.
 #pragma once
 
 #include <cstddef>
@@ -8,11 +8,11 @@
 
 namespace host_npu::hccl {
 
-// Whether HCCL reduces elements of this type with this operation on this chip, as its document of HcclAllReduce says.
+// Whether HCCL supports this reduction of this type on this chip, by the documentation of HcclAllReduce.
 bool can_reduce(HcclDataType dtype, HcclReduceOp op);
 
-// Combines `bytes` bytes of elements of all `sources`, in their order, into `target`, which may be one of them. 16-bit
-// floats are combined in float32 and rounded once.
+// Reduces `bytes` bytes of all `sources`, in order, to `target`, which may be one of them. 16-bit floats are
+// accumulated in float32 and rounded once.
 void reduce(HcclDataType dtype, HcclReduceOp op, const std::vector<const std::byte*>& sources, std::byte* target,
             std::size_t bytes);
 

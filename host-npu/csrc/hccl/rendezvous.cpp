@@ -19,10 +19,10 @@ namespace {
 
 constexpr char kMagic[] = "host_npu_root";
 
-// What a root info holds.
+// The content of a root info.
 struct Root {
     char magic[sizeof kMagic];
-    // Another machine has another, and so has this one after it was started again.
+    // The machine's boot ID.
     char machine[40];
     Process process;
     int descriptor;
@@ -30,7 +30,7 @@ struct Root {
 };
 static_assert(sizeof(Root) <= HCCL_ROOT_INFO_BYTES);
 
-// The shared files that this process keeps open until all ranks have come, by token.
+// The shared files that this process keeps open until all ranks have joined, by token.
 struct RootFiles {
     std::mutex mutex;
     std::map<std::uint64_t, File> files;
@@ -103,7 +103,7 @@ void take_seat(const Board& board, Rank rank, const Process& process) {
     for (Rank other = 0; other < board.world_size(); ++other) board.seat(other).bell.ring();
 }
 
-// The number of a free offer of this rank's seat, made for the sub-communicator.
+// Claims a free offer of this rank's seat for the sub-communicator, and returns its index.
 std::uint32_t offer(Communicator& parent, std::uint64_t id, const Root& root) {
     auto& offers = parent.board().seat(parent.rank()).offers;
     for (std::uint32_t index = 0;; index = (index + 1) % kOffers) {

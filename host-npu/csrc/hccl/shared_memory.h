@@ -1,5 +1,4 @@
-// Memory that processes share and that nobody has to delete: it has no name, and ends with the last process that has
-// it.
+// Anonymous shared memory, which is freed with the last process that maps it.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +7,7 @@
 
 namespace host_npu::hccl {
 
-// A file descriptor. -1 is none.
+// An owned file descriptor, or -1.
 class File {
   public:
     explicit File(int descriptor = -1) : descriptor_(descriptor) {}
@@ -25,15 +24,15 @@ class File {
     int descriptor_;
 };
 
-// Throws Error if the system has none to give.
+// Throws Error if the system cannot create one.
 File make_shared_file(std::size_t bytes);
 
-// Opens a file that another process has open; the result is no file if that process or its file is gone.
+// Opens a file of another process; returns an invalid File if the process or its file is gone.
 File open_file_of(std::int32_t process, int descriptor);
 
 void resize(const File& file, std::size_t bytes);
 
-// A view of a shared file. A forked child does not have it.
+// A mapping of a shared file, which forked children do not inherit.
 class Mapping {
   public:
     Mapping(const File& file, std::size_t bytes);

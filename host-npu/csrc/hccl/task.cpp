@@ -19,7 +19,7 @@ class Task {
         if (!has_run_) fail("its stream had failed before, or was destroyed", ACL_ERROR_RT_STREAM_NOT_COMPLETE);
     }
 
-    // Nobody is told that it did not run.
+    // For a task that was not enqueued: destroying it is no failure.
     void forget() { has_run_ = true; }
 
     void run() {

@@ -1,4 +1,4 @@
-// A call of an operator as phase one leaves it: what runs, on tensors of which layout.
+// A call of an operator after phase one: the kernel and the layouts of its tensors.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 
 namespace host_npu {
 
-// A tensor as a kernel sees it: `data` is the view's first element. An absent optional tensor has no layout.
+// A kernel's view of a tensor; `data` is its first element. An absent optional tensor has no layout.
 struct HostTensor {
     const Layout* layout = nullptr;
     std::byte* data = nullptr;
@@ -34,27 +34,27 @@ struct KernelArguments {
 
 using Kernel = std::function<void(const KernelArguments&)>;
 
-// What an operator decides in phase one.
+// The result of an operator's phase one.
 struct Plan {
     std::uint64_t workspace_size = 0;
     // Empty if there is nothing to launch.
     Kernel kernel = {};
-    // Parts of the work cannot be repeated if they run on an AI CPU.
+    // False if a part runs on an AI CPU, which cannot be repeated.
     bool repeatable = true;
-    // Set if phase one cannot see that the launch will fail.
+    // Set if the launch must fail although phase one succeeds.
     std::optional<Refusal> launch_failure = {};
-    // The arguments that are outputs; only individual operators are asked for them.
+    // The indices of the output arguments, for individual operators only.
     std::vector<std::size_t> outputs = {};
 };
 
 struct Call {
     const char* api;
-    // One an argument; nothing for an absent optional tensor.
+    // One per argument; nullopt for an absent optional tensor.
     std::vector<std::optional<Layout>> layouts;
     Plan plan;
 };
 
-// Puts the kernel of `call` on `stream`, with one storage address an argument. Returns a status of phase two.
+// Enqueues the kernel of `call` on `stream`, with one storage address per argument. Returns a status of phase two.
 aclnnStatus launch(const std::shared_ptr<const Call>& call, const std::vector<void*>& storages, void* workspace,
                    std::uint64_t workspace_size, aclrtStream stream);
 

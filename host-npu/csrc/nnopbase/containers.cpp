@@ -1,4 +1,4 @@
-// aclScalar, the arrays and the lists.
+// aclScalar, arrays and lists.
 #include "nnopbase/containers.h"
 
 #include <complex>

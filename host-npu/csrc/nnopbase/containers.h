@@ -1,4 +1,4 @@
-// What an aclScalar and the arrays are made of.
+// The definitions of aclScalar and the arrays.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@ struct aclScalar {
     bool alive = false;
     std::uint64_t generation = 0;
     aclDataType dtype = ACL_DT_UNDEFINED;
-    // Room for the largest, complex128.
+    // Fits the largest type, complex128.
     std::array<std::byte, 16> value{};
 };
 
@@ -29,5 +29,5 @@ struct Array {
 
 struct aclIntArray : host_npu::Array<std::int64_t> {};
 struct aclFloatArray : host_npu::Array<float> {};
-// A byte each: std::vector<bool> has no data().
+// One byte per element, because std::vector<bool> has no data().
 struct aclBoolArray : host_npu::Array<std::uint8_t> {};

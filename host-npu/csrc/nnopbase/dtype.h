@@ -9,7 +9,7 @@
 
 namespace host_npu {
 
-// Bytes of an element, 0 for a type that the simulation does not know.
+// The size of an element in bytes; 0 for an unknown type.
 constexpr std::size_t item_size(aclDataType dtype) {
     switch (dtype) {
         case ACL_BOOL:

@@ -1,4 +1,4 @@
-// The life of executors: repeatable, with other addresses, destroyed.
+// Executors: repeatability, addresses, and destruction.
 #include "nnopbase/executor.h"
 
 #include <optional>
@@ -20,7 +20,7 @@ bool known(const aclOpExecutor& executor) {
 
 enum class Side { Input, Output, Any };
 
-// Returns the argument that `index` means to an individual executor, if there is one.
+// Returns the argument at `index` of an individual executor, if there is one.
 std::optional<std::size_t> argument(const Call& call, Side side, std::size_t index) {
     if (side == Side::Output) {
         const auto& outputs = call.plan.outputs;
@@ -83,7 +83,7 @@ using namespace host_npu;
 aclnnStatus aclSetAclOpExecutorRepeatable(aclOpExecutor* executor) {
     return unless_it_fails(__func__, [executor, function = __func__] {
         if (executor == nullptr) return failed(kInnerNullPointer, function, "executor is null");
-        // CANN only warns of the refusals below: aclGetRecentErrMsg has nothing to say.
+        // CANN only logs warnings for the errors below; aclGetRecentErrMsg has no message.
         if (executor->magic != kComposedMagic && executor->magic != kIndividualMagic) return kInnerError;
         if (executor->call && !executor->call->plan.repeatable) return kInnerError;
         executor->repeatable = true;

@@ -1,4 +1,4 @@
-// aclOpExecutor: what phase one hands to phase two.
+// aclOpExecutor, which phase one passes to phase two.
 #pragma once
 
 #include <memory>
@@ -13,12 +13,12 @@ namespace host_npu {
 
 struct CacheEntry;
 
-// The first eight bytes tell the kinds of executors apart.
+// The first eight bytes identify the kind of executor.
 inline constexpr std::uint64_t kComposedMagic = 0x1F2E3D4C5B6A;
 inline constexpr std::uint64_t kCacheWrapperMagic = 0xAFBECDDCEBFA;
 inline constexpr std::uint64_t kIndividualMagic = 0x19A312F588;
 
-// A tensor that an executor looks at again in phase two.
+// A tensor whose address an executor reads in phase two.
 struct TensorUse {
     const aclTensor* tensor;
     std::uint64_t generation;
@@ -35,14 +35,14 @@ struct aclOpExecutor {
     std::uint64_t magic = 0;
     bool alive = false;
     std::uint64_t generation = 0;
-    // Null in an individual executor whose phase one stopped half-way.
+    // Null in an individual executor whose phase one failed.
     std::shared_ptr<const host_npu::Call> call;
-    // Composed: the tensors, whose addresses are read when phase two launches.
+    // Composed: the tensors, whose addresses phase two reads.
     std::vector<host_npu::TensorUse> tensors;
-    // The other kinds: the addresses that phase one saw.
+    // Other kinds: the addresses during phase one.
     std::vector<void*> storages;
     bool repeatable = false;
-    // Composed: the entry that this executor made, and its key.
+    // Composed: the cache entry that this executor added, and its key.
     std::shared_ptr<host_npu::CacheEntry> cache_entry;
     std::string cache_key;
 };

@@ -1,4 +1,4 @@
-// 16-bit floating point: widened exactly, rounded to nearest-even.
+// Conversions of 16-bit floating point: exact to float32, rounded to nearest-even from it.
 #pragma once
 
 #include <bit>
@@ -17,7 +17,7 @@ struct BFloat16 {
 inline float widen(Float16 value) {
     const std::uint32_t sign = static_cast<std::uint32_t>(value.bits & 0x8000u) << 16;
     const std::uint32_t rest = static_cast<std::uint32_t>(value.bits & 0x7FFFu) << 13;
-    // The exponent counts from another zero; multiplying by 2^112 moves it, and makes subnormals normal.
+    // The exponent biases differ by 112; multiplying by 2^112 adjusts the bias, and normalizes subnormals.
     const float moved = std::bit_cast<float>(rest) * 0x1p112f;
     const std::uint32_t special = (value.bits & 0x7C00u) == 0x7C00u ? 0x7F800000u : 0u;
     return std::bit_cast<float>(std::bit_cast<std::uint32_t>(moved) | special | sign);
@@ -30,9 +30,9 @@ inline Float16 round_to_float16(float value) {
     const auto sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000u);
     const auto magnitude = bits & 0x7FFFFFFFu;
     const bool is_nan = magnitude > 0x7F800000u;
-    // From 65520 on the nearest value is infinity.
+    // Values from 65520 round to infinity.
     const bool overflows = magnitude >= 0x477FF000u;
-    // Below the smallest normal number the spacing is 2^-24: adding 0.5, whose spacing that is, rounds.
+    // Subnormals are multiples of 2^-24, the spacing of float32 at 0.5: adding 0.5 rounds to it.
     const float spaced = std::bit_cast<float>(magnitude) + 0.5f;
     const auto subnormal = std::bit_cast<std::uint32_t>(spaced) - 0x3F000000u;
     const auto odd = (magnitude >> 13) & 1u;

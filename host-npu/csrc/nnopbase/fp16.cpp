@@ -1,4 +1,4 @@
-// op::fp16_t: converted with one rounding to nearest-even, calculated in float32 and rounded once.
+// op::fp16_t: conversions and float32 arithmetic, each rounded once to nearest-even.
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -19,13 +19,13 @@ std::uint16_t round_float(float value) { return host_npu::round_to_float16(value
 std::uint16_t round_double(double value) {
     const auto nearest = static_cast<float>(value);
     if (std::isnan(value) || nearest == value) return round_float(nearest);
-    // Rounded to odd on the way, so that the second rounding is as good as one.
+    // The first rounding is to odd, so that double rounding is exact.
     auto bits = std::bit_cast<std::uint32_t>(nearest);
     if (std::fabs(static_cast<double>(nearest)) > std::fabs(value)) --bits;
     return round_float(std::bit_cast<float>(bits | 1u));
 }
 
-// Rounded to nearest-even and kept in the range. What is no number counts as an infinity.
+// Rounds to nearest-even and saturates. NaN is converted as infinity.
 template <class Integer>
 Integer to_integer(std::uint16_t bits) {
     constexpr auto lowest = std::numeric_limits<Integer>::lowest();
@@ -69,7 +69,7 @@ tagFp16 tagFp16::operator-=(const tagFp16 other) { return *this = *this - other;
 tagFp16 tagFp16::operator*=(const tagFp16 other) { return *this = *this * other; }
 tagFp16 tagFp16::operator/=(const tagFp16 other) { return *this = *this / other; }
 
-// The bits are compared, but for the two zeros.
+// Compares bits, except that the two zeros are equal.
 bool tagFp16::operator==(const tagFp16& other) const {
     return val == other.val || ((val | other.val) & ~kSign & 0xFFFF) == 0;
 }

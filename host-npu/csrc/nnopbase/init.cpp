@@ -1,4 +1,4 @@
-// Start and end of the library, and what torch_npu looks up by name in it.
+// Initialization and finalization, and the functions that torch_npu looks up by name.
 #include <cstdint>
 
 #include "aclnn/aclnn_base.h"
@@ -6,15 +6,15 @@
 
 extern "C" {
 
-// torch_npu brackets a call with these: CANN may draw the memory of a composed operator from a pool of the thread.
+// torch_npu brackets calls with these, so that CANN can allocate memory of composed operators from a thread's pool.
 ACLNN_API int InitHugeMemThreadLocal(void*, bool) {
     return host_npu::unless_it_fails(__func__, [] { return host_npu::kSuccess; });
 }
 ACLNN_API void UnInitHugeMemThreadLocal(void*, bool) {}
 ACLNN_API void ReleaseHugeMem(void*, bool) {}
 
-// A second cache, for callers that hash their arguments before they make tensors of them. No operator takes part, which
-// CANN says of some of its own; the callers then take the documented way through phase one.
+// A second cache, for callers that hash their arguments before creating tensors. No operator uses it here, as some of
+// CANN's do not; callers then fall back to the documented phase one.
 ACLNN_API bool CanUsePTACache(const char*) { return false; }
 ACLNN_API void InitPTACacheThreadLocal() {}
 ACLNN_API void UnInitPTACacheThreadLocal() {}

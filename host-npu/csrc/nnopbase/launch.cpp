@@ -1,4 +1,4 @@
-// From a call to work on a stream.
+// Enqueues calls on streams.
 #include <algorithm>
 #include <array>
 #include <stdexcept>
@@ -13,10 +13,10 @@ namespace {
 constexpr std::size_t kCanaryBytes = 64;
 constexpr auto kCanary = std::byte{0xA5};
 
-// Elements of a tensor that any memory has room for, also if a stride is 0.
+// The maximum number of elements of a tensor, also if a stride is 0.
 constexpr std::int64_t kMostElements = std::int64_t{1} << 48;
 
-// Returns where a kernel finds `tensor`, whose storage begins at `storage`. Throws if a part of the view is not in
+// Returns the host alias of `tensor`, whose storage begins at `storage`. Throws if a part of the view is not in
 // device memory.
 HostTensor on_host(const Layout& layout, void* storage) {
     if (layout.empty()) return {&layout, nullptr};
@@ -37,7 +37,7 @@ HostTensor on_host(const Layout& layout, void* storage) {
     return {&layout, first_element + (layout.offset - first) * size};
 }
 
-// The workspace that phase one asked for, and a pattern at its end that has to be there when the kernel is done.
+// The workspace of a call, and a pattern at its end that the kernel must not overwrite.
 class Workspace {
   public:
     Workspace(void* workspace, std::uint64_t given, std::uint64_t asked_for) {

@@ -1,4 +1,4 @@
-// The thread's memory of the calls that phase one has seen.
+// The per-thread cache of phase one.
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,7 @@
 
 namespace host_npu {
 
-// A call that phase one has seen. It is usable once phase two has run it.
+// An entry of the cache, which is usable once phase two has run its call.
 struct CacheEntry {
     std::shared_ptr<const Call> call;
     std::atomic<bool> usable{false};
@@ -22,13 +22,13 @@ struct CacheEntry {
 
 class PhaseCache {
   public:
-    // DISABLE_L2_CACHE (any value) and ACLNN_CACHE_LIMIT, as the process began with.
+    // Configured by DISABLE_L2_CACHE (any value) and ACLNN_CACHE_LIMIT, read once.
     static PhaseCache& of_this_thread();
 
     // Null if there is no usable entry.
     std::shared_ptr<const Call> find(std::string_view key);
-    // Returns the new entry, which phase two makes usable, in whatever thread. Null if the key is taken: an entry whose
-    // phase two failed or never came is in the way of all later ones.
+    // Returns the new entry, which phase two makes usable, in any thread. Null if the key is taken: an entry whose
+    // phase two failed or never ran blocks all later ones.
     std::shared_ptr<CacheEntry> add(std::string_view key, std::shared_ptr<const Call> call);
     void erase(std::string_view key);
 
@@ -41,7 +41,7 @@ class PhaseCache {
     explicit PhaseCache(std::size_t limit) : limit_(limit) {}
 
     std::size_t limit_;
-    // The latest use first.
+    // Most recently used first.
     std::list<Entry> entries_;
     std::unordered_map<std::string_view, std::list<Entry>::iterator> index_;
 };

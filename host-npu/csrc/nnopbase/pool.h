@@ -1,4 +1,4 @@
-// Objects that are handed out as handles and come back.
+// A pool of objects behind handles.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace host_npu {
 
-// A pool never gives memory back, so looking at a handle that was destroyed is defined: it is not alive, or its
-// generation is another one. `Handle` has `bool alive` and `std::uint64_t generation`.
+// A pool never frees memory, so reading a destroyed handle is defined behavior: it is not alive, or its generation has
+// changed. `Handle` has `bool alive` and `std::uint64_t generation`.
 template <class Handle>
 class Pool {
   public:

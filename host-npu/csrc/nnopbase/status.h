@@ -1,4 +1,4 @@
-// Status codes of the aclnn interface, and how a function refuses.
+// Status codes and errors of the aclnn interface.
 #pragma once
 
 #include <cstdint>
@@ -25,20 +25,20 @@ inline aclnnStatus failed(aclnnStatus status, const char* function, const std::s
     return status;
 }
 
-// Runs the body of an exported function, or returns the failure that a test asked for in this call.
+// Runs the body of an exported function, or returns the failure that a test injected into this call.
 template <class Body>
 aclnnStatus unless_it_fails(const char* function, const Body& body) {
     if (const auto failure = injected_failure(function)) return failed(failure->first, function, failure->second);
     return body();
 }
 
-// Why a call does not happen. Without text nothing is logged.
+// The status and message of a refused call. An empty message is not logged.
 struct Refusal {
     aclnnStatus status;
     std::string text;
 };
 
-// Refuses unless `fine`. The sentence is put together from `parts` only then.
+// Throws a Refusal unless `fine`. The message is formatted from `parts` only then.
 template <class... Parts>
 void require(bool fine, aclnnStatus status, const Parts&... parts) {
     if (fine) return;

@@ -1,4 +1,4 @@
-// aclTensor: made, asked, changed, destroyed.
+// The functions of aclTensor.
 #include "nnopbase/tensor.h"
 
 #include <exception>
@@ -43,7 +43,7 @@ struct Description {
     }
 };
 
-// Gives the caller a copy of `dims` that it deletes[].
+// Returns a copy that the caller frees with delete[].
 aclnnStatus copy_out(const char* function, const aclTensor* tensor, Dims Layout::* dims, std::int64_t** values,
                      std::uint64_t* count) {
     return unless_it_fails(function, [&] {

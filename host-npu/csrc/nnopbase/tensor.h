@@ -1,4 +1,4 @@
-// What an aclTensor is made of.
+// The definition of aclTensor.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 namespace host_npu {
 
-// Up to 25 sizes or strides, the most that CANN's framework allows. The usual eight need no memory of their own.
+// Up to 25 sizes or strides, the limit of CANN's framework. Up to eight are stored inline.
 class Dims {
   public:
     static constexpr std::size_t kMaxRank = 25;
@@ -51,14 +51,14 @@ class Dims {
         ++rank_;
     }
 
-    // The product of all sizes.
+    // The product of the sizes.
     std::int64_t numel() const {
         std::int64_t product = 1;
         for (const auto size : *this) product *= size;
         return product;
     }
 
-    // A size is 0. A scalar is not empty.
+    // Whether a size is 0; false for a scalar.
     bool empty() const { return std::find(begin(), end(), 0) != end(); }
 
   private:
@@ -69,7 +69,7 @@ class Dims {
 
     std::size_t rank_ = 0;
     std::array<std::int64_t, 8> few_{};
-    // All of them, if they are more than a few.
+    // All values, if they are not stored inline.
     std::vector<std::int64_t> many_;
 };
 
@@ -84,7 +84,7 @@ inline Dims contiguous_strides(const Dims& shape) {
     return strides;
 }
 
-// What is beyond 64 bits stays at the end of their range.
+// Saturates instead of overflowing.
 inline std::int64_t saturated_sum(std::int64_t one, std::int64_t other) {
     std::int64_t sum = 0;
     if (!__builtin_add_overflow(one, other, &sum)) return sum;
@@ -109,7 +109,7 @@ struct Layout {
 
     bool empty() const { return shape.empty(); }
     std::int64_t numel() const { return shape.numel(); }
-    // The first and the last element of the storage that the view has, unless the view is empty.
+    // The offsets of the first and the last element in the storage. The view must not be empty.
     std::pair<std::int64_t, std::int64_t> reach() const {
         auto first = offset;
         auto last = offset;
@@ -138,7 +138,7 @@ struct aclTensor {
     host_npu::Layout layout;
     void* storage = nullptr;
 
-    // Becomes a contiguous view of another shape.
+    // Changes the view to a contiguous one of another shape.
     void set_shape(const host_npu::Dims& shape) {
         layout.shape = shape;
         layout.strides = host_npu::contiguous_strides(shape);

@@ -10,7 +10,7 @@ namespace {
 thread_local std::string scratch_key;
 thread_local std::vector<const aclTensor*> scratch_tensors;
 
-// Gives an executor back on every path, unless it may run again.
+// Releases an executor on every path, unless it is repeatable.
 class Consumed {
   public:
     explicit Consumed(aclOpExecutor* executor) : executor_(executor) {}
@@ -26,7 +26,7 @@ class Consumed {
 
 aclnnStatus run_individual(const Api& api, void* workspace, std::uint64_t workspace_size, aclOpExecutor* executor,
                            aclrtStream stream) {
-    // The refusals leave the executor alive: only a run gives it back to the pool.
+    // Errors leave the executor alive: only a run returns it to the pool.
     if (workspace_size > 0 && workspace == nullptr) return failed(kNullPointer, api.phase_two, "workspace is null");
     if (!executor->call) return failed(kInnerError, api.phase_two, "phase one did not finish this executor");
     const auto needed = executor->call->plan.workspace_size;
@@ -55,7 +55,7 @@ PhaseOne::PhaseOne(const Api& api, std::uint64_t* workspace_size, aclOpExecutor*
 
 void PhaseOne::append(const void* bytes, std::size_t size) { key_.append(static_cast<const char*>(bytes), size); }
 
-// Addresses are not in the key, but which arguments are one and the same object is.
+// The key does not contain addresses, but which arguments are the same object.
 void PhaseOne::add(const aclTensor* tensor) {
     const auto first = std::find(tensors_.begin(), tensors_.end(), tensor) - tensors_.begin();
     tensors_.push_back(tensor);
@@ -105,7 +105,7 @@ std::optional<aclnnStatus> PhaseOne::begin_individual(std::initializer_list<cons
     if (executor_ == nullptr) return refuse(kNullPointer, "executor is a null pointer");
     individual_ = take_executor(kIndividualMagic);
     *executor_ = individual_;
-    // The generated code takes the refusal of a null pointer for a hit of its cache of arguments.
+    // The generated code mistakes the null-pointer error for a hit of its cache.
     if (workspace_size_ == nullptr) return kSuccess;
     auto call = all_contiguous() ? PhaseCache::of_this_thread().find(key_) : nullptr;
     if (!call) return std::nullopt;
@@ -117,7 +117,7 @@ std::optional<aclnnStatus> PhaseOne::begin_individual(std::initializer_list<cons
 
 aclnnStatus PhaseOne::finish_individual(Plan plan) {
     auto call = compiled(std::move(plan));
-    // The cache of arguments is another one: what is in it can be used at once.
+    // Entries of individual operators are usable immediately.
     if (all_contiguous()) {
         if (const auto entry = PhaseCache::of_this_thread().add(key_, call)) entry->usable = true;
     }
@@ -175,7 +175,7 @@ aclnnStatus phase_two(const Api& api, void* workspace, std::uint64_t workspace_s
         storages.push_back(use.tensor == nullptr ? nullptr : use.tensor->storage);
     }
     const auto status = launch(executor->call, storages, workspace, workspace_size, stream);
-    // A call without a kernel leaves nothing that could be launched again.
+    // A call without a kernel cannot be repeated.
     const bool launched = status == kSuccess && executor->call->plan.kernel;
     if (launched && executor->cache_entry) executor->cache_entry->usable = true;
     return status;

@@ -1,4 +1,4 @@
-// The life cycle of a call, the same for every operator.
+// The life cycle of a call, shared by all operators.
 //
 //     aclnnStatus aclnnXGetWorkspaceSize(const aclTensor* a, std::int64_t n, ..., aclOpExecutor** executor) {
 //         return PhaseOne(kApi, workspaceSize, executor).with(a, n, ...).run([&] { checks; return Plan{...}; });
@@ -28,7 +28,7 @@ class HOST_NPU_EXPORT PhaseOne {
   public:
     PhaseOne(const Api& api, std::uint64_t* workspace_size, aclOpExecutor** executor);
 
-    // Records all arguments of the call; together they are the key of the cache.
+    // Records the arguments of the call, which form the key of the cache.
     template <class... Arguments>
     PhaseOne& with(const Arguments&... arguments) {
         (add(arguments), ...);
@@ -42,7 +42,7 @@ class HOST_NPU_EXPORT PhaseOne {
         return guarded([&] { return finish(build()); });
     }
 
-    // For individual operators, whose generated code is less careful. `names` are those of the tensors, all required.
+    // For individual operators, whose generated code checks less. `names` are those of the tensors, all required.
     template <class Build>
     aclnnStatus run_individual(std::initializer_list<const char*> names, const Build& build) {
         if (const auto done = begin_individual(names)) return *done;
@@ -82,7 +82,7 @@ class HOST_NPU_EXPORT PhaseOne {
     const Api& api_;
     std::uint64_t* workspace_size_;
     aclOpExecutor** executor_;
-    // Scratch of the thread, so that a call allocates nothing for them.
+    // Per-thread buffers, so that calls do not allocate.
     std::string& key_;
     std::vector<const aclTensor*>& tensors_;
     aclOpExecutor* individual_ = nullptr;

@@ -1,1 +1,1 @@
-"""What the losses of a linear layer's outputs share: options, shifted labels, and a vocabulary on several processes."""
+"""Shared code of losses on a linear layer's output: options, shifted labels, and a vocab-parallel head."""

@@ -16,14 +16,14 @@ from torch import Tensor
 
 REDUCTIONS = ("none", "mean", "sum")
 _EXACT = 2**24  # float32 represents all integers up to it
-_FEATURES = 4  # compared per row
-_ROWS = 3  # compared
-# The same row may have been computed in a different order, in 16 bits; different rows differ by more.
+_FEATURES = 4  # features compared per row
+_ROWS = 3  # rows compared
+# Bounds the 16-bit rounding errors of the same row, computed in a different order on each rank.
 _TOLERANCE = 2.0**-4
 _OWN_ROWS = "; if every rank has its own rows, as with FSDP2, pass fsdp_module instead of process_group"
 
 
-_WORDS: dict[str, tuple[str, Callable[[float], object] | None, str]] = {
+_DESCRIPTIONS: dict[str, tuple[str, Callable[[float], object] | None, str]] = {
     "rows": ("the number of rows of input", int, _OWN_ROWS),
     "features": ("the number of features of input", int, ""),
     "vocab_sizes": ("vocab_sizes", None, ""),
@@ -46,9 +46,9 @@ _PROBES = 2 * _ROWS * _FEATURES
 
 
 class Call(Protocol):
-    """What every process must say of a call, in numbers; but for the last field, ``excess``, the same on all.
+    """The arguments of a call as numbers, which must be the same on all ranks except for ``excess``, the last field.
 
-    ``excess`` is how many rows of the head this rank has over those of vocab_sizes.
+    ``excess`` is the number of rows of this rank's head minus its entry of vocab_sizes.
     """
 
     @property
@@ -58,7 +58,7 @@ class Call(Protocol):
 
 
 def size_of(call: Call) -> int:
-    """Return how many numbers a process sends of its call."""
+    """Return the number of elements of a summary."""
     return len(call._fields) + 1 + _PROBES
 
 
@@ -69,9 +69,9 @@ def hash_sizes(sizes: tuple[int, ...]) -> int:
 
 
 def summarize(call: Call, input: Tensor, target: Tensor | None, other: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return the numbers that a process sends of its call, shape (size_of(call),), without derivatives.
+    """Return the summary of a call that a rank sends, of shape (size_of(call),); it is not differentiable.
 
-    ``target`` has class indices, ``other`` floating-point numbers of each row, such as probabilities.
+    ``target`` has class indices; ``other`` has floating-point values per row, such as probabilities.
     """
     probes = [_probe(rows, dtype) for rows in (input, other) if rows is not None]
     if other is None:
@@ -104,17 +104,17 @@ def _probe(rows: Tensor, dtype: torch.dtype) -> Tensor:
 def compare_summaries(
     function: str, call: Call, summaries: Tensor, sizes: tuple[int, ...], names: Sequence[str] = ("input", "target")
 ) -> Tensor | None:
-    """Compare the summaries of all processes, shape (processes, size_of(call)).
+    """Compare the summaries of all ranks, of shape (world size, size_of(call)).
 
     Args:
-        function: the name of the function that is called.
-        call: this process's call.
-        summaries: what :func:`summarize` has returned on each process.
-        sizes: the cut of the vocabulary.
-        names: of the arguments whose rows were summarized.
+        function: the name of the public function, for errors.
+        call: this rank's call.
+        summaries: the results of :func:`summarize` on all ranks.
+        sizes: the number of classes of each rank.
+        names: the names of the arguments whose rows were summarized.
 
     Returns:
-        ``None`` if the values can be read. Otherwise a factor for the results: 1 if they match, else nan.
+        ``None`` if the values can be read. Otherwise a factor for the results: 1 if the summaries match, else nan.
 
     Raises:
         ValueError: The summaries do not match, and the values can be read.
@@ -154,8 +154,8 @@ def _raise_difference(
 
 
 def raise_mismatch(function: str, name: str, numbers: Sequence[float] = ()) -> NoReturn:
-    """Raise for what is not the same on all processes, whose numbers are told if they mean something."""
-    what, decode, hint = _WORDS[name]
+    """Raise for an argument that differs between ranks; the message has its values if they can be decoded."""
+    what, decode, hint = _DESCRIPTIONS[name]
     described = "it is not"
     if decode is not None:
         rank = next(rank for rank, number in enumerate(numbers) if number != numbers[0])
@@ -164,12 +164,12 @@ def raise_mismatch(function: str, name: str, numbers: Sequence[float] = ()) -> N
 
 
 def check_messages(function: str, options: str, gathered: Any) -> None:
-    """Raise where the numbers of rows, or what is exchanged of each, differ: the messages would not fit each other.
+    """Raise if ranks would exchange messages of different sizes.
 
     Args:
-        function: the name of the function that is called.
-        options: what decides how many numbers of each row are exchanged.
-        gathered: of each rank the rows of its head, those of its input, and how many numbers of each row it sends.
+        function: the name of the public function, for errors.
+        options: the arguments that determine the number of values per row.
+        gathered: per rank, the rows of the head, the rows of the input, and the number of values per row.
     """
     _, rows, numbers = zip(*gathered, strict=True)
     if len(set(rows)) > 1:

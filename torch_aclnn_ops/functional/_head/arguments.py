@@ -1,4 +1,4 @@
-"""The arguments that losses of a linear layer's outputs share: numbers, weights of rows, and shifted labels."""
+"""Shared arguments of losses on a linear layer's output: numbers, token weights, and shifted labels."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from torch_aclnn_ops._checks import describe
 import torch
 from torch import Tensor
 
-_REAL = (float, Real)  # float is found faster
+_REAL = (float, Real)  # float first, for speed
 _Rule = tuple[Any, str, str, Callable[[Any], bool]]
 _COUNT = ("at least 1", lambda number: number >= 1)
 _POSITIVE = ("positive and finite", lambda number: 0 < number < math.inf)
@@ -27,7 +27,7 @@ _RULES: dict[str, _Rule] = {
 
 
 def check_number(function: str, name: str, value: Any, rule: _Rule | None = None) -> Any:
-    """Check type and range of a number, which may be a numpy scalar, and return it as a Python number."""
+    """Check the type and range of a number, possibly a NumPy scalar, and return it as a Python number."""
     kind, accepted, accepted_range, fits = rule or _RULES[name]
     if isinstance(value, bool) or not isinstance(value, kind):
         raise TypeError(f"{function}: {name} must be {accepted}, but it is {value!r}")
@@ -39,7 +39,7 @@ def check_number(function: str, name: str, value: Any, rule: _Rule | None = None
 def check_memory(
     function: str, chunk_size: int | str, max_memory: int | None, default: int | None = None
 ) -> tuple[int | None, int | None]:
-    """Return the rows of a chunk and the bytes that may be held, of which one is given at most; ``default`` rows."""
+    """Check chunk_size and max_memory, at most one of which may be given; ``default`` replaces ``"auto"``."""
     rows = default if chunk_size == "auto" else check_number(function, "chunk_size", chunk_size)
     if max_memory is not None:
         if rows is not None:
@@ -51,7 +51,7 @@ def check_memory(
 
 
 def check_token_weight(function: str, token_weight: object, target_shape: tuple[int, ...], input: Tensor) -> None:
-    """Accept a real floating-point tensor with a weight for each row."""
+    """Check that token_weight is a floating-point tensor of the target's shape."""
     if not isinstance(token_weight, Tensor):
         raise TypeError(f"{function}: token_weight must be a Tensor or None, but it is {token_weight!r}")
     if not token_weight.is_floating_point():
@@ -68,7 +68,7 @@ def check_token_weight(function: str, token_weight: object, target_shape: tuple[
 
 
 def check_shift(function: str, shift: object, target: Tensor | None) -> int:
-    """Accept a number of places that is less than the length of a sequence."""
+    """Check that shift is less than the sequence length, and return it as an int."""
     if not isinstance(shift, (bool, Integral)):
         raise TypeError(f"{function}: shift must be a bool or an int, but it is {shift!r}")
     places = int(shift)
@@ -86,9 +86,9 @@ def check_shift(function: str, shift: object, target: Tensor | None) -> int:
 def labels_to_rows(
     target: Tensor, token_weight: Tensor | None, places: int, ignored: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Move labels, and their weights, to the rows that predict them; the last rows of a sequence have none.
+    """Shift labels and their weights to the rows that predict them.
 
-    Rows without a label are ignored, so the input stays where it is.
+    The last rows of a sequence have no label and are ignored, so the input is not copied.
     """
     target = torch.nn.functional.pad(target[..., places:].long(), (0, places), value=ignored)
     if isinstance(token_weight, Tensor):
@@ -97,12 +97,12 @@ def labels_to_rows(
 
 
 def rows_to_labels(result: Tensor, places: int) -> Tensor:
-    """Move the results of rows to the labels that they are about; the ignored rows' come first."""
+    """Shift the results of rows to their labels; those of ignored rows come first."""
     return result.roll(places, -1) if result.dim() > 0 else result
 
 
 def check_one_shape(function: str, **tensors: Any) -> None:
-    """Accept tensors of one shape: what broadcasts would be silently wrong."""
+    """Check that tensors have the same shape, because broadcasting would give a wrong result."""
     name, first = next(iter(tensors.items()))
     for other, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
@@ -115,6 +115,6 @@ def check_one_shape(function: str, **tensors: Any) -> None:
 
 
 def check_choice(function: str, name: str, value: object, accepted: Sequence[str]) -> None:
-    """Accept one of some names."""
+    """Check that ``value`` is one of the accepted strings."""
     if not isinstance(value, str) or value not in accepted:
         raise ValueError(f"{function}: {name} must be one of {', '.join(map(repr, accepted))}, but it is {value!r}")

@@ -1,7 +1,7 @@
-"""Sums and gathers over the processes of a group, with every derivative.
+"""Differentiable collectives.
 
-A tensor is either a part (each process has another one) or a copy (all have the same). Every process computes the same
-loss, so the gradient of a copy is a copy, and that of a part is a part. ``gather`` and ``own_part`` are each other's
+A tensor is either a part (different on each rank) or a copy (the same on all ranks). Every rank computes the same loss,
+so the gradient of a copy is a copy, and that of a part is a part. ``gather`` and ``own_part`` are each other's
 derivative, and so are ``copy_to_group`` and ``sum_over_group``.
 """
 
@@ -24,16 +24,16 @@ _NO_MEMBER = dist.GroupMember.NON_GROUP_MEMBER if dist.is_available() else None
 
 @dataclass(frozen=True)
 class Members:
-    """The processes of a group, as constants of autograd and of ``torch.compile``."""
+    """The members of a process group, as a constant of autograd and ``torch.compile``."""
 
-    name: str  # by which PyTorch finds the group
-    size: int  # number of processes
+    name: str  # of the group
+    size: int  # world size of the group
     rank: int  # of this process in the group
-    devices: tuple[str, ...]  # types of device whose tensors the group takes; tensors of others go through the CPU
+    devices: tuple[str, ...]  # device types that the group's backends support; other tensors are copied to the CPU
 
     @classmethod
     def of(cls, function: str, process_group: Any) -> "Members":
-        """Find the processes of the group that a function is given, which this one must be among."""
+        """Return the members of a process group, which must contain this process."""
         if isinstance(process_group, int) and process_group == _NO_MEMBER:
             rank = -1
         elif not dist.is_available() or not isinstance(process_group, dist.ProcessGroup):
@@ -52,7 +52,7 @@ class Members:
         return cls(name, process_group.size(), rank, device_types_of_group(name))
 
     def stage(self, tensor: Tensor) -> Tensor:
-        """Return the tensor where the group takes it."""
+        """Return the tensor contiguous, on a device that the group supports."""
         return tensor.contiguous() if tensor.device.type in self.devices else tensor.contiguous().cpu()
 
 
@@ -60,7 +60,7 @@ _Collective = Callable[[Tensor, Members], Tensor]
 
 
 def gather_constant(part: Tensor, members: Members) -> Tensor:
-    """Stack the parts of all processes, in the order of ranks, along a new first dimension, without derivatives."""
+    """Stack the parts of all ranks along a new first dimension; not differentiable."""
     gathered = c10d_functional.all_gather_into_tensor(members.stage(part.unsqueeze(0)), members.size, members.name)
     result: Tensor = c10d_functional.wait_tensor(gathered).to(part.device)
     return result
@@ -75,7 +75,7 @@ def _copy_to_group(copy: Tensor, members: Members) -> Tensor:
 
 
 def _sum_over_group(part: Tensor, members: Members) -> Tensor:
-    if part.dtype == torch.float64 and part.device.type == "npu":  # HCCL moves float64, and does not add it up
+    if part.dtype == torch.float64 and part.device.type == "npu":  # HCCL gathers float64, but does not reduce it
         return gather_constant(part, members).sum(0)
     total = c10d_functional.all_reduce(members.stage(widen(part)), "sum", members.name)
     result: Tensor = c10d_functional.wait_tensor(total).to(part)
@@ -83,7 +83,7 @@ def _sum_over_group(part: Tensor, members: Members) -> Tensor:
 
 
 def raise_if_compiled_transform(*_: Any) -> None:
-    """Raise where dynamo traces a transform: it takes all but the first derivative of a Function for zero."""
+    """Raise where Dynamo traces a transform, in which second derivatives of a Function would be zero."""
     if torch.compiler.is_compiling() and in_functorch_transform():
         raise NotImplementedError(
             "linear_cross_entropy: process_group must be None where torch.compile traces a transform of torch.func,"
@@ -95,7 +95,7 @@ def raise_if_compiled_transform(*_: Any) -> None:
 def _linear(
     forward: _Collective, itself: Callable[[], Any], adjoint_forward: _Collective, adjoint: Callable[[], Any]
 ) -> EagerOrCompiled:
-    """Make a linear function differentiable, by what returns it and its adjoint, the differentiable functions."""
+    """Make a linear function differentiable; ``itself`` and ``adjoint`` return the differentiable functions."""
 
     class Linear(Function):
         @staticmethod
@@ -108,7 +108,7 @@ def _linear(
 
         @staticmethod
         def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
-            # Dynamo traces no Function inside another's backward, and compiled code has no second derivative.
+            # Dynamo does not trace a Function in another's backward, and compiled code is not differentiated twice.
             differentiate = adjoint_forward if torch.compiler.is_compiling() else adjoint()
             return differentiate(grad_output, ctx.members), None
 
@@ -118,16 +118,16 @@ def _linear(
 
         @staticmethod
         def vmap(info: Any, in_dims: tuple[int, None], tensor: Tensor, members: Members) -> tuple[Tensor, int]:
-            # The first dimension may be the ranks'.
+            # The first dimension may be that of the ranks.
             result = itself()(tensor.movedim(in_dims[0], -1), members)
             return result, result.dim() - 1
 
     return EagerOrCompiled(Linear, raise_if_compiled_transform)
 
 
-# Stack the parts of all processes along a new first dimension; and this process's entry of that dimension of a copy.
+# Stacks the parts of all ranks along a new first dimension; selects this rank's entry along it.
 gather: Any = _linear(gather_constant, lambda: gather, _own_part, lambda: own_part)
 own_part: Any = _linear(_own_part, lambda: own_part, gather_constant, lambda: gather)
-# The tensor as it is, whose gradient is the sum of those of all processes; and the sum of the parts of all processes.
+# The identity, whose gradient is summed over ranks; the sum over ranks, whose gradient is the identity.
 copy_to_group: Any = _linear(_copy_to_group, lambda: copy_to_group, _sum_over_group, lambda: sum_over_group)
 sum_over_group: Any = _linear(_sum_over_group, lambda: sum_over_group, _copy_to_group, lambda: copy_to_group)

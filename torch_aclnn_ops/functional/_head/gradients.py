@@ -1,4 +1,4 @@
-"""Gradients that were made in a forward pass, in its backward pass."""
+"""Backward passes that scale gradients computed in the forward pass."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def scaled(made: Sequence[Tensor | None], grad_loss: Tensor) -> Sequence[Tensor | None]:
-    """Return gradients times that of the loss; where ``vmap`` runs over it they stay as they are, else they change."""
+    """Multiply gradients by that of the loss: in-place, except under ``vmap``."""
     if is_batched(grad_loss):
         return [None if gradient is None else gradient * grad_loss for gradient in made]
     if not (values_are_readable(grad_loss) and grad_loss.item() == 1):

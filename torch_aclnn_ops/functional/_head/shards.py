@@ -1,4 +1,4 @@
-"""The cut of a vocabulary that the processes of a group share."""
+"""The shards of a vocabulary on the ranks of a process group."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,30 +16,30 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class VocabularyShards:
-    """The cut of a vocabulary: rank r of a group has the ``sizes[r]`` classes after those of the ranks before it."""
+    """Contiguous shards of a vocabulary: rank r has ``sizes[r]`` classes, after those of the ranks before it."""
 
     members: Members
     sizes: tuple[int, ...]
-    excess: int = 0  # of this process's rows of the head over its size
+    excess: int = 0  # rows of this rank's head minus its size
 
     @property
     def total(self) -> int:
-        """The number of classes of the whole vocabulary."""
+        """The size of the whole vocabulary."""
         return sum(self.sizes)
 
     def slices(self) -> list[slice]:
-        """Return the classes of every rank."""
+        """Return the range of classes of each rank."""
         return [slice(stop - size, stop) for stop, size in zip(accumulate(self.sizes), self.sizes, strict=True)]
 
 
 @dataclass(frozen=True)
 class Messages:
-    """What must be the same on all ranks before any message between them fits.
+    """What determines the sizes of messages, which must be the same on all ranks.
 
     Attributes:
-        rows: of the input.
-        kind: a number that differs where the sizes of what ranks exchange of a row do.
-        options: the arguments that decide about it.
+        rows: the number of rows of the input.
+        kind: a number that differs if the number of values per row does.
+        options: the arguments that determine ``kind``, for errors.
     """
 
     rows: int
@@ -77,10 +77,10 @@ def _checked_sizes(function: str, vocab_sizes: Any, size: int) -> tuple[int, ...
 def shards_of(
     function: str, process_group: Any, vocab_sizes: Sequence[int] | None, linear_weight: Any, messages: Messages
 ) -> VocabularyShards:
-    """Find the cut of the vocabulary, and check the arguments that describe it.
+    """Return the shards of the vocabulary, after checking the arguments that describe them.
 
-    Without ``vocab_sizes`` the processes tell each other their number of classes in a collective whose result the CPU
-    waits for, in every call; compiled code refuses that. They compare their messages then.
+    Without ``vocab_sizes``, every call gathers the number of classes and the message sizes of all ranks in a collective
+    that synchronizes with the CPU; compiled code raises instead.
     """
     if process_group is None:
         raise ValueError(f"{function}: vocab_sizes must be None if process_group is None, but it is {vocab_sizes!r}")

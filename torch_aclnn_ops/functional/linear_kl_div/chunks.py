@@ -170,7 +170,7 @@ def compare_in_chunks(inputs: Inputs, factors: Tensor | None) -> tuple[Tensor, M
         logits = kernel.student_logits(input, buffer)
         losses += kernel.compare_blocks(logits, rows, factors_of_rows)
         if total is not None:
-            kept.silence(logits, rows)
+            kept.zero_ignored(logits, rows)
             total.add(logits, input, rows)
     found = kept.expand_to_all_rows(torch.cat(losses))
     assert found is not None

@@ -1,1 +1,1 @@
-"""What the losses of a linear layer's outputs share: how rows and classes are cut, and the matrix products."""
+"""Shared kernels of losses on a linear layer's output: chunk sizes, matrix products, and ignored rows."""

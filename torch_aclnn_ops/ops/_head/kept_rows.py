@@ -6,19 +6,19 @@ from torch_aclnn_ops._checks import values_are_readable
 
 from torch import Tensor
 
-# The target of an ignored row, which is no class of a head.
+# The target of an ignored row.
 IGNORED = -1
 
 
 class KeptRows:
     """The rows that are not ignored.
 
-    The others are dropped where looking for them waits for no device. Elsewhere they become rows of zeros, so that
-    nothing that is not finite gets from them into a sum, with coefficients of 0.
+    Ignored rows are dropped if finding them does not synchronize with a device. Otherwise they are set to zero, so that
+    inf and nan in them do not reach sums in which their coefficient is 0.
 
     Args:
-        target: class indices, ``IGNORED`` for an ignored row; ``None`` where none is.
-        rows: how many there are.
+        target: class indices, ``IGNORED`` for ignored rows; ``None`` if no row is ignored.
+        rows: the number of rows.
     """
 
     def __init__(self, target: Tensor | None, rows: int) -> None:
@@ -40,12 +40,12 @@ class KeptRows:
 
     @property
     def are_dropped(self) -> bool:
-        """Whether the ignored rows are left out."""
+        """Whether the ignored rows are dropped."""
         return self._kept is not None
 
     @property
     def number(self) -> int:
-        """How many rows are left."""
+        """The number of rows that are not dropped."""
         return self._rows if self._kept is None else self._kept.shape[0]
 
     @overload
@@ -53,20 +53,20 @@ class KeptRows:
     @overload
     def select(self, values: Tensor | None, rows: slice = ...) -> Tensor | None: ...
     def select(self, values: Tensor | None, rows: slice = slice(None)) -> Tensor | None:
-        """Return the values of some of the rows that are left; zeros of those that are ignored."""
+        """Return the values of a range of the remaining rows, with zeros for ignored rows."""
         if values is None:
             return None
         if self._ignored is not None:
             return values[rows].masked_fill(_as_column(self._ignored[rows], values), 0)
         return values[rows] if self._kept is None else values[self._kept[rows]]
 
-    def silence(self, values: Tensor, rows: slice) -> None:
-        """Write zeros over the values of those of some rows that are ignored, where they are not left out."""
+    def zero_ignored(self, values: Tensor, rows: slice) -> None:
+        """Zero the values of ignored rows in-place; a no-op if they are dropped."""
         if self._ignored is not None:
             values.masked_fill_(_as_column(self._ignored[rows], values), 0)
 
     def expand_to_all_rows(self, values: Tensor | None, elsewhere: int = 0) -> Tensor | None:
-        """Return the values with others, ``elsewhere``, for the rows that are ignored."""
+        """Return the values of all rows, with ``elsewhere`` for ignored rows."""
         if values is None:
             return None
         if self._ignored is not None:

@@ -1,4 +1,4 @@
-"""The matrix products of a loss on a head: logits of a chunk, and what their gradient adds to the arguments'."""
+"""The matrix products of a loss on a head: the logits of a chunk, and the gradients of the arguments."""
 
 from torch_aclnn_ops import _cpu_extension
 from torch_aclnn_ops._cpu_extension import has_bfloat16_units as chip_has_bfloat16_units
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 # oneDNN compiles a kernel for each new shape in about 2 ms, the time of about 2^28 multiplications. A call has up to
-# six shapes, which are new whenever the number of ignored rows changes.
+# six shapes, which change with the number of ignored rows.
 _FEWEST_MULTIPLICATIONS = 2**32
 
 
@@ -42,7 +42,7 @@ def describe_backend(weight: Tensor, rows: int) -> str:
 
 
 class Head:
-    """The weight and bias of a linear layer, multiplied with chunks of rows; the logits are multiplied by ``scale``."""
+    """The weight and bias of a linear layer, whose logits are multiplied by ``scale``."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, scale: float, tiling: Tiling) -> None:
         self.weight = weight
@@ -160,7 +160,7 @@ class Gradients:
 
 
 def logits_buffer(input: Tensor, head: Head, tiling: Tiling, total: Gradients | None = None) -> Tensor:
-    """Return memory for the logits of a chunk: that of the weight's gradient, as long as it is free."""
+    """Return a buffer for the logits of a chunk: the memory of the weight's gradient, if it is unused."""
     number = min(tiling.rows, tiling.rows_per_chunk) * tiling.classes_per_chunk
     scratch = None if total is None else total.scratch(number)
     return input.new_empty(number, dtype=head.dtype) if scratch is None else scratch

@@ -13,7 +13,7 @@ import torch
 LOGITS_BYTES = 7 * 2**23
 _SHARE_OF_HEAD = 8
 _FEWEST_ROWS = 128
-# Part of the head per matrix product, in float32: small enough for CPU caches.
+# The block of the head per matrix product, in float32: small enough for CPU caches.
 _BLOCK_BYTES = 2**22
 # Logits reduced at a time take 16 MiB, which also fit in CPU caches.
 _REDUCED_BYTES = 2**24
@@ -36,8 +36,8 @@ class LogitOptions:
     chunk_size: int | None = None  # rows whose logits are materialized at a time
     # bytes that may be allocated besides arguments and results, if ``chunk_size`` is not given
     max_memory: int | None = None
-    is_shard: bool = False  # the classes are a part of a vocabulary
-    function: str = "linear_cross_entropy"  # which an error names
+    is_shard: bool = False  # whether the classes are a shard of a vocabulary
+    function: str = "linear_cross_entropy"  # the public function, for errors
 
     def without_infinite_softcap(self, dtype: torch.dtype) -> "LogitOptions":
         """Remove a softcap that would be infinite in the logits' dtype, for which it is a no-op."""
@@ -55,7 +55,7 @@ class Sizes:
     features: int
     dtype: torch.dtype
     is_cpu: bool
-    beside: int = 0  # bytes that are held beside the chunks, for instance of another head
+    beside: int = 0  # bytes allocated besides the chunks, for instance by another head
 
     @property
     def wide_itemsize(self) -> int:
