@@ -187,6 +187,7 @@ def _begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         return
     record: Materializations = vars(model)[_PATCH].record
     record.begin()
+    record.is_seen = True
     if not record.is_told and model.training:
         linears = _linears(model)
         if not all(_lazy_heads.is_patched(linear, record) for linear in linears) or not linears:
@@ -204,24 +205,31 @@ def _end(model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> An
     if torch.compiler.is_compiling():
         return output if has_labels else _real(output)
     record: Materializations = vars(model)[_PATCH].record
-    if record.losses:
-        return output
-    if has_labels and model.training and torch.is_grad_enabled() and not record.is_told:
+    if not record.losses:
+        if has_labels and model.training and torch.is_grad_enabled() and not record.is_told:
+            _tell(model, record)
+        output = _real(output)
+    record.is_seen = False
+    return output
+
+
+def _tell(model: nn.Module, record: Materializations) -> None:
+    """Say why a loss needed logits, if they are those of the head."""
+    if record.operation is not None:
         record.is_told = True
-        if record.operation is not None:
-            _warn(
-                model,
-                f"{record.operation} needs them; use torch.nn.functional.cross_entropy of whole rows of the logits, or"
-                " unpatch_model",
-            )
-        elif not record.heads:
-            head = type(cast(Any, model).get_output_embeddings()).__name__
-            _warn(
-                model,
-                f"its head, a {head}, was not called as a linear layer, the model or an adapter computes with its"
-                " weights; use another adapter for the head, or unpatch_model",
-            )
-    return _real(output)
+        _warn(
+            model,
+            f"{record.operation} needs them; use torch.nn.functional.cross_entropy of whole rows of the logits, or"
+            " unpatch_model",
+        )
+    elif not record.heads:
+        record.is_told = True
+        head = type(cast(Any, model).get_output_embeddings()).__name__
+        _warn(
+            model,
+            f"its head, a {head}, was not called as a linear layer, the model or an adapter computes with its weights;"
+            " use another adapter for the head, or unpatch_model",
+        )
 
 
 def _warn(model: nn.Module, reason: str) -> None:
