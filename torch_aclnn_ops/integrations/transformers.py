@@ -201,12 +201,13 @@ def _begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
 
 def _end(model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
     """Be the hook that makes logits real of which no loss was made, and says so where one was made of real ones."""
-    has_labels = kwargs.get("labels") is not None
+    # Labels may be given by position.
+    has_loss = kwargs.get("labels") is not None or (isinstance(output, dict) and output.get("loss") is not None)
     if torch.compiler.is_compiling():
-        return output if has_labels else _real(output)
+        return output if has_loss else _real(output)
     record: Materializations = vars(model)[_PATCH].record
     if not record.losses:
-        if has_labels and model.training and torch.is_grad_enabled() and not record.is_told:
+        if has_loss and model.training and torch.is_grad_enabled() and not record.is_told:
             _tell(model, record)
         output = _real(output)
     record.is_seen = False
