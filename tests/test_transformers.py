@@ -355,6 +355,15 @@ def test_a_model_that_saves_no_memory_is_told_of_once_and_one_that_does_never(re
     assert "its head was replaced or got adapters after patch_model" in str(warning.message)
 
 
+def test_labels_that_are_given_by_position_are_told_of_too(recwarn):
+    model = patch_model(make())
+    model.lm_head.register_forward_hook(lambda linear, inputs, output: output.sigmoid())
+    call = batch()
+    model(call["input_ids"], None, None, None, None, call["labels"])
+    [warning] = recwarn
+    assert "sigmoid needs them" in str(warning.message)
+
+
 def test_a_patched_model_has_the_checkpoint_of_the_model(tmp_path):
     model = make()
     names = model.state_dict().keys()

@@ -61,7 +61,7 @@ def _forward(
     logits = LogitSum((layer,), (), None, dtype, options)
     if is_compiling or in_functorch_transform() or in_forward_ad() or is_jit_tracing():
         return TracedLogits(logits, "output", (layer,), {})
-    record.heads += 1
+    record.count_head()
     if modules_sharded_with(linear):
         recipe = Recipe(logits, layer.output_of, (input,), {}, record, in_module=True)
     else:

@@ -1,5 +1,6 @@
 """Whether a patched model's loss was computed without logits."""
 
+import warnings
 from dataclasses import dataclass
 
 
@@ -12,18 +13,34 @@ class Materializations:
         losses: the number of losses that were computed without logits.
         operation: the first operation that materialized logits before a loss, if any.
         is_told: whether the user was warned that the patch saves no memory.
+        is_seen: whether the hooks of the model run in this forward pass.
     """
 
     heads: int = 0
     losses: int = 0
     operation: str | None = None
     is_told: bool = False
+    is_seen: bool = False
 
     def begin(self) -> None:
         """Reset the counts for a new forward pass."""
         self.heads, self.losses, self.operation = 0, 0, None
 
+    def count_head(self) -> None:
+        """Note that a linear layer has returned lazy logits."""
+        if not self.is_seen:
+            self.begin()  # as no hook does
+        self.heads += 1
+
     def add(self, operation: str) -> None:
         """Record an operation that materializes logits."""
         if self.operation is None and not self.losses:
             self.operation = operation
+            if not self.is_seen and not self.is_told:
+                self.is_told = True
+                warnings.warn(
+                    f"patch_model: {operation} needs the logits of all tokens, of which a loss saves no memory, in a"
+                    " model whose head or forward was called directly; use torch.nn.functional.cross_entropy of whole"
+                    " rows of the logits, or unpatch_model",
+                    stacklevel=2,
+                )

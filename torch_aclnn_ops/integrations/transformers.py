@@ -52,11 +52,12 @@ def patch_model(model: _Model, *, chunk_size: int | Literal["auto"] = "auto", ma
     the logits when something needs them; a hook, ``retain_grad`` or ``autograd.grad(loss, logits)`` makes the backward
     pass go through them. Without labels, in ``eval()``, under ``no_grad`` and in ``generate`` the logits are real.
 
-    No architecture is named: the head is ``get_output_embeddings()``, whose linear layers return lazy logits. Factors,
-    a softcap, views of whole rows, the sum of a head and its LoRA adapters and casts stay lazy; everything else
-    computes them. Where the loss needs them, one warning says why, at the first step. Call it again after the head was
-    replaced or got adapters. The model is changed in place, but nothing that a checkpoint holds; a copy of it is
-    patched too. In compiled code the logits are lazy too, but no tensor, and there are no warnings.
+    No architecture is named: the head is ``get_output_embeddings()``, whose linear layers return lazy logits; where
+    these are embeddings, linear layers of the same shape do. Factors, a softcap, views of whole rows, the sum of a head
+    and its LoRA adapters and casts stay lazy; everything else computes them. Where the loss needs them, one warning
+    says why, at the first step. Call it again after the head was replaced or got adapters. The model is changed in
+    place, but nothing that a checkpoint holds; a copy of it is patched too. In compiled code the logits are lazy too,
+    but no tensor, and there are no warnings.
 
     Args:
         model: a ``transformers`` model with a language modelling head, or a PEFT model of one; before or after
@@ -86,12 +87,12 @@ def patch_model(model: _Model, *, chunk_size: int | Literal["auto"] = "auto", ma
     Source: the interface is that of ``liger_kernel.transformers``, without its list of architectures.
     """
     inner = _causal_lm(model, "patch_model")
-    head = inner.get_output_embeddings()
-    linears = list(_linears(head))
+    linears = _linears(inner)
     if not linears:
         raise TypeError(
             "patch_model: the model's head must be a torch.nn.Linear, or have some as PEFT's heads have, but"
-            f" get_output_embeddings() of this {type(inner).__name__} is a {type(head).__name__}"
+            f" get_output_embeddings() of this {type(inner).__name__} is a"
+            f" {type(inner.get_output_embeddings()).__name__}"
         )
     for linear in linears:
         if "forward" in vars(linear) and not _lazy_heads.is_patched(linear):
@@ -136,7 +137,7 @@ def unpatch_model(model: _Model) -> _Model:
     patch = vars(inner).get(_PATCH)
     if patch is None:
         return model
-    linears = [linear for linear in _linears(inner.get_output_embeddings()) if "forward" in vars(linear)]
+    linears = [linear for linear in _linears(inner) if "forward" in vars(linear)]
     if not all(map(_lazy_heads.is_patched, linears)):
         raise RuntimeError(
             "unpatch_model: another library has replaced the forward of the model's head since patch_model; take that"
@@ -163,12 +164,21 @@ def _causal_lm(model: nn.Module, function: str) -> Any:
     return inner
 
 
-def _linears(head: Any) -> Iterator[nn.Linear]:
-    """Return the linear layers whose outputs are logits: of the head itself, and of adapters in it."""
-    modules = head.modules() if isinstance(head, nn.Module) else ()
-    linears = [one for one in modules if isinstance(one, nn.Linear) and type(one).forward is nn.Linear.forward]
+def _linears(model: Any) -> list[nn.Linear]:
+    """Return the linear layers whose outputs are logits: the head, those in it, or the model's of the head's shape."""
+    head = model.get_output_embeddings()
+    linears = list(_plain_linears(head))
+    if not linears and isinstance(head, nn.Embedding):
+        # The embeddings of tokens, which are no head, but tied to it.
+        linears = [one for one in _plain_linears(model) if one.weight.shape == head.weight.shape]
     classes = max((linear.out_features for linear in linears), default=0)
-    return (linear for linear in linears if linear.out_features == classes)
+    return [linear for linear in linears if linear.out_features == classes]
+
+
+def _plain_linears(module: Any) -> Iterator[nn.Linear]:
+    for one in module.modules() if isinstance(module, nn.Module) else ():
+        if isinstance(one, nn.Linear) and type(one).forward is nn.Linear.forward:
+            yield one
 
 
 def _begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
@@ -177,8 +187,9 @@ def _begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         return
     record: Materializations = vars(model)[_PATCH].record
     record.begin()
+    record.is_seen = True
     if not record.is_told and model.training:
-        linears = list(_linears(cast(Any, model).get_output_embeddings()))
+        linears = _linears(model)
         if not all(_lazy_heads.is_patched(linear, record) for linear in linears) or not linears:
             record.is_told = True
             _warn(
@@ -190,27 +201,36 @@ def _begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
 
 def _end(model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
     """Be the hook that makes logits real of which no loss was made, and says so where one was made of real ones."""
-    has_labels = kwargs.get("labels") is not None
+    # Labels may be given by position.
+    has_loss = kwargs.get("labels") is not None or (isinstance(output, dict) and output.get("loss") is not None)
     if torch.compiler.is_compiling():
-        return output if has_labels else _real(output)
+        return output if has_loss else _real(output)
     record: Materializations = vars(model)[_PATCH].record
-    if record.losses:
-        return output
-    if has_labels and model.training and torch.is_grad_enabled() and not record.is_told:
+    if not record.losses:
+        if has_loss and model.training and torch.is_grad_enabled() and not record.is_told:
+            _tell(model, record)
+        output = _real(output)
+    record.is_seen = False
+    return output
+
+
+def _tell(model: nn.Module, record: Materializations) -> None:
+    """Say why a loss needed logits, if they are those of the head."""
+    if record.operation is not None:
         record.is_told = True
-        if record.operation is not None:
-            _warn(
-                model,
-                f"{record.operation} needs them; use torch.nn.functional.cross_entropy of whole rows of the logits, or"
-                " unpatch_model",
-            )
-        elif not record.heads:
-            _warn(
-                model,
-                f"its head, a {type(cast(Any, model).get_output_embeddings()).__name__}, does not call its linear"
-                " layers; use another adapter for the head, or unpatch_model",
-            )
-    return _real(output)
+        _warn(
+            model,
+            f"{record.operation} needs them; use torch.nn.functional.cross_entropy of whole rows of the logits, or"
+            " unpatch_model",
+        )
+    elif not record.heads:
+        record.is_told = True
+        head = type(cast(Any, model).get_output_embeddings()).__name__
+        _warn(
+            model,
+            f"its head, a {head}, was not called as a linear layer, the model or an adapter computes with its weights;"
+            " use another adapter for the head, or unpatch_model",
+        )
 
 
 def _warn(model: nn.Module, reason: str) -> None:

@@ -1,0 +1,90 @@
+"""Every kind of adapter of PEFT, on the head of a patched model where it can be: the same loss, or one warning."""
+
+import warnings
+from copy import deepcopy
+from typing import NamedTuple
+
+from torch_aclnn_ops.integrations.transformers import patch_model
+
+import peft
+import pytest
+import torch
+
+from tests._language_models import CHUNK, LOGITS, Step, assert_close, make
+
+ON_HEAD = {"target_modules": ["lm_head", "q_proj"]}
+LATE = "its head was replaced or got adapters after patch_model"
+UNCALLED = "was not called as a linear layer"
+
+
+class Case(NamedTuple):
+    """An adapter, what the warning says if the loss needs logits, also where the patch came first, and the model."""
+
+    config: peft.PeftConfig
+    warning: str = ""
+    warning_after: str | None = None
+    is_tied: bool = False
+
+
+CASES = {
+    "IA3 of the head's output": Case(peft.IA3Config(**ON_HEAD, feedforward_modules=[]), "mul needs them"),
+    "IA3 of the head's input": Case(peft.IA3Config(**ON_HEAD, feedforward_modules=["lm_head"])),
+    "BOFT": Case(peft.BOFTConfig(**ON_HEAD, boft_block_size=4), "mul needs them"),
+    "OFT": Case(peft.OFTConfig(**ON_HEAD, oft_block_size=4, r=0)),
+    "HRA": Case(peft.HRAConfig(**ON_HEAD, r=4), UNCALLED),
+    "LoHa": Case(peft.LoHaConfig(**ON_HEAD, r=4), "add needs them"),
+    "LoKr": Case(peft.LoKrConfig(**ON_HEAD, r=4), "add needs them"),
+    "VeRA": Case(peft.VeraConfig(target_modules=["lm_head"], r=4), "add needs them"),
+    "AdaLoRA": Case(peft.AdaLoraConfig(**ON_HEAD, total_step=10), "add_ needs the logits"),
+    "AdaLoRA elsewhere": Case(peft.AdaLoraConfig(target_modules=["q_proj"], total_step=10)),
+    "FourierFT": Case(peft.FourierFTConfig(**ON_HEAD, n_frequency=10), "add needs them"),
+    "DoRA": Case(peft.LoraConfig(**ON_HEAD, r=4, use_dora=True), "T needs them", LATE),
+    "MiSS": Case(peft.MissConfig(**ON_HEAD, r=4), "add needs them"),
+    "VB-LoRA": Case(peft.VBLoRAConfig(**ON_HEAD, r=4, num_vectors=8, vector_length=8), "add needs them"),
+    "RandLora": Case(peft.RandLoraConfig(target_modules=["lm_head"], r=4), "add needs them"),
+    "SHiRA": Case(peft.ShiraConfig(**ON_HEAD, r=4), UNCALLED),
+    "C3A": Case(peft.C3AConfig(**ON_HEAD, block_size=8), "add_ needs them"),
+    "prompt tuning": Case(peft.PromptTuningConfig(num_virtual_tokens=4)),
+    "prefix tuning": Case(peft.PrefixTuningConfig(num_virtual_tokens=4)),
+    "p-tuning": Case(peft.PromptEncoderConfig(num_virtual_tokens=4, encoder_hidden_size=8)),
+    "LayerNorm tuning": Case(peft.LNTuningConfig(target_modules=["norm"])),
+    "the head saved": Case(peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"]), "", LATE),
+    "trainable tokens": Case(peft.TrainableTokensConfig(token_indices=[3, 4])),
+    "trainable tokens of a tied head": Case(peft.TrainableTokensConfig(token_indices=[3, 4]), UNCALLED, is_tied=True),
+    "LoRA with trainable tokens of a tied head": Case(
+        peft.LoraConfig(target_modules=["q_proj"], trainable_token_indices=[3, 4]), UNCALLED, is_tied=True
+    ),
+}
+
+
+def _patch(model):
+    return patch_model(model, chunk_size=CHUNK)
+
+
+def _adapted(case, patch=lambda model: model):
+    torch.manual_seed(5)
+    config = deepcopy(case.config)
+    config.task_type = "CAUSAL_LM"
+    model = peft.get_peft_model(patch(make(tie_word_embeddings=case.is_tied)), config)
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:  # some start as zero
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return model.train()
+
+
+@pytest.mark.parametrize("is_patched_first", [False, True], ids=["adapted, patched", "patched, adapted"])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_an_adapted_model_has_the_same_loss_without_logits_or_one_warning(case, is_patched_first):
+    expected = Step(_adapted(case))
+    model = _adapted(case, _patch) if is_patched_first else _patch(_adapted(case))
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        steps = [Step(model), Step(model)]
+    for step in steps:
+        assert_close(step, expected)
+    says = case.warning_after if is_patched_first and case.warning_after is not None else case.warning
+    told = [str(one.message) for one in warned if "patch_model" in str(one.message)]
+    assert len(told) == (1 if says else 0) and all(says in one for one in told)
+    assert says or steps[0].largest < LOGITS
