@@ -2,6 +2,11 @@
 
 from dataclasses import dataclass
 
+from torch.nn import Module
+
+# What a patched model keeps it by, in a tuple with the field ``record``.
+PATCH = "_torch_aclnn_ops_patch"
+
 
 @dataclass
 class Materializations:
@@ -27,3 +32,10 @@ class Materializations:
         """Note an operation that needed logits."""
         if self.operation is None and not self.losses:
             self.operation = operation
+
+
+def record_of(model: Module) -> Materializations | None:
+    """Return what became of the lazy logits of a model, or None if it is not patched."""
+    patch = vars(model).get(PATCH)
+    record: Materializations | None = None if patch is None else patch.record
+    return record

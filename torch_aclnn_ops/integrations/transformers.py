@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from torch_aclnn_ops.integrations import _lazy_heads
 from torch_aclnn_ops.integrations._lazy_logits import LazyLogits, materialized
-from torch_aclnn_ops.integrations._materializations import Materializations
+from torch_aclnn_ops.integrations._materializations import PATCH, Materializations
 from torch_aclnn_ops.integrations._traced_logits import TracedLogits, traced_tensor
 
 import torch
@@ -32,7 +32,6 @@ def __dir__() -> list[str]:
 
 
 _Model = TypeVar("_Model", bound=nn.Module)
-_PATCH = "_torch_aclnn_ops_patch"
 _logger = logging.getLogger("torch_aclnn_ops")
 
 
@@ -99,12 +98,12 @@ def patch_model(model: _Model, *, chunk_size: int | Literal["auto"] = "auto", ma
                 "patch_model: the forward of the model's head is replaced already, by accelerate's device_map for"
                 " instance; load the model on one device, or call patch_model first"
             )
-    patch = vars(inner).get(_PATCH)
+    patch = vars(inner).get(PATCH)
     if patch is None:
         before = inner.register_forward_pre_hook(_begin, prepend=True, with_kwargs=True)
         after = inner.register_forward_hook(_end, prepend=True, with_kwargs=True)
         patch = _Patch((before, after), Materializations())
-        setattr(inner, _PATCH, patch)
+        setattr(inner, PATCH, patch)
     patch.record.is_told = False
     for linear in linears:
         _lazy_heads.patch(linear, {"chunk_size": chunk_size, "max_memory": max_memory}, patch.record)
@@ -133,7 +132,7 @@ def unpatch_model(model: _Model) -> _Model:
         TypeError: ``model`` is no such model, but a wrapper of one for instance.
     """
     inner = _causal_lm(model, "unpatch_model")
-    patch = vars(inner).get(_PATCH)
+    patch = vars(inner).get(PATCH)
     if patch is None:
         return model
     linears = [linear for linear in _linears(inner.get_output_embeddings()) if "forward" in vars(linear)]
@@ -146,7 +145,7 @@ def unpatch_model(model: _Model) -> _Model:
         _lazy_heads.unpatch(linear)
     for handle in patch.handles:
         handle.remove()
-    delattr(inner, _PATCH)
+    delattr(inner, PATCH)
     return model
 
 
@@ -175,7 +174,7 @@ def _begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
     """Be the hook that notices heads which came after the patch."""
     if torch.compiler.is_compiling():
         return
-    record: Materializations = vars(model)[_PATCH].record
+    record: Materializations = vars(model)[PATCH].record
     record.begin()
     if not record.is_told and model.training:
         linears = list(_linears(cast(Any, model).get_output_embeddings()))
@@ -193,12 +192,18 @@ def _end(model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> An
     has_labels = kwargs.get("labels") is not None
     if torch.compiler.is_compiling():
         return output if has_labels else _real(output)
-    record: Materializations = vars(model)[_PATCH].record
+    record: Materializations = vars(model)[PATCH].record
     if record.losses:
         return output
     if has_labels and model.training and torch.is_grad_enabled() and not record.is_told:
         record.is_told = True
-        if record.operation is not None:
+        if kwargs.get("fused_lm_head"):
+            _warn(
+                model,
+                "TRL's fused head does not call the model's; call patch_trainer of torch_aclnn_ops.integrations.trl"
+                " with its trainer",
+            )
+        elif record.operation is not None:
             _warn(
                 model,
                 f"{record.operation} needs them; use torch.nn.functional.cross_entropy of whole rows of the logits, or"
@@ -215,7 +220,7 @@ def _end(model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> An
 
 def _warn(model: nn.Module, reason: str) -> None:
     warnings.warn(
-        f"patch_model: the loss of this {type(model).__name__} is computed from the logits of all tokens and saves no"
+        f"patch_model: the loss of this {type(model).__name__} is not computed by linear_cross_entropy and saves no"
         f" memory: {reason}",
         stacklevel=2,
     )
