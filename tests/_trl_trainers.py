@@ -23,13 +23,13 @@ def _words(seed: int, count: int) -> str:
     return " ".join(f"w{number}" for number in numbers.tolist())
 
 
-_PAIRS = [
+PAIRS = [
     {"prompt": _words(row, 9), "chosen": f" {_words(10 + row, 8 + row)}", "rejected": f" {_words(20 + row, 12 - row)}"}
     for row in range(4)
 ]
-_COMPLETIONS = [{"prompt": pair["prompt"], "completion": pair["chosen"]} for pair in _PAIRS]
+_COMPLETIONS = [{"prompt": pair["prompt"], "completion": pair["chosen"]} for pair in PAIRS]
 _LABELED = [{**completion, "label": row % 2 == 0} for row, completion in enumerate(_COMPLETIONS)]
-_PROMPTS = [{"prompt": pair["prompt"]} for pair in _PAIRS]
+_PROMPTS = [{"prompt": pair["prompt"]} for pair in PAIRS]
 
 
 def _reward(completions: list[str], **kwargs: object) -> list[float]:
@@ -40,7 +40,7 @@ _ONLINE = {"max_completion_length": 9, "num_generations": 2, "beta": 0.1, "tempe
 # By name: the trainer, its arguments, its rows, and what else it is constructed with.
 TRAINERS = {
     "SFT": (trl.SFTTrainer, trl.SFTConfig, {}, _COMPLETIONS, {}),
-    "DPO": (trl.DPOTrainer, trl.DPOConfig, {"use_weighting": True}, _PAIRS, {}),
+    "DPO": (trl.DPOTrainer, trl.DPOConfig, {"use_weighting": True}, PAIRS, {}),
     "KTO": (trl.KTOTrainer, trl.KTOConfig, {"per_device_train_batch_size": 4}, _LABELED, {}),
     "GRPO": (trl.GRPOTrainer, trl.GRPOConfig, _ONLINE, _PROMPTS, {"reward_funcs": _reward}),
     "RLOO": (trl.RLOOTrainer, trl.RLOOConfig, _ONLINE, _PROMPTS, {"reward_funcs": _reward}),

@@ -22,7 +22,7 @@ try:
     import trl
     from trl.trainer import utils as _trl
 except ImportError as error:
-    raise ImportError(f'torch_aclnn_ops.integrations.trl needs TRL: pip install "trl>=1.16" ({error})') from error
+    raise ImportError(f'torch_aclnn_ops.integrations.trl needs TRL: pip install "trl>=1.16,<2" ({error})') from error
 
 __all__ = ["patch_trainer", "unpatch_trainer"]
 
