@@ -1,19 +1,15 @@
 """TRL's trainers of a tiny model in a folder, whose tokenizer is made here, and what their steps find."""
 
-from torch_aclnn_ops.integrations.trl import patch_trainer
-
 import datasets
 import torch
 import transformers
 import trl
-from accelerate import Accelerator
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, TrainerCallback
 
 from tests._language_models import CLASSES, Largest, make
 
-CHUNK = 16
 STEPS = 2
 _MARKS = ["[PAD]", "[BOS]", "[EOS]", "[UNK]"]
 
@@ -100,19 +96,3 @@ class Trained:
             for log in trainer.state.log_history
         ]
         self.gradients, self.largest = gradients.steps, largest.elements
-
-
-class OfModel:
-    """What patch_trainer reads of a trainer, of a model that has TRL's fused head."""
-
-    is_fsdp_enabled = False
-    ref_model = None
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        self.model, self.accelerator = model, Accelerator(cpu=True)
-
-
-def patched(model: torch.nn.Module, **options: object) -> torch.nn.Module:
-    """Patch a model that has TRL's fused head."""
-    patch_trainer(OfModel(model), **{"chunk_size": CHUNK, **options})
-    return model

@@ -12,12 +12,13 @@ import peft
 import pytest
 import torch
 import transformers
-from trl.trainer.utils import add_fused_lm_head
+from host_npu.testing import run
 
+from tests import _trl_distributed as trainings
 from tests._language_models import CLASSES, batch, make
-from tests._trl_trainers import CHUNK, TRAINERS, OfModel, Trained, make_trainer, patched
+from tests._trl_heads import CHUNK, OfModel, fused, patched
+from tests._trl_trainers import TRAINERS, Trained, make_trainer
 
-OUTPUTS = ("log_probs", "entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
 DIFFERENTIABLE = ("loss", "log_probs", "entropy")
 
 
@@ -54,11 +55,6 @@ def _outputs(model, autocast=False, **call):
     ]
     sum(weighted).backward()
     return output, {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
-
-
-def fused(model, **options):
-    add_fused_lm_head(model, **{"outputs": OUTPUTS, **options})
-    return model
 
 
 def assert_same(found, expected, tolerance=2e-5):
@@ -246,3 +242,18 @@ def test_heads_whose_weights_are_not_whole_in_the_backward_pass_raise(name, monk
 def test_a_scale_that_is_not_positive_raises():
     with pytest.raises(ValueError, match="this model's are by -0.3; call unpatch_trainer"):
         _outputs(patched(fused(make("cohere", logit_scale=-0.3))))
+
+
+@pytest.fixture(scope="module")
+def of_two_processes():
+    return run(trainings.results, trainings.PROCESSES)[0]
+
+
+@pytest.mark.exhaustive  # the processes take long to import TRL
+@pytest.mark.parametrize("training", trainings.TRAININGS)
+def test_several_processes_find_the_gradients_of_one(of_two_processes, training):
+    found, model = of_two_processes[training], fused(make())
+    assert not isinstance(found, str), found
+    (model(**batch(), fused_lm_head=True).log_probs.sum() / trainings.PROCESSES).backward()
+    for name, wanted in model.named_parameters():
+        assert (found[name] - wanted.grad).abs().max() <= 2e-5 * wanted.grad.abs().max(), name
