@@ -218,6 +218,11 @@ def test_trainers_without_a_fused_head_raise(name, function):
         function(trainer)
 
 
+def test_a_model_in_the_place_of_a_trainer_raises():
+    with pytest.raises(TypeError, match="the model of this LlamaForCausalLM has no fused head"):
+        patch_trainer(fused(make()))
+
+
 def test_a_version_of_trl_with_another_head_raises(monkeypatch):
     class Another(torch.autograd.Function):
         @staticmethod

@@ -132,7 +132,7 @@ def _models(trainer: Any, function: str) -> list[nn.Module]:
     models = []
     for name in ("model", "ref_model"):
         model = getattr(trainer, name, None)
-        if isinstance(model, nn.Module):
+        if isinstance(model, nn.Module) and hasattr(trainer, "accelerator"):
             model = trainer.accelerator.unwrap_model(model, keep_torch_compile=False)
             models.append(model.get_base_model() if hasattr(model, "peft_config") else model)
     fused = [model for model in models if _is_wrapped_by(model, vars(_trl))]
@@ -213,8 +213,8 @@ def _warn_of_logits(model: nn.Module, patch: _Patch) -> None:
         return
     patch.is_told = True
     warnings.warn(
-        f"patch_trainer: this {patch.trainer} computes its loss from the logits of all tokens, as label smoothing and"
-        " compute_loss_func need them, and saves no memory; leave these out, or use unpatch_trainer",
+        f"patch_trainer: this {patch.trainer} computes its loss from the logits of all tokens and saves no memory;"
+        " leave out label smoothing and compute_loss_func, or use unpatch_trainer if the trainer itself needs logits",
         stacklevel=3,
     )
 
