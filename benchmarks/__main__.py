@@ -28,6 +28,7 @@ BENCHMARKS = {
     "losses": (),
     "linear_cross_entropy": (),
     "linear_kl_div": (),
+    "trl": (),
 }
 IMAGES = ROOT / "docs" / "images"
 _LONGEST = 900  # seconds of a benchmark

@@ -289,6 +289,7 @@ def test_a_default_device_does_not_change_the_implementation(monkeypatch):
     [
         ("transformers", "transformers"),
         pytest.param("lightning", "lightning.pytorch", marks=pytest.mark.exhaustive),
+        pytest.param("trl", "trl", marks=pytest.mark.exhaustive),
     ],
 )
 @pytest.mark.exhaustive
@@ -301,6 +302,7 @@ def test_a_missing_integration_reports_what_to_install(module, needs, tmp_path):
 
 def test_the_package_imports_none_of_the_libraries_that_it_integrates(tmp_path):
     code = (
-        "import torch_aclnn_ops, sys; print({'transformers', 'accelerate', 'peft', 'lightning'} & sys.modules.keys())"
+        "import torch_aclnn_ops, sys\n"
+        "print({'transformers', 'accelerate', 'peft', 'lightning', 'trl'} & sys.modules.keys())"
     )
     assert _run(code, tmp_path).stdout == "set()\n"

@@ -9,13 +9,16 @@ import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_acln
 from torch_aclnn_ops import functional, ops, optim
 from torch_aclnn_ops.integrations._lazy_logits import LazyLogits
 
+import datasets
 import lightning
 import pytest
 import torch
 import transformers
+import trl
 
 from tests._language_models import batch, make
 from tests._pages import ON_NPU, PAGES, ROOT, anchors, blocks, links, name_of, run
+from tests._trl_trainers import PAIRS, tokenizer
 from tests.test_layout import CANN_NAMES, FUNCTIONS, OPERATORS
 from tests.test_nn import DROP_INS
 
@@ -47,6 +50,11 @@ def model_folder(tmp_path):
     return {"path": tmp_path / "model"}
 
 
+def of_preferences(folder):
+    arguments = trl.DPOConfig(str(folder), max_steps=1, use_cpu=True, report_to=[], disable_tqdm=True, bf16=False)
+    return {"dpo_arguments": arguments, "pairs": datasets.Dataset.from_list(PAIRS), "tokenizer": tokenizer()}
+
+
 @pytest.fixture
 def of_trainers(tmp_path):
     """What a reader of the lines for trainers has."""
@@ -60,6 +68,7 @@ def of_trainers(tmp_path):
         "arguments": arguments,
         "lightning": lightning,
         "rows": [{name: one[row] for name, one in batch().items()} for row in range(2)],
+        **of_preferences(tmp_path),
     }
 
 
@@ -137,6 +146,7 @@ PUBLIC = (
     "torch_aclnn_ops.verify",
     "torch_aclnn_ops.integrations.transformers",
     "torch_aclnn_ops.integrations.lightning",
+    "torch_aclnn_ops.integrations.trl",
 )
 
 

@@ -1,4 +1,4 @@
-"""The trainers of transformers and of Lightning on an NPU."""
+"""The trainers of transformers, TRL and Lightning on an NPU."""
 
 import importlib
 from pathlib import Path
@@ -11,7 +11,8 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.precision import MixedPrecision
 
-from tests._language_models import make
+from tests._language_models import batch, make
+from tests._trl_heads import fused, patched
 from tests.test_hf_trainer import STEPS, make_trainer
 from tests.test_lightning import Clipped, Model, averages_of, equal, fit
 from tests.test_lightning import make_trainer as make_lightning_trainer
@@ -64,6 +65,28 @@ def test_transformers_with_bf16_launches_the_fused_operators(tmp_path, launched)
     settings = {"bf16": True, "max_steps": 1, "eval_strategy": "no", "save_strategy": "no"}
     make_trainer(tmp_path, patch_model(make()), use_cpu=False, **settings).train()
     assert {"aclnnApplyFusedEmaAdam"} | CROSS_ENTROPY <= launched()
+
+
+def _head_of_trl(model, device):
+    inputs = {name: one.to(device) for name, one in batch().items()}
+    return model.to(device)(**inputs, fused_lm_head=True)
+
+
+def test_the_head_of_trl_finds_on_it_what_that_of_a_cpu_finds():
+    model, on_cpu = patched(fused(make()), chunk_size="auto"), fused(make())
+    found, expected = _head_of_trl(model, "npu"), _head_of_trl(on_cpu, "cpu")
+    for name, one in expected.items():
+        torch.testing.assert_close(found[name].cpu(), one, rtol=2e-5, atol=2e-5)
+    for output in (found, expected):
+        (output.log_probs.sum() + output.entropy.sum()).backward()
+    for parameter, wanted in zip(model.parameters(), on_cpu.parameters(), strict=True):
+        assert (parameter.grad.cpu() - wanted.grad).abs().max() <= 2e-5 * wanted.grad.abs().max()
+
+
+def test_log_probabilities_of_a_16_bit_head_of_trl_launch_the_fused_operators(launched):
+    model = patched(fused(make().bfloat16(), outputs=("log_probs",)), chunk_size="auto")
+    _head_of_trl(model, "npu").log_probs.sum().backward()
+    assert launched() >= CROSS_ENTROPY
 
 
 @pytest.fixture

@@ -3,6 +3,11 @@
 import warnings
 from dataclasses import dataclass
 
+from torch.nn import Module
+
+# What a patched model keeps it by, in a tuple with the field ``record``.
+PATCH = "_torch_aclnn_ops_patch"
+
 
 @dataclass
 class Materializations:
@@ -44,3 +49,10 @@ class Materializations:
                     " rows of the logits, or unpatch_model",
                     stacklevel=2,
                 )
+
+
+def record_of(model: Module) -> Materializations | None:
+    """Return what became of the lazy logits of a model, or None if it is not patched."""
+    patch = vars(model).get(PATCH)
+    record: Materializations | None = None if patch is None else patch.record
+    return record

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from torch_aclnn_ops.integrations import _lazy_heads
 from torch_aclnn_ops.integrations._lazy_logits import LazyLogits, materialized
-from torch_aclnn_ops.integrations._materializations import Materializations
+from torch_aclnn_ops.integrations._materializations import PATCH, Materializations
 from torch_aclnn_ops.integrations._traced_logits import TracedLogits, traced_tensor
 
 import torch
@@ -32,7 +32,6 @@ def __dir__() -> list[str]:
 
 
 _Model = TypeVar("_Model", bound=nn.Module)
-_PATCH = "_torch_aclnn_ops_patch"
 _logger = logging.getLogger("torch_aclnn_ops")
 
 
@@ -100,12 +99,12 @@ def patch_model(model: _Model, *, chunk_size: int | Literal["auto"] = "auto", ma
                 "patch_model: the forward of the model's head is replaced already, by accelerate's device_map for"
                 " instance; load the model on one device, or call patch_model first"
             )
-    patch = vars(inner).get(_PATCH)
+    patch = vars(inner).get(PATCH)
     if patch is None:
         before = inner.register_forward_pre_hook(_begin, prepend=True, with_kwargs=True)
         after = inner.register_forward_hook(_end, prepend=True, with_kwargs=True)
         patch = _Patch((before, after), Materializations())
-        setattr(inner, _PATCH, patch)
+        setattr(inner, PATCH, patch)
     patch.record.is_told = False
     for linear in linears:
         _lazy_heads.patch(linear, {"chunk_size": chunk_size, "max_memory": max_memory}, patch.record)
@@ -134,7 +133,7 @@ def unpatch_model(model: _Model) -> _Model:
         TypeError: ``model`` is no such model, but a wrapper of one for instance.
     """
     inner = _causal_lm(model, "unpatch_model")
-    patch = vars(inner).get(_PATCH)
+    patch = vars(inner).get(PATCH)
     if patch is None:
         return model
     linears = [linear for linear in _linears(inner) if "forward" in vars(linear)]
@@ -147,7 +146,7 @@ def unpatch_model(model: _Model) -> _Model:
         _lazy_heads.unpatch(linear)
     for handle in patch.handles:
         handle.remove()
-    delattr(inner, _PATCH)
+    delattr(inner, PATCH)
     return model
 
 
@@ -185,7 +184,7 @@ def _begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
     """Be the hook that notices heads which came after the patch."""
     if torch.compiler.is_compiling():
         return
-    record: Materializations = vars(model)[_PATCH].record
+    record: Materializations = vars(model)[PATCH].record
     record.begin()
     record.is_seen = True
     if not record.is_told and model.training:
@@ -205,37 +204,42 @@ def _end(model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> An
     has_loss = kwargs.get("labels") is not None or (isinstance(output, dict) and output.get("loss") is not None)
     if torch.compiler.is_compiling():
         return output if has_loss else _real(output)
-    record: Materializations = vars(model)[_PATCH].record
+    record: Materializations = vars(model)[PATCH].record
     if not record.losses:
         if has_loss and model.training and torch.is_grad_enabled() and not record.is_told:
-            _tell(model, record)
+            _tell(model, record, bool(kwargs.get("fused_lm_head")))
         output = _real(output)
     record.is_seen = False
     return output
 
 
-def _tell(model: nn.Module, record: Materializations) -> None:
-    """Say why a loss needed logits, if they are those of the head."""
-    if record.operation is not None:
-        record.is_told = True
-        _warn(
-            model,
+def _tell(model: nn.Module, record: Materializations, is_fused_by_trl: bool) -> None:
+    """Warn of the reason why a loss needed logits, if they are those of the head."""
+    head = type(cast(Any, model).get_output_embeddings()).__name__
+    if is_fused_by_trl:
+        reason = (
+            "TRL's fused head does not call the model's; call patch_trainer of torch_aclnn_ops.integrations.trl with"
+            " its trainer"
+        )
+    elif record.operation is not None:
+        reason = (
             f"{record.operation} needs them; use torch.nn.functional.cross_entropy of whole rows of the logits, or"
-            " unpatch_model",
+            " unpatch_model"
         )
     elif not record.heads:
-        record.is_told = True
-        head = type(cast(Any, model).get_output_embeddings()).__name__
-        _warn(
-            model,
+        reason = (
             f"its head, a {head}, was not called as a linear layer, the model or an adapter computes with its weights;"
-            " use another adapter for the head, or unpatch_model",
+            " use another adapter for the head, or unpatch_model"
         )
+    else:
+        return
+    record.is_told = True
+    _warn(model, reason)
 
 
 def _warn(model: nn.Module, reason: str) -> None:
     warnings.warn(
-        f"patch_model: the loss of this {type(model).__name__} is computed from the logits of all tokens and saves no"
+        f"patch_model: the loss of this {type(model).__name__} is not computed by linear_cross_entropy and saves no"
         f" memory: {reason}",
         stacklevel=2,
     )
