@@ -17,7 +17,7 @@ import transformers
 import trl
 
 from tests._language_models import batch, make
-from tests._pages import ON_NPU, PAGES, ROOT, anchors, blocks, links, name_of, run
+from tests._pages import ON_NPU, PAGES, ROOT, anchors, blocks, links, name_of, run, without_code
 from tests._trl_trainers import PAIRS, tokenizer
 from tests.test_layout import CANN_NAMES, FUNCTIONS, OPERATORS
 from tests.test_nn import DROP_INS
@@ -126,6 +126,12 @@ def test_links_point_to_existing_files_and_headings(page):
         is_found = target.is_file() and (not anchor or target.suffix != ".md" or anchor in anchors(target))
         wrong += [] if is_found else [link]
     assert not wrong
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_all_rows_of_a_table_have_as_many_cells_as_its_head(page):
+    tables = re.findall(r"(?:^\|.*\n)+", without_code(page).replace("\\|", ""), re.MULTILINE)
+    assert not [table for table in tables if len({row.count("|") for row in table.splitlines()}) > 1]
 
 
 def test_every_page_is_in_the_navigation_and_every_entry_of_it_is_a_page():
