@@ -6,7 +6,18 @@ import json
 from pathlib import Path
 
 # In dependency order.
-_CANN = ("ascendcl", "hccl", "hcomm", "ge_runner", "graph", "acl_op_compiler", "acl_tdt_channel", "nnopbase", "opapi")
+_CANN = (
+    "ascendcl",
+    "hccl",
+    "hcomm",
+    "ge_runner",
+    "graph",
+    "acl_op_compiler",
+    "acl_tdt_channel",
+    "nnopbase",
+    "opapi",
+    "atb",
+)
 # It loads torch_npu.
 _LOADER = "host_npu_loader"
 # It is loaded after torch_npu, whose kernels it replaces.
@@ -63,6 +74,13 @@ def load_cann() -> ctypes.CDLL:
     runtime.host_npu_fail.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_char_p]
     runtime.host_npu_fail.restype = None
     return runtime
+
+
+def answers() -> dict[str, str]:
+    """Return how each aclnn function that torch_npu knows is answered: ``"checks"``, ``"formula"`` or ``"refused"``."""
+    listed = ctypes.CDLL(str(_path("opapi"))).host_npu_list
+    listed.restype = ctypes.c_char_p
+    return dict(line.split() for line in listed().decode().splitlines())
 
 
 def load_torch_npu(folder: Path) -> None:
