@@ -22,6 +22,8 @@ _CANN = (
 _LOADER = "host_npu_loader"
 # It is loaded after torch_npu, whose kernels it replaces.
 _ATEN = "host_npu_aten"
+# It answers for functions that libopapi refuses, and needs torch.
+_FORMULAS = "host_npu_formulas"
 
 FOLDER = Path(__file__).resolve().parent / "_lib"
 # The versions that the libraries were compiled for, written by csrc/build.py.
@@ -38,7 +40,7 @@ def _path(name: str) -> Path:
 
 def names() -> list[str]:
     """Return the names of all libraries."""
-    return [*_CANN, _LOADER, _ATEN]
+    return [*_CANN, _LOADER, _FORMULAS, _ATEN]
 
 
 def missing() -> list[str]:
@@ -100,4 +102,5 @@ def load_aten() -> None:
     """Register CPU fallbacks for operators that are not simulated; torch_npu must be imported."""
     import torch
 
+    torch.ops.load_library(_path(_FORMULAS))
     torch.ops.load_library(_path(_ATEN))
