@@ -11,6 +11,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -55,6 +56,7 @@ class Library:
         torch_npu: Libraries of the torch_npu package.
         joined: Compile the sources as one, because their headers take longer than they do.
         flags: What the compiler is told beside the flags of all libraries.
+        functions: The functions of CANN whose names its sources include, by what their names begin with.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Library:
     torch_npu: tuple[str, ...] = ()
     joined: bool = False
     flags: tuple[str, ...] = ()
+    functions: str = ""
 
     @property
     def file(self) -> str:
@@ -82,10 +85,12 @@ _SPECIAL = (
     Library("hccl", links=("ascendcl",)),
     Library("hcomm", links=("hccl", "ascendcl")),
     Library("nnopbase", links=("ascendcl",), joined=True),
-    Library("opapi", links=("nnopbase", "ascendcl"), flags=_ARITHMETIC),
+    Library("opapi", links=("nnopbase", "ascendcl"), flags=_ARITHMETIC, functions="acl"),
+    Library("atb", links=("ascendcl",), functions="Atb"),
     Library(
         "host_npu_aten", links=("ascendcl", "opapi"), torch=("torch_cpu", "c10"), torch_npu=("torch_npu",), joined=True
     ),
+    Library("host_npu_formulas", links=("ascendcl", "nnopbase", "opapi"), torch=("torch_cpu", "c10"), joined=True),
     Library("host_npu_loader", torch=("c10",)),
 )
 
@@ -143,7 +148,17 @@ def instrumentation(kind: str) -> list[str]:
 
 def joined(sources: list[Path], target: Path) -> Path:
     """Write a source that includes others, unless it is there, and return its path."""
-    content = "".join(f'#include "{source.resolve()}"\n' for source in sources)
+    return _written("".join(f'#include "{source.resolve()}"\n' for source in sources), target)
+
+
+def functions_of_torch_npu(prefix: str) -> list[str]:
+    """Return the names of two-phase functions that the installed torch_npu asks for; they stand in its libraries."""
+    content = b"".join(file.read_bytes() for file in sorted((_package("torch_npu") / "lib").glob("*.so")))
+    names = re.findall(rb"\0(" + prefix.encode() + rb"\w+?)GetWorkspaceSize(?=\0)", content)
+    return sorted({name.decode() for name in names})
+
+
+def _written(content: str, target: Path) -> Path:
     if not target.exists() or target.read_text() != content:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(content)
@@ -166,10 +181,17 @@ class _Builder:
         if not library.sources:
             raise BuildError(f"{library.file} has no sources in {SOURCES / library.name}")
         flags = [*library.flags, *_include_folders(library)]
+        if library.functions:
+            flags.append(f"-I{self.names_of_functions(library)}")
         sources = [SOURCES / source for source in library.sources]
         if library.joined:
             sources = [joined(sources, self.objects / f"{library.name}.cpp")]
         return [pool.submit(self.object, source, flags) for source in sources]
+
+    def names_of_functions(self, library: Library) -> Path:
+        """Write the names that the library's sources include, and return the folder of the file."""
+        lines = "".join(f"HOST_NPU_FUNCTION({name})\n" for name in functions_of_torch_npu(library.functions))
+        return _written(lines, self.objects / "names" / f"{library.name}_functions.inc").parent
 
     def link(self, library: Library, objects: list[Path]) -> Path:
         """Link one library unless it is up to date."""

@@ -7,12 +7,13 @@ import zipfile
 from pathlib import Path
 
 import host_npu
+from host_npu import _operators
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m host_npu",
-        usage="%(prog)s [options] (SCRIPT | -m MODULE) ...",
+        usage="%(prog)s [options] (SCRIPT | -m MODULE | --list) ...",
         description="Run a Python program on simulated Ascend NPUs.",
         allow_abbrev=False,
     )
@@ -23,8 +24,11 @@ def _parser() -> argparse.ArgumentParser:
         "--strict-memory", action="store_true", default=None, help="end each allocation where it was asked to end"
     )
     parser.add_argument("--force", action="store_true", help="hide a real CANN")
+    parser.add_argument(
+        "--list", action="store_true", help="list CANN's operators and how they are simulated, and exit"
+    )
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
-    parser.add_argument("script", metavar="SCRIPT", help="the program to run")
+    parser.add_argument("script", metavar="SCRIPT", nargs="?", help="the program to run")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
     return parser
 
@@ -63,8 +67,10 @@ def main() -> None:
     """Enable the host NPU and run the program as Python would."""
     parser = _parser()
     arguments = parser.parse_args(_separated(sys.argv[1:]))
-    script = Path(arguments.script)
-    if not arguments.module and not script.exists():
+    if arguments.script is None and not arguments.list:
+        parser.error("the following arguments are required: SCRIPT")
+    script = Path(arguments.script or "")
+    if not (arguments.list or arguments.module or script.exists()):
         parser.exit(2, f"{parser.prog}: error: there is no file {script}\n")
     # Import torch from the environment, not from the working directory, which Python has put first.
     current = [] if _is_safe() else [sys.path.pop(0)]
@@ -72,6 +78,9 @@ def main() -> None:
         host_npu.enable(arguments.devices, arguments.soc, arguments.force, arguments.strict_memory)
     except (host_npu.HostNpuError, ValueError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
+    if arguments.list:
+        print(_operators.page(), end="")
+        return
     sys.path[:0] = current
     sys.argv = [arguments.script, *arguments.arguments]
     if arguments.module:

@@ -6,11 +6,24 @@ import json
 from pathlib import Path
 
 # In dependency order.
-_CANN = ("ascendcl", "hccl", "hcomm", "ge_runner", "graph", "acl_op_compiler", "acl_tdt_channel", "nnopbase", "opapi")
+_CANN = (
+    "ascendcl",
+    "hccl",
+    "hcomm",
+    "ge_runner",
+    "graph",
+    "acl_op_compiler",
+    "acl_tdt_channel",
+    "nnopbase",
+    "opapi",
+    "atb",
+)
 # It loads torch_npu.
 _LOADER = "host_npu_loader"
 # It is loaded after torch_npu, whose kernels it replaces.
 _ATEN = "host_npu_aten"
+# It answers for functions that libopapi refuses, and needs torch.
+_FORMULAS = "host_npu_formulas"
 
 FOLDER = Path(__file__).resolve().parent / "_lib"
 # The versions that the libraries were compiled for, written by csrc/build.py.
@@ -27,7 +40,7 @@ def _path(name: str) -> Path:
 
 def names() -> list[str]:
     """Return the names of all libraries."""
-    return [*_CANN, _LOADER, _ATEN]
+    return [*_CANN, _LOADER, _FORMULAS, _ATEN]
 
 
 def missing() -> list[str]:
@@ -65,6 +78,13 @@ def load_cann() -> ctypes.CDLL:
     return runtime
 
 
+def answers() -> dict[str, str]:
+    """Return how each aclnn function that torch_npu knows is answered: ``"checks"``, ``"formula"`` or ``"refused"``."""
+    listed = ctypes.CDLL(str(_path("opapi"))).host_npu_list
+    listed.restype = ctypes.c_char_p
+    return dict(line.split() for line in listed().decode().splitlines())
+
+
 def load_torch_npu(folder: Path) -> None:
     """Load libtorch_npu.so with the workaround for CUDA builds of torch; the CANN libraries must be loaded."""
     # The package torch_npu 2.9 cannot be imported after its library was loaded.
@@ -82,4 +102,5 @@ def load_aten() -> None:
     """Register CPU fallbacks for operators that are not simulated; torch_npu must be imported."""
     import torch
 
+    torch.ops.load_library(_path(_FORMULAS))
     torch.ops.load_library(_path(_ATEN))

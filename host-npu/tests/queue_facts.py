@@ -17,8 +17,10 @@ _Calls = dict[str, Callable[[], object]]
 
 def graph_operators() -> dict[str, object]:
     """Return what three calls of a graph operator raise, and what the queue computes in between and afterwards."""
-    x, weight = torch.rand(2, 4).half().npu(), torch.ones(4).half().npu()
-    errors = [error_of(lambda: torch_npu.npu_rms_norm(x, weight)) for _ in range(3)]
+    x = torch.rand(2, 4, 2, 2, device="npu")
+    errors = [
+        error_of(lambda: torch_npu.npu_confusion_transpose(x, (0, 2, 1, 3), (2, 4, 2, 2), True)) for _ in range(3)
+    ]
     input = torch.ones(4, device="npu", requires_grad=True)
     torch.nn.functional.mse_loss(input, torch.zeros(4, device="npu")).backward()
     assert input.grad is not None
@@ -26,8 +28,9 @@ def graph_operators() -> dict[str, object]:
 
 
 def missing_functions() -> dict[str, object]:
-    x = torch.rand(4, 32).half().npu()
-    errors = [error_of(lambda: torch_npu.npu_swiglu(x, dim=-1)) for _ in range(2)]
+    x, counts = torch.rand(4, 32).half().npu(), torch.ones(2, 2, dtype=torch.int32).npu()
+    # With both phases in the queue, the refusal comes with the next synchronization.
+    errors = [error_of(lambda: (torch_npu.npu_moe_re_routing(x, counts), torch.npu.synchronize())) for _ in range(2)]
     return {"errors": errors, "sum": (x - x + 1).sum().item()}
 
 
@@ -43,7 +46,8 @@ def casts() -> dict[str, object]:
     """Return what Identity, the one graph operator that is simulated, makes of a matrix after another was refused."""
     torch.npu.config.allow_internal_format = True
     x = torch.arange(24.0).reshape(4, 6).npu()
-    error_of(lambda: torch_npu.npu_rms_norm(torch.rand(2, 4).half().npu(), torch.ones(4).half().npu()))
+    y = torch.rand(2, 4, 2, 2, device="npu")
+    error_of(lambda: torch_npu.npu_confusion_transpose(y, (0, 2, 1, 3), (2, 4, 2, 2), True))
     tiled = torch_npu.npu_format_cast(x, 29)
     return {"format": torch_npu.get_npu_format(tiled), "equal": torch.equal(torch_npu.npu_format_cast(tiled, 2), x)}
 

@@ -31,6 +31,10 @@ HOST_NPU_EXPORT void report_error(std::int32_t status, const std::string& text);
 // Remembers a call that fails, if it is one of torch_npu's queue; report_error() does so too.
 HOST_NPU_EXPORT void note_failure(const std::string& text);
 
+// In the thread of torch_npu's queue, lets the next call of another thread that computes or reads raise `text`, once,
+// and returns true: the queue goes on. Returns false in other threads.
+HOST_NPU_EXPORT bool refuse_after_queue(const std::string& text);
+
 // The determinism that the current context, else the process, asks for: 0 is none.
 HOST_NPU_EXPORT int deterministic_level();
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 
 #include "acl/acl_rt.h"
 #include "ascendcl/error.h"
@@ -26,6 +27,8 @@ struct Queues {
     std::atomic<bool> have_failed = false;
     std::mutex mutex;
     std::optional<End> end;
+    // What the thread of a queue has refused, and nobody has raised yet.
+    std::optional<std::string> refusal;
 };
 
 Queues& queues() {
@@ -95,6 +98,15 @@ void note_failure(const std::string& text) {
     if (is_thread_of_queue()) last_failure().set(text);
 }
 
+bool refuse_after_queue(const std::string& text) {
+    if (!is_thread_of_queue()) return false;
+    auto& all = queues();
+    all.have_failed = true;
+    const std::lock_guard lock(all.mutex);
+    if (!all.refusal) all.refusal = text;
+    return true;
+}
+
 void queue_goes_on() {
     if (queues().have_failed && is_thread_of_queue()) last_failure().forget();
 }
@@ -103,6 +115,10 @@ void require_queue() {
     auto& all = queues();
     if (!all.have_failed) return;
     const std::lock_guard lock(all.mutex);
+    if (all.refusal && !is_thread_of_queue()) {
+        // Of ACL_ERROR_RT_FEATURE_NOT_SUPPORT torch_npu only warns.
+        throw Error(ACL_ERROR_RT_INTERNAL_ERROR, *std::exchange(all.refusal, std::nullopt));
+    }
     if (!all.end || all.end->thread == std::this_thread::get_id()) return;
     throw Error(ACL_ERROR_RT_INTERNAL_ERROR,
                 "torch_npu's task queue has ended, so nothing that was called since has been computed; restart the "

@@ -5,7 +5,7 @@
 
 namespace host_npu {
 
-// Throws if the queue has ended, with the error that ended it.
+// Throws if the queue has ended, with the error that ended it, or has refused something, once.
 void require_queue();
 
 // The calling thread goes on: if it is a queue's, its last failure has not ended the queue.

@@ -1,0 +1,54 @@
+// RmsNorm and its relatives. gamma has the sizes of the last dimensions, which are normalized.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/rsqrt.h>
+
+#include <numeric>
+#include <vector>
+
+#include "host_npu_formulas/formula.h"
+
+namespace host_npu {
+namespace {
+
+// The last dimensions, of which gamma has the sizes.
+std::vector<std::int64_t> normalized(const Tensor& x, const Tensor& gamma) {
+    TORCH_CHECK(gamma.dim() >= 1 && gamma.dim() <= x.dim() &&
+                    x.sizes().slice(static_cast<std::size_t>(x.dim() - gamma.dim())) == gamma.sizes(),
+                "gamma has shape ", gamma.sizes(), ", which is not the end of x's ", x.sizes());
+    std::vector<std::int64_t> dims(static_cast<std::size_t>(gamma.dim()));
+    std::iota(dims.begin(), dims.end(), -gamma.dim());
+    return dims;
+}
+
+void rms_norm(const Tensor& x, const Tensor& gamma, double epsilon, const Out& y, const Out& rstd) {
+    const auto scale = at::rsqrt((x * x).mean(normalized(x, gamma), true) + epsilon);
+    rstd = scale;
+    y = x * scale * gamma;
+}
+const Formula<"aclnnRmsNorm", rms_norm> forward;
+
+// Gemma's gamma is the difference from 1.
+void gemma_rms_norm(const Tensor& x, const Tensor& gamma, double epsilon, const Out& y, const Out& rstd) {
+    rms_norm(x, gamma + 1, epsilon, y, rstd);
+}
+const Formula<"aclnnGemmaRmsNorm", gemma_rms_norm> gemma;
+
+void add_rms_norm(const Tensor& x1, const Tensor& x2, const Tensor& gamma, double epsilon, const Out& y,
+                  const Out& rstd, const Out& x) {
+    x = x1 + x2;
+    rms_norm(x.rounded(), gamma, epsilon, y, rstd);
+}
+const Formula<"aclnnAddRmsNorm", add_rms_norm> sum;
+
+void rms_norm_grad(const Tensor& dy, const Tensor& x, const Tensor& rstd, const Tensor& gamma, const Out& dx,
+                   const Out& dgamma) {
+    const auto dims = normalized(x, gamma);
+    const auto unit = x * rstd;
+    const auto scaled = dy * gamma;
+    dx = rstd * (scaled - unit * (scaled * unit).mean(dims, true));
+    dgamma = (dy * unit).sum_to_size(gamma.sizes());
+}
+const Formula<"aclnnRmsNormGrad", rms_norm_grad> backward;
+
+}  // namespace
+}  // namespace host_npu

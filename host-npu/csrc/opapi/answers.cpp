@@ -1,0 +1,96 @@
+// build.py finds the names in the libraries of the installed torch_npu and writes them to opapi_functions.inc, one
+// HOST_NPU_FUNCTION(name) a line. For each of them libopapi has two weak functions that jump to where a pointer shows,
+// first to a refusal: the caller's arguments, of which nothing is known here, stay where they are.
+#include "opapi/answers.h"
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+
+#include "nnopbase/status.h"
+
+namespace host_npu {
+namespace {
+
+aclnnStatus refuse(const char* name) {
+    const auto text =
+        std::string("the host NPU does not simulate ") + name + "; python -m host_npu --list shows what it does";
+    // In torch_npu's queue a failure would end the queue.
+    if (refuse_after_queue(text)) return kSuccess;
+    report_error(kFindKernelError, text);
+    return kFindKernelError;
+}
+
+}  // namespace
+}  // namespace host_npu
+
+#if defined(__x86_64__)
+#define HOST_NPU_JUMP(slot) "jmp *" slot "(%rip)\n"
+#elif defined(__aarch64__)
+#define HOST_NPU_JUMP(slot) "adrp x16, " slot "\n ldr x16, [x16, #:lo12:" slot "]\n br x16\n"
+#endif
+
+#define HOST_NPU_WEAK_FUNCTION(name, slot)                                                        \
+    ".weak " name "\n.type " name ", @function\n" name ": .globl own_" name "\n.hidden own_" name \
+    "\n"                                                                                          \
+    "own_" name ": " HOST_NPU_JUMP(slot) ".size " name ", . - " name "\n"
+
+#define HOST_NPU_FUNCTION(name)                                                                  \
+    static aclnnStatus refuse_##name() { return host_npu::refuse(#name); }                       \
+    extern "C" {                                                                                 \
+    void name();                                                                                 \
+    [[gnu::visibility("hidden")]] void own_##name();                                             \
+    [[gnu::visibility("hidden"), gnu::used]] host_npu::AnyFunction one_of_##name =               \
+        reinterpret_cast<host_npu::AnyFunction>(refuse_##name);                                  \
+    [[gnu::visibility("hidden"), gnu::used]] host_npu::AnyFunction two_of_##name =               \
+        reinterpret_cast<host_npu::AnyFunction>(refuse_##name);                                  \
+    }                                                                                            \
+    asm(".pushsection .text\n" HOST_NPU_WEAK_FUNCTION(#name "GetWorkspaceSize", "one_of_" #name) \
+            HOST_NPU_WEAK_FUNCTION(#name, "two_of_" #name) ".popsection\n");
+#include "opapi_functions.inc"
+#undef HOST_NPU_FUNCTION
+
+namespace host_npu {
+namespace {
+
+struct Function {
+    std::string_view name;
+    AnyFunction exported;
+    AnyFunction own;
+    AnyFunction* phase_one;
+    AnyFunction* phase_two;
+    AnyFunction refusal;
+
+    const char* how_answered() const {
+        if (exported != own) return "checks";
+        return *phase_two == refusal ? "refused" : "formula";
+    }
+};
+
+Function functions[] = {
+#define HOST_NPU_FUNCTION(name) \
+    {#name, name, own_##name, &one_of_##name, &two_of_##name, reinterpret_cast<AnyFunction>(refuse_##name)},
+#include "opapi_functions.inc"
+#undef HOST_NPU_FUNCTION
+};
+
+}  // namespace
+
+void answer(const char* name, AnyFunction phase_one, AnyFunction phase_two) {
+    const auto* const found = std::ranges::find(functions, std::string_view(name), &Function::name);
+    if (found == std::end(functions)) return;
+    *found->phase_one = phase_one;
+    *found->phase_two = phase_two;
+}
+
+}  // namespace host_npu
+
+// A line for each function that torch_npu can ask for: its name and "checks", "formula" or "refused".
+extern "C" HOST_NPU_EXPORT const char* host_npu_list() {
+    static std::string lines;
+    lines.clear();
+    for (const auto& function : host_npu::functions) {
+        lines.append(function.name).append(" ").append(function.how_answered()).append("\n");
+    }
+    return lines.c_str();
+}

@@ -1,0 +1,16 @@
+// An answer for every aclnn function that torch_npu can ask for. What opapi/ does not define is refused by its name,
+// unless another library computes it.
+#pragma once
+
+#include "ascendcl/device.h"
+
+namespace host_npu {
+
+// A function of CANN, of whatever signature.
+using AnyFunction = void (*)();
+
+// Lets two functions answer calls of the function `name`. Does nothing if the installed torch_npu does not know it.
+// Call it while a library is loaded: nobody may call the function at the same time.
+HOST_NPU_EXPORT void answer(const char* name, AnyFunction phase_one, AnyFunction phase_two);
+
+}  // namespace host_npu

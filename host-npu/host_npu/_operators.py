@@ -1,0 +1,32 @@
+"""The list of CANN's operators that torch_npu can ask for, and what the host NPU does with each."""
+
+import textwrap
+
+from host_npu import _libraries
+
+_TITLES = {
+    "checks": "Simulated with CANN's checks",
+    "formula": "Computed by a formula",
+    "refused": "Refused",
+}
+
+_INTRODUCTION = """\
+# Operators of CANN
+
+torch_npu {torch_npu} asks for {total} aclnn functions. This page is made by `python -m host_npu --list`, which says the
+same of the installed torch_npu. Operators of aten are not on it: they run, see [how it works](internals.md).
+
+What is refused raises an error at the call, "the host NPU does not simulate aclnnX", and the program can go on. So do
+graph operators (aclop) other than Identity, and all operators of ATB.
+"""
+
+
+def page() -> str:
+    """Return the list as Markdown; the host NPU must be enabled."""
+    answers = _libraries.answers()
+    parts = [_INTRODUCTION.format(total=len(answers), **_libraries.versions())]
+    for answer, title in _TITLES.items():
+        names = [f"`{name}`" for name, given in answers.items() if given == answer]
+        lines = textwrap.fill(", ".join(names), 120, break_long_words=False, break_on_hyphens=False)
+        parts.append(f"## {title}: {len(names)}\n\n{lines}\n" if names else f"## {title}: none\n")
+    return "\n".join(parts)

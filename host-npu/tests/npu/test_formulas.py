@@ -1,0 +1,155 @@
+"""Operators that the host NPU computes by a formula, against the same formula in float64, forward and backward."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch_npu
+from torch import Tensor
+
+_EPSILON = 1e-6
+# Relative to the largest element: the sums are in float32, and 16-bit results are rounded once, to half a unit.
+_TOLERANCES = {torch.float32: 2e-6, torch.float16: 2**-11, torch.bfloat16: 2**-8}
+_Function = Callable[..., Tensor | tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class _Case:
+    name: str
+    operator: _Function
+    reference: _Function
+    shapes: tuple[tuple[int, ...], ...]
+    # Whether torch_npu has a derivative.
+    differentiable: bool = True
+    # What is rounded first decides how exact the other results are.
+    rounds_first: bool = False
+
+
+def _rms_norm(x: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
+    dims = tuple(range(-gamma.dim(), 0))
+    rstd = (x.square().mean(dims, keepdim=True) + _EPSILON).rsqrt()
+    return x * rstd * gamma, rstd
+
+
+def _add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor) -> tuple[Tensor, ...]:
+    y, rstd = _rms_norm(x1 + x2, gamma)
+    return y, rstd, x1 + x2
+
+
+def _swiglu(x: Tensor, dim: int = -1) -> Tensor:
+    gate, value = x.chunk(2, dim)
+    return torch.nn.functional.silu(gate) * value
+
+
+def _rotary_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat([-second, first], -1) * sin
+
+
+def _rotary_interleave(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return x * cos + torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2) * sin
+
+
+_ANGLES = (2, 5, 4, 16), (1, 5, 1, 16), (1, 5, 1, 16)
+_CASES = (
+    _Case("rms_norm", lambda x, gamma: torch_npu.npu_rms_norm(x, gamma, _EPSILON), _rms_norm, ((3, 5, 64), (64,))),
+    _Case(
+        "rms_norm of two dimensions",
+        lambda x, gamma: torch_npu.npu_rms_norm(x, gamma, _EPSILON),
+        _rms_norm,
+        ((3, 5, 64), (5, 64)),
+    ),
+    _Case(
+        "add_rms_norm",
+        lambda x1, x2, gamma: torch_npu.npu_add_rms_norm(x1, x2, gamma, _EPSILON),
+        _add_rms_norm,
+        ((3, 64), (3, 64), (64,)),
+        differentiable=False,
+        rounds_first=True,
+    ),
+    _Case(
+        "gemma_rms_norm",
+        lambda x, gamma: torch_npu.npu_gemma_rms_norm(x, gamma, _EPSILON),
+        lambda x, gamma: _rms_norm(x, gamma + 1),
+        ((3, 64), (64,)),
+        differentiable=False,
+    ),
+    _Case("fast_gelu", torch.ops.npu.fast_gelu, lambda x: x * torch.sigmoid(1.702 * x), ((4, 9),)),
+    _Case("swiglu", lambda x: torch_npu.npu_swiglu(x, dim=-1), _swiglu, ((4, 3, 32),)),
+    _Case(
+        "swiglu of the first dimension", lambda x: torch_npu.npu_swiglu(x, dim=0), lambda x: _swiglu(x, 0), ((4, 8),)
+    ),
+    _Case("rotary_mul of halves", lambda x, c, s: torch_npu.npu_rotary_mul(x, c, s), _rotary_half, _ANGLES),
+    _Case(
+        "rotary_mul of neighbours",
+        lambda x, c, s: torch_npu.npu_rotary_mul(x, c, s, "interleave"),
+        _rotary_interleave,
+        _ANGLES,
+    ),
+)
+_BY_NAME = pytest.mark.parametrize("case", _CASES, ids=lambda case: case.name)
+_IN_EACH_DTYPE = pytest.mark.parametrize("dtype", _TOLERANCES, ids=str)
+
+
+def _inputs(case: _Case, dtype: torch.dtype) -> list[Tensor]:
+    return [torch.randn(shape).to(dtype) for shape in case.shapes]
+
+
+def _tuple(results: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (results,) if isinstance(results, Tensor) else tuple(results)
+
+
+def _assert_close(actual: Tensor, expected: Tensor, units: float = 1, dtype: torch.dtype | None = None) -> None:
+    assert actual.shape == expected.shape
+    limit = units * _TOLERANCES[dtype or actual.dtype] * expected.abs().max().item()
+    torch.testing.assert_close(actual.cpu().double(), expected, rtol=0, atol=limit)
+
+
+@_BY_NAME
+@_IN_EACH_DTYPE
+def test_results_are_those_of_float64(case, dtype):
+    inputs = _inputs(case, dtype)
+    results = _tuple(case.operator(*[each.npu() for each in inputs]))
+    expected = _tuple(case.reference(*[each.double() for each in inputs]))
+    for actual, reference in zip(results, expected, strict=True):
+        if case.rounds_first:
+            _assert_close(actual, reference, units=2, dtype=dtype)
+        else:
+            _assert_close(actual, reference)
+
+
+@pytest.mark.parametrize("case", [case for case in _CASES if case.differentiable], ids=lambda case: case.name)
+@_IN_EACH_DTYPE
+def test_gradients_are_those_of_float64(case, dtype):
+    inputs = _inputs(case, dtype)
+    on_npu = [each.npu().requires_grad_() for each in inputs]
+    reference = [each.double().requires_grad_() for each in inputs]
+    result, expected = _tuple(case.operator(*on_npu))[0], _tuple(case.reference(*reference))[0]
+    weight = torch.randn(expected.shape).to(dtype)
+    result.backward(weight.npu())
+    expected.backward(weight.double())
+    for actual, wanted in zip(on_npu, reference, strict=True):
+        assert actual.grad is not None and wanted.grad is not None
+        _assert_close(actual.grad, wanted.grad, units=2)
+
+
+def test_strided_inputs_are_read_as_they_lie():
+    x = torch.randn(32, 6)
+    actual = torch_npu.npu_swiglu(x.npu().t(), dim=-1)
+    _assert_close(actual, _swiglu(x.t().double()))
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: torch_npu.npu_rms_norm(torch.ones(2, 8).npu(), torch.ones(4).npu()), "gamma has shape"),
+        (lambda: torch_npu.npu_swiglu(torch.ones(2, 8, dtype=torch.int32).npu()), "has dtype"),
+        (lambda: torch_npu.npu_swiglu(torch.ones(2, 7).npu()), "cannot be halved"),
+    ],
+    ids=["shapes", "dtypes", "odd sizes"],
+)
+def test_what_a_formula_does_not_take_is_refused_at_the_call(call, sentence):
+    with pytest.raises(RuntimeError, match=sentence):
+        call()
+    assert (torch.ones(2, device="npu") + 1).tolist() == [2, 2]

@@ -1,0 +1,73 @@
+"""Every operator of torch_npu runs or is refused by its name, and the program goes on.
+
+The calls are made in processes of their own, so that a crash is seen.
+"""
+
+import functools
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from tests._output import read_json
+
+_PROGRAM = Path(__file__).parent / "every_operator.py"
+_PAGE = Path(__file__).parents[1] / "docs" / "operators.md"
+_PARTS = 4
+# What the messages of torch_npu and its loader say when something is missing rather than refused.
+_MISLEADING = re.compile("not in libopapi|upgrade CANN|Errno|Inner error|queue has ended|undefined symbol")
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join([str(_PROGRAM.parents[1]), *sys.path[1:]])
+    # Some operators write files.
+    with tempfile.TemporaryDirectory() as folder:
+        return subprocess.run(
+            [sys.executable, "-m", "host_npu", *arguments],
+            env=os.environ | {"PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            cwd=folder,
+        )
+
+
+@functools.cache
+def _found(part: int) -> dict[str, list[str]]:
+    result = _run(str(_PROGRAM), str(part), str(_PARTS))
+    assert result.returncode == 0, result.stderr[-2000:]
+    return read_json(result.stdout)
+
+
+@pytest.mark.parametrize("part", range(_PARTS))
+def test_every_operator_runs_or_raises_a_clear_error(part):
+    misleading = {call: error for call, (error, _) in _found(part).items() if _MISLEADING.search(error)}
+    assert misleading == {}
+
+
+@pytest.mark.parametrize("part", range(_PARTS))
+def test_after_every_operator_others_compute_the_right_thing(part):
+    wrong = {call: (error, after) for call, (error, after) in _found(part).items() if after}
+    assert wrong == {}
+
+
+@pytest.mark.parametrize(
+    ("operator", "name"),
+    [
+        ("npu::npu_moe_re_routing", "aclnnMoeReRouting"),
+        ("npu::npu_grouped_matmul", "aclnnGroupedMatmul"),
+        ("atb::_npu_reshape_and_cache", "ATB's ReshapeAndCache"),
+    ],
+)
+def test_a_refusal_says_the_name(operator, name):
+    errors = [error for part in range(_PARTS) for call, (error, _) in _found(part).items() if call.startswith(operator)]
+    assert any(f"the host NPU does not simulate {name}" in error for error in errors)
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the page is torch_npu 2.13's")
+def test_the_page_of_operators_is_what_the_list_prints():
+    assert _run("--list").stdout == _PAGE.read_text(), "python -m host_npu --list > docs/operators.md"
