@@ -23,7 +23,7 @@ class OfModel:
     ref_model = None
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self.model, self.accelerator = model, Accelerator(cpu=True)
+        self.model, self.accelerator = model, Accelerator()
 
 
 def patched(model: torch.nn.Module, **options: object) -> torch.nn.Module:

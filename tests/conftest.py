@@ -56,8 +56,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if number_of_cases[test] % nth.args[0]:
             item.add_marker(pytest.mark.exhaustive)
         number_of_cases[test] += 1
-    longest = ("test_npu.py", "test_examples.py", "test_linear_cross_entropy.py")
-    items.sort(key=lambda item: longest.index(item.path.name) if item.path.name in longest else len(longest))
+    longest = "npu examples types package processes trl linear_cross_entropy".split()
+    names = [f"test_{name}.py" for name in longest]
+    items.sort(key=lambda item: names.index(item.path.name) if item.path.name in names else len(names))
 
 
 def pytest_collection_finish() -> None:
