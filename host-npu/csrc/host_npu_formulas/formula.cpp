@@ -14,6 +14,16 @@ std::optional<at::ScalarType> scalar_type(aclDataType dtype) {
             return at::kHalf;
         case ACL_BF16:
             return at::kBFloat16;
+        case ACL_BOOL:
+            return at::kBool;
+        case ACL_INT8:
+            return at::kChar;
+        case ACL_UINT8:
+            return at::kByte;
+        case ACL_INT32:
+            return at::kInt;
+        case ACL_INT64:
+            return at::kLong;
         default:
             return std::nullopt;
     }
@@ -23,14 +33,18 @@ at::IntArrayRef sizes(const Dims& dims) { return {dims.begin(), dims.rank()}; }
 
 }  // namespace
 
-void require_taken(const aclTensor* tensor, std::size_t position, bool may_be_absent) {
+void require_taken(const aclTensor* tensor, std::size_t position, Taken taken, bool may_be_absent) {
     if (tensor == nullptr) {
         require(may_be_absent, kNullPointer, "argument ", position, " is a null pointer");
         return;
     }
     const auto& layout = tensor->layout;
-    require(scalar_type(layout.dtype).has_value(), kParamInvalid, "argument ", position, " has dtype ",
+    const auto type = scalar_type(layout.dtype);
+    const bool is_float = type && at::isFloatingType(*type);
+    require(taken != Taken::kFloats || is_float, kParamInvalid, "argument ", position, " has dtype ",
             dtype_name(layout.dtype), " instead of float32, float16 or bfloat16");
+    require(taken == Taken::kFloats || (type && (taken == Taken::kAll || !is_float)), kParamInvalid, "argument ",
+            position, " has dtype ", dtype_name(layout.dtype), ", which the formula does not take");
     require(layout.shape.rank() <= 8, kParamInvalid, "argument ", position, " has more than 8 dimensions");
 }
 
@@ -45,6 +59,15 @@ Tensor in_memory(const HostTensor& tensor) {
 }
 
 Tensor widened(const Tensor& tensor) { return tensor.to(at::kFloat); }
+
+double number(const aclScalar* scalar) {
+    require(scalar != nullptr, kNullPointer, "a scalar is a null pointer");
+    const auto type = scalar_type(scalar->dtype);
+    if (scalar->dtype == ACL_DOUBLE) return *reinterpret_cast<const double*>(scalar->value.data());
+    require(type.has_value(), kParamInvalid, "a scalar has dtype ", dtype_name(scalar->dtype));
+    const auto value = at::from_blob(const_cast<std::byte*>(scalar->value.data()), {}, at::TensorOptions(*type));
+    return value.to(at::kDouble).item<double>();
+}
 
 void Out::operator=(const Tensor& result) const {
     TORCH_CHECK(tensor_.sizes() == result.sizes(), "an output has shape ", tensor_.sizes(), " instead of ",

@@ -13,10 +13,14 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <type_traits>
+#include <vector>
 
+#include "nnopbase/containers.h"
 #include "nnopbase/two_phase.h"
 #include "opapi/answers.h"
 
@@ -24,6 +28,12 @@ namespace host_npu {
 
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
+
+// A tensor of integers or booleans, which a formula takes as it is.
+struct IntegerTensor : Tensor {
+    explicit IntegerTensor(const Tensor& tensor) : Tensor(tensor) {}
+};
+using OptionalIntegerTensor = std::optional<IntegerTensor>;
 
 // A tensor that a formula assigns its result to.
 class Out {
@@ -38,37 +48,115 @@ class Out {
   private:
     Tensor tensor_;
 };
+using OptionalOut = std::optional<Out>;
+
+// The dtypes that an argument may have, and whether it may be a null pointer.
+enum class Taken { kFloats, kIntegers, kAll };
 
 // Throws a Refusal if a formula does not take an argument.
-void require_taken(const aclTensor* tensor, std::size_t position, bool may_be_absent);
+void require_taken(const aclTensor* tensor, std::size_t position, Taken taken, bool may_be_absent);
 // A tensor of a layout that has no memory.
 Tensor without_memory(const Layout& layout);
 // A tensor in device memory.
 Tensor in_memory(const HostTensor& tensor);
 // What a formula calculates with.
 Tensor widened(const Tensor& tensor);
+// The number that a scalar is.
+double number(const aclScalar* scalar);
 
-// What CANN's function has in the place of a formula's argument, and the argument that is made of it.
+// The tensors of a call, in the order of its arguments.
+using Next = std::function<Tensor()>;
+using Tensors = std::vector<const aclTensor*>;
+
+// How an argument of CANN's function becomes one of a formula: `C` is its type there. The call outlives CANN's objects,
+// so `kept` takes what it needs of them; `from` makes the argument of that and of the tensors. `list` refuses the
+// tensors that are not taken, and lists the others.
 template <class Argument>
 struct Translated {
     using C = Argument;
+    static Argument kept(C argument) { return argument; }
+    static Argument from(Argument argument, const Next&) { return argument; }
+    static void list(C, std::size_t, Tensors&) {}
 };
-template <>
-struct Translated<Tensor> {
+
+template <class Argument, Taken taken, bool optional = false>
+struct TranslatedTensor {
     using C = const aclTensor*;
-    static Tensor from(const Tensor& tensor) { return widened(tensor); }
-};
-template <>
-struct Translated<OptionalTensor> {
-    using C = const aclTensor*;
-    static OptionalTensor from(const Tensor& tensor) {
-        return tensor.defined() ? OptionalTensor(widened(tensor)) : std::nullopt;
+    static std::nullptr_t kept(C) { return nullptr; }
+    static void list(C tensor, std::size_t position, Tensors& tensors) {
+        require_taken(tensor, position, taken, optional);
+        tensors.push_back(tensor);
+    }
+    static Argument from(std::nullptr_t, const Next& next) {
+        const auto tensor = next();
+        if constexpr (optional) {
+            if (!tensor.defined()) return std::nullopt;
+        }
+        if constexpr (taken == Taken::kFloats) {
+            return Argument(widened(tensor));
+        } else if constexpr (optional) {
+            return typename Argument::value_type(tensor);
+        } else {
+            return Argument(tensor);
+        }
     }
 };
 template <>
-struct Translated<Out> {
-    using C = const aclTensor*;
-    static Out from(const Tensor& tensor) { return Out(tensor); }
+struct Translated<Tensor> : TranslatedTensor<Tensor, Taken::kFloats> {};
+template <>
+struct Translated<OptionalTensor> : TranslatedTensor<OptionalTensor, Taken::kFloats, true> {};
+template <>
+struct Translated<IntegerTensor> : TranslatedTensor<IntegerTensor, Taken::kIntegers> {};
+template <>
+struct Translated<OptionalIntegerTensor> : TranslatedTensor<OptionalIntegerTensor, Taken::kIntegers, true> {};
+template <>
+struct Translated<Out> : TranslatedTensor<Out, Taken::kAll> {};
+template <>
+struct Translated<OptionalOut> : TranslatedTensor<OptionalOut, Taken::kAll, true> {};
+
+// A list that is absent is empty.
+template <class Member>
+    requires std::is_same_v<Member, Tensor> || std::is_same_v<Member, Out>
+struct Translated<std::vector<Member>> {
+    using C = const aclTensorList*;
+    static std::size_t kept(C argument) { return argument == nullptr ? 0 : argument->members.size(); }
+    static void list(C argument, std::size_t position, Tensors& tensors) {
+        for (std::size_t index = 0; index < kept(argument); ++index) {
+            Translated<Member>::list(argument->members[index], position, tensors);
+        }
+    }
+    static std::vector<Member> from(std::size_t size, const Next& next) {
+        std::vector<Member> members;
+        for (std::size_t index = 0; index < size; ++index) members.push_back(Translated<Member>::from(nullptr, next));
+        return members;
+    }
+};
+template <>
+struct Translated<std::vector<std::int64_t>> {
+    using C = const aclIntArray*;
+    using Values = std::vector<std::int64_t>;
+    static Values kept(C argument) { return argument == nullptr ? Values() : argument->values; }
+    static Values from(const Values& values, const Next&) { return values; }
+    static void list(C, std::size_t, Tensors&) {}
+};
+template <>
+struct Translated<std::string> {
+    using C = const char*;
+    static std::string kept(C argument) { return argument == nullptr ? "" : argument; }
+    static std::string from(const std::string& text, const Next&) { return text; }
+    static void list(C, std::size_t, Tensors&) {}
+};
+// An aclScalar.
+struct Number {
+    double value;
+    operator double() const { return value; }
+};
+template <>
+struct Translated<Number> {
+    using C = const aclScalar*;
+    static double kept(C argument) { return number(argument); }
+    static Number from(double value, const Next&) { return {value}; }
+    static void list(C, std::size_t, Tensors&) {}
 };
 
 // A string that a template takes.
@@ -102,12 +190,17 @@ class Formula {
         static aclnnStatus phase_one(typename Translated<Arguments>::C... arguments, std::uint64_t* workspace_size,
                                      aclOpExecutor** executor) {
             return PhaseOne(api(), workspace_size, executor).with(arguments...).run([&] {
+                Tensors tensors;
                 std::size_t position = 0;
-                (require<Arguments>(arguments, position), ...);
-                refuse_errors([&] { evaluate(Described(), arguments...); });
-                return Plan{.kernel = [=](const KernelArguments& tensors) {
-                    evaluate([&](const aclTensor*, std::size_t index) { return in_memory(tensors[index]); },
-                             arguments...);
+                (Translated<Arguments>::list(arguments, ++position, tensors), ...);
+                const auto kept = std::make_tuple(Translated<Arguments>::kept(arguments)...);
+                refuse_errors([&] {
+                    evaluate(kept, [&](std::size_t index) {
+                        return tensors[index] == nullptr ? Tensor() : without_memory(tensors[index]->layout);
+                    });
+                });
+                return Plan{.kernel = [kept](const KernelArguments& memory) {
+                    evaluate(kept, [&](std::size_t index) { return in_memory(memory[index]); });
                 }};
             });
         }
@@ -116,36 +209,18 @@ class Formula {
             return host_npu::phase_two(api(), workspace, size, executor, stream);
         }
 
-        struct Described {
-            Tensor operator()(const aclTensor* tensor, std::size_t) const {
-                return tensor == nullptr ? Tensor() : without_memory(tensor->layout);
-            }
-        };
-
-        // `tensor_of` makes a tensor of an argument of CANN's and its number among the tensors.
-        template <class TensorOf>
-        static void evaluate(const TensorOf& tensor_of, typename Translated<Arguments>::C... arguments) {
+        // `tensor_of` makes the tensor of a number among the tensors.
+        template <class Kept, class TensorOf>
+        static void evaluate(const Kept& kept, const TensorOf& tensor_of) {
             const c10::InferenceMode without_autograd;
             std::size_t index = 0;
-            const std::tuple<Arguments...> translated{translate<Arguments>(tensor_of, arguments, index)...};
-            std::apply(function, translated);
-        }
-
-        template <class Argument, class TensorOf, class C>
-        static Argument translate(const TensorOf& tensor_of, C argument, std::size_t& index) {
-            if constexpr (std::is_pointer_v<C>) {
-                return Translated<Argument>::from(tensor_of(argument, index++));
-            } else {
-                return argument;
-            }
-        }
-
-        template <class Argument, class C>
-        static void require(C argument, std::size_t& position) {
-            ++position;
-            if constexpr (std::is_pointer_v<C>) {
-                require_taken(argument, position, std::is_same_v<Argument, OptionalTensor>);
-            }
+            const Next next = [&] { return tensor_of(index++); };
+            std::apply(
+                [&](const auto&... each) {
+                    const std::tuple<Arguments...> translated{Translated<Arguments>::from(each, next)...};
+                    std::apply(function, translated);
+                },
+                kept);
         }
 
         template <class Body>

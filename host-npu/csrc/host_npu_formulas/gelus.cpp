@@ -1,8 +1,11 @@
-// Approximations of GELU.
+// GELU, its approximations, and GeGlu: a half of a dimension, through GELU, times the other.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/gelu_backward.h>
 #include <ATen/ops/sigmoid.h>
 
-#include "host_npu_formulas/formula.h"
+#include "host_npu_formulas/halves.h"
 
 namespace host_npu {
 namespace {
@@ -17,6 +20,44 @@ void fast_gelu_grad(const Tensor& grad, const Tensor& x, const Out& out) {
     out = grad * s * (1 + x * kFastGelu * (1 - s));
 }
 const Formula<"aclnnFastGeluBackward", fast_gelu_grad> fast_gelu_backward;
+
+// As PyTorch calls it. CANN has 0 for "none" and 1 for "tanh", or those names.
+std::string approximation(std::int64_t number) {
+    TORCH_CHECK(number == 0 || number == 1, "approximate is ", number, " instead of 0 (none) or 1 (tanh)");
+    return number == 0 ? "none" : "tanh";
+}
+
+void gelu(const Tensor& x, std::int64_t approximate, const Out& out) { out = at::gelu(x, approximation(approximate)); }
+const Formula<"aclnnGeluV2", gelu> gelu_forward;
+
+void gelu_grad(const Tensor& grad, const Tensor& x, const std::string& approximate, const Out& out) {
+    out = at::gelu_backward(grad, x, approximate);
+}
+const Formula<"aclnnGeluBackwardV2", gelu_grad> gelu_grad_v2;
+
+// The half that goes through GELU comes second.
+std::pair<Tensor, Tensor> factor_and_activated(const Tensor& x, std::int64_t dim, bool activate_left) {
+    const auto [left, right] = halves(x, dim);
+    return activate_left ? std::pair(right, left) : std::pair(left, right);
+}
+
+void geglu(const Tensor& x, std::int64_t dim, std::int64_t approximate, bool activate_left, const Out& out,
+           const Out& out_gelu) {
+    const auto [factor, activated] = factor_and_activated(x, dim, activate_left);
+    const auto gelu = at::gelu(activated, approximation(approximate));
+    out = factor * gelu;
+    out_gelu = gelu;
+}
+const Formula<"aclnnGeGluV3", geglu> geglu_forward;
+
+void geglu_grad(const Tensor& grad, const Tensor& x, const Tensor& gelu, std::int64_t dim, std::int64_t approximate,
+                bool activate_left, const Out& out) {
+    const auto [factor, activated] = factor_and_activated(x, dim, activate_left);
+    const auto of_factor = grad * gelu;
+    const auto of_activated = at::gelu_backward(grad * factor, activated, approximation(approximate));
+    out = activate_left ? at::cat({of_activated, of_factor}, dim) : at::cat({of_factor, of_activated}, dim);
+}
+const Formula<"aclnnGeGluV3Backward", geglu_grad> geglu_backward;
 
 }  // namespace
 }  // namespace host_npu

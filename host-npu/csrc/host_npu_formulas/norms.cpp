@@ -1,16 +1,12 @@
 // RmsNorm and its relatives. gamma has the sizes of the last dimensions, which are normalized.
+#include "host_npu_formulas/norms.h"
+
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/rsqrt.h>
 
 #include <numeric>
-#include <vector>
-
-#include "host_npu_formulas/formula.h"
 
 namespace host_npu {
-namespace {
-
-// The last dimensions, of which gamma has the sizes.
 std::vector<std::int64_t> normalized(const Tensor& x, const Tensor& gamma) {
     TORCH_CHECK(gamma.dim() >= 1 && gamma.dim() <= x.dim() &&
                     x.sizes().slice(static_cast<std::size_t>(x.dim() - gamma.dim())) == gamma.sizes(),
@@ -19,6 +15,8 @@ std::vector<std::int64_t> normalized(const Tensor& x, const Tensor& gamma) {
     std::iota(dims.begin(), dims.end(), -gamma.dim());
     return dims;
 }
+
+namespace {
 
 void rms_norm(const Tensor& x, const Tensor& gamma, double epsilon, const Out& y, const Out& rstd) {
     const auto scale = at::rsqrt((x * x).mean(normalized(x, gamma), true) + epsilon);

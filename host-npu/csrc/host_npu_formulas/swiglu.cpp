@@ -4,16 +4,10 @@
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
 
-#include "host_npu_formulas/formula.h"
+#include "host_npu_formulas/halves.h"
 
 namespace host_npu {
 namespace {
-
-std::pair<Tensor, Tensor> halves(const Tensor& x, std::int64_t dim) {
-    TORCH_CHECK(x.size(dim) % 2 == 0, "dimension ", dim, " has ", x.size(dim), " elements, which cannot be halved");
-    const auto parts = x.chunk(2, dim);
-    return {parts[0], parts[1]};
-}
 
 void swiglu(const Tensor& x, std::int64_t dim, const Out& out) {
     const auto [gate, value] = halves(x, dim);

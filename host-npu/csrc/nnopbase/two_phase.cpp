@@ -1,7 +1,9 @@
 #include "nnopbase/two_phase.h"
 
 #include <algorithm>
+#include <cstring>
 
+#include "nnopbase/containers.h"
 #include "nnopbase/phase_cache.h"
 
 namespace host_npu {
@@ -69,6 +71,29 @@ void PhaseOne::add(const aclTensor* tensor) {
     add(layout.offset);
     add(static_cast<int>(layout.dtype));
     add(static_cast<int>(layout.format));
+}
+
+// What may be of any length begins with it, so that no two calls have the same key; an absent one has the length -1.
+void PhaseOne::add(const aclTensorList* list) {
+    add(list == nullptr ? std::int64_t{-1} : static_cast<std::int64_t>(list->members.size()));
+    if (list == nullptr) return;
+    for (const aclTensor* member : list->members) add(member);
+}
+
+void PhaseOne::add(const aclIntArray* array) {
+    add(array == nullptr ? std::int64_t{-1} : static_cast<std::int64_t>(array->values.size()));
+    if (array != nullptr) append(array->values.data(), array->values.size() * sizeof(std::int64_t));
+}
+
+void PhaseOne::add(const aclScalar* scalar) {
+    add(static_cast<int>(scalar == nullptr ? ACL_DT_UNDEFINED : scalar->dtype));
+    if (scalar != nullptr) append(scalar->value.data(), item_size(scalar->dtype));
+}
+
+void PhaseOne::add(const char* text) {
+    const auto size = text == nullptr ? std::int64_t{-1} : static_cast<std::int64_t>(std::strlen(text));
+    add(size);
+    if (text != nullptr) append(text, static_cast<std::size_t>(size));
 }
 
 std::optional<aclnnStatus> PhaseOne::begin() {

@@ -51,6 +51,10 @@ class HOST_NPU_EXPORT PhaseOne {
 
   private:
     void add(const aclTensor* tensor);
+    void add(const aclTensorList* list);
+    void add(const aclIntArray* array);
+    void add(const aclScalar* scalar);
+    void add(const char* text);
     template <class Value>
         requires std::is_arithmetic_v<Value>
     void add(Value value) {

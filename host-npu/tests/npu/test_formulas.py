@@ -51,6 +51,28 @@ def _rotary_interleave(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2) * sin
 
 
+def _layer_norm(x: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
+    return torch.nn.functional.layer_norm(x, gamma.shape, gamma, beta, _EPSILON)
+
+
+def _with_moments(x: Tensor, gamma: Tensor, beta: Tensor) -> tuple[Tensor, ...]:
+    mean, variance = x.mean(-1, keepdim=True), x.var(-1, keepdim=True, correction=0)
+    return _layer_norm(x, gamma, beta), mean, (variance + _EPSILON).rsqrt()
+
+
+def _swish_of_group_norm(x: Tensor, gamma: Tensor, beta: Tensor, swish: float = 1) -> tuple[Tensor, ...]:
+    normal = torch.nn.functional.group_norm(x, 4, gamma, beta, _EPSILON)
+    groups = x.reshape(x.size(0), 4, -1)
+    return normal * torch.sigmoid(normal * swish), groups.mean(-1), (groups.var(-1, correction=0) + _EPSILON).rsqrt()
+
+
+def _geglu(x: Tensor, approximate: str, left: bool) -> tuple[Tensor, Tensor]:
+    first, second = x.chunk(2, -1)
+    factor, activated = (second, first) if left else (first, second)
+    gelu = torch.nn.functional.gelu(activated, approximate=approximate)
+    return factor * gelu, gelu
+
+
 _ANGLES = (2, 5, 4, 16), (1, 5, 1, 16), (1, 5, 1, 16)
 _CASES = (
     _Case("rms_norm", lambda x, gamma: torch_npu.npu_rms_norm(x, gamma, _EPSILON), _rms_norm, ((3, 5, 64), (64,))),
@@ -75,6 +97,50 @@ _CASES = (
         ((3, 64), (64,)),
         differentiable=False,
     ),
+    _Case(
+        "add_layer_norm",
+        lambda *x: torch_npu.npu_add_layer_norm(*x, _EPSILON, True),
+        lambda x1, x2, *rest: (*_with_moments(x1 + x2, *rest), x1 + x2),
+        ((3, 64), (3, 64), (64,), (64,)),
+    ),
+    _Case(
+        "deep_norm",
+        lambda x, gx, gamma, beta: torch_npu.npu_deep_norm(x, gx, beta, gamma, 0.3, _EPSILON)[::-1],
+        lambda x, gx, gamma, beta: tuple(_with_moments(x * 0.3 + gx, gamma, beta)[index] for index in (0, 2, 1)),
+        ((3, 64), (3, 64), (64,), (64,)),
+    ),
+    _Case(
+        "group_norm_silu",
+        lambda *x: torch_npu.npu_group_norm_silu(*x, 4, _EPSILON),
+        _swish_of_group_norm,
+        ((2, 8, 3, 5), (8,), (8,)),
+        differentiable=False,
+    ),
+    _Case(
+        "group_norm_swish",
+        lambda x, gamma, beta: torch_npu.npu_group_norm_swish(x, 4, gamma, beta, _EPSILON, 1.5),
+        lambda *x: _swish_of_group_norm(*x, 1.5),
+        ((2, 8, 3, 5), (8,), (8,)),
+    ),
+    *[
+        _Case(
+            f"gelu, {approximate}",
+            lambda x, by=approximate: torch_npu.npu_gelu(x, approximate=by),
+            lambda x, by=approximate: torch.nn.functional.gelu(x, approximate=by),
+            ((4, 9),),
+        )
+        for approximate in ("none", "tanh")
+    ],
+    *[
+        _Case(
+            f"geglu, {approximate}{', left' if left else ''}",
+            lambda x, by=approximate, left=left: torch_npu.npu_geglu(x, -1, int(by == "tanh"), left),
+            lambda x, by=approximate, left=left: _geglu(x, by, left),
+            ((4, 3, 32),),
+        )
+        for approximate in ("none", "tanh")
+        for left in (False, True)
+    ],
     _Case("fast_gelu", torch.ops.npu.fast_gelu, lambda x: x * torch.sigmoid(1.702 * x), ((4, 9),)),
     _Case("swiglu", lambda x: torch_npu.npu_swiglu(x, dim=-1), _swiglu, ((4, 3, 32),)),
     _Case(

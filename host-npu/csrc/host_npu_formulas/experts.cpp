@@ -1,0 +1,84 @@
+// Mixtures of experts: who gets a token, the tokens in the order of the experts, and a product for each expert.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/argsort.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/topk.h>
+#include <ATen/ops/zeros.h>
+
+#include "host_npu_formulas/formula.h"
+
+namespace host_npu {
+namespace {
+
+void gating(const Tensor& x, const OptionalIntegerTensor& finished, std::int64_t k, const Out& weights,
+            const Out& experts, const Out& rows) {
+    TORCH_CHECK(!finished, "the host NPU computes the gating without finished rows only");
+    const auto [values, indices] = at::topk(at::softmax(x, -1), k, -1);
+    weights = values;
+    experts = indices;
+    // The k-th choices of all tokens are numbered one after the other.
+    const auto tokens = x.numel() / x.size(-1);
+    rows = at::arange(tokens * k, indices.options()).view({k, tokens}).t().reshape(indices.sizes());
+}
+const Formula<"aclnnMoeGatingTopKSoftmax", gating> gating_of_tokens;
+
+void require_unpadded(bool padded) { TORCH_CHECK(!padded, "the host NPU has no padded mode of permutations"); }
+
+// Copies of the tokens, those for the first expert first; `places` says where the copies of a token went.
+void permute(const Tensor& tokens, const IntegerTensor& indices, std::int64_t kept, bool padded, const Out& permuted,
+             const Out& places) {
+    require_unpadded(padded);
+    const auto choices = indices.dim() == 1 ? 1 : indices.size(1);
+    const auto order = at::argsort(indices.flatten(), /*stable=*/true, -1, false);
+    const auto rows = permuted.sizes()[0];
+    TORCH_CHECK(rows <= order.numel() && (kept <= 0 || rows == std::min(kept, order.numel())), "an output has ", rows,
+                " rows of ", order.numel());
+    permuted = tokens.index({order.slice(0, 0, rows).div(choices, "trunc")});
+    places = at::argsort(order, /*stable=*/true, -1, false);
+}
+const Formula<"aclnnMoeTokenPermute", permute> permute_tokens;
+
+// The rows at their places, which are 0 where `places` is past the end.
+Tensor rows_at(const Tensor& rows, const Tensor& places) {
+    const auto wide = places.to(at::kLong).flatten();
+    const auto there = wide.lt(rows.size(0));
+    return rows.index({wide.clamp_max(rows.size(0) - 1)}) * there.unsqueeze(-1);
+}
+
+void permute_grad(const Tensor& dpermuted, const IntegerTensor& places, std::int64_t choices, bool padded,
+                  const Out& dtokens) {
+    require_unpadded(padded);
+    dtokens = rows_at(dpermuted, places).unflatten(0, {-1, choices}).sum(1);
+}
+const Formula<"aclnnMoeTokenPermuteGrad", permute_grad> permute_tokens_backward;
+
+using Ints = std::vector<std::int64_t>;
+
+void unpermute(const Tensor& permuted, const IntegerTensor& places, const OptionalTensor& weights, bool padded,
+               const Ints&, const Out& tokens) {
+    require_unpadded(padded);
+    const auto rows = rows_at(permuted, places);
+    tokens = weights ? (rows.unflatten(0, {-1, weights->size(-1)}) * weights->unsqueeze(-1)).sum(1) : rows;
+}
+const Formula<"aclnnMoeTokenUnpermute", unpermute> unpermute_tokens;
+
+void unpermute_grad(const OptionalTensor& permuted, const Tensor& dtokens, const IntegerTensor& places,
+                    const OptionalTensor& weights, bool padded, const Ints&, const Out& dpermuted,
+                    const OptionalOut& dweights) {
+    require_unpadded(padded);
+    const auto choices = weights ? weights->size(-1) : 1;
+    const auto wide = places.to(at::kLong);
+    const auto copies = dtokens.unsqueeze(1).expand({-1, choices, -1});
+    const auto grads = (weights ? copies * weights->unsqueeze(-1) : copies).flatten(0, 1);
+    // Each place is there once: the copies that come to the rows, in their order.
+    dpermuted = grads.index({at::argsort(wide, true, -1, false).slice(0, 0, dpermuted.sizes()[0])});
+    if (weights && dweights) {
+        TORCH_CHECK(permuted, "the gradient of the weights needs the permuted tokens");
+        *dweights = (rows_at(*permuted, places).unflatten(0, {-1, choices}) * dtokens.unsqueeze(1)).sum(-1);
+    }
+}
+const Formula<"aclnnMoeTokenUnpermuteGrad", unpermute_grad> unpermute_tokens_backward;
+
+}  // namespace
+}  // namespace host_npu

@@ -1,0 +1,127 @@
+// LayerNorm of sums, and GroupNorm with SiLU. gamma and beta have the sizes of the last dimensions, or the channels.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/rsqrt.h>
+#include <ATen/ops/sigmoid.h>
+
+#include "host_npu_formulas/norms.h"
+
+namespace host_npu {
+namespace {
+
+struct Moments {
+    Tensor mean, rstd;
+};
+
+Moments moments(const Tensor& x, at::IntArrayRef dims, double epsilon) {
+    const auto mean = x.mean(dims, true);
+    return {mean, at::rsqrt((x - mean).square().mean(dims, true) + epsilon)};
+}
+
+// What goes back through (x - mean) * rstd from `grad`.
+Tensor through_norm(const Tensor& grad, const Tensor& unit, const Tensor& rstd, at::IntArrayRef dims) {
+    return rstd * (grad - grad.mean(dims, true) - unit * (grad * unit).mean(dims, true));
+}
+
+void add_layer_norm(const Tensor& x1, const Tensor& x2, const Tensor& gamma, const Tensor& beta,
+                    const OptionalTensor& bias, double epsilon, bool sum_wanted, const Out& y, const Out& mean,
+                    const Out& rstd, const OptionalOut& sum) {
+    const auto x = bias ? x1 + x2 + *bias : x1 + x2;
+    const auto [m, r] = moments(x, normalized(x, gamma), epsilon);
+    mean = m;
+    rstd = r;
+    y = (x - m) * r * gamma + beta;
+    if (sum_wanted && sum) *sum = x;
+}
+const Formula<"aclnnAddLayerNorm", add_layer_norm> layer_norm_of_sum;
+
+void add_layer_norm_grad(const Tensor& dy, const Tensor& x1, const Tensor& x2, const Tensor& rstd, const Tensor& mean,
+                         const Tensor& gamma, const OptionalTensor& dsum, const Out& dx, const Out& dgamma,
+                         const Out& dbeta) {
+    const auto x = x1 + x2;
+    const auto unit = (x - mean) * rstd;
+    const auto grad = through_norm(dy * gamma, unit, rstd, normalized(x, gamma));
+    dx = dsum ? grad + *dsum : grad;
+    dgamma = (dy * unit).sum_to_size(gamma.sizes());
+    dbeta = dy.sum_to_size(gamma.sizes());
+}
+const Formula<"aclnnAddLayerNormGrad", add_layer_norm_grad> layer_norm_of_sum_backward;
+
+void deep_norm(const Tensor& x, const Tensor& gx, const Tensor& beta, const Tensor& gamma, double alpha, double epsilon,
+               const Out& mean, const Out& rstd, const Out& y) {
+    const auto sum = x * alpha + gx;
+    const auto [m, r] = moments(sum, normalized(sum, gamma), epsilon);
+    mean = m;
+    rstd = r;
+    y = (sum - m) * r * gamma + beta;
+}
+const Formula<"aclnnDeepNorm", deep_norm> deep;
+
+void deep_norm_grad(const Tensor& dy, const Tensor& x, const Tensor& gx, const Tensor& gamma, const Tensor& mean,
+                    const Tensor& rstd, double alpha, const Out& dx, const Out& dgx, const Out& dbeta,
+                    const Out& dgamma) {
+    const auto sum = x * alpha + gx;
+    const auto unit = (sum - mean) * rstd;
+    const auto grad = through_norm(dy * gamma, unit, rstd, normalized(sum, gamma));
+    dx = grad * alpha;
+    dgx = grad;
+    dbeta = dy.sum_to_size(gamma.sizes());
+    dgamma = (dy * unit).sum_to_size(gamma.sizes());
+}
+const Formula<"aclnnDeepNormGrad", deep_norm_grad> deep_backward;
+
+// [batch, groups, the elements of a group].
+Tensor in_groups(const Tensor& x, std::int64_t groups) {
+    TORCH_CHECK(x.dim() >= 2 && groups > 0 && x.size(1) % groups == 0, x.sizes(), " cannot be in ", groups, " groups");
+    return x.reshape({x.size(0), groups, -1});
+}
+
+// A value of each channel, to go with x.
+Tensor by_channel(const Tensor& value, const Tensor& x) {
+    std::vector<std::int64_t> sizes(static_cast<std::size_t>(x.dim()), 1);
+    sizes[1] = x.size(1);
+    return value.view(sizes);
+}
+
+void group_norm(const Tensor& x, const OptionalTensor& gamma, const OptionalTensor& beta, std::int64_t groups,
+                double epsilon, bool activated, double swish, const Out& y, const Out& mean, const Out& rstd) {
+    const auto grouped = in_groups(x, groups);
+    const auto [m, r] = moments(grouped, {-1}, epsilon);
+    mean = m.squeeze(-1);
+    rstd = r.squeeze(-1);
+    auto z = ((grouped - m) * r).view(x.sizes());
+    if (gamma) z = z * by_channel(*gamma, x);
+    if (beta) z = z + by_channel(*beta, x);
+    y = activated ? z * at::sigmoid(z * swish) : z;
+}
+
+void group_norm_silu(const Tensor& x, const OptionalTensor& gamma, const OptionalTensor& beta, std::int64_t groups,
+                     double epsilon, const Out& y, const Out& mean, const Out& rstd) {
+    group_norm(x, gamma, beta, groups, epsilon, true, 1, y, mean, rstd);
+}
+const Formula<"aclnnGroupNormSilu", group_norm_silu> silu_of_group_norm;
+
+void group_norm_swish(const Tensor& x, const OptionalTensor& gamma, const OptionalTensor& beta, std::int64_t groups,
+                      const std::string&, double epsilon, bool activated, double swish, const Out& y, const Out& mean,
+                      const Out& rstd) {
+    group_norm(x, gamma, beta, groups, epsilon, activated, swish, y, mean, rstd);
+}
+const Formula<"aclnnGroupNormSwish", group_norm_swish> swish_of_group_norm;
+
+void group_norm_swish_grad(const Tensor& dy, const Tensor& mean, const Tensor& rstd, const Tensor& x,
+                           const Tensor& gamma, const Tensor& beta, std::int64_t groups, const std::string&,
+                           double swish, bool gamma_wanted, bool beta_wanted, const Out& dx, const OptionalOut& dgamma,
+                           const OptionalOut& dbeta) {
+    const auto scale = rstd.unsqueeze(-1);
+    const auto unit = (in_groups(x, groups) - mean.unsqueeze(-1)) * scale;
+    const auto normal = unit.view(x.sizes());
+    const auto z = normal * by_channel(gamma, x) + by_channel(beta, x);
+    const auto s = at::sigmoid(z * swish);
+    const auto dz = dy * s * (1 + z * swish * (1 - s));
+    dx = through_norm(in_groups(dz * by_channel(gamma, x), groups), unit, scale, {-1}).view(x.sizes());
+    if (gamma_wanted && dgamma) *dgamma = (dz * normal).transpose(0, 1).flatten(1).sum(1);
+    if (beta_wanted && dbeta) *dbeta = dz.transpose(0, 1).flatten(1).sum(1);
+}
+const Formula<"aclnnGroupNormSwishGrad", group_norm_swish_grad> swish_of_group_norm_backward;
+
+}  // namespace
+}  // namespace host_npu

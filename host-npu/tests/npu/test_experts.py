@@ -1,0 +1,101 @@
+"""Operators of torch_npu for mixtures of experts on the host NPU, against plain indexing in float64."""
+
+import pytest
+import torch
+import torch_npu
+
+_TOKENS, _CHOICES, _EXPERTS, _SIZE = 7, 3, 5, 16
+
+
+def _experts():
+    return torch.rand(_TOKENS, _EXPERTS).argsort(-1)[:, :_CHOICES]
+
+
+def _close(actual, expected):
+    torch.testing.assert_close(actual.cpu().double(), expected, rtol=2e-6, atol=2e-6)
+
+
+def test_the_gating_chooses_the_largest_softmax():
+    x = torch.randn(_TOKENS, _EXPERTS)
+    weights, experts, rows = torch_npu.npu_moe_gating_top_k_softmax(x.npu(), None, k=_CHOICES)
+    values, indices = x.double().softmax(-1).topk(_CHOICES)
+    _close(weights, values)
+    assert experts.tolist() == indices.tolist()
+    assert rows.tolist() == torch.arange(_TOKENS * _CHOICES).view(_CHOICES, _TOKENS).t().tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kept", [None, 12], ids=["all", "the first 12"])
+def test_tokens_are_permuted_in_the_order_of_their_experts(kept, dtype):
+    experts = _experts()
+    tokens = torch.randn(_TOKENS, _SIZE).to(dtype)
+    on_npu, reference = tokens.npu().requires_grad_(), tokens.double().requires_grad_()
+    permuted, places = torch_npu.npu_moe_token_permute(on_npu, experts.npu(), kept)
+    order = experts.flatten().argsort(stable=True)
+    expected = reference[order[: kept or order.numel()] // _CHOICES]
+    assert torch.equal(permuted.cpu().double(), expected)
+    assert places.tolist() == order.argsort().tolist()
+    weight = torch.randn(expected.shape).to(dtype)
+    permuted.backward(weight.npu())
+    expected.backward(weight.double())
+    torch.testing.assert_close(on_npu.grad.cpu(), reference.grad.to(dtype))
+
+
+def test_tokens_come_back_weighted():
+    permuted = torch.randn(_TOKENS * _CHOICES, _SIZE)
+    weights = torch.rand(_TOKENS, _CHOICES)
+    places = torch.randperm(_TOKENS * _CHOICES)
+    on_npu = [permuted.npu().requires_grad_(), weights.npu().requires_grad_()]
+    reference = [permuted.double().requires_grad_(), weights.double().requires_grad_()]
+    result = torch_npu.npu_moe_token_unpermute(on_npu[0], places.int().npu(), on_npu[1])
+    expected = (reference[0][places].unflatten(0, (_TOKENS, _CHOICES)) * reference[1][..., None]).sum(1)
+    _close(result, expected)
+    weight = torch.randn(expected.shape)
+    result.backward(weight.npu())
+    expected.backward(weight.double())
+    for actual, wanted in zip(on_npu, reference, strict=True):
+        _close(actual.grad, wanted.grad)
+
+
+def test_tokens_come_back_as_they_were_without_weights():
+    permuted = torch.randn(_TOKENS, _SIZE)
+    places = torch.randperm(_TOKENS)
+    on_npu, reference = permuted.npu().requires_grad_(), permuted.double().requires_grad_()
+    result = torch_npu.npu_moe_token_unpermute(on_npu, places.int().npu())
+    assert torch.equal(result.cpu(), permuted[places])
+    weight = torch.randn(result.shape)
+    result.backward(weight.npu())
+    reference[places].backward(weight.double())
+    _close(on_npu.grad, reference.grad)
+
+
+@pytest.mark.parametrize("split_item", [0, 3], ids=["an output for each", "one output"])
+def test_groups_of_rows_are_multiplied_by_the_matrix_of_their_expert(split_item):
+    x, weights = torch.randn(8, 4), [torch.randn(4, 6) for _ in range(3)]
+    biases = [torch.randn(6) for _ in weights]
+    results = torch_npu.npu_grouped_matmul(
+        [x.npu()],
+        [each.npu() for each in weights],
+        bias=[each.npu() for each in biases],
+        group_list=[3, 3, 8],
+        split_item=split_item,
+    )
+    expected = [
+        rows.double() @ weight.double() + bias.double()
+        for rows, weight, bias in zip(x.split([3, 0, 5]), weights, biases, strict=True)
+    ]
+    for actual, wanted in zip(results, expected if split_item == 0 else [torch.cat(expected)], strict=True):
+        _close(actual, wanted)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda x, at: torch_npu.npu_moe_token_permute(x, at, padded_mode=True), "padded"),
+        (lambda x, at: torch_npu.npu_moe_gating_top_k_softmax(x, at[:, 0].bool(), k=2), "finished"),
+    ],
+    ids=["padded", "finished rows"],
+)
+def test_what_is_not_computed_is_refused_at_the_call(call, sentence):
+    with pytest.raises(RuntimeError, match=sentence):
+        call(torch.randn(_TOKENS, _SIZE).npu(), _experts().npu())

@@ -1,0 +1,176 @@
+"""Attention of torch_npu on the host NPU, against its formula in float64, forward and backward."""
+
+import pytest
+import torch
+import torch_npu
+from torch import Tensor
+
+_TOLERANCES = {torch.float32: 2e-6, torch.float16: 2**-11, torch.bfloat16: 2**-8}
+_TRIANGLE = torch.ones(2048, 2048, dtype=torch.bool).triu(1)
+_HEADS, _QUERIES, _KEYS, _SCALE = 4, 6, 9, 0.3
+_ALL = 2**31 - 1
+# The key's number less the query's.
+_DISTANCE = torch.arange(_KEYS) - torch.arange(_QUERIES)[:, None]
+_LAST = _KEYS - _QUERIES
+# What a sparse mode is given, pre_tockens and next_tockens; and what it leaves out.
+_MODES = {
+    "no mask": (0, None, _ALL, _ALL, _DISTANCE > _ALL),
+    "a mask": (0, _DISTANCE % 3 == 1, _ALL, _ALL, _DISTANCE % 3 == 1),
+    "a mask and a band": (0, _DISTANCE % 3 == 1, 2, 3, (_DISTANCE % 3 == 1) | (_DISTANCE < -2) | (_DISTANCE > 3)),
+    "a whole mask": (1, _DISTANCE > 4, 1, 1, _DISTANCE > 4),
+    "causal from the first": (2, _TRIANGLE, 1, 1, _DISTANCE > 0),
+    "causal from the last": (3, _TRIANGLE, 1, 1, _DISTANCE > _LAST),
+    "a band from the last": (4, _TRIANGLE, 3, 1, (_DISTANCE > _LAST + 1) | (_DISTANCE < _LAST - 3)),
+    "rows of nothing": (0, _DISTANCE > -3, _ALL, _ALL, _DISTANCE > -3),
+}
+_LAYOUTS = {
+    "BNSD": lambda x: x,
+    "BSND": lambda x: x.transpose(1, 2),
+    "BSH": lambda x: x.transpose(1, 2).flatten(2),
+    "SBH": lambda x: x.permute(2, 0, 1, 3).flatten(2),
+}
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, left_out: Tensor) -> Tensor:
+    groups = query.size(1) // key.size(1)
+    scores = query @ key.repeat_interleave(groups, 1).mT
+    scores = (scores if pse is None else scores + pse) * _SCALE
+    # A query that attends to nothing has the result 0.
+    weights = scores.masked_fill(left_out, -torch.inf).softmax(-1).masked_fill(left_out, 0)
+    return weights @ value.repeat_interleave(groups, 1)
+
+
+def _inputs(heads_of_keys: int, dtype: torch.dtype) -> list[Tensor]:
+    sizes = (_HEADS, _QUERIES), (heads_of_keys, _KEYS), (heads_of_keys, _KEYS)
+    return [torch.randn(2, heads, length, 16).to(dtype) for heads, length in sizes]
+
+
+def _assert_close(actual: Tensor | None, expected: Tensor | None, units: float = 1) -> None:
+    assert actual is not None and expected is not None
+    assert actual.shape == expected.shape
+    limit = units * _TOLERANCES[actual.dtype] * expected.abs().max().item()
+    torch.testing.assert_close(actual.cpu().double(), expected, rtol=0, atol=limit)
+
+
+def _check(inputs, layout, mode, pse=None, operator=torch_npu.npu_fusion_attention, **options):
+    number, mask, before, after, left_out = mode
+    on_npu = [_LAYOUTS[layout](each).contiguous().npu().requires_grad_() for each in inputs]
+    reference = [each.double().requires_grad_() for each in inputs]
+    of_pse = [] if pse is None else [pse.npu().requires_grad_()]
+    result, maximum, total, *_ = operator(
+        *on_npu,
+        _HEADS,
+        layout,
+        pse=of_pse[0] if of_pse else None,
+        atten_mask=None if mask is None else mask.npu(),
+        scale=_SCALE,
+        sparse_mode=number,
+        **{name: value for name, value in zip(options["tokens"], (before, after), strict=True)},
+    )
+    wide_pse = None if pse is None else pse.double().requires_grad_()
+    expected = _attention(*reference, wide_pse, left_out)
+    _assert_close(result, _LAYOUTS[layout](expected))
+    assert maximum.shape == total.shape == (2, _HEADS, _QUERIES, 8) and maximum.dtype == torch.float32
+    weight = torch.randn(expected.shape).to(result.dtype)
+    result.backward(_LAYOUTS[layout](weight).contiguous().npu())
+    expected.backward(weight.double())
+    for actual, wanted in zip(on_npu, reference, strict=True):
+        _assert_close(actual.grad, _LAYOUTS[layout](wanted.grad), units=2)
+    if wide_pse is not None:
+        _assert_close(of_pse[0].grad, wide_pse.grad, units=2)
+
+
+_FIRST, _SECOND = {"tokens": ("pre_tockens", "next_tockens")}, {"tokens": ("pre_tokens", "next_tokens")}
+
+
+@pytest.mark.parametrize("mode", _MODES.values(), ids=_MODES)
+@pytest.mark.parametrize("layout", _LAYOUTS)
+def test_each_layout_and_sparse_mode_is_that_of_float64(layout, mode):
+    _check(_inputs(_HEADS, torch.float32), layout, mode, **_FIRST)
+
+
+@pytest.mark.parametrize("dtype", _TOLERANCES, ids=str)
+@pytest.mark.parametrize("heads_of_keys", [1, 2, 4])
+def test_heads_of_keys_may_be_shared_in_each_dtype(heads_of_keys, dtype):
+    _check(_inputs(heads_of_keys, dtype), "BSH", _MODES["causal from the last"], **_FIRST)
+
+
+@pytest.mark.parametrize("shape", [(2, _HEADS, _QUERIES, _KEYS), (1, _HEADS, 1, _KEYS)], ids=str)
+def test_pse_is_added_before_the_scale_and_has_a_gradient(shape):
+    _check(_inputs(_HEADS, torch.float32), "BNSD", _MODES["a mask"], torch.randn(shape), **_FIRST)
+
+
+def test_the_second_version_computes_the_same():
+    _check(
+        _inputs(2, torch.float32),
+        "BSND",
+        _MODES["a band from the last"],
+        torch.randn(2, _HEADS, _QUERIES, _KEYS),
+        operator=torch_npu.npu_fusion_attention_v2,
+        **_SECOND,
+    )
+
+
+@pytest.mark.parametrize("mode", ["no mask", "causal from the last"])
+def test_packed_sequences_attend_to_themselves_only(mode):
+    number, mask, _, _, _ = _MODES[mode]
+    lengths = ((3, 5), (6, 6), (2, 4))
+    query = torch.randn(sum(queries for queries, _ in lengths), _HEADS, 16)
+    key, value = (torch.randn(sum(keys for _, keys in lengths), 2, 16) for _ in range(2))
+    on_npu = [each.npu().requires_grad_() for each in (query, key, value)]
+    reference = [each.double().requires_grad_() for each in (query, key, value)]
+    ends = [torch.tensor(each).cumsum(0).tolist() for each in zip(*lengths, strict=True)]
+    result = torch_npu.npu_fusion_attention(
+        *on_npu,
+        _HEADS,
+        "TND",
+        atten_mask=None if mask is None else mask.npu(),
+        scale=_SCALE,
+        sparse_mode=number,
+        actual_seq_qlen=ends[0],
+        actual_seq_kvlen=ends[1],
+    )[0]
+    numbers = [list(each) for each in zip(*lengths, strict=True)]
+    parts = zip(*[each.split(numbers[min(at, 1)]) for at, each in enumerate(reference)], strict=True)
+    results = []
+    for part in parts:
+        q, k, v = (each.transpose(0, 1)[None] for each in part)
+        distance = torch.arange(k.size(2)) - torch.arange(q.size(2))[:, None]
+        left_out = distance > (k.size(2) - q.size(2) if number == 3 else _ALL)
+        results.append(_attention(q, k, v, None, left_out)[0].transpose(0, 1))
+    expected = torch.cat(results)
+    _assert_close(result, expected)
+    weight = torch.randn(expected.shape)
+    result.backward(weight.npu())
+    expected.backward(weight.double())
+    for actual, wanted in zip(on_npu, reference, strict=True):
+        _assert_close(actual.grad, wanted.grad, units=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"keep_prob": 0.5}, "aclnnDropoutGenMaskV2"),
+        ({"sparse_mode": 2}, "needs a mask"),
+        ({"sparse_mode": 5}, "sparse modes 0 to 4"),
+        ({"sparse_mode": 3, "atten_mask": torch.ones(6, 6, dtype=torch.bool)}, "2048 x 2048"),
+        ({"head_num": 3}, "heads"),
+        ({"atten_mask": torch.ones(5, 7, dtype=torch.bool)}, "the mask has shape"),
+        ({"pse": torch.ones(1, 2, 6, 6)}, "pse has shape"),
+    ],
+    ids=[
+        "dropout",
+        "no mask",
+        "prefixes",
+        "a small triangle",
+        "heads",
+        "a mask of another shape",
+        "pse of another shape",
+    ],
+)
+def test_what_is_not_computed_is_refused_at_the_call(options, sentence):
+    query = torch.randn(1, _HEADS, 6, 16).npu()
+    options = {name: value.npu() if isinstance(value, Tensor) else value for name, value in options.items()}
+    with pytest.raises(RuntimeError, match=sentence):
+        torch_npu.npu_fusion_attention(query, query, query, **{"head_num": _HEADS, "input_layout": "BNSD", **options})
+    assert (torch.ones(2, device="npu") + 1).tolist() == [2, 2]
