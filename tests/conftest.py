@@ -5,6 +5,7 @@ import collections
 import gc
 import os
 import warnings
+from collections.abc import Iterator
 
 from torch_aclnn_ops import _torch_npu
 from torch_aclnn_ops.ops.ema_adam import kernels
@@ -44,18 +45,29 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(argument, entries)
 
 
+def _representatives(cases: list[pytest.Function], n: int) -> Iterator[pytest.Function]:
+    """Yield every n-th case, and cases with the values that these lack of parameters with at most n values."""
+    values = [set(case.callspec.indices.items()) for case in cases]
+    number = collections.Counter(name for name, _ in set().union(*values))
+    seen: set[tuple[str, int]] = set()
+    for i, case in enumerate(cases):
+        of_few = {(name, value) for name, value in values[i] if number[name] <= n}
+        if i % n == 0 or not of_few <= seen:
+            seen |= of_few
+            yield case
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark cases as exhaustive; put the files first whose tests take longest, so that no core waits at the end."""
-    number_of_cases: collections.Counter[str] = collections.Counter()
+    tables: collections.defaultdict[tuple[str, int], list[pytest.Function]] = collections.defaultdict(list)
     for item in items:
         nth = item.get_closest_marker("every_nth_case")
-        if nth is None or item.get_closest_marker("exhaustive") is not None:
-            continue
-        test = item.nodeid.partition("[")[0]
-        if number_of_cases[test] % nth.args[0]:
-            item.add_marker(pytest.mark.exhaustive)
-        number_of_cases[test] += 1
+        if nth is not None and item.get_closest_marker("exhaustive") is None and isinstance(item, pytest.Function):
+            tables[item.nodeid.partition("[")[0], nth.args[0]].append(item)
+    for (_, n), cases in tables.items():
+        for case in set(cases) - set(_representatives(cases, n)):
+            case.add_marker(pytest.mark.exhaustive)
     longest = "npu examples types package processes trl linear_cross_entropy".split()
     names = [f"test_{name}.py" for name in longest]
     items.sort(key=lambda item: names.index(item.path.name) if item.path.name in names else len(names))

@@ -16,8 +16,9 @@ _INTRODUCTION = """\
 torch_npu {torch_npu} asks for {total} aclnn functions. This page is made by `python -m host_npu --list`, which says the
 same of the installed torch_npu. Operators of aten are not on it: they run, see [how it works](internals.md).
 
-What is refused raises an error at the call, "the host NPU does not simulate aclnnX", and the program can go on. So do
-graph operators (aclop) other than Identity, and all operators of ATB.
+What is refused raises an error at the call, "the host NPU does not simulate aclnnX", and the program can go on (with
+TASK_QUEUE_ENABLE=2 at the next copy or synchronization). So do graph operators (aclop) other than Identity, and all
+operators of ATB.
 """
 
 

@@ -44,9 +44,9 @@ print(wrong)
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="there is no nm")
 def test_every_function_that_can_fail_does_so_when_asked(tmp_path):
-    listed = subprocess.run(
-        ["nm", "-D", "--defined-only", *_libraries.FOLDER.glob("lib*.so")], capture_output=True, text=True, check=True
-    )
+    # libatb refuses every call by an exception of C++.
+    libraries = [library for library in _libraries.FOLDER.glob("lib*.so") if library.name != "libatb.so"]
+    listed = subprocess.run(["nm", "-D", "--defined-only", *libraries], capture_output=True, text=True, check=True)
     names = sorted({line.split()[-1] for line in listed.stdout.splitlines() if " T " in line and " _Z" not in line})
     script = tmp_path / "program.py"
     script.write_text(_PROGRAM)

@@ -223,6 +223,8 @@ class LazyLogits(Lazy, Tensor):
         kwargs = kwargs or {}
         first = args[0] if args else None
         if isinstance(first, LazyLogits):
+            if name_of(function) == "detach_":
+                raise RuntimeError("lazy logits cannot be detached in-place; use logits.detach(), or unpatch_model")
             result = first._try_lazy(function, args[1:], kwargs)
             if result is not _NOT_LAZY:
                 return result

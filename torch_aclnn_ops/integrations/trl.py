@@ -60,8 +60,10 @@ class _Patch:
 class _Call(threading.local):
     """The call of a patched model that is running in this thread, if any."""
 
-    options: dict[str, Any] | None = None
-    labels: Tensor | None = None
+    def __init__(self) -> None:
+        # Not class attributes, whose absence in an instance Dynamo would guard on.
+        self.options: dict[str, Any] | None = None
+        self.labels: Tensor | None = None
 
 
 _call = _Call()
@@ -81,7 +83,8 @@ def patch_trainer(
     Args:
         trainer: the trainer, before or after training.
         chunk_size: rows whose logits are held at a time, ``"auto"`` for the kernels' choice.
-        max_memory: bytes that may be held beyond arguments and results, instead of ``chunk_size``.
+        max_memory: bytes that may be held beyond arguments and results, instead of ``chunk_size``; a head that TRL
+            casts (``cast_lm_head_to_fp32``) is copied whole, which is not counted.
 
     Returns:
         ``trainer``.
@@ -123,7 +126,7 @@ def unpatch_trainer(trainer: _Trainer) -> _Trainer:
     """
     for model in _models(trainer, "unpatch_trainer"):
         if _PATCH in vars(model):
-            delattr(model, _PATCH)
+            setattr(model, _PATCH, None)  # compiled code would not notice that it is missing
     return trainer
 
 
@@ -134,7 +137,7 @@ def _models(trainer: Any, function: str) -> list[nn.Module]:
         model = getattr(trainer, name, None)
         if isinstance(model, nn.Module) and hasattr(trainer, "accelerator"):
             model = trainer.accelerator.unwrap_model(model, keep_torch_compile=False)
-            models.append(model.get_base_model() if hasattr(model, "peft_config") else model)
+            models.append(model.get_base_model() if hasattr(model, "get_base_model") else model)
     fused = [model for model in models if _is_wrapped_by(model, vars(_trl))]
     if not fused:
         raise TypeError(
@@ -238,10 +241,18 @@ def _log_probs(
     logit_scale: float,
     outputs: tuple[str, ...],
 ) -> tuple[Tensor | None, ...]:
-    """Return what ``ChunkedLogProbFunction`` does: of each token what ``outputs`` names, and else None."""
+    """Return what ``ChunkedLogProbFunction`` does: of each token what ``outputs`` names, and else None.
+
+    The outputs of a float64 model are float64, where TRL's are float32.
+    """
     if logit_scale <= 0:
         raise ValueError(
             f"patch_trainer: logits must be scaled by a positive number, but this model's are by {logit_scale}; call"
+            " unpatch_trainer"
+        )
+    if softcap is not None and softcap <= 0:
+        raise ValueError(
+            f"patch_trainer: final_logit_softcapping must be None or positive, but it is {softcap}; call"
             " unpatch_trainer"
         )
     if _call.labels is not None and _call.labels.numel() == target.numel():

@@ -1,5 +1,7 @@
 #include "ascendcl/stream.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -50,6 +52,8 @@ void Stream::push(Task task) {
 }
 
 void Stream::serve() {
+    // A thread has the name of the one that made it, which may be that of torch_npu's queue.
+    pthread_setname_np(pthread_self(), "host_npu_stream");
     std::unique_lock lock(mutex_);
     while (true) {
         queued_.wait(lock, [this] { return closing_ || !tasks_.empty(); });
