@@ -296,3 +296,8 @@ def test_lazy_logits_are_freed_without_a_garbage_collection():
 def test_the_class_says_what_it_is():
     assert repr(lazy_logits()[0]) == "LazyLogits(shape=(1, 3, 50), dtype=torch.float32, device=cpu)"
     assert type(lazy_logits()[0]) is LazyLogits
+
+
+def test_they_are_not_detached_in_place():
+    with pytest.raises(RuntimeError, match=r"use logits.detach\(\)"):
+        lazy_logits()[0].detach_()

@@ -128,6 +128,34 @@ def test_compiled_models_find_the_same():
     assert_same((found[0], {name.removeprefix("_orig_mod."): one for name, one in found[1].items()}), expected)
 
 
+def test_a_compiled_model_computes_what_its_patch_says_at_every_step():
+    torch._dynamo.reset()
+    model = patched(fused(make()))
+    compiled = torch.compile(model, backend="eager")
+    assert [_calls(lambda: _outputs(compiled)) > 0 for _ in range(3)] == [True] * 3
+    unpatch_trainer(OfModel(model))
+    assert _calls(lambda: _outputs(compiled)) == 0
+    patched(model)
+    assert _calls(lambda: _outputs(compiled)) > 0
+
+
+def test_a_model_with_adapters_of_transformers_is_patched():
+    def adapted(of):
+        torch.manual_seed(0)
+        model = make()
+        model.add_adapter(peft.LoraConfig(target_modules=["q_proj"]))
+        return of(fused(model))
+
+    assert_same(_outputs(adapted(patched)), _outputs(adapted(lambda model: model)))
+
+
+def test_a_softcap_of_zero_raises_with_the_cure():
+    model = make()
+    model.config.final_logit_softcapping = 0.0
+    with pytest.raises(ValueError, match="final_logit_softcapping must be None or positive.*unpatch_trainer"):
+        _outputs(patched(fused(model)))
+
+
 def test_a_copy_computes_with_its_own_weights():
     model = patched(fused(make()))
     other = copy.deepcopy(model)
