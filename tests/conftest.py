@@ -6,6 +6,7 @@ import gc
 import os
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 from torch_aclnn_ops import _torch_npu
 from torch_aclnn_ops.ops.ema_adam import kernels
@@ -45,7 +46,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(argument, entries)
 
 
-def _representatives(cases: list[pytest.Function], n: int) -> Iterator[pytest.Function]:
+def _representatives(cases: list[Any], n: int) -> Iterator[Any]:
     """Yield every n-th case, and cases with the values that these lack of parameters with at most n values."""
     values = [set(case.callspec.indices.items()) for case in cases]
     number = collections.Counter(name for name, _ in set().union(*values))
@@ -60,10 +61,10 @@ def _representatives(cases: list[pytest.Function], n: int) -> Iterator[pytest.Fu
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark cases as exhaustive; put the files first whose tests take longest, so that no core waits at the end."""
-    tables: collections.defaultdict[tuple[str, int], list[pytest.Function]] = collections.defaultdict(list)
+    tables: collections.defaultdict[tuple[str, int], list[Any]] = collections.defaultdict(list)
     for item in items:
         nth = item.get_closest_marker("every_nth_case")
-        if nth is not None and item.get_closest_marker("exhaustive") is None and isinstance(item, pytest.Function):
+        if nth is not None and item.get_closest_marker("exhaustive") is None and hasattr(item, "callspec"):
             tables[item.nodeid.partition("[")[0], nth.args[0]].append(item)
     for (_, n), cases in tables.items():
         for case in set(cases) - set(_representatives(cases, n)):
