@@ -86,7 +86,7 @@ _SPECIAL = (
     Library("hcomm", links=("hccl", "ascendcl")),
     Library("nnopbase", links=("ascendcl",), joined=True),
     Library("opapi", links=("nnopbase", "ascendcl"), flags=_ARITHMETIC, functions="acl"),
-    Library("atb", links=("ascendcl",), functions="Atb"),
+    Library("atb", links=("ascendcl",), torch=("torch_cpu", "c10"), joined=True, functions="Atb"),
     Library(
         "host_npu_aten", links=("ascendcl", "opapi"), torch=("torch_cpu", "c10"), torch_npu=("torch_npu",), joined=True
     ),

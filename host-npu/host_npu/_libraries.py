@@ -16,14 +16,14 @@ _CANN = (
     "acl_tdt_channel",
     "nnopbase",
     "opapi",
-    "atb",
 )
 # It loads torch_npu.
 _LOADER = "host_npu_loader"
 # It is loaded after torch_npu, whose kernels it replaces.
 _ATEN = "host_npu_aten"
-# It answers for functions that libopapi refuses, and needs torch.
+# They compute by torch's operators: functions that libopapi refuses, and ATB's, which torch_npu looks for by the name.
 _FORMULAS = "host_npu_formulas"
+_ATB = "atb"
 
 FOLDER = Path(__file__).resolve().parent / "_lib"
 # The versions that the libraries were compiled for, written by csrc/build.py.
@@ -40,7 +40,7 @@ def _path(name: str) -> Path:
 
 def names() -> list[str]:
     """Return the names of all libraries."""
-    return [*_CANN, _LOADER, _FORMULAS, _ATEN]
+    return [*_CANN, _LOADER, _FORMULAS, _ATB, _ATEN]
 
 
 def missing() -> list[str]:
@@ -86,7 +86,11 @@ def answers() -> dict[str, str]:
 
 
 def load_torch_npu(folder: Path) -> None:
-    """Load libtorch_npu.so with the workaround for CUDA builds of torch; the CANN libraries must be loaded."""
+    """Load what torch_npu's import looks for: ATB, and libtorch_npu.so with the workaround for CUDA builds of torch.
+
+    CANN's libraries and torch's must be loaded.
+    """
+    ctypes.CDLL(str(_path(_ATB)), ctypes.RTLD_GLOBAL)
     # The package torch_npu 2.9 cannot be imported after its library was loaded.
     if tuple(map(int, versions()["torch_npu"].split(".")[:2])) < _REGISTERS_SETTINGS:
         return

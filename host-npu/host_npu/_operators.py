@@ -17,8 +17,11 @@ torch_npu {torch_npu} asks for {total} aclnn functions. This page is made by `py
 same of the installed torch_npu. Operators of aten are not on it: they run, see [how it works](internals.md).
 
 What is refused raises an error at the call, "the host NPU does not simulate aclnnX", and the program can go on (with
-TASK_QUEUE_ENABLE=2 at the next copy or synchronization). So do graph operators (aclop) other than Identity, and all
-operators of ATB.
+TASK_QUEUE_ENABLE=2 at the next copy or synchronization). So do graph operators (aclop) other than Identity.
+
+Of ATB, ReshapeAndCache, Rope, SelfAttention (encoders of sequences of any length, without and with a cache),
+PagedAttention, GroupTopk and the accumulating Linear are computed by a formula, without quantization; the others are
+refused.
 """
 
 

@@ -60,7 +60,7 @@ def test_after_every_operator_others_compute_the_right_thing(part):
     [
         ("npu::npu_moe_re_routing", "aclnnMoeReRouting"),
         ("npu::npu_grouped_matmul", "aclnnGroupedMatmul"),
-        ("atb::_npu_reshape_and_cache", "ATB's ReshapeAndCache"),
+        ("atb::_npu_quant_rms_norm", "ATB's RmsNorm"),
     ],
 )
 def test_a_refusal_says_the_name(operator, name):

@@ -1,37 +1,18 @@
-// libatb, the library of transformer operators beside CANN, of which none is simulated: torch_npu makes an operation in
-// the thread of the caller, and is told there.
+// libatb, the library of transformer operators beside CANN: torch_npu makes an operation in the thread of the caller,
+// where it is told what is not simulated.
 #include <stdexcept>
 #include <string>
+#include <vector>
 
-#include "ascendcl/device.h"
-
-#define HOST_NPU_FOUR(name)             \
-    virtual int name##1() { return 0; } \
-    virtual int name##2() { return 0; } \
-    virtual int name##3() { return 0; } \
-    virtual int name##4() { return 0; }
+#include "atb/computed.h"
+#include "host_npu_formulas/scalar_type.h"
 
 namespace atb {
-
-class Operation;
-struct Tensor;
-
-namespace infer {
-struct ElewiseParam;
-struct GroupTopkParam;
-struct LinearParam;
-struct PagedAttentionParam;
-struct ReshapeAndCacheParam;
-struct RmsNormParam;
-struct RopeParam;
-struct SelfAttentionParam;
-}  // namespace infer
-
-namespace {
-
 std::string not_simulated(const std::string& name) {
     return "the host NPU does not simulate ATB's " + name + "; python -m host_npu --list shows what it does";
 }
+
+namespace {
 
 // In torch_npu's queue a failure would end the queue.
 int refuse_function(const char* name) {
@@ -39,18 +20,34 @@ int refuse_function(const char* name) {
     throw std::runtime_error(not_simulated(name));
 }
 
-}  // namespace
-
-// torch_npu makes one before it asks for an operation, and tells it the stream: by virtual functions that no published
-// header lists, so there are more than enough, which do nothing.
-class Context {
+// What an operation asks of it is its stream.
+class StreamContext : public Context {
   public:
-    virtual int first() { return 0; }
-    HOST_NPU_FOUR(a) HOST_NPU_FOUR(b) HOST_NPU_FOUR(c) HOST_NPU_FOUR(d) HOST_NPU_FOUR(e) virtual ~Context() = default;
+    Status SetExecuteStream(void* stream) override {
+        stream_ = stream;
+        return 0;
+    }
+    void* GetExecuteStream() const override { return stream_; }
+    Status SetAsyncTilingCopyStatus(bool) override { return 0; }
+    bool GetAsyncTilingCopyStatus() const override { return false; }
+    Status SetExecuteStreams(const std::vector<void*>& streams) override {
+        stream_ = streams.at(0);
+        return 0;
+    }
+    std::vector<void*> GetExecuteStreams() override { return {stream_}; }
+    Status SetExecuteType(ExecuteType) override { return 0; }
+    ExecuteType GetExecuteType() override { return ExecuteType::kNormal; }
+    Status SetLaunchMode(LaunchMode) override { return 0; }
+    LaunchMode GetLaunchMode() override { return LaunchMode::kKernel; }
+
+  private:
+    void* stream_ = nullptr;
 };
 
+}  // namespace
+
 HOST_NPU_EXPORT int CreateContext(Context** context) {
-    *context = new Context;
+    *context = new StreamContext;
     return 0;
 }
 
@@ -59,31 +56,31 @@ HOST_NPU_EXPORT int DestroyContext(Context* context) {
     return 0;
 }
 
-template <class Parameters>
-HOST_NPU_EXPORT int CreateOperation(const Parameters&, Operation**);
+HOST_NPU_EXPORT int DestroyOperation(Operation* operation) {
+    delete operation;
+    return 0;
+}
 
-#define HOST_NPU_OPERATION(name)                                                                      \
-    template <>                                                                                       \
-    HOST_NPU_EXPORT int CreateOperation<infer::name##Param>(const infer::name##Param&, Operation**) { \
-        throw std::runtime_error(not_simulated(#name));                                               \
-    }
-HOST_NPU_OPERATION(Elewise)
-HOST_NPU_OPERATION(GroupTopk)
-HOST_NPU_OPERATION(Linear)
-HOST_NPU_OPERATION(PagedAttention)
-HOST_NPU_OPERATION(ReshapeAndCache)
-HOST_NPU_OPERATION(RmsNorm)
-HOST_NPU_OPERATION(Rope)
-HOST_NPU_OPERATION(SelfAttention)
-#undef HOST_NPU_OPERATION
+template <>
+HOST_NPU_EXPORT Status CreateOperation(const infer::ElewiseParam&, Operation**) {
+    throw std::runtime_error(not_simulated("Elewise"));
+}
 
-HOST_NPU_EXPORT int DestroyOperation(Operation*) { return 0; }
+template <>
+HOST_NPU_EXPORT Status CreateOperation(const infer::RmsNormParam&, Operation**) {
+    throw std::runtime_error(not_simulated("RmsNorm"));
+}
 
 struct HOST_NPU_EXPORT Utils {
-    static unsigned long GetTensorSize(const Tensor&);
+    static std::uint64_t GetTensorSize(const Tensor& tensor);
 };
 
-unsigned long Utils::GetTensorSize(const Tensor&) { return 0; }
+std::uint64_t Utils::GetTensorSize(const Tensor& tensor) {
+    const auto dtype = host_npu::scalar_type(tensor.desc.dtype);
+    std::uint64_t size = dtype ? c10::elementSize(*dtype) : 0;
+    for (std::uint64_t dim = 0; dim < tensor.desc.shape.rank; ++dim) size *= tensor.desc.shape.dims[dim];
+    return size;
+}
 
 }  // namespace atb
 

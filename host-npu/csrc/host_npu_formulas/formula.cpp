@@ -3,31 +3,10 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
+#include "host_npu_formulas/scalar_type.h"
+
 namespace host_npu {
 namespace {
-
-std::optional<at::ScalarType> scalar_type(aclDataType dtype) {
-    switch (dtype) {
-        case ACL_FLOAT:
-            return at::kFloat;
-        case ACL_FLOAT16:
-            return at::kHalf;
-        case ACL_BF16:
-            return at::kBFloat16;
-        case ACL_BOOL:
-            return at::kBool;
-        case ACL_INT8:
-            return at::kChar;
-        case ACL_UINT8:
-            return at::kByte;
-        case ACL_INT32:
-            return at::kInt;
-        case ACL_INT64:
-            return at::kLong;
-        default:
-            return std::nullopt;
-    }
-}
 
 at::IntArrayRef sizes(const Dims& dims) { return {dims.begin(), dims.rank()}; }
 

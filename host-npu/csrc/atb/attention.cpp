@@ -1,0 +1,238 @@
+// SelfAttention and PagedAttention of ATB: sequences of any lengths one after the other.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/where.h>
+
+#include <limits>
+#include <memory>
+#include <optional>
+
+#include "atb/computed.h"
+
+namespace atb {
+namespace {
+
+using Mask = std::optional<at::Tensor>;
+
+// Queries `begin` to `begin + rows`, which attend to `context` keys.
+struct Sequence {
+    std::int64_t index;
+    std::int64_t begin;
+    std::int64_t rows;
+    std::int64_t context;
+};
+
+template <class Parameters>
+std::int64_t kv_heads(const Parameters& parameters) {
+    return parameters.kv_heads ? parameters.kv_heads : parameters.heads;
+}
+
+std::vector<std::int64_t> lengths(const at::Tensor& tensor) {
+    const auto wide = tensor.to(at::kLong).contiguous();
+    return {wide.const_data_ptr<std::int64_t>(), wide.const_data_ptr<std::int64_t>() + wide.numel()};
+}
+
+void require_heads(const at::Tensor& tensor, std::int64_t heads) {
+    TORCH_CHECK(heads > 0 && tensor.dim() > 1 && tensor.numel() / tensor.size(0) % heads == 0, "a tensor of shape ",
+                tensor.sizes(), " is not made of ", heads, " heads");
+}
+
+at::Tensor in_heads(const at::Tensor& tensor, std::int64_t heads) {
+    return tensor.reshape({tensor.size(0), heads, -1}).to(at::kFloat);
+}
+
+// What a mask adds to the scores. In bfloat16 ATB's masks have 1 where a key is left out.
+at::Tensor added(const at::Tensor& mask) {
+    const auto values = mask.to(at::kFloat);
+    if (mask.scalar_type() != at::kBFloat16) return values;
+    const auto is_out = values.eq(1).logical_or(values.le(-1e4));
+    TORCH_CHECK(values.eq(0).logical_or(is_out).all().item<bool>(),
+                "the host NPU knows masks in bfloat16 of 0 (kept), and 1 or at most -10000 (left out), only");
+    return at::where(is_out, at::full_like(values, -std::numeric_limits<float>::infinity()), values);
+}
+
+// Leaves out the keys after a query; the last query is beside the last key.
+at::Tensor causal(const at::Tensor& queries, std::int64_t keys) {
+    const auto row = at::arange(queries.size(0), queries.options()).unsqueeze(1) + (keys - queries.size(0));
+    const auto is_after = at::arange(keys, queries.options()).gt(row);
+    return at::where(is_after, at::full_like(is_after, -std::numeric_limits<float>::infinity(), queries.options()), 0);
+}
+
+// A mask that stands for any length has to say what `causal` does.
+void require_triangular(const at::Tensor& mask) {
+    TORCH_CHECK(mask.dim() >= 2 && mask.ne(0).equal(mask.ne(0).triu(1)) &&
+                    mask.ne(0).sum().item<std::int64_t>() == mask.numel() / mask.size(-1) * (mask.size(-1) - 1) / 2,
+                "the host NPU knows a compressed mask only if it is the upper triangle without the diagonal");
+}
+
+// One sequence: queries (tokens, heads, size), keys and values (tokens, fewer heads, size).
+at::Tensor attend(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values, double scale,
+                  const Mask& mask) {
+    const auto repeats = queries.size(1) / keys.size(1);
+    const auto of_query = [&](const at::Tensor& tensor) {
+        return tensor.repeat_interleave(repeats, 1).transpose(0, 1);
+    };
+    auto scores = at::matmul(queries.transpose(0, 1), of_query(keys).transpose(1, 2)) * scale;
+    if (mask) scores = scores + *mask;
+    return at::matmul(at::softmax(scores, -1), of_query(values)).transpose(0, 1);
+}
+
+enum class Masking { kNone, kSquare, kRows, kCausal };
+
+// Which inputs of an operation are there, by their places. Values that are not are the first elements of the keys.
+struct Places {
+    std::optional<std::size_t> values, table, mask, rows, contexts;
+};
+
+struct Attention {
+    std::int64_t heads;
+    std::int64_t kv_heads;
+    double scale;
+    Masking masking;
+    Places places;
+    std::int64_t value_size = 0;
+
+    void check(const Tensors& inputs, const Tensors& outputs) const;
+    Tensors compute(const Tensors& inputs) const;
+
+  private:
+    // The tokens of a sequence in a tensor of all sequences, or in a cache (blocks, tokens of a block, heads, size).
+    at::Tensor tokens(const Tensors& inputs, std::size_t place, const Sequence& sequence) const;
+    Mask mask(const Tensors& inputs, const at::Tensor& queries, const Sequence& sequence) const;
+    std::vector<Sequence> sequences(const Tensors& inputs) const;
+};
+
+std::vector<Sequence> Attention::sequences(const Tensors& inputs) const {
+    for (const auto& place : {places.rows, places.contexts}) {
+        TORCH_CHECK(!place || !inputs.at(*place).is_meta(),
+                    "the lengths of the sequences (seq_len, context_lens) must be CPU tensors, but are on the NPU");
+    }
+    const auto contexts = lengths(inputs[*(places.contexts ? places.contexts : places.rows)]);
+    const auto rows = places.rows ? lengths(inputs[*places.rows]) : std::vector<std::int64_t>(contexts.size(), 1);
+    TORCH_CHECK(rows.size() == contexts.size(), "seq_len has ", rows.size(), " lengths and context_lens has ",
+                contexts.size());
+    std::vector<Sequence> all;
+    std::int64_t begin = 0;
+    for (std::size_t index = 0; index < rows.size(); ++index) {
+        all.push_back({std::int64_t(index), begin, rows[index], contexts[index]});
+        begin += rows[index];
+    }
+    TORCH_CHECK(begin == inputs[0].size(0), "the lengths are those of ", begin, " tokens, and query has ",
+                inputs[0].size(0));
+    return all;
+}
+
+void Attention::check(const Tensors& inputs, const Tensors& outputs) const {
+    require_heads(inputs.at(0), heads);
+    TORCH_CHECK(kv_heads > 0 && heads % kv_heads == 0, heads, " heads of queries do not share ", kv_heads,
+                " heads of keys");
+    for (const auto& sequence : sequences(inputs)) {
+        if (places.table) {
+            const auto &cache = inputs[1], &table = inputs.at(*places.table);
+            TORCH_CHECK(cache.dim() >= 3 && table.dim() == 2 && sequence.index < table.size(0) &&
+                            sequence.context <= table.size(1) * cache.size(1),
+                        "a sequence of ", sequence.context, " tokens does not fit a cache of shape ", cache.sizes(),
+                        " with a block_table of shape ", table.sizes());
+        }
+        if (masking == Masking::kSquare || masking == Masking::kRows) {
+            const auto& all = inputs.at(*places.mask);
+            const auto rows = masking == Masking::kRows ? sequence.begin + sequence.rows : sequence.rows;
+            TORCH_CHECK(all.dim() >= 2 && all.size(-2) >= rows && all.size(-1) >= sequence.context, "mask has shape ",
+                        all.sizes(), ", which is too small for ", rows, " rows and ", sequence.context, " keys");
+        }
+    }
+    TORCH_CHECK(outputs.at(0).numel() % inputs[0].size(0) == 0, "out has shape ", outputs[0].sizes(),
+                " for queries of shape ", inputs[0].sizes());
+}
+
+at::Tensor Attention::tokens(const Tensors& inputs, std::size_t place, const Sequence& sequence) const {
+    const auto& all = inputs[place];
+    if (!places.table) return in_heads(all.slice(0, sequence.begin, sequence.begin + sequence.context), kv_heads);
+    const auto blocks = inputs[*places.table].select(0, sequence.index);
+    const auto used = (sequence.context + all.size(1) - 1) / all.size(1);
+    const auto gathered = at::index_select(all, 0, blocks.slice(0, 0, used)).flatten(0, 1);
+    return in_heads(gathered.slice(0, 0, sequence.context), kv_heads);
+}
+
+Mask Attention::mask(const Tensors& inputs, const at::Tensor& queries, const Sequence& sequence) const {
+    if (masking == Masking::kNone) return std::nullopt;
+    if (masking == Masking::kCausal) return causal(queries, sequence.context);
+    const auto& all = inputs[*places.mask];
+    const auto of_sequence = all.dim() == 3 ? all.select(0, sequence.index) : all;
+    const auto begin = masking == Masking::kRows ? sequence.begin : 0;
+    return added(of_sequence.slice(0, begin, begin + sequence.rows).slice(1, 0, sequence.context));
+}
+
+Tensors Attention::compute(const Tensors& inputs) const {
+    if (masking == Masking::kCausal && places.mask) require_triangular(inputs[*places.mask]);
+    Tensors outputs;
+    for (const auto& sequence : sequences(inputs)) {
+        const auto queries = in_heads(inputs[0].slice(0, sequence.begin, sequence.begin + sequence.rows), heads);
+        const auto keys = tokens(inputs, 1, sequence);
+        const auto values = places.values ? tokens(inputs, *places.values, sequence) : keys.slice(2, 0, value_size);
+        outputs.push_back(attend(queries, keys, values, scale, mask(inputs, queries, sequence)));
+    }
+    return {at::cat(outputs)};
+}
+
+Operation* operation_of(const char* name, const Attention& attention) {
+    return new Computed(name, {[attention](const Tensors& in, const Tensors& out) { attention.check(in, out); },
+                               [attention](const Tensors& in) { return attention.compute(in); }});
+}
+
+}  // namespace
+
+template <>
+HOST_NPU_EXPORT Status CreateOperation(const infer::SelfAttentionParam& parameters, Operation** operation) {
+    using Param = infer::SelfAttentionParam;
+    const bool has_prefix = parameters.kind == Param::Kind::kPrefixEncoder;
+    const bool is_compressed = parameters.mask == Param::Mask::kNormCompressed;
+    require_simulated(parameters.quantization == 0, "SelfAttention with quantization");
+    require_simulated(has_prefix || parameters.kind == Param::Kind::kPagedEncoder,
+                      "SelfAttention with calcType " + std::to_string(int(parameters.kind)));
+    require_simulated(is_compressed || (!has_prefix && parameters.mask <= Param::Mask::kNorm),
+                      "SelfAttention with maskType " + std::to_string(int(parameters.mask)));
+    require_simulated(parameters.query_scale == 1 && parameters.clamp_type == 0 && parameters.cache == 0 &&
+                          parameters.scale_type == 0 && parameters.layout == 0 && parameters.mla_value_size == 0 &&
+                          parameters.cache_type == 0 && parameters.window == 0 && !parameters.has_batch_status,
+                      "SelfAttention with a query scale, clamping, a sliding window, MLA or another layout than BSND");
+    const auto masking = is_compressed                           ? Masking::kCausal
+                         : parameters.mask == Param::Mask::kNorm ? Masking::kSquare
+                                                                 : Masking::kNone;
+    const Places with_prefix{.values = 2, .table = 3, .mask = 4, .rows = 5, .contexts = 6};
+    const Places with_mask{.values = 2, .table = {}, .mask = 3, .rows = 4, .contexts = {}};
+    const Places without_mask{.values = 2, .table = {}, .mask = {}, .rows = 3, .contexts = {}};
+    *operation = operation_of("SelfAttention", {parameters.heads, kv_heads(parameters), parameters.scale, masking,
+                                                has_prefix                  ? with_prefix
+                                                : masking == Masking::kNone ? without_mask
+                                                                            : with_mask});
+    return 0;
+}
+
+template <>
+HOST_NPU_EXPORT Status CreateOperation(const infer::PagedAttentionParam& parameters, Operation** operation) {
+    using Mask = infer::PagedAttentionParam::Mask;
+    require_simulated(parameters.quantization == 0, "PagedAttention with quantization");
+    require_simulated(parameters.mask == (parameters.has_lengths ? Mask::kSpec : Mask::kNone),
+                      "PagedAttention with maskType " + std::to_string(int(parameters.mask)));
+    require_simulated(parameters.compression == 0 && parameters.scale_type == 0 && parameters.layout == 0 &&
+                          !parameters.has_batch_status && !(parameters.mla_value_size > 0 && parameters.has_lengths),
+                      "PagedAttention with compression, a logarithmic scale or another layout than BSND");
+    const Places of_keys{.values = {}, .table = 2, .mask = {}, .rows = {}, .contexts = 3};
+    const Places of_one{.values = 2, .table = 3, .mask = {}, .rows = {}, .contexts = 4};
+    const Places of_several{.values = 2, .table = 3, .mask = 5, .rows = 6, .contexts = 4};
+    *operation = operation_of("PagedAttention", {parameters.heads, kv_heads(parameters), parameters.scale,
+                                                 parameters.has_lengths ? Masking::kRows : Masking::kNone,
+                                                 parameters.mla_value_size > 0 ? of_keys
+                                                 : parameters.has_lengths      ? of_several
+                                                                               : of_one,
+                                                 parameters.mla_value_size});
+    return 0;
+}
+
+}  // namespace atb

@@ -1,0 +1,139 @@
+// The shorter operations of ATB.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/topk.h>
+#include <ATen/ops/zeros_like.h>
+
+#include "atb/computed.h"
+
+namespace atb {
+namespace {
+
+void require_fit(const at::Tensor& cache, const at::Tensor& rows, const at::Tensor& slots) {
+    TORCH_CHECK(slots.dim() == 1 && rows.dim() >= 1 && slots.size(0) == rows.size(0), "slot_indices has shape ",
+                slots.sizes(), " instead of one index for each token of a tensor of shape ", rows.sizes());
+    TORCH_CHECK(cache.dim() >= 3 && rows.numel() == rows.size(0) * cache.numel() / cache.size(0) / cache.size(1),
+                "tokens of shape ", rows.sizes(), " do not fit a cache of shape ", cache.sizes());
+    TORCH_CHECK(cache.scalar_type() == rows.scalar_type(), "tokens of dtype ", rows.scalar_type(),
+                " do not fit a cache of dtype ", cache.scalar_type());
+}
+
+// The cache (blocks, tokens of a block, heads, size) with rows at `slots`, of which negative ones are left out.
+at::Tensor with_rows(const at::Tensor& cache, const at::Tensor& rows, const at::Tensor& slots) {
+    auto places = cache.flatten(0, 1);
+    const auto is_kept = slots.ge(0);
+    const auto kept = rows.reshape({rows.size(0), -1}).index({is_kept});
+    places.flatten(1).index_put_({slots.to(at::kLong).index({is_kept})}, kept);
+    return cache;
+}
+
+void require_heads(const at::Tensor& x, const at::Tensor& cos, std::int64_t coefficient) {
+    TORCH_CHECK(coefficient == 2 || coefficient == cos.size(-1), "rotaryCoeff is ", coefficient,
+                " instead of 2 (halves) or the ", cos.size(-1), " elements of a head (neighbors)");
+    TORCH_CHECK(cos.dim() == 2 && cos.size(1) % 2 == 0 && x.size(0) == cos.size(0) && x.numel() % cos.numel() == 0,
+                "a tensor of shape ", x.sizes(), " is not made of heads for angles of shape ", cos.sizes());
+}
+
+// cos and sin have the angles of a head for each token.
+at::Tensor rotated(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool is_half) {
+    const auto size = cos.size(-1);
+    const auto heads = x.to(at::kFloat).reshape({cos.size(0), -1, size});
+    at::Tensor turned;
+    if (is_half) {
+        const auto halves = heads.chunk(2, -1);
+        turned = at::cat({-halves[1], halves[0]}, -1);
+    } else {
+        const auto pairs = heads.unflatten(-1, {-1, 2});
+        turned = at::stack({-pairs.select(-1, 1), pairs.select(-1, 0)}, -1).flatten(-2);
+    }
+    return heads * cos.to(at::kFloat).unsqueeze(1) + turned * sin.to(at::kFloat).unsqueeze(1);
+}
+
+void require_groups(const at::Tensor& x, const infer::GroupTopkParam& parameters) {
+    TORCH_CHECK(x.dim() == 2 && parameters.groups > 0 && parameters.k > 0 && parameters.k <= parameters.groups &&
+                    x.size(1) % parameters.groups == 0,
+                "self has shape ", x.sizes(), " whose columns do not make ", parameters.groups, " groups of which ",
+                parameters.k, " are chosen");
+}
+
+// The groups of columns whose largest elements, or sums of these, are not among the `k` largest become 0.
+at::Tensor of_largest_groups(const at::Tensor& x, const infer::GroupTopkParam& parameters) {
+    const auto groups = x.unflatten(1, {parameters.groups, -1});
+    const auto largest =
+        std::get<0>(at::topk(groups.to(at::kFloat), parameters.has_sums ? parameters.n : 1, -1)).sum(-1);
+    const auto chosen = std::get<1>(at::topk(largest, parameters.k, -1));
+    const auto is_kept = at::zeros_like(largest, at::kBool).scatter(1, chosen, true);
+    return (groups * is_kept.unsqueeze(-1)).flatten(1);
+}
+
+}  // namespace
+
+template <>
+HOST_NPU_EXPORT Status CreateOperation(const infer::ReshapeAndCacheParam& parameters, Operation** operation) {
+    require_simulated(parameters.compression == 0 && parameters.cache != infer::Cache::kTiled,
+                      "ReshapeAndCache with compression or a cache in FRACTAL_NZ");
+    // Keys, values, their caches and slots; or keys, their cache and slots.
+    const std::size_t caches = parameters.cache == infer::Cache::kKeys ? 1 : 2;
+    const auto check = [caches](const Tensors& inputs, const Tensors&) {
+        for (std::size_t index = 0; index < caches; ++index) {
+            require_fit(inputs.at(caches + index), inputs[index], inputs.at(2 * caches));
+        }
+    };
+    const auto compute = [caches](const Tensors& inputs) {
+        Tensors outputs;
+        for (std::size_t index = 0; index < caches; ++index) {
+            outputs.push_back(with_rows(inputs[caches + index], inputs[index], inputs[2 * caches]));
+        }
+        return outputs;
+    };
+    *operation = new Computed("ReshapeAndCache", {check, compute});
+    return 0;
+}
+
+template <>
+HOST_NPU_EXPORT Status CreateOperation(const infer::RopeParam& parameters, Operation** operation) {
+    const auto coefficient = parameters.rotary_coefficient;
+    const auto check = [coefficient](const Tensors& inputs, const Tensors&) {
+        for (const auto input : {0, 1}) require_heads(inputs[input], inputs.at(2), coefficient);
+    };
+    const auto compute = [coefficient](const Tensors& inputs) {
+        return Tensors{rotated(inputs[0], inputs[2], inputs[3], coefficient == 2),
+                       rotated(inputs[1], inputs[2], inputs[3], coefficient == 2)};
+    };
+    *operation = new Computed("Rope", {check, compute});
+    return 0;
+}
+
+template <>
+HOST_NPU_EXPORT Status CreateOperation(const infer::GroupTopkParam& parameters, Operation** operation) {
+    const auto check = [parameters](const Tensors& inputs, const Tensors&) { require_groups(inputs[0], parameters); };
+    const auto compute = [parameters](const Tensors& inputs) {
+        return Tensors{of_largest_groups(inputs[0], parameters)};
+    };
+    *operation = new Computed("GroupTopk", {check, compute});
+    return 0;
+}
+
+template <>
+HOST_NPU_EXPORT Status CreateOperation(const infer::LinearParam& parameters, Operation** operation) {
+    require_simulated(parameters.accumulates && !parameters.has_bias && parameters.out_dtype == ACL_DT_UNDEFINED &&
+                          parameters.transpose_a && !parameters.transpose_b,
+                      "Linear other than x.T @ weight that is added to a result");
+    const auto check = [](const Tensors& inputs, const Tensors&) {
+        const auto &x = inputs[0], &weight = inputs[1], &sum = inputs.at(2);
+        TORCH_CHECK(x.dim() == 2 && weight.dim() == 2 && x.size(0) == weight.size(0) &&
+                        sum.sizes() == at::IntArrayRef({x.size(1), weight.size(1)}),
+                    "x.T @ weight of shapes ", x.sizes(), " and ", weight.sizes(), " does not fit C of shape ",
+                    sum.sizes());
+        TORCH_CHECK(sum.scalar_type() == at::kFloat, "C has dtype ", sum.scalar_type(), " instead of Float");
+    };
+    const auto compute = [](const Tensors& inputs) {
+        return Tensors{inputs[2] + at::matmul(inputs[0].to(at::kFloat).t(), inputs[1].to(at::kFloat))};
+    };
+    *operation = new Computed("Linear", {check, compute});
+    return 0;
+}
+
+}  // namespace atb

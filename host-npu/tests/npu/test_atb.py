@@ -1,0 +1,197 @@
+"""Operations of ATB, as torch_npu calls them, against the same formulas in float64."""
+
+import pytest
+import torch
+import torch_npu
+from torch import Tensor
+
+_DTYPES = (torch.float16, torch.bfloat16)
+_HEADS, _SIZE, _BLOCK = 2, 16, 4
+_SCALE = 0.3
+
+
+def _assert_near(actual: Tensor, expected: Tensor) -> None:
+    unit = 2.0**-10 if actual.dtype is torch.float16 else 2.0**-7
+    torch.testing.assert_close(actual.cpu().double(), expected, rtol=0, atol=unit * float(expected.abs().max()))
+
+
+def _attention(queries: Tensor, keys: Tensor, values: Tensor, is_kept: Tensor | None = None) -> Tensor:
+    """Return the attention of one sequence, (tokens, heads, size)."""
+    repeats = queries.size(1) // keys.size(1)
+    transposed = [
+        x.double().transpose(0, 1) for x in (queries, *(y.repeat_interleave(repeats, 1) for y in (keys, values)))
+    ]
+    attended = torch.nn.functional.scaled_dot_product_attention(*transposed, attn_mask=is_kept, scale=_SCALE)
+    return attended.transpose(0, 1)
+
+
+def _masked(is_kept: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the mask of ATB: what is added in float16, and 1 where a key is left out in bfloat16."""
+    if dtype is torch.bfloat16:
+        return (~is_kept).to(dtype)
+    return torch.zeros(is_kept.shape, dtype=dtype).masked_fill(~is_kept, -torch.inf)
+
+
+def _causal(rows: int, keys: int) -> Tensor:
+    return torch.ones(rows, keys, dtype=torch.bool).tril(keys - rows)
+
+
+class _Cache:
+    """Keys and values of two sequences of 6 and 3 tokens, in blocks of a cache."""
+
+    lengths = (6, 3)
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.keys, self.values = torch.randn(2, 6, _BLOCK, _HEADS, _SIZE).to(dtype)
+        self.table = torch.tensor([[3, 1], [0, 5]], dtype=torch.int32)
+
+    def of_sequence(self, index: int) -> list[Tensor]:
+        blocks = self.table[index].long()
+        return [cache[blocks].flatten(0, 1)[: self.lengths[index]] for cache in (self.keys, self.values)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int8])
+def test_tokens_are_written_to_their_slots_and_negative_slots_are_left_out(dtype):
+    keys, values = torch.randint(-100, 100, (2, 5, _HEADS, _SIZE)).to(dtype)
+    caches = torch.zeros(2, 6, _BLOCK, _HEADS, _SIZE, dtype=dtype)
+    key_cache, value_cache = caches.npu()
+    slots = torch.tensor([3, 0, 7, -1, 20], dtype=torch.int32)
+    torch_npu._npu_reshape_and_cache(keys.npu(), values.npu(), key_cache, value_cache, slots.npu())
+    for cache, tokens in ((key_cache, keys), (value_cache, values)):
+        expected = torch.zeros(24, _HEADS, _SIZE, dtype=dtype)
+        expected[[3, 0, 7, 20]] = tokens[[0, 1, 2, 4]]
+        torch.testing.assert_close(cache.cpu().flatten(0, 1), expected, rtol=0, atol=0)
+
+
+def test_keys_alone_are_written_to_their_slots():
+    keys = torch.randn(3, 1, _SIZE, dtype=torch.float16)
+    cache = torch.zeros(2, _BLOCK, 1, _SIZE, dtype=torch.float16).npu()
+    torch_npu._npu_reshape_and_cache_siso(keys.npu(), cache, torch.tensor([7, 2, 0], dtype=torch.int32).npu())
+    assert torch.equal(cache.cpu().flatten(0, 1)[[7, 2, 0]], keys)
+
+
+@pytest.mark.parametrize("is_neox_style", [True, False])
+@pytest.mark.parametrize("dtype", _DTYPES)
+def test_rotary_embeddings_turn_halves_or_neighbors(dtype, is_neox_style):
+    size = 8
+    positions = torch.tensor([0, 3, 1])
+    angles = torch.outer(torch.arange(5.0), torch.tensor([1.0, 0.3, 0.1, 0.01]))
+    # torch_npu keeps the first table that it is given, for the whole process.
+    table = torch.cat([angles.cos(), angles.sin()], -1).half().to(dtype)
+    query, key = torch.randn(3, 4 * size).to(dtype), torch.randn(3, 2 * size).to(dtype)
+    on_npu = query.npu(), key.npu()
+    torch_npu._npu_rotary_embedding(positions.npu(), *on_npu, size, table.npu(), is_neox_style)
+    for actual, x in zip(on_npu, (query, key), strict=True):
+        heads = x.double().view(3, -1, size)
+        complex_heads = torch.complex(
+            *(heads.chunk(2, -1) if is_neox_style else heads.unflatten(-1, (-1, 2)).unbind(-1))
+        )
+        turned = complex_heads * torch.polar(torch.ones(5, 4).double(), angles.double())[positions].unsqueeze(1)
+        parts = turned.real, turned.imag
+        expected = torch.cat(parts, -1) if is_neox_style else torch.stack(parts, -1).flatten(-2)
+        # The table has been rounded.
+        torch.testing.assert_close(actual.cpu().double(), expected.flatten(1), rtol=0.02, atol=0.03)
+
+
+@pytest.mark.parametrize("query_heads", [_HEADS, 3 * _HEADS])
+@pytest.mark.parametrize("has_mask", [True, False])
+@pytest.mark.parametrize("dtype", _DTYPES)
+def test_sequences_one_after_the_other_attend_to_themselves(dtype, has_mask, query_heads):
+    lengths = torch.tensor([3, 4], dtype=torch.int32)
+    queries = torch.randn(7, query_heads, _SIZE).to(dtype)
+    keys, values = torch.randn(2, 7, _HEADS, _SIZE).to(dtype)
+    out = torch.empty_like(queries).npu()
+    tensors = [queries.npu(), keys.npu(), values.npu()]
+    if has_mask:
+        mask = _masked(_causal(8, 8), dtype).npu()
+        torch_npu._npu_flash_attention(*tensors, mask, lengths, _SCALE, query_heads, _HEADS, out=out)
+    else:
+        torch_npu._npu_flash_attention_unpad(*tensors, lengths, _SCALE, query_heads, _HEADS, out=out)
+    expected = [
+        _attention(*sequence, _causal(len(sequence[0]), len(sequence[0])) if has_mask else None)
+        for sequence in zip(*(x.split([3, 4]) for x in (queries, keys, values)), strict=True)
+    ]
+    _assert_near(out, torch.cat(expected))
+
+
+@pytest.mark.parametrize("dtype", _DTYPES)
+def test_queries_attend_to_a_cache_in_blocks(dtype):
+    cache, queries = _Cache(dtype), torch.randn(2, 4, _SIZE).to(dtype)
+    out = torch.empty_like(queries).npu()
+    torch_npu._npu_paged_attention(
+        queries.npu(), cache.keys.npu(), cache.values.npu(), _HEADS, 4, _SCALE, cache.table.npu(),
+        torch.tensor(cache.lengths, dtype=torch.int32), out=out,
+    )  # fmt: skip
+    _assert_near(out, torch.cat([_attention(queries[[i]], *cache.of_sequence(i)) for i in range(2)]))
+
+
+@pytest.mark.parametrize("dtype", _DTYPES)
+def test_values_may_be_the_first_elements_of_the_keys(dtype):
+    cache, queries = _Cache(dtype), torch.randn(2, 4, _SIZE).to(dtype)
+    out = torch.empty(2, 4, 8, dtype=dtype).npu()
+    torch_npu._npu_paged_attention_mla(
+        queries.npu(), cache.keys.npu(), _HEADS, 4, _SCALE, cache.table.npu(),
+        torch.tensor(cache.lengths, dtype=torch.int32), 8, out=out,
+    )  # fmt: skip
+    keys = [cache.of_sequence(i)[0] for i in range(2)]
+    _assert_near(out, torch.cat([_attention(queries[[i]], keys[i], keys[i][..., :8]) for i in range(2)]))
+
+
+@pytest.mark.parametrize("dtype", _DTYPES)
+def test_several_queries_of_a_sequence_attend_to_what_came_before_them(dtype):
+    cache, rows = _Cache(dtype), (2, 3)
+    queries = torch.randn(5, 4, _SIZE).to(dtype)
+    kept = [_causal(rows[i], cache.lengths[i]) for i in range(2)]
+    expected = torch.cat([_attention(queries.split(rows)[i], *cache.of_sequence(i), kept[i]) for i in range(2)])
+    row_lengths, contexts = (torch.tensor(lengths, dtype=torch.int32) for lengths in (rows, cache.lengths))
+    tensors = queries.npu(), cache.keys.npu(), cache.values.npu(), cache.table.npu()
+    out = torch.empty_like(queries).npu()
+    compressed = _masked(_causal(128, 128), dtype).npu()
+    torch_npu._npu_flash_attention_qlens(*tensors, compressed, row_lengths, contexts, _HEADS, 4, _SCALE, out=out)
+    _assert_near(out, expected)
+    of_rows = torch.cat([torch.nn.functional.pad(each, (0, 8 - each.size(1))) for each in kept])
+    out = torch.empty_like(queries).npu()
+    torch_npu._npu_paged_attention_splitfuse(
+        *tensors, contexts, _masked(of_rows, dtype).npu(), row_lengths, _HEADS, 4, _SCALE, out=out
+    )
+    _assert_near(out, expected)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_scores_outside_the_largest_groups_become_zero(n):
+    scores = torch.rand(5, 8, dtype=torch.float16)
+    largest = scores.view(5, 4, 2).topk(n, -1).values.sum(-1).topk(2, -1).indices
+    is_kept = torch.zeros(5, 4, dtype=torch.bool).scatter(1, largest, True).repeat_interleave(2, 1)
+    on_npu = scores.npu()
+    torch_npu._npu_group_topk(on_npu, k=2, group_num=4, n=n)
+    torch.testing.assert_close(on_npu.cpu(), scores * is_kept, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", _DTYPES)
+def test_a_product_is_added_to_a_float32_gradient(dtype):
+    x, weight, gradient = torch.randn(3, 6).to(dtype), torch.randn(3, 4).to(dtype), torch.randn(6, 4)
+    on_npu = gradient.npu()
+    torch_npu._npu_matmul_add_fp32(x.npu(), weight.npu(), on_npu)
+    torch.testing.assert_close(on_npu.cpu(), gradient + x.float().T @ weight.float())
+
+
+def _call_with(lengths: Tensor) -> None:
+    tensors = torch.randn(3, 7, _HEADS, _SIZE, dtype=torch.float16).npu()
+    out = torch.empty(7, _HEADS, _SIZE, dtype=torch.float16).npu()
+    torch_npu._npu_flash_attention_unpad(*tensors, lengths, _SCALE, _HEADS, _HEADS, out=out)
+    torch.npu.synchronize()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        (torch.tensor([3, 5], dtype=torch.int32), "the lengths are those of 8 tokens, and query has 7"),
+        (torch.tensor([7], dtype=torch.int32).npu(), "must be CPU tensors"),
+    ],
+    ids=["too many tokens", "on the NPU"],
+)
+def test_lengths_that_do_not_fit_are_refused_and_the_queue_goes_on(lengths, message):
+    with pytest.raises(RuntimeError, match=message):
+        _call_with(lengths)
+    _call_with(torch.tensor([3, 4], dtype=torch.int32))
+    assert (torch.ones(2).npu() + 1).tolist() == [2, 2]
