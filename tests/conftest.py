@@ -47,12 +47,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _representatives(cases: list[Any], n: int) -> Iterator[Any]:
-    """Yield every n-th case, and cases with the values that these lack of parameters with at most n values."""
+    """Yield every n-th case, and of a grid the cases with the values that these lack of parameters with at most n."""
     values = [set(case.callspec.indices.items()) for case in cases]
     number = collections.Counter(name for name, _ in set().union(*values))
     seen: set[tuple[str, int]] = set()
     for i, case in enumerate(cases):
-        of_few = {(name, value) for name, value in values[i] if number[name] <= n}
+        of_few = {(name, value) for name, value in values[i] if number[name] <= n < len(cases) and len(number) > 1}
         if i % n == 0 or not of_few <= seen:
             seen |= of_few
             yield case
