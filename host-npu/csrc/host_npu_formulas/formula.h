@@ -229,6 +229,10 @@ class Formula {
                 body();
             } catch (const c10::Error& error) {
                 throw Refusal{kParamInvalid, error.what_without_backtrace()};
+            } catch (const std::exception& error) {
+                // Of a shape function in Python, with its traceback.
+                const std::string text = error.what();
+                throw Refusal{kParamInvalid, text.substr(0, text.find('\n'))};
             }
         }
     };

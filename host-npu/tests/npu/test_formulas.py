@@ -212,8 +212,12 @@ def test_strided_inputs_are_read_as_they_lie():
         (lambda: torch_npu.npu_rms_norm(torch.ones(2, 8).npu(), torch.ones(4).npu()), "gamma has shape"),
         (lambda: torch_npu.npu_swiglu(torch.ones(2, 8, dtype=torch.int32).npu()), "has dtype"),
         (lambda: torch_npu.npu_swiglu(torch.ones(2, 7).npu()), "cannot be halved"),
+        (
+            lambda: torch_npu.npu_add_rms_norm(torch.ones(2, 8).npu(), torch.ones(3, 8).npu(), torch.ones(8).npu()),
+            "error code is 161002(.|\n)*broadcast",
+        ),
     ],
-    ids=["shapes", "dtypes", "odd sizes"],
+    ids=["shapes", "dtypes", "odd sizes", "shapes that do not broadcast"],
 )
 def test_what_a_formula_does_not_take_is_refused_at_the_call(call, sentence):
     with pytest.raises(RuntimeError, match=sentence):
