@@ -1,0 +1,62 @@
+"""Other people's tests on the host NPU: what becomes of each of them is in the table."""
+
+import pytest
+
+from tests import third_party
+
+_TESTS = """
+import unittest
+import torch
+import torch_npu
+
+
+class Tests(unittest.TestCase):
+    def test_right(self):
+        self.assertEqual((torch.ones(2).npu() + 1).tolist(), [2, 2])
+
+    def test_wrong(self):
+        self.assertEqual((torch.ones(2).npu() + 1).tolist(), [3, 3])
+
+    @unittest.skip("never")
+    def test_skipped(self):
+        pass
+
+    def test_refused(self):
+        x, one = torch.ones(2, 16, dtype=torch.half).npu(), torch.ones(1, dtype=torch.half).npu()
+        torch_npu._npu_quant_rms_norm(x, x[0], x[0], one, one.char(), x.char(), 1e-5)
+"""
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkout")
+    (folder / "custom_ops").mkdir()
+    (folder / "custom_ops" / "test_some.py").write_text(_TESTS)
+    (folder / "test_crash.py").write_text(
+        "import os, signal\n\ndef test():\n    os.kill(os.getpid(), signal.SIGSEGV)\n"
+    )
+    (folder / "test_endless.py").write_text("def test():\n    while True:\n        pass\n")
+    return folder
+
+
+def test_each_test_has_passed_or_failed_or_was_refused_or_skipped(checkout):
+    result = third_party.run(checkout / "custom_ops" / "test_some.py", checkout, 120)
+    assert (result.file, result.passed, result.failed, result.skipped) == ("custom_ops/test_some.py", 1, 1, 1)
+    [(name, number)] = result.refused.items()
+    assert (name, number) == ("ATB's RmsNorm", 1)
+
+
+@pytest.mark.parametrize(("name", "seconds", "ended"), [("crash", 120, "signal 11"), ("endless", 8, "after 8 s")])
+def test_a_process_that_ends_is_reported(checkout, name, seconds, ended):
+    assert third_party.run(checkout / f"test_{name}.py", checkout, seconds).ended == ended
+
+
+def test_the_last_row_of_the_table_has_the_sums():
+    results = [
+        third_party.Result("one.py", passed=2, skipped=1, refused={"aclnnA": 3, "aclnnB": 1}),
+        third_party.Result("two.py", failed=4, ended="signal 11"),
+    ]
+    *_, one, two, sums = third_party.table(results).splitlines()
+    assert one == "| one.py | 2 | 4 | 0 | 1 | aclnnA, aclnnB |"
+    assert two == "| two.py | 0 | 0 | 4 | 0 | signal 11 |"
+    assert sums == "| **all** | 2 | 4 | 4 | 1 | 1 ended |"
