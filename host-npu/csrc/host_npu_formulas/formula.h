@@ -35,6 +35,12 @@ struct IntegerTensor : Tensor {
 };
 using OptionalIntegerTensor = std::optional<IntegerTensor>;
 
+// A tensor of any dtype, which a formula takes as it is.
+struct AnyTensor : Tensor {
+    explicit AnyTensor(const Tensor& tensor) : Tensor(tensor) {}
+};
+using OptionalAnyTensor = std::optional<AnyTensor>;
+
 // A tensor that a formula assigns its result to.
 class Out {
   public:
@@ -44,6 +50,9 @@ class Out {
     // What was assigned, as it was rounded.
     Tensor rounded() const;
     at::IntArrayRef sizes() const { return tensor_.sizes(); }
+    at::ScalarType dtype() const { return tensor_.scalar_type(); }
+    // The memory itself, of which a formula changes a part.
+    const Tensor& in_place() const { return tensor_; }
 
   private:
     Tensor tensor_;
@@ -109,6 +118,10 @@ template <>
 struct Translated<IntegerTensor> : TranslatedTensor<IntegerTensor, Taken::kIntegers> {};
 template <>
 struct Translated<OptionalIntegerTensor> : TranslatedTensor<OptionalIntegerTensor, Taken::kIntegers, true> {};
+template <>
+struct Translated<AnyTensor> : TranslatedTensor<AnyTensor, Taken::kAll> {};
+template <>
+struct Translated<OptionalAnyTensor> : TranslatedTensor<OptionalAnyTensor, Taken::kAll, true> {};
 template <>
 struct Translated<Out> : TranslatedTensor<Out, Taken::kAll> {};
 template <>

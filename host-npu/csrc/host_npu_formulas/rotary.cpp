@@ -41,5 +41,27 @@ void rotary_grad(const Tensor& dy, const Tensor& cos, const Tensor& sin, const O
 }
 const Formula<"aclnnRotaryPositionEmbeddingGrad", rotary_grad> rotary_backward;
 
+// Whatever the layout: cos and sin have a 1 in place of the heads.
+void apply_rotary(const Out& query, const Out& key, const Tensor& cos, const Tensor& sin, std::int64_t,
+                  const std::string& mode) {
+    TORCH_CHECK(mode == "half" || mode == "interleave",
+                "the host NPU has the rotary modes half and interleave only, not ", mode);
+    for (const auto& each : {query, key}) {
+        const auto x = each.rounded();
+        TORCH_CHECK(x.size(-1) == cos.size(-1), "the host NPU rotates whole heads only: of ", x.size(-1),
+                    " elements, not ", cos.size(-1));
+        each = x * cos + turned(x, mode == "half" ? 0 : 1) * sin;
+    }
+}
+const Formula<"aclnnApplyRotaryPosEmbV2", apply_rotary> rotary_in_place;
+
+// The even elements of a head come before the odd ones, then the halves are rotated.
+void interleave_rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Out& out) {
+    TORCH_CHECK(x.size(-1) % 2 == 0, "the last dimension has ", x.size(-1), " elements, which are no pairs");
+    const auto sorted = x.unflatten(-1, {-1, 2}).transpose(-1, -2).flatten(-2);
+    out = sorted * cos + turned(sorted, 0) * sin;
+}
+const Formula<"aclnnInterleaveRope", interleave_rope> rotary_of_sorted;
+
 }  // namespace
 }  // namespace host_npu

@@ -22,5 +22,17 @@ void swiglu_grad(const Tensor& grad, const Tensor& x, std::int64_t dim, const Ou
 }
 const Formula<"aclnnSwiGluGrad", swiglu_grad> swiglu_backward;
 
+void clipped_swiglu(const Tensor& x, const OptionalAnyTensor& groups, std::int64_t dim, double alpha, double limit,
+                    double bias, bool interleaved, const Out& out) {
+    TORCH_CHECK(!groups, "the host NPU has no group_index of a clipped SwiGlu");
+    const auto last = c10::maybe_wrap_dim(dim, x.dim()) == x.dim() - 1;
+    TORCH_CHECK(last || !interleaved, "the host NPU interleaves the last dimension only, not ", dim);
+    TORCH_CHECK(x.size(dim) % 2 == 0, "a dimension of ", x.size(dim), " elements cannot be halved");
+    const auto parts = interleaved ? x.unflatten(-1, {-1, 2}).unbind(-1) : x.chunk(2, dim);
+    const auto gate = parts[0].clamp_max(limit);
+    out = gate * at::sigmoid(gate * alpha) * (parts[1].clamp(-limit, limit) + bias);
+}
+const Formula<"aclnnClippedSwiglu", clipped_swiglu> clipped_swiglu_forward;
+
 }  // namespace
 }  // namespace host_npu

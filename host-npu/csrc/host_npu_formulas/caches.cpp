@@ -1,0 +1,100 @@
+// Writes into a part of a tensor: caches of keys and values, and rows by their index.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/where.h>
+
+#include <vector>
+
+#include "host_npu_formulas/formula.h"
+
+namespace host_npu {
+namespace {
+
+using Places = c10::List<std::optional<Tensor>>;
+
+// `updates` of each row go to the places of a dimension that follow that row's index.
+void scatter_update(const Out& data, const IntegerTensor& indices, const AnyTensor& updates, std::int64_t axis) {
+    const auto& memory = data.in_place();
+    const auto dim = c10::maybe_wrap_dim(axis, memory.dim());
+    TORCH_CHECK(indices.dim() == 1, "the host NPU takes indices of one dimension only, not ", indices.dim());
+    TORCH_CHECK(dim != 0, "axis cannot be the dimension of the rows, 0");
+    TORCH_CHECK(memory.scalar_type() == updates.scalar_type(), "data and updates have other dtypes");
+    TORCH_CHECK(updates.dim() == memory.dim() && updates.size(0) == indices.size(0), "updates has shape ",
+                updates.sizes(), " for ", indices.size(0), " indices of a tensor of shape ", memory.sizes());
+    const auto first = indices.to(at::kLong).unsqueeze(1);
+    const auto rows = at::arange(indices.size(0), first.options()).unsqueeze(1);
+    const auto places = first + at::arange(updates.size(dim), first.options());
+    memory.movedim(dim, 1).index_put_(Places({rows, places}), updates.movedim(dim, 1));
+}
+const Formula<"aclnnInplaceScatterUpdate", scatter_update> scatter_update_at_rows;
+
+// The last dimension of `indices` is one place of the first dimensions of `data`.
+void scatter_nd_update(const Out& data, const IntegerTensor& indices, const AnyTensor& updates) {
+    const auto& memory = data.in_place();
+    TORCH_CHECK(memory.scalar_type() == updates.scalar_type(), "data and updates have other dtypes");
+    TORCH_CHECK(indices.dim() > 0 && indices.size(-1) > 0 && indices.size(-1) <= memory.dim(), "indices of shape ",
+                indices.sizes(), " name no places of a tensor of shape ", memory.sizes());
+    Places places;
+    for (const auto& each : indices.to(at::kLong).unbind(-1)) places.push_back(each);
+    memory.index_put_(places, updates);
+}
+const Formula<"aclnnScatterNdUpdate", scatter_nd_update> scatter_nd;
+
+// As scatter_update, with a tensor for each row. A row that `mask` is 0 for stays as it is.
+void scatter_list(const std::vector<Out>& data, const IntegerTensor& indices, const AnyTensor& updates,
+                  const OptionalIntegerTensor& mask, const std::string& reduce, std::int64_t axis) {
+    TORCH_CHECK(reduce == "update", "the host NPU has the reduction update only, not ", reduce);
+    TORCH_CHECK(indices.dim() == 1, "the host NPU takes indices of one dimension only, not ", indices.dim());
+    TORCH_CHECK(axis < 0, "the host NPU takes a negative axis only, not ", axis);
+    const auto count = static_cast<std::int64_t>(data.size());
+    TORCH_CHECK(indices.size(0) == count && updates.size(0) == count, "there are ", count, " tensors, ",
+                indices.size(0), " indices and ", updates.size(0), " updates");
+    for (std::int64_t row = 0; row < count; ++row) {
+        const auto& memory = data[row].in_place();
+        const auto update = updates.select(0, row);
+        TORCH_CHECK(memory.scalar_type() == update.scalar_type(), "data and updates have other dtypes");
+        const auto last = memory.movedim(axis, 0);
+        const auto first = indices.select(0, row).to(at::kLong);
+        const auto places = first + at::arange(update.size(axis), first.options());
+        auto moved = update.movedim(axis, 0);
+        if (mask) moved = at::where(mask->select(0, row) != 0, moved, last.index(Places({places})));
+        last.index_put_(Places({places}), moved);
+    }
+}
+const Formula<"aclnnScatterList", scatter_list> scatter_of_list;
+
+// A token goes to its slot of the blocks.
+void write_slots(const Out& cache, const AnyTensor& tokens, const IntegerTensor& slots, bool fractal) {
+    auto blocks = cache.in_place();
+    TORCH_CHECK(blocks.dim() == 4, "a cache has ", blocks.dim(), " dimensions instead of 4");
+    TORCH_CHECK(tokens.dim() == 3, "keys and values have ", tokens.dim(), " dimensions instead of 3");
+    TORCH_CHECK(slots.dim() == 1 && slots.size(0) == tokens.size(0), "there are ", tokens.size(0),
+                " tokens for slots of shape ", slots.sizes());
+    TORCH_CHECK(blocks.scalar_type() == tokens.scalar_type(), "a cache and its tokens have other dtypes");
+    if (fractal) blocks = blocks.permute({0, 2, 1, 3});
+    const auto elements = blocks.size(2) * blocks.size(3);
+    TORCH_CHECK(tokens.size(1) * tokens.size(2) == elements, "a token of ", tokens.size(1) * tokens.size(2),
+                " elements does not fit a slot of ", elements);
+    const auto slot = slots.to(at::kLong);
+    const auto block = slot.div(blocks.size(1), "floor");
+    blocks.index_put_(Places({block, slot - block * blocks.size(1)}),
+                      tokens.reshape({-1, blocks.size(2), blocks.size(3)}));
+}
+
+void scatter_pa_kv_cache(const AnyTensor& key, const Out& key_cache, const IntegerTensor& slots, const AnyTensor& value,
+                         const Out& value_cache, const OptionalIntegerTensor& compress_lens,
+                         const OptionalIntegerTensor& compress_offsets, const OptionalIntegerTensor& seq_lens,
+                         const std::string& cache_mode, const std::string& scatter_mode,
+                         const std::vector<std::int64_t>&, const std::vector<std::int64_t>&) {
+    TORCH_CHECK(!compress_lens && !compress_offsets && !seq_lens, "the host NPU does not compress a cache");
+    TORCH_CHECK(cache_mode.empty() || cache_mode == "Norm" || cache_mode == "PA_NZ",
+                "the host NPU has the cache modes Norm and PA_NZ only, not ", cache_mode);
+    TORCH_CHECK(scatter_mode.empty() || scatter_mode == "None", "the host NPU has the scatter mode None only, not ",
+                scatter_mode);
+    write_slots(key_cache, key, slots, cache_mode == "PA_NZ");
+    write_slots(value_cache, value, slots, cache_mode == "PA_NZ");
+}
+const Formula<"aclnnScatterPaKvCache", scatter_pa_kv_cache> scatter_of_blocks;
+
+}  // namespace
+}  // namespace host_npu

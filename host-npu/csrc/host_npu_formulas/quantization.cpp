@@ -1,0 +1,100 @@
+// Quantization to 8 bits and back. A scale is what a number is multiplied with, or divided by, before it is rounded.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/amax.h>
+#include <ATen/ops/amin.h>
+
+#include "host_npu_formulas/formula.h"
+
+namespace host_npu {
+namespace {
+
+// Rounded to the nearest even integer that the dtype has.
+Tensor saturated(const Tensor& x, at::ScalarType dtype) {
+    const auto whole = x.round().nan_to_num(0);
+    if (dtype == at::kChar) return whole.clamp(-128, 127);
+    if (dtype == at::kByte) return whole.clamp(0, 255);
+    TORCH_CHECK(dtype == at::kInt, "the host NPU quantizes to int8, uint8 and int32 only");
+    return whole.to(at::kDouble).clamp(-2147483648.0, 2147483647.0);
+}
+
+void require_int8(const Out& out) {
+    TORCH_CHECK(out.dtype() == at::kChar, "the host NPU quantizes to int8 only here, not ", out.dtype());
+}
+
+void dynamic(const Tensor& x, const OptionalTensor& smooth, const OptionalAnyTensor& groups, const std::string& mode,
+             const Out& y, const Out& scale_out, const OptionalOut& offset_out) {
+    TORCH_CHECK(!groups, "the host NPU has no group_index of a dynamic quantization");
+    TORCH_CHECK(mode == "pertoken" || mode == "pertensor",
+                "the host NPU has the quant modes pertoken and pertensor only, not ", mode);
+    require_int8(y);
+    auto rows = smooth ? x * *smooth : x;
+    TORCH_CHECK(rows.sizes() == x.sizes(), "smooth_scales of shape ", smooth->sizes(), " do not fit ", x.sizes());
+    if (mode == "pertensor") rows = rows.flatten();
+    const auto largest = rows.amax(-1, true);
+    auto scale = rows.abs().amax(-1, true) / 127;
+    auto quantized = rows / scale;
+    if (offset_out) {
+        scale = (largest - rows.amin(-1, true)) / 255;
+        const auto offset = 127 - largest / scale;
+        quantized = rows / scale + offset;
+        *offset_out = offset.reshape(offset_out->sizes());
+    }
+    scale_out = scale.reshape(scale_out.sizes());
+    y = saturated(quantized, at::kChar).reshape(x.sizes());
+}
+
+void dynamic_quant(const Tensor& x, const OptionalTensor& smooth, const OptionalAnyTensor& groups, std::int64_t,
+                   const Out& y, const Out& scale, const OptionalOut& offset) {
+    dynamic(x, smooth, groups, "pertoken", y, scale, offset);
+}
+const Formula<"aclnnDynamicQuantV2", dynamic_quant> dynamic_by_token;
+
+void dynamic_quant_by(const Tensor& x, const OptionalTensor& smooth, const OptionalAnyTensor& groups, std::int64_t,
+                      bool symmetric, const std::string& mode, float largest, const Out& y, const Out& scale,
+                      const OptionalOut& offset) {
+    TORCH_CHECK(largest == 0, "the host NPU has no dst_type_max, but got ", largest);
+    TORCH_CHECK(symmetric != offset.has_value(), "a symmetric quantization has no offset, another has");
+    dynamic(x, smooth, groups, mode, y, scale, offset);
+}
+const Formula<"aclnnDynamicQuantV4", dynamic_quant_by> dynamic_by_mode;
+
+// `scale` along a dimension.
+Tensor along(const Tensor& scale, const Tensor& x, std::int64_t axis) {
+    const auto dim = c10::maybe_wrap_dim(axis, x.dim());
+    if (scale.dim() != 1 || scale.size(0) == 1) return scale;
+    TORCH_CHECK(scale.size(0) == x.size(dim), "scale has ", scale.size(0), " elements instead of ", x.size(dim));
+    std::vector<std::int64_t> shape(x.dim(), 1);
+    shape[dim] = -1;
+    return scale.reshape(shape);
+}
+
+void ascend_quant(const Tensor& x, const Tensor& scale, const OptionalTensor& offset, bool square,
+                  const std::string& rounding, std::int32_t, std::int32_t axis, const Out& y) {
+    TORCH_CHECK(!square, "the host NPU does not square a scale");
+    TORCH_CHECK(rounding == "round", "the host NPU has the rounding round only, not ", rounding);
+    require_int8(y);
+    auto scaled = x * along(scale, x, axis);
+    if (offset) scaled = scaled + along(*offset, x, axis);
+    y = saturated(scaled, at::kChar);
+}
+const Formula<"aclnnAscendQuantV3", ascend_quant> ascend_quant_by_axis;
+
+void quantize(const Tensor& x, const Tensor& scale, const OptionalAnyTensor& zero_points, std::int32_t,
+              std::int32_t axis, const Out& out) {
+    auto scaled = x / along(scale, x, axis);
+    if (zero_points) scaled = scaled + along(widened(*zero_points), x, axis);
+    out = saturated(scaled, out.dtype());
+}
+const Formula<"aclnnQuantize", quantize> quantize_by_axis;
+
+void ascend_anti_quant(const IntegerTensor& x, const Tensor& scale, const OptionalTensor& offset, std::int64_t,
+                       bool square, const Out& y) {
+    TORCH_CHECK(x.scalar_type() == at::kChar, "the host NPU dequantizes int8 only, not ", x.scalar_type());
+    TORCH_CHECK(!square, "the host NPU does not square a scale");
+    const auto shifted = offset ? widened(x) + *offset : widened(x);
+    y = shifted * scale;
+}
+const Formula<"aclnnAscendAntiQuant", ascend_anti_quant> anti_quant;
+
+}  // namespace
+}  // namespace host_npu

@@ -1,0 +1,84 @@
+"""Writes into a part of a tensor on the host NPU, against plain loops."""
+
+import pytest
+import torch
+import torch_npu
+
+
+def _rows():
+    return torch.randn(3, 2, 10, 4), torch.tensor([7, 0, 3]), torch.randn(3, 2, 2, 4)
+
+
+def _updated(data, indices, updates):
+    result = data.clone()
+    for row, first in enumerate(indices.tolist()):
+        result[row, :, first : first + updates.size(2)] = updates[row]
+    return result
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_scatter_update_writes_each_row_at_its_index(in_place):
+    data, indices, updates = _rows()
+    on_npu = data.npu()
+    update = torch_npu.scatter_update_ if in_place else torch_npu.scatter_update
+    result = update(on_npu, indices.npu(), updates.npu(), -2)
+    expected = _updated(data, indices, updates)
+    assert torch.equal(result.cpu(), expected)
+    assert torch.equal(on_npu.cpu(), expected if in_place else data)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int8, torch.int64], ids=str)
+def test_scatter_nd_update_writes_at_places(in_place, dtype):
+    data, places = torch.zeros(4, 5, 3, dtype=dtype), torch.tensor([[0, 1], [3, 4]])
+    updates = torch.arange(6).view(2, 3).to(dtype)
+    expected = data.clone()
+    for place, update in zip(places.tolist(), updates, strict=True):
+        expected[tuple(place)] = update
+    on_npu = data.npu()
+    update = torch_npu.npu_scatter_nd_update_ if in_place else torch_npu.npu_scatter_nd_update
+    assert torch.equal(update(on_npu, places.npu(), updates.npu()).cpu(), expected)
+    assert torch.equal(on_npu.cpu(), expected if in_place else data)
+
+
+def test_a_strided_tensor_is_written_where_it_lies():
+    data = torch.zeros(3, 5).npu()
+    torch_npu.npu_scatter_nd_update_(data.t(), torch.tensor([[1], [4]]).npu(), torch.ones(2, 3).npu())
+    expected = torch.zeros(3, 5)
+    expected[:, [1, 4]] = 1
+    assert torch.equal(data.cpu(), expected)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_scatter_list_writes_a_tensor_for_each_row(masked):
+    data, indices, updates = _rows()
+    mask = torch.tensor([1, 0, 1], dtype=torch.uint8) if masked else None
+    results = torch_npu.npu_scatter_list(
+        [each.npu() for each in data], indices.npu(), updates.npu(), None if mask is None else mask.npu()
+    )
+    expected = _updated(data, indices, updates)
+    if masked:
+        expected[1] = data[1]
+    assert torch.equal(torch.stack(results).cpu(), expected)
+
+
+@pytest.mark.parametrize("mode", ["Norm", "PA_NZ"])
+def test_tokens_go_to_their_slots_of_the_blocks(mode):
+    blocks, size, heads, elements = 3, 4, 2, 16
+    key, value = torch.randn(2, 5, heads, elements).half()
+    slots = torch.tensor([0, 5, 11, 3, 8], dtype=torch.int32)
+    shape = (blocks, size, heads, elements) if mode == "Norm" else (blocks, heads, size, elements)
+    caches = [torch.zeros(shape).half().npu() for _ in range(2)]
+    torch_npu.npu_scatter_pa_kv_cache(key.npu(), value.npu(), *caches, slots.npu(), cache_mode=mode)
+    for cache, tokens in zip(caches, (key, value), strict=True):
+        expected = torch.zeros(shape).half()
+        for token, slot in zip(tokens, slots.tolist(), strict=True):
+            block, place = divmod(slot, size)
+            (expected[block, place] if mode == "Norm" else expected[block, :, place])[:] = token
+        assert torch.equal(cache.cpu(), expected)
+
+
+def test_indices_of_two_dimensions_are_refused():
+    data, indices, updates = _rows()
+    with pytest.raises(RuntimeError, match="indices of one dimension only"):
+        torch_npu.scatter_update(data.npu(), indices[:, None].npu(), updates.npu(), -2)

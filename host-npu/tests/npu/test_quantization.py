@@ -1,0 +1,103 @@
+"""Quantization on the host NPU, against its formula in float64."""
+
+import pytest
+import torch
+import torch_npu
+
+_MODES = pytest.mark.parametrize("mode", ["pertoken", "pertensor"])
+
+
+def _rows(x, mode):
+    return x.double().flatten()[None] if mode == "pertensor" else x.double().flatten(0, -2)
+
+
+def _assert_quantized(actual, exact, limit=1e-3):
+    """Assert that the integers are those of the exact numbers, or where these are halves, a neighbour."""
+    assert actual.dtype == torch.int8
+    assert (actual.cpu().double() - exact.clamp(-128, 127)).abs().max() <= 0.5 + limit
+
+
+@_MODES
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_dynamic_scale_makes_the_largest_127(mode, dtype):
+    x = torch.randn(3, 5, 16).to(dtype)
+    quantized, scale = torch_npu.npu_dynamic_quant(x.npu(), quant_mode=mode)
+    rows = _rows(x, mode)
+    expected = rows.abs().amax(-1, True) / 127
+    torch.testing.assert_close(scale.cpu().double().view(-1, 1), expected, rtol=1e-6, atol=0)
+    _assert_quantized(quantized, (rows / expected).view(x.shape))
+
+
+def test_smooth_scales_come_before_the_dynamic_scale():
+    x, smooth = torch.randn(4, 16).half(), torch.rand(16).half()
+    quantized, scale = torch_npu.npu_dynamic_quant(x.npu(), smooth_scales=smooth.npu())
+    smoothed = x.double() * smooth.double()
+    expected = smoothed.abs().amax(-1) / 127
+    torch.testing.assert_close(scale.cpu().double(), expected, rtol=1e-6, atol=0)
+    _assert_quantized(quantized, smoothed / expected[:, None])
+
+
+def test_rows_of_zeros_are_quantized_to_zeros():
+    quantized, scale = torch_npu.npu_dynamic_quant(torch.zeros(2, 8).half().npu())
+    assert not quantized.any() and not scale.any()
+
+
+@_MODES
+def test_an_asymmetric_scale_has_an_offset(mode):
+    x = torch.randn(3, 5, 16).half() + 1
+    quantized, scale, offset = torch_npu.npu_dynamic_quant_asymmetric(x.npu(), quant_mode=mode)
+    rows = _rows(x, mode)
+    expected = (rows.amax(-1, True) - rows.amin(-1, True)) / 255
+    shift = 127 - rows.amax(-1, True) / expected
+    torch.testing.assert_close(scale.cpu().double().view(-1, 1), expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(offset.cpu().double().view(-1, 1), shift, rtol=1e-5, atol=1e-4)
+    _assert_quantized(quantized, (rows / expected + shift).view(x.shape))
+
+
+@pytest.mark.parametrize("offset", [False, True])
+@pytest.mark.parametrize("axis", [-1, -2])
+def test_quantize_multiplies_with_the_scale_of_an_axis(axis, offset):
+    x = torch.randn(2, 4, 6) * 100
+    scale = torch.rand(x.size(axis)) + 0.5
+    zero = torch.randn(x.size(axis)) * 10 if offset else None
+    result = torch_npu.npu_quantize(
+        x.npu(), scale.npu(), None if zero is None else zero.npu(), torch.qint8, axis, div_mode=False
+    )
+    shape = (-1,) if axis == -1 else (-1, 1)
+    exact = x.double() * scale.double().view(shape)
+    _assert_quantized(result, exact if zero is None else exact + zero.double().view(shape))
+
+
+@pytest.mark.parametrize(("dtype", "limits"), [(torch.qint8, (-128, 127)), (torch.quint8, (0, 255))], ids=str)
+def test_quantize_divides_by_the_scale(dtype, limits):
+    x, scale, zero = torch.randn(5, 4) * 100, torch.rand(4) + 0.5, torch.tensor([0, 1, 2, 3], dtype=torch.int32)
+    result = torch_npu.npu_quantize(x.npu(), scale.npu(), zero.npu(), dtype, 1)
+    exact = (x.double() / scale.double() + zero).clamp(*limits)
+    assert (result.cpu().double() - exact).abs().max() <= 0.5 + 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_anti_quant_adds_the_offset_before_it_scales(dtype):
+    x = torch.randint(-128, 128, (5, 8), dtype=torch.int8)
+    scale, offset = torch.rand(8), torch.randn(8)
+    result = torch_npu.npu_anti_quant(x.npu(), scale.npu(), offset=offset.npu(), dst_dtype=dtype)
+    expected = (x.double() + offset.double()) * scale.double()
+    torch.testing.assert_close(result.cpu().double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (
+            lambda x: torch_npu.npu_dynamic_quant(
+                x, smooth_scales=torch.ones(1, 16).half().npu(), group_index=torch.tensor([4], dtype=torch.int32).npu()
+            ),
+            "no group_index",
+        ),
+        (lambda x: torch_npu.npu_dynamic_quant(x, quant_mode="perchannel"), "pertoken and pertensor only"),
+    ],
+    ids=["groups", "channels"],
+)
+def test_what_is_not_simulated_is_refused(call, sentence):
+    with pytest.raises(RuntimeError, match=sentence):
+        call(torch.ones(4, 16).half().npu())

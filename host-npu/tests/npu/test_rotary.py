@@ -1,0 +1,60 @@
+"""Rotary embeddings of a query and a key on the host NPU, against their formula in float64."""
+
+import pytest
+import torch
+import torch_npu
+
+_TOLERANCES = {torch.float32: 1e-6, torch.float16: 2**-10, torch.bfloat16: 2**-7}
+_IN_EACH_DTYPE = pytest.mark.parametrize("dtype", _TOLERANCES, ids=str)
+
+
+def _turned(x, mode):
+    if mode == "half":
+        first, second = x.chunk(2, -1)
+        return torch.cat([-second, first], -1)
+    return torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
+
+
+def _close(actual, expected):
+    limit = _TOLERANCES[actual.dtype] * expected.abs().max().item()
+    torch.testing.assert_close(actual.cpu().double(), expected, rtol=0, atol=limit)
+
+
+@_IN_EACH_DTYPE
+@pytest.mark.parametrize("mode", ["half", "interleave"])
+@pytest.mark.parametrize(
+    ("layout", "shapes"), [("BSND", ((2, 3, 4, 16), (2, 3, 1, 16))), ("TND", ((5, 4, 16), (5, 1, 16)))]
+)
+def test_query_and_key_are_rotated_in_place(dtype, mode, layout, shapes):
+    query, key, cos, sin = [torch.randn(shape).to(dtype) for shape in (shapes[0], *[shapes[1]] * 3)]
+    on_npu = [each.npu() for each in (query, key, cos, sin)]
+    results = torch_npu.npu_apply_rotary_pos_emb(*on_npu, layout, mode)
+    for x, memory, result in zip((query, key), on_npu, results, strict=False):
+        expected = x.double() * cos.double() + _turned(x.double(), mode) * sin.double()
+        _close(result, expected)
+        assert torch.equal(result.cpu(), memory.cpu())
+
+
+@_IN_EACH_DTYPE
+def test_interleave_rope_sorts_the_pairs_before_it_rotates_halves(dtype):
+    x = torch.randn(2, 3, 5, 64).to(dtype)
+    cos, sin = torch.randn(2, 2, 1, 5, 64).to(dtype)
+    result = torch_npu.npu_interleave_rope(x.npu(), cos.npu(), sin.npu())
+    ordered = torch.cat([x[..., ::2], x[..., 1::2]], -1).double()
+    _close(result, ordered * cos.double() + _turned(ordered, "half") * sin.double())
+
+
+def test_a_part_of_a_head_is_refused():
+    query, part = torch.ones(1, 2, 1, 16).npu(), torch.ones(1, 2, 1, 8).npu()
+    with pytest.raises(RuntimeError, match="rotates whole heads only"):
+        torch_npu.npu_apply_rotary_pos_emb(query, query.clone(), part, part)
+
+
+@_IN_EACH_DTYPE
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_clipped_swiglu_clips_the_gate_above_and_the_value_on_both_sides(dtype, interleaved):
+    x = (torch.randn(3, 32) * 8).to(dtype)
+    result = torch_npu.npu_clipped_swiglu(x.npu(), alpha=1.5, limit=5.0, bias=0.5, interleaved=interleaved)
+    gate, value = (x[:, ::2], x[:, 1::2]) if interleaved else x.chunk(2, -1)
+    gate, value = gate.double().clamp(max=5), value.double().clamp(-5, 5)
+    _close(result, gate * torch.sigmoid(1.5 * gate) * (value + 0.5))
