@@ -96,5 +96,38 @@ void ascend_anti_quant(const IntegerTensor& x, const Tensor& scale, const Option
 }
 const Formula<"aclnnAscendAntiQuant", ascend_anti_quant> anti_quant;
 
+void rms_norm_quant(const Tensor& x, const Tensor& gamma, const OptionalTensor& beta, const Tensor& scale,
+                    const OptionalAnyTensor& offset, double epsilon, const Out& y) {
+    TORCH_CHECK(gamma.dim() <= 2 && gamma.size(-1) == x.size(-1) && gamma.numel() == x.size(-1), "gamma of shape ",
+                gamma.sizes(), " does not fit x of shape ", x.sizes());
+    TORCH_CHECK(scale.numel() == 1 && (!offset || offset->numel() == 1), "scale and offset are numbers");
+    require_int8(y);
+    auto normal = x * (x.square().mean(-1, true) + epsilon).rsqrt() * gamma.flatten();
+    if (beta) normal = normal + beta->flatten();
+    normal = normal * scale.flatten();
+    y = saturated(offset ? normal + widened(*offset).flatten() : normal, at::kChar);
+}
+const Formula<"aclnnRmsNormQuant", rms_norm_quant> rms_norm_to_int8;
+
+void add_rms_norm_quant(const Tensor& x1, const Tensor& x2, const Tensor& gamma, const Tensor& scale,
+                        const OptionalTensor& second_scale, const OptionalAnyTensor& zero_points,
+                        const OptionalAnyTensor& second_zero_points, const OptionalTensor& beta, std::int64_t axis,
+                        double epsilon, bool divides, const Out& y, const OptionalOut&, const Out& sum,
+                        const OptionalOut& normal_out) {
+    TORCH_CHECK(!second_scale && !second_zero_points, "the host NPU has one quantization of AddRmsNorm only");
+    TORCH_CHECK(!normal_out || normal_out->sizes() != x1.sizes(), "the host NPU does not return the normalized sum");
+    TORCH_CHECK(axis == -1, "the host NPU quantizes along axis -1 only, not ", axis);
+    TORCH_CHECK(gamma.dim() == 1 && gamma.size(0) == x1.size(-1), "gamma of shape ", gamma.sizes(),
+                " does not fit x1 of shape ", x1.sizes());
+    require_int8(y);
+    const auto x = x1 + x2;
+    sum = x;
+    auto normal = x * (x.square().mean(-1, true) + epsilon).rsqrt() * gamma;
+    if (beta) normal = normal + *beta;
+    normal = divides ? normal / scale : normal * scale;
+    y = saturated(zero_points ? normal + widened(*zero_points) : normal, at::kChar);
+}
+const Formula<"aclnnAddRmsNormQuantV2", add_rms_norm_quant> add_rms_norm_to_int8;
+
 }  // namespace
 }  // namespace host_npu

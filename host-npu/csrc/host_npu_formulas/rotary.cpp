@@ -63,5 +63,27 @@ void interleave_rope(const Tensor& x, const Tensor& cos, const Tensor& sin, cons
 }
 const Formula<"aclnnInterleaveRope", interleave_rope> rotary_of_sorted;
 
+// A row of `cache` is the cosines of a position and then its sines; the first part of each head is rotated by them.
+void rope_with_cache(const IntegerTensor& positions, const Tensor& query, const Tensor& key, const Tensor& cache,
+                     const std::vector<std::int64_t>& sections, std::int64_t head_size, bool halves,
+                     std::int64_t cache_mode, const Out& query_out, const Out& key_out) {
+    TORCH_CHECK(cache_mode == 0, "the host NPU has the cache mode default only");
+    TORCH_CHECK(positions.dim() == 1, "the host NPU takes positions of one dimension only, not ", positions.dim());
+    for (const auto each : sections) TORCH_CHECK(each == 0, "the host NPU has no mrope_section");
+    const auto angles = cache.index_select(0, positions.to(at::kLong)).unsqueeze(1).chunk(2, -1);
+    const auto each_of_a_pair = [&](const Tensor& x) {
+        return halves ? at::cat({x, x}, -1) : at::stack({x, x}, -1).flatten(-2);
+    };
+    const auto cos = each_of_a_pair(angles[0]), sin = each_of_a_pair(angles[1]);
+    const auto rotated = [&](const Tensor& x) {
+        const auto heads = x.unflatten(-1, {-1, head_size});
+        const auto parts = heads.split_with_sizes({cos.size(-1), head_size - cos.size(-1)}, -1);
+        return at::cat({parts[0] * cos + turned(parts[0], halves ? 0 : 1) * sin, parts[1]}, -1).flatten(-2);
+    };
+    query_out = rotated(query);
+    key_out = rotated(key);
+}
+const Formula<"aclnnRopeWithSinCosCacheV2", rope_with_cache> rotary_of_positions;
+
 }  // namespace
 }  // namespace host_npu

@@ -101,3 +101,25 @@ def test_anti_quant_adds_the_offset_before_it_scales(dtype):
 def test_what_is_not_simulated_is_refused(call, sentence):
     with pytest.raises(RuntimeError, match=sentence):
         call(torch.ones(4, 16).half().npu())
+
+
+def _normalized(x, gamma):
+    return x * (x.square().mean(-1, True) + 1e-6).rsqrt() * gamma
+
+
+def test_rms_norm_quant_adds_beta_before_it_scales():
+    x, gamma, beta = torch.randn(5, 16).half(), torch.randn(16).half(), torch.randn(16).half()
+    scale, offset = torch.tensor([20.0]).half(), torch.tensor([3], dtype=torch.int8)
+    result = torch_npu.npu_rms_norm_quant(*[each.npu() for each in (x, gamma, beta, scale, offset)])
+    _assert_quantized(result, (_normalized(x.double(), gamma.double()) + beta.double()) * 20 + 3)
+
+
+@pytest.mark.parametrize("divides", [False, True])
+def test_add_rms_norm_quant_returns_the_sum_too(divides):
+    x1, x2, gamma = torch.randn(5, 16).half(), torch.randn(5, 16).half(), torch.randn(16).half()
+    scale, zero = torch.rand(16) + 0.5, torch.randint(-5, 5, (16,), dtype=torch.int32)
+    results = torch_npu.npu_add_rms_norm_quant(*[each.npu() for each in (x1, x2, gamma, scale, zero)], div_mode=divides)
+    total = x1.double() + x2.double()
+    normal = _normalized(total, gamma.double())
+    _assert_quantized(results[0], (normal / scale if divides else normal * scale) + zero)
+    torch.testing.assert_close(results[2].cpu().double(), total, rtol=2**-11, atol=0)

@@ -51,6 +51,31 @@ def test_a_part_of_a_head_is_refused():
 
 
 @_IN_EACH_DTYPE
+@pytest.mark.parametrize("mode", ["half", "interleave"])
+@pytest.mark.parametrize("size", [32, 16], ids=["whole heads", "half of each head"])
+def test_mrope_rotates_by_the_row_of_a_position(dtype, mode, size):
+    positions, cache = torch.tensor([3, 0, 7]), torch.randn(9, size).to(dtype)
+    query, key = torch.randn(3, 4 * 32).to(dtype), torch.randn(3, 2 * 32).to(dtype)
+    on_npu = [each.npu() for each in (positions, query, key, cache)]
+    results = torch_npu.npu_mrope(*on_npu, 32, mrope_section=[0, 0, 0], rotary_mode=mode)
+    for x, result in zip((query, key), results, strict=True):
+        heads = x.double().view(3, -1, 32)
+        first, rest = heads.split([size, 32 - size], -1)
+        cos, sin = [
+            torch.cat([each, each], -1) if mode == "half" else each.repeat_interleave(2, -1)
+            for each in cache.double()[positions][:, None].chunk(2, -1)
+        ]
+        expected = torch.cat([first * cos + _turned(first, mode) * sin, rest], -1).flatten(1)
+        _close(result, expected)
+
+
+def test_mrope_sections_are_refused():
+    x, positions = torch.ones(3, 32).npu(), torch.zeros(3, 3, dtype=torch.int64).npu()
+    with pytest.raises(RuntimeError, match="positions of one dimension only"):
+        torch_npu.npu_mrope(positions, x, x, torch.ones(9, 32).npu(), 32, mrope_section=[8, 4, 4])
+
+
+@_IN_EACH_DTYPE
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_clipped_swiglu_clips_the_gate_above_and_the_value_on_both_sides(dtype, interleaved):
     x = (torch.randn(3, 32) * 8).to(dtype)

@@ -1,0 +1,61 @@
+// Products of int8 matrices, and the 64 bits that their scale may come as.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/matmul.h>
+
+#include "host_npu_formulas/formula.h"
+
+namespace host_npu {
+namespace {
+
+// The upper 19 bits of the scale as a float, a 1 in bit 46, and the offset in the 9 bits below that one.
+void trans_quant_param(const AnyTensor& scale, const OptionalTensor& offset, std::int64_t rounding, const Out& out) {
+    TORCH_CHECK(scale.scalar_type() == at::kFloat, "scale has dtype ", scale.scalar_type(), " instead of float32");
+    TORCH_CHECK(rounding == 0, "the host NPU cuts a scale off (round_mode 0) only, not ", rounding);
+    auto bits = scale.contiguous().view(at::kInt).to(at::kLong).bitwise_and(0xFFFFE000L).bitwise_or(1L << 46);
+    if (offset) {
+        const auto whole = offset->round().clamp(-256, 255).to(at::kLong);
+        bits = bits.bitwise_or(whole.bitwise_and(0x1FF) * (1L << 37));
+    }
+    out = bits;
+}
+const Formula<"aclnnTransQuantParamV3", trans_quant_param> scale_to_bits;
+
+Tensor scale_of(const AnyTensor& scale) {
+    if (scale.scalar_type() != at::kLong) return widened(scale);
+    const auto low = scale.bitwise_and(0xFFFFE000L);
+    return low.to(at::kInt).view(at::kFloat);
+}
+
+void require_absent(const OptionalAnyTensor& tensor, const char* name) {
+    TORCH_CHECK(!tensor || tensor->numel() == 0, "the host NPU has no ", name, " of a quantized product");
+}
+
+// The sums are exact: integers of less than 53 bits.
+void quant_matmul(const IntegerTensor& x1, const IntegerTensor& x2, const OptionalTensor& token_scale,
+                  const AnyTensor& scale, const OptionalAnyTensor& y_scale, const OptionalAnyTensor& x1_offset,
+                  const OptionalAnyTensor& x2_offset, const OptionalAnyTensor& y_offset, const OptionalAnyTensor& bias,
+                  bool transpose1, bool transpose2, std::int64_t group_size, const Out& out) {
+    TORCH_CHECK(x1.scalar_type() == at::kChar && x2.scalar_type() == at::kChar,
+                "the host NPU multiplies int8 matrices only, not ", x1.scalar_type(), " and ", x2.scalar_type());
+    TORCH_CHECK(group_size == 0, "the host NPU has no groups of a quantized product, but got ", group_size);
+    TORCH_CHECK(out.dtype() != at::kChar, "the host NPU does not quantize a product to int8");
+    TORCH_CHECK(scale.dim() == 1, "scale has ", scale.dim(), " dimensions instead of 1");
+    TORCH_CHECK(!token_scale || token_scale->dim() == 1, "pertoken_scale has more than 1 dimension");
+    require_absent(y_scale, "y_scale");
+    require_absent(x1_offset, "x1_offset");
+    require_absent(x2_offset, "offset");
+    require_absent(y_offset, "y_offset");
+    const Tensor left = x1.to(at::kDouble), right = x2.to(at::kDouble);
+    auto y = at::matmul(transpose1 ? left.mT() : left, transpose2 ? right.mT() : right);
+    const auto is_whole = bias && !bias->is_floating_point();
+    if (is_whole) y = y + *bias;
+    if (out.dtype() != at::kInt) {
+        y = y * scale_of(scale);
+        if (token_scale) y = y * token_scale->unsqueeze(-1);
+    }
+    out = bias && !is_whole ? y + *bias : y;
+}
+const Formula<"aclnnQuantMatmulV5", quant_matmul> quantized_product;
+
+}  // namespace
+}  // namespace host_npu

@@ -1,0 +1,78 @@
+"""Products of int8 matrices on the host NPU, against exact integers."""
+
+import pytest
+import torch
+import torch_npu
+
+_TOKENS, _INNER, _OUTER = 5, 32, 12
+
+
+def _matrices():
+    return [torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((_TOKENS, _INNER), (_INNER, _OUTER))]
+
+
+def _product(x1, x2):
+    return (x1.long() @ x2.long()).double()
+
+
+def _cut(scale):
+    return (scale.view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+def _close(actual, expected):
+    torch.testing.assert_close(actual.cpu().double(), expected, rtol=torch.finfo(actual.dtype).eps, atol=1e-6)
+
+
+def test_sums_are_exact():
+    x1, x2 = _matrices()
+    bias = torch.randint(-1000, 1000, (_OUTER,), dtype=torch.int32)
+    result = torch_npu.npu_quant_matmul(
+        x1.npu(), x2.npu(), torch.ones(_OUTER).npu(), bias=bias.npu(), output_dtype=torch.int32
+    )
+    assert torch.equal(result.cpu().double(), _product(x1, x2) + bias)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_float16_has_19_bits_of_the_scale(transposed):
+    x1, x2 = _matrices()
+    scale = torch.rand(_OUTER) / 100
+    on_npu = x2.t().contiguous().npu().t() if transposed else x2.npu()
+    result = torch_npu.npu_quant_matmul(x1.npu(), on_npu, scale.npu(), output_dtype=torch.float16)
+    _close(result, _product(x1, x2) * _cut(scale).double())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bias", [None, torch.int32, torch.float32], ids=str)
+def test_a_token_has_a_scale_too(dtype, bias):
+    x1, x2 = _matrices()
+    scale, tokens = torch.rand(_OUTER) / 100, torch.rand(_TOKENS)
+    added = None if bias is None else (torch.randn(_OUTER) * 100).to(bias)
+    result = torch_npu.npu_quant_matmul(
+        x1.npu(),
+        x2.npu(),
+        scale.npu(),
+        pertoken_scale=tokens.npu(),
+        bias=None if added is None else added.npu(),
+        output_dtype=dtype,
+    )
+    scales = scale.double() * tokens.double()[:, None]
+    expected = _product(x1, x2)
+    if bias is torch.int32:
+        expected += added
+    expected *= scales
+    _close(result, expected + added.double() if bias is torch.float32 else expected)
+
+
+def test_an_offset_is_in_the_bits_of_a_scale():
+    scale, offset = torch.tensor([1.5, 0.1]), torch.tensor([-3.0, 300.0])
+    bits = torch_npu.npu_trans_quant_param(scale.npu(), offset.npu())
+    assert bits.tolist() == [
+        low & 0xFFFFE000 | 1 << 46 | (whole & 0x1FF) << 37
+        for low, whole in zip(scale.view(torch.int32).tolist(), (-3, 255), strict=True)
+    ]
+
+
+def test_a_product_in_int8_is_refused():
+    x1, x2 = _matrices()
+    with pytest.raises(RuntimeError, match="does not quantize a product to int8"):
+        torch_npu.npu_quant_matmul(x1.npu(), x2.npu(), torch.ones(_OUTER).npu())
