@@ -96,5 +96,15 @@ void scatter_pa_kv_cache(const AnyTensor& key, const Out& key_cache, const Integ
 }
 const Formula<"aclnnScatterPaKvCache", scatter_pa_kv_cache> scatter_of_blocks;
 
+void scatter_pa_cache(const AnyTensor& key, const Out& cache, const IntegerTensor& slots,
+                      const OptionalIntegerTensor& compress_lens, const OptionalIntegerTensor& compress_offsets,
+                      const OptionalIntegerTensor& seq_lens, const std::string& cache_mode) {
+    TORCH_CHECK(!compress_lens && !compress_offsets && !seq_lens, "the host NPU does not compress a cache");
+    TORCH_CHECK(cache_mode.empty() || cache_mode == "Norm", "the host NPU has the cache mode Norm only here, not ",
+                cache_mode);
+    write_slots(cache, key, slots, false);
+}
+const Formula<"aclnnScatterPaCache", scatter_pa_cache> scatter_of_keys;
+
 }  // namespace
 }  // namespace host_npu

@@ -57,5 +57,21 @@ void quant_matmul(const IntegerTensor& x1, const IntegerTensor& x2, const Option
 }
 const Formula<"aclnnQuantMatmulV5", quant_matmul> quantized_product;
 
+// What is left to do to sums of integers.
+void dequant_bias(const IntegerTensor& x, const Tensor& weight_scale, const OptionalTensor& token_scale,
+                  const OptionalAnyTensor& bias, std::int64_t, const Out& out) {
+    TORCH_CHECK(x.dim() == 2 && weight_scale.dim() == 1 && weight_scale.size(0) == x.size(1), "weight_scale of shape ",
+                weight_scale.sizes(), " does not fit x of shape ", x.sizes());
+    TORCH_CHECK(!token_scale || (token_scale->dim() == 1 && token_scale->size(0) == x.size(0)),
+                "activation_scale does not fit x of shape ", x.sizes());
+    const auto is_whole = bias && !bias->is_floating_point();
+    Tensor y = x.to(at::kDouble);
+    if (is_whole) y = y + *bias;
+    y = y * weight_scale;
+    if (token_scale) y = y * token_scale->unsqueeze(-1);
+    out = bias && !is_whole ? y + *bias : y;
+}
+const Formula<"aclnnDequantBias", dequant_bias> dequantized_sums;
+
 }  // namespace
 }  // namespace host_npu

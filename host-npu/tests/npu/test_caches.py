@@ -78,6 +78,13 @@ def test_tokens_go_to_their_slots_of_the_blocks(mode):
         assert torch.equal(cache.cpu(), expected)
 
 
+def test_keys_alone_go_to_their_slots():
+    key, cache = torch.randn(2, 2, 16).half(), torch.zeros(3, 4, 2, 16).half()
+    result = torch_npu.npu_scatter_pa_cache(key.npu(), torch.tensor([5, 11]).npu(), key_cache=cache.npu())
+    cache[1, 1], cache[2, 3] = key
+    assert torch.equal(result.cpu(), cache)
+
+
 def test_indices_of_two_dimensions_are_refused():
     data, indices, updates = _rows()
     with pytest.raises(RuntimeError, match="indices of one dimension only"):

@@ -63,6 +63,24 @@ def test_a_token_has_a_scale_too(dtype, bias):
     _close(result, expected + added.double() if bias is torch.float32 else expected)
 
 
+@pytest.mark.parametrize("bias", [None, torch.int32, torch.float32], ids=str)
+@pytest.mark.parametrize("per_token", [False, True])
+def test_dequant_bias_scales_sums(bias, per_token):
+    sums, scale = torch.randint(-1000, 1000, (_TOKENS, _OUTER), dtype=torch.int32), torch.rand(_OUTER)
+    tokens = torch.rand(_TOKENS) if per_token else None
+    added = None if bias is None else (torch.randn(_OUTER) * 100).to(bias)
+    result = torch_npu.npu_dequant_bias(
+        sums.npu(),
+        scale.npu(),
+        None if tokens is None else tokens.npu(),
+        None if added is None else added.npu(),
+        output_dtype=torch.float16,
+    )
+    expected = sums.double() + added if bias is torch.int32 else sums.double()
+    expected = expected * scale.double() * (1 if tokens is None else tokens.double()[:, None])
+    _close(result, expected + added.double() if bias is torch.float32 else expected)
+
+
 def test_an_offset_is_in_the_bits_of_a_scale():
     scale, offset = torch.tensor([1.5, 0.1]), torch.tensor([-3.0, 300.0])
     bits = torch_npu.npu_trans_quant_param(scale.npu(), offset.npu())
