@@ -1,4 +1,4 @@
-// Writes into a part of a tensor: caches of keys and values, and rows by their index.
+// Writes into a tensor: caches of keys and values, rows by their index, and ones.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/where.h>
@@ -105,6 +105,9 @@ void scatter_pa_cache(const AnyTensor& key, const Out& cache, const IntegerTenso
     write_slots(cache, key, slots, false);
 }
 const Formula<"aclnnScatterPaCache", scatter_pa_cache> scatter_of_keys;
+
+void ones(const Out& tensor) { tensor.in_place().fill_(1); }
+const Formula<"aclnnInplaceOne", ones> fill_with_ones;
 
 }  // namespace
 }  // namespace host_npu

@@ -2,6 +2,8 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/amin.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/searchsorted.h>
 
 #include "host_npu_formulas/formula.h"
 
@@ -78,6 +80,21 @@ void ascend_quant(const Tensor& x, const Tensor& scale, const OptionalTensor& of
     y = saturated(scaled, at::kChar);
 }
 const Formula<"aclnnAscendQuantV3", ascend_quant> ascend_quant_by_axis;
+
+// A group is the rows before its end, and has a row of the scale.
+void group_quant(const Tensor& x, const Tensor& scale, const IntegerTensor& ends, const OptionalTensor& offset,
+                 std::int32_t, const Out& y) {
+    TORCH_CHECK(x.dim() == 2 && scale.dim() == 2 && scale.size(1) == x.size(1) && ends.dim() == 1 &&
+                    ends.size(0) == scale.size(0),
+                "x of shape ", x.sizes(), ", scale of shape ", scale.sizes(), " and group_index of shape ",
+                ends.sizes(), " do not fit");
+    TORCH_CHECK(!offset || offset->numel() == 1, "the offset of groups is a number");
+    require_int8(y);
+    const auto group = at::searchsorted(ends, at::arange(x.size(0), ends.options()), false, /*right=*/true);
+    const auto scaled = x * scale.index_select(0, group);
+    y = saturated(offset ? scaled + offset->flatten() : scaled, at::kChar);
+}
+const Formula<"aclnnGroupQuant", group_quant> quantize_by_group;
 
 void quantize(const Tensor& x, const Tensor& scale, const OptionalAnyTensor& zero_points, std::int32_t,
               std::int32_t axis, const Out& out) {

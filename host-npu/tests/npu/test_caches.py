@@ -85,6 +85,12 @@ def test_keys_alone_go_to_their_slots():
     assert torch.equal(result.cpu(), cache)
 
 
+def test_one_fills_with_ones():
+    x = torch.zeros(3, 4, dtype=torch.int32).npu()
+    torch_npu.one_(x[:, 1])
+    assert x[:, 1].tolist() == [1, 1, 1] and x.sum().item() == 3
+
+
 def test_indices_of_two_dimensions_are_refused():
     data, indices, updates = _rows()
     with pytest.raises(RuntimeError, match="indices of one dimension only"):

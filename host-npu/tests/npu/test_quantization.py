@@ -103,6 +103,16 @@ def test_what_is_not_simulated_is_refused(call, sentence):
         call(torch.ones(4, 16).half().npu())
 
 
+@pytest.mark.parametrize("offset", [None, 3.0])
+def test_a_group_of_rows_has_a_row_of_the_scale(offset):
+    x, scale = torch.randn(7, 8) * 50, torch.rand(3, 8) + 0.5
+    ends = torch.tensor([2, 2, 7], dtype=torch.int32)
+    added = None if offset is None else torch.tensor([offset]).npu()
+    result = torch_npu.npu_group_quant(x.npu(), scale.npu(), ends.npu(), offset=added, dst_dtype=torch.qint8)
+    exact = x.double() * scale.double()[[0, 0, 2, 2, 2, 2, 2]]
+    _assert_quantized(result, exact + (offset or 0))
+
+
 def _normalized(x, gamma):
     return x * (x.square().mean(-1, True) + 1e-6).rsqrt() * gamma
 

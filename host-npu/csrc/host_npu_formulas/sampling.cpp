@@ -1,0 +1,33 @@
+// What is left of logits to sample from.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/full_like.h>
+
+#include <limits>
+
+#include "host_npu_formulas/formula.h"
+
+namespace host_npu {
+namespace {
+
+// Of each row the k largest logits are left, and of these the most likely ones that p is reached with.
+void apply_top_k_top_p(const Tensor& logits, const OptionalTensor& p, const OptionalIntegerTensor& k, const Out& out) {
+    TORCH_CHECK(logits.dim() == 2, "logits have ", logits.dim(), " dimensions instead of 2");
+    const auto rows = logits.size(0), last = logits.size(1) - 1;
+    TORCH_CHECK((!p || p->numel() == rows) && (!k || k->numel() == rows), "p and k have no element for each row");
+    const auto minus_infinity = -std::numeric_limits<double>::infinity();
+    auto [sorted, places] = logits.sort(/*stable=*/true, /*dim=*/-1, /*descending=*/false);
+    if (k) {
+        const auto first = (last + 1 - k->to(at::kLong)).clamp(0, last).reshape({rows, 1});
+        sorted = sorted.masked_fill(sorted < sorted.gather(1, first), minus_infinity);
+    }
+    if (p) {
+        auto dropped = sorted.softmax(-1).cumsum(-1) <= 1 - p->reshape({rows, 1});
+        dropped.select(1, last).fill_(false);
+        sorted = sorted.masked_fill(dropped, minus_infinity);
+    }
+    out = at::full_like(logits, 0).scatter(1, places, sorted);
+}
+const Formula<"aclnnApplyTopKTopP", apply_top_k_top_p> top_k_top_p;
+
+}  // namespace
+}  // namespace host_npu
