@@ -12,6 +12,13 @@ namespace {
 
 using Places = c10::List<std::optional<Tensor>>;
 
+// PyTorch would count a negative index from the end. Phase one has no values to look at.
+Tensor from_the_start(const Tensor& indices) {
+    TORCH_CHECK(indices.is_meta() || indices.numel() == 0 || indices.min().item<std::int64_t>() >= 0,
+                "the host NPU takes no negative index");
+    return indices.to(at::kLong);
+}
+
 // `updates` of each row go to the places of a dimension that follow that row's index.
 void scatter_update(const Out& data, const IntegerTensor& indices, const AnyTensor& updates, std::int64_t axis) {
     const auto& memory = data.in_place();
@@ -21,7 +28,7 @@ void scatter_update(const Out& data, const IntegerTensor& indices, const AnyTens
     TORCH_CHECK(memory.scalar_type() == updates.scalar_type(), "data and updates have other dtypes");
     TORCH_CHECK(updates.dim() == memory.dim() && updates.size(0) == indices.size(0), "updates has shape ",
                 updates.sizes(), " for ", indices.size(0), " indices of a tensor of shape ", memory.sizes());
-    const auto first = indices.to(at::kLong).unsqueeze(1);
+    const auto first = from_the_start(indices).unsqueeze(1);
     const auto rows = at::arange(indices.size(0), first.options()).unsqueeze(1);
     const auto places = first + at::arange(updates.size(dim), first.options());
     memory.movedim(dim, 1).index_put_(Places({rows, places}), updates.movedim(dim, 1));
@@ -35,7 +42,7 @@ void scatter_nd_update(const Out& data, const IntegerTensor& indices, const AnyT
     TORCH_CHECK(indices.dim() > 0 && indices.size(-1) > 0 && indices.size(-1) <= memory.dim(), "indices of shape ",
                 indices.sizes(), " name no places of a tensor of shape ", memory.sizes());
     Places places;
-    for (const auto& each : indices.to(at::kLong).unbind(-1)) places.push_back(each);
+    for (const auto& each : from_the_start(indices).unbind(-1)) places.push_back(each);
     memory.index_put_(places, updates);
 }
 const Formula<"aclnnScatterNdUpdate", scatter_nd_update> scatter_nd;
@@ -54,7 +61,7 @@ void scatter_list(const std::vector<Out>& data, const IntegerTensor& indices, co
         const auto update = updates.select(0, row);
         TORCH_CHECK(memory.scalar_type() == update.scalar_type(), "data and updates have other dtypes");
         const auto last = memory.movedim(axis, 0);
-        const auto first = indices.select(0, row).to(at::kLong);
+        const auto first = from_the_start(indices.select(0, row));
         const auto places = first + at::arange(update.size(axis), first.options());
         auto moved = update.movedim(axis, 0);
         if (mask) moved = at::where(mask->select(0, row) != 0, moved, last.index(Places({places})));
@@ -75,7 +82,7 @@ void write_slots(const Out& cache, const AnyTensor& tokens, const IntegerTensor&
     const auto elements = blocks.size(2) * blocks.size(3);
     TORCH_CHECK(tokens.size(1) * tokens.size(2) == elements, "a token of ", tokens.size(1) * tokens.size(2),
                 " elements does not fit a slot of ", elements);
-    const auto slot = slots.to(at::kLong);
+    const auto slot = from_the_start(slots);
     const auto block = slot.div(blocks.size(1), "floor");
     blocks.index_put_(Places({block, slot - block * blocks.size(1)}),
                       tokens.reshape({-1, blocks.size(2), blocks.size(3)}));
