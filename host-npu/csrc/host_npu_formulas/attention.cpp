@@ -32,39 +32,7 @@ void require_computed(const Setting& at) {
                 "the layout is ", at.layout, " instead of BSH, SBH, BSND, BNSD or TND");
 }
 
-// As [batch, heads, sequence, size].
-Tensor by_head(const Tensor& x, const std::string& layout, std::int64_t heads) {
-    if (layout == "BNSD") return x;
-    if (layout == "BSND") return x.transpose(1, 2);
-    if (layout == "TND") return x.transpose(0, 1).unsqueeze(0);
-    const auto split = x.unflatten(-1, {heads, -1});
-    return layout == "BSH" ? split.transpose(1, 2) : split.permute({1, 2, 0, 3});
-}
-
-Tensor in_layout(const Tensor& x, const std::string& layout) {
-    if (layout == "BNSD") return x;
-    if (layout == "BSND") return x.transpose(1, 2);
-    if (layout == "TND") return x.squeeze(0).transpose(0, 1);
-    return (layout == "BSH" ? x.transpose(1, 2) : x.permute({2, 0, 1, 3})).flatten(-2);
-}
-
-// The heads of keys and values are as many as the query's, or each is that of a group of them.
-Tensor repeated(const Tensor& x, std::int64_t heads) {
-    TORCH_CHECK(x.size(1) > 0 && heads % x.size(1) == 0, heads, " heads of queries cannot share ", x.size(1));
-    return x.unsqueeze(2).expand({-1, -1, heads / x.size(1), -1, -1}).flatten(1, 2);
-}
-
 Tensor sum_of_groups(const Tensor& grad, std::int64_t heads) { return grad.unflatten(1, {heads, -1}).sum(2); }
-
-// Queries, keys and values of one batch or one sequence, by head.
-struct Inputs {
-    Tensor query;
-    Tensor key;
-    Tensor value;
-    std::int64_t heads_of_keys;
-    // What each weight is multiplied with, if there is dropout.
-    OptionalTensor dropout;
-};
 
 // `first` is the number of weights before these.
 OptionalTensor dropout(const Tensor& query, const Tensor& key, const Setting& at, std::int64_t first) {
@@ -185,18 +153,6 @@ constexpr double kLowest = std::numeric_limits<float>::lowest();
 
 Tensor dropped(const Tensor& weights, const Inputs& in) { return in.dropout ? weights * *in.dropout : weights; }
 
-struct Forward {
-    Tensor result, max, sum;
-};
-
-Forward attention(const Inputs& in, const OptionalTensor& pse, const OptionalIntegerTensor& mask, const Setting& at) {
-    const auto s = scores(in, pse, mask, at);
-    const auto max = s.amax({-1}, true).clamp_min(kLowest);
-    const auto weights = at::exp(s - max);
-    const auto sum = weights.sum({-1}, true);
-    return {dropped(weights / sum.clamp_min(kLeast), in).matmul(in.value), max, sum};
-}
-
 struct Gradients {
     Tensor query, key, value, pse;
 };
@@ -226,6 +182,34 @@ std::vector<Tensor> sequences(const Tensor& x, const Ints& ends) {
 }
 
 }  // namespace
+
+Tensor by_head(const Tensor& x, const std::string& layout, std::int64_t heads) {
+    if (layout == "BNSD") return x;
+    if (layout == "BSND") return x.transpose(1, 2);
+    if (layout == "TND") return x.transpose(0, 1).unsqueeze(0);
+    const auto split = x.unflatten(-1, {heads, -1});
+    return layout == "BSH" ? split.transpose(1, 2) : split.permute({1, 2, 0, 3});
+}
+
+Tensor in_layout(const Tensor& x, const std::string& layout) {
+    if (layout == "BNSD") return x;
+    if (layout == "BSND") return x.transpose(1, 2);
+    if (layout == "TND") return x.squeeze(0).transpose(0, 1);
+    return (layout == "BSH" ? x.transpose(1, 2) : x.permute({2, 0, 1, 3})).flatten(-2);
+}
+
+Tensor repeated(const Tensor& x, std::int64_t heads) {
+    TORCH_CHECK(x.size(1) > 0 && heads % x.size(1) == 0, heads, " heads of queries cannot share ", x.size(1));
+    return x.unsqueeze(2).expand({-1, -1, heads / x.size(1), -1, -1}).flatten(1, 2);
+}
+
+Forward attention(const Inputs& in, const OptionalTensor& pse, const OptionalIntegerTensor& mask, const Setting& at) {
+    const auto s = scores(in, pse, mask, at);
+    const auto max = s.amax({-1}, true).clamp_min(kLowest);
+    const auto weights = at::exp(s - max);
+    const auto sum = weights.sum({-1}, true);
+    return {dropped(weights / sum.clamp_min(kLeast), in).matmul(in.value), max, sum};
+}
 
 void attend(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& pse,
             const OptionalIntegerTensor& mask, const Setting& at, const Out& max, const Out& sum, const Out& out) {

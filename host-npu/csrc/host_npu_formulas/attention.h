@@ -27,6 +27,29 @@ struct Setting {
     bool packed() const { return layout == "TND"; }
 };
 
+// As [batch, heads, sequence, size], and back.
+Tensor by_head(const Tensor& x, const std::string& layout, std::int64_t heads);
+Tensor in_layout(const Tensor& x, const std::string& layout);
+// The heads of keys and values are as many as the query's, or each is that of a group of them.
+Tensor repeated(const Tensor& x, std::int64_t heads);
+
+// Queries, keys and values of one batch or one sequence, by head.
+struct Inputs {
+    Tensor query;
+    Tensor key;
+    Tensor value;
+    std::int64_t heads_of_keys;
+    // What each weight is multiplied with, if there is dropout.
+    OptionalTensor dropout;
+};
+
+// The statistics are those of each row of scores.
+struct Forward {
+    Tensor result, max, sum;
+};
+
+Forward attention(const Inputs& in, const OptionalTensor& pse, const OptionalIntegerTensor& mask, const Setting& at);
+
 // `max` and `sum` take the statistics of the softmax.
 void attend(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& pse,
             const OptionalIntegerTensor& mask, const Setting& at, const Out& max, const Out& sum, const Out& out);

@@ -165,7 +165,7 @@ def test_packed_sequences_attend_to_themselves_only(mode):
     [
         ({"padding_mask": torch.ones(6, 6)}, "padding mask"),
         ({"sparse_mode": 2}, "needs a mask"),
-        ({"sparse_mode": 5, "prefix": [1], "atten_mask": torch.ones(1, 1, 6, 6, dtype=torch.bool)}, "not causal"),
+        ({"sparse_mode": 5, "prefix": [1, 2], "atten_mask": torch.ones(1, 1, 6, 6) > 0}, "2 prefixes of 1 batches"),
         ({"sparse_mode": 3, "atten_mask": torch.ones(6, 6, dtype=torch.bool)}, "2048 x 2048"),
         ({"head_num": 3}, "heads"),
         ({"atten_mask": torch.ones(5, 7, dtype=torch.bool)}, "the mask has shape"),
@@ -174,7 +174,7 @@ def test_packed_sequences_attend_to_themselves_only(mode):
     ids=[
         "a padding mask",
         "no mask",
-        "a mask of another prefix",
+        "a prefix for another batch",
         "a small triangle",
         "heads",
         "a mask of another shape",
