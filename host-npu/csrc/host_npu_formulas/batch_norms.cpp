@@ -36,8 +36,8 @@ void elemt(const Tensor& x, const OptionalTensor& weight, const OptionalTensor& 
 const Formula<"aclnnBatchNormElemt", elemt> elements_of_batch_norm;
 
 struct Running {
-    const OptionalOut& mean;
-    const OptionalOut& variance;
+    OptionalOut mean;
+    OptionalOut variance;
     double momentum;
 
     // The running variance is that of a sample.
@@ -62,6 +62,18 @@ void gather_stats(const Tensor&, const Tensor& means, const Tensor& invstds, con
     Running{running_mean, running_variance, momentum}.take(together, variance, count);
 }
 const Formula<"aclnnBatchNormGatherStatsWithCounts", gather_stats> gathered_stats_of_batch_norm;
+
+// Each rank's rows are sums and sums of squares.
+void gather_sums(const Tensor& sums, const Tensor& squares, const IntegerTensor& counts, const Out& running_mean,
+                 const Out& running_variance, float momentum, float epsilon, const Out& mean, const Out& invstd) {
+    const auto count = counts.sum().to(at::kFloat);
+    const auto together = sums.sum(0) / count;
+    const auto variance = squares.sum(0) / count - together.square();
+    mean = together;
+    invstd = at::rsqrt(variance + epsilon);
+    Running{running_mean, running_variance, momentum}.take(together, variance, count);
+}
+const Formula<"aclnnSyncBatchNormGatherStats", gather_sums> gathered_sums_of_batch_norm;
 
 void reduce_grad(const Tensor& dy, const Tensor& x, const Tensor& mean, const Tensor& invstd, const OptionalTensor&,
                  bool input_wanted, bool weight_wanted, bool bias_wanted, const OptionalOut& sum_dy,

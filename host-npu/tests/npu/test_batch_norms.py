@@ -49,6 +49,22 @@ def test_statistics_of_ranks_are_those_of_all_rows():
     _assert_close(running[1], 1.8 + 0.1 * together.var(_DIMS))
 
 
+def test_sums_of_ranks_are_those_of_all_rows():
+    parts = [torch.randn(size, *_SHAPE[1:]) for size in (2, 5)]
+    sums, squares = (torch.stack([power(part).sum(_DIMS) for part in parts]) for power in (torch.clone, torch.square))
+    counts = torch.tensor([part.numel() // _SHAPE[1] for part in parts], dtype=torch.int32)
+    running = [torch.ones(3).npu(), torch.ones(3).npu() * 2]
+    results = torch.ops.npu.batch_norm_gather_stats_update(
+        parts[0].npu(), sums.npu(), squares.npu(), *running, _MOMENTUM, _EPSILON, counts.npu()
+    )
+    together = torch.cat(parts).double()
+    # The means are near 0: as exact as the sums.
+    for actual, expected in zip(results, _moments(together), strict=True):
+        _assert_close(actual, expected, units=8)
+    _assert_close(running[0], 0.9 + 0.1 * together.mean(_DIMS))
+    _assert_close(running[1], 1.8 + 0.1 * together.var(_DIMS))
+
+
 @pytest.mark.parametrize("affine", [True, False])
 def test_elements_and_gradients_are_those_of_float64(affine):
     x, dy = torch.randn(_SHAPE), torch.randn(_SHAPE)
