@@ -41,5 +41,23 @@ void rotary_grad(const Tensor& dy, const Tensor& cos, const Tensor& sin, const O
 }
 const Formula<"aclnnRotaryPositionEmbeddingGrad", rotary_grad> rotary_backward;
 
+void rotate_both(const Out& query, const Out& key, const Tensor& cos, const Tensor& sin, std::int64_t,
+                 const std::string& mode) {
+    TORCH_CHECK(mode == "half" || mode == "interleave", "the host NPU has the modes half and interleave only, not ",
+                mode);
+    for (const auto* out : {&query, &key}) {
+        const auto x = out->rounded();
+        TORCH_CHECK(x.size(-1) == cos.size(-1), "cos has ", cos.size(-1), " elements of ", x.size(-1));
+        *out = x * cos + turned(x, mode == "half" ? 0 : 1) * sin;
+    }
+}
+const Formula<"aclnnApplyRotaryPosEmbV2", rotate_both> rotary_of_query_and_key;
+
+// The neighbours come apart first: the results are halves.
+void interleave_rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Out& out) {
+    rotary(x.unflatten(-1, {-1, 2}).transpose(-1, -2).flatten(-2), cos, sin, 0, out);
+}
+const Formula<"aclnnInterleaveRope", interleave_rope> rotary_of_neighbours;
+
 }  // namespace
 }  // namespace host_npu
