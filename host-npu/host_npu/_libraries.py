@@ -17,6 +17,7 @@ _CANN = (
     "nnopbase",
     "opapi",
     "atb",
+    "mspti",
 )
 # It loads torch_npu.
 _LOADER = "host_npu_loader"
