@@ -97,3 +97,15 @@ def test_attention_has_the_gradient_of_a_learned_bias():
         attention(x, x, x, bias).sin().sum().backward()
     for actual, expected in zip(on_npu, on_cpu, strict=True):
         torch.testing.assert_close(actual.grad.cpu(), expected.grad)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_functions_run_by_backends_that_generate_no_code(backend):
+    x = torch.rand(4, device="npu", requires_grad=True)
+    torch.compile(lambda x: x.sin().sum(), backend=backend)(x).backward()
+    assert torch.equal(x.grad, x.detach().cos())
+
+
+def test_inductor_names_the_backends_that_run():
+    with pytest.raises(Exception, match='generates no code for the host NPU: use backend="aot_eager"'):
+        torch.compile(lambda x: x.cos() + 1)(torch.rand(4, device="npu"))
