@@ -15,7 +15,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from host_npu import _libraries, _torch_npu
+from host_npu import _inductor, _libraries, _torch_npu
 from host_npu._version import __version__
 
 __all__ = [
@@ -155,7 +155,7 @@ def _prepare(settings: dict[str, str], force: bool) -> None:
     if _CHILDREN not in paths:
         os.environ["PYTHONPATH"] = os.pathsep.join([_CHILDREN, *filter(None, paths)])
     _runtime = _libraries.load_cann()
-    sys.meta_path.insert(0, _torch_npu.Importer())
+    sys.meta_path[:0] = [_torch_npu.Importer(), _inductor.Importer()]
     # None in sys.modules hides a module from imports; torch_aclnn_ops sets it for torch_npu.
     if "torch_npu" in sys.modules and not _torch_npu.is_imported():
         del sys.modules["torch_npu"]

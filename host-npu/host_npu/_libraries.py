@@ -16,6 +16,7 @@ _CANN = (
     "acl_tdt_channel",
     "nnopbase",
     "opapi",
+    "mspti",
 )
 # It loads torch_npu.
 _LOADER = "host_npu_loader"

@@ -13,7 +13,7 @@ _CANNOT_FAIL = r"""
     ReleaseHugeMem UnInitHugeMemThreadLocal CanUsePTACache \w*PTA\w*HashKey \w*PTACacheThreadLocal PTA\w+ExecCache
     AddTensorAddrToCachedList aclDestroyTensorDesc aclopDestroyAttr aclSetTensorDescName aclGetDataBuffer\w+
     aclGetTensorDesc(Type|Format|NumDims) aclGetCompileoptSize aclAppLog aclGetRecentErrMsg
-    AclSet\w+ aclrt(Get|PeekAt)LastError Msprof\w+ host_npu_\w+
+    AclSet\w+ aclrt(Get|PeekAt)LastError Msprof\w+ aclprof\w+ host_npu_\w+
     HcclGet(ErrorString|CommConfigCapability) aclnn\w+(?<!GetWorkspaceSize)
 """.split()
 

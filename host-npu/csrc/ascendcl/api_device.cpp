@@ -1,6 +1,7 @@
 // Devices and contexts.
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <utility>
@@ -23,6 +24,20 @@ aclError aclrtGetDeviceCount(uint32_t* count) {
     return run_api(__func__, [&] {
         require(count, "count");
         *count = static_cast<std::uint32_t>(device_count());
+    });
+}
+
+aclError aclrtGetDeviceUtilizationRate(int32_t deviceId, aclrtUtilizationInfo* utilizationInfo) {
+    return run_api(__func__, [&] {
+        require(utilizationInfo, "utilizationInfo");
+        require_device(deviceId);
+        const auto all = streams().all();
+        const bool is_busy = std::any_of(all.begin(), all.end(), [deviceId](const auto& stream) {
+            return stream->device() == deviceId && !stream->is_idle();
+        });
+        // Nothing measures the share of time: a device works now, or it does not.
+        const std::int32_t rate = is_busy ? 100 : 0;
+        *utilizationInfo = {rate, rate, 0, 0, nullptr};
     });
 }
 

@@ -1,7 +1,8 @@
 // The interface through which torch_npu reports to CANN's profiler. There is no profiler, so registering and reporting
-// are no-ops that succeed, as in CANN while no profiler runs.
+// are no-ops that succeed, as in CANN while no profiler runs; to start one is refused.
 #include <chrono>
 #include <functional>
+#include <stdexcept>
 #include <string_view>
 
 #include "ascendcl/error.h"
@@ -24,5 +25,12 @@ HOST_NPU_EXPORT std::uint64_t MsprofGetHashId(const char* hashInfo, std::size_t 
 HOST_NPU_EXPORT std::uint64_t MsprofSysCycleTime() {
     return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
 }
+
+// By an exception, because torch_npu ignores the status.
+HOST_NPU_EXPORT std::int32_t aclprofInit(const char*, std::size_t) {
+    throw std::runtime_error("the host NPU does not simulate the profiler of NPUs: use torch.profiler");
+}
+
+HOST_NPU_EXPORT std::int32_t aclprofFinalize() { return 0; }
 
 }  // extern "C"

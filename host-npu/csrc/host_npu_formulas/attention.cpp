@@ -1,4 +1,6 @@
-// FlashAttentionScore and its gradient: attention with its scores in memory. Without dropout.
+// Attention with its scores in memory, and its gradient.
+#include "host_npu_formulas/attention.h"
+
 #include <ATen/ExpandUtils.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
@@ -6,78 +8,42 @@
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/zeros.h>
 
+#include <array>
 #include <limits>
 
-#include "host_npu_formulas/formula.h"
+#include "host_npu_formulas/dropout.h"
+#include "host_npu_formulas/halves.h"
 
 namespace host_npu {
 namespace {
-
-using Ints = std::vector<std::int64_t>;
 
 // The number of equal columns that CANN gives each softmax statistic.
 constexpr std::int64_t kColumns = 8;
 // The rows and columns of the triangle that the modes 2 to 4 take as a mask.
 constexpr std::int64_t kTriangle = 2048;
 
-// What all versions have in common.
-struct Setting {
-    double scale;
-    std::int64_t before;
-    std::int64_t after;
-    std::int64_t heads;
-    std::string layout;
-    std::int64_t mode;
-    std::int64_t pse_type;
-    Ints ends_of_queries = {};
-    Ints ends_of_keys = {};
-
-    bool packed() const { return layout == "TND"; }
-};
-
-void require_computed(const Setting& at, double keep_prob, const OptionalIntegerTensor& drop_mask,
-                      const OptionalTensor& padding_mask) {
-    TORCH_CHECK(keep_prob == 1 && !drop_mask, "the host NPU computes attention without dropout only");
-    TORCH_CHECK(!padding_mask, "the host NPU computes attention without a padding mask only");
-    TORCH_CHECK(at.mode >= 0 && at.mode <= 4, "the host NPU has the sparse modes 0 to 4 only, not ", at.mode);
+void require_computed(const Setting& at) {
+    TORCH_CHECK(at.keep_prob >= 0 && at.keep_prob <= 1 && (at.keep_prob == 1) == !at.drop_mask,
+                "attention takes a mask of dropout with a keep_prob in 0 to 1, which is ", at.keep_prob);
+    TORCH_CHECK(at.mode >= 0 && at.mode <= 6, "the host NPU has the sparse modes 0 to 6 only, not ", at.mode);
+    TORCH_CHECK(at.mode < 5 || !at.packed(), "the host NPU has no prefixes in the layout TND");
     TORCH_CHECK(at.pse_type == 0 || at.pse_type == 1, "the host NPU has the pse types 0 and 1 only, not ", at.pse_type);
     TORCH_CHECK(at.layout == "BSH" || at.layout == "SBH" || at.layout == "BSND" || at.layout == "BNSD" || at.packed(),
                 "the layout is ", at.layout, " instead of BSH, SBH, BSND, BNSD or TND");
 }
 
-// As [batch, heads, sequence, size].
-Tensor by_head(const Tensor& x, const std::string& layout, std::int64_t heads) {
-    if (layout == "BNSD") return x;
-    if (layout == "BSND") return x.transpose(1, 2);
-    if (layout == "TND") return x.transpose(0, 1).unsqueeze(0);
-    const auto split = x.unflatten(-1, {heads, -1});
-    return layout == "BSH" ? split.transpose(1, 2) : split.permute({1, 2, 0, 3});
-}
-
-Tensor in_layout(const Tensor& x, const std::string& layout) {
-    if (layout == "BNSD") return x;
-    if (layout == "BSND") return x.transpose(1, 2);
-    if (layout == "TND") return x.squeeze(0).transpose(0, 1);
-    return (layout == "BSH" ? x.transpose(1, 2) : x.permute({2, 0, 1, 3})).flatten(-2);
-}
-
-// The heads of keys and values are as many as the query's, or each is that of a group of them.
-Tensor repeated(const Tensor& x, std::int64_t heads) {
-    TORCH_CHECK(x.size(1) > 0 && heads % x.size(1) == 0, heads, " heads of queries cannot share ", x.size(1));
-    return x.unsqueeze(2).expand({-1, -1, heads / x.size(1), -1, -1}).flatten(1, 2);
-}
-
 Tensor sum_of_groups(const Tensor& grad, std::int64_t heads) { return grad.unflatten(1, {heads, -1}).sum(2); }
 
-// Queries, keys and values of one batch or one sequence, by head.
-struct Inputs {
-    Tensor query;
-    Tensor key;
-    Tensor value;
-    std::int64_t heads_of_keys;
-};
+// `first` is the number of weights before these.
+OptionalTensor dropout(const Tensor& query, const Tensor& key, const Setting& at, std::int64_t first) {
+    if (!at.drop_mask) return std::nullopt;
+    const std::array sizes{query.size(0), at.heads, query.size(2), key.size(2)};
+    const auto count = c10::multiply_integers(sizes);
+    const auto kept = kept_by(*at.drop_mask, first + count).slice(0, first).view(sizes);
+    return at.keep_prob == 0 ? kept : kept / at.keep_prob;
+}
 
-Inputs inputs(const Tensor& query, const Tensor& key, const Tensor& value, const Setting& at) {
+Inputs inputs(const Tensor& query, const Tensor& key, const Tensor& value, const Setting& at, std::int64_t first = 0) {
     const auto q = by_head(query, at.layout, at.heads);
     TORCH_CHECK(q.dim() == 4 && q.size(1) == at.heads, "the query of shape ", query.sizes(), " has not ", at.heads,
                 " heads in the layout ", at.layout);
@@ -85,7 +51,7 @@ Inputs inputs(const Tensor& query, const Tensor& key, const Tensor& value, const
     const auto heads_of_keys = joined ? key.size(-1) / q.size(-1) : key.size(at.layout == "BSND" ? 2 : 1);
     const auto k = by_head(key, at.layout, heads_of_keys);
     const auto v = by_head(value, at.layout, heads_of_keys);
-    return {q, repeated(k, at.heads), repeated(v, at.heads), heads_of_keys};
+    return {q, repeated(k, at.heads), repeated(v, at.heads), heads_of_keys, dropout(q, k, at, first)};
 }
 
 // A mask of the modes 2 to 4 is a triangle of 2048 rows, whatever the lengths: its first and its last row tell.
@@ -108,11 +74,52 @@ Tensor outside(const Inputs& in, std::int64_t before, std::int64_t after, bool f
     return distance.lt(-before).logical_or(distance.gt(after));
 }
 
+// Causal from the last query and key, but for the first keys of each batch.
+Tensor outside_of_prefix(const Inputs& in, const Ints& prefix) {
+    const auto batches = in.query.size(0), keys = in.key.size(2);
+    TORCH_CHECK(static_cast<std::int64_t>(prefix.size()) == batches, "there are ", prefix.size(), " prefixes of ",
+                batches, " batches");
+    auto masks = outside(in, std::numeric_limits<std::int32_t>::max(), 0, true).repeat({batches, 1, 1, 1});
+    for (std::int64_t batch = 0; batch < batches; ++batch) {
+        const auto length = prefix[static_cast<std::size_t>(batch)];
+        TORCH_CHECK(length >= 0 && length <= keys, "a prefix has ", length, " of ", keys, " keys");
+        masks[batch].narrow(-1, 0, length).zero_();
+    }
+    return masks;
+}
+
+// The mask of mode 6 is the triangle above a block whose left half is attended to.
+void require_prefix_mask(const Tensor& mask) {
+    constexpr std::int64_t rows = 3072;
+    TORCH_CHECK(mask.dim() >= 2 && mask.size(-1) == kTriangle && mask.size(-2) == rows,
+                "the mask of the sparse mode 6 has shape ", mask.sizes(), " instead of ends of 3072 x 2048");
+    require_triangle(mask.slice(-2, 0, kTriangle));
+    if (mask.is_meta()) return;
+    const auto [left, right] = halves(mask.slice(-2, kTriangle).to(at::kBool), -1);
+    TORCH_CHECK(!left.any().item<bool>() && right.all().item<bool>(),
+                "the mask of the sparse mode 6 does not end in rows of which the right half is left out");
+}
+
+// Mode 5 gives the whole mask, mode 6 a picture of it.
+Tensor left_out_by_prefix(const Inputs& in, const Tensor& mask, const Setting& at) {
+    const auto masks = outside_of_prefix(in, at.prefix);
+    if (at.mode == 6) {
+        require_prefix_mask(mask);
+    } else {
+        TORCH_CHECK(at::is_expandable_to(mask.sizes(), masks.sizes()) || mask.size(0) == masks.size(0),
+                    "the mask has shape ", mask.sizes(), ", that of the prefixes has ", masks.sizes());
+        TORCH_CHECK(mask.is_meta() || mask.to(at::kBool).eq(masks).all().item<bool>(),
+                    "the mask of the sparse mode 5 is not causal from the last but for the prefixes");
+    }
+    return masks;
+}
+
 // Which scores are left out, if any.
 OptionalTensor left_out(const Inputs& in, const OptionalIntegerTensor& mask, const Setting& at) {
     TORCH_CHECK(at.mode == 0 || mask, "the sparse mode ", at.mode, " needs a mask");
     if (!mask) return std::nullopt;
     constexpr auto all = std::numeric_limits<std::int32_t>::max();
+    if (at.mode >= 5) return left_out_by_prefix(in, *mask, at);
     if (at.mode >= 2) {
         require_triangle(*mask);
         if (at.mode == 4) return outside(in, at.before, at.after, true);
@@ -144,17 +151,7 @@ Tensor scores(const Inputs& in, const OptionalTensor& pse, const OptionalInteger
 constexpr double kLeast = std::numeric_limits<float>::min();
 constexpr double kLowest = std::numeric_limits<float>::lowest();
 
-struct Forward {
-    Tensor result, max, sum;
-};
-
-Forward attention(const Inputs& in, const OptionalTensor& pse, const OptionalIntegerTensor& mask, const Setting& at) {
-    const auto s = scores(in, pse, mask, at);
-    const auto max = s.amax({-1}, true).clamp_min(kLowest);
-    const auto weights = at::exp(s - max);
-    const auto sum = weights.sum({-1}, true);
-    return {(weights / sum.clamp_min(kLeast)).matmul(in.value), max, sum};
-}
+Tensor dropped(const Tensor& weights, const Inputs& in) { return in.dropout ? weights * *in.dropout : weights; }
 
 struct Gradients {
     Tensor query, key, value, pse;
@@ -163,11 +160,11 @@ struct Gradients {
 Gradients gradients(const Inputs& in, const Tensor& dy, const Tensor& max, const Tensor& sum, const OptionalTensor& pse,
                     const OptionalIntegerTensor& mask, const Setting& at) {
     const auto p = at::exp(scores(in, pse, mask, at) - max) / sum.clamp_min(kLeast);
-    const auto dp = dy.matmul(in.value.transpose(-1, -2));
+    const auto dp = dropped(dy.matmul(in.value.transpose(-1, -2)), in);
     const auto ds = p * (dp - (p * dp).sum(-1, true));
     return {ds.matmul(in.key) * at.scale,
             sum_of_groups(ds.transpose(-1, -2).matmul(in.query) * at.scale, in.heads_of_keys),
-            sum_of_groups(p.transpose(-1, -2).matmul(dy), in.heads_of_keys),
+            sum_of_groups(dropped(p, in).transpose(-1, -2).matmul(dy), in.heads_of_keys),
             pse ? (at.pse_type == 1 ? ds * at.scale : ds).sum_to_size(pse->sizes()) : Tensor()};
 }
 
@@ -184,8 +181,39 @@ std::vector<Tensor> sequences(const Tensor& x, const Ints& ends) {
     return found;
 }
 
+}  // namespace
+
+Tensor by_head(const Tensor& x, const std::string& layout, std::int64_t heads) {
+    if (layout == "BNSD") return x;
+    if (layout == "BSND") return x.transpose(1, 2);
+    if (layout == "TND") return x.transpose(0, 1).unsqueeze(0);
+    const auto split = x.unflatten(-1, {heads, -1});
+    return layout == "BSH" ? split.transpose(1, 2) : split.permute({1, 2, 0, 3});
+}
+
+Tensor in_layout(const Tensor& x, const std::string& layout) {
+    if (layout == "BNSD") return x;
+    if (layout == "BSND") return x.transpose(1, 2);
+    if (layout == "TND") return x.squeeze(0).transpose(0, 1);
+    return (layout == "BSH" ? x.transpose(1, 2) : x.permute({2, 0, 1, 3})).flatten(-2);
+}
+
+Tensor repeated(const Tensor& x, std::int64_t heads) {
+    TORCH_CHECK(x.size(1) > 0 && heads % x.size(1) == 0, heads, " heads of queries cannot share ", x.size(1));
+    return x.unsqueeze(2).expand({-1, -1, heads / x.size(1), -1, -1}).flatten(1, 2);
+}
+
+Forward attention(const Inputs& in, const OptionalTensor& pse, const OptionalIntegerTensor& mask, const Setting& at) {
+    const auto s = scores(in, pse, mask, at);
+    const auto max = s.amax({-1}, true).clamp_min(kLowest);
+    const auto weights = at::exp(s - max);
+    const auto sum = weights.sum({-1}, true);
+    return {dropped(weights / sum.clamp_min(kLeast), in).matmul(in.value), max, sum};
+}
+
 void attend(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& pse,
             const OptionalIntegerTensor& mask, const Setting& at, const Out& max, const Out& sum, const Out& out) {
+    require_computed(at);
     if (!at.packed()) {
         const auto [result, m, s] = attention(inputs(query, key, value, at), pse, mask, at);
         max = m.expand({-1, -1, -1, kColumns});
@@ -198,8 +226,10 @@ void attend(const Tensor& query, const Tensor& key, const Tensor& value, const O
     const auto q = sequences(query, at.ends_of_queries);
     const auto k = sequences(key, at.ends_of_keys), v = sequences(value, at.ends_of_keys);
     std::vector<Tensor> results, maxima, sums;
+    std::int64_t first = 0;
     for (std::size_t index = 0; index < q.size(); ++index) {
-        const auto [result, m, s] = attention(inputs(q[index], k[index], v[index], at), pse, mask, at);
+        const auto [result, m, s] = attention(inputs(q[index], k[index], v[index], at, first), pse, mask, at);
+        first += at.heads * q[index].size(0) * k[index].size(0);
         results.push_back(in_layout(result, at.layout));
         maxima.push_back(in_layout(m, at.layout));
         sums.push_back(in_layout(s, at.layout));
@@ -212,6 +242,7 @@ void attend(const Tensor& query, const Tensor& key, const Tensor& value, const O
 void attend_backward(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& dy,
                      const OptionalTensor& pse, const OptionalIntegerTensor& mask, const Tensor& max, const Tensor& sum,
                      const Setting& at, const Out& dq, const Out& dk, const Out& dv, const OptionalOut& dpse) {
+    require_computed(at);
     if (!at.packed()) {
         const auto grads = gradients(inputs(query, key, value, at), by_head(dy, at.layout, at.heads),
                                      max.narrow(-1, 0, 1), sum.narrow(-1, 0, 1), pse, mask, at);
@@ -228,10 +259,12 @@ void attend_backward(const Tensor& query, const Tensor& key, const Tensor& value
                s = of_queries(sum.narrow(-1, 0, 1));
     const auto k = sequences(key, at.ends_of_keys), v = sequences(value, at.ends_of_keys);
     std::vector<Tensor> queries, keys, values;
+    std::int64_t first = 0;
     for (std::size_t index = 0; index < q.size(); ++index) {
         const auto head = [&](const Tensor& x) { return by_head(x, at.layout, at.heads); };
-        const auto grads = gradients(inputs(q[index], k[index], v[index], at), head(d[index]), head(m[index]),
+        const auto grads = gradients(inputs(q[index], k[index], v[index], at, first), head(d[index]), head(m[index]),
                                      head(s[index]), pse, mask, at);
+        first += at.heads * q[index].size(0) * k[index].size(0);
         queries.push_back(in_layout(grads.query, at.layout));
         keys.push_back(in_layout(grads.key, at.layout));
         values.push_back(in_layout(grads.value, at.layout));
@@ -241,79 +274,4 @@ void attend_backward(const Tensor& query, const Tensor& key, const Tensor& value
     dv = at::cat(values);
 }
 
-void score(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& pse,
-           const OptionalIntegerTensor& drop_mask, const OptionalTensor& padding_mask,
-           const OptionalIntegerTensor& mask, const Ints&, double scale, double keep_prob, std::int64_t before,
-           std::int64_t after, std::int64_t heads, const std::string& layout, std::int64_t, std::int64_t mode,
-           const Out& max, const Out& sum, const OptionalOut&, const Out& out) {
-    const Setting at{scale, before, after, heads, layout, mode, 1};
-    require_computed(at, keep_prob, drop_mask, padding_mask);
-    attend(query, key, value, pse, mask, at, max, sum, out);
-}
-const Formula<"aclnnFlashAttentionScore", score> score_of_batches;
-
-void score_v2(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& pse,
-              const OptionalIntegerTensor& drop_mask, const OptionalTensor& padding_mask,
-              const OptionalIntegerTensor& mask, const Ints&, const Ints&, const Ints&, double scale, double keep_prob,
-              std::int64_t before, std::int64_t after, std::int64_t heads, const std::string& layout, std::int64_t,
-              std::int64_t mode, std::int64_t pse_type, const Out& max, const Out& sum, const OptionalOut&,
-              const Out& out) {
-    const Setting at{scale, before, after, heads, layout, mode, pse_type};
-    require_computed(at, keep_prob, drop_mask, padding_mask);
-    attend(query, key, value, pse, mask, at, max, sum, out);
-}
-const Formula<"aclnnFlashAttentionScoreV2", score_v2> score_with_pse_type;
-
-void score_packed(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& pse,
-                  const OptionalIntegerTensor& drop_mask, const OptionalTensor& padding_mask,
-                  const OptionalIntegerTensor& mask, const Ints&, const Ints& ends_of_queries, const Ints& ends_of_keys,
-                  double scale, double keep_prob, std::int64_t before, std::int64_t after, std::int64_t heads,
-                  const std::string& layout, std::int64_t, std::int64_t mode, const Out& max, const Out& sum,
-                  const OptionalOut&, const Out& out) {
-    const Setting at{scale, before, after, heads, layout, mode, 1, ends_of_queries, ends_of_keys};
-    require_computed(at, keep_prob, drop_mask, padding_mask);
-    attend(query, key, value, pse, mask, at, max, sum, out);
-}
-const Formula<"aclnnFlashAttentionVarLenScore", score_packed> score_of_sequences;
-
-void score_grad(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& dy,
-                const OptionalTensor& pse, const OptionalIntegerTensor& drop_mask, const OptionalTensor& padding_mask,
-                const OptionalIntegerTensor& mask, const Tensor& max, const Tensor& sum, const OptionalTensor&,
-                const OptionalTensor&, const Ints&, double scale, double keep_prob, std::int64_t before,
-                std::int64_t after, std::int64_t heads, const std::string& layout, std::int64_t, std::int64_t mode,
-                const Out& dq, const Out& dk, const Out& dv, const OptionalOut& dpse) {
-    const Setting at{scale, before, after, heads, layout, mode, 1};
-    require_computed(at, keep_prob, drop_mask, padding_mask);
-    attend_backward(query, key, value, dy, pse, mask, max, sum, at, dq, dk, dv, dpse);
-}
-const Formula<"aclnnFlashAttentionScoreGrad", score_grad> grad_of_batches;
-
-void score_grad_v2(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& dy,
-                   const OptionalTensor& pse, const OptionalIntegerTensor& drop_mask,
-                   const OptionalTensor& padding_mask, const OptionalIntegerTensor& mask, const Tensor& max,
-                   const Tensor& sum, const OptionalTensor&, const OptionalTensor&, const Ints&, const Ints&,
-                   const Ints&, double scale, double keep_prob, std::int64_t before, std::int64_t after,
-                   std::int64_t heads, const std::string& layout, std::int64_t, std::int64_t mode,
-                   std::int64_t pse_type, const Out& dq, const Out& dk, const Out& dv, const OptionalOut& dpse) {
-    const Setting at{scale, before, after, heads, layout, mode, pse_type};
-    require_computed(at, keep_prob, drop_mask, padding_mask);
-    attend_backward(query, key, value, dy, pse, mask, max, sum, at, dq, dk, dv, dpse);
-}
-const Formula<"aclnnFlashAttentionScoreGradV2", score_grad_v2> grad_with_pse_type;
-
-void score_grad_packed(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& dy,
-                       const OptionalTensor& pse, const OptionalIntegerTensor& drop_mask,
-                       const OptionalTensor& padding_mask, const OptionalIntegerTensor& mask, const Tensor& max,
-                       const Tensor& sum, const OptionalTensor&, const OptionalTensor&, const Ints&,
-                       const Ints& ends_of_queries, const Ints& ends_of_keys, double scale, double keep_prob,
-                       std::int64_t before, std::int64_t after, std::int64_t heads, const std::string& layout,
-                       std::int64_t, std::int64_t mode, const Out& dq, const Out& dk, const Out& dv,
-                       const OptionalOut& dpse) {
-    const Setting at{scale, before, after, heads, layout, mode, 1, ends_of_queries, ends_of_keys};
-    require_computed(at, keep_prob, drop_mask, padding_mask);
-    attend_backward(query, key, value, dy, pse, mask, max, sum, at, dq, dk, dv, dpse);
-}
-const Formula<"aclnnFlashAttentionUnpaddingScoreGrad", score_grad_packed> grad_of_sequences;
-
-}  // namespace
 }  // namespace host_npu

@@ -127,6 +127,30 @@ struct Translated<Out> : TranslatedTensor<Out, Taken::kAll> {};
 template <>
 struct Translated<OptionalOut> : TranslatedTensor<OptionalOut, Taken::kAll, true> {};
 
+// A string that a template takes.
+template <std::size_t size>
+struct Text {
+    char text[size];
+    constexpr Text(const char (&from)[size]) { std::copy_n(from, size, text); }
+};
+
+// A tensor of an option that the formula has not, which has to be a null pointer.
+template <Text option>
+struct Without {};
+template <Text option>
+struct Translated<Without<option>> {
+    using C = const aclTensor*;
+    static std::nullptr_t kept(C) { return nullptr; }
+    static void list(C tensor, std::size_t, Tensors& tensors) {
+        require(tensor == nullptr, kParamInvalid, "the host NPU computes this without ", option.text, " only");
+        tensors.push_back(tensor);
+    }
+    static Without<option> from(std::nullptr_t, const Next& next) {
+        next();
+        return {};
+    }
+};
+
 // A list that is absent is empty.
 template <class Member>
     requires std::is_same_v<Member, Tensor> || std::is_same_v<Member, Out>
@@ -170,13 +194,6 @@ struct Translated<Number> {
     static double kept(C argument) { return number(argument); }
     static Number from(double value, const Next&) { return {value}; }
     static void list(C, std::size_t, Tensors&) {}
-};
-
-// A string that a template takes.
-template <std::size_t size>
-struct Text {
-    char text[size];
-    constexpr Text(const char (&from)[size]) { std::copy_n(from, size, text); }
 };
 
 template <Text name, auto function>

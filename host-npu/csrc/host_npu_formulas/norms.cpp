@@ -38,6 +38,21 @@ void add_rms_norm(const Tensor& x1, const Tensor& x2, const Tensor& gamma, doubl
 }
 const Formula<"aclnnAddRmsNorm", add_rms_norm> sum;
 
+// The sum takes the place of x2, what is normalized that of x1.
+void add_rms_norm_in_place(const Out& x1, const Out& x2, const Tensor& gamma, double epsilon, const Out& rstd) {
+    x2 = x1.rounded() + x2.rounded();
+    rms_norm(x2.rounded(), gamma, epsilon, x1, rstd);
+}
+const Formula<"aclnnInplaceAddRmsNorm", add_rms_norm_in_place> sum_in_place;
+
+// y1 is what y2 rounded to.
+void add_rms_norm_cast(const Tensor& x1, const Tensor& x2, const Tensor& gamma, double epsilon, const Out& y1,
+                       const Out& y2, const Out& rstd, const Out& x) {
+    add_rms_norm(x1, x2, gamma, epsilon, y2, rstd, x);
+    y1 = y2.rounded();
+}
+const Formula<"aclnnAddRmsNormCast", add_rms_norm_cast> sum_and_cast;
+
 void rms_norm_grad(const Tensor& dy, const Tensor& x, const Tensor& rstd, const Tensor& gamma, const Out& dx,
                    const Out& dgamma) {
     const auto dims = normalized(x, gamma);

@@ -73,6 +73,21 @@ def _geglu(x: Tensor, approximate: str, left: bool) -> tuple[Tensor, Tensor]:
     return factor * gelu, gelu
 
 
+def _rotated_pair(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, mode: str) -> tuple[Tensor, ...]:
+    rotary = _rotary_half if mode == "half" else _rotary_interleave
+    return rotary(query, cos, sin), rotary(key, cos, sin)
+
+
+def _in_place(operator: _Function, *inputs: Tensor) -> tuple[Tensor, ...]:
+    x1, x2, *rest = (each.clone() for each in inputs)
+    return x1, operator(x1, x2, *rest), x2
+
+
+def _merged(*inputs: Tensor) -> Tensor:
+    logs, results = torch.stack(inputs[:2]), torch.stack(inputs[2:])
+    return (results * logs.softmax(0)[..., None]).sum(0)
+
+
 _ANGLES = (2, 5, 4, 16), (1, 5, 1, 16), (1, 5, 1, 16)
 _CASES = (
     _Case("rms_norm", lambda x, gamma: torch_npu.npu_rms_norm(x, gamma, _EPSILON), _rms_norm, ((3, 5, 64), (64,))),
@@ -141,6 +156,38 @@ _CASES = (
         for approximate in ("none", "tanh")
         for left in (False, True)
     ],
+    _Case(
+        "add_rms_norm_v2",
+        lambda *x: _in_place(lambda *own: torch_npu.npu_add_rms_norm_v2(*own, _EPSILON), *x),
+        _add_rms_norm,
+        ((3, 64), (3, 64), (64,)),
+        differentiable=False,
+        rounds_first=True,
+    ),
+    *[
+        _Case(
+            f"apply_rotary_pos_emb, {mode}",
+            lambda *x, by=mode: torch_npu.npu_apply_rotary_pos_emb(*[each.clone() for each in x], "BSND", by),
+            lambda *x, by=mode: _rotated_pair(*x, by),
+            ((2, 5, 4, 128), (2, 5, 1, 128), (2, 5, 1, 128), (2, 5, 1, 128)),
+            differentiable=False,
+        )
+        for mode in ("half", "interleave")
+    ],
+    _Case(
+        "interleave_rope",
+        torch_npu.npu_interleave_rope,
+        lambda x, cos, sin: _rotary_half(torch.cat([x[..., ::2], x[..., 1::2]], -1), cos, sin),
+        ((2, 4, 5, 64), (2, 1, 5, 64), (2, 1, 5, 64)),
+        differentiable=False,
+    ),
+    _Case(
+        "masked_softmax_with_rel_pos_bias",
+        lambda x, mask, bias: torch_npu.npu_masked_softmax_with_rel_pos_bias(x, mask, bias, 0.5),
+        lambda x, mask, bias: (x * 0.5 + mask[:, None] + bias).softmax(-1),
+        ((2, 3, 4, 16, 16), (3, 16, 16), (4, 16, 16)),
+        differentiable=False,
+    ),
     _Case("fast_gelu", torch.ops.npu.fast_gelu, lambda x: x * torch.sigmoid(1.702 * x), ((4, 9),)),
     _Case("swiglu", lambda x: torch_npu.npu_swiglu(x, dim=-1), _swiglu, ((4, 3, 32),)),
     _Case(
@@ -200,6 +247,35 @@ def test_gradients_are_those_of_float64(case, dtype):
         _assert_close(actual.grad, wanted.grad, units=2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_add_rms_norm_cast_gives_its_result_twice(dtype):
+    inputs = [torch.randn(shape).to(dtype) for shape in ((3, 64), (3, 64), (64,))]
+    wide, *results = torch_npu.npu_add_rms_norm_cast(*[each.npu() for each in inputs], _EPSILON)
+    assert wide.dtype == torch.float32 and wide.equal(results[0].float())
+    for actual, reference in zip(results, _add_rms_norm(*[each.double() for each in inputs]), strict=True):
+        _assert_close(actual, reference, units=2, dtype=dtype)
+
+
+@_IN_EACH_DTYPE
+def test_attention_update_weighs_results_by_their_sums(dtype):
+    inputs = [torch.randn(6), torch.randn(6), *(torch.randn(6, 16).to(dtype) for _ in range(2))]
+    on_npu = [each.npu() for each in inputs]
+    result, _ = torch_npu.npu_attention_update(on_npu[:2], on_npu[2:], 0)
+    _assert_close(result, _merged(*[each.double() for each in inputs]))
+
+
+@_IN_EACH_DTYPE
+def test_scatter_nd_update_replaces_rows(dtype):
+    x, updates = torch.randn(4, 5, 8).to(dtype), torch.randn(3, 8).to(dtype)
+    indices = torch.tensor([[0, 1], [3, 4], [2, 2]])
+    expected = x.index_put(indices.unbind(1), updates)
+    on_npu = x.npu()
+    assert torch_npu.npu_scatter_nd_update(on_npu, indices.npu(), updates.npu()).cpu().equal(expected)
+    assert on_npu.cpu().equal(x)
+    torch_npu.npu_scatter_nd_update_(on_npu, indices.npu(), updates.npu())
+    assert on_npu.cpu().equal(expected)
+
+
 def test_strided_inputs_are_read_as_they_lie():
     x = torch.randn(32, 6)
     actual = torch_npu.npu_swiglu(x.npu().t(), dim=-1)
@@ -214,7 +290,7 @@ def test_strided_inputs_are_read_as_they_lie():
         (lambda: torch_npu.npu_swiglu(torch.ones(2, 7).npu()), "cannot be halved"),
         (
             lambda: torch_npu.npu_add_rms_norm(torch.ones(2, 8).npu(), torch.ones(3, 8).npu(), torch.ones(8).npu()),
-            "error code is 161002(.|\n)*broadcast",
+            "EZ1001: aclnnAddRmsNorm: .*broadcast",
         ),
     ],
     ids=["shapes", "dtypes", "odd sizes", "shapes that do not broadcast"],

@@ -111,6 +111,19 @@ def test_the_second_version_computes_the_same():
     )
 
 
+@pytest.mark.parametrize("number", [5, 6])
+def test_each_batch_may_have_a_prefix_that_all_queries_attend_to(number):
+    prefix = [0, 7]
+    left_out = torch.stack([(_DISTANCE > _LAST) & (torch.arange(_KEYS) >= length) for length in prefix])[:, None]
+    picture = torch.cat([_TRIANGLE, (torch.arange(2048) >= 1024).expand(1024, -1)])
+    mode = number, left_out if number == 5 else picture, _ALL, _ALL, left_out
+    _check(_inputs(_HEADS, torch.float32), "BNSD", mode, operator=_with(prefix=prefix), **_FIRST)
+
+
+def _with(**options):
+    return lambda *inputs, **others: torch_npu.npu_fusion_attention(*inputs, **others, **options)
+
+
 @pytest.mark.parametrize("mode", ["no mask", "causal from the last"])
 def test_packed_sequences_attend_to_themselves_only(mode):
     number, mask, _, _, _ = _MODES[mode]
@@ -150,18 +163,18 @@ def test_packed_sequences_attend_to_themselves_only(mode):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"keep_prob": 0.5}, "aclnnDropoutGenMaskV2"),
+        ({"padding_mask": torch.ones(6, 6)}, "padding mask"),
         ({"sparse_mode": 2}, "needs a mask"),
-        ({"sparse_mode": 5}, "sparse modes 0 to 4"),
+        ({"sparse_mode": 5, "prefix": [1, 2], "atten_mask": torch.ones(1, 1, 6, 6) > 0}, "2 prefixes of 1 batches"),
         ({"sparse_mode": 3, "atten_mask": torch.ones(6, 6, dtype=torch.bool)}, "2048 x 2048"),
         ({"head_num": 3}, "heads"),
         ({"atten_mask": torch.ones(5, 7, dtype=torch.bool)}, "the mask has shape"),
         ({"pse": torch.ones(1, 2, 6, 6)}, "pse has shape"),
     ],
     ids=[
-        "dropout",
+        "a padding mask",
         "no mask",
-        "prefixes",
+        "a prefix for another batch",
         "a small triangle",
         "heads",
         "a mask of another shape",

@@ -1,0 +1,61 @@
+// Attention: what the versions of FlashAttentionScore have in common.
+#pragma once
+
+#include "host_npu_formulas/formula.h"
+
+namespace host_npu {
+
+using Ints = std::vector<std::int64_t>;
+
+// What all versions have in common.
+struct Setting {
+    double scale;
+    std::int64_t before;
+    std::int64_t after;
+    std::int64_t heads;
+    std::string layout;
+    std::int64_t mode;
+    std::int64_t pse_type;
+    Ints ends_of_queries = {};
+    Ints ends_of_keys = {};
+    double keep_prob = 1;
+    // The bits of what dropout keeps of the weights, one sequence after the other.
+    OptionalIntegerTensor drop_mask = std::nullopt;
+    // Of the sparse modes 5 and 6: how many keys each batch attends to whatever the order.
+    Ints prefix = {};
+
+    bool packed() const { return layout == "TND"; }
+};
+
+// As [batch, heads, sequence, size], and back.
+Tensor by_head(const Tensor& x, const std::string& layout, std::int64_t heads);
+Tensor in_layout(const Tensor& x, const std::string& layout);
+// The heads of keys and values are as many as the query's, or each is that of a group of them.
+Tensor repeated(const Tensor& x, std::int64_t heads);
+
+// Queries, keys and values of one batch or one sequence, by head.
+struct Inputs {
+    Tensor query;
+    Tensor key;
+    Tensor value;
+    std::int64_t heads_of_keys;
+    // What each weight is multiplied with, if there is dropout.
+    OptionalTensor dropout;
+};
+
+// The statistics are those of each row of scores.
+struct Forward {
+    Tensor result, max, sum;
+};
+
+Forward attention(const Inputs& in, const OptionalTensor& pse, const OptionalIntegerTensor& mask, const Setting& at);
+
+// `max` and `sum` take the statistics of the softmax.
+void attend(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& pse,
+            const OptionalIntegerTensor& mask, const Setting& at, const Out& max, const Out& sum, const Out& out);
+
+void attend_backward(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& dy,
+                     const OptionalTensor& pse, const OptionalIntegerTensor& mask, const Tensor& max, const Tensor& sum,
+                     const Setting& at, const Out& dq, const Out& dk, const Out& dv, const OptionalOut& dpse);
+
+}  // namespace host_npu

@@ -1,0 +1,110 @@
+// Batch norm in parts, between which ranks exchange statistics. Channels are the second dimension.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/rsqrt.h>
+
+#include "host_npu_formulas/formula.h"
+
+namespace host_npu {
+namespace {
+
+// [channels, everything else].
+Tensor per_channel(const Tensor& x) {
+    TORCH_CHECK(x.dim() >= 2, "shape ", x.sizes(), " has no channels");
+    return x.transpose(0, 1).flatten(1);
+}
+
+Tensor beside(const Tensor& channels, const Tensor& x) {
+    std::vector<std::int64_t> sizes(static_cast<std::size_t>(x.dim()), 1);
+    sizes[1] = -1;
+    return channels.view(sizes);
+}
+
+void stats(const Tensor& x, double epsilon, const Out& mean, const Out& invstd) {
+    const auto rows = per_channel(x);
+    mean = rows.mean(1);
+    invstd = at::rsqrt(rows.var(1, /*unbiased=*/false) + epsilon);
+}
+const Formula<"aclnnBatchNormStats", stats> stats_of_batch_norm;
+
+void elemt(const Tensor& x, const OptionalTensor& weight, const OptionalTensor& bias, const Tensor& mean,
+           const Tensor& invstd, double, const Out& out) {
+    auto y = (x - beside(mean, x)) * beside(invstd, x);
+    if (weight) y = y * beside(*weight, x);
+    if (bias) y = y + beside(*bias, x);
+    out = y;
+}
+const Formula<"aclnnBatchNormElemt", elemt> elements_of_batch_norm;
+
+struct Running {
+    OptionalOut mean;
+    OptionalOut variance;
+    double momentum;
+
+    // The running variance is that of a sample.
+    void take(const Tensor& batch_mean, const Tensor& batch_variance, const Tensor& count) const {
+        if (mean) *mean = mean->rounded() * (1 - momentum) + batch_mean * momentum;
+        const auto unbiased = batch_variance * (count / (count - 1));
+        if (variance) *variance = variance->rounded() * (1 - momentum) + unbiased * momentum;
+    }
+};
+
+// Each rank's rows are `means` and `invstds` of so many elements.
+void gather_stats(const Tensor&, const Tensor& means, const Tensor& invstds, const OptionalOut& running_mean,
+                  const OptionalOut& running_variance, double momentum, double epsilon, const Tensor& counts,
+                  const Out& mean, const Out& invstd) {
+    const auto count = counts.sum();
+    const auto shares = counts.flatten().unsqueeze(-1) / count;
+    const auto together = (means * shares).sum(0);
+    const auto variances = invstds.pow(-2) - epsilon;
+    const auto variance = ((variances + (means - together).square()) * shares).sum(0);
+    mean = together;
+    invstd = at::rsqrt(variance + epsilon);
+    Running{running_mean, running_variance, momentum}.take(together, variance, count);
+}
+const Formula<"aclnnBatchNormGatherStatsWithCounts", gather_stats> gathered_stats_of_batch_norm;
+
+// Each rank's rows are sums and sums of squares.
+void gather_sums(const Tensor& sums, const Tensor& squares, const IntegerTensor& counts, const Out& running_mean,
+                 const Out& running_variance, float momentum, float epsilon, const Out& mean, const Out& invstd) {
+    const auto count = counts.sum().to(at::kFloat);
+    const auto together = sums.sum(0) / count;
+    const auto variance = squares.sum(0) / count - together.square();
+    mean = together;
+    invstd = at::rsqrt(variance + epsilon);
+    Running{running_mean, running_variance, momentum}.take(together, variance, count);
+}
+const Formula<"aclnnSyncBatchNormGatherStats", gather_sums> gathered_sums_of_batch_norm;
+
+void reduce_grad(const Tensor& dy, const Tensor& x, const Tensor& mean, const Tensor& invstd, const OptionalTensor&,
+                 bool input_wanted, bool weight_wanted, bool bias_wanted, const OptionalOut& sum_dy,
+                 const OptionalOut& sum_dy_xmu, const OptionalOut& dweight, const OptionalOut& dbias) {
+    const auto rows = per_channel(dy);
+    const auto total = rows.sum(1);
+    const auto product = (rows * per_channel(x - beside(mean, x))).sum(1);
+    if (input_wanted && sum_dy) *sum_dy = total;
+    if (input_wanted && sum_dy_xmu) *sum_dy_xmu = product;
+    if (weight_wanted && dweight) *dweight = product * invstd;
+    if (bias_wanted && dbias) *dbias = total;
+}
+const Formula<"aclnnBatchNormReduceBackward", reduce_grad> reduction_of_batch_norm_backward;
+
+void elemt_grad(const Tensor& dy, const Tensor& x, const Tensor& mean, const Tensor& invstd,
+                const OptionalTensor& weight, const Tensor& sum_dy, const Tensor& sum_dy_xmu,
+                const IntegerTensor& counts, const Out& dx) {
+    const auto count = counts.sum().to(at::kFloat);
+    const auto slope = beside(sum_dy_xmu / count * invstd.square(), x);
+    auto scale = beside(invstd, x);
+    if (weight) scale = scale * beside(*weight, x);
+    dx = (dy - beside(sum_dy / count, x) - (x - beside(mean, x)) * slope) * scale;
+}
+const Formula<"aclnnBatchNormElemtBackward", elemt_grad> elements_of_batch_norm_backward;
+
+void reduce(const Tensor& x, const Out& sum, const Out& sum_of_squares) {
+    const auto rows = per_channel(x);
+    sum = rows.sum(1);
+    sum_of_squares = rows.square().sum(1);
+}
+const Formula<"aclnnBatchNormReduce", reduce> reduction_of_batch_norm;
+
+}  // namespace
+}  // namespace host_npu

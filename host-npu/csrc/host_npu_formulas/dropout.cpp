@@ -1,0 +1,71 @@
+// Dropout: a mask that seed and offset determine, and what it keeps, scaled.
+#include "host_npu_formulas/dropout.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/zeros_like.h>
+
+namespace host_npu {
+namespace {
+
+constexpr std::int64_t kBits = 8;
+// A mask has whole groups of as many bits.
+constexpr std::int64_t kAlignment = 128;
+
+Tensor values_of_bits(const Tensor& like) {
+    return at::arange(kBits, like.options().dtype(at::kInt)).exp2().to(at::kInt);
+}
+
+// Torch's generator takes 32 bits: these depend on all bits of both.
+std::uint64_t mixed(std::int64_t seed, std::int64_t offset) {
+    auto bits = static_cast<std::uint64_t>(seed) + 0x9E3779B97F4A7C15 * (static_cast<std::uint64_t>(offset) + 1);
+    bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9;
+    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB;
+    return (bits ^ (bits >> 31)) & 0xFFFFFFFF;
+}
+
+void require_probability(double probability) {
+    TORCH_CHECK(probability >= 0 && probability <= 1, "the probability of dropout is ", probability,
+                ", which is not in 0 to 1");
+}
+
+// Random numbers of another generator than the device's: the same for the same seed and offset.
+void gen_mask(const std::vector<std::int64_t>& shape, double probability, std::int64_t seed, std::int64_t offset,
+              std::int32_t, const Out& mask) {
+    require_probability(probability);
+    std::int64_t count = 1;
+    for (const auto size : shape) count *= size;
+    const auto bits = (count + kAlignment - 1) / kAlignment * kAlignment;
+    const auto like = mask.rounded();
+    const auto random = like.is_meta()
+                            ? at::rand({bits}, like.options())
+                            : at::rand({bits}, at::detail::createCPUGenerator(mixed(seed, offset)), like.options());
+    const auto kept = random.ge(probability).view({-1, kBits});
+    mask = (kept * values_of_bits(like)).sum(-1).view(mask.sizes());
+}
+const Formula<"aclnnDropoutGenMaskV2", gen_mask> mask_of_dropout;
+
+void do_mask(const Tensor& x, const IntegerTensor& mask, double probability, const Out& out) {
+    require_probability(probability);
+    if (probability == 0) {
+        out = x;
+    } else if (probability == 1) {
+        out = at::zeros_like(x);
+    } else {
+        out = x * kept_by(mask, x.numel()).view(x.sizes()) / (1 - probability);
+    }
+}
+const Formula<"aclnnDropoutDoMask", do_mask> dropout_by_mask;
+
+}  // namespace
+
+Tensor kept_by(const Tensor& mask, std::int64_t count) {
+    TORCH_CHECK(mask.scalar_type() == at::kByte && mask.numel() * kBits >= count, "a mask of dropout has ",
+                mask.numel(), " elements of ", mask.scalar_type(), " instead of the bits of ", count, " in bytes");
+    const auto bits = mask.flatten().unsqueeze(-1).to(at::kInt).bitwise_and(values_of_bits(mask));
+    return bits.ne(0).flatten().slice(0, 0, count).to(at::kFloat);
+}
+
+}  // namespace host_npu

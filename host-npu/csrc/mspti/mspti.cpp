@@ -1,0 +1,1 @@
+// libmspti: torch_npu loads it for torch.profiler, which then records the CPU and no kernels.

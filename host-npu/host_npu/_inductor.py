@@ -1,0 +1,46 @@
+"""What Inductor says of NPU tensors: torch_npu generates code for them by triton-ascend only, which needs an NPU."""
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import NoReturn
+
+_REGISTRY = "torch._inductor.codegen.common"
+
+
+class _Wrapper:
+    """Inductor's first question to a backend is for the code around its kernels."""
+
+    supports_caching = False
+
+    @staticmethod
+    def create(*args: object, **options: object) -> NoReturn:
+        """Refuse to generate code."""
+        raise RuntimeError(
+            'torch.compile(backend="inductor") generates no code for the host NPU: use backend="aot_eager" or "eager"'
+        )
+
+
+class Importer(importlib.abc.MetaPathFinder):
+    """A meta path finder for Inductor's registry of backends, which registers the refusal for NPUs."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of the registry, and ``None`` for other modules."""
+        if fullname != _REGISTRY:
+            return None
+        others = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_register(module: ModuleType) -> None:
+                execute(module)
+                module.register_backend_for_device("npu", _Wrapper, _Wrapper)
+
+            spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
+        return spec

@@ -1,0 +1,274 @@
+"""Attention for inference on the host NPU, against its formula in float64: layouts, lengths, blocks, statistics."""
+
+import pytest
+import torch
+import torch_npu
+from torch import Tensor
+
+_TOLERANCES = {torch.float32: 2e-6, torch.float16: 2**-11, torch.bfloat16: 2**-8}
+_TRIANGLE = torch.ones(2048, 2048, dtype=torch.bool).triu(1)
+_HEADS, _QUERIES, _KEYS, _SCALE = 4, 6, 9, 0.3
+_LAYOUTS = {
+    "BNSD": lambda x: x,
+    "BSND": lambda x: x.transpose(1, 2),
+    "BSH": lambda x: x.transpose(1, 2).flatten(2),
+}
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, left_out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    groups = query.size(-3) // key.size(-3)
+    scores = query @ key.repeat_interleave(groups, -3).mT * _SCALE
+    if left_out is not None:
+        scores = scores.masked_fill(left_out, -torch.inf)
+    return scores.softmax(-1) @ value.repeat_interleave(groups, -3), scores.logsumexp(-1, keepdim=True)
+
+
+def _causal(queries: int, keys: int) -> Tensor:
+    """Return what is left out where the last query attends to all keys."""
+    return torch.arange(keys) - torch.arange(queries)[:, None] > keys - queries
+
+
+def _inputs(heads_of_keys: int, dtype: torch.dtype = torch.float32, queries: int = _QUERIES) -> list[Tensor]:
+    sizes = (_HEADS, queries), (heads_of_keys, _KEYS), (heads_of_keys, _KEYS)
+    return [torch.randn(2, heads, length, 16).to(dtype) for heads, length in sizes]
+
+
+def _assert_close(actual: Tensor, expected: Tensor) -> None:
+    assert actual.shape == expected.shape
+    limit = _TOLERANCES[actual.dtype] * expected.abs().max().item()
+    torch.testing.assert_close(actual.cpu().double(), expected, rtol=0, atol=limit)
+
+
+def _prompt(*inputs: Tensor, **options) -> tuple[Tensor, None]:
+    return torch_npu.npu_prompt_flash_attention(*inputs, num_heads=_HEADS, scale_value=_SCALE, **options), None
+
+
+def _fused(*inputs: Tensor, **options) -> tuple[Tensor, Tensor]:
+    return torch_npu.npu_fused_infer_attention_score(
+        *inputs, num_heads=_HEADS, scale=_SCALE, softmax_lse_flag=True, **options
+    )
+
+
+def _fused_v2(*inputs: Tensor, **options) -> tuple[Tensor, Tensor]:
+    names = {"actual_seq_lengths": "actual_seq_qlen", "actual_seq_lengths_kv": "actual_seq_kvlen"}
+    return torch_npu.npu_fused_infer_attention_score_v2(
+        *inputs,
+        num_query_heads=_HEADS,
+        softmax_scale=_SCALE,
+        return_softmax_lse=True,
+        **{names.get(name, name): value for name, value in options.items()},
+    )
+
+
+_OF_MANY = pytest.mark.parametrize("operator", [_prompt, _fused, _fused_v2])
+_FUSED = pytest.mark.parametrize("operator", [_fused, _fused_v2])
+
+
+@_OF_MANY
+@pytest.mark.parametrize("layout", _LAYOUTS)
+@pytest.mark.parametrize("heads_of_keys", [1, 2, 4])
+def test_each_layout_takes_shared_heads(operator, layout, heads_of_keys):
+    inputs = _inputs(heads_of_keys)
+    result, lse = operator(
+        *[_LAYOUTS[layout](each).contiguous().npu() for each in inputs],
+        input_layout=layout,
+        num_key_value_heads=heads_of_keys,
+    )
+    expected, statistic = _attention(*[each.double() for each in inputs])
+    _assert_close(result, _LAYOUTS[layout](expected))
+    if lse is not None:
+        _assert_close(lse, statistic)
+
+
+@_OF_MANY
+def test_a_result_may_have_another_layout(operator):
+    inputs = _inputs(4)
+    result, _ = operator(*[each.npu() for each in inputs], input_layout="BNSD_BSND")
+    _assert_close(result, _attention(*[each.double() for each in inputs])[0].transpose(1, 2))
+
+
+@_OF_MANY
+def test_one_batch_needs_no_dimension(operator):
+    inputs = [each[0] for each in _inputs(4)]
+    result, _ = operator(*[each.npu() for each in inputs], input_layout="NSD")
+    _assert_close(result, _attention(*[each.double() for each in inputs])[0])
+
+
+@_OF_MANY
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_results_round_once(operator, dtype):
+    inputs = _inputs(4, dtype)
+    result, _ = operator(*[each.npu() for each in inputs], input_layout="BNSD")
+    _assert_close(result, _attention(*[each.double() for each in inputs])[0])
+
+
+@_OF_MANY
+@pytest.mark.parametrize("mode", [0, 1, 3])
+def test_what_is_past_the_lengths_is_left_out(operator, mode):
+    inputs, lengths = _inputs(2), ((3, 9), (6, 7))
+    # The modes 0 and 1 take a mask of whole batches.
+    mask = (
+        _TRIANGLE if mode == 3 else torch.stack([torch.arange(_KEYS).expand(_QUERIES, -1) % 4 == at for at in (1, 2)])
+    )
+    result, _ = operator(
+        *[each.npu() for each in inputs],
+        input_layout="BNSD",
+        num_key_value_heads=2,
+        atten_mask=mask.npu(),
+        sparse_mode=mode,
+        actual_seq_lengths=[3, 6],
+        actual_seq_lengths_kv=[9, 7],
+        next_tokens=2147483647,
+    )
+    for batch, (queries, keys) in enumerate(lengths):
+        query, key, value = (each[batch].double() for each in inputs)
+        left_out = _causal(queries, keys) if mode == 3 else mask[batch, :queries, :keys]
+        expected, _ = _attention(query[:, :queries], key[:, :keys], value[:, :keys], left_out)
+        _assert_close(result[batch, :, :queries], expected)
+        assert not result[batch, :, queries:].any()
+
+
+@_OF_MANY
+def test_pse_is_added_after_the_scale(operator):
+    inputs = _inputs(4)
+    pse = torch.randn(1, _HEADS, _QUERIES, _KEYS)
+    result, _ = operator(*[each.npu() for each in inputs], input_layout="BNSD", pse_shift=pse.npu())
+    query, key, value = (each.double() for each in inputs)
+    _assert_close(result, (query @ key.mT * _SCALE + pse).softmax(-1) @ value)
+
+
+@_FUSED
+@pytest.mark.parametrize("mode", [0, 3])
+def test_packed_sequences_attend_to_themselves_only(operator, mode):
+    lengths = ((3, 5), (6, 6), (2, 4))
+    queries, keys = zip(*lengths, strict=True)
+    query = torch.randn(sum(queries), _HEADS, 16)
+    key, value = (torch.randn(sum(keys), 2, 16) for _ in range(2))
+    result, lse = operator(
+        *[each.npu() for each in (query, key, value)],
+        input_layout="TND",
+        num_key_value_heads=2,
+        atten_mask=_TRIANGLE.npu() if mode else None,
+        sparse_mode=mode,
+        actual_seq_lengths=torch.tensor(queries).cumsum(0).tolist(),
+        actual_seq_lengths_kv=torch.tensor(keys).cumsum(0).tolist(),
+    )
+    results, statistics = [], []
+    for part in zip(query.split(queries), key.split(keys), value.split(keys), strict=True):
+        q, k, v = (each.double().transpose(0, 1) for each in part)
+        each = _attention(q, k, v, _causal(q.size(1), k.size(1)) if mode else None)
+        results.append(each[0].transpose(0, 1))
+        statistics.append(each[1].transpose(0, 1))
+    _assert_close(result, torch.cat(results))
+    _assert_close(lse, torch.cat(statistics))
+
+
+def _blocks(x: Tensor, table: Tensor, form: str) -> Tensor:
+    """Put keys of [batch, heads, tokens, size] into blocks of 4 tokens."""
+    blocks = torch.full((8, x.size(1), 4, x.size(3)), torch.nan)
+    filled = torch.nn.functional.pad(x, (0, 0, 0, -x.size(2) % 4)).unflatten(2, (-1, 4))
+    for batch, numbers in enumerate(table):
+        blocks[numbers] = filled[batch].transpose(0, 1)
+    return blocks if form == "heads first" else blocks.transpose(1, 2).flatten(2)
+
+
+@_FUSED
+@pytest.mark.parametrize("form", ["heads first", "heads joined"])
+@pytest.mark.parametrize("queries", [1, 4])
+def test_a_block_table_says_where_keys_are(operator, form, queries):
+    inputs, table = _inputs(2, queries=queries), torch.tensor([[5, 0, 3], [1, 7, 2]], dtype=torch.int32)
+    result, _ = operator(
+        inputs[0].npu(),
+        *[_blocks(each, table, form).npu() for each in inputs[1:]],
+        input_layout="BNSD",
+        num_key_value_heads=2,
+        block_table=table.npu(),
+        block_size=4,
+        actual_seq_lengths_kv=[9, 6],
+    )
+    for batch, length in enumerate((9, 6)):
+        query, key, value = (each[batch].double() for each in inputs)
+        _assert_close(result[batch], _attention(query, key[:, :length], value[:, :length])[0])
+
+
+@_FUSED
+def test_packed_queries_take_a_block_table_with_a_length_each(operator):
+    inputs, table = _inputs(2), torch.tensor([[5, 0, 3], [1, 7, 2]], dtype=torch.int32)
+    query = torch.cat([inputs[0][0, :, :1], inputs[0][1]], 1).transpose(0, 1)
+    result, _ = operator(
+        query.contiguous().npu(),
+        *[_blocks(each, table, "heads joined").npu() for each in inputs[1:]],
+        input_layout="TND",
+        num_key_value_heads=2,
+        block_table=table.npu(),
+        block_size=4,
+        atten_mask=_TRIANGLE.npu(),
+        sparse_mode=3,
+        actual_seq_lengths=[1, 7],
+        actual_seq_lengths_kv=[9, 7],
+    )
+    for batch, (rows, length) in enumerate(((slice(0, 1), 9), (slice(1, 7), 7))):
+        q = query[rows].double().transpose(0, 1)
+        key, value = (each[batch].double()[:, :length] for each in inputs[1:])
+        expected, _ = _attention(q, key, value, _causal(q.size(1), length))
+        _assert_close(result[rows], expected.transpose(0, 1))
+
+
+@_FUSED
+def test_rope_adds_a_product_of_its_own(operator):
+    inputs = _inputs(2)
+    ropes = [torch.randn(*each.shape[:3], 8) for each in inputs[:2]]
+    result, _ = operator(
+        *[each.npu() for each in inputs],
+        input_layout="BNSD",
+        num_key_value_heads=2,
+        query_rope=ropes[0].npu(),
+        key_rope=ropes[1].npu(),
+    )
+    query, key = (torch.cat(pair, -1).double() for pair in zip(inputs, ropes, strict=False))
+    _assert_close(result, _attention(query, key, inputs[2].double())[0])
+
+
+@pytest.mark.parametrize("layout", _LAYOUTS)
+def test_an_increment_is_one_query_with_the_lengths_of_its_keys(layout):
+    inputs = _inputs(2, queries=1)
+    mask = torch.arange(_KEYS).expand(2, -1) == 3
+    result = torch_npu.npu_incre_flash_attention(
+        *[_LAYOUTS[layout](each).contiguous().npu() for each in inputs],
+        input_layout=layout,
+        num_heads=_HEADS,
+        num_key_value_heads=2,
+        scale_value=_SCALE,
+        atten_mask=mask.npu(),
+        actual_seq_lengths=[9, 6],
+    )
+    for batch, length in enumerate((9, 6)):
+        query, key, value = (each[batch].double() for each in inputs)
+        expected, _ = _attention(query, key[:, :length], value[:, :length], mask[batch, :length])
+        _assert_close(result[batch], _LAYOUTS[layout](expected[None])[0])
+
+
+@_FUSED
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"sparse_mode": 2}, "needs a mask"),
+        ({"input_layout": "BNSD_NBSD"}, "layouts"),
+        ({"num_key_value_heads": 3}, "heads"),
+        ({"actual_seq_lengths_kv": [9, 12]}, "tokens"),
+        ({"block_table": torch.zeros(2, 3, dtype=torch.int32)}, "takes the lengths of the keys"),
+    ],
+    ids=["no mask", "a layout", "heads", "lengths", "a block table without lengths"],
+)
+def test_what_is_not_computed_is_refused_at_the_call(operator, options, sentence):
+    inputs = [each.npu() for each in _inputs(4)]
+    options = {name: value.npu() if isinstance(value, Tensor) else value for name, value in options.items()}
+    with pytest.raises(RuntimeError, match=sentence):
+        operator(*inputs, **{"input_layout": "BNSD", **options})
+    assert (torch.ones(2, device="npu") + 1).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("name", ["quant_scale2", "dequant_scale1", "key_antiquant_scale", "kv_padding_size"])
+def test_quantization_and_padding_are_refused_at_the_call(name):
+    with pytest.raises(RuntimeError, match="without (quantization|padding sizes) only"):
+        _fused(*[each.npu() for each in _inputs(4)], input_layout="BNSD", **{name: torch.ones(1).npu()})

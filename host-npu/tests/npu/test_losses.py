@@ -1,0 +1,45 @@
+"""CrossEntropyLoss of torch_npu on the host NPU, against torch's in float64, forward and backward."""
+
+import pytest
+import torch
+import torch_npu
+
+_TOLERANCES = {torch.float32: 2e-6, torch.float16: 2**-11, torch.bfloat16: 2**-8}
+_ROWS, _COLUMNS = 12, 33
+
+
+@pytest.mark.parametrize("dtype", _TOLERANCES, ids=str)
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_cross_entropy_is_that_of_float64(reduction, weighted, dtype):
+    x = torch.randn(_ROWS, _COLUMNS).to(dtype)
+    target = torch.randint(_COLUMNS, (_ROWS,)).index_fill(0, torch.tensor([2, 5]), -100)
+    weight = torch.rand(_COLUMNS) + 0.5 if weighted else None
+    on_npu, reference = x.npu().requires_grad_(), x.double().requires_grad_()
+    loss, log_prob, *_ = torch_npu.npu_cross_entropy_loss(
+        on_npu, target.npu(), None if weight is None else weight.npu(), reduction=reduction
+    )
+    wide = None if weight is None else weight.double()
+    expected = torch.nn.functional.cross_entropy(reference, target, wide, reduction=reduction)
+    upstream = torch.randn(expected.shape).to(dtype)
+    loss.reshape(expected.shape).backward(upstream.npu())
+    expected.backward(upstream.double())
+    for actual, wanted, units in (
+        (loss.reshape(expected.shape), expected, 1),
+        (log_prob, reference.log_softmax(-1), 1),
+        # The gradient is of the logarithms as they were rounded: near 5, by half a unit of 4.
+        (on_npu.grad, reference.grad, 6),
+    ):
+        assert actual.shape == wanted.shape
+        limit = units * _TOLERANCES[dtype] * wanted.abs().max().item()
+        torch.testing.assert_close(actual.detach().cpu().double(), wanted.detach(), rtol=0, atol=limit)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"label_smoothing": 0.1}, {"lse_square_scale_for_zloss": 0.1, "return_zloss": True}, {"reduction": "most"}],
+    ids=str,
+)
+def test_other_options_are_refused_at_the_call(options):
+    with pytest.raises(RuntimeError):
+        torch_npu.npu_cross_entropy_loss(torch.randn(4, 8).npu(), torch.arange(4).npu(), **options)
