@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import runpy
 import subprocess
 import sys
 import xml.etree.ElementTree
@@ -21,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MATRIX = ROOT / ".matrix"
 # torch, and the torch_npu that goes with it. The requirements of torch_npu name builds of torch that are not
 # everywhere, so pip is not asked to follow them.
-PAIRS = {"2.9.1": "2.9.1", "2.12.0": "2.12.0.post3", "2.13.0": "2.13.0", "2.14.0": "2.14.0"}
+PAIRS = runpy.run_path(str(ROOT / "torch_aclnn_ops/_torch_pairs.py"))["PAIRS"]
 OF_TORCH_NPU = ["pyyaml", "numpy"]
 
 FACTS = """

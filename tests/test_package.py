@@ -10,12 +10,14 @@ import subprocess
 import sys
 
 import torch_aclnn_ops
-from torch_aclnn_ops import _cpu_extension, _torch_npu, doctor, functional, ops
+from torch_aclnn_ops import _cpu_extension, _torch_npu, _torch_pairs, doctor, functional, ops
 
 import pytest
 import torch
 
 from tests import _torchs as torchs
+
+ROOT = pathlib.Path(__file__).parents[1]
 
 # A fake torch_npu package that counts as installed; it raises as the real one does where it cannot be loaded.
 _BROKEN_TORCH_NPU = 'raise ImportError("libhccl.so: cannot open shared object file")'
@@ -110,18 +112,46 @@ def test_the_doctor_reports_that_cann_is_missing(without_cann):
 @pytest.mark.exhaustive
 def test_the_doctor_reports_how_to_install_torch_npu(tmp_path):
     found = _diagnosis(tmp_path, _WITHOUT_TORCH_NPU)
-    version = torch.__version__.partition("+")[0]
     assert found["torch_npu"]["found"] == "not installed"
-    assert found["torch_npu"]["remedy"] == f"for NPUs, real or simulated: pip install torch_npu=={version}"
+    remedy = _torch_pairs.how_to_install(torch.__version__)
+    assert found["torch_npu"]["remedy"] == f"for NPUs, real or simulated: {remedy}"
     assert found["NPU"]["found"] == "none: torch_npu is not installed"
 
 
 @pytest.mark.exhaustive
 def test_the_doctor_reports_a_torch_npu_of_another_version(without_cann):
     found = _diagnosis(without_cann)  # whose torch_npu is 1.0
-    version = torch.__version__.partition("+")[0]
-    assert found["torch_npu"]["found"] == "1.0"
-    assert found["torch_npu"]["remedy"] == f"install torch_npu {version}, because torch is {torch.__version__}"
+    assert found["torch_npu"]["found"] == f"1.0, but torch is {torch.__version__}"
+    assert found["torch_npu"]["remedy"] == _torch_pairs.how_to_install(torch.__version__)
+    assert found["torch_npu"]["is_broken"]
+
+
+@pytest.mark.parametrize(
+    ("version", "remedy"),
+    [
+        ("2.9.1+cu128", "pip install torch_npu==2.9.1"),
+        ("2.12.0", "pip install torch_npu==2.12.0.post3"),
+        (
+            "2.15.0+cpu",
+            "pip install torch==2.14.0 torch_npu==2.14.0, because torch 2.15.0+cpu is newer than the newest with a"
+            " tested torch_npu, 2.14.0",
+        ),
+        (
+            "2.11.0",
+            "pip install torch==2.14.0 torch_npu==2.14.0, because torch 2.11.0 has no tested torch_npu; these have one:"
+            " 2.9.1, 2.12.0, 2.13.0, 2.14.0",
+        ),
+    ],
+)
+def test_the_doctors_remedy_is_a_torch_npu_that_exists_for_this_torch(version, remedy):
+    assert _torch_pairs.how_to_install(version) == remedy
+
+
+def test_the_page_of_versions_has_every_tested_pair():
+    rows = re.findall(r"^\| (\d[\d.]*), \w+ build \| (\S+) \|", (ROOT / "docs/versions.md").read_text(), re.MULTILINE)
+    assert dict(rows) == _torch_pairs.PAIRS
+    oldest, newest = (".".join(version.split(".")[:2]) for version in (rows[-1][0], rows[0][0]))
+    assert f"torch {oldest} to {newest}." in (ROOT / "docs/install.md").read_text()
 
 
 @pytest.mark.exhaustive
@@ -206,12 +236,30 @@ def test_the_doctor_reports_the_cpu_kernels_and_how_to_install_them(monkeypatch)
     )
 
 
-def test_the_doctor_prints_a_table_with_the_remedies(capsys):
-    assert doctor.main([]) == 0
-    head, line, *rows = capsys.readouterr().out.split("\n\n")[0].splitlines()
-    assert [cell.strip() for cell in head.strip("|").split("|")] == ["what", "found", "remedy"]
-    assert len({len(row) for row in [head, line, *rows]}) == 1
-    assert [row.split("|")[1].strip() for row in rows] == [found.what for found in doctor.findings()]
+@pytest.mark.parametrize("columns", ["60", "80", "300"])
+def test_a_report_of_the_doctor_fits_the_terminal_and_shows_all_findings(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    lines = doctor.describe().split("\n\n")[0].splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == [found.what for found in doctor.findings()]
+    words = " ".join(lines).split()
+    for found in doctor.findings():
+        assert " ".join(found.found.split()) in " ".join(words) and (found.remedy or "") in " ".join(words)
+    width = min(int(columns), 100)
+    assert all(len(line) <= width or len(line.split()) == 1 for line in lines)
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_the_doctors_exit_status_is_1_if_something_installed_cannot_be_used(is_broken, monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "findings", lambda: [doctor.Finding("CANN", "/opt/cann", None, is_broken)])
+    assert doctor.main([]) == is_broken
+    assert capsys.readouterr().out.startswith("CANN\n    /opt/cann\n")
+
+
+def test_the_doctor_says_how_to_check_a_simulated_npu(capsys):
+    with pytest.raises(SystemExit):
+        doctor.main(["--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "python -m host_npu -m torch_aclnn_ops.doctor" in said and "exit status is 1" in said
 
 
 def test_the_package_imports_without_torch_npu(tmp_path):
@@ -242,8 +290,8 @@ def test_torch_npu_is_not_loaded_if_autoload_is_disabled(tmp_path):
 
 
 def test_the_doctor_reports_the_implementation_of_every_operator():
-    lines = doctor.describe().split("\n\n")[1].splitlines()
-    paths = {line.split()[1]: line for line in lines[2:]}
+    sections = re.split(r"^(?=\S)", doctor.describe().split("\n\n")[1], flags=re.MULTILINE)[1:]
+    paths = {section.split()[0]: " ".join(section.split()[1:]) for section in sections}
     composed = ["functional.linear_cross_entropy", "optim.FusedEmaAdam"]
     assert sorted(paths) == sorted([*ops.__all__, *composed])
     assert "native PyTorch kernel" in paths["mse_loss_backward"]

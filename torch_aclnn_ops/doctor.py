@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch_aclnn_ops import _cpu_extension, _extension, _torch_npu, ops
+from torch_aclnn_ops import _cpu_extension, _extension, _paragraphs, _torch_npu, _torch_pairs, ops
 from torch_aclnn_ops._autograd.raw_operator import RawOperator
 from torch_aclnn_ops._torch_compat.public import cpu_capability
 from torch_aclnn_ops._version import __version__
@@ -30,6 +30,7 @@ def __dir__() -> list[str]:
 
 _BUILD = "torch_aclnn_ops again with pip's --no-build-isolation, in a checkout with --editable too"
 _FALLBACK = "PyTorch fallback"
+_ON_THE_HOST_NPU = "python -m host_npu -m torch_aclnn_ops.doctor"
 
 _LIBRARIES = ("numpy", "transformers", "accelerate", "peft", "lightning")
 # Environment variables that affect torch, torch_npu and this package; none of them is a path.
@@ -48,11 +49,13 @@ class Finding:
         what: The component that was checked.
         found: The result.
         remedy: What to do if the component is missing but needed, or ``None``.
+        is_broken: Whether the component is installed but cannot be used as it is.
     """
 
     what: str
     found: str
     remedy: str | None = None
+    is_broken: bool = False
 
 
 def findings() -> list[Finding]:
@@ -80,7 +83,7 @@ def findings() -> list[Finding]:
         _cpu_kernels(),
     ]
     return [
-        Finding(row.what, without_names(row.found), None if row.remedy is None else without_names(row.remedy))
+        dataclasses.replace(row, found=without_names(row.found), remedy=row.remedy and without_names(row.remedy))
         for row in found
     ]
 
@@ -89,26 +92,16 @@ def describe() -> str:
     """Describe the findings, their remedies, and which implementation each operator uses.
 
     Returns:
-        A report of several lines.
+        A report of several lines that fit the terminal.
 
     Example:
-        >>> print(describe().splitlines()[0].split("|")[1].strip())
-        what
+        >>> describe().splitlines()[0]
+        'torch_aclnn_ops'
     """
-    rows = [(row.what, row.found, row.remedy or "") for row in findings()]
-    implementations = [(name, used["cpu"], used["npu"]) for name, used in _operators().items()]
-    return "\n\n".join(
-        [_table(("what", "found", "remedy"), rows), _table(("operator", "on cpu", "on npu"), implementations)],
-    )
-
-
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """Format rows as an aligned Markdown table."""
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    lines = [head, tuple("-" * width for width in widths), *rows]
-    return "\n".join(
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines
-    )
+    width = _paragraphs.terminal_width()
+    found = ((row.what, (row.found, row.remedy and f"Remedy: {row.remedy}" or "")) for row in findings())
+    used = ((name, (f"CPU: {by['cpu']}", f"NPU: {by['npu']}")) for name, by in _operators().items())
+    return f"{_paragraphs.titled(found, width)}\n\n{_paragraphs.titled(used, width)}"
 
 
 def without_names(text: str) -> str:
@@ -153,12 +146,12 @@ def _torch() -> Finding:
 
 
 def _installed_torch_npu() -> Finding:
-    wanted = torch.__version__.partition("+")[0]
+    how_to_install = _torch_pairs.how_to_install(torch.__version__)
     if not _torch_npu.is_installed():
-        return Finding("torch_npu", "not installed", f"for NPUs, real or simulated: pip install torch_npu=={wanted}")
+        return Finding("torch_npu", "not installed", f"for NPUs, real or simulated: {how_to_install}")
     version = importlib.metadata.version("torch_npu")
-    if version.partition(".post")[0] != wanted:
-        return Finding("torch_npu", version, f"install torch_npu {wanted}, because torch is {torch.__version__}")
+    if _torch_pairs.release(version) != _torch_pairs.release(torch.__version__):
+        return Finding("torch_npu", f"{version}, but torch is {torch.__version__}", how_to_install, is_broken=True)
     conflict = _torch_npu.conflict()
     if conflict is not None:
         fault, remedy = conflict.split(". ")
@@ -179,7 +172,8 @@ def _cann() -> Finding:
         where = "its libraries are on the loader's search path" if home is None else home
         return Finding("CANN", f"{_cann_version()}{where}")
     if home is not None:
-        return Finding("CANN", f"{home}, but not on the loader's search path", f"source {home}/set_env.sh")
+        found = f"{home}, but not on the loader's search path"
+        return Finding("CANN", found, f"source {home}/set_env.sh", is_broken=True)
     return Finding("CANN", "not found", "for real NPUs: install CANN and source its set_env.sh")
 
 
@@ -197,13 +191,13 @@ def _cann_version() -> str:
 def _npu() -> Finding:
     reason = _torch_npu.why_unavailable()
     if reason is not None and not _torch_npu.is_imported():
-        is_installed = importlib.util.find_spec("host_npu") is not None
-        return Finding(
-            "NPU", f"none: {reason}", "to simulate one: python -m host_npu PROGRAM" if is_installed else None
-        )
+        can_simulate = importlib.util.find_spec("host_npu") is not None
+        simulate = f"to simulate one: python -m host_npu PROGRAM; to check that: {_ON_THE_HOST_NPU}"
+        return Finding("NPU", f"none: {reason}", simulate if can_simulate else None)
     count = int(torch.npu.device_count())  # type: ignore[attr-defined]
     if not count:
-        return Finding("NPU", "none: torch_npu is imported, but it finds no device", "check npu-smi info")
+        found = "none: torch_npu is imported, but it finds no device"
+        return Finding("NPU", found, "check npu-smi info", is_broken=True)
     driver = ""
     with contextlib.suppress(OSError):
         if version := re.search(r"(?im)^version=(\S+)", _DRIVER.read_text()):
@@ -220,7 +214,7 @@ def _npu_extension() -> Finding:
     if reason is None:
         return Finding("NPU extension", "loaded")
     if _torch_npu.is_imported():
-        return Finding("NPU extension", f"not loaded: {reason}", _reinstall())
+        return Finding("NPU extension", f"not loaded: {reason}", _reinstall(), is_broken=True)
     if importlib.util.find_spec("torch_aclnn_ops._C") is None:
         return Finding("NPU extension", "not built", f"for NPUs, real or simulated: {_reinstall()}")
     return Finding("NPU extension", "built; it is loaded with torch_npu")
@@ -276,7 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Command-line arguments; ``sys.argv`` if ``None``.
 
     Returns:
-        The exit status, 0.
+        The exit status: 1 if a component is installed but cannot be used as it is, else 0.
 
     Example:
         >>> main(["--json"])  # doctest: +ELLIPSIS
@@ -284,7 +278,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
           "findings": [...
         0
     """
-    parser = argparse.ArgumentParser(prog="python -m torch_aclnn_ops.doctor", description=__doc__.partition(":")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m torch_aclnn_ops.doctor",
+        description=f"{__doc__.partition(':')[0]}. For programs that run on the host NPU: {_ON_THE_HOST_NPU}.",
+        epilog="The exit status is 1 if a component is installed but cannot be used as it is, else 0.",
+    )
     parser.add_argument("--version", action="version", version=f"torch_aclnn_ops {__version__}")
     parser.add_argument("--json", action="store_true", help="print JSON, for reports")
     if parser.parse_args(arguments).json:
@@ -292,7 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(report, indent=2))
     else:
         print(describe())
-    return 0
+    return int(any(row.is_broken for row in findings()))
 
 
 if __name__ == "__main__":
