@@ -5,30 +5,68 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from benchmarks._harness import LIMIT
+from benchmarks._harness import LIMIT, OURS
 from benchmarks._results import MACHINE, as_text, digits, format_table, read
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 GROWTH = "growth"
+SUMMARY = "summary"
 _SERIES = ("operator", "configuration", "device", "dtype", "variable")
 _LEAST_BYTES = 2**18  # of a peak that is counted in pages, and so says something
 _FEWEST_SIZES = 3
+# What this package calls its cases.
+_OURS = (OURS, "FusedEmaAdam", "FusedEmaAdam(flatten=True)")
 
 Rows = Sequence[dict[str, str]]
 
 
 def texts(results: Path) -> dict[str, str]:
-    """Return the generated sections of the page by title: the tables of each benchmark, and growth."""
+    """Return the generated sections of the page by title: a summary, the tables of each benchmark, and growth."""
     found: dict[str, list[str]] = {}
     for folder in sorted(path for path in results.iterdir() if path.is_dir()):
-        growth = []
+        growth, summary = [], []
         for path in sorted(folder.glob("*.csv")):
             rows = read(path)
             found.setdefault(path.stem, []).append(f"{described(rows)}:\n\n{_table(rows)}{_absent(rows)}")
-            growth += growths(rows) if any(row["peak_bytes"] for row in rows) else []
+            if any(row["peak_bytes"] for row in rows):
+                growth += growths(rows)
+                summary += _summary(rows)
         if growth:
             found.setdefault(GROWTH, []).append(f"`{folder.name}`:\n\n{format_table(growth)}")
-    return {title: "\n\n".join(parts) for title, parts in found.items()}
+        if summary:
+            found.setdefault(SUMMARY, []).append(f"`{folder.name}`:\n\n{format_table(summary)}")
+    shown = {title: "\n\n".join(parts) for title, parts in found.items()}
+    return {title: text if title == SUMMARY else _folded(text) for title, text in shown.items()}
+
+
+def _folded(text: str) -> str:
+    return f'<details markdown="1">\n<summary>All figures</summary>\n\n{text}\n\n</details>'
+
+
+def _summary(rows: Rows) -> list[dict[str, str]]:
+    """Make a row of each largest case of this package, relative to the first case, which is torch's own."""
+    measured = [row for row in rows if not row["status"].startswith("absent")]
+    # A benchmark that has a case of a usual size is summed up by it, and not by the ends of its sweeps.
+    usual = [row for row in measured if not row["variable"]] or measured
+    made = []
+    for _, group in _series(usual):
+        largest = max(int(row["size"] or 0) for row in group)
+        theirs, *others = (row for row in group if int(row["size"] or 0) == largest)
+        made += [_beside(theirs, row) for row in others if row["by"] in _OURS]
+    return made
+
+
+def _beside(theirs: dict[str, str], ours: dict[str, str]) -> dict[str, str]:
+    megabytes = [f"{int(row['peak_bytes']) / 1e6:,.1f}" if row["peak_bytes"] else "" for row in (ours, theirs)]
+    [of] = {row["of"] for row in as_text([{name: value for name, value in ours.items() if name not in MACHINE}])}
+    return {
+        "": f"{ours['operator']}, {of}" if ours["by"] == OURS else f"{ours['by']}, {of}",
+        "beside": theirs["by"],
+        "time, by medians": f"{float(ours['ratio_of_medians']):.2f}",
+        "by minima": f"{float(ours['ratio_of_minima']):.2f}",
+        "peak MB": megabytes[0],
+        "its peak MB": megabytes[1],
+    }
 
 
 def described(rows: Rows) -> str:
@@ -80,7 +118,7 @@ def growths(rows: Rows) -> list[dict[str, str]]:
         first = group[0]["by"]
         for by in dict.fromkeys(row["by"] for row in group):
             points = [row for row in group if row["by"] == by]
-            is_ours = by in ("torch_aclnn_ops", "FusedEmaAdam", "FusedEmaAdam(flatten=True)")
+            is_ours = by in _OURS
             if not (by == first or is_ours) or len(points) < _FEWEST_SIZES:
                 continue
             sizes = [int(row["size"]) for row in points]
