@@ -189,6 +189,21 @@ def _tests_of_the_table():
     return sorted(set(re.findall(r"`([\w/]+)` `(\w+)`", text)))
 
 
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("fallback", "docs/is_my_step_on_cann.md"),
+        ("OOM", "docs/troubleshooting.md"),
+        ("out of memory", "docs/troubleshooting.md"),
+        ("custom loss", "docs/losses_on_a_head.md"),
+        ("disable", "docs/turn_it_off.md"),
+        ("torch.npu.graph", "host-npu/docs/limits.md"),
+    ],
+)
+def test_the_site_is_searched_with_the_words_of_its_users(words, page):
+    assert re.search(rf"\b{re.escape(words)}\b", (ROOT / page).read_text(), re.IGNORECASE)
+
+
 @pytest.mark.parametrize(("file", "name"), _tests_of_the_table())
 def test_every_row_of_works_with_names_an_existing_test(file, name):
     assert f"def test_{name}(" in ROOT.joinpath("tests", f"{file}.py").read_text()
