@@ -5,6 +5,7 @@ the test with every line, also in the processes that a test starts; gcov knows o
 pytest plugin, which tells coverage.py which test runs.
 """
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -159,7 +160,16 @@ def _measure_file(copy: Path, file: Path, digest: str, environment: dict[str, st
         with open(folder / "output", "w") as output:
             arguments = ["-p", "_covering", str(file)]
             run = command(is_on_npu(str(file)), arguments)
-            subprocess.run(run, cwd=copy, env=environment | settings, stdout=output, stderr=subprocess.STDOUT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                subprocess.run(
+                    run,
+                    cwd=copy,
+                    env=environment | settings,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    # Tests that interrupt a call anywhere can interrupt coverage.py with a lock in its hands.
+                    timeout=3 * FILE_SECONDS,
+                )
         coverage.Coverage(str(folder / "lines")).combine([str(folder)])
         native = _native(copy, folder / "native")
         passed = folder / "passed"

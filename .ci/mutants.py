@@ -228,12 +228,15 @@ def main() -> int:
     parser.add_argument(
         "--cpp", type=int, default=40, metavar="N", help="how many of csrc/npu, csrc/cpu, csrc/autograd"
     )
+    parser.add_argument(
+        "--skip", type=int, nargs=2, default=(0, 0), metavar="N", help="how many of each another run has judged"
+    )
     parser.add_argument("--every", action="store_true", help="every mutant, which takes days")
     arguments = parser.parse_args()
     python = _sources(PACKAGE, "*.py")
     cpp = [path for folder in CPP for path in _sources(folder, "*.[ch]*")]
-    of_python = _mutations.python(REPOSITORY, python, arguments.seed)
-    of_cpp = _mutations.cpp(REPOSITORY, cpp, arguments.seed)
+    of_python = itertools.islice(_mutations.python(REPOSITORY, python, arguments.seed), arguments.skip[0], None)
+    of_cpp = itertools.islice(_mutations.cpp(REPOSITORY, cpp, arguments.seed), arguments.skip[1], None)
     judge = Judge()
 
     first = list(itertools.islice(of_python, CONTROLS))
