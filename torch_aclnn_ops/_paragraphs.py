@@ -5,12 +5,12 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 _INDENT = 4
-_WIDEST = 100  # longer lines are hard to read
+_NARROWEST, _WIDEST = 40, 100  # other lines are hard to read
 
 
 def terminal_width() -> int:
-    """Return the columns of the terminal, or of ``COLUMNS``; at most 100."""
-    return min(shutil.get_terminal_size().columns, _WIDEST)
+    """Return the columns of the terminal, or of ``COLUMNS``, from 40 to 100."""
+    return min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
 
 
 def titled(sections: Iterable[tuple[str, Sequence[str]]], width: int) -> str:
@@ -26,7 +26,7 @@ def titled(sections: Iterable[tuple[str, Sequence[str]]], width: int) -> str:
         for paragraph in filter(None, paragraphs):
             lines += textwrap.wrap(
                 paragraph,
-                max(width, 2 * _INDENT),
+                width,
                 initial_indent=" " * _INDENT,
                 subsequent_indent=" " * 2 * _INDENT,
                 break_long_words=False,

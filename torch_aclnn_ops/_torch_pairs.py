@@ -1,4 +1,6 @@
-"""Which torch_npu goes with which torch: the pairs that ``make matrix`` tests. Nothing is imported here."""
+"""Which torch_npu goes with which torch: the pairs that ``make matrix`` tests."""
+
+# Nothing is imported: make matrix reads this file without torch.
 
 # Versions of torch with the newest torch_npu for each, oldest first.
 PAIRS = {"2.9.1": "2.9.1", "2.12.0": "2.12.0.post3", "2.13.0": "2.13.0", "2.14.0": "2.14.0"}
@@ -23,7 +25,8 @@ def how_to_install(torch_version: str) -> str:
         why = f"is newer than the newest with a tested torch_npu, {newest}"
     else:
         why = f"has no tested torch_npu; these have one: {', '.join(PAIRS)}"
-    return f"pip install torch=={newest} torch_npu=={PAIRS[newest]}, because torch {torch_version} {why}"
+    pair = f"pip install torch=={newest} torch_npu=={PAIRS[newest]}, because torch {torch_version} {why}"
+    return f"{pair}; on an NPU host, install the versions for its CANN, see docs/install.md"
 
 
 def _numbers(version: str) -> list[int]:

@@ -98,8 +98,12 @@ def describe() -> str:
         >>> describe().splitlines()[0]
         'torch_aclnn_ops'
     """
+    return _described(findings())
+
+
+def _described(rows: Sequence[Finding]) -> str:
     width = _paragraphs.terminal_width()
-    found = ((row.what, (row.found, row.remedy and f"Remedy: {row.remedy}" or "")) for row in findings())
+    found = ((row.what, (row.found, f"Remedy: {row.remedy}" if row.remedy else "")) for row in rows)
     used = ((name, (f"CPU: {by['cpu']}", f"NPU: {by['npu']}")) for name, by in _operators().items())
     return f"{_paragraphs.titled(found, width)}\n\n{_paragraphs.titled(used, width)}"
 
@@ -285,12 +289,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"torch_aclnn_ops {__version__}")
     parser.add_argument("--json", action="store_true", help="print JSON, for reports")
-    if parser.parse_args(arguments).json:
-        report = {"findings": [dataclasses.asdict(row) for row in findings()], "operators": _operators()}
-        print(json.dumps(report, indent=2))
+    as_json = parser.parse_args(arguments).json
+    rows = findings()
+    if as_json:
+        print(json.dumps({"findings": [dataclasses.asdict(row) for row in rows], "operators": _operators()}, indent=2))
     else:
-        print(describe())
-    return int(any(row.is_broken for row in findings()))
+        print(_described(rows))
+    return int(any(row.is_broken for row in rows))
 
 
 if __name__ == "__main__":
