@@ -1,7 +1,9 @@
 """The figures that pages quote are those that were measured: the files in benchmarks/results."""
 
 import re
-from decimal import Decimal
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,87 +14,103 @@ from benchmarks._results import RESULTS, read
 
 ROOT = Path(__file__).parents[1]
 AVX512, AVX2 = "amd-epyc-avx512-bf16-2-cores", "amd-epyc-avx2-2-cores"
-_HEAD, _HEADS = f"{AVX512}/linear_cross_entropy", "2048 x 512 x 32000"
-_KL = f"{AVX2}/linear_kl_div"
 
 
-def _of_head(by: str) -> list[tuple[str, ...]]:
-    """What a row of the table about the head quotes."""
-    columns = ("ratio_of_medians", "ratio_of_minima", "peak_bytes")
-    return [(_HEAD, _HEADS, dtype, by, column) for dtype in ("float32", "bfloat16") for column in columns]
+@dataclass(frozen=True)
+class Quoting:
+    """A table of a page that quotes figures: of each dtype, the columns of the cases that a row names.
+
+    Attributes:
+        rows: How a row begins, and the cases in the order of its figures.
+    """
+
+    page: str
+    file: str
+    configuration: str
+    columns: tuple[str, ...]
+    rows: dict[str, tuple[str, ...]]
+    dtypes: tuple[str, ...] = ("float32",)
+
+    def figures(self, row: str) -> list[Decimal]:
+        """Return the measured figures of a row, bytes as megabytes."""
+        measured = read(RESULTS / f"{self.file}.csv")
+        found = []
+        for by, dtype in product(self.rows[row], self.dtypes):
+            wanted = {"configuration": self.configuration, "dtype": dtype, "by": by}
+            [case] = [case for case in measured if wanted.items() <= case.items()]
+            found += [Decimal(case[column]) / (10**6 if column == "peak_bytes" else 1) for column in self.columns]
+        return found
 
 
-def _of_divergence(by: str) -> list[tuple[str, ...]]:
-    columns = ("median_s", "minimum_s", "ratio_of_medians", "ratio_of_minima", "peak_bytes")
-    return [(_KL, "1024 x 256 x 32000", "float32", by, column) for column in columns]
+_NAIVE, _OURS = "cross_entropy(linear(...))", "torch_aclnn_ops"
+_LIMIT = "limit: the matrix products alone"
+_RATIOS = ("ratio_of_medians", "ratio_of_minima")
+_HEAD = (f"{AVX512}/linear_cross_entropy", "2048 x 512 x 32000")
+_STEP = (f"{AVX512}/ema_adam", "200 tensors of 50,000 elements", ("ratio_of_medians",))
+_ADAM, _FLAT = "FusedEmaAdam", "FusedEmaAdam(flatten=True)"
 
-
-def _of_step(*bys: str, column: str = "ratio_of_medians") -> list[tuple[str, ...]]:
-    return [(f"{AVX512}/ema_adam", "200 tensors of 50,000 elements", "float32", by, column) for by in bys]
-
-
-# The page, how a row of one of its tables begins, and what its figures are, in their order.
-QUOTED = [
-    (
+QUOTING = [
+    Quoting("README.md", *_HEAD, ("peak_bytes",), {"peak memory of a head's loss and gradients": (_NAIVE, _OURS)}),
+    Quoting(
         "README.md",
-        "peak memory of a head's loss and gradients",
-        [(_HEAD, _HEADS, "float32", by, "peak_bytes") for by in ("cross_entropy(linear(...))", "torch_aclnn_ops")],
+        *_STEP,
+        {"time of a step of AdamW and averages": ("AdamW(fused=True), swa_utils EMA", _ADAM, _FLAT)},
     ),
-    (
-        "README.md",
-        "time of a step of AdamW and averages",
-        _of_step("AdamW(fused=True), swa_utils EMA", "FusedEmaAdam", "FusedEmaAdam(flatten=True)"),
+    Quoting(
+        "docs/linear_cross_entropy.md",
+        *_HEAD,
+        (*_RATIOS, "peak_bytes"),
+        {
+            "`cross_entropy(linear(...))`": (_NAIVE,),
+            "`torch.compile` of it": (f"torch.compile of {_NAIVE}",),
+            "torch, `options=None`": ("torch, options=None",),
+            "torch, `batch_chunk_size=512`": ("torch, batch_chunk_size=512",),
+            "torch_aclnn_ops": (_OURS,),
+            "limit: the matrix products alone": (_LIMIT,),
+        },
+        ("float32", "bfloat16"),
     ),
-    *(
-        ("docs/linear_cross_entropy.md", row, _of_head(by))
-        for row, by in (
-            ("`cross_entropy(linear(...))`", "cross_entropy(linear(...))"),
-            ("`torch.compile` of it", "torch.compile of cross_entropy(linear(...))"),
-            ("torch, `options=None`", "torch, options=None"),
-            ("torch, `batch_chunk_size=512`", "torch, batch_chunk_size=512"),
-            ("torch_aclnn_ops", "torch_aclnn_ops"),
-            ("limit: the matrix products alone", "limit: the matrix products alone"),
-        )
+    Quoting(
+        "docs/losses_on_a_head.md",
+        f"{AVX2}/linear_kl_div",
+        "1024 x 256 x 32000",
+        ("median_s", "minimum_s", *_RATIOS, "peak_bytes"),
+        {
+            "`kl_div` of two `log_softmax(linear(...))`": ("kl_div of two log_softmax(linear(...))",),
+            "Liger's implementation": ("Liger's formula, chunks of 1024 rows",),
+            "`linear_kl_div` |": (_OURS,),
+            "`linear_kl_div`, reverse KL": (f"{_OURS}, reverse KL",),
+            "`linear_kl_div`, Jensen-Shannon": (f"{_OURS}, Jensen-Shannon",),
+            "the four matrix products alone": (_LIMIT,),
+        },
     ),
-    *(
-        ("docs/losses_on_a_head.md", row, _of_divergence(by))
-        for row, by in (
-            ("`kl_div` of two `log_softmax(linear(...))`", "kl_div of two log_softmax(linear(...))"),
-            ("Liger's implementation", "Liger's formula, chunks of 1024 rows"),
-            ("`linear_kl_div` |", "torch_aclnn_ops"),
-            ("`linear_kl_div`, reverse KL", "torch_aclnn_ops, reverse KL"),
-            ("`linear_kl_div`, Jensen-Shannon", "torch_aclnn_ops, Jensen-Shannon"),
-            ("the four matrix products alone", "limit: the matrix products alone"),
-        )
-    ),
-    *(
-        ("docs/optimizer.md", row, _of_step(by))
-        for row, by in (
-            ("torch, `AdamW(foreach=True)`", "AdamW(foreach=True), swa_utils EMA"),
-            ("`FusedEmaAdam` |", "FusedEmaAdam"),
-            ("`FusedEmaAdam(flatten=True)` |", "FusedEmaAdam(flatten=True)"),
-            ("the same with new gradients", "FusedEmaAdam(flatten=True), new gradients"),
-            ("limit: a copy of as many bytes", "limit: copy of as many bytes"),
-        )
+    Quoting(
+        "docs/optimizer.md",
+        *_STEP,
+        {
+            "torch, `AdamW(foreach=True)`": ("AdamW(foreach=True), swa_utils EMA",),
+            "`FusedEmaAdam` |": (_ADAM,),
+            "`FusedEmaAdam(flatten=True)` |": (_FLAT,),
+            "the same with new gradients": (f"{_FLAT}, new gradients",),
+            "limit: a copy of as many bytes": ("limit: copy of as many bytes",),
+        },
     ),
 ]
 
 
-def _measured(file: str, configuration: str, dtype: str, by: str, column: str) -> Decimal:
-    wanted = {"configuration": configuration, "dtype": dtype, "by": by}
-    [row] = [row for row in read(RESULTS / f"{file}.csv") if wanted.items() <= row.items()]
-    return Decimal(row[column]) / (10**6 if column == "peak_bytes" else 1)
-
-
-@pytest.mark.parametrize(("page", "row", "figures"), QUOTED, ids=lambda value: value if isinstance(value, str) else "")
-def test_a_quoted_figure_is_the_measured_one(page, row, figures):
-    line = next(line for line in (ROOT / page).read_text().splitlines() if line.startswith(f"| {row}"))
-    cells = "|".join(line.replace(f"| {row}", "", 1).split("|")[1 if not row.endswith("|") else 0 :])
+@pytest.mark.parametrize(
+    ("table", "row"),
+    [pytest.param(table, row, id=f"{table.page}-{row}") for table in QUOTING for row in table.rows],
+)
+def test_a_quoted_figure_is_the_measured_one(table, row):
+    line = next(line for line in (ROOT / table.page).read_text().splitlines() if line.startswith(f"| {row}"))
+    _, _, cells = line.removeprefix("| ").partition("|")
+    figures = table.figures(row)
     quoted = re.findall(r"(?<![\w.-])\d+(?:\.\d+)?(?![\w.-])", cells)[: len(figures)]
-    assert len(quoted) == len(figures)
-    for text, figure in zip(quoted, figures, strict=True):
-        measured = _measured(*figure)
-        assert abs(Decimal(text) - measured) <= Decimal(5).scaleb(Decimal(text).as_tuple().exponent - 1), (text, figure)
+    # A figure is rounded to the digits that are quoted.
+    assert [Decimal(text) for text in quoted] == [
+        figure.quantize(Decimal(text), ROUND_HALF_UP) for text, figure in zip(quoted, figures, strict=True)
+    ]
 
 
 def test_the_tables_of_a_page_are_made_of_the_measurements():
