@@ -1,0 +1,46 @@
+"""docs/limits.md: what is not simulated is refused by a sentence at the call, and the program goes on."""
+
+import pytest
+import torch
+import torch_npu
+
+
+def _half(*shape: int) -> torch.Tensor:
+    return torch.rand(shape, dtype=torch.float16, device="npu")
+
+
+def _ring_attention_update() -> None:
+    output, statistics = torch.rand(2, 1, 8, device="npu"), torch.rand(1, 1, 2, 8, device="npu")
+    torch_npu.npu_ring_attention_update(output, statistics, statistics, output, statistics, statistics)
+
+
+def _grouped_matmul_with_a_tensor_of_groups() -> None:
+    groups = torch.tensor([2, 4], device="npu")
+    torch_npu.npu_grouped_matmul(
+        [_half(4, 8)], [_half(2, 8, 8)], group_list=groups, split_item=3, group_type=0, group_list_type=0
+    )
+
+
+# How the page names it, a call, and what the error says. Captured graphs have a process of their own, in facts.py.
+REFUSED = [
+    ("npu_silu", lambda: torch_npu.npu_silu(_half(4)), "does not simulate the graph operator"),
+    ("npu_transpose", lambda: torch_npu.npu_transpose(_half(4, 8), (1, 0)), "does not simulate the graph operator"),
+    ("jit_compile=True", lambda: torch.npu.set_compile_mode(jit_compile=True), "leave it at False"),
+    ("npu_grouped_matmul", _grouped_matmul_with_a_tensor_of_groups, "does not simulate aclnnGroupedMatmul"),
+    ("npu_ring_attention_update", _ring_attention_update, "does not simulate aclnnRingAttentionUpdate"),
+    (
+        "npu_mm_all_reduce_base",
+        lambda: torch_npu.npu_mm_all_reduce_base(_half(4, 8), _half(8, 4), "group"),
+        "does not simulate aclnnMatmulAllReduce",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "call", "sentence"), REFUSED, ids=[name for name, *_ in REFUSED])
+def test_what_the_page_of_limits_lists_is_refused_and_the_program_goes_on(name, call, sentence, request):
+    page = request.config.rootpath / "docs" / "limits.md"
+    assert f"`{name}`" in page.read_text()
+    with pytest.raises(RuntimeError, match=sentence):
+        call()
+        torch.npu.synchronize()
+    assert (torch.ones(2, device="npu") + 1).tolist() == [2, 2]
