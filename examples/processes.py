@@ -7,6 +7,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+# Functions of this module have the default group of that moment as a default argument, and torch.optim imports it at
+# the first step. A group that existed by then would live until Python ends, and a thread of it that frees a tensor at
+# that time aborts the process.
+import torch.distributed.nn
 from devices import open_device
 
 BACKENDS = {"cpu": "gloo", "npu": "hccl"}

@@ -174,6 +174,30 @@ def test_several_processes_continue_the_checkpoint_of_one(reference_run, output)
         assert float(mine[0]) == pytest.approx(float(theirs[0]), rel=_ROUNDING["float32"])
 
 
+_LEAVING_A_GROUP = """
+import os, sys
+sys.path.insert(0, {examples!r})
+import torch
+from processes import processes
+from torch_aclnn_ops.optim import FusedEmaAdam
+
+with processes("cpu"):
+    parameter = torch.nn.Parameter(torch.ones(3))
+    parameter.sum().backward()
+    torch.distributed.all_reduce(parameter.grad)
+    FusedEmaAdam([parameter]).step()
+names = [open(f"/proc/self/task/{{thread}}/comm").read() for thread in os.listdir("/proc/self/task")]
+print([name for name in names if "gloo" in name])
+"""
+
+
+def test_no_thread_of_a_process_group_is_left_when_a_program_ends(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(_LEAVING_A_GROUP.format(examples=str(ROOT / "examples")))
+    result = _torchrun(1, str(program))
+    assert (result.returncode, result.stdout) == (0, "[]\n"), result.stderr
+
+
 def test_a_checkpoint_with_different_settings_raises(reference_run, output, error_of):
     shutil.copy(reference_run[0] / "checkpoint.pt", output)
     said = error_of("train_lm", *SMALL, "--resume", "--lr", "0.5", "--output", str(output))

@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
-from host_npu import _libraries
+from host_npu import _exit, _libraries
 
 _LOADER_CACHE = Path("/etc/ld.so.cache")
 
@@ -83,6 +83,7 @@ class Importer(importlib.abc.MetaPathFinder):
                 with _without_warnings_about_cann():
                     execute(module)
                 _libraries.load_aten()
+                _exit.wait_for_autograd_at_exit()
 
             spec.loader.exec_module = execute_prepared  # type: ignore[method-assign]
         return spec

@@ -402,6 +402,38 @@ def test_training_has_the_cpus_losses_bit_for_bit_with(settings):
 # What it consists of.
 
 
+_ENDING = """
+import threading, time
+import torch
+
+started = threading.Event()
+
+
+class Slow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, input):
+        return input * 2
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        started.set()
+        time.sleep(1)
+        return grad_output * 2
+
+
+input = torch.ones(1, device="npu", requires_grad=True)
+threading.Thread(target=lambda: Slow.apply(input).sum().backward(), daemon=True).start()
+started.wait()
+print("the end")
+"""
+
+
+def test_a_program_that_ends_during_a_backward_pass_does_not_abort(tmp_path):
+    (tmp_path / "program.py").write_text(_ENDING)
+    result = _on_host_npu(tmp_path / "program.py")
+    assert (result.returncode, result.stdout) == (0, "the end\n"), result.stderr
+
+
 def test_it_imports_nothing_of_the_operators():
     patterns = ("setup.py", "csrc/*.py", "host_npu/**/*.py", "tests/**/*.py")
     sources = [path for pattern in patterns for path in _TESTS.parent.glob(pattern)]
