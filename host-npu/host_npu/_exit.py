@@ -22,14 +22,14 @@ def wait_for_autograd_at_exit() -> None:
 def _wait_for_autograd() -> None:
     """Run an empty backward pass in the thread of each device, which comes after what the thread still has to do."""
     import torch  # noqa: PLC0415
-    from torch_npu import _C  # type: ignore[import-untyped]  # noqa: PLC0415
+    import torch_npu  # type: ignore[import-untyped]  # noqa: PLC0415
 
-    if not torch.npu.is_initialized():
+    if not torch_npu.npu.is_initialized():
         return
-    for index in range(torch.npu.device_count()):
+    for index in range(torch_npu.npu.device_count()):
         # A device that has failed or has no memory left cannot run one, and the program's own error is the one to see.
         with contextlib.suppress(RuntimeError):
-            if _C._npu_hasPrimaryContext(index):
+            if torch_npu._C._npu_hasPrimaryContext(index):
                 ones = torch.empty(1, device=f"npu:{index}", requires_grad=True)
                 # The gradient of a view needs no kernel.
                 torch.autograd.grad(ones.view(1), ones, torch.empty_like(ones))
