@@ -218,6 +218,15 @@ def test_any_call_behaves_like_torchs(call):
     assert_same_outcome(mine, theirs, rtol=tolerance, atol=tolerance)
 
 
+def test_a_class_weight_of_another_dtype_that_requires_a_gradient_raises_torchs_error():
+    make = Maker(torch.float32)
+    input, head = _input_and_head(make)
+    weight = torch.ones(C, dtype=torch.float64, requires_grad=True)
+    for function in (ours.linear_cross_entropy, torchs.functional):
+        with pytest.raises(RuntimeError, match="not differentiable with respect to argument 'weight'"):
+            function(input, head, make.index(C, N), weight=weight)
+
+
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_16_bit_inputs_give_a_float32_loss_and_gradients_in_their_dtype(dtype, reduction):

@@ -9,16 +9,11 @@ import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_acln
 from torch_aclnn_ops import functional, ops, optim
 from torch_aclnn_ops.integrations._lazy_logits import LazyLogits
 
-import datasets
-import lightning
 import pytest
 import torch
-import transformers
-import trl
 
-from tests._language_models import batch, make
+from tests._language_models import make
 from tests._pages import ON_NPU, PAGES, ROOT, anchors, blocks, links, name_of, run, without_code
-from tests._trl_trainers import PAIRS, tokenizer
 from tests.test_layout import CANN_NAMES, FUNCTIONS, OPERATORS
 from tests.test_nn import DROP_INS
 
@@ -50,31 +45,16 @@ def model_folder(tmp_path):
     return {"path": tmp_path / "model"}
 
 
-def of_preferences(folder):
-    arguments = trl.DPOConfig(str(folder), max_steps=1, use_cpu=True, report_to=[], disable_tqdm=True, bf16=False)
-    return {"dpo_arguments": arguments, "pairs": datasets.Dataset.from_list(PAIRS), "tokenizer": tokenizer()}
-
-
 @pytest.fixture
-def of_trainers(tmp_path):
-    """What a reader of the lines for trainers has."""
-    arguments = transformers.TrainingArguments(
-        str(tmp_path), max_steps=2, per_device_train_batch_size=1, use_cpu=True, report_to=[], disable_tqdm=True
-    )
-    return {
-        "AutoModelForCausalLM": transformers.AutoModelForCausalLM,
-        "Trainer": transformers.Trainer,
-        "FusedEmaAdam": optim.FusedEmaAdam,
-        "arguments": arguments,
-        "lightning": lightning,
-        "rows": [{name: one[row] for name, one in batch().items()} for row in range(2)],
-        **of_preferences(tmp_path),
-    }
+def empty_folder(tmp_path, monkeypatch):
+    """The working directory of a page whose programs write files."""
+    monkeypatch.chdir(tmp_path)
+    return {}
 
 
 # Names that a page may use without defining them.
 GIVEN = {
-    "docs/integrations.md": ("model_folder", "of_trainers"),
+    "docs/integrations.md": ("empty_folder",),
     "docs/linear_cross_entropy.md": ("group",),
     "docs/losses_on_a_head.md": ("group",),
     "docs/migrate.md": ("group", "model_folder"),
@@ -103,13 +83,13 @@ def test_every_code_block_is_run_or_marked_as_illustration():
     assert titles <= {"", ON_NPU, "on every rank", ELSEWHERE}
 
 
-def test_the_lines_for_hugging_face_train_without_logits_and_save_averages(request, tmp_path):
+def test_the_lines_for_hugging_face_train_without_logits_and_save_averages(empty_folder, tmp_path):
     first, *_ = blocks("docs/integrations.md")
-    names = {**request.getfixturevalue("model_folder"), **request.getfixturevalue("of_trainers")}
+    names = {}
     run(first, names)
-    names["trainer"].train()
-    assert (tmp_path / "checkpoint-2/ema/model.safetensors").exists()
-    assert isinstance(names["model"].train()(**batch()).logits, LazyLogits)
+    assert (tmp_path / "output/checkpoint-2/ema/model.safetensors").exists()
+    rows = {name: one[None] for name, one in names["rows"][0].items()}
+    assert isinstance(names["model"].train()(**rows).logits, LazyLogits)
 
 
 def test_the_line_for_lightning_gives_its_trainer_the_callback(request):

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = ROOT.joinpath("pyproject.toml").read_text()
 CHANGELOG = ROOT.joinpath("CHANGELOG.md").read_text()
 CITATION = yaml.safe_load(ROOT.joinpath("CITATION.cff").read_text())
-SUPPORT = ROOT.joinpath("docs/support.md").read_text()
+SUPPORT = ROOT.joinpath("docs/versions.md").read_text()
 
 
 def _newest_release() -> tuple[str, str]:
