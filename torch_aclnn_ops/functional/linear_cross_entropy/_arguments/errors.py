@@ -123,8 +123,6 @@ def _check_class_weight(given: TorchArguments) -> None:
         return
     if lower_precision_autocast_dtype(linear_weight) != lower_precision_autocast_dtype(input):
         return  # torch multiplies them first
-    if weight.requires_grad and torch.is_grad_enabled():
-        return  # torch names it, as the argument that has no derivative
     if not has_loss_dtype(weight, input):
         accepted = class_weight_dtypes(input)
         raise RuntimeError(f"linear_cross_entropy: weight must have dtype {accepted}, but it has {weight.dtype}")
