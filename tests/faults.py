@@ -113,9 +113,9 @@ KNOWN = (
         r".*",
         f"one exception, {ENDS}",
         r".*",
-        "What fails on the thread of torch_npu's queue ends it: one exception is raised, and from then on torch_npu"
-        " drops what it is given, as on a device. There an operator of this package raises then, and torch_npu's say"
-        " nothing; on the host NPU whatever computes or reads raises.",
+        "A failure on the thread of torch_npu's task queue ends the queue: one exception is raised, and torch_npu"
+        " then drops everything that is enqueued, as on a device. There, this package's operators raise from then"
+        " on, while torch_npu's own return silently; on the host NPU every operator and every read raises.",
     ),
     Known(
         "told by the next call",
@@ -123,9 +123,9 @@ KNOWN = (
         r".*",
         r"(?s)no exception, then another: The Inner error is reported as above\..*",
         r"",
-        "torch_npu's thread empties its queue first, and then notes that an operator has failed: a"
-        " torch.npu.synchronize() that looks in between returns as if nothing had failed, and the call after it raises."
-        " Seen once in 56,000 failures.",
+        "torch_npu's thread empties its queue before it notes that an operator has failed. A"
+        " torch.npu.synchronize() in between returns as if nothing had failed, and the next call raises. Seen once"
+        " in 56,000 failures.",
     ),
     Known(
         "torch_npu waits for ever",
@@ -133,8 +133,9 @@ KNOWN = (
         r".*",
         r"the process hangs, in a wait for an eventfd",
         r"",
-        "Before a copy torch_npu waits on an eventfd until its queue is empty (NPUStream::stream). Where the queue's"
-        " thread ends at that moment, nobody wakes it: a race, which one of some thousand failures of the queue loses.",
+        "Before a copy, torch_npu waits on an eventfd until its queue is empty (NPUStream::stream). If the queue's"
+        " thread ends at that moment, nothing wakes the waiting thread: a race that is lost once in some thousand"
+        " failures of the queue.",
     ),
     Known(
         "torch_npu's aclTensors stay",
@@ -142,7 +143,7 @@ KNOWN = (
         r".*",
         r"one exception, and left: \d+ aclTensor",
         rf"(?!({OURS}): |torch_aclnn_ops).*",
-        "An exception in an operator of torch_npu's own leaves the aclTensors that it has made.",
+        "An exception in one of torch_npu's own operators leaks the aclTensors that it has created.",
     ),
     Known(
         "torch_npu takes it for no weight",
@@ -150,8 +151,8 @@ KNOWN = (
         r"aclCreateTensor",
         "no exception, then the result is wrong without an exception",
         r"",
-        "torch_npu's own forward of the weighted binary_cross_entropy does not look whether aclCreateTensor made a"
-        " tensor, and CANN takes a null pointer for no weight.",
+        "torch_npu's own forward of the weighted binary_cross_entropy does not check whether aclCreateTensor"
+        " returned a tensor, and to CANN a null pointer means no weight.",
         r"binary_cross_entropy, weighted.*|BCELoss",  # a module with a weight
     ),
     Known(
@@ -160,9 +161,9 @@ KNOWN = (
         r"aclmdlRICaptureGetInfo|aclrtSynchronizeStreamWithTimeout",
         r"one exception, then parameter \d+ is partially updated",
         r"(?s)((currentStreamC|c)aptureStatusMayInitCtx|RunOpApiV2:).*",
-        "torch_npu waits for an operator, after it has asked whether a graph is captured. Where one of the two fails,"
-        " the operator has run, and the exception looks like that of one which has not: a step count, or moments, may"
-        " be one ahead of their parameter.",
+        "With blocking launches torch_npu first asks whether a graph is being captured, and then waits for the"
+        " operator. If one of the two calls fails, the operator has run already, although the exception looks as if"
+        " it had not: a step count, or moments, may be one step ahead of their parameter.",
     ),
     Known(
         "the watchdog ends the process",
@@ -170,8 +171,8 @@ KNOWN = (
         r"HcclGetCommAsyncError|aclrtQueryEventStatus",
         r"(?s)the process ends by SIGABRT: .*HCCL watchdog thread terminated with exception.*",
         r"",
-        "A thread of torch_npu's process group looks once a second whether its work has failed. What fails there ends"
-        " the process, as on a device.",
+        "A thread of torch_npu's process group checks once a second whether its work has failed. A failure there"
+        " ends the process, as on a device.",
     ),
     Known(
         "the process group's threads and events",
@@ -179,8 +180,8 @@ KNOWN = (
         r"aclrtSetDevice|aclrtDestroyEvent|aclrtRecordEvent|aclrtStreamWaitEvent",
         rf"no exception, then another: FORCE STOP\.|no exception, {ENDS}|(one|no) exception, and left: \d+ aclrtEvent",
         r"(LaunchRecordTask.*)?",
-        "What fails on a thread of torch_npu's process group, or where it waits for an event or destroys one, is told"
-        " late or not at all.",
+        "Failures on a thread of torch_npu's process group, or where it waits for or destroys an event, are"
+        " reported late or not at all.",
     ),
     Known(
         "the process group stays",
@@ -188,8 +189,7 @@ KNOWN = (
         r"aclrtSynchronizeStreamWithTimeout",
         r"one exception, then another: trying to initialize the default process group twice!",
         r"synchronize:.*",
-        "torch_npu waits for its streams before a process group is destroyed. Where that raises, torch keeps the"
-        " group.",
+        "torch_npu waits for its streams before a process group is destroyed. If that raises, torch keeps the group.",
     ),
 )
 
