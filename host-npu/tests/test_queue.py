@@ -48,7 +48,7 @@ def _found(what: str, mode: str) -> Any:
 
 
 def _online_compilation(soc: str) -> Any:
-    return _results("a queue", "--soc", soc, str(_PROGRAM), "jit_compile")["online_compilation"]
+    return _results("a queue", "--soc", soc, str(_PROGRAM), "online_compilation")["online_compilation"]
 
 
 def test_a_graph_operator_is_refused_by_its_name_at_every_call(mode):
@@ -101,3 +101,9 @@ def test_without_a_queue_a_failed_launch_is_raised_once_and_all_else_goes_on(mod
     found = _found("failures", mode)
     assert "asked for by a test" in found["first"]
     assert set(found["later"].values()) == {""}
+
+
+def test_nothing_is_read_after_the_queue_could_not_allocate_a_workspace():
+    found = _results("a queue for both phases", str(_PROGRAM), "exhausted_memory")["exhausted_memory"]
+    assert "Inner error" in found["first"]
+    assert "torch_npu's task queue has ended" in found["later"] and "aclrtMallocAlign32" in found["later"]

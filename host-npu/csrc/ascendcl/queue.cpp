@@ -4,6 +4,9 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -27,6 +30,9 @@ struct Queues {
     std::atomic<bool> have_failed = false;
     std::mutex mutex;
     std::optional<End> end;
+    // Threads whose allocation has failed, until it is known whether they end or go on.
+    std::map<std::thread::id, std::string> undecided;
+    std::condition_variable decided;
     // What the thread of a queue has refused, and nobody has raised yet.
     std::optional<std::string> refusal;
 };
@@ -43,15 +49,19 @@ bool is_thread_of_queue() {
     return std::string_view(name.data()) == "acl_thread";
 }
 
-// Whether torch_npu goes on where the function of the message has failed: it ignores what cannot be destroyed, and
-// tries again to allocate.
-bool may_go_on(std::string_view text) {
-    const auto function = text.substr(0, text.find(':'));
-    for (const std::string_view part : {"Destroy", "Free", "Malloc"}) {
-        if (function.find(part) != std::string_view::npos) return true;
-    }
-    return false;
+// How long it may take until an allocation that has failed is tried again. Without that, torch_npu's thread either ends
+// or stays and drops what it is given.
+constexpr std::chrono::seconds patience{1};
+
+bool names(std::string_view text, std::string_view part) {
+    return text.substr(0, text.find(':')).find(part) != text.npos;
 }
+
+// Whether torch_npu may try again, or end its queue.
+bool is_allocation(std::string_view text) { return names(text, "Malloc"); }
+
+// Whether torch_npu may go on where the function of the message has failed: it ignores what cannot be destroyed.
+bool may_go_on(std::string_view text) { return is_allocation(text) || names(text, "Destroy") || names(text, "Free"); }
 
 // The last failure in a thread of a queue. Where the thread ends with it, the queue did, too.
 class LastFailure {
@@ -66,7 +76,12 @@ class LastFailure {
     void set(const std::string& text) {
         queues().have_failed = true;
         text_ = text;
-        if (!may_go_on(text)) end_queue();
+        if (!may_go_on(text)) {
+            end_queue();
+        } else if (is_allocation(text)) {
+            const std::lock_guard lock(queues().mutex);
+            queues().undecided.insert_or_assign(std::this_thread::get_id(), text);
+        }
     }
 
     void forget() {
@@ -75,13 +90,20 @@ class LastFailure {
         auto& all = queues();
         const std::lock_guard lock(all.mutex);
         if (all.end && all.end->thread == std::this_thread::get_id()) all.end.reset();
+        decide();
     }
 
   private:
-    void end_queue() const {
+    void end_queue() {
         auto& all = queues();
         const std::lock_guard lock(all.mutex);
         if (!all.end) all.end = {std::this_thread::get_id(), *text_};
+        decide();
+    }
+
+    static void decide() {
+        queues().undecided.erase(std::this_thread::get_id());
+        queues().decided.notify_all();
     }
 
     std::optional<std::string> text_;
@@ -114,7 +136,12 @@ void queue_goes_on() {
 void require_queue() {
     auto& all = queues();
     if (!all.have_failed) return;
-    const std::lock_guard lock(all.mutex);
+    std::unique_lock lock(all.mutex);
+    if (!is_thread_of_queue() && !all.decided.wait_for(lock, patience, [&] { return all.undecided.empty(); })) {
+        const auto [thread, text] = *all.undecided.begin();
+        if (!all.end) all.end = {thread, text};
+        all.undecided.clear();
+    }
     if (all.refusal && !is_thread_of_queue()) {
         // Of ACL_ERROR_RT_FEATURE_NOT_SUPPORT torch_npu only warns.
         throw Error(ACL_ERROR_RT_INTERNAL_ERROR, *std::exchange(all.refusal, std::nullopt));
