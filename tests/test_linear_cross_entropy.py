@@ -1,6 +1,5 @@
 """linear_cross_entropy: the drop-in and its Function."""
 
-import re
 from functools import partial
 
 from torch_aclnn_ops import explain
@@ -208,15 +207,14 @@ def test_any_call_behaves_like_torchs(call):
         outcome(partial(function, input, head, target, **options), inputs)
         for function in (ours.linear_cross_entropy, partial(_in_float32, torchs.functional))
     )
-    # PyTorch accepts uint8 targets, but some of its implementations fail for them.
+    # PyTorch accepts uint8 targets, but some of its implementations fail for them, and errors print one as a character.
     if target.dtype is torch.uint8 and theirs[0] == "raised":
         assume(mine[0] == "raised" and "but found Byte" not in theirs[2])
+        return
     if mine[0] == "returned" and mine[1].dtype in HALF_DTYPES:  # torch's own function took the call
         mine = (mine[0], mine[1].float(), *mine[2:])
     if theirs[2:3] == (torchs.REFUSED,):
         mine = (*mine[:2], torchs.REFUSED, *mine[3:])
-    if theirs[0] == "raised" and target.dtype is torch.uint8:  # PyTorch prints such a target as a character
-        theirs = (*theirs[:2], re.sub("(?<=Target )[^0-9]", lambda found: str(ord(found[0])), theirs[2]), *theirs[3:])
     if mine[0] == "raised" and mine[2].startswith("linear_cross_entropy: weight must have dtype "):
         assert theirs[0] == "raised"  # PyTorch does not name it, or names another argument that is wrong too
         return

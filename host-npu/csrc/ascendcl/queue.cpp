@@ -30,7 +30,7 @@ struct Queues {
     std::atomic<bool> have_failed = false;
     std::mutex mutex;
     std::optional<End> end;
-    // Threads whose allocation has failed, until it is known whether they end or go on.
+    // Threads in which something has failed, until it is known whether they go on.
     std::map<std::thread::id, std::string> undecided;
     std::condition_variable decided;
     // What the thread of a queue has refused, and nobody has raised yet.
@@ -49,19 +49,19 @@ bool is_thread_of_queue() {
     return std::string_view(name.data()) == "acl_thread";
 }
 
-// How long it may take until an allocation that has failed is tried again. Without that, torch_npu's thread either ends
-// or stays and drops what it is given.
+// How long it may take until a thread goes on after a failure. One that does not has either ended, or stays and drops
+// what it is given.
 constexpr std::chrono::seconds patience{1};
 
 bool names(std::string_view text, std::string_view part) {
     return text.substr(0, text.find(':')).find(part) != text.npos;
 }
 
-// Whether torch_npu may try again, or end its queue.
-bool is_allocation(std::string_view text) { return names(text, "Malloc"); }
+// Whether torch_npu may ignore the failure or try again, but may also stop its queue.
+bool may_stop(std::string_view text) { return names(text, "Malloc") || names(text, "DestroyEvent"); }
 
 // Whether torch_npu may go on where the function of the message has failed: it ignores what cannot be destroyed.
-bool may_go_on(std::string_view text) { return is_allocation(text) || names(text, "Destroy") || names(text, "Free"); }
+bool may_go_on(std::string_view text) { return may_stop(text) || names(text, "Destroy") || names(text, "Free"); }
 
 // The last failure in a thread of a queue. Where the thread ends with it, the queue did, too.
 class LastFailure {
@@ -78,7 +78,7 @@ class LastFailure {
         text_ = text;
         if (!may_go_on(text)) {
             end_queue();
-        } else if (is_allocation(text)) {
+        } else if (may_stop(text)) {
             const std::lock_guard lock(queues().mutex);
             queues().undecided.insert_or_assign(std::this_thread::get_id(), text);
         }
