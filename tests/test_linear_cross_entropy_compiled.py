@@ -187,6 +187,18 @@ def test_the_gradient_kernel_raises_for_unsupported_inputs(name, value, sentence
         _gradient(*{**ARGUMENTS, name: value}.values())
 
 
+WRONG_LOGITS = [(value, sentence) for name, value, sentence in WRONG if name == "logits"]
+
+
+@pytest.mark.parametrize(("logits", "sentence"), WRONG_LOGITS)
+def test_the_softmax_and_statistics_kernels_raise_for_unsupported_logits(logits, sentence):
+    rows = len(logits)
+    with pytest.raises(ValueError, match=sentence):
+        _softmax(logits, torch.zeros(rows))
+    with pytest.raises(ValueError, match=sentence):
+        torch.ops.torch_aclnn_ops.linear_cross_entropy_logits_statistics(logits, torch.zeros(rows, dtype=torch.int64))
+
+
 @pytest.mark.parametrize("wrong", [torch.zeros(4), torch.zeros(3, 1), torch.zeros(3).double()])
 def test_the_softmax_kernel_raises_for_maxima_of_the_wrong_shape(wrong):
     with pytest.raises(ValueError, match="logits_max must have"):
