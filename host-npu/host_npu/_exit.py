@@ -29,7 +29,7 @@ def _wait_for_autograd() -> None:
     for index in range(torch_npu.npu.device_count()):
         # A device that has failed or has no memory left cannot run one, and the program's own error is the one to see.
         with contextlib.suppress(RuntimeError):
-            if torch_npu._C._npu_hasPrimaryContext(index):
+            if torch_npu.npu.max_memory_reserved(index) > 0:  # the program has used it
                 ones = torch.empty(1, device=f"npu:{index}", requires_grad=True)
                 # The gradient of a view needs no kernel.
                 torch.autograd.grad(ones.view(1), ones, torch.empty_like(ones))

@@ -105,6 +105,16 @@ def exhausted_memory() -> dict[str, object]:
     return {"first": first, "later": error_of(lambda: torch.arange(6).npu()[::2].contiguous().tolist())}
 
 
+def kept_event() -> dict[str, object]:
+    """Return what calls raise after an event could not be destroyed, which the queue does."""
+    event = torch.npu.Event()
+    event.record()
+    host_npu.fail("aclrtDestroyEvent")
+    del event
+    first = error_of(torch.npu.synchronize)
+    return {"first": first, "later": error_of(lambda: torch.arange(6).npu()[::2].contiguous().tolist())}
+
+
 if __name__ == "__main__":
     wanted = (
         [globals()[sys.argv[1]]]

@@ -103,7 +103,15 @@ def test_without_a_queue_a_failed_launch_is_raised_once_and_all_else_goes_on(mod
     assert set(found["later"].values()) == {""}
 
 
-def test_nothing_is_read_after_the_queue_could_not_allocate_a_workspace():
-    found = _results("a queue for both phases", str(_PROGRAM), "exhausted_memory")["exhausted_memory"]
-    assert "Inner error" in found["first"]
-    assert "torch_npu's task queue has ended" in found["later"] and "aclrtMallocAlign32" in found["later"]
+@pytest.mark.parametrize(
+    ("mode", "fact", "function"),
+    [
+        ("a queue for both phases", "exhausted_memory", "aclrtMallocAlign32"),
+        ("a queue", "kept_event", "aclrtDestroyEvent"),
+        ("a queue for both phases", "kept_event", "aclrtDestroyEvent"),
+    ],
+)
+def test_nothing_is_read_after_a_failure_that_may_have_stopped_the_queue(mode, fact, function):
+    found = _results(mode, str(_PROGRAM), fact)[fact]
+    assert found["first"]
+    assert "torch_npu's task queue has ended" in found["later"] and function in found["later"]
