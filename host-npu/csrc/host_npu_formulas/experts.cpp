@@ -1,27 +1,10 @@
-// Mixtures of experts: who gets a token, the tokens in the order of the experts, and a product for each expert.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/argsort.h>
-#include <ATen/ops/softmax.h>
-#include <ATen/ops/topk.h>
-#include <ATen/ops/zeros.h>
+// Mixtures of experts: the tokens in the order of the experts, and back.
+#include "host_npu_formulas/experts.h"
 
-#include "host_npu_formulas/formula.h"
+#include <ATen/TensorOperators.h>
 
 namespace host_npu {
 namespace {
-
-void gating(const Tensor& x, const OptionalIntegerTensor& finished, std::int64_t k, const Out& weights,
-            const Out& experts, const Out& rows) {
-    TORCH_CHECK(!finished, "the host NPU computes the gating without finished rows only");
-    const auto [values, indices] = at::topk(at::softmax(x, -1), k, -1);
-    weights = values;
-    experts = indices;
-    // The k-th choices of all tokens are numbered one after the other.
-    const auto tokens = x.numel() / x.size(-1);
-    rows = at::arange(tokens * k, indices.options()).view({k, tokens}).t().reshape(indices.sizes());
-}
-const Formula<"aclnnMoeGatingTopKSoftmax", gating> gating_of_tokens;
 
 void require_unpadded(bool padded) { TORCH_CHECK(!padded, "the host NPU has no padded mode of permutations"); }
 
@@ -30,12 +13,12 @@ void permute(const Tensor& tokens, const IntegerTensor& indices, std::int64_t ke
              const Out& places) {
     require_unpadded(padded);
     const auto choices = indices.dim() == 1 ? 1 : indices.size(1);
-    const auto order = at::argsort(indices.flatten(), /*stable=*/true, -1, false);
+    const auto order = stable_order(indices.flatten());
     const auto rows = permuted.sizes()[0];
     TORCH_CHECK(rows <= order.numel() && (kept <= 0 || rows == std::min(kept, order.numel())), "an output has ", rows,
                 " rows of ", order.numel());
     permuted = tokens.index({order.slice(0, 0, rows).div(choices, "trunc")});
-    places = at::argsort(order, /*stable=*/true, -1, false);
+    places = stable_order(order);
 }
 const Formula<"aclnnMoeTokenPermute", permute> permute_tokens;
 
@@ -72,7 +55,7 @@ void unpermute_grad(const OptionalTensor& permuted, const Tensor& dtokens, const
     const auto copies = dtokens.unsqueeze(1).expand({-1, choices, -1});
     const auto grads = (weights ? copies * weights->unsqueeze(-1) : copies).flatten(0, 1);
     // Each place is there once: the copies that come to the rows, in their order.
-    dpermuted = grads.index({at::argsort(wide, true, -1, false).slice(0, 0, dpermuted.sizes()[0])});
+    dpermuted = grads.index({stable_order(wide).slice(0, 0, dpermuted.sizes()[0])});
     if (weights && dweights) {
         TORCH_CHECK(permuted, "the gradient of the weights needs the permuted tokens");
         *dweights = (rows_at(*permuted, places).unflatten(0, {-1, choices}) * dtokens.unsqueeze(1)).sum(-1);

@@ -26,6 +26,13 @@ void assign(const TensorList& results, const std::vector<Out>& outs) {
     for (std::size_t index = 0; index < results.size(); ++index) outs[index] = results[index];
 }
 
+// Of sums of sizes.
+Sizes differences(Sizes ends) {
+    std::adjacent_difference(ends.begin(), ends.end(), ends.begin());
+    for (const auto size : ends) TORCH_CHECK(size >= 0, "the ends of the groups are not in order");
+    return ends;
+}
+
 // The rows of x, of which each group has so many; or the tensors of x, if there are no groups.
 void products(const TensorList& x, const TensorList& weight, const TensorList& bias, const Sizes& rows,
               const std::vector<Out>& outs) {
@@ -46,13 +53,6 @@ void products(const TensorList& x, const TensorList& weight, const TensorList& b
         results.push_back(added.empty() ? product : product + added[index]);
     }
     assign(results, outs);
-}
-
-// Of sums of sizes.
-Sizes differences(Sizes ends) {
-    std::adjacent_difference(ends.begin(), ends.end(), ends.begin());
-    for (const auto size : ends) TORCH_CHECK(size >= 0, "the ends of the groups are not in order");
-    return ends;
 }
 
 void grouped(const TensorList& x, const TensorList& weight, const TensorList& bias, const TensorList& scale,

@@ -1,16 +1,14 @@
 // Quantization to 8 bits and back. A scale is what a number is multiplied with, or divided by, before it is rounded.
+#include "host_npu_formulas/quantization.h"
+
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/amin.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/searchsorted.h>
 
-#include "host_npu_formulas/formula.h"
-
 namespace host_npu {
-namespace {
 
-// Rounded to the nearest even integer that the dtype has.
 Tensor saturated(const Tensor& x, at::ScalarType dtype) {
     const auto whole = x.round().nan_to_num(0);
     if (dtype == at::kChar) return whole.clamp(-128, 127);
@@ -22,6 +20,8 @@ Tensor saturated(const Tensor& x, at::ScalarType dtype) {
 void require_int8(const Out& out) {
     TORCH_CHECK(out.dtype() == at::kChar, "the host NPU quantizes to int8 only here, not ", out.dtype());
 }
+
+namespace {
 
 void dynamic(const Tensor& x, const OptionalTensor& smooth, const OptionalAnyTensor& groups, const std::string& mode,
              const Out& y, const Out& scale_out, const OptionalOut& offset_out) {

@@ -15,15 +15,6 @@ def _close(actual, expected):
     torch.testing.assert_close(actual.cpu().double(), expected, rtol=2e-6, atol=2e-6)
 
 
-def test_the_gating_chooses_the_largest_softmax():
-    x = torch.randn(_TOKENS, _EXPERTS)
-    weights, experts, rows = torch_npu.npu_moe_gating_top_k_softmax(x.npu(), None, k=_CHOICES)
-    values, indices = x.double().softmax(-1).topk(_CHOICES)
-    _close(weights, values)
-    assert experts.tolist() == indices.tolist()
-    assert rows.tolist() == torch.arange(_TOKENS * _CHOICES).view(_CHOICES, _TOKENS).t().tolist()
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kept", [None, 12], ids=["all", "the first 12"])
 def test_tokens_are_permuted_in_the_order_of_their_experts(kept, dtype):
@@ -92,9 +83,8 @@ def test_groups_of_rows_are_multiplied_by_the_matrix_of_their_expert(split_item)
     ("call", "sentence"),
     [
         (lambda x, at: torch_npu.npu_moe_token_permute(x, at, padded_mode=True), "padded"),
-        (lambda x, at: torch_npu.npu_moe_gating_top_k_softmax(x, at[:, 0].bool(), k=2), "finished"),
     ],
-    ids=["padded", "finished rows"],
+    ids=["padded"],
 )
 def test_what_is_not_computed_is_refused_at_the_call(call, sentence):
     with pytest.raises(RuntimeError, match=sentence):

@@ -1,0 +1,14 @@
+// What mixtures of experts have in common.
+#pragma once
+
+#include <ATen/ops/argsort.h>
+
+#include "host_npu_formulas/formula.h"
+
+namespace host_npu {
+
+inline Tensor stable_order(const Tensor& keys, bool descending = false) {
+    return at::argsort(keys, /*stable=*/true, -1, descending);
+}
+
+}  // namespace host_npu

@@ -1,0 +1,114 @@
+// Mixtures of experts: which experts get a token, and with which weight.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/topk.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <limits>
+
+#include "host_npu_formulas/formula.h"
+
+namespace host_npu {
+namespace {
+
+void require_unfinished(const OptionalIntegerTensor& finished) {
+    TORCH_CHECK(!finished, "the host NPU computes the gating without finished rows only");
+}
+
+void gating(const Tensor& x, const OptionalIntegerTensor& finished, std::int64_t k, const Out& weights,
+            const Out& experts, const Out& rows) {
+    require_unfinished(finished);
+    const auto [values, indices] = at::topk(at::softmax(x, -1), k, -1);
+    weights = values;
+    experts = indices;
+    // The k-th choices of all tokens are numbered one after the other.
+    const auto tokens = x.numel() / x.size(-1);
+    rows = at::arange(tokens * k, indices.options()).view({k, tokens}).t().reshape(indices.sizes());
+}
+const Formula<"aclnnMoeGatingTopKSoftmax", gating> gating_of_tokens;
+
+// With `renorm` 1 the softmax is that of the chosen scores.
+void gating_v2(const Tensor& x, const OptionalIntegerTensor& finished, std::int64_t k, std::int64_t renorm,
+               bool with_softmax, const Out& weights, const Out& experts, const OptionalOut& softmax_out) {
+    require_unfinished(finished);
+    TORCH_CHECK(renorm == 0 || renorm == 1, "renorm is ", renorm, " instead of 0 or 1");
+    const auto softmax = at::softmax(x, -1);
+    const auto [values, indices] = at::topk(renorm == 1 ? x : softmax, k, -1);
+    weights = renorm == 1 ? at::softmax(values, -1) : values;
+    experts = indices;
+    if (with_softmax && renorm == 0) *softmax_out = softmax;
+}
+const Formula<"aclnnMoeGatingTopKSoftmaxV2", gating_v2> gating_with_renorm;
+
+// The experts of the groups that are not among the best are left out.
+Tensor of_best_groups(const Tensor& scores, std::int64_t kept, std::int64_t groups, std::int64_t select_mode) {
+    TORCH_CHECK(groups > 0 && scores.size(-1) % groups == 0, scores.size(-1), " experts are not group_count=", groups,
+                " equal groups");
+    TORCH_CHECK(kept > 0 && kept <= groups, "k_group is ", kept, " of ", groups, " groups");
+    TORCH_CHECK(select_mode == 0 || select_mode == 1, "group_select_mode is ", select_mode, " instead of 0 or 1");
+    if (groups == 1) return scores;
+    const auto grouped = scores.unflatten(-1, {groups, -1});
+    TORCH_CHECK(grouped.size(-1) > select_mode, "a group has ", grouped.size(-1),
+                " experts, too few for group_select_mode ", select_mode);
+    const auto best = select_mode == 0 ? grouped.amax(-1) : std::get<0>(at::topk(grouped, 2, -1)).sum(-1);
+    const auto chosen = std::get<1>(at::topk(best, kept, -1));
+    const auto left_out = at::ones_like(best, at::kBool).scatter(-1, chosen, 0);
+    return grouped.masked_fill(left_out.unsqueeze(-1), -std::numeric_limits<float>::infinity()).flatten(-2);
+}
+
+constexpr std::int64_t kSoftmax = 0;
+constexpr std::int64_t kSigmoid = 1;
+
+bool is_normalized(std::int64_t renorm, std::int64_t norm_type) {
+    TORCH_CHECK(norm_type == kSoftmax || norm_type == kSigmoid, "norm_type is ", norm_type, " instead of 0 or 1");
+    TORCH_CHECK(renorm == 0 || renorm == 1, "renorm is ", renorm, " instead of 0 or 1");
+    return norm_type == kSigmoid || renorm == 1;
+}
+
+// The bias takes part in the choice, not in the weights. The norm is what the gradient needs.
+void gating_in_groups(const Tensor& x, const OptionalTensor& bias, std::int64_t k, std::int64_t k_group,
+                      std::int64_t group_count, std::int64_t group_select_mode, std::int64_t renorm,
+                      std::int64_t norm_type, bool with_norm, double scale, double epsilon, const Out& weights,
+                      const Out& experts, const OptionalOut& norm_out) {
+    const auto divides = is_normalized(renorm, norm_type);
+    const auto norm = norm_type == kSigmoid ? at::sigmoid(x) : at::softmax(x, -1);
+    const auto scores = of_best_groups(bias ? norm + *bias : norm, k_group, group_count, group_select_mode);
+    TORCH_CHECK(k > 0 && k <= x.size(-1) / group_count * k_group, "k is ", k, " of ",
+                x.size(-1) / group_count * k_group, " experts");
+    const auto chosen = std::get<1>(at::topk(scores, k, -1));
+    const auto values = norm.gather(-1, chosen);
+    weights = (divides ? values / (values.sum(-1, true) + epsilon) : values) * scale;
+    experts = chosen;
+    if (with_norm) *norm_out = norm;
+}
+const Formula<"aclnnMoeGatingTopK", gating_in_groups> gating_of_groups;
+
+void gating_in_groups_v2(const Tensor& x, const OptionalTensor& bias, Without<"input_ids">, Without<"tid2eid">,
+                         std::int64_t k, std::int64_t k_group, std::int64_t group_count, std::int64_t group_select_mode,
+                         std::int64_t renorm, std::int64_t norm_type, bool with_norm, double scale, double epsilon,
+                         const Out& weights, const Out& experts, const OptionalOut& norm_out) {
+    gating_in_groups(x, bias, k, k_group, group_count, group_select_mode, renorm, norm_type, with_norm, scale, epsilon,
+                     weights, experts, norm_out);
+}
+const Formula<"aclnnMoeGatingTopKV2", gating_in_groups_v2> gating_of_groups_v2;
+
+void gating_grad(const Tensor& norm, const Tensor& dweights, const IntegerTensor& experts, std::int64_t renorm,
+                 std::int64_t norm_type, double scale, double epsilon, const Out& dx) {
+    const auto chosen = experts.to(at::kLong);
+    auto dvalues = dweights * scale;
+    if (is_normalized(renorm, norm_type)) {
+        // Of v / (sum v + epsilon).
+        const auto values = norm.gather(-1, chosen);
+        const auto sum = values.sum(-1, true) + epsilon;
+        dvalues = (dvalues - (dvalues * values).sum(-1, true) / sum) / sum;
+    }
+    const auto dnorm = at::zeros_like(norm).scatter_add(-1, chosen, dvalues);
+    dx = norm_type == kSigmoid ? dnorm * norm * (1 - norm) : norm * (dnorm - (dnorm * norm).sum(-1, true));
+}
+const Formula<"aclnnMoeGatingTopKBackward", gating_grad> gating_backward;
+
+}  // namespace
+}  // namespace host_npu

@@ -1,0 +1,121 @@
+// Mixtures of experts by a map of which token goes to which expert.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/zeros.h>
+
+#include "host_npu_formulas/experts.h"
+
+namespace host_npu {
+namespace {
+
+using Ints = std::vector<std::int64_t>;
+
+// The rows of a routing map, the experts', one after the other: places there, and the token of each. With a capacity
+// each expert has as many rows, first those of the tokens that it gets.
+struct Rows {
+    Tensor places, tokens;
+    std::int64_t experts, of_tokens;
+    bool padded;
+
+    Rows(const IntegerTensor& map, std::int64_t rows, bool padded) : padded(padded) {
+        TORCH_CHECK(map.dim() == 2, "routing_map has ", map.dim(), " dimensions instead of 2");
+        of_tokens = map.size(0);
+        experts = map.size(1);
+        const auto by_expert = map.ne(0).t().to(at::kByte);
+        if (padded) {
+            TORCH_CHECK(experts > 0 && rows % experts == 0, rows, " rows are not as many for each of ", experts,
+                        " experts");
+            tokens = stable_order(by_expert, true).slice(1, 0, rows / experts).flatten();
+            const auto expert = at::arange(experts, tokens.options()).repeat_interleave(rows / experts);
+            places = expert * of_tokens + tokens;
+            return;
+        }
+        TORCH_CHECK(of_tokens > 0 && rows % of_tokens == 0, rows, " rows are not as many for each of ", of_tokens,
+                    " tokens");
+        TORCH_CHECK(map.is_meta() || by_expert.sum().item<std::int64_t>() == rows, "routing_map has not ", rows,
+                    " ones");
+        places = stable_order(by_expert.flatten(), true).slice(0, 0, rows);
+        tokens = places.remainder(of_tokens);
+    }
+
+    // The numbers of a map at these rows, and back.
+    Tensor of_map(const Tensor& values) const { return values.t().flatten().index({places}); }
+    Tensor in_map(const Tensor& values) const {
+        return at::zeros({experts * of_tokens}, values.options())
+            .scatter_add(0, places, values)
+            .view({experts, of_tokens})
+            .t();
+    }
+};
+
+// The sums of the rows of each token.
+Tensor sums_of_tokens(const Tensor& rows, const Tensor& tokens, std::int64_t count) {
+    return at::zeros({count, rows.size(1)}, rows.options()).index_add(0, tokens, rows);
+}
+
+void map_permute(const AnyTensor& tokens, const IntegerTensor& map, const OptionalAnyTensor& probs, std::int64_t,
+                 bool padded, const Out& permuted, const OptionalOut& permuted_probs, const Out& index) {
+    const Rows rows(map, permuted.sizes()[0], padded);
+    permuted = tokens.index({rows.tokens});
+    if (probs && permuted_probs) *permuted_probs = rows.of_map(*probs);
+    index = padded ? rows.tokens : stable_order(rows.tokens);
+}
+const Formula<"aclnnMoeTokenPermuteWithRoutingMap", map_permute> permute_by_map;
+
+void map_permute_grad(const Tensor& dpermuted, const OptionalTensor& dprobs, const IntegerTensor& index,
+                      const IntegerTensor& map, std::int64_t, std::int64_t tokens, bool padded, const Out& dtokens,
+                      const OptionalOut& dprobs_out) {
+    const Rows rows(map, index.size(0), padded);
+    dtokens = sums_of_tokens(dpermuted, rows.tokens, tokens);
+    if (dprobs && dprobs_out) *dprobs_out = rows.in_map(*dprobs);
+}
+const Formula<"aclnnMoeTokenPermuteWithRoutingMapGrad", map_permute_grad> permute_by_map_backward;
+
+// Which token each row is one of: without a capacity `index` is the rows, token after token, with one the tokens.
+Tensor tokens_of_rows(const Tensor& index, const Tensor& order, std::int64_t tokens, bool padded) {
+    if (padded) return index.index({order});
+    return at::arange(index.size(0), index.options()).div(tokens == 0 ? 1 : index.size(0) / tokens, "trunc");
+}
+
+// Row `out_index[i]` is one of token `token_of[i]`.
+void map_unpermute(const Tensor& permuted, const IntegerTensor& index, const OptionalIntegerTensor& map,
+                   const OptionalTensor& probs, bool padded, const Ints& shape, const Out& tokens, const Out& out_index,
+                   const Out& token_of, const OptionalOut& permuted_probs) {
+    TORCH_CHECK(shape.size() == 2 && tokens.sizes() == at::IntArrayRef(shape), "restore_shape is ",
+                at::IntArrayRef(shape), ", the tokens have shape ", tokens.sizes());
+    const auto wide = index.to(at::kLong);
+    const auto order = padded ? stable_order(wide) : wide;
+    const auto of = tokens_of_rows(wide, order, shape[0], padded);
+    out_index = order;
+    token_of = of;
+    auto rows = permuted;
+    if (probs) {
+        TORCH_CHECK(map && permuted_probs, "probs need a routing_map");
+        const auto weights = Rows(*map, index.size(0), padded).of_map(*probs);
+        *permuted_probs = weights;
+        rows = rows * weights.unsqueeze(-1);
+    }
+    tokens = sums_of_tokens(rows.index({order}), of, shape[0]);
+}
+const Formula<"aclnnMoeTokenUnpermuteWithRoutingMap", map_unpermute> unpermute_by_map;
+
+void map_unpermute_grad(const Tensor& dtokens, const IntegerTensor& out_index, const IntegerTensor& token_of,
+                        const OptionalIntegerTensor& map, const OptionalTensor& permuted, const OptionalTensor& probs,
+                        bool padded, const Ints&, const Out& dpermuted, const OptionalOut& dprobs) {
+    // Without a capacity programs give the sorted indices for both.
+    const auto rows_of = out_index.to(at::kLong);
+    const auto of = padded ? token_of.to(at::kLong) : tokens_of_rows(rows_of, rows_of, dtokens.size(0), false);
+    const auto grads = dtokens.index({of.index({stable_order(rows_of)})});
+    if (!probs) {
+        dpermuted = grads;
+        return;
+    }
+    TORCH_CHECK(map && permuted && dprobs, "the gradient of probs needs routing_map and permuted_tokens");
+    const Rows rows(*map, out_index.size(0), padded);
+    *dprobs = rows.in_map((grads * *permuted).sum(-1));
+    dpermuted = grads * rows.of_map(*probs).unsqueeze(-1);
+}
+const Formula<"aclnnMoeTokenUnpermuteWithRoutingMapGrad", map_unpermute_grad> unpermute_by_map_backward;
+
+}  // namespace
+}  // namespace host_npu

@@ -1,0 +1,112 @@
+"""Gating of mixtures of experts on the host NPU, against its formula in float64."""
+
+import pytest
+import torch
+import torch_npu
+
+_TOKENS, _EXPERTS, _CHOICES = 7, 12, 3
+
+
+def _close(actual, expected):
+    torch.testing.assert_close(actual.cpu().double(), expected, rtol=2e-6, atol=2e-6)
+
+
+def test_the_gating_chooses_the_largest_softmax():
+    x = torch.randn(_TOKENS, _EXPERTS)
+    weights, experts, rows = torch_npu.npu_moe_gating_top_k_softmax(x.npu(), None, k=_CHOICES)
+    values, indices = x.double().softmax(-1).topk(_CHOICES)
+    _close(weights, values)
+    assert experts.tolist() == indices.tolist()
+    assert rows.tolist() == torch.arange(_TOKENS * _CHOICES).view(_CHOICES, _TOKENS).t().tolist()
+
+
+@pytest.mark.parametrize("renorm", [0, 1])
+def test_the_second_version_normalizes_before_or_after_the_choice(renorm):
+    x = torch.randn(_TOKENS, _EXPERTS)
+    weights, experts, softmax = torch_npu.npu_moe_gating_top_k_softmax_v2(
+        x.npu(), k=_CHOICES, renorm=renorm, output_softmax=True
+    )
+    values, indices = x.double().topk(_CHOICES)
+    _close(weights, values.softmax(-1) if renorm else x.double().softmax(-1).gather(-1, indices))
+    assert experts.tolist() == indices.tolist()
+    if not renorm:
+        _close(softmax, x.double().softmax(-1))
+
+
+def _gated(x, bias, k, groups, kept, select, renorm, sigmoid, scale, epsilon=1e-20):
+    """Return the weights, the experts and the norm, expert by expert."""
+    norm = x.sigmoid() if sigmoid else x.softmax(-1)
+    scores = norm if bias is None else norm + bias
+    best = scores.unflatten(-1, (groups, -1)).topk(select + 1, -1)[0].sum(-1).topk(kept)[1]
+    size = x.size(-1) // groups
+    experts = []
+    for token, kept_groups in enumerate(best.tolist()):
+        candidates = [expert for group in kept_groups for expert in range(group * size, (group + 1) * size)]
+        experts.append(sorted(candidates, key=lambda expert, token=token: -scores[token, expert])[:k])
+    experts = torch.tensor(experts)
+    weights = norm.gather(-1, experts)
+    if sigmoid or renorm:
+        weights = weights / (weights.sum(-1, True) + epsilon)
+    return weights * scale, experts, norm
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("groups", "kept", "select"), [(1, 1, 0), (4, 2, 0), (4, 2, 1)])
+@pytest.mark.parametrize(("renorm", "norm_type"), [(0, 0), (1, 0), (0, 1)])
+def test_the_gating_in_groups_is_its_formula(biased, groups, kept, select, renorm, norm_type):
+    x, bias = torch.randn(_TOKENS, _EXPERTS), torch.randn(_EXPERTS) if biased else None
+    weights, experts, norm = torch_npu.npu_moe_gating_top_k(
+        x.npu(),
+        _CHOICES,
+        bias=None if bias is None else bias.npu(),
+        k_group=kept,
+        group_count=groups,
+        group_select_mode=select,
+        renorm=renorm,
+        norm_type=norm_type,
+        out_flag=True,
+        routed_scaling_factor=2.5,
+    )
+    wide_bias = None if bias is None else bias.double()
+    expected = _gated(x.double(), wide_bias, _CHOICES, groups, kept, select, renorm, norm_type == 1, 2.5)
+    _close(weights, expected[0])
+    assert experts.tolist() == expected[1].tolist()
+    _close(norm, expected[2])
+
+
+@pytest.mark.parametrize(("renorm", "norm_type"), [(0, 0), (1, 0), (0, 1)])
+def test_the_gradient_of_the_gating_is_that_of_float64(renorm, norm_type):
+    x = torch.randn(_TOKENS, _EXPERTS, dtype=torch.float64, requires_grad=True)
+    weights, experts, norm = _gated(x, None, _CHOICES, 1, 1, 0, renorm, norm_type == 1, 2.5)
+    grad = torch.randn(_TOKENS, _CHOICES)
+    weights.backward(grad.double())
+    actual = torch_npu.npu_moe_gating_top_k_backward(
+        norm.detach().float().npu(),
+        grad.npu(),
+        experts.int().npu(),
+        renorm=renorm,
+        norm_type=norm_type,
+        routed_scaling_factor=2.5,
+    )
+    _close(actual, x.grad)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"group_count": 5}, "12 experts are not group_count=5 equal groups"),
+        ({"group_count": 4, "k_group": 5}, "k_group is 5 of 4 groups"),
+        ({"group_count": 4, "k_group": 1, "k": 4}, "k is 4 of 3 experts"),
+        ({"norm_type": 2}, "norm_type is 2 instead of 0 or 1"),
+        ({"group_count": 2, "group_select_mode": 2}, "group_select_mode is 2"),
+    ],
+    ids=["groups", "too many groups", "too few experts", "norm", "select mode"],
+)
+def test_what_the_gating_does_not_take_is_refused_at_the_call(arguments, sentence):
+    with pytest.raises(RuntimeError, match=sentence):
+        torch_npu.npu_moe_gating_top_k(torch.randn(_TOKENS, _EXPERTS).npu(), **({"k": _CHOICES} | arguments))
+
+
+def test_finished_rows_are_refused_at_the_call():
+    with pytest.raises(RuntimeError, match="finished"):
+        torch_npu.npu_moe_gating_top_k_softmax(torch.randn(_TOKENS, _EXPERTS).npu(), torch.ones(7).bool().npu(), k=2)

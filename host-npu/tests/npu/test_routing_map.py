@@ -1,0 +1,74 @@
+"""Permutation of tokens by a routing map on the host NPU, against loops over the map."""
+
+import pytest
+import torch
+import torch_npu
+
+_TOKENS, _CHOICES, _EXPERTS, _SIZE = 6, 2, 4, 8
+_ROWS = _TOKENS * _CHOICES
+
+
+def _map():
+    chosen = torch.rand(_TOKENS, _EXPERTS).argsort(-1)[:, :_CHOICES]
+    return torch.zeros(_TOKENS, _EXPERTS, dtype=torch.bool).scatter(1, chosen, True)
+
+
+def _pairs(map, padded):
+    """Return the token and the expert of each row."""
+    if not padded:
+        return [(token, expert) for expert in range(_EXPERTS) for token in range(_TOKENS) if map[token, expert]]
+    capacity = _ROWS // _EXPERTS
+    found = []
+    for expert in range(_EXPERTS):
+        order = sorted(range(_TOKENS), key=lambda token, expert=expert: not map[token, expert])
+        found += [(token, expert) for token in order[:capacity]]
+    return found
+
+
+_PADDED = pytest.mark.parametrize("padded", [False, True], ids=["", "padded"])
+
+
+@_PADDED
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_map_gives_rows_expert_after_expert(padded, dtype):
+    tokens, map, probs = torch.randn(_TOKENS, _SIZE).to(dtype), _map(), torch.rand(_TOKENS, _EXPERTS).to(dtype)
+    on_npu = [each.npu().requires_grad_() for each in (tokens, probs)]
+    reference = [each.double().requires_grad_() for each in (tokens, probs)]
+    rows, permuted_probs, index = torch_npu.npu_moe_token_permute_with_routing_map(
+        on_npu[0], map.npu(), probs=on_npu[1], num_out_tokens=_ROWS, drop_and_pad=padded
+    )
+    of_token, of_expert = torch.tensor(_pairs(map, padded)).t()
+    expected, expected_probs = reference[0][of_token], reference[1][of_token, of_expert]
+    assert rows.cpu().double().equal(expected) and permuted_probs.cpu().double().equal(expected_probs)
+    assert index.tolist() == (of_token if padded else of_token.argsort(stable=True)).tolist()
+    weight, weight_of_probs = torch.randn(rows.shape).to(dtype), torch.randn(_ROWS).to(dtype)
+    torch.autograd.backward([rows, permuted_probs], [weight.npu(), weight_of_probs.npu()])
+    torch.autograd.backward([expected, expected_probs], [weight.double(), weight_of_probs.double()])
+    for actual, wanted in zip(on_npu, reference, strict=True):
+        torch.testing.assert_close(actual.grad.cpu(), wanted.grad.to(dtype))
+
+
+@_PADDED
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "with probs"])
+def test_the_rows_of_a_map_come_back_as_sums(weighted, padded):
+    rows, map, probs = torch.randn(_ROWS, _SIZE), _map(), torch.rand(_TOKENS, _EXPERTS)
+    on_npu = [each.npu().requires_grad_() for each in (rows, probs)]
+    reference = [each.double().requires_grad_() for each in (rows, probs)]
+    of_token, of_expert = torch.tensor(_pairs(map, padded)).t()
+    index = of_token if padded else of_token.argsort(stable=True)
+    result = torch_npu.npu_moe_token_unpermute_with_routing_map(
+        on_npu[0],
+        index.int().npu(),
+        [_TOKENS, _SIZE],
+        probs=on_npu[1] if weighted else None,
+        routing_map=map.npu(),
+        drop_and_pad=padded,
+    )
+    each = reference[0] * reference[1][of_token, of_expert][:, None] if weighted else reference[0]
+    expected = torch.zeros(_TOKENS, _SIZE, dtype=torch.float64).index_add(0, of_token, each)
+    torch.testing.assert_close(result.cpu().double(), expected, rtol=2e-6, atol=2e-6)
+    weight = torch.randn(result.shape)
+    result.backward(weight.npu())
+    expected.backward(weight.double())
+    for actual, wanted in list(zip(on_npu, reference, strict=True))[: 2 if weighted else 1]:
+        torch.testing.assert_close(actual.grad.cpu().double(), wanted.grad, rtol=2e-6, atol=2e-6)
