@@ -26,6 +26,8 @@ void require_computed(const Setting& at) {
     TORCH_CHECK(at.keep_prob >= 0 && at.keep_prob <= 1 && (at.keep_prob == 1) == !at.drop_mask,
                 "attention takes a mask of dropout with a keep_prob in 0 to 1, which is ", at.keep_prob);
     TORCH_CHECK(at.mode >= 0 && at.mode <= 6, "the host NPU has the sparse modes 0 to 6 only, not ", at.mode);
+    TORCH_CHECK(!at.sink || (at.sink->dim() == 1 && at.sink->size(0) == at.heads && !at.packed()),
+                "the host NPU takes a sink of ", at.heads, " numbers, and none in the layout TND");
     TORCH_CHECK(at.mode < 5 || !at.packed(), "the host NPU has no prefixes in the layout TND");
     TORCH_CHECK(at.pse_type == 0 || at.pse_type == 1, "the host NPU has the pse types 0 and 1 only, not ", at.pse_type);
     TORCH_CHECK(at.layout == "BSH" || at.layout == "SBH" || at.layout == "BSND" || at.layout == "BNSD" || at.packed(),
@@ -154,18 +156,24 @@ constexpr double kLowest = std::numeric_limits<float>::lowest();
 Tensor dropped(const Tensor& weights, const Inputs& in) { return in.dropout ? weights * *in.dropout : weights; }
 
 struct Gradients {
-    Tensor query, key, value, pse;
+    Tensor query, key, value, pse, sink;
 };
+
+Tensor by_scores(const Tensor& sink) { return sink.view({1, -1, 1, 1}); }
 
 Gradients gradients(const Inputs& in, const Tensor& dy, const Tensor& max, const Tensor& sum, const OptionalTensor& pse,
                     const OptionalIntegerTensor& mask, const Setting& at) {
     const auto p = at::exp(scores(in, pse, mask, at) - max) / sum.clamp_min(kLeast);
     const auto dp = dropped(dy.matmul(in.value.transpose(-1, -2)), in);
-    const auto ds = p * (dp - (p * dp).sum(-1, true));
+    const auto mean = (p * dp).sum(-1, true);
+    const auto ds = p * (dp - mean);
+    // Its own value is 0, so that the mean is all of its derivative.
+    const auto dsink = at.sink ? -at::exp(by_scores(*at.sink) - max) / sum.clamp_min(kLeast) * mean : Tensor();
     return {ds.matmul(in.key) * at.scale,
             sum_of_groups(ds.transpose(-1, -2).matmul(in.query) * at.scale, in.heads_of_keys),
             sum_of_groups(dropped(p, in).transpose(-1, -2).matmul(dy), in.heads_of_keys),
-            pse ? (at.pse_type == 1 ? ds * at.scale : ds).sum_to_size(pse->sizes()) : Tensor()};
+            pse ? (at.pse_type == 1 ? ds * at.scale : ds).sum_to_size(pse->sizes()) : Tensor(),
+            at.sink ? dsink.sum({0, 2, 3}) : Tensor()};
 }
 
 // The sequences of a packed batch, which end at `ends`.
@@ -205,9 +213,11 @@ Tensor repeated(const Tensor& x, std::int64_t heads) {
 
 Forward attention(const Inputs& in, const OptionalTensor& pse, const OptionalIntegerTensor& mask, const Setting& at) {
     const auto s = scores(in, pse, mask, at);
-    const auto max = s.amax({-1}, true).clamp_min(kLowest);
+    auto max = s.amax({-1}, true).clamp_min(kLowest);
+    if (at.sink) max = at::maximum(max, by_scores(*at.sink));
     const auto weights = at::exp(s - max);
-    const auto sum = weights.sum({-1}, true);
+    auto sum = weights.sum({-1}, true);
+    if (at.sink) sum = sum + at::exp(by_scores(*at.sink) - max);
     return {dropped(weights / sum.clamp_min(kLeast), in).matmul(in.value), max, sum};
 }
 
@@ -241,7 +251,8 @@ void attend(const Tensor& query, const Tensor& key, const Tensor& value, const O
 
 void attend_backward(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& dy,
                      const OptionalTensor& pse, const OptionalIntegerTensor& mask, const Tensor& max, const Tensor& sum,
-                     const Setting& at, const Out& dq, const Out& dk, const Out& dv, const OptionalOut& dpse) {
+                     const Setting& at, const Out& dq, const Out& dk, const Out& dv, const OptionalOut& dpse,
+                     const OptionalOut& dsink) {
     require_computed(at);
     if (!at.packed()) {
         const auto grads = gradients(inputs(query, key, value, at), by_head(dy, at.layout, at.heads),
@@ -250,6 +261,7 @@ void attend_backward(const Tensor& query, const Tensor& key, const Tensor& value
         dk = in_layout(grads.key, at.layout);
         dv = in_layout(grads.value, at.layout);
         if (pse && dpse) *dpse = grads.pse;
+        if (at.sink && dsink) *dsink = grads.sink;
         return;
     }
     TORCH_CHECK(!pse, "the host NPU takes no pse in the layout TND");

@@ -23,6 +23,8 @@ struct Setting {
     OptionalIntegerTensor drop_mask = std::nullopt;
     // Of the sparse modes 5 and 6: how many keys each batch attends to whatever the order.
     Ints prefix = {};
+    // A score of each head that takes part in the softmax and attends to nothing.
+    OptionalTensor sink = std::nullopt;
 
     bool packed() const { return layout == "TND"; }
 };
@@ -56,6 +58,7 @@ void attend(const Tensor& query, const Tensor& key, const Tensor& value, const O
 
 void attend_backward(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& dy,
                      const OptionalTensor& pse, const OptionalIntegerTensor& mask, const Tensor& max, const Tensor& sum,
-                     const Setting& at, const Out& dq, const Out& dk, const Out& dv, const OptionalOut& dpse);
+                     const Setting& at, const Out& dq, const Out& dk, const Out& dv, const OptionalOut& dpse,
+                     const OptionalOut& dsink = std::nullopt);
 
 }  // namespace host_npu

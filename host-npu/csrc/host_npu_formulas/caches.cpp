@@ -113,6 +113,43 @@ void scatter_pa_cache(const AnyTensor& key, const Out& cache, const IntegerTenso
 }
 const Formula<"aclnnScatterPaCache", scatter_pa_cache> scatter_of_keys;
 
+// The tokens of each sequence, from its blocks, one sequence after the other.
+void gather_blocks(const AnyTensor& cache, const IntegerTensor& tables, const std::vector<std::int64_t>& lengths,
+                   const std::vector<std::int64_t>& offsets, const Out& tokens) {
+    const auto& memory = tokens.in_place();
+    const auto slots = cache.flatten(0, 1);
+    const auto block_size = cache.size(1);
+    std::int64_t first = 0;
+    for (std::size_t row = 0; row < lengths.size(); ++row) {
+        const auto at_row = tables.select(0, static_cast<std::int64_t>(row)).to(at::kLong);
+        const auto places = at::arange(offsets[row], offsets[row] + lengths[row], at_row.options());
+        const auto slot = at_row.index({places.div(block_size, "floor")}) * block_size + places.remainder(block_size);
+        memory.slice(0, first, first + lengths[row]).copy_(slots.index({slot}));
+        first += lengths[row];
+    }
+}
+
+std::vector<std::int64_t> numbers_of(const Tensor& x) {
+    const auto wide = x.to(at::kLong).contiguous();
+    return {wide.const_data_ptr<std::int64_t>(), wide.const_data_ptr<std::int64_t>() + wide.numel()};
+}
+
+void gather_pa_kv_cache(const AnyTensor& key_cache, const AnyTensor& value_cache, const IntegerTensor& tables,
+                        const IntegerTensor& lengths, const Out& key, const Out& value,
+                        const OptionalIntegerTensor& offsets, const std::string& mode, bool cumulative) {
+    TORCH_CHECK(mode.empty() || mode == "Norm", "the host NPU gathers from the cache mode Norm only, not ", mode);
+    TORCH_CHECK(key_cache.dim() == 4 && value_cache.dim() == 4 && tables.dim() == 2 && lengths.dim() == 1,
+                "caches have 4 dimensions, block_tables 2 and seq_lens 1");
+    TORCH_CHECK(lengths.size(0) == tables.size(0) + (cumulative ? 1 : 0), "seq_lens has ", lengths.size(0),
+                " elements for ", tables.size(0), " sequences");
+    if (lengths.is_meta()) return;
+    const auto each = numbers_of(cumulative ? lengths.diff() : Tensor(lengths));
+    const auto shifts = offsets ? numbers_of(*offsets) : std::vector<std::int64_t>(each.size(), 0);
+    gather_blocks(key_cache, tables, each, shifts, key);
+    gather_blocks(value_cache, tables, each, shifts, value);
+}
+const Formula<"aclnnGatherPaKvCache", gather_pa_kv_cache> gather_of_blocks;
+
 void ones(const Out& tensor) { tensor.in_place().fill_(1); }
 const Formula<"aclnnInplaceOne", ones> fill_with_ones;
 

@@ -82,5 +82,64 @@ void score_grad_packed(const Tensor& query, const Tensor& key, const Tensor& val
 }
 const Formula<"aclnnFlashAttentionUnpaddingScoreGrad", score_grad_packed> grad_of_sequences;
 
+void score_v3(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& pse,
+              const OptionalIntegerTensor& drop_mask, const OptionalTensor& padding_mask,
+              const OptionalIntegerTensor& mask, const OptionalTensor& sink, const Ints& prefix, const Ints&,
+              const Ints&, double scale, double keep_prob, std::int64_t before, std::int64_t after, std::int64_t heads,
+              const std::string& layout, std::int64_t, std::int64_t mode, std::int64_t pse_type, const Out& max,
+              const Out& sum, const OptionalOut&, const Out& out) {
+    const Setting at{scale, before, after, heads, layout, mode, pse_type, {}, {}, keep_prob, drop_mask, prefix, sink};
+    require_no_padding_mask(padding_mask);
+    attend(query, key, value, pse, mask, at, max, sum, out);
+}
+const Formula<"aclnnFlashAttentionScoreV3", score_v3> score_with_sink;
+
+void score_grad_v3(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& dy,
+                   const OptionalTensor& pse, const OptionalIntegerTensor& drop_mask,
+                   const OptionalTensor& padding_mask, const OptionalIntegerTensor& mask, const Tensor& max,
+                   const Tensor& sum, const OptionalTensor&, const OptionalTensor&, const OptionalTensor& sink,
+                   const Ints& prefix, const Ints&, const Ints&, double scale, double keep_prob, std::int64_t before,
+                   std::int64_t after, std::int64_t heads, const std::string& layout, std::int64_t, std::int64_t mode,
+                   std::int64_t pse_type, const Out& dq, const Out& dk, const Out& dv, const OptionalOut& dpse,
+                   const OptionalOut& dsink) {
+    const Setting at{scale, before, after, heads, layout, mode, pse_type, {}, {}, keep_prob, drop_mask, prefix, sink};
+    require_no_padding_mask(padding_mask);
+    attend_backward(query, key, value, dy, pse, mask, max, sum, at, dq, dk, dv, dpse, dsink);
+}
+const Formula<"aclnnFlashAttentionScoreGradV3", score_grad_v3> grad_with_sink;
+
+void require_layout_of_input(const std::string& layout) {
+    TORCH_CHECK(layout == "same_as_input" || layout == "TND",
+                "the host NPU has the statistics of a softmax in the layout of its input only, not ", layout);
+}
+
+void score_packed_v4(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& pse,
+                     const OptionalIntegerTensor& drop_mask, const OptionalTensor& padding_mask,
+                     const OptionalIntegerTensor& mask, const Ints& prefix, const Ints& ends_of_queries,
+                     const Ints& ends_of_keys, double scale, double keep_prob, std::int64_t before, std::int64_t after,
+                     std::int64_t heads, const std::string& layout, std::int64_t precise, std::int64_t mode,
+                     const std::string& softmax_layout, const Out& max, const Out& sum, const OptionalOut& softmax,
+                     const Out& out) {
+    require_layout_of_input(softmax_layout);
+    score_packed(query, key, value, pse, drop_mask, padding_mask, mask, prefix, ends_of_queries, ends_of_keys, scale,
+                 keep_prob, before, after, heads, layout, precise, mode, max, sum, softmax, out);
+}
+const Formula<"aclnnFlashAttentionVarLenScoreV4", score_packed_v4> score_of_sequences_v4;
+
+void score_grad_packed_v4(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& dy,
+                          const OptionalTensor& pse, const OptionalIntegerTensor& drop_mask,
+                          const OptionalTensor& padding_mask, const OptionalIntegerTensor& mask, const Tensor& max,
+                          const Tensor& sum, const OptionalTensor& softmax, const OptionalTensor& result,
+                          const Ints& prefix, const Ints& ends_of_queries, const Ints& ends_of_keys, double scale,
+                          double keep_prob, std::int64_t before, std::int64_t after, std::int64_t heads,
+                          const std::string& layout, std::int64_t precise, std::int64_t mode, const Out& dq,
+                          const Out& dk, const Out& dv, const OptionalOut& dpse, const std::string& softmax_layout) {
+    require_layout_of_input(softmax_layout);
+    score_grad_packed(query, key, value, dy, pse, drop_mask, padding_mask, mask, max, sum, softmax, result, prefix,
+                      ends_of_queries, ends_of_keys, scale, keep_prob, before, after, heads, layout, precise, mode, dq,
+                      dk, dv, dpse);
+}
+const Formula<"aclnnFlashAttentionUnpaddingScoreGradV4", score_grad_packed_v4> grad_of_sequences_v4;
+
 }  // namespace
 }  // namespace host_npu

@@ -153,7 +153,7 @@ struct Translated<Without<option>> {
 
 // A list that is absent is empty.
 template <class Member>
-    requires std::is_same_v<Member, Tensor> || std::is_same_v<Member, Out>
+    requires std::is_same_v<Member, Tensor> || std::is_same_v<Member, AnyTensor> || std::is_same_v<Member, Out>
 struct Translated<std::vector<Member>> {
     using C = const aclTensorList*;
     static std::size_t kept(C argument) { return argument == nullptr ? 0 : argument->members.size(); }
@@ -174,6 +174,18 @@ struct Translated<std::vector<std::int64_t>> {
     using Values = std::vector<std::int64_t>;
     static Values kept(C argument) { return argument == nullptr ? Values() : argument->values; }
     static Values from(const Values& values, const Next&) { return values; }
+    static void list(C, std::size_t, Tensors&) {}
+};
+// An aclBoolArray, which may be absent.
+struct Bools {
+    std::vector<std::uint8_t> values;
+    bool given = false;
+};
+template <>
+struct Translated<Bools> {
+    using C = const aclBoolArray*;
+    static Bools kept(C argument) { return argument == nullptr ? Bools() : Bools{argument->values, true}; }
+    static Bools from(const Bools& values, const Next&) { return values; }
     static void list(C, std::size_t, Tensors&) {}
 };
 template <>

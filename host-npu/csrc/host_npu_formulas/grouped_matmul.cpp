@@ -1,11 +1,17 @@
 // Products of groups of rows with a matrix each.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
 
 #include <numeric>
 
 #include "host_npu_formulas/formula.h"
+#include "host_npu_formulas/quantization.h"
 
 namespace host_npu {
 namespace {
@@ -63,6 +69,201 @@ void grouped(const TensorList& x, const TensorList& weight, const TensorList& bi
     products(x, weight, bias, differences(ends), outs);
 }
 const Formula<"aclnnGroupedMatmul", grouped> grouped_by_ints;
+
+// Which groups have which rows: sums of their sizes (0), their sizes (1), or pairs of a group and its size (2).
+struct Groups {
+    Sizes numbers, sizes;
+};
+
+Groups groups_of(const IntegerTensor& list, std::int64_t type) {
+    const auto wide = list.to(at::kLong).contiguous();
+    const auto values = [](const Tensor& x) {
+        const auto flat = x.contiguous();
+        return Sizes(flat.const_data_ptr<std::int64_t>(), flat.const_data_ptr<std::int64_t>() + flat.numel());
+    };
+    if (type == 2) return {values(wide.select(1, 0)), values(wide.select(1, 1))};
+    Sizes numbers(static_cast<std::size_t>(wide.size(0)));
+    std::iota(numbers.begin(), numbers.end(), 0);
+    return {numbers, type == 0 ? differences(values(wide)) : values(wide)};
+}
+
+void require_list(const IntegerTensor& list, std::int64_t type, std::int64_t matrices) {
+    TORCH_CHECK(type >= 0 && type <= 2, "group_list_type is ", type, " instead of 0, 1 or 2");
+    TORCH_CHECK(list.dim() == (type == 2 ? 2 : 1) && list.size(0) == matrices && (type != 2 || list.size(1) == 2),
+                "group_list of shape ", list.sizes(), " does not fit ", matrices, " groups");
+}
+
+Tensor activated(const Tensor& x, std::int64_t type) {
+    switch (type) {
+        case 0:
+            return x;
+        case 1:
+            return at::relu(x);
+        case 2:
+            return at::gelu(x, "tanh");
+        case 4:
+            return x * at::sigmoid(x * 1.702);
+        case 5:
+            return at::silu(x);
+        default:
+            TORCH_CHECK(false, "the host NPU has the act types 0, 1, 2, 4 and 5 only, not ", type);
+    }
+}
+
+// What int8 matrices are multiplied as: sums of integers, exact in float64.
+Tensor for_product(const Tensor& x) { return x.is_floating_point() ? widened(x) : x.to(at::kDouble); }
+
+// What is done to the rows of a group.
+struct Options {
+    const std::vector<AnyTensor>& bias;
+    const TensorList& scale;
+    const TensorList& token_scale;
+    const TensorList& antiquant_scale;
+    const TensorList& antiquant_offset;
+    std::int64_t activation;
+};
+
+// The number of a list that is for a group: of its own tensor, or of a row of the one.
+Tensor of_group(const std::vector<Tensor>& list, std::int64_t group) {
+    return list.size() == 1 ? list[0][group] : list[static_cast<std::size_t>(group)].squeeze(0);
+}
+
+Tensor group_product(const Tensor& rows, const Tensor& weight, std::int64_t group, std::int64_t first,
+                     const Options& options) {
+    const bool weight_only = rows.is_floating_point() && !weight.is_floating_point();
+    TORCH_CHECK(weight_only == !options.antiquant_scale.empty(),
+                "antiquant_scale is for floats times int8 matrices, and has to be there for these");
+    auto matrix = for_product(weight);
+    if (weight_only) {
+        if (!options.antiquant_offset.empty()) matrix = matrix + of_group(options.antiquant_offset, group);
+        matrix = matrix * of_group(options.antiquant_scale, group);
+    }
+    auto y = for_product(rows).matmul(matrix.to(for_product(rows).scalar_type()));
+    const auto bias = options.bias.empty() ? Tensor() : of_group({options.bias.begin(), options.bias.end()}, group);
+    if (bias.defined() && !bias.is_floating_point()) y = y + bias;
+    if (!options.scale.empty()) y = y * of_group(options.scale, group);
+    if (!options.token_scale.empty()) {
+        y = y * options.token_scale[0].flatten().slice(0, first, first + rows.size(0)).unsqueeze(-1);
+    }
+    if (bias.defined() && bias.is_floating_point()) y = y + bias;
+    return activated(y, options.activation);
+}
+
+// The rows of one matrix go to the groups one after the other; those after the last group stay as they are.
+void split_rows(const Tensor& x, const std::vector<AnyTensor>& weight, const IntegerTensor& list, std::int64_t type,
+                const Options& options, const Out& out) {
+    const std::vector<Tensor> lists(weight.begin(), weight.end());
+    const auto matrices = without_batches(lists);
+    require_list(list, type, static_cast<std::int64_t>(matrices.size()));
+    const auto columns = matrices[0].size(-1);
+    TORCH_CHECK(x.dim() == 2 && x.size(1) == matrices[0].size(0), "x of shape ", x.sizes(),
+                " cannot be multiplied with matrices of shape ", matrices[0].sizes());
+    TORCH_CHECK(out.sizes() == at::IntArrayRef({x.size(0), columns}), "an output has shape ", out.sizes(),
+                " instead of ", at::IntArrayRef({x.size(0), columns}));
+    if (x.is_meta()) {
+        group_product(x.slice(0, 0, 1), matrices[0], 0, 0, options);
+        return;
+    }
+    std::int64_t first = 0;
+    const auto groups = groups_of(list, type);
+    for (std::size_t index = 0; index < groups.sizes.size(); ++index) {
+        const auto size = groups.sizes[index];
+        TORCH_CHECK(size >= 0 && first + size <= x.size(0), "the groups have more than ", x.size(0), " rows");
+        if (size == 0) continue;
+        const auto number = groups.numbers[index];
+        const auto rows = x.slice(0, first, first + size);
+        out.in_place()
+            .slice(0, first, first + size)
+            .copy_(group_product(rows, matrices[static_cast<std::size_t>(number)], number, first, options));
+        first += size;
+    }
+}
+
+// A product for each group of columns of `x` and rows of `weight`.
+std::vector<Tensor> split_sums(const Tensor& x, const Tensor& weight, const IntegerTensor& list, std::int64_t type) {
+    TORCH_CHECK(x.dim() == 2 && weight.dim() == 2 && x.size(1) == weight.size(0), "x of shape ", x.sizes(),
+                " cannot be multiplied with a matrix of shape ", weight.sizes());
+    require_list(list, type, list.size(0));
+    TensorList results(static_cast<std::size_t>(list.size(0)), at::zeros({x.size(0), weight.size(1)}, x.options()));
+    if (x.is_meta()) return results;
+    std::int64_t first = 0;
+    const auto groups = groups_of(list, type);
+    for (std::size_t index = 0; index < groups.sizes.size(); ++index) {
+        const auto last = first + groups.sizes[index];
+        TORCH_CHECK(groups.sizes[index] >= 0 && last <= x.size(1), "the groups have more than ", x.size(1), " rows");
+        results[static_cast<std::size_t>(groups.numbers[index])] =
+            x.slice(1, first, last).matmul(weight.slice(0, first, last));
+        first = last;
+    }
+    return results;
+}
+
+using AnyTensorList = std::vector<AnyTensor>;
+
+constexpr std::int64_t kNotSplit = -1;
+constexpr std::int64_t kSplitRows = 0;
+constexpr std::int64_t kSplitSums = 2;
+
+void grouped_v5(const AnyTensorList& x, const AnyTensorList& weight, const AnyTensorList& bias,
+                const AnyTensorList& scale, const AnyTensorList& offset, const TensorList& antiquant_scale,
+                const TensorList& antiquant_offset, const TensorList& token_scale, const OptionalIntegerTensor& list,
+                const TensorList& activation_input, const TensorList& activation_scale,
+                const TensorList& activation_offset, std::int64_t, std::int64_t group_type, std::int64_t list_type,
+                std::int64_t activation, const Sizes&, const std::vector<Out>& outs, const std::vector<Out>&,
+                const std::vector<Out>&) {
+    TORCH_CHECK(offset.empty() && activation_input.empty() && activation_scale.empty() && activation_offset.empty(),
+                "the host NPU multiplies groups without offsets and without inputs of an activation only");
+    TensorList scales;
+    for (const auto& each : scale) scales.push_back(scale_of(each));
+    TORCH_CHECK(!x.empty() && !weight.empty() && !outs.empty(), "x, weight and the outputs are not empty");
+    const Options options{bias, scales, token_scale, antiquant_scale, antiquant_offset, activation};
+    if (group_type == kSplitRows && x.size() == 1 && outs.size() == 1) {
+        TORCH_CHECK(list, "groups of rows need a group_list");
+        split_rows(x[0], weight, *list, list_type, options, outs[0]);
+        return;
+    }
+    if (group_type == kSplitSums) {
+        TORCH_CHECK(list && x.size() == 1 && weight.size() == 1, "groups of columns need a group_list and one matrix");
+        const auto sums = split_sums(widened(x[0]), widened(weight[0]), *list, list_type);
+        outs[0] = at::stack(sums);
+        return;
+    }
+    TORCH_CHECK(group_type == kNotSplit && x.size() == weight.size() && outs.size() == x.size(),
+                "the host NPU has one x and one output for groups, or as many as matrices (group_type -1), not ",
+                x.size(), " and ", outs.size(), " with group_type ", group_type);
+    for (std::size_t index = 0; index < x.size(); ++index) {
+        outs[index] = group_product(x[index], weight[index], static_cast<std::int64_t>(index), 0, options);
+    }
+}
+const Formula<"aclnnGroupedMatmulV5", grouped_v5> grouped_by_tensor;
+
+void grouped_v4(const AnyTensorList& x, const AnyTensorList& weight, const AnyTensorList& bias,
+                const AnyTensorList& scale, const AnyTensorList& offset, const TensorList& antiquant_scale,
+                const TensorList& antiquant_offset, const TensorList& token_scale, const OptionalIntegerTensor& list,
+                const TensorList& activation_input, const TensorList& activation_scale,
+                const TensorList& activation_offset, std::int64_t split_item, std::int64_t group_type,
+                std::int64_t list_type, std::int64_t activation, const std::vector<Out>& outs,
+                const std::vector<Out>& activation_outs, const std::vector<Out>& scale_outs) {
+    grouped_v5(x, weight, bias, scale, offset, antiquant_scale, antiquant_offset, token_scale, list, activation_input,
+               activation_scale, activation_offset, split_item, group_type, list_type, activation, {}, outs,
+               activation_outs, scale_outs);
+}
+const Formula<"aclnnGroupedMatmulV4", grouped_v4> grouped_without_tuning;
+
+void grouped_add_v2(const Tensor& x, const Tensor& weight, const IntegerTensor& list, const Out& y, bool transpose_x,
+                    bool transpose_weight, std::int64_t group_type, std::int64_t list_type) {
+    TORCH_CHECK(group_type == kSplitSums && transpose_x && !transpose_weight,
+                "the host NPU adds products of groups of rows with transpose_x only");
+    const auto sums = at::stack(split_sums(x.t(), weight, list, list_type));
+    y = y.rounded() + sums.view(y.sizes());
+}
+const Formula<"aclnnGroupedMatmulAddV2", grouped_add_v2> added_products;
+
+void grouped_add(const Tensor& x, const Tensor& weight, const IntegerTensor& list, const Out& y, bool transpose_x,
+                 bool transpose_weight, std::int64_t group_type) {
+    grouped_add_v2(x, weight, list, y, transpose_x, transpose_weight, group_type, 0);
+}
+const Formula<"aclnnGroupedMatmulAdd", grouped_add> added_products_by_ends;
 
 }  // namespace
 }  // namespace host_npu

@@ -1,5 +1,7 @@
 // What is beside attention: results of parts put together, and a softmax with a bias of positions.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/stack.h>
 
@@ -19,6 +21,31 @@ void merge(const std::vector<Tensor>& logs, const std::vector<Tensor>& results, 
 }
 const Formula<"aclnnAttentionUpdate", merge> merged_attention;
 
+// The statistics of a softmax, of which each has 8 equal columns: [batch, heads, sequence, 8] beside results in SBH,
+// [tokens, heads, 8] beside TND. As factors of the results.
+Tensor of_results(const Tensor& columns, const Tensor& result, const std::string& layout) {
+    const auto one = columns.select(-1, 0);
+    if (layout == "TND") return one.unsqueeze(-1);
+    return one.permute({2, 0, 1}).repeat_interleave(result.size(-1) / one.size(1), -1);
+}
+
+// Of the attention to some keys and to some more that to all.
+void ring_update(const Tensor& result1, const Tensor& max1, const Tensor& sum1, const Tensor& result2,
+                 const Tensor& max2, const Tensor& sum2, const OptionalIntegerTensor&, const std::string& layout,
+                 const std::string& softmax_layout, const Out& out, const Out& max_out, const Out& sum_out) {
+    TORCH_CHECK(layout == "SBH" || (layout == "TND" && softmax_layout == "TND"),
+                "the host NPU has the layouts SBH, and TND with input_softmax_layout TND only, not ", layout);
+    TORCH_CHECK(max1.dim() == (layout == "SBH" ? 4 : 3) && result1.dim() == 3, "softmax_max of shape ", max1.sizes(),
+                " does not fit the layout ", layout);
+    const auto max = at::maximum(max1, max2);
+    const auto part1 = sum1 * at::exp(max1 - max), part2 = sum2 * at::exp(max2 - max);
+    const auto sum = part1 + part2;
+    max_out = max;
+    sum_out = sum;
+    out = result1 * of_results(part1 / sum, result1, layout) + result2 * of_results(part2 / sum, result2, layout);
+}
+const Formula<"aclnnRingAttentionUpdateV2", ring_update> attention_to_more_keys;
+
 // x is [batch, windows, heads, rows, columns], a mask of 3 dimensions has no heads.
 void masked_softmax(const Tensor& x, const OptionalTensor& mask, const Tensor& bias, double scale, std::int64_t,
                     const Out& out) {
@@ -27,6 +54,22 @@ void masked_softmax(const Tensor& x, const OptionalTensor& mask, const Tensor& b
     out = at::softmax(scores, -1);
 }
 const Formula<"aclnnMaskedSoftmaxWithRelPosBias", masked_softmax> softmax_with_bias;
+
+constexpr double kMasked = -10000;
+
+void scaled_masked_softmax(const Tensor& x, const IntegerTensor& mask, double scale, bool triangular, const Out& out) {
+    TORCH_CHECK(!triangular, "the host NPU has no fixed_triu_mask");
+    out = at::softmax((x * scale).masked_fill(mask.to(at::kBool), kMasked), -1);
+}
+const Formula<"aclnnScaledMaskedSoftmax", scaled_masked_softmax> softmax_with_mask;
+
+void scaled_masked_softmax_grad(const Tensor& dy, const Tensor& y, const IntegerTensor& mask, double scale,
+                                bool triangular, const Out& dx) {
+    TORCH_CHECK(!triangular, "the host NPU has no fixed_triu_mask");
+    const auto grad = y * (dy - (y * dy).sum(-1, true)) * scale;
+    dx = grad.masked_fill(mask.to(at::kBool), 0);
+}
+const Formula<"aclnnScaledMaskedSoftmaxBackward", scaled_masked_softmax_grad> softmax_with_mask_backward;
 
 }  // namespace
 }  // namespace host_npu

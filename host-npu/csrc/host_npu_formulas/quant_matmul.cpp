@@ -2,9 +2,16 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/matmul.h>
 
-#include "host_npu_formulas/formula.h"
+#include "host_npu_formulas/quantization.h"
 
 namespace host_npu {
+
+Tensor scale_of(const AnyTensor& scale) {
+    if (scale.scalar_type() != at::kLong) return widened(scale);
+    const auto low = scale.bitwise_and(0xFFFFE000L);
+    return low.to(at::kInt).view(at::kFloat);
+}
+
 namespace {
 
 // The upper 19 bits of the scale as a float, a 1 in bit 46, and the offset in the 9 bits below that one.
@@ -19,12 +26,6 @@ void trans_quant_param(const AnyTensor& scale, const OptionalTensor& offset, std
     out = bits;
 }
 const Formula<"aclnnTransQuantParamV3", trans_quant_param> scale_to_bits;
-
-Tensor scale_of(const AnyTensor& scale) {
-    if (scale.scalar_type() != at::kLong) return widened(scale);
-    const auto low = scale.bitwise_and(0xFFFFE000L);
-    return low.to(at::kInt).view(at::kFloat);
-}
 
 void require_absent(const OptionalAnyTensor& tensor, const char* name) {
     TORCH_CHECK(!tensor || tensor->numel() == 0, "the host NPU has no ", name, " of a quantized product");

@@ -21,6 +21,11 @@ void require_int8(const Out& out) {
     TORCH_CHECK(out.dtype() == at::kChar, "the host NPU quantizes to int8 only here, not ", out.dtype());
 }
 
+std::pair<Tensor, Tensor> quantized_rows(const Tensor& x) {
+    const auto scale = x.abs().amax(-1) / 127;
+    return {saturated(x / scale.unsqueeze(-1), at::kChar), scale};
+}
+
 namespace {
 
 void dynamic(const Tensor& x, const OptionalTensor& smooth, const OptionalAnyTensor& groups, const std::string& mode,

@@ -1,6 +1,8 @@
 // What quantizations have in common.
 #pragma once
 
+#include <utility>
+
 #include "host_npu_formulas/formula.h"
 
 namespace host_npu {
@@ -8,5 +10,9 @@ namespace host_npu {
 // Rounded to the nearest even integer that the dtype has.
 Tensor saturated(const Tensor& x, at::ScalarType dtype);
 void require_int8(const Out& out);
+// The floats of a scale, which may come as the upper bits of 64.
+Tensor scale_of(const AnyTensor& scale);
+// Each row times 127 by its largest number, and the inverse of that factor.
+std::pair<Tensor, Tensor> quantized_rows(const Tensor& x);
 
 }  // namespace host_npu

@@ -1,9 +1,9 @@
 // RotaryPositionEmbedding: pairs of elements of the last dimension are rotated.
+#include "host_npu_formulas/rotary.h"
+
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
-
-#include "host_npu_formulas/formula.h"
 
 namespace host_npu {
 namespace {
@@ -19,6 +19,16 @@ Tensor turned(const Tensor& x, std::int64_t mode) {
     const auto pairs = x.unflatten(-1, {-1, 2});
     return at::stack({-pairs.select(-1, 1), pairs.select(-1, 0)}, -1).flatten(-2);
 }
+
+}  // namespace
+
+Tensor rotated_sorted(const Tensor& x, const Tensor& cos, const Tensor& sin) {
+    TORCH_CHECK(x.size(-1) % 2 == 0, "the last dimension has ", x.size(-1), " elements, which are no pairs");
+    const auto sorted = x.unflatten(-1, {-1, 2}).transpose(-1, -2).flatten(-2);
+    return sorted * cos + turned(sorted, 0) * sin;
+}
+
+namespace {
 
 void rotary(const Tensor& x, const Tensor& cos, const Tensor& sin, std::int64_t mode, const Out& out) {
     out = x * cos + turned(x, mode) * sin;
@@ -55,11 +65,8 @@ void apply_rotary(const Out& query, const Out& key, const Tensor& cos, const Ten
 }
 const Formula<"aclnnApplyRotaryPosEmbV2", apply_rotary> rotary_in_place;
 
-// The even elements of a head come before the odd ones, then the halves are rotated.
 void interleave_rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Out& out) {
-    TORCH_CHECK(x.size(-1) % 2 == 0, "the last dimension has ", x.size(-1), " elements, which are no pairs");
-    const auto sorted = x.unflatten(-1, {-1, 2}).transpose(-1, -2).flatten(-2);
-    out = sorted * cos + turned(sorted, 0) * sin;
+    out = rotated_sorted(x, cos, sin);
 }
 const Formula<"aclnnInterleaveRope", interleave_rope> rotary_of_sorted;
 

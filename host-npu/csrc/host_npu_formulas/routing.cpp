@@ -112,8 +112,8 @@ Expanded expanded_rows(const AnyTensor& x, const IntegerTensor& experts, const O
         const auto in_range = expert.clamp(0, by.last - by.first - 1);
         smoothed = smoothed * (scale->size(0) == 1 ? *scale : scale->index({in_range}));
     }
-    const auto row_scale = smoothed.abs().amax(-1) / 127;
-    return {saturated(smoothed / row_scale.unsqueeze(-1), at::kChar), row_scale};
+    const auto [quantized, row_scale] = quantized_rows(smoothed);
+    return {quantized, row_scale};
 }
 
 // An expert has room for as many rows as its capacity; what is too much is dropped, and what is empty is 0.

@@ -85,6 +85,11 @@ void PhaseOne::add(const aclIntArray* array) {
     if (array != nullptr) append(array->values.data(), array->values.size() * sizeof(std::int64_t));
 }
 
+void PhaseOne::add(const aclBoolArray* array) {
+    add(array == nullptr ? std::int64_t{-1} : static_cast<std::int64_t>(array->values.size()));
+    if (array != nullptr) append(array->values.data(), array->values.size());
+}
+
 void PhaseOne::add(const aclScalar* scalar) {
     add(static_cast<int>(scalar == nullptr ? ACL_DT_UNDEFINED : scalar->dtype));
     if (scalar != nullptr) append(scalar->value.data(), item_size(scalar->dtype));

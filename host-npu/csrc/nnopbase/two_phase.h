@@ -53,6 +53,7 @@ class HOST_NPU_EXPORT PhaseOne {
     void add(const aclTensor* tensor);
     void add(const aclTensorList* list);
     void add(const aclIntArray* array);
+    void add(const aclBoolArray* array);
     void add(const aclScalar* scalar);
     void add(const char* text);
     template <class Value>

@@ -60,25 +60,6 @@ def test_tokens_come_back_as_they_were_without_weights():
     _close(on_npu.grad, reference.grad)
 
 
-@pytest.mark.parametrize("split_item", [0, 3], ids=["an output for each", "one output"])
-def test_groups_of_rows_are_multiplied_by_the_matrix_of_their_expert(split_item):
-    x, weights = torch.randn(8, 4), [torch.randn(4, 6) for _ in range(3)]
-    biases = [torch.randn(6) for _ in weights]
-    results = torch_npu.npu_grouped_matmul(
-        [x.npu()],
-        [each.npu() for each in weights],
-        bias=[each.npu() for each in biases],
-        group_list=[3, 3, 8],
-        split_item=split_item,
-    )
-    expected = [
-        rows.double() @ weight.double() + bias.double()
-        for rows, weight, bias in zip(x.split([3, 0, 5]), weights, biases, strict=True)
-    ]
-    for actual, wanted in zip(results, expected if split_item == 0 else [torch.cat(expected)], strict=True):
-        _close(actual, wanted)
-
-
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [

@@ -1,0 +1,161 @@
+// Gated units, GELU and RmsNorm with a quantization of their rows behind them.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/rsqrt.h>
+#include <ATen/ops/searchsorted.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/silu.h>
+
+#include "host_npu_formulas/halves.h"
+#include "host_npu_formulas/norms.h"
+#include "host_npu_formulas/quantization.h"
+
+namespace host_npu {
+namespace {
+
+// The numbers of each row: those of its group, of which `groups` has the ends or the sizes. Rows after the last group
+// have those of the last one; nobody reads them.
+Tensor of_rows(const Tensor& numbers, std::int64_t rows, const OptionalIntegerTensor& groups, bool sizes) {
+    if (numbers.dim() < 2 || numbers.size(0) == 1) return numbers;
+    TORCH_CHECK(groups && groups->dim() == 1 && groups->size(0) == numbers.size(0), "scales of shape ", numbers.sizes(),
+                " have not a row for each group");
+    const auto wide = groups->to(at::kLong);
+    const auto ends = sizes ? wide.cumsum(0) : Tensor(wide);
+    const auto group = at::searchsorted(ends, at::arange(rows, ends.options()), false, /*right=*/true);
+    return numbers.index({group.clamp_max(numbers.size(0) - 1)});
+}
+
+Tensor as_rows(const Tensor& x) { return x.dim() == 2 ? x : x.reshape({-1, x.size(-1)}); }
+
+void quantize_rows(const Tensor& rows, const Out& y, const Out& scale) {
+    require_int8(y);
+    const auto [quantized, of_row] = quantized_rows(rows);
+    y = quantized.view(y.sizes());
+    scale = of_row.view(scale.sizes());
+}
+
+void require_dynamic(const std::string& mode, const char* what) {
+    TORCH_CHECK(mode == "dynamic", "the host NPU quantizes ", what, " dynamically only, not by the quant mode ", mode);
+}
+
+void swiglu_quant(const Tensor& x, const OptionalTensor& smooth, const OptionalTensor& offsets,
+                  const OptionalIntegerTensor& groups, bool activate_left, const std::string& mode,
+                  std::int64_t list_type, std::int64_t, const Out& y, const Out& scale) {
+    require_dynamic(mode, "SwiGlu");
+    TORCH_CHECK(!offsets, "a dynamic quantization has no offsets");
+    const auto [left, right] = halves(as_rows(x), -1);
+    auto rows = activate_left ? at::silu(left) * right : left * at::silu(right);
+    if (smooth) rows = rows * of_rows(*smooth, rows.size(0), groups, list_type == 1);
+    quantize_rows(rows, y, scale);
+}
+const Formula<"aclnnSwiGluQuantV2", swiglu_quant> swiglu_to_int8;
+
+// The sums of a product of int8 matrices are dequantized first.
+void dequant_swiglu_quant(const AnyTensor& x, const OptionalTensor& weight_scale, const OptionalTensor& token_scale,
+                          const OptionalAnyTensor& bias, const OptionalTensor& smooth, const OptionalTensor& offset,
+                          const OptionalIntegerTensor& groups, bool activate_left, const std::string& mode,
+                          std::int64_t, const std::string& rounding, std::int64_t dim, std::int64_t swiglu_mode,
+                          double limit, double alpha, double glu_bias, const Out& y, const Out& scale) {
+    require_dynamic(mode, "SwiGlu");
+    TORCH_CHECK(!offset, "a dynamic quantization has no offset");
+    TORCH_CHECK(rounding == "rint" && (dim == -1 || dim == x.dim() - 1),
+                "the host NPU has round_mode rint and the last dimension only");
+    TORCH_CHECK(swiglu_mode == 0 || swiglu_mode == 1, "swiglu_mode is ", swiglu_mode, " instead of 0 or 1");
+    auto sums = as_rows(x).to(at::kDouble);
+    const auto rows = sums.size(0);
+    const bool whole = !x.is_floating_point();
+    TORCH_CHECK(whole == weight_scale.has_value(), "weight_scale is for x of int32, and has to be there for it");
+    if (whole && bias && !bias->is_floating_point()) sums = sums + of_rows(*bias, rows, groups, true);
+    if (weight_scale) sums = sums * of_rows(*weight_scale, rows, groups, true);
+    if (token_scale) sums = sums * token_scale->reshape({-1, 1});
+    if (bias && bias->is_floating_point()) sums = sums + of_rows(*bias, rows, groups, true);
+    const auto wide = sums.to(at::kFloat);
+    Tensor unit;
+    if (swiglu_mode == 1) {
+        const auto parts = wide.unflatten(-1, {-1, 2}).unbind(-1);
+        const auto gate = parts[0].clamp_max(limit);
+        unit = gate * at::sigmoid(gate * alpha) * (parts[1].clamp(-limit, limit) + glu_bias);
+    } else {
+        const auto [left, right] = halves(wide, -1);
+        unit = activate_left ? at::silu(left) * right : left * at::silu(right);
+    }
+    if (smooth) unit = unit * of_rows(*smooth, rows, groups, true);
+    quantize_rows(unit, y, scale);
+}
+const Formula<"aclnnDequantSwigluQuantV2", dequant_swiglu_quant> swiglu_of_sums_v2;
+
+void dequant_swiglu_quant_v1(const AnyTensor& x, const OptionalTensor& weight_scale, const OptionalTensor& token_scale,
+                             const OptionalAnyTensor& bias, const OptionalTensor& smooth, const OptionalTensor& offset,
+                             const OptionalIntegerTensor& groups, bool activate_left, const std::string& mode,
+                             const Out& y, const Out& scale) {
+    dequant_swiglu_quant(x, weight_scale, token_scale, bias, smooth, offset, groups, activate_left, mode, 2, "rint", -1,
+                         0, 0, 0, 0, y, scale);
+}
+const Formula<"aclnnDequantSwigluQuant", dequant_swiglu_quant_v1> swiglu_of_sums;
+
+void gelu_quant(const Tensor& x, const OptionalTensor& scale, const OptionalTensor& offset,
+                const std::string& approximate, const std::string& mode, const std::string& rounding, std::int64_t,
+                const Out& y, const OptionalOut& scale_out) {
+    TORCH_CHECK(rounding == "rint", "the host NPU has round_mode rint only, not ", rounding);
+    auto unit = at::gelu(x, approximate);
+    if (mode == "dynamic") {
+        TORCH_CHECK(scale_out && !offset, "a dynamic quantization has a scale for each row and no offset");
+        quantize_rows(as_rows(scale ? unit * *scale : unit), y, *scale_out);
+        return;
+    }
+    TORCH_CHECK(mode == "static" && scale, "quant_mode is ", mode, " instead of dynamic, or static with input_scale");
+    require_int8(y);
+    unit = unit * *scale;
+    y = saturated(offset ? unit + *offset : unit, at::kChar);
+}
+const Formula<"aclnnGeluQuant", gelu_quant> gelu_to_int8;
+
+void gelu_mul(const Tensor& x, const std::string& approximate, const Out& out) {
+    const auto [left, right] = halves(x, -1);
+    out = at::gelu(left, approximate) * right;
+}
+const Formula<"aclnnGeluMul", gelu_mul> gelu_times_half;
+
+struct Normal {
+    Tensor result, rstd;
+};
+
+Normal normal(const Tensor& x, const Tensor& gamma, const OptionalTensor& beta, double epsilon) {
+    const auto rstd = at::rsqrt(x.square().mean(normalized(x, gamma), true) + epsilon);
+    const auto scaled = x * rstd * gamma;
+    return {beta ? scaled + *beta : scaled, rstd};
+}
+
+void rms_norm_quant_v3(const Tensor& x, const Tensor& gamma, const Tensor& scale, const OptionalAnyTensor& offset,
+                       const OptionalTensor& beta, double epsilon, bool divides, bool with_rstd, const Out& y,
+                       const OptionalOut& rstd) {
+    require_int8(y);
+    const auto [result, of_row] = normal(x, gamma, beta, epsilon);
+    const auto scaled = divides ? result / scale : result * scale;
+    y = saturated(offset ? scaled + widened(*offset) : scaled, at::kChar);
+    if (with_rstd && rstd) *rstd = of_row.view(rstd->sizes());
+}
+const Formula<"aclnnRmsNormQuantV3", rms_norm_quant_v3> rms_norm_to_int8_v3;
+
+// The sum is quantized once for each smooth scale, or once as it is.
+void add_rms_norm_dynamic_quant(const Tensor& x1, const Tensor& x2, const Tensor& gamma, const OptionalTensor& smooth1,
+                                const OptionalTensor& smooth2, const OptionalTensor& beta, double epsilon,
+                                const Bools& wanted, const OptionalOut& y1, const OptionalOut& y2, const Out& sum,
+                                const OptionalOut& scale1, const OptionalOut& scale2) {
+    TORCH_CHECK(!wanted.given || wanted.values.size() == 2, "output_mask has ", wanted.values.size(),
+                " elements instead of 2");
+    TORCH_CHECK(wanted.given || smooth1 || !smooth2, "smooth_scale2 without smooth_scale1 needs an output_mask");
+    sum = x1 + x2;
+    const auto result = normal(x1 + x2, gamma, beta, epsilon).result;
+    const auto is_wanted = [&](std::size_t index, bool otherwise) {
+        return wanted.given ? wanted.values[index] != 0 : otherwise;
+    };
+    const auto rows = as_rows(result);
+    if (is_wanted(0, true)) quantize_rows(smooth1 ? rows * *smooth1 : rows, *y1, *scale1);
+    if (is_wanted(1, smooth2.has_value())) quantize_rows(smooth2 ? rows * *smooth2 : rows, *y2, *scale2);
+}
+const Formula<"aclnnAddRmsNormDynamicQuantV2", add_rms_norm_dynamic_quant> rms_norm_of_sum_to_int8;
+
+}  // namespace
+}  // namespace host_npu

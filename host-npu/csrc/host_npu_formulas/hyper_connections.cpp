@@ -1,0 +1,77 @@
+// Manifold-constrained hyper-connections (arXiv:2512.24880): several residual streams, mixed by doubly stochastic
+// matrices.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/stack.h>
+
+#include "host_npu_formulas/formula.h"
+
+namespace host_npu {
+namespace {
+
+// torch_npu keeps the rows of all steps, each in the room of 8 numbers.
+constexpr std::int64_t kRow = 8;
+
+void keep(const std::vector<Tensor>& steps, const Out& out) {
+    const auto rows = at::stack(steps);
+    TORCH_CHECK(rows.size(-1) <= kRow, "the host NPU has rows of at most 8 numbers, not ", rows.size(-1));
+    out = at::constant_pad_nd(rows, {0, kRow - rows.size(-1)}).reshape(out.sizes());
+}
+
+// Rows and columns are divided by their sums in turn, the columns last.
+void sinkhorn(const Tensor& x, float epsilon, std::int64_t iterations, const Out& out, const OptionalOut& norm_out,
+              const OptionalOut& sum_out) {
+    TORCH_CHECK(x.dim() >= 3 && x.size(-1) == x.size(-2), "x has shape ", x.sizes(), ", which are no square matrices");
+    TORCH_CHECK(iterations >= 1 && iterations <= 100, "num_iters is ", iterations, " instead of 1 to 100");
+    auto norm = at::softmax(x, -1) + epsilon;
+    // The first sum is that of no step.
+    std::vector<Tensor> norms{norm}, sums{norm.sum(-1).zero_()};
+    for (std::int64_t step = 1; step < 2 * iterations; ++step) {
+        const auto sum = norm.sum(step % 2 == 1 ? -2 : -1, true) + epsilon;
+        norm = norm / sum;
+        norms.push_back(norm);
+        sums.push_back(sum.squeeze(step % 2 == 1 ? -2 : -1));
+    }
+    out = norm;
+    if (!norm_out || !sum_out) return;
+    keep(norms, *norm_out);
+    keep(sums, *sum_out);
+}
+const Formula<"aclnnMhcSinkhorn", sinkhorn> doubly_stochastic;
+
+void sinkhorn_grad(const Tensor& dy, const Tensor& norms, const Tensor& sums, const Out& dx) {
+    const auto size = dy.size(-1);
+    const auto tokens = dy.numel() / (size * size);
+    const auto each = norms.reshape({-1, tokens, size, kRow}).narrow(-1, 0, size);
+    const auto divisors = sums.reshape({-1, tokens, kRow}).narrow(-1, 0, size);
+    const auto steps = each.size(0);
+    auto grad = dy.reshape({tokens, size, size});
+    for (auto step = steps - 1; step >= 1; --step) {
+        // y = x / (sum x + epsilon) has dx = (dy - sum(dy y)) / (sum x + epsilon).
+        const auto dim = step % 2 == 1 ? -2 : -1;
+        grad = (grad - (grad * each[step]).sum(dim, true)) / divisors[step].unsqueeze(dim);
+    }
+    // The softmax. Its sum with epsilon stands for it, as in CANN's document.
+    dx = ((grad - (grad * each[0]).sum(-1, true)) * each[0]).reshape(dy.sizes());
+}
+const Formula<"aclnnMhcSinkhornBackward", sinkhorn_grad> doubly_stochastic_backward;
+
+// The streams x, mixed, and the output of a layer for each of them.
+void mhc_post(const Tensor& x, const OptionalTensor& mix, const Tensor& layer, const Tensor& post, const Out& out) {
+    const auto mixed = mix ? mix->transpose(-1, -2).matmul(x) : x;
+    out = mixed + post.unsqueeze(-1) * layer.unsqueeze(-2);
+}
+const Formula<"aclnnMhcPost", mhc_post> mixed_streams;
+
+void mhc_post_grad(const Tensor& dy, const Tensor& x, const OptionalTensor& mix, const Tensor& layer,
+                   const Tensor& post, const Out& dx, const OptionalOut& dmix, const Out& dlayer, const Out& dpost) {
+    dx = mix ? mix->matmul(dy) : dy;
+    if (mix && dmix) *dmix = x.matmul(dy.transpose(-1, -2));
+    dlayer = (dy * post.unsqueeze(-1)).sum(-2);
+    dpost = (dy * layer.unsqueeze(-2)).sum(-1);
+}
+const Formula<"aclnnMhcPostBackward", mhc_post_grad> mixed_streams_backward;
+
+}  // namespace
+}  // namespace host_npu

@@ -1,0 +1,102 @@
+// Products of matrices with more around them.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/silu.h>
+
+#include <numeric>
+
+#include "host_npu_formulas/quantization.h"
+
+namespace host_npu {
+namespace {
+
+using Sizes = std::vector<std::int64_t>;
+
+Tensor activated_by(const Tensor& x, const std::string& name) {
+    if (name == "gelu") return at::gelu(x);
+    if (name == "fastgelu") return x * at::sigmoid(x * 1.702);
+    if (name == "relu") return at::relu(x);
+    if (name == "silu") return at::silu(x);
+    TORCH_CHECK(false, "the host NPU has the activations gelu, fastgelu, relu and silu only, not ", name);
+}
+
+// Two layers, for each expert with its own matrices for its own rows.
+void ffn(const Tensor& x, const Tensor& weight1, const Tensor& weight2, const Sizes& tokens,
+         const OptionalTensor& bias1, const OptionalTensor& bias2, Without<"scale">, Without<"offset">,
+         Without<"deq_scale1">, Without<"deq_scale2">, Without<"antiquant_scale1">, Without<"antiquant_scale2">,
+         Without<"antiquant_offset1">, Without<"antiquant_offset2">, const std::string& activation, std::int64_t,
+         bool are_ends, const Out& out) {
+    const auto layers = [&](const Tensor& rows, const Tensor& w1, const Tensor& w2, const OptionalTensor& b1,
+                            const OptionalTensor& b2) {
+        const auto hidden = rows.matmul(w1);
+        const auto y = activated_by(b1 ? hidden + *b1 : hidden, activation).matmul(w2);
+        return b2 ? y + *b2 : y;
+    };
+    if (tokens.empty()) {
+        out = layers(x, weight1, weight2, bias1, bias2);
+        return;
+    }
+    TORCH_CHECK(weight1.dim() == 3 && weight2.dim() == 3 && weight1.size(0) == static_cast<std::int64_t>(tokens.size()),
+                "weight1 of shape ", weight1.sizes(), " has not a matrix for each of ", tokens.size(), " experts");
+    auto sizes = tokens;
+    if (are_ends) std::adjacent_difference(sizes.begin(), sizes.end(), sizes.begin());
+    const auto parts = x.flatten(0, -2).split_with_sizes(sizes);
+    std::vector<Tensor> results;
+    for (std::size_t expert = 0; expert < parts.size(); ++expert) {
+        const auto at = static_cast<std::int64_t>(expert);
+        const auto row = [&](const OptionalTensor& bias) { return bias ? OptionalTensor((*bias)[at]) : std::nullopt; };
+        results.push_back(layers(parts[expert], weight1[at], weight2[at], row(bias1), row(bias2)));
+    }
+    out = at::cat(results).view(out.sizes());
+}
+const Formula<"aclnnFFNV2", ffn> feed_forward;
+
+void transpose_batch_matmul(const Tensor& x1, const Tensor& x2, const OptionalTensor& bias, Without<"scale">,
+                            const Sizes& perm1, const Sizes& perm2, const Sizes& perm_y, std::int8_t,
+                            std::int32_t batch_split_factor, const Out& out) {
+    TORCH_CHECK(x1.dim() == 3 && x2.dim() == 3, "input and weight have 3 dimensions");
+    const auto permuted = [](const Tensor& x, const Sizes& perm) { return perm.empty() ? x : x.permute(perm); };
+    auto y = at::bmm(permuted(x1, perm1), permuted(x2, perm2));
+    if (bias) y = y + *bias;
+    y = permuted(y, perm_y);
+    if (batch_split_factor > 1) {
+        // [rows, batches, columns]: the batches of a part side by side.
+        TORCH_CHECK(y.size(1) % batch_split_factor == 0, y.size(1), " batches are not ", batch_split_factor, " parts");
+        y = y.unflatten(1, {batch_split_factor, -1}).transpose(0, 1).flatten(2);
+    }
+    out = y;
+}
+const Formula<"aclnnTransposeBatchMatMul", transpose_batch_matmul> product_of_permuted;
+
+// A number for each column, or for each group of rows of one.
+Tensor of_matrix(const Tensor& numbers, const Tensor& matrix, std::int64_t group_size) {
+    if (numbers.numel() == 1) return numbers.flatten();
+    if (group_size <= 0) return numbers.flatten();
+    return numbers.repeat_interleave(group_size, 0).slice(0, 0, matrix.size(0));
+}
+
+void weight_quant_v3(const Tensor& x, const IntegerTensor& weight, const Tensor& scale, const OptionalTensor& offset,
+                     Without<"quant_scale">, Without<"quant_offset">, const OptionalTensor& bias,
+                     std::int32_t group_size, std::int32_t, const Out& out) {
+    TORCH_CHECK(weight.scalar_type() == at::kChar, "the host NPU takes weights of int8 only, not ",
+                weight.scalar_type());
+    auto matrix = widened(weight);
+    if (offset) matrix = matrix + of_matrix(*offset, matrix, group_size);
+    const auto y = x.matmul(matrix * of_matrix(scale, matrix, group_size));
+    out = bias ? y + *bias : y;
+}
+const Formula<"aclnnWeightQuantBatchMatmulV3", weight_quant_v3> product_with_int8_v3;
+
+void weight_quant_v2(const Tensor& x, const IntegerTensor& weight, const Tensor& scale, const OptionalTensor& offset,
+                     Without<"quant_scale">, Without<"quant_offset">, const OptionalTensor& bias,
+                     std::int32_t group_size, const Out& out) {
+    weight_quant_v3(x, weight, scale, offset, {}, {}, bias, group_size, 0, out);
+}
+const Formula<"aclnnWeightQuantBatchMatmulV2", weight_quant_v2> product_with_int8;
+
+}  // namespace
+}  // namespace host_npu

@@ -1,0 +1,105 @@
+// Sequences: short causal convolutions, and keys and values compressed by blocks.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros_like.h>
+
+#include "host_npu_formulas/formula.h"
+
+namespace host_npu {
+namespace {
+
+// A sequence of zeros, then x, of [sequence, batch, size].
+Tensor delayed(const Tensor& x, std::int64_t by) {
+    return at::constant_pad_nd(x, {0, 0, 0, 0, by, 0}).slice(0, 0, x.size(0));
+}
+
+Tensor kept_tokens(const Tensor& x, const OptionalIntegerTensor& mask) {
+    if (!mask) return x;
+    TORCH_CHECK(mask->dim() == 2 && mask->size(0) == x.size(1) && mask->size(1) == x.size(0), "mask has shape ",
+                mask->sizes(), ", the input ", x.sizes());
+    return x * mask->ne(0).t().unsqueeze(-1);
+}
+
+void require_convolution(const Tensor& x, const Tensor& weight) {
+    TORCH_CHECK(x.dim() == 3 && weight.dim() == 2 && weight.size(1) == x.size(2), "weight of shape ", weight.sizes(),
+                " does not fit an input of shape ", x.sizes());
+}
+
+void causal_conv(const Tensor& x, const Tensor& weight, const OptionalIntegerTensor& mask, const Out& out) {
+    require_convolution(x, weight);
+    auto sum = at::zeros_like(x);
+    for (std::int64_t by = 0; by < weight.size(0); ++by) sum = sum + delayed(x, by) * weight[weight.size(0) - 1 - by];
+    out = kept_tokens(sum, mask);
+}
+const Formula<"aclnnMaskedCausalConv1d", causal_conv> convolution;
+
+void causal_conv_grad(const Tensor& dy, const Tensor& x, const Tensor& weight, const OptionalIntegerTensor& mask,
+                      const Out& dx, const Out& dweight) {
+    require_convolution(x, weight);
+    const auto kept = kept_tokens(dy, mask);
+    const auto width = weight.size(0);
+    auto sum = at::zeros_like(x);
+    std::vector<Tensor> of_weights(static_cast<std::size_t>(width));
+    for (std::int64_t by = 0; by < width; ++by) {
+        sum = sum + delayed(kept.flip({0}), by).flip({0}) * weight[width - 1 - by];
+        of_weights[static_cast<std::size_t>(width - 1 - by)] = (kept * delayed(x, by)).sum({0, 1});
+    }
+    dx = sum;
+    dweight = at::stack(of_weights);
+}
+const Formula<"aclnnMaskedCausalConv1dBackward", causal_conv_grad> convolution_backward;
+
+using Ints = std::vector<std::int64_t>;
+
+// Where the blocks of all sequences begin, of which `ends` are the ends.
+Ints blocks_of(const Ints& ends, std::int64_t size, std::int64_t stride, std::int64_t tokens) {
+    TORCH_CHECK(size > 0 && stride > 0, "blocks have size ", size, " and stride ", stride);
+    Ints found;
+    std::int64_t first = 0;
+    for (const auto end : ends) {
+        TORCH_CHECK(end >= first && end <= tokens, "a sequence ends at ", end, " of ", tokens, " tokens");
+        for (auto begin = first; begin + size <= end; begin += stride) found.push_back(begin);
+        first = end;
+    }
+    return found;
+}
+
+void require_compressed(const Tensor& x, const Tensor& weight, const std::string& layout, std::int64_t size,
+                        std::int64_t type) {
+    TORCH_CHECK(layout == "TND" && type == 0, "the host NPU compresses the layout TND by ends of sequences only");
+    TORCH_CHECK(x.dim() == 3 && weight.dim() == 2 && weight.size(0) == size && weight.size(1) == x.size(1),
+                "weight of shape ", weight.sizes(), " does not fit an input of shape ", x.sizes());
+}
+
+// The tokens of a block, each with a weight for each head, become one.
+void compress(const Tensor& x, const Tensor& weight, const Ints& ends, const std::string& layout, std::int64_t size,
+              std::int64_t stride, std::int64_t type, const Out& out) {
+    require_compressed(x, weight, layout, size, type);
+    std::vector<Tensor> rows;
+    for (const auto begin : blocks_of(ends, size, stride, x.size(0))) {
+        rows.push_back((x.slice(0, begin, begin + size) * weight.unsqueeze(-1)).sum(0));
+    }
+    if (!rows.empty()) out = at::stack(rows);
+}
+const Formula<"aclnnNsaCompress", compress> compressed_blocks;
+
+void compress_grad(const Tensor& dy, const Tensor& x, const Tensor& weight, const Ints& ends, std::int64_t size,
+                   std::int64_t stride, std::int64_t type, const std::string& layout, const Out& dx,
+                   const Out& dweight) {
+    require_compressed(x, weight, layout, size, type);
+    auto of_x = at::zeros_like(x), of_weight = at::zeros_like(weight);
+    std::int64_t row = 0;
+    for (const auto begin : blocks_of(ends, size, stride, x.size(0))) {
+        const auto grad = dy[row++].unsqueeze(0);
+        of_x.slice(0, begin, begin + size).add_(grad * weight.unsqueeze(-1));
+        of_weight.add_((grad * x.slice(0, begin, begin + size)).sum(-1));
+    }
+    dx = of_x;
+    dweight = of_weight;
+}
+const Formula<"aclnnNsaCompressGrad", compress_grad> compressed_blocks_backward;
+
+}  // namespace
+}  // namespace host_npu

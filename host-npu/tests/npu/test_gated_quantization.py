@@ -1,0 +1,159 @@
+"""Gated units, GELU and RmsNorm with a quantization behind them on the host NPU, against float64."""
+
+import pytest
+import torch
+import torch_npu
+from torch.nn.functional import gelu, silu
+
+_EPSILON = 1e-6
+_ONES = torch.ones(1, 16, device="npu")
+
+
+def _assert_quantized(actual, scale, exact, limit=2e-3):
+    """Assert that rows and their scales are those of the exact numbers, up to a neighbour at halves."""
+    expected = exact.abs().amax(-1) / 127
+    torch.testing.assert_close(scale.cpu().double().view(expected.shape), expected, rtol=2e-6, atol=1e-9)
+    assert actual.dtype == torch.int8
+    assert (actual.cpu().double() - exact / expected[..., None]).abs().max() <= 0.5 + limit
+
+
+def _swiglu(x, left):
+    first, second = x.chunk(2, -1)
+    return silu(first) * second if left else first * silu(second)
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gelu_mul_is_gelu_of_the_left_half_times_the_right(dtype, approximate):
+    x = torch.randn(3, 4, 16).to(dtype)
+    left, right = x.double().chunk(2, -1)
+    expected = gelu(left, approximate=approximate) * right
+    limit = {torch.float32: 2**-22, torch.bfloat16: 2**-8}[dtype] * expected.abs().max()
+    assert (torch_npu.npu_gelu_mul(x.npu(), approximate=approximate).cpu().double() - expected).abs().max() <= limit
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+@pytest.mark.parametrize("smooth", [False, True])
+def test_swiglu_is_quantized_row_by_row(smooth, left):
+    x, scales = torch.randn(4, 32).half(), torch.rand(1, 16)
+    quantized, scale = torch_npu.npu_swiglu_quant(
+        x.npu(), smooth_scales=scales.npu() if smooth else None, quant_mode=1, activate_left=left
+    )
+    _assert_quantized(quantized, scale, _swiglu(x.double(), left) * (scales.double() if smooth else 1))
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["ends", "sizes"])
+def test_groups_of_rows_have_smooth_scales_of_their_own(kind):
+    x, scales = torch.randn(6, 32).half(), torch.rand(3, 16)
+    groups = torch.tensor([2, 2, 6] if kind == 0 else [2, 0, 4]).npu()
+    quantized, scale = torch_npu.npu_swiglu_quant(
+        x.npu(), smooth_scales=scales.npu(), group_index=groups, quant_mode=1, group_list_type=kind
+    )
+    of_rows = scales.double().repeat_interleave(torch.tensor([2, 0, 4]), 0)
+    _assert_quantized(quantized, scale, _swiglu(x.double(), False) * of_rows)
+
+
+@pytest.mark.parametrize("grouped", [False, True], ids=["", "groups"])
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+def test_sums_are_dequantized_before_swiglu(left, grouped):
+    x = torch.randint(-1000, 1000, (6, 32), dtype=torch.int32)
+    sizes = torch.tensor([2, 0, 4] if grouped else [6])
+    of_columns, smooth = torch.rand(len(sizes), 32) / 1000, torch.rand(len(sizes), 16)
+    of_rows = torch.rand(6, 1)
+    quantized, scale = torch_npu.npu_dequant_swiglu_quant(
+        x.npu(),
+        weight_scale=of_columns.npu(),
+        activation_scale=of_rows.npu(),
+        quant_scale=smooth.npu(),
+        group_index=sizes.npu() if grouped else None,
+        activate_left=left,
+        quant_mode=1,
+    )
+    exact = x.double() * of_columns.double().repeat_interleave(sizes, 0) * of_rows.double()
+    _assert_quantized(quantized, scale, _swiglu(exact, left) * smooth.double().repeat_interleave(sizes, 0))
+
+
+def test_floats_need_no_dequantization_before_swiglu():
+    x = torch.randn(4, 32).bfloat16()
+    quantized, scale = torch_npu.npu_dequant_swiglu_quant(x.npu(), quant_mode=1)
+    _assert_quantized(quantized, scale, _swiglu(x.double(), False))
+
+
+def test_the_clipped_unit_is_quantized_as_well():
+    x = torch.randn(4, 32).bfloat16() * 4
+    quantized, scale = torch_npu.npu_dequant_swiglu_quant(x.npu(), quant_mode=1, swiglu_mode=1, clamp_limit=3.0)
+    gate, value = x.double()[:, ::2].clamp(max=3), x.double()[:, 1::2].clamp(-3, 3)
+    _assert_quantized(quantized, scale, gate * torch.sigmoid(gate * 1.702) * (value + 1))
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu_is_quantized_row_by_row(approximate):
+    x, smooth = torch.randn(3, 4, 16).half(), torch.rand(16).half()
+    quantized, scale = torch_npu.npu_gelu_quant(x.npu(), input_scale=smooth.npu(), approximate=approximate)
+    _assert_quantized(quantized, scale, gelu(x.double(), approximate=approximate) * smooth.double())
+
+
+def test_gelu_is_quantized_by_a_given_scale():
+    x, factor, offset = torch.randn(4, 16).half(), torch.tensor([20.0]).half(), torch.tensor([3.0]).half()
+    quantized, _ = torch_npu.npu_gelu_quant(
+        x.npu(), input_scale=factor.npu(), input_offset=offset.npu(), quant_mode="static"
+    )
+    exact = (gelu(x.double()) * 20 + 3).clamp(-128, 127)
+    assert (quantized.cpu().double() - exact).abs().max() <= 0.501
+
+
+def _normal(x, gamma, beta=None):
+    scaled = x.double() * (x.double().square().mean(-1, True) + _EPSILON).rsqrt() * gamma.double()
+    return scaled if beta is None else scaled + beta.double()
+
+
+@pytest.mark.parametrize("divides", [True, False], ids=["divides", "multiplies"])
+def test_rms_norm_is_quantized_by_a_scale_of_columns(divides):
+    x, gamma, beta = (torch.randn(shape).half() for shape in ((4, 16), (16,), (16,)))
+    scale = torch.rand(16) + (0.05 if divides else 10)
+    quantized, _ = torch_npu.npu_rms_norm_quant_v2(
+        x.npu(), gamma.npu(), scale.npu(), beta=beta.npu(), epsilon=_EPSILON, div_mode=divides
+    )
+    normal = _normal(x, gamma, beta)
+    exact = (normal / scale.double() if divides else normal * scale.double()).clamp(-128, 127)
+    assert (quantized.cpu().double() - exact).abs().max() <= 0.502
+
+
+@pytest.mark.parametrize("smooth", [0, 1, 2], ids=["no scale", "one scale", "two scales"])
+def test_rms_norm_of_a_sum_is_quantized_for_each_smooth_scale(smooth):
+    x1, x2, gamma = (torch.randn(shape).half() for shape in ((4, 16), (4, 16), (16,)))
+    scales = [torch.rand(16).half() for _ in range(smooth)]
+    names = ("smooth_scale1", "smooth_scale2")
+    results = torch_npu.npu_add_rms_norm_dynamic_quant(
+        x1.npu(),
+        x2.npu(),
+        gamma.npu(),
+        epsilon=_EPSILON,
+        **{name: scale.npu() for name, scale in zip(names, scales, strict=False)},
+    )
+    normal = _normal(x1.float() + x2.float(), gamma)
+    torch.testing.assert_close(results[2].cpu(), x1 + x2)
+    for index, scale in enumerate(scales or [torch.ones(16)]):
+        _assert_quantized(results[index], results[3 + index], normal * scale.double())
+
+
+def test_a_mask_says_which_quantizations_are_wanted():
+    x, gamma = torch.randn(4, 16).half(), torch.randn(16).half()
+    y1, y2, _, scale1, scale2 = torch_npu.npu_add_rms_norm_dynamic_quant(
+        x.npu(), x.npu(), gamma.npu(), epsilon=_EPSILON, output_mask=[False, True]
+    )
+    _assert_quantized(y2, scale2, _normal(x.float() * 2, gamma))
+    assert y1.numel() <= 1 or scale1.isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda x: torch_npu.npu_swiglu_quant(x, quant_mode=0, smooth_scales=_ONES, offsets=_ONES), "dynamically"),
+        (lambda x: torch_npu.npu_dequant_swiglu_quant(x.int(), quant_mode=1), "weight_scale is for x of int32"),
+    ],
+    ids=["static", "no weight_scale"],
+)
+def test_what_is_not_computed_is_refused_at_the_call(call, sentence):
+    with pytest.raises(RuntimeError, match=sentence):
+        call(torch.randn(4, 32).half().npu())

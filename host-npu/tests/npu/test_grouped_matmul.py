@@ -1,0 +1,170 @@
+"""Products of groups with a matrix each on the host NPU, against loops in float64."""
+
+import pytest
+import torch
+import torch_npu
+
+_SIZES = (3, 0, 5)
+_LISTS = {0: [3, 3, 8], 1: [3, 0, 5], 2: [[0, 3], [2, 5], [1, 0]]}
+
+
+def _close(actual, expected, units=1.0):
+    limit = units * {torch.float32: 2**-20, torch.float16: 2**-11, torch.bfloat16: 2**-8}[actual.dtype]
+    largest = expected.abs().amax().item() if expected.numel() else 0.0
+    torch.testing.assert_close(actual.cpu().double(), expected, rtol=0, atol=limit * largest)
+
+
+@pytest.mark.parametrize("split_item", [0, 3], ids=["an output for each", "one output"])
+def test_groups_of_rows_are_multiplied_by_the_matrix_of_their_expert(split_item):
+    x, weights = torch.randn(8, 4), [torch.randn(4, 6) for _ in range(3)]
+    biases = [torch.randn(6) for _ in weights]
+    results = torch_npu.npu_grouped_matmul(
+        [x.npu()],
+        [each.npu() for each in weights],
+        bias=[each.npu() for each in biases],
+        group_list=[3, 3, 8],
+        split_item=split_item,
+    )
+    expected = [
+        rows.double() @ weight.double() + bias.double()
+        for rows, weight, bias in zip(x.split([3, 0, 5]), weights, biases, strict=True)
+    ]
+    for actual, wanted in zip(results, expected if split_item == 0 else [torch.cat(expected)], strict=True):
+        _close(actual, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", _LISTS, ids=["ends", "sizes", "pairs"])
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_tensor_says_which_rows_are_a_groups(biased, kind, dtype):
+    x, weight = torch.randn(8, 4).to(dtype), torch.randn(3, 4, 6).to(dtype)
+    bias = torch.randn(3, 6).to(torch.float32 if dtype == torch.bfloat16 else dtype)
+    [result] = torch_npu.npu_grouped_matmul(
+        [x.npu()],
+        [weight.npu()],
+        bias=[bias.npu()] if biased else None,
+        group_list=torch.tensor(_LISTS[kind]).npu(),
+        group_list_type=kind,
+        group_type=0,
+        split_item=3,
+    )
+    parts = zip(x.double().split(_SIZES), weight.double(), bias.double(), strict=True)
+    _close(result, torch.cat([rows @ matrix + (added if biased else 0) for rows, matrix, added in parts]))
+
+
+def test_rows_after_the_last_group_are_nobodys():
+    x, weight = torch.randn(8, 4), torch.randn(2, 4, 6)
+    [result] = torch_npu.npu_grouped_matmul(
+        [x.npu()], [weight.npu()], group_list=torch.tensor([2, 5]).npu(), group_type=0, split_item=3
+    )
+    _close(result[:5], torch.cat([x[:2].double() @ weight[0].double(), x[2:5].double() @ weight[1].double()]))
+
+
+@pytest.mark.parametrize(
+    ("act_type", "function"),
+    [
+        (1, torch.relu),
+        (2, lambda x: torch.nn.functional.gelu(x, approximate="tanh")),
+        (4, lambda x: x * torch.sigmoid(1.702 * x)),
+        (5, torch.nn.functional.silu),
+    ],
+    ids=["relu", "gelu", "fast gelu", "silu"],
+)
+def test_a_product_may_have_an_activation(act_type, function):
+    x, weight = torch.randn(8, 4), torch.randn(3, 4, 6)
+    [result] = torch_npu.npu_grouped_matmul(
+        [x.npu()],
+        [weight.npu()],
+        group_list=torch.tensor(_LISTS[0]).npu(),
+        group_type=0,
+        split_item=3,
+        act_type=act_type,
+    )
+    parts = zip(x.double().split(_SIZES), weight.double(), strict=True)
+    _close(result, function(torch.cat([rows @ matrix for rows, matrix in parts])))
+
+
+def test_int8_matrices_have_scales_of_rows_and_columns():
+    x, weight = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((8, 4), (3, 4, 6)))
+    scale, of_rows = torch.rand(3, 6), torch.rand(8)
+    [result] = torch_npu.npu_grouped_matmul(
+        [x.npu()],
+        [weight.npu()],
+        scale=[scale.npu()],
+        per_token_scale=[of_rows.npu()],
+        group_list=torch.tensor(_LISTS[0]).npu(),
+        group_type=0,
+        split_item=3,
+        output_dtype=torch.float16,
+    )
+    parts = zip(x.double().split(_SIZES), weight.double(), scale.double(), strict=True)
+    exact = torch.cat([rows @ matrix * each for rows, matrix, each in parts]) * of_rows.double()[:, None]
+    _close(result, exact)
+
+
+def test_int8_matrices_may_stay_sums():
+    x, weight = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((8, 4), (3, 4, 6)))
+    [result] = torch_npu.npu_grouped_matmul(
+        [x.npu()],
+        [weight.npu()],
+        group_list=torch.tensor(_LISTS[0]).npu(),
+        group_type=0,
+        split_item=3,
+        output_dtype=torch.int32,
+    )
+    parts = zip(x.long().split(_SIZES), weight.long(), strict=True)
+    assert result.tolist() == torch.cat([rows @ matrix for rows, matrix in parts]).tolist()
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+def test_weights_of_int8_are_dequantized_for_floats(shifted):
+    x, weight = torch.randn(8, 4).half(), torch.randint(-128, 128, (3, 4, 6), dtype=torch.int8)
+    scale, offset = torch.rand(3, 6).half(), torch.randint(-9, 9, (3, 6)).half()
+    [result] = torch_npu.npu_grouped_matmul(
+        [x.npu()],
+        [weight.npu()],
+        antiquant_scale=[scale.npu()],
+        antiquant_offset=[(offset if shifted else offset * 0).npu()],
+        group_list=torch.tensor(_LISTS[0]).npu(),
+        group_type=0,
+        split_item=3,
+    )
+    whole = (weight.double() + (offset.double()[:, None] if shifted else 0)) * scale.double()[:, None]
+    _close(result, torch.cat([rows @ each for rows, each in zip(x.double().split(_SIZES), whole, strict=True)]))
+
+
+def test_groups_of_columns_give_a_product_each():
+    x, weight = torch.randn(8, 4).half(), torch.randn(8, 6).half()
+    [result] = torch_npu.npu_grouped_matmul(
+        [x.npu().t()], [weight.npu()], group_list=torch.tensor(_LISTS[0]).npu(), group_type=2, split_item=3
+    )
+    parts = zip(x.double().split(_SIZES), weight.double().split(_SIZES), strict=True)
+    _close(result, torch.stack([rows.t() @ others for rows, others in parts]))
+
+
+def test_products_of_groups_are_added_to_gradients():
+    gradient = torch.randn(3, 4, 6)
+    x, weight = torch.randn(8, 4).bfloat16(), torch.randn(8, 6).bfloat16()
+    ends = torch.tensor(_LISTS[0]).npu()
+    result = torch_npu.npu_grouped_matmul_add(gradient.npu(), x.npu(), weight.npu(), ends)
+    parts = zip(x.double().split(_SIZES), weight.double().split(_SIZES), strict=True)
+    expected = gradient.double() + torch.stack([rows.t() @ others for rows, others in parts])
+    _close(result, expected)
+    on_npu = gradient.npu()
+    torch_npu.npu_grouped_matmul_add_(on_npu, x.npu(), weight.npu(), ends)
+    _close(on_npu, expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"group_list": torch.tensor([3, 8]).npu()}, r"group_list of shape \[2\] does not fit 3 groups"),
+        ({"act_type": 3}, "act types 0, 1, 2, 4 and 5 only"),
+        ({"antiquant_scale": [torch.ones(3, 6).npu()]}, "antiquant_scale is for floats times int8"),
+    ],
+    ids=["groups", "act_type", "antiquant_scale"],
+)
+def test_what_groups_do_not_take_is_refused_at_the_call(arguments, sentence):
+    plain = {"group_list": torch.tensor([3, 3, 8]).npu(), "group_type": 0, "split_item": 3}
+    with pytest.raises(RuntimeError, match=sentence):
+        torch_npu.npu_grouped_matmul([torch.randn(8, 4).npu()], [torch.randn(3, 4, 6).npu()], **(plain | arguments))

@@ -1,0 +1,99 @@
+"""Norm, rotation and caches of latent attention on the host NPU, against plain indexing."""
+
+import pytest
+import torch
+import torch_npu
+
+_BATCH, _VALUES, _KEYS, _EPSILON = 3, 32, 16, 1e-5
+
+
+def _inputs(dtype, length=1):
+    kv = torch.randn(_BATCH, 1, length, _VALUES + _KEYS).to(dtype)
+    gamma = torch.randn(_VALUES).to(dtype)
+    angles = torch.rand(_BATCH, 1, length, _KEYS)
+    return kv, gamma, angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def _rows(kv, gamma, cos, sin):
+    """Return the rotated keys and the normalized values, [batch, 1, length, size]."""
+    value, key = kv.double().split([_VALUES, _KEYS], -1)
+    normal = value * (value.square().mean(-1, True) + _EPSILON).rsqrt() * gamma.double()
+    first, second = key[..., ::2], key[..., 1::2]
+    turned = torch.cat([-second, first], -1)
+    return torch.cat([first, second], -1) * cos.double() + turned * sin.double(), normal
+
+
+def _close(actual, expected):
+    limit = {torch.float16: 2**-10, torch.bfloat16: 2**-7}[actual.dtype] * expected.abs().max().item()
+    torch.testing.assert_close(actual.cpu().double(), expected, rtol=0, atol=limit)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_rows_go_to_their_slots_of_the_blocks(dtype):
+    inputs = _inputs(dtype)
+    keys, values = torch.zeros(4, 8, 1, _KEYS).to(dtype).npu(), torch.zeros(4, 8, 1, _VALUES).to(dtype).npu()
+    slots = torch.tensor([9, -1, 30])
+    torch_npu.npu_kv_rmsnorm_rope_cache(
+        *[each.npu() for each in inputs], slots.npu(), keys, values, epsilon=_EPSILON, cache_mode="PA"
+    )
+    for cache, rows in zip((keys, values), _rows(*inputs), strict=True):
+        expected = torch.zeros(32, rows.size(-1), dtype=torch.float64)
+        expected[9], expected[30] = rows[0, 0, 0], rows[2, 0, 0]
+        _close(cache.flatten(0, 2), expected)
+
+
+def test_rows_go_to_their_places_of_the_sequences():
+    inputs = _inputs(torch.float16, length=2)
+    keys, values = torch.zeros(_BATCH, 1, 8, _KEYS).half().npu(), torch.zeros(_BATCH, 1, 8, _VALUES).half().npu()
+    places = torch.tensor([[0, 1], [4, 5], [7, 2]])
+    *_, key_rows, value_rows = torch_npu.npu_kv_rmsnorm_rope_cache(
+        *[each.npu() for each in inputs],
+        places.npu(),
+        keys,
+        values,
+        epsilon=_EPSILON,
+        cache_mode="Norm",
+        is_output_kv=True,
+    )
+    for cache, rows, given in zip((keys, values), _rows(*inputs), (key_rows, value_rows), strict=True):
+        expected = torch.zeros(_BATCH, 1, 8, rows.size(-1), dtype=torch.float64)
+        for batch, of_batch in enumerate(places.tolist()):
+            for row, place in enumerate(of_batch):
+                expected[batch, 0, place] = rows[batch, 0, row]
+        _close(cache, expected)
+        _close(given, rows)
+
+
+def test_other_cache_modes_are_refused_at_the_call():
+    inputs = _inputs(torch.float16)
+    caches = torch.zeros(4, 8, 1, _KEYS).half().npu(), torch.zeros(4, 8, 1, _VALUES).half().npu()
+    with pytest.raises(RuntimeError, match="cache modes Norm, PA and PA_BNSD only, not PA_NZ"):
+        torch_npu.npu_kv_rmsnorm_rope_cache(
+            *[each.npu() for each in inputs], torch.zeros(3).long().npu(), *caches, cache_mode="PA_NZ"
+        )
+
+
+@pytest.mark.parametrize("shifted", [False, True], ids=["", "seq_offset"])
+@pytest.mark.parametrize("cumulative", [False, True], ids=["lengths", "sums"])
+def test_sequences_are_gathered_from_their_blocks(cumulative, shifted):
+    keys, values = torch.randn(6, 4, 2, 8).half(), torch.randn(6, 4, 2, 16).half()
+    tables, lengths = torch.tensor([[5, 1, 3], [2, 0, 4]], dtype=torch.int32), [6, 3]
+    offsets = [4, 0] if shifted else [0, 0]
+    of_rows = torch.tensor([0, 6, 9] if cumulative else lengths, dtype=torch.int32)
+    results = torch.empty(9, 2, 8).half().npu(), torch.empty(9, 2, 16).half().npu()
+    torch_npu.npu_gather_pa_kv_cache(
+        keys.npu(),
+        values.npu(),
+        tables.npu(),
+        of_rows.npu(),
+        *results,
+        seq_offset=torch.tensor(offsets, dtype=torch.int32).npu() if shifted else None,
+        is_seq_lens_cumsum=cumulative,
+    )
+    places = [
+        (tables[row, (offset + token) // 4], (offset + token) % 4)
+        for row, (length, offset) in enumerate(zip(lengths, offsets, strict=True))
+        for token in range(length)
+    ]
+    for cache, result in zip((keys, values), results, strict=True):
+        assert result.cpu().equal(torch.stack([cache[block, place] for block, place in places]))

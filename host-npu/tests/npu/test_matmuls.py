@@ -1,0 +1,68 @@
+"""Products of matrices with more around them on the host NPU, against float64."""
+
+import pytest
+import torch
+import torch_npu
+
+_FUNCTIONS = {
+    "gelu": torch.nn.functional.gelu,
+    "fastgelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "relu": torch.relu,
+    "silu": torch.nn.functional.silu,
+}
+
+
+def _close(actual, expected):
+    torch.testing.assert_close(actual.cpu().double(), expected, rtol=0, atol=2**-10 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("activation", _FUNCTIONS)
+def test_two_layers_have_an_activation_between(activation):
+    x, w1, w2, b1, b2 = (torch.randn(shape).half() for shape in ((5, 8), (8, 16), (16, 4), (16,), (4,)))
+    on_npu = [each.npu() for each in (x, w1, w2)]
+    result = torch_npu.npu_ffn(*on_npu, activation, bias1=b1.npu(), bias2=b2.npu())
+    hidden = _FUNCTIONS[activation](x.double() @ w1.double() + b1.double())
+    _close(result, hidden @ w2.double() + b2.double())
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["sizes", "ends"])
+def test_each_expert_has_layers_of_its_own(ends):
+    x, w1, w2, b1 = (torch.randn(shape).half() for shape in ((9, 8), (3, 8, 16), (3, 16, 4), (3, 16)))
+    tokens = {"expert_tokens_index": [2, 2, 9]} if ends else {"expert_tokens": [2, 0, 7]}
+    result = torch_npu.npu_ffn(x.npu(), w1.npu(), w2.npu(), "relu", bias1=b1.npu(), **tokens)
+    parts = zip(x.double().split([2, 0, 7]), w1.double(), w2.double(), b1.double(), strict=True)
+    _close(result, torch.cat([torch.relu(rows @ first + bias) @ second for rows, first, second, bias in parts]))
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_batched_product_is_permuted_before_and_after(parts):
+    x, weight = torch.randn(5, 3, 64).half(), torch.randn(3, 64, 128).half()
+    result = torch_npu.npu_transpose_batchmatmul(
+        x.npu(), weight.npu(), perm_x1=[1, 0, 2], perm_x2=[0, 1, 2], perm_y=[1, 0, 2], batch_split_factor=parts
+    )
+    exact = torch.einsum("mbk,bkn->mbn", x.double(), weight.double())
+    _close(result, exact if parts == 1 else exact.transpose(0, 1).contiguous())
+
+
+@pytest.mark.parametrize("group_size", [0, 32])
+@pytest.mark.parametrize("precise", [0, 1])
+def test_weights_of_int8_are_dequantized(precise, group_size):
+    x, weight = torch.randn(4, 64).half(), torch.randint(-128, 128, (64, 32), dtype=torch.int8)
+    shape = (32,) if group_size == 0 else (2, 32)
+    scale, offset, bias = torch.rand(shape).half(), torch.randint(-9, 9, shape).half(), torch.randn(32).half()
+    result = torch_npu.npu_weight_quant_batchmatmul(
+        x.npu(),
+        weight.npu(),
+        scale.npu(),
+        offset.npu(),
+        bias=bias.npu(),
+        antiquant_group_size=group_size,
+        inner_precise=precise,
+    )
+    whole = [each.double() if group_size == 0 else each.double().repeat_interleave(32, 0) for each in (scale, offset)]
+    _close(result, x.double() @ ((weight.double() + whole[1]) * whole[0]) + bias.double())
+
+
+def test_other_activations_are_refused_at_the_call():
+    with pytest.raises(RuntimeError, match="gelu, fastgelu, relu and silu only, not geglu"):
+        torch_npu.npu_ffn(*(torch.randn(shape).half().npu() for shape in ((5, 8), (8, 16), (8, 4))), "geglu")

@@ -1,0 +1,81 @@
+"""Attention put together from parts, with sinks, and masked softmax on the host NPU, against float64."""
+
+import pytest
+import torch
+import torch_npu
+
+_HEADS, _SIZE, _QUERIES, _KEYS, _BATCH = 2, 16, 5, 8, 3
+
+
+def _columns(x):
+    return x.float()[..., None].expand(*x.shape, 8).contiguous()
+
+
+def _part(query, key, value):
+    """Return the result and the statistics of attention, all [batch, heads, sequence, ...]."""
+    scores = query @ key.mT
+    largest = scores.amax(-1)
+    weights = (scores - largest[..., None]).exp()
+    return weights / weights.sum(-1, True) @ value, largest, weights.sum(-1)
+
+
+@pytest.mark.parametrize("layout", ["SBH", "TND"])
+def test_attention_to_two_parts_of_the_keys_is_that_to_all(layout):
+    batch = 1 if layout == "TND" else _BATCH
+    query, key, value = (torch.randn(batch, _HEADS, length, _SIZE).double() for length in (_QUERIES, _KEYS, _KEYS))
+    parts = [_part(query, key[:, :, keys], value[:, :, keys]) for keys in (slice(None, 3), slice(3, None))]
+    result, *statistics = _part(query, key, value)
+
+    def arranged(x):
+        if layout == "TND":
+            return x[0].transpose(0, 1).contiguous()
+        return x.permute(2, 0, 1, 3).flatten(2).contiguous() if x.dim() == 4 else x
+
+    given = []
+    for out, *numbers in parts:
+        given += [arranged(out).float().npu(), *(_columns(arranged(each)).npu() for each in numbers)]
+    ends = {"actual_seq_qlen": torch.tensor([0, _QUERIES]).npu()} if layout == "TND" else {}
+    actual = torch_npu.npu_ring_attention_update(*given, **ends, input_layout=layout, input_softmax_layout=layout)
+    for mine, wanted in zip(
+        actual, [arranged(result), *(_columns(arranged(each)) for each in statistics)], strict=True
+    ):
+        torch.testing.assert_close(mine.cpu().double(), wanted.double(), rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_sink_takes_a_part_of_the_softmax(causal):
+    inputs = [torch.randn(2, 6, _HEADS * _SIZE).half() for _ in range(3)] + [torch.randn(_HEADS)]
+    on_npu, reference = [
+        [each.requires_grad_() for each in side]
+        for side in ([each.npu() for each in inputs], [each.double() for each in inputs])
+    ]
+    mask = torch.ones(6, 6, dtype=torch.bool).triu(1) if causal else None
+    options = {"atten_mask": mask.npu(), "sparse_mode": 1} if causal else {}
+    *tensors, sink = on_npu
+    result = torch_npu.npu_fusion_attention(*tensors, _HEADS, "BSH", sink=sink, scale=0.25, **options)[0]
+    query, key, value = (each.unflatten(-1, (_HEADS, _SIZE)).transpose(1, 2) for each in reference[:3])
+    scores = query @ key.mT * 0.25
+    if causal:
+        scores = scores.masked_fill(mask, float("-inf"))
+    with_sink = torch.cat([scores, reference[3].view(1, -1, 1, 1).expand(2, -1, 6, 1)], -1)
+    expected = (with_sink.softmax(-1)[..., :-1] @ value).transpose(1, 2).flatten(2)
+    weight = torch.randn(expected.shape).half()
+    result.backward(weight.npu())
+    expected.backward(weight.double())
+    pairs = [(result, expected), *((each.grad, wide.grad) for each, wide in zip(on_npu, reference, strict=True))]
+    for actual, wanted in pairs:
+        bound = 2e-3 * wanted.abs().max().item()
+        torch.testing.assert_close(actual.detach().cpu().double(), wanted.detach(), rtol=0, atol=bound)
+
+
+def test_the_statistics_of_packed_sequences_may_be_packed_too():
+    tensors = [torch.randn(9, _HEADS, _SIZE).half().npu().requires_grad_() for _ in range(3)]
+    options = {"scale": 0.25, "actual_seq_qlen": [4, 9], "actual_seq_kvlen": [4, 9]}
+    default, packed = (
+        torch_npu.npu_fusion_attention(*tensors, _HEADS, "TND", softmax_layout=layout, **options)[0]
+        for layout in ("", "TND")
+    )
+    assert default.equal(packed)
+    weight = torch.randn_like(packed)
+    grads = [torch.autograd.grad(each, tensors, weight) for each in (default, packed)]
+    assert all(mine.equal(other) for mine, other in zip(*grads, strict=True))
