@@ -38,7 +38,7 @@ def make_environment(version: str) -> Path:
     installed = MATRIX / version / "installed"
     if not installed.exists():
         run([sys.executable, "-m", "venv", str(python.parents[1])])
-        tests = [*requirements("test"), *requirements("examples")]
+        tests = [each for extra in ("test", "examples", "lint") for each in requirements(extra)]
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         run([*pip, f"torch=={version}", "setuptools>=77", "wheel", "ninja", *OF_TORCH_NPU, *tests])
         run([*pip, "--no-deps", f"torch_npu=={PAIRS[version]}"])
@@ -62,9 +62,11 @@ def test(version: str, arguments: list[str]) -> None:
     """Build and test with one version, and record what came out."""
     python, source = make_environment(version), MATRIX / version / "source"
     _copy.update(source)
+    # As an editable installation: programs that tests start find both projects whatever their PYTHONPATH is.
+    [packages] = python.parents[1].glob("lib/python*/site-packages")
+    packages.joinpath("sources.pth").write_text(f"{source}\n{source / 'host-npu'}\n")
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(source), str(source / "host-npu")]),
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         "TORCH_ACLNN_NPU": "1",
     }

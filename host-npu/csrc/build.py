@@ -154,7 +154,8 @@ def joined(sources: list[Path], target: Path) -> Path:
 def functions_of_torch_npu(prefix: str) -> list[str]:
     """Return the names of two-phase functions that the installed torch_npu asks for; they stand in its libraries."""
     content = b"".join(file.read_bytes() for file in sorted((_package("torch_npu") / "lib").glob("*.so")))
-    names = re.findall(rb"\0(" + prefix.encode() + rb"\w+?)GetWorkspaceSize(?=\0)", content)
+    # What is in front of a string in a library is the end of anything.
+    names = re.findall(rb"(" + prefix.encode() + rb"\w+?)GetWorkspaceSize(?=\0)", content)
     return sorted({name.decode() for name in names})
 
 

@@ -40,7 +40,15 @@ class Importer(importlib.abc.MetaPathFinder):
 
             def execute_and_register(module: ModuleType) -> None:
                 execute(module)
-                module.register_backend_for_device("npu", _Wrapper, _Wrapper)
+                register = module.register_backend_for_device
+                register("npu", _Wrapper, _Wrapper)
+
+                # Where triton is installed, torch_npu registers its own afterwards.
+                def register_other(device: str, *arguments: object, **options: object) -> None:
+                    if device != "npu":
+                        register(device, *arguments, **options)
+
+                module.register_backend_for_device = register_other  # type: ignore[attr-defined]
 
             spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
         return spec

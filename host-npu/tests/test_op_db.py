@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 _TESTS = Path(__file__).parent
 _DTYPES = ("float32", "bfloat16")
@@ -57,6 +58,8 @@ _NOT_EXACT = {
 # kernels: LAPACK's, and 16-bit convolutions, which a CPU without units for bfloat16 adds up in 16 bits.
 _DEPENDS_ON_THE_CPU = {"float32": ("linalg.",), "bfloat16": ("nn.functional.conv",)}
 
+_IS_THAT_OF_THE_TABLE = torch.__version__.startswith("2.13.")
+
 # CUDA's alone.
 _WITHOUT_CPU = "jiterator"
 
@@ -92,7 +95,9 @@ def test_results_and_gradients_are_the_cpus_but_for_the_choices_of_torch_npu(dty
     for name, found in _compared(dtype, first, step).items():
         text, _ = _CHOICES.get(name, (None, None))
         messages = found["faults"] + found["refusals"]
-        if (text is not None and not messages) or any(text is None or text not in message for message in messages):
+        # Other versions of torch_npu than that of the table may have chosen otherwise since.
+        is_missing = text is not None and not messages and _IS_THAT_OF_THE_TABLE
+        if is_missing or any(text is None or text not in message for message in messages):
             unexpected[name] = messages
     assert unexpected == {}
 

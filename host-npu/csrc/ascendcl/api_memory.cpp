@@ -213,12 +213,16 @@ aclError aclrtMemImportFromShareableHandle(uint64_t, int32_t, aclrtDrvMemHandle*
 
 aclError aclrtMemSetPidToShareableHandle(uint64_t, int32_t*, size_t) { return not_shared(__func__, "device memory"); }
 
-aclError aclrtIpcMemGetExportKey(void*, size_t, char*, size_t, uint64_t) {
+HOST_NPU_EXPORT aclError aclrtIpcMemGetExportKey(void*, size_t, char*, size_t, uint64_t) {
     return not_shared(__func__, "device memory");
 }
 
-aclError aclrtIpcMemImportByKey(void**, const char*, uint64_t) { return not_shared(__func__, "device memory"); }
+HOST_NPU_EXPORT aclError aclrtIpcMemImportByKey(void**, const char*, uint64_t) {
+    return not_shared(__func__, "device memory");
+}
 
-aclError aclrtIpcMemClose(const char*) { return not_shared(__func__, "device memory"); }
+HOST_NPU_EXPORT aclError aclrtIpcMemClose(const char*) { return not_shared(__func__, "device memory"); }
 
-aclError aclrtIpcMemSetImportPid(const char*, int32_t*, size_t) { return not_shared(__func__, "device memory"); }
+HOST_NPU_EXPORT aclError aclrtIpcMemSetImportPid(const char*, int32_t*, size_t) {
+    return not_shared(__func__, "device memory");
+}

@@ -102,6 +102,11 @@ bool has_kernel_of_torch_npu(const c10::OperatorHandle& op) {
            op.hasKernelForDispatchKey(DispatchKey::AutogradPrivateUse1);
 }
 
+// Some versions of torch_npu have a kernel with a derivative for them, some one without.
+bool is_replaced_composite(const c10::OperatorHandle& op) {
+    return is_composite_on_host(op) && has_kernel_of_torch_npu(op);
+}
+
 // Composites that call other operators for an NPU than for the CPU, or one operator for each tensor of a list.
 bool chooses_by_device(const std::string& name) {
     return name == "aten::convolution" || name == "aten::convolution_backward" || name.starts_with("aten::_foreach_");
@@ -114,7 +119,7 @@ bool is_composed(const c10::OperatorHandle& op) {
     if (!is_replaceable(op)) return false;
     // Some results of this one are the host's.
     if (name.name == "aten::_pack_padded_sequence" && name.overload_name.empty()) return true;
-    return is_composite_on_host(op) && has_kernel_of_torch_npu(op) && !multiplies_matrices(name.name);
+    return is_replaced_composite(op) && !multiplies_matrices(name.name);
 }
 
 void require_native_kernels() {
@@ -131,14 +136,16 @@ void require_native_kernels() {
 bool falls_back(const c10::OperatorHandle& op) {
     if (!is_replaceable(op) || is_composed(op) || returns_view(op.schema())) return false;
     // Without autograd a composite of several products, such as an LSTM, is rounded once as a whole.
-    if (is_composite_on_host(op)) return op.hasKernelForDispatchKey(DispatchKey::AutogradPrivateUse1);
+    if (is_composite_on_host(op)) return has_kernel_of_torch_npu(op);
     if (op.hasKernelForDispatchKey(DispatchKey::CPU) || chooses_by_device(op.operator_name().name)) return true;
     // Other composites serve both devices alike, unless torch_npu replaces them.
     return has_composite_kernel(op) && op.hasKernelForDispatchKey(DispatchKey::PrivateUse1);
 }
 
 bool is_derived_by_pytorch(const c10::OperatorHandle& op) {
-    return is_replaceable(op) && (op.hasKernelForDispatchKey(DispatchKey::AutogradPrivateUse1) || is_composed(op)) &&
+    const bool is_replaced =
+        op.hasKernelForDispatchKey(DispatchKey::AutogradPrivateUse1) || is_composed(op) || is_replaced_composite(op);
+    return is_replaceable(op) && is_replaced &&
            (op.hasKernelForDispatchKey(DispatchKey::CPU) || has_composite_kernel(op));
 }
 

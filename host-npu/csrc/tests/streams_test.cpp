@@ -5,6 +5,9 @@
 #include "acl/acl.h"
 #include "tests/device.h"
 
+// The headers of torch_npu 2.9 lack it.
+extern "C" aclError aclrtSynchronizeEventWithTimeout(aclrtEvent event, int32_t timeout);
+
 namespace {
 
 using namespace test;

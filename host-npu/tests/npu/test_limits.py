@@ -9,16 +9,8 @@ def _half(*shape: int) -> torch.Tensor:
     return torch.rand(shape, dtype=torch.float16, device="npu")
 
 
-def _ring_attention_update() -> None:
-    output, statistics = torch.rand(2, 1, 8, device="npu"), torch.rand(1, 1, 2, 8, device="npu")
-    torch_npu.npu_ring_attention_update(output, statistics, statistics, output, statistics, statistics)
-
-
-def _grouped_matmul_with_a_tensor_of_groups() -> None:
-    groups = torch.tensor([2, 4], device="npu")
-    torch_npu.npu_grouped_matmul(
-        [_half(4, 8)], [_half(2, 8, 8)], group_list=groups, split_item=3, group_type=0, group_list_type=0
-    )
+def _lightning_indexer() -> None:
+    torch_npu.npu_lightning_indexer(_half(1, 4, 64, 128), _half(1, 8, 1, 128), _half(1, 4, 64), sparse_count=2048)
 
 
 # How the page names it, a call, and what the error says. Captured graphs have a process of their own, in facts.py.
@@ -26,8 +18,7 @@ REFUSED = [
     ("npu_silu", lambda: torch_npu.npu_silu(_half(4)), "does not simulate the graph operator"),
     ("npu_transpose", lambda: torch_npu.npu_transpose(_half(4, 8), (1, 0)), "does not simulate the graph operator"),
     ("jit_compile=True", lambda: torch.npu.set_compile_mode(jit_compile=True), "leave it at False"),
-    ("npu_grouped_matmul", _grouped_matmul_with_a_tensor_of_groups, "does not simulate aclnnGroupedMatmul"),
-    ("npu_ring_attention_update", _ring_attention_update, "does not simulate aclnnRingAttentionUpdate"),
+    ("npu_lightning_indexer", _lightning_indexer, "does not simulate aclnnLightningIndexer"),
     (
         "npu_mm_all_reduce_base",
         lambda: torch_npu.npu_mm_all_reduce_base(_half(4, 8), _half(8, 4), "group"),
