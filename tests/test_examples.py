@@ -198,7 +198,8 @@ def test_no_thread_of_a_process_group_is_left_when_a_program_ends(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(_LEAVING_A_GROUP.format(examples=str(ROOT / "examples")))
     result = _torchrun(1, str(program))
-    assert (result.returncode, result.stdout) == (0, "[]\n"), result.stderr
+    # Older versions of gloo say on stdout that they are connected.
+    assert (result.returncode, result.stdout.splitlines()[-1:]) == (0, ["[]"]), result.stderr
 
 
 def test_a_checkpoint_with_different_settings_raises(reference_run, output, error_of):

@@ -21,8 +21,10 @@ def _heads():
     return integration.patch_model(make()).lm_head, make().lm_head
 
 
-def _hidden(*shape, features=None):
-    features = make().lm_head.in_features if features is None else features
+_FEATURES = make().lm_head.in_features
+
+
+def _hidden(*shape, features=_FEATURES):
     return torch.randn(*shape, features, generator=torch.Generator().manual_seed(1))
 
 

@@ -58,7 +58,7 @@ def test_after_every_operator_others_compute_the_right_thing(part):
 @pytest.mark.parametrize(
     ("operator", "name"),
     [
-        ("npu::npu_moe_update_expert", "aclnnMoeUpdateExpert"),
+        ("npu::npu_lightning_indexer_grad", "aclnnLightningIndexerGrad"),
         ("npu::npu_grouped_matmul", "aclnnGroupedMatmul"),
         ("atb::_npu_quant_rms_norm", "ATB's RmsNorm"),
     ],

@@ -47,9 +47,10 @@ def check_tensors(function: str, optional: Collection[str] = (), **arguments: ob
     Objects with a ``__torch_function__`` are accepted.
     """
     for name, value in arguments.items():
-        if isinstance(value, Tensor) or hasattr(type(value), "__torch_function__"):
+        # In this order, because compilers do not know whether None has the attribute.
+        if isinstance(value, Tensor) or (value is None and name in optional):
             continue
-        if value is not None or name not in optional:
+        if not hasattr(type(value), "__torch_function__"):
             accepted = "None or a Tensor" if name in optional else "a Tensor"
             raise TypeError(f"{function}: {name} must be {accepted}, but it is {describe(value)}")
 

@@ -173,7 +173,7 @@ Gradients gradients(const Inputs& in, const Tensor& dy, const Tensor& max, const
             sum_of_groups(ds.transpose(-1, -2).matmul(in.query) * at.scale, in.heads_of_keys),
             sum_of_groups(dropped(p, in).transpose(-1, -2).matmul(dy), in.heads_of_keys),
             pse ? (at.pse_type == 1 ? ds * at.scale : ds).sum_to_size(pse->sizes()) : Tensor(),
-            at.sink ? dsink.sum({0, 2, 3}) : Tensor()};
+            at.sink ? dsink.sum(at::IntArrayRef({0, 2, 3})) : Tensor()};
 }
 
 // The sequences of a packed batch, which end at `ends`.

@@ -44,7 +44,7 @@ void causal_conv_grad(const Tensor& dy, const Tensor& x, const Tensor& weight, c
     std::vector<Tensor> of_weights(static_cast<std::size_t>(width));
     for (std::int64_t by = 0; by < width; ++by) {
         sum = sum + delayed(kept.flip({0}), by).flip({0}) * weight[width - 1 - by];
-        of_weights[static_cast<std::size_t>(width - 1 - by)] = (kept * delayed(x, by)).sum({0, 1});
+        of_weights[static_cast<std::size_t>(width - 1 - by)] = (kept * delayed(x, by)).sum(at::IntArrayRef({0, 1}));
     }
     dx = sum;
     dweight = at::stack(of_weights);

@@ -19,13 +19,13 @@ _TENSORS = _STUDENT + len(Teacher._fields[:-1]) + 1
 
 def losses_of_rows(inputs: Inputs) -> Tensor:
     """Return the loss of every row; the backward pass recomputes the logits."""
-    losses: Tensor = _apply(*inputs[:_STUDENT], inputs, None)
+    losses: Tensor = _apply(*inputs.student, inputs, None)
     return losses
 
 
 def weighted_sum(inputs: Inputs, factors: Tensor) -> Tensor:
     """Return the sum of the rows' losses times factors; its gradients are computed in the same pass."""
-    total: Tensor = _apply(*inputs[:_STUDENT], inputs, factors)
+    total: Tensor = _apply(*inputs.student, inputs, factors)
     return total
 
 
@@ -37,7 +37,7 @@ class _DivergenceFunction(torch.autograd.Function):
         *_, inputs, factors = args
         *of_teacher, ctx.is_log = inputs.teacher
         # Saved where saved-tensor hooks see them.
-        ctx.save_for_backward(*inputs[:_STUDENT], *of_teacher, inputs.target, factors)
+        ctx.save_for_backward(*inputs.student, *of_teacher, inputs.target, factors)
         ctx.rest, ctx.dtype, ctx.gradients = inputs[_STUDENT + 2 :], inputs.linear_weight.dtype, None
         needs_gradients = factors is not None and any(inputs.options.gradients)
         losses, made = compare_in_chunks(inputs, factors if needs_gradients else None)

@@ -32,7 +32,7 @@ def _flatten(inputs: Inputs, factors: Tensor | None) -> tuple[Any, ...]:
     *of_teacher, is_log = inputs.teacher
     measure, logits = inputs.options.measure, inputs.options.logits
     return (
-        *(*inputs[:_STUDENT], *of_teacher, inputs.target, factors),
+        *(*inputs.student, *of_teacher, inputs.target, factors),
         *(is_log, measure.divergence, measure.beta, logits.temperature, logits.chunk_size, logits.max_memory),
         inputs.options.gradients,
     )

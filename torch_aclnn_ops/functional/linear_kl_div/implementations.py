@@ -104,7 +104,7 @@ def _needs_formula(inputs: Inputs, token_weight: Tensor | None) -> bool:
         return True
     if torch.compiler.is_compiling():
         return False
-    tensors = (*inputs[:3], *inputs.teacher[:-1], inputs.target, token_weight)
+    tensors = (*inputs.student, *inputs.teacher[:-1], inputs.target, token_weight)
     if is_jit_tracing() or any_wrapped(tensors):
         return True
     return any(isinstance(one, Tensor) and (is_legacy_batchedtensor(one) or has_tangent(one)) for one in tensors)

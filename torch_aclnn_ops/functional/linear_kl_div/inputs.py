@@ -63,6 +63,11 @@ class Inputs(NamedTuple):
     reduce_input_grad: bool = True  # sum the gradient of the input over these processes
 
     @property
+    def student(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What a loss is differentiated by. Dynamo of torch before 2.12 does not trace slices of named tuples."""
+        return self.input, self.linear_weight, self.linear_bias
+
+    @property
     def may_be_masked(self) -> bool:
         """Whether classes may have a probability of 0."""
         return self.linear_bias is not None or self.teacher.weight is None or self.teacher.bias is not None

@@ -54,7 +54,7 @@ def check_agreement(inputs: Inputs, shards: VocabularyShards, reduction: str) ->
         logits.temperature,
         inputs.tile(input.shape[0]).rows_per_chunk,
         inputs.reduce_input_grad and any_differentiated([input]),
-        any_differentiated(inputs[:3]),
+        any_differentiated(inputs.student),
         shards.excess,
     )
     numbers = summarize(call, input, inputs.target, _of_teacher(inputs), inputs.loss_dtype())
