@@ -98,5 +98,50 @@ void weight_quant_v2(const Tensor& x, const IntegerTensor& weight, const Tensor&
 }
 const Formula<"aclnnWeightQuantBatchMatmulV2", weight_quant_v2> product_with_int8;
 
+// The rows are quantized on the way.
+Tensor product_of_rows(const Tensor& x, const OptionalTensor& smooth, const Tensor& weight, const Tensor& scale,
+                       const OptionalTensor& bias) {
+    const auto [rows, of_rows] = quantized_rows(smooth ? x * *smooth : x);
+    const auto sums = rows.to(at::kDouble).matmul(weight.to(at::kDouble).mT());
+    const auto y = (sums * scale.flatten() * of_rows.unsqueeze(-1)).to(at::kFloat);
+    return bias ? y + *bias : y;
+}
+
+void require_rows(const Tensor& weight, const std::string& mode, bool transposed) {
+    TORCH_CHECK(mode == "pertoken" && transposed && weight.scalar_type() == at::kChar,
+                "the host NPU quantizes x by tokens, for weights of int8 with transposed matrices only");
+}
+
+void quant_matmul_dequant(const Tensor& x, const IntegerTensor& weight, const AnyTensor& scale,
+                          const OptionalTensor& bias, Without<"x_scale">, Without<"x_offset">,
+                          const OptionalTensor& smooth, const std::string& mode, bool transposed, const Out& out) {
+    require_rows(weight, mode, transposed);
+    out = product_of_rows(x, smooth, weight, scale_of(scale), bias);
+}
+const Formula<"aclnnQuantMatmulDequant", quant_matmul_dequant> product_of_quantized_rows;
+
+void quant_grouped_matmul_dequant(const Tensor& x, const IntegerTensor& weight, const AnyTensor& scale,
+                                  const IntegerTensor& ends, Without<"bias">, Without<"x_scale">, Without<"x_offset">,
+                                  const OptionalTensor& smooth, const std::string& mode, bool transposed,
+                                  const Out& out) {
+    require_rows(weight, mode, transposed);
+    TORCH_CHECK(weight.dim() == 3 && scale.dim() == 2 && ends.dim() == 1 && ends.size(0) == weight.size(0),
+                "quantized_weight of shape ", weight.sizes(), " does not fit ", ends.numel(), " groups");
+    const auto of = scale_of(scale);
+    if (ends.is_meta()) {
+        product_of_rows(x.slice(0, 0, 1), smooth, weight[0], of[0], std::nullopt);
+        return;
+    }
+    std::int64_t first = 0;
+    for (std::int64_t group = 0; group < ends.size(0); ++group) {
+        const auto last = ends[group].item<std::int64_t>();
+        TORCH_CHECK(last >= first && last <= x.size(0), "a group ends at ", last, " of ", x.size(0), " rows");
+        const auto rows = product_of_rows(x.slice(0, first, last), smooth, weight[group], of[group], std::nullopt);
+        out.in_place().slice(0, first, last).copy_(rows);
+        first = last;
+    }
+}
+const Formula<"aclnnQuantGroupedMatmulDequant", quant_grouped_matmul_dequant> products_of_quantized_rows;
+
 }  // namespace
 }  // namespace host_npu

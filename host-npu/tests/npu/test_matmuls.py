@@ -66,3 +66,43 @@ def test_weights_of_int8_are_dequantized(precise, group_size):
 def test_other_activations_are_refused_at_the_call():
     with pytest.raises(RuntimeError, match="gelu, fastgelu, relu and silu only, not geglu"):
         torch_npu.npu_ffn(*(torch.randn(shape).half().npu() for shape in ((5, 8), (8, 16), (8, 4))), "geglu")
+
+
+@pytest.mark.parametrize("smooth", [False, True])
+def test_rows_are_quantized_for_a_product_with_int8(smooth):
+    x, weight = torch.randn(4, 64).half(), torch.randint(-128, 128, (32, 64), dtype=torch.int8)
+    scale, factors = torch.rand(32), torch.rand(64).half() + 0.5
+    result = torch_npu.npu_quant_matmul_dequant(
+        x.npu(), weight.npu(), scale.npu(), smooth_scale=factors.npu() if smooth else None
+    )
+    rows = x.double() * (factors.double() if smooth else 1)
+    of_rows = rows.abs().amax(-1, True) / 127
+    exact = (rows / of_rows).round() * of_rows @ weight.double().t() * scale.double()
+    torch.testing.assert_close(result.cpu().double(), exact, rtol=0, atol=2e-3 * exact.abs().max().item())
+
+
+def test_groups_of_rows_are_quantized_for_products_with_int8():
+    x, weight = torch.randn(9, 64).half(), torch.randint(-128, 128, (3, 32, 64), dtype=torch.int8)
+    scale, ends = torch.rand(3, 32), torch.tensor([2, 2, 9])
+    result = torch_npu.npu_quant_grouped_matmul_dequant(x.npu(), weight.npu(), scale.npu(), ends.npu())
+    of_rows = x.double().abs().amax(-1, True) / 127
+    rows = ((x.double() / of_rows).round() * of_rows).split([2, 0, 7])
+    parts = zip(rows, weight.double(), scale.double(), strict=True)
+    exact = torch.cat([each @ matrix.t() * of_columns for each, matrix, of_columns in parts])
+    torch.testing.assert_close(result.cpu().double(), exact, rtol=0, atol=2e-3 * exact.abs().max().item())
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_torch_npus_linear_is_linear(biased):
+    inputs = [torch.randn(shape).half() for shape in ((5, 8), (4, 8), (4,))][: 3 if biased else 2]
+    on_npu, wide = (
+        [each.requires_grad_() for each in side]
+        for side in ([each.npu() for each in inputs], [each.double() for each in inputs])
+    )
+    result, expected = torch_npu.npu_linear(*on_npu), torch.nn.functional.linear(*wide)
+    _close(result.detach(), expected.detach())
+    weight = torch.randn(5, 4).half()
+    result.backward(weight.npu())
+    expected.backward(weight.double())
+    for mine, reference in zip(on_npu, wide, strict=True):
+        _close(mine.grad, reference.grad)
