@@ -106,6 +106,7 @@ def test_compiled_functions_run_by_backends_that_generate_no_code(backend):
     assert torch.equal(x.grad, x.detach().cos())
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 12), reason="Inductor of torch 2.9 looks for a driver of triton first")
 def test_inductor_names_the_backends_that_run():
     with pytest.raises(Exception, match='generates no code for the host NPU: use backend="aot_eager"'):
         torch.compile(lambda x: x.cos() + 1)(torch.rand(4, device="npu"))
