@@ -1,9 +1,9 @@
 """Build what a release consists of, and check it: ``python .ci/release.py .release/bin/python``.
 
-The source distribution and the wheel without compiled parts are built by the tools of the environment that is named,
-which has no torch; the wheel with compiled parts is built beside the torch and torch_npu of this Python. All three go
-to ``dist``, are checked by twine and check-wheel-contents, and installed in empty folders, from which each has to
-train. The exit status is 0 if all is well.
+The source distributions of both projects, and the wheel of torch_aclnn_ops without compiled parts, are built by the
+tools of the environment that is named, which has no torch; the wheels with compiled parts are built beside the torch
+and torch_npu of this Python. All of them go to ``dist``, are checked by twine and check-wheel-contents, and installed
+in empty folders, from which each has to train. The exit status is 0 if all is well.
 """
 
 import re
@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+HOST_NPU = ROOT / "host-npu"
 DIST = ROOT / "dist"
 
 PROGRAM = """
@@ -28,51 +29,70 @@ assert x.grad.tolist() == [1, 1]
 assert torch_aclnn_ops.launches().get("aclnnMseLossBackward", 0) == (device == "npu")
 """
 
+ON_HOST_NPU = """
+import sys, host_npu, torch
+assert host_npu.__file__.startswith(sys.argv[1]), host_npu.__file__
+assert host_npu.__version__ == sys.argv[2], host_npu.__version__
+x = torch.ones(2, device="npu", requires_grad=True)
+torch.nn.functional.mse_loss(x, torch.zeros(2, device="npu")).backward()
+assert x.grad.tolist() == [1, 1]
+assert host_npu.stats().launches["aclnnMseLossBackward"] == 1
+"""
+
 
 def run(*command: object, **options: object) -> None:
     """Run a command that has to succeed."""
     subprocess.run([str(word) for word in command], check=True, **options)
 
 
-def build(tools: str) -> tuple[Path, Path, Path]:
-    """Build the source distribution, the wheel that is made of it, and the wheel with compiled parts."""
-    shutil.rmtree(DIST, ignore_errors=True)
-    run(tools, "-m", "build", "--no-isolation", "--outdir", DIST, ROOT, stdout=subprocess.DEVNULL)
-    for stale in (ROOT / "build").glob("lib*"):  # setuptools would pack what has been deleted since
+def version_of(package: Path) -> str:
+    """Return the version that a package states."""
+    return re.search(r'__version__ = "(.*)"', (package / "_version.py").read_text())[1]
+
+
+def build(tools: str, project: Path, *archives: str) -> list[Path]:
+    """Build archives that need no compiler, sources first, and the wheel with compiled parts; return their paths."""
+    for stale in (project / "build").glob("lib*"):  # setuptools would pack what has been deleted since
         shutil.rmtree(stale)
-    [sdist], [pure] = DIST.glob("*.tar.gz"), DIST.glob("*-none-any.whl")
-    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", DIST, ROOT)
-    [compiled] = set(DIST.glob("*.whl")) - {pure}
-    return sdist, pure, compiled
+    before = set(DIST.glob("*"))
+    run(tools, "-m", "build", "--no-isolation", *archives, "--outdir", DIST, project, stdout=subprocess.DEVNULL)
+    without_compiler = sorted(set(DIST.glob("*")) - before, key=lambda path: path.suffix != ".gz")
+    for stale in (project / "build").glob("lib*"):
+        shutil.rmtree(stale)
+    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", DIST, project)
+    [compiled] = set(DIST.glob("*")) - before - set(without_compiler)
+    return [*without_compiler, compiled]
 
 
-def check_installed(archive: Path, version: str, device: str, installer: str) -> None:
+def check_installed(archive: Path, installer: str, program: str, *arguments: str, on_npu: bool) -> None:
     """Install an archive in an empty folder, and train from there."""
     with tempfile.TemporaryDirectory() as folder:
         run(
             *(installer, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"),
             *("--target", Path(folder, "site"), archive),
         )
-        program = Path(folder, "program.py")
-        program.write_text(PROGRAM)
-        runner = ["-m", "host_npu"] if device == "npu" else []
+        path = Path(folder, "program.py")
+        path.write_text(program)
+        runner = ["-m", "host_npu"] if on_npu else []
         site = str(Path(folder, "site"))
         environment = {"PYTHONPATH": site, "PATH": "/usr/bin:/bin", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-        run(sys.executable, *runner, program, site, version, device, cwd=folder, env=environment)
-    print(f"{archive.name}: installed, and trains on {device}")
+        run(sys.executable, *runner, path, site, *arguments, cwd=folder, env=environment)
+    print(f"{archive.name}: installed, and trains on {'npu' if on_npu else 'cpu'}")
 
 
 def main(tools: str) -> int:
     """Build and check everything; return the exit status."""
-    version = re.search(r'__version__ = "(.*)"', (ROOT / "torch_aclnn_ops/_version.py").read_text())[1]
-    sdist, pure, compiled = build(tools)
-    run(tools, "-m", "twine", "check", "--strict", sdist, pure, compiled)
-    run(Path(tools).with_name("check-wheel-contents"), pure, compiled)
+    shutil.rmtree(DIST, ignore_errors=True)
+    sdist, pure, compiled = build(tools, ROOT)
+    host_npu_sdist, host_npu = build(tools, HOST_NPU, "--sdist")
+    run(tools, "-m", "twine", "check", "--strict", sdist, pure, compiled, host_npu_sdist, host_npu)
+    run(Path(tools).with_name("check-wheel-contents"), pure, compiled, host_npu)
+    version = version_of(ROOT / "torch_aclnn_ops")
     # What is installed from the source distribution is compiled where torch is, which takes minutes: here it is not.
-    check_installed(sdist, version, "cpu", tools)
-    check_installed(pure, version, "cpu", sys.executable)
-    check_installed(compiled, version, "cpu", sys.executable)
-    check_installed(compiled, version, "npu", sys.executable)
+    for archive, installer in ((sdist, tools), (pure, sys.executable), (compiled, sys.executable)):
+        check_installed(archive, installer, PROGRAM, version, "cpu", on_npu=False)
+    check_installed(compiled, sys.executable, PROGRAM, version, "npu", on_npu=True)
+    check_installed(host_npu, sys.executable, ON_HOST_NPU, version_of(HOST_NPU / "host_npu"), on_npu=True)
     return 0
 
 
