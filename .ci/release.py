@@ -50,15 +50,20 @@ def version_of(package: Path) -> str:
     return re.search(r'__version__ = "(.*)"', (package / "_version.py").read_text())[1]
 
 
+def remove_stale(project: Path) -> None:
+    """Remove what setuptools has built before: it would pack what has been deleted since."""
+    for folder in (project / "build").glob("lib*"):
+        if folder.name.partition(".")[0] == "lib":
+            shutil.rmtree(folder)
+
+
 def build(tools: str, project: Path, *archives: str) -> list[Path]:
     """Build archives that need no compiler, sources first, and the wheel with compiled parts; return their paths."""
-    for stale in (project / "build").glob("lib*"):  # setuptools would pack what has been deleted since
-        shutil.rmtree(stale)
+    remove_stale(project)
     before = set(DIST.glob("*"))
     run(tools, "-m", "build", "--no-isolation", *archives, "--outdir", DIST, project, stdout=subprocess.DEVNULL)
     without_compiler = sorted(set(DIST.glob("*")) - before, key=lambda path: path.suffix != ".gz")
-    for stale in (project / "build").glob("lib*"):
-        shutil.rmtree(stale)
+    remove_stale(project)
     run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", DIST, project)
     [compiled] = set(DIST.glob("*")) - before - set(without_compiler)
     return [*without_compiler, compiled]
