@@ -95,7 +95,7 @@ def sent(tmp_path_factory):
     command = [sys.executable, "-m", "host_npu", "--devices", "2", "-m", "tests.npu._plan", str(folder)]
     processes = [subprocess.Popen([*command, str(rank)], cwd=Path(__file__).parents[2]) for rank in range(2)]
     try:
-        assert [process.wait(timeout=120) for process in processes] == [0, 0]
+        assert [process.wait(timeout=300) for process in processes] == [0, 0]
     finally:
         for process in processes:
             process.kill()
