@@ -1,6 +1,7 @@
 """plan: manually calculated estimates, the shapes of models, what a Llama saves, answers, and errors."""
 
 import re
+from pathlib import Path
 
 from torch_aclnn_ops._plan_costs import BANDWIDTH, FLOPS
 from torch_aclnn_ops.plan import MODELS, Layers, Model, main, plan
@@ -250,3 +251,11 @@ def test_the_command_accepts_a_custom_shape(options, expected, capsys):
 def test_checkpointing_is_a_bool():
     with pytest.raises(TypeError, match="plan: checkpointing must be a bool, but it is 'full'"):
         plan(LLAMA, 4, checkpointing="full")
+
+
+def test_the_page_shows_what_its_first_command_prints(capsys):
+    page = (Path(__file__).parents[1] / "docs/scale.md").read_text()
+    command = re.search(r"^python -m torch_aclnn_ops.plan (.*)$", page, re.MULTILINE)[1]
+    shown = re.search(r"^```text\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[1]
+    main(command.split())
+    assert capsys.readouterr().out.startswith(shown)

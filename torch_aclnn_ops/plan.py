@@ -279,20 +279,25 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m torch_aclnn_ops.plan", description="Estimate whether a model fits on each device."
     )
     parser.add_argument("--version", action="version", version=f"torch_aclnn_ops {__version__}")
-    parser.add_argument("--model", help=f"one of {', '.join(MODELS)}; or give a shape:")
-    for name in _SHAPE:
-        parser.add_argument(f"--{name}", type=int, help="of a model of your own")
-    for name in _LAYERS:
-        parser.add_argument(f"--{name}", type=int, help="of its layers, for their activations")
-    parser.add_argument("--head-dim", type=int, help="if it is not hidden / heads")
-    parser.add_argument("--devices", type=int, required=True)
-    for name, default in (("tensor-parallel", 1), ("sequence", 8192), ("micro-batch", 1)):
-        parser.add_argument(f"--{name}", type=int, default=default, help="(default: %(default)s)")
+    parser.add_argument("--model", help=f"one of {', '.join(MODELS)}; or give the shape of your own:")
+    for name, what in zip(_SHAPE, ("hidden size", "vocabulary size", "total number of parameters"), strict=True):
+        parser.add_argument(f"--{name}", type=int, help=what)
+    counts = ("number of layers", "attention heads", "key and value heads", "intermediate size of the MLP")
+    for name, what in zip(_LAYERS, counts, strict=True):
+        parser.add_argument(f"--{name}", type=int, help=f"{what}, for the activations")
+    parser.add_argument("--head-dim", type=int, help="size of a head (default: hidden size / heads)")
+    parser.add_argument("--devices", type=int, required=True, help="number of devices")
+    for name, default, what in (
+        ("tensor-parallel", 1, "devices that share rows and split matrices"),
+        ("sequence", 8192, "tokens per sequence"),
+        ("micro-batch", 1, "sequences per step of a tensor-parallel group"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"{what} (default: %(default)s)")
     parser.add_argument(
-        "--no-checkpointing", dest="checkpointing", action="store_false", help="no activation checkpointing of layers"
+        "--no-checkpointing", dest="checkpointing", action="store_false", help="without activation checkpointing"
     )
     parser.add_argument("--dtype", default="bfloat16", help=f"one of {', '.join(_DTYPES)} (default: %(default)s)")
-    parser.add_argument("--memory", type=float, default=64, help="GiB of a device (default: %(default)s)")
+    parser.add_argument("--memory", type=float, default=64, help="memory of a device in GiB (default: %(default)s)")
     return parser
 
 
