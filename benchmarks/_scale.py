@@ -17,6 +17,7 @@ _CUTS = {
 # Of which models the table of answers is, with how many devices that split the matrices, and on how many devices.
 _FITS = [(name, parallel) for name, model in MODELS.items() if model.layers for parallel in (1, 8)]
 _DEVICES = (8, 16, 32, 64, 128)
+_USABLE = 60  # of 64 GiB: the rest is left to CANN, HCCL and fragmentation
 _GIB = 2**30
 
 
@@ -39,7 +40,7 @@ def _where(name: str, found: Plan) -> dict[str, str]:
 
 def _fits(name: str, parallel: int, checkpointing: bool) -> dict[str, str]:
     def answer(devices: int) -> str:
-        found = plan(name, devices, tensor_parallel=parallel, checkpointing=checkpointing)
+        found = plan(name, devices, tensor_parallel=parallel, checkpointing=checkpointing, memory=_USABLE)
         return "; ".join("yes" if found.fits(costs) else "no" for costs in (found.others, found.ours))
 
     where = {"model": name, "tensor parallel": str(parallel), "checkpointing": "yes" if checkpointing else "no"}
