@@ -61,11 +61,11 @@ def _beside(theirs: dict[str, str], ours: dict[str, str]) -> dict[str, str]:
     [of] = {row["of"] for row in as_text([{name: value for name, value in ours.items() if name not in MACHINE}])}
     return {
         "": f"{ours['operator']}, {of}" if ours["by"] == OURS else f"{ours['by']}, {of}",
-        "beside": theirs["by"],
-        "time, by medians": f"{float(ours['ratio_of_medians']):.2f}",
-        "by minima": f"{float(ours['ratio_of_minima']):.2f}",
+        "compared to": theirs["by"],
+        "ratio of median times": f"{float(ours['ratio_of_medians']):.2f}",
+        "of minimum times": f"{float(ours['ratio_of_minima']):.2f}",
         "peak MB": megabytes[0],
-        "its peak MB": megabytes[1],
+        "peak MB of the other": megabytes[1],
     }
 
 

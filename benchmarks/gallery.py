@@ -55,11 +55,11 @@ def _draw(path: Path, group: Rows | None, column: str, title: str) -> bool:
 
 
 def scale(path: Path) -> bool:
-    """Draw the memory of head and optimizer on each device against the number of devices."""
+    """Draw the memory of each device against the number of devices, for the models whose layers are known."""
     figure = new_figure(3.9)
     axes = figure.subplots()
-    colors = ("tab:blue", "tab:green", "tab:red", "tab:purple")
-    for name, color in zip(MODELS, colors, strict=True):
+    colors = ("tab:blue", "tab:green", "tab:red")
+    for name, color in zip((name for name, model in MODELS.items() if model.layers), colors, strict=True):
         plans = [(devices, plan(name, devices)) for devices in (2**power for power in range(1, 12))]
         plans = [(devices, found) for devices, found in plans if found.others.peak < 4 * _MEMORY * _GIB]
         for costs, line, label in (("ours", "-", name), ("others", ":", None)):
@@ -67,7 +67,7 @@ def scale(path: Path) -> bool:
             axes.plot(*zip(*points, strict=True), line, color=color, label=label, linewidth=1.6)
     axes.axhline(_MEMORY, color="black", linestyle="--", linewidth=1, label=f"{_MEMORY} GiB, an Ascend 910B")
     axes.plot([], [], ":", color="gray", label="without this package")
-    axes.set(xlabel="devices", ylabel="head and optimizer, GiB of a device")
+    axes.set(xlabel="devices", ylabel="peak, GiB of a device")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     for axis in (axes.xaxis, axes.yaxis):

@@ -49,7 +49,7 @@ SECONDS = 120.0  # without an answer, until a process is taken to hang
 OURS = "|".join(getattr(ops, name).cann for name in ops.__all__)
 NOT_REACHED = "not reached"
 ENDS = "the queue ends, which the next operator says"
-NOT_DESTROYED = "no exception, and what it does not destroy stays"
+NOT_DESTROYED = "no exception, handle not destroyed"
 SUCCESS = ("one exception", "no exception", NOT_DESTROYED)
 
 
@@ -118,7 +118,7 @@ KNOWN = (
         " on, while torch_npu's own return silently; on the host NPU every operator and every read raises.",
     ),
     Known(
-        "told by the next call",
+        "raised by the next call",
         r"TASK_QUEUE_ENABLE=[12]",
         r".*",
         r"(?s)no exception, then another: The Inner error is reported as above\..*",
@@ -128,7 +128,7 @@ KNOWN = (
         " in 56,000 failures.",
     ),
     Known(
-        "torch_npu waits for ever",
+        "torch_npu hangs",
         r"TASK_QUEUE_ENABLE=[12]",
         r".*",
         r"the process hangs, in a wait for an eventfd",
@@ -138,7 +138,7 @@ KNOWN = (
         " failures of the queue.",
     ),
     Known(
-        "torch_npu's aclTensors stay",
+        "torch_npu leaks aclTensors",
         r".*",
         r".*",
         r"one exception, and left: \d+ aclTensor",
@@ -146,7 +146,7 @@ KNOWN = (
         "An exception in one of torch_npu's own operators leaks the aclTensors that it has created.",
     ),
     Known(
-        "torch_npu takes it for no weight",
+        "torch_npu ignores the weight",
         r".*",
         r"aclCreateTensor",
         "no exception, then the result is wrong without an exception",
@@ -184,7 +184,7 @@ KNOWN = (
         " reported late or not at all.",
     ),
     Known(
-        "the process group stays",
+        "process group not destroyed",
         r".*",
         r"aclrtSynchronizeStreamWithTimeout",
         r"one exception, then another: trying to initialize the default process group twice!",

@@ -114,6 +114,24 @@ def test_all_rows_of_a_table_have_as_many_cells_as_its_head(page):
     assert not [table for table in tables if len({row.count("|") for row in table.splitlines()}) > 1]
 
 
+@pytest.mark.parametrize(
+    "selector, declaration",
+    [
+        (".md-typeset .doc-signature pre code", "white-space: pre-wrap"),
+        (".md-typeset h1", "overflow-wrap: anywhere"),
+        ('.md-typeset math[display="block"]', "overflow-x: auto"),
+    ],
+)
+def test_signatures_and_titles_wrap_and_formulas_scroll_on_a_phone(selector, declaration):
+    rules = re.findall(r"([^{}]+?) *\{([^{}]*)\}", (ROOT / "docs/style.css").read_text())
+    assert any(rule.strip().endswith(selector) and declaration in body for rule, body in rules)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_tables_are_markdown_without_a_class_which_the_theme_lets_scroll(page):
+    assert not re.search(r"<table|\{: *\.", without_code(page))
+
+
 def test_every_page_is_in_the_navigation_and_every_entry_of_it_is_a_page():
     listed = set(re.findall(r"(?:^|[ :])([\w/*-]+\.md)(?: +#.*)?$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
     patterns = {entry for entry in listed if "*" in entry}

@@ -1,10 +1,10 @@
-"""Estimate the memory and time that the language-model head and the optimizer need on Ascend 910B devices.
+"""Does a model fit on Ascend 910B devices? An estimate of the memory and time of its training.
 
-``python -m torch_aclnn_ops.plan --model llama-3-70b --devices 16`` prints bytes and seconds per device, with and
-without this package. The rest of the model, such as the activations of its layers, must fit into the remaining memory.
-Devices of a tensor-parallel group share rows and split the vocabulary; different groups have different rows. Weights,
-gradients and states are sharded over all devices in float32 (FSDP2), and all-gathered in ``dtype``. docs/scale.md
-explains the terms. Times are lower bounds at peak compute and memory throughput, without overlap and collectives.
+``python -m torch_aclnn_ops.plan --model llama-3-70b --devices 64`` prints whether the model fits, with and without
+this package, and bytes and seconds per device. Devices of a tensor-parallel group share rows and split the vocabulary
+and the layers' matrices; different groups have different rows. Weights, gradients and states are sharded over all
+devices in float32 (FSDP2), and all-gathered in ``dtype``. docs/scale.md explains the terms and assumptions. Times are
+lower bounds of head and optimizer at peak compute and memory throughput, without overlap and collectives.
 
 Source:
     Ascend 910B2: 24 cube cores of 16 x 16 x 16 multiplications at 1.8 GHz are 353.9 TFLOP/s in 16 bits (CANN's
@@ -12,7 +12,7 @@ Source:
     (``docs/zh/develop/cross_platform_migration_guide.md``, https://gitcode.com/cann/ops-nn).
     Workspaces: the tiling of aclnnFusedLinearCrossEntropyLossGrad, which the host NPU allocates too.
     Shapes: ``config.json`` on https://huggingface.co of meta-llama/Meta-Llama-3-8B, meta-llama/Meta-Llama-3-70B,
-    Qwen/Qwen2.5-72B and deepseek-ai/DeepSeek-V3, this one without its multi-token prediction.
+    Qwen/Qwen2.5-72B and deepseek-ai/DeepSeek-V3, this one without its multi-token prediction and its layers.
 """
 
 import argparse
@@ -21,71 +21,20 @@ import math
 import sys
 from collections.abc import Sequence
 
+from torch_aclnn_ops._plan_costs import MODELS, Costs, Layers, Model, Run, collectives, costs
 from torch_aclnn_ops._version import __version__
 
-__all__ = ["MODELS", "Costs", "Model", "Plan", "main", "plan"]
+__all__ = ["MODELS", "Costs", "Layers", "Model", "Plan", "main", "plan"]
 
 
 def __dir__() -> list[str]:
     return __all__
 
 
-FLOPS = 24 * 16**3 * 2 * 1.8e9  # per second, for 16-bit matrix products with float32 accumulation
-BANDWIDTH = 1.6e12  # bytes per second, device memory
-_CUBES = 24
 _DTYPES = ("bfloat16", "float16")
-_ITEMSIZE = 2  # bytes
-_LIBRARY = 16 * 2**20  # bytes that CANN adds to every workspace
 _GIB = 2**30
-
-
-@dataclasses.dataclass(frozen=True)
-class Model:
-    """The shape of a model.
-
-    Attributes:
-        hidden: Hidden size.
-        vocab: Vocabulary size.
-        parameters: Total number of parameters, including head and embedding.
-    """
-
-    hidden: int
-    vocab: int
-    parameters: int
-
-
-MODELS = {
-    "llama-3-8b": Model(4096, 128256, 8_030_261_248),
-    "llama-3-70b": Model(8192, 128256, 70_553_706_496),
-    "qwen2.5-72b": Model(8192, 152064, 72_706_203_648),
-    "deepseek-v3": Model(7168, 129280, 671_026_419_200),
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Costs:
-    """Memory and time of head and optimizer on one device.
-
-    Attributes:
-        states: Bytes of weights, gradients, moments and averages of this device's parameters.
-        head_weight: Bytes of the head's weight, all-gathered in ``dtype``.
-        head_backward: Additional bytes in the head's backward pass: logits, gradients and the operator's workspace.
-        step_buffers: Additional bytes in the optimizer step.
-        head_seconds: Lower bound of the head's forward and backward pass.
-        optimizer_seconds: Lower bound of an optimizer step with its average.
-    """
-
-    states: int
-    head_weight: int
-    head_backward: int
-    step_buffers: int
-    head_seconds: float
-    optimizer_seconds: float
-
-    @property
-    def peak(self) -> int:
-        """Peak bytes, in the head's backward pass or in the optimizer step."""
-        return self.states + max(self.head_weight + self.head_backward, self.step_buffers)
+_SHAPE = ("hidden", "vocab", "parameters")
+_LAYERS = ("layers", "heads", "kv-heads", "intermediate")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,8 +44,9 @@ class Plan:
     Attributes:
         model: The shape of the model.
         devices: Number of devices.
-        tensor_parallel: Number of devices that share rows and split the vocabulary.
+        tensor_parallel: Number of devices that share rows and split the vocabulary and the layers' matrices.
         rows: Tokens per step of a tensor-parallel group.
+        checkpointing: Whether each layer is recomputed in the backward pass from its input.
         dtype: Dtype of matrix products and activations.
         memory: Memory of a device in bytes.
         ours: Costs with this package.
@@ -108,6 +58,7 @@ class Plan:
     devices: int
     tensor_parallel: int
     rows: int
+    checkpointing: bool
     dtype: str
     memory: int
     ours: Costs
@@ -115,39 +66,80 @@ class Plan:
     collectives: dict[str, int]
 
     def left(self, costs: Costs) -> int:
-        """Return the bytes per device that remain for the rest of the model; negative if it does not fit."""
+        """Return the bytes per device that remain for what is not included; negative if the model does not fit."""
         return self.memory - costs.peak
 
+    def fits(self, costs: Costs) -> bool | None:
+        """Return whether the model fits; ``None`` if that depends on its layers, whose shape is not given."""
+        if self.left(costs) < 0:
+            return False
+        return None if self.model.layers is None else True
+
     def fewest_devices(self) -> int | None:
-        """Return the smallest number of devices that suffices, doubling tensor-parallel groups, or ``None``."""
+        """Return the smallest number of devices on which the model fits with this package, or ``None``.
+
+        Numbers are powers of 2 times the tensor parallel size.
+        """
         for devices in (self.tensor_parallel << power for power in range(21)):
-            if self.left(_costs(self.model, devices, self.tensor_parallel, self.rows)[0]) > 0:
+            run = Run(devices, self.tensor_parallel, self.rows, self.checkpointing)
+            if self.left(costs(self.model, run)[0]) >= 0:
                 return devices
         return None
 
     def __str__(self) -> str:
-        """Format the estimate as a table."""
-        shape, memory, fewest = self.model, self.memory / _GIB, self.fewest_devices()
+        """Format the answers and the estimate as a table."""
+        both, memory = (self.others, self.ours), self.memory / _GIB
         lines = [
-            f"{shape.parameters:,} parameters, head {shape.vocab} x {shape.hidden}; {self.rows} rows in {self.dtype}",
-            f"{self.devices} devices, tensor parallel size {self.tensor_parallel}; minimum {fewest or 'unknown'}",
+            *self._described(),
+            f"without this package: {self._answer(self.others)}",
+            f"with this package:    {self._answer(self.ours)}",
+            f"minimum with it:      {self._minimum()}",
             f"{'':<58}{'without':>10}{'with':>10}",
         ]
         values = [
             ("weights, gradients, moments and averages, GiB", "states", _GIB),
+            ("activations that the layers save, GiB", "activations", _GIB),
+            ("backward pass of a layer, GiB", "layer_backward", _GIB),
             ("all-gathered weight of the head, GiB", "head_weight", _GIB),
             ("backward pass of the head, GiB", "head_backward", _GIB),
             ("buffers of the optimizer step, GiB", "step_buffers", _GIB),
-            ("peak, GiB", "peak", _GIB),
+            (f"peak of {memory:g} GiB", "peak", _GIB),
             ("head, forward and backward, at least, ms", "head_seconds", 1e-3),
             ("optimizer step with average, at least, ms", "optimizer_seconds", 1e-3),
         ]
-        both = (self.others, self.ours)
         pairs = [(what, *(getattr(costs, name) / unit for costs in both)) for what, name, unit in values]
-        pairs.insert(5, (f"remaining of {memory:g} GiB", *(self.left(costs) / _GIB for costs in both)))
         lines += [f"{what:<58}{without:>10.2f}{ours:>10.2f}" for what, without, ours in pairs]
         lines += [f"{f'{what}, GiB sent':<68}{count / _GIB:>10.3f}" for what, count in self.collectives.items()]
         return "\n".join(lines)
+
+    def _described(self) -> list[str]:
+        model, layers = self.model, self.model.layers
+        saved = "with activation checkpointing" if self.checkpointing else "without activation checkpointing"
+        shape = (
+            "layers: unknown, so not included"
+            if layers is None
+            else f"{layers.number} layers of {layers.heads} heads, {layers.kv_heads} key-value heads, intermediate size"
+            f" {layers.intermediate}; {saved}"
+        )
+        return [
+            f"{model.parameters:,} parameters, head {model.vocab} x {model.hidden}; {self.rows} rows in {self.dtype}",
+            shape,
+            f"{self.devices} devices, tensor parallel size {self.tensor_parallel}",
+        ]
+
+    def _minimum(self) -> str:
+        fewest = self.fewest_devices()
+        if fewest is None:
+            return "no number of devices fits"
+        return f"{'at least ' if self.model.layers is None else ''}{fewest} devices"
+
+    def _answer(self, costs: Costs) -> str:
+        left, memory = self.left(costs) / _GIB, f"{self.memory / _GIB:g} GiB"
+        if left < 0:
+            return f"does not fit, {-left:.2f} GiB more than {memory}"
+        if self.model.layers is None:
+            return f"unknown, {left:.2f} of {memory} remain for the layers, whose shape is not given"
+        return f"fits, {left:.2f} of {memory} remain"
 
 
 def plan(
@@ -157,17 +149,20 @@ def plan(
     tensor_parallel: int = 1,
     sequence: int = 8192,
     micro_batch: int = 1,
+    checkpointing: bool = True,
     dtype: str = "bfloat16",
     memory: float = 64,
 ) -> Plan:
-    """Estimate the memory and time of head and optimizer on each device.
+    """Estimate whether a model fits on each device, and the time of head and optimizer.
 
     Args:
         model: A name in :data:`MODELS`, or a shape.
         devices: Number of devices.
-        tensor_parallel: Number of devices that share rows and split the vocabulary; must divide ``devices``.
+        tensor_parallel: Number of devices that share rows and split the vocabulary and the layers' matrices; must
+            divide ``devices``.
         sequence: Sequence length in tokens.
         micro_batch: Number of sequences per step of a tensor-parallel group.
+        checkpointing: Whether each layer is recomputed in the backward pass from its input.
         dtype: ``"bfloat16"`` or ``"float16"``, the dtype of matrix products and activations.
         memory: Memory of a device in GiB.
 
@@ -182,81 +177,65 @@ def plan(
         >>> found = plan("llama-3-70b", 16)
         >>> round(found.others.head_backward / 2**30, 1), round(found.ours.head_backward / 2**30, 1)
         (11.7, 6.8)
-        >>> found.left(found.ours) > 0  # the states alone take more than 64 GiB
+        >>> found.fits(found.ours)  # the states alone take more than 64 GiB
         False
     """
     if isinstance(model, str):
         if model not in MODELS:
             raise ValueError(f"plan: model must be a Model or one of {', '.join(MODELS)}, but it is {model!r}")
         model = MODELS[model]
-    counts = {"devices": devices, "tensor_parallel": tensor_parallel, "sequence": sequence, "micro_batch": micro_batch}
-    for name, number in {**counts, **dataclasses.asdict(model)}.items():
-        if isinstance(number, bool) or not isinstance(number, int):
-            raise TypeError(f"plan: {name} must be an integer of at least 1, but it is {number!r}")
-        if number < 1:
-            raise ValueError(f"plan: {name} must be an integer of at least 1, but it is {number}")
+    _check_counts(
+        {"devices": devices, "tensor_parallel": tensor_parallel, "sequence": sequence, "micro_batch": micro_batch}
+    )
+    _check_model(model)
     if devices % tensor_parallel or tensor_parallel > model.vocab:
         raise ValueError(
             f"plan: tensor_parallel must divide devices = {devices}, and be at most vocab = {model.vocab}, but it is"
             f" {tensor_parallel}"
         )
+    if not isinstance(checkpointing, bool):
+        raise TypeError(f"plan: checkpointing must be a bool, but it is {checkpointing!r}")
     if dtype not in _DTYPES:
         raise ValueError(f"plan: dtype must be one of {', '.join(_DTYPES)}, but it is {dtype!r}")
     if not 0 < memory < math.inf:
         raise ValueError(f"plan: memory must be a finite number of GiB above 0, but it is {memory}")
-    rows = sequence * micro_batch
-    ours, others = _costs(model, devices, tensor_parallel, rows)
-    collectives = _collectives(model, devices, tensor_parallel, rows)
-    return Plan(model, devices, tensor_parallel, rows, dtype, int(memory * _GIB), ours, others, collectives)
-
-
-def _costs(model: Model, devices: int, tensor_parallel: int, rows: int) -> tuple[Costs, Costs]:
-    """Return the costs with and without this package."""
-    hidden = model.hidden
-    classes, own = -(-model.vocab // tensor_parallel), -(-model.parameters // devices)
-    logits, results = rows * classes, (rows + classes) * hidden
-    product = 2 * logits * hidden / FLOPS
-    # Both gradients in float32, tiles per cube core, and CANN's constant part.
-    workspace = 4 * results + 2 * 4 * _CUBES * (128 * 256 + 384 * hidden) + _LIBRARY
-    # Bytes moved per logit: written; read and upcast; read twice for log_softmax, which is written; its gradient
-    # written; two reads and one write in its backward pass; read and downcast; read for two products.
-    moved = 2 + (2 + 4) + (8 + 4) + 4 + (8 + 4) + (4 + 2) + 2 * 2
-    shared = {"states": 20 * own, "head_weight": _ITEMSIZE * classes * hidden}
-    ours = Costs(
-        **shared,
-        head_backward=_ITEMSIZE * results + workspace,
-        step_buffers=_LIBRARY,
-        head_seconds=4 * product,  # the logits are computed twice
-        optimizer_seconds=36 * own / BANDWIDTH,  # per parameter five float32 reads, four writes
+    run = Run(devices, tensor_parallel, sequence * micro_batch, checkpointing)
+    ours, others = costs(model, run)
+    sent = collectives(model, run)
+    return Plan(
+        model,
+        **dataclasses.asdict(run),
+        dtype=dtype,
+        memory=int(memory * _GIB),
+        ours=ours,
+        others=others,
+        collectives=sent,
     )
-    others = Costs(
-        **shared,
-        # The log-probabilities, their gradient and that of the logits in float32; then two gradients in 16 bits.
-        head_backward=max(12 * logits, _ITEMSIZE * (logits + results)),
-        step_buffers=4 * own,  # the square roots of the second moments
-        head_seconds=3 * product + moved * logits / BANDWIDTH,
-        optimizer_seconds=92 * own / BANDWIDTH,  # eight calls of torch._foreach_*, and lerp
-    )
-    return ours, others
 
 
-def _collectives(model: Model, devices: int, tensor_parallel: int, rows: int) -> dict[str, int]:
-    """Return the bytes that a device sends in ring collectives, in which it forwards all parts but one."""
-    hidden, shards = model.hidden, devices // tensor_parallel
-    own, head = model.parameters // devices, model.vocab * hidden // devices
-    found = {}
-    if tensor_parallel > 1:
-        others = tensor_parallel - 1
-        # Four numbers per row, and 36 that the ranks exchange to validate their arguments.
-        found["vocab-parallel all-gather"] = others * 4 * (4 * rows + 36)
-        found["vocab-parallel all-reduce"] = 2 * others * 4 * rows * hidden // tensor_parallel
-    if shards > 1:
-        others = shards - 1
-        found["FSDP2 all-gather"] = 2 * others * _ITEMSIZE * own
-        found["FSDP2 reduce-scatter"] = others * 4 * own
-        found["of these the head's all-gather"] = 2 * others * _ITEMSIZE * head
-        found["of these the head's reduce-scatter"] = others * 4 * head
-    return found
+def _check_model(model: Model) -> None:
+    """Check the numbers of a shape."""
+    _check_counts({name: getattr(model, name) for name in _SHAPE})
+    layers = model.layers
+    if layers is None:
+        return
+    if not isinstance(layers, Layers):
+        raise TypeError(f"plan: layers must be None or a Layers, but it is {layers!r}")
+    _check_counts({name: number for name, number in dataclasses.asdict(layers).items() if number is not None})
+    if layers.head_dim is None and model.hidden % layers.heads:
+        raise ValueError(
+            f"plan: heads must divide hidden = {model.hidden} if head_dim is not given, but it is {layers.heads}"
+        )
+    if layers.heads % layers.kv_heads:
+        raise ValueError(f"plan: kv_heads must divide heads = {layers.heads}, but it is {layers.kv_heads}")
+
+
+def _check_counts(numbers: dict[str, object]) -> None:
+    for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise TypeError(f"plan: {name} must be an integer of at least 1, but it is {number!r}")
+        if number < 1:
+            raise ValueError(f"plan: {name} must be an integer of at least 1, but it is {number}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -266,37 +245,60 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Command-line arguments; ``sys.argv`` if ``None``.
 
     Returns:
-        The exit status: 0, or 2 for invalid arguments.
+        The exit status: 0, also if the model does not fit, or 2 for invalid arguments.
 
     Example:
-        >>> main(["--model", "llama-3-8b", "--devices", "8"])  # doctest: +ELLIPSIS
+        >>> main(["--model", "llama-3-8b", "--devices", "8"])  # doctest: +ELLIPSIS +NORMALIZE_WHITESPACE
         8,030,261,248 parameters, head 128256 x 4096; 8192 rows in bfloat16
-        8 devices, tensor parallel size 1; minimum 4
+        32 layers of 32 heads, 8 key-value heads, intermediate size 14336; with activation checkpointing
+        8 devices, tensor parallel size 1
+        without this package: fits, ... of 64 GiB remain
+        with this package:    fits, ... of 64 GiB remain
         ...
         0
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m torch_aclnn_ops.plan", description="Estimate memory and time of head and optimizer per device."
-    )
-    parser.add_argument("--version", action="version", version=f"torch_aclnn_ops {__version__}")
-    parser.add_argument("--model", help=f"one of {', '.join(MODELS)}; or give a shape:")
-    for name in ("hidden", "vocab", "parameters"):
-        parser.add_argument(f"--{name}", type=int, help="of a model of your own")
-    parser.add_argument("--devices", type=int, required=True)
-    for name, default in (("tensor-parallel", 1), ("sequence", 8192), ("micro-batch", 1)):
-        parser.add_argument(f"--{name}", type=int, default=default, help="(default: %(default)s)")
-    parser.add_argument("--dtype", default="bfloat16", help=f"one of {', '.join(_DTYPES)} (default: %(default)s)")
-    parser.add_argument("--memory", type=float, default=64, help="GiB of a device (default: %(default)s)")
+    parser = _parser()
     options = vars(parser.parse_args(arguments))
-    shape = [options.pop(name) for name in ("hidden", "vocab", "parameters")]
-    model = options.pop("model")
+    shape = [options.pop(name) for name in _SHAPE]
+    layers = [options.pop(name.replace("-", "_")) for name in _LAYERS]
+    head_dim, model = options.pop("head_dim"), options.pop("model")
     if shape.count(None) != (0 if model is None else len(shape)):
         parser.error("give either --model or all of --hidden, --vocab and --parameters")
+    if 0 < layers.count(None) < len(layers) or (head_dim and None in layers) or (model and layers != [None] * 4):
+        parser.error(f"give all of --{', --'.join(_LAYERS)} or none, and none with --model")
     try:
-        print(plan(Model(*shape) if model is None else model, **options))
+        of_layers = None if None in layers else dataclasses.replace(Layers(*layers), head_dim=head_dim)
+        print(plan(model or dataclasses.replace(Model(*shape), layers=of_layers), **options))
     except ValueError as error:
         parser.error(str(error))
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m torch_aclnn_ops.plan", description="Estimate whether a model fits on each device."
+    )
+    parser.add_argument("--version", action="version", version=f"torch_aclnn_ops {__version__}")
+    parser.add_argument("--model", help=f"one of {', '.join(MODELS)}; or give the shape of your own:")
+    for name, what in zip(_SHAPE, ("hidden size", "vocabulary size", "total number of parameters"), strict=True):
+        parser.add_argument(f"--{name}", type=int, help=what)
+    counts = ("number of layers", "attention heads", "key and value heads", "intermediate size of the MLP")
+    for name, what in zip(_LAYERS, counts, strict=True):
+        parser.add_argument(f"--{name}", type=int, help=f"{what}, for the activations")
+    parser.add_argument("--head-dim", type=int, help="size of a head (default: hidden size / heads)")
+    parser.add_argument("--devices", type=int, required=True, help="number of devices")
+    for name, default, what in (
+        ("tensor-parallel", 1, "devices that share rows and split matrices"),
+        ("sequence", 8192, "tokens per sequence"),
+        ("micro-batch", 1, "sequences per step of a tensor-parallel group"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"{what} (default: %(default)s)")
+    parser.add_argument(
+        "--no-checkpointing", dest="checkpointing", action="store_false", help="without activation checkpointing"
+    )
+    parser.add_argument("--dtype", default="bfloat16", help=f"one of {', '.join(_DTYPES)} (default: %(default)s)")
+    parser.add_argument("--memory", type=float, default=64, help="memory of a device in GiB (default: %(default)s)")
+    return parser
 
 
 if __name__ == "__main__":

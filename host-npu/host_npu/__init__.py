@@ -113,7 +113,7 @@ def enable(
         soc: The chip, one of :data:`SOCS`, which decides what operators accept; ``"Ascend910B"``, unless the
             environment variable ``HOST_NPU_SOC`` says otherwise.
         force: Hide a real CANN from this process. Without it, a machine that has one is refused.
-        strict_memory: End each allocation where it was asked to end, to find what reads or writes a few bytes beyond.
+        strict_memory: Allocate exactly the requested size, to find reads and writes a few bytes beyond it.
             Without it allocations are as on a device: rounded up to 32 bytes, with 32 bytes behind. False, unless the
             environment variable ``HOST_NPU_STRICT_MEMORY`` is 1.
 

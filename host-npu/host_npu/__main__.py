@@ -21,7 +21,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--devices", type=int, help="number of NPUs (default: 1)")
     parser.add_argument("--soc", choices=host_npu.SOCS, help="the chip (default: Ascend910B)")
     parser.add_argument(
-        "--strict-memory", action="store_true", default=None, help="end each allocation where it was asked to end"
+        "--strict-memory", action="store_true", default=None, help="allocate exactly the requested size"
     )
     parser.add_argument("--force", action="store_true", help="hide a real CANN")
     parser.add_argument(
