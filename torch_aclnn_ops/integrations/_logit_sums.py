@@ -165,6 +165,7 @@ class LogitSum:
             options |= {"softcap": divisor, "temperature": divisor / self.bound}
         added = _total(tuple((one.tensor, one.divisor / divisor) for one in self.vectors))
         if not others:
+
             def loss_of(input: Tensor, weight: Tensor, bias: "Tensor | None") -> Tensor:  # as Dynamo of torch 2.9 reads
                 bias = _total(tuple((one, 1.0) for one in (bias, added) if one is not None))
                 return _cross_entropy(input, weight, bias, target, options)
