@@ -33,7 +33,10 @@ void elemt(const Tensor& x, const OptionalTensor& weight, const OptionalTensor& 
     if (bias) y = y + beside(*bias, x);
     out = y;
 }
-const Formula<"aclnnBatchNormElemt", elemt> elements_of_batch_norm;
+const Formula<"aclnnBatchNormElemt", elemt> elements_of_batch_norm{
+    {"input", kFloats, "N C ...x"}, {"weight", as("input"), "C"}, {"bias", as("input"), "C"},
+    {"mean", as("input"), "C"},     {"invstd", as("input"), "C"}, {"output", as("input"), "N C ...x"},
+};
 
 struct Running {
     OptionalOut mean;
@@ -86,7 +89,17 @@ void reduce_grad(const Tensor& dy, const Tensor& x, const Tensor& mean, const Te
     if (weight_wanted && dweight) *dweight = product * invstd;
     if (bias_wanted && dbias) *dbias = total;
 }
-const Formula<"aclnnBatchNormReduceBackward", reduce_grad> reduction_of_batch_norm_backward;
+const Formula<"aclnnBatchNormReduceBackward", reduce_grad> reduction_of_batch_norm_backward{
+    {"gradOut", as("input"), "N C ...x"},
+    {"input", kFloats, "N C ...x"},
+    {"mean", kFloats, "C"},
+    {"invstd", kFloats, "C"},
+    {"weight", kFloats, "C"},
+    {"sumDy", kFloats, "C"},
+    {"sumDyXmu", kFloats, "C"},
+    {"gradWeight", kFloats, "C"},
+    {"gradBias", kFloats, "C"},
+};
 
 void elemt_grad(const Tensor& dy, const Tensor& x, const Tensor& mean, const Tensor& invstd,
                 const OptionalTensor& weight, const Tensor& sum_dy, const Tensor& sum_dy_xmu,
@@ -97,14 +110,28 @@ void elemt_grad(const Tensor& dy, const Tensor& x, const Tensor& mean, const Ten
     if (weight) scale = scale * beside(*weight, x);
     dx = (dy - beside(sum_dy / count, x) - (x - beside(mean, x)) * slope) * scale;
 }
-const Formula<"aclnnBatchNormElemtBackward", elemt_grad> elements_of_batch_norm_backward;
+const Formula<"aclnnBatchNormElemtBackward", elemt_grad> elements_of_batch_norm_backward{
+    {"gradOut", kFloats, "N C ...x"},
+    {"input", kFloats, "N C ...x"},
+    {"mean", kFloats, "C"},
+    {"invstd", kFloats, "C"},
+    {"weight", kFloats, "C"},
+    {"sumDy", kFloats, "C"},
+    {"sumDyXmu", kFloats, "C"},
+    {"counter", {ACL_INT32, ACL_FLOAT, ACL_FLOAT16}},
+    {"gradInput", kFloats, "N C ...x"},
+};
 
 void reduce(const Tensor& x, const Out& sum, const Out& sum_of_squares) {
     const auto rows = per_channel(x);
     sum = rows.sum(1);
     sum_of_squares = rows.square().sum(1);
 }
-const Formula<"aclnnBatchNormReduce", reduce> reduction_of_batch_norm;
+const Formula<"aclnnBatchNormReduce", reduce> reduction_of_batch_norm{
+    {"x", kFloats, "N C H W"},
+    {"sum", kFloat, "C"},
+    {"squareSum", kFloat, "C"},
+};
 
 }  // namespace
 }  // namespace host_npu
