@@ -78,7 +78,7 @@ void unpermute_grad(const OptionalTensor& permuted, const Tensor& dtokens, const
 const Formula<"aclnnMoeTokenUnpermuteGrad", unpermute_grad> unpermute_tokens_backward{
     {"permutedTokensOptional", kFloats, "* H"}, {"unpermutedTokensGrad", kFloats, "T H"},
     {"sortedIndices", {ACL_INT32}, "*"},        {"probsOptional", kFloats, "T K<=512"},
-    {"permutedTokensGradOut", kFloats, "* H"},  {"probsGradOut", kFloats, "T K"},
+    {"permutedTokensGradOut", kFloats, "* H"},  {"probsGradOut", kFloats, "T K |"},
 };
 
 }  // namespace

@@ -216,10 +216,11 @@ class Formula {
         rules_ = std::move(rules);
         using Calls = Calls<std::remove_cvref_t<Arguments>...>;
         answer(name.text, reinterpret_cast<AnyFunction>(&Calls::phase_one),
-               reinterpret_cast<AnyFunction>(&Calls::phase_two));
+               reinterpret_cast<AnyFunction>(&Calls::phase_two), !rules_.tensors.empty());
     }
 
-    static inline Rules rules_;
+    // Constant, so that no initialization comes after that of the formulas.
+    static inline constinit Rules rules_{};
 
     static const Api& api() {
         static const std::string phase_one = std::string(name.text) + "GetWorkspaceSize";

@@ -20,6 +20,8 @@
 //     ...       any number of dimensions; `...x` the same ones wherever that name is used
 //     D%16<=512 the size has to be a multiple of 16, and 512 at most
 //
+// Nothing at all, as behind the `|` of "1 |", is a tensor without dimensions.
+//
 // In a list each tensor has its own sizes, except for names that an argument before the list has.
 #pragma once
 
