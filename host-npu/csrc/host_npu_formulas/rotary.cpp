@@ -46,7 +46,11 @@ void rotary_by(const Tensor& x, const Tensor& cos, const Tensor& sin, std::int64
                const Out& out) {
     out = x * cos + (rotate ? x.matmul(*rotate) : turned(x, mode)) * sin;
 }
-const Formula<"aclnnRotaryPositionEmbeddingV2", rotary_by> rotary_forward_by;
+const Formula<"aclnnRotaryPositionEmbeddingV2", rotary_by> rotary_forward_by{{"x", kFloats, kRotated},
+                                                                             {"cos", as("x"), kAngles},
+                                                                             {"sin", as("x"), kAngles},
+                                                                             {"rotateOptional", as("x"), "D D"},
+                                                                             {"out", as("x"), kRotated}};
 
 void rotary_grad(const Tensor& dy, const Tensor& cos, const Tensor& sin, const OptionalTensor& x, std::int64_t mode,
                  const Out& dx, const Out& dcos, const Out& dsin) {

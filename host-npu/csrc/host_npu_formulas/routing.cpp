@@ -210,7 +210,7 @@ void finalize_routing_v2(const Tensor& expanded, const IntegerTensor& places, co
     if (skip1) sum = sum + *skip1;
     out = skip2 ? sum + *skip2 : sum;
 }
-const Formula<"aclnnMoeFinalizeRoutingV2", finalize_routing_v2> sums_by_mode{
+const TensorRules kFinalized{
     {"expandedX", kFloats, "* H | * * H"},
     {"expandedRowIdx", {ACL_INT32}, "*"},
     {"x1Optional", kFloats, "N H"},
@@ -220,6 +220,7 @@ const Formula<"aclnnMoeFinalizeRoutingV2", finalize_routing_v2> sums_by_mode{
     {"expertIdxOptional", {ACL_INT32}, "N K"},
     {"out", kFloats, "N H"},
 };
+const Formula<"aclnnMoeFinalizeRoutingV2", finalize_routing_v2> sums_by_mode{kFinalized};
 
 void finalize_routing(const Tensor& expanded, const OptionalTensor& skip1, const OptionalTensor& skip2,
                       const OptionalTensor& bias, const OptionalTensor& scales, const IntegerTensor& places,
@@ -246,7 +247,7 @@ void finalize_routing_v4(const Tensor& expanded, const IntegerTensor& places, co
                 "the host NPU has no zero, copy or constant experts");
     finalize_routing_v2(expanded, places, skip1, skip2, bias, scales, experts, mode, out);
 }
-const Formula<"aclnnMoeFinalizeRoutingV4", finalize_routing_v4> sums_of_plain_experts;
+const Formula<"aclnnMoeFinalizeRoutingV4", finalize_routing_v4> sums_of_plain_experts{kFinalized};
 
 // How many rows are for an expert of this number or a smaller one.
 void compute_expert_tokens(const IntegerTensor& sorted_experts, std::int64_t expert_num, const Out& out) {

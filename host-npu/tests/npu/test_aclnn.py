@@ -5,7 +5,6 @@ import ctypes
 import pytest
 import torch
 import torch.nn.functional as F
-
 from tests._aclnn import DType, Ints, Scalar, call
 
 _CUBE = ctypes.c_int8(0)
@@ -250,3 +249,9 @@ def test_views_are_read_and_written_where_they_lie():
     expected = torch.zeros(4, 6, dtype=torch.float64)
     expected[1:, ::2] = x.t()[2:5, 1::2].double().exp()
     _close(out, expected)
+
+
+def test_an_absent_approximation_is_that_of_erf():
+    x, out = torch.randn(3, 8), torch.empty(3, 4, device="npu")
+    call("aclnnGeluMul", x.npu(), None, out)
+    _close(out, F.gelu(x.double()[:, :4]) * x.double()[:, 4:])

@@ -5,7 +5,6 @@ import sys
 
 import pytest
 import torch
-
 from tests._aclnn import call
 
 _EPSILON = 1e-6
