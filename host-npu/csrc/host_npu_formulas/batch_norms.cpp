@@ -24,7 +24,8 @@ void stats(const Tensor& x, double epsilon, const Out& mean, const Out& invstd) 
     mean = rows.mean(1);
     invstd = at::rsqrt(rows.var(1, /*unbiased=*/false) + epsilon);
 }
-const Formula<"aclnnBatchNormStats", stats> stats_of_batch_norm;
+const Formula<"aclnnBatchNormStats", stats> stats_of_batch_norm{
+    {"input", kFloats, "N C ..."}, {"mean", kFloat, "C"}, {"invstd", kFloat, "C"}};
 
 void elemt(const Tensor& x, const OptionalTensor& weight, const OptionalTensor& bias, const Tensor& mean,
            const Tensor& invstd, double, const Out& out) {
@@ -76,7 +77,15 @@ void gather_sums(const Tensor& sums, const Tensor& squares, const IntegerTensor&
     invstd = at::rsqrt(variance + epsilon);
     Running{running_mean, running_variance, momentum}.take(together, variance, count);
 }
-const Formula<"aclnnSyncBatchNormGatherStats", gather_sums> gathered_sums_of_batch_norm;
+const Formula<"aclnnSyncBatchNormGatherStats", gather_sums> gathered_sums_of_batch_norm{
+    {"totalSum", kFloats, "R C"},
+    {"totalSquareSum", kFloats, "R C"},
+    {"sampleCount", kFloats | Dtypes{ACL_INT32}, "R"},
+    {"mean", kFloats, "C"},
+    {"variance", kFloats, "C"},
+    {"batchMean", kFloats, "C"},
+    {"batchInvstd", kFloats, "C"},
+};
 
 void reduce_grad(const Tensor& dy, const Tensor& x, const Tensor& mean, const Tensor& invstd, const OptionalTensor&,
                  bool input_wanted, bool weight_wanted, bool bias_wanted, const OptionalOut& sum_dy,

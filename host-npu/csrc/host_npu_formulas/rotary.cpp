@@ -78,8 +78,8 @@ void apply_rotary(const Out& query, const Out& key, const Tensor& cos, const Ten
     }
 }
 const Formula<"aclnnApplyRotaryPosEmbV2", apply_rotary> rotary_in_place{
-    {"queryRef", kFloats, "A B C D<=1024"},
-    {"keyRef", as("queryRef"), "* * * D"},
+    {"queryRef", kFloats, "A B C D<=1024 | T N D<=1024"},
+    {"keyRef", as("queryRef"), "* * * D | * * D"},
     {"cos", as("queryRef"), "...c"},
     {"sin", as("queryRef"), "...c"},
 };

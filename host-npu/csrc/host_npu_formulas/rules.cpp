@@ -7,6 +7,7 @@
 #include <map>
 #include <span>
 #include <sstream>
+#include <string_view>
 
 #include "host_npu_formulas/scalar_type.h"
 #include "nnopbase/status.h"
@@ -232,9 +233,12 @@ class Shape {
 
 std::vector<Shape> shapes(const char* rule) {
     std::vector<Shape> found;
-    std::istringstream texts(rule);
-    for (std::string text; std::getline(texts, text, '|');) found.emplace_back(text);
-    if (found.empty()) found.emplace_back("");
+    std::string_view rest = rule;
+    for (auto at = rest.find('|'); at != rest.npos; at = rest.find('|')) {
+        found.emplace_back(std::string(rest.substr(0, at)));
+        rest.remove_prefix(at + 1);
+    }
+    found.emplace_back(std::string(rest));
     return found;
 }
 

@@ -1,6 +1,7 @@
 """CANN's functions as a program calls them that does not go by torch_npu: two phases, on tensors that it describes."""
 
 import ctypes
+from functools import partial
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ _UNARY = {
     "aclnnErf": torch.erf,
     "aclnnExp": torch.exp,
     "aclnnFloor": torch.floor,
-    "aclnnGelu": F.gelu,
+    "aclnnGelu": partial(F.gelu, approximate="tanh"),
     "aclnnLog": torch.log,
     "aclnnNeg": torch.neg,
     "aclnnReciprocal": torch.reciprocal,
@@ -47,7 +48,7 @@ _BINARY = {
     "aclnnPowTensorTensor": torch.pow,
 }
 _DERIVATIVES = {
-    "aclnnGeluBackward": (F.gelu, "input"),
+    "aclnnGeluBackward": (partial(F.gelu, approximate="tanh"), "input"),
     "aclnnSigmoidBackward": (torch.sigmoid, "result"),
     "aclnnSiluBackward": (F.silu, "input"),
     "aclnnTanhBackward": (torch.tanh, "result"),

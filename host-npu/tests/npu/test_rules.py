@@ -46,6 +46,14 @@ _FUNCTIONS = [
         ((1, t(4, 8, dtype=_BOOL), f"self has dtype bool {_FLOATS}"), (0, t(4, 7), "broadcast")),
     ),
     Function(
+        "aclnnGelu",
+        (_X, _X),
+        (
+            (1, t(4, 8, dtype=_F), "out has dtype float32 instead of self's float16"),
+            (1, t(4, 7), "out has shape [4, 7] instead of [...x], where x is [4, 8]"),
+        ),
+    ),
+    Function(
         "aclnnFastGelu",
         (_X, _X),
         ((0, t(4, 8, dtype=_I8), f"self has dtype int8 {_FLOATS}"), (1, t(4, 7), "out has shape [4, 7]")),
@@ -72,7 +80,7 @@ _FUNCTIONS = [
         (_X, _X, _ROWS, _ROW, _X, t(8, dtype=_F)),
         (
             (2, t(4, 1), "rstd has dtype float16 instead of float32"),
-            (1, t(8, 8), "x has shape [8, 8] instead of [A, B, ...x], where A is 4 and B is 8"),
+            (1, t(8, 8), "x has shape [8, 8] instead of [A, B, ...x], where x is [] and A is 4 and B is 8"),
         ),
     ),
     Function(
@@ -80,7 +88,7 @@ _FUNCTIONS = [
         (_X, _X, _ROW, 1e-6, _X, _ROWS, _X),
         (
             (2, t(8, dtype=_F), "gamma has dtype float32 instead of x1's float16"),
-            (1, t(1, 8), "x2 has shape [1, 8] instead of [A, ...x], where A is 4 and x is [8]"),
+            (1, t(1, 8), "x2 has shape [1, 8] instead of [A, ...x], where x is [8] and A is 4"),
         ),
     ),
     Function(
@@ -171,6 +179,14 @@ _FUNCTIONS = [
         (
             (3, t(8, dtype=_F), "mean has dtype float32 instead of input's float16"),
             (4, t(3), "invstd has shape [3] instead of [C], where C is 8"),
+        ),
+    ),
+    Function(
+        "aclnnSyncBatchNormGatherStats",
+        (t(2, 8), t(2, 8), t(2, dtype=_I32), _ROW, _ROW, ctypes.c_float(0.1), ctypes.c_float(1e-5), _ROW, _ROW),
+        (
+            (0, t(2, 8, dtype=_I32), f"totalSum has dtype int32 {_FLOATS}"),
+            (2, t(3, dtype=_I32), "sampleCount has shape [3] instead of [R], where R is 2"),
         ),
     ),
     Function(
