@@ -65,7 +65,10 @@ void gather_stats(const Tensor&, const Tensor& means, const Tensor& invstds, con
     invstd = at::rsqrt(variance + epsilon);
     Running{running_mean, running_variance, momentum}.take(together, variance, count);
 }
-const Formula<"aclnnBatchNormGatherStatsWithCounts", gather_stats> gathered_stats_of_batch_norm;
+const Formula<"aclnnBatchNormGatherStatsWithCounts", gather_stats> gathered_stats_of_batch_norm{
+    {"input", kFloats, "N C ..."}, {"mean", kFloats, "R C"}, {"invstd", kFloats, "R C"}, {"runningMean", kFloats, "C"},
+    {"runningVar", kFloats, "C"},  {"counts", kFloats, "R"}, {"meanAll", kFloats, "C"},  {"invstdAll", kFloats, "C"},
+};
 
 // Each rank's rows are sums and sums of squares.
 void gather_sums(const Tensor& sums, const Tensor& squares, const IntegerTensor& counts, const Out& running_mean,

@@ -182,6 +182,22 @@ _FUNCTIONS = [
         ),
     ),
     Function(
+        "aclnnBatchNormStats",
+        (t(2, 8, 3), 1e-5, t(8, dtype=_F), t(8, dtype=_F)),
+        (
+            (0, t(8), "input has shape [8] instead of [N, C, ...]"),
+            (2, _ROW, "mean has dtype float16 instead of float32"),
+        ),
+    ),
+    Function(
+        "aclnnBatchNormGatherStatsWithCounts",
+        (t(2, 8, 3), t(4, 8), t(4, 8), None, None, 0.1, 1e-5, t(4), _ROW, _ROW),
+        (
+            (7, t(4, dtype=_I32), f"counts has dtype int32 {_FLOATS}"),
+            (7, t(2), "counts has shape [2] instead of [R], where R is 4"),
+        ),
+    ),
+    Function(
         "aclnnSyncBatchNormGatherStats",
         (t(2, 8), t(2, 8), t(2, dtype=_I32), _ROW, _ROW, ctypes.c_float(0.1), ctypes.c_float(1e-5), _ROW, _ROW),
         (
