@@ -253,3 +253,10 @@ def test_a_null_pointer_is_refused_by_the_name_of_the_argument(position, name):
     status, message, _ = phase_one("aclnnRmsNorm", *arguments)
     assert status == _NULL_POINTER
     assert f"{name} is a null pointer" in message
+
+
+def test_a_refusal_is_raised_after_a_feature_that_is_not_simulated():
+    with pytest.raises(RuntimeError, match="AclrtHostRegister failed"):
+        torch.ops.npu.empty_with_swapped_memory([2, 2], device=torch.device("npu"))
+    with pytest.raises(RuntimeError, match="dimension -1 has 7 elements, which cannot be halved"):
+        torch.ops.npu.npu_swiglu(torch.ones(4, 7, device="npu"))
