@@ -80,7 +80,10 @@ def load_cann() -> ctypes.CDLL:
 
 
 def answers() -> dict[str, str]:
-    """Return how each aclnn function that torch_npu knows is answered: ``"checks"``, ``"formula"`` or ``"refused"``."""
+    """Return how each aclnn function that torch_npu knows is answered.
+
+    That is ``"checks"``, ``"rules"`` (a formula behind CANN's documented rules), ``"formula"`` or ``"refused"``.
+    """
     listed = ctypes.CDLL(str(_path("opapi"))).host_npu_list
     listed.restype = ctypes.c_char_p
     return dict(line.split() for line in listed().decode().splitlines())

@@ -6,7 +6,8 @@ from host_npu import _libraries
 
 _TITLES = {
     "checks": "Simulated with CANN's checks",
-    "formula": "Computed by a formula",
+    "rules": "Computed by a formula, with CANN's documented dtypes and shapes",
+    "formula": "Computed by a formula, with PyTorch's dtypes and shapes",
     "refused": "Refused",
 }
 

@@ -54,7 +54,9 @@ void report_error(std::int32_t status, const std::string& text) {
 }
 
 std::int32_t failed(const char* function, std::int32_t status, const std::string& text) noexcept {
-    last_status = status;
+    // Of any failure, torch_npu looks at this status first, and only warns of a feature that is not supported: what
+    // fails later would be lost.
+    if (status != ACL_ERROR_RT_FEATURE_NOT_SUPPORT) last_status = status;
     try {
         report_error(status, std::string(function) + ": " + text);
     } catch (const std::exception&) {

@@ -49,10 +49,15 @@ Inputs inputs(const Tensor& query, const Tensor& key, const Tensor& value, const
     const auto q = by_head(query, at.layout, at.heads);
     TORCH_CHECK(q.dim() == 4 && q.size(1) == at.heads, "the query of shape ", query.sizes(), " has not ", at.heads,
                 " heads in the layout ", at.layout);
+    TORCH_CHECK(at.heads <= 256, "there are ", at.heads, " heads of queries; CANN takes 1 to 256");
+    TORCH_CHECK(q.size(3) <= 768, "the heads have ", q.size(3), " elements; CANN takes 1 to 768");
     const bool joined = at.layout == "BSH" || at.layout == "SBH";
     const auto heads_of_keys = joined ? key.size(-1) / q.size(-1) : key.size(at.layout == "BSND" ? 2 : 1);
     const auto k = by_head(key, at.layout, heads_of_keys);
     const auto v = by_head(value, at.layout, heads_of_keys);
+    TORCH_CHECK(k.size(3) == q.size(3) && v.size(3) <= k.size(3), "the heads of queries, keys and values have ",
+                q.size(3), ", ", k.size(3), " and ", v.size(3),
+                " elements; CANN takes as many for queries and keys, and at most as many for values");
     return {q, repeated(k, at.heads), repeated(v, at.heads), heads_of_keys, dropout(q, k, at, first)};
 }
 

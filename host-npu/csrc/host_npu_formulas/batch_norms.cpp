@@ -24,7 +24,8 @@ void stats(const Tensor& x, double epsilon, const Out& mean, const Out& invstd) 
     mean = rows.mean(1);
     invstd = at::rsqrt(rows.var(1, /*unbiased=*/false) + epsilon);
 }
-const Formula<"aclnnBatchNormStats", stats> stats_of_batch_norm;
+const Formula<"aclnnBatchNormStats", stats> stats_of_batch_norm{
+    {"input", kFloats, "N C ..."}, {"mean", kFloat, "C"}, {"invstd", kFloat, "C"}};
 
 void elemt(const Tensor& x, const OptionalTensor& weight, const OptionalTensor& bias, const Tensor& mean,
            const Tensor& invstd, double, const Out& out) {
@@ -33,7 +34,10 @@ void elemt(const Tensor& x, const OptionalTensor& weight, const OptionalTensor& 
     if (bias) y = y + beside(*bias, x);
     out = y;
 }
-const Formula<"aclnnBatchNormElemt", elemt> elements_of_batch_norm;
+const Formula<"aclnnBatchNormElemt", elemt> elements_of_batch_norm{
+    {"input", kFloats, "N C ...x"}, {"weight", as("input"), "C"}, {"bias", as("input"), "C"},
+    {"mean", as("input"), "C"},     {"invstd", as("input"), "C"}, {"output", as("input"), "N C ...x"},
+};
 
 struct Running {
     OptionalOut mean;
@@ -61,7 +65,10 @@ void gather_stats(const Tensor&, const Tensor& means, const Tensor& invstds, con
     invstd = at::rsqrt(variance + epsilon);
     Running{running_mean, running_variance, momentum}.take(together, variance, count);
 }
-const Formula<"aclnnBatchNormGatherStatsWithCounts", gather_stats> gathered_stats_of_batch_norm;
+const Formula<"aclnnBatchNormGatherStatsWithCounts", gather_stats> gathered_stats_of_batch_norm{
+    {"input", kFloats, "N C ..."}, {"mean", kFloats, "R C"}, {"invstd", kFloats, "R C"}, {"runningMean", kFloats, "C"},
+    {"runningVar", kFloats, "C"},  {"counts", kFloats, "R"}, {"meanAll", kFloats, "C"},  {"invstdAll", kFloats, "C"},
+};
 
 // Each rank's rows are sums and sums of squares.
 void gather_sums(const Tensor& sums, const Tensor& squares, const IntegerTensor& counts, const Out& running_mean,
@@ -73,7 +80,15 @@ void gather_sums(const Tensor& sums, const Tensor& squares, const IntegerTensor&
     invstd = at::rsqrt(variance + epsilon);
     Running{running_mean, running_variance, momentum}.take(together, variance, count);
 }
-const Formula<"aclnnSyncBatchNormGatherStats", gather_sums> gathered_sums_of_batch_norm;
+const Formula<"aclnnSyncBatchNormGatherStats", gather_sums> gathered_sums_of_batch_norm{
+    {"totalSum", kFloats, "R C"},
+    {"totalSquareSum", kFloats, "R C"},
+    {"sampleCount", kFloats | Dtypes{ACL_INT32}, "R"},
+    {"mean", kFloats, "C"},
+    {"variance", kFloats, "C"},
+    {"batchMean", kFloats, "C"},
+    {"batchInvstd", kFloats, "C"},
+};
 
 void reduce_grad(const Tensor& dy, const Tensor& x, const Tensor& mean, const Tensor& invstd, const OptionalTensor&,
                  bool input_wanted, bool weight_wanted, bool bias_wanted, const OptionalOut& sum_dy,
@@ -86,7 +101,17 @@ void reduce_grad(const Tensor& dy, const Tensor& x, const Tensor& mean, const Te
     if (weight_wanted && dweight) *dweight = product * invstd;
     if (bias_wanted && dbias) *dbias = total;
 }
-const Formula<"aclnnBatchNormReduceBackward", reduce_grad> reduction_of_batch_norm_backward;
+const Formula<"aclnnBatchNormReduceBackward", reduce_grad> reduction_of_batch_norm_backward{
+    {"gradOut", as("input"), "N C ...x"},
+    {"input", kFloats, "N C ...x"},
+    {"mean", kFloats, "C"},
+    {"invstd", kFloats, "C"},
+    {"weight", kFloats, "C"},
+    {"sumDy", kFloats, "C"},
+    {"sumDyXmu", kFloats, "C"},
+    {"gradWeight", kFloats, "C"},
+    {"gradBias", kFloats, "C"},
+};
 
 void elemt_grad(const Tensor& dy, const Tensor& x, const Tensor& mean, const Tensor& invstd,
                 const OptionalTensor& weight, const Tensor& sum_dy, const Tensor& sum_dy_xmu,
@@ -97,14 +122,28 @@ void elemt_grad(const Tensor& dy, const Tensor& x, const Tensor& mean, const Ten
     if (weight) scale = scale * beside(*weight, x);
     dx = (dy - beside(sum_dy / count, x) - (x - beside(mean, x)) * slope) * scale;
 }
-const Formula<"aclnnBatchNormElemtBackward", elemt_grad> elements_of_batch_norm_backward;
+const Formula<"aclnnBatchNormElemtBackward", elemt_grad> elements_of_batch_norm_backward{
+    {"gradOut", kFloats, "N C ...x"},
+    {"input", kFloats, "N C ...x"},
+    {"mean", kFloats, "C"},
+    {"invstd", kFloats, "C"},
+    {"weight", kFloats, "C"},
+    {"sumDy", kFloats, "C"},
+    {"sumDyXmu", kFloats, "C"},
+    {"counter", {ACL_INT32, ACL_FLOAT, ACL_FLOAT16}},
+    {"gradInput", kFloats, "N C ...x"},
+};
 
 void reduce(const Tensor& x, const Out& sum, const Out& sum_of_squares) {
     const auto rows = per_channel(x);
     sum = rows.sum(1);
     sum_of_squares = rows.square().sum(1);
 }
-const Formula<"aclnnBatchNormReduce", reduce> reduction_of_batch_norm;
+const Formula<"aclnnBatchNormReduce", reduce> reduction_of_batch_norm{
+    {"x", kFloats, "N C H W"},
+    {"sum", kFloat, "C"},
+    {"squareSum", kFloat, "C"},
+};
 
 }  // namespace
 }  // namespace host_npu

@@ -45,7 +45,11 @@ void scatter_nd_update(const Out& data, const IntegerTensor& indices, const AnyT
     for (const auto& each : from_the_start(indices).unbind(-1)) places.push_back(each);
     memory.index_put_(places, updates);
 }
-const Formula<"aclnnScatterNdUpdate", scatter_nd_update> scatter_nd;
+const Formula<"aclnnScatterNdUpdate", scatter_nd_update> scatter_nd{
+    {"varRef", kFloats | Dtypes{ACL_INT8, ACL_INT64, ACL_BOOL}},
+    {"indices", kIndices, "* ... *"},
+    {"updates", as("varRef")},
+};
 
 // As scatter_update, with a tensor for each row. A row that `mask` is 0 for stays as it is.
 void scatter_list(const std::vector<Out>& data, const IntegerTensor& indices, const AnyTensor& updates,
@@ -73,12 +77,18 @@ const Formula<"aclnnScatterList", scatter_list> scatter_of_list;
 // A token goes to its slot of the blocks.
 void write_slots(const Out& cache, const AnyTensor& tokens, const IntegerTensor& slots, bool fractal) {
     auto blocks = cache.in_place();
+    if (fractal && blocks.dim() == 5) blocks = blocks.flatten(1, 2);
     TORCH_CHECK(blocks.dim() == 4, "a cache has ", blocks.dim(), " dimensions instead of 4");
     TORCH_CHECK(tokens.dim() == 3, "keys and values have ", tokens.dim(), " dimensions instead of 3");
     TORCH_CHECK(slots.dim() == 1 && slots.size(0) == tokens.size(0), "there are ", tokens.size(0),
                 " tokens for slots of shape ", slots.sizes());
     TORCH_CHECK(blocks.scalar_type() == tokens.scalar_type(), "a cache and its tokens have other dtypes");
-    if (fractal) blocks = blocks.permute({0, 2, 1, 3});
+    if (fractal) {
+        const auto fragment = 32 / static_cast<std::int64_t>(blocks.element_size());
+        TORCH_CHECK(blocks.size(-1) == fragment, "a cache in PA_NZ ends in ", blocks.size(-1), " elements instead of ",
+                    fragment, ", which have 32 bytes");
+        blocks = blocks.permute({0, 2, 1, 3});
+    }
     const auto elements = blocks.size(2) * blocks.size(3);
     TORCH_CHECK(tokens.size(1) * tokens.size(2) == elements, "a token of ", tokens.size(1) * tokens.size(2),
                 " elements does not fit a slot of ", elements);
@@ -101,7 +111,11 @@ void scatter_pa_kv_cache(const AnyTensor& key, const Out& key_cache, const Integ
     write_slots(key_cache, key, slots, cache_mode == "PA_NZ");
     write_slots(value_cache, value, slots, cache_mode == "PA_NZ");
 }
-const Formula<"aclnnScatterPaKvCache", scatter_pa_kv_cache> scatter_of_blocks;
+const Formula<"aclnnScatterPaKvCache", scatter_pa_kv_cache> scatter_of_blocks{
+    {"key", kHalves | Dtypes{ACL_INT8}, "T N K"},   {"keyCacheRef", as("key")},     {"slotMapping", kIndices, "T"},
+    {"value", kHalves | Dtypes{ACL_INT8}, "T N V"}, {"valueCacheRef", as("value")}, {"compressLensOptional", kIndices},
+    {"compressSeqOffsetOptional", kIndices},        {"seqLensOptional", kIndices},
+};
 
 void scatter_pa_cache(const AnyTensor& key, const Out& cache, const IntegerTensor& slots,
                       const OptionalIntegerTensor& compress_lens, const OptionalIntegerTensor& compress_offsets,

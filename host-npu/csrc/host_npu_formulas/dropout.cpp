@@ -45,7 +45,9 @@ void gen_mask(const std::vector<std::int64_t>& shape, double probability, std::i
     const auto kept = random.ge(probability).view({-1, kBits});
     mask = (kept * values_of_bits(like)).sum(-1).view(mask.sizes());
 }
-const Formula<"aclnnDropoutGenMaskV2", gen_mask> mask_of_dropout;
+const Formula<"aclnnDropoutGenMaskV2", gen_mask> mask_of_dropout{
+    {"out", {ACL_UINT8}, "*"},
+};
 
 void do_mask(const Tensor& x, const IntegerTensor& mask, double probability, const Out& out) {
     require_probability(probability);
@@ -57,7 +59,11 @@ void do_mask(const Tensor& x, const IntegerTensor& mask, double probability, con
         out = x * kept_by(mask, x.numel()).view(x.sizes()) / (1 - probability);
     }
 }
-const Formula<"aclnnDropoutDoMask", do_mask> dropout_by_mask;
+const Formula<"aclnnDropoutDoMask", do_mask> dropout_by_mask{
+    {"self", kFloats, "...x"},
+    {"mask", {ACL_UINT8}, "*"},
+    {"out", kFloats, "...x"},
+};
 
 }  // namespace
 

@@ -75,11 +75,13 @@ const Formula<"aclnnTanhBackward", binary<at::tanh_backward>> tangent_derivative
 // Of a gradient and the input.
 const Formula<"aclnnSiluBackward", binary<at::silu_backward>> silu_derivative;
 
-void plain_gelu(const AnyTensor& x, const Out& out) { out = at::gelu(x); }
-const Formula<"aclnnGelu", plain_gelu> gelu_of;
+// CANN's first version of GELU is the approximation by tanh.
+void plain_gelu(const Tensor& x, const Out& out) { out = at::gelu(x, "tanh"); }
+const Formula<"aclnnGelu", plain_gelu> gelu_of{{"self", kFloats, "...x"}, {"out", as("self"), "...x"}};
 
-void plain_gelu_grad(const AnyTensor& grad, const AnyTensor& x, const Out& out) { out = at::gelu_backward(grad, x); }
-const Formula<"aclnnGeluBackward", plain_gelu_grad> gelu_derivative;
+void plain_gelu_grad(const Tensor& grad, const Tensor& x, const Out& out) { out = at::gelu_backward(grad, x, "tanh"); }
+const Formula<"aclnnGeluBackward", plain_gelu_grad> gelu_derivative{
+    {"gradOutput", kFloats}, {"self", kFloats}, {"gradInput", kFloats}};
 
 // A number of the tensor's own kind, so that integers stay integers.
 at::Scalar number_for(const Tensor& x, const Number& number) {

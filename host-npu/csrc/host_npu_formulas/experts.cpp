@@ -9,7 +9,7 @@ namespace {
 void require_unpadded(bool padded) { TORCH_CHECK(!padded, "the host NPU has no padded mode of permutations"); }
 
 // Copies of the tokens, those for the first expert first; `places` says where the copies of a token went.
-void permute(const Tensor& tokens, const IntegerTensor& indices, std::int64_t kept, bool padded, const Out& permuted,
+void permute(const AnyTensor& tokens, const IntegerTensor& indices, std::int64_t kept, bool padded, const Out& permuted,
              const Out& places) {
     require_unpadded(padded);
     const auto choices = indices.dim() == 1 ? 1 : indices.size(1);
@@ -20,7 +20,12 @@ void permute(const Tensor& tokens, const IntegerTensor& indices, std::int64_t ke
     permuted = tokens.index({order.slice(0, 0, rows).div(choices, "trunc")});
     places = stable_order(order);
 }
-const Formula<"aclnnMoeTokenPermute", permute> permute_tokens;
+const Formula<"aclnnMoeTokenPermute", permute> permute_tokens{
+    {"tokens", kFloats | Dtypes{ACL_INT8}, "T H"},
+    {"indices", kIndices, "T K<=512 | T"},
+    {"permuteTokensOut", as("tokens"), "* H"},
+    {"sortedIndicesOut", {ACL_INT32}, "*"},
+};
 
 // The rows at their places, which are 0 where `places` is past the end.
 Tensor rows_at(const Tensor& rows, const Tensor& places) {
@@ -34,7 +39,11 @@ void permute_grad(const Tensor& dpermuted, const IntegerTensor& places, std::int
     require_unpadded(padded);
     dtokens = rows_at(dpermuted, places).unflatten(0, {-1, choices}).sum(1);
 }
-const Formula<"aclnnMoeTokenPermuteGrad", permute_grad> permute_tokens_backward;
+const Formula<"aclnnMoeTokenPermuteGrad", permute_grad> permute_tokens_backward{
+    {"permutedOutputGrad", kFloats, "* H"},
+    {"sortedIndices", {ACL_INT32}, "*"},
+    {"out", kFloats, "* H"},
+};
 
 using Ints = std::vector<std::int64_t>;
 
@@ -44,7 +53,12 @@ void unpermute(const Tensor& permuted, const IntegerTensor& places, const Option
     const auto rows = rows_at(permuted, places);
     tokens = weights ? (rows.unflatten(0, {-1, weights->size(-1)}) * weights->unsqueeze(-1)).sum(1) : rows;
 }
-const Formula<"aclnnMoeTokenUnpermute", unpermute> unpermute_tokens;
+const Formula<"aclnnMoeTokenUnpermute", unpermute> unpermute_tokens{
+    {"permutedTokens", kFloats, "* H"},
+    {"sortedIndices", {ACL_INT32}, "*"},
+    {"probsOptional", kFloats, "T K<=512"},
+    {"out", as("permutedTokens"), "T H"},
+};
 
 void unpermute_grad(const OptionalTensor& permuted, const Tensor& dtokens, const IntegerTensor& places,
                     const OptionalTensor& weights, bool padded, const Ints&, const Out& dpermuted,
@@ -61,7 +75,11 @@ void unpermute_grad(const OptionalTensor& permuted, const Tensor& dtokens, const
         *dweights = (rows_at(*permuted, places).unflatten(0, {-1, choices}) * dtokens.unsqueeze(1)).sum(-1);
     }
 }
-const Formula<"aclnnMoeTokenUnpermuteGrad", unpermute_grad> unpermute_tokens_backward;
+const Formula<"aclnnMoeTokenUnpermuteGrad", unpermute_grad> unpermute_tokens_backward{
+    {"permutedTokensOptional", kFloats, "* H"}, {"unpermutedTokensGrad", kFloats, "T H"},
+    {"sortedIndices", {ACL_INT32}, "*"},        {"probsOptional", kFloats, "T K<=512"},
+    {"permutedTokensGradOut", kFloats, "* H"},  {"probsGradOut", kFloats, "T K |"},
+};
 
 }  // namespace
 }  // namespace host_npu

@@ -4,6 +4,39 @@
 namespace host_npu {
 namespace {
 
+// The rules of all versions, with those for a sink behind the masks if there is one.
+TensorRules forward_rules(const TensorRules& sink = {}) {
+    TensorRules rules{{"query", kFloats, "* * * | * * * *"},       {"key", as("query"), "* * * | * * * *"},
+                      {"value", as("query"), "* * * | * * * *"},   {"realShiftOptional", as("query")},
+                      {"dropMaskOptional", {ACL_UINT8}},           {"paddingMaskOptional", kFloats},
+                      {"attenMaskOptional", {ACL_BOOL, ACL_UINT8}}};
+    rules.insert(rules.end(), sink.begin(), sink.end());
+    rules.insert(rules.end(), {{"softmaxMaxOut", kFloat},
+                               {"softmaxSumOut", kFloat},
+                               {"softmaxOutOut", kFloats},
+                               {"attentionOutOut", kFloats}});
+    return rules;
+}
+
+TensorRules backward_rules(const TensorRules& sink = {}, const TensorRules& dsink = {}) {
+    TensorRules rules{{"query", kFloats, "* * * | * * * *"},
+                      {"keyIn", as("query"), "* * * | * * * *"},
+                      {"value", as("query"), "* * * | * * * *"},
+                      {"dy", as("query"), "* * * | * * * *"},
+                      {"pseShiftOptional", as("query")},
+                      {"dropMaskOptional", {ACL_UINT8}},
+                      {"paddingMaskOptional", kFloats},
+                      {"attenMaskOptional", {ACL_BOOL, ACL_UINT8}},
+                      {"softmaxMaxOptional", kFloat},
+                      {"softmaxSumOptional", kFloat},
+                      {"softmaxInOptional", kFloats},
+                      {"attentionInOptional", kFloats}};
+    rules.insert(rules.end(), sink.begin(), sink.end());
+    rules.insert(rules.end(), {{"dqOut", kFloats}, {"dkOut", kFloats}, {"dvOut", kFloats}, {"dpseOut", kFloats}});
+    rules.insert(rules.end(), dsink.begin(), dsink.end());
+    return rules;
+}
+
 void require_no_padding_mask(const OptionalTensor& mask) {
     TORCH_CHECK(!mask, "the host NPU computes attention without a padding mask only");
 }
@@ -17,7 +50,7 @@ void score(const Tensor& query, const Tensor& key, const Tensor& value, const Op
     require_no_padding_mask(padding_mask);
     attend(query, key, value, pse, mask, at, max, sum, out);
 }
-const Formula<"aclnnFlashAttentionScore", score> score_of_batches;
+const Formula<"aclnnFlashAttentionScore", score> score_of_batches{forward_rules()};
 
 void score_v2(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& pse,
               const OptionalIntegerTensor& drop_mask, const OptionalTensor& padding_mask,
@@ -29,7 +62,7 @@ void score_v2(const Tensor& query, const Tensor& key, const Tensor& value, const
     require_no_padding_mask(padding_mask);
     attend(query, key, value, pse, mask, at, max, sum, out);
 }
-const Formula<"aclnnFlashAttentionScoreV2", score_v2> score_with_pse_type;
+const Formula<"aclnnFlashAttentionScoreV2", score_v2> score_with_pse_type{forward_rules()};
 
 void score_packed(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& pse,
                   const OptionalIntegerTensor& drop_mask, const OptionalTensor& padding_mask,
@@ -41,7 +74,7 @@ void score_packed(const Tensor& query, const Tensor& key, const Tensor& value, c
     require_no_padding_mask(padding_mask);
     attend(query, key, value, pse, mask, at, max, sum, out);
 }
-const Formula<"aclnnFlashAttentionVarLenScore", score_packed> score_of_sequences;
+const Formula<"aclnnFlashAttentionVarLenScore", score_packed> score_of_sequences{forward_rules()};
 
 void score_grad(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& dy,
                 const OptionalTensor& pse, const OptionalIntegerTensor& drop_mask, const OptionalTensor& padding_mask,
@@ -53,7 +86,7 @@ void score_grad(const Tensor& query, const Tensor& key, const Tensor& value, con
     require_no_padding_mask(padding_mask);
     attend_backward(query, key, value, dy, pse, mask, max, sum, at, dq, dk, dv, dpse);
 }
-const Formula<"aclnnFlashAttentionScoreGrad", score_grad> grad_of_batches;
+const Formula<"aclnnFlashAttentionScoreGrad", score_grad> grad_of_batches{backward_rules()};
 
 void score_grad_v2(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& dy,
                    const OptionalTensor& pse, const OptionalIntegerTensor& drop_mask,
@@ -66,7 +99,7 @@ void score_grad_v2(const Tensor& query, const Tensor& key, const Tensor& value, 
     require_no_padding_mask(padding_mask);
     attend_backward(query, key, value, dy, pse, mask, max, sum, at, dq, dk, dv, dpse);
 }
-const Formula<"aclnnFlashAttentionScoreGradV2", score_grad_v2> grad_with_pse_type;
+const Formula<"aclnnFlashAttentionScoreGradV2", score_grad_v2> grad_with_pse_type{backward_rules()};
 
 void score_grad_packed(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& dy,
                        const OptionalTensor& pse, const OptionalIntegerTensor& drop_mask,
@@ -80,7 +113,7 @@ void score_grad_packed(const Tensor& query, const Tensor& key, const Tensor& val
     require_no_padding_mask(padding_mask);
     attend_backward(query, key, value, dy, pse, mask, max, sum, at, dq, dk, dv, dpse);
 }
-const Formula<"aclnnFlashAttentionUnpaddingScoreGrad", score_grad_packed> grad_of_sequences;
+const Formula<"aclnnFlashAttentionUnpaddingScoreGrad", score_grad_packed> grad_of_sequences{backward_rules()};
 
 void score_v3(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& pse,
               const OptionalIntegerTensor& drop_mask, const OptionalTensor& padding_mask,
@@ -92,7 +125,7 @@ void score_v3(const Tensor& query, const Tensor& key, const Tensor& value, const
     require_no_padding_mask(padding_mask);
     attend(query, key, value, pse, mask, at, max, sum, out);
 }
-const Formula<"aclnnFlashAttentionScoreV3", score_v3> score_with_sink;
+const Formula<"aclnnFlashAttentionScoreV3", score_v3> score_with_sink{forward_rules({{"sinkInOptional", kFloat, "N"}})};
 
 void score_grad_v3(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& dy,
                    const OptionalTensor& pse, const OptionalIntegerTensor& drop_mask,
@@ -106,7 +139,8 @@ void score_grad_v3(const Tensor& query, const Tensor& key, const Tensor& value, 
     require_no_padding_mask(padding_mask);
     attend_backward(query, key, value, dy, pse, mask, max, sum, at, dq, dk, dv, dpse, dsink);
 }
-const Formula<"aclnnFlashAttentionScoreGradV3", score_grad_v3> grad_with_sink;
+const Formula<"aclnnFlashAttentionScoreGradV3", score_grad_v3> grad_with_sink{
+    backward_rules({{"sinkInOptional", kFloat, "N"}}, {{"dsinkOut", kFloat, "N"}})};
 
 void require_layout_of_input(const std::string& layout) {
     TORCH_CHECK(layout == "same_as_input" || layout == "TND",
@@ -124,7 +158,7 @@ void score_packed_v4(const Tensor& query, const Tensor& key, const Tensor& value
     score_packed(query, key, value, pse, drop_mask, padding_mask, mask, prefix, ends_of_queries, ends_of_keys, scale,
                  keep_prob, before, after, heads, layout, precise, mode, max, sum, softmax, out);
 }
-const Formula<"aclnnFlashAttentionVarLenScoreV4", score_packed_v4> score_of_sequences_v4;
+const Formula<"aclnnFlashAttentionVarLenScoreV4", score_packed_v4> score_of_sequences_v4{forward_rules()};
 
 void score_grad_packed_v4(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& dy,
                           const OptionalTensor& pse, const OptionalIntegerTensor& drop_mask,
@@ -139,7 +173,7 @@ void score_grad_packed_v4(const Tensor& query, const Tensor& key, const Tensor& 
                       ends_of_queries, ends_of_keys, scale, keep_prob, before, after, heads, layout, precise, mode, dq,
                       dk, dv, dpse);
 }
-const Formula<"aclnnFlashAttentionUnpaddingScoreGradV4", score_grad_packed_v4> grad_of_sequences_v4;
+const Formula<"aclnnFlashAttentionUnpaddingScoreGradV4", score_grad_packed_v4> grad_of_sequences_v4{backward_rules()};
 
 }  // namespace
 }  // namespace host_npu

@@ -12,21 +12,6 @@ at::IntArrayRef sizes(const Dims& dims) { return {dims.begin(), dims.rank()}; }
 
 }  // namespace
 
-void require_taken(const aclTensor* tensor, std::size_t position, Taken taken, bool may_be_absent) {
-    if (tensor == nullptr) {
-        require(may_be_absent, kNullPointer, "argument ", position, " is a null pointer");
-        return;
-    }
-    const auto& layout = tensor->layout;
-    const auto type = scalar_type(layout.dtype);
-    const bool is_float = type && at::isFloatingType(*type);
-    require(taken != Taken::kFloats || is_float, kParamInvalid, "argument ", position, " has dtype ",
-            dtype_name(layout.dtype), " instead of float32, float16 or bfloat16");
-    require(taken == Taken::kFloats || (type && (taken == Taken::kAll || !is_float)), kParamInvalid, "argument ",
-            position, " has dtype ", dtype_name(layout.dtype), ", which the formula does not take");
-    require(layout.shape.rank() <= 8, kParamInvalid, "argument ", position, " has more than 8 dimensions");
-}
-
 Tensor without_memory(const Layout& layout) {
     return at::empty(sizes(layout.shape), at::TensorOptions(*scalar_type(layout.dtype)).device(at::kMeta));
 }

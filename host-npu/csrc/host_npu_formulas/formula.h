@@ -20,6 +20,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "host_npu_formulas/rules.h"
 #include "nnopbase/containers.h"
 #include "nnopbase/two_phase.h"
 #include "opapi/answers.h"
@@ -59,11 +60,6 @@ class Out {
 };
 using OptionalOut = std::optional<Out>;
 
-// The dtypes that an argument may have, and whether it may be a null pointer.
-enum class Taken { kFloats, kIntegers, kAll };
-
-// Throws a Refusal if a formula does not take an argument.
-void require_taken(const aclTensor* tensor, std::size_t position, Taken taken, bool may_be_absent);
 // A tensor of a layout that has no memory.
 Tensor without_memory(const Layout& layout);
 // A tensor in device memory.
@@ -73,29 +69,31 @@ Tensor widened(const Tensor& tensor);
 // The number that a scalar is.
 double number(const aclScalar* scalar);
 
-// The tensors of a call, in the order of its arguments.
+// The tensors of a call, one after the other.
 using Next = std::function<Tensor()>;
-using Tensors = std::vector<const aclTensor*>;
 
 // How an argument of CANN's function becomes one of a formula: `C` is its type there. The call outlives CANN's objects,
-// so `kept` takes what it needs of them; `from` makes the argument of that and of the tensors. `list` refuses the
-// tensors that are not taken, and lists the others.
+// so `kept` takes what it needs of them; `from` makes the argument of that and of the tensors, which `list` lists.
+struct WithoutTensors {
+    static constexpr bool kHasRule = false;
+    template <class C>
+    static void list(const C&, TensorArguments&) {}
+};
+
 template <class Argument>
-struct Translated {
+struct Translated : WithoutTensors {
     using C = Argument;
     static Argument kept(C argument) { return argument; }
     static Argument from(Argument argument, const Next&) { return argument; }
-    static void list(C, std::size_t, Tensors&) {}
 };
 
 template <class Argument, Taken taken, bool optional = false>
 struct TranslatedTensor {
     using C = const aclTensor*;
     static std::nullptr_t kept(C) { return nullptr; }
-    static void list(C tensor, std::size_t position, Tensors& tensors) {
-        require_taken(tensor, position, taken, optional);
-        tensors.push_back(tensor);
-    }
+    static void list(C tensor, TensorArguments& given) { given.add(tensor, taken, optional); }
+    static constexpr auto kTaken = taken;
+    static constexpr bool kHasRule = true;
     static Argument from(std::nullptr_t, const Next& next) {
         const auto tensor = next();
         if constexpr (optional) {
@@ -140,10 +138,11 @@ struct Without {};
 template <Text option>
 struct Translated<Without<option>> {
     using C = const aclTensor*;
+    static constexpr bool kHasRule = false;
     static std::nullptr_t kept(C) { return nullptr; }
-    static void list(C tensor, std::size_t, Tensors& tensors) {
+    static void list(C tensor, TensorArguments& given) {
         require(tensor == nullptr, kParamInvalid, "the host NPU computes this without ", option.text, " only");
-        tensors.push_back(tensor);
+        given.tensors.push_back(tensor);
     }
     static Without<option> from(std::nullptr_t, const Next& next) {
         next();
@@ -156,12 +155,9 @@ template <class Member>
     requires std::is_same_v<Member, Tensor> || std::is_same_v<Member, AnyTensor> || std::is_same_v<Member, Out>
 struct Translated<std::vector<Member>> {
     using C = const aclTensorList*;
+    static constexpr bool kHasRule = true;
     static std::size_t kept(C argument) { return argument == nullptr ? 0 : argument->members.size(); }
-    static void list(C argument, std::size_t position, Tensors& tensors) {
-        for (std::size_t index = 0; index < kept(argument); ++index) {
-            Translated<Member>::list(argument->members[index], position, tensors);
-        }
-    }
+    static void list(C argument, TensorArguments& given) { given.add(argument, Translated<Member>::kTaken); }
     static std::vector<Member> from(std::size_t size, const Next& next) {
         std::vector<Member> members;
         for (std::size_t index = 0; index < size; ++index) members.push_back(Translated<Member>::from(nullptr, next));
@@ -169,12 +165,11 @@ struct Translated<std::vector<Member>> {
     }
 };
 template <>
-struct Translated<std::vector<std::int64_t>> {
+struct Translated<std::vector<std::int64_t>> : WithoutTensors {
     using C = const aclIntArray*;
     using Values = std::vector<std::int64_t>;
     static Values kept(C argument) { return argument == nullptr ? Values() : argument->values; }
     static Values from(const Values& values, const Next&) { return values; }
-    static void list(C, std::size_t, Tensors&) {}
 };
 // An aclBoolArray, which may be absent.
 struct Bools {
@@ -182,18 +177,16 @@ struct Bools {
     bool given = false;
 };
 template <>
-struct Translated<Bools> {
+struct Translated<Bools> : WithoutTensors {
     using C = const aclBoolArray*;
     static Bools kept(C argument) { return argument == nullptr ? Bools() : Bools{argument->values, true}; }
     static Bools from(const Bools& values, const Next&) { return values; }
-    static void list(C, std::size_t, Tensors&) {}
 };
 template <>
-struct Translated<std::string> {
+struct Translated<std::string> : WithoutTensors {
     using C = const char*;
     static std::string kept(C argument) { return argument == nullptr ? "" : argument; }
     static std::string from(const std::string& text, const Next&) { return text; }
-    static void list(C, std::size_t, Tensors&) {}
 };
 // An aclScalar.
 struct Number {
@@ -201,25 +194,33 @@ struct Number {
     operator double() const { return value; }
 };
 template <>
-struct Translated<Number> {
+struct Translated<Number> : WithoutTensors {
     using C = const aclScalar*;
     static double kept(C argument) { return number(argument); }
     static Number from(double value, const Next&) { return {value}; }
-    static void list(C, std::size_t, Tensors&) {}
 };
 
 template <Text name, auto function>
 class Formula {
   public:
-    Formula() : Formula(function) {}
+    Formula() : Formula(TensorRules()) {}
+    Formula(std::initializer_list<TensorRule> rules) : Formula(TensorRules(rules)) {}
+    explicit Formula(TensorRules tensors, Together together = {})
+        : Formula(function, Rules{std::move(tensors), std::move(together)}) {}
 
   private:
     template <class... Arguments>
-    explicit Formula(void (*)(Arguments...)) {
+    explicit Formula(void (*)(Arguments...), Rules rules) {
+        constexpr auto count = (std::size_t{0} + ... + Translated<std::remove_cvref_t<Arguments>>::kHasRule);
+        require_one_for_each(rules, count, name.text);
+        rules_ = std::move(rules);
         using Calls = Calls<std::remove_cvref_t<Arguments>...>;
         answer(name.text, reinterpret_cast<AnyFunction>(&Calls::phase_one),
-               reinterpret_cast<AnyFunction>(&Calls::phase_two));
+               reinterpret_cast<AnyFunction>(&Calls::phase_two), !rules_.tensors.empty());
     }
+
+    // Constant, so that no initialization comes after that of the formulas.
+    static inline constinit Rules rules_{};
 
     static const Api& api() {
         static const std::string phase_one = std::string(name.text) + "GetWorkspaceSize";
@@ -232,9 +233,10 @@ class Formula {
         static aclnnStatus phase_one(typename Translated<Arguments>::C... arguments, std::uint64_t* workspace_size,
                                      aclOpExecutor** executor) {
             return PhaseOne(api(), workspace_size, executor).with(arguments...).run([&] {
-                Tensors tensors;
-                std::size_t position = 0;
-                (Translated<Arguments>::list(arguments, ++position, tensors), ...);
+                TensorArguments given;
+                (Translated<Arguments>::list(arguments, given), ...);
+                require_rules(rules_, given);
+                const auto& tensors = given.tensors;
                 const auto kept = std::make_tuple(Translated<Arguments>::kept(arguments)...);
                 refuse_errors([&] {
                     evaluate(kept, [&](std::size_t index) {

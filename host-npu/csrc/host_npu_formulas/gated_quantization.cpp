@@ -113,7 +113,7 @@ const Formula<"aclnnGeluQuant", gelu_quant> gelu_to_int8;
 
 void gelu_mul(const Tensor& x, const std::string& approximate, const Out& out) {
     const auto [left, right] = halves(x, -1);
-    out = at::gelu(left, approximate) * right;
+    out = at::gelu(left, approximate.empty() ? "none" : approximate) * right;
 }
 const Formula<"aclnnGeluMul", gelu_mul> gelu_times_half;
 

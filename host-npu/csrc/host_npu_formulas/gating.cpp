@@ -28,7 +28,13 @@ void gating(const Tensor& x, const OptionalIntegerTensor& finished, std::int64_t
     const auto tokens = x.numel() / x.size(-1);
     rows = at::arange(tokens * k, indices.options()).view({k, tokens}).t().reshape(indices.sizes());
 }
-const Formula<"aclnnMoeGatingTopKSoftmax", gating> gating_of_tokens;
+const Formula<"aclnnMoeGatingTopKSoftmax", gating> gating_of_tokens{
+    {"x", kFloats, "N E | M N E"},
+    {"finishedOptional", {ACL_BOOL}, "N | M N"},
+    {"yOut", as("x"), "N K<=1024 | M N K<=1024"},
+    {"expertIdxOut", {ACL_INT32}, "N K | M N K"},
+    {"rowIdxOut", {ACL_INT32}, "N K | M N K"},
+};
 
 // With `renorm` 1 the softmax is that of the chosen scores.
 void gating_v2(const Tensor& x, const OptionalIntegerTensor& finished, std::int64_t k, std::int64_t renorm,
@@ -41,7 +47,13 @@ void gating_v2(const Tensor& x, const OptionalIntegerTensor& finished, std::int6
     experts = indices;
     if (with_softmax && renorm == 0) *softmax_out = softmax;
 }
-const Formula<"aclnnMoeGatingTopKSoftmaxV2", gating_v2> gating_with_renorm;
+const Formula<"aclnnMoeGatingTopKSoftmaxV2", gating_v2> gating_with_renorm{
+    {"x", kFloats},
+    {"finishedOptional", {ACL_BOOL}},
+    {"yOut", kFloats},
+    {"expertIdxOut", {ACL_INT32}},
+    {"softmaxResultOutOptional", kFloat},
+};
 
 // The experts of the groups that are not among the best are left out.
 Tensor of_best_groups(const Tensor& scores, std::int64_t kept, std::int64_t groups, std::int64_t select_mode) {

@@ -13,13 +13,20 @@ namespace {
 constexpr double kFastGelu = 1.702;
 
 void fast_gelu(const Tensor& x, const Out& out) { out = x * at::sigmoid(x * kFastGelu); }
-const Formula<"aclnnFastGelu", fast_gelu> fast_gelu_forward;
+const Formula<"aclnnFastGelu", fast_gelu> fast_gelu_forward{
+    {"self", kFloats, "...x"},
+    {"out", kFloats, "...x"},
+};
 
 void fast_gelu_grad(const Tensor& grad, const Tensor& x, const Out& out) {
     const auto s = at::sigmoid(x * kFastGelu);
     out = grad * s * (1 + x * kFastGelu * (1 - s));
 }
-const Formula<"aclnnFastGeluBackward", fast_gelu_grad> fast_gelu_backward;
+const Formula<"aclnnFastGeluBackward", fast_gelu_grad> fast_gelu_backward{
+    {"gradOutput", kFloats, "...x"},
+    {"self", kFloats, "...x"},
+    {"gradInput", kFloats, "...x"},
+};
 
 // As PyTorch calls it. CANN has 0 for "none" and 1 for "tanh", or those names.
 std::string approximation(std::int64_t number) {
@@ -28,12 +35,19 @@ std::string approximation(std::int64_t number) {
 }
 
 void gelu(const Tensor& x, std::int64_t approximate, const Out& out) { out = at::gelu(x, approximation(approximate)); }
-const Formula<"aclnnGeluV2", gelu> gelu_forward;
+const Formula<"aclnnGeluV2", gelu> gelu_forward{
+    {"x", kFloats, "...x"},
+    {"y", as("x"), "...x"},
+};
 
 void gelu_grad(const Tensor& grad, const Tensor& x, const std::string& approximate, const Out& out) {
     out = at::gelu_backward(grad, x, approximate);
 }
-const Formula<"aclnnGeluBackwardV2", gelu_grad> gelu_grad_v2;
+const Formula<"aclnnGeluBackwardV2", gelu_grad> gelu_grad_v2{
+    {"gradOutput", kFloats},
+    {"self", kFloats},
+    {"gradInput", kFloats},
+};
 
 // The half that goes through GELU comes second.
 std::pair<Tensor, Tensor> factor_and_activated(const Tensor& x, std::int64_t dim, bool activate_left) {
@@ -48,7 +62,11 @@ void geglu(const Tensor& x, std::int64_t dim, std::int64_t approximate, bool act
     out = factor * gelu;
     out_gelu = gelu;
 }
-const Formula<"aclnnGeGluV3", geglu> geglu_forward;
+const Formula<"aclnnGeGluV3", geglu> geglu_forward{
+    {"self", kFloats, "* ..."},
+    {"out", kFloats, "...y"},
+    {"outGelu", kFloats, "...y"},
+};
 
 void geglu_grad(const Tensor& grad, const Tensor& x, const Tensor& gelu, std::int64_t dim, std::int64_t approximate,
                 bool activate_left, const Out& out) {
@@ -57,7 +75,12 @@ void geglu_grad(const Tensor& grad, const Tensor& x, const Tensor& gelu, std::in
     const auto of_activated = at::gelu_backward(grad * factor, activated, approximation(approximate));
     out = activate_left ? at::cat({of_activated, of_factor}, dim) : at::cat({of_factor, of_activated}, dim);
 }
-const Formula<"aclnnGeGluV3Backward", geglu_grad> geglu_backward;
+const Formula<"aclnnGeGluV3Backward", geglu_grad> geglu_backward{
+    {"gradOutput", kFloats, "...y"},
+    {"self", kFloats, "...x"},
+    {"gelu", kFloats, "...y"},
+    {"gradInput", kFloats, "...x"},
+};
 
 }  // namespace
 }  // namespace host_npu

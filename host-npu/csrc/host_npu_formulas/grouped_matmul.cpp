@@ -12,6 +12,7 @@
 
 #include "host_npu_formulas/formula.h"
 #include "host_npu_formulas/quantization.h"
+#include "opapi/chip.h"
 
 namespace host_npu {
 namespace {
@@ -204,6 +205,36 @@ constexpr std::int64_t kNotSplit = -1;
 constexpr std::int64_t kSplitRows = 0;
 constexpr std::int64_t kSplitSums = 2;
 
+const TensorRules kGrouped{
+    {"x", kFloats | Dtypes{ACL_INT8}},
+    {"weight", kFloats | Dtypes{ACL_INT8}},
+    {"biasOptional", kFloats | Dtypes{ACL_INT32}},
+    {"scaleOptional", {ACL_FLOAT, ACL_BF16, ACL_INT64, ACL_UINT64}},
+    {"offsetOptional", kFloat},
+    {"antiquantScaleOptional", kHalves},
+    {"antiquantOffsetOptional", kHalves},
+    {"perTokenScaleOptional", kFloat},
+    {"groupListOptional", {ACL_INT64}, "E | E 2"},
+    {"activationInputOptional"},
+    {"activationQuantScaleOptional"},
+    {"activationQuantOffsetOptional"},
+    {"out", kFloats | Dtypes{ACL_INT32, ACL_INT8}},
+    {"activationFeatureOutOptional"},
+    {"dynQuantScaleOutOptional"},
+};
+
+// In a product without quantization, and as many tensors as a list may have.
+void require_lists(const AnyTensorList& x, const AnyTensorList& weight, const AnyTensorList& bias, std::size_t outs) {
+    const auto is_950 = soc() == Soc::Ascend950;
+    const std::size_t most = is_950 ? 1024 : 128;
+    TORCH_CHECK(x.size() <= most && weight.size() <= most && outs <= most, "x, weight and out are lists of ", x.size(),
+                ", ", weight.size(), " and ", outs, " tensors; CANN takes at most ", most);
+    for (const auto& each : bias) {
+        TORCH_CHECK(is_950 || each.scalar_type() != at::kBFloat16,
+                    "biasOptional has dtype bfloat16 instead of float32, float16 or int32");
+    }
+}
+
 void grouped_v5(const AnyTensorList& x, const AnyTensorList& weight, const AnyTensorList& bias,
                 const AnyTensorList& scale, const AnyTensorList& offset, const TensorList& antiquant_scale,
                 const TensorList& antiquant_offset, const TensorList& token_scale, const OptionalIntegerTensor& list,
@@ -211,6 +242,7 @@ void grouped_v5(const AnyTensorList& x, const AnyTensorList& weight, const AnyTe
                 const TensorList& activation_offset, std::int64_t, std::int64_t group_type, std::int64_t list_type,
                 std::int64_t activation, const Sizes&, const std::vector<Out>& outs, const std::vector<Out>&,
                 const std::vector<Out>&) {
+    require_lists(x, weight, bias, outs.size());
     TORCH_CHECK(offset.empty() && activation_input.empty() && activation_scale.empty() && activation_offset.empty(),
                 "the host NPU multiplies groups without offsets and without inputs of an activation only");
     TensorList scales;
@@ -235,7 +267,7 @@ void grouped_v5(const AnyTensorList& x, const AnyTensorList& weight, const AnyTe
         outs[index] = group_product(x[index], weight[index], static_cast<std::int64_t>(index), 0, options);
     }
 }
-const Formula<"aclnnGroupedMatmulV5", grouped_v5> grouped_by_tensor;
+const Formula<"aclnnGroupedMatmulV5", grouped_v5> grouped_by_tensor{kGrouped};
 
 void grouped_v4(const AnyTensorList& x, const AnyTensorList& weight, const AnyTensorList& bias,
                 const AnyTensorList& scale, const AnyTensorList& offset, const TensorList& antiquant_scale,
@@ -248,7 +280,7 @@ void grouped_v4(const AnyTensorList& x, const AnyTensorList& weight, const AnyTe
                activation_scale, activation_offset, split_item, group_type, list_type, activation, {}, outs,
                activation_outs, scale_outs);
 }
-const Formula<"aclnnGroupedMatmulV4", grouped_v4> grouped_without_tuning;
+const Formula<"aclnnGroupedMatmulV4", grouped_v4> grouped_without_tuning{kGrouped};
 
 void grouped_add_v2(const Tensor& x, const Tensor& weight, const IntegerTensor& list, const Out& y, bool transpose_x,
                     bool transpose_weight, std::int64_t group_type, std::int64_t list_type) {

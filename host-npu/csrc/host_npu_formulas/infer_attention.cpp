@@ -5,6 +5,8 @@
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/log.h>
 
+#include <limits>
+
 #include "host_npu_formulas/attention.h"
 
 namespace host_npu {
@@ -13,6 +15,23 @@ namespace {
 using Quantized = Without<"quantization">;
 using Padded = Without<"padding sizes">;
 using Shared = Without<"a shared prefix">;
+
+// What all have in common, for what comes between the mask and the result.
+TensorRules inference_rules(const TensorRules& between = {}, const TensorRules& after = {}) {
+    TensorRules rules{{"query", kHalves, "* * * | * * * *"},
+                      {"key", as("query"), "* * * | * * * *"},
+                      {"value", as("query"), "* * * | * * * *"},
+                      {"pseShiftOptional", kHalves},
+                      {"attenMaskOptional", {ACL_BOOL, ACL_INT8, ACL_UINT8}}};
+    rules.insert(rules.end(), between.begin(), between.end());
+    rules.push_back({"attentionOut", kHalves});
+    rules.insert(rules.end(), after.begin(), after.end());
+    return rules;
+}
+const TensorRules kTable{{"blockTableOptional", {ACL_INT32}, "* *"}};
+const TensorRules kTableAndRope{{"blockTableOptional", {ACL_INT32}, "* *"},
+                                {"queryRopeOptional", as("query"), "* * 64 | * * * 64 | * * *"},
+                                {"keyRopeOptional", as("key"), "* * 64 | * * * 64 | * * *"}};
 
 // A call: absent tensors are undefined.
 struct Inference {
@@ -135,7 +154,18 @@ Tensor log_of_sum(const Forward& each) {
     return each.max + at::log(each.sum);
 }
 
-void infer(Inference call, const Setting& at, bool with_lse, const Out& out, const OptionalOut& lse) {
+// CANN ignores the sparse mode and the band of one query; a mask counts.
+Setting without_band(const Inference& call, Setting at) {
+    const auto queries = call.query.size(at.layout == "BSH" || at.layout == "BSND" ? 1 : -2);
+    if (at.packed() || queries != 1 || call.query_rope) return at;
+    TORCH_CHECK(at.mode != 2 && at.mode != 4, "the host NPU has no sparse mode ", at.mode,
+                " of a single query, which CANN ignores: use 0");
+    at.before = at.after = std::numeric_limits<std::int32_t>::max();
+    return at;
+}
+
+void infer(Inference call, const Setting& given, bool with_lse, const Out& out, const OptionalOut& lse) {
+    const auto at = without_band(call, given);
     if (call.heads_of_keys == 0) call.heads_of_keys = at.heads;
     require_inference(call, at);
     std::vector<Tensor> results, logs;
@@ -171,7 +201,7 @@ void prompt(const Tensor& query, const Tensor& key, const Tensor& value, const O
     const Setting at{scale, before, after, heads, layout, mode, 0};
     infer({query, key, value, {}, {}, pse, mask, {}, queries, keys, heads_of_keys}, at, false, out, {});
 }
-const Formula<"aclnnPromptFlashAttentionV3", prompt> attention_of_prompts;
+const Formula<"aclnnPromptFlashAttentionV3", prompt> attention_of_prompts{inference_rules()};
 
 void increment(const Tensor& query, const std::vector<Tensor>& key, const std::vector<Tensor>& value,
                const OptionalTensor& pse, const OptionalIntegerTensor& mask, const Ints& keys, const Quantized&,
@@ -183,7 +213,7 @@ void increment(const Tensor& query, const std::vector<Tensor>& key, const std::v
     TORCH_CHECK(query.size(layout == "BNSD" ? 2 : 1) == 1, "the query of shape ", query.sizes(), " is not one token");
     infer({query, only(key), only(value), {}, {}, pse, mask, table, {}, keys, heads_of_keys}, at, false, out, {});
 }
-const Formula<"aclnnIncreFlashAttentionV4", increment> attention_of_increments;
+const Formula<"aclnnIncreFlashAttentionV4", increment> attention_of_increments{inference_rules(kTable)};
 
 void fused(const Tensor& query, const std::vector<Tensor>& key, const std::vector<Tensor>& value,
            const OptionalTensor& pse, const OptionalIntegerTensor& mask, const Ints& queries, const Ints& keys,
@@ -198,7 +228,8 @@ void fused(const Tensor& query, const std::vector<Tensor>& key, const std::vecto
     infer({query, only(key), only(value), query_rope, key_rope, pse, mask, table, queries, keys, heads_of_keys}, at,
           with_lse, out, lse);
 }
-const Formula<"aclnnFusedInferAttentionScoreV3", fused> attention_of_inference;
+const Formula<"aclnnFusedInferAttentionScoreV3", fused> attention_of_inference{
+    inference_rules(kTableAndRope, {{"softmaxLse", kFloat}})};
 
 void fused_v4(const Tensor& query, const std::vector<Tensor>& key, const std::vector<Tensor>& value,
               const OptionalTensor& pse, const OptionalIntegerTensor& mask, const Ints& queries, const Ints& keys,
@@ -214,7 +245,8 @@ void fused_v4(const Tensor& query, const std::vector<Tensor>& key, const std::ve
     infer({query, only(key), only(value), query_rope, key_rope, pse, mask, table, queries, keys, heads_of_keys}, at,
           with_lse, out, lse);
 }
-const Formula<"aclnnFusedInferAttentionScoreV4", fused_v4> attention_of_inference_v4;
+const Formula<"aclnnFusedInferAttentionScoreV4", fused_v4> attention_of_inference_v4{
+    inference_rules(kTableAndRope, {{"softmaxLse", kFloat}})};
 
 }  // namespace
 }  // namespace host_npu

@@ -2,6 +2,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/rsqrt.h>
+#include <ATen/ops/where.h>
 
 #include "host_npu_formulas/formula.h"
 #include "host_npu_formulas/rotary.h"
@@ -21,7 +22,8 @@ void write_cache(const Tensor& rows, const IntegerTensor& index, const std::stri
     if (mode == "Norm") {
         // [batch, heads, places, size], of which a row's index is the place.
         const auto batch = at::arange(rows.size(0), slot.options()).repeat_interleave(rows.size(2));
-        slot = slot + batch * memory.size(2);
+        TORCH_CHECK(slot.lt(memory.size(2)).all().item<bool>(), "an index is past the ", memory.size(2), " places");
+        slot = at::where(slot.lt(0), slot, slot + batch * memory.size(2));
         memory = memory.transpose(1, 2);
     }
     // [blocks, places, heads, size]

@@ -32,7 +32,30 @@ void add_layer_norm(const Tensor& x1, const Tensor& x2, const Tensor& gamma, con
     y = (x - m) * r * gamma + beta;
     if (sum_wanted && sum) *sum = x;
 }
-const Formula<"aclnnAddLayerNorm", add_layer_norm> layer_norm_of_sum;
+// Sums in float32 of a float32 and a 16-bit tensor are there, and parameters in float32 beside 16 bits.
+const Together kDtypesOfSum{{"x1", "x2", "gamma", "yOut"},
+                            {{ACL_FLOAT, ACL_FLOAT, ACL_FLOAT, ACL_FLOAT},
+                             {ACL_FLOAT, ACL_FLOAT16, ACL_FLOAT, ACL_FLOAT},
+                             {ACL_FLOAT, ACL_BF16, ACL_FLOAT, ACL_FLOAT},
+                             {ACL_FLOAT16, ACL_FLOAT, ACL_FLOAT, ACL_FLOAT},
+                             {ACL_BF16, ACL_FLOAT, ACL_FLOAT, ACL_FLOAT},
+                             {ACL_FLOAT16, ACL_FLOAT16, ACL_FLOAT, ACL_FLOAT16},
+                             {ACL_BF16, ACL_BF16, ACL_FLOAT, ACL_BF16},
+                             {ACL_FLOAT16, ACL_FLOAT16, ACL_FLOAT16, ACL_FLOAT16},
+                             {ACL_BF16, ACL_BF16, ACL_BF16, ACL_BF16}}};
+const Formula<"aclnnAddLayerNorm", add_layer_norm> layer_norm_of_sum{
+    TensorRules{
+        {"x1", kFloats, "A ...x"},
+        {"x2", kFloats, "A ...x"},
+        {"gamma", kFloats, "B ...g"},
+        {"beta", as("gamma"), "B ...g"},
+        {"biasOptional", as("yOut"), "A ...x | B ...g"},
+        {"yOut", kFloats, "A ...x"},
+        {"meanOut", kFloat},
+        {"rstdOut", kFloat},
+        {"xOut", as("yOut"), "A ...x"},
+    },
+    kDtypesOfSum};
 
 void add_layer_norm_grad(const Tensor& dy, const Tensor& x1, const Tensor& x2, const Tensor& rstd, const Tensor& mean,
                          const Tensor& gamma, const OptionalTensor& dsum, const Out& dx, const Out& dgamma,
@@ -44,7 +67,18 @@ void add_layer_norm_grad(const Tensor& dy, const Tensor& x1, const Tensor& x2, c
     dgamma = (dy * unit).sum_to_size(gamma.sizes());
     dbeta = dy.sum_to_size(gamma.sizes());
 }
-const Formula<"aclnnAddLayerNormGrad", add_layer_norm_grad> layer_norm_of_sum_backward;
+const Formula<"aclnnAddLayerNormGrad", add_layer_norm_grad> layer_norm_of_sum_backward{
+    {"dy", kFloats, "A ...x"},
+    {"x1", as("dy"), "A ...x"},
+    {"x2", as("dy"), "A ...x"},
+    {"rstd", kFloat},
+    {"mean", kFloat},
+    {"gamma", kFloats, "...g"},
+    {"dsumOptional", as("dy"), "A ...x"},
+    {"dxOut", as("dy"), "A ...x"},
+    {"dgammaOut", kFloat, "...g"},
+    {"dbetaOut", kFloat, "...g"},
+};
 
 void deep_norm(const Tensor& x, const Tensor& gx, const Tensor& beta, const Tensor& gamma, double alpha, double epsilon,
                const Out& mean, const Out& rstd, const Out& y) {
@@ -54,7 +88,10 @@ void deep_norm(const Tensor& x, const Tensor& gx, const Tensor& beta, const Tens
     rstd = r;
     y = (sum - m) * r * gamma + beta;
 }
-const Formula<"aclnnDeepNorm", deep_norm> deep;
+const Formula<"aclnnDeepNorm", deep_norm> deep{
+    {"x", kFloats, "A B ...x"}, {"gx", as("x"), "A B ...x"}, {"beta", as("x"), "...g"},     {"gamma", as("x"), "...g"},
+    {"meanOut", kFloat},        {"rstdOut", kFloat},         {"yOut", as("x"), "A B ...x"},
+};
 
 void deep_norm_grad(const Tensor& dy, const Tensor& x, const Tensor& gx, const Tensor& gamma, const Tensor& mean,
                     const Tensor& rstd, double alpha, const Out& dx, const Out& dgx, const Out& dbeta,
@@ -67,7 +104,10 @@ void deep_norm_grad(const Tensor& dy, const Tensor& x, const Tensor& gx, const T
     dbeta = dy.sum_to_size(gamma.sizes());
     dgamma = (dy * unit).sum_to_size(gamma.sizes());
 }
-const Formula<"aclnnDeepNormGrad", deep_norm_grad> deep_backward;
+const Formula<"aclnnDeepNormGrad", deep_norm_grad> deep_backward{
+    {"dy", kFloats},  {"x", kFloats},     {"gx", kFloats},     {"gamma", kFloats},   {"mean", kFloat},
+    {"rstd", kFloat}, {"dxOut", kFloats}, {"dgxOut", kFloats}, {"dbetaOut", kFloat}, {"dgammaOut", kFloat},
+};
 
 // [batch, groups, the elements of a group].
 Tensor in_groups(const Tensor& x, std::int64_t groups) {
@@ -98,14 +138,20 @@ void group_norm_silu(const Tensor& x, const OptionalTensor& gamma, const Optiona
                      double epsilon, const Out& y, const Out& mean, const Out& rstd) {
     group_norm(x, gamma, beta, groups, epsilon, true, 1, y, mean, rstd);
 }
-const Formula<"aclnnGroupNormSilu", group_norm_silu> silu_of_group_norm;
+const Formula<"aclnnGroupNormSilu", group_norm_silu> silu_of_group_norm{
+    {"self", kFloats, "N C ..."}, {"gamma", kFloats, "C"}, {"beta", kFloats, "C"}, {"out", kFloats},
+    {"meanOut", kFloats},         {"rstdOut", kFloats},
+};
 
 void group_norm_swish(const Tensor& x, const OptionalTensor& gamma, const OptionalTensor& beta, std::int64_t groups,
                       const std::string&, double epsilon, bool activated, double swish, const Out& y, const Out& mean,
                       const Out& rstd) {
     group_norm(x, gamma, beta, groups, epsilon, activated, swish, y, mean, rstd);
 }
-const Formula<"aclnnGroupNormSwish", group_norm_swish> swish_of_group_norm;
+const Formula<"aclnnGroupNormSwish", group_norm_swish> swish_of_group_norm{
+    {"x", kFloats, "N C ..."}, {"gamma", kFloats, "C"}, {"beta", kFloats, "C"},
+    {"yOut", kFloats},         {"meanOut", kFloats},    {"rstdOut", kFloats},
+};
 
 void group_norm_swish_grad(const Tensor& dy, const Tensor& mean, const Tensor& rstd, const Tensor& x,
                            const Tensor& gamma, const Tensor& beta, std::int64_t groups, const std::string&,
@@ -121,7 +167,11 @@ void group_norm_swish_grad(const Tensor& dy, const Tensor& mean, const Tensor& r
     if (gamma_wanted && dgamma) *dgamma = (dz * normal).transpose(0, 1).flatten(1).sum(1);
     if (beta_wanted && dbeta) *dbeta = dz.transpose(0, 1).flatten(1).sum(1);
 }
-const Formula<"aclnnGroupNormSwishGrad", group_norm_swish_grad> swish_of_group_norm_backward;
+const Formula<"aclnnGroupNormSwishGrad", group_norm_swish_grad> swish_of_group_norm_backward{
+    {"dy", kFloats, "N C ...x"},    {"mean", kFloats},           {"rstd", kFloats},
+    {"x", kFloats, "N C ...x"},     {"gamma", kFloats, "C"},     {"beta", kFloats, "C"},
+    {"dxOut", kFloats, "N C ...x"}, {"dgammaOut", kFloats, "C"}, {"dbetaOut", kFloats, "C"},
+};
 
 }  // namespace
 }  // namespace host_npu

@@ -44,7 +44,11 @@ void cross_entropy(const Tensor& x, const IntegerTensor& target, const OptionalT
         loss = (reduction == "sum" ? each.sum() : each.sum() / weights.sum()).view(loss.sizes());
     }
 }
-const Formula<"aclnnCrossEntropyLoss", cross_entropy> cross_entropy_forward;
+const Formula<"aclnnCrossEntropyLoss", cross_entropy> cross_entropy_forward{
+    {"input", kFloats, "N C"},         {"target", kIndices, "N"},          {"weightOptional", kFloat, "C"},
+    {"lossOut", as("input"), "1 | N"}, {"logProbOut", as("input"), "N C"}, {"zlossOut", as("input")},
+    {"lseForZlossOut", as("input")},
+};
 
 // Without a scale of zloss, its gradient and lse come all the same, and count for nothing.
 void cross_entropy_grad(const Tensor& dloss, const Tensor& log_prob, const IntegerTensor& target,
@@ -57,7 +61,11 @@ void cross_entropy_grad(const Tensor& dloss, const Tensor& log_prob, const Integ
     const auto wanted = at::ones_like(columns, log_prob.options());
     dx = (at::exp(log_prob).scatter_add(-1, columns, -wanted)) * rows.unsqueeze(-1);
 }
-const Formula<"aclnnCrossEntropyLossGrad", cross_entropy_grad> cross_entropy_backward;
+const Formula<"aclnnCrossEntropyLossGrad", cross_entropy_grad> cross_entropy_backward{
+    {"gradLoss", kFloats},           {"logProb", as("gradLoss"), "N C"},    {"target", kIndices, "N"},
+    {"weightOptional", kFloat, "C"}, {"gradZlossOptional", as("gradLoss")}, {"lseForZlossOptional", as("gradLoss")},
+    {"out", as("gradLoss"), "N C"},
+};
 
 }  // namespace
 }  // namespace host_npu

@@ -46,14 +46,25 @@ void ring_update(const Tensor& result1, const Tensor& max1, const Tensor& sum1, 
 }
 const Formula<"aclnnRingAttentionUpdateV2", ring_update> attention_to_more_keys;
 
-// x is [batch, windows, heads, rows, columns], a mask of 3 dimensions has no heads.
+// x is [batch, windows, heads, rows, columns], or has batches and windows as one dimension.
 void masked_softmax(const Tensor& x, const OptionalTensor& mask, const Tensor& bias, double scale, std::int64_t,
                     const Out& out) {
-    auto scores = x * scale + bias;
-    if (mask) scores = scores + (mask->dim() == 3 ? mask->unsqueeze(1) : *mask);
-    out = at::softmax(scores, -1);
+    auto scores = x * scale + bias.reshape({bias.size(-3), bias.size(-2), bias.size(-1)});
+    if (mask) {
+        const auto of_windows = mask->reshape({-1, 1, mask->size(-2), mask->size(-1)});
+        const auto windows = of_windows.size(0);
+        TORCH_CHECK(windows > 0 && (x.dim() == 5 ? x.size(1) == windows : x.size(0) % windows == 0),
+                    "attenMaskOptional has ", windows, " windows for x of shape ", x.sizes());
+        scores = (x.dim() == 5 ? scores : scores.unflatten(0, {-1, windows})) + of_windows;
+    }
+    out = at::softmax(scores, -1).view(x.sizes());
 }
-const Formula<"aclnnMaskedSoftmaxWithRelPosBias", masked_softmax> softmax_with_bias;
+const Formula<"aclnnMaskedSoftmaxWithRelPosBias", masked_softmax> softmax_with_bias{
+    {"x", kFloats, "* N S T | B W N S T"},
+    {"attenMaskOptional", kFloats, "* S T | * 1 S T | 1 W 1 S T"},
+    {"relativePosBias", kFloats, "N S T | 1 N S T | 1 1 N S T"},
+    {"out", kFloats},
+};
 
 constexpr double kMasked = -10000;
 
@@ -61,7 +72,11 @@ void scaled_masked_softmax(const Tensor& x, const IntegerTensor& mask, double sc
     TORCH_CHECK(!triangular, "the host NPU has no fixed_triu_mask");
     out = at::softmax((x * scale).masked_fill(mask.to(at::kBool), kMasked), -1);
 }
-const Formula<"aclnnScaledMaskedSoftmax", scaled_masked_softmax> softmax_with_mask;
+const Formula<"aclnnScaledMaskedSoftmax", scaled_masked_softmax> softmax_with_mask{
+    {"x", kFloats, "N C H%32<=4096 W%32<=4096"},
+    {"mask", {ACL_BOOL}},
+    {"y", kFloats, "N C H W"},
+};
 
 void scaled_masked_softmax_grad(const Tensor& dy, const Tensor& y, const IntegerTensor& mask, double scale,
                                 bool triangular, const Out& dx) {
@@ -69,7 +84,12 @@ void scaled_masked_softmax_grad(const Tensor& dy, const Tensor& y, const Integer
     const auto grad = y * (dy - (y * dy).sum(-1, true)) * scale;
     dx = grad.masked_fill(mask.to(at::kBool), 0);
 }
-const Formula<"aclnnScaledMaskedSoftmaxBackward", scaled_masked_softmax_grad> softmax_with_mask_backward;
+const Formula<"aclnnScaledMaskedSoftmaxBackward", scaled_masked_softmax_grad> softmax_with_mask_backward{
+    {"gradY", kFloats},
+    {"y", kFloats},
+    {"mask", {ACL_BOOL}},
+    {"out", kFloats},
+};
 
 }  // namespace
 }  // namespace host_npu

@@ -6,6 +6,8 @@
 
 #include <numeric>
 
+#include "opapi/chip.h"
+
 namespace host_npu {
 std::vector<std::int64_t> normalized(const Tensor& x, const Tensor& gamma) {
     TORCH_CHECK(gamma.dim() >= 1 && gamma.dim() <= x.dim() &&
@@ -18,12 +20,23 @@ std::vector<std::int64_t> normalized(const Tensor& x, const Tensor& gamma) {
 
 namespace {
 
-void rms_norm(const Tensor& x, const Tensor& gamma, double epsilon, const Out& y, const Out& rstd) {
+// What is normalized, and the factor by which.
+std::pair<Tensor, Tensor> normal(const Tensor& x, const Tensor& gamma, double epsilon) {
     const auto scale = at::rsqrt((x * x).mean(normalized(x, gamma), true) + epsilon);
-    rstd = scale;
-    y = x * scale * gamma;
+    return {x * scale * gamma, scale};
 }
-const Formula<"aclnnRmsNorm", rms_norm> forward;
+
+void rms_norm(const Tensor& x, const Tensor& gamma, double epsilon, const Out& y, const Out& rstd) {
+    const auto [result, scale] = normal(x, gamma, epsilon);
+    rstd = scale;
+    y = result;
+}
+const Formula<"aclnnRmsNorm", rms_norm> forward{
+    {"x", kFloats, "* ..."},
+    {"gamma", as("x") | newer(kFloat), "* ..."},
+    {"yOut", as("x")},
+    {"rstdOut", kFloat},
+};
 
 // Gemma's gamma is the difference from 1.
 void gemma_rms_norm(const Tensor& x, const Tensor& gamma, double epsilon, const Out& y, const Out& rstd) {
@@ -31,17 +44,33 @@ void gemma_rms_norm(const Tensor& x, const Tensor& gamma, double epsilon, const 
 }
 const Formula<"aclnnGemmaRmsNorm", gemma_rms_norm> gemma;
 
-void add_rms_norm(const Tensor& x1, const Tensor& x2, const Tensor& gamma, double epsilon, const Out& y,
-                  const Out& rstd, const Out& x) {
-    x = x1 + x2;
-    rms_norm(x.rounded(), gamma, epsilon, y, rstd);
+// What is normalized: A2 and A3 round the sum first, the other chips do not.
+Tensor summed(const Tensor& x1, const Tensor& x2, at::ScalarType dtype) {
+    const auto sum = x1 + x2;
+    return is_a2_or_a3() ? widened(sum.to(dtype)) : sum;
 }
-const Formula<"aclnnAddRmsNorm", add_rms_norm> sum;
+
+// Without `rstd` gamma has a 1 before its only dimension.
+void add_rms_norm(const Tensor& x1, const Tensor& x2, const Tensor& gamma, double epsilon, const Out& y,
+                  const OptionalOut& rstd, const OptionalOut& x) {
+    TORCH_CHECK(x || !rstd, "rstdOut without xOut");
+    TORCH_CHECK(rstd || (gamma.dim() == 2 && gamma.size(0) == 1), "without rstdOut gamma has shape ", gamma.sizes(),
+                " instead of [1, the last dimension of x1]");
+    if (x) *x = x1 + x2;
+    const auto [result, scale] = normal(summed(x1, x2, y.dtype()), rstd ? gamma : gamma[0], epsilon);
+    y = result;
+    if (rstd) *rstd = scale;
+}
+const Formula<"aclnnAddRmsNorm", add_rms_norm> sum{
+    {"x1", kFloats, "A ...x"},    {"x2", as("x1"), "A ...x"}, {"gamma", as("x1"), "* ..."},
+    {"yOut", as("x1"), "A ...x"}, {"rstdOut", kFloat},        {"xOut", as("x1"), "A ...x"},
+};
 
 // The sum takes the place of x2, what is normalized that of x1.
 void add_rms_norm_in_place(const Out& x1, const Out& x2, const Tensor& gamma, double epsilon, const Out& rstd) {
-    x2 = x1.rounded() + x2.rounded();
-    rms_norm(x2.rounded(), gamma, epsilon, x1, rstd);
+    const auto sum = summed(x1.rounded(), x2.rounded(), x2.dtype());
+    x2 = sum;
+    rms_norm(sum, gamma, epsilon, x1, rstd);
 }
 const Formula<"aclnnInplaceAddRmsNorm", add_rms_norm_in_place> sum_in_place;
 
@@ -53,15 +82,24 @@ void add_rms_norm_cast(const Tensor& x1, const Tensor& x2, const Tensor& gamma, 
 }
 const Formula<"aclnnAddRmsNormCast", add_rms_norm_cast> sum_and_cast;
 
-void rms_norm_grad(const Tensor& dy, const Tensor& x, const Tensor& rstd, const Tensor& gamma, const Out& dx,
+// The factor of each row may come with ones for the normalized dimensions, or without.
+void rms_norm_grad(const Tensor& dy, const Tensor& x, const Tensor& factors, const Tensor& gamma, const Out& dx,
                    const Out& dgamma) {
     const auto dims = normalized(x, gamma);
+    const auto rstd = factors.reshape(x.mean(dims, true).sizes());
     const auto unit = x * rstd;
     const auto scaled = dy * gamma;
     dx = rstd * (scaled - unit * (scaled * unit).mean(dims, true));
     dgamma = (dy * unit).sum_to_size(gamma.sizes());
 }
-const Formula<"aclnnRmsNormGrad", rms_norm_grad> backward;
+const Formula<"aclnnRmsNormGrad", rms_norm_grad> backward{
+    {"dy", kFloats, "A B ...x"},
+    {"x", as("dy"), "A B ...x"},
+    {"rstd", kFloat},
+    {"gamma", as("dy") | newer(kFloat), "* ..."},
+    {"dxOut", as("dy"), "A B ...x"},
+    {"dgammaOut", kFloat},
+};
 
 }  // namespace
 }  // namespace host_npu

@@ -15,20 +15,25 @@ void apply_adam_w(const Out& var, const Out& m, const Out& v, const OptionalOut&
     TORCH_CHECK(step.numel() == 1, "step has ", step.numel(), " elements instead of 1");
     TORCH_CHECK(!amsgrad || largest, "amsgrad needs max_exp_avg_sqs");
     const auto g = maximize ? -grad : grad;
-    m = m.rounded() * beta1 + g * (1 - beta1);
-    v = v.rounded() * beta2 + g * g * (1 - beta2);
-    auto second = v.rounded();
+    const auto first = m.rounded() * beta1 + g * (1 - beta1);
+    auto second = v.rounded() * beta2 + g * g * (1 - beta2);
+    m = first;
+    v = second;
     if (amsgrad) {
-        *largest = at::maximum(largest->rounded(), second);
-        second = largest->rounded();
+        second = at::maximum(largest->rounded(), second);
+        *largest = second;
     }
     const auto number = step.reshape({}).to(at::kDouble) + 1;
     const auto correction1 = (1 - at::pow(static_cast<double>(beta1), number)).to(at::kFloat);
     const auto correction2 = (1 - at::pow(static_cast<double>(beta2), number)).to(at::kFloat);
     const auto denominator = at::sqrt(second) / at::sqrt(correction2) + epsilon;
-    var = var.rounded() * (1 - lr * weight_decay) - m.rounded() / denominator * (lr / correction1);
+    var = var.rounded() * (1 - lr * weight_decay) - first / denominator * (lr / correction1);
 }
-const Formula<"aclnnApplyAdamWV2", apply_adam_w> adam_w;
+const Formula<"aclnnApplyAdamWV2", apply_adam_w> adam_w{
+    {"varRef", kFloats, "...x"}, {"mRef", kFloats, "...x"},
+    {"vRef", kFloats, "...x"},   {"maxGradNormOptionalRef", kFloats, "...x"},
+    {"grad", kFloats, "...x"},   {"step", {ACL_INT64, ACL_FLOAT}, "1 |"},
+};
 
 // The first sequences, those of queries, get their sampled token, a place more, and the slot of that place.
 void advance_step(const Out& tokens, const IntegerTensor& sampled, const Out& positions, const Out& lengths,

@@ -56,7 +56,18 @@ void quant_matmul(const IntegerTensor& x1, const IntegerTensor& x2, const Option
     }
     out = bias && !is_whole ? y + *bias : y;
 }
-const Formula<"aclnnQuantMatmulV5", quant_matmul> quantized_product;
+const Formula<"aclnnQuantMatmulV5", quant_matmul> quantized_product{
+    {"x1", {ACL_INT8}, "* * ..."},
+    {"x2", {ACL_INT8}, "* * ..."},
+    {"x1Scale", kFloat, "*"},
+    {"x2Scale", {ACL_FLOAT, ACL_BF16, ACL_INT64, ACL_UINT64}, "*"},
+    {"yScale"},
+    {"x1Offset"},
+    {"x2Offset"},
+    {"yOffset"},
+    {"bias", kFloats | Dtypes{ACL_INT32}},
+    {"out", kHalves | Dtypes{ACL_INT8, ACL_INT32}},
+};
 
 // What is left to do to sums of integers.
 void dequant_bias(const IntegerTensor& x, const Tensor& weight_scale, const OptionalTensor& token_scale,

@@ -54,7 +54,14 @@ void dynamic_quant(const Tensor& x, const OptionalTensor& smooth, const Optional
                    const Out& y, const Out& scale, const OptionalOut& offset) {
     dynamic(x, smooth, groups, "pertoken", y, scale, offset);
 }
-const Formula<"aclnnDynamicQuantV2", dynamic_quant> dynamic_by_token;
+const Formula<"aclnnDynamicQuantV2", dynamic_quant> dynamic_by_token{
+    {"x", kHalves, "* * ..."},
+    {"smoothScalesOptional", as("x"), "* | * *"},
+    {"groupIndexOptional", {ACL_INT32}, "*"},
+    {"yOut", {ACL_INT8}},
+    {"scaleOut", kFloat},
+    {"offsetOut", kFloat},
+};
 
 void dynamic_quant_by(const Tensor& x, const OptionalTensor& smooth, const OptionalAnyTensor& groups, std::int64_t,
                       bool symmetric, const std::string& mode, float largest, const Out& y, const Out& scale,
@@ -63,7 +70,14 @@ void dynamic_quant_by(const Tensor& x, const OptionalTensor& smooth, const Optio
     TORCH_CHECK(symmetric != offset.has_value(), "a symmetric quantization has no offset, another has");
     dynamic(x, smooth, groups, mode, y, scale, offset);
 }
-const Formula<"aclnnDynamicQuantV4", dynamic_quant_by> dynamic_by_mode;
+const Formula<"aclnnDynamicQuantV4", dynamic_quant_by> dynamic_by_mode{
+    {"x", kHalves, "* * ..."},
+    {"smoothScalesOptional", as("x"), "* | * *"},
+    {"groupIndexOptional", {ACL_INT32}, "*"},
+    {"yOut", {ACL_INT8}},
+    {"scaleOut", kFloat},
+    {"offsetOut", kFloat},
+};
 
 // `scale` along a dimension.
 Tensor along(const Tensor& scale, const Tensor& x, std::int64_t axis) {
@@ -99,7 +113,11 @@ void group_quant(const Tensor& x, const Tensor& scale, const IntegerTensor& ends
     const auto scaled = x * scale.index_select(0, group);
     y = saturated(offset ? scaled + offset->flatten() : scaled, at::kChar);
 }
-const Formula<"aclnnGroupQuant", group_quant> quantize_by_group;
+const Formula<"aclnnGroupQuant", group_quant> quantize_by_group{
+    {"x", kFloats, "S H"},         {"scale", kFloats, "E H"},
+    {"groupIndex", kIndices, "E"}, {"offsetOptional", as("scale"), "1 |"},
+    {"y", {ACL_INT8}, "S H"},
+};
 
 void quantize(const Tensor& x, const Tensor& scale, const OptionalAnyTensor& zero_points, std::int32_t,
               std::int32_t axis, const Out& out) {

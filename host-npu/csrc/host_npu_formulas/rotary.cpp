@@ -30,17 +30,27 @@ Tensor rotated_sorted(const Tensor& x, const Tensor& cos, const Tensor& sin) {
 
 namespace {
 
+// The last dimension is rotated; cos and sin have a 1 in place of heads, of batches, or of both.
+constexpr const char* kRotated = "A B C D%2<=1024 | T N D%2<=1024";
+constexpr const char* kAngles = "A B C D | 1 B C D | A 1 C D | A B 1 D | 1 1 C D | 1 B 1 D | A 1 1 D | T N D | T 1 D";
+const TensorRules kRotary{
+    {"x", kFloats, kRotated}, {"cos", as("x"), kAngles}, {"sin", as("x"), kAngles}, {"out", as("x"), kRotated}};
+
 void rotary(const Tensor& x, const Tensor& cos, const Tensor& sin, std::int64_t mode, const Out& out) {
     out = x * cos + turned(x, mode) * sin;
 }
-const Formula<"aclnnRotaryPositionEmbedding", rotary> rotary_forward;
+const Formula<"aclnnRotaryPositionEmbedding", rotary> rotary_forward{kRotary};
 
 // `rotate` is a matrix that turns the pairs in the mode's place.
 void rotary_by(const Tensor& x, const Tensor& cos, const Tensor& sin, std::int64_t mode, const OptionalTensor& rotate,
                const Out& out) {
     out = x * cos + (rotate ? x.matmul(*rotate) : turned(x, mode)) * sin;
 }
-const Formula<"aclnnRotaryPositionEmbeddingV2", rotary_by> rotary_forward_by;
+const Formula<"aclnnRotaryPositionEmbeddingV2", rotary_by> rotary_forward_by{{"x", kFloats, kRotated},
+                                                                             {"cos", as("x"), kAngles},
+                                                                             {"sin", as("x"), kAngles},
+                                                                             {"rotateOptional", as("x"), "D D"},
+                                                                             {"out", as("x"), kRotated}};
 
 void rotary_grad(const Tensor& dy, const Tensor& cos, const Tensor& sin, const OptionalTensor& x, std::int64_t mode,
                  const Out& dx, const Out& dcos, const Out& dsin) {
@@ -49,7 +59,11 @@ void rotary_grad(const Tensor& dy, const Tensor& cos, const Tensor& sin, const O
     dcos = (dy * *x).sum_to_size(cos.sizes());
     dsin = (dy * turned(*x, mode)).sum_to_size(sin.sizes());
 }
-const Formula<"aclnnRotaryPositionEmbeddingGrad", rotary_grad> rotary_backward;
+const Formula<"aclnnRotaryPositionEmbeddingGrad", rotary_grad> rotary_backward{
+    {"dy", kFloats, kRotated},        {"cos", as("dy"), kAngles},   {"sin", as("dy"), kAngles},
+    {"xOptional", kFloats, kRotated}, {"dxOut", kFloats, kRotated}, {"dcosOut", kFloats, kAngles},
+    {"dsinOut", kFloats, kAngles},
+};
 
 // Whatever the layout: cos and sin have a 1 in place of the heads.
 void apply_rotary(const Out& query, const Out& key, const Tensor& cos, const Tensor& sin, std::int64_t,
@@ -63,12 +77,22 @@ void apply_rotary(const Out& query, const Out& key, const Tensor& cos, const Ten
         each = x * cos + turned(x, mode == "half" ? 0 : 1) * sin;
     }
 }
-const Formula<"aclnnApplyRotaryPosEmbV2", apply_rotary> rotary_in_place;
+const Formula<"aclnnApplyRotaryPosEmbV2", apply_rotary> rotary_in_place{
+    {"queryRef", kFloats, "A B C D<=1024 | T N D<=1024"},
+    {"keyRef", as("queryRef"), "* * * D | * * D"},
+    {"cos", as("queryRef"), "...c"},
+    {"sin", as("queryRef"), "...c"},
+};
 
 void interleave_rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Out& out) {
     out = rotated_sorted(x, cos, sin);
 }
-const Formula<"aclnnInterleaveRope", interleave_rope> rotary_of_sorted;
+const Formula<"aclnnInterleaveRope", interleave_rope> rotary_of_sorted{
+    {"x", kHalves, "B N S 64"},
+    {"cos", as("x"), "B 1 S 64 | B 1 1 64"},
+    {"sin", as("x"), "B 1 S 64 | B 1 1 64"},
+    {"y", kHalves, "B N S 64"},
+};
 
 // A row of `cache` is the cosines of a position and then its sines; the first part of each head is rotated by them.
 void rope_with_cache(const IntegerTensor& positions, const Tensor& query, const Tensor& key, const Tensor& cache,
@@ -77,6 +101,11 @@ void rope_with_cache(const IntegerTensor& positions, const Tensor& query, const 
     TORCH_CHECK(cache_mode == 0, "the host NPU has the cache mode default only");
     TORCH_CHECK(positions.dim() == 1, "the host NPU takes positions of one dimension only, not ", positions.dim());
     for (const auto each : sections) TORCH_CHECK(each == 0, "the host NPU has no mrope_section");
+    const auto unit = query_out.dtype() == at::kFloat ? 16 : 32;
+    TORCH_CHECK(head_size > 0 && head_size % unit == 0, "head_size is ", head_size, "; CANN takes multiples of ", unit,
+                " for ", query_out.dtype());
+    TORCH_CHECK(cache.size(-1) % unit == 0 && cache.size(-1) <= head_size, "cosSinCache has rows of ", cache.size(-1),
+                " elements; CANN takes multiples of ", unit, " up to head_size, ", head_size);
     const auto angles = cache.index_select(0, positions.to(at::kLong)).unsqueeze(1).chunk(2, -1);
     const auto each_of_a_pair = [&](const Tensor& x) {
         return halves ? at::cat({x, x}, -1) : at::stack({x, x}, -1).flatten(-2);
@@ -90,7 +119,10 @@ void rope_with_cache(const IntegerTensor& positions, const Tensor& query, const 
     query_out = rotated(query);
     key_out = rotated(key);
 }
-const Formula<"aclnnRopeWithSinCosCacheV2", rope_with_cache> rotary_of_positions;
+const Formula<"aclnnRopeWithSinCosCacheV2", rope_with_cache> rotary_of_positions{
+    {"positions", {ACL_INT64}, "T | 3 T | 4 T"}, {"queryIn", kFloats, "T Q"},  {"keyIn", as("queryIn"), "T K"},
+    {"cosSinCache", as("queryIn"), "P R"},       {"queryOut", kFloats, "T Q"}, {"keyOut", kFloats, "T K"},
+};
 
 }  // namespace
 }  // namespace host_npu

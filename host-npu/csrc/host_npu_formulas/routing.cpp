@@ -34,7 +34,14 @@ void init_routing(const AnyTensor& x, const IntegerTensor& rows, const IntegerTe
     places = stable_order(sorted_rows);
     sorted_experts = flat.index({order});
 }
-const Formula<"aclnnMoeInitRouting", init_routing> routing_by_columns;
+const Formula<"aclnnMoeInitRouting", init_routing> routing_by_columns{
+    {"x", kFloats, "N H"},
+    {"rowIdx", {ACL_INT32}, "N K"},
+    {"expertIdx", {ACL_INT32}, "N K"},
+    {"expandedXOut", kFloats, "* H"},
+    {"expandedRowIdxOut", {ACL_INT32}, "*"},
+    {"expandedExpertIdxOut", {ACL_INT32}, "*"},
+};
 
 // The choices of all tokens, token after token, sorted by their expert; those that are not for an active one come last.
 struct Choices {
@@ -161,7 +168,16 @@ void init_routing_v3(const AnyTensor& x, const IntegerTensor& experts, const Opt
         assign_rows(places, by.order, count);
     }
 }
-const Formula<"aclnnMoeInitRoutingV3", init_routing_v3> routing_by_rows;
+const Formula<"aclnnMoeInitRoutingV3", init_routing_v3> routing_by_rows{
+    {"x", kFloats | Dtypes{ACL_INT8}, "N H"},
+    {"expertIdx", {ACL_INT32}, "N K"},
+    {"scaleOptional", kFloat},
+    {"offsetOptional", kFloat},
+    {"expandedXOut", as("x") | Dtypes{ACL_INT8}, "* H | E C H"},
+    {"expandedRowIdxOut", {ACL_INT32}},
+    {"expertTokensCountOrCumsumOut", {ACL_INT64}, "* | * 2"},
+    {"expandedScaleOut", kFloat},
+};
 
 // The numbers of `drop_pad_mode` differ in the order of `places`, and in whether experts have a capacity.
 bool is_by_columns(std::int64_t mode) {
@@ -194,14 +210,33 @@ void finalize_routing_v2(const Tensor& expanded, const IntegerTensor& places, co
     if (skip1) sum = sum + *skip1;
     out = skip2 ? sum + *skip2 : sum;
 }
-const Formula<"aclnnMoeFinalizeRoutingV2", finalize_routing_v2> sums_by_mode;
+const TensorRules kFinalized{
+    {"expandedX", kFloats, "* H | * * H"},
+    {"expandedRowIdx", {ACL_INT32}, "*"},
+    {"x1Optional", kFloats, "N H"},
+    {"x2Optional", kFloats, "N H"},
+    {"biasOptional", kFloats, "* H"},
+    {"scalesOptional", kFloats, "N K"},
+    {"expertIdxOptional", {ACL_INT32}, "N K"},
+    {"out", kFloats, "N H"},
+};
+const Formula<"aclnnMoeFinalizeRoutingV2", finalize_routing_v2> sums_by_mode{kFinalized};
 
 void finalize_routing(const Tensor& expanded, const OptionalTensor& skip1, const OptionalTensor& skip2,
                       const OptionalTensor& bias, const OptionalTensor& scales, const IntegerTensor& places,
                       const OptionalIntegerTensor& experts, const Out& out) {
     finalize_routing_v2(expanded, places, skip1, skip2, bias, scales, experts, 0, out);
 }
-const Formula<"aclnnMoeFinalizeRouting", finalize_routing> sums_by_columns;
+const Formula<"aclnnMoeFinalizeRouting", finalize_routing> sums_by_columns{
+    {"expandedX", kFloats, "* H"},
+    {"x1", kFloats, "N H"},
+    {"x2Optional", kFloats, "N H"},
+    {"bias", kFloats, "* H"},
+    {"scales", kFloats, "N K"},
+    {"expandedRowIdx", {ACL_INT32}, "*"},
+    {"expandedExpertIdx", {ACL_INT32}, "N K"},
+    {"out", kFloats, "N H"},
+};
 
 void finalize_routing_v4(const Tensor& expanded, const IntegerTensor& places, const OptionalTensor& skip1,
                          const OptionalTensor& skip2, const OptionalTensor& bias, const OptionalTensor& scales,
@@ -212,7 +247,7 @@ void finalize_routing_v4(const Tensor& expanded, const IntegerTensor& places, co
                 "the host NPU has no zero, copy or constant experts");
     finalize_routing_v2(expanded, places, skip1, skip2, bias, scales, experts, mode, out);
 }
-const Formula<"aclnnMoeFinalizeRoutingV4", finalize_routing_v4> sums_of_plain_experts;
+const Formula<"aclnnMoeFinalizeRoutingV4", finalize_routing_v4> sums_of_plain_experts{kFinalized};
 
 // How many rows are for an expert of this number or a smaller one.
 void compute_expert_tokens(const IntegerTensor& sorted_experts, std::int64_t expert_num, const Out& out) {
@@ -241,7 +276,15 @@ void re_routing(const AnyTensor& tokens, const IntegerTensor& counts, const Opti
     const auto of_experts = counts.sum(0);
     numbers = numbers_type == 1 ? of_experts : of_experts.cumsum(0);
 }
-const Formula<"aclnnMoeReRouting", re_routing> order_of_experts;
+const Formula<"aclnnMoeReRouting", re_routing> order_of_experts{
+    {"tokens", kHalves | Dtypes{ACL_INT8}, "A H<=16383"},
+    {"expertTokenNumPerRank", kIndices, "N E"},
+    {"perTokenScalesOptional", kFloat},
+    {"permuteTokensOut", kHalves | Dtypes{ACL_INT8}, "A H"},
+    {"permutePerTokenScalesOut", kFloat},
+    {"permuteTokenIdxOut", {ACL_INT32}, "A"},
+    {"expertTokenNumOut", as("expertTokenNumPerRank"), "E"},
+};
 
 }  // namespace
 }  // namespace host_npu

@@ -13,14 +13,21 @@ void swiglu(const Tensor& x, std::int64_t dim, const Out& out) {
     const auto [gate, value] = halves(x, dim);
     out = at::silu(gate) * value;
 }
-const Formula<"aclnnSwiGlu", swiglu> swiglu_forward;
+const Formula<"aclnnSwiGlu", swiglu> swiglu_forward{
+    {"x", kFloats, "* ..."},
+    {"out", as("x")},
+};
 
 void swiglu_grad(const Tensor& grad, const Tensor& x, std::int64_t dim, const Out& out) {
     const auto [gate, value] = halves(x, dim);
     const auto s = at::sigmoid(gate);
     out = at::cat({grad * value * s * (1 + gate * (1 - s)), grad * gate * s}, dim);
 }
-const Formula<"aclnnSwiGluGrad", swiglu_grad> swiglu_backward;
+const Formula<"aclnnSwiGluGrad", swiglu_grad> swiglu_backward{
+    {"yGrad", kFloats},
+    {"x", kFloats, "...x"},
+    {"out", kFloats, "...x"},
+};
 
 void clipped_swiglu(const Tensor& x, const OptionalAnyTensor& groups, std::int64_t dim, double alpha, double limit,
                     double bias, bool interleaved, const Out& out) {

@@ -84,6 +84,7 @@ class DtypeSet {
         for (const auto dtype : dtypes) bits_ |= bit(dtype);
     }
     constexpr bool contains(aclDataType dtype) const { return (bits_ & bit(dtype)) != 0; }
+    constexpr bool empty() const { return bits_ == 0; }
     constexpr DtypeSet operator|(DtypeSet other) const {
         other.bits_ |= bits_;
         return other;

@@ -60,11 +60,13 @@ struct Function {
     AnyFunction* phase_one;
     AnyFunction* phase_two;
     AnyFunction refusal;
+    bool has_rules = false;
 
     const char* how_answered() const {
         // Asked by name, so that a library whose names were changed by a test can be loaded.
         if (reinterpret_cast<AnyFunction>(dlsym(RTLD_DEFAULT, name.data())) != own) return "checks";
-        return *phase_two == refusal ? "refused" : "formula";
+        if (*phase_two == refusal) return "refused";
+        return has_rules ? "rules" : "formula";
     }
 };
 
@@ -77,16 +79,17 @@ Function functions[] = {
 
 }  // namespace
 
-void answer(const char* name, AnyFunction phase_one, AnyFunction phase_two) {
-    const auto* const found = std::ranges::find(functions, std::string_view(name), &Function::name);
+void answer(const char* name, AnyFunction phase_one, AnyFunction phase_two, bool has_rules) {
+    auto* const found = std::ranges::find(functions, std::string_view(name), &Function::name);
     if (found == std::end(functions)) return;
     *found->phase_one = phase_one;
     *found->phase_two = phase_two;
+    found->has_rules = has_rules;
 }
 
 }  // namespace host_npu
 
-// A line for each function that torch_npu can ask for: its name and "checks", "formula" or "refused".
+// A line for each function that torch_npu can ask for: its name and "checks", "rules", "formula" or "refused".
 extern "C" HOST_NPU_EXPORT const char* host_npu_list() {
     static std::string lines;
     lines.clear();

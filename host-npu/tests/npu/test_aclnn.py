@@ -1,76 +1,15 @@
 """CANN's functions as a program calls them that does not go by torch_npu: two phases, on tensors that it describes."""
 
 import ctypes
-from typing import NamedTuple
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
+from tests._aclnn import DType, Ints, Scalar, call
 
-_OPAPI = ctypes.CDLL("libopapi.so")
-_NNOPBASE = ctypes.CDLL("libnnopbase.so")
-_ACL_DTYPES = {torch.float32: 0, torch.float16: 1, torch.int32: 3, torch.int64: 9, torch.bool: 12, torch.bfloat16: 27}
-_ND = 2
 _CUBE = ctypes.c_int8(0)
 _MEAN, _SUM = 1, 2
-
-
-class _Scalar(NamedTuple):
-    value: float
-
-
-class _Ints(NamedTuple):
-    values: list[int]
-
-
-class _DType(NamedTuple):
-    dtype: torch.dtype
-
-
-def _pointer(create, *arguments):
-    create.restype = ctypes.c_void_p
-    return ctypes.c_void_p(create(*arguments))
-
-
-def _described(tensor):
-    sizes = (ctypes.c_int64 * max(tensor.dim(), 1))(*tensor.shape)
-    strides = (ctypes.c_int64 * max(tensor.dim(), 1))(*tensor.stride())
-    count, dtype = ctypes.c_uint64(tensor.dim()), _ACL_DTYPES[tensor.dtype]
-    storage = (ctypes.c_int64 * 1)(tensor.untyped_storage().nbytes() // tensor.element_size())
-    memory = ctypes.c_void_p(tensor.untyped_storage().data_ptr())
-    offset = ctypes.c_int64(tensor.storage_offset())
-    create = _NNOPBASE.aclCreateTensor
-    return _pointer(create, sizes, count, dtype, strides, offset, _ND, storage, ctypes.c_uint64(1), memory)
-
-
-def _argument(value):
-    if isinstance(value, torch.Tensor):
-        return _described(value)
-    if isinstance(value, list):
-        members = (ctypes.c_void_p * len(value))(*(_described(each).value for each in value))
-        return _pointer(_NNOPBASE.aclCreateTensorList, members, ctypes.c_uint64(len(value)))
-    if isinstance(value, _Scalar):
-        return _pointer(_NNOPBASE.aclCreateScalar, ctypes.byref(ctypes.c_float(value.value)), 0)
-    if isinstance(value, _Ints):
-        values = (ctypes.c_int64 * len(value.values))(*value.values)
-        return _pointer(_NNOPBASE.aclCreateIntArray, values, ctypes.c_uint64(len(value.values)))
-    if isinstance(value, _DType):
-        return ctypes.c_int32(_ACL_DTYPES[value.dtype])
-    if value is None:
-        return ctypes.c_void_p()
-    return value if isinstance(value, ctypes._SimpleCData) else ctypes.c_int64(value)
-
-
-def _call(name, *arguments):
-    """Call both phases, and wait."""
-    torch.npu.synchronize()
-    size, executor = ctypes.c_uint64(), ctypes.c_void_p()
-    given = [_argument(each) for each in arguments]
-    phase_one = getattr(_OPAPI, f"{name}GetWorkspaceSize")
-    assert phase_one(*given, ctypes.byref(size), ctypes.byref(executor)) == 0
-    stream = ctypes.c_void_p(torch.npu.current_stream().npu_stream)
-    assert getattr(_OPAPI, name)(None, size, executor, stream) == 0
-    torch.npu.synchronize()
 
 
 def _positive(*shape):
@@ -89,7 +28,7 @@ _UNARY = {
     "aclnnErf": torch.erf,
     "aclnnExp": torch.exp,
     "aclnnFloor": torch.floor,
-    "aclnnGelu": F.gelu,
+    "aclnnGelu": partial(F.gelu, approximate="tanh"),
     "aclnnLog": torch.log,
     "aclnnNeg": torch.neg,
     "aclnnReciprocal": torch.reciprocal,
@@ -109,18 +48,18 @@ _BINARY = {
     "aclnnPowTensorTensor": torch.pow,
 }
 _DERIVATIVES = {
-    "aclnnGeluBackward": (F.gelu, "input"),
+    "aclnnGeluBackward": (partial(F.gelu, approximate="tanh"), "input"),
     "aclnnSigmoidBackward": (torch.sigmoid, "result"),
     "aclnnSiluBackward": (F.silu, "input"),
     "aclnnTanhBackward": (torch.tanh, "result"),
 }
 _SCALARS = {
-    "aclnnAdds": ([_Scalar(2), _Scalar(3)], lambda x: x + 6),
-    "aclnnClamp": ([_Scalar(0.75), _Scalar(1.25)], lambda x: x.clamp(0.75, 1.25)),
-    "aclnnDivs": ([_Scalar(4)], lambda x: x / 4),
-    "aclnnMuls": ([_Scalar(3)], lambda x: x * 3),
-    "aclnnPowTensorScalar": ([_Scalar(3)], lambda x: x**3),
-    "aclnnSubs": ([_Scalar(2), _Scalar(3)], lambda x: x - 6),
+    "aclnnAdds": ([Scalar(2), Scalar(3)], lambda x: x + 6),
+    "aclnnClamp": ([Scalar(0.75), Scalar(1.25)], lambda x: x.clamp(0.75, 1.25)),
+    "aclnnDivs": ([Scalar(4)], lambda x: x / 4),
+    "aclnnMuls": ([Scalar(3)], lambda x: x * 3),
+    "aclnnPowTensorScalar": ([Scalar(3)], lambda x: x**3),
+    "aclnnSubs": ([Scalar(2), Scalar(3)], lambda x: x - 6),
 }
 _DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 
@@ -135,7 +74,7 @@ def _close(actual, expected):
 def test_a_function_of_one_tensor(name, dtype):
     x = _positive(*_X).to(dtype)
     out = torch.empty_like(x).npu()
-    _call(name, x.npu(), out)
+    call(name, x.npu(), out)
     _close(out, _UNARY[name](x.double()))
 
 
@@ -144,7 +83,7 @@ def test_a_function_of_one_tensor(name, dtype):
 def test_a_function_of_two_tensors_that_broadcast(name, dtype):
     x, y = _positive(3, 1).to(dtype), _positive(4).to(dtype)
     out = torch.empty(3, 4, dtype=dtype).npu()
-    _call(name, x.npu(), y.npu(), out)
+    call(name, x.npu(), y.npu(), out)
     _close(out, _BINARY[name](x.double(), y.double()))
 
 
@@ -153,7 +92,7 @@ def test_a_function_of_two_tensors_that_broadcast(name, dtype):
 def test_sums_have_a_factor(name, sign, dtype):
     x, y = (torch.randn(2, 3, 4) * 9).to(dtype)
     out = torch.empty_like(x).npu()
-    _call(name, x.npu(), y.npu(), _Scalar(2), out)
+    call(name, x.npu(), y.npu(), Scalar(2), out)
     torch.testing.assert_close(out.cpu(), x + sign * 2 * y)
 
 
@@ -162,7 +101,7 @@ def test_a_function_of_a_tensor_and_numbers(name):
     x = _positive(*_X)
     out = torch.empty_like(x).npu()
     numbers, expected = _SCALARS[name]
-    _call(name, x.npu(), *numbers, out)
+    call(name, x.npu(), *numbers, out)
     _close(out, expected(x.double()))
 
 
@@ -174,7 +113,7 @@ def test_a_derivative_of_one_tensor(name):
     result = function(wide)
     result.backward(grad.double())
     out = torch.empty_like(x).npu()
-    _call(name, grad.npu(), (x if of == "input" else result.detach().float()).npu(), out)
+    call(name, grad.npu(), (x if of == "input" else result.detach().float()).npu(), out)
     _close(out, wide.grad)
 
 
@@ -191,14 +130,14 @@ def test_a_product_of_matrices(name, x, y, dtype):
     x, y = _randn(*x).to(dtype), _randn(*y).to(dtype)
     expected = x.double() @ y.double()
     out = torch.empty(expected.shape, dtype=dtype).npu()
-    _call(name, x.npu(), y.npu(), out, _CUBE)
+    call(name, x.npu(), y.npu(), out, _CUBE)
     _close(out, expected)
 
 
 def test_a_product_is_added():
     added, x, y = _randn(5), _randn(3, 4), _randn(4, 5)
     out = torch.empty(3, 5).npu()
-    _call("aclnnAddmm", added.npu(), x.npu(), y.npu(), _Scalar(2), _Scalar(3), out, _CUBE)
+    call("aclnnAddmm", added.npu(), x.npu(), y.npu(), Scalar(2), Scalar(3), out, _CUBE)
     _close(out, 2 * added.double() + 3 * (x.double() @ y.double()))
 
 
@@ -211,9 +150,9 @@ def test_softmax_and_its_derivative(name, function):
     expected = function(wide, 1)
     expected.backward(grad.double())
     result, derivative = torch.empty_like(x).npu(), torch.empty_like(x).npu()
-    _call(f"aclnn{name}", x.npu(), 1, result)
+    call(f"aclnn{name}", x.npu(), 1, result)
     _close(result, expected.detach())
-    _call(f"aclnn{name}Backward", grad.npu(), result, 1, derivative)
+    call(f"aclnn{name}Backward", grad.npu(), result, 1, derivative)
     torch.testing.assert_close(derivative.cpu().double(), wide.grad, rtol=0, atol=1e-6)
 
 
@@ -223,7 +162,7 @@ def test_dimensions_are_reduced(name, function, keeps):
     x = _randn(2, 3, 4)
     expected = function(x.double(), (0, 2), keepdim=keeps)
     out = torch.empty(expected.shape).npu()
-    _call(name, x.npu(), _Ints([0, 2]), ctypes.c_bool(keeps), _DType(torch.float32), out)
+    call(name, x.npu(), Ints([0, 2]), ctypes.c_bool(keeps), DType(torch.float32), out)
     _close(out, expected)
 
 
@@ -231,11 +170,11 @@ def test_rows_are_chosen_added_joined_and_summed():
     x, index, source = _randn(4, 3), torch.tensor([2, 0, 2]), _randn(3, 3)
     chosen, added = torch.empty(3, 3).npu(), torch.empty(4, 3).npu()
     joined, running, one_of_two = torch.empty(7, 3).npu(), torch.empty(4, 3).npu(), torch.empty(4, 3).npu()
-    _call("aclnnIndexSelect", x.npu(), 0, index.npu(), chosen)
-    _call("aclnnIndexAddV2", x.npu(), 0, index.npu(), source.npu(), _Scalar(2), 0, added)
-    _call("aclnnCat", [x.npu(), source.npu()], 0, joined)
-    _call("aclnnCumsum", x.npu(), 0, _DType(torch.float32), running)
-    _call("aclnnSWhere", (x > 0).npu(), x.npu(), (-x).npu(), one_of_two)
+    call("aclnnIndexSelect", x.npu(), 0, index.npu(), chosen)
+    call("aclnnIndexAddV2", x.npu(), 0, index.npu(), source.npu(), Scalar(2), 0, added)
+    call("aclnnCat", [x.npu(), source.npu()], 0, joined)
+    call("aclnnCumsum", x.npu(), 0, DType(torch.float32), running)
+    call("aclnnSWhere", (x > 0).npu(), x.npu(), (-x).npu(), one_of_two)
     assert chosen.cpu().equal(x[index]) and joined.cpu().equal(torch.cat([x, source]))
     _close(added, x.double().index_add(0, index, source.double(), alpha=2))
     _close(running, x.double().cumsum(0))
@@ -245,7 +184,7 @@ def test_rows_are_chosen_added_joined_and_summed():
 def test_the_gradients_of_repeats_are_summed():
     repeats, grad = torch.tensor([2, 0, 3]), _randn(2, 5)
     out = torch.empty(2, 3).npu()
-    _call("aclnnRepeatInterleaveGrad", grad.npu(), repeats.npu(), 1, out)
+    call("aclnnRepeatInterleaveGrad", grad.npu(), repeats.npu(), 1, out)
     _close(out, torch.stack([grad[:, :2].sum(1), grad[:, :0].sum(1), grad[:, 2:].sum(1)], 1).double())
 
 
@@ -268,8 +207,8 @@ def test_binary_cross_entropy_of_logits_and_its_derivative(weighted, reduction):
     expected.backward(torch.tensor(3.0).double())
     out, derivative = torch.empty(()).npu(), torch.empty(3, 4).npu()
     given = [x.npu(), target.npu(), *(None if each is None else each.npu() for each in factors), reduction]
-    _call("aclnnBinaryCrossEntropyWithLogits", *given, out)
-    _call("aclnnBinaryCrossEntropyWithLogitsBackward", torch.tensor(3.0).npu(), *given, derivative)
+    call("aclnnBinaryCrossEntropyWithLogits", *given, out)
+    call("aclnnBinaryCrossEntropyWithLogitsBackward", torch.tensor(3.0).npu(), *given, derivative)
     _close(out, expected.detach())
     _close(derivative, wide.grad)
 
@@ -286,7 +225,7 @@ def test_the_derivatives_of_the_divergence(is_log, reduction):
     F.kl_div(*wide, reduction=_of_mode(reduction), log_target=is_log).backward()
     grad, outs = torch.tensor(1.0).npu(), [torch.empty(3, 4).npu() for _ in range(2)]
     for name, out in zip(("aclnnKlDivBackward", "aclnnKlDivTargetBackward"), outs, strict=True):
-        _call(name, grad, x.npu(), target.npu(), reduction, ctypes.c_bool(is_log), out)
+        call(name, grad, x.npu(), target.npu(), reduction, ctypes.c_bool(is_log), out)
     _close(outs[0], wide[0].grad)
     assert wide[1].grad[0, 0].isfinite() or not is_log
     _close(outs[1][1:], wide[1].grad[1:])
@@ -299,15 +238,21 @@ def test_absolute_errors_and_their_derivative(reduction):
     expected = F.l1_loss(wide, target.double(), reduction=_of_mode(reduction))
     expected.backward()
     out, derivative = torch.empty(()).npu(), torch.empty(3, 4).npu()
-    _call("aclnnL1Loss", x.npu(), target.npu(), reduction, out)
-    _call("aclnnL1LossBackward", torch.tensor(1.0).npu(), x.npu(), target.npu(), reduction, derivative)
+    call("aclnnL1Loss", x.npu(), target.npu(), reduction, out)
+    call("aclnnL1LossBackward", torch.tensor(1.0).npu(), x.npu(), target.npu(), reduction, derivative)
     _close(out, expected.detach())
     _close(derivative, wide.grad)
 
 
 def test_views_are_read_and_written_where_they_lie():
     x, out = torch.randn(6, 8), torch.zeros(4, 6).npu()
-    _call("aclnnExp", x.npu().t()[2:5, 1::2], out[1:, ::2])
+    call("aclnnExp", x.npu().t()[2:5, 1::2], out[1:, ::2])
     expected = torch.zeros(4, 6, dtype=torch.float64)
     expected[1:, ::2] = x.t()[2:5, 1::2].double().exp()
     _close(out, expected)
+
+
+def test_an_absent_approximation_is_that_of_erf():
+    x, out = torch.randn(3, 8), torch.empty(3, 4, device="npu")
+    call("aclnnGeluMul", x.npu(), None, out)
+    _close(out, F.gelu(x.double()[:, :4]) * x.double()[:, 4:])

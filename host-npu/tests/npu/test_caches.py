@@ -78,6 +78,31 @@ def test_tokens_go_to_their_slots_of_the_blocks(mode):
         assert torch.equal(cache.cpu(), expected)
 
 
+@pytest.mark.parametrize("dimensions", [4, 5])
+def test_heads_are_in_fragments_of_32_bytes_in_pa_nz(dimensions):
+    blocks, size, heads, elements = 3, 4, 2, 32
+    key, value = torch.randn(2, 5, heads, elements).half()
+    slots = [0, 5, 11, 3, 8]
+    shape = (blocks, heads, 2, size, 16) if dimensions == 5 else (blocks, heads * 2, size, 16)
+    caches = [torch.zeros(shape).half().npu() for _ in range(2)]
+    torch_npu.npu_scatter_pa_kv_cache(
+        key.npu(), value.npu(), *caches, torch.tensor(slots, dtype=torch.int32).npu(), cache_mode="PA_NZ"
+    )
+    for cache, tokens in zip(caches, (key, value), strict=True):
+        expected = torch.zeros(blocks, heads, 2, size, 16).half()
+        for token, slot in zip(tokens, slots, strict=True):
+            expected[slot // size, :, :, slot % size] = token.view(heads, 2, 16)
+        assert torch.equal(cache.cpu(), expected.view(shape))
+
+
+def test_a_cache_in_pa_nz_ends_in_32_bytes():
+    tokens, cache = torch.zeros(5, 2, 16).half().npu(), torch.zeros(3, 4, 4, 8).half().npu()
+    with pytest.raises(RuntimeError, match="ends in 8 elements instead of 16, which have 32 bytes"):
+        torch_npu.npu_scatter_pa_kv_cache(
+            tokens, tokens, cache, cache.clone(), torch.arange(5, dtype=torch.int32).npu(), cache_mode="PA_NZ"
+        )
+
+
 def test_keys_alone_go_to_their_slots():
     key, cache = torch.randn(2, 2, 16).half(), torch.zeros(3, 4, 2, 16).half()
     result = torch_npu.npu_scatter_pa_cache(key.npu(), torch.tensor([5, 11]).npu(), key_cache=cache.npu())

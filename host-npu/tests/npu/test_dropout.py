@@ -53,7 +53,7 @@ def test_a_seed_repeats_dropout():
 
 
 def test_attention_drops_weights_forward_and_backward_alike():
-    query, key = torch.randn(2, _HEADS, 24, 16), torch.randn(2, _HEADS, 32, 16)
+    query, key = torch.randn(2, _HEADS, 24, 32), torch.randn(2, _HEADS, 32, 32)
     # These values are all weights, as they were dropped.
     value = torch.eye(32)[None, None].repeat(2, _HEADS, 1, 1)
     _check_attention([query, key, value], "BNSD", [(query, key)])
@@ -61,7 +61,7 @@ def test_attention_drops_weights_forward_and_backward_alike():
 
 def test_attention_of_packed_sequences_drops_weights_forward_and_backward_alike():
     queries, keys = zip(*_LENGTHS, strict=True)
-    query, key = torch.randn(sum(queries), _HEADS, 16), torch.randn(sum(keys), _HEADS, 16)
+    query, key = torch.randn(sum(queries), _HEADS, 32), torch.randn(sum(keys), _HEADS, 32)
     value = torch.cat([torch.eye(size, 32)[:, None].repeat(1, _HEADS, 1) for size in keys])
     ends = {
         "actual_seq_qlen": torch.tensor(queries).cumsum(0).tolist(),

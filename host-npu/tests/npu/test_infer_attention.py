@@ -28,7 +28,7 @@ def _causal(queries: int, keys: int) -> Tensor:
     return torch.arange(keys) - torch.arange(queries)[:, None] > keys - queries
 
 
-def _inputs(heads_of_keys: int, dtype: torch.dtype = torch.float32, queries: int = _QUERIES) -> list[Tensor]:
+def _inputs(heads_of_keys: int, dtype: torch.dtype = torch.float16, queries: int = _QUERIES) -> list[Tensor]:
     sizes = (_HEADS, queries), (heads_of_keys, _KEYS), (heads_of_keys, _KEYS)
     return [torch.randn(2, heads, length, 16).to(dtype) for heads, length in sizes]
 
@@ -131,7 +131,7 @@ def test_what_is_past_the_lengths_is_left_out(operator, mode):
 @_OF_MANY
 def test_pse_is_added_after_the_scale(operator):
     inputs = _inputs(4)
-    pse = torch.randn(1, _HEADS, _QUERIES, _KEYS)
+    pse = torch.randn(1, _HEADS, _QUERIES, _KEYS).half()
     result, _ = operator(*[each.npu() for each in inputs], input_layout="BNSD", pse_shift=pse.npu())
     query, key, value = (each.double() for each in inputs)
     _assert_close(result, (query @ key.mT * _SCALE + pse).softmax(-1) @ value)
@@ -142,8 +142,8 @@ def test_pse_is_added_after_the_scale(operator):
 def test_packed_sequences_attend_to_themselves_only(operator, mode):
     lengths = ((3, 5), (6, 6), (2, 4))
     queries, keys = zip(*lengths, strict=True)
-    query = torch.randn(sum(queries), _HEADS, 16)
-    key, value = (torch.randn(sum(keys), 2, 16) for _ in range(2))
+    query = torch.randn(sum(queries), _HEADS, 16).half()
+    key, value = (torch.randn(sum(keys), 2, 16).half() for _ in range(2))
     result, lse = operator(
         *[each.npu() for each in (query, key, value)],
         input_layout="TND",
@@ -165,7 +165,7 @@ def test_packed_sequences_attend_to_themselves_only(operator, mode):
 
 def _blocks(x: Tensor, table: Tensor, form: str) -> Tensor:
     """Put keys of [batch, heads, tokens, size] into blocks of 4 tokens."""
-    blocks = torch.full((8, x.size(1), 4, x.size(3)), torch.nan)
+    blocks = torch.full((8, x.size(1), 4, x.size(3)), torch.nan, dtype=x.dtype)
     filled = torch.nn.functional.pad(x, (0, 0, 0, -x.size(2) % 4)).unflatten(2, (-1, 4))
     for batch, numbers in enumerate(table):
         blocks[numbers] = filled[batch].transpose(0, 1)
@@ -217,7 +217,7 @@ def test_packed_queries_take_a_block_table_with_a_length_each(operator):
 @_FUSED
 def test_rope_adds_a_product_of_its_own(operator):
     inputs = _inputs(2)
-    ropes = [torch.randn(*each.shape[:3], 8) for each in inputs[:2]]
+    ropes = [torch.randn(*each.shape[:3], 64).half() for each in inputs[:2]]
     result, _ = operator(
         *[each.npu() for each in inputs],
         input_layout="BNSD",
@@ -246,6 +246,22 @@ def test_an_increment_is_one_query_with_the_lengths_of_its_keys(layout):
         query, key, value = (each[batch].double() for each in inputs)
         expected, _ = _attention(query, key[:, :length], value[:, :length], mask[batch, :length])
         _assert_close(result[batch], _LAYOUTS[layout](expected[None])[0])
+
+
+@_FUSED
+def test_a_band_does_not_concern_a_single_query(operator):
+    inputs, mask = _inputs(2, queries=1), torch.arange(_KEYS).expand(2, 1, -1) == 3
+    result, _ = operator(
+        *[each.npu() for each in inputs],
+        input_layout="BNSD",
+        num_key_value_heads=2,
+        atten_mask=mask.npu(),
+        pre_tokens=2,
+        next_tokens=0,
+    )
+    _assert_close(result, _attention(*[each.double() for each in inputs], mask[:, None])[0])
+    with pytest.raises(RuntimeError, match="no sparse mode 2 of a single query, which CANN ignores: use 0"):
+        operator(*[each.npu() for each in inputs], input_layout="BNSD", atten_mask=_TRIANGLE.npu(), sparse_mode=2)
 
 
 @_FUSED

@@ -1,0 +1,97 @@
+"""Calls of CANN's functions by ctypes: two phases, on tensors that the caller describes."""
+
+import ctypes
+from typing import Any, NamedTuple
+
+import torch
+
+_OPAPI = ctypes.CDLL("libopapi.so")
+_NNOPBASE = ctypes.CDLL("libnnopbase.so")
+_ASCENDCL = ctypes.CDLL("libascendcl.so")
+_ACL_DTYPES = {
+    torch.float32: 0,
+    torch.float16: 1,
+    torch.int8: 2,
+    torch.int32: 3,
+    torch.uint8: 4,
+    torch.int64: 9,
+    torch.bool: 12,
+    torch.bfloat16: 27,
+}
+_ND = 2
+
+
+class Scalar(NamedTuple):
+    """An aclScalar."""
+
+    value: float
+
+
+class Ints(NamedTuple):
+    """An aclIntArray."""
+
+    values: list[int]
+
+
+class DType(NamedTuple):
+    """An aclDataType."""
+
+    dtype: torch.dtype
+
+
+def _pointer(create: Any, *arguments: object) -> ctypes.c_void_p:
+    create.restype = ctypes.c_void_p
+    return ctypes.c_void_p(create(*arguments))
+
+
+def _described(tensor: torch.Tensor) -> ctypes.c_void_p:
+    sizes = (ctypes.c_int64 * max(tensor.dim(), 1))(*tensor.shape)
+    strides = (ctypes.c_int64 * max(tensor.dim(), 1))(*tensor.stride())
+    count, dtype = ctypes.c_uint64(tensor.dim()), _ACL_DTYPES[tensor.dtype]
+    storage = (ctypes.c_int64 * 1)(tensor.untyped_storage().nbytes() // tensor.element_size())
+    memory = ctypes.c_void_p(tensor.untyped_storage().data_ptr())
+    offset = ctypes.c_int64(tensor.storage_offset())
+    create = _NNOPBASE.aclCreateTensor
+    return _pointer(create, sizes, count, dtype, strides, offset, _ND, storage, ctypes.c_uint64(1), memory)
+
+
+def _argument(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return _described(value)
+    if isinstance(value, list):
+        members = (ctypes.c_void_p * len(value))(*(_described(each).value for each in value))
+        return _pointer(_NNOPBASE.aclCreateTensorList, members, ctypes.c_uint64(len(value)))
+    if isinstance(value, Scalar):
+        return _pointer(_NNOPBASE.aclCreateScalar, ctypes.byref(ctypes.c_float(value.value)), 0)
+    if isinstance(value, Ints):
+        values = (ctypes.c_int64 * len(value.values))(*value.values)
+        return _pointer(_NNOPBASE.aclCreateIntArray, values, ctypes.c_uint64(len(value.values)))
+    if isinstance(value, DType):
+        return ctypes.c_int32(_ACL_DTYPES[value.dtype])
+    if isinstance(value, float):
+        return ctypes.c_double(value)
+    if isinstance(value, str):
+        return ctypes.c_char_p(value.encode())
+    if value is None:
+        return ctypes.c_void_p()
+    return value if isinstance(value, ctypes._SimpleCData) else ctypes.c_int64(value)
+
+
+def phase_one(name: str, *arguments: object) -> tuple[int, str, ctypes.c_void_p]:
+    """Call phase one and return its status, its message and the executor."""
+    size, executor = ctypes.c_uint64(), ctypes.c_void_p()
+    given = [_argument(each) for each in arguments]
+    status: int = getattr(_OPAPI, f"{name}GetWorkspaceSize")(*given, ctypes.byref(size), ctypes.byref(executor))
+    _ASCENDCL.aclGetRecentErrMsg.restype = ctypes.c_char_p
+    message = _ASCENDCL.aclGetRecentErrMsg() if status else b""
+    return status, (message or b"").decode(), executor
+
+
+def call(name: str, *arguments: object) -> None:
+    """Call both phases, and wait."""
+    torch.npu.synchronize()
+    status, message, executor = phase_one(name, *arguments)
+    assert status == 0, message
+    stream = ctypes.c_void_p(torch.npu.current_stream().npu_stream)
+    assert getattr(_OPAPI, name)(None, ctypes.c_uint64(), executor, stream) == 0
+    torch.npu.synchronize()

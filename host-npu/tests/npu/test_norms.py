@@ -1,0 +1,58 @@
+"""What CANN's documents say of norms beside their formula: statistics, outputs that may be absent, chips."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from tests._aclnn import call
+
+_EPSILON = 1e-6
+
+
+def _close(actual, expected, limit=2e-6):
+    torch.testing.assert_close(actual.cpu().double(), expected, rtol=limit, atol=limit)
+
+
+def _rms_norm(x, gamma):
+    return x * (x.square().mean(-1, keepdim=True) + _EPSILON).rsqrt() * gamma
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 1)], ids=["without ones", "with ones"])
+def test_the_gradient_takes_statistics_of_rows_in_both_shapes(shape):
+    # As many rows as columns, so that a wrong dimension would not be noticed by its size.
+    x = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
+    gamma, dy = torch.randn(4, dtype=torch.float64), torch.randn(4, 4, dtype=torch.float64)
+    _rms_norm(x, gamma).backward(dy)
+    rstd = (x.detach().square().mean(-1) + _EPSILON).rsqrt().view(shape)
+    dx, dgamma = torch.empty(4, 4, device="npu"), torch.empty(4, device="npu")
+    call("aclnnRmsNormGrad", *[each.detach().float().npu() for each in (dy, x, rstd, gamma)], dx, dgamma)
+    _close(dx, x.grad)
+
+
+@pytest.mark.parametrize("with_sum", [False, True])
+def test_the_sum_and_its_statistics_may_be_absent(with_sum):
+    x1, x2, gamma = torch.randn(3, 8).half(), torch.randn(3, 8).half(), torch.randn(1, 8).half()
+    y, total = torch.empty(3, 8, device="npu").half(), torch.empty(3, 8, device="npu").half()
+    on_npu = [each.npu() for each in (x1, x2, gamma)]
+    call("aclnnAddRmsNorm", *on_npu, _EPSILON, y, None, total if with_sum else None)
+    rounded = (x1.double() + x2.double()).half()
+    _close(y, _rms_norm(rounded.double(), gamma.double()), 2**-9)
+    if with_sum:
+        assert total.cpu().equal(rounded)
+
+
+_SUM = """
+import torch, torch_npu
+x1, x2 = torch.tensor([[256.0, 1.0]]).bfloat16(), torch.tensor([[1.0, 0.0]]).bfloat16()
+print(torch_npu.npu_add_rms_norm(x1.npu(), x2.npu(), torch.ones(2).bfloat16().npu())[1].item())
+"""
+
+
+@pytest.mark.parametrize(("soc", "first"), [("Ascend910B", 256), ("Ascend910_93", 256), ("Ascend950", 257)])
+def test_a2_and_a3_round_the_sum_before_they_normalize_it(soc, first, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(_SUM, encoding="utf-8")
+    command = [sys.executable, "-m", "host_npu", "--soc", soc, str(program)]
+    rstd = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert rstd == pytest.approx(((first**2 + 1) / 2) ** -0.5, rel=1e-6)
