@@ -2,6 +2,8 @@
 PYTHON ?= python3
 # The version of torch and torch_npu; `make clean` before another one.
 TORCH ?= 2.13.0
+# A file of pins with hashes that is installed first; .ci/run names .ci/requirements.txt.
+PINS ?=
 VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALLED := $(VENV)/installed
@@ -23,7 +25,7 @@ else
 ON_NPU = $(RUN)
 endif
 
-.PHONY: setup demo test test-all docs matrix aarch64 lint bench gallery soak audit release-check precision phase-one collectives faults \
+.PHONY: setup demo test test-all docs matrix aarch64 lint bench gallery soak audit pins release-check precision phase-one collectives faults \
     asan tsan fuzz coverage mutants clean
 
 setup: $(INSTALLED) $(BUILT_HOST_NPU) $(BUILT)
@@ -31,16 +33,19 @@ setup: $(INSTALLED) $(BUILT_HOST_NPU) $(BUILT)
 # Without build isolation, because what is compiled is compiled against the installed torch and torch_npu.
 $(INSTALLED): pyproject.toml host-npu/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
+	$(if $(PINS),$(PIP) --no-deps --require-hashes --requirement $(PINS))
 	$(PIP) torch==$(TORCH) "setuptools>=77" ninja
 	$(PIP) torch_npu==$(TORCH)
 	TORCH_ACLNN_NPU=0 TORCH_ACLNN_CPU=0 $(PIP) --no-build-isolation --editable ".[npu,examples,test,lint]"
 	touch $@
 
 $(BUILT): $(SOURCES) | $(INSTALLED)
-	TORCH_ACLNN_NPU=1 $(RUN) setup.py --quiet build_ext --inplace > $(VENV)/build.log 2>&1 || { cat $(VENV)/build.log; exit 1; }
+	TORCH_ACLNN_NPU=1 $(RUN) setup.py --quiet build_ext --inplace > $(VENV)/build.log || { cat $(VENV)/build.log; exit 1; }
 	touch $@
 
+# pip hides what a build prints, so that the libraries are compiled before it.
 $(BUILT_HOST_NPU): $(HOST_NPU_SOURCES) | $(INSTALLED)
+	$(RUN) host-npu/csrc/build.py
 	$(PIP) --no-build-isolation --editable "./host-npu[test]"
 	touch $@
 
@@ -115,6 +120,14 @@ audit: $(INSTALLED) .audit/bin/pip-audit
 	$(PYTHON) -m venv .audit
 	.audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1
 
+# .ci/requirements.txt again: the tools that CI installs, with hashes. Delete it first for newer versions.
+pins: .pins/bin/pip-compile
+	.pins/bin/python .ci/pins.py .pins/bin/pip-compile
+
+.pins/bin/pip-compile:
+	$(PYTHON) -m venv .pins
+	.pins/bin/python -m pip install --quiet --disable-pip-version-check pip-tools==7.6.2
+
 # The archives of a release, in dist: built, checked by the usual tools, installed elsewhere and run.
 release-check: setup .release/bin/twine
 	$(RUN) .ci/release.py .release/bin/python
@@ -158,6 +171,6 @@ aarch64: $(INSTALLED)
 	$(RUN) .ci/aarch64.py
 
 clean:
-	rm -rf $(VENV) .aarch64 .audit .release build dist runs *.egg-info torch_aclnn_ops/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .aarch64 .audit .pins .release build dist runs *.egg-info torch_aclnn_ops/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	$(MAKE) -C host-npu clean
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -8,12 +8,13 @@ Parts are compiled where what they need is installed, and left out, with a line 
 
 ``TORCH_ACLNN_INSTRUMENT`` compiles them so that they count lines (``coverage``) or check what they do (``address`` and
 what else ``-fsanitize=`` takes), ``TORCH_ACLNN_WERROR=1`` makes the warnings of the compiler errors. None needs CANN,
-and torch_npu is not imported.
+and torch_npu is not imported. What is compiled is said on stderr, which pip shows with ``-v``.
 """
 
 import importlib.util
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +28,17 @@ ROOT = Path(__file__).resolve().parent
 INSTRUMENT = os.environ.get("TORCH_ACLNN_INSTRUMENT", "")
 # For this project's own checks: a newer compiler may warn of what the compilers of today do not.
 WERROR = ["-Werror"] if os.environ.get("TORCH_ACLNN_WERROR") == "1" else []
+
+# What the extensions are, and how long they take to compile.
+PARTS = {
+    "torch_aclnn_ops._C": ("the NPU extension", "about a minute"),
+    "torch_aclnn_ops._cpu": ("the CPU kernels", "about a minute"),
+}
+
+
+def say(line: str) -> None:
+    """Print a line on stderr, which pip shows with -v."""
+    print(f"torch_aclnn_ops: {line}", file=sys.stderr, flush=True)
 
 
 def package_folder(name: str) -> Path | None:
@@ -49,7 +61,7 @@ def is_wanted(switch: str, what: str, packages: tuple[str, ...] = ("torch", "tor
         return True
     if choice == "1":
         sys.exit(f"torch_aclnn_ops: {switch}=1 asks for {what}, but there is {reason}")
-    print(f"torch_aclnn_ops: built without {what}: {reason}", file=sys.stderr)
+    say(f"built without {what}: {reason}")
     return False
 
 
@@ -154,6 +166,17 @@ commands = {}
 if extensions:
     from torch.utils.cpp_extension import BuildExtension
 
-    commands["build_ext"] = BuildExtension
+    class Build(BuildExtension):
+        """Say which part is compiled, how long that takes about, and how long it has taken."""
+
+        def build_extension(self, ext: Extension) -> None:
+            """Compile an extension unless it is up to date."""
+            what, minutes = PARTS[ext.name]
+            started = time.monotonic()
+            say(f"compiling {what}, {minutes} on one core unless nothing has changed")
+            super().build_extension(ext)
+            say(f"{what}: done after {time.monotonic() - started:.0f} s")
+
+    commands["build_ext"] = Build
 
 setup(ext_modules=extensions, cmdclass=commands)

@@ -1,8 +1,8 @@
 """Look for known vulnerabilities in what is installed and pinned: ``python .ci/audit.py .audit/bin/pip-audit``.
 
-Checked is what is installed beside this Python, and every version that pyproject.toml pins. The exit status is 0 if
-nothing is known, 1 if something is, and 2 if it could not be found out, because the database cannot be reached or does
-not have a package: pip-audit itself takes the latter for success.
+Checked is what is installed beside this Python, and every version that pyproject.toml and .ci/requirements.txt pin. The
+exit status is 0 if nothing is known, 1 if something is, and 2 if it could not be found out, because the database cannot
+be reached or does not have a package: pip-audit itself takes the latter for success.
 """
 
 import importlib.metadata
@@ -20,7 +20,8 @@ OWN = "torch_aclnn_ops"
 def requirements() -> list[str]:
     """Return each package with its version, the pinned one where there is one."""
     installed = {found.metadata["Name"]: found.version for found in importlib.metadata.distributions()}
-    pinned = dict(re.findall(r'"([\w.-]+)==([\w.]+)"', (ROOT / "pyproject.toml").read_text()))
+    pinned = dict(re.findall(r"^([\w.-]+)==([\w.]+)", (ROOT / ".ci" / "requirements.txt").read_text(), re.MULTILINE))
+    pinned |= re.findall(r'"([\w.-]+)==([\w.]+)"', (ROOT / "pyproject.toml").read_text())
     # What a version has behind a plus is no part of the release.
     versions = {_normal(name): version.partition("+")[0] for name, version in [*installed.items(), *pinned.items()]}
     versions.pop(_normal(OWN), None)

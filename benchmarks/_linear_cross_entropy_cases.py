@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from unittest import mock
 
+from torch_aclnn_ops import _cpu_extension
 from torch_aclnn_ops import functional as ours
 
 import torch
@@ -14,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from benchmarks._harness import LIMIT, OURS, is_installed
 
 IGNORED = -100
+WITHOUT_KERNELS = "without-kernels"
 LABELS = {
     "naive": "cross_entropy(linear(...))",
     "compiled": "torch.compile of cross_entropy(linear(...))",
@@ -23,6 +26,7 @@ LABELS = {
     "torch-512": "torch, batch_chunk_size=512",
     "cce": "cut-cross-entropy, torch_compile",
     OURS: OURS,
+    WITHOUT_KERNELS: f"{OURS}, without compiled kernels",
     "limit": f"{LIMIT}the matrix products alone",
 }
 _ROWS_OF_A_CHUNK = 256
@@ -90,7 +94,20 @@ def make_call(case: str, tensors: tuple[Tensor, Tensor, Tensor]) -> Callable[[],
         loss = function(*tensors)
         return loss.detach(), *torch.autograd.grad(loss, tensors[:2])
 
-    return forward_and_backward
+    return _without_kernels(forward_and_backward) if case == WITHOUT_KERNELS else forward_and_backward
+
+
+def _without_kernels(call: Callable[[], Results]) -> Callable[[], Results]:
+    """Make the call where csrc/cpu was not built, as far as it knows."""
+
+    def reason() -> str:
+        return "it was not built"
+
+    def run() -> Results:
+        with mock.patch.multiple(_cpu_extension, why_unavailable=reason, why_no_bfloat16_products=reason):
+            return call()
+
+    return run
 
 
 def _loss(case: str) -> Loss:
@@ -106,7 +123,7 @@ def _loss(case: str) -> Loss:
         from cut_cross_entropy import linear_cross_entropy
 
         return partial(linear_cross_entropy, impl="torch_compile")
-    if case == OURS:
+    if case in (OURS, WITHOUT_KERNELS):
         return ours.linear_cross_entropy
     size = int(case.removeprefix("torch-"))
     options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=size, chunking_method=None)

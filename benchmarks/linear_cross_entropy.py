@@ -1,10 +1,10 @@
 """linear_cross_entropy against its peers and against the matrix products alone: time, memory and errors.
 
 ``python -m benchmarks.linear_cross_entropy`` compares whole calls, forward and backward, with the loss of the logits:
-as it is, compiled and chunked; with torch's own function in its ways to split the rows; and with Apple's
-cut-cross-entropy where it is installed (``pip install ".[benchmark]"``). For one problem, ``--shape``, the times of all
-cases are taken in turn in one process, and memory and errors of each in a process of its own. How time and memory grow
-with rows and with classes is measured in this process.
+as it is, compiled and chunked; with torch's own function in its ways to split the rows; with Apple's cut-cross-entropy
+where it is installed (``pip install ".[benchmark]"``); and with this package as it is where csrc/cpu was not built. For
+one problem, ``--shape``, the times of all cases are taken in turn in one process, and memory and errors of each in a
+process of its own. How time and memory grow with rows and with classes is measured in this process.
 """
 
 import argparse

@@ -5,16 +5,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+from torch_aclnn_ops import _cpu_extension
+
 import pytest
+import torch
 
 from benchmarks import _report, _scale, call_path
 from benchmarks.__main__ import BENCHMARKS, main
 from benchmarks._figures import put_between
-from benchmarks._linear_cross_entropy_cases import LABELS, why_absent
+from benchmarks._linear_cross_entropy_cases import LABELS, WITHOUT_KERNELS, Problem, make_call, why_absent
 from benchmarks._results import MACHINE, MEASUREMENT, read
 
 ROOT = Path(__file__).parents[1]
-CASES = ["naive", "torch-512", "torch_aclnn_ops", "limit"]
+CASES = ["naive", "torch-512", "torch_aclnn_ops", WITHOUT_KERNELS, "limit"]
 WITH_TARGETS_OF_THEIR_OWN = {"errors", "gallery", "soak"}
 
 
@@ -57,6 +60,15 @@ def test_linear_cross_entropy_is_measured_for_several_numbers_of_rows_and_classe
     for variable in ("rows", "classes"):
         sizes = [int(row["size"]) for row in rows if row["variable"] == variable and row["by"] == "torch_aclnn_ops"]
         assert sizes == sorted(set(sizes)) and len(sizes) > 1
+
+
+@pytest.mark.skipif(_cpu_extension.why_unavailable() is not None, reason="the CPU kernels are not built")
+@pytest.mark.parametrize(("case", "launched"), [("torch_aclnn_ops", True), (WITHOUT_KERNELS, False)])
+def test_the_case_without_compiled_kernels_launches_none(case, launched):
+    call = make_call(case, Problem((40, 8, 50), "bfloat16", 0.0).tensors())
+    with torch.profiler.profile() as profile:
+        call()
+    assert any(event.key.startswith("torch_aclnn_ops::") for event in profile.key_averages()) == launched
 
 
 @pytest.mark.exhaustive

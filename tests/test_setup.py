@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -119,6 +120,16 @@ def test_a_build_switch_that_cannot_be_satisfied_raises(run, without, switches, 
     result = run("setup.py", "--name", without=without, **switches)
     assert result.returncode == 1
     assert f"torch_aclnn_ops: {said}" in result.stderr
+
+
+def test_each_part_that_is_compiled_is_named_before_and_after(run):
+    # In the work tree, so that what was compiled there is not compiled again.
+    result = run("setup.py", "--quiet", "build_ext", "--inplace", TORCH_ACLNN_NPU="1", TORCH_ACLNN_CPU="1")
+    assert result.returncode == 0, result.stderr
+    said = [line for line in result.stderr.splitlines() if line.startswith("torch_aclnn_ops: ")]
+    for part, before, after in zip(("the NPU extension", "the CPU kernels"), said[::2], said[1::2], strict=True):
+        assert before.startswith(f"torch_aclnn_ops: compiling {part}, about a minute")
+        assert re.fullmatch(rf"torch_aclnn_ops: {part}: done after \d+ s", after)
 
 
 @pytest.mark.exhaustive

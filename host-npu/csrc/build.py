@@ -15,6 +15,8 @@ import re
 import shlex
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Collection
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -39,6 +41,8 @@ _OPTIMISATION = ["-O2", "-fvect-cost-model=dynamic"]
 # The device rounds a product before it adds to it. Nobody asks for errno or for traps, which keep square roots and
 # comparisons from being vectors.
 _ARITHMETIC = ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
+
+_EXPECTED = "the simulated libraries; all of them take about four minutes of one core"
 
 
 class BuildError(RuntimeError):
@@ -132,7 +136,10 @@ def build(
         # What takes longest is started first.
         longest_first = sorted(wanted, key=lambda library: not library.torch)
         compiled = {library: builder.objects_of(library, pool) for library in longest_first}
-        linked = [builder.link(library, [object.result() for object in compiled[library]]) for library in wanted]
+        linked = []
+        for number, library in enumerate(wanted, 1):
+            linked.append(builder.link(library, [object.result() for object in compiled[library]]))
+            builder.report(library, f"{number} of {len(wanted)}")
     (destination / "versions.json").write_text(json.dumps(_versions()) + "\n")
     return linked
 
@@ -176,6 +183,15 @@ class _Builder:
         self.complete = [] if instrument else ["-Wl,-z,defs"]
         self.verbose = verbose
         self.compiler = shlex.split(os.environ.get("CXX", "g++"))
+        self.started = time.monotonic()
+        self.lock = threading.Lock()  # of what follows, which the compilers' threads share
+        self.made: set[Path] = set()  # by a command, in this build
+
+    def report(self, library: Library, number: str) -> None:
+        """Say that a library is linked, unless it was up to date."""
+        if self.destination / library.file in self.made:
+            seconds = time.monotonic() - self.started
+            print(f"host_npu: {library.file} ({number}), after {seconds:.0f} s", file=sys.stderr, flush=True)
 
     def objects_of(self, library: Library, pool: Executor) -> list[Future[Path]]:
         """Start to compile the sources of one library that are not up to date."""
@@ -229,6 +245,10 @@ class _Builder:
             return
         target.parent.mkdir(parents=True, exist_ok=True)
         record.unlink(missing_ok=True)
+        with self.lock:
+            if not self.made:
+                print(f"host_npu: compiling {_EXPECTED}", file=sys.stderr, flush=True)
+            self.made.add(target)
         if self.verbose:
             print(shlex.join(command), flush=True)
         try:

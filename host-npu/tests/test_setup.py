@@ -42,6 +42,19 @@ def test_a_wheel_runs_a_program_from_elsewhere(tmp_path):
     assert result.stdout.startswith(str(tmp_path / "site")) and "tensor(2., device='npu:0')" in result.stdout
 
 
+def test_each_library_that_is_compiled_is_named_when_it_is_done(tmp_path):
+    build = ("csrc/build.py", tmp_path, "--names", "ge_runner", "graph")
+    first, second = _run(*build), _run(*build)
+    assert first.returncode == second.returncode == 0, first.stderr
+    begins, *done = first.stderr.splitlines()
+    assert begins.startswith("host_npu: compiling the simulated libraries; all of them take about ")
+    assert [line.partition(", after ")[0] for line in done] == [
+        "host_npu: libge_runner.so (1 of 2)",
+        "host_npu: libgraph.so (2 of 2)",
+    ]
+    assert second.stderr == ""
+
+
 def test_without_torch_and_torch_npu_it_is_said_what_to_install_first(tmp_path):
     code = "import importlib.util, runpy, sys; importlib.util.find_spec = lambda name: None\n"
     code += "sys.argv = ['setup.py', 'build_ext', '--inplace']; runpy.run_path('setup.py', run_name='__main__')"
