@@ -111,7 +111,9 @@ Capture::Position Capture::position(const Stream& stream) const {
 void Capture::join(Stream& stream, const Position& position) {
     const auto other = stream.capture();
     if (other && other.get() != this) {
-        refuse(ACL_ERROR_RT_CAPTURE_DEPENDENCY, "a captured stream waits for an event of another capture");
+        constexpr const char* text = "a captured stream waits for an event of another capture";
+        invalidate(text);
+        other->refuse(ACL_ERROR_RT_CAPTURE_DEPENDENCY, text);
     }
     require_valid();
     const std::lock_guard lock(mutex_);
@@ -123,11 +125,13 @@ void Capture::join(Stream& stream, const Position& position) {
     for (const auto& [recorder, count] : position) own[recorder] = std::max(own[recorder], count);
 }
 
+void Capture::invalidate(const std::string& text) {
+    const std::lock_guard lock(mutex_);
+    if (!invalid_because_) invalid_because_ = text;
+}
+
 void Capture::refuse(std::int32_t status, const std::string& text) {
-    {
-        const std::lock_guard lock(mutex_);
-        if (!invalid_because_) invalid_because_ = text;
-    }
+    invalidate(text);
     throw RefusedInCapture(status, text, true);
 }
 

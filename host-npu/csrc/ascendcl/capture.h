@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "acl/acl_rt.h"
+#include "ascendcl/acl_names.h"
 #include "ascendcl/error.h"
 #include "ascendcl/handles.h"
 #include "ascendcl/shadow.h"
@@ -20,6 +20,10 @@
 namespace host_npu {
 
 class Stream;
+
+// Why events that updates of a graph wait for are refused.
+inline constexpr const char* kExternalEvents =
+    "the host NPU does not simulate external events in captured graphs, which auto_dispatch_capture=True needs";
 
 // Captured tasks, in an order in which they can run one after the other.
 class Graph {
@@ -81,6 +85,7 @@ class Capture : public std::enable_shared_from_this<Capture> {
     std::shared_ptr<Graph> end(const Stream& stream);
 
   private:
+    void invalidate(const std::string& text);
     void require_end(const Stream& stream) const;
     bool is_joined() const;
     void leave_streams();

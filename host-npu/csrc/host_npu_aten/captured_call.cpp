@@ -83,6 +83,14 @@ std::vector<at::Tensor> tensors_of(c10::ArrayRef<c10::IValue> values) {
     return all;
 }
 
+// The host may change its tensors before a replay.
+at::Tensor copy_on_host(const at::Tensor& tensor) {
+    if (!tensor.defined()) return tensor;
+    auto copy = tensor.clone();
+    if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) copy.unsafeGetTensorImpl()->set_wrapped_number(true);
+    return copy;
+}
+
 CapturedCall::CapturedCall(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, c10::Device device)
     : op_(op), device_(device) {
     for (const auto& argument : arguments) {
@@ -93,8 +101,7 @@ CapturedCall::CapturedCall(const c10::OperatorHandle& op, c10::ArrayRef<c10::IVa
         arguments_.push_back(with_tensors(argument, [&](const at::Tensor& tensor) {
             const bool is_on_device = tensor.defined() && tensor.is_privateuseone();
             tensors_.push_back(is_on_device ? std::optional<PlacedTensor>(tensor) : std::nullopt);
-            // The host may change its tensors before a replay.
-            return is_on_device ? at::Tensor() : tensor.defined() ? tensor.clone() : tensor;
+            return is_on_device ? at::Tensor() : copy_on_host(tensor);
         }));
     }
     std::vector<c10::IValue*> pointers;
@@ -123,13 +130,13 @@ void CapturedCall::follow_resized(const Outcome& outcome, const std::vector<at::
     for (std::size_t index = 0; index < tensors_.size(); ++index) {
         const auto& view = outcome.arguments[index];
         if (!tensors_[index] || is_in_place(view, *tensors_[index])) continue;
-        const bool has_moved = view.storage().data() != host_alias(tensors_[index]->storage, tensors_[index]->bytes);
+        const bool moved = has_moved(view, *tensors_[index]);
         const auto source = dense(view);
         originals[index].resize_(source.sizes());
         if (source.strides() != originals[index].strides()) {
             originals[index].as_strided_(source.sizes(), source.strides());
         }
-        if (has_moved) resized_.push_back({index, PlacedTensor(originals[index])});
+        if (moved) resized_.push_back({index, PlacedTensor(originals[index])});
     }
 }
 
@@ -195,15 +202,22 @@ std::optional<c10::Device> device_of(c10::ArrayRef<c10::IValue> arguments) {
     return device;
 }
 
+bool returns_tensors(const c10::OperatorHandle& op) {
+    return std::ranges::all_of(op.schema().returns(), [](const c10::Argument& result) {
+        const auto kind = result.type()->kind();
+        return kind == c10::TypeKind::TensorType || kind == c10::TypeKind::ListType;
+    });
+}
+
+// Whether the result is a number for the host that depends on shapes, not on values.
+bool returns_choice(const c10::OperatorHandle& op) { return op.operator_name().name == "aten::_fused_sdp_choice"; }
+
 // Why a device, or the host NPU, cannot capture the call; nullopt if it can.
 std::optional<std::string> obstacle(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments) {
     const auto name = name_of(op);
-    const auto& results = op.schema().returns();
-    const bool is_read_by_host = std::ranges::any_of(results, [](const c10::Argument& result) {
-        const auto kind = result.type()->kind();
-        return kind != c10::TypeKind::TensorType && kind != c10::TypeKind::ListType;
-    });
-    if (is_read_by_host || op.hasTag(at::Tag::data_dependent_output)) return "the host reads the result of " + name;
+    if (op.hasTag(at::Tag::data_dependent_output) || (!returns_tensors(op) && !returns_choice(op))) {
+        return "the host reads the result of " + name;
+    }
     const auto is_mask = [](const at::Tensor& tensor) {
         return tensor.defined() && (tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte);
     };
@@ -253,7 +267,7 @@ bool record_call(const c10::OperatorHandle& op, Stack* stack) {
     const auto call = std::make_shared<CapturedCall>(op, arguments, *device);
     Stack results;
     rehearse(stream, [&] { results = call->rehearse(originals); });
-    record_captured(stream, name_of(op), [call] { call->run(); });
+    if (returns_tensors(op)) record_captured(stream, name_of(op), [call] { call->run(); });
     torch::jit::drop(*stack, count);
     for (auto& result : results) stack->push_back(std::move(result));
     return true;

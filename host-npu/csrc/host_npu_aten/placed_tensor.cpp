@@ -59,8 +59,10 @@ void copy_to(const PlacedTensor& tensor, const at::Tensor& values) {
     std::memcpy(static_cast<std::byte*>(alias_of(tensor)) + first, values.const_data_ptr(), values.nbytes());
 }
 
+bool has_moved(const at::Tensor& view, const PlacedTensor& tensor) { return view.storage().data() != alias_of(tensor); }
+
 bool is_in_place(const at::Tensor& view, const PlacedTensor& tensor) {
-    return view.storage().data() == alias_of(tensor) && view.sizes() == at::IntArrayRef(tensor.sizes) &&
+    return !has_moved(view, tensor) && view.sizes() == at::IntArrayRef(tensor.sizes) &&
            view.strides() == at::IntArrayRef(tensor.strides);
 }
 

@@ -38,7 +38,10 @@ class PlacedViews {
 // Copies values of the same shape into device memory.
 void copy_to(const PlacedTensor& tensor, const at::Tensor& values);
 
-// Whether a view, as the CPU's kernel has left it, is still where and how the tensor is.
+// Whether the CPU's kernel has given a view other memory.
+bool has_moved(const at::Tensor& view, const PlacedTensor& tensor);
+
+// Whether a view, as the kernel has left it, is still where and how the tensor is.
 bool is_in_place(const at::Tensor& view, const PlacedTensor& tensor);
 
 }  // namespace host_npu
