@@ -11,9 +11,6 @@ namespace {
 std::int32_t create(const char* function, aclrtEvent* event, std::uint32_t flags) {
     return run_api(function, [&] {
         require(event, "event");
-        if ((flags & ACL_EVENT_EXTERNAL) != 0 && captures_are_under_way()) {
-            throw Error(ACL_ERROR_FEATURE_UNSUPPORTED, kExternalEvents);
-        }
         *event = events().add(std::make_shared<Event>(flags));
     });
 }

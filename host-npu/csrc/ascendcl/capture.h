@@ -21,10 +21,6 @@ namespace host_npu {
 
 class Stream;
 
-// Why events that updates of a graph wait for are refused.
-inline constexpr const char* kExternalEvents =
-    "the host NPU does not simulate external events in captured graphs, which auto_dispatch_capture=True needs";
-
 // Captured tasks, in an order in which they can run one after the other.
 class Graph {
   public:

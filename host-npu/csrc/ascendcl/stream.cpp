@@ -276,7 +276,8 @@ void Event::require_uncaptured(const char* what) const {
 void Event::require_no_external(const Stream& stream) const {
     if ((flags_ & ACL_EVENT_EXTERNAL) == 0) return;
     if (const auto capture = stream.capture()) {
-        capture->refuse(ACL_ERROR_RT_EVENT_CAPTURED, kExternalEvents);
+        capture->refuse(ACL_ERROR_RT_EVENT_CAPTURED,
+                        "the host NPU does not simulate external events (ACL_EVENT_EXTERNAL) in captured graphs");
     }
 }
 

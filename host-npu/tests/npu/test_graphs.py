@@ -377,9 +377,8 @@ def test_a_side_stream_that_forks_and_joins_is_captured():
 
 
 def test_a_replay_is_asynchronous_and_in_the_order_of_its_stream():
-    x, stream, started, held = ones(2), torch.npu.Stream(), [], torch.npu.Stream()
+    x, stream, held = ones(2), torch.npu.Stream(), torch.npu.Stream()
     graph, y = captured(lambda: x * 2)
-    assert started == []
     with torch.npu.stream(stream):
         x.fill_(4)
         graph.replay()
@@ -389,6 +388,26 @@ def test_a_replay_is_asynchronous_and_in_the_order_of_its_stream():
     held.wait_stream(stream)
     with torch.npu.stream(held):
         assert (z.tolist(), y.tolist()) == ([9, 9], [12, 12])
+
+
+def test_a_replay_waits_for_an_event_from_outside():
+    x, event, other = ones(2), torch.npu.ExternalEvent(), torch.npu.Stream()
+
+    def step() -> Tensor:
+        event.wait()
+        event.reset()
+        return x * 2
+
+    graph, y = captured(step)
+    stream = torch.npu.Stream()
+    for value in 3, 4:
+        with torch.npu.stream(stream):
+            graph.replay()
+        with torch.npu.stream(other):
+            x.fill_(value)
+            event.record()
+        stream.synchronize()
+        assert y.tolist() == [2 * value] * 2
 
 
 def test_an_error_of_a_replayed_kernel_is_reported_by_the_next_synchronization():
