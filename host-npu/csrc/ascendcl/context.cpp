@@ -184,8 +184,16 @@ std::int32_t enqueue_launch(void* stream, const char* api, std::function<void()>
     return enqueue(stream, Task{.name = api, .work = std::move(kernel), .launch = api});
 }
 
-std::int32_t enqueue_once(void* stream, std::string name, std::function<void()> work) {
-    return enqueue(stream, Task{.name = std::move(name), .work = std::move(work), .captured = Captured::refused});
+std::optional<std::int32_t> refused_if_captured(void* stream, const std::string& what) {
+    if (!captures_are_under_way()) return std::nullopt;
+    std::shared_ptr<Capture> capture;
+    const auto status = run_api("host_npu::enqueue", [&] {
+        capture = stream_of(stream)->capture();
+        if (!capture) return;
+        capture->require_valid();
+        capture->refuse(ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT, "the host NPU does not capture " + what);
+    });
+    return capture ? std::optional(status) : std::nullopt;
 }
 
 bool is_captured(void* stream) {

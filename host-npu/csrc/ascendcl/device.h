@@ -28,14 +28,14 @@ HOST_NPU_EXPORT std::int32_t enqueue(void* stream, std::string name, std::functi
 // The same for the launch of the operator whose phase two is `api`, which is counted.
 HOST_NPU_EXPORT std::int32_t enqueue_launch(void* stream, const char* api, std::function<void()> kernel);
 
-// The same for work that cannot be repeated, which captures refuse.
-HOST_NPU_EXPORT std::int32_t enqueue_once(void* stream, std::string name, std::function<void()> work);
-
 // Whether any stream of the process is being captured.
 HOST_NPU_EXPORT bool captures_are_under_way();
 
 // Whether this stream is; throws if its capture is invalid.
 HOST_NPU_EXPORT bool is_captured(void* stream);
+
+// If the stream is being captured, refuses `what`, which cannot be repeated, and returns the status of that.
+HOST_NPU_EXPORT std::optional<std::int32_t> refused_if_captured(void* stream, const std::string& what);
 
 // Calls `work` with host_alias() in the memory of the stream's capture: a copy, which captured work has changed.
 HOST_NPU_EXPORT void rehearse(void* stream, const std::function<void()>& work);

@@ -6,8 +6,8 @@
 
 namespace host_npu {
 
-// What a capture does with a task: runs it in a copy of device memory and records it, records it only, or refuses it.
-enum class Captured { rehearsed, recorded, refused };
+// What a capture does with a task: runs it in a copy of device memory and records it, or records it only.
+enum class Captured { rehearsed, recorded };
 
 struct Task {
     std::string name;
