@@ -54,7 +54,7 @@ void Stream::replay(std::shared_ptr<Graph> graph) {
     const auto run_all = [this, graph = std::move(graph)] {
         const std::lock_guard lock(graph->running());
         for (const auto& task : graph->tasks()) {
-            if (!cancels(task)) run(task);
+            if (task.is_signal || !stops_now()) run(task);
         }
     };
     push({.name = "replay of a graph", .work = run_all, .is_signal = true});
@@ -91,20 +91,15 @@ void Stream::serve() {
         {
             const Task task = std::move(tasks_.front());
             tasks_.pop_front();
+            const bool cancelled = stops() && !task.is_signal;
             lock.unlock();
-            if (!cancels(task)) run(task);
+            if (!cancelled) run(task);
             // The task is destroyed before its end is signaled, because waiting tests may count live objects.
         }
         lock.lock();
         ++done_;
         finished_.notify_all();
     }
-}
-
-bool Stream::cancels(const Task& task) const {
-    if (task.is_signal) return false;
-    const std::lock_guard lock(mutex_);
-    return fault_ && stops_on_failure_;
 }
 
 void Stream::run(const Task& task) {
@@ -130,6 +125,11 @@ void Stream::keep_fault(const Error& fault) {
 std::optional<Error> Stream::fault() const {
     const std::lock_guard lock(mutex_);
     return fault_;
+}
+
+bool Stream::stops_now() const {
+    const std::lock_guard lock(mutex_);
+    return stops();
 }
 
 bool Stream::is_idle() const {

@@ -78,7 +78,9 @@ class Stream {
   private:
     void push(Task task);
     void serve();
-    bool cancels(const Task& task) const;
+    // Whether a fault cancels tasks; the first needs the lock.
+    bool stops() const { return fault_ && stops_on_failure_; }
+    bool stops_now() const;
     void run(const Task& task);
     void keep_fault(const Task& task, std::int32_t status, const std::string& text);
 

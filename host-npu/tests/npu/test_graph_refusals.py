@@ -205,4 +205,3 @@ def test_a_capture_that_gets_no_memory_is_over(tmp_path, soc):
     command = [sys.executable, "-m", "host_npu", "--soc", soc, str(program)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=120)
     assert done.stdout.split("\n")[-3:] == ["refused", "[2.0, 2.0, 2.0, 2.0]", ""], done.stdout + done.stderr
-

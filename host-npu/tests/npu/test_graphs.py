@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Iterator
 
+import host_npu
 import pytest
 import torch
 import torch_npu
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-import host_npu
 
 
 @pytest.fixture(autouse=True)
