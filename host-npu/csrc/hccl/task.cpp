@@ -59,10 +59,8 @@ std::string where(const Communicator& communicator, const CallHead& head) {
 
 std::int32_t enqueue_task(std::shared_ptr<Communicator> communicator, const CallHead& head, void* stream,
                           std::function<void()> body) {
-    const auto name = name_of(head.function);
-    if (const auto refused = refused_if_captured(stream, name)) return *refused;
     const auto task = std::make_shared<Task>(std::move(communicator), head, std::move(body));
-    const auto status = host_npu::enqueue(stream, name, [task] { task->run(); });
+    const auto status = host_npu::enqueue(stream, name_of(head.function), [task] { task->run(); });
     if (status != ACL_SUCCESS) task->forget();
     return status;
 }

@@ -179,7 +179,7 @@ def test_a_tensor_in_a_private_format_is_refused():
         _capture(lambda x: weight.exp())
 
 
-_PROGRAM = """
+_WITHOUT_MEMORY = """
 import torch
 
 torch.npu.set_device(0)
@@ -188,7 +188,7 @@ try:
     with torch.npu.graph(graph):
         torch.empty(1 << 30, device="npu")
 except torch.OutOfMemoryError as error:
-    print("refused")
+    print("refused: no memory")
 graph = torch.npu.NPUGraph()
 with torch.npu.graph(graph):
     y = x * 2
@@ -196,12 +196,43 @@ graph.replay()
 print(y.tolist())
 """
 
+_COLLECTIVE = """
+import sys
 
-@pytest.mark.parametrize("soc", ["Ascend910B", "Ascend310P"])
-def test_a_capture_that_gets_no_memory_is_over(tmp_path, soc):
-    program = tmp_path / "program.py"
-    program.write_text(_PROGRAM)
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("hccl", init_method=f"file://{sys.argv[0]}.store", rank=0, world_size=1)
+x, graph = torch.ones(4, device="npu") * 2, torch.npu.NPUGraph()
+dist.all_reduce(x)
+torch.npu.synchronize()
+try:
+    with torch.npu.graph(graph):
+        dist.all_reduce(x * 2)
+except RuntimeError as error:
+    print("refused:", str(error).splitlines()[-1].split(": ")[-1])
+torch.npu.set_stream(torch.npu.default_stream())
+dist.all_reduce(x)
+torch.npu.synchronize()
+print(x.tolist())
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "soc", "sentence"),
+    [
+        (_WITHOUT_MEMORY, "Ascend910B", "no memory"),
+        (_WITHOUT_MEMORY, "Ascend310P", "no memory"),
+        (_COLLECTIVE, "Ascend910B", "the host NPU does not capture HcclAllReduce"),
+    ],
+    ids=["no memory", "no memory on the 310P", "a collective"],
+)
+def test_after_a_refusal_the_process_captures_and_communicates(program, soc, sentence, tmp_path):
+    file = tmp_path / "program.py"
+    file.write_text(program)
+    command = [sys.executable, "-m", "host_npu", "--soc", soc, str(file)]
     environment = {**os.environ, "HOST_NPU_MEMORY": "256"}
-    command = [sys.executable, "-m", "host_npu", "--soc", soc, str(program)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=120)
-    assert done.stdout.split("\n")[-3:] == ["refused", "[2.0, 2.0, 2.0, 2.0]", ""], done.stdout + done.stderr
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=240)
+    said = done.stdout.splitlines()[-2:]
+    assert said == [f"refused: {sentence}", "[2.0, 2.0, 2.0, 2.0]"], done.stdout + done.stderr
