@@ -309,16 +309,6 @@ def invalid_requests():
     return errors
 
 
-# The last of all: the allocator of torch_npu 2.9 takes the capture for underway then, and frees no memory again.
-@fact
-def capture():
-    def begin():
-        with torch.npu.graph(torch.npu.NPUGraph()):
-            pass
-
-    return error_of(begin)
-
-
 def main() -> None:
     torch.set_num_threads(1)
     found: dict[str, object] = {"arguments": sys.argv[1:]}

@@ -337,10 +337,6 @@ def test_callbacks_run_in_the_thread_that_subscribed(facts):
     assert facts["callback_runs_in_the_thread_that_subscribed"] is True
 
 
-def test_graph_capture_is_refused_with_a_reason(facts):
-    assert "the host NPU does not simulate captured graphs" in facts["capture"]
-
-
 # Operators that the CPU computes.
 
 

@@ -1,13 +1,16 @@
 // Copies between host and devices, and memset.
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <limits>
+#include <span>
 #include <tuple>
 #include <vector>
 
 #include "acl/acl.h"
 #include "ascendcl/context.h"
 #include "ascendcl/error.h"
+#include "ascendcl/host_memory.h"
 #include "ascendcl/memory.h"
 #include "ascendcl/queue.h"
 
@@ -138,6 +141,28 @@ std::vector<Copy> batch(void** dsts, const size_t* rooms, void** srcs, const siz
     return copies;
 }
 
+bool is_page_locked(const void* pointer) { return is_device(pointer) || HostMemory::instance().contains(pointer); }
+
+// A copy from or to other memory of the host is one that the host waits for.
+void require_page_locked(const Stream& stream, const Copy& copy) {
+    if (is_page_locked(copy.to) && is_page_locked(copy.from)) return;
+    constexpr const char* what = "a copy of host memory that is not page-locked (pinned)";
+    require_safe(what);
+    require_uncaptured(stream, what);
+}
+
+// Enqueues copies. A capture leaves the host's memory as it is.
+void enqueue(aclrtStream stream, const char* name, std::span<const Copy> copies, std::function<void()> work) {
+    const auto target = stream_of(stream);
+    bool writes_to_host = false;
+    for (const auto& copy : copies) {
+        if (captures_are_under_way()) require_page_locked(*target, copy);
+        writes_to_host |= !is_device(copy.to);
+    }
+    target->enqueue(
+        {.name = name, .work = std::move(work), .captured = writes_to_host ? Captured::recorded : Captured::rehearsed});
+}
+
 void fill(void* pointer, int value, std::size_t size) { std::memset(reachable(pointer, size), value, size); }
 
 void check_fill(void* pointer, std::size_t room, std::size_t size) {
@@ -151,6 +176,7 @@ void check_fill(void* pointer, std::size_t room, std::size_t size) {
 
 aclError aclrtMemcpy(void* dst, size_t destMax, const void* src, size_t count, aclrtMemcpyKind kind) {
     return run_api(__func__, [&] {
+        require_safe("a copy that the host waits for");
         const Copy copy{dst, src, count};
         check(copy, destMax, kind);
         perform(copy);
@@ -162,7 +188,7 @@ aclError aclrtMemcpyAsync(void* dst, size_t destMax, const void* src, size_t cou
     return run_api(__func__, [&] {
         const Copy copy{dst, src, count};
         check(copy, destMax, kind);
-        stream_of(stream)->enqueue("aclrtMemcpyAsync", [copy] { perform(copy); });
+        enqueue(stream, "aclrtMemcpyAsync", {&copy, 1}, [copy] { perform(copy); });
     });
 }
 
@@ -171,13 +197,14 @@ aclError aclrtMemcpyAsyncWithCondition(void* dst, size_t destMax, const void* sr
     return run_api(__func__, [&] {
         const Copy copy{dst, src, count};
         check(copy, destMax, kind);
-        stream_of(stream)->enqueue("aclrtMemcpyAsyncWithCondition", [copy] { perform(copy); });
+        enqueue(stream, "aclrtMemcpyAsyncWithCondition", {&copy, 1}, [copy] { perform(copy); });
     });
 }
 
 aclError aclrtMemcpy2d(void* dst, size_t dpitch, const void* src, size_t spitch, size_t width, size_t height,
                        aclrtMemcpyKind kind) {
     return run_api(__func__, [&] {
+        require_safe("a copy that the host waits for");
         const Rows rows{{dst, src, width}, dpitch, spitch, height};
         check(rows, kind);
         perform(rows);
@@ -189,13 +216,14 @@ aclError aclrtMemcpy2dAsync(void* dst, size_t dpitch, const void* src, size_t sp
     return run_api(__func__, [&] {
         const Rows rows{{dst, src, width}, dpitch, spitch, height};
         check(rows, kind);
-        stream_of(stream)->enqueue("aclrtMemcpy2dAsync", [rows] { perform(rows); });
+        enqueue(stream, "aclrtMemcpy2dAsync", {&rows.first, 1}, [rows] { perform(rows); });
     });
 }
 
 aclError aclrtMemcpyBatch(void** dsts, size_t* destMaxs, void** srcs, size_t* sizes, size_t numBatches,
                           aclrtMemcpyBatchAttr*, size_t*, size_t, size_t* failIndex) {
     return run_api(__func__, [&] {
+        require_safe("a copy that the host waits for");
         for (const auto& copy : batch(dsts, destMaxs, srcs, sizes, numBatches, failIndex)) perform(copy);
     });
 }
@@ -203,8 +231,8 @@ aclError aclrtMemcpyBatch(void** dsts, size_t* destMaxs, void** srcs, size_t* si
 aclError aclrtMemcpyBatchAsync(void** dsts, size_t* destMaxs, void** srcs, size_t* sizes, size_t numBatches,
                                aclrtMemcpyBatchAttr*, size_t*, size_t, size_t* failIndex, aclrtStream stream) {
     return run_api(__func__, [&] {
-        auto copies = batch(dsts, destMaxs, srcs, sizes, numBatches, failIndex);
-        stream_of(stream)->enqueue("aclrtMemcpyBatchAsync", [copies = std::move(copies)] {
+        const auto copies = batch(dsts, destMaxs, srcs, sizes, numBatches, failIndex);
+        enqueue(stream, "aclrtMemcpyBatchAsync", copies, [copies] {
             for (const auto& copy : copies) perform(copy);
         });
     });
@@ -212,6 +240,7 @@ aclError aclrtMemcpyBatchAsync(void** dsts, size_t* destMaxs, void** srcs, size_
 
 aclError aclrtMemset(void* devPtr, size_t maxCount, int32_t value, size_t count) {
     return run_api(__func__, [&] {
+        require_safe("a fill that the host waits for");
         check_fill(devPtr, maxCount, count);
         fill(devPtr, value, count);
     });

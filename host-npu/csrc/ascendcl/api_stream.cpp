@@ -53,11 +53,17 @@ aclError aclrtCreateStreamWithConfig(aclrtStream* stream, uint32_t priority, uin
 }
 
 aclError aclrtDestroyStream(aclrtStream stream) {
-    return run_api(__func__, [&] { streams().remove(stream); });
+    return run_api(__func__, [&] {
+        require_uncaptured(*streams().get(stream), "to destroy a stream");
+        streams().remove(stream);
+    });
 }
 
 aclError aclrtDestroyStreamForce(aclrtStream stream) {
-    return run_api(__func__, [&] { streams().remove(stream)->abandon(); });
+    return run_api(__func__, [&] {
+        require_uncaptured(*streams().get(stream), "to destroy a stream");
+        streams().remove(stream)->abandon();
+    });
 }
 
 aclError aclrtSynchronizeStreamWithTimeout(aclrtStream stream, int32_t timeout) {
@@ -77,7 +83,9 @@ aclError aclrtSynchronizeStream(aclrtStream stream) {
 aclError aclrtStreamQuery(aclrtStream stream, aclrtStreamStatus* status) {
     return run_api(__func__, [&] {
         require(status, "status");
-        *status = stream_of(stream)->is_idle() ? ACL_STREAM_STATUS_COMPLETE : ACL_STREAM_STATUS_NOT_READY;
+        const auto target = stream_of(stream);
+        require_uncaptured(*target, "to query a stream");
+        *status = target->is_idle() ? ACL_STREAM_STATUS_COMPLETE : ACL_STREAM_STATUS_NOT_READY;
     });
 }
 
@@ -181,10 +189,14 @@ aclError aclrtValueWrite(void* devAddr, uint64_t value, uint32_t flag, aclrtStre
 aclError aclrtValueWait(void* devAddr, uint64_t value, uint32_t flag, aclrtStream stream) {
     return run_api(__func__, [&] {
         device_value(devAddr);
-        stream_of(stream)->enqueue("aclrtValueWait", [devAddr, holds = condition(value, flag)] {
-            const auto current = device_value(devAddr);
-            while (!holds(current.load())) std::this_thread::yield();
-        });
+        // A rehearsal would wait for ever, because nothing else writes to its memory.
+        stream_of(stream)->enqueue({.name = "aclrtValueWait",
+                                    .work =
+                                        [devAddr, holds = condition(value, flag)] {
+                                            const auto current = device_value(devAddr);
+                                            while (!holds(current.load())) std::this_thread::yield();
+                                        },
+                                    .captured = Captured::recorded});
     });
 }
 

@@ -131,6 +131,7 @@ std::shared_ptr<Stream> create_stream(std::uint32_t priority, std::uint32_t flag
 }
 
 void synchronize_device(std::int32_t device, Timeout timeout) {
+    require_uncaptured_device(device, "to wait for a device");
     std::exception_ptr first_fault;
     for (const auto& stream : streams().all()) {
         if (stream->device() != device) continue;
@@ -161,8 +162,60 @@ int deterministic_level() {
     return static_cast<int>(level ? *level : process_option(ACL_OPT_DETERMINISTIC));
 }
 
+namespace {
+
+std::int32_t enqueue(void* stream, Task task) {
+    return run_api("host_npu::enqueue", [&] { stream_of(stream)->enqueue(std::move(task)); });
+}
+
+std::shared_ptr<Capture> capture_of(void* stream) {
+    auto capture = stream_of(stream)->capture();
+    if (!capture) throw Error(ACL_ERROR_RT_STREAM_NOT_CAPTURED, "the stream is not being captured");
+    return capture;
+}
+
+}  // namespace
+
 std::int32_t enqueue(void* stream, std::string name, std::function<void()> kernel) {
-    return run_api("host_npu::enqueue", [&] { stream_of(stream)->enqueue(std::move(name), std::move(kernel)); });
+    return enqueue(stream, Task{.name = std::move(name), .work = std::move(kernel)});
+}
+
+std::int32_t enqueue_launch(void* stream, const char* api, std::function<void()> kernel) {
+    return enqueue(stream, Task{.name = api, .work = std::move(kernel), .launch = api});
+}
+
+std::optional<std::int32_t> refused_if_captured(void* stream, const std::string& what) {
+    if (!captures_are_under_way()) return std::nullopt;
+    std::shared_ptr<Capture> capture;
+    const auto status = run_api("host_npu::enqueue", [&] {
+        capture = stream_of(stream)->capture();
+        if (!capture) return;
+        capture->require_valid();
+        capture->refuse(ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT, "the host NPU does not capture " + what);
+    });
+    return capture ? std::optional(status) : std::nullopt;
+}
+
+bool is_captured(void* stream) {
+    const auto capture = stream_of(stream)->capture();
+    if (capture) capture->require_valid();
+    return capture != nullptr;
+}
+
+void rehearse(void* stream, const std::function<void()>& work) {
+    const auto capture = capture_of(stream);
+    const ShadowMemory::Use use(capture->shadow());
+    work();
+}
+
+void record_captured(void* stream, std::string name, std::function<void()> work) {
+    const auto target = stream_of(stream);
+    capture_of(stream)->record(*target,
+                               Task{.name = std::move(name), .work = std::move(work), .captured = Captured::recorded});
+}
+
+void refuse_captured(void* stream, const std::string& text) {
+    capture_of(stream)->refuse(ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT, text);
 }
 
 }  // namespace host_npu

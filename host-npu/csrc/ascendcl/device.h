@@ -25,6 +25,27 @@ HOST_NPU_EXPORT void* host_alias(const void* device_pointer, std::size_t size = 
 // An exception in the kernel becomes a device fault that the next synchronisation reports.
 HOST_NPU_EXPORT std::int32_t enqueue(void* stream, std::string name, std::function<void()> kernel);
 
+// The same for the launch of the operator whose phase two is `api`, which is counted.
+HOST_NPU_EXPORT std::int32_t enqueue_launch(void* stream, const char* api, std::function<void()> kernel);
+
+// Whether any stream of the process is being captured.
+HOST_NPU_EXPORT bool captures_are_under_way();
+
+// Whether this stream is; throws if its capture is invalid.
+HOST_NPU_EXPORT bool is_captured(void* stream);
+
+// If the stream is being captured, refuses `what`, which cannot be repeated, and returns the status of that.
+HOST_NPU_EXPORT std::optional<std::int32_t> refused_if_captured(void* stream, const std::string& what);
+
+// Calls `work` with host_alias() in the memory of the stream's capture: a copy, which captured work has changed.
+HOST_NPU_EXPORT void rehearse(void* stream, const std::function<void()>& work);
+
+// Appends work, which has been rehearsed, to what replays of the captured stream do.
+HOST_NPU_EXPORT void record_captured(void* stream, std::string name, std::function<void()> work);
+
+// Makes the stream's capture invalid and throws, as a device does for what a capture excludes.
+[[noreturn]] HOST_NPU_EXPORT void refuse_captured(void* stream, const std::string& text);
+
 // Sets what aclGetRecentErrMsg returns next in this thread, under the error code that belongs to `status`.
 HOST_NPU_EXPORT void report_error(std::int32_t status, const std::string& text);
 

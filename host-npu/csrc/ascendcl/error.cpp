@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "acl/acl_rt.h"
+#include "ascendcl/queue.h"
 
 namespace host_npu {
 namespace {
@@ -63,6 +64,12 @@ std::int32_t failed(const char* function, std::int32_t status, const std::string
         std::cerr << "host NPU: no memory for the message of " << function << '\n';
     }
     return status;
+}
+
+std::int32_t refused_in_capture(const char* function, const RefusedInCapture& refusal) noexcept {
+    const auto text = std::string(function) + ": " + refusal.what();
+    if (is_thread_of_queue() && (refusal.is_reported_at_end() || refuse_after_queue(text))) return ACL_SUCCESS;
+    return failed(function, refusal.status(), refusal.what());
 }
 
 void share_messages_between_threads() { shared = true; }

@@ -22,11 +22,26 @@ class HOST_NPU_EXPORT Error : public std::runtime_error {
     std::int32_t status_;
 };
 
+// What a capture refuses. If its end reports that, too, torch_npu's queue goes on after it.
+class HOST_NPU_EXPORT RefusedInCapture : public Error {
+  public:
+    RefusedInCapture(std::int32_t status, const std::string& text, bool is_reported_at_end)
+        : Error(status, text), is_reported_at_end_(is_reported_at_end) {}
+    bool is_reported_at_end() const noexcept { return is_reported_at_end_; }
+
+  private:
+    bool is_reported_at_end_;
+};
+
 // Throws the failure that a test injected into this call of `function`.
 void throw_if_injected(const char* function);
 
 // Reports the failure of `function` to the calling thread and returns its status.
 std::int32_t failed(const char* function, std::int32_t status, const std::string& text) noexcept;
+
+// The same for what a capture refuses; success in the thread of torch_npu's queue, because a failure would end the
+// queue.
+std::int32_t refused_in_capture(const char* function, const RefusedInCapture& refusal) noexcept;
 
 // Makes aclGetRecentErrMsg return the messages of all threads.
 void share_messages_between_threads();
@@ -41,6 +56,8 @@ std::int32_t run_api(const char* function, Body&& body) noexcept {
         throw_if_injected(function);
         std::forward<Body>(body)();
         return ACL_SUCCESS;
+    } catch (const RefusedInCapture& refusal) {
+        return refused_in_capture(function, refusal);
     } catch (const Error& error) {
         return failed(function, error.status(), error.what());
     } catch (const std::bad_alloc&) {

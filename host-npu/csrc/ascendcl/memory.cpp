@@ -42,13 +42,13 @@ void* map_addresses(std::size_t size) {
     return mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 }
 
-// The largest size that can be reserved twice: for device addresses, and for their host aliases.
+// The largest size that can be reserved for device addresses, for their host aliases and for the copy of a capture.
 std::size_t address_bytes() {
     static const std::size_t bytes = [] {
         for (auto size = kMostAddressBytes; size > kLeastAddressBytes; size /= 8) {
-            void* const start = map_addresses(2 * size);
+            void* const start = map_addresses(3 * size);
             if (start != MAP_FAILED) {
-                munmap(start, 2 * size);
+                munmap(start, 3 * size);
                 return size;
             }
         }
@@ -159,7 +159,7 @@ void* DeviceMemory::allocate(std::int32_t device, std::size_t size, std::size_t 
     if (mprotect(alias, pages, PROT_READ | PROT_WRITE) != 0) throw_system_error("mprotect");
     madvise(alias, pages, MADV_HUGEPAGE);
     std::memset(alias, kFreshByte, pages);
-    live_.emplace(address, Live{size, usable, taken, device, nullptr});
+    live_.emplace(address, Live{size, usable, taken, device, next_serial_++, nullptr});
     return reinterpret_cast<void*>(address);
 }
 
@@ -215,7 +215,7 @@ void DeviceMemory::map(void* pointer, std::size_t size, std::size_t offset,
         throw_system_error("mmap of physical memory");
     }
     const auto device = memory->device();
-    live_.emplace(address, Live{size, size, size, device, std::move(memory)});
+    live_.emplace(address, Live{size, size, size, device, next_serial_++, std::move(memory)});
 }
 
 void DeviceMemory::unmap(void* pointer) {
@@ -243,6 +243,7 @@ void* DeviceMemory::alias(const void* pointer, std::size_t size) const {
     const auto address = as_number(pointer);
     auto range = find(address);
     if (range == live_.end()) throw std::out_of_range(hexadecimal(address) + " is not live device memory");
+    const auto first = range;
     // Adjacent mapped ranges count as one.
     auto end = range->first + range->second.usable;
     while (end - address < size) {
@@ -254,7 +255,21 @@ void* DeviceMemory::alias(const void* pointer, std::size_t size) const {
         range = next;
         end = range->first + range->second.usable;
     }
+    if (auto* const shadow = ShadowMemory::of_thread()) return in_shadow(*shadow, address, first, range);
     return alias_of(address);
+}
+
+void* DeviceMemory::in_shadow(ShadowMemory& shadow, std::uintptr_t address, LiveRanges::const_iterator first,
+                              LiveRanges::const_iterator last) const {
+    for (auto range = first;; ++range) {
+        const auto pages = round_up(range->second.usable, page_bytes());
+        shadow.include(range->first, pages, range->second.serial, alias_of(range->first));
+        if (range == last) return shadow.address_of(address);
+    }
+}
+
+std::unique_ptr<ShadowMemory> DeviceMemory::shadow() const {
+    return std::make_unique<ShadowMemory>(base_, address_bytes());
 }
 
 std::optional<std::int32_t> DeviceMemory::device_of(const void* pointer) const {

@@ -9,6 +9,7 @@
 #include <shared_mutex>
 
 #include "ascendcl/address_space.h"
+#include "ascendcl/shadow.h"
 
 namespace host_npu {
 
@@ -56,8 +57,12 @@ class DeviceMemory {
     // Whether the address is a device address, allocated or not.
     bool contains(const void* pointer) const;
 
-    // Returns the alias of `pointer`, whose next `size` bytes are live; throws std::out_of_range if they are not.
+    // Returns the alias of `pointer`, whose next `size` bytes are live; throws std::out_of_range if they are not. In a
+    // thread that rehearses captured work it is an address in the capture's copy.
     void* alias(const void* pointer, std::size_t size = 0) const;
+
+    // A copy that has nothing yet.
+    std::unique_ptr<ShadowMemory> shadow() const;
 
     // The device that the live memory at `pointer` belongs to.
     std::optional<std::int32_t> device_of(const void* pointer) const;
@@ -70,6 +75,8 @@ class DeviceMemory {
         // Including the guard page.
         std::size_t taken;
         std::int32_t device;
+        // Never that of another range.
+        std::uint64_t serial;
         // Null for an allocation that is not mapped.
         std::shared_ptr<const PhysicalMemory> memory;
     };
@@ -80,12 +87,15 @@ class DeviceMemory {
     void* alias_of(std::uintptr_t address) const;
     std::uintptr_t take(std::size_t size, std::size_t alignment);
     LiveRanges::const_iterator find(std::uintptr_t address) const;
+    void* in_shadow(ShadowMemory& shadow, std::uintptr_t address, LiveRanges::const_iterator first,
+                    LiveRanges::const_iterator last) const;
 
     std::uintptr_t base_;
     std::ptrdiff_t alias_offset_;
     mutable std::shared_mutex mutex_;
     AddressSpace addresses_;
     LiveRanges live_;
+    std::uint64_t next_serial_ = 1;
     std::map<std::uintptr_t, std::size_t> reserved_;
 };
 

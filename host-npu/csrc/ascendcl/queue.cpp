@@ -42,13 +42,6 @@ Queues& queues() {
     return all;
 }
 
-// torch_npu names the threads of its queues so.
-bool is_thread_of_queue() {
-    std::array<char, 16> name{};
-    pthread_getname_np(pthread_self(), name.data(), name.size());
-    return std::string_view(name.data()) == "acl_thread";
-}
-
 // How long it may take until a thread goes on after a failure. One that does not has either ended, or stays and drops
 // what it is given.
 constexpr std::chrono::seconds patience{1};
@@ -115,6 +108,13 @@ LastFailure& last_failure() {
 }
 
 }  // namespace
+
+// torch_npu names the threads of its queues so.
+bool is_thread_of_queue() {
+    std::array<char, 16> name{};
+    pthread_getname_np(pthread_self(), name.data(), name.size());
+    return std::string_view(name.data()) == "acl_thread";
+}
 
 void note_failure(const std::string& text) {
     if (is_thread_of_queue()) last_failure().set(text);

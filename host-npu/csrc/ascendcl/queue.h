@@ -11,4 +11,7 @@ void require_queue();
 // The calling thread goes on: if it is a queue's, its last failure has not ended the queue.
 void queue_goes_on();
 
+// Whether the calling thread is a queue's.
+bool is_thread_of_queue();
+
 }  // namespace host_npu

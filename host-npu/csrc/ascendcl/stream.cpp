@@ -34,14 +34,44 @@ Stream::~Stream() {
     }
 }
 
-void Stream::enqueue(std::string name, std::function<void()> work) { push({std::move(name), std::move(work), false}); }
+void Stream::enqueue(std::string name, std::function<void()> work) {
+    enqueue({.name = std::move(name), .work = std::move(work)});
+}
 
 void Stream::enqueue_signal(std::string name, std::function<void()> work) {
-    push({std::move(name), std::move(work), true});
+    enqueue({.name = std::move(name), .work = std::move(work), .is_signal = true, .captured = Captured::recorded});
+}
+
+void Stream::enqueue(Task task) {
+    queue_goes_on();
+    if (const auto capture = this->capture()) return capture->record(*this, std::move(task));
+    const auto* const launch = task.launch;
+    push(std::move(task));
+    if (launch != nullptr) count_launch(launch);
+}
+
+void Stream::replay(std::shared_ptr<Graph> graph) {
+    const auto run_all = [this, graph = std::move(graph)] {
+        const std::lock_guard lock(graph->running());
+        for (const auto& task : graph->tasks()) {
+            if (task.is_signal || !stops_now()) run(task);
+        }
+    };
+    push({.name = "replay of a graph", .work = run_all, .is_signal = true});
+}
+
+std::shared_ptr<Capture> Stream::capture() const {
+    if (!captures_are_under_way()) return nullptr;
+    const std::lock_guard lock(mutex_);
+    return capture_;
+}
+
+void Stream::set_capture(std::shared_ptr<Capture> capture) {
+    const std::lock_guard lock(mutex_);
+    capture_ = std::move(capture);
 }
 
 void Stream::push(Task task) {
-    queue_goes_on();
     {
         const std::lock_guard lock(mutex_);
         tasks_.push_back(std::move(task));
@@ -61,7 +91,7 @@ void Stream::serve() {
         {
             const Task task = std::move(tasks_.front());
             tasks_.pop_front();
-            const bool cancelled = fault_ && stops_on_failure_ && !task.is_signal;
+            const bool cancelled = stops() && !task.is_signal;
             lock.unlock();
             if (!cancelled) run(task);
             // The task is destroyed before its end is signaled, because waiting tests may count live objects.
@@ -97,12 +127,23 @@ std::optional<Error> Stream::fault() const {
     return fault_;
 }
 
+bool Stream::stops_now() const {
+    const std::lock_guard lock(mutex_);
+    return stops();
+}
+
 bool Stream::is_idle() const {
     const std::lock_guard lock(mutex_);
     return done_ == pushed_;
 }
 
+void Stream::finish() {
+    std::unique_lock lock(mutex_);
+    finished_.wait(lock, [this, last = pushed_] { return done_ >= last; });
+}
+
 void Stream::synchronize(Timeout timeout) {
+    require_uncaptured(*this, "to wait for a stream");
     std::unique_lock lock(mutex_);
     const auto last = pushed_;
     if (!wait_until(finished_, lock, timeout, [&] { return done_ >= last; })) {
@@ -178,26 +219,66 @@ class Event::Record {
 };
 
 void Event::record(Stream& stream) {
+    require_no_external(stream);
+    if (const auto capture = stream.capture()) {
+        const std::lock_guard lock(mutex_);
+        captured_ = {capture, capture->position(stream)};
+        return;
+    }
     const auto record = std::make_shared<Record>();
     {
         const std::lock_guard lock(mutex_);
         last_ = record;
+        captured_.reset();
     }
     stream.enqueue_signal("record of an event", [record, &stream] { record->reach(stream.fault()); });
 }
 
 void Event::reset(Stream& stream) {
+    require_no_external(stream);
     const auto record = last_record();
     if (!record) return;
     stream.enqueue_signal("reset of an event", [record] { record->reset(); });
 }
 
 void Event::block(Stream& stream) {
+    require_no_external(stream);
+    if (const auto captured = captured_record()) {
+        const auto capture = captured->capture.lock();
+        if (!capture || capture->is_over()) require_uncaptured("to wait for an event");
+        return capture->join(stream, captured->position);
+    }
     const auto record = last_record();
     if (!record) return;
+    if (const auto capture = stream.capture()) {
+        capture->refuse(ACL_ERROR_RT_CAPTURE_DEPENDENCY,
+                        "a captured stream waits for an event that was recorded outside of the capture");
+    }
     stream.enqueue_signal("wait for an event", [record, &stream] {
         if (const auto fault = record->wait(std::nullopt)) stream.keep_fault(*fault);
     });
+}
+
+std::optional<Event::CapturedRecord> Event::captured_record() const {
+    const std::lock_guard lock(mutex_);
+    return captured_;
+}
+
+void Event::require_uncaptured(const char* what) const {
+    const auto captured = captured_record();
+    if (!captured) return;
+    const auto text = std::string(what) + " is not possible, because a captured stream has recorded it";
+    const auto capture = captured->capture.lock();
+    if (capture && !capture->is_over()) capture->refuse(ACL_ERROR_RT_EVENT_CAPTURED, text);
+    throw RefusedInCapture(ACL_ERROR_RT_EVENT_CAPTURED, text, false);
+}
+
+void Event::require_no_external(const Stream& stream) const {
+    if ((flags_ & ACL_EVENT_EXTERNAL) == 0) return;
+    if (const auto capture = stream.capture()) {
+        capture->refuse(ACL_ERROR_RT_EVENT_CAPTURED,
+                        "the host NPU does not simulate external events (ACL_EVENT_EXTERNAL) in captured graphs");
+    }
 }
 
 std::shared_ptr<Event::Record> Event::last_record() const {
@@ -206,17 +287,20 @@ std::shared_ptr<Event::Record> Event::last_record() const {
 }
 
 bool Event::is_complete() const {
+    require_uncaptured("to query an event");
     const auto record = last_record();
     return !record || record->is_reached();
 }
 
 void Event::synchronize(Timeout timeout) {
+    require_uncaptured("to wait for an event");
     const auto record = last_record();
     if (!record) return;
     if (const auto fault = record->wait(timeout)) throw *fault;
 }
 
 std::optional<Clock::time_point> Event::time() const {
+    require_uncaptured("to read the time of an event");
     const auto record = last_record();
     return record ? record->time() : std::nullopt;
 }

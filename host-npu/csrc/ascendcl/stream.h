@@ -12,8 +12,10 @@
 #include <string>
 #include <thread>
 
+#include "ascendcl/capture.h"
 #include "ascendcl/error.h"
 #include "ascendcl/handles.h"
+#include "ascendcl/task.h"
 
 namespace host_npu {
 
@@ -46,14 +48,24 @@ class Stream {
     std::uint32_t priority() const { return priority_; }
     std::uint32_t flags() const { return flags_; }
 
-    // Enqueues a task that an earlier fault may cancel.
+    // Enqueues a task, or records it if the stream is being captured.
+    void enqueue(Task task);
+    // A task that an earlier fault may cancel.
     void enqueue(std::string name, std::function<void()> work);
-    // Enqueues a task that always runs, because other threads wait for it.
+    // A task that always runs, because other threads wait for it.
     void enqueue_signal(std::string name, std::function<void()> work);
+    // Enqueues the tasks of a graph.
+    void replay(std::shared_ptr<Graph> graph);
+
+    // The capture that the stream takes part in; null if there is none.
+    std::shared_ptr<Capture> capture() const;
+    void set_capture(std::shared_ptr<Capture> capture);
 
     bool is_idle() const;
     // Waits for the tasks enqueued before the call, then throws their fault, if any.
     void synchronize(Timeout timeout);
+    // Waits for them, and leaves their fault to the next synchronization.
+    void finish();
     // The fault of earlier tasks, if no synchronization has reported it yet.
     std::optional<Error> fault() const;
     // Stores a fault for the next synchronization, unless there is one already.
@@ -64,14 +76,11 @@ class Stream {
     void set_stop_on_failure(bool stop);
 
   private:
-    struct Task {
-        std::string name;
-        std::function<void()> work;
-        bool is_signal;
-    };
-
     void push(Task task);
     void serve();
+    // Whether a fault cancels tasks; the first needs the lock.
+    bool stops() const { return fault_ && stops_on_failure_; }
+    bool stops_now() const;
     void run(const Task& task);
     void keep_fault(const Task& task, std::int32_t status, const std::string& text);
 
@@ -89,6 +98,7 @@ class Stream {
     bool closing_ = false;
     bool stops_on_failure_ = false;
     std::optional<Error> fault_;
+    std::shared_ptr<Capture> capture_;
     // Started by the first task, because most streams of a pool never get one.
     std::thread worker_;
 };
@@ -111,13 +121,23 @@ class Event {
 
   private:
     class Record;
+    // A record in a capture.
+    struct CapturedRecord {
+        std::weak_ptr<Capture> capture;
+        Capture::Position position;
+    };
 
     // Null if it was never recorded.
     std::shared_ptr<Record> last_record() const;
+    std::optional<CapturedRecord> captured_record() const;
+    // Throws if the last record was in a capture, where nothing can be waited for or asked.
+    void require_uncaptured(const char* what) const;
+    void require_no_external(const Stream& stream) const;
 
     const std::uint32_t flags_;
     mutable std::mutex mutex_;
     std::shared_ptr<Record> last_;
+    std::optional<CapturedRecord> captured_;
 };
 
 Handles<Stream>& streams();

@@ -154,6 +154,7 @@ std::uint64_t Exchange::bytes_from(Rank rank) const {
 }
 
 std::int32_t enqueue(const std::shared_ptr<Communicator>& communicator, Exchange exchange, void* stream) {
+    if (const auto refused = refused_if_captured(stream, name_of(exchange.function))) return *refused;
     const auto number = communicator->collectives().take_number();
     const auto call = call_of(exchange, number);
     const auto status =

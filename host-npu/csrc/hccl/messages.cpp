@@ -133,6 +133,7 @@ void run(Communicator& communicator, const std::vector<Message>& messages, const
 
 std::int32_t enqueue(const std::shared_ptr<Communicator>& communicator, Function function,
                      const std::vector<Message>& messages, void* stream) {
+    if (const auto refused = refused_if_captured(stream, name_of(function))) return *refused;
     std::vector<std::uint64_t> numbers;
     for (const auto& message : messages) numbers.push_back(lane_of(*communicator, message).take_number());
     auto head = Side::head(messages.front(), numbers.front());

@@ -15,11 +15,13 @@
 #include <optional>
 #include <vector>
 
+#include "ascendcl/device.h"
 #include "host_npu_aten/attention.h"
+#include "host_npu_aten/captured_call.h"
 #include "host_npu_aten/drain.h"
+#include "host_npu_aten/host_call.h"
 #include "host_npu_aten/kernels.h"
 #include "host_npu_aten/operators.h"
-#include "host_npu_aten/products.h"
 #include "host_npu_aten/random.h"
 #include "host_npu_aten/views.h"
 
@@ -28,55 +30,19 @@ namespace {
 
 using torch::jit::Stack;
 
-std::optional<at::Generator> take_generator(c10::ArrayRef<c10::IValue*> arguments, c10::Device device) {
-    for (auto* const argument : arguments) {
-        if (!argument->isGenerator()) continue;
-        auto generator = argument->toGenerator();
-        TORCH_CHECK(generator.device().type() == device.type(), "Expected a '",
-                    c10::DeviceTypeName(device.type(), true), "' device type for generator but found '",
-                    generator.device(), "'");
-        *argument = c10::IValue();
-        return generator;
-    }
-    return std::nullopt;
-}
-
 c10::IValue on_host(const c10::IValue& value, bool may_be_on_host, bool is_written, Views& views) {
-    if (value.isTensor()) return views.view(value.toTensor(), may_be_on_host, is_written);
-    if (value.isTensorList()) {
-        c10::List<at::Tensor> list;
-        const auto tensors = value.toTensorVector();
-        list.reserve(tensors.size());
-        for (const auto& tensor : tensors) list.push_back(views.view(tensor, may_be_on_host, is_written));
-        return list;
-    }
-    if (value.isOptionalTensorList()) {
-        c10::List<std::optional<at::Tensor>> list;
-        for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
-            list.push_back(tensor ? std::optional(views.view(*tensor, may_be_on_host, is_written)) : std::nullopt);
-        }
-        return list;
-    }
     if (value.isDevice() && value.toDevice().is_privateuseone()) {
         auto device = value.toDevice();
         if (!device.has_index()) device = c10::impl::getDeviceGuardImpl(device.type())->getDevice();
         views.set_device(device);
         return c10::Device(c10::kCPU);
     }
-    return value;
-}
-
-c10::IValue on_device(const c10::IValue& value, Views& views) {
-    if (value.isTensor()) return views.result(value.toTensor());
-    if (value.isTensorList()) {
-        c10::List<at::Tensor> list;
-        for (const auto& tensor : value.toTensorVector()) list.push_back(views.result(tensor));
-        return list;
-    }
-    return value;
+    return with_tensors(value,
+                        [&](const at::Tensor& tensor) { return views.view(tensor, may_be_on_host, is_written); });
 }
 
 void compute_on_host(const c10::OperatorHandle& op, Stack* stack) {
+    if (captures_are_under_way() && record_call(op, stack)) return;
     const auto& schema = op.schema();
     const auto begin = stack->end() - static_cast<std::ptrdiff_t>(schema.arguments().size());
     Views views;
@@ -93,16 +59,13 @@ void compute_on_host(const c10::OperatorHandle& op, Stack* stack) {
     const c10::OptionalDeviceGuard guard(*device);
     drain(*device);
     const auto generator = take_generator(arguments, *device);
-    std::optional<BorrowedGenerator> borrowed;
-    if (op.hasTag(at::Tag::nondeterministic_seeded)) borrowed.emplace(generator, *device);
-    const WideArguments wide(op, arguments);
-    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
-    wide.round_written();
+    std::optional<std::uint64_t> seed;
+    if (op.hasTag(at::Tag::nondeterministic_seeded)) seed = next_seed(generator, *device);
+    call_on_host(op, arguments, stack, seed);
     views.write_back();
     const auto first = stack->end() - static_cast<std::ptrdiff_t>(schema.returns().size());
     for (auto result = first; result != stack->end(); ++result) {
-        wide.round_result(*result);
-        *result = on_device(*result, views);
+        *result = with_tensors(*result, [&](const at::Tensor& tensor) { return views.result(tensor); });
     }
     views.copy_results();
 }

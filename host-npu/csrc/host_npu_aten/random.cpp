@@ -4,6 +4,9 @@
 #include <torch_npu/csrc/aten/NPUGeneratorImpl.h>
 
 #include <cstdint>
+#include <cstring>
+
+#include "ascendcl/device.h"
 
 namespace host_npu {
 namespace {
@@ -21,19 +24,41 @@ std::uint64_t mixed(std::uint64_t seed, std::uint64_t offset) {
     return value ^ (value >> 31);
 }
 
-std::uint64_t next_seed(at::Generator generator) {
+// torch_npu before 2.13 does not tell PyTorch which generator is the default one.
+const at::Generator& or_default(const std::optional<at::Generator>& generator, c10::Device device) {
+    return generator ? *generator : at_npu::detail::getDefaultNPUGenerator(device.index());
+}
+
+std::uint64_t read(const void* in_device_memory) {
+    std::uint64_t value = 0;
+    std::memcpy(&value, host_alias(in_device_memory, sizeof value), sizeof value);
+    return value;
+}
+
+}  // namespace
+
+std::uint64_t next_seed(const std::optional<at::Generator>& argument, c10::Device device) {
+    auto generator = or_default(argument, device);
     const std::lock_guard lock(generator.mutex());
     const auto offset = generator.get_offset();
     generator.set_offset(offset + kOffsetStep);
     return mixed(generator.current_seed(), offset);
 }
 
-}  // namespace
+SeedOfReplay::SeedOfReplay(const std::optional<at::Generator>& argument, c10::Device device) {
+    auto generator = or_default(argument, device);
+    auto* const npu_generator = at::check_generator<at_npu::NPUGeneratorImpl>(generator);
+    const std::lock_guard lock(generator.mutex());
+    const auto state = npu_generator->philox_npu_state(kOffsetStep);
+    TORCH_CHECK(state.captured_, "the generator of the NPU does not take part in the capture");
+    seed_ = state.seed_.ptr->const_data_ptr();
+    offset_ = state.offset_.ptr->const_data_ptr();
+    offset_in_graph_ = state.offset_intragraph_;
+}
 
-BorrowedGenerator::BorrowedGenerator(const std::optional<at::Generator>& generator, c10::Device device)
-    : turn_(borrowers) {
-    // torch_npu before 2.13 does not tell PyTorch which generator that is.
-    const auto seed = next_seed(generator ? *generator : at_npu::detail::getDefaultNPUGenerator(device.index()));
+std::uint64_t SeedOfReplay::value() const { return mixed(read(seed_), read(offset_) + offset_in_graph_); }
+
+BorrowedGenerator::BorrowedGenerator(std::uint64_t seed) : turn_(borrowers) {
     auto host = at::detail::getDefaultCPUGenerator();
     const std::lock_guard lock(host.mutex());
     saved_state_ = host.get_state();

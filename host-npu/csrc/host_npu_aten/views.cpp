@@ -30,6 +30,8 @@ void copy_memory(const at::Tensor& on_device, const at::Tensor& on_host) {
     std::memcpy(host_alias(on_device.const_data_ptr()), on_host.const_data_ptr(), on_host.nbytes());
 }
 
+}  // namespace
+
 bool is_in_base_format(const at::Tensor& tensor) {
     switch (at_npu::native::get_npu_format(tensor)) {
         case ACL_FORMAT_ND:
@@ -42,8 +44,6 @@ bool is_in_base_format(const at::Tensor& tensor) {
             return false;
     }
 }
-
-}  // namespace
 
 at::Tensor Views::in_base_format(const at::Tensor& tensor, bool is_written) {
     if (is_in_base_format(tensor)) return tensor;

@@ -10,6 +10,9 @@
 
 namespace host_npu {
 
+// Whether strides say where the elements of the NPU tensor are.
+bool is_in_base_format(const at::Tensor& tensor);
+
 // The CPU views of one operator's NPU tensors. Tensors that share a storage have views that do.
 class Views {
   public:

@@ -31,23 +31,40 @@ void require_probability(double probability) {
                 ", which is not in 0 to 1");
 }
 
-// Random numbers of another generator than the device's: the same for the same seed and offset.
-void gen_mask(const std::vector<std::int64_t>& shape, double probability, std::int64_t seed, std::int64_t offset,
-              std::int32_t, const Out& mask) {
+// Random numbers of another generator than the device's: the same for the same seed and offset. Without a seed only the
+// shapes are known.
+void draw_mask(const std::vector<std::int64_t>& shape, double probability, std::optional<std::uint64_t> seed,
+               const Out& mask) {
     require_probability(probability);
     std::int64_t count = 1;
     for (const auto size : shape) count *= size;
     const auto bits = (count + kAlignment - 1) / kAlignment * kAlignment;
     const auto like = mask.rounded();
-    const auto random = like.is_meta()
-                            ? at::rand({bits}, like.options())
-                            : at::rand({bits}, at::detail::createCPUGenerator(mixed(seed, offset)), like.options());
+    const auto random = seed && !like.is_meta()
+                            ? at::rand({bits}, at::detail::createCPUGenerator(*seed), like.options())
+                            : at::rand({bits}, like.options().device(at::kMeta));
     const auto kept = random.ge(probability).view({-1, kBits});
     mask = (kept * values_of_bits(like)).sum(-1).view(mask.sizes());
+}
+
+void gen_mask(const std::vector<std::int64_t>& shape, double probability, std::int64_t seed, std::int64_t offset,
+              std::int32_t, const Out& mask) {
+    draw_mask(shape, probability, mixed(seed, offset), mask);
 }
 const Formula<"aclnnDropoutGenMaskV2", gen_mask> mask_of_dropout{
     {"out", {ACL_UINT8}, "*"},
 };
+
+// In a captured graph seed and offset are in memory, which every replay sets.
+void gen_mask_by_tensors(const std::vector<std::int64_t>& shape, double probability, const IntegerTensor& seed,
+                         const IntegerTensor& offset_of_graph, std::int64_t offset, std::int32_t, const Out& mask) {
+    TORCH_CHECK(seed.numel() == 1 && offset_of_graph.numel() == 1, "seed and offset of dropout have ", seed.numel(),
+                " and ", offset_of_graph.numel(), " elements instead of one");
+    std::optional<std::uint64_t> value;
+    if (!seed.is_meta()) value = mixed(seed.item<std::int64_t>(), offset_of_graph.item<std::int64_t>() + offset);
+    draw_mask(shape, probability, value, mask);
+}
+const Formula<"aclnnDropoutGenMaskV2Tensor", gen_mask_by_tensors> mask_of_dropout_in_graphs;
 
 void do_mask(const Tensor& x, const IntegerTensor& mask, double probability, const Out& out) {
     require_probability(probability);

@@ -81,13 +81,12 @@ aclnnStatus launch(const std::shared_ptr<const Call>& call, const std::vector<vo
                    std::uint64_t workspace_size, aclrtStream stream) {
     if (const auto& failure = call->plan.launch_failure) return failed(failure->status, call->api, failure->text);
     if (!call->plan.kernel) return kSuccess;
-    const auto status = enqueue(stream, call->api, [call, storages, workspace, workspace_size] {
+    const auto status = enqueue_launch(stream, call->api, [call, storages, workspace, workspace_size] {
         run(*call, storages, workspace, workspace_size);
     });
     if (status != ACL_SUCCESS) {
         return failed(kRuntimeError, call->api, "the launch failed with ACL status " + std::to_string(status));
     }
-    count_launch(call->api);
     return kSuccess;
 }
 

@@ -13,7 +13,7 @@ def _lightning_indexer() -> None:
     torch_npu.npu_lightning_indexer(_half(1, 4, 64, 128), _half(1, 8, 1, 128), _half(1, 4, 64), sparse_count=2048)
 
 
-# How the page names it, a call, and what the error says. Captured graphs have a process of their own, in facts.py.
+# How the page names it, a call, and what the error says. What captures refuse is in test_graph_refusals.py.
 REFUSED = [
     ("npu_silu", lambda: torch_npu.npu_silu(_half(4)), "does not simulate the graph operator"),
     ("npu_transpose", lambda: torch_npu.npu_transpose(_half(4, 8), (1, 0)), "does not simulate the graph operator"),

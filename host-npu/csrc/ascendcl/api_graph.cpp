@@ -1,0 +1,120 @@
+// Captured graphs.
+#include "ascendcl/acl_names.h"
+#include "ascendcl/capture.h"
+#include "ascendcl/context.h"
+#include "ascendcl/error.h"
+#include "ascendcl/queue.h"
+#include "ascendcl/statistics.h"
+
+using namespace host_npu;
+
+namespace {
+
+// With a status of its own: torch_npu only warns at ACL_ERROR_RT_FEATURE_NOT_SUPPORT here, and then fails an assertion.
+aclError refuse_graph(const char* function, const char* what) {
+    return failed(function, ACL_ERROR_FEATURE_UNSUPPORTED, std::string("the host NPU does not simulate ") + what);
+}
+
+constexpr const char* kTaskGroups = "updates of captured graphs (task groups)";
+
+void require_mode(aclmdlRICaptureMode mode) {
+    require(mode >= ACL_MODEL_RI_CAPTURE_MODE_GLOBAL && mode <= ACL_MODEL_RI_CAPTURE_MODE_RELAXED,
+            "mode must be 0, 1 or 2");
+}
+
+std::shared_ptr<Graph> complete_graph(aclmdlRI handle) {
+    auto graph = graphs().get(handle);
+    if (!graph->is_complete()) throw Error(ACL_ERROR_RT_MODEL_CAPTURED, "the graph is still being captured");
+    return graph;
+}
+
+}  // namespace
+
+aclError aclmdlRICaptureBegin(aclrtStream stream, aclmdlRICaptureMode mode) {
+    return run_api(__func__, [&] {
+        require_queue();
+        require_mode(mode);
+        if (soc() == Soc::Ascend910) {
+            throw Error(ACL_ERROR_FEATURE_UNSUPPORTED, "the Ascend910 does not capture graphs");
+        }
+        begin_capture(*stream_of(stream), mode);
+    });
+}
+
+aclError aclmdlRICaptureEnd(aclrtStream stream, aclmdlRI* modelRI) {
+    return run_api(__func__, [&] {
+        require(modelRI, "modelRI");
+        *modelRI = nullptr;
+        require_queue();
+        const auto target = stream_of(stream);
+        const auto capture = target->capture();
+        if (!capture) throw Error(ACL_ERROR_RT_STREAM_NOT_CAPTURED, "the stream is not being captured");
+        *modelRI = capture->end(*target).get();
+    });
+}
+
+aclError aclmdlRICaptureGetInfo(aclrtStream stream, aclmdlRICaptureStatus* status, aclmdlRI* modelRI) {
+    return run_api(__func__, [&] {
+        require(status, "status");
+        const auto capture = captures_are_under_way() ? stream_of(stream)->capture() : nullptr;
+        *status = ACL_MODEL_RI_CAPTURE_STATUS_NONE;
+        if (modelRI != nullptr) *modelRI = capture ? capture->graph().get() : nullptr;
+        if (!capture) return;
+        *status = capture->is_valid() ? ACL_MODEL_RI_CAPTURE_STATUS_ACTIVE : ACL_MODEL_RI_CAPTURE_STATUS_INVALIDATED;
+    });
+}
+
+aclError aclmdlRICaptureThreadExchangeMode(aclmdlRICaptureMode* mode) {
+    return run_api(__func__, [&] {
+        require(mode, "mode");
+        require_mode(*mode);
+        *mode = exchange_capture_mode(*mode);
+    });
+}
+
+aclError aclmdlRIExecuteAsync(aclmdlRI modelRI, aclrtStream stream) {
+    return run_api(__func__, [&] {
+        require_queue();
+        auto graph = complete_graph(modelRI);
+        const auto target = stream_of(stream);
+        require(target->device() == graph->device(),
+                "the graph was captured on device " + std::to_string(graph->device()) + ", the stream is of device " +
+                    std::to_string(target->device()));
+        require_uncaptured(*target, "the replay of a graph");
+        for (const auto& task : graph->tasks()) {
+            if (task.launch != nullptr) count_launch(task.launch);
+        }
+        target->replay(std::move(graph));
+    });
+}
+
+aclError aclmdlRIDestroy(aclmdlRI modelRI) {
+    return run_api(__func__, [&] {
+        complete_graph(modelRI);
+        graphs().remove(modelRI);
+    });
+}
+
+aclError aclmdlRIGetId(aclmdlRI modelRI, uint32_t* modelRIId) {
+    return run_api(__func__, [&] {
+        require(modelRIId, "modelRIId");
+        *modelRIId = graphs().get(modelRI)->id();
+    });
+}
+
+aclError aclmdlRIDebugJsonPrint(aclmdlRI, const char*, uint32_t) {
+    return refuse_graph(__func__, "dumps of captured graphs");
+}
+
+aclError aclmdlRICaptureTaskGrpBegin(aclrtStream) { return refuse_graph(__func__, kTaskGroups); }
+
+aclError aclmdlRICaptureTaskGrpEnd(aclrtStream, aclrtTaskGrp*) { return refuse_graph(__func__, kTaskGroups); }
+
+aclError aclmdlRICaptureTaskUpdateBegin(aclrtStream, aclrtTaskGrp) { return refuse_graph(__func__, kTaskGroups); }
+
+aclError aclmdlRICaptureTaskUpdateEnd(aclrtStream) { return refuse_graph(__func__, kTaskGroups); }
+
+// torch_npu's first call for a graph with a condition. Only some of its headers declare it, in different ways.
+HOST_NPU_EXPORT aclError refuse_condition() __asm__("aclmdlRICondHandleCreate");
+
+aclError refuse_condition() { return refuse_graph("aclmdlRICondHandleCreate", "conditions in captured graphs"); }

@@ -1,0 +1,54 @@
+#include "host_npu_aten/host_call.h"
+
+#include <c10/core/Device.h>
+#include <c10/util/Exception.h>
+
+#include "host_npu_aten/products.h"
+#include "host_npu_aten/random.h"
+
+namespace host_npu {
+
+c10::IValue with_tensors(const c10::IValue& value, const std::function<at::Tensor(const at::Tensor&)>& other) {
+    if (value.isTensor()) return other(value.toTensor());
+    if (value.isTensorList()) {
+        c10::List<at::Tensor> list;
+        const auto tensors = value.toTensorVector();
+        list.reserve(tensors.size());
+        for (const auto& tensor : tensors) list.push_back(other(tensor));
+        return list;
+    }
+    if (value.isOptionalTensorList()) {
+        c10::List<std::optional<at::Tensor>> list;
+        for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
+            list.push_back(tensor ? std::optional(other(*tensor)) : std::nullopt);
+        }
+        return list;
+    }
+    return value;
+}
+
+std::optional<at::Generator> take_generator(Arguments arguments, c10::Device device) {
+    for (auto* const argument : arguments) {
+        if (!argument->isGenerator()) continue;
+        auto generator = argument->toGenerator();
+        TORCH_CHECK(generator.device().type() == device.type(), "Expected a '",
+                    c10::DeviceTypeName(device.type(), true), "' device type for generator but found '",
+                    generator.device(), "'");
+        *argument = c10::IValue();
+        return generator;
+    }
+    return std::nullopt;
+}
+
+void call_on_host(const c10::OperatorHandle& op, Arguments arguments, torch::jit::Stack* stack,
+                  std::optional<std::uint64_t> seed) {
+    std::optional<BorrowedGenerator> borrowed;
+    if (seed) borrowed.emplace(*seed);
+    const WideArguments wide(op, arguments);
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    wide.round_written();
+    const auto results = static_cast<std::ptrdiff_t>(op.schema().returns().size());
+    for (auto result = stack->end() - results; result != stack->end(); ++result) wide.round_result(*result);
+}
+
+}  // namespace host_npu

@@ -1,0 +1,238 @@
+"""What a device refuses while it captures a graph is refused here by a sentence, and eager work goes on."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch_npu
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@pytest.fixture(autouse=True)
+def eager_work_goes_on() -> Iterator[None]:
+    yield
+    torch.npu.set_stream(torch.npu.default_stream())
+    assert not torch.npu.is_current_stream_capturing()
+    x = torch.ones(4, device="npu", requires_grad=True)
+    F.mse_loss(x * 3, torch.zeros(4, device="npu")).backward()
+    torch.npu.synchronize()
+    assert x.grad.tolist() == [4.5] * 4
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        y = x.detach() + 1
+    graph.replay()
+    assert y.tolist() == [2] * 4
+
+
+def _record_and(call: Callable[["torch.npu.Event"], object]) -> None:
+    event = torch.npu.Event()
+    event.record()
+    torch.npu.current_stream().npu_stream  # noqa: B018, makes torch_npu's queue empty
+    call(event)
+
+
+def _fork() -> None:
+    side = torch.npu.Stream()
+    side.wait_stream(torch.npu.current_stream())
+    with torch.npu.stream(side):
+        torch.ones(2, device="npu")
+
+
+def _wait_for(event: "torch.npu.Event") -> None:
+    event.wait()
+
+
+_HOST, _PINNED = torch.zeros(4), torch.zeros(4).pin_memory()
+_STREAM = "to wait for a stream is not possible while a graph is captured on this stream"
+# A name, the call, and what the error says.
+REFUSED: list[tuple[str, Callable[[Tensor], object], str]] = [
+    ("a wait for the device", lambda x: torch.npu.synchronize(), "to wait for a device is not possible while a graph"),
+    ("a wait for the stream", lambda x: torch.npu.current_stream().synchronize(), _STREAM),
+    ("a question about the stream", lambda x: torch.npu.current_stream().query(), "to query a stream is not possible"),
+    ("a wait for an event", lambda x: _record_and(lambda event: event.synchronize()), "to wait for an event"),
+    ("item", lambda x: x.sum().item(), _STREAM),
+    ("a branch", lambda x: 1 if x[0] > 1 else 2, _STREAM),
+    ("a copy to the host", lambda x: x.cpu(), _STREAM),
+    ("a copy from the host", lambda x: x.copy_(_HOST), _STREAM),
+    ("a copy that waits, to pinned memory", lambda x: _PINNED.copy_(x), _STREAM),
+    ("an asynchronous copy to pageable memory", lambda x: _HOST.copy_(x, non_blocking=True), "not page-locked"),
+    ("an asynchronous copy from pageable memory", lambda x: x.copy_(_HOST, non_blocking=True), "not page-locked"),
+    ("a new tensor of the host's values", lambda x: torch.tensor([1.0, 2.0], device="npu"), _STREAM),
+    ("nonzero", lambda x: x.nonzero(), "the shape of the result of aten::nonzero depends on values"),
+    ("unique", lambda x: x.unique(), "the shape of the result of aten::_unique2 depends on values"),
+    ("masked_select", lambda x: x.masked_select(x > 1), "aten::masked_select depends on values"),
+    ("a mask as index", lambda x: x[x > 1], "aten::index.Tensor depends on the values of a mask"),
+    ("equal", lambda x: torch.equal(x, x), "the host reads the result of aten::equal"),
+    ("a sparse result", lambda x: x.to_sparse(), "because its result is sparse"),
+    ("a stream that has not joined", lambda x: _fork(), "a stream that took part has work that the first stream has"),
+    ("a second capture of the stream", lambda x: torch.npu.NPUGraph().capture_begin(), "being captured already"),
+    ("a task group", lambda x: torch.npu.graph_task_group_begin(torch.npu.current_stream()), r"\(task groups\)"),
+    ("a seed", lambda x: torch.npu.manual_seed(torch.npu.initial_seed() + 1), "only if new seed is the same"),
+    ("a shape that does not fit", lambda x: x + torch.ones(3, device="npu"), "must match the size"),
+    ("a tensor of the host", lambda x: x + torch.ones(4), "all tensors to be on the same device"),
+]  # fmt: skip
+
+
+def _capture(call: Callable[[Tensor], object], **options) -> "torch.npu.NPUGraph":
+    x, graph = torch.arange(4.0).npu(), torch.npu.NPUGraph()
+    with torch.npu.graph(graph, **options):
+        call(x + 1)
+    return graph
+
+
+@pytest.mark.parametrize(("name", "call", "sentence"), REFUSED, ids=[name for name, *_ in REFUSED])
+def test_a_capture_refuses(name, call, sentence):
+    with pytest.raises((RuntimeError, IndexError), match=sentence):
+        _capture(call)
+
+
+def test_a_refusal_that_was_caught_leaves_no_graph():
+    def go_on(x: Tensor) -> None:
+        with pytest.raises(RuntimeError, match=_STREAM):
+            x.sum().item()
+        with pytest.raises(RuntimeError, match="the capture is invalid, so nothing more is recorded, since this was"):
+            x.mul(2)
+
+    with pytest.raises(RuntimeError, match=f"the capture has no graph, because this was refused .*: {_STREAM}"):
+        _capture(go_on)
+
+
+def test_an_event_of_before_is_not_waited_for():
+    event = torch.npu.Event()
+    event.record()
+    with pytest.raises(RuntimeError, match="waits for an event that was recorded outside of the capture"):
+        _capture(lambda x: event.wait())
+
+
+def test_an_event_of_a_capture_is_not_waited_for_afterwards():
+    event = torch.npu.Event()
+    _capture(lambda x: event.record())
+    event.wait()
+    with pytest.raises(RuntimeError, match="a captured stream has recorded it"):
+        torch.npu.synchronize()
+    event.record()
+    event.synchronize()
+
+
+def test_graphs_of_two_captures_do_not_wait_for_each_other():
+    event, other = torch.npu.Event(), torch.npu.NPUGraph()
+    side = torch.npu.Stream()
+
+    def capture_another(x: Tensor) -> None:
+        with torch.npu.stream(side):
+            other.capture_begin()
+            event.record()
+        event.wait()
+
+    with pytest.raises(RuntimeError, match="waits for an event of another capture"):
+        _capture(capture_another)
+    with torch.npu.stream(side), pytest.raises(RuntimeError, match="waits for an event of another capture"):
+        other.capture_end()
+
+
+def test_a_capture_ends_once():
+    graph = _capture(lambda x: None)
+    with pytest.raises(RuntimeError):
+        graph.capture_end()
+    graph.replay()
+
+
+def test_only_a_graph_that_was_captured_is_replayed():
+    with pytest.raises(RuntimeError, match="without a preceding successful capture"):
+        torch.npu.NPUGraph().replay()
+    graph = _capture(lambda x: None)
+    graph.reset()
+    with pytest.raises(RuntimeError, match="without a preceding successful capture"):
+        graph.replay()
+
+
+def test_a_graph_is_not_replayed_into_another():
+    graph = _capture(lambda x: None)
+    with pytest.raises(RuntimeError, match="the replay of a graph is not possible while a graph is captured"):
+        _capture(lambda x: graph.replay())
+
+
+def test_an_update_by_the_host_is_refused():
+    x = torch.rand(1, 2, 4, 8, device="npu", dtype=torch.float16)
+    with pytest.raises(RuntimeError, match=r"does not simulate updates of captured graphs \(auto_dispatch"):
+        _capture(
+            lambda _: torch_npu.npu_fused_infer_attention_score(x, x, x, num_heads=2, input_layout="BNSD"),
+            auto_dispatch_capture=True,
+        )
+
+
+def test_a_dump_is_refused(tmp_path):
+    graph = _capture(lambda x: None)
+    with pytest.raises(RuntimeError, match="the host NPU does not simulate dumps of captured graphs"):
+        graph.debug_dump(str(tmp_path / "graph.json"))
+
+
+def test_a_tensor_in_a_private_format_is_refused():
+    torch.npu.config.allow_internal_format = True
+    weight = torch_npu.npu_format_cast(torch.rand(32, 32, device="npu", dtype=torch.float16), 29)
+    torch.npu.config.allow_internal_format = False
+    with pytest.raises(RuntimeError, match="of a tensor in a private format"):
+        _capture(lambda x: weight.exp())
+
+
+_WITHOUT_MEMORY = """
+import torch
+
+torch.npu.set_device(0)
+x, graph = torch.ones(4, device="npu"), torch.npu.NPUGraph()
+try:
+    with torch.npu.graph(graph):
+        torch.empty(1 << 30, device="npu")
+except torch.OutOfMemoryError as error:
+    print("refused: no memory")
+graph = torch.npu.NPUGraph()
+with torch.npu.graph(graph):
+    y = x * 2
+graph.replay()
+print(y.tolist())
+"""
+
+_COLLECTIVE = """
+import sys
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("hccl", init_method=f"file://{sys.argv[0]}.store", rank=0, world_size=1)
+x, graph = torch.ones(4, device="npu") * 2, torch.npu.NPUGraph()
+dist.all_reduce(x)
+torch.npu.synchronize()
+try:
+    with torch.npu.graph(graph):
+        dist.all_reduce(x * 2)
+except RuntimeError as error:
+    print("refused:", str(error).splitlines()[-1].split(": ")[-1])
+torch.npu.set_stream(torch.npu.default_stream())
+dist.all_reduce(x)
+torch.npu.synchronize()
+print(x.tolist())
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "soc", "sentence"),
+    [
+        (_WITHOUT_MEMORY, "Ascend910B", "no memory"),
+        (_WITHOUT_MEMORY, "Ascend310P", "no memory"),
+        (_COLLECTIVE, "Ascend910B", "the host NPU does not capture HcclAllReduce"),
+    ],
+    ids=["no memory", "no memory on the 310P", "a collective"],
+)
+def test_after_a_refusal_the_process_captures_and_communicates(program, soc, sentence, tmp_path):
+    file = tmp_path / "program.py"
+    file.write_text(program)
+    command = [sys.executable, "-m", "host_npu", "--soc", soc, str(file)]
+    environment = {**os.environ, "HOST_NPU_MEMORY": "256"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=240)
+    said = done.stdout.splitlines()[-2:]
+    assert said == [f"refused: {sentence}", "[2.0, 2.0, 2.0, 2.0]"], done.stdout + done.stderr

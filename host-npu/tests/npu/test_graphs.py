@@ -1,0 +1,429 @@
+"""Captured graphs on the host NPU: a replay computes what the captured calls would, and a capture computes nothing."""
+
+from collections.abc import Callable, Iterator
+
+import host_npu
+import pytest
+import torch
+import torch_npu
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+@pytest.fixture(autouse=True)
+def back_on_the_default_stream() -> Iterator[None]:
+    yield
+    torch.npu.set_stream(torch.npu.default_stream())
+
+
+def captured(call: Callable[[], object], **options) -> tuple["torch.npu.NPUGraph", object]:
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph, **options):
+        result = call()
+    return graph, result
+
+
+def ones(*shape: int, **options) -> Tensor:
+    return torch.ones(shape, device="npu", **options)
+
+
+# What a capture leaves as it was.
+
+
+def _resized(x: Tensor) -> Tensor:
+    return torch.add(x, 1, out=torch.empty(0, device="npu"))
+
+
+CALLS = {
+    "a new result": lambda x: x * 2 + 1,
+    "a result that has its memory": lambda x: torch.mul(x, 3, out=torch.empty_like(x)),
+    "a result that gets its size": _resized,
+    "several results": lambda x: torch.stack(x.topk(2).indices.to(x.dtype).split(1)),
+    "a list of tensors": lambda x: torch.stack(torch._foreach_mul([x, x + 1], 2.0)),
+    "a view": lambda x: x.view(2, 2).t()[1:].mul(5),
+    "a copy with gaps": lambda x: x.view(2, 2).t().contiguous(),
+    "an operand of the host": lambda x: x + torch.tensor(7.0),
+    "a conversion": lambda x: x.half().float(),
+    "a launch of CANN": lambda x: F.mse_loss(x, x * 2),
+    "a fused operator": lambda x: torch_npu.npu_rms_norm(x.view(1, 4), ones(4))[0],
+    "memory of the capture": lambda x: torch.zeros(4, device="npu").add_(x).index_add_(
+        0, torch.arange(2, device="npu"), x[:2]
+    ),
+    "an index that the graph computes": lambda x: x[x.argsort(descending=True)],
+    "values behind a mask": lambda x: torch.where(x > 2, x, -x),
+    "a product": lambda x: x.view(2, 2) @ x.view(2, 2).t(),
+    "16 bits": lambda x: x.bfloat16().view(2, 2) @ x.bfloat16().view(2, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_a_replay_is_the_call_on_what_is_in_memory_now(call):
+    x = ones(4)
+    graph, result = captured(lambda: call(x))
+    for start in 1, 5:
+        values = torch.arange(start, start + 4.0)
+        x.copy_(values)
+        graph.replay()
+        assert torch.equal(result, call(values.npu()))
+
+
+IN_PLACE = {
+    "an operator of PyTorch": lambda x: x.add_(1),
+    "a list of tensors": lambda x: torch._foreach_add_([x[:2], x[2:]], 1),
+    "a fill": lambda x: x.zero_(),
+    "a fill behind a mask": lambda x: x.__setitem__(x > 1, 0),
+    "an index": lambda x: x.__setitem__(torch.tensor([1, 3], device="npu") if x is None else slice(1, 3), 4),
+    "a copy": lambda x: x.copy_(x.flip(0)),
+    "a copy with gaps": lambda x: x.view(2, 2).copy_(x.view(2, 2).t().clone()),
+    "a random number": lambda x: x.uniform_(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", IN_PLACE.values(), ids=IN_PLACE.keys())
+def test_a_capture_changes_no_memory_and_a_replay_does(call):
+    x = torch.arange(4.0).npu()
+    graph, _ = captured(lambda: call(x))
+    assert x.tolist() == [0, 1, 2, 3]
+    graph.replay()
+    assert x.tolist() != [0, 1, 2, 3]
+
+
+def test_every_replay_changes_memory_again():
+    x = ones(3)
+    graph, y = captured(lambda: x.mul_(2) + 1)
+    for expected in 2, 4, 8:
+        graph.replay()
+        assert (x.tolist(), y.tolist()) == ([expected] * 3, [expected + 1] * 3)
+
+
+def test_the_host_changes_its_number_after_the_capture_in_vain():
+    number, x = torch.tensor(2.0), ones(2)
+    graph, y = captured(lambda: x * number)
+    number.fill_(100)
+    graph.replay()
+    assert y.tolist() == [2, 2]
+
+
+def test_page_locked_memory_is_copied_at_every_replay():
+    source, target = torch.zeros(2).pin_memory(), torch.zeros(2).pin_memory()
+    x = ones(2)
+
+    def step() -> None:
+        x.copy_(source, non_blocking=True)
+        target.copy_(x * 10, non_blocking=True)
+
+    graph, _ = captured(step)
+    assert (x.tolist(), target.tolist()) == ([1, 1], [0, 0])
+    for value in 3, 4:
+        source.fill_(value)
+        graph.replay()
+        torch.npu.synchronize()
+        assert (x.tolist(), target.tolist()) == ([value] * 2, [10 * value] * 2)
+
+
+def test_work_on_other_streams_goes_on_during_a_capture_and_stays():
+    x, other = ones(2), torch.npu.Stream()
+
+    def step() -> Tensor:
+        result = x + 1
+        with torch.npu.stream(other):
+            x.fill_(5)
+        return result
+
+    graph, y = captured(step)
+    other.synchronize()
+    assert x.tolist() == [5, 5]
+    graph.replay()
+    assert y.tolist() == [6, 6]
+
+
+def test_launches_are_counted_when_they_are_replayed():
+    x = ones(4)
+    host_npu.reset()
+    graph, _ = captured(lambda: F.mse_loss(x, x))
+    assert host_npu.stats().launches.get("aclnnMseLoss", 0) == 0
+    for _ in range(3):
+        graph.replay()
+    assert host_npu.stats().launches["aclnnMseLoss"] == 3
+
+
+# Training.
+
+
+class Block(nn.Module):
+    """A transformer's block, whose positions and mask are made in the forward pass."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(11, 8), nn.Embedding(6, 8)
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+        self.up, self.down, self.head = nn.Linear(8, 16), nn.Linear(16, 8), nn.Linear(8, 11)
+        self.first, self.second = nn.LayerNorm(8), nn.LayerNorm(8)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.tokens(tokens) + self.positions(torch.arange(tokens.size(1), device=tokens.device))
+        q, k, v = self.qkv(self.first(hidden)).unflatten(-1, (3, 2, 4)).transpose(1, 3).unbind(2)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        hidden = hidden + self.dropout(self.out(attended))
+        return self.head(hidden + self.down(F.gelu(self.up(self.second(hidden)))))
+
+
+def _models(**options) -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(0)
+    model = Block(**options)
+    copy = Block(**options)
+    copy.load_state_dict(model.state_dict())
+    return model.npu(), copy.npu()
+
+
+def _batches(count: int) -> list[Tensor]:
+    return [torch.randint(11, (2, 6)) for _ in range(count)]
+
+
+def test_a_captured_forward_pass_is_the_eager_one():
+    model, _ = _models()
+    model.eval()
+    static = torch.zeros(2, 6, dtype=torch.long, device="npu")
+    with torch.no_grad():
+        graph, logits = captured(lambda: model(static))
+        for batch in _batches(3):
+            static.copy_(batch)
+            graph.replay()
+            assert torch.equal(logits, model(batch.npu()))
+
+
+OPTIMIZERS = {
+    "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=0.05, capturable=True),
+    "AdamW, one by one": lambda parameters: torch.optim.AdamW(parameters, lr=0.05, capturable=True, foreach=False),
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.9),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+def test_a_captured_training_step_is_the_eager_one(optimizer):
+    model, reference = _models()
+    static = torch.zeros(2, 6, dtype=torch.long, device="npu")
+    pairs = [(each, optimizer(each.parameters())) for each in (model, reference)]
+
+    def step(model: nn.Module, of: torch.optim.Optimizer, tokens: Tensor) -> Tensor:
+        of.zero_grad(set_to_none=True)
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+        loss.backward()
+        of.step()
+        return loss.detach()
+
+    side = torch.npu.Stream()
+    with torch.npu.stream(side):
+        for batch in _batches(2):
+            for each, of in pairs:
+                step(each, of, batch.npu())
+    side.synchronize()
+    before = [parameter.clone() for parameter in model.parameters()]
+    graph, loss = captured(lambda: step(*pairs[0], static))
+    assert all(map(torch.equal, model.parameters(), before))
+    for batch in _batches(4):
+        static.copy_(batch)
+        graph.replay()
+        assert torch.equal(loss, step(*pairs[1], batch.npu()))
+    assert all(map(torch.equal, model.parameters(), reference.parameters()))
+
+
+def test_graphed_callables_have_the_results_and_gradients_of_the_module():
+    torch.manual_seed(0)
+    modules = [nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).npu() for _ in range(2)]
+    modules[1].load_state_dict(modules[0].state_dict())
+    graphed = torch.npu.make_graphed_callables(modules[0], (torch.randn(5, 4, device="npu", requires_grad=True),))
+    for _ in range(2):
+        values = torch.randn(5, 4)
+        inputs = [values.npu().requires_grad_() for _ in range(2)]
+        for module, call, given in zip(modules, (graphed, modules[1]), inputs, strict=True):
+            module.zero_grad()
+            F.mse_loss(call(given), ones(5, 3)).backward()
+        assert torch.equal(inputs[0].grad, inputs[1].grad)
+        for one, other in zip(modules[0].parameters(), modules[1].parameters(), strict=True):
+            assert torch.equal(one.grad, other.grad)
+
+
+def _attention_step(x: Tensor) -> Tensor:
+    return torch_npu.npu_fusion_attention(x, x, x, 2, "BNSD", scale=0.5)[0]
+
+
+def _loss_step(x: Tensor) -> Tensor:
+    return F.mse_loss(torch_npu.npu_rms_norm(x, x.new_ones(8))[0], x.detach() * 2)
+
+
+@pytest.mark.parametrize("forward", [_attention_step, _loss_step, torch_npu.npu_swiglu])
+def test_fused_operators_are_captured_forward_and_backward(forward):
+    x = torch.randn(1, 2, 4, 8, device="npu", requires_grad=True)
+
+    def step() -> tuple[Tensor, Tensor]:
+        result = forward(x)
+        return result.detach(), torch.autograd.grad(result.square().sum(), x)[0]
+
+    graph, results = captured(step)
+    for _ in range(2):
+        with torch.no_grad():
+            x.copy_(torch.randn(1, 2, 4, 8))
+        graph.replay()
+        for actual, expected in zip(results, step(), strict=True):
+            assert torch.equal(actual, expected)
+
+
+# Random numbers.
+
+
+RANDOM = {
+    "dropout": lambda x: F.dropout(x, 0.5),
+    "dropout of torch_npu": lambda x: torch_npu._npu_dropout(x, 0.5)[0],
+    "rand": lambda x: torch.rand_like(x),
+    "normal_": lambda x: torch.empty_like(x).normal_(),
+    "randperm": lambda x: torch.randperm(100, device="npu"),
+    "multinomial": lambda x: torch.multinomial(x, 20),
+    "a generator": lambda x: torch.rand(20, device="npu", generator=_generator()),
+}  # fmt: skip
+_GENERATORS: list[torch.Generator] = []
+
+
+def _generator() -> torch.Generator:
+    if not _GENERATORS:
+        _GENERATORS.append(torch.Generator("npu"))
+    return _GENERATORS[0]
+
+
+def _seed(value: int) -> None:
+    torch.npu.manual_seed(value)
+    _generator().manual_seed(value)
+
+
+@pytest.mark.parametrize("call", RANDOM.values(), ids=RANDOM.keys())
+def test_replays_draw_new_numbers_which_are_those_of_eager_calls(call):
+    x = ones(256)
+    _generator()
+    graph, result = captured(lambda: call(x))
+    _seed(3)
+    drawn = []
+    for _ in range(3):
+        graph.replay()
+        drawn.append(result.clone())
+    assert not any(torch.equal(drawn[one], drawn[other]) for one, other in ((0, 1), (0, 2), (1, 2)))
+    _seed(3)
+    for each in drawn:
+        assert torch.equal(each, call(x))
+
+
+def test_the_backward_pass_of_a_captured_dropout_has_its_mask():
+    x = ones(64, requires_grad=True)
+
+    def step() -> tuple[Tensor, Tensor]:
+        y = F.dropout(x, 0.5)
+        return y.detach(), torch.autograd.grad(y.sum(), x)[0]
+
+    graph, (y, grad) = captured(step)
+    for _ in range(2):
+        graph.replay()
+        assert torch.equal(y, grad)
+
+
+# Graphs and streams.
+
+
+def test_graphs_that_share_a_pool_run_one_after_the_other():
+    x = ones(1000)
+    first, y = captured(lambda: (x + 1) * 2)
+    second, z = captured(lambda: (y + 3) * 4, pool=first.pool())
+    assert second.pool() == first.pool()
+    for value in 0, 5:
+        x.fill_(value)
+        first.replay()
+        second.replay()
+        assert z.unique().tolist() == [((value + 1) * 2 + 3) * 4]
+    first.reset()
+    x.fill_(1)
+    second.replay()
+    assert torch.isfinite(z).all()
+
+
+def test_memory_of_the_graph_is_used_by_nobody_else():
+    x = ones(1000)
+    graph, y = captured(lambda: ((x + 1) * 2).square())
+    kept = [ones(1000) for _ in range(20)]
+    graph.replay()
+    assert y.unique().tolist() == [16]
+    assert all(each.unique().tolist() == [1] for each in kept)
+
+
+def test_a_side_stream_that_forks_and_joins_is_captured():
+    x, side = ones(4), torch.npu.Stream()
+
+    def step() -> Tensor:
+        first = x + 1
+        side.wait_stream(torch.npu.current_stream())
+        with torch.npu.stream(side):
+            second = F.mse_loss(first * 10, torch.zeros_like(first))
+            assert torch.npu.is_current_stream_capturing()
+        third = first + 5
+        torch.npu.current_stream().wait_stream(side)
+        return second + third
+
+    graph, y = captured(step)
+    with torch.npu.stream(side):
+        assert not torch.npu.is_current_stream_capturing()
+    for value in 1, 2:
+        x.fill_(value)
+        graph.replay()
+        assert y.tolist() == [100 * (value + 1) ** 2 + value + 6] * 4
+
+
+def test_a_replay_is_asynchronous_and_in_the_order_of_its_stream():
+    x, stream, held = ones(2), torch.npu.Stream(), torch.npu.Stream()
+    graph, y = captured(lambda: x * 2)
+    with torch.npu.stream(stream):
+        x.fill_(4)
+        graph.replay()
+        z = y + 1
+        x.fill_(6)
+        graph.replay()
+    held.wait_stream(stream)
+    with torch.npu.stream(held):
+        assert (z.tolist(), y.tolist()) == ([9, 9], [12, 12])
+
+
+def test_a_replay_waits_for_an_event_from_outside():
+    x, event, other = ones(2), torch.npu.ExternalEvent(), torch.npu.Stream()
+
+    def step() -> Tensor:
+        event.wait()
+        event.reset()
+        return x * 2
+
+    graph, y = captured(step)
+    stream = torch.npu.Stream()
+    for value in 3, 4:
+        with torch.npu.stream(stream):
+            graph.replay()
+        with torch.npu.stream(other):
+            x.fill_(value)
+            event.record()
+        stream.synchronize()
+        assert y.tolist() == [2 * value] * 2
+
+
+def test_an_error_of_a_replayed_kernel_is_reported_by_the_next_synchronization():
+    table, index = ones(4, 2), torch.tensor([1, 2]).npu()
+    graph, rows = captured(lambda: table[index] * 3)
+    index.copy_(torch.tensor([1, 9]))
+    graph.replay()
+    with pytest.raises(RuntimeError, match=r"aten::index.Tensor failed on stream .* index 9 is out of bounds"):
+        torch.npu.synchronize()
+    index.fill_(0)
+    graph.replay()
+    assert rows.unique().tolist() == [3]
+
+
+@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+def test_every_mode_captures(mode):
+    x = ones(2)
+    graph, y = captured(lambda: x + 1, capture_error_mode=mode)
+    graph.replay()
+    assert y.tolist() == [2, 2]
