@@ -15,7 +15,6 @@
 #include <optional>
 #include <vector>
 
-#include "host_npu_aten/attention.h"
 #include "host_npu_aten/drain.h"
 #include "host_npu_aten/kernels.h"
 #include "host_npu_aten/operators.h"
@@ -151,7 +150,6 @@ void register_kernels() {
             autograd.impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&derive_as_on_host>());
         }
     }
-    autograd.impl("scaled_dot_product_attention", TORCH_FN(attention));
     kernels.impl("_efficientzerotensor", TORCH_FN(zero_tensor));
     for (auto* const library : {&kernels, &autograd}) {
         library->impl("_thnn_fused_lstm_cell", TORCH_FN(lstm_cell));

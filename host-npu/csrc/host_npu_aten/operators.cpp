@@ -14,10 +14,8 @@ namespace {
 
 using c10::DispatchKey;
 
-// They have kernels of their own, in attention.cpp and kernels.cpp.
-bool has_own_kernel(std::string_view name) {
-    return name == "aten::scaled_dot_product_attention" || name == "aten::_efficientzerotensor";
-}
+// It has a kernel of its own, in kernels.cpp.
+bool has_own_kernel(std::string_view name) { return name == "aten::_efficientzerotensor"; }
 
 // torch_npu's own kernels that make tensors, say what shares memory with what, or move data between devices.
 const std::unordered_set<std::string>& kernels_of_memory() {
@@ -61,6 +59,8 @@ const std::unordered_set<std::string>& kernels_of_memory() {
         "aten::lift_fresh",
         "aten::is_set_to",
         "aten::_has_compatible_shallow_copy_type",
+        "aten::_fused_sdp_choice",
+        "aten::scaled_dot_product_attention",
     };
     return names;
 }
