@@ -151,6 +151,7 @@ void register_kernels() {
         }
     }
     kernels.impl("_efficientzerotensor", TORCH_FN(zero_tensor));
+    kernels.impl("div_.Scalar", TORCH_FN(divide_by_number));
     for (auto* const library : {&kernels, &autograd}) {
         library->impl("_thnn_fused_lstm_cell", TORCH_FN(lstm_cell));
         library->impl("_thnn_fused_gru_cell", TORCH_FN(gru_cell));

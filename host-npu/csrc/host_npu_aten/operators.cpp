@@ -14,8 +14,10 @@ namespace {
 
 using c10::DispatchKey;
 
-// It has a kernel of its own, in kernels.cpp.
-bool has_own_kernel(std::string_view name) { return name == "aten::_efficientzerotensor"; }
+// They have kernels of their own, in kernels.cpp.
+bool has_own_kernel(const c10::OperatorName& op) {
+    return op.name == "aten::_efficientzerotensor" || (op.name == "aten::div_" && op.overload_name == "Scalar");
+}
 
 // torch_npu's own kernels that make tensors, say what shares memory with what, or move data between devices.
 const std::unordered_set<std::string>& kernels_of_memory() {
@@ -73,7 +75,7 @@ bool is_native(const std::string& name) {
 // Whether the host NPU may put kernels in the place of torch_npu's.
 bool is_replaceable(const c10::OperatorHandle& op) {
     const auto& name = op.operator_name().name;
-    return name.starts_with("aten::") && op.hasSchema() && !is_native(name) && !has_own_kernel(name);
+    return name.starts_with("aten::") && op.hasSchema() && !is_native(name) && !has_own_kernel(op.operator_name());
 }
 
 // Whether a result is a view, which shares memory with an argument and does not change it.
