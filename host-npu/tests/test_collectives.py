@@ -5,9 +5,11 @@ import re
 import signal
 
 import pytest
+import torch
 from host_npu import testing
 
 from tests import _failing_collectives as programs
+from tests import _integers_and_messages as messages
 from tests import _tiled_collectives, collectives
 
 
@@ -17,6 +19,25 @@ def test_random_collectives_have_the_results_of_gloo(world_size, devices):
     found = testing.run(collectives.compare, world_size, 0, 60, device="npu", devices=devices)
     assert [difference for _, differences in found for difference in differences] == []
     assert all(found[0][0][name] for name in collectives.COLLECTIVES)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64, torch.uint8], ids=str)
+def test_an_average_of_integers_has_no_fraction(dtype):
+    sign = -1 if dtype.is_signed else 1
+    expected = [sign * 3, 0, 5, 2]
+    for rank, (reduced, own) in enumerate(testing.run(messages.averages, 2, dtype, device="npu")):
+        assert reduced == expected
+        assert dtype == torch.uint8 or own == expected[2 * rank : 2 * rank + 2]
+
+
+def test_a_program_cannot_divide_integers_in_place():
+    (message,) = testing.run(messages.division_in_place, 1, device="npu")
+    assert message == "result type Float can't be cast to the desired output type Int"
+
+
+def test_a_rank_may_send_to_itself_in_a_batch_of_messages():
+    found = testing.run(messages.messages_to_all, 2, device="npu")
+    assert found == [[[10.0 * sender + rank] * 3 for sender in range(2)] for rank in range(2)]
 
 
 def test_tensors_in_a_private_format_have_the_same_results():

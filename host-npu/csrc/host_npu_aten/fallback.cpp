@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "ascendcl/device.h"
-#include "host_npu_aten/attention.h"
 #include "host_npu_aten/captured_call.h"
 #include "host_npu_aten/drain.h"
 #include "host_npu_aten/host_call.h"
@@ -114,8 +113,8 @@ void register_kernels() {
             autograd.impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&derive_as_on_host>());
         }
     }
-    autograd.impl("scaled_dot_product_attention", TORCH_FN(attention));
     kernels.impl("_efficientzerotensor", TORCH_FN(zero_tensor));
+    kernels.impl("div_.Scalar", TORCH_FN(divide_by_number));
     for (auto* const library : {&kernels, &autograd}) {
         library->impl("_thnn_fused_lstm_cell", TORCH_FN(lstm_cell));
         library->impl("_thnn_fused_gru_cell", TORCH_FN(gru_cell));

@@ -1,5 +1,6 @@
 #include "host_npu_aten/kernels.h"
 
+#include <ATen/ScalarOps.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/lstm_native.h>
@@ -17,6 +18,11 @@ at::Tensor with_bias(const at::Tensor& gates, const std::optional<at::Tensor>& b
 at::Tensor zero_tensor(c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
                        std::optional<at::Device> device, std::optional<bool> pin_memory) {
     return at::zeros_symint(size, dtype, layout, device, pin_memory);
+}
+
+at::Tensor& divide_by_number(at::Tensor& self, const at::Scalar& number) {
+    if (!at::isIntegralType(self.scalar_type(), true)) return self.div_(at::native::wrapped_scalar_tensor(number));
+    return self.copy_(self.to(at::kFloat).div(number).trunc());
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell(const at::Tensor& input_gates, const at::Tensor& hidden_gates,

@@ -13,6 +13,10 @@ namespace host_npu {
 at::Tensor zero_tensor(c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
                        std::optional<at::Device> device, std::optional<bool> pin_memory);
 
+// aten::div_.Scalar, which Python's div_ does not call. Of integers it is what a device's aclnnInplaceDivs gives, with
+// which torch_npu's process group makes an average of a sum: the quotient in float32 without its fraction.
+at::Tensor& divide_by_number(at::Tensor& self, const at::Scalar& number);
+
 // aten::_thnn_fused_lstm_cell in operators that have derivatives, so that it needs no workspace for its own.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell(const at::Tensor& input_gates, const at::Tensor& hidden_gates,
                                                          const at::Tensor& cell,

@@ -14,9 +14,9 @@ namespace {
 
 using c10::DispatchKey;
 
-// They have kernels of their own, in attention.cpp and kernels.cpp.
-bool has_own_kernel(std::string_view name) {
-    return name == "aten::scaled_dot_product_attention" || name == "aten::_efficientzerotensor";
+// They have kernels of their own, in kernels.cpp.
+bool has_own_kernel(const c10::OperatorName& op) {
+    return op.name == "aten::_efficientzerotensor" || (op.name == "aten::div_" && op.overload_name == "Scalar");
 }
 
 // torch_npu's own kernels that make tensors, say what shares memory with what, or move data between devices.
@@ -61,6 +61,8 @@ const std::unordered_set<std::string>& kernels_of_memory() {
         "aten::lift_fresh",
         "aten::is_set_to",
         "aten::_has_compatible_shallow_copy_type",
+        "aten::_fused_sdp_choice",
+        "aten::scaled_dot_product_attention",
     };
     return names;
 }
@@ -73,7 +75,7 @@ bool is_native(const std::string& name) {
 // Whether the host NPU may put kernels in the place of torch_npu's.
 bool is_replaceable(const c10::OperatorHandle& op) {
     const auto& name = op.operator_name().name;
-    return name.starts_with("aten::") && op.hasSchema() && !is_native(name) && !has_own_kernel(name);
+    return name.starts_with("aten::") && op.hasSchema() && !is_native(name) && !has_own_kernel(op.operator_name());
 }
 
 // Whether a result is a view, which shares memory with an argument and does not change it.

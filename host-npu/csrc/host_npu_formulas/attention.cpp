@@ -1,15 +1,15 @@
-// Attention with its scores in memory, and its gradient.
+// What the arguments of attention say of its inputs and scores.
 #include "host_npu_formulas/attention.h"
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/maximum.h>
-#include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <array>
 #include <limits>
+#include <string_view>
 
 #include "host_npu_formulas/dropout.h"
 #include "host_npu_formulas/halves.h"
@@ -141,44 +141,39 @@ OptionalTensor left_out(const Inputs& in, const OptionalIntegerTensor& mask, con
     return given.logical_or(beside);
 }
 
-Tensor scores(const Inputs& in, const OptionalTensor& pse, const OptionalIntegerTensor& mask, const Setting& at) {
-    auto scores = in.query.matmul(in.key.transpose(-1, -2));
-    TORCH_CHECK(!pse || at::is_expandable_to(pse->sizes(), scores.sizes()), "pse has shape ",
-                pse ? pse->sizes() : at::IntArrayRef(), ", the scores have ", scores.sizes());
-    if (pse && at.pse_type == 1) scores = scores + *pse;
-    scores = scores * at.scale;
-    if (pse && at.pse_type == 0) scores = scores + *pse;
-    const auto without = left_out(in, mask, at);
-    TORCH_CHECK(!without || at::is_expandable_to(without->sizes(), scores.sizes()), "the mask has shape ",
-                without ? without->sizes() : at::IntArrayRef(), ", the scores have ", scores.sizes());
-    return without ? scores.masked_fill(*without, -std::numeric_limits<float>::infinity()) : scores;
+// Keys may be attended to up to this difference of their number and their query's.
+std::int64_t last_attended(const Inputs& in, const OptionalIntegerTensor& mask, const Setting& at) {
+    const auto keys = in.key.size(2), shift = keys - in.query.size(2);
+    if (!mask || at.mode == 1 || at.mode >= 5) return keys;
+    if (at.mode == 2 || at.mode == 3) return at.mode == 2 ? 0 : shift;
+    return std::min(at.after, keys) + (at.mode == 4 ? shift : 0);
 }
 
-// A query that attends to nothing has the result 0.
-constexpr double kLeast = std::numeric_limits<float>::min();
-constexpr double kLowest = std::numeric_limits<float>::lowest();
+// As many dimensions as scores have.
+Tensor of_scores(const Tensor& x, const Inputs& in, std::string_view name) {
+    const std::array sizes{in.query.size(0), in.query.size(1), in.query.size(2), in.key.size(2)};
+    TORCH_CHECK(at::is_expandable_to(x.sizes(), sizes), name, " has shape ", x.sizes(), ", the scores have ",
+                at::IntArrayRef(sizes));
+    auto shape = x.sizes().vec();
+    shape.insert(shape.begin(), sizes.size() - shape.size(), 1);
+    return x.view(shape);
+}
 
-Tensor dropped(const Tensor& weights, const Inputs& in) { return in.dropout ? weights * *in.dropout : weights; }
+Scores scores(const Inputs& in, const OptionalTensor& pse, const OptionalIntegerTensor& mask, const Setting& at) {
+    Scores scores{.scale = at.scale, .last = last_attended(in, mask, at), .dropout = in.dropout, .sink = at.sink};
+    if (pse) scores.summand = of_scores(at.pse_type == 1 ? *pse * at.scale : *pse, in, "pse");
+    if (const auto without = left_out(in, mask, at)) scores.left_out = of_scores(*without, in, "the mask");
+    return scores;
+}
 
-struct Gradients {
-    Tensor query, key, value, pse, sink;
-};
-
-Tensor by_scores(const Tensor& sink) { return sink.view({1, -1, 1, 1}); }
-
-Gradients gradients(const Inputs& in, const Tensor& dy, const Tensor& max, const Tensor& sum, const OptionalTensor& pse,
-                    const OptionalIntegerTensor& mask, const Setting& at) {
-    const auto p = at::exp(scores(in, pse, mask, at) - max) / sum.clamp_min(kLeast);
-    const auto dp = dropped(dy.matmul(in.value.transpose(-1, -2)), in);
-    const auto mean = (p * dp).sum(-1, true);
-    const auto ds = p * (dp - mean);
-    // Its own value is 0, so that the mean is all of its derivative.
-    const auto dsink = at.sink ? -at::exp(by_scores(*at.sink) - max) / sum.clamp_min(kLeast) * mean : Tensor();
-    return {ds.matmul(in.key) * at.scale,
-            sum_of_groups(ds.transpose(-1, -2).matmul(in.query) * at.scale, in.heads_of_keys),
-            sum_of_groups(dropped(p, in).transpose(-1, -2).matmul(dy), in.heads_of_keys),
-            pse ? (at.pse_type == 1 ? ds * at.scale : ds).sum_to_size(pse->sizes()) : Tensor(),
-            at.sink ? dsink.sum(at::IntArrayRef({0, 2, 3})) : Tensor()};
+Gradients gradients(const Inputs& in, const Tensor& dy, const OptionalTensor& result, const Tensor& max,
+                    const Tensor& sum, const OptionalTensor& pse, const OptionalIntegerTensor& mask,
+                    const Setting& at) {
+    auto found = gradients_in_blocks(in.query, in.key, in.value, dy, result, max, sum, scores(in, pse, mask, at));
+    found.key = sum_of_groups(found.key, in.heads_of_keys);
+    found.value = sum_of_groups(found.value, in.heads_of_keys);
+    if (pse) found.summand = (at.pse_type == 1 ? found.summand * at.scale : found.summand).view(pse->sizes());
+    return found;
 }
 
 // The sequences of a packed batch, which end at `ends`.
@@ -217,13 +212,7 @@ Tensor repeated(const Tensor& x, std::int64_t heads) {
 }
 
 Forward attention(const Inputs& in, const OptionalTensor& pse, const OptionalIntegerTensor& mask, const Setting& at) {
-    const auto s = scores(in, pse, mask, at);
-    auto max = s.amax({-1}, true).clamp_min(kLowest);
-    if (at.sink) max = at::maximum(max, by_scores(*at.sink));
-    const auto weights = at::exp(s - max);
-    auto sum = weights.sum({-1}, true);
-    if (at.sink) sum = sum + at::exp(by_scores(*at.sink) - max);
-    return {dropped(weights / sum.clamp_min(kLeast), in).matmul(in.value), max, sum};
+    return attend_in_blocks(in.query, in.key, in.value, scores(in, pse, mask, at));
 }
 
 void attend(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& pse,
@@ -255,23 +244,26 @@ void attend(const Tensor& query, const Tensor& key, const Tensor& value, const O
 }
 
 void attend_backward(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& dy,
-                     const OptionalTensor& pse, const OptionalIntegerTensor& mask, const Tensor& max, const Tensor& sum,
-                     const Setting& at, const Out& dq, const Out& dk, const Out& dv, const OptionalOut& dpse,
-                     const OptionalOut& dsink) {
+                     const OptionalTensor& result, const OptionalTensor& pse, const OptionalIntegerTensor& mask,
+                     const Tensor& max, const Tensor& sum, const Setting& at, const Out& dq, const Out& dk,
+                     const Out& dv, const OptionalOut& dpse, const OptionalOut& dsink) {
     require_computed(at);
     if (!at.packed()) {
-        const auto grads = gradients(inputs(query, key, value, at), by_head(dy, at.layout, at.heads),
-                                     max.narrow(-1, 0, 1), sum.narrow(-1, 0, 1), pse, mask, at);
+        const auto head = [&](const Tensor& x) { return by_head(x, at.layout, at.heads); };
+        const auto grads =
+            gradients(inputs(query, key, value, at), head(dy), result ? OptionalTensor(head(*result)) : std::nullopt,
+                      max.narrow(-1, 0, 1), sum.narrow(-1, 0, 1), pse, mask, at);
         dq = in_layout(grads.query, at.layout);
         dk = in_layout(grads.key, at.layout);
         dv = in_layout(grads.value, at.layout);
-        if (pse && dpse) *dpse = grads.pse;
+        if (pse && dpse) *dpse = grads.summand;
         if (at.sink && dsink) *dsink = grads.sink;
         return;
     }
     TORCH_CHECK(!pse, "the host NPU takes no pse in the layout TND");
     TORCH_CHECK(at.ends_of_queries.size() == at.ends_of_keys.size(), "queries and keys are not as many sequences");
     const auto of_queries = [&](const Tensor& x) { return sequences(x, at.ends_of_queries); };
+    const auto r = result ? of_queries(*result) : std::vector<Tensor>();
     const auto q = of_queries(query), d = of_queries(dy), m = of_queries(max.narrow(-1, 0, 1)),
                s = of_queries(sum.narrow(-1, 0, 1));
     const auto k = sequences(key, at.ends_of_keys), v = sequences(value, at.ends_of_keys);
@@ -279,7 +271,8 @@ void attend_backward(const Tensor& query, const Tensor& key, const Tensor& value
     std::int64_t first = 0;
     for (std::size_t index = 0; index < q.size(); ++index) {
         const auto head = [&](const Tensor& x) { return by_head(x, at.layout, at.heads); };
-        const auto grads = gradients(inputs(q[index], k[index], v[index], at, first), head(d[index]), head(m[index]),
+        const auto grads = gradients(inputs(q[index], k[index], v[index], at, first), head(d[index]),
+                                     result ? OptionalTensor(head(r[index])) : std::nullopt, head(m[index]),
                                      head(s[index]), pse, mask, at);
         first += at.heads * q[index].size(0) * k[index].size(0);
         queries.push_back(in_layout(grads.query, at.layout));

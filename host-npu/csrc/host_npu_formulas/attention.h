@@ -1,6 +1,7 @@
 // Attention: what the versions of FlashAttentionScore have in common.
 #pragma once
 
+#include "host_npu_formulas/attention_blocks.h"
 #include "host_npu_formulas/formula.h"
 
 namespace host_npu {
@@ -45,11 +46,6 @@ struct Inputs {
     OptionalTensor dropout;
 };
 
-// The statistics are those of each row of scores.
-struct Forward {
-    Tensor result, max, sum;
-};
-
 Forward attention(const Inputs& in, const OptionalTensor& pse, const OptionalIntegerTensor& mask, const Setting& at);
 
 // `max` and `sum` take the statistics of the softmax.
@@ -57,8 +53,8 @@ void attend(const Tensor& query, const Tensor& key, const Tensor& value, const O
             const OptionalIntegerTensor& mask, const Setting& at, const Out& max, const Out& sum, const Out& out);
 
 void attend_backward(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& dy,
-                     const OptionalTensor& pse, const OptionalIntegerTensor& mask, const Tensor& max, const Tensor& sum,
-                     const Setting& at, const Out& dq, const Out& dk, const Out& dv, const OptionalOut& dpse,
-                     const OptionalOut& dsink = std::nullopt);
+                     const OptionalTensor& result, const OptionalTensor& pse, const OptionalIntegerTensor& mask,
+                     const Tensor& max, const Tensor& sum, const Setting& at, const Out& dq, const Out& dk,
+                     const Out& dv, const OptionalOut& dpse, const OptionalOut& dsink = std::nullopt);
 
 }  // namespace host_npu

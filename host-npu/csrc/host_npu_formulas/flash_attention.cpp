@@ -79,39 +79,39 @@ const Formula<"aclnnFlashAttentionVarLenScore", score_packed> score_of_sequences
 void score_grad(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& dy,
                 const OptionalTensor& pse, const OptionalIntegerTensor& drop_mask, const OptionalTensor& padding_mask,
                 const OptionalIntegerTensor& mask, const Tensor& max, const Tensor& sum, const OptionalTensor&,
-                const OptionalTensor&, const Ints& prefix, double scale, double keep_prob, std::int64_t before,
+                const OptionalTensor& result, const Ints& prefix, double scale, double keep_prob, std::int64_t before,
                 std::int64_t after, std::int64_t heads, const std::string& layout, std::int64_t, std::int64_t mode,
                 const Out& dq, const Out& dk, const Out& dv, const OptionalOut& dpse) {
     const Setting at{scale, before, after, heads, layout, mode, 1, {}, {}, keep_prob, drop_mask, prefix};
     require_no_padding_mask(padding_mask);
-    attend_backward(query, key, value, dy, pse, mask, max, sum, at, dq, dk, dv, dpse);
+    attend_backward(query, key, value, dy, result, pse, mask, max, sum, at, dq, dk, dv, dpse);
 }
 const Formula<"aclnnFlashAttentionScoreGrad", score_grad> grad_of_batches{backward_rules()};
 
 void score_grad_v2(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& dy,
                    const OptionalTensor& pse, const OptionalIntegerTensor& drop_mask,
                    const OptionalTensor& padding_mask, const OptionalIntegerTensor& mask, const Tensor& max,
-                   const Tensor& sum, const OptionalTensor&, const OptionalTensor&, const Ints& prefix, const Ints&,
-                   const Ints&, double scale, double keep_prob, std::int64_t before, std::int64_t after,
+                   const Tensor& sum, const OptionalTensor&, const OptionalTensor& result, const Ints& prefix,
+                   const Ints&, const Ints&, double scale, double keep_prob, std::int64_t before, std::int64_t after,
                    std::int64_t heads, const std::string& layout, std::int64_t, std::int64_t mode,
                    std::int64_t pse_type, const Out& dq, const Out& dk, const Out& dv, const OptionalOut& dpse) {
     const Setting at{scale, before, after, heads, layout, mode, pse_type, {}, {}, keep_prob, drop_mask, prefix};
     require_no_padding_mask(padding_mask);
-    attend_backward(query, key, value, dy, pse, mask, max, sum, at, dq, dk, dv, dpse);
+    attend_backward(query, key, value, dy, result, pse, mask, max, sum, at, dq, dk, dv, dpse);
 }
 const Formula<"aclnnFlashAttentionScoreGradV2", score_grad_v2> grad_with_pse_type{backward_rules()};
 
 void score_grad_packed(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& dy,
                        const OptionalTensor& pse, const OptionalIntegerTensor& drop_mask,
                        const OptionalTensor& padding_mask, const OptionalIntegerTensor& mask, const Tensor& max,
-                       const Tensor& sum, const OptionalTensor&, const OptionalTensor&, const Ints&,
+                       const Tensor& sum, const OptionalTensor&, const OptionalTensor& result, const Ints&,
                        const Ints& ends_of_queries, const Ints& ends_of_keys, double scale, double keep_prob,
                        std::int64_t before, std::int64_t after, std::int64_t heads, const std::string& layout,
                        std::int64_t, std::int64_t mode, const Out& dq, const Out& dk, const Out& dv,
                        const OptionalOut& dpse) {
     const Setting at{scale, before, after, heads, layout, mode, 1, ends_of_queries, ends_of_keys, keep_prob, drop_mask};
     require_no_padding_mask(padding_mask);
-    attend_backward(query, key, value, dy, pse, mask, max, sum, at, dq, dk, dv, dpse);
+    attend_backward(query, key, value, dy, result, pse, mask, max, sum, at, dq, dk, dv, dpse);
 }
 const Formula<"aclnnFlashAttentionUnpaddingScoreGrad", score_grad_packed> grad_of_sequences{backward_rules()};
 
@@ -130,14 +130,14 @@ const Formula<"aclnnFlashAttentionScoreV3", score_v3> score_with_sink{forward_ru
 void score_grad_v3(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& dy,
                    const OptionalTensor& pse, const OptionalIntegerTensor& drop_mask,
                    const OptionalTensor& padding_mask, const OptionalIntegerTensor& mask, const Tensor& max,
-                   const Tensor& sum, const OptionalTensor&, const OptionalTensor&, const OptionalTensor& sink,
+                   const Tensor& sum, const OptionalTensor&, const OptionalTensor& result, const OptionalTensor& sink,
                    const Ints& prefix, const Ints&, const Ints&, double scale, double keep_prob, std::int64_t before,
                    std::int64_t after, std::int64_t heads, const std::string& layout, std::int64_t, std::int64_t mode,
                    std::int64_t pse_type, const Out& dq, const Out& dk, const Out& dv, const OptionalOut& dpse,
                    const OptionalOut& dsink) {
     const Setting at{scale, before, after, heads, layout, mode, pse_type, {}, {}, keep_prob, drop_mask, prefix, sink};
     require_no_padding_mask(padding_mask);
-    attend_backward(query, key, value, dy, pse, mask, max, sum, at, dq, dk, dv, dpse, dsink);
+    attend_backward(query, key, value, dy, result, pse, mask, max, sum, at, dq, dk, dv, dpse, dsink);
 }
 const Formula<"aclnnFlashAttentionScoreGradV3", score_grad_v3> grad_with_sink{
     backward_rules({{"sinkInOptional", kFloat, "N"}}, {{"dsinkOut", kFloat, "N"}})};
