@@ -28,9 +28,11 @@ def graph_operators() -> dict[str, object]:
 
 
 def missing_functions() -> dict[str, object]:
-    x, counts = torch.rand(4, 32).half().npu(), torch.ones(2, 2, dtype=torch.int32).npu()
+    x, experts = torch.rand(4, 32).npu(), torch.zeros(4, 2, dtype=torch.int32).npu()
     # With both phases in the queue, the refusal comes with the next synchronization.
-    errors = [error_of(lambda: (torch_npu.npu_moe_re_routing(x, counts), torch.npu.synchronize())) for _ in range(2)]
+    errors = [
+        error_of(lambda: (torch_npu.npu_moe_update_expert(experts, experts), torch.npu.synchronize())) for _ in range(2)
+    ]
     return {"errors": errors, "sum": (x - x + 1).sum().item()}
 
 

@@ -22,6 +22,7 @@ ALONE = {
     "collective_failures/asked_for_by_a_test": "lets the next call of a function fail, whoever makes it",
     "communicators/a_thousand_leave_nothing": "counts what the process has open",
     "cores/threads_and_streams_have_the_limit_that_is_set": "changes a limit of the device",
+    "graphs/a_mode_says_which_threads_may_copy": "a capture refuses the copies of other threads",
     "life_cycle/destroying_executors": _REUSED,
     "life_cycle/phase_two_refusals_consume_the_executor": _REUSED,
     "life_cycle/tensors_outlive_phase_one": _REUSED,

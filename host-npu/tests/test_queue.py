@@ -65,7 +65,7 @@ def test_after_a_refused_graph_operator_the_queue_computes(mode):
 
 def test_a_missing_aclnn_function_is_refused_by_its_name_and_the_queue_computes(mode):
     found = _found("missing_functions", mode)
-    assert all("the host NPU does not simulate aclnnMoeReRouting" in error for error in found["errors"])
+    assert all("the host NPU does not simulate aclnnMoeUpdateExpert" in error for error in found["errors"])
     assert found["sum"] == 128
 
 

@@ -26,7 +26,7 @@ inline constexpr auto kGlobal = ACL_MODEL_RI_CAPTURE_MODE_GLOBAL;
 inline constexpr auto kThreadLocal = ACL_MODEL_RI_CAPTURE_MODE_THREAD_LOCAL;
 inline constexpr auto kRelaxed = ACL_MODEL_RI_CAPTURE_MODE_RELAXED;
 
-inline void begin(const Stream& stream, aclmdlRICaptureMode mode = kGlobal) {
+inline void begin(const Stream& stream, aclmdlRICaptureMode mode = kThreadLocal) {
     expect_equal(aclmdlRICaptureBegin(stream.handle, mode), 0, "the status of the beginning");
 }
 
