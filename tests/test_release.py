@@ -25,6 +25,11 @@ def test_the_changelog_has_this_version():
     assert _newest_release()[0] == torch_aclnn_ops.__version__
 
 
+def test_both_projects_have_the_same_version():
+    stated = ROOT.joinpath("host-npu/host_npu/_version.py").read_text()
+    assert f'__version__ = "{torch_aclnn_ops.__version__}"' in stated
+
+
 def test_the_citation_is_of_the_newest_release():
     assert (CITATION["version"], str(CITATION["date-released"])) == _newest_release()
     assert f'license = "{CITATION["license"]}"' in PROJECT
