@@ -12,6 +12,7 @@ from torch_aclnn_ops import functional as F
 from torch_aclnn_ops.optim import FusedEmaAdam
 
 import torch
+from arguments import whole_number_from
 from devices import DEVICES, DeviceUnavailableError, open_device
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
@@ -92,17 +93,6 @@ def classify(training: Digits, held_out: Digits, epochs: int) -> bool:
     for label, accuracy, baseline in zip(LABELS, accuracies.tolist(), baselines.tolist(), strict=True):
         print(f"accuracy of {label:<12} {accuracy:.1%}, always the commoner value {baseline:.1%}")
     return bool((accuracies > baselines).all())
-
-
-def whole_number_from(least: int) -> Callable[[str], int]:
-    """Return an argparse type for whole numbers of at least ``least``."""
-
-    def parse(text: str) -> int:
-        if not text.isdecimal() or not least <= int(text) < 2**63:
-            raise argparse.ArgumentTypeError(f"must be a whole number from {least} to 2**63 - 1, got {text!r}")
-        return int(text)
-
-    return parse
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -12,8 +12,8 @@ from torch_aclnn_ops.integrations.transformers import EmaCallback, patch_model
 from torch_aclnn_ops.optim import FusedEmaAdam
 
 import torch
+from arguments import whole_number_from
 from devices import DEVICES, DeviceUnavailableError, open_device
-from digits import whole_number_from
 from text_data import VOCABULARY_SIZE, load_text_data, unigram_cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 

@@ -14,8 +14,9 @@ from torch_aclnn_ops.integrations.lightning import EmaCallback
 from torch_aclnn_ops.optim import FusedEmaAdam
 
 import torch
+from arguments import whole_number_from
 from devices import DEVICES, DeviceUnavailableError, open_device
-from digits import BATCH_SIZE, load_split, whole_number_from
+from digits import BATCH_SIZE, load_split
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.callbacks import ModelCheckpoint

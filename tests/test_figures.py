@@ -54,7 +54,7 @@ QUOTING = [
     Quoting(
         "README.md",
         *_STEP,
-        {"time of a step of AdamW and averages": ("AdamW(fused=True), swa_utils EMA", _ADAM, _FLAT)},
+        {"time of a step of AdamW and averages": ("AdamW(fused=True), swa_utils EMA", _ADAM)},
     ),
     Quoting(
         "docs/linear_cross_entropy.md",

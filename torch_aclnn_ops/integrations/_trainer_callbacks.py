@@ -5,7 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from torch_aclnn_ops.integrations._step_reports import StepReport
-from torch_aclnn_ops.integrations._trainer_optimizers import averaged, averaging_optimizers, unwrapped
+from torch_aclnn_ops.integrations._trainer_optimizers import (
+    averaged,
+    averaging_optimizers,
+    unwrapped,
+    warn_of_initial_weights,
+)
 
 from transformers import TrainerCallback
 
@@ -19,7 +24,8 @@ class EmaCallback(TrainerCallback):
     call of ``trainer.evaluate()`` and ``predict()``, during and after training, uses the averages; the weights are
     restored afterwards, also after an exception. Each checkpoint has the averaged model in a folder ``ema``, for
     ``from_pretrained``; its other files, and those of ``trainer.save_model()``, have the weights. The averages are also
-    part of the optimizer's state, so ``trainer.train(resume_from_checkpoint=True)`` resumes both. With
+    part of the optimizer's state, so ``trainer.train(resume_from_checkpoint=True)`` resumes both. A warning says if
+    the averages of the whole training will still be close to the initial weights, because ``ema_decay`` is large. With
     ``load_best_model_at_end`` the best averages are loaded after training, and later evaluations use the model as is.
 
     Args:
@@ -79,6 +85,7 @@ class EmaCallback(TrainerCallback):
                 "EmaCallback: load_best_model_at_end must be False with FSDP and DeepSpeed; load the folder"
                 f" {FOLDER!r} of trainer.state.best_model_checkpoint"
             )
+        warn_of_initial_weights([optimizer], state.max_steps)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save the model with averaged weights in the checkpoint."""

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
+from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops.integrations import _lazy_heads
 from torch_aclnn_ops.integrations._lazy_logits import LazyLogits, materialized
 from torch_aclnn_ops.integrations._materializations import PATCH, Materializations
@@ -206,7 +207,7 @@ def _end(model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> An
         return output if has_loss else _real(output)
     record: Materializations = vars(model)[PATCH].record
     if not record.losses:
-        if has_loss and model.training and torch.is_grad_enabled() and not record.is_told:
+        if has_loss and model.training and torch.is_grad_enabled() and not record.is_told and not is_disabled():
             _tell(model, record, bool(kwargs.get("fused_lm_head")))
         output = _real(output)
     record.is_seen = False

@@ -124,18 +124,21 @@ def small_loss_and_gradients(
     inputs: Inputs, loss: PlainLoss
 ) -> tuple[Tensor | None, Sequence[Tensor | None], Tensor | None]:
     """Compute a small loss and its gradients on the CPU; the loss is ``None`` if a target is invalid or ignored."""
-    log_call(_NAME, Implementation.FALLBACK, lambda: _describe_call(inputs, "gradients computed in the forward pass"))
     input, weight, (needs_input, needs_weight, _) = inputs.input, inputs.linear_weight, inputs.requested.gradients
     kernel, is_mean = torch.ops.torch_aclnn_ops.linear_cross_entropy_loss, loss.reduction == "mean"
     value, *made = kernel(input, weight, inputs.target, loss.ignore_index, is_mean, needs_input, needs_weight)
-    return value if value.dim() == 0 else None, (*made, None), None
+    if value.dim():  # another implementation computes the call
+        return None, (*made, None), None
+    log_call(_NAME, Implementation.FALLBACK, lambda: _describe_call(inputs, "gradients computed in the forward pass"))
+    return value, (*made, None), None
 
 
 def small_loss_on_npu(inputs: Inputs, loss: PlainLoss) -> Tensor | None:
     """Compute a small loss on an NPU with a C++ autograd function; return ``None`` inside a ``TorchFunctionMode``."""
-    log_call(_NAME, Implementation.FALLBACK, lambda: _describe_call(inputs, "all logits materialized"))
     input, weight, reduction = inputs.input, inputs.linear_weight, _REDUCTIONS[loss.reduction]
     value: Tensor | None = _npu_function()(input, weight, inputs.target, loss.ignore_index, reduction)
+    if value is not None:
+        log_call(_NAME, Implementation.FALLBACK, lambda: _describe_call(inputs, "all logits materialized"))
     return value
 
 
