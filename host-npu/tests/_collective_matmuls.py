@@ -5,7 +5,6 @@ import signal
 
 import torch
 import torch.distributed as dist
-import torch_npu
 from host_npu import testing
 
 ROWS, INNER, COLUMNS = 6, 256, 5
@@ -51,7 +50,7 @@ def _all_reduce(dtype, *, bias=False, x3=False, transposed=False, batches=False,
         left = left.unflatten(0, (2, -1))
         other = other.unflatten(0, (2, -1))
     options |= {"x3": other} if x3 else {}
-    found = torch_npu.npu_mm_all_reduce_base(left, right, name_of_group(), **options)
+    found = torch.ops.npu.npu_mm_all_reduce_base(left, right, name_of_group(), **options)
     terms = _terms(dtype, bias, x3)
     return _ratio(found.flatten(0, -2), sum(terms), terms, dtype)
 
@@ -60,7 +59,7 @@ def _all_gather(dtype, *, bias=False, transposed=False, gather_output=True, **op
     left, right, summand, _ = (each.npu() for each in _of_rank(dist.get_rank(), dtype))
     right = _transposed(right) if transposed else right
     options |= {"bias": summand} if bias else {}
-    found, gathered = torch_npu.npu_all_gather_base_mm(
+    found, gathered = torch.ops.npu.npu_all_gather_base_mm(
         left, right, name_of_group(), dist.get_world_size(), gather_output=gather_output, **options
     )
     rows = torch.cat([_of_rank(rank, dtype)[0] for rank in range(dist.get_world_size())])
@@ -74,7 +73,7 @@ def _reduce_scatter(dtype, *, bias=False, transposed=False, **options):
     left, right, summand, _ = (each.npu() for each in _of_rank(rank, dtype))
     right = _transposed(right) if transposed else right
     options |= {"bias": summand} if bias else {}
-    found = torch_npu.npu_mm_reduce_scatter_base(left, right, name_of_group(), ranks, **options)
+    found = torch.ops.npu.npu_mm_reduce_scatter_base(left, right, name_of_group(), ranks, **options)
     terms = [term.chunk(ranks)[rank] for term in _terms(dtype, bias)]
     return _ratio(found, sum(terms), terms, dtype)
 
@@ -100,7 +99,9 @@ CASES = {
 
 def errors(device, dtype):
     """Return the error of each case, or what it raised."""
-    return testing.results_of((name, lambda of=of, options=options: of(dtype, **options)) for name, (of, options) in CASES.items())
+    return testing.results_of(
+        (name, lambda of=of, options=options: of(dtype, **options)) for name, (of, options) in CASES.items()
+    )
 
 
 def on_two_streams(device):
@@ -114,7 +115,7 @@ def on_two_streams(device):
         with torch.npu.stream(streams[call % 2]):
             if call % 2 == dist.get_rank():
                 busy = torch.stack([busy @ busy for _ in range(20)]).mean(0) / 512
-            found.append(torch_npu.npu_mm_all_reduce_base(left * (call + 1), right, name_of_group()))
+            found.append(torch.ops.npu.npu_mm_all_reduce_base(left * (call + 1), right, name_of_group()))
     torch.npu.synchronize()
     ratios = []
     for call, y in enumerate(found):
@@ -129,17 +130,17 @@ def _half(*shape):
 
 
 def _wrong_world_size_in_gather():
-    torch_npu.npu_all_gather_base_mm(_half(4, INNER), _half(INNER, 3), name_of_group(), 4)
+    torch.ops.npu.npu_all_gather_base_mm(_half(4, INNER), _half(INNER, 3), name_of_group(), 4)
 
 
 def _wrong_world_size_in_scatter():
-    torch_npu.npu_mm_reduce_scatter_base(_half(8, INNER), _half(INNER, 3), name_of_group(), 4)
+    torch.ops.npu.npu_mm_reduce_scatter_base(_half(8, INNER), _half(INNER, 3), name_of_group(), 4)
 
 
 def _captured():
     y = _half(4, INNER)
     with torch.npu.graph(torch.npu.NPUGraph()):
-        torch_npu.npu_mm_all_reduce_base(y, _half(INNER, 3), name_of_group())
+        torch.ops.npu.npu_mm_all_reduce_base(y, _half(INNER, 3), name_of_group())
 
 
 def _phase_one(function, *arguments):
@@ -157,7 +158,7 @@ def _odd_rows():
 
 
 def _mm_all_reduce(x1, x2, group=None, **options):
-    return lambda: torch_npu.npu_mm_all_reduce_base(x1(), x2(), group or name_of_group(), **options)
+    return lambda: torch.ops.npu.npu_mm_all_reduce_base(x1(), x2(), group or name_of_group(), **options)
 
 
 REFUSED = {
@@ -168,7 +169,7 @@ REFUSED = {
     "world_size of all_gather": _wrong_world_size_in_gather,
     "world_size of reduce_scatter": _wrong_world_size_in_scatter,
     "rows": _odd_rows,
-    "few columns": lambda: torch_npu.npu_all_gather_base_mm(_half(4, 8), _half(8, 3), name_of_group(), 2),
+    "few columns": lambda: torch.ops.npu.npu_all_gather_base_mm(_half(4, 8), _half(8, 3), name_of_group(), 2),
     "captured": _captured,
     "no group after a refusal": lambda: _phase_one(
         "aclnnMatmulAllReduce", _half(4, 8), _half(8, 3), None, "left", "sum", 0, 1, _half(4, 3)
@@ -178,6 +179,7 @@ REFUSED = {
 
 def refusals(device):
     """Return what each refused call raises; after each, the ranks communicate."""
+    dist.barrier()
     return testing.results_of((name, call) for name, call in REFUSED.items())
 
 
@@ -187,7 +189,7 @@ def after_its_group(device):
     name = group._get_backend(torch.device("npu")).get_hccl_comm_name(dist.get_rank())
 
     def call():
-        torch_npu.npu_mm_all_reduce_base(_half(4, 8), _half(8, 3), name)
+        torch.ops.npu.npu_mm_all_reduce_base(_half(4, 8), _half(8, 3), name)
         torch.npu.synchronize()
 
     call()
@@ -197,7 +199,7 @@ def after_its_group(device):
 
 
 def _start():
-    y = torch_npu.npu_mm_all_reduce_base(_half(4, 8), _half(8, 2), name_of_group())
+    y = torch.ops.npu.npu_mm_all_reduce_base(_half(4, 8), _half(8, 2), name_of_group())
     torch.npu.synchronize()
     return y
 
@@ -206,7 +208,7 @@ def beside_a_plain_collective(device):
     """Rank 1 calls another function of as many elements."""
     y = _start()
     if dist.get_rank() == 0:
-        y = torch_npu.npu_mm_all_reduce_base(_half(4, 8), _half(8, 2), name_of_group())
+        y = torch.ops.npu.npu_mm_all_reduce_base(_half(4, 8), _half(8, 2), name_of_group())
     else:
         dist.all_reduce(y)
     return y.tolist()
@@ -215,7 +217,7 @@ def beside_a_plain_collective(device):
 def of_other_rows(device):
     """Each rank has another number of rows."""
     _start()
-    return torch_npu.npu_mm_reduce_scatter_base(
+    return torch.ops.npu.npu_mm_reduce_scatter_base(
         _half(4 + 2 * dist.get_rank(), INNER), _half(INNER, 2), name_of_group(), 2
     ).tolist()
 
@@ -225,5 +227,5 @@ def beside_a_killed_rank(device):
     _start()
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    y, _ = torch_npu.npu_all_gather_base_mm(_half(4, INNER), _half(INNER, 2), name_of_group(), 2)
+    y, _ = torch.ops.npu.npu_all_gather_base_mm(_half(4, INNER), _half(INNER, 2), name_of_group(), 2)
     return y.tolist()

@@ -83,9 +83,7 @@ def test_ranks_that_disagree_are_all_told_what_each_has_called(program):
 
 
 def test_a_rank_whose_partner_has_died_is_told_so():
-    waiting, killed = testing.outcomes(
-        programs.beside_a_killed_rank, 2, device="npu", environment=_RAISES, timeout=60
-    )
+    waiting, killed = testing.outcomes(programs.beside_a_killed_rank, 2, device="npu", environment=_RAISES, timeout=60)
     assert (waiting.exit_status, killed.exit_status) == (1, -signal.SIGKILL)
     said = re.sub(r"process \d+", "process N", f"{waiting.error}\n{waiting.output}")
     assert (
