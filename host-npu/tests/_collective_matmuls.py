@@ -108,14 +108,16 @@ def on_two_streams(device):
     """Return the errors of calls on two streams, of which each rank keeps another one busy."""
     streams = [torch.npu.Stream(), torch.npu.Stream()]
     left, right = (each.npu() for each in _of_rank(dist.get_rank(), torch.float16)[:2])
-    busy = torch.ones(512, 512, device=device)
+    lefts = [left * (call + 1) for call in range(6)]
+    # Operators of PyTorch wait for their stream, CANN's do not.
+    busy = torch.ones(2048, 4096, device=device, dtype=torch.float16)
     found = []
     torch.npu.synchronize()
     for call in range(6):
         with torch.npu.stream(streams[call % 2]):
             if call % 2 == dist.get_rank():
-                busy = torch.stack([busy @ busy for _ in range(20)]).mean(0) / 512
-            found.append(torch.ops.npu.npu_mm_all_reduce_base(left * (call + 1), right, name_of_group()))
+                torch.ops.npu.npu_swiglu(busy)
+            found.append(torch.ops.npu.npu_mm_all_reduce_base(lefts[call], right, name_of_group()))
     torch.npu.synchronize()
     ratios = []
     for call, y in enumerate(found):
