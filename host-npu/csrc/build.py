@@ -94,7 +94,12 @@ _SPECIAL = (
     Library(
         "host_npu_aten", links=("ascendcl", "opapi"), torch=("torch_cpu", "c10"), torch_npu=("torch_npu",), joined=True
     ),
-    Library("host_npu_formulas", links=("ascendcl", "nnopbase", "opapi"), torch=("torch_cpu", "c10"), joined=True),
+    Library(
+        "host_npu_formulas",
+        links=("ascendcl", "hccl", "nnopbase", "opapi"),
+        torch=("torch_cpu", "c10"),
+        joined=True,
+    ),
     Library("host_npu_loader", torch=("c10",)),
 )
 

@@ -1,31 +1,13 @@
 // Collectives: the parts of buffers that each function exchanges.
-#include <algorithm>
-#include <numeric>
-#include <span>
+#include <utility>
 #include <vector>
 
-#include "hccl/api.h"
-#include "hccl/exchange.h"
+#include "hccl/collective.h"
 #include "hccl/hccl.h"
-#include "hccl/reduce.h"
 
 using namespace host_npu::hccl;
 
 namespace {
-
-using Communicators = std::shared_ptr<Communicator>;
-using Parts = std::vector<Part>;
-
-Parts same_part(const Communicator& communicator, std::uint64_t count) { return {communicator.size(), {0, count}}; }
-
-Parts no_part(const Communicator& communicator) { return Parts(communicator.size()); }
-
-// Consecutive parts of the same size.
-Parts equal_parts(const Communicator& communicator, std::uint64_t count) {
-    Parts parts;
-    for (Rank rank = 0; rank < communicator.size(); ++rank) parts.push_back({rank * count, count});
-    return parts;
-}
 
 // Parts given by two arrays of 64-bit integers.
 Parts parts_of(const Communicator& communicator, const void* counts, const char* name_of_counts,
@@ -48,49 +30,12 @@ Parts only(Parts parts, Rank rank) {
     return parts;
 }
 
-void check_buffer(const void* buffer, const Parts& parts, const char* name) {
-    const bool is_used = std::any_of(parts.begin(), parts.end(), [](const Part& part) { return part.count > 0; });
-    if (is_used) require(buffer, name);
-    for (const auto& part : parts) {
-        require(part.count <= kMostElements && part.start <= kMostElements,
-                std::string(name) + " has parts of more than " + std::to_string(kMostElements) + " elements");
-    }
-}
-
-bool reduces(Function function) {
-    return function == Function::AllReduce || function == Function::Reduce || function == Function::ReduceScatter ||
-           function == Function::ReduceScatterV;
-}
-
-void check(const Communicator& communicator, const Exchange& exchange) {
-    require(item_size(exchange.dtype) > 0, "there is no " + name_of(exchange.dtype), HCCL_E_NOT_SUPPORT);
-    if (reduces(exchange.function)) {
-        require(exchange.op >= HCCL_REDUCE_SUM && exchange.op <= HCCL_REDUCE_MIN, "there is no " + name_of(exchange.op),
-                HCCL_E_NOT_SUPPORT);
-        require(can_reduce(exchange.dtype, exchange.op),
-                "this chip has no " + name_of(exchange.op) + " of " + name_of(exchange.dtype) + " between ranks",
-                HCCL_E_NOT_SUPPORT);
-    }
-    if (exchange.root != kNoRank) {
-        require(exchange.root < communicator.size(),
-                "root must be below " + std::to_string(communicator.size()) + ", got " + std::to_string(exchange.root));
-    }
-    check_buffer(exchange.send_buffer, exchange.send, "sendBuf");
-    check_buffer(exchange.receive_buffer, exchange.receive, "recvBuf");
-}
-
-// `make` returns the exchange for a communicator.
-template <class Make>
-HcclResult collective(const char* function, HcclComm comm, aclrtStream stream, const Make& make) {
+// `exchange_of` returns the exchange for a communicator.
+template <class ExchangeOf>
+HcclResult collective(const char* function, HcclComm comm, aclrtStream stream, const ExchangeOf& exchange_of) {
     return run_api(function, [&] {
         const auto communicator = communicator_of(comm);
-        Exchange exchange = make(*communicator);
-        check(*communicator, exchange);
-        require_intact(*communicator);
-        const auto bytes = exchange.bytes_from(communicator->rank());
-        const auto status = enqueue(communicator, std::move(exchange), stream);
-        require(status == ACL_SUCCESS, "the stream took no work", HCCL_E_RUNTIME);
-        host_npu::count_collective(function, static_cast<std::int64_t>(bytes));
+        make(function, communicator, exchange_of(*communicator), stream);
     });
 }
 

@@ -1,6 +1,7 @@
 #include "hccl/call.h"
 
 #include <sstream>
+#include <string_view>
 
 namespace host_npu::hccl {
 namespace {
@@ -21,7 +22,10 @@ std::string list(const std::vector<std::uint64_t>& counts) {
     return text.str();
 }
 
-std::string short_name(Function function) { return std::string(name_of(function)).substr(4); }
+std::string short_name(Function function) {
+    const std::string name = name_of(function);
+    return name.substr(std::string_view(name.starts_with("Hccl") ? "Hccl" : "aclnn").size());
+}
 
 std::string arguments(const CallHead& head) {
     std::string text = ", " + host_npu::hccl::name_of(head.dtype);
@@ -75,6 +79,12 @@ const char* name_of(Function function) {
             return "HcclRecv";
         case Function::BatchSendRecv:
             return "HcclBatchSendRecv";
+        case Function::MatmulAllReduce:
+            return "aclnnMatmulAllReduce";
+        case Function::AllGatherMatmul:
+            return "aclnnAllGatherMatmul";
+        case Function::MatmulReduceScatter:
+            return "aclnnMatmulReduceScatter";
     }
     return "Hccl?";
 }

@@ -28,6 +28,10 @@ enum class Function : std::uint32_t {
     Send,
     Recv,
     BatchSendRecv,
+    // Operators that compute and communicate at once.
+    MatmulAllReduce,
+    AllGatherMatmul,
+    MatmulReduceScatter,
 };
 
 // The published name, for instance "HcclAllReduce".

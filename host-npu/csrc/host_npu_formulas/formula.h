@@ -60,8 +60,8 @@ class Out {
 };
 using OptionalOut = std::optional<Out>;
 
-// A tensor of a layout that has no memory.
-Tensor without_memory(const Layout& layout);
+// A tensor of the same layout that has no memory; an undefined one for a null pointer.
+Tensor without_memory(const aclTensor* tensor);
 // A tensor in device memory.
 Tensor in_memory(const HostTensor& tensor);
 // What a formula calculates with.
@@ -200,6 +200,35 @@ struct Translated<Number> : WithoutTensors {
     static Number from(double value, const Next&) { return {value}; }
 };
 
+// Calls `body` with a formula's arguments, which are made of what was kept of CANN's and of the tensors: `tensor_of`
+// makes that of a number among the tensors.
+template <class... Arguments, class Kept, class TensorOf, class Body>
+void evaluate(const Kept& kept, const TensorOf& tensor_of, const Body& body) {
+    const c10::InferenceMode without_autograd;
+    std::size_t index = 0;
+    const Next next = [&] { return tensor_of(index++); };
+    std::apply(
+        [&](const auto&... each) {
+            const std::tuple<Arguments...> translated{Translated<Arguments>::from(each, next)...};
+            std::apply(body, translated);
+        },
+        kept);
+}
+
+// Makes a refusal of what PyTorch or a TORCH_CHECK says.
+template <class Body>
+void refuse_errors(const Body& body) {
+    try {
+        body();
+    } catch (const c10::Error& error) {
+        throw Refusal{kParamInvalid, error.what_without_backtrace()};
+    } catch (const std::exception& error) {
+        // Of a shape function in Python, with its traceback.
+        const std::string text = error.what();
+        throw Refusal{kParamInvalid, text.substr(0, text.find('\n'))};
+    }
+}
+
 template <Text name, auto function>
 class Formula {
   public:
@@ -239,45 +268,17 @@ class Formula {
                 const auto& tensors = given.tensors;
                 const auto kept = std::make_tuple(Translated<Arguments>::kept(arguments)...);
                 refuse_errors([&] {
-                    evaluate(kept, [&](std::size_t index) {
-                        return tensors[index] == nullptr ? Tensor() : without_memory(tensors[index]->layout);
-                    });
+                    evaluate<Arguments...>(
+                        kept, [&](std::size_t index) { return without_memory(tensors[index]); }, function);
                 });
                 return Plan{.kernel = [kept](const KernelArguments& memory) {
-                    evaluate(kept, [&](std::size_t index) { return in_memory(memory[index]); });
+                    evaluate<Arguments...>(kept, [&](std::size_t index) { return in_memory(memory[index]); }, function);
                 }};
             });
         }
 
         static aclnnStatus phase_two(void* workspace, std::uint64_t size, aclOpExecutor* executor, aclrtStream stream) {
             return host_npu::phase_two(api(), workspace, size, executor, stream);
-        }
-
-        // `tensor_of` makes the tensor of a number among the tensors.
-        template <class Kept, class TensorOf>
-        static void evaluate(const Kept& kept, const TensorOf& tensor_of) {
-            const c10::InferenceMode without_autograd;
-            std::size_t index = 0;
-            const Next next = [&] { return tensor_of(index++); };
-            std::apply(
-                [&](const auto&... each) {
-                    const std::tuple<Arguments...> translated{Translated<Arguments>::from(each, next)...};
-                    std::apply(function, translated);
-                },
-                kept);
-        }
-
-        template <class Body>
-        static void refuse_errors(const Body& body) {
-            try {
-                body();
-            } catch (const c10::Error& error) {
-                throw Refusal{kParamInvalid, error.what_without_backtrace()};
-            } catch (const std::exception& error) {
-                // Of a shape function in Python, with its traceback.
-                const std::string text = error.what();
-                throw Refusal{kParamInvalid, text.substr(0, text.find('\n'))};
-            }
         }
     };
 };

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "nnopbase/dtype.h"
@@ -34,11 +35,18 @@ struct KernelArguments {
 
 using Kernel = std::function<void(const KernelArguments&)>;
 
+// Enqueues an exchange of data in the workspace with other ranks. Returns why it is refused, if it is.
+using Communicate = std::function<std::optional<std::string>(void* workspace, void* stream)>;
+
 // The result of an operator's phase one.
 struct Plan {
     std::uint64_t workspace_size = 0;
     // Empty if there is nothing to launch.
     Kernel kernel = {};
+    // What a call that communicates does after its kernel, and what it computes then. Phase two calls `communicate` in
+    // its caller's thread, so that the calls of a rank are numbered in the order in which it makes them.
+    Communicate communicate = {};
+    Kernel finish = {};
     // False if a part runs on an AI CPU, which cannot be repeated.
     bool repeatable = true;
     // Set if the launch must fail although phase one succeeds.

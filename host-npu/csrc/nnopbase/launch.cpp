@@ -65,14 +65,20 @@ class Workspace {
     std::span<std::byte> canary_;
 };
 
-void run(const Call& call, const std::vector<void*>& storages, void* workspace, std::uint64_t workspace_size) {
+void run(const Call& call, const Kernel& kernel, const std::vector<void*>& storages, void* workspace,
+         std::uint64_t workspace_size) {
     std::vector<HostTensor> tensors(call.layouts.size());
     for (std::size_t index = 0; index < tensors.size(); ++index) {
         if (call.layouts[index]) tensors[index] = on_host(*call.layouts[index], storages[index]);
     }
     const Workspace guarded(workspace, workspace_size, call.plan.workspace_size);
-    call.plan.kernel({tensors, guarded.usable()});
+    kernel({tensors, guarded.usable()});
     guarded.check();
+}
+
+aclnnStatus launched(const Call& call, std::int32_t status) {
+    if (status == ACL_SUCCESS) return kSuccess;
+    return failed(kRuntimeError, call.api, "the launch failed with ACL status " + std::to_string(status));
 }
 
 }  // namespace
@@ -81,13 +87,25 @@ aclnnStatus launch(const std::shared_ptr<const Call>& call, const std::vector<vo
                    std::uint64_t workspace_size, aclrtStream stream) {
     if (const auto& failure = call->plan.launch_failure) return failed(failure->status, call->api, failure->text);
     if (!call->plan.kernel) return kSuccess;
-    const auto status = enqueue_launch(stream, call->api, [call, storages, workspace, workspace_size] {
-        run(*call, storages, workspace, workspace_size);
-    });
-    if (status != ACL_SUCCESS) {
-        return failed(kRuntimeError, call->api, "the launch failed with ACL status " + std::to_string(status));
+    if (call->plan.communicate) {
+        if (const auto refused = refused_if_captured(stream, call->api)) return launched(*call, *refused);
+        if (workspace == nullptr || workspace_size < call->plan.workspace_size) {
+            return failed(kParamInvalid, call->api,
+                          "the workspace has " + std::to_string(workspace == nullptr ? 0 : workspace_size) +
+                              " bytes, phase one asked for " + std::to_string(call->plan.workspace_size));
+        }
     }
-    return kSuccess;
+    const auto task_of = [&](const Kernel& kernel) {
+        return [call, &kernel, storages, workspace, workspace_size] {
+            run(*call, kernel, storages, workspace, workspace_size);
+        };
+    };
+    const auto status = launched(*call, enqueue_launch(stream, call->api, task_of(call->plan.kernel)));
+    if (status != kSuccess || !call->plan.communicate) return status;
+    if (const auto refusal = call->plan.communicate(workspace, stream)) {
+        return failed(kRuntimeError, call->api, *refusal);
+    }
+    return launched(*call, enqueue(stream, call->api, task_of(call->plan.finish)));
 }
 
 }  // namespace host_npu

@@ -9,6 +9,10 @@ def _half(*shape: int) -> torch.Tensor:
     return torch.rand(shape, dtype=torch.float16, device="npu")
 
 
+def _int8(*shape: int) -> torch.Tensor:
+    return torch.ones(shape, dtype=torch.int8, device="npu")
+
+
 def _lightning_indexer() -> None:
     torch_npu.npu_lightning_indexer(_half(1, 4, 64, 128), _half(1, 8, 1, 128), _half(1, 4, 64), sparse_count=2048)
 
@@ -21,8 +25,8 @@ REFUSED = [
     ("npu_lightning_indexer", _lightning_indexer, "does not simulate aclnnLightningIndexer"),
     (
         "npu_mm_all_reduce_base",
-        lambda: torch_npu.npu_mm_all_reduce_base(_half(4, 8), _half(8, 4), "group"),
-        "does not simulate aclnnMatmulAllReduce",
+        lambda: torch_npu.npu_mm_all_reduce_base(_int8(4, 8), _int8(8, 4), "group", dequant_scale=_half(4)),
+        "does not simulate aclnnQuantMatmulAllReduce",
     ),
 ]
 

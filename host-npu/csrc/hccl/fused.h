@@ -1,0 +1,36 @@
+// Communication of operators that compute and communicate at once, which know a communicator by its name.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "ascendcl/device.h"
+#include "hccl/call.h"
+
+namespace host_npu::hccl {
+
+// A communicator, or why there is none that an operator could use.
+struct Named {
+    std::uint32_t ranks = 0;
+    std::string refusal;
+};
+
+HOST_NPU_EXPORT Named find_named(const std::string& name);
+
+// What such an operator sends and receives, in device memory.
+struct Fused {
+    Function function;
+    std::string communicator;
+    // What phase one has found; another communicator may have taken the name since.
+    std::uint32_t ranks;
+    HcclDataType dtype;
+    // How many elements this rank sends to each other rank.
+    std::uint64_t count;
+};
+
+// Takes the call's number in the communicator and enqueues it on the stream. Returns why it is refused, if it is.
+HOST_NPU_EXPORT std::optional<std::string> communicate(const Fused& fused, void* send_buffer, void* receive_buffer,
+                                                       void* stream);
+
+}  // namespace host_npu::hccl

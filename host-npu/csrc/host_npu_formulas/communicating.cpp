@@ -1,0 +1,62 @@
+#include "host_npu_formulas/communicating.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
+namespace host_npu {
+namespace {
+
+constexpr std::size_t kBufferAlignment = 64;
+// What a kernel does not get of its workspace.
+constexpr std::size_t kGuard = 64;
+
+std::size_t padded_bytes(const std::vector<std::int64_t>& sizes, at::ScalarType dtype) {
+    auto count = c10::elementSize(dtype);
+    for (const auto size : sizes) count *= static_cast<std::size_t>(size);
+    return (count + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment;
+}
+
+Tensor at_address(void* address, const std::vector<std::int64_t>& sizes, at::ScalarType dtype) {
+    return at::from_blob(address, sizes, at::TensorOptions(dtype));
+}
+
+}  // namespace
+
+Group Translated<Group>::kept(C name) {
+    const auto found = hccl::find_named(name == nullptr ? "" : name);
+    require(found.refusal.empty(), kParamInvalid, found.refusal);
+    return {name, found.ranks};
+}
+
+Exchanged::Exchanged(const Communication& communication, const Tensor& sent, const Group& group)
+    : fused_{communication.function, group.name, static_cast<std::uint32_t>(group.ranks),
+             sent.scalar_type() == at::kHalf ? HCCL_DATA_TYPE_FP16 : HCCL_DATA_TYPE_BFP16,
+             static_cast<std::uint64_t>(sent.numel())},
+      dtype_(sent.scalar_type()),
+      sent_(sent.sizes().vec()),
+      received_(sent_) {
+    if (fused_.function == hccl::Function::AllGatherMatmul) received_[0] *= group.ranks;
+    if (fused_.function == hccl::Function::MatmulReduceScatter) {
+        received_[0] /= group.ranks;
+        fused_.count /= fused_.ranks;
+    }
+    offset_ = padded_bytes(sent_, dtype_);
+}
+
+Tensor Exchanged::received() const { return at::empty(received_, at::TensorOptions(dtype_).device(at::kMeta)); }
+
+Tensor Exchanged::sent_in(const KernelArguments& memory) const {
+    return at_address(memory.workspace.data(), sent_, dtype_);
+}
+
+Tensor Exchanged::received_in(const KernelArguments& memory) const {
+    return at_address(memory.workspace.data() + offset_, received_, dtype_);
+}
+
+std::uint64_t Exchanged::workspace_size() const { return offset_ + padded_bytes(received_, dtype_) + kGuard; }
+
+std::optional<std::string> Exchanged::communicate(void* workspace, void* stream) const {
+    return hccl::communicate(fused_, workspace, static_cast<std::byte*>(workspace) + offset_, stream);
+}
+
+}  // namespace host_npu
