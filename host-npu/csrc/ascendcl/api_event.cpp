@@ -73,7 +73,7 @@ aclError aclrtSynchronizeEvent(aclrtEvent event) {
     });
 }
 
-HOST_NPU_EXPORT aclError aclrtSynchronizeEventWithTimeout(aclrtEvent event, int32_t timeout) {
+extern "C" HOST_NPU_EXPORT aclError aclrtSynchronizeEventWithTimeout(aclrtEvent event, int32_t timeout) {
     return run_api(__func__, [&] {
         require_queue();
         events().get(event)->synchronize(timeout_from(timeout));
