@@ -15,6 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PINS = ROOT / ".ci" / "requirements.txt"
 EXTRAS = (("host-npu", "test"), ("host-npu", "lint"), (".", "docs"))
 COMPILING = ("setuptools>=77", "ninja")
+# Newer ones need Python 3.11.5, and Debian 12 has 3.11.2.
+OLDER = ("pymdown-extensions<13",)
 HEADER = """\
 # What CI installs besides torch, torch_npu and packages that need them: made by `make pins` with Python {python}, whose
 # dependencies they are. .ci/run installs it with --require-hashes; another registry has the same files, or pip refuses.
@@ -23,7 +25,7 @@ HEADER = """\
 
 def tools() -> list[str]:
     """Return the requirements of the tools, as pyproject.toml has them."""
-    found = {*COMPILING}
+    found = {*COMPILING, *OLDER}
     for project, extra in EXTRAS:
         lines = (ROOT / project / "pyproject.toml").read_text().splitlines()
         [line] = [line for line in lines if line.startswith(f"{extra} = [")]

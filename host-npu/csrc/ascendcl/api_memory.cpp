@@ -95,7 +95,7 @@ aclError aclrtHostRegisterV2(void* ptr, uint64_t size, uint32_t flag) {
     });
 }
 
-aclError aclrtHostRegister(void*, uint64_t, aclrtHostRegisterType, void**) {
+extern "C" HOST_NPU_EXPORT aclError aclrtHostRegister(void*, uint64_t, aclrtHostRegisterType, void**) {
     return unsupported(__func__, "device addresses of host memory");
 }
 
@@ -213,16 +213,16 @@ aclError aclrtMemImportFromShareableHandle(uint64_t, int32_t, aclrtDrvMemHandle*
 
 aclError aclrtMemSetPidToShareableHandle(uint64_t, int32_t*, size_t) { return not_shared(__func__, "device memory"); }
 
-HOST_NPU_EXPORT aclError aclrtIpcMemGetExportKey(void*, size_t, char*, size_t, uint64_t) {
+extern "C" HOST_NPU_EXPORT aclError aclrtIpcMemGetExportKey(void*, size_t, char*, size_t, uint64_t) {
     return not_shared(__func__, "device memory");
 }
 
-HOST_NPU_EXPORT aclError aclrtIpcMemImportByKey(void**, const char*, uint64_t) {
+extern "C" HOST_NPU_EXPORT aclError aclrtIpcMemImportByKey(void**, const char*, uint64_t) {
     return not_shared(__func__, "device memory");
 }
 
-HOST_NPU_EXPORT aclError aclrtIpcMemClose(const char*) { return not_shared(__func__, "device memory"); }
+extern "C" HOST_NPU_EXPORT aclError aclrtIpcMemClose(const char*) { return not_shared(__func__, "device memory"); }
 
-HOST_NPU_EXPORT aclError aclrtIpcMemSetImportPid(const char*, int32_t*, size_t) {
+extern "C" HOST_NPU_EXPORT aclError aclrtIpcMemSetImportPid(const char*, int32_t*, size_t) {
     return not_shared(__func__, "device memory");
 }

@@ -3,7 +3,7 @@
 
 #include "hccl/api.h"
 
-HOST_NPU_EXPORT const char* HcclGetErrorString(HcclResult code) {
+extern "C" HOST_NPU_EXPORT const char* HcclGetErrorString(HcclResult code) {
     static constexpr const char* names[] = {"no error",
                                             "parameter error",
                                             "empty pointer",

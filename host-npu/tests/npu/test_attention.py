@@ -137,6 +137,7 @@ def test_dropout_leaves_out_weights_and_scales_the_others():
     torch.testing.assert_close(found, weights * is_kept / 0.75)
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 12), reason="torch_npu 2.9 chooses as PyTorch does")
 @pytest.mark.parametrize("backend", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.OVERRIDEABLE], ids=str)
 def test_torch_npu_has_one_choice_whatever_backend_is_asked_for(backend):
     tensors = [each.npu() for each in _inputs(torch.float32)]
