@@ -1,9 +1,11 @@
 """The Trainer of transformers with FusedEmaAdam and EmaCallback."""
 
 import math
+import warnings
 
 from torch_aclnn_ops import disabled
 from torch_aclnn_ops.integrations._lazy_logits import LazyLogits
+from torch_aclnn_ops.integrations._trainer_optimizers import warn_of_initial_weights
 from torch_aclnn_ops.integrations.transformers import EmaCallback, ReportCallback, patch_model
 from torch_aclnn_ops.optim import FusedEmaAdam
 
@@ -209,6 +211,37 @@ def test_a_report_counts_the_first_steps(steps, tmp_path, caplog):
 def test_a_report_of_no_steps_raises(steps):
     with pytest.raises(ValueError, match="ReportCallback: steps must be an int of at least 1, but it is"):
         ReportCallback(steps)
+
+
+@pytest.mark.parametrize(
+    ("options", "steps", "share"),
+    [
+        ({"ema_decay": 0.9999}, 40, "99.6%"),
+        ({"ema_decay": 0.99, "ema_update_every": 10}, 400, "66.9%"),
+        ({"ema_decay": 0.99}, 400, None),
+        ({"ema_decay": 0.9999, "ema_warmup": "ratio"}, 40, None),
+        ({"ema_decay": 0.9999, "ema_start_step": 1}, 40, None),
+    ],
+)
+def test_averages_that_stay_at_the_initial_weights_are_warned_of(options, steps, share):
+    optimizer = FusedEmaAdam([torch.nn.Parameter(torch.ones(2))], **options)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        warn_of_initial_weights([optimizer], steps)
+    assert [share in str(warning.message) for warning in found] == ([] if share is None else [True])
+
+
+def test_a_training_warns_of_a_decay_that_is_too_large_for_its_steps(tmp_path):
+    with pytest.warns(
+        UserWarning, match=f"after {STEPS} steps with ema_decay=0.9 the averages still have 53.1% initial"
+    ):
+        make_trainer(tmp_path).train()
+
+
+def test_a_patched_model_does_not_warn_while_the_package_is_disabled():
+    with warnings.catch_warnings(), disabled():
+        warnings.simplefilter("error")
+        patch_model(make().train())(**batch()).loss.backward()
 
 
 def test_a_patched_model_of_a_disabled_package_returns_logits():

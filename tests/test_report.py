@@ -45,6 +45,14 @@ CALLS = {
 }
 
 
+def test_a_small_loss_with_ignored_rows_is_one_call():
+    input, weight = (torch.randn(shape, requires_grad=True) for shape in ((4, 8), (16, 8)))
+    target = torch.tensor([3, -100, 5, 1])
+    with report() as counts:
+        functional.linear_cross_entropy(input, weight, target).backward()
+    assert counts.as_dict()["operators"]["linear_cross_entropy"]["calls"] == 1
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_each_call_is_counted_once_with_what_computed_it(name):
     call, operator, implementation = CALLS[name]
