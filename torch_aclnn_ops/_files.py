@@ -36,7 +36,7 @@ def replacing(path: str | os.PathLike[str], mode: str = "b", **options: Any) -> 
         ...     file.write("contents")
         8
     """
-    with _errors_naming(path):
+    with _add_path_to_errors(path):
         target = _replaceable(path)
         raw = _File(path, "w") if target is None else _unfinished(target)
     try:
@@ -45,13 +45,13 @@ def replacing(path: str | os.PathLike[str], mode: str = "b", **options: Any) -> 
             file = io.TextIOWrapper(file, **options) if mode == "t" else file
             yield file
             file.flush()
-            with _errors_naming(path):
+            with _add_path_to_errors(path):
                 if target is not None:
                     os.fsync(raw.fileno())
                     os.replace(raw.name, target)
     except Exception as error:
         if raw.failure is not None:
-            raise _naming(path, raw.failure) from error
+            raise _with_path(path, raw.failure) from error
         raise
     finally:
         if target is not None:
@@ -72,16 +72,16 @@ class _File(io.FileIO):
             raise
 
 
-def _naming(path: str | os.PathLike[str], error: OSError) -> OSError:
+def _with_path(path: str | os.PathLike[str], error: OSError) -> OSError:
     return OSError(error.errno, error.strerror, os.fspath(path))
 
 
 @contextlib.contextmanager
-def _errors_naming(path: str | os.PathLike[str]) -> Iterator[None]:
+def _add_path_to_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _naming(path, error) from error
+        raise _with_path(path, error) from error
 
 
 def _replaceable(path: str | os.PathLike[str]) -> Path | None:

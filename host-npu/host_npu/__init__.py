@@ -146,7 +146,7 @@ def enable(
 def _prepare(settings: dict[str, str], force: bool) -> None:
     """Load the simulated libraries, so that torch_npu can be imported, in this process and in its children."""
     global _runtime
-    _require_possible(force)
+    _check_can_enable(force)
     os.environ.update(settings)
     for name in _REAL_CANN:
         os.environ.pop(name, None)
@@ -192,7 +192,7 @@ def _settings(devices: int | None, soc: str | None, strict_memory: bool | None) 
     return {_DEVICES: count, _SOC: chip, _STRICT_MEMORY: strict}
 
 
-def _require_possible(force: bool) -> None:
+def _check_can_enable(force: bool) -> None:
     if _torch_npu.is_imported():
         raise HostNpuError(
             "torch_npu is imported already: enable the host NPU before, and where a real CANN is installed, "

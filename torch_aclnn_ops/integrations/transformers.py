@@ -86,7 +86,7 @@ def patch_model(model: _Model, *, chunk_size: int | Literal["auto"] = "auto", ma
 
     Source: the interface is that of ``liger_kernel.transformers``, without its list of architectures.
     """
-    inner = _causal_lm(model, "patch_model")
+    inner = _pretrained_model(model, "patch_model")
     linears = _linears(inner)
     if not linears:
         raise TypeError(
@@ -133,7 +133,7 @@ def unpatch_model(model: _Model) -> _Model:
         RuntimeError: another library has replaced the head's ``forward`` since.
         TypeError: ``model`` is no such model, but a wrapper of one for instance.
     """
-    inner = _causal_lm(model, "unpatch_model")
+    inner = _pretrained_model(model, "unpatch_model")
     patch = vars(inner).get(PATCH)
     if patch is None:
         return model
@@ -151,7 +151,7 @@ def unpatch_model(model: _Model) -> _Model:
     return model
 
 
-def _causal_lm(model: nn.Module, function: str) -> Any:
+def _pretrained_model(model: nn.Module, function: str) -> Any:
     inner: Any = model
     if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
         inner = inner.get_base_model()

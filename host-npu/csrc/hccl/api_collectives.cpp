@@ -35,7 +35,7 @@ template <class ExchangeOf>
 HcclResult collective(const char* function, HcclComm comm, aclrtStream stream, const ExchangeOf& exchange_of) {
     return run_api(function, [&] {
         const auto communicator = communicator_of(comm);
-        make(function, communicator, exchange_of(*communicator), stream);
+        enqueue_collective(function, communicator, exchange_of(*communicator), stream);
     });
 }
 

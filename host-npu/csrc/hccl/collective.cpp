@@ -52,7 +52,8 @@ void check(const Communicator& communicator, const Exchange& exchange) {
 
 }  // namespace
 
-void make(const char* function, const std::shared_ptr<Communicator>& communicator, Exchange exchange, void* stream) {
+void enqueue_collective(const char* function, const std::shared_ptr<Communicator>& communicator, Exchange exchange,
+                        void* stream) {
     check(*communicator, exchange);
     require_intact(*communicator);
     const auto bytes = exchange.bytes_from(communicator->rank());

@@ -26,6 +26,7 @@ inline Parts equal_parts(const Communicator& communicator, std::uint64_t count) 
 }
 
 // Checks the exchange, enqueues it on the stream, and counts it as a call of `function`. Throws a Refusal.
-void make(const char* function, const std::shared_ptr<Communicator>& communicator, Exchange exchange, void* stream);
+void enqueue_collective(const char* function, const std::shared_ptr<Communicator>& communicator, Exchange exchange,
+                        void* stream);
 
 }  // namespace host_npu::hccl

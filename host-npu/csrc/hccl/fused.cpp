@@ -66,8 +66,8 @@ std::optional<std::string> communicate(const Fused& fused, void* send_buffer, vo
         require(communicator->size() == fused.ranks, "group \"" + fused.communicator + "\" has " +
                                                          std::to_string(communicator->size()) + " ranks; it had " +
                                                          std::to_string(fused.ranks) + " in phase one");
-        make(name_of(fused.function), communicator, exchange_of(fused, *communicator, send_buffer, receive_buffer),
-             stream);
+        enqueue_collective(name_of(fused.function), communicator,
+                           exchange_of(fused, *communicator, send_buffer, receive_buffer), stream);
         return std::nullopt;
     } catch (const std::exception& error) {
         return error.what();

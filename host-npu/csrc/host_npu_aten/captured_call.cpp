@@ -129,7 +129,7 @@ CapturedCall::Outcome CapturedCall::compute() const {
 void CapturedCall::follow_resized(const Outcome& outcome, const std::vector<at::Tensor>& originals) {
     for (std::size_t index = 0; index < tensors_.size(); ++index) {
         const auto& view = outcome.arguments[index];
-        if (!tensors_[index] || is_in_place(view, *tensors_[index])) continue;
+        if (!tensors_[index] || still_matches(view, *tensors_[index])) continue;
         const bool moved = has_moved(view, *tensors_[index]);
         const auto source = dense(view);
         originals[index].resize_(source.sizes());

@@ -61,7 +61,7 @@ void copy_to(const PlacedTensor& tensor, const at::Tensor& values) {
 
 bool has_moved(const at::Tensor& view, const PlacedTensor& tensor) { return view.storage().data() != alias_of(tensor); }
 
-bool is_in_place(const at::Tensor& view, const PlacedTensor& tensor) {
+bool still_matches(const at::Tensor& view, const PlacedTensor& tensor) {
     return !has_moved(view, tensor) && view.sizes() == at::IntArrayRef(tensor.sizes) &&
            view.strides() == at::IntArrayRef(tensor.strides);
 }

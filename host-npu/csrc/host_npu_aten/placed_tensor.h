@@ -42,6 +42,6 @@ void copy_to(const PlacedTensor& tensor, const at::Tensor& values);
 bool has_moved(const at::Tensor& view, const PlacedTensor& tensor);
 
 // Whether a view, as the kernel has left it, is still where and how the tensor is.
-bool is_in_place(const at::Tensor& view, const PlacedTensor& tensor);
+bool still_matches(const at::Tensor& view, const PlacedTensor& tensor);
 
 }  // namespace host_npu

@@ -209,7 +209,7 @@ def small_loss(call: LossCall) -> _Result:
 def loss_with_gradients(call: LossCall) -> _Result:
     """Compute a scalar loss together with its gradients."""
     options = call.options
-    inputs, rows = _weight_rows(call)
+    inputs, rows = _prepare_rows(call)
     check_targets(call.inputs.target, rows)
     coefficients, nan_if_empty = rows.coefficients, None
     if options.reduction == "mean":
@@ -222,7 +222,7 @@ def loss_with_gradients(call: LossCall) -> _Result:
 
 def loss_of_statistics(call: LossCall, reduce: _Reduce) -> _Result:
     """Compute a loss from the statistics of every row, which ``reduce`` computes."""
-    inputs, rows = _weight_rows(call)
+    inputs, rows = _prepare_rows(call)
     if call.shards is None:
         check_targets(call.inputs.target, rows)
     statistics = reduce(inputs)
@@ -231,8 +231,8 @@ def loss_of_statistics(call: LossCall, reduce: _Reduce) -> _Result:
     return assemble(statistics, rows, call.options, call.shape)
 
 
-def _weight_rows(call: LossCall) -> tuple[Inputs, Rows]:
-    """Return the inputs of the kernels and the weights of the rows."""
+def _prepare_rows(call: LossCall) -> tuple[Inputs, Rows]:
+    """Return the inputs with prepared targets and class weights, and the weight of each row."""
     classes = call.inputs.linear_weight.shape[0] if call.shards is None else call.shards.total
     rows = rows_of(call.inputs, call.token_weight, classes, call.options)
     return call.inputs._replace(target=rows.target, class_weight=rows.class_weight), rows

@@ -6,7 +6,7 @@ from typing import Any
 from torch_aclnn_ops._autograd.derivatives import is_batched, scatter, vjp
 from torch_aclnn_ops._torch_compat.derivatives import fast_apply
 from torch_aclnn_ops.functional._head.gradients import scaled
-from torch_aclnn_ops.functional.linear_kl_div.chunks import compare_in_chunks
+from torch_aclnn_ops.functional.linear_kl_div.chunks import losses_and_gradients_in_chunks
 from torch_aclnn_ops.functional.linear_kl_div.formula import compare_by_formula
 from torch_aclnn_ops.functional.linear_kl_div.inputs import NAME, Inputs, Teacher
 
@@ -40,7 +40,7 @@ class _DivergenceFunction(torch.autograd.Function):
         ctx.save_for_backward(*inputs.student, *of_teacher, inputs.target, factors)
         ctx.rest, ctx.dtype, ctx.gradients = inputs[_STUDENT + 2 :], inputs.linear_weight.dtype, None
         needs_gradients = factors is not None and any(inputs.options.gradients)
-        losses, made = compare_in_chunks(inputs, factors if needs_gradients else None)
+        losses, made = losses_and_gradients_in_chunks(inputs, factors if needs_gradients else None)
         if factors is None:
             return losses
         ctx.gradients = made
@@ -55,10 +55,10 @@ class _DivergenceFunction(torch.autograd.Function):
         if torch.is_grad_enabled() or (factors is None and is_batched(grad)):
             made = _by_formula(inputs, factors, ctx.needs_input_grad[:_STUDENT], grad)
         elif factors is None:
-            _, made = compare_in_chunks(inputs, grad.contiguous())
+            _, made = losses_and_gradients_in_chunks(inputs, grad.contiguous())
         else:
             if made is None:  # the first backward pass consumed them
-                _, made = compare_in_chunks(inputs, factors)
+                _, made = losses_and_gradients_in_chunks(inputs, factors)
             if is_batched(grad):
                 ctx.gradients = made
             made = scaled(made, grad)

@@ -12,7 +12,7 @@ from torch_aclnn_ops._call_log import Implementation, log_call
 from torch_aclnn_ops._numerics import without_autocast
 from torch_aclnn_ops.functional._head.collectives import gather_constant, sum_over_group
 from torch_aclnn_ops.functional.linear_kl_div.inputs import NAME, Inputs, Teacher
-from torch_aclnn_ops.functional.linear_kl_div.teachers import Places, log_probabilities, with_rest
+from torch_aclnn_ops.functional.linear_kl_div.teachers import Places, log_probabilities, log_probabilities_with_rest
 from torch_aclnn_ops.ops._head.kept_rows import KeptRows
 from torch_aclnn_ops.ops._head.products import Gradients, Head, logits_buffer
 from torch_aclnn_ops.ops._head.tiling import Tiling, slices
@@ -20,7 +20,7 @@ from torch_aclnn_ops.ops._head.tiling import Tiling, slices
 import torch
 from torch import Tensor
 
-Made = tuple[Tensor | None, Tensor | None, Tensor | None]
+HeadGradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 class _Kernel:
@@ -79,7 +79,7 @@ class _Kernel:
                 logits.sub_(log_sum.unsqueeze(1))
         return found[0], found[1] if len(found) > 1 else None
 
-    def compare_blocks(self, logits: Tensor, rows: slice, factors: Tensor | None) -> list[Tensor]:
+    def losses_of_blocks(self, logits: Tensor, rows: slice, factors: Tensor | None) -> list[Tensor]:
         """Compare the rows of a chunk, as many at once as fit a cache (all if processes share a vocabulary)."""
         number, teacher, teacher_logits = logits.shape[0], self.inputs.teacher, self.teacher_logits(rows)
         size = self.inputs.rows_of_block(number, logits.shape[1])
@@ -99,7 +99,7 @@ class _Kernel:
         gradient = student
         student, teacher_logits = self._normalized(student, teacher_logits)
         if given.indices is not None:
-            return self._compare_some_classes(student, given, factors, gradient)
+            return self._losses_of_some_classes(student, given, factors, gradient)
         teacher = teacher_logits if teacher_logits is not None else log_probabilities(given)
         losses, slopes = self._losses_and_slopes(student, teacher.to(student.dtype))
         sums = self.sum(torch.stack([losses, slopes.sum(1)]))
@@ -111,13 +111,13 @@ class _Kernel:
         measure = self.inputs.options.measure
         return measure.losses_and_slopes(student, teacher, self.inputs.may_be_masked)
 
-    def _compare_some_classes(
+    def _losses_of_some_classes(
         self, student: Tensor, given: Teacher, factors: Tensor | None, gradient: Tensor
     ) -> Tensor:
         """Compare with a top-k teacher, all of whose other classes count as one."""
         places = Places.of(given, self.inputs.classes)
         few = self.log_sum(places.log_probabilities(student))
-        teacher = with_rest(given, few, self.inputs.options.measure.divergence)
+        teacher = log_probabilities_with_rest(given, few, self.inputs.options.measure.divergence)
         losses, slopes = self._losses_and_slopes(few, teacher)
         if factors is None or student.shape[1] == 0:
             return losses
@@ -143,8 +143,8 @@ def _subtract_largest(logits: Tensor) -> Tensor:
 
 
 @without_autocast
-def compare_in_chunks(inputs: Inputs, factors: Tensor | None) -> tuple[Tensor, Made]:
-    """Compute the losses of all rows, 0 for ignored ones, and the gradients of their sum times factors.
+def losses_and_gradients_in_chunks(inputs: Inputs, factors: Tensor | None) -> tuple[Tensor, HeadGradients]:
+    """Compute the loss of each row, 0 if it is ignored, and the gradients of ``(losses * factors).sum()``.
 
     Gradients that are not requested are None. They are float32 for 16-bit tensors, except for the gradient of a
     bfloat16 head that one product computes.
@@ -168,16 +168,16 @@ def compare_in_chunks(inputs: Inputs, factors: Tensor | None) -> tuple[Tensor, M
     for rows in cut.chunks():
         input = kept.select(inputs.input, rows)
         logits = kernel.student_logits(input, buffer)
-        losses += kernel.compare_blocks(logits, rows, factors_of_rows)
+        losses += kernel.losses_of_blocks(logits, rows, factors_of_rows)
         if total is not None:
             kept.zero_ignored(logits, rows)
             total.add(logits, input, rows)
     found = kept.expand_to_all_rows(torch.cat(losses))
     assert found is not None
-    return found, (None, None, None) if total is None else _finished(inputs, total, kept)
+    return found, (None, None, None) if total is None else _finish_gradients(inputs, total, kept)
 
 
-def _finished(inputs: Inputs, total: Gradients, kept: KeptRows) -> Made:
+def _finish_gradients(inputs: Inputs, total: Gradients, kept: KeptRows) -> HeadGradients:
     input_grad, weight_grad, bias_grad = total.finish()
     input_grad = kept.expand_to_all_rows(input_grad)
     if input_grad is not None and inputs.shards is not None and inputs.reduce_input_grad:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch_aclnn_ops._autograd.derivatives import scatter
 from torch_aclnn_ops._autograd.raw_operator import NAMESPACE
-from torch_aclnn_ops.functional.linear_kl_div.chunks import compare_in_chunks
+from torch_aclnn_ops.functional.linear_kl_div.chunks import losses_and_gradients_in_chunks
 from torch_aclnn_ops.functional.linear_kl_div.divergences import Measure
 from torch_aclnn_ops.functional.linear_kl_div.inputs import NAME, Inputs, Options, Teacher
 from torch_aclnn_ops.ops._head.tiling import LogitOptions
@@ -49,7 +49,7 @@ def _flatten(inputs: Inputs, factors: Tensor | None) -> tuple[Any, ...]:
 def _compare(*args: Any) -> list[Tensor]:
     inputs, factors = _inputs(args), args[_FACTORS]
     made: Sequence[Any]
-    losses, made = compare_in_chunks(inputs, factors)
+    losses, made = losses_and_gradients_in_chunks(inputs, factors)
     if factors is None:
         return [losses]
     held = [gradient.to(_held_dtype(inputs)) for gradient in made if gradient is not None]

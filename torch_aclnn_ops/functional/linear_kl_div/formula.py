@@ -2,7 +2,7 @@
 
 from torch_aclnn_ops._numerics import widen, without_autocast
 from torch_aclnn_ops.functional.linear_kl_div.inputs import Inputs
-from torch_aclnn_ops.functional.linear_kl_div.teachers import Places, log_probabilities, with_rest
+from torch_aclnn_ops.functional.linear_kl_div.teachers import Places, log_probabilities, log_probabilities_with_rest
 from torch_aclnn_ops.ops._head.kept_rows import IGNORED
 
 import torch
@@ -48,7 +48,7 @@ def _compare(inputs: Inputs) -> Tensor:
     )
     if teacher.indices is not None:
         student = Places.of(teacher, inputs.classes).log_probabilities(student)
-        of_teacher = with_rest(teacher, student, measure.divergence)
+        of_teacher = log_probabilities_with_rest(teacher, student, measure.divergence)
     elif teacher.input is not None and teacher.weight is not None:
         of_teacher = _log_softmax(teacher.input, teacher.weight, teacher.bias, temperature)
     else:

@@ -46,8 +46,8 @@ def log_probabilities(teacher: Teacher) -> Tensor:
     return values if teacher.is_log else values.log()
 
 
-def with_rest(teacher: Teacher, student: Tensor, divergence: Divergence) -> Tensor:
-    """Return the log-probabilities of a teacher's classes, and in the last column that of all others together.
+def log_probabilities_with_rest(teacher: Teacher, student: Tensor, divergence: Divergence) -> Tensor:
+    """Return the log-probabilities of the teacher's top-k classes, with a last column for all other classes.
 
     Args:
         teacher: the top-k teacher.
