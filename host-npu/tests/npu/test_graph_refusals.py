@@ -11,6 +11,8 @@ import torch_npu
 from torch import Tensor
 from torch.nn import functional as F
 
+pytestmark = pytest.mark.skipif(torch.__version__ < (2, 12), reason="torch_npu 2.9 captures in another way")
+
 
 @pytest.fixture(autouse=True)
 def eager_work_goes_on() -> Iterator[None]:
@@ -201,8 +203,6 @@ import sys
 
 import torch
 import torch.distributed as dist
-
-pytestmark = pytest.mark.skipif(torch.__version__ < (2, 12), reason="torch_npu 2.9 captures in another way")
 
 dist.init_process_group("hccl", init_method=f"file://{sys.argv[0]}.store", rank=0, world_size=1)
 x, graph = torch.ones(4, device="npu") * 2, torch.npu.NPUGraph()
