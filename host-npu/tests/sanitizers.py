@@ -17,12 +17,14 @@ ADDRESS, THREAD = "address,undefined", "thread"
 _REUSED = "uses a handle that was destroyed"
 _ENVIRONMENT = "sets an environment variable"
 _REPORTED = "another thread's synchronization would report it"
+_REALLOCATED = "needs freed memory that no other thread allocates"
 ALONE = {
     "cache/determinism_is_part_of_the_key": "changes an option of the device, on which calls depend",
     "collective_failures/asked_for_by_a_test": "lets the next call of a function fail, whoever makes it",
     "communicators/a_thousand_leave_nothing": "counts what the process has open",
     "cores/threads_and_streams_have_the_limit_that_is_set": "changes a limit of the device",
     "graphs/a_mode_says_which_threads_may_copy": "a capture refuses the copies of other threads",
+    "graphs/a_replay_of_memory_that_is_gone_is_a_fault": _REALLOCATED,
     "life_cycle/destroying_executors": _REUSED,
     "life_cycle/phase_two_refusals_consume_the_executor": _REUSED,
     "life_cycle/tensors_outlive_phase_one": _REUSED,
