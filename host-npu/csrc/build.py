@@ -96,7 +96,7 @@ _SPECIAL = (
     ),
     Library(
         "host_npu_formulas",
-        links=("ascendcl", "hccl", "nnopbase", "opapi"),
+        links=("acl_op_compiler", "ascendcl", "hccl", "nnopbase", "opapi"),
         torch=("torch_cpu", "c10"),
         joined=True,
     ),

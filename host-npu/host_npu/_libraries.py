@@ -89,6 +89,14 @@ def answers() -> dict[str, str]:
     return dict(line.split() for line in listed().decode().splitlines())
 
 
+def graph_operators() -> list[str]:
+    """Return the names of the graph operators (aclop) that are simulated."""
+    listed = ctypes.CDLL(str(_path("acl_op_compiler"))).host_npu_list_graph_operators
+    listed.restype = ctypes.c_char_p
+    names: list[str] = listed().decode().splitlines()
+    return names
+
+
 def load_torch_npu(folder: Path) -> None:
     """Load what torch_npu's import looks for: ATB, and libtorch_npu.so with the workaround for CUDA builds of torch.
 

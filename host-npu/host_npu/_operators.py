@@ -18,7 +18,10 @@ torch_npu {torch_npu} asks for {total} aclnn functions. This page is made by `py
 same of the installed torch_npu. Operators of aten are not on it: they run, see [how it works](internals.md).
 
 What is refused raises an error at the call, "the host NPU does not simulate aclnnX", and the program can go on (with
-TASK_QUEUE_ENABLE=2 at the next copy or synchronization). So do graph operators (aclop) other than Identity.
+TASK_QUEUE_ENABLE=2 at the next copy or synchronization). So do graph operators (aclop).
+
+After jit_compile=True the next synchronization refuses them. Simulated are then those that PyTorch's operators need:
+{graph_operators}.
 
 Of ATB, ReshapeAndCache, Rope, SelfAttention (encoders of sequences of any length, without and with a cache),
 PagedAttention, GroupTopk and the accumulating Linear are computed by a formula, without quantization; the others are
@@ -29,7 +32,8 @@ refused.
 def page() -> str:
     """Return the list as Markdown; the host NPU must be enabled."""
     answers = _libraries.answers()
-    parts = [_INTRODUCTION.format(total=len(answers), **_libraries.versions())]
+    graph_operators = textwrap.fill(", ".join(_libraries.graph_operators()), 120)
+    parts = [_INTRODUCTION.format(total=len(answers), graph_operators=graph_operators, **_libraries.versions())]
     for answer, title in _TITLES.items():
         names = [f"`{name}`" for name, given in answers.items() if given == answer]
         lines = textwrap.fill(", ".join(names), 120, break_long_words=False, break_on_hyphens=False)

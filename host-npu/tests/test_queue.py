@@ -47,10 +47,6 @@ def _found(what: str, mode: str) -> Any:
     return _results(mode, str(_PROGRAM))[what]
 
 
-def _online_compilation(soc: str) -> Any:
-    return _results("a queue", "--soc", soc, str(_PROGRAM), "online_compilation")["online_compilation"]
-
-
 def test_a_graph_operator_is_refused_by_its_name_at_every_call(mode):
     for error in _found("graph_operators", mode)["errors"]:
         assert "the host NPU does not simulate the graph operator (aclop) of npu_confusion_transpose" in error
@@ -69,14 +65,10 @@ def test_a_missing_aclnn_function_is_refused_by_its_name_and_the_queue_computes(
     assert found["sum"] == 128
 
 
-def test_jit_compile_is_refused_when_it_is_set():
-    assert "no jit_compile=True: leave it at False" in _online_compilation("Ascend910B")["error"]
-
-
 @pytest.mark.parametrize("soc", ["Ascend910", "Ascend910B", "Ascend310P"])
-def test_copies_need_no_graph_operator(soc):
-    found = _online_compilation(soc)
-    assert found["copied"] == found["after"] == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
+def test_a_copy_runs_before_and_after_jit_compile_is_set(soc):
+    found = _results("a queue", "--soc", soc, str(_PROGRAM), "online_compilation")["online_compilation"]
+    assert found["before"] == found["after"] == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
 
 
 def test_the_cast_of_formats_works_after_a_refusal(mode):

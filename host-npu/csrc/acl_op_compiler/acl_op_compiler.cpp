@@ -1,4 +1,4 @@
-// libacl_op_compiler: options of the graph compiler, and its operators, of which the host NPU has Identity.
+// libacl_op_compiler: options of the graph compiler, and its operators.
 #include "acl/acl_op_compiler.h"
 
 #include <cxxabi.h>
@@ -6,6 +6,7 @@
 #include <execinfo.h>
 
 #include <array>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -15,7 +16,7 @@
 #include <string>
 #include <string_view>
 
-#include "acl_op_compiler/identity.h"
+#include "acl_op_compiler/graph_operators.h"
 #include "ascendcl/device.h"
 
 namespace {
@@ -29,6 +30,10 @@ Options& options() {
     static auto& all = *new Options;
     return all;
 }
+
+// Whether jit_compile was ever True, after which torch_npu calls some of the graph operators that it then needs also
+// when it is False again. Most are simulated; the others are refused when they come out of the queue.
+std::atomic<bool> has_compiled_at_calls = false;
 
 aclError refuse(aclError status, const std::string& text) {
     host_npu::report_error(status, text);
@@ -78,36 +83,62 @@ std::string operator_on_stack() {
     return "this call";
 }
 
+std::map<std::string, host_npu::GraphOperator>& simulated() {
+    static auto& all = *new std::map<std::string, host_npu::GraphOperator>{{"Identity", host_npu::run_identity}};
+    return all;
+}
+
+std::vector<host_npu::GraphTensor> copies(int count, const aclTensorDesc* const desc[],
+                                          const aclDataBuffer* const memory[]) {
+    std::vector<host_npu::GraphTensor> all;
+    for (int index = 0; index < count; ++index) all.push_back({*desc[index], *memory[index]});
+    return all;
+}
+
+// To fail in torch_npu's queue would end it.
+aclError refuse_in_queue(const std::string& text) {
+    return host_npu::refuse_after_queue(text) ? ACL_SUCCESS : refuse(ACL_ERROR_OP_NOT_FOUND, text);
+}
+
 aclError run_operator(const char* type, int inputs, const aclTensorDesc* const input[],
                       const aclDataBuffer* const source[], int outputs, const aclTensorDesc* const output[],
-                      const aclDataBuffer* const destination[], aclrtStream stream) {
+                      const aclDataBuffer* const destination[], const aclopAttr* attributes, aclrtStream stream) {
     const std::string name = type == nullptr ? "operator" : type;
-    if (name != "Identity" || inputs != 1 || outputs != 1) {
-        // What looked like a cast when it was described. To fail here would end torch_npu's queue.
-        if (host_npu::refuse_after_queue(no_graph_operator(name))) return ACL_SUCCESS;
-        return refuse(ACL_ERROR_OP_NOT_FOUND, no_graph_operator(name));
-    }
-    const auto reason = host_npu::copy_identity(*input[0], *source[0], *output[0], *destination[0], stream);
-    return reason ? refuse(ACL_ERROR_OP_NOT_FOUND, "Identity: " + *reason) : ACL_SUCCESS;
+    const auto found = simulated().find(name);
+    if (found == simulated().end()) return refuse_in_queue(no_graph_operator(name));
+    const auto reason = found->second({name, copies(inputs, input, source), copies(outputs, output, destination),
+                                       attributes == nullptr ? aclopAttr() : *attributes, stream});
+    return reason ? refuse_in_queue(name + ": " + *reason) : ACL_SUCCESS;
 }
 
 }  // namespace
 
+void host_npu::simulate_graph_operator(const char* name, GraphOperator run) { simulated()[name] = run; }
+
+// The names of the simulated graph operators, each on a line.
+extern "C" HOST_NPU_EXPORT const char* host_npu_list_graph_operators() {
+    static std::string names;
+    names.clear();
+    for (const auto& [name, run] : simulated()) names += name + "\n";
+    return names.c_str();
+}
+
 aclError aclopCompileAndExecute(const char* opType, int numInputs, const aclTensorDesc* const inputDesc[],
                                 const aclDataBuffer* const inputs[], int numOutputs,
                                 const aclTensorDesc* const outputDesc[], aclDataBuffer* const outputs[],
-                                const aclopAttr*, aclopEngineType, aclopCompileType, const char*, aclrtStream stream) {
+                                const aclopAttr* attr, aclopEngineType, aclopCompileType, const char*,
+                                aclrtStream stream) {
     return unless_it_fails(__func__, [&] {
-        return run_operator(opType, numInputs, inputDesc, inputs, numOutputs, outputDesc, outputs, stream);
+        return run_operator(opType, numInputs, inputDesc, inputs, numOutputs, outputDesc, outputs, attr, stream);
     });
 }
 
 aclError aclopCompileAndExecuteV2(const char* opType, int numInputs, aclTensorDesc* inputDesc[],
                                   aclDataBuffer* inputs[], int numOutputs, aclTensorDesc* outputDesc[],
-                                  aclDataBuffer* outputs[], aclopAttr*, aclopEngineType, aclopCompileType, const char*,
-                                  aclrtStream stream) {
+                                  aclDataBuffer* outputs[], aclopAttr* attr, aclopEngineType, aclopCompileType,
+                                  const char*, aclrtStream stream) {
     return unless_it_fails(__func__, [&] {
-        return run_operator(opType, numInputs, inputDesc, inputs, numOutputs, outputDesc, outputs, stream);
+        return run_operator(opType, numInputs, inputDesc, inputs, numOutputs, outputDesc, outputs, attr, stream);
     });
 }
 
@@ -115,12 +146,8 @@ aclError aclSetCompileopt(aclCompileOpt opt, const char* value) {
     return unless_it_fails(__func__, [&] {
         if (value == nullptr) return refuse(ACL_ERROR_INVALID_PARAM, "aclSetCompileopt: value is null");
         if (opt == ACL_OP_JIT_COMPILE) {
-            if (value != std::string("disable")) {
-                return refuse(ACL_ERROR_INVALID_PARAM,
-                              "the host NPU has no graph operators (aclop), and so no "
-                              "jit_compile=True: leave it at False");
-            }
-            if (is_about_to_queue_graph_operator()) {
+            if (value != std::string("disable")) has_compiled_at_calls = true;
+            if (is_about_to_queue_graph_operator() && !has_compiled_at_calls) {
                 return refuse(ACL_ERROR_OP_NOT_FOUND, no_graph_operator(operator_on_stack()));
             }
         }

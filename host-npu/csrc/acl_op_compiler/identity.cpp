@@ -1,9 +1,10 @@
-#include "acl_op_compiler/identity.h"
+// The graph operator Identity, with which torch_npu casts between formats.
 
 #include <algorithm>
 #include <cstring>
 #include <numeric>
 
+#include "acl_op_compiler/graph_operators.h"
 #include "ascendcl/device.h"
 #include "nnopbase/dtype.h"
 #include "nnopbase/tensor.h"
@@ -95,9 +96,10 @@ void copy(const aclTensorDesc& from, const std::byte* source, const aclTensorDes
 
 }  // namespace
 
-std::optional<std::string> copy_identity(const aclTensorDesc& from, const aclDataBuffer& source,
-                                         const aclTensorDesc& to, const aclDataBuffer& destination,
-                                         aclrtStream stream) {
+std::optional<std::string> run_identity(const GraphCall& call) {
+    if (call.inputs.size() != 1 || call.outputs.size() != 1) return "it has one input and one output";
+    const auto& [from, source] = call.inputs[0];
+    const auto& [to, destination] = call.outputs[0];
     if (from.type != to.type || from.dims != to.dims || item_size(to.type) == 0) {
         return "its output has another dtype or another shape than its input";
     }
@@ -106,13 +108,13 @@ std::optional<std::string> copy_identity(const aclTensorDesc& from, const aclDat
                "; only the base formats are simulated, and FRACTAL_NZ with tiles for the whole matrix";
     }
     if (product(to.dims) == 0) return std::nullopt;
-    const auto status = enqueue(stream, "Identity", [from, source, to, destination] {
+    const auto status = enqueue(call.stream, call.name, [input = call.inputs[0], output = call.outputs[0]] {
         const auto on_host = [](const aclTensorDesc& desc, const aclDataBuffer& buffer) {
             const auto bytes = static_cast<std::size_t>(
                 saturated_product(product(desc.storage_dims), static_cast<std::int64_t>(item_size(desc.type))));
             return static_cast<std::byte*>(host_alias(buffer.data, bytes));
         };
-        copy(from, on_host(from, source), to, on_host(to, destination));
+        copy(input.desc, on_host(input.desc, input.memory), output.desc, on_host(output.desc, output.memory));
     });
     if (status != ACL_SUCCESS) return "the launch failed with status " + std::to_string(status);
     return std::nullopt;

@@ -1,5 +1,4 @@
-// The descriptions of graph operators (aclop). libacl_op_compiler runs Identity; for all others torch_npu builds the
-// descriptions before the host NPU refuses the operator.
+// The descriptions of graph operators (aclop), which torch_npu builds before the host NPU runs or refuses the operator.
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -10,10 +9,6 @@
 #include "ascendcl/operator_objects.h"
 
 using namespace host_npu;
-
-struct aclopAttr {
-    std::vector<std::string> names;
-};
 
 namespace {
 
@@ -34,11 +29,11 @@ void destroy(const char* kind, const Object* object) {
     delete object;
 }
 
-std::int32_t add_attribute(const char* function, aclopAttr* attr, const char* name) {
+std::int32_t set_attribute(const char* function, aclopAttr* attr, const char* name, aclopAttr::Value value = {}) {
     return run_api(function, [&] {
         require(attr, "attr");
         require(name, "attrName");
-        attr->names.emplace_back(name);
+        attr->values.insert_or_assign(name, std::move(value));
     });
 }
 
@@ -113,46 +108,49 @@ aclError aclSetTensorShape(aclTensorDesc* desc, int numDims, const int64_t* dims
     });
 }
 
-aclError aclSetTensorPlaceMent(aclTensorDesc* desc, aclMemType) {
-    return run_api(__func__, [&] { require(desc, "desc"); });
+aclError aclSetTensorPlaceMent(aclTensorDesc* desc, aclMemType memType) {
+    return run_api(__func__, [&] {
+        require(desc, "desc");
+        desc->is_on_host = memType != ACL_MEMTYPE_DEVICE;
+    });
 }
 
 aclopAttr* aclopCreateAttr() { return create<aclopAttr>(__func__, "aclopAttr"); }
 
 void aclopDestroyAttr(const aclopAttr* attr) { destroy("aclopAttr", attr); }
 
-aclError aclopSetAttrBool(aclopAttr* attr, const char* attrName, uint8_t) {
-    return add_attribute(__func__, attr, attrName);
+aclError aclopSetAttrBool(aclopAttr* attr, const char* attrName, uint8_t attrValue) {
+    return set_attribute(__func__, attr, attrName, std::int64_t{attrValue});
 }
 
-aclError aclopSetAttrInt(aclopAttr* attr, const char* attrName, int64_t) {
-    return add_attribute(__func__, attr, attrName);
+aclError aclopSetAttrInt(aclopAttr* attr, const char* attrName, int64_t attrValue) {
+    return set_attribute(__func__, attr, attrName, attrValue);
 }
 
-aclError aclopSetAttrFloat(aclopAttr* attr, const char* attrName, float) {
-    return add_attribute(__func__, attr, attrName);
+aclError aclopSetAttrFloat(aclopAttr* attr, const char* attrName, float attrValue) {
+    return set_attribute(__func__, attr, attrName, attrValue);
 }
 
-aclError aclopSetAttrString(aclopAttr* attr, const char* attrName, const char*) {
-    return add_attribute(__func__, attr, attrName);
+aclError aclopSetAttrString(aclopAttr* attr, const char* attrName, const char* attrValue) {
+    return set_attribute(__func__, attr, attrName, std::string(attrValue == nullptr ? "" : attrValue));
 }
 
-aclError aclopSetAttrDataType(aclopAttr* attr, const char* attrName, aclDataType) {
-    return add_attribute(__func__, attr, attrName);
+aclError aclopSetAttrDataType(aclopAttr* attr, const char* attrName, aclDataType attrValue) {
+    return set_attribute(__func__, attr, attrName, std::int64_t{attrValue});
 }
 
 aclError aclopSetAttrListBool(aclopAttr* attr, const char* attrName, int, const uint8_t*) {
-    return add_attribute(__func__, attr, attrName);
+    return set_attribute(__func__, attr, attrName);
 }
 
 aclError aclopSetAttrListInt(aclopAttr* attr, const char* attrName, int, const int64_t*) {
-    return add_attribute(__func__, attr, attrName);
+    return set_attribute(__func__, attr, attrName);
 }
 
 aclError aclopSetAttrListFloat(aclopAttr* attr, const char* attrName, int, const float*) {
-    return add_attribute(__func__, attr, attrName);
+    return set_attribute(__func__, attr, attrName);
 }
 
 aclError aclopSetAttrListListInt(aclopAttr* attr, const char* attrName, int, const int*, const int64_t* const[]) {
-    return add_attribute(__func__, attr, attrName);
+    return set_attribute(__func__, attr, attrName);
 }

@@ -4,7 +4,9 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "acl/acl.h"
@@ -23,6 +25,13 @@ struct aclTensorDesc {
     // The storage layout of the tensor, if it differs from the dimensions.
     aclFormat storage_format;
     std::vector<std::int64_t> storage_dims;
+    bool is_on_host = false;
+};
+
+struct aclopAttr {
+    // Lists, which no simulated operator takes, have no value.
+    using Value = std::variant<std::monostate, std::int64_t, float, std::string>;
+    std::map<std::string, Value> values;
 };
 
 namespace host_npu {

@@ -21,7 +21,6 @@ def _lightning_indexer() -> None:
 REFUSED = [
     ("npu_silu", lambda: torch_npu.npu_silu(_half(4)), "does not simulate the graph operator"),
     ("npu_transpose", lambda: torch_npu.npu_transpose(_half(4, 8), (1, 0)), "does not simulate the graph operator"),
-    ("jit_compile=True", lambda: torch.npu.set_compile_mode(jit_compile=True), "leave it at False"),
     ("npu_lightning_indexer", _lightning_indexer, "does not simulate aclnnLightningIndexer"),
     (
         "npu_mm_all_reduce_base",

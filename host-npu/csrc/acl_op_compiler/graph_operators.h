@@ -1,0 +1,35 @@
+// The graph operators (aclop) that are simulated, by their names.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ascendcl/operator_objects.h"
+
+namespace host_npu {
+
+struct GraphTensor {
+    aclTensorDesc desc;
+    aclDataBuffer memory;
+};
+
+// torch_npu destroys its objects after the call, so this has copies of them.
+struct GraphCall {
+    std::string name;
+    std::vector<GraphTensor> inputs;
+    std::vector<GraphTensor> outputs;
+    aclopAttr attributes;
+    aclrtStream stream;
+};
+
+// Puts the operator on the stream; returns why it cannot be run, if so.
+using GraphOperator = std::optional<std::string> (*)(const GraphCall& call);
+
+// Lets an operator of the name be run by a function. Call it while a library is loaded.
+HOST_NPU_EXPORT void simulate_graph_operator(const char* name, GraphOperator run);
+
+// Casts between formats: a copy of a tensor of the same dtype and shape.
+std::optional<std::string> run_identity(const GraphCall& call);
+
+}  // namespace host_npu

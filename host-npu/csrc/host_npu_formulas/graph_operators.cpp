@@ -1,0 +1,212 @@
+// The graph operators (aclop) that torch_npu calls with jit_compile=True: copies, casts, losses and embeddings.
+#include "acl_op_compiler/graph_operators.h"
+
+#include <ATen/ops/binary_cross_entropy.h>
+#include <ATen/ops/binary_cross_entropy_backward.h>
+#include <ATen/ops/embedding_dense_backward.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/mse_loss.h>
+#include <ATen/ops/mse_loss_backward.h>
+
+#include "host_npu_formulas/formula.h"
+#include "host_npu_formulas/scalar_type.h"
+
+namespace host_npu::graph {
+namespace {
+
+std::optional<at::ScalarType> dtype_of(const GraphTensor& tensor) {
+    switch (tensor.desc.type) {
+        case ACL_DOUBLE:
+            return at::kDouble;
+        case ACL_INT16:
+            return at::kShort;
+        default:
+            return scalar_type(tensor.desc.type);
+    }
+}
+
+// The inputs, the output and the attributes of a call, while it runs.
+class RunningOperator {
+  public:
+    RunningOperator(const GraphCall& call, const std::vector<Tensor>& on_host) : call_(call), on_host_(on_host) {}
+
+    Tensor input(std::size_t index) const {
+        return on_host_[index].defined() ? on_host_[index] : in_memory(call_.inputs[index]);
+    }
+    Tensor floats(std::size_t index) const { return widened(input(index)); }
+    // What the operator describes by its shape only.
+    Tensor all_memory(std::size_t index) const { return whole(call_.inputs[index]); }
+    Tensor output() const { return in_memory(call_.outputs[0]); }
+    Tensor all_memory_of_output() const { return whole(call_.outputs[0]); }
+
+    std::vector<std::int64_t> integers(std::size_t index) const {
+        const auto values = input(index).to(at::kLong).contiguous();
+        return {values.const_data_ptr<std::int64_t>(), values.const_data_ptr<std::int64_t>() + values.numel()};
+    }
+    std::int64_t integer(std::size_t index) const { return integers(index).at(0); }
+
+    std::int64_t attribute(const char* name) const {
+        const auto* const value = std::get_if<std::int64_t>(&call_.attributes.values.at(name));
+        TORCH_CHECK(value != nullptr, "its attribute ", name, " is not an integer");
+        return *value;
+    }
+
+    std::int64_t reduction() const {
+        const auto* const name = std::get_if<std::string>(&call_.attributes.values.at("reduction"));
+        TORCH_CHECK(name != nullptr && (*name == "none" || *name == "mean" || *name == "sum"),
+                    "its attribute reduction is not none, mean or sum");
+        return *name == "none" ? at::Reduction::None : *name == "mean" ? at::Reduction::Mean : at::Reduction::Sum;
+    }
+
+  private:
+    static Tensor in_memory(const GraphTensor& tensor) {
+        const auto elements = c10::multiply_integers(tensor.desc.dims);
+        return whole(tensor).narrow(0, 0, elements).view(tensor.desc.dims);
+    }
+
+    static Tensor whole(const GraphTensor& tensor) {
+        const auto dtype = *dtype_of(tensor);
+        const auto elements = static_cast<std::int64_t>(tensor.memory.size / c10::elementSize(dtype));
+        auto* const data = elements == 0 ? nullptr : host_alias(tensor.memory.data, tensor.memory.size);
+        return at::from_blob(data, {elements}, at::TensorOptions(dtype));
+    }
+
+    const GraphCall& call_;
+    const std::vector<Tensor>& on_host_;
+};
+
+void assign(const RunningOperator& call, const Tensor& result) {
+    const auto output = call.output();
+    output.copy_(result.reshape(output.sizes()));
+}
+
+void transpose(const RunningOperator& call) { assign(call, call.input(0).permute(call.integers(1))); }
+
+void cast(const RunningOperator& call) { assign(call, call.input(0)); }
+
+void broadcast_to(const RunningOperator& call) { assign(call, call.input(0).expand(call.integers(1))); }
+
+void slice(const RunningOperator& call) {
+    auto part = call.input(0);
+    const auto begins = call.integers(1), sizes = call.integers(2);
+    for (std::size_t dim = 0; dim < begins.size(); ++dim) {
+        const auto size = sizes[dim] == -1 ? part.size(dim) - begins[dim] : sizes[dim];
+        part = part.narrow(static_cast<std::int64_t>(dim), begins[dim], size);
+    }
+    assign(call, part);
+}
+
+// A bit of the mask is a dimension, of which only the first element is taken.
+void strided_slice(const RunningOperator& call) {
+    auto part = call.input(0);
+    const auto begins = call.integers(1), ends = call.integers(2), steps = call.integers(3);
+    for (std::size_t index = 0; index < begins.size(); ++index) {
+        const auto dim = static_cast<std::int64_t>(index);
+        const bool shrinks = (call.attribute("shrink_axis_mask") >> index & 1) != 0;
+        part = shrinks ? part.select(dim, begins[index]).unsqueeze(dim)
+                       : part.slice(dim, begins[index], ends[index], steps[index]);
+    }
+    assign(call, part);
+}
+
+// Sizes, strides and the offset are the inputs from `first` on.
+Tensor view(const RunningOperator& call, const Tensor& memory, std::size_t first) {
+    return memory.as_strided(call.integers(first), call.integers(first + 1), call.integer(first + 2));
+}
+
+void as_strided(const RunningOperator& call) { assign(call, view(call, call.all_memory(0), 1)); }
+
+void view_copy(const RunningOperator& call) {
+    view(call, call.all_memory_of_output(), 1).copy_(view(call, call.all_memory(4), 5));
+}
+
+void mse_loss(const RunningOperator& call) {
+    assign(call, at::mse_loss(call.floats(0), call.floats(1), call.reduction()));
+}
+
+void mse_loss_grad(const RunningOperator& call) {
+    assign(call, at::mse_loss_backward(call.floats(2), call.floats(0), call.floats(1), call.reduction()));
+}
+
+void binary_cross_entropy(const RunningOperator& call) {
+    assign(call, at::binary_cross_entropy(call.floats(0), call.floats(1), call.floats(2), call.reduction()));
+}
+
+void binary_cross_entropy_grad(const RunningOperator& call) {
+    assign(call, at::binary_cross_entropy_backward(call.floats(2), call.floats(0), call.floats(1), call.floats(3),
+                                                   call.reduction()));
+}
+
+void gather(const RunningOperator& call) {
+    assign(call, call.input(0).index_select(call.integer(2), call.input(1).flatten()));
+}
+
+void embedding_dense_grad(const RunningOperator& call) {
+    assign(call,
+           at::embedding_dense_backward(call.floats(0), call.input(1), call.attribute("num_weights"),
+                                        call.attribute("padding_idx"), call.attribute("scale_grad_by_freq") != 0));
+}
+
+// A copy of each input that is in the host's memory, which torch_npu frees after the call.
+std::vector<Tensor> copies_of_host_inputs(const GraphCall& call) {
+    std::vector<Tensor> copies;
+    for (const auto& [desc, memory] : call.inputs) {
+        copies.emplace_back();
+        if (!desc.is_on_host) continue;
+        copies.back() = at::from_blob(memory.data, desc.dims, at::TensorOptions(*scalar_type(desc.type))).clone();
+    }
+    return copies;
+}
+
+template <std::size_t inputs, void (*compute)(const RunningOperator&)>
+std::optional<std::string> run(const GraphCall& call) {
+    if (call.inputs.size() != inputs || call.outputs.size() != 1) {
+        return "it has " + std::to_string(inputs) + " inputs and one output";
+    }
+    for (const auto* const tensors : {&call.inputs, &call.outputs}) {
+        for (const auto& tensor : *tensors) {
+            const auto type = std::to_string(tensor.desc.type);
+            if (!dtype_of(tensor)) return "a tensor has aclDataType " + type + ", which is not simulated";
+            if (tensor.desc.storage_format == ACL_FORMAT_FRACTAL_NZ) return "a tensor has the format FRACTAL_NZ";
+        }
+    }
+    const auto status = enqueue(call.stream, call.name, [call, on_host = copies_of_host_inputs(call)] {
+        const c10::InferenceMode without_autograd;
+        try {
+            compute(RunningOperator(call, on_host));
+        } catch (const c10::Error& error) {
+            throw std::runtime_error(error.what_without_backtrace());
+        }
+    });
+    if (status != ACL_SUCCESS) return "the launch failed with status " + std::to_string(status);
+    return std::nullopt;
+}
+
+std::optional<std::string> run_strided_slice(const GraphCall& call) {
+    for (const auto* const mask : {"begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask"}) {
+        const auto found = call.attributes.values.find(mask);
+        if (found == call.attributes.values.end() || found->second == aclopAttr::Value(std::int64_t{0})) continue;
+        return std::string("its attribute ") + mask + " is not 0, which is not simulated";
+    }
+    return run<4, strided_slice>(call);
+}
+
+const bool registered = [] {
+    simulate_graph_operator("Transpose", run<2, transpose>);
+    simulate_graph_operator("Cast", run<1, cast>);
+    simulate_graph_operator("BroadcastTo", run<2, broadcast_to>);
+    simulate_graph_operator("Slice", run<3, slice>);
+    simulate_graph_operator("StridedSlice", run_strided_slice);
+    simulate_graph_operator("AsStrided", run<4, as_strided>);
+    simulate_graph_operator("ViewCopy", run<8, view_copy>);
+    simulate_graph_operator("MseLoss", run<2, mse_loss>);
+    simulate_graph_operator("MseLossGrad", run<3, mse_loss_grad>);
+    simulate_graph_operator("BinaryCrossEntropy", run<3, binary_cross_entropy>);
+    simulate_graph_operator("BinaryCrossEntropyGrad", run<4, binary_cross_entropy_grad>);
+    simulate_graph_operator("GatherV2", run<3, gather>);
+    simulate_graph_operator("EmbeddingDenseGrad", run<2, embedding_dense_grad>);
+    return true;
+}();
+
+}  // namespace
+}  // namespace host_npu::graph

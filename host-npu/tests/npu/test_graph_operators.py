@@ -1,0 +1,112 @@
+"""jit_compile=True: the graph operators (aclop) that torch_npu then calls give what the CPU gives."""
+
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch_npu
+from host_npu import _libraries
+from torch import Tensor
+from torch.nn import functional
+
+
+@pytest.fixture(autouse=True)
+def jit_compile() -> Iterator[None]:
+    torch.npu.set_compile_mode(jit_compile=True)
+    yield
+    torch.npu.set_compile_mode(jit_compile=False)
+
+
+def _rows(x: Tensor) -> Tensor:
+    return torch.tensor([2, 0, 2], device=x.device)
+
+
+# What a program calls, of a tensor [3, 4] between 0 and 1, by the graph operators that it becomes.
+CALLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "Transpose": lambda x: x.t().contiguous(),
+    "Cast": lambda x: x.to(torch.float16),
+    "Slice": lambda x: x[:, 1:3].contiguous(),
+    "StridedSlice, of every second row": lambda x: x[::2].contiguous(),
+    "StridedSlice, of one column": lambda x: x.select(1, -1).contiguous(),
+    "AsStrided": lambda x: x[:1].expand(3, 4).contiguous(),
+    "AsStrided, from an offset": lambda x: x.diagonal(1).contiguous(),
+    "ViewCopy": lambda x: torch.zeros(4, 5, device=x.device).t()[1:4].copy_(x),
+    "BroadcastTo": lambda x: torch.stack([x, x]).sum((0, 2)),
+    "MseLoss": lambda x: functional.mse_loss(x, x.detach().flip(0)),
+    "MseLoss, MseLossGrad of each": lambda x: functional.mse_loss(x, x.detach().flip(0), reduction="none"),
+    "BinaryCrossEntropy, BinaryCrossEntropyGrad": lambda x: functional.binary_cross_entropy(x, x.detach().flip(0)),
+    "BinaryCrossEntropy, weighted": lambda x: functional.binary_cross_entropy(
+        x, x.detach().flip(0), x.detach(), reduction="sum"
+    ),
+    "GatherV2, EmbeddingDenseGrad": lambda x: functional.embedding(_rows(x), x),
+    "EmbeddingDenseGrad, scaled": lambda x: functional.embedding(_rows(x), x, padding_idx=0, scale_grad_by_freq=True),
+    "Identity": lambda x: torch_npu.npu_format_cast(x, 29) if x.device.type == "npu" else x,
+}
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+def _value_and_gradient(call: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
+    x.requires_grad_()
+    value = call(x)
+    value.float().square().sum().backward()
+    assert x.grad is not None
+    return [each.detach().cpu() for each in (value, x.grad)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_call_gives_what_the_cpu_gives(call, dtype):
+    torch.manual_seed(0)
+    x = torch.rand(3, 4).to(dtype)
+    found = _value_and_gradient(call, x.npu())
+    # Rounded once, which the CPU's losses in 16 bits are not.
+    expected = [each.to(dtype) if each.dtype == torch.float32 else each for each in _value_and_gradient(call, x.float())]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.to(dtype), other.to(dtype))
+
+
+def test_every_simulated_graph_operator_is_called_here():
+    named = {word for name in CALLS for word in re.findall(r"\w+", name) if word[0].isupper()}
+    assert named == set(_libraries.graph_operators())
+
+
+def test_a_model_trains_as_without_jit_compile():
+    def losses(jit_compile: bool) -> list[float]:
+        torch.npu.set_compile_mode(jit_compile=jit_compile)
+        torch.manual_seed(0)
+        tokens = torch.randint(7, (8, 4)).npu()
+        model = torch.nn.Sequential(torch.nn.Embedding(7, 8), torch.nn.Flatten(), torch.nn.Linear(32, 7)).npu()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        found = []
+        for _ in range(3):
+            loss = functional.cross_entropy(model(tokens), tokens[:, 0])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        return found
+
+    assert losses(True) == losses(False) == losses(True)
+
+
+def test_an_operator_that_is_not_simulated_is_refused_by_its_name_and_the_program_goes_on():
+    with pytest.raises(RuntimeError, match=r"does not simulate the graph operator \(aclop\) of Swish"):
+        torch_npu.npu_silu(torch.ones(4, dtype=torch.float16, device="npu"))
+        torch.npu.synchronize()
+    assert (torch.ones(3, 2, device="npu").t() + 1).sum().item() == 12
+
+
+def test_an_option_that_is_not_simulated_is_refused_by_its_name():
+    x = torch.rand(3, 4, device="npu")
+    with pytest.raises(RuntimeError, match="StridedSlice: its attribute new_axis_mask is not 0"):
+        torch_npu.npu_indexing(x, [0, 0], [2, 2], [1, 1], new_axis_mask=1)
+        torch.npu.synchronize()
+    assert (x - x + 1).sum().item() == 12
+
+
+def test_an_index_out_of_range_is_an_error_of_the_stream():
+    weight = torch.rand(3, 4, device="npu")
+    with pytest.raises(RuntimeError, match=r"GatherV2 failed on stream \d+ of device 0: index out of range in self$"):
+        functional.embedding(torch.tensor([3], device="npu"), weight)
+        torch.npu.synchronize()
