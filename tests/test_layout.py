@@ -31,6 +31,7 @@ LAYERS = (
     (
         "torch_aclnn_ops._explain",
         "torch_aclnn_ops._patch",
+        "torch_aclnn_ops._operator_paths",
         "torch_aclnn_ops.doctor",
         "torch_aclnn_ops.integrations",
         "torch_aclnn_ops.plan",

@@ -110,12 +110,19 @@ def test_the_doctor_reports_that_cann_is_missing(without_cann):
 
 
 @pytest.mark.exhaustive
-def test_the_doctor_reports_how_to_install_torch_npu(tmp_path):
+def test_the_doctor_has_no_remedies_for_npus_where_nothing_of_them_is_found(tmp_path):
     found = _diagnosis(tmp_path, _WITHOUT_TORCH_NPU)
     assert found["torch_npu"]["found"] == "not installed"
+    assert found["NPU"]["found"] == "none: torch_npu is not installed"
+    for what in ("torch_npu", "CANN", "NPU extension"):
+        assert found[what]["remedy"] is None
+
+
+@pytest.mark.exhaustive
+def test_the_doctor_reports_how_to_install_torch_npu_where_something_of_an_npu_is_found(tmp_path):
+    found = _diagnosis(tmp_path, _WITHOUT_TORCH_NPU, ASCEND_HOME_PATH="/opt/cann")
     remedy = _torch_pairs.how_to_install(torch.__version__)
     assert found["torch_npu"]["remedy"] == f"for NPUs, real or simulated: {remedy}"
-    assert found["NPU"]["found"] == "none: torch_npu is not installed"
 
 
 @pytest.mark.exhaustive
@@ -185,7 +192,8 @@ def test_the_doctor_reports_how_to_install_the_host_npu(monkeypatch):
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    assert doctor._host_npu() == doctor.Finding("host NPU", "not installed", "to simulate NPUs: pip install ./host-npu")
+    remedy = "to simulate NPUs: pip install ./host-npu, after torch_npu"
+    assert doctor._host_npu() == doctor.Finding("host NPU", "not installed", remedy)
 
 
 def test_the_doctor_reports_that_the_package_is_a_checkout():
@@ -239,7 +247,7 @@ def test_the_doctor_reports_the_cpu_kernels_and_how_to_install_them(monkeypatch)
 @pytest.mark.parametrize("columns", ["10", "60", "80", "300"])
 def test_a_report_of_the_doctor_fits_the_terminal_and_shows_all_findings(columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", columns)
-    lines = doctor.describe().split("\n\n")[0].splitlines()
+    lines = doctor.describe().split("\n\n")[1].splitlines()
     assert [line for line in lines if not line.startswith(" ")] == [found.what for found in doctor.findings()]
     words = " ".join(lines).split()
     for found in doctor.findings():
@@ -252,7 +260,33 @@ def test_a_report_of_the_doctor_fits_the_terminal_and_shows_all_findings(columns
 def test_the_doctors_exit_status_is_1_if_something_installed_cannot_be_used(is_broken, monkeypatch, capsys):
     monkeypatch.setattr(doctor, "findings", lambda: [doctor.Finding("CANN", "/opt/cann", None, is_broken)])
     assert doctor.main([]) == is_broken
-    assert capsys.readouterr().out.startswith("CANN\n    /opt/cann\n")
+    assert "\n\nCANN\n    /opt/cann\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("why_no_kernels", "has_npu", "is_simulated", "broken", "verdict"),
+    [
+        (None, False, False, [], "CPU: ready, with compiled kernels\nNPU: none"),
+        ("it was not built", False, False, [], "CPU: ready, without compiled kernels\nNPU: none"),
+        (None, True, False, [], "CPU: ready, with compiled kernels\nNPU: ready"),
+        (None, True, True, [], "CPU: ready, with compiled kernels\nNPU: ready, simulated"),
+        (None, False, False, ["CANN"], "CPU: ready, with compiled kernels\nNPU: not ready, see the remedy of CANN"),
+    ],
+)
+def test_the_doctor_begins_with_what_can_be_used(why_no_kernels, has_npu, is_simulated, broken, verdict, monkeypatch):
+    monkeypatch.setattr(_cpu_extension, "why_unavailable", lambda: why_no_kernels)
+    monkeypatch.setattr(_torch_npu, "is_imported", lambda: has_npu)
+    monkeypatch.setattr(doctor, "_is_simulated", lambda: is_simulated)
+    monkeypatch.setattr(doctor, "findings", lambda: [doctor.Finding(what, "", is_broken=True) for what in broken])
+    assert doctor.describe().split("\n\n")[0] == verdict
+
+
+def test_the_doctor_speaks_of_npus_in_the_list_of_operators_only_if_there_is_one(monkeypatch):
+    monkeypatch.setattr(_torch_npu, "is_imported", lambda: False)
+    assert "NPU:" not in doctor.describe().split("\n\n")[2]
+    monkeypatch.setattr(_torch_npu, "is_imported", lambda: True)
+    monkeypatch.setattr(doctor, "findings", list)
+    assert "NPU:" in doctor.describe().split("\n\n")[2]
 
 
 def test_the_doctor_says_how_to_check_a_simulated_npu(capsys):
@@ -290,15 +324,15 @@ def test_torch_npu_is_not_loaded_if_autoload_is_disabled(tmp_path):
 
 
 def test_the_doctor_reports_the_implementation_of_every_operator():
-    sections = re.split(r"^(?=\S)", doctor.describe().split("\n\n")[1], flags=re.MULTILINE)[1:]
+    sections = re.split(r"^(?=\S)", doctor.describe().split("\n\n")[2], flags=re.MULTILINE)[1:]
     paths = {section.split()[0]: " ".join(section.split()[1:]) for section in sections}
     composed = ["functional.linear_cross_entropy", "optim.FusedEmaAdam"]
     assert sorted(paths) == sorted([*ops.__all__, *composed])
     assert "native PyTorch kernel" in paths["mse_loss_backward"]
-    assert "native PyTorch kernels for float32 and float64, else PyTorch fallback" in paths["optim.FusedEmaAdam"]
+    assert "native PyTorch kernels for float32 and float64, else PyTorch operators" in paths["optim.FusedEmaAdam"]
     has_kernels = _cpu_extension.why_unavailable() is None
-    assert ("compiled row kernels" in paths["functional.linear_cross_entropy"]) == has_kernels
-    assert "PyTorch fallback" in paths["fused_linear_online_max_sum"]
+    assert ("compiled kernels" in paths["functional.linear_cross_entropy"]) == has_kernels
+    assert "PyTorch operators" in paths["fused_linear_online_max_sum"]
 
 
 @pytest.mark.parametrize("name", [name for name in functional.__all__ if hasattr(torchs.functional, name)])

@@ -14,8 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch_aclnn_ops import _cpu_extension, _extension, _paragraphs, _torch_npu, _torch_pairs, ops
-from torch_aclnn_ops._autograd.raw_operator import RawOperator
+from torch_aclnn_ops import _cpu_extension, _extension, _paragraphs, _torch_npu, _torch_pairs
+from torch_aclnn_ops._operator_paths import operator_paths
 from torch_aclnn_ops._torch_compat.public import cpu_capability
 from torch_aclnn_ops._version import __version__
 
@@ -29,7 +29,6 @@ def __dir__() -> list[str]:
 
 
 _BUILD = "torch_aclnn_ops again with pip's --no-build-isolation, in a checkout with --editable too"
-_FALLBACK = "PyTorch fallback"
 _ON_THE_HOST_NPU = "python -m host_npu -m torch_aclnn_ops.doctor"
 
 _LIBRARIES = ("numpy", "transformers", "accelerate", "peft", "lightning")
@@ -50,12 +49,14 @@ class Finding:
         found: The result.
         remedy: What to do if the component is missing but needed, or ``None``.
         is_broken: Whether the component is installed but cannot be used as it is.
+        is_for_npus: Whether the remedy is left out on a machine without NPU, torch_npu and CANN.
     """
 
     what: str
     found: str
     remedy: str | None = None
     is_broken: bool = False
+    is_for_npus: bool = False
 
 
 def findings() -> list[Finding]:
@@ -82,21 +83,32 @@ def findings() -> list[Finding]:
         _host_npu(),
         _cpu_kernels(),
     ]
+    wants_npu = _wants_npu()
     return [
-        dataclasses.replace(row, found=without_names(row.found), remedy=row.remedy and without_names(row.remedy))
+        dataclasses.replace(
+            row,
+            found=without_names(row.found),
+            remedy=without_names(row.remedy) if row.remedy and (wants_npu or not row.is_for_npus) else None,
+        )
         for row in found
     ]
 
 
+def _wants_npu() -> bool:
+    """Return whether this machine has an NPU, or some of what NPUs need."""
+    has_device = any(Path("/dev").glob("davinci*"))
+    return has_device or "ASCEND_HOME_PATH" in os.environ or _torch_npu.is_installed() or _torch_npu.finds_cann()
+
+
 def describe() -> str:
-    """Describe the findings, their remedies, and which implementation each operator uses.
+    """Describe what can be used, the findings and their remedies, and which implementation each operator uses.
 
     Returns:
         A report of several lines that fit the terminal.
 
     Example:
-        >>> describe().splitlines()[0]
-        'torch_aclnn_ops'
+        >>> describe().splitlines()[0]  # doctest: +ELLIPSIS
+        'CPU: ready, ...'
     """
     return _described(findings())
 
@@ -104,8 +116,21 @@ def describe() -> str:
 def _described(rows: Sequence[Finding]) -> str:
     width = _paragraphs.terminal_width()
     found = ((row.what, (row.found, f"Remedy: {row.remedy}" if row.remedy else "")) for row in rows)
-    used = ((name, (f"CPU: {by['cpu']}", f"NPU: {by['npu']}")) for name, by in _operators().items())
-    return f"{_paragraphs.titled(found, width)}\n\n{_paragraphs.titled(used, width)}"
+    devices = ("CPU", "NPU") if _torch_npu.is_imported() else ("CPU",)
+    used = ((name, [f"{device}: {by[device.lower()]}" for device in devices]) for name, by in operator_paths().items())
+    paragraphs = (_verdict(rows), _paragraphs.titled(found, width), _paragraphs.titled(used, width))
+    return "\n\n".join(paragraphs)
+
+
+def _verdict(rows: Sequence[Finding]) -> str:
+    """Return what can be used: a line for the CPU, and one for the NPU."""
+    has_kernels = _cpu_extension.why_unavailable() is None
+    cpu = f"CPU: ready, {'with' if has_kernels else 'without'} compiled kernels"
+    if broken := [row.what for row in rows if row.is_broken]:
+        return f"{cpu}\nNPU: not ready, see the remedy of {' and '.join(broken)}"
+    if not _torch_npu.is_imported():
+        return f"{cpu}\nNPU: none"
+    return f"{cpu}\nNPU: ready{', simulated' if _is_simulated() else ''}"
 
 
 def without_names(text: str) -> str:
@@ -152,7 +177,8 @@ def _torch() -> Finding:
 def _installed_torch_npu() -> Finding:
     how_to_install = _torch_pairs.how_to_install(torch.__version__)
     if not _torch_npu.is_installed():
-        return Finding("torch_npu", "not installed", f"for NPUs, real or simulated: {how_to_install}")
+        remedy = f"for NPUs, real or simulated: {how_to_install}"
+        return Finding("torch_npu", "not installed", remedy, is_for_npus=True)
     version = importlib.metadata.version("torch_npu")
     if _torch_pairs.release(version) != _torch_pairs.release(torch.__version__):
         return Finding("torch_npu", f"{version}, but torch is {torch.__version__}", how_to_install, is_broken=True)
@@ -178,7 +204,7 @@ def _cann() -> Finding:
     if home is not None:
         found = f"{home}, but not on the loader's search path"
         return Finding("CANN", found, f"source {home}/set_env.sh", is_broken=True)
-    return Finding("CANN", "not found", "for real NPUs: install CANN and source its set_env.sh")
+    return Finding("CANN", "not found", "for real NPUs: install CANN and source its set_env.sh", is_for_npus=True)
 
 
 def _cann_version() -> str:
@@ -220,7 +246,7 @@ def _npu_extension() -> Finding:
     if _torch_npu.is_imported():
         return Finding("NPU extension", f"not loaded: {reason}", _reinstall(), is_broken=True)
     if importlib.util.find_spec("torch_aclnn_ops._C") is None:
-        return Finding("NPU extension", "not built", f"for NPUs, real or simulated: {_reinstall()}")
+        return Finding("NPU extension", "not built", f"for NPUs, real or simulated: {_reinstall()}", is_for_npus=True)
     return Finding("NPU extension", "built; it is loaded with torch_npu")
 
 
@@ -228,7 +254,8 @@ def _host_npu() -> Finding:
     try:
         version = importlib.metadata.version("host_npu")
     except importlib.metadata.PackageNotFoundError:
-        return Finding("host NPU", "not installed", "to simulate NPUs: pip install ./host-npu")
+        remedy = "to simulate NPUs: pip install ./host-npu, after torch_npu"
+        return Finding("host NPU", "not installed", remedy)
     return Finding("host NPU", f"{version}{', enabled' if _is_simulated() else ''}")
 
 
@@ -237,34 +264,6 @@ def _cpu_kernels() -> Finding:
     if reason is None:
         return Finding("CPU kernels", _cpu_extension.describe())
     return Finding("CPU kernels", f"not loaded: {reason.partition(';')[0]}", f"for speed: install {_BUILD}")
-
-
-def _operators() -> dict[str, dict[str, str]]:
-    """Return which implementation each raw operator, and each function composed of several, uses per device type."""
-    operators = [getattr(ops, name) for name in ops.__all__]
-    paths = {operator.name: {"cpu": _on_cpu(operator), "npu": _on_npu(operator)} for operator in operators}
-    has_kernels = _cpu_extension.why_unavailable() is None
-    on_npu = paths[ops.fused_linear_online_max_sum.name]["npu"]
-    if not on_npu.startswith(_FALLBACK):
-        on_npu = "CANN's fused operators for 16-bit inputs without options, else PyTorch fallback in chunks of rows"
-    in_chunks = f"PyTorch fallback in chunks of rows{', compiled row kernels' if has_kernels else ''}"
-    adam = paths[ops.apply_fused_ema_adam_.name]["npu"]
-    return {
-        **paths,
-        "functional.linear_cross_entropy": {"cpu": in_chunks, "npu": on_npu},
-        "optim.FusedEmaAdam": {"cpu": f"native PyTorch kernels for float32 and float64, else {_FALLBACK}", "npu": adam},
-    }
-
-
-def _on_cpu(operator: RawOperator) -> str:
-    return "native PyTorch kernel" if operator.has_cpu_kernel else _FALLBACK
-
-
-def _on_npu(operator: RawOperator) -> str:
-    if _extension.why_unavailable() is not None:
-        return _FALLBACK
-    reasons = list(map(operator.why_not_dtype, (torch.float16, torch.float32)))  # it supports at least one, if any
-    return operator.cann if None in reasons else f"{_FALLBACK}: {reasons[-1]}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -292,7 +291,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     as_json = parser.parse_args(arguments).json
     rows = findings()
     if as_json:
-        print(json.dumps({"findings": [dataclasses.asdict(row) for row in rows], "operators": _operators()}, indent=2))
+        print(
+            json.dumps({"findings": [dataclasses.asdict(row) for row in rows], "operators": operator_paths()}, indent=2)
+        )
     else:
         print(_described(rows))
     return int(any(row.is_broken for row in rows))

@@ -1,0 +1,37 @@
+"""Which implementation each operator uses in this installation, for the doctor."""
+
+from torch_aclnn_ops import _cpu_extension, _extension, ops
+from torch_aclnn_ops._autograd.raw_operator import RawOperator
+
+import torch
+
+_FALLBACK = "PyTorch fallback"  # on an NPU
+_FORMULA = "PyTorch operators"
+
+
+def operator_paths() -> dict[str, dict[str, str]]:
+    """Return which implementation each raw operator, and each function composed of several, uses per device type."""
+    operators = [getattr(ops, name) for name in ops.__all__]
+    paths = {operator.name: {"cpu": _on_cpu(operator), "npu": _on_npu(operator)} for operator in operators}
+    has_kernels = _cpu_extension.why_unavailable() is None
+    on_npu = paths[ops.fused_linear_online_max_sum.name]["npu"]
+    if not on_npu.startswith(_FALLBACK):
+        on_npu = "CANN's fused operators for 16-bit inputs without options, else PyTorch fallback in chunks of rows"
+    in_chunks = f"{'compiled kernels' if has_kernels else _FORMULA}, in chunks of rows"
+    adam = paths[ops.apply_fused_ema_adam_.name]["npu"]
+    return {
+        **paths,
+        "functional.linear_cross_entropy": {"cpu": in_chunks, "npu": on_npu},
+        "optim.FusedEmaAdam": {"cpu": f"native PyTorch kernels for float32 and float64, else {_FORMULA}", "npu": adam},
+    }
+
+
+def _on_cpu(operator: RawOperator) -> str:
+    return "native PyTorch kernel" if operator.has_cpu_kernel else _FORMULA
+
+
+def _on_npu(operator: RawOperator) -> str:
+    if _extension.why_unavailable() is not None:
+        return _FALLBACK
+    reasons = list(map(operator.why_not_dtype, (torch.float16, torch.float32)))  # it supports at least one, if any
+    return operator.cann if None in reasons else f"{_FALLBACK}: {reasons[-1]}"
