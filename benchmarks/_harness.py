@@ -5,6 +5,7 @@ import ctypes
 import gc
 import importlib.util
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import torch_aclnn_ops  # noqa: F401
 
 import torch
 
-from benchmarks._results import CORES, Row, path_of, print_rows, write
+from benchmarks._results import CORES, Row, as_text, path_of, print_rows, write
 
 Call = Callable[[], object]
 
@@ -142,7 +143,7 @@ def compare(
     rounds = min(rounds, max(_FEWEST_ROUNDS, int(_LONGEST_COMPARISON / whole_round)))
     timings = interleaved({by: _repeated(call, calls, wait) for by, call in cases.items()}, rounds, is_warm=True)
     reference = next(iter(timings.values()))
-    return [
+    rows = [
         {
             **columns,
             "by": by,
@@ -156,6 +157,15 @@ def compare(
         }
         for by, timing in timings.items()
     ]
+    for row in rows:
+        report(row)
+    return rows
+
+
+def report(row: Row) -> None:
+    """Print a result as soon as it is known, because a benchmark can take many minutes."""
+    [cells] = as_text([row])
+    print(", ".join(f"{name} {cell}" for name, cell in cells.items() if cell), file=sys.stderr, flush=True)
 
 
 def _repeated(call: Call, calls: int, wait: Call | None) -> Call:

@@ -44,7 +44,8 @@ def memory_and_errors(problem: Problem, case: str, truths: Path) -> Row:
 def times(problem: Problem, cases: Sequence[str], rounds: int) -> list[Row]:
     """Time cases in turn in one process."""
     tensors = problem.tensors()
-    return compare({LABELS[case]: make_call(case, tensors) for case in cases}, rounds)
+    calls = {LABELS[case]: make_call(case, tensors) for case in cases}
+    return compare(calls, rounds, operator="linear_cross_entropy")
 
 
 def _errors(results: Sequence[Tensor], truth: dict[str, Tensor]) -> dict[str, float]:

@@ -5,6 +5,9 @@ as it is, compiled and chunked; with torch's own function in its ways to split t
 where it is installed (``pip install ".[benchmark]"``); and with this package as it is where csrc/cpu was not built. For
 one problem, ``--shape``, the times of all cases are taken in turn in one process, and memory and errors of each in a
 process of its own. How time and memory grow with rows and with classes is measured in this process.
+
+On two cores that takes a quarter of an hour; ``--memory``, for memory and errors of this package and of the logits'
+loss only, takes a minute.
 """
 
 import argparse
@@ -13,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 
-from benchmarks._harness import OURS, absent, compare, doublings, parser, run
+from benchmarks._harness import OURS, absent, compare, doublings, parser, report, run
 from benchmarks._linear_cross_entropy_cases import LABELS, Problem, make_call, why_absent
 from benchmarks._results import ROOT, Row
 
@@ -24,6 +27,7 @@ _FEATURES, _FEW_FEATURES = 256, 32
 _FEW_ROWS, _FEW_CLASSES = 1024, 8192
 _MOST = {"rows": 2048, "classes": 131072}
 _LONGEST_PROCESS = 240  # seconds
+_WITH_MEMORY_ALONE = ("naive", "torch-auto", OURS)
 _COLUMNS = {"operator": "linear_cross_entropy", "device": "cpu"}
 
 
@@ -31,9 +35,13 @@ def measure(options: argparse.Namespace) -> list[Row]:
     """Compare for the problem, and for more and more rows and classes."""
     rows = []
     wanted = [case for case in options.cases if not (options.quick and case == "compiled")]
+    if options.memory:
+        wanted = [case for case in wanted if case in _WITH_MEMORY_ALONE]
     cases = [case for case in wanted if why_absent(case) is None]
     for dtype in options.dtypes:
         rows += _one_problem(Problem(options.shape, dtype, options.ignored), cases, options)
+    if options.memory:
+        return rows
     for variable, most in _MOST.items():
         for size in doublings(most, options.quick):
             rows += _one_size(variable, size, [case for case in _SWEPT if case in cases], options)
@@ -46,8 +54,7 @@ def _one_problem(problem: Problem, cases: list[str], options: argparse.Namespace
     ignored = f", {problem.ignored:.0%} of the rows ignored" if problem.ignored else ""
     shape = " x ".join(map(str, problem.shape))
     columns = {**_COLUMNS, "configuration": f"{shape}{ignored}", "dtype": problem.dtype}
-    timed = _in_new_process(problem, options.threads, cases=cases, rounds=options.rounds)
-    found = {row["by"]: row for row in timed} if isinstance(timed, list) else {}
+    found = {} if options.memory else _times(problem, cases, options)
     rows = []
     with tempfile.TemporaryDirectory() as truths:
         for case in cases:
@@ -55,10 +62,18 @@ def _one_problem(problem: Problem, cases: list[str], options: argparse.Namespace
             if case == "limit":
                 row["peak_bytes"] = problem.gradient_bytes
             else:
-                print(f"{columns['configuration']}, {problem.dtype}: {LABELS[case]}", file=sys.stderr)
-                row |= _in_new_process(problem, options.threads, case=case, truths=truths)
+                row = _in_new_process(problem, options.threads, case=case, truths=truths) | row
+            report(row)
             rows.append(row)
     return rows
+
+
+def _times(problem: Problem, cases: list[str], options: argparse.Namespace) -> dict[str, Row]:
+    print(f"timing {len(cases)} cases in turn, {problem.dtype}, in about a minute", file=sys.stderr, flush=True)
+    timed = _in_new_process(problem, options.threads, cases=cases, rounds=options.rounds)
+    if isinstance(timed, list):
+        return {row["by"]: row for row in timed}
+    return {LABELS[case]: timed for case in cases}
 
 
 def _one_size(variable: str, size: int, cases: list[str], options: argparse.Namespace) -> list[Row]:
@@ -99,6 +114,9 @@ if __name__ == "__main__":
     arguments.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"])
     arguments.add_argument("--cases", nargs="+", default=list(LABELS), choices=list(LABELS), help="by default all")
     arguments.add_argument("--ignored", type=float, default=0.0, help="share of the rows that are ignored")
+    arguments.add_argument("--memory", action="store_true", help="only memory and errors, in a minute")
     options = arguments.parse_args()
+    if not (options.quick or options.memory):
+        print("a quarter of an hour on two cores; --memory takes a minute", file=sys.stderr, flush=True)
     options.shape = options.shape or (QUICK_SHAPE if options.quick else SHAPE)
     run("linear_cross_entropy", measure, options, rounds=5)

@@ -56,6 +56,14 @@ def test_linear_cross_entropy_measures_time_memory_and_errors_of_every_case(rows
 
 
 @pytest.mark.exhaustive
+def test_memory_alone_has_no_times_and_each_result_is_printed_as_it_is_known():
+    command = [sys.executable, "-m", "benchmarks.linear_cross_entropy", "--quick", "--memory", "--dtypes", "float32"]
+    result = subprocess.run(command, check=True, cwd=ROOT, timeout=900, capture_output=True, text=True)
+    assert "peak MB" in result.stdout and "median" not in result.stdout
+    assert [line for line in result.stderr.splitlines() if ", peak MB" in line and "by torch_aclnn_ops" in line]
+
+
+@pytest.mark.exhaustive
 def test_linear_cross_entropy_is_measured_for_several_numbers_of_rows_and_classes(rows):
     for variable in ("rows", "classes"):
         sizes = [int(row["size"]) for row in rows if row["variable"] == variable and row["by"] == "torch_aclnn_ops"]

@@ -17,10 +17,14 @@ def _lightning_indexer() -> None:
     torch_npu.npu_lightning_indexer(_half(1, 4, 64, 128), _half(1, 8, 1, 128), _half(1, 4, 64), sparse_count=2048)
 
 
+def _confusion_transpose() -> None:
+    torch_npu.npu_confusion_transpose(_half(2, 4, 2, 2), (0, 2, 1, 3), (2, 4, 2, 2), True)
+
+
 # How the page names it, a call, and what the error says. What captures refuse is in test_graph_refusals.py.
 REFUSED = [
     ("npu_silu", lambda: torch_npu.npu_silu(_half(4)), "does not simulate the graph operator"),
-    ("npu_transpose", lambda: torch_npu.npu_transpose(_half(4, 8), (1, 0)), "does not simulate the graph operator"),
+    ("npu_confusion_transpose", _confusion_transpose, "does not simulate the graph operator"),
     ("npu_lightning_indexer", _lightning_indexer, "does not simulate aclnnLightningIndexer"),
     (
         "npu_mm_all_reduce_base",
