@@ -97,7 +97,7 @@ class Transfer {
             calls.push_back(board_.read_call(rank, call.head.number));
             for (const auto count : calls.back().send_counts) most = std::max(most, count);
         }
-        if (const auto text = difference(calls)) {
+        if (const auto text = describe_mismatch(calls)) {
             communicator_.fail(
                 ACL_ERROR_RT_FFTS_PLUS_TIMEOUT, HCCL_E_REMOTE,
                 "call " + std::to_string(call.head.number) + " of communicator " + communicator_.name() + ": " + *text);

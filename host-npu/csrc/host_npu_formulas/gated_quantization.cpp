@@ -19,7 +19,7 @@ namespace {
 Tensor of_rows(const Tensor& numbers, std::int64_t rows, const OptionalIntegerTensor& groups, bool sizes) {
     if (numbers.dim() < 2 || numbers.size(0) == 1) return numbers;
     TORCH_CHECK(groups && groups->dim() == 1 && groups->size(0) == numbers.size(0), "scales of shape ", numbers.sizes(),
-                " have not a row for each group");
+                " must have one row per group");
     const auto wide = groups->to(at::kLong);
     const auto ends = sizes ? wide.cumsum(0) : Tensor(wide);
     const auto group = at::searchsorted(ends, at::arange(rows, ends.options()), false, /*right=*/true);

@@ -41,7 +41,7 @@ void ffn(const Tensor& x, const Tensor& weight1, const Tensor& weight2, const Si
         return;
     }
     TORCH_CHECK(weight1.dim() == 3 && weight2.dim() == 3 && weight1.size(0) == static_cast<std::int64_t>(tokens.size()),
-                "weight1 of shape ", weight1.sizes(), " has not a matrix for each of ", tokens.size(), " experts");
+                "weight1 of shape ", weight1.sizes(), " must have one matrix for each of ", tokens.size(), " experts");
     auto sizes = tokens;
     if (are_ends) std::adjacent_difference(sizes.begin(), sizes.end(), sizes.begin());
     const auto parts = x.flatten(0, -2).split_with_sizes(sizes);
