@@ -49,7 +49,7 @@ class Swap(ContextDecorator):
         try:
             self._leave()
         except KeyboardInterrupt:
-            self._leave()
+            self._leave()  # restore what the interrupt left
             raise
         finally:
             self._optimizer._calls.pop(self._call, None)

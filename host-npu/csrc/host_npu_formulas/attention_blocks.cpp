@@ -33,7 +33,7 @@ struct Block {
     Tensor of_queries(const Tensor& x) const { return of_heads(x).narrow(2, row, rows); }
     Tensor of_keys(const Tensor& x) const { return of_heads(x).narrow(2, 0, keys); }
 
-    // Of a tensor of scores.
+    // The block of a tensor that is broadcast to the scores.
     Tensor of(const Tensor& x) const {
         const auto some = [&](const Tensor& all, std::int64_t dim, std::int64_t first, std::int64_t count) {
             return all.size(dim) == 1 ? all : all.narrow(dim, first, count);

@@ -223,7 +223,7 @@ void refuse_errors(const Body& body) {
     } catch (const c10::Error& error) {
         throw Refusal{kParamInvalid, error.what_without_backtrace()};
     } catch (const std::exception& error) {
-        // Of a shape function in Python, with its traceback.
+        // A shape function in Python raised it; the text includes a traceback.
         const std::string text = error.what();
         throw Refusal{kParamInvalid, text.substr(0, text.find('\n'))};
     }

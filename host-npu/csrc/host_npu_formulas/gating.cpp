@@ -112,7 +112,7 @@ void gating_grad(const Tensor& norm, const Tensor& dweights, const IntegerTensor
     const auto chosen = experts.to(at::kLong);
     auto dvalues = dweights * scale;
     if (is_normalized(renorm, norm_type)) {
-        // Of v / (sum v + epsilon).
+        // The derivative of v / (sum v + epsilon).
         const auto values = norm.gather(-1, chosen);
         const auto sum = values.sum(-1, true) + epsilon;
         dvalues = (dvalues - (dvalues * values).sum(-1, true) / sum) / sum;

@@ -106,7 +106,7 @@ Expanded expanded_rows(const AnyTensor& x, const IntegerTensor& experts, const O
     TORCH_CHECK(x.is_floating_point(), "the host NPU quantizes rows of floats, not of ", x.scalar_type());
     if (mode == kStatic) {
         TORCH_CHECK(scale && offset && scale->numel() == 1 && offset->numel() == 1,
-                    "a static quantization has a number as scale and one as offset");
+                    "a static quantization needs a scale and an offset of one element each");
         return {saturated(widened(rows) * *scale + *offset, at::kChar), std::nullopt};
     }
     TORCH_CHECK(mode == kDynamic, "the host NPU has the quant modes -1, 0 and 1 only, not ", mode);
