@@ -171,6 +171,7 @@ class Exchange:
         ]
 
     def _restoring(self) -> "list[_Write]":
+        """Return the writes that restore the weights."""
         return [
             _Write(owner, True, partial(Tensor.copy_, param, weights))
             for owner, param, weights in zip(self._owners, self._params, self._weights, strict=True)

@@ -14,12 +14,13 @@ namespace {
 
 constexpr std::size_t kAlignment = 64;
 
-// The bytes of a part that are in window `number`, for windows of `window` bytes.
+// A range of the bytes of a part.
 struct Slice {
     std::size_t start;
     std::size_t size;
 };
 
+// Returns the bytes that are in window `number`, for windows of `window` bytes.
 Slice slice(std::size_t bytes, std::size_t window, std::uint64_t number) {
     const auto start = std::min<std::uint64_t>(bytes, number * window);
     return {start, std::min(window, bytes - start)};

@@ -45,7 +45,7 @@ class Exchanged {
   public:
     Exchanged(const Communication& communication, const Tensor& sent, const Group& group);
 
-    // Without memory, or in that of the workspace.
+    // A meta tensor for what is received; what is sent and received in the memory of the workspace.
     Tensor received() const;
     Tensor sent_in(const KernelArguments& memory) const;
     Tensor received_in(const KernelArguments& memory) const;
@@ -120,7 +120,7 @@ class CommunicatingFormula {
                     found.emplace(communication, communication.send(), std::get<Group>(kept));
                     communication.receive(found->received());
                 };
-                with(kept, [&](std::size_t index) { return without_memory(tensors[index]); }, look);
+                with(kept, [&](std::size_t index) { return meta_tensor(tensors[index]); }, look);
             });
             const auto exchanged = *found;
             const auto in = [](const KernelArguments& memory) {

@@ -60,8 +60,8 @@ class Out {
 };
 using OptionalOut = std::optional<Out>;
 
-// A tensor of the same layout that has no memory; an undefined one for a null pointer.
-Tensor without_memory(const aclTensor* tensor);
+// A meta tensor of the same shape and dtype; an undefined one for a null pointer.
+Tensor meta_tensor(const aclTensor* tensor);
 // A tensor in device memory.
 Tensor in_memory(const HostTensor& tensor);
 // What a formula calculates with.
@@ -269,7 +269,7 @@ class Formula {
                 const auto kept = std::make_tuple(Translated<Arguments>::kept(arguments)...);
                 refuse_errors([&] {
                     evaluate<Arguments...>(
-                        kept, [&](std::size_t index) { return without_memory(tensors[index]); }, function);
+                        kept, [&](std::size_t index) { return meta_tensor(tensors[index]); }, function);
                 });
                 return Plan{.kernel = [kept](const KernelArguments& memory) {
                     evaluate<Arguments...>(kept, [&](std::size_t index) { return in_memory(memory[index]); }, function);

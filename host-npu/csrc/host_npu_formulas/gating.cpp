@@ -36,7 +36,7 @@ const Formula<"aclnnMoeGatingTopKSoftmax", gating> gating_of_tokens{
     {"rowIdxOut", {ACL_INT32}, "N K | M N K"},
 };
 
-// With `renorm` 1 the softmax is that of the chosen scores.
+// `renorm` 1 takes the softmax of the chosen scores instead of all.
 void gating_v2(const Tensor& x, const OptionalIntegerTensor& finished, std::int64_t k, std::int64_t renorm,
                bool with_softmax, const Out& weights, const Out& experts, const OptionalOut& softmax_out) {
     require_unfinished(finished);

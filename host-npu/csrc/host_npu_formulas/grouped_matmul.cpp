@@ -223,7 +223,7 @@ const TensorRules kGrouped{
     {"dynQuantScaleOutOptional"},
 };
 
-// In a product without quantization, and as many tensors as a list may have.
+// Checks that the product is not quantized, and that no list has more tensors than CANN accepts.
 void require_lists(const AnyTensorList& x, const AnyTensorList& weight, const AnyTensorList& bias, std::size_t outs) {
     const auto is_950 = soc() == Soc::Ascend950;
     const std::size_t most = is_950 ? 1024 : 128;

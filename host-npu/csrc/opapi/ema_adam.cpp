@@ -120,7 +120,7 @@ Plan plan(Arguments states, const Named& step, const Hyperparameters& p) {
     require_dtype(step, {ACL_INT64});
     require_nd(step);
     Plan plan{.outputs = {kVar, kM, kV, kS}};
-    // Without an element to write there is no tiling, and nobody compares the shapes.
+    // CANN compares the shapes only if there are elements to write.
     if (std::all_of(outputs.begin(), outputs.end(), [](const Named& out) { return out->empty(); })) return plan;
     for (const auto& state : states) {
         if (state->shape == grad->shape) continue;
