@@ -98,6 +98,7 @@ class EagerOrCompiled:
 
 def _with_ctx(function: type[Function]) -> type[Function]:
     """Return the Function with a forward that takes the ctx: without setup_context, autograd applies it faster."""
+
     def forward(ctx: Any, *args: Any) -> Any:
         output = function.forward(*args)
         function.setup_context(ctx, args, output)

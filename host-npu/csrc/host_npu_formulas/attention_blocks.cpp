@@ -45,7 +45,7 @@ struct Block {
     Tensor of_heads(const Tensor& x) const { return x.narrow(0, batch, batches).narrow(1, head, heads); }
 };
 
-// How many parts of `size` scores a block has.
+// How many of `available` parts, of `size` scores each, fit into a block; at least one.
 std::int64_t fitting(std::int64_t size, std::int64_t available) {
     return std::clamp<std::int64_t>(kScores / std::max<std::int64_t>(size, 1), 1, std::max<std::int64_t>(available, 1));
 }

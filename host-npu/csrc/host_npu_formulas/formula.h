@@ -215,7 +215,7 @@ void evaluate(const Kept& kept, const TensorOf& tensor_of, const Body& body) {
         kept);
 }
 
-// Makes a refusal of what PyTorch or a TORCH_CHECK says.
+// Calls `body`, and throws a Refusal in place of the errors of PyTorch and TORCH_CHECK.
 template <class Body>
 void refuse_errors(const Body& body) {
     try {

@@ -98,7 +98,7 @@ void weight_quant_v2(const Tensor& x, const IntegerTensor& weight, const Tensor&
 }
 const Formula<"aclnnWeightQuantBatchMatmulV2", weight_quant_v2> product_with_int8;
 
-// The rows are quantized on the way.
+// Quantizes each row of x, and multiplies the rows with a quantized weight.
 Tensor product_of_rows(const Tensor& x, const OptionalTensor& smooth, const Tensor& weight, const Tensor& scale,
                        const OptionalTensor& bias) {
     const auto [rows, of_rows] = quantized_rows(smooth ? x * *smooth : x);
