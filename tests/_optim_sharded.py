@@ -316,8 +316,8 @@ def zero(process, folder):
     return errors, are_kept
 
 
-def results(device, folder):
-    """Run all cases as one of the processes."""
+def results(device, folder, flavours):
+    """Run the cases of these flavours as one of the processes."""
     process = Process(device, dist.get_rank(), dist.get_world_size())
     warnings.simplefilter("ignore")
     cases = {
@@ -325,7 +325,7 @@ def results(device, folder):
         "hidden": partial(hidden_from_the_collector, process),
         "ZeRO": partial(zero, process, folder),
     }
-    for name in flavours_on(device):
+    for name in flavours:
         cases[f"evaluations: {name}"] = partial(evaluations, process, name)
         cases[f"broken evaluation: {name}"] = partial(broken_evaluation, process, name)
         cases[f"saved: {name}"] = partial(saved, process, name, folder)

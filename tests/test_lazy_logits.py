@@ -126,7 +126,7 @@ def test_they_are_tensors():
     logits, _ = lazy_logits()
     assert isinstance(logits, Tensor) and torch.is_tensor(logits) and torch.overrides.is_tensor_like(logits)
     assert logits.requires_grad and not logits.is_leaf and logits.grad_fn is not None
-    assert not logits.is_computed
+    assert not logits.is_materialized
 
 
 LOSSES = {
@@ -171,7 +171,7 @@ def test_a_cross_entropy_of_rows_is_computed_without_logits(loss):
         torch.autograd.grad(found.sum(), own), torch.autograd.grad(wanted.sum(), sources), strict=True
     ):
         torch.testing.assert_close(one, other)
-    assert not logits.is_computed
+    assert not logits.is_materialized
 
 
 COMPUTED = {
@@ -188,7 +188,7 @@ def test_another_cross_entropy_is_that_of_the_logits(loss):
     expected, _ = real_logits()
     logits, _ = lazy_logits()
     torch.testing.assert_close(loss(logits), loss(expected))
-    assert logits.is_computed
+    assert logits.is_materialized
 
 
 def test_a_target_that_does_not_fit_gets_torchs_error():

@@ -79,7 +79,7 @@ def test_the_loss_and_its_gradients_are_those_of_the_model_without_logits(kind, 
     assert are_logits_seen
     step, _, warned = _step(patch_model(model, chunk_size=16), inputs)
     lazy = [one for one in step.output.values() if isinstance(one, LazyLogits)]
-    assert not warned and lazy and not any(one.is_computed for one in lazy)
+    assert not warned and lazy and not any(one.is_materialized for one in lazy)
     _assert_equal(step, expected)
 
 

@@ -66,7 +66,7 @@ def test_a_models_other_arguments_mean_what_they_meant(call):
     expected = Step(model, **call)
     step = Step(patch_model(model, chunk_size=CHUNK), **call)
     assert_close(step, expected)
-    assert isinstance(step.output.logits, LazyLogits) and not step.output.logits.is_computed
+    assert isinstance(step.output.logits, LazyLogits) and not step.output.logits.is_materialized
 
 
 def test_a_mean_over_no_labels_is_what_it_was():
@@ -203,7 +203,7 @@ def test_shape_dtype_and_device_are_known_without_the_logits():
     logits = patch_model(make())(**batch()).logits
     assert (logits.shape, logits.dtype, logits.device) == ((BATCH, TOKENS, CLASSES), torch.float32, torch.device("cpu"))
     assert repr(logits) == "LazyLogits(shape=(2, 64, 512), dtype=torch.float32, device=cpu)"
-    assert not logits.is_computed
+    assert not logits.is_materialized
 
 
 def test_a_loss_of_the_callers_own_can_be_added():

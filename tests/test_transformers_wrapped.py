@@ -104,7 +104,7 @@ def test_accelerate_prepares_a_patched_model(mixed_precision):
     accelerator = Accelerator(cpu=True, mixed_precision=mixed_precision)
     model, expected = make(), Step(accelerator.prepare(make()))
     step = Step(accelerator.prepare(_patch(model)))
-    assert step.largest < LOGITS and not step.output.logits.is_computed
+    assert step.largest < LOGITS and not step.output.logits.is_materialized
     assert_close(step, expected, 2e-5 if mixed_precision == "no" else 3e-2)
     unpatch_model(accelerator.unwrap_model(model))
     assert "forward" not in vars(model.lm_head)

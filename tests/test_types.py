@@ -1,6 +1,7 @@
 """What a type checker says of the package, as its users see it: of calls, and of the pages' code."""
 
 import importlib
+import re
 import subprocess
 import sys
 
@@ -46,23 +47,27 @@ def _mypy(*paths):
     return subprocess.run([*map(str, command)], capture_output=True, text=True, cwd=ROOT)
 
 
-def test_types_of_results_are_as_narrow_as_the_arguments_allow(tmp_path):
-    program = tmp_path / "right.py"
-    program.write_text(HEAD + "\n".join(RIGHT.values()) + "\n")
-    result = _mypy(program)
-    assert result.returncode == 0, result.stdout
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """Return mypy's errors by file and line, of a program with the right calls and one with the wrong ones."""
+    folder = tmp_path_factory.mktemp("types")
+    lines = {"right": RIGHT.values(), "wrong": [line for line, _ in WRONG.values()]}
+    for name, calls in lines.items():
+        (folder / f"{name}.py").write_text(HEAD + "\n".join(calls) + "\n")
+    result = _mypy("--no-pretty", *folder.glob("*.py"))
+    assert "(checked 2 source files)" in result.stdout, result.stdout + result.stderr
+    return re.findall(r"(\w+)\.py:(\d+): error: (.*)", result.stdout)
 
 
-@pytest.mark.every_nth_case(2)
-def test_wrong_arguments_are_found(tmp_path):
-    program = tmp_path / "wrong.py"
-    program.write_text(HEAD + "\n".join(line for line, _ in WRONG.values()) + "\n")
-    result = subprocess.run(
-        [sys.executable, "-m", "mypy", "--config-file=", program], capture_output=True, text=True, cwd=ROOT
-    )
-    for number, (_, sentence) in enumerate(WRONG.values(), HEAD.count("\n") + 1):
-        found = [line for line in result.stdout.splitlines() if f"wrong.py:{number}: error" in line]
-        assert any(sentence in line for line in found), (number, result.stdout)
+def test_types_of_results_are_as_narrow_as_the_arguments_allow(found):
+    assert [error for error in found if error[0] != "wrong"] == []
+
+
+@pytest.mark.parametrize("call", WRONG)
+def test_a_wrong_argument_is_found(call, found):
+    number = HEAD.count("\n") + 1 + list(WRONG).index(call)
+    errors = [error for file, line, error in found if (file, line) == ("wrong", str(number))]
+    assert any(WRONG[call][1] in error for error in errors), found
 
 
 def _program_of(page):

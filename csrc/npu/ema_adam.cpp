@@ -45,8 +45,7 @@ void ApplyFusedEmaAdam::run(const at::Tensor& grad, const at::Tensor& var, const
                             const at::Tensor& s, const at::Tensor& step, double lr, double ema_decay, double beta1,
                             double beta2, double eps, int64_t weight_decay_mode, bool bias_correction,
                             double weight_decay) {
-    // With another mode CANN takes the gradient for the weight, and of step it reads the first element without asking
-    // whether there is one.
+    // In another mode CANN uses the gradient as the weight, and it reads the first element of step unchecked.
     TORCH_CHECK((weight_decay_mode == 0 || weight_decay_mode == 1) && step.numel() > 0, name,
                 ": weight_decay_mode or step is wrong");
     if (may_be_refused({&var, &m, &v, &s}, {&grad, &step})) {

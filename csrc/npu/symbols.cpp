@@ -76,8 +76,8 @@ bool is_safe(const std::string& path) {
     return fs::path(path).is_absolute() && (status_of(path).st_mode & S_IWOTH) == 0;
 }
 
-// As in torch_npu, custom packages must be owned by the user or root.
-bool is_own(const std::string& path) {
+// torch_npu loads custom packages only if the user or root owns them.
+bool is_trusted(const std::string& path) {
     const uid_t owner = status_of(path).st_uid;
     return owner == 0 || owner == geteuid();
 }
@@ -99,7 +99,7 @@ std::vector<void*> open_libraries() {
     std::vector<std::string> paths;
     for (const std::string& package : split(environment("ASCEND_CUSTOM_OPP_PATH"), ':')) {
         const std::string path = package + "/op_api/lib/libcust_opapi.so";
-        if (is_own(path)) {
+        if (is_trusted(path)) {
             paths.push_back(path);
         }
     }

@@ -71,7 +71,7 @@ class Importer(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of torch_npu, and ``None`` for other modules."""
+        """Return the spec of torch_npu whose loader loads the simulated CANN first; ``None`` for other modules."""
         if fullname != "torch_npu":
             return None
         spec = self._next(fullname, target)

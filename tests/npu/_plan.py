@@ -147,12 +147,12 @@ def settled() -> int:
     return reads[-1]
 
 
-def main(folder: str, rank: str) -> None:
-    """Count everything, and save it."""
+def main(folder: str, rank: str, *llamas: str) -> None:
+    """Count everything, with these Llamas, and save it."""
     torch.npu.set_device(int(rank))
     dist.init_process_group("hccl", init_method=f"file://{folder}/store", rank=int(rank), world_size=2)
     with open(f"{folder}/{rank}.json", "w") as file:
-        json.dump(vocab_parallel() | fsdp() | {name: llama(case) for name, case in LLAMAS.items()}, file)
+        json.dump(vocab_parallel() | fsdp() | {name: llama(LLAMAS[name]) for name in llamas}, file)
     dist.destroy_process_group()
 
 

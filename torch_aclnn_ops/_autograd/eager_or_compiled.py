@@ -97,6 +97,8 @@ class EagerOrCompiled:
 
 
 def _with_ctx(function: type[Function]) -> type[Function]:
+    """Return the Function with a forward that takes the ctx: without setup_context, autograd applies it faster."""
+
     def forward(ctx: Any, *args: Any) -> Any:
         output = function.forward(*args)
         function.setup_context(ctx, args, output)
@@ -107,5 +109,6 @@ def _with_ctx(function: type[Function]) -> type[Function]:
 
 
 def _without_jvp(function: type[Function]) -> type[Function]:
+    """Return the Function without its jvp, which Dynamo does not trace."""
     members = {name: member for name, member in vars(function).items() if name not in ("jvp", "_backward_cls")}
     return type(f"{function.__name__}WithoutJVP", (Function,), members)

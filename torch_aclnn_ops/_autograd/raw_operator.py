@@ -98,7 +98,7 @@ class RawOperator:
             _library.impl(self.name, self._from_dispatcher(self._checked(self._cpu)), "CPU")
         torch.library.register_fake(
             self.overload,
-            self._from_dispatcher(self._checked(self._log_implementation(fake), values=False)),
+            self._from_dispatcher(self._checked(self._with_logging(fake), values=False)),
             lib=_library,
         )
         register_vmap(self.overload, self._call_per_sample, lib=_library)
@@ -232,15 +232,15 @@ class RawOperator:
 
         return dispatcher_entry
 
-    def _log_implementation(self, fake: Kernel) -> Kernel:
+    def _with_logging(self, fake: Kernel) -> Kernel:
         def logging_kernel(*args: Any) -> Any:
             if is_explaining():
-                self._explain(args)
+                self._log_implementation(args)
             return fake(*args)
 
         return logging_kernel
 
-    def _explain(self, args: tuple[Any, ...]) -> None:
+    def _log_implementation(self, args: tuple[Any, ...]) -> None:
         device = args[0].device.type
         if device != "npu":
             log_call(self.name, *self._cpu_implementation(device))

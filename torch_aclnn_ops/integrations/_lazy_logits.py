@@ -130,10 +130,10 @@ class LazyLogits(Lazy, Tensor):
             return getattr(self, name)
 
     @property
-    def is_computed(self) -> bool:
+    def is_materialized(self) -> bool:
         """Whether the logits, or a base of which they are a view, were materialized."""
         base = self.recipe.operands[0] if self.recipe.is_view else None
-        return self._tensor is not None or (isinstance(base, LazyLogits) and base.is_computed)
+        return self._tensor is not None or (isinstance(base, LazyLogits) and base.is_materialized)
 
     @property
     def is_watched(self) -> bool:
@@ -182,7 +182,7 @@ class LazyLogits(Lazy, Tensor):
     @property
     def is_ours(self) -> bool:
         """Whether the logits are not materialized, and no ``autograd.Function`` has replaced their node."""
-        return not self.is_computed and self._native("grad_fn") is self._node
+        return not self.is_materialized and self._native("grad_fn") is self._node
 
     def cross_entropy(self, *args: Any, **kwargs: Any) -> Tensor | None:
         """Compute the loss without logits, or return None if it needs them."""
@@ -216,7 +216,7 @@ class LazyLogits(Lazy, Tensor):
     @property
     def _metadata_tensor(self) -> Tensor:
         """The tensor that has the metadata and the gradient of the logits."""
-        return self.materialize() if self.is_computed and (self.recipe.is_view or self._was_written_to) else self
+        return self.materialize() if self.is_materialized and (self.recipe.is_view or self._was_written_to) else self
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -289,7 +289,7 @@ class LazyLogits(Lazy, Tensor):
         return self.recipe.compute_detached() if self._tensor is None else self._tensor.detach()
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        if self.is_computed:
+        if self.is_materialized:
             return repr(self.materialize())
         return f"{type(self).__name__}(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
 

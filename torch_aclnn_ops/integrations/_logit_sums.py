@@ -147,12 +147,12 @@ class LogitSum:
             return None  # probabilities, or a mismatch that cross_entropy raises for
         is_float32 = is_autocast_on(target) and self.dtype != torch.float64
         with rows.layers[0].saved_autocast():
-            loss = rows.loss_of_rows(target.reshape(-1), {**self.options, **options})
+            loss = rows._flat_cross_entropy(target.reshape(-1), {**self.options, **options})
         loss = loss.to(torch.float32 if is_float32 else self.dtype)
         return loss.reshape(rows.shape[:-1]) if options.get("reduction") == "none" else loss
 
-    def loss_of_rows(self, target: Tensor, options: dict[str, Any]) -> Tensor:
-        """Compute the loss of all rows with :func:`torch_aclnn_ops.functional.linear_cross_entropy`."""
+    def _flat_cross_entropy(self, target: Tensor, options: dict[str, Any]) -> Tensor:
+        """Compute the cross entropy of contiguous rows and flattened targets from the layers' inputs and weights."""
         for part in self.layers:
             part.check_versions()
         for vector in self.vectors:

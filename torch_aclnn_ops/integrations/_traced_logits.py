@@ -36,9 +36,9 @@ class TracedLogits:
         self.shape = torch.Size(logits.shape)
 
     @property
-    def is_computed(self) -> bool:
+    def is_materialized(self) -> bool:
         """Whether the logits, or a base of which they are a view, were materialized."""
-        return self._tensor is not None or (self._method in VIEWS and self._operands[0].is_computed)
+        return self._tensor is not None or (self._method in VIEWS and self._operands[0].is_materialized)
 
     def materialize(self) -> Tensor:
         """Materialize the logits once, and return the same tensor in every call."""
@@ -59,8 +59,8 @@ class TracedLogits:
 
     def _derive(self, name: str, *args: Any, **kwargs: Any) -> Any:
         operands = (self, *args)
-        is_computed = any(isinstance(one, TracedLogits) and one.is_computed for one in operands)
-        if torch.is_grad_enabled() and not is_computed:
+        is_materialized = any(isinstance(one, TracedLogits) and one.is_materialized for one in operands)
+        if torch.is_grad_enabled() and not is_materialized:
             sums = tuple(one._logits if isinstance(one, TracedLogits) else one for one in args)
             logits = _lazy_operations.defer(name, self._logits, sums, kwargs)
             if logits is self._logits:
@@ -75,7 +75,7 @@ class TracedLogits:
         kwargs = kwargs or {}
         first = args[0] if args else None
         if isinstance(first, TracedLogits):
-            if function is torch.nn.functional.cross_entropy and not first.is_computed:
+            if function is torch.nn.functional.cross_entropy and not first.is_materialized:
                 loss = _lazy_operations.cross_entropy(first._logits, *args[1:], **kwargs)
                 if loss is not None:
                     return loss

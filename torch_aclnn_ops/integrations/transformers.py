@@ -121,7 +121,7 @@ def patch_model(model: _Model, *, chunk_size: int | Literal["auto"] = "auto", ma
 
 
 def unpatch_model(model: _Model) -> _Model:
-    """Take back what :func:`patch_model` has done; models that are not patched stay as they are.
+    """Undo :func:`patch_model`; models that are not patched stay as they are.
 
     Args:
         model: what :func:`patch_model` was called with, or the model inside.

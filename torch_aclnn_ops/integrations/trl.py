@@ -113,7 +113,7 @@ def patch_trainer(
 
 
 def unpatch_trainer(trainer: _Trainer) -> _Trainer:
-    """Take back what :func:`patch_trainer` has done; trainers that are not patched stay as they are.
+    """Undo :func:`patch_trainer`; trainers that are not patched stay as they are.
 
     Args:
         trainer: what :func:`patch_trainer` was called with.

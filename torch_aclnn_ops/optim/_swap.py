@@ -49,7 +49,7 @@ class Swap(ContextDecorator):
         try:
             self._leave()
         except KeyboardInterrupt:
-            self._leave()
+            self._leave()  # restore what the interrupt left
             raise
         finally:
             self._optimizer._calls.pop(self._call, None)
@@ -171,6 +171,7 @@ class Exchange:
         ]
 
     def _restoring(self) -> "list[_Write]":
+        """Return the writes that restore the weights."""
         return [
             _Write(owner, True, partial(Tensor.copy_, param, weights))
             for owner, param, weights in zip(self._owners, self._params, self._weights, strict=True)

@@ -161,7 +161,7 @@ aclError aclSetCompileopt(aclCompileOpt opt, const char* value) {
 size_t aclGetCompileoptSize(aclCompileOpt opt) {
     auto& all = options();
     const std::lock_guard lock(all.mutex);
-    // With the terminating zero.
+    // Includes the terminating zero.
     return all.values[opt].size() + 1;
 }
 

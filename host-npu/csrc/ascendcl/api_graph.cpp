@@ -10,7 +10,7 @@ using namespace host_npu;
 
 namespace {
 
-// With a status of its own: torch_npu only warns at ACL_ERROR_RT_FEATURE_NOT_SUPPORT here, and then fails an assertion.
+// Not ACL_ERROR_RT_FEATURE_NOT_SUPPORT, of which torch_npu only warns here before it fails an assertion.
 aclError refuse_graph(const char* function, const char* what) {
     return failed(function, ACL_ERROR_FEATURE_UNSUPPORTED, std::string("the host NPU does not simulate ") + what);
 }

@@ -52,6 +52,7 @@ const char* option_name(aclSysParamOpt option) {
 
 aclError aclInit(const char* configPath) {
     return run_api(__func__, [&] {
+        // Read now, so that invalid settings raise here.
         soc();
         device_count();
         device_memory_bytes();

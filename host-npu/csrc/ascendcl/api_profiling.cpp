@@ -26,7 +26,7 @@ HOST_NPU_EXPORT std::uint64_t MsprofSysCycleTime() {
     return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
 }
 
-// By an exception, because torch_npu ignores the status.
+// Throws, because torch_npu ignores the status.
 HOST_NPU_EXPORT std::int32_t aclprofInit(const char*, std::size_t) {
     throw std::runtime_error("the host NPU does not simulate the profiler of NPUs: use torch.profiler");
 }

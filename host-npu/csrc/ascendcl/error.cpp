@@ -55,8 +55,8 @@ void report_error(std::int32_t status, const std::string& text) {
 }
 
 std::int32_t failed(const char* function, std::int32_t status, const std::string& text) noexcept {
-    // Of any failure, torch_npu looks at this status first, and only warns of a feature that is not supported: what
-    // fails later would be lost.
+    // After any failure torch_npu looks at this status first, and only warns if it is "not supported": a failure that
+    // follows would be lost.
     if (status != ACL_ERROR_RT_FEATURE_NOT_SUPPORT) last_status = status;
     try {
         report_error(status, std::string(function) + ": " + text);

@@ -143,7 +143,7 @@ void require_queue() {
         all.undecided.clear();
     }
     if (all.refusal && !is_thread_of_queue()) {
-        // Of ACL_ERROR_RT_FEATURE_NOT_SUPPORT torch_npu only warns.
+        // Not ACL_ERROR_RT_FEATURE_NOT_SUPPORT, of which torch_npu only warns.
         throw Error(ACL_ERROR_RT_INTERNAL_ERROR, *std::exchange(all.refusal, std::nullopt));
     }
     if (!all.end || all.end->thread == std::this_thread::get_id()) return;

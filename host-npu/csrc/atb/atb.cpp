@@ -14,7 +14,7 @@ std::string not_simulated(const std::string& name) {
 
 namespace {
 
-// In torch_npu's queue a failure would end the queue.
+// In the thread of torch_npu's queue, a failure would end the queue; the next call raises it instead.
 int refuse_function(const char* name) {
     if (host_npu::refuse_after_queue(not_simulated(name))) return 0;
     throw std::runtime_error(not_simulated(name));

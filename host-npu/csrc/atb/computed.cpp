@@ -79,7 +79,7 @@ Status Computed::Execute(const VariantPack& tensors, std::uint8_t*, std::uint64_
                                  [inputs, outputs, formula = formula_] { compute(formula, inputs, outputs); });
     } catch (const c10::Error& error) {
         const auto text = "ATB's " + name_ + ": " + error.what_without_backtrace();
-        // In torch_npu's queue a failure would end the queue.
+        // In the thread of torch_npu's queue, a failure would end the queue; the next call raises it instead.
         if (host_npu::refuse_after_queue(text)) return 0;
         throw std::runtime_error(text);
     }

@@ -187,7 +187,7 @@ std::string describe(const Call& call) {
            ", receive_counts=" + list(call.receive_counts) + arguments(call.head) + ")";
 }
 
-std::optional<std::string> difference(const std::vector<Call>& calls) {
+std::optional<std::string> describe_mismatch(const std::vector<Call>& calls) {
     for (Rank rank = 1; rank < calls.size(); ++rank) {
         if (!agree(calls[0].head, calls[rank].head)) {
             return called(rank, describe(calls[rank])) + " where " + called(0, describe(calls[0]));
@@ -206,7 +206,7 @@ std::optional<std::string> difference(const std::vector<Call>& calls) {
     return std::nullopt;
 }
 
-std::optional<std::string> difference(Rank from, const CallHead& send, Rank to, const CallHead& receive) {
+std::optional<std::string> describe_mismatch(Rank from, const CallHead& send, Rank to, const CallHead& receive) {
     if (send.dtype == receive.dtype && send.count == receive.count) return std::nullopt;
     return called(to, describe(receive)) + " where " + called(from, describe(send));
 }

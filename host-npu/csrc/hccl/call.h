@@ -72,9 +72,9 @@ std::string describe(const CallHead& head);
 std::string describe(const Call& call);
 
 // Describes the mismatch of the calls of all ranks (at least one); nullopt if they match.
-std::optional<std::string> difference(const std::vector<Call>& calls);
+std::optional<std::string> describe_mismatch(const std::vector<Call>& calls);
 
 // The same for a message from rank `from` to rank `to`.
-std::optional<std::string> difference(Rank from, const CallHead& send, Rank to, const CallHead& receive);
+std::optional<std::string> describe_mismatch(Rank from, const CallHead& send, Rank to, const CallHead& receive);
 
 }  // namespace host_npu::hccl

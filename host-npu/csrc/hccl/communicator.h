@@ -33,7 +33,7 @@ class Lane {
     std::atomic<std::uint64_t> done_{0};
 };
 
-// Without a time there is no limit.
+// No value: no limit.
 using Limit = std::optional<std::chrono::seconds>;
 
 class Communicator {

@@ -14,12 +14,13 @@ namespace {
 
 constexpr std::size_t kAlignment = 64;
 
-// The bytes of a part that are in window `number`, for windows of `window` bytes.
+// A range of the bytes of a part.
 struct Slice {
     std::size_t start;
     std::size_t size;
 };
 
+// Returns the bytes that are in window `number`, for windows of `window` bytes.
 Slice slice(std::size_t bytes, std::size_t window, std::uint64_t number) {
     const auto start = std::min<std::uint64_t>(bytes, number * window);
     return {start, std::min(window, bytes - start)};
@@ -97,7 +98,7 @@ class Transfer {
             calls.push_back(board_.read_call(rank, call.head.number));
             for (const auto count : calls.back().send_counts) most = std::max(most, count);
         }
-        if (const auto text = difference(calls)) {
+        if (const auto text = describe_mismatch(calls)) {
             communicator_.fail(
                 ACL_ERROR_RT_FFTS_PLUS_TIMEOUT, HCCL_E_REMOTE,
                 "call " + std::to_string(call.head.number) + " of communicator " + communicator_.name() + ": " + *text);

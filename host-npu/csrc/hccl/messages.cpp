@@ -69,7 +69,7 @@ class Side {
         const auto& theirs = other_.heads[head_.number % kBuffers];
         const auto& send = message_.is_send ? head_ : theirs;
         const auto& receive = message_.is_send ? theirs : head_;
-        if (const auto text = difference(from_, send, to_, receive)) {
+        if (const auto text = describe_mismatch(from_, send, to_, receive)) {
             communicator_.fail(ACL_ERROR_RT_FFTS_PLUS_TIMEOUT, HCCL_E_REMOTE,
                                "message " + std::to_string(head_.number) + " from rank " + std::to_string(from_) +
                                    " to rank " + std::to_string(to_) + " of communicator " + communicator_.name() +

@@ -47,7 +47,7 @@ void close_root_file(std::uint64_t token) {
     all.files.erase(token);
 }
 
-std::string machine() {
+std::string machine_id() {
     std::ifstream file("/proc/sys/kernel/random/boot_id");
     std::string id;
     file >> id;
@@ -77,7 +77,7 @@ std::chrono::seconds seconds_from(const char* variable, std::int64_t otherwise, 
 }
 
 File open_root(const Root& root) {
-    if (machine() != root.machine) {
+    if (machine_id() != root.machine) {
         throw Refusal(HCCL_E_TCP_CONNECT,
                       "rootInfo is of another machine: the host NPU communicates inside of one machine only");
     }
@@ -139,7 +139,7 @@ Root find_offer(Communicator& parent, Rank leader, std::uint64_t id) {
          connect_limit()},
         {leader}, [](Rank rank) { return rank; }, look);
     std::memcpy(root.magic, kMagic, sizeof kMagic);
-    machine().copy(root.machine, sizeof root.machine - 1);
+    machine_id().copy(root.machine, sizeof root.machine - 1);
     root.process = seat.process;
     return root;
 }
@@ -163,7 +163,7 @@ Limit execution_limit() {
 HcclRootInfo make_root_info() {
     Root root{};
     std::memcpy(root.magic, kMagic, sizeof kMagic);
-    machine().copy(root.machine, sizeof root.machine - 1);
+    machine_id().copy(root.machine, sizeof root.machine - 1);
     root.process = this_process();
     if (getrandom(&root.token, sizeof root.token, 0) != sizeof root.token) {
         throw Error(ACL_ERROR_RT_DRV_INTERNAL_ERROR, "getrandom failed");

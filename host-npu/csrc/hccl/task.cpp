@@ -19,8 +19,8 @@ class Task {
         if (!has_run_) fail("its stream had failed before, or was destroyed", ACL_ERROR_RT_STREAM_NOT_COMPLETE);
     }
 
-    // For a task that was not enqueued: destroying it is no failure.
-    void forget() { has_run_ = true; }
+    // Makes the destruction of a task that could not be enqueued no failure; the caller gets the status.
+    void dismiss() { has_run_ = true; }
 
     void run() {
         has_run_ = true;
@@ -61,7 +61,7 @@ std::int32_t enqueue_task(std::shared_ptr<Communicator> communicator, const Call
                           std::function<void()> body) {
     const auto task = std::make_shared<Task>(std::move(communicator), head, std::move(body));
     const auto status = host_npu::enqueue(stream, name_of(head.function), [task] { task->run(); });
-    if (status != ACL_SUCCESS) task->forget();
+    if (status != ACL_SUCCESS) task->dismiss();
     return status;
 }
 

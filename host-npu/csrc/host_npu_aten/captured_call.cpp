@@ -69,7 +69,7 @@ class CapturedCall {
 
 std::string name_of(const c10::OperatorHandle& op) { return c10::toString(op.operator_name()); }
 
-// Without gaps, as the device has a new result.
+// Returns the tensor without gaps between its elements, which is how the device allocates a new result.
 at::Tensor dense(const at::Tensor& tensor) {
     const auto plain = tensor.resolve_conj().resolve_neg();
     return plain.is_non_overlapping_and_dense() ? plain : plain.contiguous();

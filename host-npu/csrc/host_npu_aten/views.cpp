@@ -64,7 +64,7 @@ void Views::set_device(c10::Device device) {
                 *device_, " and ", device, "!");
 }
 
-const Views::SharedStorage& Views::storage(const at::Tensor& tensor) {
+const Views::SharedStorage& Views::host_storage(const at::Tensor& tensor) {
     const auto& on_device = tensor.storage();
     for (const auto& known : storages_) {
         if (known.on_device.is_alias_of(on_device)) return known;
@@ -84,7 +84,7 @@ at::Tensor Views::view(const at::Tensor& argument, bool may_be_on_host, bool is_
     }
     set_device(argument.device());
     const auto tensor = in_base_format(argument, is_written);
-    const auto& memory = storage(tensor);
+    const auto& memory = host_storage(tensor);
     auto on_host = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(memory.on_host),
                                                             c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
     auto* const implementation = on_host.unsafeGetTensorImpl();

@@ -55,7 +55,7 @@ class Views {
 
     // Returns the tensor, or its copy if it is in a private format.
     at::Tensor in_base_format(const at::Tensor& tensor, bool is_written);
-    const SharedStorage& storage(const at::Tensor& tensor);
+    const SharedStorage& host_storage(const at::Tensor& tensor);
     at::Tensor original_of(const at::Tensor& on_host) const;
     at::Tensor new_on_device(const at::Tensor& on_host);
 

@@ -149,7 +149,7 @@ std::int64_t last_attended(const Inputs& in, const OptionalIntegerTensor& mask, 
     return std::min(at.after, keys) + (at.mode == 4 ? shift : 0);
 }
 
-// As many dimensions as scores have.
+// Views x with the number of dimensions that the scores have.
 Tensor of_scores(const Tensor& x, const Inputs& in, std::string_view name) {
     const std::array sizes{in.query.size(0), in.query.size(1), in.query.size(2), in.key.size(2)};
     TORCH_CHECK(at::is_expandable_to(x.sizes(), sizes), name, " has shape ", x.sizes(), ", the scores have ",
@@ -226,7 +226,8 @@ void attend(const Tensor& query, const Tensor& key, const Tensor& value, const O
         return;
     }
     TORCH_CHECK(!pse, "the host NPU takes no pse in the layout TND");
-    TORCH_CHECK(at.ends_of_queries.size() == at.ends_of_keys.size(), "queries and keys are not as many sequences");
+    TORCH_CHECK(at.ends_of_queries.size() == at.ends_of_keys.size(),
+                "queries and keys must have the same number of sequences");
     const auto q = sequences(query, at.ends_of_queries);
     const auto k = sequences(key, at.ends_of_keys), v = sequences(value, at.ends_of_keys);
     std::vector<Tensor> results, maxima, sums;
@@ -261,7 +262,8 @@ void attend_backward(const Tensor& query, const Tensor& key, const Tensor& value
         return;
     }
     TORCH_CHECK(!pse, "the host NPU takes no pse in the layout TND");
-    TORCH_CHECK(at.ends_of_queries.size() == at.ends_of_keys.size(), "queries and keys are not as many sequences");
+    TORCH_CHECK(at.ends_of_queries.size() == at.ends_of_keys.size(),
+                "queries and keys must have the same number of sequences");
     const auto of_queries = [&](const Tensor& x) { return sequences(x, at.ends_of_queries); };
     const auto r = result ? of_queries(*result) : std::vector<Tensor>();
     const auto q = of_queries(query), d = of_queries(dy), m = of_queries(max.narrow(-1, 0, 1)),

@@ -22,7 +22,7 @@ struct Setting {
     double keep_prob = 1;
     // The bits of what dropout keeps of the weights, one sequence after the other.
     OptionalIntegerTensor drop_mask = std::nullopt;
-    // Of the sparse modes 5 and 6: how many keys each batch attends to whatever the order.
+    // For the sparse modes 5 and 6: the number of leading keys of each batch that every query attends to.
     Ints prefix = {};
     // A score of each head that takes part in the softmax and attends to nothing.
     OptionalTensor sink = std::nullopt;
@@ -30,10 +30,10 @@ struct Setting {
     bool packed() const { return layout == "TND"; }
 };
 
-// As [batch, heads, sequence, size], and back.
+// Converts x to [batch, heads, sequence, size], and back.
 Tensor by_head(const Tensor& x, const std::string& layout, std::int64_t heads);
 Tensor in_layout(const Tensor& x, const std::string& layout);
-// The heads of keys and values are as many as the query's, or each is that of a group of them.
+// Repeats each head of keys or values for its group of the query's heads.
 Tensor repeated(const Tensor& x, std::int64_t heads);
 
 // Queries, keys and values of one batch or one sequence, by head.

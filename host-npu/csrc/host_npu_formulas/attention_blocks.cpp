@@ -33,7 +33,7 @@ struct Block {
     Tensor of_queries(const Tensor& x) const { return of_heads(x).narrow(2, row, rows); }
     Tensor of_keys(const Tensor& x) const { return of_heads(x).narrow(2, 0, keys); }
 
-    // Of a tensor of scores.
+    // The block of a tensor that is broadcast to the scores.
     Tensor of(const Tensor& x) const {
         const auto some = [&](const Tensor& all, std::int64_t dim, std::int64_t first, std::int64_t count) {
             return all.size(dim) == 1 ? all : all.narrow(dim, first, count);
@@ -45,7 +45,7 @@ struct Block {
     Tensor of_heads(const Tensor& x) const { return x.narrow(0, batch, batches).narrow(1, head, heads); }
 };
 
-// How many parts of `size` scores a block has.
+// How many of `available` parts, of `size` scores each, fit into a block; at least one.
 std::int64_t fitting(std::int64_t size, std::int64_t available) {
     return std::clamp<std::int64_t>(kScores / std::max<std::int64_t>(size, 1), 1, std::max<std::int64_t>(available, 1));
 }
@@ -108,7 +108,8 @@ Tensor weights_of(const Tensor& scores, const Tensor& max) {
     return scores.sub_(max).mul_(std::numbers::log2e).exp2_();
 }
 
-Tensor by_scores(const Tensor& sink, const Block& block) {
+// Views the sinks of the block's heads so that they broadcast to its scores.
+Tensor sinks_of(const Tensor& sink, const Block& block) {
     return sink.narrow(0, block.head, block.heads).view({1, -1, 1, 1});
 }
 
@@ -131,9 +132,9 @@ Forward attend_in_blocks(const Tensor& query, const Tensor& key, const Tensor& v
     for_each_block(q, k, scores.last, [&](const Block& block) {
         auto weights = scores_of(block, q, k, scores, left_out);
         auto max = weights.amax({-1}, true).clamp_min_(kLowest);
-        if (scores.sink) max = at::maximum(max, by_scores(*scores.sink, block));
+        if (scores.sink) max = at::maximum(max, sinks_of(*scores.sink, block));
         auto sum = weights_of(weights, max).sum({-1}, true);
-        if (scores.sink) sum += at::exp(by_scores(*scores.sink, block) - max);
+        if (scores.sink) sum += at::exp(sinks_of(*scores.sink, block) - max);
         if (scores.dropout) weights.mul_(block.of(*scores.dropout));
         block.of_queries(all.result).copy_(weights.matmul(block.of_keys(v)).div_(sum.clamp_min(kLeast)));
         block.of_queries(all.max).copy_(max);
@@ -172,7 +173,7 @@ Gradients gradients_in_blocks(const Tensor& query, const Tensor& key, const Tens
         if (scores.summand) add_to(all.summand, block, ds);
         if (scores.sink) {
             // Its own value is 0, so that the mean is all of its derivative.
-            const auto of_rows = at::exp(by_scores(*scores.sink, block) - block.of_queries(max)) * mean;
+            const auto of_rows = at::exp(sinks_of(*scores.sink, block) - block.of_queries(max)) * mean;
             all.sink.narrow(0, block.head, block.heads).sub_(of_rows.sum(at::IntArrayRef({0, 2, 3})));
         }
     });

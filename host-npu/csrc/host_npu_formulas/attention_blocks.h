@@ -30,8 +30,8 @@ struct Gradients {
     Tensor query, key, value, summand, sink;
 };
 
-// Of tensors [batch, heads, sequence, size]. The statistics and the result that the gradient takes are those of all
-// keys, of which `key` may be a part, as in ring attention. Without a result it is that of these keys.
+// Attention of tensors [batch, heads, sequence, size]. `result`, `max` and `sum` are those of the attention to all
+// keys, of which `key` may be a part, as in ring attention. Without `result`, these keys are all.
 Forward attend_in_blocks(const Tensor& query, const Tensor& key, const Tensor& value, const Scores& scores);
 Gradients gradients_in_blocks(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& dy,
                               const OptionalTensor& result, const Tensor& max, const Tensor& sum, const Scores& scores);

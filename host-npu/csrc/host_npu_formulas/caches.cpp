@@ -25,7 +25,7 @@ void scatter_update(const Out& data, const IntegerTensor& indices, const AnyTens
     const auto dim = c10::maybe_wrap_dim(axis, memory.dim());
     TORCH_CHECK(indices.dim() == 1, "the host NPU takes indices of one dimension only, not ", indices.dim());
     TORCH_CHECK(dim != 0, "axis cannot be the dimension of the rows, 0");
-    TORCH_CHECK(memory.scalar_type() == updates.scalar_type(), "data and updates have other dtypes");
+    TORCH_CHECK(memory.scalar_type() == updates.scalar_type(), "data and updates must have the same dtype");
     TORCH_CHECK(updates.dim() == memory.dim() && updates.size(0) == indices.size(0), "updates has shape ",
                 updates.sizes(), " for ", indices.size(0), " indices of a tensor of shape ", memory.sizes());
     const auto first = from_the_start(indices).unsqueeze(1);
@@ -38,7 +38,7 @@ const Formula<"aclnnInplaceScatterUpdate", scatter_update> scatter_update_at_row
 // The last dimension of `indices` is one place of the first dimensions of `data`.
 void scatter_nd_update(const Out& data, const IntegerTensor& indices, const AnyTensor& updates) {
     const auto& memory = data.in_place();
-    TORCH_CHECK(memory.scalar_type() == updates.scalar_type(), "data and updates have other dtypes");
+    TORCH_CHECK(memory.scalar_type() == updates.scalar_type(), "data and updates must have the same dtype");
     TORCH_CHECK(indices.dim() > 0 && indices.size(-1) > 0 && indices.size(-1) <= memory.dim(), "indices of shape ",
                 indices.sizes(), " name no places of a tensor of shape ", memory.sizes());
     Places places;
@@ -51,7 +51,7 @@ const Formula<"aclnnScatterNdUpdate", scatter_nd_update> scatter_nd{
     {"updates", as("varRef")},
 };
 
-// As scatter_update, with a tensor for each row. A row that `mask` is 0 for stays as it is.
+// Like scatter_update, with one tensor per row. Rows whose `mask` is 0 do not change.
 void scatter_list(const std::vector<Out>& data, const IntegerTensor& indices, const AnyTensor& updates,
                   const OptionalIntegerTensor& mask, const std::string& reduce, std::int64_t axis) {
     TORCH_CHECK(reduce == "update", "the host NPU has the reduction update only, not ", reduce);
@@ -63,7 +63,7 @@ void scatter_list(const std::vector<Out>& data, const IntegerTensor& indices, co
     for (std::int64_t row = 0; row < count; ++row) {
         const auto& memory = data[row].in_place();
         const auto update = updates.select(0, row);
-        TORCH_CHECK(memory.scalar_type() == update.scalar_type(), "data and updates have other dtypes");
+        TORCH_CHECK(memory.scalar_type() == update.scalar_type(), "data and updates must have the same dtype");
         const auto last = memory.movedim(axis, 0);
         const auto first = from_the_start(indices.select(0, row));
         const auto places = first + at::arange(update.size(axis), first.options());
@@ -82,7 +82,7 @@ void write_slots(const Out& cache, const AnyTensor& tokens, const IntegerTensor&
     TORCH_CHECK(tokens.dim() == 3, "keys and values have ", tokens.dim(), " dimensions instead of 3");
     TORCH_CHECK(slots.dim() == 1 && slots.size(0) == tokens.size(0), "there are ", tokens.size(0),
                 " tokens for slots of shape ", slots.sizes());
-    TORCH_CHECK(blocks.scalar_type() == tokens.scalar_type(), "a cache and its tokens have other dtypes");
+    TORCH_CHECK(blocks.scalar_type() == tokens.scalar_type(), "a cache and its tokens must have the same dtype");
     if (fractal) {
         const auto fragment = 32 / static_cast<std::int64_t>(blocks.element_size());
         TORCH_CHECK(blocks.size(-1) == fragment, "a cache in PA_NZ ends in ", blocks.size(-1), " elements instead of ",
@@ -153,7 +153,7 @@ void gather_pa_kv_cache(const AnyTensor& key_cache, const AnyTensor& value_cache
                         const OptionalIntegerTensor& offsets, const std::string& mode, bool cumulative) {
     TORCH_CHECK(mode.empty() || mode == "Norm", "the host NPU gathers from the cache mode Norm only, not ", mode);
     TORCH_CHECK(key_cache.dim() == 4 && value_cache.dim() == 4 && tables.dim() == 2 && lengths.dim() == 1,
-                "caches have 4 dimensions, block_tables 2 and seq_lens 1");
+                "caches must have 4 dimensions, block_tables 2 and seq_lens 1");
     TORCH_CHECK(lengths.size(0) == tables.size(0) + (cumulative ? 1 : 0), "seq_lens has ", lengths.size(0),
                 " elements for ", tables.size(0), " sequences");
     if (lengths.is_meta()) return;

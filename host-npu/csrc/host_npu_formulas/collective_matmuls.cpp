@@ -36,7 +36,7 @@ void require_inner(const Tensor& x1) {
     TORCH_CHECK(k >= 256 && k < 65535, "x1 has ", k, " columns; it can have 256 to 65534");
 }
 
-// In float32.
+// Returns x1 @ x2 + bias in float32.
 Tensor biased_product(const Tensor& x1, const Tensor& x2, const OptionalAnyTensor& bias) {
     const auto y = at::matmul(widened(x1), widened(x2));
     return bias ? y + widened(*bias) : y;

@@ -45,7 +45,7 @@ class Exchanged {
   public:
     Exchanged(const Communication& communication, const Tensor& sent, const Group& group);
 
-    // Without memory, or in that of the workspace.
+    // A meta tensor for what is received; what is sent and received in the memory of the workspace.
     Tensor received() const;
     Tensor sent_in(const KernelArguments& memory) const;
     Tensor received_in(const KernelArguments& memory) const;
@@ -61,7 +61,7 @@ class Exchanged {
 };
 
 template <Text name, auto function>
-class CommunicatingFormula {
+class CommunicatingFormula : private Exported<name> {
   public:
     CommunicatingFormula(std::initializer_list<TensorRule> rules)
         : CommunicatingFormula(function, Rules{TensorRules(rules)}) {}
@@ -69,20 +69,9 @@ class CommunicatingFormula {
   private:
     template <class... Arguments>
     CommunicatingFormula(Communication (*)(Arguments...), Rules rules) {
-        constexpr auto count = (std::size_t{0} + ... + Translated<std::remove_cvref_t<Arguments>>::kHasRule);
-        require_one_for_each(rules, count, name.text);
-        rules_ = std::move(rules);
-        using Calls = Calls<std::remove_cvref_t<Arguments>...>;
-        answer(name.text, reinterpret_cast<AnyFunction>(&Calls::phase_one),
-               reinterpret_cast<AnyFunction>(&Calls::phase_two), true);
-    }
-
-    static inline constinit Rules rules_{};
-
-    static const Api& api() {
-        static const std::string phase_one = std::string(name.text) + "GetWorkspaceSize";
-        static const Api both{name.text, phase_one.c_str()};
-        return both;
+        this->template export_formula<std::remove_cvref_t<Arguments>...>(
+            std::move(rules), reinterpret_cast<AnyFunction>(&Calls<std::remove_cvref_t<Arguments>...>::phase_one),
+            true);
     }
 
     template <class... Arguments>
@@ -90,16 +79,10 @@ class CommunicatingFormula {
         static aclnnStatus phase_one(typename Translated<Arguments>::C... arguments, std::uint64_t* workspace_size,
                                      aclOpExecutor** executor) {
             const auto ranks = (std::uint32_t{0} + ... + ranks_of<Arguments>(arguments));
-            return PhaseOne(api(), workspace_size, executor).with(arguments..., ranks).run([&] {
-                TensorArguments given;
-                (Translated<Arguments>::list(arguments, given), ...);
-                require_rules(rules_, given);
-                return plan(std::make_tuple(Translated<Arguments>::kept(arguments)...), given.tensors);
+            return PhaseOne(CommunicatingFormula::api(), workspace_size, executor).with(arguments..., ranks).run([&] {
+                const auto tensors = CommunicatingFormula::template checked_tensors<Arguments...>(arguments...);
+                return plan(std::make_tuple(Translated<Arguments>::kept(arguments)...), tensors);
             });
-        }
-
-        static aclnnStatus phase_two(void* workspace, std::uint64_t size, aclOpExecutor* executor, aclrtStream stream) {
-            return host_npu::phase_two(api(), workspace, size, executor, stream);
         }
 
         // A call is not taken from the cache after its communicator has ended.
@@ -120,7 +103,7 @@ class CommunicatingFormula {
                     found.emplace(communication, communication.send(), std::get<Group>(kept));
                     communication.receive(found->received());
                 };
-                with(kept, [&](std::size_t index) { return without_memory(tensors[index]); }, look);
+                with(kept, [&](std::size_t index) { return meta_tensor(tensors[index]); }, look);
             });
             const auto exchanged = *found;
             const auto in = [](const KernelArguments& memory) {

@@ -27,7 +27,7 @@ struct Sequence {
         : query(for_values(q, value)), key(for_values(k, value)), value(value), beta(beta), scale(scale) {
         TORCH_CHECK(value.dim() == 3 && beta.sizes() == value.sizes().slice(0, 2), "beta of shape ", beta.sizes(),
                     " does not fit values of shape ", value.sizes());
-        TORCH_CHECK(!g || g->sizes() == beta.sizes(), "g and beta have other shapes");
+        TORCH_CHECK(!g || g->sizes() == beta.sizes(), "g and beta must have the same shape");
         decay = g ? at::exp(*g) : at::exp(beta * 0);
     }
 

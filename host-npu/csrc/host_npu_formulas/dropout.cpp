@@ -55,7 +55,7 @@ const Formula<"aclnnDropoutGenMaskV2", gen_mask> mask_of_dropout{
     {"out", {ACL_UINT8}, "*"},
 };
 
-// In a captured graph seed and offset are in memory, which every replay sets.
+// Captured graphs call this version: seed and offset are read from memory that is set before every replay.
 void gen_mask_by_tensors(const std::vector<std::int64_t>& shape, double probability, const IntegerTensor& seed,
                          const IntegerTensor& offset_of_graph, std::int64_t offset, std::int32_t, const Out& mask) {
     TORCH_CHECK(seed.numel() == 1 && offset_of_graph.numel() == 1, "seed and offset of dropout have ", seed.numel(),

@@ -69,10 +69,10 @@ const Formula<"aclnnDiv", binary<at::div>> quotient;
 const Formula<"aclnnMaximum", binary<at::maximum>> larger;
 const Formula<"aclnnMinimum", binary<at::minimum>> smaller;
 const Formula<"aclnnPowTensorTensor", binary<at::pow>> power;
-// Of a gradient and the result.
+// Their arguments are the gradient and the result of the forward pass.
 const Formula<"aclnnSigmoidBackward", binary<at::sigmoid_backward>> sigmoid_derivative;
 const Formula<"aclnnTanhBackward", binary<at::tanh_backward>> tangent_derivative;
-// Of a gradient and the input.
+// Its arguments are the gradient and the input of the forward pass.
 const Formula<"aclnnSiluBackward", binary<at::silu_backward>> silu_derivative;
 
 // CANN's first version of GELU is the approximation by tanh.

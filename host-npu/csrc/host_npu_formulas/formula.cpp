@@ -12,7 +12,7 @@ at::IntArrayRef sizes(const Dims& dims) { return {dims.begin(), dims.rank()}; }
 
 }  // namespace
 
-Tensor without_memory(const aclTensor* tensor) {
+Tensor meta_tensor(const aclTensor* tensor) {
     if (tensor == nullptr) return {};
     const auto& layout = tensor->layout;
     return at::empty(sizes(layout.shape), at::TensorOptions(*scalar_type(layout.dtype)).device(at::kMeta));

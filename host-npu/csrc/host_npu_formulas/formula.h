@@ -60,8 +60,8 @@ class Out {
 };
 using OptionalOut = std::optional<Out>;
 
-// A tensor of the same layout that has no memory; an undefined one for a null pointer.
-Tensor without_memory(const aclTensor* tensor);
+// A meta tensor of the same shape and dtype; an undefined one for a null pointer.
+Tensor meta_tensor(const aclTensor* tensor);
 // A tensor in device memory.
 Tensor in_memory(const HostTensor& tensor);
 // What a formula calculates with.
@@ -215,7 +215,7 @@ void evaluate(const Kept& kept, const TensorOf& tensor_of, const Body& body) {
         kept);
 }
 
-// Makes a refusal of what PyTorch or a TORCH_CHECK says.
+// Calls `body`, and throws a Refusal in place of the errors of PyTorch and TORCH_CHECK.
 template <class Body>
 void refuse_errors(const Body& body) {
     try {
@@ -223,14 +223,50 @@ void refuse_errors(const Body& body) {
     } catch (const c10::Error& error) {
         throw Refusal{kParamInvalid, error.what_without_backtrace()};
     } catch (const std::exception& error) {
-        // Of a shape function in Python, with its traceback.
+        // A shape function in Python raised it; the text includes a traceback.
         const std::string text = error.what();
         throw Refusal{kParamInvalid, text.substr(0, text.find('\n'))};
     }
 }
 
+// What the formula of a function exports besides its phase one.
+template <Text name>
+class Exported {
+  protected:
+    template <class... Arguments>
+    static void export_formula(Rules rules, AnyFunction phase_one, bool has_rules) {
+        constexpr auto count = (std::size_t{0} + ... + Translated<Arguments>::kHasRule);
+        require_one_for_each(rules, count, name.text);
+        rules_ = std::move(rules);
+        answer(name.text, phase_one, reinterpret_cast<AnyFunction>(&phase_two), has_rules);
+    }
+
+    static const Api& api() {
+        static const std::string phase_one = std::string(name.text) + "GetWorkspaceSize";
+        static const Api both{name.text, phase_one.c_str()};
+        return both;
+    }
+
+    // The arguments' tensors, or a Refusal.
+    template <class... Arguments>
+    static Tensors checked_tensors(typename Translated<Arguments>::C... arguments) {
+        TensorArguments given;
+        (Translated<Arguments>::list(arguments, given), ...);
+        require_rules(rules_, given);
+        return given.tensors;
+    }
+
+  private:
+    static aclnnStatus phase_two(void* workspace, std::uint64_t size, aclOpExecutor* executor, aclrtStream stream) {
+        return host_npu::phase_two(api(), workspace, size, executor, stream);
+    }
+
+    // Constant, so that no initialization comes after that of the formulas.
+    static inline constinit Rules rules_{};
+};
+
 template <Text name, auto function>
-class Formula {
+class Formula : private Exported<name> {
   public:
     Formula() : Formula(TensorRules()) {}
     Formula(std::initializer_list<TensorRule> rules) : Formula(TensorRules(rules)) {}
@@ -240,47 +276,25 @@ class Formula {
   private:
     template <class... Arguments>
     explicit Formula(void (*)(Arguments...), Rules rules) {
-        constexpr auto count = (std::size_t{0} + ... + Translated<std::remove_cvref_t<Arguments>>::kHasRule);
-        require_one_for_each(rules, count, name.text);
-        rules_ = std::move(rules);
-        using Calls = Calls<std::remove_cvref_t<Arguments>...>;
-        answer(name.text, reinterpret_cast<AnyFunction>(&Calls::phase_one),
-               reinterpret_cast<AnyFunction>(&Calls::phase_two), !rules_.tensors.empty());
-    }
-
-    // Constant, so that no initialization comes after that of the formulas.
-    static inline constinit Rules rules_{};
-
-    static const Api& api() {
-        static const std::string phase_one = std::string(name.text) + "GetWorkspaceSize";
-        static const Api both{name.text, phase_one.c_str()};
-        return both;
+        const bool has_rules = !rules.tensors.empty();
+        this->template export_formula<std::remove_cvref_t<Arguments>...>(
+            std::move(rules), reinterpret_cast<AnyFunction>(&phase_one<std::remove_cvref_t<Arguments>...>), has_rules);
     }
 
     template <class... Arguments>
-    struct Calls {
-        static aclnnStatus phase_one(typename Translated<Arguments>::C... arguments, std::uint64_t* workspace_size,
-                                     aclOpExecutor** executor) {
-            return PhaseOne(api(), workspace_size, executor).with(arguments...).run([&] {
-                TensorArguments given;
-                (Translated<Arguments>::list(arguments, given), ...);
-                require_rules(rules_, given);
-                const auto& tensors = given.tensors;
-                const auto kept = std::make_tuple(Translated<Arguments>::kept(arguments)...);
-                refuse_errors([&] {
-                    evaluate<Arguments...>(
-                        kept, [&](std::size_t index) { return without_memory(tensors[index]); }, function);
-                });
-                return Plan{.kernel = [kept](const KernelArguments& memory) {
-                    evaluate<Arguments...>(kept, [&](std::size_t index) { return in_memory(memory[index]); }, function);
-                }};
+    static aclnnStatus phase_one(typename Translated<Arguments>::C... arguments, std::uint64_t* workspace_size,
+                                 aclOpExecutor** executor) {
+        return PhaseOne(Formula::api(), workspace_size, executor).with(arguments...).run([&] {
+            const auto tensors = Formula::template checked_tensors<Arguments...>(arguments...);
+            const auto kept = std::make_tuple(Translated<Arguments>::kept(arguments)...);
+            refuse_errors([&] {
+                evaluate<Arguments...>(kept, [&](std::size_t index) { return meta_tensor(tensors[index]); }, function);
             });
-        }
-
-        static aclnnStatus phase_two(void* workspace, std::uint64_t size, aclOpExecutor* executor, aclrtStream stream) {
-            return host_npu::phase_two(api(), workspace, size, executor, stream);
-        }
-    };
+            return Plan{.kernel = [kept](const KernelArguments& memory) {
+                evaluate<Arguments...>(kept, [&](std::size_t index) { return in_memory(memory[index]); }, function);
+            }};
+        });
+    }
 };
 
 }  // namespace host_npu

@@ -19,7 +19,7 @@ namespace {
 Tensor of_rows(const Tensor& numbers, std::int64_t rows, const OptionalIntegerTensor& groups, bool sizes) {
     if (numbers.dim() < 2 || numbers.size(0) == 1) return numbers;
     TORCH_CHECK(groups && groups->dim() == 1 && groups->size(0) == numbers.size(0), "scales of shape ", numbers.sizes(),
-                " have not a row for each group");
+                " must have one row per group");
     const auto wide = groups->to(at::kLong);
     const auto ends = sizes ? wide.cumsum(0) : Tensor(wide);
     const auto group = at::searchsorted(ends, at::arange(rows, ends.options()), false, /*right=*/true);
@@ -43,7 +43,7 @@ void swiglu_quant(const Tensor& x, const OptionalTensor& smooth, const OptionalT
                   const OptionalIntegerTensor& groups, bool activate_left, const std::string& mode,
                   std::int64_t list_type, std::int64_t, const Out& y, const Out& scale) {
     require_dynamic(mode, "SwiGlu");
-    TORCH_CHECK(!offsets, "a dynamic quantization has no offsets");
+    TORCH_CHECK(!offsets, "a dynamic quantization does not support offsets");
     const auto [left, right] = halves(as_rows(x), -1);
     auto rows = activate_left ? at::silu(left) * right : left * at::silu(right);
     if (smooth) rows = rows * of_rows(*smooth, rows.size(0), groups, list_type == 1);
@@ -58,7 +58,7 @@ void dequant_swiglu_quant(const AnyTensor& x, const OptionalTensor& weight_scale
                           std::int64_t, const std::string& rounding, std::int64_t dim, std::int64_t swiglu_mode,
                           double limit, double alpha, double glu_bias, const Out& y, const Out& scale) {
     require_dynamic(mode, "SwiGlu");
-    TORCH_CHECK(!offset, "a dynamic quantization has no offset");
+    TORCH_CHECK(!offset, "a dynamic quantization does not support an offset");
     TORCH_CHECK(rounding == "rint" && (dim == -1 || dim == x.dim() - 1),
                 "the host NPU has round_mode rint and the last dimension only");
     TORCH_CHECK(swiglu_mode == 0 || swiglu_mode == 1, "swiglu_mode is ", swiglu_mode, " instead of 0 or 1");
@@ -100,7 +100,8 @@ void gelu_quant(const Tensor& x, const OptionalTensor& scale, const OptionalTens
     TORCH_CHECK(rounding == "rint", "the host NPU has round_mode rint only, not ", rounding);
     auto unit = at::gelu(x, approximate);
     if (mode == "dynamic") {
-        TORCH_CHECK(scale_out && !offset, "a dynamic quantization has a scale for each row and no offset");
+        TORCH_CHECK(scale_out && !offset,
+                    "a dynamic quantization needs an output for the scale of each row, and does not support an offset");
         quantize_rows(as_rows(scale ? unit * *scale : unit), y, *scale_out);
         return;
     }

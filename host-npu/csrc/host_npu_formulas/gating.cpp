@@ -36,7 +36,7 @@ const Formula<"aclnnMoeGatingTopKSoftmax", gating> gating_of_tokens{
     {"rowIdxOut", {ACL_INT32}, "N K | M N K"},
 };
 
-// With `renorm` 1 the softmax is that of the chosen scores.
+// `renorm` 1 takes the softmax of the chosen scores instead of all.
 void gating_v2(const Tensor& x, const OptionalIntegerTensor& finished, std::int64_t k, std::int64_t renorm,
                bool with_softmax, const Out& weights, const Out& experts, const OptionalOut& softmax_out) {
     require_unfinished(finished);
@@ -112,7 +112,7 @@ void gating_grad(const Tensor& norm, const Tensor& dweights, const IntegerTensor
     const auto chosen = experts.to(at::kLong);
     auto dvalues = dweights * scale;
     if (is_normalized(renorm, norm_type)) {
-        // Of v / (sum v + epsilon).
+        // The derivative of v / (sum v + epsilon).
         const auto values = norm.gather(-1, chosen);
         const auto sum = values.sum(-1, true) + epsilon;
         dvalues = (dvalues - (dvalues * values).sum(-1, true) / sum) / sum;

@@ -28,7 +28,7 @@ const Formula<"aclnnFastGeluBackward", fast_gelu_grad> fast_gelu_backward{
     {"gradInput", kFloats, "...x"},
 };
 
-// As PyTorch calls it. CANN has 0 for "none" and 1 for "tanh", or those names.
+// Returns PyTorch's name of an approximation; some of CANN's functions take the number, others the name.
 std::string approximation(std::int64_t number) {
     TORCH_CHECK(number == 0 || number == 1, "approximate is ", number, " instead of 0 (none) or 1 (tanh)");
     return number == 0 ? "none" : "tanh";

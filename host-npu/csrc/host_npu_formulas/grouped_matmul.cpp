@@ -33,14 +33,14 @@ void assign(const TensorList& results, const std::vector<Out>& outs) {
     for (std::size_t index = 0; index < results.size(); ++index) outs[index] = results[index];
 }
 
-// Of sums of sizes.
-Sizes differences(Sizes ends) {
+// Returns the sizes of groups that end at these rows.
+Sizes sizes_from_ends(Sizes ends) {
     std::adjacent_difference(ends.begin(), ends.end(), ends.begin());
-    for (const auto size : ends) TORCH_CHECK(size >= 0, "the ends of the groups are not in order");
+    for (const auto size : ends) TORCH_CHECK(size >= 0, "the ends of the groups must not decrease");
     return ends;
 }
 
-// The rows of x, of which each group has so many; or the tensors of x, if there are no groups.
+// Multiplies the rows of x, in groups of the given sizes, or the tensors of x if there are no groups.
 void products(const TensorList& x, const TensorList& weight, const TensorList& bias, const Sizes& rows,
               const std::vector<Out>& outs) {
     auto parts = x;
@@ -67,7 +67,7 @@ void grouped(const TensorList& x, const TensorList& weight, const TensorList& bi
              const Sizes& ends, std::int64_t, const std::vector<Out>& outs) {
     TORCH_CHECK(scale.empty() && offset.empty() && antiquant_scale.empty() && antiquant_offset.empty(),
                 "the host NPU multiplies groups without quantization only");
-    products(x, weight, bias, differences(ends), outs);
+    products(x, weight, bias, sizes_from_ends(ends), outs);
 }
 const Formula<"aclnnGroupedMatmul", grouped> grouped_by_ints;
 
@@ -85,7 +85,7 @@ Groups groups_of(const IntegerTensor& list, std::int64_t type) {
     if (type == 2) return {values(wide.select(1, 0)), values(wide.select(1, 1))};
     Sizes numbers(static_cast<std::size_t>(wide.size(0)));
     std::iota(numbers.begin(), numbers.end(), 0);
-    return {numbers, type == 0 ? differences(values(wide)) : values(wide)};
+    return {numbers, type == 0 ? sizes_from_ends(values(wide)) : values(wide)};
 }
 
 void require_list(const IntegerTensor& list, std::int64_t type, std::int64_t matrices) {
@@ -223,7 +223,7 @@ const TensorRules kGrouped{
     {"dynQuantScaleOutOptional"},
 };
 
-// In a product without quantization, and as many tensors as a list may have.
+// Checks that the product is not quantized, and that no list has more tensors than CANN accepts.
 void require_lists(const AnyTensorList& x, const AnyTensorList& weight, const AnyTensorList& bias, std::size_t outs) {
     const auto is_950 = soc() == Soc::Ascend950;
     const std::size_t most = is_950 ? 1024 : 128;
@@ -247,7 +247,7 @@ void grouped_v5(const AnyTensorList& x, const AnyTensorList& weight, const AnyTe
                 "the host NPU multiplies groups without offsets and without inputs of an activation only");
     TensorList scales;
     for (const auto& each : scale) scales.push_back(scale_of(each));
-    TORCH_CHECK(!x.empty() && !weight.empty() && !outs.empty(), "x, weight and the outputs are not empty");
+    TORCH_CHECK(!x.empty() && !weight.empty() && !outs.empty(), "x, weight and the outputs must not be empty");
     const Options options{bias, scales, token_scale, antiquant_scale, antiquant_offset, activation};
     if (group_type == kSplitRows && x.size() == 1 && outs.size() == 1) {
         TORCH_CHECK(list, "groups of rows need a group_list");

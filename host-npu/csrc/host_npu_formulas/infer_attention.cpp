@@ -53,10 +53,11 @@ void require_inference(const Inference& call, const Setting& at) {
                     layout == "TND",
                 "the host NPU has the layouts BSH, BSND, BNSD, BNSD_BSND, NSD and TND only, not ", layout);
     TORCH_CHECK(at.mode >= 0 && at.mode <= 4, "the host NPU has the sparse modes 0 to 4 only, not ", at.mode);
-    TORCH_CHECK(call.query_rope.has_value() == call.key_rope.has_value(), "there is a rope of one of query and key");
+    TORCH_CHECK(call.query_rope.has_value() == call.key_rope.has_value(),
+                "queryRope and keyRope must be given together");
     TORCH_CHECK(!at.packed() || (!call.queries.empty() && !call.keys.empty() && !call.pse),
-                "the layout TND takes the lengths of queries and keys, and no pse");
-    TORCH_CHECK(!call.table || !call.keys.empty(), "a block table takes the lengths of the keys");
+                "the layout TND needs the lengths of queries and keys, and supports no pse");
+    TORCH_CHECK(!call.table || !call.keys.empty(), "a block table needs the lengths of the keys");
 }
 
 // The number of a batch's tokens: one for all batches, one for each, or all that there are.
@@ -64,7 +65,7 @@ std::int64_t length(const Ints& lengths, std::int64_t batch, std::int64_t all) {
     if (lengths.empty()) return all;
     const auto index = lengths.size() == 1 ? 0 : static_cast<std::size_t>(batch);
     TORCH_CHECK(index < lengths.size() && lengths[index] >= 0 && lengths[index] <= all, "batch ", batch, " of ",
-                lengths.size(), " lengths has not 0 to ", all, " tokens");
+                lengths.size(), " lengths must have 0 to ", all, " tokens");
     return lengths[index];
 }
 
@@ -85,7 +86,7 @@ Tensor of_batch(const Tensor& x, const Ints& lengths, std::int64_t batch, std::i
     const auto layout = at.layout == "BSH" || at.layout == "BSND" ? at.layout : "BNSD";
     TORCH_CHECK(as_batch.dim() == (layout == "BSH" ? 3 : 4), "shape ", x.sizes(), " is not of the layout ", at.layout);
     const auto found = by_head(as_batch.narrow(0, batch, 1), layout, heads);
-    TORCH_CHECK(found.size(1) == heads, "shape ", x.sizes(), " has not ", heads, " heads in the layout ", at.layout);
+    TORCH_CHECK(found.size(1) == heads, "shape ", x.sizes(), " must have ", heads, " heads in the layout ", at.layout);
     return found.slice(2, 0, length(lengths, batch, found.size(2)));
 }
 
@@ -93,7 +94,7 @@ Tensor of_batch(const Tensor& x, const Ints& lengths, std::int64_t batch, std::i
 Tensor of_blocks(const Tensor& x, const Inference& call, std::int64_t batch) {
     TORCH_CHECK(x.dim() == 3 || x.dim() == 4, "the host NPU takes blocks of 3 or 4 dimensions only, not ", x.sizes());
     const auto blocks = x.dim() == 3 ? by_head(x, "BSH", call.heads_of_keys) : x;
-    TORCH_CHECK(blocks.size(1) == call.heads_of_keys, "blocks of shape ", x.sizes(), " have not ", call.heads_of_keys,
+    TORCH_CHECK(blocks.size(1) == call.heads_of_keys, "blocks of shape ", x.sizes(), " must have ", call.heads_of_keys,
                 " heads");
     const auto tokens = blocks.size(2);
     const auto wanted = length(call.keys, batch, call.table->size(1) * tokens);

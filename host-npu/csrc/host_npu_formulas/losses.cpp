@@ -50,7 +50,7 @@ const Formula<"aclnnCrossEntropyLoss", cross_entropy> cross_entropy_forward{
     {"lseForZlossOut", as("input")},
 };
 
-// Without a scale of zloss, its gradient and lse come all the same, and count for nothing.
+// The gradient and lse of zloss are ignored: callers pass them even if zloss has no scale.
 void cross_entropy_grad(const Tensor& dloss, const Tensor& log_prob, const IntegerTensor& target,
                         const OptionalTensor& weight, const OptionalTensor&, const OptionalTensor&,
                         const std::string& reduction, std::int64_t ignored, double smoothing, double zloss,

@@ -41,7 +41,7 @@ void ffn(const Tensor& x, const Tensor& weight1, const Tensor& weight2, const Si
         return;
     }
     TORCH_CHECK(weight1.dim() == 3 && weight2.dim() == 3 && weight1.size(0) == static_cast<std::int64_t>(tokens.size()),
-                "weight1 of shape ", weight1.sizes(), " has not a matrix for each of ", tokens.size(), " experts");
+                "weight1 of shape ", weight1.sizes(), " must have one matrix for each of ", tokens.size(), " experts");
     auto sizes = tokens;
     if (are_ends) std::adjacent_difference(sizes.begin(), sizes.end(), sizes.begin());
     const auto parts = x.flatten(0, -2).split_with_sizes(sizes);
@@ -98,7 +98,7 @@ void weight_quant_v2(const Tensor& x, const IntegerTensor& weight, const Tensor&
 }
 const Formula<"aclnnWeightQuantBatchMatmulV2", weight_quant_v2> product_with_int8;
 
-// The rows are quantized on the way.
+// Quantizes each row of x, and multiplies the rows with a quantized weight.
 Tensor product_of_rows(const Tensor& x, const OptionalTensor& smooth, const Tensor& weight, const Tensor& scale,
                        const OptionalTensor& bias) {
     const auto [rows, of_rows] = quantized_rows(smooth ? x * *smooth : x);

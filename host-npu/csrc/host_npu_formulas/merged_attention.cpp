@@ -29,7 +29,7 @@ Tensor of_results(const Tensor& columns, const Tensor& result, const std::string
     return one.permute({2, 0, 1}).repeat_interleave(result.size(-1) / one.size(1), -1);
 }
 
-// Of the attention to some keys and to some more that to all.
+// Merges the attention to some keys with that to further keys.
 void ring_update(const Tensor& result1, const Tensor& max1, const Tensor& sum1, const Tensor& result2,
                  const Tensor& max2, const Tensor& sum2, const OptionalIntegerTensor&, const std::string& layout,
                  const std::string& softmax_layout, const Out& out, const Out& max_out, const Out& sum_out) {

@@ -67,7 +67,8 @@ void dynamic_quant_by(const Tensor& x, const OptionalTensor& smooth, const Optio
                       bool symmetric, const std::string& mode, float largest, const Out& y, const Out& scale,
                       const OptionalOut& offset) {
     TORCH_CHECK(largest == 0, "the host NPU has no dst_type_max, but got ", largest);
-    TORCH_CHECK(symmetric != offset.has_value(), "a symmetric quantization has no offset, another has");
+    TORCH_CHECK(symmetric != offset.has_value(),
+                "offset must be given if the quantization is not symmetric, and only then");
     dynamic(x, smooth, groups, mode, y, scale, offset);
 }
 const Formula<"aclnnDynamicQuantV4", dynamic_quant_by> dynamic_by_mode{
@@ -107,7 +108,7 @@ void group_quant(const Tensor& x, const Tensor& scale, const IntegerTensor& ends
                     ends.size(0) == scale.size(0),
                 "x of shape ", x.sizes(), ", scale of shape ", scale.sizes(), " and group_index of shape ",
                 ends.sizes(), " do not fit");
-    TORCH_CHECK(!offset || offset->numel() == 1, "the offset of groups is a number");
+    TORCH_CHECK(!offset || offset->numel() == 1, "the offset of groups must have one element");
     require_int8(y);
     const auto group = at::searchsorted(ends, at::arange(x.size(0), ends.options()), false, /*right=*/true);
     const auto scaled = x * scale.index_select(0, group);
@@ -140,7 +141,7 @@ void rms_norm_quant(const Tensor& x, const Tensor& gamma, const OptionalTensor& 
                     const OptionalAnyTensor& offset, double epsilon, const Out& y) {
     TORCH_CHECK(gamma.dim() <= 2 && gamma.size(-1) == x.size(-1) && gamma.numel() == x.size(-1), "gamma of shape ",
                 gamma.sizes(), " does not fit x of shape ", x.sizes());
-    TORCH_CHECK(scale.numel() == 1 && (!offset || offset->numel() == 1), "scale and offset are numbers");
+    TORCH_CHECK(scale.numel() == 1 && (!offset || offset->numel() == 1), "scale and offset must have one element");
     require_int8(y);
     auto normal = x * (x.square().mean(-1, true) + epsilon).rsqrt() * gamma.flatten();
     if (beta) normal = normal + beta->flatten();

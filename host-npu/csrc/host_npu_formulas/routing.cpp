@@ -18,7 +18,7 @@ using Ints = std::vector<std::int64_t>;
 
 void require_tokens(const Tensor& x, const Tensor& experts) {
     TORCH_CHECK(x.dim() == 2 && experts.dim() == 2 && experts.size(0) == x.size(0), "x of shape ", x.sizes(),
-                " and expert_idx of shape ", experts.sizes(), " have not a row for each token");
+                " and expert_idx of shape ", experts.sizes(), " must have one row per token each");
 }
 
 // `rows` numbers the k-th choices of all tokens one after the other.
@@ -106,7 +106,7 @@ Expanded expanded_rows(const AnyTensor& x, const IntegerTensor& experts, const O
     TORCH_CHECK(x.is_floating_point(), "the host NPU quantizes rows of floats, not of ", x.scalar_type());
     if (mode == kStatic) {
         TORCH_CHECK(scale && offset && scale->numel() == 1 && offset->numel() == 1,
-                    "a static quantization has a number as scale and one as offset");
+                    "a static quantization needs a scale and an offset of one element each");
         return {saturated(widened(rows) * *scale + *offset, at::kChar), std::nullopt};
     }
     TORCH_CHECK(mode == kDynamic, "the host NPU has the quant modes -1, 0 and 1 only, not ", mode);
@@ -114,7 +114,7 @@ Expanded expanded_rows(const AnyTensor& x, const IntegerTensor& experts, const O
     if (scale) {
         TORCH_CHECK(scale->dim() == 2 && (scale->size(0) == 1 || scale->size(0) == by.last - by.first) &&
                         scale->size(1) == x.size(1),
-                    "scale of shape ", scale->sizes(), " has not a row for each active expert");
+                    "scale of shape ", scale->sizes(), " must have one row per active expert");
         const auto expert = experts.flatten().index({order}).to(at::kLong) - by.first;
         const auto in_range = expert.clamp(0, by.last - by.first - 1);
         smoothed = smoothed * (scale->size(0) == 1 ? *scale : scale->index({in_range}));
@@ -191,7 +191,7 @@ void finalize_routing_v2(const Tensor& expanded, const IntegerTensor& places, co
                          const OptionalIntegerTensor& experts, std::int64_t mode, const Out& out) {
     const auto tokens = out.sizes()[0];
     TORCH_CHECK(places.dim() == 1 && tokens > 0 && places.size(0) % tokens == 0, "expanded_src_to_dst_row of shape ",
-                places.sizes(), " has not as many rows for each of ", tokens, " tokens");
+                places.sizes(), " must have the same number of rows for each of ", tokens, " tokens");
     const auto choices = places.size(0) / tokens;
     const auto wide = places.to(at::kLong);
     const auto rows = is_by_columns(mode) ? wide.view({choices, tokens}).t() : wide.view({tokens, choices});

@@ -102,7 +102,7 @@ const Formula<"aclnnMoeTokenUnpermuteWithRoutingMap", map_unpermute> unpermute_b
 void map_unpermute_grad(const Tensor& dtokens, const IntegerTensor& out_index, const IntegerTensor& token_of,
                         const OptionalIntegerTensor& map, const OptionalTensor& permuted, const OptionalTensor& probs,
                         bool padded, const Ints&, const Out& dpermuted, const OptionalOut& dprobs) {
-    // Without a capacity programs give the sorted indices for both.
+    // Programs without a capacity pass the sorted indices for both arguments.
     const auto rows_of = out_index.to(at::kLong);
     const auto of = padded ? token_of.to(at::kLong) : tokens_of_rows(rows_of, rows_of, dtokens.size(0), false);
     const auto grads = dtokens.index({of.index({stable_order(rows_of)})});

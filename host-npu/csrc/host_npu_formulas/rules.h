@@ -121,7 +121,7 @@ struct TensorArguments {
 // Ends the program, while the libraries are loaded, if a function of `count` tensors and lists has other rules.
 void require_one_for_each(const Rules& rules, std::size_t count, const char* function);
 // Throws a Refusal if the tensors of a call are not as they should be: a null pointer is 161001, what is wrong 161002.
-// Without rules it says what the formula takes.
+// If there are no rules, the message says what the formula accepts.
 void require_rules(const Rules& rules, const TensorArguments& given);
 
 }  // namespace host_npu

@@ -9,11 +9,11 @@
 namespace host_npu {
 namespace {
 
-// Of each row the k largest logits are left, and of these the most likely ones that p is reached with.
+// Keeps the k largest logits of each row, and of these the most likely ones whose probabilities reach p in sum.
 void apply_top_k_top_p(const Tensor& logits, const OptionalTensor& p, const OptionalIntegerTensor& k, const Out& out) {
     TORCH_CHECK(logits.dim() == 2, "logits have ", logits.dim(), " dimensions instead of 2");
     const auto rows = logits.size(0), last = logits.size(1) - 1;
-    TORCH_CHECK((!p || p->numel() == rows) && (!k || k->numel() == rows), "p and k have no element for each row");
+    TORCH_CHECK((!p || p->numel() == rows) && (!k || k->numel() == rows), "p and k must have one element per row");
     const auto minus_infinity = -std::numeric_limits<double>::infinity();
     auto [sorted, places] = logits.sort(/*stable=*/true, /*dim=*/-1, /*descending=*/false);
     if (k) {

@@ -100,11 +100,11 @@ void require_broadcasts_to_self(const Named& argument, const Named& self) {
         require(false, kParamInvalid, argument.name, "'s shape ", to_string(argument->shape),
                 " does not broadcast to self's ", to_string(self->shape));
     }
-    // CANN says nothing when self itself would have to grow.
+    // CANN leaves no message if self itself would have to be expanded.
     if (*common != self->shape) throw Refusal{kParamInvalid, ""};
 }
 
-// The result is given out's format before it is copied, which takes the dimensions that the format names.
+// CANN converts the result to out's format before it copies it, which requires the rank that the format implies.
 void require_rank_of_format(const Named& out) {
     struct Format {
         int number;
@@ -117,7 +117,7 @@ void require_rank_of_format(const Named& out) {
                                   {ACL_FORMAT_NCL, 3}};
     for (const auto& [number, rank] : formats) {
         require(number != out->format || rank == out->shape.rank(), kInnerNullPointer, out.name, " has ",
-                out->shape.rank(), " dimensions, and format ", number, ", which has ", rank);
+                out->shape.rank(), " dimensions, but its format ", number, " has ", rank);
     }
 }
 

@@ -76,7 +76,7 @@ void apply(const KernelArguments& arguments, const Hyperparameters& p) {
     std::int64_t step = 0;
     // Phase one does not look at its size.
     if (arguments[kStep]->empty()) throw std::out_of_range("step has no element");
-    // Of step only the first element is read, whatever its shape.
+    // Only the first element of step is read, whatever its shape.
     std::memcpy(&step, arguments[kStep].data, sizeof step);
     Elements grad(arguments[kGrad]), var(arguments[kVar]), m(arguments[kM]), v(arguments[kV]), s(arguments[kS]);
     Elements new_var(var), new_m(m), new_v(v), new_s(s);
@@ -120,7 +120,7 @@ Plan plan(Arguments states, const Named& step, const Hyperparameters& p) {
     require_dtype(step, {ACL_INT64});
     require_nd(step);
     Plan plan{.outputs = {kVar, kM, kV, kS}};
-    // Without an element to write there is no tiling, and nobody compares the shapes.
+    // CANN compares the shapes only if there are elements to write.
     if (std::all_of(outputs.begin(), outputs.end(), [](const Named& out) { return out->empty(); })) return plan;
     for (const auto& state : states) {
         if (state->shape == grad->shape) continue;

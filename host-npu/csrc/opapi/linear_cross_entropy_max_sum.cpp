@@ -104,7 +104,7 @@ void max_sum(const KernelArguments& arguments, const Range& range) {
         std::fill(logits.begin(), logits.end(), 0.0f);
         multiply_add(rows_of(&input.data()[first * hidden], hidden), rows_of(weight.data(), hidden).transposed(), count,
                      columns, hidden, logits.data(), columns);
-        // Also where they never leave the chip, logits have the input's 16 bits.
+        // The device rounds logits to the input's 16 bits even where it does not return them.
         round_to(arguments[kInput]->dtype, logits.data(), count * columns);
         if (logits_out) logits_out->write(logits.data(), count * columns);
         for (std::int64_t index = 0; index < count; ++index) {

@@ -40,7 +40,7 @@ Dims check_forward(const Named& self, const Named& target, std::int64_t reductio
     return require_broadcast({self, target});
 }
 
-// The workspace of the kernel and of what stands around it.
+// The workspace of the kernel, and of the conversions before and after it.
 std::uint64_t forward_workspace(const Named& self, const Named& target, const Named& out, aclDataType dtype) {
     Intermediates intermediates;
     intermediates.argument(self.layout(), dtype).argument(target.layout(), dtype).argument(out.layout(), dtype);

@@ -272,7 +272,7 @@ def test_a_band_does_not_concern_a_single_query(operator):
         ({"input_layout": "BNSD_NBSD"}, "layouts"),
         ({"num_key_value_heads": 3}, "heads"),
         ({"actual_seq_lengths_kv": [9, 12]}, "tokens"),
-        ({"block_table": torch.zeros(2, 3, dtype=torch.int32)}, "takes the lengths of the keys"),
+        ({"block_table": torch.zeros(2, 3, dtype=torch.int32)}, "needs the lengths of the keys"),
     ],
     ids=["no mask", "a layout", "heads", "lengths", "a block table without lengths"],
 )

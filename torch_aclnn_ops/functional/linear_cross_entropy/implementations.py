@@ -114,7 +114,7 @@ def prepare(
         input if input.dim() == 2 else input.reshape(math.prod(input.shape[:-1]), input.shape[-1]),
         linear_weight,
         linear_bias,
-        target if target.dim() == 1 and target.dtype == torch.int64 else _rows_of_target(target, linear_weight),
+        target if target.dim() == 1 and target.dtype == torch.int64 else _flatten_target(target, linear_weight),
         weight,
         logit_options,
         RequestedOutputs(is_smoothed, "entropy" in loss_options.outputs, loss_options.needs_tokens, gradients),
@@ -125,7 +125,7 @@ def prepare(
     return LossCall(inputs, token_weight, loss_options, shape, shards, reduce_input_grad)
 
 
-def _rows_of_target(target: Tensor, linear_weight: Tensor) -> Tensor:
+def _flatten_target(target: Tensor, linear_weight: Tensor) -> Tensor:
     """Flatten the targets, so that the positions of each row are consecutive."""
     if not target.is_floating_point():
         return target.reshape(-1).long()

@@ -89,9 +89,9 @@ def teacher_of(
     if sum(given) != 1:
         raise TypeError(f"{NAME}: one of {_TEACHERS} must be given, but {sum(given) or 'none'} are")
     if has_head:
-        teacher = _of_head(input, linear_weight, *of_head)
+        teacher = _teacher_of_head(input, linear_weight, *of_head)
     elif top_k is not None:
-        teacher = _of_some_classes(input, top_k)
+        teacher = _teacher_of_top_k(input, top_k)
     else:
         name, values = ("teacher_probs", probs) if log_probs is None else ("teacher_log_probs", log_probs)
         _check_tensor(name, values, input)
@@ -102,7 +102,8 @@ def teacher_of(
     return teacher
 
 
-def _of_head(input: Tensor, linear_weight: Tensor, rows: Any, weight: Any, bias: Any) -> Teacher:
+def _teacher_of_head(input: Tensor, linear_weight: Tensor, rows: Any, weight: Any, bias: Any) -> Teacher:
+    """Check a teacher that is given as the input, weight and bias of its head."""
     for name, tensor in (("teacher_input", rows), ("teacher_weight", weight), ("teacher_bias", bias)):
         if tensor is not None or name != "teacher_bias":
             _check_tensor(name, tensor, input)
@@ -125,7 +126,8 @@ def _of_head(input: Tensor, linear_weight: Tensor, rows: Any, weight: Any, bias:
     return Teacher(flat(rows).to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
 
 
-def _of_some_classes(input: Tensor, top_k: Any) -> Teacher:
+def _teacher_of_top_k(input: Tensor, top_k: Any) -> Teacher:
+    """Check a teacher that is given as its most likely classes and their log-probabilities."""
     is_pair = isinstance(top_k, (tuple, list)) and len(top_k) == 2
     accepted = "be a pair of tensors, classes and their log-probabilities"
     check("teacher_top_k", is_pair, accepted, f"is {describe(top_k)}", TypeError)

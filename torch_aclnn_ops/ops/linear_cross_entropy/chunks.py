@@ -195,6 +195,7 @@ def _reduce_rows(inputs: Inputs, head: Head, tiling: Tiling, rows: slice) -> Sta
 
 
 def _join(join: Callable[[list[Tensor]], Tensor], parts: Sequence[Statistics]) -> Iterator[Any]:
+    """Join each statistic of the parts, which all have it or all lack it."""
     return (None if column[0] is None else join(list(column)) for column in zip(*parts, strict=True))
 
 

@@ -127,7 +127,7 @@ def small_loss_and_gradients(
     input, weight, (needs_input, needs_weight, _) = inputs.input, inputs.linear_weight, inputs.requested.gradients
     kernel, is_mean = torch.ops.torch_aclnn_ops.linear_cross_entropy_loss, loss.reduction == "mean"
     value, *made = kernel(input, weight, inputs.target, loss.ignore_index, is_mean, needs_input, needs_weight)
-    if value.dim():  # another implementation computes the call
+    if value.dim():  # the kernel returned no scalar: another implementation has to compute the call
         return None, (*made, None), None
     log_call(_NAME, Implementation.FALLBACK, lambda: _describe_call(inputs, "gradients computed in the forward pass"))
     return value, (*made, None), None

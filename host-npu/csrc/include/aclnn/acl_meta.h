@@ -58,7 +58,7 @@ ACLNN_API aclnnStatus aclGetViewOffset(const aclTensor* tensor, std::int64_t* of
 ACLNN_API aclnnStatus aclGetFormat(const aclTensor* tensor, aclFormat* format);
 ACLNN_API aclnnStatus aclGetDataType(const aclTensor* tensor, aclDataType* dataType);
 ACLNN_API aclnnStatus aclGetRawTensorAddr(const aclTensor* tensor, void** addr);
-// Not between the two phases of a call.
+// Must not be called between the two phases of a call.
 ACLNN_API aclnnStatus aclSetRawTensorAddr(aclTensor* tensor, void* addr);
 
 ACLNN_API aclnnStatus aclGetIntArraySize(const aclIntArray* array, std::uint64_t* size);

@@ -148,7 +148,7 @@ def _raise_shard_error(given: TorchArguments, classes: int) -> NoReturn:
 
 
 def _check_no_own_options(**is_given: bool) -> None:
-    """Raise for options that PyTorch's function lacks, given with tensors that only PyTorch's function supports."""
+    """Raise if an argument is given that PyTorch's function, to which the call fell back, does not have."""
     for name, given in is_given.items():
         if given:
             raise TypeError(
