@@ -1,5 +1,7 @@
 """Lightning with FusedEmaAdam and EmaCallback."""
 
+import warnings
+
 from torch_aclnn_ops.integrations.lightning import EmaCallback, ReportCallback
 from torch_aclnn_ops.optim import FusedEmaAdam
 
@@ -78,6 +80,21 @@ def averages_of(trainer, model):
 
 def equal(state, expected):
     return state.keys() == expected.keys() and all(torch.equal(state[name], one) for name, one in expected.items())
+
+
+@pytest.mark.parametrize(("decay", "epochs", "share"), [(0.9, 1, "65.6%"), (0.9, 2, "43.0%"), (0.5, 2, None)])
+def test_averages_that_stay_close_to_the_initial_weights_are_warned_of(decay, epochs, share):
+    model = Model()
+    optimizer = FusedEmaAdam(model.parameters(), lr=0.1, ema_decay=decay)
+    model.configure_optimizers = lambda: optimizer
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(make_trainer(epochs=epochs), model)
+    said = [str(one.message) for one in caught if "initial weights" in str(one.message)]
+    assert len(said) == (share is not None)
+    assert all(
+        f"after {epochs * BATCHES} steps with ema_decay=0.9 the averages still have {share}" in one for one in said
+    )
 
 
 @pytest.mark.parametrize("optimizers", [1, 2])

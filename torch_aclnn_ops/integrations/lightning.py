@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from torch_aclnn_ops.integrations._step_reports import StepReport
-from torch_aclnn_ops.integrations._trainer_optimizers import averaged, averaging_optimizers
+from torch_aclnn_ops.integrations._trainer_optimizers import averaged, averaging_optimizers, warn_of_initial_weights
 
 try:
     from lightning.pytorch import LightningModule, Trainer
@@ -31,7 +31,8 @@ class EmaCallback(Callback):
     Validation in ``fit``, and later loops of the same trainer, use the averages; the weights are restored afterwards,
     also after an exception. A checkpoint's ``state_dict`` has the averages, so ``load_from_checkpoint`` returns the
     model that was validated; the weights are in ``current_model_state``, from which ``fit(ckpt_path=...)`` resumes.
-    Gradients can be clipped with every ``precision``.
+    Gradients can be clipped with every ``precision``. A warning says if the averages of the whole training will still
+    be close to the initial weights, because ``ema_decay`` is large.
 
     Raises:
         RuntimeError: A validation starts inside another one, or the weights are swapped or trained during one.
@@ -70,6 +71,12 @@ class EmaCallback(Callback):
                     "EmaCallback: save_weights_only of ModelCheckpoint must be False, because with it Lightning does"
                     " not call on_save_checkpoint; a checkpoint's state_dict has the averages anyway"
                 )
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Warn if the averages will still be close to the initial weights at the end of the training."""
+        steps = trainer.estimated_stepping_batches
+        if pl_module.automatic_optimization and steps != float("inf"):
+            warn_of_initial_weights(averaging_optimizers(trainer.optimizers), int(steps))
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Swap the weights with their averages."""
