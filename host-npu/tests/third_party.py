@@ -1,8 +1,9 @@
 """Run a checkout of other people's tests on the host NPU: ``python -m tests.third_party FOLDER``.
 
 Each file of tests runs in a process of its own, in its folder, with a time limit. A table tells what became of the
-tests: a refusal is a failure that says "the host NPU does not simulate", by the operator's name. Nobody's tests are in
-this repository; those of torch_npu and op-plugin are in the folders ``test`` of their repositories.
+tests: a refusal is a failure with a sentence of the host NPU about a function, or an argument of it, that it does not
+simulate. Nobody's tests are in this repository; those of torch_npu and op-plugin are in the folders ``test`` of their
+repositories.
 """
 
 import argparse
@@ -19,7 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-_REFUSAL = re.compile(r"the host NPU does not simulate ([^;\n]+)")
+# Of a function, or of an argument of it.
+_REFUSAL = re.compile(r"the host NPU does not simulate (?P<function>[^;\n]+)|(?P<argument>aclnn\w+): the host NPU ")
 
 
 @dataclass
@@ -75,7 +77,7 @@ def _count(result: Result, report: Path) -> None:
             if name is None:
                 result.failed += 1
             else:
-                refused[name[1]] += 1
+                refused[name["function"] or name["argument"]] += 1
         elif case.find("skipped") is not None:
             result.skipped += 1
         else:

@@ -39,11 +39,11 @@ void require_dynamic(const std::string& mode, const char* what) {
     TORCH_CHECK(mode == "dynamic", "the host NPU quantizes ", what, " dynamically only, not by the quant mode ", mode);
 }
 
-void swiglu_quant(const Tensor& x, const OptionalTensor& smooth, const OptionalTensor& offsets,
+// Offsets are those of a static quantization; a dynamic one ignores them.
+void swiglu_quant(const Tensor& x, const OptionalTensor& smooth, const OptionalTensor&,
                   const OptionalIntegerTensor& groups, bool activate_left, const std::string& mode,
                   std::int64_t list_type, std::int64_t, const Out& y, const Out& scale) {
     require_dynamic(mode, "SwiGlu");
-    TORCH_CHECK(!offsets, "a dynamic quantization does not support offsets");
     const auto [left, right] = halves(as_rows(x), -1);
     auto rows = activate_left ? at::silu(left) * right : left * at::silu(right);
     if (smooth) rows = rows * of_rows(*smooth, rows.size(0), groups, list_type == 1);

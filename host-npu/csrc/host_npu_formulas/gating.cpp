@@ -14,16 +14,19 @@
 namespace host_npu {
 namespace {
 
-void require_unfinished(const OptionalIntegerTensor& finished) {
-    TORCH_CHECK(!finished, "the host NPU computes the gating without finished rows only");
+// Finished rows choose no expert: their choices have the number after the last.
+Tensor of_unfinished(const Tensor& chosen, const OptionalIntegerTensor& finished, const Tensor& x) {
+    if (!finished) return chosen;
+    const auto rows = x.sizes().slice(0, x.dim() - 1);
+    TORCH_CHECK(finished->sizes() == rows, "finished has shape ", finished->sizes(), " instead of ", rows);
+    return chosen.masked_fill(finished->ne(0).unsqueeze(-1), x.size(-1));
 }
 
 void gating(const Tensor& x, const OptionalIntegerTensor& finished, std::int64_t k, const Out& weights,
             const Out& experts, const Out& rows) {
-    require_unfinished(finished);
     const auto [values, indices] = at::topk(at::softmax(x, -1), k, -1);
     weights = values;
-    experts = indices;
+    experts = of_unfinished(indices, finished, x);
     // The k-th choices of all tokens are numbered one after the other.
     const auto tokens = x.numel() / x.size(-1);
     rows = at::arange(tokens * k, indices.options()).view({k, tokens}).t().reshape(indices.sizes());
@@ -39,12 +42,11 @@ const Formula<"aclnnMoeGatingTopKSoftmax", gating> gating_of_tokens{
 // `renorm` 1 takes the softmax of the chosen scores instead of all.
 void gating_v2(const Tensor& x, const OptionalIntegerTensor& finished, std::int64_t k, std::int64_t renorm,
                bool with_softmax, const Out& weights, const Out& experts, const OptionalOut& softmax_out) {
-    require_unfinished(finished);
     TORCH_CHECK(renorm == 0 || renorm == 1, "renorm is ", renorm, " instead of 0 or 1");
     const auto softmax = at::softmax(x, -1);
     const auto [values, indices] = at::topk(renorm == 1 ? x : softmax, k, -1);
     weights = renorm == 1 ? at::softmax(values, -1) : values;
-    experts = indices;
+    experts = of_unfinished(indices, finished, x);
     if (with_softmax && renorm == 0) *softmax_out = softmax;
 }
 const Formula<"aclnnMoeGatingTopKSoftmaxV2", gating_v2> gating_with_renorm{

@@ -35,7 +35,8 @@ const Formula<"aclnnApplyAdamWV2", apply_adam_w> adam_w{
     {"grad", kFloats, "...x"},   {"step", {ACL_INT64, ACL_FLOAT}, "1 |"},
 };
 
-// The first sequences, those of queries, get their sampled token, a place more, and the slot of that place.
+// The first sequences, those of queries, get their sampled token, a place more, and the slot of that place. The others
+// are padding: token 0 at place 0, without a slot; their lengths stay.
 void advance_step(const Out& tokens, const IntegerTensor& sampled, const Out& positions, const Out& lengths,
                   const Out& slots, const IntegerTensor& tables, std::int64_t sequences, std::int64_t queries,
                   std::int64_t block_size) {
@@ -48,6 +49,10 @@ void advance_step(const Out& tokens, const IntegerTensor& sampled, const Out& po
     first(positions).copy_(place);
     first(lengths).copy_(place + 1);
     first(slots).copy_(block * block_size + place.remainder(block_size));
+    const auto padding = [&](const Out& out) { return out.in_place().slice(0, queries, sequences); };
+    padding(tokens).zero_();
+    padding(positions).zero_();
+    padding(slots).fill_(-1);
 }
 const Formula<"aclnnAdvanceStep", advance_step> next_tokens;
 

@@ -7,6 +7,9 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/searchsorted.h>
 
+#include <numeric>
+#include <vector>
+
 namespace host_npu {
 
 Tensor saturated(const Tensor& x, at::ScalarType dtype) {
@@ -158,12 +161,14 @@ void add_rms_norm_quant(const Tensor& x1, const Tensor& x2, const Tensor& gamma,
     TORCH_CHECK(!second_scale && !second_zero_points, "the host NPU has one quantization of AddRmsNorm only");
     TORCH_CHECK(!normal_out || normal_out->sizes() != x1.sizes(), "the host NPU does not return the normalized sum");
     TORCH_CHECK(axis == -1, "the host NPU quantizes along axis -1 only, not ", axis);
-    TORCH_CHECK(gamma.dim() == 1 && gamma.size(0) == x1.size(-1), "gamma of shape ", gamma.sizes(),
-                " does not fit x1 of shape ", x1.sizes());
+    TORCH_CHECK(gamma.dim() > 0 && gamma.dim() <= x1.dim() && gamma.sizes() == x1.sizes().slice(x1.dim() - gamma.dim()),
+                "gamma of shape ", gamma.sizes(), " has not the last dimensions of x1 of shape ", x1.sizes());
     require_int8(y);
     const auto x = x1 + x2;
     sum = x;
-    auto normal = x * (x.square().mean(-1, true) + epsilon).rsqrt() * gamma;
+    std::vector<std::int64_t> normalized(gamma.dim());
+    std::iota(normalized.begin(), normalized.end(), -gamma.dim());
+    auto normal = x * (x.square().mean(normalized, true) + epsilon).rsqrt() * gamma;
     if (beta) normal = normal + *beta;
     normal = divides ? normal / scale : normal * scale;
     y = saturated(zero_points ? normal + widened(*zero_points) : normal, at::kChar);

@@ -54,7 +54,8 @@ struct Choices {
                     "active_expert_range is ", at::IntArrayRef(range), " of ", expert_num, " experts");
         const auto flat = experts.flatten().to(at::kLong);
         active = flat.ge(first).logical_and(flat.lt(last));
-        order = stable_order(at::where(active, flat, expert_num));
+        // What is not active comes last: the experts behind the range, then those before it.
+        order = stable_order(at::where(flat.ge(first), flat, std::numeric_limits<std::int32_t>::max()));
         const auto numbers = at::arange(first, last, flat.options());
         counts = flat.unsqueeze(0).eq(numbers.unsqueeze(1)).sum(1);
     }
@@ -162,11 +163,7 @@ void init_routing_v3(const AnyTensor& x, const IntegerTensor& experts, const Opt
     const auto [rows, row_scale] = expanded_rows(x, experts, scale, offset, quant_mode, by, by.order);
     assign_rows(expanded, rows, count);
     if (row_scale && scale_out) assign_rows(*scale_out, *row_scale, count);
-    if (row_idx_type == 0) {
-        places = at::where(by.active, by.places(), -1);
-    } else {
-        assign_rows(places, by.order, count);
-    }
+    places = row_idx_type == 0 ? at::where(by.active, by.places(), -1) : by.order;
 }
 const Formula<"aclnnMoeInitRoutingV3", init_routing_v3> routing_by_rows{
     {"x", kFloats | Dtypes{ACL_INT8}, "N H"},

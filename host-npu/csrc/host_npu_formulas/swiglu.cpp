@@ -4,6 +4,8 @@
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
 
+#include <algorithm>
+
 #include "host_npu_formulas/halves.h"
 
 namespace host_npu {
@@ -29,15 +31,25 @@ const Formula<"aclnnSwiGluGrad", swiglu_grad> swiglu_backward{
     {"out", kFloats, "...x"},
 };
 
-void clipped_swiglu(const Tensor& x, const OptionalAnyTensor& groups, std::int64_t dim, double alpha, double limit,
+// With `groups`, the numbers of rows of groups, what is behind their rows stays as it is; rows are all the dimensions
+// before `dim`.
+void clipped_swiglu(const Tensor& x, const OptionalIntegerTensor& groups, std::int64_t dim, double alpha, double limit,
                     double bias, bool interleaved, const Out& out) {
-    TORCH_CHECK(!groups, "the host NPU has no group_index of a clipped SwiGlu");
-    const auto last = c10::maybe_wrap_dim(dim, x.dim()) == x.dim() - 1;
+    const auto axis = c10::maybe_wrap_dim(dim, x.dim());
+    const auto last = axis == x.dim() - 1;
     TORCH_CHECK(last || !interleaved, "the host NPU interleaves the last dimension only, not ", dim);
     TORCH_CHECK(x.size(dim) % 2 == 0, "a dimension of ", x.size(dim), " elements cannot be halved");
     const auto parts = interleaved ? x.unflatten(-1, {-1, 2}).unbind(-1) : x.chunk(2, dim);
     const auto gate = parts[0].clamp_max(limit);
-    out = gate * at::sigmoid(gate * alpha) * (parts[1].clamp(-limit, limit) + bias);
+    const auto result = gate * at::sigmoid(gate * alpha) * (parts[1].clamp(-limit, limit) + bias);
+    if (!groups || groups->is_meta()) {
+        out = result;
+        return;
+    }
+    const auto rows = c10::multiply_integers(x.sizes().slice(0, axis));
+    const auto count = std::min(rows, groups->sum().item<std::int64_t>());
+    TORCH_CHECK(count >= 0, "group_index has the sum ", count);
+    out.in_place().view({rows, -1}).slice(0, 0, count).copy_(result.reshape({rows, -1}).slice(0, 0, count));
 }
 const Formula<"aclnnClippedSwiglu", clipped_swiglu> clipped_swiglu_forward;
 

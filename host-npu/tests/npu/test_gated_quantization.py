@@ -42,6 +42,13 @@ def test_swiglu_is_quantized_row_by_row(smooth, left):
     _assert_quantized(quantized, scale, _swiglu(x.double(), left) * (scales.double() if smooth else 1))
 
 
+def test_a_dynamic_quantization_ignores_the_offsets_of_a_static_one():
+    x, scales = torch.randn(4, 32).half().npu(), torch.rand(1, 16).npu()
+    plain = torch_npu.npu_swiglu_quant(x, smooth_scales=scales, quant_mode=1)
+    results = torch_npu.npu_swiglu_quant(x, smooth_scales=scales, offsets=torch.ones(1, 16).npu(), quant_mode=1)
+    assert all(result.equal(expected) for result, expected in zip(results, plain, strict=True))
+
+
 @pytest.mark.parametrize("kind", [0, 1], ids=["ends", "sizes"])
 def test_groups_of_rows_have_smooth_scales_of_their_own(kind):
     x, scales = torch.randn(6, 32).half(), torch.rand(3, 16)

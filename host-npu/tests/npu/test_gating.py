@@ -107,6 +107,16 @@ def test_what_the_gating_does_not_take_is_refused_at_the_call(arguments, sentenc
         torch_npu.npu_moe_gating_top_k(torch.randn(_TOKENS, _EXPERTS).npu(), **({"k": _CHOICES} | arguments))
 
 
-def test_finished_rows_are_refused_at_the_call():
+@pytest.mark.parametrize("gating", [torch_npu.npu_moe_gating_top_k_softmax, torch_npu.npu_moe_gating_top_k_softmax_v2])
+def test_a_finished_row_chooses_the_number_after_the_last_expert(gating):
+    x, finished = torch.randn(_TOKENS, _EXPERTS), torch.arange(_TOKENS) % 2 == 0
+    weights, experts, _ = gating(x.npu(), k=_CHOICES, finished=finished.npu())
+    values, indices = x.double().softmax(-1).topk(_CHOICES)
+    _close(weights, values)
+    assert experts.cpu().equal(indices.masked_fill(finished.unsqueeze(-1), _EXPERTS).int())
+
+
+def test_finished_has_a_number_for_each_row():
+    x, finished = torch.randn(_TOKENS, _EXPERTS).npu(), torch.ones(_TOKENS + 1).bool().npu()
     with pytest.raises(RuntimeError, match="finished"):
-        torch_npu.npu_moe_gating_top_k_softmax(torch.randn(_TOKENS, _EXPERTS).npu(), torch.ones(7).bool().npu(), k=2)
+        torch_npu.npu_moe_gating_top_k_softmax_v2(x, k=2, finished=finished)

@@ -23,13 +23,13 @@ def test_fused_adamw_is_adamw(dtype, options):
     torch.testing.assert_close(on_npu.detach().cpu().double(), reference.detach(), rtol=limit, atol=limit)
 
 
-def test_a_decoder_steps_from_one_token_to_the_next():
+def test_a_decoder_steps_from_one_token_to_the_next_and_clears_the_padding():
     block_size, lengths = 4, torch.tensor([3, 8, 5])
     tokens, positions, slots = torch.tensor([10, 11, 12]), lengths - 1, torch.tensor([0, 0, 7])
     tables = torch.tensor([[4, 9, 2], [7, 1, 3], [5, 6, 8]])
     on_npu = [each.npu() for each in (tokens, torch.tensor([[21], [22]]), positions, lengths, slots, tables)]
     torch_npu.npu_advance_step_flashattn(*on_npu, 3, 2, block_size)
-    assert on_npu[0].tolist() == [21, 22, 12]
-    assert on_npu[2].tolist() == [3, 8, 4]
+    assert on_npu[0].tolist() == [21, 22, 0]
+    assert on_npu[2].tolist() == [3, 8, 0]
     assert on_npu[3].tolist() == [4, 9, 5]
-    assert on_npu[4].tolist() == [4 * 4 + 3, 3 * 4 + 0, 7]
+    assert on_npu[4].tolist() == [4 * 4 + 3, 3 * 4 + 0, -1]

@@ -133,3 +133,17 @@ def test_add_rms_norm_quant_returns_the_sum_too(divides):
     normal = _normalized(total, gamma.double())
     _assert_quantized(results[0], (normal / scale if divides else normal * scale) + zero)
     torch.testing.assert_close(results[2].cpu().double(), total, rtol=2**-11, atol=0)
+
+
+def test_add_rms_norm_quant_normalizes_all_dimensions_of_gamma():
+    x1, x2, gamma = torch.randn(5, 4, 16).half(), torch.randn(5, 4, 16).half(), torch.randn(4, 16).half()
+    scale, zero = torch.rand(4, 16) + 0.5, torch.randint(-5, 5, (4, 16), dtype=torch.int32)
+    result = torch_npu.npu_add_rms_norm_quant(*[each.npu() for each in (x1, x2, gamma, scale, zero)])[0]
+    normal = _normalized((x1.double() + x2.double()).flatten(1), gamma.double().flatten()).view(5, 4, 16)
+    _assert_quantized(result, normal / scale + zero)
+
+
+def test_add_rms_norm_quant_refuses_a_gamma_that_is_not_of_the_last_dimensions():
+    x, gamma, scale, zero = torch.ones(5, 4, 16).half(), torch.ones(5, 16).half(), torch.ones(16), torch.zeros(16).int()
+    with pytest.raises(RuntimeError, match="gamma of shape .* has not the last dimensions"):
+        torch_npu.npu_add_rms_norm_quant(*[each.npu() for each in (x, x, gamma, scale, zero)])

@@ -83,3 +83,11 @@ def test_clipped_swiglu_clips_the_gate_above_and_the_value_on_both_sides(dtype, 
     gate, value = (x[:, ::2], x[:, 1::2]) if interleaved else x.chunk(2, -1)
     gate, value = gate.double().clamp(max=5), value.double().clamp(-5, 5)
     _close(result, gate * torch.sigmoid(1.5 * gate) * (value + 0.5))
+
+
+def test_clipped_swiglu_computes_the_rows_of_the_groups():
+    x, groups = torch.randn(2, 3, 32), torch.tensor([3, 1])
+    result = torch_npu.npu_clipped_swiglu(x.npu(), group_index=groups.npu(), dim=-1)
+    expected = torch_npu.npu_clipped_swiglu(x.npu(), dim=-1)
+    assert result.view(6, 16)[:4].equal(expected.view(6, 16)[:4])
+    assert not result.view(6, 16)[4:].equal(expected.view(6, 16)[4:])

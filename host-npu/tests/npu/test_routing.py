@@ -60,6 +60,13 @@ def test_the_index_of_type_1_says_where_a_row_comes_from():
     assert sources.tolist() == _sorted_choices(experts)
 
 
+def test_the_index_of_type_1_ends_with_the_experts_behind_the_range_and_those_before_it():
+    experts = _experts()
+    _, sources, *_ = _route(torch.randn(_TOKENS, _SIZE), experts, row_idx_type=1, active_expert_range=[2, 4])
+    before = [place for place, expert in enumerate(experts.flatten().tolist()) if expert < 2]
+    assert sources.tolist() == _sorted_choices(experts, 2) + before
+
+
 @pytest.mark.parametrize("kind", [0, 2], ids=["sums", "pairs"])
 def test_the_numbers_of_tokens_have_three_forms(kind):
     experts = _experts().clamp(max=_EXPERTS - 2)
