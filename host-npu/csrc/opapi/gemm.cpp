@@ -52,15 +52,35 @@ void multiply_tile(const float* left, const float* right, std::int64_t depth, fl
     }
 }
 
-// Copies rows x depth of `from`, in groups of `group` rows that lie side by side; missing rows are zero.
-void pack(const Matrix& from, std::int64_t rows, std::int64_t depth, std::int64_t group, float* to) {
-    for (std::int64_t first = 0; first < rows; first += group) {
+// One group of `pack`, of which all rows are there. Strides of 1 are constants to the compiler.
+template <std::int64_t group>
+void pack_group(const float* from, std::int64_t row_stride, std::int64_t column_stride, std::int64_t depth, float* to) {
+    if (row_stride == 1) {
+        for (std::int64_t step = 0; step < depth; ++step)
+            std::copy_n(from + step * column_stride, group, to + step * group);
+        return;
+    }
+    for (std::int64_t step = 0; step < depth; ++step) {
+        for (std::int64_t row = 0; row < group; ++row)
+            to[step * group + row] = from[row * row_stride + step * column_stride];
+    }
+}
+
+// Copies rows x depth of `from`, in groups of rows that lie side by side; missing rows are zero.
+template <std::int64_t group>
+void pack(const Matrix& from, std::int64_t rows, std::int64_t depth, float* to) {
+    for (std::int64_t first = 0; first < rows; first += group, to += group * depth) {
+        const float* const source = from.data + first * from.row_stride;
         const auto present = std::min(group, rows - first);
+        if (present == group) {
+            pack_group<group>(source, from.row_stride, from.column_stride, depth, to);
+            continue;
+        }
+        std::fill_n(to, group * depth, 0.0f);
         for (std::int64_t step = 0; step < depth; ++step) {
-            const float* const source = from.data + first * from.row_stride + step * from.column_stride;
-            for (std::int64_t row = 0; row < present; ++row) to[row] = source[row * from.row_stride];
-            std::fill(to + present, to + group, 0.0f);
-            to += group;
+            for (std::int64_t row = 0; row < present; ++row) {
+                to[step * group + row] = source[row * from.row_stride + step * from.column_stride];
+            }
         }
     }
 }
@@ -93,10 +113,10 @@ void multiply_add(const Matrix& left, const Matrix& right, std::int64_t rows, st
         const auto panel_columns = std::min(kPanelColumns, columns - column);
         for (std::int64_t step = 0; step < depth; step += kPanelDepth) {
             const auto steps = std::min(kPanelDepth, depth - step);
-            pack(right.from(step, column).transposed(), panel_columns, steps, kTileColumns, right_panel.data());
+            pack<kTileColumns>(right.from(step, column).transposed(), panel_columns, steps, right_panel.data());
             for (std::int64_t row = 0; row < rows; row += kPanelRows) {
                 const auto panel_rows = std::min(kPanelRows, rows - row);
-                pack(left.from(row, step), panel_rows, steps, kTileRows, left_panel.data());
+                pack<kTileRows>(left.from(row, step), panel_rows, steps, left_panel.data());
                 for (std::int64_t c = 0; c < panel_columns; c += kTileColumns) {
                     const auto tile_columns = std::min(kTileColumns, panel_columns - c);
                     for (std::int64_t r = 0; r < panel_rows; r += kTileRows) {
