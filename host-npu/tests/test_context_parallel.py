@@ -21,6 +21,7 @@ _MODULES = {
 
 
 @pytest.mark.skipif(torch.__version__ < (2, 12), reason="torch_npu 2.9 has no context_parallel")
+@pytest.mark.skipif(torch.__version__ >= (2, 14), reason="torch_npu 2.14's raises a TypeError of its own")
 @pytest.mark.parametrize("module", _MODULES.values(), ids=_MODULES)
 def test_a_context_parallel_sequence_has_the_attention_of_float64(module):
     errors = testing.run(programs.of_a_shared_sequence, 2, module, device="npu")

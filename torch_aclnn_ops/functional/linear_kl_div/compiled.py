@@ -29,12 +29,14 @@ def _inputs(arguments: Sequence[Any]) -> Inputs:
 
 
 def _flatten(inputs: Inputs, factors: Tensor | None) -> tuple[Any, ...]:
-    *of_teacher, is_log = inputs.teacher
-    measure, logits = inputs.options.measure, inputs.options.logits
+    # Dynamo of torch 2.9 does not trace properties of named tuples.
+    input, linear_weight, linear_bias, teacher, target, options, *_ = inputs
+    *of_teacher, is_log = teacher
+    measure, logits = options.measure, options.logits
     return (
-        *(*inputs.student, *of_teacher, inputs.target, factors),
+        *(input, linear_weight, linear_bias, *of_teacher, target, factors),
         *(is_log, measure.divergence, measure.beta, logits.temperature, logits.chunk_size, logits.max_memory),
-        inputs.options.gradients,
+        options.gradients,
     )
 
 
