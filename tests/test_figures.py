@@ -11,6 +11,7 @@ import pytest
 from benchmarks import _report
 from benchmarks._figures import put_between
 from benchmarks._results import RESULTS, read
+from tests._pages import name_of, without_code
 
 ROOT = Path(__file__).parents[1]
 AVX512, AVX2 = "amd-epyc-avx512-bf16-2-cores", "amd-epyc-avx2-2-cores"
@@ -138,6 +139,15 @@ def test_a_quoted_figure_is_the_measured_one(table, row):
     assert [Decimal(text) for text in quoted] == [
         figure.quantize(Decimal(text), ROUND_HALF_UP) for text, figure in zip(quoted, figures, strict=True)
     ]
+
+
+def test_no_page_quotes_times_or_memory_that_no_test_compares():
+    for page in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]:
+        generated = re.compile("<!-- figures: .*?<!-- end of figures -->", re.DOTALL)
+        text = generated.sub("", without_code(page))
+        quoted = [f"| {row}" for table in QUOTING if table.page == name_of(page) for row in table.rows]
+        lines = [line for line in text.splitlines() if not line.startswith(tuple(quoted))]
+        assert not [line for line in lines if re.search(r"\d (?:MB|ms|tokens/s|of torch's time)\b", line)], page
 
 
 def test_the_tables_of_a_page_are_made_of_the_measurements():
