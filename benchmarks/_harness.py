@@ -165,6 +165,11 @@ def compare(
 def report(row: Row) -> None:
     """Print a result as soon as it is known, because a benchmark can take many minutes."""
     [cells] = as_text([row])
+    report_cells(cells)
+
+
+def report_cells(cells: Mapping[str, str]) -> None:
+    """Print a row of a table as soon as it is known; the table itself, on stdout, comes at the end."""
     print(", ".join(f"{name} {cell}" for name, cell in cells.items() if cell), file=sys.stderr, flush=True)
 
 

@@ -18,7 +18,7 @@ import host_npu
 import torch
 from torch import Tensor
 
-from benchmarks._harness import OURS, TORCH, Call, compare, parser, run
+from benchmarks._harness import OURS, TORCH, Call, compare, parser, report_cells, run
 from benchmarks._instructions import count_instructions, run_counted
 from benchmarks._results import Row, print_table
 from benchmarks.losses import LOSSES, MODULES
@@ -155,6 +155,7 @@ def count(device: str, elements: int = ELEMENTS[0]) -> None:
                 "ratio": f"{counts[1] / counts[0]:.2f}",
             }
         )
+        report_cells(rows[-1])
     print_table(rows)
 
 

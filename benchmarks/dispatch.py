@@ -18,7 +18,7 @@ from torch_aclnn_ops import _extension
 import host_npu
 import torch
 
-from benchmarks._harness import MEASURED, Call, Timing, parser, run
+from benchmarks._harness import MEASURED, Call, Timing, parser, report, report_cells, run
 from benchmarks._instructions import count_instructions, run_counted
 from benchmarks._results import Row, print_table
 
@@ -86,7 +86,7 @@ def measure(options: argparse.Namespace) -> list[Row]:
                 times[by].append(time_calls(call))
         wall, thread = ({by: Timing(tuple(pair[i] for pair in times[by])) for by in entries} for i in range(2))
         first = ENTRIES[0]
-        rows += [
+        made = [
             {
                 "operator": name,
                 "configuration": "512 elements",
@@ -104,6 +104,9 @@ def measure(options: argparse.Namespace) -> list[Row]:
             }
             for by in entries
         ]
+        for row in made:
+            report(row)
+        rows += made
     return rows
 
 
@@ -115,6 +118,7 @@ def count(calls: int = 300) -> None:
         for by, instructions in zip(ENTRIES, counts, strict=True):
             ratio = instructions / counts[0]
             rows.append({"operator": name, "by": by, "instructions": f"{instructions:.0f}", "ratio": f"{ratio:.2f}"})
+            report_cells(rows[-1])
     print_table(rows)
 
 

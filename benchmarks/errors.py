@@ -18,6 +18,7 @@ from torch import Tensor
 
 from benchmarks._errors_cases import CASES, Arguments, Case, Draw, Results
 from benchmarks._figures import write_between
+from benchmarks._harness import report_cells
 from benchmarks._results import format_table
 
 PAGE = Path(__file__).parents[1] / "docs" / "precision.md"
@@ -104,7 +105,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     npu = None
     if hasattr(torch, "npu") and torch.npu.is_available():
         npu = "host NPU" if host_npu.is_enabled() else "NPU"
-    table = format_table(list(rows(CASES, npu)))
+    found = []
+    for row in rows(CASES, npu):
+        report_cells(row)
+        found.append(row)
+    table = format_table(found)
     write_between(options.page, "errors", f"{machine(npu is not None)}\n\n{table}")
 
 

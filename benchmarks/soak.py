@@ -25,7 +25,7 @@ import host_npu
 import torch
 from torch import Tensor
 
-from benchmarks._harness import status_bytes
+from benchmarks._harness import report_cells, status_bytes
 from benchmarks._results import print_table
 
 SHAPES = tuple(itertools.product((5, 33, 64), (torch.float32, torch.bfloat16)))
@@ -157,7 +157,10 @@ def _table(samples: Sequence[Sample]) -> list[dict[str, str]]:
 
 def main(device: str, steps: int) -> int:
     """Print a table of the thirds, and what has grown; return the exit status."""
-    samples = list(soak(device, steps, _SAMPLES))
+    samples = []
+    for sample in soak(device, steps, _SAMPLES):
+        report_cells({"steps": f"{sample.step} of {steps}", "resident MB": f"{sample.resident / 1e6:.1f}"})
+        samples.append(sample)
     print_table(_table(samples))
     grown = [f"{name} by {more}" for name, more in growth(samples).items()]
     first, last = samples[len(samples) // 3 - 1].resident, samples[-1].resident

@@ -64,6 +64,16 @@ def test_memory_alone_has_no_times_and_each_result_is_printed_as_it_is_known():
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["collectives", "dispatch", "losses"])
+def test_a_benchmark_prints_each_result_before_the_table(name, tmp_path):
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--quick", "--output", str(tmp_path)]
+    result = subprocess.run(command, check=True, cwd=ROOT, timeout=900, capture_output=True, text=True)
+    [path] = tmp_path.glob(f"*/{name}.csv")
+    reported = [line for line in result.stderr.splitlines() if line.startswith("operator ") and "median ms" in line]
+    assert len(reported) == len(read(path))
+
+
+@pytest.mark.exhaustive
 def test_linear_cross_entropy_is_measured_for_several_numbers_of_rows_and_classes(rows):
     for variable in ("rows", "classes"):
         sizes = [int(row["size"]) for row in rows if row["variable"] == variable and row["by"] == "torch_aclnn_ops"]

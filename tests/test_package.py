@@ -267,7 +267,14 @@ def test_the_doctors_exit_status_is_1_if_something_installed_cannot_be_used(is_b
     ("why_no_kernels", "has_npu", "is_simulated", "broken", "verdict"),
     [
         (None, False, False, [], "CPU: ready, with compiled kernels\nNPU: none"),
-        ("it was not built", False, False, [], "CPU: ready, without compiled kernels\nNPU: none"),
+        (
+            "it was not built",
+            False,
+            False,
+            [],
+            "CPU: ready, without compiled kernels\n"
+            "    to compile them, in a checkout: pip install --no-build-isolation --editable .\nNPU: none",
+        ),
         (None, True, False, [], "CPU: ready, with compiled kernels\nNPU: ready"),
         (None, True, True, [], "CPU: ready, with compiled kernels\nNPU: ready, simulated"),
         (None, False, False, ["CANN"], "CPU: ready, with compiled kernels\nNPU: not ready, see the remedy of CANN"),
@@ -279,6 +286,17 @@ def test_the_doctor_begins_with_what_can_be_used(why_no_kernels, has_npu, is_sim
     monkeypatch.setattr(doctor, "_is_simulated", lambda: is_simulated)
     monkeypatch.setattr(doctor, "findings", lambda: [doctor.Finding(what, "", is_broken=True) for what in broken])
     assert doctor.describe().split("\n\n")[0] == verdict
+
+
+def test_the_doctor_begins_with_why_the_npu_of_a_machine_with_cann_is_not_ready(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(_torch_npu, "is_imported", lambda: False)
+    monkeypatch.setattr(_torch_npu, "finds_cann", lambda: True)
+    monkeypatch.setattr(_torch_npu, "why_unavailable", lambda: "torch was imported without torch_npu " + "before " * 9)
+    monkeypatch.setattr(doctor, "findings", list)
+    verdict = doctor.describe().split("\n\n")[0].splitlines()[1:]
+    assert verdict[0].startswith("NPU: not ready: torch was imported without torch_npu before")
+    assert len(verdict) == 2 and all(len(line) <= 80 for line in verdict)
 
 
 def test_the_doctor_speaks_of_npus_in_the_list_of_operators_only_if_there_is_one(monkeypatch):

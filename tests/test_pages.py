@@ -172,6 +172,15 @@ def test_every_operator_has_a_page_with_formula_limits_launches_and_precision(op
     assert "(../precision.md)" in text
 
 
+def test_the_example_of_the_readme_shows_chunks_of_its_rows():
+    names = {"__name__": "page"}
+    for block in blocks("README.md"):
+        if block.language == "python":
+            run(block, names)
+    [reason] = names["report"].as_dict()["operators"]["linear_cross_entropy"]["reasons"]
+    assert int(re.search(r"(\d+) chunks of", reason["reason"])[1]) > 1
+
+
 def test_the_pages_name_every_function_module_and_operator():
     readme = (ROOT / "README.md").read_text()
     pages = "".join((ROOT / f"docs/operators/{operator}.md").read_text() for operator in OPERATORS)

@@ -11,6 +11,7 @@ import os
 import platform
 import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -94,10 +95,14 @@ def findings() -> list[Finding]:
     ]
 
 
+def _has_npu_or_cann() -> bool:
+    """Return whether there is a sign of a real NPU: its device node, or CANN."""
+    return any(Path("/dev").glob("davinci*")) or "ASCEND_HOME_PATH" in os.environ or _torch_npu.finds_cann()
+
+
 def _wants_npu() -> bool:
-    """Return whether this machine has an NPU, or some of what NPUs need."""
-    has_device = any(Path("/dev").glob("davinci*"))
-    return has_device or "ASCEND_HOME_PATH" in os.environ or _torch_npu.is_installed() or _torch_npu.finds_cann()
+    """Return whether this machine has an NPU, or some of what NPUs, real or simulated, need."""
+    return _has_npu_or_cann() or _torch_npu.is_installed()
 
 
 def describe() -> str:
@@ -118,19 +123,26 @@ def _described(rows: Sequence[Finding]) -> str:
     found = ((row.what, (row.found, f"Remedy: {row.remedy}" if row.remedy else "")) for row in rows)
     devices = ("CPU", "NPU") if _torch_npu.is_imported() else ("CPU",)
     used = ((name, [f"{device}: {by[device.lower()]}" for device in devices]) for name, by in operator_paths().items())
-    paragraphs = (_verdict(rows), _paragraphs.titled(found, width), _paragraphs.titled(used, width))
+    paragraphs = (_verdict(rows, width), _paragraphs.titled(found, width), _paragraphs.titled(used, width))
     return "\n\n".join(paragraphs)
 
 
-def _verdict(rows: Sequence[Finding]) -> str:
+def _verdict(rows: Sequence[Finding], width: int) -> str:
     """Return what can be used: a line for the CPU, and one for the NPU."""
-    has_kernels = _cpu_extension.why_unavailable() is None
-    cpu = f"CPU: ready, {'with' if has_kernels else 'without'} compiled kernels"
+    lines = ["CPU: ready, with compiled kernels"]
+    if _cpu_extension.why_unavailable() is not None:
+        command = f"pip install --no-build-isolation {'--editable ' if _is_checkout() else ''}."
+        lines = ["CPU: ready, without compiled kernels", f"    to compile them, in a checkout: {command}"]
+    npu = textwrap.wrap(f"NPU: {_state_of_npu(rows)}", width, subsequent_indent="    ", break_on_hyphens=False)
+    return "\n".join([*lines, *npu])
+
+
+def _state_of_npu(rows: Sequence[Finding]) -> str:
     if broken := [row.what for row in rows if row.is_broken]:
-        return f"{cpu}\nNPU: not ready, see the remedy of {' and '.join(broken)}"
-    if not _torch_npu.is_imported():
-        return f"{cpu}\nNPU: none"
-    return f"{cpu}\nNPU: ready{', simulated' if _is_simulated() else ''}"
+        return f"not ready, see the remedy of {' and '.join(broken)}"
+    if _torch_npu.is_imported():
+        return "ready, simulated" if _is_simulated() else "ready"
+    return f"not ready: {without_names(str(_torch_npu.why_unavailable()))}" if _has_npu_or_cann() else "none"
 
 
 def without_names(text: str) -> str:
