@@ -168,6 +168,18 @@ def test_ema_state_dict_equals_the_swapped_model(dtype, flatten):
         assert torch.equal(network(batch), ema_network(batch))
 
 
+@pytest.mark.parametrize("other", [copy.deepcopy, lambda model: torch.nn.Linear(4, 4)], ids=["a copy", "another model"])
+def test_averages_of_a_model_that_is_not_optimized_are_refused_and_no_file_is_written(other, tmp_path):
+    model = torch.nn.Linear(4, 4)
+    optimizer = FusedEmaAdam(model.parameters())
+    sentence = "model must have parameters of this optimizer, but none of its 2 parameters is one of them"
+    with pytest.raises(ValueError, match=sentence):
+        optimizer.ema_state_dict(other(model))
+    with pytest.raises(ValueError, match=sentence):
+        optimizer.save_ema_model(other(model), tmp_path / "averages.pt")
+    assert not list(tmp_path.iterdir())
+
+
 def test_ema_state_dict_copies_buffers_and_untrained_parameters_and_keeps_weights_tied():
     network, optimizer = trained_network()
     state = optimizer.ema_state_dict(network)

@@ -102,6 +102,7 @@ class AveragingOptimizer(Optimizer):
         Raises:
             RuntimeError: This is called inside ``swap_ema_params``, or the optimizer is part of a
                 ``ZeroRedundancyOptimizer``.
+            ValueError: No parameter of the model is one of this optimizer's.
 
         Example:
             >>> model, ema_model = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
@@ -120,6 +121,7 @@ class AveragingOptimizer(Optimizer):
         self._check_not_part_of_zero("ema_state_dict")
         if not model.has_fsdp1:  # for FSDP1 the swap checks the parameters after resharding
             check_memory(self.param_groups, self.state)
+            self._check_model(model.state_dict())
         # The state dict of FSDP1 has copies of its parameters, for which the optimizer has no state.
         with self.swap_ema_params() if model.has_fsdp1 else nullcontext():
             if is_full and model.is_sharded:
@@ -151,6 +153,7 @@ class AveragingOptimizer(Optimizer):
         Raises:
             RuntimeError: This is called inside ``swap_ema_params``, or the optimizer is part of a
                 ``ZeroRedundancyOptimizer``.
+            ValueError: No parameter of the model is one of this optimizer's.
             OSError: The file cannot be written, for instance because the disk is full; an old file is kept.
         """
         sharded_model = ShardedModel(model)
@@ -274,6 +277,16 @@ class AveragingOptimizer(Optimizer):
                 f"{type(self).__name__}.{method}: inside a ZeroRedundancyOptimizer this rank has the averages of its"
                 " own parameters only; after consolidate_state_dict(), the state_dict() of the ZeroRedundancyOptimizer"
                 " has all of them as 'ema_params'"
+            )
+
+    def _check_model(self, contents: dict[str, Any]) -> None:
+        """Raise if no parameter of a model is one of this optimizer's: the result would have no average."""
+        own = {id(param) for group in self.param_groups for param in group["params"]}
+        params = [value for value in contents.values() if isinstance(value, nn.Parameter)]
+        if params and not any(id(param) in own for param in params):
+            raise ValueError(
+                f"{type(self).__name__}.ema_state_dict: model must have parameters of this optimizer, but none of its"
+                f" {len(params)} parameters is one of them; pass the model whose parameters are optimized, not a copy"
             )
 
     def _begin(self, call: MethodCall) -> None:
