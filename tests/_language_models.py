@@ -88,8 +88,9 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        # Tensors on "meta" have no memory.
-        sizes = [one.numel() for one in tree_leaves(result) if isinstance(one, Tensor) and not one.is_meta]
+        made = [one for one in tree_leaves(result) if isinstance(one, Tensor)]
+        # Tensors on "meta" have no memory, and torch_npu's attention makes a causal mask of 2048 x 2048.
+        sizes = [one.numel() for one in made if not one.is_meta and one.dtype != torch.bool]
         self.elements = max([self.elements, *sizes])
         return result
 
