@@ -295,6 +295,16 @@ def hidden_from_the_collector(process):
     return error, before, process.evaluated(model)
 
 
+def averages_of_another(process, flavour):
+    """Return the errors of the averages of a model, sharded in the same way, that the optimizer does not have."""
+    _, optimizer, _ = trained(process, flavour)
+    try:
+        optimizer.ema_state_dict(FLAVOURS[flavour](process), full_state_dict=True)
+    except ValueError as error:
+        return [str(error)]
+    return []
+
+
 def zero(process, folder):
     """Return the errors of the averaging methods inside a ZeroRedundancyOptimizer."""
     model = DistributedDataParallel(new_model().to(process.device))
@@ -328,6 +338,7 @@ def results(device, folder, flavours):
     for name in flavours:
         cases[f"evaluations: {name}"] = partial(evaluations, process, name)
         cases[f"broken evaluation: {name}"] = partial(broken_evaluation, process, name)
+        cases[f"averages of another: {name}"] = partial(averages_of_another, process, name)
         cases[f"saved: {name}"] = partial(saved, process, name, folder)
         cases[f"loaded: {name}"] = partial(loaded, process, name)
     for name in OF_EACH_KIND:

@@ -123,6 +123,19 @@ def test_a_checkpoint_is_the_model_that_was_validated(optimizers, tmp_path):
     assert equal(checkpoint["current_model_state"], model.state_dict())
 
 
+def test_a_checkpoint_is_written_beside_an_optimizer_of_other_tensors(tmp_path):
+    model = Model(optimizers=2)
+    other = FusedEmaAdam([nn.Parameter(torch.ones(2))], lr=0.1)
+    optimizer = FusedEmaAdam(model.parameters(), lr=0.1, ema_decay=0.5)
+    model.configure_optimizers = lambda: [optimizer, other]
+    trainer = make_trainer(ModelCheckpoint(tmp_path))
+    fit(trainer, model)
+    [path] = tmp_path.glob("*.ckpt")
+    saved = torch.load(path, weights_only=False)["state_dict"]
+    averages = optimizer.ema_state_dict(model)
+    assert all(torch.equal(saved[name], averages[name]) for name in averages)
+
+
 def test_training_resumes_from_a_checkpoint_with_the_same_losses_and_averages(tmp_path):
     whole_trainer = make_trainer(epochs=4)
     whole = fit(whole_trainer, Model())

@@ -183,3 +183,14 @@ def test_a_head_of_another_dtype_is_reported_before_a_class_weight_as_by_torch()
     input, head, _ = _tensors(torch.float64)
     with pytest.raises(RuntimeError, match="expected m1 and m2 to have the same dtype"):
         ours.linear_cross_entropy(input, head.float(), _INDICES, weight=torch.ones(9))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("name", ["linear_weight", "linear_bias"])
+def test_a_head_on_another_device_is_refused(name, reduction):
+    arguments = {"input": torch.ones(3, 4), "linear_weight": torch.ones(5, 4), "linear_bias": torch.ones(5)}
+    arguments[name] = arguments[name].to("meta")
+    with pytest.raises(
+        RuntimeError, match=f"linear_cross_entropy: {name} must be on cpu, as input is, but it is on meta"
+    ):
+        ours.linear_cross_entropy(**arguments, target=torch.zeros(3, dtype=torch.int64), reduction=reduction)

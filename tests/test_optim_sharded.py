@@ -69,6 +69,12 @@ def test_a_sharded_model_uses_the_averages_in_a_swap_and_the_weights_afterwards(
 
 
 @with_each_flavour
+def test_averages_of_a_model_that_the_optimizer_does_not_have_are_refused_on_every_rank(device, flavour, found):
+    for [error] in found(device, f"averages of another: {flavour}"):
+        assert "model must have parameters of this optimizer, but none of its" in error
+
+
+@with_each_flavour
 def test_a_failing_evaluation_restores_the_weights(device, flavour, found):
     for before, after in found(device, f"broken evaluation: {flavour}"):
         assert torch.equal(before, after)

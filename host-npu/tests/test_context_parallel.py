@@ -20,9 +20,22 @@ _MODULES = {
 }
 
 
-@pytest.mark.skipif(torch.__version__ < (2, 12), reason="torch_npu 2.9 has no context_parallel")
-@pytest.mark.skipif(torch.__version__ >= (2, 14), reason="torch_npu 2.14's raises a TypeError of its own")
+_VERSION = ".".join(torch.__version__.split(".")[:2])
+# What docs/limits.md says of torch_npu's own function.
+_RAISES = {
+    "2.9": "No module named 'torch_npu.distributed.tensor.experimental'",
+    "2.14": r"TypeError: _npu_fa_v3_cp_strategy\(\)",
+}
+
+
+@pytest.mark.skipif(_VERSION in _RAISES, reason="context_parallel raises")
 @pytest.mark.parametrize("module", _MODULES.values(), ids=_MODULES)
 def test_a_context_parallel_sequence_has_the_attention_of_float64(module):
     errors = testing.run(programs.of_a_shared_sequence, 2, module, device="npu")
     assert max(errors) < 2e-6
+
+
+@pytest.mark.skipif(_VERSION not in _RAISES, reason="context_parallel works")
+def test_context_parallel_raises_with_the_versions_of_the_page():
+    with pytest.raises(AssertionError, match=_RAISES[_VERSION]):
+        testing.run(programs.of_a_shared_sequence, 2, _MODULES["torch_npu's"], device="npu")

@@ -104,8 +104,8 @@ class EmaCallback(Callback):
         weights = checkpoint["state_dict"]
         checkpoint[_WEIGHTS], checkpoint["state_dict"] = weights, dict(weights)
         for optimizer in averaging_optimizers(trainer.optimizers):
-            averages = optimizer.ema_state_dict(pl_module)
             own = {name for name, value in pl_module.state_dict(keep_vars=True).items() if value in optimizer.state}
+            averages = optimizer.ema_state_dict(pl_module) if own else {}
             checkpoint["state_dict"].update({name: averages[name] for name in own & weights.keys()})
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:

@@ -121,7 +121,7 @@ class AveragingOptimizer(Optimizer):
         self._check_not_part_of_zero("ema_state_dict")
         if not model.has_fsdp1:  # for FSDP1 the swap checks the parameters after resharding
             check_memory(self.param_groups, self.state)
-            self._check_model(model.state_dict())
+        self._check_model(model)
         # The state dict of FSDP1 has copies of its parameters, for which the optimizer has no state.
         with self.swap_ema_params() if model.has_fsdp1 else nullcontext():
             if is_full and model.is_sharded:
@@ -279,10 +279,10 @@ class AveragingOptimizer(Optimizer):
                 " has all of them as 'ema_params'"
             )
 
-    def _check_model(self, contents: dict[str, Any]) -> None:
+    def _check_model(self, model: ShardedModel) -> None:
         """Raise if no parameter of a model is one of this optimizer's: the result would have no average."""
         own = {id(param) for group in self.param_groups for param in group["params"]}
-        params = [value for value in contents.values() if isinstance(value, nn.Parameter)]
+        params = model.parameters()
         if params and not any(id(param) in own for param in params):
             raise ValueError(
                 f"{type(self).__name__}.ema_state_dict: model must have parameters of this optimizer, but none of its"

@@ -119,6 +119,11 @@ class ShardedModel:
         """Return the state dict of the model with the parameters themselves, except for FSDP1, which returns copies."""
         return self._model.state_dict(keep_vars=True) if self.has_fsdp1 else self._contents
 
+    def parameters(self) -> list[nn.Parameter]:
+        """Return the parameters, as an optimizer has them."""
+        values = self._model.parameters() if self.has_fsdp1 else self._contents.values()
+        return [value for value in values if isinstance(value, nn.Parameter)]
+
     def gather_averages(self, states: Mapping[Tensor, Any]) -> tuple[dict[str, Any], Exception | None]:
         """Gather the full state dict, with averages in place of the parameters, on the CPU of the first rank.
 

@@ -4,7 +4,7 @@
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/softmax.h>
-#include <ATen/ops/topk.h>
+#include <ATen/ops/sort.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <limits>
@@ -14,17 +14,25 @@
 namespace host_npu {
 namespace {
 
+// The k largest values of each row and their places; of equal ones the first come first, which at::topk leaves open.
+std::pair<Tensor, Tensor> largest(const Tensor& x, std::int64_t k) {
+    TORCH_CHECK(k > 0 && k <= x.size(-1), "k is ", k, "; it must be 1 to ", x.size(-1), ", the number of experts");
+    const auto [values, indices] = at::sort(x, /*stable=*/true, /*dim=*/-1, /*descending=*/true);
+    return {values.narrow(-1, 0, k), indices.narrow(-1, 0, k)};
+}
+
 // Finished rows choose no expert: their choices have the number after the last.
 Tensor of_unfinished(const Tensor& chosen, const OptionalIntegerTensor& finished, const Tensor& x) {
     if (!finished) return chosen;
     const auto rows = x.sizes().slice(0, x.dim() - 1);
-    TORCH_CHECK(finished->sizes() == rows, "finished has shape ", finished->sizes(), " instead of ", rows);
+    TORCH_CHECK(finished->sizes() == rows, "finished has shape ", finished->sizes(),
+                "; it must have that of the rows, ", rows);
     return chosen.masked_fill(finished->ne(0).unsqueeze(-1), x.size(-1));
 }
 
 void gating(const Tensor& x, const OptionalIntegerTensor& finished, std::int64_t k, const Out& weights,
             const Out& experts, const Out& rows) {
-    const auto [values, indices] = at::topk(at::softmax(x, -1), k, -1);
+    const auto [values, indices] = largest(at::softmax(x, -1), k);
     weights = values;
     experts = of_unfinished(indices, finished, x);
     // The k-th choices of all tokens are numbered one after the other.
@@ -44,7 +52,7 @@ void gating_v2(const Tensor& x, const OptionalIntegerTensor& finished, std::int6
                bool with_softmax, const Out& weights, const Out& experts, const OptionalOut& softmax_out) {
     TORCH_CHECK(renorm == 0 || renorm == 1, "renorm is ", renorm, " instead of 0 or 1");
     const auto softmax = at::softmax(x, -1);
-    const auto [values, indices] = at::topk(renorm == 1 ? x : softmax, k, -1);
+    const auto [values, indices] = largest(renorm == 1 ? x : softmax, k);
     weights = renorm == 1 ? at::softmax(values, -1) : values;
     experts = of_unfinished(indices, finished, x);
     if (with_softmax && renorm == 0) *softmax_out = softmax;
@@ -67,8 +75,8 @@ Tensor of_best_groups(const Tensor& scores, std::int64_t kept, std::int64_t grou
     const auto grouped = scores.unflatten(-1, {groups, -1});
     TORCH_CHECK(grouped.size(-1) > select_mode, "a group has ", grouped.size(-1),
                 " experts, too few for group_select_mode ", select_mode);
-    const auto best = select_mode == 0 ? grouped.amax(-1) : std::get<0>(at::topk(grouped, 2, -1)).sum(-1);
-    const auto chosen = std::get<1>(at::topk(best, kept, -1));
+    const auto best = select_mode == 0 ? grouped.amax(-1) : largest(grouped, 2).first.sum(-1);
+    const auto chosen = largest(best, kept).second;
     const auto left_out = at::ones_like(best, at::kBool).scatter(-1, chosen, 0);
     return grouped.masked_fill(left_out.unsqueeze(-1), -std::numeric_limits<float>::infinity()).flatten(-2);
 }
@@ -92,7 +100,7 @@ void gating_in_groups(const Tensor& x, const OptionalTensor& bias, std::int64_t 
     const auto scores = of_best_groups(bias ? norm + *bias : norm, k_group, group_count, group_select_mode);
     TORCH_CHECK(k > 0 && k <= x.size(-1) / group_count * k_group, "k is ", k, " of ",
                 x.size(-1) / group_count * k_group, " experts");
-    const auto chosen = std::get<1>(at::topk(scores, k, -1));
+    const auto chosen = largest(scores, k).second;
     const auto values = norm.gather(-1, chosen);
     weights = (divides ? values / (values.sum(-1, true) + epsilon) : values) * scale;
     experts = chosen;

@@ -45,20 +45,26 @@ class RunningOperator {
     }
     std::int64_t integer(std::size_t index) const { return integers(index).at(0); }
 
-    std::int64_t attribute(const char* name) const {
-        const auto* const value = std::get_if<std::int64_t>(&call_.attributes.values.at(name));
-        TORCH_CHECK(value != nullptr, "its attribute ", name, " is not an integer");
-        return *value;
-    }
+    std::int64_t integer_attribute(const char* name) const { return attribute<std::int64_t>(name); }
 
     std::int64_t reduction() const {
-        const auto* const name = std::get_if<std::string>(&call_.attributes.values.at("reduction"));
-        TORCH_CHECK(name != nullptr && (*name == "none" || *name == "mean" || *name == "sum"),
-                    "its attribute reduction is not none, mean or sum");
-        return *name == "none" ? at::Reduction::None : *name == "mean" ? at::Reduction::Mean : at::Reduction::Sum;
+        const auto name = attribute<std::string>("reduction");
+        if (name == "none") return at::Reduction::None;
+        TORCH_CHECK(name == "mean" || name == "sum", "its attribute reduction must be none, mean or sum, but it is ",
+                    name);
+        return name == "mean" ? at::Reduction::Mean : at::Reduction::Sum;
     }
 
   private:
+    template <class Value>
+    Value attribute(const char* name) const {
+        const auto found = call_.attributes.values.find(name);
+        TORCH_CHECK(found != call_.attributes.values.end(), "it must have an attribute ", name);
+        const auto* const value = std::get_if<Value>(&found->second);
+        TORCH_CHECK(value != nullptr, "its attribute ", name, " has another type than the operator's");
+        return *value;
+    }
+
     static Tensor in_memory(const GraphTensor& tensor) {
         const auto elements = c10::multiply_integers(tensor.desc.dims);
         return whole(tensor).narrow(0, 0, elements).view(tensor.desc.dims);
@@ -102,7 +108,7 @@ void strided_slice(const RunningOperator& call) {
     const auto begins = call.integers(1), ends = call.integers(2), steps = call.integers(3);
     for (std::size_t index = 0; index < begins.size(); ++index) {
         const auto dim = static_cast<std::int64_t>(index);
-        const bool shrinks = (call.attribute("shrink_axis_mask") >> index & 1) != 0;
+        const bool shrinks = (call.integer_attribute("shrink_axis_mask") >> index & 1) != 0;
         part = shrinks ? part.select(dim, begins[index]).unsqueeze(dim)
                        : part.slice(dim, begins[index], ends[index], steps[index]);
     }
@@ -142,18 +148,19 @@ void gather(const RunningOperator& call) {
 }
 
 void embedding_dense_grad(const RunningOperator& call) {
-    assign(call,
-           at::embedding_dense_backward(call.floats(0), call.input(1), call.attribute("num_weights"),
-                                        call.attribute("padding_idx"), call.attribute("scale_grad_by_freq") != 0));
+    assign(call, at::embedding_dense_backward(call.floats(0), call.input(1), call.integer_attribute("num_weights"),
+                                              call.integer_attribute("padding_idx"),
+                                              call.integer_attribute("scale_grad_by_freq") != 0));
 }
 
 // A copy of each input that is in the host's memory, which torch_npu frees after the call.
 std::vector<Tensor> copies_of_host_inputs(const GraphCall& call) {
     std::vector<Tensor> copies;
-    for (const auto& [desc, memory] : call.inputs) {
+    for (const auto& input : call.inputs) {
         copies.emplace_back();
-        if (!desc.is_on_host) continue;
-        copies.back() = at::from_blob(memory.data, desc.dims, at::TensorOptions(*scalar_type(desc.type))).clone();
+        if (!input.desc.is_on_host) continue;
+        const at::TensorOptions options(*dtype_of(input));
+        copies.back() = at::from_blob(input.memory.data, input.desc.dims, options).clone();
     }
     return copies;
 }
@@ -161,13 +168,15 @@ std::vector<Tensor> copies_of_host_inputs(const GraphCall& call) {
 template <std::size_t inputs, void (*compute)(const RunningOperator&)>
 std::optional<std::string> run(const GraphCall& call) {
     if (call.inputs.size() != inputs || call.outputs.size() != 1) {
-        return "it has " + std::to_string(inputs) + " inputs and one output";
+        return "it has " + std::to_string(call.inputs.size()) + " inputs and " + std::to_string(call.outputs.size()) +
+               " outputs; it must have " + std::to_string(inputs) + " and 1";
     }
     for (const auto* const tensors : {&call.inputs, &call.outputs}) {
         for (const auto& tensor : *tensors) {
             const auto type = std::to_string(tensor.desc.type);
             if (!dtype_of(tensor)) return "a tensor has aclDataType " + type + ", which is not simulated";
-            if (tensor.desc.storage_format == ACL_FORMAT_FRACTAL_NZ) return "a tensor has the format FRACTAL_NZ";
+            if (tensor.desc.storage_format == ACL_FORMAT_FRACTAL_NZ)
+                return "a tensor has the format FRACTAL_NZ, which is not simulated";
         }
     }
     const auto status = enqueue(call.stream, call.name, [call, on_host = copies_of_host_inputs(call)] {

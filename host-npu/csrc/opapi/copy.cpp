@@ -17,7 +17,7 @@ constexpr Api kCopy{"aclnnInplaceCopy", "aclnnInplaceCopyGetWorkspaceSize"};
 constexpr Api kCast{"aclnnCast", "aclnnCastGetWorkspaceSize"};
 
 constexpr DtypeSet kFloating{ACL_FLOAT, ACL_FLOAT16, ACL_BF16, ACL_DOUBLE};
-constexpr DtypeSet kNarrow{ACL_FLOAT, ACL_FLOAT16, ACL_BF16};
+constexpr DtypeSet kAtMost32Bits{ACL_FLOAT, ACL_FLOAT16, ACL_BF16};
 constexpr DtypeSet kIntegers{ACL_INT8,   ACL_INT16,  ACL_INT32,  ACL_INT64, ACL_UINT8,
                              ACL_UINT16, ACL_UINT32, ACL_UINT64, ACL_BOOL};
 constexpr DtypeSet kComplex{ACL_COMPLEX64, ACL_COMPLEX128};
@@ -61,7 +61,7 @@ void copy(const HostTensor& to, const HostTensor& from) {
         copy_as<std::complex<double>>(to, from);
     } else if (kIntegers.contains(from->dtype)) {
         copy_as<std::int64_t>(to, from);
-    } else if (kNarrow.contains(from->dtype) && kNarrow.contains(to->dtype)) {
+    } else if (kAtMost32Bits.contains(from->dtype) && kAtMost32Bits.contains(to->dtype)) {
         copy_as<float>(to, from);
     } else {
         copy_as<double>(to, from);

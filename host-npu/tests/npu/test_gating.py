@@ -116,7 +116,10 @@ def test_a_finished_row_chooses_the_number_after_the_last_expert(gating):
     assert experts.cpu().equal(indices.masked_fill(finished.unsqueeze(-1), _EXPERTS).int())
 
 
-def test_finished_has_a_number_for_each_row():
-    x, finished = torch.randn(_TOKENS, _EXPERTS).npu(), torch.ones(_TOKENS + 1).bool().npu()
-    with pytest.raises(RuntimeError, match="finished"):
-        torch_npu.npu_moe_gating_top_k_softmax_v2(x, k=2, finished=finished)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("operator", ["npu_moe_gating_top_k_softmax", "npu_moe_gating_top_k"])
+def test_of_experts_with_equal_scores_the_first_are_chosen(operator, dtype):
+    x = torch.zeros(_TOKENS, _EXPERTS, dtype=dtype)
+    x[:, 3::2] = 1
+    experts = getattr(torch_npu, operator)(x.npu(), k=4)[1].cpu()
+    assert experts.tolist() == [sorted(range(_EXPERTS), key=lambda one: (one < 3 or one % 2 == 0, one))[:4]] * _TOKENS

@@ -39,6 +39,7 @@ def call_torch_or_raise(
         **own_options: Whether options that PyTorch's function lacks are given.
     """
     _check_types(given)
+    _check_devices(given)
     check_not_fsdp1_shard(given.linear_weight)
     _check_batches(given, classes)
     _check_class_weight(given)
@@ -114,6 +115,15 @@ def _check_types(given: TorchArguments) -> None:
     tensors = dict(zip(given._fields[:5], given[:5], strict=True))
     check_tensors("linear_cross_entropy", ("linear_bias", "weight"), **tensors)
     check_reduction("linear_cross_entropy", given.reduction)
+
+
+def _check_devices(given: TorchArguments) -> None:
+    """Raise for a head on another device: of one on "meta", torch computes a number."""
+    device = given.input.device
+    for name in ("linear_weight", "linear_bias"):
+        tensor = getattr(given, name)
+        if tensor is not None:
+            _check(name, tensor.device == device, f"be on {device}, as input is", f"is on {tensor.device}")
 
 
 def _check_class_weight(given: TorchArguments) -> None:
