@@ -3,9 +3,12 @@
 It is run by test_queue.py in each mode of the queue, and with the name of a function to call only this one.
 """
 
+import ctypes
 import json
 import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import host_npu
 import torch
@@ -114,6 +117,28 @@ def kept_event() -> dict[str, object]:
     del event
     first = error_of(torch.npu.synchronize)
     return {"first": first, "later": error_of(lambda: torch.arange(6).npu()[::2].contiguous().tolist())}
+
+
+def wake_ups() -> dict[str, object]:
+    """Return this thread's timer slack in ns around the start of those of torch_npu, and how often these wake up."""
+
+    def timer_slack() -> int:
+        get_timer_slack = 30
+        return ctypes.CDLL(None).prctl(get_timer_slack)
+
+    def wake_ups_of_release_threads() -> int:
+        statuses = [
+            dict(line.split(":\t") for line in (task / "status").read_text().splitlines())
+            for task in Path("/proc/self/task").iterdir()
+        ]
+        return sum(int(status["voluntary_ctxt_switches"]) for status in statuses if status["Name"] == "release_thread")
+
+    before = timer_slack()
+    torch.ones(3, device="npu").sum().item()
+    started, first = time.perf_counter(), wake_ups_of_release_threads()
+    time.sleep(0.5)
+    rate = (wake_ups_of_release_threads() - first) / (time.perf_counter() - started)
+    return {"before": before, "after": timer_slack(), "per second": rate}
 
 
 if __name__ == "__main__":

@@ -107,3 +107,10 @@ def test_nothing_is_read_after_a_failure_that_may_have_stopped_the_queue(mode, f
     found = _results(mode, str(_PROGRAM), fact)[fact]
     assert found["first"]
     assert "torch_npu's task queue has ended" in found["later"] and function in found["later"]
+
+
+@pytest.mark.parametrize("mode", _QUEUED)
+def test_the_threads_of_a_queue_wake_up_about_a_thousand_times_a_second(mode):
+    found = _results(mode, str(_PROGRAM), "wake_ups")["wake_ups"]
+    assert 0 < found["per second"] < 2500
+    assert found["before"] == found["after"]

@@ -8,6 +8,7 @@
 #include "ascendcl/error.h"
 #include "ascendcl/memory.h"
 #include "ascendcl/queue.h"
+#include "ascendcl/wake_ups.h"
 
 using namespace host_npu;
 
@@ -20,6 +21,7 @@ std::int32_t create(const char* function, aclrtStream* stream, std::uint32_t pri
         require(stream, "stream");
         require(priority < kPriorities, "priority must be below 8");
         *stream = streams().add(create_stream(priority, flags));
+        let_new_threads_wake_up_late();
     });
 }
 
@@ -123,6 +125,7 @@ aclError aclrtSetStreamFailureMode(aclrtStream stream, uint64_t mode) {
     return run_api(__func__, [&] {
         require(mode == ACL_CONTINUE_ON_FAILURE || mode == ACL_STOP_ON_FAILURE, "mode must be 0 or 1");
         stream_of(stream)->set_stop_on_failure(mode == ACL_STOP_ON_FAILURE);
+        let_new_threads_wake_up_late();
     });
 }
 

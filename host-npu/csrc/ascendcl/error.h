@@ -9,6 +9,7 @@
 
 #include "acl/acl_base.h"
 #include "ascendcl/device.h"
+#include "ascendcl/wake_ups.h"
 
 namespace host_npu {
 
@@ -52,6 +53,7 @@ std::int32_t last_error(bool forget);
 // Runs the body of an exported function and converts its exceptions to a status.
 template <typename Body>
 std::int32_t run_api(const char* function, Body&& body) noexcept {
+    wake_up_in_time();
     try {
         throw_if_injected(function);
         std::forward<Body>(body)();

@@ -3,6 +3,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
@@ -21,6 +22,7 @@
 #include "host_npu_aten/host_call.h"
 #include "host_npu_aten/kernels.h"
 #include "host_npu_aten/operators.h"
+#include "host_npu_aten/products.h"
 #include "host_npu_aten/random.h"
 #include "host_npu_aten/views.h"
 
@@ -40,6 +42,15 @@ c10::IValue on_host(const c10::IValue& value, bool may_be_on_host, bool is_writt
                         [&](const at::Tensor& tensor) { return views.view(tensor, may_be_on_host, is_written); });
 }
 
+// The host's view of a new NPU tensor for the result, if it is known beforehand. Products of matrices write to device
+// memory themselves; the results of other kernels are copied there.
+at::Tensor result_in_device_memory(const c10::OperatorHandle& op, Arguments arguments, Views& views) {
+    const auto shape = shape_of_product(op, arguments);
+    if (!shape) return {};
+    const auto options = arguments[0]->toTensor().options().device(*views.device());
+    return views.view(at::empty(*shape, options), false, true);
+}
+
 void compute_on_host(const c10::OperatorHandle& op, Stack* stack) {
     if (captures_are_under_way() && record_call(op, stack)) return;
     const auto& schema = op.schema();
@@ -56,11 +67,12 @@ void compute_on_host(const c10::OperatorHandle& op, Stack* stack) {
     const auto& device = views.device();
     TORCH_INTERNAL_ASSERT(device, op.operator_name(), " has no NPU argument");
     const c10::OptionalDeviceGuard guard(*device);
+    const auto out = result_in_device_memory(op, arguments, views);
     drain(*device);
     const auto generator = take_generator(arguments, *device);
     std::optional<std::uint64_t> seed;
     if (op.hasTag(at::Tag::nondeterministic_seeded)) seed = next_seed(generator, *device);
-    call_on_host(op, arguments, stack, seed);
+    call_on_host(op, arguments, stack, seed, out);
     views.write_back();
     const auto first = stack->end() - static_cast<std::ptrdiff_t>(schema.returns().size());
     for (auto result = first; result != stack->end(); ++result) {

@@ -41,14 +41,21 @@ std::optional<at::Generator> take_generator(Arguments arguments, c10::Device dev
 }
 
 void call_on_host(const c10::OperatorHandle& op, Arguments arguments, torch::jit::Stack* stack,
-                  std::optional<std::uint64_t> seed) {
+                  std::optional<std::uint64_t> seed, const at::Tensor& out) {
     std::optional<BorrowedGenerator> borrowed;
     if (seed) borrowed.emplace(*seed);
     const WideArguments wide(op, arguments);
-    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    const c10::DispatchKeySet cpu(c10::DispatchKey::CPU);
+    if (out.defined() && !wide.are_wide()) {
+        stack->emplace_back(out);
+        const auto name = op.operator_name().name.c_str();
+        c10::Dispatcher::singleton().findSchemaOrThrow(name, "out").redispatchBoxed(cpu, stack);
+    } else {
+        op.redispatchBoxed(cpu, stack);
+    }
     wide.round_written();
     const auto results = static_cast<std::ptrdiff_t>(op.schema().returns().size());
-    for (auto result = stack->end() - results; result != stack->end(); ++result) wide.round_result(*result);
+    for (auto result = stack->end() - results; result != stack->end(); ++result) wide.round_result(*result, out);
 }
 
 }  // namespace host_npu

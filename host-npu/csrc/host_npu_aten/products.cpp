@@ -52,6 +52,25 @@ at::Tensor widened(const at::Tensor& tensor) {
 
 }  // namespace
 
+std::optional<std::vector<std::int64_t>> shape_of_product(const c10::OperatorHandle& op,
+                                                          c10::ArrayRef<c10::IValue*> arguments) {
+    const auto& [name, overload] = op.operator_name();
+    const bool has_addend = name == "aten::addmm" || name == "aten::baddbmm";
+    const std::int64_t dim = name == "aten::bmm" || name == "aten::baddbmm" ? 3 : 2;
+    if (!overload.empty() || (name != "aten::mm" && name != "aten::bmm" && !has_addend)) return std::nullopt;
+    const auto& left = arguments[has_addend ? 1 : 0]->toTensor();
+    const auto& right = arguments[has_addend ? 2 : 1]->toTensor();
+    const auto& first = arguments[0]->toTensor();
+    const auto is_plain = [&](const at::Tensor& tensor) {
+        return tensor.layout() == at::kStrided && tensor.scalar_type() == left.scalar_type();
+    };
+    if (!is_plain(left) || !is_plain(right) || !is_plain(first)) return std::nullopt;
+    if (left.dim() != dim || right.dim() != dim || left.size(-1) != right.size(-2)) return std::nullopt;
+    if (dim == 2) return std::vector{left.size(0), right.size(1)};
+    if (left.size(0) != right.size(0)) return std::nullopt;
+    return std::vector{left.size(0), left.size(1), right.size(2)};
+}
+
 bool has_16_bits(const at::Tensor& tensor) {
     return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
 }
@@ -84,9 +103,14 @@ void WideArguments::round_written() const {
     }
 }
 
-void WideArguments::round_result(c10::IValue& result) const {
-    if (dtype_ == at::kFloat || !result.isTensor()) return;
+void WideArguments::round_result(c10::IValue& result, const at::Tensor& out) const {
+    if (!are_wide() || !result.isTensor()) return;
     const auto tensor = result.toTensor();
+    if (out.defined()) {
+        out.copy_(tensor);
+        result = out;
+        return;
+    }
     const auto written = std::ranges::find_if(written_, [&](const auto& pair) { return pair.wide.is_same(tensor); });
     if (written != written_.end()) {
         result = written->narrow;

@@ -5,6 +5,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 
+#include <cstdint>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -16,14 +18,21 @@ bool has_16_bits(const at::Tensor& tensor);
 // Whether the operator of this name multiplies matrices, which 16-bit arguments are widened for.
 bool multiplies_matrices(std::string_view name);
 
+// The shape of the result, if the call is one product of two matrices, or of two batches of them, that fit each other.
+// Its result is contiguous and has their dtype.
+std::optional<std::vector<std::int64_t>> shape_of_product(const c10::OperatorHandle& op,
+                                                          c10::ArrayRef<c10::IValue*> arguments);
+
 // The 16-bit arguments of an operator in float32, if the operator multiplies matrices.
 class WideArguments {
   public:
     // Puts wide tensors in the place of the arguments, unless they have several dtypes, which is the kernel's concern.
     WideArguments(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue*> arguments);
-    // Rounds the arguments that the operator has written to, and its result in place of it.
+    bool are_wide() const { return dtype_ != at::kFloat; }
+    // Rounds the arguments that the operator has written to, and its result in place of it: to `out`, if that is
+    // defined.
     void round_written() const;
-    void round_result(c10::IValue& result) const;
+    void round_result(c10::IValue& result, const at::Tensor& out) const;
 
   private:
     struct Written {

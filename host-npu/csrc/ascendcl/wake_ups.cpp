@@ -1,0 +1,32 @@
+#include "ascendcl/wake_ups.h"
+
+#include <sys/prctl.h>
+
+#include <chrono>
+
+namespace host_npu {
+namespace {
+
+constexpr std::chrono::nanoseconds kLate = std::chrono::milliseconds(1);
+
+// 0 unless the thread's own slack has been replaced.
+thread_local unsigned long own_slack = 0;
+
+}  // namespace
+
+void let_new_threads_wake_up_late() {
+    const int slack = prctl(PR_GET_TIMERSLACK);
+    // Whoever has set a longer one wants it.
+    if (slack <= 0 || slack >= kLate.count()) return;
+    if (prctl(PR_SET_TIMERSLACK, static_cast<unsigned long>(kLate.count())) == 0) {
+        own_slack = static_cast<unsigned long>(slack);
+    }
+}
+
+void wake_up_in_time() {
+    if (own_slack == 0) return;
+    prctl(PR_SET_TIMERSLACK, own_slack);
+    own_slack = 0;
+}
+
+}  // namespace host_npu
