@@ -51,7 +51,7 @@ aclError unless_it_fails(const std::string& function, const Body& body) {
 
 std::string no_graph_operator(const std::string& name) {
     return "the host NPU does not simulate the graph operator (aclop) of " + name +
-           "; python -m host_npu --list shows what it does";
+           "; python -m host_npu --list shows what is simulated";
 }
 
 // torch_npu sets ACL_OP_JIT_COMPILE in the thread of the caller when it has described a graph operator and before it
