@@ -63,8 +63,8 @@ The others are refused.
 _GRAPH_OPERATORS = """\
 ## Graph operators
 
-These functions of torch_npu are computed by graph operators (aclop) on the default chip, which are refused at the call:
-{functions}.
+These functions of torch_npu 2.13 are computed by graph operators (aclop) on the default chip, which are refused at the
+call: {functions}.
 
 `torch.npu.set_compile_mode(jit_compile=False)`, which many programs call, changes nothing: it is the default. After
 `jit_compile=True`, PyTorch's operators need graph operators, too. These are simulated: {simulated}. The next
