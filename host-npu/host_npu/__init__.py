@@ -246,8 +246,8 @@ def reset() -> None:
 
     This sets ``launches``, ``calls``, ``collectives`` and ``collective_bytes`` of :func:`stats` to 0 and
     ``peak_device_bytes`` to ``device_bytes``. It stops counting calls, cancels the failures that :func:`fail` asked for
-    and that have not come yet, and clears the last error of CANN in this thread. Tensors, device memory and other objects
-    stay. A task queue of torch_npu that has ended stays ended.
+    and that have not come yet, and clears the last error of CANN in this thread. Tensors, device memory and other live
+    objects stay. A task queue of torch_npu that has ended stays ended.
 
     Raises:
         HostNpuError: The host NPU is not enabled.
