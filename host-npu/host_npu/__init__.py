@@ -1,4 +1,4 @@
-"""A simulated Ascend NPU: programs for the device ``npu`` run on any machine with Linux.
+"""The host NPU, a simulated Ascend NPU on the CPU: programs for the device ``npu`` run on any machine with Linux.
 
 The libraries that torch_npu needs of CANN are simulated on the host, so that an unmodified torch_npu sees devices.
 Their memory faults when the host touches it, and their streams are asynchronous. Operators are computed on the CPU.
