@@ -1,4 +1,4 @@
-"""A simulated Ascend NPU: programs for the device ``npu`` run on any machine with Linux.
+"""The host NPU, a simulated Ascend NPU on the CPU: programs for the device ``npu`` run on any machine with Linux.
 
 The libraries that torch_npu needs of CANN are simulated on the host, so that an unmodified torch_npu sees devices.
 Their memory faults when the host touches it, and their streams are asynchronous. Operators are computed on the CPU.
@@ -242,7 +242,12 @@ def stats() -> Stats:
 
 
 def reset() -> None:
-    """Reset launches, calls, collectives, peaks and injected failures; live objects stay counted.
+    """Forget what was counted and asked for, to begin a test anew.
+
+    This sets ``launches``, ``calls``, ``collectives`` and ``collective_bytes`` of :func:`stats` to 0 and
+    ``peak_device_bytes`` to ``device_bytes``. It stops counting calls, cancels the failures that :func:`fail` asked for
+    and that have not come yet, and clears the last error of CANN in this thread. Tensors, device memory and other live
+    objects stay. A task queue of torch_npu that has ended stays ended.
 
     Raises:
         HostNpuError: The host NPU is not enabled.
@@ -271,7 +276,10 @@ def count_calls() -> None:
 
 
 def fail(function: str, nth: int = 1, status: int = 500001, message: str = "failure asked for by a test") -> None:
-    """Make a call of a CANN function fail, to test error handling.
+    """Make the n-th call of a CANN function from now on fail, once, to test error handling.
+
+    Every call of this function counts, from any thread and for any tensors. Several failures can be asked for. To see
+    which functions a program calls, and how often, use :func:`count_calls`.
 
     torch_npu launches operators from a queue, which a failed launch (the second phase, ``"aclnnMseLossBackward"``)
     stops for good: the next call raises, and what is queued after that is never done, as on a device. The first phase
@@ -280,19 +288,29 @@ def fail(function: str, nth: int = 1, status: int = 500001, message: str = "fail
 
     Args:
         function: A function of the simulated libraries, such as ``"aclnnMseLossBackwardGetWorkspaceSize"`` or
-            ``"aclrtMalloc"``.
+            ``"aclrtMallocAlign32"``, with which torch_npu allocates device memory.
         nth: Which call from now on; 1 is the next.
         status: What the function returns.
         message: What ``aclGetRecentErrMsg`` says then.
 
     Raises:
         HostNpuError: The host NPU is not enabled.
-        ValueError: ``nth`` is below 1, or ``status`` is 0, which would be success.
+        ValueError: CANN has no such ``function``, ``nth`` is below 1, or ``status`` is 0, which would be success.
 
     Example:
         >>> host_npu.fail("aclnnMseLossBackwardGetWorkspaceSize", status=161002)  # doctest: +SKIP
+
+        If an allocation fails, torch_npu frees its cache and tries again, so two failures make an out-of-memory error:
+
+        >>> for nth in (1, 2):
+        ...     host_npu.fail("aclrtMallocAlign32", nth, status=207001)  # doctest: +SKIP
     """
     runtime = _require_enabled()
+    if not _libraries.has(function):
+        raise ValueError(
+            f"function must be one of CANN's that is simulated, such as aclnnRmsNormGetWorkspaceSize, got {function!r};"
+            " count_calls() finds those that a program calls"
+        )
     if nth < 1:
         raise ValueError(f"nth must be at least 1, got {nth}")
     if status == 0:

@@ -13,19 +13,24 @@ from host_npu import _operators
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m host_npu",
-        usage="%(prog)s [options] (SCRIPT | -m MODULE | --list) ...",
-        description="Run a Python program on simulated Ascend NPUs.",
+        usage="%(prog)s [options] (SCRIPT | -m MODULE) ...\n       %(prog)s [options] --list [NAME]",
+        description="Run a Python program on the host NPU, a simulated Ascend NPU on the CPU.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"host_npu {host_npu.__version__}")
-    parser.add_argument("--devices", type=int, help="number of NPUs (default: 1)")
-    parser.add_argument("--soc", choices=host_npu.SOCS, help="the chip (default: Ascend910B)")
+    parser.add_argument("--devices", type=int, help="number of NPUs, 1 to 64 (default: HOST_NPU_DEVICES, or 1)")
+    parser.add_argument("--soc", choices=host_npu.SOCS, help="the chip (default: HOST_NPU_SOC, or Ascend910B)")
     parser.add_argument(
-        "--strict-memory", action="store_true", default=None, help="allocate exactly the requested size"
+        "--strict-memory",
+        action="store_true",
+        default=None,
+        help="allocate exactly the requested size, to find accesses beyond it",
     )
-    parser.add_argument("--force", action="store_true", help="hide a real CANN")
+    parser.add_argument("--force", action="store_true", help="hide an installed CANN")
     parser.add_argument(
-        "--list", action="store_true", help="list CANN's operators and how they are simulated, and exit"
+        "--list",
+        action="store_true",
+        help="list CANN's operators and how they are simulated, or those with NAME, such as npu_rms_norm, and exit",
     )
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
     parser.add_argument("script", metavar="SCRIPT", nargs="?", help="the program to run")
@@ -63,6 +68,17 @@ def _put_first(script: Path) -> None:
         sys.path.insert(0, str(script.parent))
 
 
+def _list(name: str | None, parser: argparse.ArgumentParser) -> None:
+    """Print CANN's operators, all of them or those with a name."""
+    if name is None:
+        print(_operators.page(), end="")
+        return
+    lines = _operators.found(name)
+    if not lines:
+        parser.exit(1, f"{parser.prog}: torch_npu calls no operator of CANN with {name} in its name\n")
+    print("\n".join(lines))
+
+
 def main() -> None:
     """Enable the host NPU and run the program as Python would."""
     parser = _parser()
@@ -79,7 +95,7 @@ def main() -> None:
     except (host_npu.HostNpuError, ValueError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
     if arguments.list:
-        print(_operators.page(), end="")
+        _list(arguments.script, parser)
         return
     sys.path[:0] = current
     sys.argv = [arguments.script, *arguments.arguments]

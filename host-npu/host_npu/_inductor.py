@@ -11,17 +11,18 @@ from typing import NoReturn
 _REGISTRY = "torch._inductor.codegen.common"
 
 
+def _refuse(*arguments: object, **options: object) -> NoReturn:
+    raise RuntimeError(
+        'torch.compile(backend="inductor") generates no code for the host NPU: use backend="aot_eager" or "eager"'
+    )
+
+
 class _Wrapper:
-    """Inductor's first question to a backend is for the code around its kernels."""
+    """Inductor's first question to a backend is for the code around its kernels, or for what the backend can do."""
 
     supports_caching = False
-
-    @staticmethod
-    def create(*args: object, **options: object) -> NoReturn:
-        """Refuse to generate code."""
-        raise RuntimeError(
-            'torch.compile(backend="inductor") generates no code for the host NPU: use backend="aot_eager" or "eager"'
-        )
+    __init__ = _refuse
+    create = staticmethod(_refuse)
 
 
 class Importer(importlib.abc.MetaPathFinder):

@@ -26,6 +26,9 @@ _ATEN = "host_npu_aten"
 _FORMULAS = "host_npu_formulas"
 _ATB = "atb"
 
+# Counted and failed like CANN's functions, but not one of them: a task is added to a stream.
+_NOT_EXPORTED = ("host_npu::enqueue",)
+
 FOLDER = Path(__file__).resolve().parent / "_lib"
 # The versions that the libraries were compiled for, written by csrc/build.py.
 _VERSIONS = FOLDER / "versions.json"
@@ -77,6 +80,28 @@ def load_cann() -> ctypes.CDLL:
     runtime.host_npu_fail.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_char_p]
     runtime.host_npu_fail.restype = None
     return runtime
+
+
+class _Symbol(ctypes.Structure):
+    """What ``dladdr`` tells of an address, ``Dl_info``."""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+def has(function: str) -> bool:
+    """Return whether a simulated library of CANN has this function, rather than a library that it is linked with."""
+    try:
+        address = ctypes.cast(ctypes.CDLL(None)[function], ctypes.c_void_p)
+    except (AttributeError, ValueError):
+        return function in _NOT_EXPORTED
+    symbol = _Symbol()
+    found = ctypes.CDLL(None).dladdr(address, ctypes.byref(symbol))
+    return bool(found) and Path(symbol.file.decode()).parent == FOLDER
 
 
 def answers() -> dict[str, str]:

@@ -1,5 +1,6 @@
 """The list of CANN's operators that torch_npu can ask for, and what the host NPU does with each."""
 
+import re
 import textwrap
 
 from host_npu import _libraries
@@ -11,31 +12,108 @@ _TITLES = {
     "refused": "Refused",
 }
 
+# Functions of torch_npu with names that differ from those of their operators, and how the operators' names begin.
+_OTHER_NAMES = {
+    "npu_advance_step_flashattn": "AdvanceStep",
+    "npu_all_gather_base_mm": "AllGatherMatmul",
+    "npu_dynamic_quant_asymmetric": "DynamicQuant",
+    "npu_fusion_attention": "FlashAttention",
+    "npu_linear": "Addmm",
+    "npu_mm_all_reduce_base": "MatmulAllReduce",
+    "npu_mm_reduce_scatter_base": "MatmulReduceScatter",
+    "npu_mrope": "RopeWithSinCosCache",
+    "npu_rotary_mul": "RotaryPositionEmbedding",
+}
+
+# Functions that torch_npu 2.13 computes by graph operators on the default chip; see tests/test_every_operator.py.
+_GRAPH_FUNCTIONS = """
+    npu_alloc_float_status npu_batch_nms npu_bmmV2 npu_bounding_box_decode npu_bounding_box_encode npu_broadcast
+    npu_ciou npu_clear_float_status npu_conv_transpose2d npu_diou npu_dropout_do_mask npu_dropout_with_add_softmax
+    npu_fused_attention_score npu_get_float_status npu_gru npu_ifmr npu_indexing npu_iou npu_layer_norm_eval npu_lstm
+    npu_lstm_cell npu_lstm_data npu_masked_fill_range npu_max npu_min npu_mish npu_nms_rotated npu_nms_v4
+    npu_nms_with_mask npu_normalize_batch npu_one_hot npu_pad npu_ps_roi_pooling npu_ptiou npu_rotated_box_decode
+    npu_rotated_box_encode npu_scaled_masked_softmax npu_scatter npu_sign_bits_pack npu_silu npu_silu_ npu_slice
+    npu_softmax_cross_entropy_with_logits npu_sort_v2 npu_stride_add npu_stride_copy npu_sub_sample npu_transpose
+    npu_view_copy
+""".split()
+
 _INTRODUCTION = """\
 # Operators of CANN
 
-torch_npu {torch_npu} asks for {total} aclnn functions. This page is made by `python -m host_npu --list`, which says the
-same of the installed torch_npu. Operators of aten are not on it: they run, see [how it works](internals.md).
+torch_npu {torch_npu} can call {total} operators of CANN, which are functions named aclnn. `python -m host_npu --list`
+prints this page for the installed torch_npu, and `python -m host_npu --list npu_rms_norm` the operators with that name.
 
-What is refused raises an error at the call, "the host NPU does not simulate aclnnX", and the program can go on (with
-TASK_QUEUE_ENABLE=2 at the next copy or synchronization). So do graph operators (aclop).
+PyTorch's own operators run, also where the operator of the same name is refused here: `torch.acos` does not need
+`aclnnAcos` on the host NPU ([how it works](internals.md)). The lists matter for functions of torch_npu, such as
+`torch_npu.npu_rms_norm`, and for programs that call CANN themselves.
 
-After jit_compile=True the next synchronization refuses them. Simulated are then those that PyTorch's operators need:
-{graph_operators}.
+A refused operator raises "the host NPU does not simulate aclnnX" at the call, and the program can go on. With
+`TASK_QUEUE_ENABLE=2` the next copy or synchronization raises it.
 
-Of ATB, ReshapeAndCache, Rope, SelfAttention (encoders of sequences of any length, without and with a cache),
-PagedAttention, GroupTopk and the accumulating Linear are computed by a formula, without quantization; the others are
-refused.
+**From a function of torch_npu to its operator:** leave out `npu_` and the underscores. `npu_rms_norm` calls
+`aclnnRmsNorm`, others a version of it: `npu_grouped_matmul` calls `aclnnGroupedMatmulV5`. Other names: {other_names}.
+torch_npu selects the operator by the chip, too: on Ascend950, `npu_fusion_attention` calls
+`aclnnFlashAttentionScoreV4`, which is refused.
+
+**ATB** (operators for serving): ReshapeAndCache, Rope, SelfAttention (encoders of sequences of any length, without and
+with a cache), PagedAttention, GroupTopk and the accumulating Linear are computed by a formula, without quantization.
+The others are refused.
 """
+
+_GRAPH_OPERATORS = """\
+## Graph operators
+
+These functions of torch_npu 2.13 are computed by graph operators (aclop) on the default chip, which are refused at the
+call: {functions}.
+
+`torch.npu.set_compile_mode(jit_compile=False)`, which many programs call, changes nothing: it is the default. After
+`jit_compile=True`, PyTorch's operators need graph operators, too. These are simulated: {simulated}. The next
+synchronization refuses the others.
+"""
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _paragraphs(text: str) -> str:
+    """Break the lines of each paragraph."""
+    return "\n\n".join(
+        textwrap.fill(paragraph, 120, break_long_words=False, break_on_hyphens=False)
+        for paragraph in text.split("\n\n")
+    )
 
 
 def page() -> str:
     """Return the list as Markdown; the host NPU must be enabled."""
     answers = _libraries.answers()
-    graph_operators = textwrap.fill(", ".join(_libraries.graph_operators()), 120)
-    parts = [_INTRODUCTION.format(total=len(answers), graph_operators=graph_operators, **_libraries.versions())]
+    other_names = ", ".join(f"`{function}` calls `aclnn{operator}...`" for function, operator in _OTHER_NAMES.items())
+    introduction = _INTRODUCTION.format(total=len(answers), other_names=other_names, **_libraries.versions())
+    graph_operators = _GRAPH_OPERATORS.format(
+        functions=_listed(_GRAPH_FUNCTIONS), simulated=_listed(_libraries.graph_operators())
+    )
+    parts = [_paragraphs(introduction)]
     for answer, title in _TITLES.items():
-        names = [f"`{name}`" for name, given in answers.items() if given == answer]
-        lines = textwrap.fill(", ".join(names), 120, break_long_words=False, break_on_hyphens=False)
-        parts.append(f"## {title}: {len(names)}\n\n{lines}\n" if names else f"## {title}: none\n")
-    return "\n".join(parts)
+        names = [name for name, given in answers.items() if given == answer]
+        parts.append(f"## {title}: {len(names) or 'none'}")
+        parts.append(_paragraphs(_listed(names)))
+    return "\n\n".join(filter(None, [*parts, _paragraphs(graph_operators)])) + "\n"
+
+
+def _plain(name: str) -> str:
+    """Return what functions of torch_npu and of CANN have in common: ``npu_rms_norm_v2`` and ``aclnnRmsNormV2``."""
+    name = re.sub(r"^(torch_npu\.|torch\.ops\.npu\.)?_?(npu_|aclnn)", "", name)
+    return re.sub(r"(_?[vV]\d+)?_?$", "", name).replace("_", "").lower()
+
+
+def found(name: str) -> list[str]:
+    """Return a line for each operator with a name in its own, the most similar first; the host NPU must be enabled."""
+    function = name.rpartition(".")[2]
+    lines = [f"{function}: refused, a graph operator (aclop)"] if function in _GRAPH_FUNCTIONS else []
+    wanted = _plain(_OTHER_NAMES.get(re.sub(r"_v\d+$", "", function), name))
+    answers = _libraries.answers()
+    alike = [operator for operator in answers if wanted in _plain(operator)]
+    for operator in sorted(alike, key=lambda operator: (_plain(operator).index(wanted), len(operator))):
+        title = _TITLES[answers[operator]]
+        lines.append(f"{operator}: {title[0].lower()}{title[1:]}")
+    return lines

@@ -281,6 +281,18 @@ def failure_that_reset_forgets():
 
 
 @fact
+def device_that_is_not_there():
+    return error_of(lambda: torch.npu.set_device(2))
+
+
+@fact
+def error_that_reset_forgets():
+    runtime.aclrtSetDevice(99)
+    host_npu.reset()
+    return message(), runtime.aclrtPeekAtLastError(0)
+
+
+@fact
 def failure_in_torch_npu():
     host_npu.fail("aclrtSynchronizeStreamWithTimeout", status=507046, message="asked for")
     return error_of(torch.npu.current_stream().synchronize), torch.ones(1, device="npu").item()
@@ -290,6 +302,8 @@ def failure_in_torch_npu():
 def invalid_requests():
     errors = []
     for call in (
+        lambda: host_npu.fail("npu_rms_norm"),
+        lambda: host_npu.fail("malloc"),
         lambda: host_npu.fail("aclrtMalloc", nth=0),
         lambda: host_npu.fail("aclrtMalloc", status=0),
         lambda: host_npu.enable(devices=0),

@@ -25,7 +25,7 @@ def folder(tmp_path):
 
 
 def _run(folder, command, ranks=2):
-    python, *arguments = command.replace("--nproc-per-node 2", f"--nproc-per-node {ranks}").split()
+    python, *arguments = re.sub("(--devices|--nproc-per-node) 2", rf"\1 {ranks}", command).split()
     assert python == "python"
     # A reader has not set it.
     environment = {name: value for name, value in os.environ.items() if name != "TORCH_DEVICE_BACKEND_AUTOLOAD"}

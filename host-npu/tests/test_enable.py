@@ -213,6 +213,11 @@ def test_the_runner_ends_with_what_is_wrong_in_the_environment(script):
 
 def test_what_cannot_be_is_refused(facts):
     assert facts["invalid_requests"] == [
+        *(
+            "ValueError: function must be one of CANN's that is simulated, such as aclnnRmsNormGetWorkspaceSize, got"
+            f" {name!r}; count_calls() finds those that a program calls"
+            for name in ("npu_rms_norm", "malloc")
+        ),
         "ValueError: nth must be at least 1, got 0",
         "ValueError: status must not be 0, which is success",
         "ValueError: devices must be a whole number from 1 to 64, got 0",
@@ -239,6 +244,11 @@ def test_statistics_need_it_enabled(call):
 
 def test_there_are_as_many_devices_as_asked_for(facts):
     assert facts["devices"] == {"count": 2, "device": "npu:1", "total": 6.0}
+
+
+def test_a_device_that_is_not_there_is_refused_with_how_to_get_it(facts):
+    expected = "there is no device 2: the host NPU has 2, numbered from 0; HOST_NPU_DEVICES or --devices sets how many"
+    assert expected in facts["device_that_is_not_there"]
 
 
 def test_tensors_move_between_devices(facts):
@@ -488,6 +498,11 @@ def test_the_nth_call_fails_as_asked(facts):
 
 def test_reset_forgets_failures_to_come(facts):
     assert facts["failure_that_reset_forgets"] == 0
+
+
+def test_reset_forgets_the_last_error(facts):
+    message, status = facts["error_that_reset_forgets"]
+    assert (message, status) == (None, 0)
 
 
 def test_torch_npu_raises_what_was_asked_for_and_goes_on(facts):

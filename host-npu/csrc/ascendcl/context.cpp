@@ -74,7 +74,9 @@ Handles<Context>& contexts() {
 void require_device(std::int32_t device) {
     if (device < 0 || device >= device_count()) {
         throw Error(ACL_ERROR_RT_INVALID_DEVICEID,
-                    "there is no device " + std::to_string(device) + "; there are " + std::to_string(device_count()));
+                    "there is no device " + std::to_string(device) + ": the host NPU has " +
+                        std::to_string(device_count()) +
+                        ", numbered from 0; HOST_NPU_DEVICES or --devices sets how many");
     }
 }
 

@@ -80,6 +80,12 @@ std::int32_t last_error(bool forget) {
     return status;
 }
 
+void forget_errors() {
+    last_status = ACL_SUCCESS;
+    const std::lock_guard lock(shared_mutex);
+    messages().unread.clear();
+}
+
 void throw_if_injected(const char* function) {
     if (const auto failure = injected_failure(function)) throw Error(failure->first, failure->second);
 }

@@ -50,6 +50,9 @@ void share_messages_between_threads();
 // Returns the last error status of this thread, and optionally clears it.
 std::int32_t last_error(bool forget);
 
+// Forgets the last error status of this thread and the messages that it has not read.
+void forget_errors();
+
 // Runs the body of an exported function and converts its exceptions to a status.
 template <typename Body>
 std::int32_t run_api(const char* function, Body&& body) noexcept {

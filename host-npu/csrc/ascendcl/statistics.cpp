@@ -153,6 +153,7 @@ HOST_NPU_EXPORT const char* host_npu_stats_json() {
 }
 
 HOST_NPU_EXPORT void host_npu_reset() {
+    host_npu::forget_errors();
     auto& all = host_npu::statistics();
     const std::lock_guard lock(all.mutex);
     all.launches.clear();

@@ -9,7 +9,7 @@
 
 namespace atb {
 std::string not_simulated(const std::string& name) {
-    return "the host NPU does not simulate ATB's " + name + "; python -m host_npu --list shows what it does";
+    return "the host NPU does not simulate ATB's " + name + "; python -m host_npu --list shows what is simulated";
 }
 
 namespace {

@@ -16,7 +16,7 @@ namespace {
 
 aclnnStatus refuse(const char* name) {
     const auto text =
-        std::string("the host NPU does not simulate ") + name + "; python -m host_npu --list shows what it does";
+        std::string("the host NPU does not simulate ") + name + "; python -m host_npu --list shows what is simulated";
     // In the thread of torch_npu's queue, a failure would end the queue; the next call raises it instead.
     if (refuse_after_queue(text)) return kSuccess;
     report_error(kFindKernelError, text);

@@ -44,3 +44,14 @@ def test_a_part_of_it_is_not_written():
     with pytest.raises(RuntimeError, match="does not write to a view of a part of a tensor in a private format"):
         tiled[3:5].fill_(1)
     assert torch.equal(tiled.cpu(), rows.cpu())
+
+
+@pytest.mark.parametrize("format", [_NZ, 3], ids=["FRACTAL_NZ", "NC1HWC0"])
+def test_without_private_formats_a_cast_is_a_copy(format):
+    torch.npu.config.allow_internal_format = False
+    rows = torch.rand(2, 3, 4, 5, device="npu", requires_grad=True)
+    copied = torch_npu.npu_format_cast(rows, format)
+    assert int(torch_npu.get_npu_format(copied)) in (0, 2)  # NCHW, ND
+    assert torch.equal(copied, rows) and torch.equal(torch_npu.npu_format_cast(rows[..., ::2], format), rows[..., ::2])
+    (copied * rows.detach()).sum().backward()
+    assert torch.equal(rows.grad, rows)

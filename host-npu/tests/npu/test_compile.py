@@ -1,0 +1,44 @@
+"""``torch.compile`` on the host NPU: backends that call operators compute what the operators do, others are refused."""
+
+import pytest
+import torch
+import torch_npu
+from torch import nn
+
+pytestmark = pytest.mark.skipif(torch.__version__ < (2, 12), reason="torch_npu 2.9 captures graphs in another way")
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.Parameter(torch.rand(16))
+        self.up = nn.Linear(16, 32)
+
+    def forward(self, x):
+        return torch_npu.npu_swiglu(self.up(torch_npu.npu_rms_norm(x, self.norm)[0])).square().mean()
+
+
+def _loss_and_gradients(call, block, x):
+    block.zero_grad()
+    loss = call(x)
+    loss.backward()
+    return [loss.item(), *(parameter.grad.tolist() for parameter in block.parameters())]
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "npugraphs", "npugraph_ex"])
+def test_a_block_trains_as_without_it(backend):
+    torch._dynamo.reset()
+    block = Block().npu()
+    compiled = torch.compile(block, backend=backend)
+    for _ in range(3):  # the third call replays what the second has captured
+        x = torch.rand(4, 16, device="npu")
+        assert _loss_and_gradients(compiled, block, x) == _loss_and_gradients(block, block, x)
+
+
+def test_inductor_is_refused_after_npugraphs_too():
+    # npugraphs imports torch_npu's part of Inductor.
+    torch._dynamo.reset()
+    torch.compile(torch.sin, backend="npugraphs")(torch.rand(4, device="npu"))
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match='use backend="aot_eager"'):
+        torch.compile(Block().npu())(torch.rand(4, 16, device="npu"))

@@ -1,0 +1,63 @@
+"""``python -m host_npu --list NAME`` finds the operators of CANN by the names of torch_npu's functions."""
+
+import host_npu
+import pytest
+import torch
+import torch_npu
+from host_npu import _operators
+
+
+def _attention(x: torch.Tensor) -> object:
+    return torch_npu.npu_fusion_attention(x, x, x, 2, "BSND")
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("npu_rms_norm", lambda x: torch_npu.npu_rms_norm(x, x[0, 0, 0])),
+        ("torch_npu.npu_swiglu", torch_npu.npu_swiglu),
+        ("npu_geglu", torch_npu.npu_geglu),
+        ("npu_dynamic_quant", torch_npu.npu_dynamic_quant),
+        ("npu_fusion_attention", _attention),
+        ("npu_rotary_mul", lambda x: torch_npu.npu_rotary_mul(x, x[:1, :, :1], x[:1, :, :1])),
+        ("npu_linear", lambda x: torch_npu.npu_linear(x[0, 0], x[0, 0], x[0, 0, :, 0])),
+        ("npu_dynamic_quant_asymmetric", torch_npu.npu_dynamic_quant_asymmetric),
+    ],
+)
+def test_what_a_call_launches_is_found_by_its_name(name, call):
+    x = torch.rand(2, 4, 2, 16, dtype=torch.float16, device="npu")
+    torch.npu.synchronize()
+    host_npu.reset()
+    call(x)
+    torch.npu.synchronize()
+    launched = set(host_npu.stats().launches) - {"aclnnInplaceCopy"}
+    found = [line.partition(":")[0] for line in _operators.found(name)]
+    assert launched and launched <= set(found)
+
+
+def test_the_operator_of_the_name_comes_first():
+    assert _operators.found("npu_rms_norm")[0].startswith("aclnnRmsNorm: computed by a formula, with CANN's documented")
+    assert _operators.found("npu_moe_gating_top_k")[0].startswith("aclnnMoeGatingTopK:")
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("aclnnAcos", "aclnnAcos: refused"),
+        ("npu_lightning_indexer", "aclnnLightningIndexer: refused"),
+        ("torch_npu.npu_silu", "npu_silu: refused, a graph operator (aclop)"),
+    ],
+)
+def test_what_is_refused_is_found_too(name, first):
+    assert _operators.found(name)[0] == first
+
+
+def test_other_names_find_nothing():
+    assert _operators.found("npu_no_such_function") == []
+
+
+@pytest.mark.skipif(torch.__version__ < (2, 13), reason="older releases lack some of the functions")
+def test_every_other_name_is_one_of_torch_npu_and_leads_to_an_operator():
+    names = _operators._OTHER_NAMES
+    assert [name for name in names if not hasattr(torch_npu, name)] == []
+    assert [name for name in names if not _operators.found(name)] == []

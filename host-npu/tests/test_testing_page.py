@@ -1,0 +1,34 @@
+"""The files and commands of docs/testing.md, run as they stand there."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests._pages import PROJECT, blocks
+
+PAGE = PROJECT / "docs/testing.md"
+FILES = {re.match(r"# (\S+)\n", code)[1]: code for _, code in blocks(PAGE, "python")}
+COMMANDS = [line for _, code in blocks(PAGE, "sh") for line in code.splitlines()]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_tests_of_the_page_pass(tmp_path, command):
+    for name, code in FILES.items():
+        tmp_path.joinpath(name).write_text(code)
+    python, *arguments = command.split()
+    assert python == "python"
+    # A reader has not set it.
+    environment = {name: value for name, value in os.environ.items() if name != "TORCH_DEVICE_BACKEND_AUTOLOAD"}
+    result = subprocess.run(
+        [sys.executable, *arguments, "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        env=environment | {"PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"{FILES['test_norm.py'].count('def test_')} passed" in result.stdout
