@@ -69,8 +69,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for (_, n), cases in tables.items():
         for case in set(cases) - set(_representatives(cases, n)):
             case.add_marker(pytest.mark.exhaustive)
-    longest = "npu examples types package processes trl linear_cross_entropy".split()
-    names = [f"test_{name}.py" for name in longest]
+    longest = (
+        "npu torch_compat optim_sharded setup transformers vocab_parallel first_calls supply examples"
+        " optimizer_matrix linear_cross_entropy_features processes verify package trl types linear_cross_entropy"
+    )
+    names = [f"test_{name}.py" for name in longest.split()]
     items.sort(key=lambda item: names.index(item.path.name) if item.path.name in names else len(names))
 
 

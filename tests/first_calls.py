@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch_aclnn_ops import functional
 
 import torch
+import torch._dynamo  # else each process would import it in its first call, which takes longest
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 

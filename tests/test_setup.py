@@ -159,6 +159,7 @@ def test_the_source_distribution_installs_where_there_is_neither_torch_nor_torch
     assert "tensor([1., 1.])" in result.stdout
 
 
+@pytest.mark.exhaustive  # `make release-check` builds and installs it, too
 def test_a_wheel_that_is_built_beside_torch_npu_has_all_compiled_parts(run, tmp_path):
     # In the work tree, so that what was compiled there is not compiled again.
     result = run(*_pip("wheel", ROOT, "-w", tmp_path))
