@@ -63,7 +63,8 @@ def test_a_linear_cross_entropy_shows_its_chunks(options, plan, monkeypatch):
 
 
 @pytest.mark.skipif(_cpu_extension.why_unavailable() is not None, reason="the CPU kernels are not built")
-def test_a_linear_cross_entropy_shows_the_instruction_set():
+def test_a_linear_cross_entropy_shows_compiled_kernels_and_their_instruction_set():
+    assert _linear().startswith("linear_cross_entropy: compiled CPU kernels, because the tensors are on cpu; ")
     assert _linear().endswith(f"{_PLAN}; {_cpu_extension.vectors()} row kernels")
 
 

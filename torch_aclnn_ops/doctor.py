@@ -129,10 +129,10 @@ def _described(rows: Sequence[Finding]) -> str:
 
 def _verdict(rows: Sequence[Finding], width: int) -> str:
     """Return what can be used: a line for the CPU, and one for the NPU."""
-    lines = ["CPU: ready, with compiled kernels"]
+    lines = ["CPU: ready, with compiled CPU kernels"]
     if _cpu_extension.why_unavailable() is not None:
         command = f"pip install --no-build-isolation {'--editable ' if _is_checkout() else ''}."
-        lines = ["CPU: ready, without compiled kernels", f"    to compile them, in a checkout: {command}"]
+        lines = ["CPU: ready, without compiled CPU kernels", f"    to compile them, in a checkout: {command}"]
     npu = textwrap.wrap(f"NPU: {_state_of_npu(rows)}", width, subsequent_indent="    ", break_on_hyphens=False)
     return "\n".join([*lines, *npu])
 
