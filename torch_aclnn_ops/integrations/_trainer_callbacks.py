@@ -9,6 +9,7 @@ from torch_aclnn_ops.integrations._trainer_optimizers import (
     averaged,
     averaging_optimizers,
     unwrapped,
+    warn_of_ignored_learning_rate,
     warn_of_initial_weights,
 )
 
@@ -86,6 +87,7 @@ class EmaCallback(TrainerCallback):
                 f" {FOLDER!r} of trainer.state.best_model_checkpoint"
             )
         warn_of_initial_weights([optimizer], state.max_steps)
+        warn_of_ignored_learning_rate(optimizer, args)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save the model with averaged weights in the checkpoint."""
@@ -131,6 +133,7 @@ class ReportCallback(StepReport, TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start counting."""
+        warn_of_ignored_learning_rate(kwargs.get("optimizer"), args)
         self._begin_report()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
