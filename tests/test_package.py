@@ -349,7 +349,9 @@ def test_the_doctor_reports_the_implementation_of_every_operator():
     assert "native PyTorch kernel" in paths["mse_loss_backward"]
     assert "native PyTorch kernels for float32 and float64, else PyTorch fallback" in paths["optim.FusedEmaAdam"]
     has_kernels = _cpu_extension.why_unavailable() is None
-    assert ("compiled CPU kernels, PyTorch fallback in float64" in paths["functional.linear_cross_entropy"]) == has_kernels
+    assert (
+        "compiled CPU kernels, PyTorch fallback in float64" in paths["functional.linear_cross_entropy"]
+    ) == has_kernels
     assert "PyTorch fallback" in paths["fused_linear_online_max_sum"]
 
 

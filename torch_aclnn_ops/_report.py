@@ -62,8 +62,8 @@ class Report:
         Returns:
             ``{"operators": {name: counts}, "launches": {name: number}}``. The counts of an operator are ``calls``;
             ``cann``, ``torch``, ``kernels`` and ``fallback``, which sum to ``calls``; and ``reasons``, a list of dicts
-            with ``implementation``, ``reason``, ``called_from`` and ``calls``. ``launches`` counts the launches of CANN's
-            operators by this package, including those of compiled code.
+            with ``implementation``, ``reason``, ``called_from`` and ``calls``. ``launches`` counts the launches of
+            CANN's operators by this package, including those of compiled code.
 
         Example:
             >>> Report().as_dict()
