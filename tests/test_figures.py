@@ -72,7 +72,7 @@ QUOTING = [
     Quoting(
         "README.md",
         _STEP,
-        {"time of a step of AdamW and averages": ("AdamW(fused=True), swa_utils EMA", _ADAM)},
+        {"time of a step of AdamW and EMA": ("AdamW(fused=True), swa_utils EMA", _ADAM)},
         _figures("ratio_of_medians", configuration=_MODEL),
     ),
     Quoting(
