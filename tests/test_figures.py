@@ -114,7 +114,7 @@ QUOTING = [
             "`FusedEmaAdam` |": (_ADAM,),
             "`FusedEmaAdam(flatten=True)` |": (_FLAT,),
             "the same with new gradients": (f"{_FLAT}, new gradients",),
-            "limit: a copy of as many bytes": ("limit: copy of as many bytes",),
+            "for comparison: a copy of as many bytes": ("limit: copy of as many bytes",),
         },
         (
             *_figures("ratio_of_medians", configuration=_MODEL),
