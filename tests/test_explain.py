@@ -39,7 +39,7 @@ def test_a_directly_called_raw_operator_is_shown_too():
 def test_a_call_that_falls_back_to_torch_is_shown():
     integers = torch.ones(2, dtype=torch.int64)
     assert explain(torch.add, integers, integers) == (
-        "no operator of torch_aclnn_ops: torch's own functions serve this call"
+        "no operator of torch_aclnn_ops: torch's own functions compute this call"
     )
 
 

@@ -141,12 +141,14 @@ def test_the_doctor_reports_a_torch_npu_of_another_version(without_cann):
         (
             "2.15.0+cpu",
             "pip install torch==2.14.0 torch_npu==2.14.0, because torch 2.15.0+cpu is newer than the newest with a"
-            " tested torch_npu, 2.14.0; on an NPU host, install the versions for its CANN, see docs/install.md",
+            " tested torch_npu, 2.14.0; on a machine with an NPU, install the versions for its CANN, see"
+            " docs/install.md",
         ),
         (
             "2.11.0",
             "pip install torch==2.14.0 torch_npu==2.14.0, because torch 2.11.0 has no tested torch_npu; these have one:"
-            " 2.9.1, 2.12.0, 2.13.0, 2.14.0; on an NPU host, install the versions for its CANN, see docs/install.md",
+            " 2.9.1, 2.12.0, 2.13.0, 2.14.0; on a machine with an NPU, install the versions for its CANN, see"
+            " docs/install.md",
         ),
     ],
 )

@@ -50,7 +50,7 @@ class Finding:
         found: The result.
         remedy: What to do if the component is missing but needed, or ``None``.
         is_broken: Whether the component is installed but cannot be used as it is.
-        is_for_npus: Whether the remedy is left out on a machine without NPU, torch_npu and CANN.
+        is_for_npus: Whether the remedy is omitted on a machine without NPU, torch_npu and CANN.
     """
 
     what: str
@@ -61,7 +61,7 @@ class Finding:
 
 
 def findings() -> list[Finding]:
-    """Check the components that the package uses on a CPU, an NPU and a simulated NPU.
+    """Check the components that the package uses on a CPU, an NPU and the host NPU, a simulated NPU on the CPU.
 
     Returns:
         One finding per component, in dependency order. They are safe to share: home directories are replaced by ``~``
@@ -299,7 +299,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog="The exit status is 1 if a component is installed but cannot be used as it is, else 0.",
     )
     parser.add_argument("--version", action="version", version=f"torch_aclnn_ops {__version__}")
-    parser.add_argument("--json", action="store_true", help="print JSON, for reports")
+    parser.add_argument("--json", action="store_true", help="print JSON, for bug reports")
     as_json = parser.parse_args(arguments).json
     rows = findings()
     if as_json:

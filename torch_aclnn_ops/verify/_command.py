@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if reason is not None:
         print(
             f"There is no NPU: {reason}. On a machine without one, run `python -m host_npu -m torch_aclnn_ops.verify`"
-            " to use a simulated NPU, or pass --device cpu.",
+            " to use the host NPU, which simulates one on the CPU, or pass --device cpu.",
             file=sys.stderr,
         )
         return 2
