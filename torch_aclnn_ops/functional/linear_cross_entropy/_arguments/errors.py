@@ -3,6 +3,7 @@
 from numbers import Real
 from typing import NoReturn
 
+from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
 from torch_aclnn_ops.functional._drop_in import (
     check_reduction,
@@ -42,7 +43,8 @@ def call_torch_or_raise(
     _check_devices(given)
     check_not_fsdp1_shard(given.linear_weight)
     _check_batches(given, classes)
-    _check_products(given)
+    if not is_disabled():
+        _check_products(given)
     _check_class_weight(given)
     if classes is not None:
         _raise_shard_error(given, classes)
