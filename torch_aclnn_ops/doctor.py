@@ -296,7 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m torch_aclnn_ops.doctor",
         description=f"{__doc__.partition(':')[0]}. For programs that run on the host NPU: {_ON_THE_HOST_NPU}.",
-        epilog="The exit status is 1 if a component is installed but cannot be used as it is, else 0.",
+        epilog="The exit status is 1 if an installed component cannot be used as it is, and 0 otherwise.",
     )
     parser.add_argument("--version", action="version", version=f"torch_aclnn_ops {__version__}")
     parser.add_argument("--json", action="store_true", help="print JSON, for bug reports")

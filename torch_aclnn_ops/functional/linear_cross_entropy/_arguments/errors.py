@@ -118,7 +118,7 @@ def _check(name: str, is_right: bool, accepted: str, described: str, error: type
 def _check_products(given: TorchArguments) -> None:
     """Raise for features and dtypes that do not match, for which PyTorch's error does not name the argument."""
     input, head, bias = given.input, given.linear_weight, given.linear_bias
-    if any(tensor is not None and overrides_torch(tensor) for tensor in (input, head, bias)):
+    if any([tensor is not None and overrides_torch(tensor) for tensor in (input, head, bias)]):
         return
     for name, tensor in (("linear_weight", head), ("linear_bias", bias)):
         if tensor is not None:
