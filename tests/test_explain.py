@@ -39,7 +39,7 @@ def test_a_directly_called_raw_operator_is_shown_too():
 def test_a_call_that_falls_back_to_torch_is_shown():
     integers = torch.ones(2, dtype=torch.int64)
     assert explain(torch.add, integers, integers) == (
-        "no operator of torch_aclnn_ops: torch's own functions serve this call"
+        "no operator of torch_aclnn_ops: torch's own functions compute this call"
     )
 
 
@@ -63,7 +63,8 @@ def test_a_linear_cross_entropy_shows_its_chunks(options, plan, monkeypatch):
 
 
 @pytest.mark.skipif(_cpu_extension.why_unavailable() is not None, reason="the CPU kernels are not built")
-def test_a_linear_cross_entropy_shows_the_instruction_set():
+def test_a_linear_cross_entropy_shows_compiled_kernels_and_their_instruction_set():
+    assert _linear().startswith("linear_cross_entropy: compiled CPU kernels, because the tensors are on cpu; ")
     assert _linear().endswith(f"{_PLAN}; {_cpu_extension.vectors()} row kernels")
 
 

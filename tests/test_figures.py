@@ -72,7 +72,7 @@ QUOTING = [
     Quoting(
         "README.md",
         _STEP,
-        {"time of a step of AdamW and averages": ("AdamW(fused=True), swa_utils EMA", _ADAM)},
+        {"time of a step of AdamW and EMA": ("AdamW(fused=True), swa_utils EMA", _ADAM)},
         _figures("ratio_of_medians", configuration=_MODEL),
     ),
     Quoting(
@@ -114,7 +114,7 @@ QUOTING = [
             "`FusedEmaAdam` |": (_ADAM,),
             "`FusedEmaAdam(flatten=True)` |": (_FLAT,),
             "the same with new gradients": (f"{_FLAT}, new gradients",),
-            "limit: a copy of as many bytes": ("limit: copy of as many bytes",),
+            "for comparison: a copy of as many bytes": ("limit: copy of as many bytes",),
         },
         (
             *_figures("ratio_of_medians", configuration=_MODEL),

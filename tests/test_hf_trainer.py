@@ -238,6 +238,25 @@ def test_a_training_warns_of_a_decay_that_is_too_large_for_its_steps(tmp_path):
         make_trainer(tmp_path).train()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "warns"),
+    [({}, False), ({"learning_rate": 1e-2}, False), ({"learning_rate": 3e-4}, True)],
+    ids=["default", "the optimizer's", "another"],
+)
+def test_a_learning_rate_that_the_trainer_ignores_is_warned_of_once(arguments, warns, tmp_path):
+    trainer = make_trainer(
+        tmp_path, callbacks=[ReportCallback()], max_steps=1, eval_strategy="no", save_strategy="no", **arguments
+    )
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("default")
+        trainer.train()
+    said = [str(one.message) for one in found if "learning_rate" in str(one.message)]
+    assert len(said) == warns
+    for sentence in said:
+        assert sentence.startswith("TrainingArguments.learning_rate=0.0003 is ignored")
+        assert sentence.endswith('whose lr is 0.01; set it there: (FusedEmaAdam, {"lr": 0.0003})')
+
+
 def test_a_patched_model_does_not_warn_while_the_package_is_disabled():
     with warnings.catch_warnings(), disabled():
         warnings.simplefilter("error")

@@ -1,5 +1,7 @@
 """linear_cross_entropy: mixed dtypes, infinite factors, nested derivatives and other edges."""
 
+import re
+
 from torch_aclnn_ops import functional as ours
 
 import pytest
@@ -181,7 +183,8 @@ def test_a_class_weight_with_neither_the_inputs_nor_the_losss_dtype_raises_with_
 
 def test_a_head_of_another_dtype_is_reported_before_a_class_weight_as_by_torch():
     input, head, _ = _tensors(torch.float64)
-    with pytest.raises(RuntimeError, match="expected m1 and m2 to have the same dtype"):
+    accepted = "linear_weight must have dtype torch.float64, as input has, but it has torch.float32"
+    with pytest.raises(RuntimeError, match=f"^linear_cross_entropy: {accepted}$"):
         ours.linear_cross_entropy(input, head.float(), _INDICES, weight=torch.ones(9))
 
 
@@ -194,3 +197,55 @@ def test_a_head_on_another_device_is_refused(name, reduction):
         RuntimeError, match=f"linear_cross_entropy: {name} must be on cpu, as input is, but it is on meta"
     ):
         ours.linear_cross_entropy(**arguments, target=torch.zeros(3, dtype=torch.int64), reduction=reduction)
+
+
+_WRONG = {
+    "head of another dtype": (
+        {"linear_weight": torch.ones(5, 4, dtype=torch.bfloat16)},
+        "linear_weight must have dtype torch.float32, as input has, but it has torch.bfloat16",
+    ),
+    "bias of another dtype": (
+        {"linear_bias": torch.ones(5, dtype=torch.float64)},
+        "linear_bias must have dtype torch.float32, as input has, but it has torch.float64",
+    ),
+    "transposed head": (
+        {"linear_weight": torch.ones(4, 6)},
+        "linear_weight must have input's 4 features in its last dimension, but it has shape [4, 6]; pass hidden"
+        " states, not logits, as input, and linear_weight with shape (C, H)",
+    ),
+    "logits": (
+        {"input": torch.ones(3, 5)},
+        "linear_weight must have input's 5 features in its last dimension, but it has shape [5, 4]; pass hidden"
+        " states, not logits, as input, and linear_weight with shape (C, H)",
+    ),
+    "logits of a batch": (
+        {"input": torch.ones(1, 3, 5), "target": torch.zeros(1, 3, dtype=torch.int64)},
+        "linear_weight must have shape (C, 5), but it has shape [5, 4]; pass hidden states, not logits, as input, and"
+        " linear_weight with shape (C, H)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _WRONG)
+def test_arguments_that_do_not_match_are_refused_with_their_names(name):
+    wrong, sentence = _WRONG[name]
+    arguments = {"input": torch.ones(3, 4), "linear_weight": torch.ones(5, 4), "target": _zeros(3), **wrong}
+    with pytest.raises(RuntimeError, match=f"^linear_cross_entropy: {re.escape(sentence)}$"):
+        ours.linear_cross_entropy(**arguments)
+
+
+def _zeros(rows):
+    return torch.zeros(rows, dtype=torch.int64)
+
+
+def test_a_head_of_another_dtype_is_cast_by_autocast():
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = ours.linear_cross_entropy(torch.ones(3, 4), torch.ones(5, 4, dtype=torch.bfloat16), _zeros(3))
+    assert loss.isfinite()
+
+
+@pytest.mark.parametrize("index", [-1, 5])
+def test_an_index_out_of_range_is_refused_with_the_range(index):
+    sentence = f"Target {index} is out of bounds. linear_cross_entropy: target must be from 0 to 4, or ignore_index"
+    with pytest.raises(IndexError, match=f"^{re.escape(sentence)}, which is -100"):
+        ours.linear_cross_entropy(torch.ones(3, 4), torch.ones(5, 4), torch.tensor([0, index, 1]))

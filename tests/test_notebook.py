@@ -27,7 +27,7 @@ def test_the_cells_of_the_notebook_run_in_order(capsys):
 
 def test_the_first_cell_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match="torch_aclnn_ops is not installed. .* `%pip install torch FOLDER`"):
+    with pytest.raises(ModuleNotFoundError, match="torch_aclnn_ops is not installed. .* `%pip install torch "):
         exec(CODE[0], {})
 
 
@@ -48,3 +48,9 @@ def test_the_cells_are_those_that_every_version_4_of_the_format_has():
 def test_only_blocks_that_run_on_a_cpu_become_cells(block, kinds):
     cells = MODULE["notebook"](f"# Title\n\nWhat it is.\n\n## Section\n\n{block}")["cells"]
     assert [cell["cell_type"] for cell in cells] == ["markdown", "code", *kinds]
+
+
+def test_the_outputs_are_stored():
+    printed = ["".join(output["text"]) for cell in CELLS for output in cell.get("outputs", ())]
+    assert printed[0].startswith("torch_aclnn_ops is installed")
+    assert "mse_loss_backward: native PyTorch kernel, because the tensors are on cpu\n" in printed

@@ -141,12 +141,14 @@ def test_the_doctor_reports_a_torch_npu_of_another_version(without_cann):
         (
             "2.15.0+cpu",
             "pip install torch==2.14.0 torch_npu==2.14.0, because torch 2.15.0+cpu is newer than the newest with a"
-            " tested torch_npu, 2.14.0; on an NPU host, install the versions for its CANN, see docs/install.md",
+            " tested torch_npu, 2.14.0; on a machine with an NPU, install the versions for its CANN, see"
+            " docs/install.md",
         ),
         (
             "2.11.0",
             "pip install torch==2.14.0 torch_npu==2.14.0, because torch 2.11.0 has no tested torch_npu; these have one:"
-            " 2.9.1, 2.12.0, 2.13.0, 2.14.0; on an NPU host, install the versions for its CANN, see docs/install.md",
+            " 2.9.1, 2.12.0, 2.13.0, 2.14.0; on a machine with an NPU, install the versions for its CANN, see"
+            " docs/install.md",
         ),
     ],
 )
@@ -266,18 +268,18 @@ def test_the_doctors_exit_status_is_1_if_something_installed_cannot_be_used(is_b
 @pytest.mark.parametrize(
     ("why_no_kernels", "has_npu", "is_simulated", "broken", "verdict"),
     [
-        (None, False, False, [], "CPU: ready, with compiled kernels\nNPU: none"),
+        (None, False, False, [], "CPU: ready, with compiled CPU kernels\nNPU: none"),
         (
             "it was not built",
             False,
             False,
             [],
-            "CPU: ready, without compiled kernels\n"
+            "CPU: ready, without compiled CPU kernels\n"
             "    to compile them, in a checkout: pip install --no-build-isolation --editable .\nNPU: none",
         ),
-        (None, True, False, [], "CPU: ready, with compiled kernels\nNPU: ready"),
-        (None, True, True, [], "CPU: ready, with compiled kernels\nNPU: ready, simulated"),
-        (None, False, False, ["CANN"], "CPU: ready, with compiled kernels\nNPU: not ready, see the remedy of CANN"),
+        (None, True, False, [], "CPU: ready, with compiled CPU kernels\nNPU: ready"),
+        (None, True, True, [], "CPU: ready, with compiled CPU kernels\nNPU: ready, simulated"),
+        (None, False, False, ["CANN"], "CPU: ready, with compiled CPU kernels\nNPU: not ready, see the remedy of CANN"),
     ],
 )
 def test_the_doctor_begins_with_what_can_be_used(why_no_kernels, has_npu, is_simulated, broken, verdict, monkeypatch):
@@ -347,10 +349,12 @@ def test_the_doctor_reports_the_implementation_of_every_operator():
     composed = ["functional.linear_cross_entropy", "optim.FusedEmaAdam"]
     assert sorted(paths) == sorted([*ops.__all__, *composed])
     assert "native PyTorch kernel" in paths["mse_loss_backward"]
-    assert "native PyTorch kernels for float32 and float64, else PyTorch operators" in paths["optim.FusedEmaAdam"]
+    assert "native PyTorch kernels for float32 and float64, else PyTorch fallback" in paths["optim.FusedEmaAdam"]
     has_kernels = _cpu_extension.why_unavailable() is None
-    assert ("compiled kernels" in paths["functional.linear_cross_entropy"]) == has_kernels
-    assert "PyTorch operators" in paths["fused_linear_online_max_sum"]
+    assert (
+        "compiled CPU kernels, PyTorch fallback in float64" in paths["functional.linear_cross_entropy"]
+    ) == has_kernels
+    assert "PyTorch fallback" in paths["fused_linear_online_max_sum"]
 
 
 @pytest.mark.parametrize("name", [name for name in functional.__all__ if hasattr(torchs.functional, name)])

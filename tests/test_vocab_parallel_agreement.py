@@ -64,7 +64,8 @@ def test_an_out_of_range_target_of_a_detached_shard_raises_with_a_hint(device, f
         value = of_rank["head: detached local alone"]
         if device == "cpu":
             hint = "If linear_weight is a shard of the head, pass process_group or fsdp_module."
-            assert value == f"IndexError: Target 21 is out of bounds. {hint}"
+            assert value.startswith("IndexError: Target 21 is out of bounds. linear_cross_entropy: target must be from")
+            assert value.endswith(hint)
         else:
             assert math.isnan(value[0])
 

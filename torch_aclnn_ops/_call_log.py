@@ -19,6 +19,7 @@ class Implementation(Enum):
 
     CANN = ""
     TORCH = "native PyTorch kernel, because "
+    KERNELS = "compiled CPU kernels, because "
     FALLBACK = "PyTorch fallback, because "
 
     def describe(self, detail: str) -> str:

@@ -1,4 +1,4 @@
-"""Say which path a call takes, and why."""
+"""Show which implementation a call uses, and why."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,18 +14,18 @@ from torch.optim import Optimizer
 
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
-    """Say which path a call takes, and why, without computing it.
+    """Return which implementation a call uses, and why, without computing it.
 
-    The function runs on fake tensors of the arguments' shapes, dtypes and devices, and so does the backward of what it
-    returns. Where calls run as usual, the log ``torch_aclnn_ops`` says the same at level DEBUG for those on an NPU.
+    The function, and the backward pass of its results, run on fake tensors with the shapes, dtypes and devices of the
+    arguments. For calls that do run on an NPU, the logger ``torch_aclnn_ops`` logs the same lines at level DEBUG.
 
     Args:
-        function: a function or module that calls this package.
-        *args: its arguments.
-        **kwargs: its keyword arguments.
+        function: A function or module that calls this package.
+        *args: Its arguments.
+        **kwargs: Its keyword arguments.
 
     Returns:
-        A line for each operator of this package that the call reaches.
+        One line per operator of this package that the call reaches.
 
     Example:
         >>> from torch_aclnn_ops import functional as F
@@ -46,7 +46,7 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
             # Not backward(), which would leave fake gradients in the parameters of a module.
             torch.autograd.grad(losses, _leaves(losses), [torch.ones_like(loss) for loss in losses], allow_unused=True)
     if not paths:
-        return "no operator of torch_aclnn_ops: torch's own functions serve this call"
+        return "no operator of torch_aclnn_ops: torch's own functions compute this call"
     return "\n".join(f"{operator}: {path}" for operator, path in paths)
 
 

@@ -121,9 +121,9 @@ def check_queue(function: str) -> None:
 def check_values(enabled: bool) -> None:
     """Enable or disable value checks on NPUs: the range of indices, targets and steps.
 
-    CANN does not check them, and accesses memory out of bounds for an index out of range. The check synchronizes with
-    the device in every call, so it is disabled by default; ``TORCH_ACLNN_CHECK_VALUES=1`` enables it too. On the CPU
-    values are always checked.
+    CANN does not check these values: for an index out of range, it accesses memory out of bounds. The checks
+    synchronize with the device in every call, so they are disabled by default; ``TORCH_ACLNN_CHECK_VALUES=1`` enables
+    them too. On the CPU, values are always checked.
     """
     global _checks_values
     _checks_values = enabled

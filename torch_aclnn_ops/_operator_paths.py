@@ -5,8 +5,7 @@ from torch_aclnn_ops._autograd.raw_operator import RawOperator
 
 import torch
 
-_FALLBACK = "PyTorch fallback"  # on an NPU
-_FORMULA = "PyTorch operators"
+_FALLBACK = "PyTorch fallback"
 
 
 def operator_paths() -> dict[str, dict[str, str]]:
@@ -17,17 +16,17 @@ def operator_paths() -> dict[str, dict[str, str]]:
     on_npu = paths[ops.fused_linear_online_max_sum.name]["npu"]
     if not on_npu.startswith(_FALLBACK):
         on_npu = "CANN's fused operators for 16-bit inputs without options, else PyTorch fallback in chunks of rows"
-    in_chunks = f"{'compiled kernels' if has_kernels else _FORMULA}, in chunks of rows"
+    in_chunks = f"{f'compiled CPU kernels, {_FALLBACK} in float64' if has_kernels else _FALLBACK}, in chunks of rows"
     adam = paths[ops.apply_fused_ema_adam_.name]["npu"]
     return {
         **paths,
         "functional.linear_cross_entropy": {"cpu": in_chunks, "npu": on_npu},
-        "optim.FusedEmaAdam": {"cpu": f"native PyTorch kernels for float32 and float64, else {_FORMULA}", "npu": adam},
+        "optim.FusedEmaAdam": {"cpu": f"native PyTorch kernels for float32 and float64, else {_FALLBACK}", "npu": adam},
     }
 
 
 def _on_cpu(operator: RawOperator) -> str:
-    return "native PyTorch kernel" if operator.has_cpu_kernel else _FORMULA
+    return "native PyTorch kernel" if operator.has_cpu_kernel else _FALLBACK
 
 
 def _on_npu(operator: RawOperator) -> str:

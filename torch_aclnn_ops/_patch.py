@@ -44,29 +44,29 @@ def patch(
     adamw: bool | Mapping[str, Any] = False,
     **functions: bool,
 ) -> "Patch":
-    """Replace functions of :mod:`torch.nn.functional`, and so what modules of :mod:`torch.nn` call, by those of here.
+    """Replace functions of :mod:`torch.nn.functional`, which modules of :mod:`torch.nn` call, by those of this package.
 
-    The result is used as :func:`unittest.mock.patch` is: in a ``with`` statement, as a decorator of a function, or by
-    ``start()`` and ``stop()``. Patches may overlap and end in any order; after the last one torch is as it was. They
-    are for the whole process: other threads see them too, and code of :func:`torch.compile` is compiled once with them
-    and once without.
+    Like :func:`unittest.mock.patch`, the result can be used in a ``with`` statement, as a decorator of a function, or
+    with ``start()`` and ``stop()``. Patches may overlap and end in any order; after the last one, torch is restored.
+    Patches apply to the whole process, including other threads, and :func:`torch.compile` compiles code once with and
+    once without them.
 
-    Code that has imported a function by its own name (``from torch.nn.functional import mse_loss``) keeps torch's.
+    Code that has imported a function by its own name (``from torch.nn.functional import mse_loss``) is not patched.
 
     Args:
-        adamw: replace :class:`torch.optim.AdamW` by :class:`torch_aclnn_ops.optim.FusedEmaAdam`, with all arguments of
-            torch's; a mapping has options of FusedEmaAdam for all that are made, such as ``{"ema_decay": 0.999}``.
-            Modules that have imported AdamW by its name are patched too; a registry that holds the class, as timm's
-            ``create_optimizer_v2`` does, is not.
-        **functions: a drop-in of ``torch_aclnn_ops.functional`` by its name, such as ``mse_loss=False``: whether it
-            is put in the place of torch's, ``True`` for all. What torch does not have (``linear_cross_entropy`` before
-            2.13) is left out.
+        adamw: Replace :class:`torch.optim.AdamW` by :class:`torch_aclnn_ops.optim.FusedEmaAdam`, with all arguments of
+            AdamW. A mapping sets options of FusedEmaAdam for all created optimizers, such as ``{"ema_decay": 0.999}``.
+            Modules that have imported AdamW by name are patched too, but not registries that hold the class, such as
+            the one of timm's ``create_optimizer_v2``.
+        **functions: Whether a drop-in of ``torch_aclnn_ops.functional`` replaces torch's function, by name, such as
+            ``mse_loss=False``; ``True`` by default. Functions that torch lacks (``linear_cross_entropy`` before 2.13)
+            are not added.
 
     Returns:
-        A :class:`Patch`, which has not begun; its ``replaced`` names what it replaces.
+        A :class:`Patch`, which is not yet on; its ``replaced`` lists the names that it replaces.
 
     Raises:
-        TypeError: an argument is not a bool, or ``adamw`` is no mapping either.
+        TypeError: An argument is not a bool, or ``adamw`` is neither a bool nor a mapping.
 
     Example:
         >>> with patch(adamw=True) as patched:
@@ -105,10 +105,10 @@ def _imported_adamw() -> list[_Place]:
 
 
 class Patch(Switch):
-    """What :func:`patch` returns.
+    """The patch that :func:`patch` returns.
 
     Attributes:
-        replaced: the names of what it replaces while it is on, such as ``"torch.nn.functional.mse_loss"``.
+        replaced: The names that it replaces while it is on, such as ``"torch.nn.functional.mse_loss"``.
     """
 
     def __init__(self, replacements: Mapping[Any, object]) -> None:

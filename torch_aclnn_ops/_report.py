@@ -61,9 +61,9 @@ class Report:
 
         Returns:
             ``{"operators": {name: counts}, "launches": {name: number}}``. The counts of an operator are ``calls``;
-            ``cann``, ``torch`` and ``fallback``, which sum to ``calls``; and ``reasons``, a list of dicts with
-            ``implementation``, ``reason``, ``called_from`` and ``calls``. ``launches`` counts the launches of CANN's
-            operators by this package, including those of compiled code.
+            ``cann``, ``torch``, ``kernels`` and ``fallback``, which sum to ``calls``; and ``reasons``, a list of dicts
+            with ``implementation``, ``reason``, ``called_from`` and ``calls``. ``launches`` counts the launches of
+            CANN's operators by this package, including those of compiled code.
 
         Example:
             >>> Report().as_dict()
@@ -91,11 +91,11 @@ class Report:
         counts = self.as_dict()
         if counts["operators"]:
             width = max(map(len, counts["operators"]))
-            yield f"{'operator':<{width}}  calls  CANN  torch  fallback"
+            yield f"{'operator':<{width}}  calls  CANN  torch  kernels  fallback"
             for name, operator in counts["operators"].items():
                 yield f"{name:<{width}}" + "".join(
                     f"  {operator[column] or '-':>{size}}"
-                    for column, size in (("calls", 5), ("cann", 4), ("torch", 5), ("fallback", 8))
+                    for column, size in (("calls", 5), ("cann", 4), ("torch", 5), ("kernels", 7), ("fallback", 8))
                 )
                 for reason in operator["reasons"]:
                     sentence = Implementation[reason["implementation"].upper()].describe(reason["reason"])
@@ -106,7 +106,7 @@ class Report:
 
 
 def report() -> Report:
-    """Count calls by implementation: CANN's operator, PyTorch's kernel, or the fallback.
+    """Count calls by implementation: CANN's operator, PyTorch's kernel, compiled CPU kernels, or the fallback.
 
     Inside the ``with`` block, calls of this package have a small overhead, because they go through Python; results do
     not change. Calls in code that is compiled by ``torch.compile`` are not counted, but their launches are.

@@ -83,9 +83,9 @@ def is_disabled() -> bool:
 
 
 def disabled() -> "Disabled":
-    """Make every drop-in, module and patched function call torch's own, to see if a problem is in this package.
+    """Make all drop-ins, modules and patched functions call torch's own functions, to find the cause of a problem.
 
-    The result is used as that of :func:`torch_aclnn_ops.patch`: in a ``with`` statement, as a decorator of a function,
+    Like :func:`torch_aclnn_ops.patch`, the result can be used in a ``with`` statement, as a decorator of a function,
     or with ``start()`` and ``stop()``. It applies to the whole process, including other threads. The environment
     variable ``TORCH_ACLNN_DISABLED=1`` disables the package from the start.
 

@@ -26,7 +26,7 @@ def how_to_install(torch_version: str) -> str:
     else:
         why = f"has no tested torch_npu; these have one: {', '.join(PAIRS)}"
     pair = f"pip install torch=={newest} torch_npu=={PAIRS[newest]}, because torch {torch_version} {why}"
-    return f"{pair}; on an NPU host, install the versions for its CANN, see docs/install.md"
+    return f"{pair}; on a machine with an NPU, install the versions for its CANN, see docs/install.md"
 
 
 def _numbers(version: str) -> list[int]:

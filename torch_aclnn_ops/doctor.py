@@ -50,7 +50,7 @@ class Finding:
         found: The result.
         remedy: What to do if the component is missing but needed, or ``None``.
         is_broken: Whether the component is installed but cannot be used as it is.
-        is_for_npus: Whether the remedy is left out on a machine without NPU, torch_npu and CANN.
+        is_for_npus: Whether the remedy is omitted on a machine without NPU, torch_npu and CANN.
     """
 
     what: str
@@ -61,7 +61,7 @@ class Finding:
 
 
 def findings() -> list[Finding]:
-    """Check the components that the package uses on a CPU, an NPU and a simulated NPU.
+    """Check the components that the package uses on a CPU, an NPU and the host NPU, a simulated NPU on the CPU.
 
     Returns:
         One finding per component, in dependency order. They are safe to share: home directories are replaced by ``~``
@@ -129,10 +129,10 @@ def _described(rows: Sequence[Finding]) -> str:
 
 def _verdict(rows: Sequence[Finding], width: int) -> str:
     """Return what can be used: a line for the CPU, and one for the NPU."""
-    lines = ["CPU: ready, with compiled kernels"]
+    lines = ["CPU: ready, with compiled CPU kernels"]
     if _cpu_extension.why_unavailable() is not None:
         command = f"pip install --no-build-isolation {'--editable ' if _is_checkout() else ''}."
-        lines = ["CPU: ready, without compiled kernels", f"    to compile them, in a checkout: {command}"]
+        lines = ["CPU: ready, without compiled CPU kernels", f"    to compile them, in a checkout: {command}"]
     npu = textwrap.wrap(f"NPU: {_state_of_npu(rows)}", width, subsequent_indent="    ", break_on_hyphens=False)
     return "\n".join([*lines, *npu])
 
@@ -296,10 +296,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m torch_aclnn_ops.doctor",
         description=f"{__doc__.partition(':')[0]}. For programs that run on the host NPU: {_ON_THE_HOST_NPU}.",
-        epilog="The exit status is 1 if a component is installed but cannot be used as it is, else 0.",
+        epilog="The exit status is 1 if an installed component cannot be used as it is, and 0 otherwise.",
     )
     parser.add_argument("--version", action="version", version=f"torch_aclnn_ops {__version__}")
-    parser.add_argument("--json", action="store_true", help="print JSON, for reports")
+    parser.add_argument("--json", action="store_true", help="print JSON, for bug reports")
     as_json = parser.parse_args(arguments).json
     rows = findings()
     if as_json:

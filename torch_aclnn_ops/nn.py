@@ -268,7 +268,7 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
 
 
 class LinearKLDivLoss(torch.nn.Module):
-    """Divergence of a student's head from a teacher's; the heads are arguments of the call, it has no parameters.
+    """Divergence between a student's and a teacher's head. The heads are arguments of the call, not parameters.
 
     The options are those of :func:`torch_aclnn_ops.functional.linear_kl_div`.
 

@@ -50,7 +50,7 @@ class Plan:
         dtype: Dtype of matrix products and activations.
         memory: Memory of a device in bytes.
         ours: Costs with this package.
-        others: Costs with ``cross_entropy(linear(...).float(), ...)``, ``torch.optim.AdamW`` and a ``lerp`` average.
+        others: Costs with ``cross_entropy(linear(...).float(), ...)``, ``torch.optim.AdamW`` and an EMA by ``lerp``.
         collectives: Bytes that a device sends in a step, by purpose.
     """
 
@@ -153,7 +153,7 @@ def plan(
     dtype: str = "bfloat16",
     memory: float = 64,
 ) -> Plan:
-    """Estimate whether a model fits on each device, and the time of head and optimizer.
+    """Estimate whether a model fits on a number of devices, and the time of head and optimizer.
 
     Args:
         model: A name in :data:`MODELS`, or a shape.
@@ -276,10 +276,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m torch_aclnn_ops.plan", description="Estimate whether a model fits on each device."
+        prog="python -m torch_aclnn_ops.plan", description="Estimate whether a model fits on a number of devices."
     )
     parser.add_argument("--version", action="version", version=f"torch_aclnn_ops {__version__}")
-    parser.add_argument("--model", help=f"one of {', '.join(MODELS)}; or give the shape of your own:")
+    parser.add_argument("--model", help=f"one of {', '.join(MODELS)}; or set the next options for your model")
     for name, what in zip(_SHAPE, ("hidden size", "vocabulary size", "total number of parameters"), strict=True):
         parser.add_argument(f"--{name}", type=int, help=what)
     counts = ("number of layers", "attention heads", "key and value heads", "intermediate size of the MLP")
@@ -294,7 +294,7 @@ def _parser() -> argparse.ArgumentParser:
     ):
         parser.add_argument(f"--{name}", type=int, default=default, help=f"{what} (default: %(default)s)")
     parser.add_argument(
-        "--no-checkpointing", dest="checkpointing", action="store_false", help="without activation checkpointing"
+        "--no-checkpointing", dest="checkpointing", action="store_false", help="no activation checkpointing"
     )
     parser.add_argument("--dtype", default="bfloat16", help=f"one of {', '.join(_DTYPES)} (default: %(default)s)")
     parser.add_argument("--memory", type=float, default=64, help="memory of a device in GiB (default: %(default)s)")

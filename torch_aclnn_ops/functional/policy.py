@@ -1,4 +1,4 @@
-"""Losses of policies, of the log-probabilities that a head gives to tokens; memory as in ``preference.py``."""
+"""Policy losses of the log-probabilities of tokens; memory as in ``preference.py``."""
 
 from typing import Literal
 
@@ -30,20 +30,21 @@ def grpo_loss(
     """Compute the clipped loss of Group Relative Policy Optimization.
 
     Args:
-        log_probs: log-probabilities of the tokens under the policy, shape (B, T).
-        advantages: of each sequence, shape (B,), or of each token, shape (B, T).
-        mask: which tokens count, shape (B, T).
-        old_log_probs: those of the policy that made the sequences; by default the policy is that one.
-        reference_log_probs: those under the reference, needed where ``beta`` is not 0.
-        beta: factor of the divergence from the reference, the estimate ``exp(d) - d - 1`` with ``d`` the reference's
-            log-probability minus the policy's.
-        epsilon: by how much the ratio of probabilities may fall below 1 before it is clipped.
-        epsilon_high: by how much it may exceed 1, ``epsilon`` by default.
-        delta: largest ratio that is used unclipped, none by default.
-        importance: ratios of tokens, or one of each ``"sequence"``: the geometric mean of its tokens', as GSPO has.
-        reduction: ``"sequence"``, the mean of the sequences' means over tokens; ``"token"``, the mean of all tokens
-            (DAPO); or ``"constant"``, their sum divided by B and ``length`` (Dr. GRPO).
-        length: the longest that a completion can be.
+        log_probs: Log-probabilities of the tokens under the policy, shape (B, T).
+        advantages: Advantage of each sequence, shape (B,), or of each token, shape (B, T).
+        mask: Tokens that are counted, shape (B, T).
+        old_log_probs: Log-probabilities under the policy that generated the sequences; by default the current policy.
+        reference_log_probs: Log-probabilities under the reference; required unless ``beta`` is 0.
+        beta: Factor of the KL divergence from the reference, which is estimated as ``exp(d) - d - 1``, where ``d`` is
+            the log-probability under the reference minus the one under the policy.
+        epsilon: The ratio of probabilities is clipped below ``1 - epsilon``.
+        epsilon_high: The ratio is clipped above ``1 + epsilon_high``; ``epsilon`` by default.
+        delta: Upper bound of the unclipped ratio; none by default.
+        importance: ``"token"``, one ratio per token; or ``"sequence"``, one ratio per sequence, the geometric mean of
+            the ratios of its tokens (GSPO).
+        reduction: ``"sequence"``, the mean over sequences of their means over tokens; ``"token"``, the mean over all
+            tokens (DAPO); or ``"constant"``, the sum over all tokens divided by B and ``length`` (Dr. GRPO).
+        length: Maximum length of a completion; only for ``"constant"``.
 
     Returns:
         The loss, 0-dim.

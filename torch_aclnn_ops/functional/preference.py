@@ -1,7 +1,7 @@
-"""Losses of preferences, of the log-probabilities that a head gives to sequences.
+"""Preference losses of the log-probabilities of sequences.
 
-Minus the losses of ``linear_cross_entropy(..., reduction="none")`` are log-probabilities, so the memory is the head's,
-without logits. Whatever has 16 bits is computed in float32. All have every derivative.
+The log-probabilities are the negated losses of ``linear_cross_entropy(..., reduction="none")``, so the logits of all
+rows are never materialized. 16-bit inputs are computed in float32. All derivatives are supported.
 """
 
 from typing import Literal
@@ -23,11 +23,11 @@ def sequence_log_probs(
     """Return the log-probability of each sequence.
 
     Args:
-        losses: what ``linear_cross_entropy(..., reduction="none")`` returns, shape (B, T).
-        target: its labels, shape (B, T).
-        average: divide by the number of labels that count, as ORPO and SimPO do, and DPO with ``"ipo"``.
-        ignore_index: the label of ignored rows.
-        shift: as it was given to linear_cross_entropy; the first labels do not count.
+        losses: The result of ``linear_cross_entropy(..., reduction="none")``, shape (B, T).
+        target: The labels of that call, shape (B, T).
+        average: Divide by the number of labels that are not ignored, as ORPO, SimPO, and DPO with ``"ipo"`` need.
+        ignore_index: The label of ignored rows.
+        shift: The ``shift`` of that call; the first labels are not counted.
 
     Returns:
         The log-probabilities, shape (B,).
@@ -57,13 +57,13 @@ def dpo_loss(
     """Compute the loss of Direct Preference Optimization.
 
     Args:
-        chosen: log-probabilities of the preferred sequences under the policy, shape (B,).
-        rejected: those of the other sequences, shape (B,).
-        reference_chosen: those of the preferred sequences under the reference, shape (B,).
-        reference_rejected: those of the other sequences under the reference, shape (B,).
-        beta: how far the policy is held to the reference.
-        loss_type: ``"sigmoid"``, ``"hinge"`` or ``"ipo"``, whose log-probabilities are averages over tokens.
-        label_smoothing: share of preferences that are wrong, of ``"sigmoid"`` only.
+        chosen: Log-probabilities of the preferred sequences under the policy, shape (B,).
+        rejected: Log-probabilities of the rejected sequences under the policy, shape (B,).
+        reference_chosen: Log-probabilities of the preferred sequences under the reference, shape (B,).
+        reference_rejected: Log-probabilities of the rejected sequences under the reference, shape (B,).
+        beta: Strength of the regularization toward the reference.
+        loss_type: ``"sigmoid"``, ``"hinge"`` or ``"ipo"``, which expects log-probabilities averaged over tokens.
+        label_smoothing: Assumed fraction of wrong preferences; only for ``"sigmoid"``.
         reduction: ``"none"``, ``"mean"`` or ``"sum"``.
 
     Returns:
@@ -92,16 +92,16 @@ def cpo_loss(
     label_smoothing: float = 0.0,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """Compute the preference part of Contrastive Preference Optimization, which has no reference.
+    """Compute the preference term of Contrastive Preference Optimization, which needs no reference model.
 
-    Its other part is the cross entropy of the preferred sequences, which is the caller's to add.
+    Add the other term, the cross entropy of the preferred sequences, to the result.
 
     Args:
-        chosen: log-probabilities of the preferred sequences, shape (B,).
-        rejected: those of the other sequences, shape (B,).
-        beta: factor of their difference.
-        loss_type: ``"sigmoid"``, ``"hinge"`` or ``"ipo"``, whose log-probabilities are averages over tokens.
-        label_smoothing: share of preferences that are wrong, of ``"sigmoid"`` only.
+        chosen: Log-probabilities of the preferred sequences, shape (B,).
+        rejected: Log-probabilities of the rejected sequences, shape (B,).
+        beta: Factor of the difference of log-probabilities.
+        loss_type: ``"sigmoid"``, ``"hinge"`` or ``"ipo"``, which expects log-probabilities averaged over tokens.
+        label_smoothing: Assumed fraction of wrong preferences; only for ``"sigmoid"``.
         reduction: ``"none"``, ``"mean"`` or ``"sum"``.
 
     Returns:
@@ -127,14 +127,14 @@ def simpo_loss(
     label_smoothing: float = 0.0,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """Compute the loss of Simple Preference Optimization, which has no reference.
+    """Compute the loss of Simple Preference Optimization, which needs no reference model.
 
     Args:
-        chosen: log-probabilities of the preferred sequences, averages over tokens, shape (B,).
-        rejected: those of the other sequences, shape (B,).
-        beta: factor of their difference.
-        gamma: by how much the scaled difference should exceed 0.
-        label_smoothing: share of preferences that are wrong.
+        chosen: Log-probabilities of the preferred sequences, averaged over tokens, shape (B,).
+        rejected: Log-probabilities of the rejected sequences, averaged over tokens, shape (B,).
+        beta: Factor of the difference of log-probabilities.
+        gamma: Target margin of the scaled difference.
+        label_smoothing: Assumed fraction of wrong preferences.
         reduction: ``"none"``, ``"mean"`` or ``"sum"``.
 
     Returns:
@@ -152,14 +152,14 @@ def simpo_loss(
 
 
 def orpo_loss(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1, reduction: Reduction = "mean") -> Tensor:
-    """Compute the odds-ratio part of Odds Ratio Preference Optimization, which has no reference.
+    """Compute the odds-ratio term of Odds Ratio Preference Optimization, which needs no reference model.
 
-    Its other part is the cross entropy of the preferred sequences, which is the caller's to add.
+    Add the other term, the cross entropy of the preferred sequences, to the result.
 
     Args:
-        chosen: log-probabilities of the preferred sequences, averages over tokens and so below 0, shape (B,).
-        rejected: those of the other sequences, shape (B,).
-        beta: factor of the loss.
+        chosen: Log-probabilities of the preferred sequences, averaged over tokens and therefore below 0, shape (B,).
+        rejected: Log-probabilities of the rejected sequences, averaged over tokens, shape (B,).
+        beta: Factor of the loss.
         reduction: ``"none"``, ``"mean"`` or ``"sum"``.
 
     Returns:
@@ -191,14 +191,15 @@ def kto_loss(
     """Compute the loss of Kahneman-Tversky Optimization.
 
     Args:
-        log_probs: log-probabilities of the sequences under the policy, shape (B,).
-        reference_log_probs: those under the reference, shape (B,).
-        is_desirable: whether each is an example to follow, bool, shape (B,).
-        kl: divergence of policy and reference, 0-dim: the mean of ``log_probs - reference_log_probs`` of prompts with
-            answers of other prompts, of all ranks. Below 0 it counts as 0; nothing is differentiated by it.
-        beta: how far the policy is held to the reference.
-        desirable_weight: factor of the losses of examples to follow.
-        undesirable_weight: factor of the others.
+        log_probs: Log-probabilities of the sequences under the policy, shape (B,).
+        reference_log_probs: Log-probabilities of the sequences under the reference, shape (B,).
+        is_desirable: Whether each sequence is desirable, bool, shape (B,).
+        kl: Estimate of the KL divergence between policy and reference, 0-dim: the mean of ``log_probs -
+            reference_log_probs`` over prompts paired with answers to other prompts, over all ranks. Negative values are
+            clamped to 0; it gets no gradient.
+        beta: Strength of the regularization toward the reference.
+        desirable_weight: Factor of the losses of desirable sequences.
+        undesirable_weight: Factor of the losses of undesirable sequences.
         reduction: ``"none"``, ``"mean"`` or ``"sum"``.
 
     Returns:

@@ -9,6 +9,7 @@ from torch_aclnn_ops.integrations._trainer_optimizers import (
     averaged,
     averaging_optimizers,
     unwrapped,
+    warn_of_ignored_learning_rate,
     warn_of_initial_weights,
 )
 
@@ -18,15 +19,18 @@ FOLDER = "ema"
 
 
 class EmaCallback(TrainerCallback):
-    """Evaluate, predict and save with averaged weights.
+    """Evaluate, predict and save with EMA weights.
 
     The optimizer must be :class:`torch_aclnn_ops.optim.FusedEmaAdam`, passed as ``optimizer_cls_and_kwargs``. Every
-    call of ``trainer.evaluate()`` and ``predict()``, during and after training, uses the averages; the weights are
-    restored afterwards, also after an exception. Each checkpoint has the averaged model in a folder ``ema``, for
-    ``from_pretrained``; its other files, and those of ``trainer.save_model()``, have the weights. The averages are also
-    part of the optimizer's state, so ``trainer.train(resume_from_checkpoint=True)`` resumes both. A warning says if
-    the averages of the whole training will still be close to the initial weights, because ``ema_decay`` is large. With
-    ``load_best_model_at_end`` the best averages are loaded after training, and later evaluations use the model as is.
+    call of ``trainer.evaluate()`` and ``predict()``, during and after training, uses the EMA weights; the weights are
+    restored afterwards, even after an exception. Each checkpoint has the model with EMA weights in a folder ``ema``,
+    for ``from_pretrained``; its other files, and those of ``trainer.save_model()``, have the weights. The EMA weights
+    are also part of the optimizer's state, so ``trainer.train(resume_from_checkpoint=True)`` resumes both. With
+    ``load_best_model_at_end``, the best EMA weights are loaded after training, and later evaluations do not swap.
+
+    A warning is emitted if ``ema_decay`` is so large that the EMA weights at the end of training are still close to the
+    initial weights, or if ``TrainingArguments.learning_rate`` is set, but the optimizer has another ``lr``, because the
+    Trainer ignores ``learning_rate`` then.
 
     Args:
         trainer: The trainer; by default the one that the callback is passed to as ``callbacks``, or with
@@ -86,9 +90,10 @@ class EmaCallback(TrainerCallback):
                 f" {FOLDER!r} of trainer.state.best_model_checkpoint"
             )
         warn_of_initial_weights([optimizer], state.max_steps)
+        warn_of_ignored_learning_rate(optimizer, args)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Save the model with averaged weights in the checkpoint."""
+        """Save the model with EMA weights in the checkpoint."""
         [optimizer] = averaging_optimizers([self._trainer.optimizer])
         model = self._trainer.accelerator.unwrap_model(self._trainer.model)
         averages = optimizer.ema_state_dict(model, full_state_dict=True)  # a collective if the model is sharded
@@ -97,7 +102,7 @@ class EmaCallback(TrainerCallback):
             model.save_pretrained(folder, state_dict=averages)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Load the best averages, if the trainer has loaded the best weights."""
+        """Load the best EMA weights, if the trainer has loaded the best weights."""
         best = state.best_model_checkpoint
         if not args.load_best_model_at_end or best is None:
             return
@@ -112,7 +117,7 @@ class EmaCallback(TrainerCallback):
 class ReportCallback(StepReport, TrainerCallback):
     """Log which implementation computed the calls of the first training steps, see :func:`torch_aclnn_ops.report`.
 
-    The table goes to the log ``torch_aclnn_ops`` at level INFO.
+    The table is logged by the logger ``torch_aclnn_ops`` at level INFO.
 
     Args:
         steps: The number of steps.
@@ -131,6 +136,7 @@ class ReportCallback(StepReport, TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start counting."""
+        warn_of_ignored_learning_rate(kwargs.get("optimizer"), args)
         self._begin_report()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

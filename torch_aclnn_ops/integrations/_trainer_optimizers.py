@@ -35,6 +35,24 @@ def warn_of_initial_weights(optimizers: Iterable[FusedEmaAdam], steps: int) -> N
                 return
 
 
+def warn_of_ignored_learning_rate(optimizer: Any, args: Any) -> None:
+    """Warn if ``TrainingArguments.learning_rate`` is set, but the optimizer has another: the Trainer does not use it.
+
+    The default of ``learning_rate`` cannot be told from a value that was set.
+    """
+    is_set = args.learning_rate != type(args).__dataclass_fields__["learning_rate"].default
+    for one in averaging_optimizers([optimizer]):
+        lr = float(one.defaults["lr"])
+        rates = {lr, *(float(group.get("initial_lr", lr)) for group in one.param_groups)}
+        if is_set and args.learning_rate not in rates:
+            warnings.warn(
+                f"TrainingArguments.learning_rate={args.learning_rate} is ignored, because the Trainer does not pass it"
+                f" to the optimizer of optimizer_cls_and_kwargs, whose lr is {lr}; set it there:"
+                f' (FusedEmaAdam, {{"lr": {args.learning_rate}}})',
+                stacklevel=1,  # one location, so that two callbacks show it once
+            )
+
+
 @contextmanager
 def averaged(optimizers: Iterable[FusedEmaAdam]) -> Iterator[None]:
     """Swap the parameters of optimizers with their averages for the duration of a ``with`` block."""

@@ -117,7 +117,7 @@ class EmaCallback(Callback):
 class ReportCallback(StepReport, Callback):
     """Log which implementation computed the calls of the first training steps, see :func:`torch_aclnn_ops.report`.
 
-    The table goes to the log ``torch_aclnn_ops`` at level INFO.
+    The table is logged by the logger ``torch_aclnn_ops`` at level INFO.
 
     Args:
         steps: The number of batches.

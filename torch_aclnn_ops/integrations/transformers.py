@@ -1,4 +1,4 @@
-"""Hugging Face's models with the loss of this package, and its ``Trainer`` with averages of the weights."""
+"""Hugging Face models with the loss of this package, and the ``Trainer`` with EMA weights."""
 
 import logging
 import warnings
@@ -44,34 +44,35 @@ class _Patch(NamedTuple):
 
 
 def patch_model(model: _Model, *, chunk_size: int | Literal["auto"] = "auto", max_memory: int | None = None) -> _Model:
-    """Let a language model compute its training loss without the logits of all tokens.
+    """Make a language model compute its training loss without materializing the logits of all tokens.
 
-    In training, ``model(input_ids, labels=labels).loss`` and its gradients are those of the model as it was: where the
-    model calls :func:`torch.nn.functional.cross_entropy`, itself or by a loss function, it is computed by
-    :func:`torch_aclnn_ops.functional.linear_cross_entropy`. ``logits`` of that output is a lazy tensor, which computes
-    the logits when something needs them; a hook, ``retain_grad`` or ``autograd.grad(loss, logits)`` makes the backward
-    pass go through them. Without labels, in ``eval()``, under ``no_grad`` and in ``generate`` the logits are real.
+    In training, ``model(input_ids, labels=labels).loss`` and its gradients are the same as without the patch. If the
+    model, or its loss function, calls :func:`torch.nn.functional.cross_entropy`, the loss is computed by
+    :func:`torch_aclnn_ops.functional.linear_cross_entropy`. The ``logits`` of the output are a lazy tensor, which is
+    materialized at its first use; with a hook, ``retain_grad`` or ``autograd.grad(loss, logits)``, the backward pass
+    goes through the logits. Without labels, in ``eval()``, under ``no_grad`` and in ``generate``, the logits are
+    ordinary tensors.
 
-    No architecture is named: the head is ``get_output_embeddings()``, whose linear layers return lazy logits; where
-    these are embeddings, linear layers of the same shape do. Factors, a softcap, views of whole rows, the sum of a head
-    and its LoRA adapters and casts stay lazy; everything else computes them. Where the loss needs them, one warning
-    says why, at the first step. Call it again after the head was replaced or got adapters. The model is changed in
-    place, but nothing that a checkpoint holds; a copy of it is patched too. In compiled code the logits are lazy too,
-    but no tensor, and there are no warnings.
+    The patch does not depend on the architecture: the linear layers of the head, ``get_output_embeddings()``, return
+    lazy logits; if the head is an embedding, linear layers of the same shape do. Logits stay lazy under factors, a
+    softcap, views of full rows, casts, and the sum of a head and its LoRA adapters; any other operation materializes
+    them. If the loss needs the logits, one warning at the first step gives the reason. Call this function again after
+    the head was replaced or adapters were added to it. The model is changed in place; its checkpoints do not change,
+    and a copy of the model is patched too. In compiled code, lazy logits are not tensors, and there are no warnings.
 
     Args:
-        model: a ``transformers`` model with a language modelling head, or a PEFT model of one; before or after
+        model: A ``transformers`` model with a language modelling head, or a PEFT model of one; before or after
             ``fully_shard``, ``get_peft_model`` and ``gradient_checkpointing_enable``, and before ``torch.compile``,
             ``DistributedDataParallel`` or another wrapper.
-        chunk_size: rows whose logits are held at a time, ``"auto"`` for the kernels' choice.
-        max_memory: bytes that may be held beyond arguments and results, instead of ``chunk_size``.
+        chunk_size: Number of rows whose logits are materialized at a time; ``"auto"`` lets the kernels choose.
+        max_memory: Bytes that may be allocated besides arguments and results, instead of ``chunk_size``.
 
     Returns:
         ``model``.
 
     Raises:
-        RuntimeError: the head's ``forward`` was replaced by another library.
-        TypeError: ``model`` is no such model, but a wrapper of one for instance; or its head has no linear layer.
+        RuntimeError: Another library has replaced the head's ``forward``.
+        TypeError: ``model`` is not such a model, for instance a wrapper of one; or its head has no linear layer.
 
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -121,17 +122,17 @@ def patch_model(model: _Model, *, chunk_size: int | Literal["auto"] = "auto", ma
 
 
 def unpatch_model(model: _Model) -> _Model:
-    """Undo :func:`patch_model`; models that are not patched stay as they are.
+    """Undo :func:`patch_model`; a no-op for models that are not patched.
 
     Args:
-        model: what :func:`patch_model` was called with, or the model inside.
+        model: The model that was passed to :func:`patch_model`, or the model inside it.
 
     Returns:
         ``model``.
 
     Raises:
-        RuntimeError: another library has replaced the head's ``forward`` since.
-        TypeError: ``model`` is no such model, but a wrapper of one for instance.
+        RuntimeError: Another library has replaced the head's ``forward`` after :func:`patch_model`.
+        TypeError: ``model`` is not such a model, for instance a wrapper of one.
     """
     inner = _pretrained_model(model, "unpatch_model")
     patch = vars(inner).get(PATCH)

@@ -72,27 +72,28 @@ _call = _Call()
 def patch_trainer(
     trainer: _Trainer, *, chunk_size: int | Literal["auto"] = "auto", max_memory: int | None = None
 ) -> _Trainer:
-    """Let a trainer of TRL compute losses and log-probabilities by :func:`.functional.linear_cross_entropy`.
+    """Make a trainer of TRL compute losses and log-probabilities with :func:`.functional.linear_cross_entropy`.
 
-    Losses, gradients and metrics are those of the trainer as it was. Its model and reference model have a fused head
-    (``trl.trainer.utils.add_fused_lm_head``), as those of ``SFTTrainer``, ``DPOTrainer``, ``KTOTrainer``,
-    ``GRPOTrainer`` and ``RLOOTrainer`` do; tiles of 4096 tokens by 32768 classes, which it takes, become the chunks of
-    this package, and ignored tokens are skipped on a CPU. Generation, and what reads logits, is unchanged; one warning
-    says so if the loss is computed from logits, as it is with label smoothing and with a ``compute_loss_func``.
+    Losses, gradients and metrics are the same as without the patch. The model and the reference model of the trainer
+    must have a fused head (``trl.trainer.utils.add_fused_lm_head``), as in ``SFTTrainer``, ``DPOTrainer``,
+    ``KTOTrainer``, ``GRPOTrainer`` and ``RLOOTrainer``. Instead of TRL's tiles of 4096 tokens by 32768 classes, the
+    chunks of this package are used, and ignored tokens are skipped on a CPU. Generation, and code that reads logits, is
+    unchanged. If the loss is computed from logits, as with label smoothing or a ``compute_loss_func``, there is one
+    warning.
 
     Args:
-        trainer: the trainer, before or after training.
-        chunk_size: rows whose logits are held at a time, ``"auto"`` for the kernels' choice.
-        max_memory: bytes that may be held beyond arguments and results, instead of ``chunk_size``; a head that TRL
-            casts (``cast_lm_head_to_fp32``) is copied whole, which is not counted.
+        trainer: The trainer, before or after training.
+        chunk_size: Number of rows whose logits are materialized at a time; ``"auto"`` lets the kernels choose.
+        max_memory: Bytes that may be allocated besides arguments and results, instead of ``chunk_size``; the full copy
+            of a head that TRL casts (``cast_lm_head_to_fp32``) is not counted.
 
     Returns:
         ``trainer``.
 
     Raises:
-        RuntimeError: the version of TRL computes its head in another way; or the head's weights are not whole where the
+        RuntimeError: This version of TRL computes its head in another way; or the head's weights are sharded when the
             loss is computed, as with FSDP1 and ZeRO-3.
-        TypeError: the trainer's model has no fused head.
+        TypeError: The trainer's model has no fused head.
 
     Example:
         >>> from trl import SFTTrainer
@@ -113,16 +114,16 @@ def patch_trainer(
 
 
 def unpatch_trainer(trainer: _Trainer) -> _Trainer:
-    """Undo :func:`patch_trainer`; trainers that are not patched stay as they are.
+    """Undo :func:`patch_trainer`; a no-op for trainers that are not patched.
 
     Args:
-        trainer: what :func:`patch_trainer` was called with.
+        trainer: The trainer that was passed to :func:`patch_trainer`.
 
     Returns:
         ``trainer``.
 
     Raises:
-        TypeError: the trainer's model has no fused head.
+        TypeError: The trainer's model has no fused head.
     """
     for model in _models(trainer, "unpatch_trainer"):
         if _PATCH in vars(model):

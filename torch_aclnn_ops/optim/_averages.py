@@ -1,4 +1,4 @@
-"""Access to averaged weights: swapped into the model, in a state dict, or in a file; and checkpoint methods."""
+"""Access to EMA weights: swapped into the model, in a state dict, or in a file; and checkpoint methods."""
 
 import os
 import warnings
@@ -57,12 +57,12 @@ class AveragingOptimizer(Optimizer):
         self._is_part_of_zero = calling_zero_optimizer() is not None
 
     def swap_ema_params(self) -> AbstractContextManager[None]:
-        """Swap the averages into the parameters inside a ``with`` block.
+        """Swap the EMA weights into the parameters inside a ``with`` block.
 
-        The weights are copied aside, which needs as much memory as the parameters. They are restored bit for bit when
-        the block exits, also after an exception or an interrupt; in-place changes of the parameters inside the block
-        are written to their averages. Parameters that were never updated keep their weights. Buffers of the model are
-        unchanged: if the model has batch norm statistics, update them (:func:`torch.optim.swa_utils.update_bn`).
+        The block holds a copy of the weights, which needs as much memory as the parameters. On exit, the weights are
+        restored bit for bit, even after an exception or an interrupt; in-place changes of the parameters inside the
+        block are written to their EMA weights. Parameters that were never updated keep their weights. Buffers of the
+        model are unchanged: if the model has batch norm, update them (:func:`torch.optim.swa_utils.update_bn`).
 
         With sharded parameters (``fully_shard`` or ``FullyShardedDataParallel``), every rank swaps its shards, and
         modules are resharded on entry and exit, so that the next forward pass gathers the current values. All ranks
@@ -86,11 +86,12 @@ class AveragingOptimizer(Optimizer):
     @torch.no_grad()
     @exclusive
     def ema_state_dict(self, model: nn.Module, *, full_state_dict: bool = False) -> dict[str, Any]:
-        """Return the state dict of a model with averages in place of its weights.
+        """Return the state dict of a model with EMA weights in place of its weights.
 
         Args:
             model: The model whose parameters are optimized. Its buffers, and parameters that were never updated, are
-                copied unchanged.
+                copied unchanged. The keys are those of ``model.state_dict()``: for the result of
+                :func:`torch.compile`, they begin with ``_orig_mod.``.
             full_state_dict: Gather sharded parameters, one at a time, to full tensors on the CPU of the first rank. All
                 ranks must call this; the others get an empty dict. A no-op if nothing is sharded.
 
@@ -143,8 +144,8 @@ class AveragingOptimizer(Optimizer):
 
         The file is replaced atomically: a killed process leaves either the old or the new file. The target of a
         symbolic link is replaced, and device nodes and FIFOs are written to directly, as by :func:`torch.save`. The
-        file has the full averages of sharded parameters: all ranks must call this, the first one writes, and all return
-        once the file is written, or raise.
+        file has the full EMA weights of sharded parameters: all ranks must call this. The first one writes, and all
+        return once the file is written, or raise.
 
         Args:
             model: The model whose parameters are optimized.
@@ -163,7 +164,7 @@ class AveragingOptimizer(Optimizer):
     @torch.no_grad()
     @exclusive
     def reset_ema_params(self) -> None:
-        """Reset all averages to the current weights.
+        """Reset all EMA weights to the current weights, for instance if they are NaN.
 
         Step counts, and with them the position in the EMA schedule, are unchanged.
 

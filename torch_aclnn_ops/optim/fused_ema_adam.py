@@ -34,7 +34,7 @@ class FusedEmaAdam(AveragingOptimizer):
     r"""Adam, with L2 or decoupled weight decay, and an exponential moving average (EMA) of the weights, in one step.
 
     With :math:`g_t` the gradient of step :math:`t`, negated if ``maximize``, a parameter :math:`\theta`, its moments
-    :math:`m` and :math:`v` and its average :math:`s` are updated element-wise by
+    :math:`m` and :math:`v` and its EMA :math:`s` are updated element-wise by
 
     .. math::
         \begin{aligned}
@@ -49,27 +49,27 @@ class FusedEmaAdam(AveragingOptimizer):
         \end{aligned}
 
     This is equivalent to :class:`torch.optim.AdamW`, or :class:`torch.optim.Adam` without ``decoupled_weight_decay``,
-    followed by the EMA of :mod:`torch.optim.swa_utils`; because the first EMA update there copies the weights, use
-    ``ema_start_step=1`` for the same averages. The state of a parameter is initialized in its first step with a
-    gradient: ``step``, ``exp_avg``, ``exp_avg_sq`` and ``ema_params``, a copy of the weights. For bfloat16 and float16
-    parameters it also has float32 ``master_params``, and all states are float32: a 16-bit EMA stalls, because most
-    updates round to zero. Checkpoints of :class:`torch.optim.AdamW`, :class:`torch.optim.Adam` and MindSpeed's
-    ``FusedEmaAdamW`` can be loaded, and these can load the checkpoints of ``FusedEmaAdam``.
+    followed by the EMA of :mod:`torch.optim.swa_utils`. The first EMA update there copies the weights; for the same EMA
+    weights, use ``ema_start_step=1``. The state of a parameter is initialized in its first step with a gradient:
+    ``step``, ``exp_avg``, ``exp_avg_sq`` and ``ema_params``, a copy of the weights. For bfloat16 and float16 parameters
+    it also has float32 ``master_params``, and all states are float32: a 16-bit EMA stalls, because most updates round
+    to zero. Checkpoints of :class:`torch.optim.AdamW`, :class:`torch.optim.Adam` and MindSpeed's ``FusedEmaAdamW`` can
+    be loaded, and these optimizers can load the checkpoints of ``FusedEmaAdam``.
 
-    A parameter without a gradient, such as a frozen one or an expert without tokens, is not updated in a step, but its
-    average is, as in :class:`torch.optim.swa_utils.AveragedModel`, for a third of the time of a full update;
-    ``ema_without_grad=False`` disables this. Sparse and complex gradients and ``amsgrad`` are not supported. Buffers of
-    a model are not averaged.
+    If a parameter has no gradient, such as a frozen one or an expert without tokens, a step updates only its EMA, as
+    :class:`torch.optim.swa_utils.AveragedModel` does; this takes a third of the time of a full update, and
+    ``ema_without_grad=False`` disables it. Sparse and complex gradients and ``amsgrad`` are not supported. Buffers of a
+    model are not averaged.
 
     Args:
         params: Parameters, (name, parameter) pairs, or dicts of parameter groups, each with any of the options below.
             Real floating point, of any shape, on any device.
         lr: Learning rate, finite and at least 0. A one-element tensor may be on the CPU or on the parameters' device;
             a step never synchronizes with it.
-        betas: Decay of the averages of the gradient and of its square, each in [0, 1).
+        betas: Decay of the moving averages of the gradient and of its square, each in [0, 1).
         eps: Term added to the denominator, outside the square root; finite and at least 0.
         weight_decay: Weight decay coefficient :math:`\lambda`, finite and at least 0.
-        ema_decay: Decay of the average of the weights, in [0, 1].
+        ema_decay: Decay of the EMA of the weights, in [0, 1].
         decoupled_weight_decay: Use decoupled weight decay (AdamW) instead of L2 regularization (Adam).
         bias_correction: Divide the moments by :math:`1 - \beta^t`.
         maximize: Maximize the objective instead of minimizing it.
@@ -77,11 +77,11 @@ class FusedEmaAdam(AveragingOptimizer):
             (1 + n) / (10 + n) (``"ratio"``), or 1 - (1 + n / gamma) ** -power (``"power"``).
         ema_warmup_gamma: gamma of ``"power"``, in updates; above 0.
         ema_warmup_power: power of ``"power"``; above 0.
-        ema_start_step: Number of steps in which the average equals the weights; at least 0. With 0 it starts from the
-            initial weights, with 1 it matches :class:`torch.optim.swa_utils.AveragedModel`.
-        ema_update_every: Number of steps between updates of the average; at least 1.
+        ema_start_step: Number of first steps in which the EMA weights equal the weights; at least 0. With 0 the EMA
+            starts from the initial weights, with 1 it matches :class:`torch.optim.swa_utils.AveragedModel`.
+        ema_update_every: Number of steps between updates of the EMA; at least 1.
         master_weights: Keep float32 weights and states for 16-bit parameters, instead of states of their dtype.
-        ema_without_grad: Also update the averages of parameters that have no gradient in a step.
+        ema_without_grad: Also update the EMA of parameters that have no gradient in a step.
         flatten: Keep weights, gradients and states of a group in one contiguous buffer each, for one launch per buffer
             on an NPU instead of one per parameter. Parameters become views of it in the first step, except those that
             share their storage with another tensor, and tensor subclasses.
@@ -184,7 +184,7 @@ class FusedEmaAdam(AveragingOptimizer):
     @torch.no_grad()
     @exclusive
     def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> float | None:
-        """Update every parameter that has a gradient, and its average.
+        """Update every parameter that has a gradient, and its EMA.
 
         All options and gradients are checked before any parameter is updated. With a :class:`torch.amp.GradScaler` the
         step unscales the gradients, and is skipped if the scaler has found infs or nans.

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if reason is not None:
         print(
             f"There is no NPU: {reason}. On a machine without one, run `python -m host_npu -m torch_aclnn_ops.verify`"
-            " to use a simulated NPU, or pass --device cpu.",
+            " to use the host NPU, which simulates one on the CPU, or pass --device cpu.",
             file=sys.stderr,
         )
         return 2
@@ -58,10 +58,10 @@ def _report(device: str, outcomes: list[Outcome]) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m torch_aclnn_ops.verify",
-        description="Compare every operator and the optimizer with the CPU, and measure them.",
+        description="Compare every operator and the optimizer with the CPU, and measure their time and memory.",
     )
     parser.add_argument("--version", action="version", version=f"torch_aclnn_ops {__version__}")
     parser.add_argument("--device", choices=("npu", "cpu"), default="npu", help="where to run (default: npu)")
-    parser.add_argument("--quick", action="store_true", help="skip measurements, and run fewer steps of the optimizer")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the table and the environment to a file")
+    parser.add_argument("--quick", action="store_true", help="skip measurements, and run fewer optimizer steps")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results and the environment to a file")
     return parser

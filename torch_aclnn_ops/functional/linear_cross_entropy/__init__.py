@@ -114,9 +114,9 @@ def linear_cross_entropy(
             apply to it, and ``"mean"`` divides it by the number of rows that are not ignored.
         temperature: Divides the logits, after the softcap.
         shift: Number of positions by which labels are shifted, ``True`` for 1: ``target[..., t]`` is the label of row
-            ``t - shift``, as in a causal language model, without a copy of the input. The first labels of a sequence
-            have no row and are ignored. ``token_weight``, and all results with the shape of class indices, are shifted
-            as the labels are.
+            ``t - shift``, as in a causal language model, without a copy of the input. The first ``shift`` labels of a
+            sequence have no row and are ignored. ``token_weight``, and all results with the shape of class indices,
+            are aligned with the labels: position t belongs to ``target[..., t]``.
         token_weight: Weight of each row's loss, shape of class indices, floating point, differentiable. ``"mean"``
             divides by the sum of the weights.
         zero_if_all_ignored: Return 0 for the mean if all rows are ignored, instead of nan as in PyTorch. The gradients

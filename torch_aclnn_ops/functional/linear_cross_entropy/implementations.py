@@ -210,7 +210,7 @@ def loss_with_gradients(call: LossCall) -> _Result:
     """Compute a scalar loss together with its gradients."""
     options = call.options
     inputs, rows = _prepare_rows(call)
-    check_targets(call.inputs.target, rows)
+    _check_targets(call, rows)
     coefficients, nan_if_empty = rows.coefficients, None
     if options.reduction == "mean":
         divisor, count, nan_if_empty = divisors(rows, options)
@@ -224,17 +224,25 @@ def loss_of_statistics(call: LossCall, reduce: _Reduce) -> _Result:
     """Compute a loss from the statistics of every row, which ``reduce`` computes."""
     inputs, rows = _prepare_rows(call)
     if call.shards is None:
-        check_targets(call.inputs.target, rows)
+        _check_targets(call, rows)
     statistics = reduce(inputs)
     if call.shards is not None:
-        check_targets(call.inputs.target, rows)  # after the collective, in which other ranks would wait for this one
+        _check_targets(call, rows)  # after the collective, in which other ranks would wait for this one
     return assemble(statistics, rows, call.options, call.shape)
+
+
+def _check_targets(call: LossCall, rows: Rows) -> None:
+    check_targets(call.inputs.target, rows, _classes(call), call.options.ignore_index)
+
+
+def _classes(call: LossCall) -> int:
+    """Return the size of the full vocabulary."""
+    return call.inputs.linear_weight.shape[0] if call.shards is None else call.shards.total
 
 
 def _prepare_rows(call: LossCall) -> tuple[Inputs, Rows]:
     """Return the inputs with prepared targets and class weights, and the weight of each row."""
-    classes = call.inputs.linear_weight.shape[0] if call.shards is None else call.shards.total
-    rows = rows_of(call.inputs, call.token_weight, classes, call.options)
+    rows = rows_of(call.inputs, call.token_weight, _classes(call), call.options)
     return call.inputs._replace(target=rows.target, class_weight=rows.class_weight), rows
 
 

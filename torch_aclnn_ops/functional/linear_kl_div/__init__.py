@@ -82,13 +82,14 @@ def linear_kl_div(
         teacher_top_k: indices and log-probabilities of some classes instead of the teacher's head, two tensors of shape
             (..., k). The other classes are merged into one, with the remaining probability: the divergence is that of
             k + 1 classes, a lower bound of the full one. If the probabilities add up to 1, nothing remains: the forward
-            KL is then the usual one of renormalized top-k probabilities, and the reverse KL uses the rounding error of
-            the dtype as the remaining probability, so that it is finite.
+            KL is then the KL divergence of renormalized top-k probabilities. The reverse KL uses the rounding error of
+            the dtype as the remaining probability, and is therefore finite.
         divergence: ``"forward_kl"``, KL(teacher || student); ``"reverse_kl"``, KL(student || teacher); or
             ``"jensen_shannon"``, with the mixture m = beta teacher + (1 - beta) student the sum of
             beta KL(teacher || m) and (1 - beta) KL(student || m).
         beta: weight of the Jensen-Shannon divergence, above 0 and below 1.
-        temperature: divisor of the logits. The loss is not multiplied by its square, as distillation often does.
+        temperature: divisor of the logits. Unlike many implementations of distillation, the loss is not multiplied by
+            the square of the temperature.
         target: labels, int64 or uint8, shape of the rows; rows whose label is ``ignore_index`` are ignored.
         ignore_index: the label of ignored rows.
         shift: number of positions by which labels are shifted, ``True`` for 1; the first labels of a sequence have no
@@ -96,18 +97,19 @@ def linear_kl_div(
         token_weight: factor of each row's loss, shape of the rows, floating point, differentiable.
         reduction: ``"none"``, ``"mean"`` (divided by the number of rows that are not ignored, or the sum of their
             ``token_weight``; torch's kl_div calls it ``"batchmean"``) or ``"sum"``.
-        zero_if_all_ignored: the mean is 0 if all rows are ignored; by default it is nan. Its gradients are 0 anyway.
+        zero_if_all_ignored: return 0 for the mean if all rows are ignored, instead of nan. The gradients are 0 in
+            either case.
         chunk_size: number of rows whose logits are materialized at a time.
         max_memory: bytes that may be allocated besides arguments and results; determines the chunk size.
-        process_group: processes that share the vocabulary. Then ``linear_weight``, ``linear_bias``, ``teacher_weight``
-            and ``teacher_bias`` are this rank's classes, those after the lower ranks' classes, and so are the classes
-            of ``teacher_log_probs`` and ``teacher_probs``; those of ``teacher_top_k`` are of the whole vocabulary. The
-            other arguments, and the results, are the same on every rank. All ranks must make the call, and
-            differentiate the same loss, once. A call has a collective that compares the calls, two for each chunk,
-            and one for the gradient of ``input``.
-        vocab_sizes: number of ``linear_weight``'s rows on each rank; without it every call asks for them.
-        reduce_input_grad: with ``process_group``, sum the gradient of ``input`` over the ranks. ``False`` leaves it
-            this rank's part.
+        process_group: the :class:`torch.distributed.ProcessGroup` over which the vocabulary is sharded.
+            ``linear_weight``, ``linear_bias``, ``teacher_weight``, ``teacher_bias``, ``teacher_log_probs`` and
+            ``teacher_probs`` then have this rank's classes, in rank order; the indices of ``teacher_top_k`` refer to
+            the full vocabulary. The other arguments, and the results, are the same on every rank. All ranks must make
+            the call, and differentiate the same loss, once. A call runs one collective that compares the calls, two
+            per chunk, and one for the gradient of ``input``.
+        vocab_sizes: number of ``linear_weight``'s rows on each rank; without it, every call exchanges them.
+        reduce_input_grad: with ``process_group``, sum the gradient of ``input`` over the ranks. ``False`` returns this
+            rank's partial gradient.
 
     Returns:
         The loss: 0-dim, or with ``"none"`` of the shape of the rows; float32 for 16-bit inputs. On devices other than
@@ -116,8 +118,8 @@ def linear_kl_div(
     Raises:
         IndexError: ``teacher_top_k`` has a class that is out of range (on a CPU).
         RuntimeError: an argument of the teacher requires grad; a loss with ``process_group`` is differentiated twice.
-        TypeError: an argument is of a wrong type, or not one teacher is given.
-        ValueError: shapes do not fit each other, or an argument has a value that is not among those above.
+        TypeError: an argument has the wrong type, or not exactly one teacher is given.
+        ValueError: shapes do not match, or an argument has an invalid value.
 
     Example:
         >>> import torch

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch_aclnn_ops import _cpu_extension, _extension
 from torch_aclnn_ops._call_log import Implementation, log_call, log_detail
-from torch_aclnn_ops.ops._head.products import describe_backend
+from torch_aclnn_ops.ops._head import products
 from torch_aclnn_ops.ops._head.tiling import Tiling
 from torch_aclnn_ops.ops.linear_cross_entropy import chunks
 from torch_aclnn_ops.ops.linear_cross_entropy.fused import fused_gradients, fused_statistics
@@ -45,7 +45,7 @@ class Kernels:
         _check_queue(inputs)
         log_call(
             _NAME,
-            Implementation.FALLBACK,
+            _in_chunks(inputs),
             lambda: f"{self.why_not_fused}; {_describe(inputs, inputs.tile_statistics())}",
         )
         return chunks.statistics_in_chunks(inputs)
@@ -109,7 +109,7 @@ def loss_and_gradients(
 ) -> tuple[Tensor, Sequence[Tensor | None], Tensor | None]:
     """Compute the sum of the losses, the gradients of input, weight and bias, and the predicted tokens, in chunks."""
     _check_queue(inputs)
-    log_call(_NAME, Implementation.FALLBACK, lambda: _describe_call(inputs, "gradients computed in the forward pass"))
+    log_call(_NAME, _in_chunks(inputs), lambda: _describe_call(inputs, "gradients computed in the forward pass"))
     return chunks.loss_in_chunks(inputs, coefficients)
 
 
@@ -129,7 +129,7 @@ def small_loss_and_gradients(
     value, *made = kernel(input, weight, inputs.target, loss.ignore_index, is_mean, needs_input, needs_weight)
     if value.dim():  # the kernel returned no scalar: another implementation has to compute the call
         return None, (*made, None), None
-    log_call(_NAME, Implementation.FALLBACK, lambda: _describe_call(inputs, "gradients computed in the forward pass"))
+    log_call(_NAME, Implementation.KERNELS, lambda: _describe_call(inputs, "gradients computed in the forward pass"))
     return value, (*made, None), None
 
 
@@ -147,13 +147,18 @@ def _npu_function() -> Any:
     return _extension.functions[_NAME](lambda *_: None, (torch.float32,))
 
 
+def _in_chunks(inputs: Inputs) -> Implementation:
+    """Return the implementation that computes a call in chunks of rows."""
+    return Implementation.KERNELS if products.has_row_kernels(inputs.linear_weight) else Implementation.FALLBACK
+
+
 def _describe_call(inputs: Inputs, how: str) -> str:
     reason = choose_kernels(inputs).why_not_fused
     return f"{reason}; {how}; {_describe(inputs, inputs.tile_rows())}"
 
 
 def _describe(inputs: Inputs, tiling: Tiling) -> str:
-    return f"{tiling}{describe_backend(inputs.linear_weight, tiling.rows)}"
+    return f"{tiling}{products.describe_backend(inputs.linear_weight, tiling.rows)}"
 
 
 def _check_queue(inputs: Inputs) -> None:

@@ -3,6 +3,7 @@
 from numbers import Real
 from typing import NoReturn
 
+from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
 from torch_aclnn_ops.functional._drop_in import (
     check_reduction,
@@ -42,6 +43,8 @@ def call_torch_or_raise(
     _check_devices(given)
     check_not_fsdp1_shard(given.linear_weight)
     _check_batches(given, classes)
+    if not is_disabled():
+        _check_products(given)
     _check_class_weight(given)
     if classes is not None:
         _raise_shard_error(given, classes)
@@ -63,7 +66,9 @@ def _check_batches(given: TorchArguments, classes: int | None = None) -> None:
             _check_tensor(name, tensor, input)
     rows, features = input.shape[:-1], input.shape[-1]
     described = f"has shape {list(head.shape)}"
-    _check("linear_weight", head.dim() == 2 and head.shape[1] == features, f"have shape (C, {features})", described)
+    hint = _hint_of_shapes(input, head)
+    is_right = head.dim() == 2 and head.shape[1] == features
+    _check("linear_weight", is_right, f"have shape (C, {features})", described + hint)
     classes = head.shape[0] if classes is None else classes
     _check("linear_weight", classes > 0, "have at least one class", described)
     for name, tensor, size in (("linear_bias", bias, head.shape[0]), ("weight", weight, classes)):
@@ -108,6 +113,27 @@ def _check_tensor(name: str, tensor: object, input: Tensor) -> None:
 def _check(name: str, is_right: bool, accepted: str, described: str, error: type[Exception] = RuntimeError) -> None:
     if not is_right:
         raise error(f"linear_cross_entropy: {name} must {accepted}, but it {described}")
+
+
+def _check_products(given: TorchArguments) -> None:
+    """Raise for features and dtypes that do not match, for which PyTorch's error does not name the argument."""
+    input, head, bias = given.input, given.linear_weight, given.linear_bias
+    if any([tensor is not None and overrides_torch(tensor) for tensor in (input, head, bias)]):
+        return
+    for name, tensor in (("linear_weight", head), ("linear_bias", bias)):
+        if tensor is not None:
+            fits = lower_precision_autocast_dtype(tensor) == lower_precision_autocast_dtype(input)
+            _check(name, fits, f"have dtype {input.dtype}, as input has", f"has {tensor.dtype}")
+    if input.dim() > 0 and head.dim() > 1:
+        is_right = input.shape[-1] == head.shape[-1]
+        accepted = f"have input's {input.shape[-1]} features in its last dimension"
+        _check("linear_weight", is_right, accepted, f"has shape {list(head.shape)}{_hint_of_shapes(input, head)}")
+
+
+def _hint_of_shapes(input: Tensor, head: Tensor) -> str:
+    """Return what to pass if the input looks like logits of the head, or the head is transposed."""
+    fits_classes = head.dim() == 2 and input.shape[-1] == head.shape[0]
+    return "; pass hidden states, not logits, as input, and linear_weight with shape (C, H)" if fits_classes else ""
 
 
 def _check_types(given: TorchArguments) -> None:
