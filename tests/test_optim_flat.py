@@ -15,6 +15,7 @@ from torch import nn
 from tests._optim import (
     SETTINGS,
     Weights,
+    assert_all_close,
     assert_all_equal,
     averages_of,
     each_dtype,
@@ -211,6 +212,20 @@ def test_parameters_that_left_the_buffer_are_flattened_again():
             weight.data = weight.data.clone()
         train(*pair, range(2, 5))
     assert_same(flat, plain)
+
+
+def test_parameters_transposed_in_their_memory_keep_the_states_of_their_elements():
+    runs = []
+    for flatten in (True, False):
+        weight = nn.Parameter(torch.arange(9.0).view(3, 3))
+        optimizer = FusedEmaAdam([weight], **SETTINGS, flatten=flatten)
+        for step in range(4):
+            if step == 2:
+                weight.data = weight.data.t()
+            weight.grad = torch.empty_like(weight).copy_(torch.linspace(-step, 3, 9).view(3, 3))
+            optimizer.step()
+        runs.append([weight.detach(), optimizer.state[weight]["ema_params"]])
+    assert_all_close(*runs, 1e-6)  # kernels round differently for other strides
 
 
 def test_a_model_may_change_its_dtype():

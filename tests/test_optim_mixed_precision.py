@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from contextlib import contextmanager
 
 from torch_aclnn_ops.optim import FusedEmaAdam
 
@@ -135,6 +136,34 @@ def test_a_replaced_data_tensor_is_noticed_and_a_write_through_data_is_overwritt
 
 @each_flatten
 @each_half
+def test_data_at_the_address_of_freed_data_is_noticed(dtype, flatten):
+    weight = nn.Parameter(torch.zeros(9, dtype=dtype))
+    optimizer = FusedEmaAdam([weight], lr=0.0, weight_decay=0.0, flatten=flatten)
+    weight.grad = torch.zeros(9, dtype=dtype)
+    optimizer.step()
+    # Another storage over the same memory, as an allocator returns it for the second of two new tensors.
+    weight.data = torch.from_dlpack(weight.detach()).fill_(4.0)
+    optimizer.step()
+    assert torch.equal(weight.detach(), torch.full((9,), 4.0, dtype=dtype))
+    assert torch.equal(optimizer.state[weight]["master_params"], torch.full((9,), 4.0))
+
+
+@each_flatten
+@each_half
+def test_data_transposed_in_place_is_noticed(dtype, flatten):
+    weight = nn.Parameter(torch.arange(9, dtype=dtype).view(3, 3))
+    optimizer = FusedEmaAdam([weight], lr=0.0, weight_decay=0.0, flatten=flatten)
+    weight.grad = torch.zeros(3, 3, dtype=dtype)
+    optimizer.step()
+    weight.data = weight.data.t()
+    optimizer.step()
+    expected = torch.arange(9.0).view(3, 3).t()
+    assert torch.equal(optimizer.state[weight]["master_params"], expected)
+    assert torch.equal(weight.detach(), expected.to(dtype))
+
+
+@each_flatten
+@each_half
 def test_clipping_and_accumulation_see_the_gradients_of_the_parameters(dtype, flatten):
     weight = nn.Parameter(torch.ones(4, dtype=dtype))
     optimizer = FusedEmaAdam([weight], lr=0.1, betas=(0.0, 0.9), flatten=flatten)
@@ -192,6 +221,37 @@ def test_gradients_that_were_unscaled_and_clipped_are_not_unscaled_again():
     nn.utils.clip_grad_norm_([weight], 1.0)
     scaler.step(optimizer)
     assert optimizer.state[weight]["exp_avg"].norm() == pytest.approx(1)
+
+
+REFUSED_STEPS = {
+    "in a swap": lambda optimizer: optimizer.swap_ema_params(),
+    "invalid option": lambda optimizer: lr_of(optimizer, -1.0),
+}
+
+
+@contextmanager
+def lr_of(optimizer, value):
+    before = optimizer.param_groups[0]["lr"]
+    optimizer.param_groups[0]["lr"] = value
+    yield
+    optimizer.param_groups[0]["lr"] = before
+
+
+@pytest.mark.parametrize("refused", REFUSED_STEPS.values(), ids=REFUSED_STEPS)
+@each_flatten
+def test_a_step_that_a_grad_scaler_repeats_after_a_refusal_is_unscaled_once(flatten, refused):
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = FusedEmaAdam([weight], lr=0.1, betas=(0.0, 0.9), flatten=flatten)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for _ in range(2):
+        optimizer.zero_grad()
+        scaler.scale(weight.sum()).backward()
+        with refused(optimizer), pytest.raises((RuntimeError, ValueError)):
+            scaler.step(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        assert torch.equal(optimizer.state[weight]["exp_avg"], torch.ones(4))
+    assert not hasattr(optimizer, "found_inf")
 
 
 @each_flatten

@@ -90,6 +90,7 @@ class FlatBuffer:
         deque(map(setattr, self.params, repeat("data"), self._param_views), maxlen=0)
         self._cached = CachedState(self.params, self._all_states)
         self._locations = list(map(_location, self.params))
+        self._strides = list(map(Tensor.stride, self.params))
         self._has_params = True
 
     def _view(self, buffer: Tensor, i: int) -> Tensor:
@@ -114,6 +115,8 @@ class FlatBuffer:
     def is_current(self, states: MutableMapping[Tensor, Any], have_moved: bool) -> bool:
         """Return whether parameters (checked only if ``have_moved``) and states are still views of the buffers."""
         if not self._has_params or (have_moved and list(map(_location, self.params)) != self._locations):
+            return False
+        if list(map(Tensor.stride, self.params)) != self._strides:  # p.data = p.data.t() does not move a parameter
             return False
         return self._cached.is_current(self.params, states)
 

@@ -182,6 +182,7 @@ class FusedEmaAdam(AveragingOptimizer):
     @overload
     def step(self, closure: Callable[[], float], **kwargs: Any) -> float: ...
     @torch.no_grad()
+    @_steps.forgetting_failed_scaling
     @exclusive
     def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> float | None:
         """Update every parameter that has a gradient, and its average.
@@ -262,15 +263,16 @@ class FusedEmaAdam(AveragingOptimizer):
             if is_flattened and not self._step_flat(i, options, schedule, have_moved, progress, without_grad, steps):
                 continue
             tensors = TensorLists([], [], [], [], [], [], [])
-            self._init_group(i, is_flattened, have_moved, *tensors, *without_grad)
+            all_steps: list[Tensor] = []  # also of the parameters without a gradient
+            self._init_group(i, is_flattened, have_moved, *tensors, *without_grad, all_steps)
             if tensors.params:
                 _steps.step_lists(tensors, options, schedule, progress)
                 if not torch.compiler.is_compiling():
                     self._cached[i].record_versions()
-            steps += tensors.steps
+            steps += all_steps
         for without_grad, (options, schedule) in zip(all_without_grad, parsed, strict=True):
             if without_grad.averages:
-                update_averages(without_grad, steps + without_grad.steps, options, schedule, progress)
+                update_averages(without_grad, steps, options, schedule, progress)
 
     def _step_flat(
         self,
@@ -297,7 +299,7 @@ class FusedEmaAdam(AveragingOptimizer):
         return flat_group.rest
 
     def _init_group(self, i: int, is_flattened: bool, have_moved: bool, *lists: list[Tensor]) -> None:
-        """Fill ``TensorLists`` and ``ParamsWithoutGrad`` with the parameters that are not flattened.
+        """Fill ``TensorLists``, ``ParamsWithoutGrad`` and a list of step counts of the parameters not flattened.
 
         Dynamo special-cases optimizer methods of this name: it calls them without tracing, and supports only numbers
         and lists as arguments.
@@ -324,5 +326,6 @@ class FusedEmaAdam(AveragingOptimizer):
             is_averaged = [
                 not has and param not in self._updated for has, param in zip(has_grad, cached.params, strict=True)
             ]
-            for listed, values in zip(lists[7:], (cached.masters, *cached.lists[2:]), strict=True):
+            for listed, values in zip(lists[7:10], (cached.masters, *cached.lists[2:]), strict=True):
                 listed += compress(values, is_averaged)
+        lists[10].extend(cached.lists[3])
