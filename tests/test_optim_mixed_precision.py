@@ -117,6 +117,30 @@ def test_in_place_changes_of_a_parameter_reach_its_master_weight(dtype, flatten)
 
 
 @each_flatten
+@pytest.mark.parametrize("change", ["in place", "new data"])
+@pytest.mark.parametrize("has_grad", [True, False], ids=["gradient", "no gradient"])
+def test_a_compiled_step_continues_from_changed_parameters(change, has_grad, flatten):
+    weight, other = (nn.Parameter(torch.zeros(3, dtype=torch.bfloat16)) for _ in range(2))
+    optimizer = FusedEmaAdam([weight, other], lr=0.0, ema_decay=0.0, flatten=flatten)
+    for param in (weight, other):
+        param.grad = torch.ones_like(param)
+    step = torch.compile(optimizer.step, fullgraph=True, backend="aot_eager")
+    step()
+    weight.grad = torch.ones_like(weight) if has_grad else None
+    step()
+    if change == "in place":
+        with torch.no_grad():
+            weight.fill_(4.0)
+    else:
+        weight.data = torch.full_like(weight, 4.0)
+    step()
+    expected = torch.full((3,), 4.0)
+    assert torch.equal(weight.detach(), expected.bfloat16())
+    assert torch.equal(optimizer.state[weight]["master_params"], expected)
+    assert torch.equal(optimizer.state[weight]["ema_params"], expected)
+
+
+@each_flatten
 @each_half
 @pytest.mark.parametrize("is_noticed", [True, False], ids=["new tensor", "in place"])
 def test_a_replaced_data_tensor_is_noticed_and_a_write_through_data_is_overwritten(dtype, flatten, is_noticed):

@@ -91,6 +91,13 @@ def sync_master_from_param(master: Tensor, param: Tensor) -> None:
     master.copy_(torch.where(master.to(param.dtype) == param, master, param.to(master.dtype)))
 
 
+def sync_masters_from_params(masters: Sequence[Tensor], params: Sequence[Tensor]) -> None:
+    """Call :func:`sync_master_from_param` for the parameters that have a master weight."""
+    for master, param in zip(masters, params, strict=True):
+        if master.dtype != param.dtype:
+            sync_master_from_param(local(master), local(param))
+
+
 class CachedState:
     """The states of parameters as lists, cached between steps, with a check whether they are still valid.
 
