@@ -75,9 +75,10 @@ class FlatBuffer:
         self._all_states = states
         self.lacks_averages = False  # a checkpoint had no averages for these parameters
         self._adopt_states(param for param in self.params if has_state(states, param))
-        # Step counts of the parameters, as known on the host without synchronization.
-        self.counts: list[int] = []
-        self.are_counts_exact = True  # false once the device may have skipped steps
+        # Step counts of the parameters, as known on the host without synchronization. Once the device may have skipped
+        # steps, they are other objects, which are the same for parameters whose counts are certainly equal.
+        self.counts: list[Any] = []
+        self.are_counts_exact = True
         self._counted_version = -1  # version of the steps that counts were read from; -1 to read them again
         # The runs if all parameters have gradients and the same step count.
         self._full_runs = self._runs([True] * len(self.params), [0] * len(self.params))
@@ -145,7 +146,7 @@ class FlatBuffer:
             sync_master_from_param(self.states["master_params"], self.weights)
         return runs
 
-    def _runs(self, is_chosen: list[bool], counts: list[int]) -> list[Run]:
+    def _runs(self, is_chosen: list[bool], counts: list[Any]) -> list[Run]:
         runs: list[slice] = []
         for i, chosen in enumerate(is_chosen):
             # Scalar and vectorized CPU code round differently. So that flattening does not change results, a tensor
@@ -209,8 +210,11 @@ class FlatBuffer:
 
     def finish(self, runs: list[Run]) -> None:
         """Record a completed step."""
+        counts_after: defaultdict[Any, object] = defaultdict(object)
         for run in runs:
-            self.counts[run.members] = [count + 1 for count in self.counts[run.members]]
+            counts = self.counts[run.members]
+            # A skipped step must not seem to make counts equal, if only some of the parameters have a gradient.
+            self.counts[run.members] = [count + 1 if self.are_counts_exact else counts_after[count] for count in counts]
         self._counted_version = version_of(self.steps)  # last, so that they are read again after an exception
         self._cached.record_versions()
 
