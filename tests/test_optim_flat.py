@@ -133,6 +133,35 @@ def test_a_gradient_in_a_ddp_bucket_is_not_replaced():
     assert [weight.grad.data_ptr() for weight in weights] == [bucket.data_ptr(), bucket.data_ptr() + 12]
 
 
+def test_a_gradient_that_the_caller_fills_again_is_not_replaced():
+    results = []
+    for flatten in (True, False):
+        weights = [nn.Parameter(torch.ones(16)) for _ in range(2)]
+        filled = [torch.zeros(16) for _ in weights]
+        for weight, grad in zip(weights, filled, strict=True):
+            weight.grad = grad
+        optimizer = FusedEmaAdam(weights, **SETTINGS, flatten=flatten)
+        for value in (1.0, -2.0, 0.5):
+            for grad in filled:
+                grad.fill_(value)
+            optimizer.step()
+        results.append([weight.detach() for weight in weights])
+    assert_all_equal(*results)
+
+
+def test_parameters_shared_with_other_processes_stay_shared():
+    weights = [nn.Parameter(torch.ones(16)) for _ in range(2)]
+    weights[0].share_memory_()
+    optimizer = FusedEmaAdam(weights, **SETTINGS, flatten=True)
+    for weight in weights:
+        weight.grad = torch.ones(16)
+    before = weights[0].data_ptr()
+    optimizer.step()
+    assert weights[0].data_ptr() == before
+    assert weights[0].is_shared()
+    assert_all_equal([weights[0].detach()], [weights[1].detach()])
+
+
 def test_a_backward_pass_through_weights_from_before_a_step_raises():
     weight = nn.Parameter(torch.ones(3))
     optimizer = FusedEmaAdam([weight], flatten=True)

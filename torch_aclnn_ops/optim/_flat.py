@@ -1,7 +1,9 @@
 """Flattened parameters: contiguous buffers for the weights, gradients and states of many parameters."""
 
+import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, MutableMapping, Sequence
+from functools import cache
 from itertools import repeat
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
@@ -169,14 +171,16 @@ class FlatBuffer:
     def _gather_run(self, run: Run) -> None:
         params, views = self.params[run.members], self._grad_views[run.members]
         grads: list[Tensor] = [param.grad for param in params]  # type: ignore[misc]
+        alone = [references == _references_of_a_gradient() for references in _references(grads)]
         fresh = [one for one in zip(params, grads, views, strict=True) if one[1] is not one[2]]
         if len(fresh) == len(params) and all(grad.stride() == param.stride() for param, grad, _ in fresh):
             self._concatenate(run, grads)
         elif fresh:
             foreach_copy_([view for *_, view in fresh], [grad for _, grad, _ in fresh])
-        for param, grad, view in fresh:
-            # A gradient that is a view of another tensor, such as a DistributedDataParallel bucket, is not replaced.
-            if grad.untyped_storage().nbytes() == grad.nbytes:
+        for param, grad, view, is_alone in zip(params, grads, views, alone, strict=True):
+            # A gradient that the caller holds and may fill again, or that is a view of another tensor, such as a
+            # DistributedDataParallel bucket, is not replaced.
+            if is_alone and grad is not view and grad.untyped_storage().nbytes() == grad.nbytes:
                 param.grad = view
 
     def _concatenate(self, run: Run, grads: list[Tensor]) -> None:
@@ -273,15 +277,31 @@ def _location(param: Tensor) -> object:
     return param.data_ptr(), param.shape, param.stride(), param.dtype
 
 
+def _references(tensors: list[Tensor]) -> list[int]:
+    return [sys.getrefcount(tensor) for tensor in tensors]
+
+
+@cache
+def _references_of_a_gradient() -> int:
+    """Return what ``_references`` counts for a gradient in two lists that nobody else holds."""
+    with torch.inference_mode(False):
+        param = torch.zeros((), device="cpu", requires_grad=True)
+        param.grad = torch.zeros((), device="cpu")
+    grads = [param.grad]
+    return _references(list(grads))[0]
+
+
 def can_flatten(param: Tensor, own_storages: set[int]) -> bool:
     """Return whether a parameter can be moved into a buffer.
 
-    It cannot if it has no memory, or shares its storage with another tensor, which would no longer alias it.
+    It cannot if it has no memory, or shares its storage with another tensor or process, which would no longer alias it.
     """
     if not is_plain(param) or param.numel() == 0 or param.layout != torch.strided:
         return False
     if not param.is_floating_point() or param.is_meta or not (param.requires_grad or param.grad is not None):
         return False
     storage = param.untyped_storage()
+    if param.is_cpu and storage.is_shared():
+        return False
     is_alone = storage.nbytes() == param.nbytes or storage.data_ptr() in own_storages
     return is_alone and is_dense(param)
