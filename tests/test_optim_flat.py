@@ -15,6 +15,7 @@ from torch import nn
 from tests._optim import (
     SETTINGS,
     Weights,
+    assert_all_close,
     assert_all_equal,
     averages_of,
     each_dtype,
@@ -132,6 +133,35 @@ def test_a_gradient_in_a_ddp_bucket_is_not_replaced():
     assert [weight.grad.data_ptr() for weight in weights] == [bucket.data_ptr(), bucket.data_ptr() + 12]
 
 
+def test_a_gradient_that_the_caller_fills_again_is_not_replaced():
+    results = []
+    for flatten in (True, False):
+        weights = [nn.Parameter(torch.ones(16)) for _ in range(2)]
+        filled = [torch.zeros(16) for _ in weights]
+        for weight, grad in zip(weights, filled, strict=True):
+            weight.grad = grad
+        optimizer = FusedEmaAdam(weights, **SETTINGS, flatten=flatten)
+        for value in (1.0, -2.0, 0.5):
+            for grad in filled:
+                grad.fill_(value)
+            optimizer.step()
+        results.append([weight.detach() for weight in weights])
+    assert_all_equal(*results)
+
+
+def test_parameters_shared_with_other_processes_stay_shared():
+    weights = [nn.Parameter(torch.ones(16)) for _ in range(2)]
+    weights[0].share_memory_()
+    optimizer = FusedEmaAdam(weights, **SETTINGS, flatten=True)
+    for weight in weights:
+        weight.grad = torch.ones(16)
+    before = weights[0].data_ptr()
+    optimizer.step()
+    assert weights[0].data_ptr() == before
+    assert weights[0].is_shared()
+    assert_all_equal([weights[0].detach()], [weights[1].detach()])
+
+
 def test_a_backward_pass_through_weights_from_before_a_step_raises():
     weight = nn.Parameter(torch.ones(3))
     optimizer = FusedEmaAdam([weight], flatten=True)
@@ -211,6 +241,20 @@ def test_parameters_that_left_the_buffer_are_flattened_again():
             weight.data = weight.data.clone()
         train(*pair, range(2, 5))
     assert_same(flat, plain)
+
+
+def test_parameters_transposed_in_their_memory_keep_the_states_of_their_elements():
+    runs = []
+    for flatten in (True, False):
+        weight = nn.Parameter(torch.arange(9.0).view(3, 3))
+        optimizer = FusedEmaAdam([weight], **SETTINGS, flatten=flatten)
+        for step in range(4):
+            if step == 2:
+                weight.data = weight.data.t()
+            weight.grad = torch.empty_like(weight).copy_(torch.linspace(-step, 3, 9).view(3, 3))
+            optimizer.step()
+        runs.append([weight.detach(), optimizer.state[weight]["ema_params"]])
+    assert_all_close(*runs, 1e-6)  # kernels round differently for other strides
 
 
 def test_a_model_may_change_its_dtype():

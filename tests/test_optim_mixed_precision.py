@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from contextlib import contextmanager
 
 from torch_aclnn_ops.optim import FusedEmaAdam
 
@@ -116,6 +117,30 @@ def test_in_place_changes_of_a_parameter_reach_its_master_weight(dtype, flatten)
 
 
 @each_flatten
+@pytest.mark.parametrize("change", ["in place", "new data"])
+@pytest.mark.parametrize("has_grad", [True, False], ids=["gradient", "no gradient"])
+def test_a_compiled_step_continues_from_changed_parameters(change, has_grad, flatten):
+    weight, other = (nn.Parameter(torch.zeros(3, dtype=torch.bfloat16)) for _ in range(2))
+    optimizer = FusedEmaAdam([weight, other], lr=0.0, ema_decay=0.0, flatten=flatten)
+    for param in (weight, other):
+        param.grad = torch.ones_like(param)
+    step = torch.compile(optimizer.step, fullgraph=True, backend="aot_eager")
+    step()
+    weight.grad = torch.ones_like(weight) if has_grad else None
+    step()
+    if change == "in place":
+        with torch.no_grad():
+            weight.fill_(4.0)
+    else:
+        weight.data = torch.full_like(weight, 4.0)
+    step()
+    expected = torch.full((3,), 4.0)
+    assert torch.equal(weight.detach(), expected.bfloat16())
+    assert torch.equal(optimizer.state[weight]["master_params"], expected)
+    assert torch.equal(optimizer.state[weight]["ema_params"], expected)
+
+
+@each_flatten
 @each_half
 @pytest.mark.parametrize("is_noticed", [True, False], ids=["new tensor", "in place"])
 def test_a_replaced_data_tensor_is_noticed_and_a_write_through_data_is_overwritten(dtype, flatten, is_noticed):
@@ -129,6 +154,34 @@ def test_a_replaced_data_tensor_is_noticed_and_a_write_through_data_is_overwritt
         weight.data.fill_(4.0)
     optimizer.step()
     expected = torch.full((3,), 4.0 if is_noticed else 0.5)
+    assert torch.equal(optimizer.state[weight]["master_params"], expected)
+    assert torch.equal(weight.detach(), expected.to(dtype))
+
+
+@each_flatten
+@each_half
+def test_data_at_the_address_of_freed_data_is_noticed(dtype, flatten):
+    weight = nn.Parameter(torch.zeros(9, dtype=dtype))
+    optimizer = FusedEmaAdam([weight], lr=0.0, weight_decay=0.0, flatten=flatten)
+    weight.grad = torch.zeros(9, dtype=dtype)
+    optimizer.step()
+    # Another storage over the same memory, as an allocator returns it for the second of two new tensors.
+    weight.data = torch.from_dlpack(weight.detach()).fill_(4.0)
+    optimizer.step()
+    assert torch.equal(weight.detach(), torch.full((9,), 4.0, dtype=dtype))
+    assert torch.equal(optimizer.state[weight]["master_params"], torch.full((9,), 4.0))
+
+
+@each_flatten
+@each_half
+def test_data_transposed_in_place_is_noticed(dtype, flatten):
+    weight = nn.Parameter(torch.arange(9, dtype=dtype).view(3, 3))
+    optimizer = FusedEmaAdam([weight], lr=0.0, weight_decay=0.0, flatten=flatten)
+    weight.grad = torch.zeros(3, 3, dtype=dtype)
+    optimizer.step()
+    weight.data = weight.data.t()
+    optimizer.step()
+    expected = torch.arange(9.0).view(3, 3).t()
     assert torch.equal(optimizer.state[weight]["master_params"], expected)
     assert torch.equal(weight.detach(), expected.to(dtype))
 
@@ -192,6 +245,37 @@ def test_gradients_that_were_unscaled_and_clipped_are_not_unscaled_again():
     nn.utils.clip_grad_norm_([weight], 1.0)
     scaler.step(optimizer)
     assert optimizer.state[weight]["exp_avg"].norm() == pytest.approx(1)
+
+
+REFUSED_STEPS = {
+    "in a swap": lambda optimizer: optimizer.swap_ema_params(),
+    "invalid option": lambda optimizer: lr_of(optimizer, -1.0),
+}
+
+
+@contextmanager
+def lr_of(optimizer, value):
+    before = optimizer.param_groups[0]["lr"]
+    optimizer.param_groups[0]["lr"] = value
+    yield
+    optimizer.param_groups[0]["lr"] = before
+
+
+@pytest.mark.parametrize("refused", REFUSED_STEPS.values(), ids=REFUSED_STEPS)
+@each_flatten
+def test_a_step_that_a_grad_scaler_repeats_after_a_refusal_is_unscaled_once(flatten, refused):
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = FusedEmaAdam([weight], lr=0.1, betas=(0.0, 0.9), flatten=flatten)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for _ in range(2):
+        optimizer.zero_grad()
+        scaler.scale(weight.sum()).backward()
+        with refused(optimizer), pytest.raises((RuntimeError, ValueError)):
+            scaler.step(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        assert torch.equal(optimizer.state[weight]["exp_avg"], torch.ones(4))
+    assert not hasattr(optimizer, "found_inf")
 
 
 @each_flatten

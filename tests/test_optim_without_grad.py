@@ -73,6 +73,21 @@ def test_a_schedule_uses_the_largest_step_count(options, decays, flatten, is_com
 
 
 @each_flatten
+@pytest.mark.parametrize("last", ["without any gradient", "with averages of one group"])
+def test_a_schedule_counts_the_parameters_of_all_groups(flatten, last):
+    frozen, trained = (nn.Parameter(torch.ones(4, dtype=torch.float64)) for _ in range(2))
+    groups = [{"params": [frozen]}, {"params": [trained], "ema_without_grad": last == "without any gradient"}]
+    optimizer = FusedEmaAdam(groups, lr=0.1, ema_decay=0.5, ema_update_every=3, flatten=flatten)
+    for step in range(4):  # the last one repeats step 3 for the schedule, which updates the averages
+        for weight in (frozen, trained):
+            weight.grad = torch.ones(4, dtype=torch.float64) if step < (1 if weight is frozen else 3) else None
+        before = optimizer.state[frozen]["ema_params"].clone() if step else None
+        optimizer.step()
+        is_updated = before is not None and not torch.equal(optimizer.state[frozen]["ema_params"], before)
+        assert is_updated == (step >= 2)
+
+
+@each_flatten
 def test_ema_without_grad_false_freezes_the_averages(flatten):
     model = Weights()
     moving, still = list(model.parameters())[:3], list(model.parameters())[3:]

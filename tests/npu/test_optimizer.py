@@ -203,6 +203,26 @@ def test_a_grad_scaler_skips_a_step(flatten, package):
 
 
 @each_flatten
+def test_after_a_skipped_step_of_some_parameters_each_continues_from_its_own_step_count(flatten):
+    first, second = (nn.Parameter(torch.ones(128, device="npu")) for _ in range(2))
+    expected, expected_second = (nn.Parameter(torch.ones(128)) for _ in range(2))
+    optimizer = FusedEmaAdam([first, second], lr=0.1, flatten=flatten)
+    reference = torch.optim.AdamW([expected, expected_second], lr=0.1)
+    steps = [((first, second), False), ((first,), False), ((second,), True), ((first, second), False)]
+    pairs = {first: expected, second: expected_second}
+    for i, (weights, is_skipped) in enumerate(steps):
+        optimizer.found_inf = torch.full((), float(is_skipped), device="npu")
+        optimizer.zero_grad()
+        reference.zero_grad()
+        for weight in weights:
+            weight.grad = torch.full_like(weight, 1.0 - i)
+            pairs[weight].grad = None if is_skipped else weight.grad.cpu()
+        optimizer.step()
+        reference.step()
+    assert_all_close([first.cpu(), second.cpu()], [expected, expected_second], 1e-6)
+
+
+@each_flatten
 def test_a_tensor_learning_rate_on_the_device_equals_the_number(flatten):
     pairs = [many(3, flatten=flatten, lr=lr) for lr in (torch.tensor(0.1, device="npu"), 0.1)]
     with torch.no_grad():

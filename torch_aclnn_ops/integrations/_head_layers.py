@@ -22,7 +22,7 @@ def is_plain(value: Any) -> bool:
 
 
 class Layer(NamedTuple):
-    """The output of a linear layer divided by ``divisor``, with weights, versions and autocast dtype of the call."""
+    """The output of a linear layer divided by ``divisor``, with weights, their state and autocast dtype of the call."""
 
     input: Tensor
     linear: nn.Linear
@@ -30,6 +30,7 @@ class Layer(NamedTuple):
     bias: Tensor | None
     versions: tuple[int, ...] | None
     autocast: torch.dtype | None
+    addresses: tuple[int, ...] = ()  # of the weights, which ``weight.data = other`` changes without a new version
     divisor: float = 1.0
 
     def output(self) -> Tensor:
@@ -49,6 +50,10 @@ class Layer(NamedTuple):
         """Raise if the input or the weights were modified after the forward pass."""
         if self.versions is not None and versions(self.input, self.weight, self.bias) != self.versions:
             raise _changed("the head's weights or its input")
+        now = addresses(self.weight, self.bias) if self.addresses else ()
+        # FSDP frees gathered weights, which check_whole() reports.
+        if any(0 != address != before for address, before in zip(now, self.addresses, strict=False)):
+            raise _changed("the data of the head's weights")
 
     def saved_autocast(self) -> AbstractContextManager[None]:
         """Return a context manager that restores the autocast state of the layer's call."""
@@ -66,12 +71,19 @@ class Layer(NamedTuple):
         self.check_versions()
         input = _strided_rows(self.input, sizes, row_strides, offset)
         read = None if self.versions is None else (version_of(input), *self.versions[1:])
-        return Layer(input, self.linear, self.weight, self.bias, read, self.autocast, self.divisor)
+        return Layer(input, *self[1:4], read, *self[5:])
 
 
 def versions(*tensors: Tensor | None) -> tuple[int, ...]:
     """Return the version counters of tensors."""
     return tuple(version_of(tensor) for tensor in tensors if tensor is not None)
+
+
+def addresses(*tensors: Tensor | None) -> tuple[int, ...]:
+    """Return the addresses of tensors, or nothing inside a transform, whose tensors have none."""
+    if in_functorch_transform():
+        return ()
+    return tuple(tensor.data_ptr() for tensor in tensors if tensor is not None)
 
 
 def _changed(what: str) -> RuntimeError:

@@ -1,15 +1,18 @@
 """Linear layers that return lazy logits in training."""
 
+import functools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch_aclnn_ops._autograd.derivatives import in_functorch_transform, is_jit_tracing
 from torch_aclnn_ops._numerics import is_autocast_on
 from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops._torch_compat.derivatives import in_forward_ad
 from torch_aclnn_ops._torch_compat.fsdp import modules_sharded_with
-from torch_aclnn_ops.integrations._head_layers import Layer, is_plain, versions
+from torch_aclnn_ops._torch_compat.optimizer import version_of
+from torch_aclnn_ops.integrations._head_layers import Layer, addresses, is_plain, versions
 from torch_aclnn_ops.integrations._lazy_logits import LazyLogits
 from torch_aclnn_ops.integrations._logit_sums import LogitSum
 from torch_aclnn_ops.integrations._materializations import Materializations
@@ -18,6 +21,10 @@ from torch_aclnn_ops.integrations._traced_logits import TracedLogits
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+# Versions of the weights of patched heads in their last forward pass.
+_versions: WeakKeyDictionary[nn.Linear, int] = WeakKeyDictionary()
 
 
 def patch(linear: nn.Linear, options: dict[str, Any], record: Materializations) -> None:
@@ -56,14 +63,44 @@ def _forward(
     autocast = torch.get_autocast_dtype(input.device.type) if is_autocast_on(input) else None
     is_compiling = torch.compiler.is_compiling()
     read = None if is_compiling else versions(input, weight, linear.bias)
-    layer = Layer(input, linear, weight, linear.bias, read, autocast)
+    is_traced = is_compiling or in_functorch_transform() or in_forward_ad() or is_jit_tracing()
+    places = () if is_traced else addresses(weight, linear.bias)
+    layer = Layer(input, linear, weight, linear.bias, read, autocast, places)
     dtype = weight.dtype if autocast is None or weight.dtype == torch.float64 else autocast
     logits = LogitSum((layer,), (), None, dtype, options)
-    if is_compiling or in_functorch_transform() or in_forward_ad() or is_jit_tracing():
+    if is_traced:
         return TracedLogits(logits, "output", (layer,), {})
+    _watch(linear)
     record.count_head()
     if modules_sharded_with(linear):
         recipe = Recipe(logits, layer.output_of, (input,), {}, record, in_module=True)
     else:
         recipe = Recipe(logits, layer.output_of, (input, weight, linear.bias), {}, record)
     return LazyLogits.of(recipe)
+
+
+def _watch(linear: nn.Linear) -> None:
+    """Record the version of a head's weight, for optimizers that change it without a new version."""
+    if not _versions:
+        _register_hook()
+    _versions[linear] = version_of(linear.weight)
+
+
+@functools.cache
+def _register_hook() -> None:
+    register_optimizer_step_post_hook(_count_step)
+
+
+def _count_step(optimizer: Optimizer, *_: Any) -> None:
+    """Give the weights of heads that an optimizer changed a new version, if it wrote to ``weight.data`` for instance.
+
+    Logits that are materialized afterwards would be those of the new weights; with a new version they raise.
+    """
+    if torch.compiler.is_compiling():
+        return
+    for linear, version in list(_versions.items()):
+        weight = linear.weight
+        if not is_plain(weight) or weight.grad is None or version_of(weight) != version:
+            continue
+        if any(param is weight for group in optimizer.param_groups for param in group["params"]):
+            torch.autograd.graph.increment_version(weight)

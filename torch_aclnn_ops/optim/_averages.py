@@ -123,16 +123,21 @@ class AveragingOptimizer(Optimizer):
         if not model.has_fsdp1:  # for FSDP1 the swap checks the parameters after resharding
             check_memory(self.param_groups, self.state)
         self._check_model(model)
-        # The state dict of FSDP1 has copies of its parameters, for which the optimizer has no state.
-        with self.swap_ema_params() if model.has_fsdp1 else nullcontext():
+        # FSDP1, and hooks of the model, may put other tensors than the parameters into its state dict, for which the
+        # optimizer has no state.
+        has_others = model.has_fsdp1 or model.has_converted_entries()
+        states = {} if has_others else self.state
+        with self.swap_ema_params() if has_others else nullcontext():
+            if has_others:
+                model.read_state_dict()
             if is_full and model.is_sharded:
-                return model.gather_averages(self.state)
+                return model.gather_averages(states)
             contents = model.state_dict()
             copies: dict[int, Tensor] = {}  # tied weights share one
             for name, value in contents.items():
                 if isinstance(value, Tensor):
                     if id(value) not in copies:
-                        average = self.state.get(value, {}).get("ema_params", value)
+                        average = states.get(value, {}).get("ema_params", value)
                         copies[id(value)] = average.detach().to(value.dtype, copy=True)
                     contents[name] = copies[id(value)]
             return contents, None
@@ -269,7 +274,7 @@ class AveragingOptimizer(Optimizer):
             warnings.warn(
                 "FusedEmaAdam: the loaded state has no 'ema_params' for trained parameters, as in a checkpoint of"
                 " torch.optim.AdamW; their averages start from the weights",
-                stacklevel=8,
+                stacklevel=9,
             )
 
     def _check_not_part_of_zero(self, method: str) -> None:

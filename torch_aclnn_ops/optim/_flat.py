@@ -1,7 +1,9 @@
 """Flattened parameters: contiguous buffers for the weights, gradients and states of many parameters."""
 
+import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, MutableMapping, Sequence
+from functools import cache
 from itertools import repeat
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
@@ -75,9 +77,10 @@ class FlatBuffer:
         self._all_states = states
         self.lacks_averages = False  # a checkpoint had no averages for these parameters
         self._adopt_states(param for param in self.params if has_state(states, param))
-        # Step counts of the parameters, as known on the host without synchronization.
-        self.counts: list[int] = []
-        self.are_counts_exact = True  # false once the device may have skipped steps
+        # Step counts of the parameters, as known on the host without synchronization. Once the device may have skipped
+        # steps, they are other objects, which are the same for parameters whose counts are certainly equal.
+        self.counts: list[Any] = []
+        self.are_counts_exact = True
         self._counted_version = -1  # version of the steps that counts were read from; -1 to read them again
         # The runs if all parameters have gradients and the same step count.
         self._full_runs = self._runs([True] * len(self.params), [0] * len(self.params))
@@ -90,6 +93,7 @@ class FlatBuffer:
         deque(map(setattr, self.params, repeat("data"), self._param_views), maxlen=0)
         self._cached = CachedState(self.params, self._all_states)
         self._locations = list(map(_location, self.params))
+        self._strides = list(map(Tensor.stride, self.params))
         self._has_params = True
 
     def _view(self, buffer: Tensor, i: int) -> Tensor:
@@ -114,6 +118,8 @@ class FlatBuffer:
     def is_current(self, states: MutableMapping[Tensor, Any], have_moved: bool) -> bool:
         """Return whether parameters (checked only if ``have_moved``) and states are still views of the buffers."""
         if not self._has_params or (have_moved and list(map(_location, self.params)) != self._locations):
+            return False
+        if list(map(Tensor.stride, self.params)) != self._strides:  # p.data = p.data.t() does not move a parameter
             return False
         return self._cached.is_current(self.params, states)
 
@@ -142,7 +148,7 @@ class FlatBuffer:
             sync_master_from_param(self.states["master_params"], self.weights)
         return runs
 
-    def _runs(self, is_chosen: list[bool], counts: list[int]) -> list[Run]:
+    def _runs(self, is_chosen: list[bool], counts: list[Any]) -> list[Run]:
         runs: list[slice] = []
         for i, chosen in enumerate(is_chosen):
             # Scalar and vectorized CPU code round differently. So that flattening does not change results, a tensor
@@ -165,14 +171,16 @@ class FlatBuffer:
     def _gather_run(self, run: Run) -> None:
         params, views = self.params[run.members], self._grad_views[run.members]
         grads: list[Tensor] = [param.grad for param in params]  # type: ignore[misc]
+        alone = [references == _references_of_a_gradient() for references in _references(grads)]
         fresh = [one for one in zip(params, grads, views, strict=True) if one[1] is not one[2]]
         if len(fresh) == len(params) and all(grad.stride() == param.stride() for param, grad, _ in fresh):
             self._concatenate(run, grads)
         elif fresh:
             foreach_copy_([view for *_, view in fresh], [grad for _, grad, _ in fresh])
-        for param, grad, view in fresh:
-            # A gradient that is a view of another tensor, such as a DistributedDataParallel bucket, is not replaced.
-            if grad.untyped_storage().nbytes() == grad.nbytes:
+        for param, grad, view, is_alone in zip(params, grads, views, alone, strict=True):
+            # A gradient that the caller holds and may fill again, or that is a view of another tensor, such as a
+            # DistributedDataParallel bucket, is not replaced.
+            if is_alone and grad is not view and grad.untyped_storage().nbytes() == grad.nbytes:
                 param.grad = view
 
     def _concatenate(self, run: Run, grads: list[Tensor]) -> None:
@@ -206,8 +214,11 @@ class FlatBuffer:
 
     def finish(self, runs: list[Run]) -> None:
         """Record a completed step."""
+        counts_after: defaultdict[Any, object] = defaultdict(object)
         for run in runs:
-            self.counts[run.members] = [count + 1 for count in self.counts[run.members]]
+            counts = self.counts[run.members]
+            # A skipped step must not seem to make counts equal, if only some of the parameters have a gradient.
+            self.counts[run.members] = [count + 1 if self.are_counts_exact else counts_after[count] for count in counts]
         self._counted_version = version_of(self.steps)  # last, so that they are read again after an exception
         self._cached.record_versions()
 
@@ -266,15 +277,31 @@ def _location(param: Tensor) -> object:
     return param.data_ptr(), param.shape, param.stride(), param.dtype
 
 
+def _references(tensors: list[Tensor]) -> list[int]:
+    return [sys.getrefcount(tensor) for tensor in tensors]
+
+
+@cache
+def _references_of_a_gradient() -> int:
+    """Return what ``_references`` counts for a gradient in two lists that nobody else holds."""
+    with torch.inference_mode(False):
+        param = torch.zeros((), device="cpu", requires_grad=True)
+        param.grad = torch.zeros((), device="cpu")
+    grads = [param.grad]
+    return _references(list(grads))[0]
+
+
 def can_flatten(param: Tensor, own_storages: set[int]) -> bool:
     """Return whether a parameter can be moved into a buffer.
 
-    It cannot if it has no memory, or shares its storage with another tensor, which would no longer alias it.
+    It cannot if it has no memory, or shares its storage with another tensor or process, which would no longer alias it.
     """
     if not is_plain(param) or param.numel() == 0 or param.layout != torch.strided:
         return False
     if not param.is_floating_point() or param.is_meta or not (param.requires_grad or param.grad is not None):
         return False
     storage = param.untyped_storage()
+    if param.is_cpu and storage.is_shared():
+        return False
     is_alone = storage.nbytes() == param.nbytes or storage.data_ptr() in own_storages
     return is_alone and is_dense(param)

@@ -104,8 +104,8 @@ class ShardedModel:
     def __init__(self, model: nn.Module) -> None:
         self._model, self._fsdp1 = model, fsdp1_module(model)
         self.has_fsdp1 = self._fsdp1 is not None
-        # Unsharded FSDP2 modules expose their DTensors only after state_dict().
-        self._contents = {} if self.has_fsdp1 else model.state_dict(keep_vars=True)
+        self._contents: dict[str, Any] = {}
+        self.read_state_dict()
         meshes = [value.device_mesh for value in self._contents.values() if is_sharded(value)]
         # The largest mesh includes the ranks of all others, such as one dimension of FSDP and TP.
         mesh = max(meshes, key=lambda mesh: mesh.size(), default=None)
@@ -115,20 +115,31 @@ class ShardedModel:
             self._groups, self._is_first = fsdp1_groups(self._fsdp1), torch.distributed.get_rank() == 0
         self.is_sharded = bool(self._groups)
 
+    def read_state_dict(self) -> None:
+        """Read the state dict again, after the parameters have changed."""
+        # Unsharded FSDP2 modules expose their DTensors only after state_dict().
+        self._contents = {} if self.has_fsdp1 else self._model.state_dict(keep_vars=True)
+
+    def has_converted_entries(self) -> bool:
+        """Return whether the state dict has tensors that are not the model's own, such as copies made by a hook."""
+        own = set(map(id, chain(self._model.parameters(), self._model.buffers())))
+        return any(isinstance(value, Tensor) and id(value) not in own for value in self._contents.values())
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state dict of the model with the parameters themselves, except for FSDP1, which returns copies."""
         return self._model.state_dict(keep_vars=True) if self.has_fsdp1 else self._contents
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the parameters, as an optimizer has them."""
-        values = self._model.parameters() if self.has_fsdp1 else self._contents.values()
-        return [value for value in values if isinstance(value, nn.Parameter)]
+        if self.has_fsdp1 or self.has_converted_entries():
+            return list(self._model.parameters())
+        return [value for value in self._contents.values() if isinstance(value, nn.Parameter)]
 
     def gather_averages(self, states: Mapping[Tensor, Any]) -> tuple[dict[str, Any], Exception | None]:
         """Gather the full state dict, with averages in place of the parameters, on the CPU of the first rank.
 
         Args:
-            states: The optimizer's states. They are not used for FSDP1, whose parameters must be swapped.
+            states: The optimizer's states; none if the parameters are swapped, which FSDP1 needs.
 
         Returns:
             The state dict, which is empty on the other ranks, and the exception of this rank, if any. It is not raised

@@ -4,8 +4,10 @@ from collections.abc import Iterable, MutableMapping, Sequence
 from itertools import repeat
 from operator import is_
 from typing import Any
+from weakref import ReferenceType, ref
 
 from torch_aclnn_ops._torch_compat.optimizer import version_of
+from torch_aclnn_ops.ops.ema_adam.kernels import local
 from torch_aclnn_ops.ops.ema_adam.step_progress import format_ranges
 
 import torch
@@ -89,6 +91,13 @@ def sync_master_from_param(master: Tensor, param: Tensor) -> None:
     master.copy_(torch.where(master.to(param.dtype) == param, master, param.to(master.dtype)))
 
 
+def sync_masters_from_params(masters: Sequence[Tensor], params: Sequence[Tensor]) -> None:
+    """Call :func:`sync_master_from_param` for the parameters that have a master weight."""
+    for master, param in zip(masters, params, strict=True):
+        if master.dtype != param.dtype:
+            sync_master_from_param(local(master), local(param))
+
+
 class CachedState:
     """The states of parameters as lists, cached between steps, with a check whether they are still valid.
 
@@ -110,6 +119,9 @@ class CachedState:
             self._names.append("master_params")
         self._found = self._snapshot()
         self._versions: list[int] = []
+        # Data of the parameters with master weights: a new storage may have the address of a freed one.
+        self._storages: list[ReferenceType[torch.UntypedStorage]] = []
+        self._strides: list[tuple[int, ...]] = []
 
     def _snapshot(self) -> list[object]:
         """Return the objects that must be unchanged for the cache to be valid: the states and their tensors."""
@@ -134,10 +146,23 @@ class CachedState:
         return [param for param in self._others if param.grad is not None]
 
     def are_params_modified(self) -> bool:
-        """Return whether parameters with master weights were modified after :meth:`record_versions`."""
-        return self.has_masters and self._versions != list(map(version_of, self.params))
+        """Return whether parameters with master weights were modified or replaced after :meth:`record_versions`."""
+        if not self.has_masters:
+            return False
+        return self._versions != list(map(version_of, self.params)) or not self._has_same_data()
 
     def record_versions(self) -> None:
-        """Record the version counters of parameters with master weights, after the optimizer has written to them."""
-        if self.has_masters:
-            self._versions = list(map(version_of, self.params))
+        """Record the data of parameters with master weights, after the optimizer has written to them."""
+        if not self.has_masters:
+            return
+        self._versions = list(map(version_of, self.params))
+        if not self._has_same_data():
+            shards = list(map(local, self.params))
+            self._storages = [ref(shard.untyped_storage()) for shard in shards]
+            self._strides = list(map(Tensor.stride, shards))
+
+    def _has_same_data(self) -> bool:
+        shards = list(map(local, self.params))
+        return self._strides == list(map(Tensor.stride, shards)) and all(
+            storage() is shard.untyped_storage() for storage, shard in zip(self._storages, shards, strict=True)
+        )

@@ -1,10 +1,11 @@
 """One step on the lists of a parameter group or on a buffer: gradient scaling, master weights and EMA schedule."""
 
+import functools
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import repeat
-from typing import Any
+from typing import Any, TypeVar
 
 from torch_aclnn_ops._call_log import log_call, log_detail
 from torch_aclnn_ops._torch_compat.optimizer import per_optimizer_state
@@ -31,6 +32,7 @@ from torch.optim.optimizer import Optimizer
 _REAL = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # Elements whose 16-bit gradients are upcast at a time.
 _UPCAST_ELEMENTS = 2**24
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def grad_scaling(optimizer: Any, grad_scaler: Any = None) -> tuple[Tensor | None, Tensor | None]:
@@ -44,6 +46,27 @@ def grad_scaling(optimizer: Any, grad_scaler: Any = None) -> tuple[Tensor | None
     if scaler_state["stage"].value == OptState.READY.value:
         grad_scaler.unscale_(optimizer)
     return None, sum(scaler_state["found_inf_per_device"].values())
+
+
+def forgetting_failed_scaling(step: _Method) -> _Method:
+    """Decorate ``step`` to delete the attributes that a ``torch.amp.GradScaler`` has set if it raises.
+
+    The scaler deletes them after a step that returns. When its ``step()`` is repeated, it multiplies the scale by the
+    one it finds.
+    """
+
+    @functools.wraps(step)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return step(self, *args, **kwargs)
+        try:
+            return step(self, *args, **kwargs)
+        except BaseException:
+            if self.__dict__.pop("found_inf", None) is not None:
+                self.__dict__.pop("grad_scale", None)
+            raise
+
+    return checked  # type: ignore[return-value]
 
 
 def step_lists(
@@ -164,12 +187,8 @@ def clear_applied_gradients(optimizer: Optimizer, progress: StepProgress, error:
     updated = [param for param in moved if param.grad is not None]
     # In C code, which no signal handler can interrupt.
     deque(map(setattr, updated, repeat("grad"), repeat(None)), maxlen=0)
-    # A GradScaler has set these attributes, and would combine them with new ones when its step() is repeated.
-    is_scaled = optimizer.__dict__.pop("found_inf", None) is not None
-    if is_scaled:
-        optimizer.__dict__.pop("grad_scale", None)
     names = describe_params(optimizer, updated) or "none"
-    call = "GradScaler.step()" if is_scaled else "step()"
+    call = "GradScaler.step()" if getattr(optimizer, "found_inf", None) is not None else "step()"
     add_note(
         error,
         f"FusedEmaAdam: the step updated these parameters, and set their grad to None: {names}."

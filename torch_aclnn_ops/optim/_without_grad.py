@@ -1,5 +1,6 @@
 """Averages of parameters without a gradient, which continue to be updated in each step."""
 
+from collections import defaultdict
 from functools import partial
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ def update_averages(
     """Update the averages of these parameters.
 
     Their step counts do not advance, so the schedule uses the largest step count of all parameters of the optimizer:
-    ``steps`` are the counts after this step.
+    ``steps`` are the counts of all of them after this step.
     """
     weight = 1 - _decay(steps, params.steps[0].device, schedule)
     found_inf = options.found_inf
@@ -48,7 +49,11 @@ def update_averages(
 def _decay(steps: list[Tensor], device: torch.device, schedule: EmaSchedule) -> float | Tensor:
     if schedule.is_constant:
         return schedule.ema_decay
-    here = [step.max() for step in steps if step.device == device]
-    if device.type == "cpu" and not torch.compiler.is_compiling():
-        return schedule.decay_at(max(map(int, here)))
-    return schedule.decays_at(torch.stack(here).max())
+    if not torch.compiler.is_compiling() and all(step.is_cpu for step in steps):
+        return schedule.decay_at(max(int(step.max()) for step in steps))
+    by_device = defaultdict(list)
+    for step in steps:
+        by_device[step.device].append(step.max())
+    # If an optimizer has parameters on several devices, one number of each is copied, which only a CPU waits for.
+    largest = [torch.stack(counts).max().to(device) for counts in by_device.values()]
+    return schedule.decays_at(torch.stack(largest).max())

@@ -5,7 +5,7 @@ from itertools import compress
 from typing import Any, overload
 
 from torch_aclnn_ops._call_log import is_explaining
-from torch_aclnn_ops.ops.ema_adam.kernels import Options, TensorLists, local
+from torch_aclnn_ops.ops.ema_adam.kernels import Options, TensorLists
 from torch_aclnn_ops.ops.ema_adam.step_progress import StepProgress
 from torch_aclnn_ops.optim import _steps
 from torch_aclnn_ops.optim._averages import AveragingOptimizer
@@ -19,7 +19,7 @@ from torch_aclnn_ops.optim._states import (
     dtype_of_states,
     has_state,
     init_missing_state,
-    sync_master_from_param,
+    sync_masters_from_params,
 )
 from torch_aclnn_ops.optim._without_grad import ParamsWithoutGrad, update_averages
 
@@ -182,6 +182,7 @@ class FusedEmaAdam(AveragingOptimizer):
     @overload
     def step(self, closure: Callable[[], float], **kwargs: Any) -> float: ...
     @torch.no_grad()
+    @_steps.forgetting_failed_scaling
     @exclusive
     def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> float | None:
         """Update every parameter that has a gradient, and its EMA.
@@ -262,15 +263,19 @@ class FusedEmaAdam(AveragingOptimizer):
             if is_flattened and not self._step_flat(i, options, schedule, have_moved, progress, without_grad, steps):
                 continue
             tensors = TensorLists([], [], [], [], [], [], [])
-            self._init_group(i, is_flattened, have_moved, *tensors, *without_grad)
+            # Also of the parameters without a gradient: steps, master weights, parameters.
+            everything: tuple[list[Tensor], ...] = [], [], []
+            self._init_group(i, is_flattened, have_moved, *tensors, *without_grad, *everything)
+            if torch.compiler.is_compiling():  # compiled code has no check whether parameters were modified
+                sync_masters_from_params(*everything[1:])
             if tensors.params:
                 _steps.step_lists(tensors, options, schedule, progress)
                 if not torch.compiler.is_compiling():
                     self._cached[i].record_versions()
-            steps += tensors.steps
+            steps += everything[0]
         for without_grad, (options, schedule) in zip(all_without_grad, parsed, strict=True):
             if without_grad.averages:
-                update_averages(without_grad, steps + without_grad.steps, options, schedule, progress)
+                update_averages(without_grad, steps, options, schedule, progress)
 
     def _step_flat(
         self,
@@ -297,7 +302,7 @@ class FusedEmaAdam(AveragingOptimizer):
         return flat_group.rest
 
     def _init_group(self, i: int, is_flattened: bool, have_moved: bool, *lists: list[Tensor]) -> None:
-        """Fill ``TensorLists`` and ``ParamsWithoutGrad`` with the parameters that are not flattened.
+        """Fill ``TensorLists``, ``ParamsWithoutGrad``, and lists of all parameters that are not flattened.
 
         Dynamo special-cases optimizer methods of this name: it calls them without tracing, and supports only numbers
         and lists as arguments.
@@ -311,9 +316,7 @@ class FusedEmaAdam(AveragingOptimizer):
                     self._warn(init_missing_state(self.state[param], param, dtype))
             cached = self._cached[i] = CachedState(all_params, self.state)
         if cached.are_params_modified():
-            for master, param in zip(cached.masters, cached.params, strict=True):
-                if master is not param:
-                    sync_master_from_param(local(master), local(param))
+            sync_masters_from_params(cached.masters, cached.params)
         all_grads = [param.grad for param in cached.params]
         has_grad = [grad is not None for grad in all_grads]
         all_lists: tuple[list[Any], ...] = (cached.masters, all_grads, *cached.lists, cached.params)
@@ -324,5 +327,7 @@ class FusedEmaAdam(AveragingOptimizer):
             is_averaged = [
                 not has and param not in self._updated for has, param in zip(has_grad, cached.params, strict=True)
             ]
-            for listed, values in zip(lists[7:], (cached.masters, *cached.lists[2:]), strict=True):
+            for listed, values in zip(lists[7:10], (cached.masters, *cached.lists[2:]), strict=True):
                 listed += compress(values, is_averaged)
+        for listed, values in zip(lists[10:], (cached.lists[3], cached.masters, cached.params), strict=True):
+            listed += values
