@@ -71,7 +71,7 @@ def _time(name: str, found: Plan) -> dict[str, str]:
     return {
         **_where(name, found),
         "head, ms": "; ".join(f"{costs.head_seconds * 1e3:.1f}" for costs in both),
-        "step and average, ms": "; ".join(f"{costs.optimizer_seconds * 1e3:.1f}" for costs in both),
+        "step and EMA, ms": "; ".join(f"{costs.optimizer_seconds * 1e3:.1f}" for costs in both),
     }
 
 

@@ -47,7 +47,7 @@ def load_split(seed: int, device: torch.device) -> tuple[Digits, Digits]:
 def train(
     model: nn.Module, digits: Digits, loss_of: Callable[[Digits], Tensor], epochs: int, name: str
 ) -> FusedEmaAdam:
-    """Minimise ``loss_of`` a batch of ``digits``, and return the optimizer, which has the averaged weights."""
+    """Minimise ``loss_of`` a batch of ``digits``, and return the optimizer, which has the EMA weights."""
     optimizer = FusedEmaAdam(model.parameters(), lr=2e-3, weight_decay=1e-4, ema_decay=0.99)
     for _ in trange(epochs, desc=name, unit="epoch"):
         # On the CPU, so that a seed gives the same batches for every device.
@@ -115,7 +115,7 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     print(
         "Shown: mse_loss, binary_cross_entropy and FusedEmaAdam take the places of torch's; on digits that were held"
-        " out\nboth models, with averaged weights, are better than guesses that look at no image."
+        " out\nboth models, with EMA weights, are better than guesses that look at no image."
     )
     return 0
 

@@ -23,7 +23,7 @@ table = nn.Parameter(torch.randn(256, 32, device=device))
 body = nn.Sequential(nn.Flatten(), nn.Linear(32 * CONTEXT, WIDTH), nn.ReLU(), nn.LayerNorm(WIDTH)).to(device)
 head, others = nn.Linear(WIDTH, 256, bias=False, device=device), nn.Linear(WIDTH, 2, device=device)
 parameters = [table, *body.parameters(), *head.parameters(), *others.parameters()]
-optimizer = optim.FusedEmaAdam(parameters, lr=1e-2, ema_decay=0.95)  # AdamW, and an average of the weights
+optimizer = optim.FusedEmaAdam(parameters, lr=1e-2, ema_decay=0.95)  # AdamW, and an EMA of the weights
 
 
 def losses_at(starts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -52,6 +52,6 @@ by_frequency = -torch.special.xlogy(frequencies, frequencies).sum().item()
 launched = sum(torch_aclnn_ops.launches().values())
 print(
     f"Shown: {STEPS} steps on {device.type} bring the loss from {by_frequency:.2f} nats a byte, which frequencies alone"
-    f" give, to {raw:.2f}, and to {averaged:.2f} with averaged weights.\nThe functions are called as torch's own are;"
+    f" give, to {raw:.2f}, and to {averaged:.2f} with EMA weights.\nThe functions are called as torch's own are;"
     f" {launched:,} operators of CANN were launched."
 )

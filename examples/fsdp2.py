@@ -1,9 +1,9 @@
-"""Train a small language model whose weights, head and averages ``fully_shard`` (FSDP2) spreads over processes.
+"""Train a small language model whose weights, head and EMA weights ``fully_shard`` (FSDP2) spreads over processes.
 
 Run ``torchrun --nproc-per-node 2 examples/fsdp2.py``, or on simulated NPUs ``torchrun --nproc-per-node 2 -m
 host_npu examples/fsdp2.py --device npu``; ``--help`` lists the options. Every process draws batches of
 its own. The loss is computed outside of the model's forward pass, without the logits, and is told of the shards by
-``fsdp_module``; the averaged weights are as sharded as the weights.
+``fsdp_module``; the EMA weights are as sharded as the weights.
 """
 
 import argparse
@@ -106,10 +106,10 @@ def run(arguments: argparse.Namespace) -> bool:
         print(
             f"{dist.get_world_size()} processes with {arguments.device}s, connected by {dist.get_backend()}; the first"
             f" one has {sum(map(torch.numel, weights)):,} of {whole:,} weights, and"
-            f" {sum(map(torch.numel, averages)):,} of their averages"
+            f" {sum(map(torch.numel, averages)):,} of their EMA weights"
         )
         print(
-            f"Shown: {arguments.steps} steps bring the validation loss from {before:.3f} to {after:.3f}, with averaged"
+            f"Shown: {arguments.steps} steps bring the validation loss from {before:.3f} to {after:.3f}, with EMA"
             f" weights {averaged:.3f}; after the swap the weights are {'what they were' if are_back else 'others'}."
         )
     return are_back and after < before and averaged < before

@@ -1,4 +1,4 @@
-"""Train a small Llama on the Python standard library with Hugging Face's Trainer, this package's loss and averages.
+"""Train a small Llama on the Python standard library with Hugging Face's Trainer, this package's loss and EMA weights.
 
 Run ``python examples/hf_trainer.py --steps 200`` from a checkout, with ``pip install "transformers>=5" accelerate``;
 ``--resume`` goes on from the last checkpoint.
@@ -100,8 +100,8 @@ def main(argv: list[str] | None = None) -> int:
     trainer.train(resume_from_checkpoint=options.resume)
     averaged = trainer.evaluate()["eval_loss"]
     print(
-        "Shown: the Trainer of transformers trains without the logits of all tokens, and evaluates averaged weights:"
-        f"\nvalidation loss {averaged:.4f} with averaged weights, {unigram:.4f} by frequency alone."
+        "Shown: the Trainer of transformers trains without the logits of all tokens, and evaluates EMA weights:"
+        f"\nvalidation loss {averaged:.4f} with EMA weights, {unigram:.4f} by frequency alone."
     )
     return 0
 

@@ -1,4 +1,4 @@
-"""Train an autoencoder of scikit-learn's digits with Lightning, and validate and checkpoint averaged weights.
+"""Train an autoencoder of scikit-learn's digits with Lightning, and validate and checkpoint EMA weights.
 
 Run ``python examples/lightning_digits.py`` from a checkout, with ``pip install "lightning>=2.6"``; ``--resume`` goes on
 from the checkpoint. Lightning knows no NPUs; for ``--device npu`` this file tells it of one.
@@ -40,7 +40,7 @@ class Autoencoder(LightningModule):
         return F.mse_loss(self.layers(images), images)
 
     def validation_step(self, batch: list[Tensor]) -> None:
-        """Log the error, which is that of the averaged weights."""
+        """Log the error, which is that of the EMA weights."""
         self.log("val_loss", self.training_step(batch))
 
     def configure_optimizers(self) -> FusedEmaAdam:
@@ -136,8 +136,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: reconstruction error {error:.4f}, mean image {baseline:.4f}", file=sys.stderr)
         return 1
     print(
-        "Shown: Lightning validates averaged weights and saves them in its checkpoints:"
-        f"\nreconstruction error {error:.4f} with averaged weights, {baseline:.4f} for the mean image."
+        "Shown: Lightning validates EMA weights and saves them in its checkpoints:"
+        f"\nreconstruction error {error:.4f} with EMA weights, {baseline:.4f} for the mean image."
     )
     return 0
 

@@ -99,7 +99,7 @@ def summary(result: Result, files: list[Path]) -> str:
         "files          " + ", ".join(str(path) for path in files),
         f"Shown: {steps} steps with this package's embedding, losses and optimizer bring a language model from"
         f" {result.losses[0]:.2f} to {result.final_loss:.2f} nats a token;\non text that it has not seen it has"
-        f" {raw:.2f}, and {averaged:.2f} with averaged weights.",
+        f" {raw:.2f}, and {averaged:.2f} with EMA weights.",
     ]
     return "\n".join(lines)
 

@@ -102,7 +102,7 @@ class Trainer:
         return FusedEmaAdam(groups, lr=self.settings.lr, betas=BETAS, ema_decay=self.settings.ema_decay)
 
     def ema_weights(self) -> AbstractContextManager[None]:
-        """Return a context in which the model has the averaged weights."""
+        """Return a context in which the model has the EMA weights."""
         assert isinstance(self.optimizer, FusedEmaAdam)
         return self.optimizer.swap_ema_params()
 
@@ -155,7 +155,7 @@ class Trainer:
         return decision
 
     def validate(self) -> tuple[float, float]:
-        """Return the validation losses of the raw and of the averaged weights, and keep them for the report."""
+        """Return the validation losses of the raw and of the EMA weights, and keep them for the report."""
         raw = self.validation_loss()
         with self.ema_weights():
             averaged = self.validation_loss()

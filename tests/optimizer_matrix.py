@@ -84,9 +84,9 @@ SHARED_MEMORY = Outcome(
 )
 PART_OF_ZERO = Outcome(
     "raises [3]",
-    ("FusedEmaAdam", "averages", "ZeroRedundancyOptimizer"),
-    "`swap_ema_params()` and `save_ema_model()` raise `RuntimeError`, because each rank has the averages of its own"
-    " parameters only; all of them are in the consolidated state dict",
+    ("FusedEmaAdam", "EMA weights", "ZeroRedundancyOptimizer"),
+    "`swap_ema_params()` and `save_ema_model()` raise `RuntimeError`, because each rank has the EMA weights of its"
+    " own parameters only; all of them are in the consolidated state dict",
 )
 _EXCEPTIONS = (
     (lambda cell: cell.feature == "tied by storage" and cell.way.startswith("FSDP2"), UNTIED),
@@ -94,10 +94,10 @@ _EXCEPTIONS = (
     (lambda cell: cell.way == "ZeRO" and cell.action in ("evaluate averages", "averages file"), PART_OF_ZERO),
 )
 _INTRODUCTION = """\
-Each cell is five tests of `test_optimizer_matrix`: train; evaluate the averages midway and train on; save and resume;
-resume on another number of ranks; write a file of averages that one process loads. The result is that of one process
-with `torch.optim.AdamW` in float32 and an average by hand, or a call raises before anything has changed. Every
-cell runs on CPUs with gloo, and one in eight also on simulated NPUs with HCCL."""
+Each cell is five tests of `test_optimizer_matrix`: train; evaluate the EMA weights midway and train on; save and
+resume; resume on another number of ranks; write a file of EMA weights that one process loads. The result is that of
+one process with `torch.optim.AdamW` in float32 and an EMA by hand, or a call raises an error before anything has
+changed. Every cell runs on CPUs with gloo, and one in eight also on host NPUs with HCCL."""
 CELLS = [Cell(feature, way, action) for way, action, feature in product(WAYS, ACTIONS, FEATURES)]
 
 

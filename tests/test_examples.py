@@ -336,7 +336,7 @@ def test_the_digits_with_lightning_beat_their_baseline_and_resume_from_the_check
     for options in (["--epochs", "3"], ["--epochs", "6", "--resume"]):
         result = _run("lightning_digits.py", *options, "--output", str(tmp_path))
         assert result.returncode == 0, result.stdout + result.stderr
-        assert "Shown: Lightning validates averaged weights and saves them in its checkpoints" in result.stdout
+        assert "Shown: Lightning validates EMA weights and saves them in its checkpoints" in result.stdout
 
 
 @pytest.mark.exhaustive

@@ -233,7 +233,7 @@ def test_averages_that_stay_at_the_initial_weights_are_warned_of(options, steps,
 
 def test_a_training_warns_of_a_decay_that_is_too_large_for_its_steps(tmp_path):
     with pytest.warns(
-        UserWarning, match=f"after {STEPS} steps with ema_decay=0.9 the averages still have 53.1% initial"
+        UserWarning, match=f"after {STEPS} steps with ema_decay=0.9 the EMA weights are still 53.1% initial"
     ):
         make_trainer(tmp_path).train()
 

@@ -93,7 +93,7 @@ def test_averages_that_stay_close_to_the_initial_weights_are_warned_of(decay, ep
     said = [str(one.message) for one in caught if "initial weights" in str(one.message)]
     assert len(said) == (share is not None)
     assert all(
-        f"after {epochs * BATCHES} steps with ema_decay=0.9 the averages still have {share}" in one for one in said
+        f"after {epochs * BATCHES} steps with ema_decay=0.9 the EMA weights are still {share}" in one for one in said
     )
 
 

@@ -96,7 +96,7 @@ def test_another_thread_raises_inside_a_swap(call):
     before = contents(model, optimizer)
     with optimizer.swap_ema_params():
         error = in_a_thread(lambda: call(model, optimizer))
-        assert "inside swap_ema_params() the parameters hold their averages" in str(error) or isinstance(
+        assert "inside swap_ema_params() the parameters hold their EMA weights" in str(error) or isinstance(
             error, FileNotFoundError
         )
     assert_all_equal(contents(model, optimizer), before)

@@ -66,7 +66,7 @@ def test_a_checkpoint_of_torch_resumes_with_averages_that_start_from_the_weights
     my_optimizer = FusedEmaAdam(mine.parameters(), ema_decay=0.5, flatten=flatten)
     my_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     averages = weights_of(mine)
-    with pytest.warns(UserWarning, match="no 'ema_params'.*their averages start from the weights") as caught:
+    with pytest.warns(UserWarning, match="no 'ema_params'.*their EMA starts from the weights") as caught:
         my_losses = train_network(mine, my_optimizer, range(5, 10))
     assert len(caught) == 1
     losses = []

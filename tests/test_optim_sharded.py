@@ -162,6 +162,6 @@ def test_averages_inside_a_zero_redundancy_optimizer_raise(device, found):
             "FusedEmaAdam.ema_state_dict",
         ]
         assert all(
-            "inside a ZeroRedundancyOptimizer this rank has the averages of its own" in error for error in errors
+            "inside a ZeroRedundancyOptimizer this rank has the EMA weights of its own" in error for error in errors
         )
         assert are_weights_kept

@@ -75,7 +75,7 @@ class Costs:
     """Memory and time on one device.
 
     Attributes:
-        states: Bytes of weights, gradients, moments and averages of this device's parameters.
+        states: Bytes of weights, gradients, moments and EMA weights of this device's parameters.
         activations: Bytes that the layers save for the backward pass.
         layer_backward: Additional bytes in the backward pass of a layer: recomputed activations, their gradients, the
             all-gathered weights of two layers, and gradients of weights before and during their reduction.
@@ -83,7 +83,7 @@ class Costs:
         head_backward: Additional bytes in the head's backward pass: logits, gradients and the operator's workspace.
         step_buffers: Additional bytes in the optimizer step.
         head_seconds: Lower bound of the head's forward and backward pass.
-        optimizer_seconds: Lower bound of an optimizer step with its average.
+        optimizer_seconds: Lower bound of an optimizer step with its EMA.
     """
 
     states: int

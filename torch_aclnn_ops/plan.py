@@ -97,7 +97,7 @@ class Plan:
             f"{'':<58}{'without':>10}{'with':>10}",
         ]
         values = [
-            ("weights, gradients, moments and averages, GiB", "states", _GIB),
+            ("weights, gradients, moments and EMA weights, GiB", "states", _GIB),
             ("activations that the layers save, GiB", "activations", _GIB),
             ("backward pass of a layer, GiB", "layer_backward", _GIB),
             ("all-gathered weight of the head, GiB", "head_weight", _GIB),
@@ -105,7 +105,7 @@ class Plan:
             ("buffers of the optimizer step, GiB", "step_buffers", _GIB),
             (f"peak of {memory:g} GiB", "peak", _GIB),
             ("head, forward and backward, at least, ms", "head_seconds", 1e-3),
-            ("optimizer step with average, at least, ms", "optimizer_seconds", 1e-3),
+            ("optimizer step with EMA, at least, ms", "optimizer_seconds", 1e-3),
         ]
         pairs = [(what, *(getattr(costs, name) / unit for costs in both)) for what, name, unit in values]
         lines += [f"{what:<58}{without:>10.2f}{ours:>10.2f}" for what, without, ours in pairs]

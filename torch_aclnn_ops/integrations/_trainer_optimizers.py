@@ -1,4 +1,4 @@
-"""A trainer's optimizers with averages of the weights."""
+"""A trainer's optimizers with EMA weights."""
 
 import warnings
 from collections.abc import Iterable, Iterator
@@ -16,20 +16,20 @@ def unwrapped(optimizer: Any) -> Any:
 
 
 def averaging_optimizers(optimizers: Iterable[Any]) -> list[FusedEmaAdam]:
-    """Return the optimizers with averages, unwrapped."""
+    """Return the optimizers with EMA weights, unwrapped."""
     return [optimizer for optimizer in map(unwrapped, optimizers) if isinstance(optimizer, FusedEmaAdam)]
 
 
 def warn_of_initial_weights(optimizers: Iterable[FusedEmaAdam], steps: int) -> None:
-    """Warn if the averages of so many steps are still close to the initial weights."""
+    """Warn if the EMA weights of so many steps are still close to the initial weights."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             # Each update multiplies the share of the initial weights by the decay.
             share = group["ema_decay"] ** (steps // group["ema_update_every"])
             if share > _LARGE_SHARE and group["ema_warmup"] is None and group["ema_start_step"] == 0:
                 warnings.warn(
-                    f"EmaCallback: after {steps} steps with ema_decay={group['ema_decay']} the averages still have"
-                    f' {share:.1%} initial weights; give FusedEmaAdam a smaller ema_decay, or ema_warmup="ratio"',
+                    f"EmaCallback: after {steps} steps with ema_decay={group['ema_decay']} the EMA weights are"
+                    f' still {share:.1%} initial weights; give FusedEmaAdam a smaller ema_decay, or ema_warmup="ratio"',
                     stacklevel=2,
                 )
                 return
@@ -55,7 +55,7 @@ def warn_of_ignored_learning_rate(optimizer: Any, args: Any) -> None:
 
 @contextmanager
 def averaged(optimizers: Iterable[FusedEmaAdam]) -> Iterator[None]:
-    """Swap the parameters of optimizers with their averages for the duration of a ``with`` block."""
+    """Swap the parameters of optimizers with their EMA weights for the duration of a ``with`` block."""
     with ExitStack() as stack:
         for optimizer in optimizers:
             stack.enter_context(optimizer.swap_ema_params())

@@ -25,14 +25,14 @@ _WEIGHTS = "current_model_state"  # the key that Lightning's WeightAveraging use
 
 
 class EmaCallback(Callback):
-    """Validate, test and predict with averaged weights, and checkpoint them.
+    """Validate, test and predict with EMA weights, and checkpoint them.
 
     ``configure_optimizers`` must return a :class:`torch_aclnn_ops.optim.FusedEmaAdam`, possibly among other optimizers.
-    Validation in ``fit``, and later loops of the same trainer, use the averages; the weights are restored afterwards,
-    also after an exception. A checkpoint's ``state_dict`` has the averages, so ``load_from_checkpoint`` returns the
-    model that was validated; the weights are in ``current_model_state``, from which ``fit(ckpt_path=...)`` resumes.
-    Gradients can be clipped with every ``precision``. A warning says if the averages of the whole training will still
-    be close to the initial weights, because ``ema_decay`` is large.
+    Validation in ``fit``, and later loops of the same trainer, use the EMA weights; the weights are restored
+    afterwards, even after an exception. A checkpoint's ``state_dict`` has the EMA weights, so ``load_from_checkpoint``
+    returns the model that was validated; the weights are in ``current_model_state``, from which
+    ``fit(ckpt_path=...)`` resumes. Gradients can be clipped with every ``precision``. A warning says if the EMA weights
+    of the whole training will still be close to the initial weights, because ``ema_decay`` is large.
 
     Raises:
         RuntimeError: A validation starts inside another one, or the weights are swapped or trained during one.
@@ -69,17 +69,17 @@ class EmaCallback(Callback):
             if isinstance(callback, ModelCheckpoint) and callback.save_weights_only:
                 raise ValueError(
                     "EmaCallback: save_weights_only of ModelCheckpoint must be False, because with it Lightning does"
-                    " not call on_save_checkpoint; a checkpoint's state_dict has the averages anyway"
+                    " not call on_save_checkpoint; a checkpoint's state_dict has the EMA weights anyway"
                 )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Warn if the averages will still be close to the initial weights at the end of the training."""
+        """Warn if the EMA weights will still be close to the initial weights at the end of the training."""
         steps = trainer.estimated_stepping_batches
         if pl_module.automatic_optimization and steps != float("inf"):
             warn_of_initial_weights(averaging_optimizers(trainer.optimizers), int(steps))
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Swap the weights with their averages."""
+        """Swap the weights with the EMA weights."""
         if self._swap is not None:
             raise RuntimeError("EmaCallback: a validation begins inside another one; let the first one end")
         swap = averaged(averaging_optimizers(trainer.optimizers))
@@ -100,7 +100,7 @@ class EmaCallback(Callback):
         self.on_validation_end(trainer, pl_module)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Save the averages as ``state_dict``, and the weights under a key of their own."""
+        """Save the EMA weights as ``state_dict``, and the weights under a key of their own."""
         weights = checkpoint["state_dict"]
         checkpoint[_WEIGHTS], checkpoint["state_dict"] = weights, dict(weights)
         for optimizer in averaging_optimizers(trainer.optimizers):

@@ -32,7 +32,7 @@ _BASE_CLASS_OPTIONS = {"differentiable"}  # added to the defaults by torch's bas
 
 
 class AveragingOptimizer(Optimizer):
-    """Base class of optimizers that keep an average of each parameter as ``ema_params`` in its state."""
+    """Base class of optimizers that keep the EMA weights of each parameter as ``ema_params`` in its state."""
 
     _flatten = False
 
@@ -210,7 +210,7 @@ class AveragingOptimizer(Optimizer):
 
         Also accepts the state of :class:`torch.optim.AdamW`, :class:`torch.optim.Adam` and MindSpeed's
         ``FusedEmaAdamW``, and of flattened parameters. Missing options are unchanged. States of 16-bit parameters stay
-        in float32. If ``ema_params`` is missing, the average starts from the weights at the next step, with a warning.
+        in float32. If ``ema_params`` is missing, the EMA starts from the weights at the next step, with a warning.
         Unknown entries are kept. As in PyTorch, tensors with the right dtype and device are not copied.
 
         The load is atomic: after an exception or Ctrl-C the optimizer has its previous options and state, or all of the
@@ -273,16 +273,16 @@ class AveragingOptimizer(Optimizer):
             self._has_warned = True
             warnings.warn(
                 "FusedEmaAdam: the loaded state has no 'ema_params' for trained parameters, as in a checkpoint of"
-                " torch.optim.AdamW; their averages start from the weights",
+                " torch.optim.AdamW; their EMA starts from the weights",
                 stacklevel=9,
             )
 
     def _check_not_part_of_zero(self, method: str) -> None:
         if self._is_part_of_zero:
             raise RuntimeError(
-                f"{type(self).__name__}.{method}: inside a ZeroRedundancyOptimizer this rank has the averages of its"
-                " own parameters only; after consolidate_state_dict(), the state_dict() of the ZeroRedundancyOptimizer"
-                " has all of them as 'ema_params'"
+                f"{type(self).__name__}.{method}: inside a ZeroRedundancyOptimizer this rank has the EMA weights of"
+                " its own parameters only; after consolidate_state_dict(), the state_dict() of the"
+                " ZeroRedundancyOptimizer has all of them as 'ema_params'"
             )
 
     def _check_model(self, model: ShardedModel) -> None:

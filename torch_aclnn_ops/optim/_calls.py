@@ -37,7 +37,7 @@ class MethodCall:
         return f"{other.method}() of the same optimizer is running{where}; wait until it has returned"
 
 
-INSIDE_SWAP_MESSAGE = "inside swap_ema_params() the parameters hold their averages; leave the with block first"
+INSIDE_SWAP_MESSAGE = "inside swap_ema_params() the parameters hold their EMA weights; leave the with block first"
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])

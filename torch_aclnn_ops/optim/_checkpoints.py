@@ -236,7 +236,7 @@ def to_mindspeed_state_dict(state_dict: Mapping[str, Any]) -> dict[str, Any]:
         A new dict that shares the tensors.
 
     Raises:
-        ValueError: The step counts of the parameters of a group differ, or averages are missing.
+        ValueError: The step counts of the parameters of a group differ, or EMA weights are missing.
 
     Example:
         >>> from torch_aclnn_ops.optim import FusedEmaAdam

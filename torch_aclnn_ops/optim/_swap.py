@@ -1,4 +1,4 @@
-"""The context manager that swaps averages into the parameters, and restores the weights in any event."""
+"""The context manager that swaps EMA weights into the parameters, and restores the weights in any event."""
 
 from contextlib import ContextDecorator, suppress
 from functools import partial
@@ -109,7 +109,7 @@ class Exchange:
             error = next(iter(self._kept.values()))
             raise RuntimeError(
                 f"{method}: the weights of parameters {describe_params(self._optimizer, self._kept)} could not be"
-                " restored: they hold their averages, and all others have their weights. Their weights are kept on"
+                " restored: they hold their EMA weights, and all others have their weights. Their weights are kept on"
                 " their device, and the next call of step(), state_dict() or swap_ema_params() restores them"
                 f" ({error})"
             ) from error
@@ -119,7 +119,7 @@ class Exchange:
             not_averaged, error = [write.owner for write, _ in errors], errors[0][1]
             raise RuntimeError(
                 f"{method}: the weights of all parameters are restored, but in-place changes of parameters"
-                f" {describe_params(self._optimizer, not_averaged)} inside the with block are not in their averages"
+                f" {describe_params(self._optimizer, not_averaged)} inside the with block are not in their EMA weights"
                 f" ({error})"
             ) from error
         if repeated:

@@ -73,7 +73,7 @@ class FusedEmaAdam(AveragingOptimizer):
         decoupled_weight_decay: Use decoupled weight decay (AdamW) instead of L2 regularization (Adam).
         bias_correction: Divide the moments by :math:`1 - \beta^t`.
         maximize: Maximize the objective instead of minimizing it.
-        ema_warmup: Warm-up of the decay to ``ema_decay`` with the number n of updates of the average: none (``None``),
+        ema_warmup: Warm-up of the decay to ``ema_decay`` with the number n of updates of the EMA: none (``None``),
             (1 + n) / (10 + n) (``"ratio"``), or 1 - (1 + n / gamma) ** -power (``"power"``).
         ema_warmup_gamma: gamma of ``"power"``, in updates; above 0.
         ema_warmup_power: power of ``"power"``; above 0.
@@ -191,7 +191,7 @@ class FusedEmaAdam(AveragingOptimizer):
         step unscales the gradients, and is skipped if the scaler has found infs or nans.
 
         A step that fails or is interrupted can be repeated. Each parameter, or run of adjacent parameters of a
-        flattened group, is updated atomically with its step count, moments, master weights and average. After an
+        flattened group, is updated atomically with its step count, moments, master weights and EMA weights. After an
         exception, updated parameters have ``grad = None``, so that a second call updates only the others; a note on the
         exception lists them. With recomputed gradients, also by ``closure``, a repeated call is a new step. A step of a
         :class:`torch.amp.GradScaler` must be repeated through the scaler. If an NPU is lost, load a checkpoint.

@@ -1,4 +1,4 @@
-"""Checks of FusedEmaAdam against torch's AdamW and an average with ``lerp_``, in float64 on the CPU."""
+"""Checks of FusedEmaAdam against torch's AdamW and an EMA with ``lerp_``, in float64 on the CPU."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,7 +22,7 @@ def checks(device: str, steps: int) -> Iterator[tuple[str, Callable[[], str]]]:
 
 
 def _check_steps(device: str, dtype: torch.dtype, steps: int) -> str:
-    """Compare weights and averages after steps with the same gradients; 16-bit weights have master weights."""
+    """Compare weights and EMA weights after steps with the same gradients; 16-bit weights have master weights."""
     param = torch.nn.Parameter(torch.randn(33, 7).to(dtype).to(device))
     truth = torch.nn.Parameter(param.detach().cpu().double())
     average = truth.detach().clone()
@@ -36,7 +36,7 @@ def _check_steps(device: str, dtype: torch.dtype, steps: int) -> str:
         average.lerp_(truth.detach(), 1 - _EMA_DECAY)
     errors = [_error(param, truth.detach(), "a weight", dtype)]
     with optimizer.swap_ema_params():
-        errors.append(_error(param, average, "an average", dtype))
+        errors.append(_error(param, average, "an EMA weight", dtype))
     return f"error {max(errors):.1e}"
 
 
