@@ -11,9 +11,11 @@ import ctypes
 import json
 import os
 import sys
+import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from host_npu import _inductor, _libraries, _torch_npu
 from host_npu._version import __version__
@@ -54,6 +56,11 @@ _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 # Environment variables with which torch_npu finds a real CANN.
 _REAL_CANN = ("ASCEND_HOME_PATH", "ASCEND_OPP_PATH", "ASCEND_CUSTOM_OPP_PATH", "ASCEND_AICPU_PATH")
+
+# Longer than torch_npu's thread sleeps, see csrc/ascendcl/wake_ups.h. In a program whose other threads compute, live
+# objects may never stay the same.
+_SECONDS_BETWEEN_READS = 0.0015
+_MOST_READS = 20
 
 _runtime: ctypes.CDLL | None = None
 
@@ -225,7 +232,8 @@ def _require_enabled() -> ctypes.CDLL:
 def stats() -> Stats:
     """Return the counters of the host NPU.
 
-    Work that is still queued is not counted yet: call ``torch.npu.synchronize()`` before.
+    Work that is still queued is not counted yet: call ``torch.npu.synchronize()`` before. The call takes some
+    milliseconds, in which torch_npu frees what its queue has done.
 
     Raises:
         HostNpuError: The host NPU is not enabled.
@@ -235,10 +243,21 @@ def stats() -> Stats:
         >>> host_npu.stats().launches["aclnnMseLossBackward"]  # doctest: +SKIP
         1
     """
-    counted = json.loads(_require_enabled().host_npu_stats_json())
+    counted = _settled_counts(_require_enabled())
     for name in ("device_bytes", "peak_device_bytes"):
         counted[name] = {int(device): count for device, count in counted[name].items()}
     return Stats(**{name: Counter(counts) for name, counts in counted.items()})
+
+
+def _settled_counts(runtime: ctypes.CDLL) -> dict[str, Any]:
+    """Return the counters once live objects stay the same: a thread of torch_npu, which often sleeps, frees them."""
+    counted: dict[str, Any] = json.loads(runtime.host_npu_stats_json())
+    for _ in range(_MOST_READS):
+        time.sleep(_SECONDS_BETWEEN_READS)
+        last, counted = counted, json.loads(runtime.host_npu_stats_json())
+        if counted["alive"] == last["alive"]:
+            break
+    return counted
 
 
 def reset() -> None:
