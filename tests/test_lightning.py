@@ -108,6 +108,20 @@ def test_validation_uses_the_averages_and_restores_the_weights(optimizers):
     assert equal(model.seen[-1], averages)
 
 
+@pytest.mark.parametrize("loop", ["validate", "test"])
+def test_a_checkpoint_given_to_a_later_loop_is_what_it_evaluates_until_the_next_fit(loop, tmp_path):
+    trainer = make_trainer(ModelCheckpoint(tmp_path, save_top_k=-1))
+    model = fit(trainer, Model())
+    first = torch.load(min(tmp_path.glob("*.ckpt")), weights_only=True)["state_dict"]
+    assert not equal(first, averages_of(trainer, model))
+    for path in (min(tmp_path.glob("*.ckpt")), None):
+        getattr(trainer, loop)(model, _rows(), ckpt_path=path, verbose=False)
+        assert equal(model.seen[-1], first)
+    trainer.fit_loop.max_epochs += 1
+    fit(trainer, model)
+    assert equal(model.seen[-1], averages_of(trainer, model))
+
+
 def test_training_equals_that_without_the_callback():
     trainer = make_trainer()
     trainer.callbacks = [one for one in trainer.callbacks if not isinstance(one, EmaCallback)]

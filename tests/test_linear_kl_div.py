@@ -118,6 +118,17 @@ def test_errors_are_those_of_torchs_composition_on_average(divergence, dtype, op
         assert statistics.mean(mine) <= 1.25 * statistics.mean(theirs) + rounding
 
 
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+@pytest.mark.parametrize("dtype", DTYPES[2:], ids=str)
+@every_divergence
+def test_ignored_rows_have_no_part_in_16_bit_gradients(divergence, dtype, reduction):
+    options = {"target": TARGET, "reduction": reduction}
+    of_student, of_teacher = student(dtype), head_of_teacher(dtype)
+    expected = truth(of_student, of_teacher, divergence, **options)
+    for found, wide in zip(results(of_student, of_teacher, divergence, **options), expected, strict=True):
+        torch.testing.assert_close(found.double(), wide.detach(), rtol=0.05, atol=0.05)
+
+
 @every_divergence
 def test_the_sums_of_many_16_bit_rows_are_rounded_once(divergence):
     input, weight = draw(400, 8, seed=1, dtype=torch.bfloat16), draw(30, 8, seed=2, dtype=torch.bfloat16)

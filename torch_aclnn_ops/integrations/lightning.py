@@ -29,10 +29,12 @@ class EmaCallback(Callback):
 
     ``configure_optimizers`` must return a :class:`torch_aclnn_ops.optim.FusedEmaAdam`, possibly among other optimizers.
     Validation in ``fit``, and later loops of the same trainer, use the EMA weights; the weights are restored
-    afterwards, even after an exception. A checkpoint's ``state_dict`` has the EMA weights, so ``load_from_checkpoint``
-    returns the model that was validated; the weights are in ``current_model_state``, from which
-    ``fit(ckpt_path=...)`` resumes. Gradients can be clipped with every ``precision``. A warning says if the EMA weights
-    of the whole training will still be close to the initial weights, because ``ema_decay`` is large.
+    afterwards, even after an exception. ``test``, ``validate`` and ``predict`` with a ``ckpt_path`` use the weights in
+    the checkpoint, and so do the loops after them, until the next ``fit``. A checkpoint's ``state_dict`` has the EMA
+    weights, so ``load_from_checkpoint`` returns the model that was validated; the weights are in
+    ``current_model_state``, from which ``fit(ckpt_path=...)`` resumes. Gradients can be clipped with every
+    ``precision``. A warning says if the EMA weights of the whole training will still be close to the initial weights,
+    because ``ema_decay`` is large.
 
     Raises:
         RuntimeError: A validation starts inside another one, or the weights are swapped or trained during one.
@@ -46,9 +48,11 @@ class EmaCallback(Callback):
 
     def __init__(self) -> None:
         self._swap: AbstractContextManager[None] | None = None
+        self._has_loaded = False  # the weights of a checkpoint since the last fit
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check the optimizers and the other callbacks, and enable gradient clipping."""
+        self._has_loaded = False
         for optimizer in averaging_optimizers(trainer.optimizers):
             # Lightning does not clip gradients for an optimizer that unscales them itself. That avoids a
             # synchronization with the device, so it stays on where there is a scaler and no clipping.
@@ -79,10 +83,11 @@ class EmaCallback(Callback):
             warn_of_initial_weights(averaging_optimizers(trainer.optimizers), int(steps))
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Swap the weights with the EMA weights."""
+        """Swap the weights with the EMA weights, unless the weights are those of a checkpoint."""
         if self._swap is not None:
             raise RuntimeError("EmaCallback: a validation begins inside another one; let the first one end")
-        swap = averaged(averaging_optimizers(trainer.optimizers))
+        self._has_loaded |= trainer.state.fn != "fit" and trainer.ckpt_path is not None
+        swap = averaged([] if self._has_loaded else averaging_optimizers(trainer.optimizers))
         swap.__enter__()
         self._swap = swap
 

@@ -2,10 +2,10 @@
 
 import functools
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import repeat
-from typing import Any, TypeVar
+from typing import Any
 
 from torch_aclnn_ops._call_log import log_call, log_detail
 from torch_aclnn_ops._torch_compat.optimizer import per_optimizer_state
@@ -32,7 +32,6 @@ from torch.optim.optimizer import Optimizer
 _REAL = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # Elements whose 16-bit gradients are upcast at a time.
 _UPCAST_ELEMENTS = 2**24
-_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def grad_scaling(optimizer: Any, grad_scaler: Any = None) -> tuple[Tensor | None, Tensor | None]:
@@ -48,12 +47,15 @@ def grad_scaling(optimizer: Any, grad_scaler: Any = None) -> tuple[Tensor | None
     return None, sum(scaler_state["found_inf_per_device"].values())
 
 
-def forgetting_failed_scaling(step: _Method) -> _Method:
-    """Decorate ``step`` to delete the attributes that a ``torch.amp.GradScaler`` has set if it raises.
+def forget_failed_scaling(optimizer_class: Any) -> None:
+    """Make ``step`` of a class delete the attributes that a ``torch.amp.GradScaler`` has set if it raises.
 
     The scaler deletes them after a step that returns. When its ``step()`` is repeated, it multiplies the scale by the
-    one it finds.
+    one it finds. The step is wrapped after torch has wrapped it, because hooks may raise too.
     """
+    step = optimizer_class.step
+    if hasattr(step, "forgets_failed_scaling"):
+        return
 
     @functools.wraps(step)
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -66,7 +68,8 @@ def forgetting_failed_scaling(step: _Method) -> _Method:
                 self.__dict__.pop("grad_scale", None)
             raise
 
-    return checked  # type: ignore[return-value]
+    checked.forgets_failed_scaling = True  # type: ignore[attr-defined]
+    optimizer_class.step = checked
 
 
 def step_lists(

@@ -156,6 +156,11 @@ class FusedEmaAdam(AveragingOptimizer):
             raise TypeError(f"FusedEmaAdam: flatten must be True or False, but it is {flatten!r}")
         self._flatten = flatten
         super().__init__(params, defaults)
+        _steps.forget_failed_scaling(type(self))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        _steps.forget_failed_scaling(type(self))  # an optimizer may be unpickled before any is constructed
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group; missing options default to those of the constructor.
@@ -182,7 +187,6 @@ class FusedEmaAdam(AveragingOptimizer):
     @overload
     def step(self, closure: Callable[[], float], **kwargs: Any) -> float: ...
     @torch.no_grad()
-    @_steps.forgetting_failed_scaling
     @exclusive
     def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> float | None:
         """Update every parameter that has a gradient, and its EMA.

@@ -159,7 +159,8 @@ def losses_and_gradients_in_chunks(inputs: Inputs, factors: Tensor | None) -> tu
     cut = inputs.tile(kept.number)
     log_call(NAME, Implementation.FALLBACK, lambda: _describe(inputs, cut, factors is not None))
     kernel = _Kernel(inputs, kept, cut)
-    rows_of_input = inputs.input if kept.number == inputs.input.shape[0] else inputs.input[: kept.number]
+    # Without keeps_gradients, Gradients uses the shape only, and add() gets the rows.
+    rows_of_input = kept.select(inputs.input) if cut.keeps_gradients else inputs.input[: kept.number]
     total = None if factors is None else Gradients(rows_of_input, kernel.head, cut, inputs.options.gradients)
     buffer = logits_buffer(inputs.input, kernel.head, cut, total)
     # The head's products are divided by the temperature, and so are the gradients that pass through them.
