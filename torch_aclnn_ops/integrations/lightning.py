@@ -29,11 +29,11 @@ class EmaCallback(Callback):
 
     ``configure_optimizers`` must return a :class:`torch_aclnn_ops.optim.FusedEmaAdam`, possibly among other optimizers.
     Validation in ``fit``, and later loops of the same trainer, use the averages; the weights are restored afterwards,
-    also after an exception. ``test``, ``validate`` and ``predict`` with a ``ckpt_path`` use what the checkpoint has, and
-    so do the loops after them, until the next ``fit``. A checkpoint's ``state_dict`` has the averages, so ``load_from_checkpoint`` returns the
-    model that was validated; the weights are in ``current_model_state``, from which ``fit(ckpt_path=...)`` resumes.
-    Gradients can be clipped with every ``precision``. A warning says if the averages of the whole training will still
-    be close to the initial weights, because ``ema_decay`` is large.
+    also after an exception. ``test``, ``validate`` and ``predict`` with a ``ckpt_path`` use the ``state_dict`` of the
+    checkpoint, and so do the loops after them, until the next ``fit``. A checkpoint's ``state_dict`` has the averages,
+    so ``load_from_checkpoint`` returns the model that was validated; the weights are in ``current_model_state``, from
+    which ``fit(ckpt_path=...)`` resumes. Gradients can be clipped with every ``precision``. A warning says if the
+    averages of the whole training will still be close to the initial weights, because ``ema_decay`` is large.
 
     Raises:
         RuntimeError: A validation starts inside another one, or the weights are swapped or trained during one.
