@@ -43,8 +43,9 @@ _MARKERS = {
     "python_full_version": f"{_PYTHON}.0",
     "extra": "",
 }
-# The host NPU reserves terabytes of addresses, for each page of which qemu would keep a record.
-_QEMU = {"QEMU_RESERVED_VA": "64G"}
+# The host NPU reserves terabytes of addresses, for each page of which qemu would keep a record. With 64 GiB, what
+# is left for the captures of graphs is soon in pieces.
+_QEMU = {"QEMU_RESERVED_VA": "128G"}
 _QEMU_LIBRARIES = {"QEMU_LD_PREFIX": "/usr/aarch64-linux-gnu"}
 _FORMATS = Path("/proc/sys/fs/binfmt_misc")
 
