@@ -105,8 +105,9 @@ def test_without_a_queue_a_failed_launch_is_raised_once_and_all_else_goes_on(mod
 )
 def test_nothing_is_read_after_a_failure_that_may_have_stopped_the_queue(mode, fact, function):
     found = _results(mode, str(_PROGRAM), fact)[fact]
-    assert found["first"]
-    assert "torch_npu's task queue has ended" in found["later"] and function in found["later"]
+    assert found["first"] and function in found["later"]
+    # Usually the second error. On a busy machine, torch_npu notes its own error only after the host NPU has waited.
+    assert "torch_npu's task queue has ended" in found["first"] + found["later"]
 
 
 @pytest.mark.parametrize("mode", _QUEUED)
