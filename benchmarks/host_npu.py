@@ -41,9 +41,7 @@ def _process(device: str, dtype: str, threads: int, folder: str) -> Iterator[Cal
 def _serve(device: str, dtype: str, folder: str, threads: int) -> None:
     """Do a step for each line of the standard input, and answer with a line."""
     sys.path.insert(0, str(ROOT / "examples"))
-    import torch_aclnn_ops  # noqa: F401, which goes before torch
-
-    import torch
+    import torch  # after torch_aclnn_ops, which the harness imports
     from lm_training import Settings, Trainer
     from text_data import load_text_data
 
