@@ -97,7 +97,7 @@ lint: setup
 	cd host-npu && ../$(RUN) -m mypy
 	find csrc host-npu/csrc -name '*.cpp' -o -name '*.h' | xargs $(VENV)/bin/clang-format --dry-run -Werror
 
-# Time and memory against peers: CSV files, plots and docs/performance.md, in a quarter of an hour on an idle machine.
+# Time and memory against peers: CSV files, plots and docs/performance.md, in half an hour on an idle machine.
 # ONLY="losses embedding" measures some, QUICK=--quick shows that it runs.
 bench: setup
 	$(RUN) -m benchmarks $(ONLY) $(QUICK)

@@ -29,7 +29,7 @@ BENCHMARKS = {
     "linear_cross_entropy": (),
     "linear_kl_div": (),
     "trl": (),
-    "host_npu": (),
+    "host_npu": ("--threads", "1"),
 }
 IMAGES = ROOT / "docs" / "images"
 _LONGEST = 900  # seconds of a benchmark

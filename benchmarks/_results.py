@@ -72,6 +72,11 @@ def _commit() -> str:
         return "unknown"
 
 
+def has_bfloat16_instructions() -> bool:
+    """Whether the CPU has instructions for bfloat16 products; without them, torch takes tens of times longer."""
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(machine()["instruction_set"].partition(" (")[0].split())
+
+
 def folder_of(described: Mapping[str, str]) -> str:
     """Return the name of a machine's folder."""
     instructions = described["instruction_set"].partition(" (")[0].split()

@@ -7,7 +7,8 @@ one problem, ``--shape``, the times of all cases are taken in turn in one proces
 process of its own. How time and memory grow with rows and with classes is measured in this process.
 
 On two cores that takes a quarter of an hour; ``--memory``, for memory and errors of this package and of the logits'
-loss only, takes a minute.
+loss only, takes a minute. On CPUs without bfloat16 instructions, torch needs a minute for one bfloat16 call, so that
+bfloat16 is only measured if ``--dtypes`` names it.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import tempfile
 
 from benchmarks._harness import OURS, absent, compare, doublings, parser, report, run
 from benchmarks._linear_cross_entropy_cases import LABELS, Problem, make_call, why_absent
-from benchmarks._results import ROOT, Row
+from benchmarks._results import ROOT, Row, has_bfloat16_instructions
 
 SHAPE = (2048, 512, 32000)
 QUICK_SHAPE = (64, 32, 500)
@@ -47,6 +48,8 @@ def measure(options: argparse.Namespace) -> list[Row]:
             rows += _one_size(variable, size, [case for case in _SWEPT if case in cases], options)
     rows += [absent(LABELS[case], reason, **_COLUMNS) for case in wanted if (reason := why_absent(case)) is not None]
     rows.append(absent("Liger-Kernel", "its kernels are triton's, for GPUs and NPUs", **_COLUMNS))
+    if "bfloat16" not in options.dtypes and not has_bfloat16_instructions():
+        rows.append(absent("bfloat16", "this CPU has no instructions for it; see --dtypes", **_COLUMNS))
     return rows
 
 
@@ -111,7 +114,9 @@ def _shape(text: str) -> tuple[int, ...]:
 if __name__ == "__main__":
     arguments = parser(__doc__)
     arguments.add_argument("--shape", type=_shape, help=f"rows x features x classes (default: {SHAPE})")
-    arguments.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"])
+    dtypes = ["float32", "bfloat16"]
+    default = dtypes if has_bfloat16_instructions() else dtypes[:1]
+    arguments.add_argument("--dtypes", nargs="+", default=default, choices=dtypes, help=f"default: {' '.join(default)}")
     arguments.add_argument("--cases", nargs="+", default=list(LABELS), choices=list(LABELS), help="by default all")
     arguments.add_argument("--ignored", type=float, default=0.0, help="share of the rows that are ignored")
     arguments.add_argument("--memory", action="store_true", help="only memory and errors, in a minute")
