@@ -2,6 +2,7 @@
 
 import argparse
 import runpy
+import signal
 import sys
 import zipfile
 from pathlib import Path
@@ -95,6 +96,7 @@ def main() -> None:
     except (host_npu.HostNpuError, ValueError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
     if arguments.list:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--list | head` ends quietly
         _list(arguments.script, parser)
         return
     sys.path[:0] = current

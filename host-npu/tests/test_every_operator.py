@@ -6,6 +6,7 @@ The calls are made in processes of their own, so that a crash is seen.
 import functools
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -83,3 +84,12 @@ def test_the_functions_that_are_listed_as_graph_operators_are_refused_as_such():
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the page is torch_npu 2.13's")
 def test_the_page_of_operators_is_what_the_list_prints():
     assert _run("--list").stdout == _PAGE.read_text(), "python -m host_npu --list > docs/operators.md"
+
+
+def test_the_list_ends_quietly_where_nobody_reads_on():
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "host_npu", "--list"]
+    result = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=600)
+    os.close(writer)
+    assert result.returncode == -signal.SIGPIPE and "Traceback" not in result.stderr
