@@ -1,4 +1,4 @@
-"""Five CANN training operators as PyTorch losses, an embedding and an optimizer, for Ascend NPUs and for CPUs."""
+"""Seven CANN operators as PyTorch losses, an embedding and an optimizer, for Ascend NPUs and for CPUs."""
 
 from torch_aclnn_ops import _torch_npu as _torch_npu  # isort: skip  (before anything imports torch)
 from torch_aclnn_ops import _torch_compat as _torch_compat  # isort: skip  (refuses a torch that does not fit)

@@ -90,8 +90,8 @@ def linear_cross_entropy(
 
     If the loss is a scalar and a gradient is needed, the forward pass computes the gradients of input, head and bias
     together with the loss (three matrix products), and the backward pass multiplies them by the gradient of the loss.
-    With ``"none"``, and for double backward, the logits are recomputed in the backward pass. On the CPU, ignored rows
-    are skipped.
+    With CANN's fused operators, with ``"none"`` and for double backward, the logits are recomputed in the backward
+    pass. On the CPU, ignored rows are skipped.
 
     Args:
         input: Hidden states, shape (H,), (N, H) or (B, T, H), floating point.
