@@ -202,25 +202,25 @@ def _settings(devices: int | None, soc: str | None, strict_memory: bool | None) 
 def _check_can_enable(force: bool) -> None:
     if _torch_npu.is_imported():
         raise HostNpuError(
-            "torch_npu is imported already: enable the host NPU before, and where a real CANN is installed, "
-            "start Python with TORCH_DEVICE_BACKEND_AUTOLOAD=0"
+            "torch_npu is imported already: enable the host NPU before; if a real CANN is installed, torch imports"
+            " torch_npu unless TORCH_DEVICE_BACKEND_AUTOLOAD=0 is set"
         )
     if _torch_npu.folder() is None:
         raise HostNpuError(
-            "the host NPU needs torch_npu, which is not installed: pip install torch_npu of torch's version"
+            "the host NPU needs torch_npu, which is not installed: install it with pip, in the same version as torch"
         )
     missing = _libraries.missing()
     if missing:
         raise HostNpuError(
-            f"the host NPU was not built ({', '.join(missing)} missing): pip install ./host-npu of the checkout, after"
-            " torch and torch_npu"
+            f"the host NPU was not built ({', '.join(missing)} missing): run pip install ./host-npu in the checkout,"
+            " after installing torch and torch_npu"
         )
     reason = _libraries.incompatibility()
     if reason is not None:
-        raise HostNpuError(f"the host NPU cannot be loaded: {reason}; pip install ./host-npu of the checkout again")
+        raise HostNpuError(f"the host NPU cannot be loaded: {reason}; run pip install ./host-npu in the checkout again")
     real = None if force else _torch_npu.real_cann()
     if real is not None:
-        raise HostNpuError(f"there is a real CANN ({real}), which the host NPU would hide; force=True does it anyway")
+        raise HostNpuError(f"there is a real CANN ({real}): use its NPU, or hide it by --force or enable(force=True)")
 
 
 def _require_enabled() -> ctypes.CDLL:
@@ -301,9 +301,10 @@ def fail(function: str, nth: int = 1, status: int = 500001, message: str = "fail
     which functions a program calls, and how often, use :func:`count_calls`.
 
     torch_npu launches operators from a queue, which a failed launch (the second phase, ``"aclnnMseLossBackward"``)
-    stops for good: the next call raises, and what is queued after that is never done, as on a device. The first phase
-    (``"aclnnMseLossBackwardGetWorkspaceSize"``) fails in the caller and leaves the queue as it was, unless torch_npu
-    queues it too (``TASK_QUEUE_ENABLE=2``); with ``TASK_QUEUE_ENABLE=0`` there is no queue to stop.
+    stops for good, as on a device: what is queued after that is never done. Every later call that computes or reads
+    raises this error. The first phase (``"aclnnMseLossBackwardGetWorkspaceSize"``) fails in the caller and leaves the
+    queue as it was, unless torch_npu queues it too (``TASK_QUEUE_ENABLE=2``); with ``TASK_QUEUE_ENABLE=0`` there is no
+    queue to stop.
 
     Args:
         function: A function of the simulated libraries, such as ``"aclnnMseLossBackwardGetWorkspaceSize"`` or

@@ -25,13 +25,13 @@ def _parser() -> argparse.ArgumentParser:
         "--strict-memory",
         action="store_true",
         default=None,
-        help="allocate exactly the requested size, to find accesses beyond it",
+        help="allocate exactly the requested size, to find accesses beyond it (or HOST_NPU_STRICT_MEMORY=1)",
     )
     parser.add_argument("--force", action="store_true", help="hide an installed CANN")
     parser.add_argument(
         "--list",
         action="store_true",
-        help="list CANN's operators and how they are simulated, or those with NAME, such as npu_rms_norm, and exit",
+        help="list CANN's operators, or those with a NAME such as npu_rms_norm, with how each is simulated, and exit",
     )
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
     parser.add_argument("script", metavar="SCRIPT", nargs="?", help="the program to run")

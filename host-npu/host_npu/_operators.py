@@ -25,6 +25,9 @@ _OTHER_NAMES = {
     "npu_rotary_mul": "RotaryPositionEmbedding",
 }
 
+# Operators that are simulated with all checks, for programs that call CANN themselves.
+_NOT_CALLED = ("aclnnApplyFusedEmaAdam", "aclnnMseLossOut")
+
 # Functions that torch_npu 2.13 computes by graph operators on the default chip; see tests/test_every_operator.py.
 _GRAPH_FUNCTIONS = """
     npu_alloc_float_status npu_batch_nms npu_bmmV2 npu_bounding_box_decode npu_bounding_box_encode npu_broadcast
@@ -40,8 +43,9 @@ _GRAPH_FUNCTIONS = """
 _INTRODUCTION = """\
 # Operators of CANN
 
-torch_npu {torch_npu} can call {total} operators of CANN, which are functions named aclnn. `python -m host_npu --list`
-prints this page for the installed torch_npu, and `python -m host_npu --list npu_rms_norm` the operators with that name.
+torch_npu {torch_npu} can call {total} operators of CANN, such as `aclnnRmsNorm`. `python -m host_npu --list` prints
+this page for the installed torch_npu, and `python -m host_npu --list npu_rms_norm` the operators with that name.
+{not_called}, which torch_npu does not call, are also simulated, with CANN's checks.
 
 PyTorch's own operators run, also where the operator of the same name is refused here: `torch.acos` does not need
 `aclnnAcos` on the host NPU ([how it works](internals.md)). The lists matter for functions of torch_npu, such as
@@ -55,16 +59,15 @@ A refused operator raises "the host NPU does not simulate aclnnX" at the call, a
 torch_npu selects the operator by the chip, too: on Ascend950, `npu_fusion_attention` calls
 `aclnnFlashAttentionScoreV4`, which is refused.
 
-**ATB** (operators for serving): ReshapeAndCache, Rope, SelfAttention (encoders of sequences of any length, without and
-with a cache), PagedAttention, GroupTopk and the accumulating Linear are computed by a formula, without quantization.
-The others are refused.
+**ATB** (operators for serving): ReshapeAndCache, Rope, SelfAttention (PA_ENCODER and PREFIX_ENCODER), PagedAttention,
+GroupTopk and Linear with accumulation are computed by a formula, without quantization. The others are refused.
 """
 
 _GRAPH_OPERATORS = """\
 ## Graph operators
 
-These functions of torch_npu 2.13 are computed by graph operators (aclop) on the default chip, which are refused at the
-call: {functions}.
+These functions of torch_npu 2.13, among others, are computed by graph operators (aclop) on the default chip, and
+refused at the call: {functions}.
 
 `torch.npu.set_compile_mode(jit_compile=False)`, which many programs call, changes nothing: it is the default. After
 `jit_compile=True`, PyTorch's operators need graph operators, too. These are simulated: {simulated}. The next
@@ -88,7 +91,12 @@ def page() -> str:
     """Return the list as Markdown; the host NPU must be enabled."""
     answers = _libraries.answers()
     other_names = ", ".join(f"`{function}` calls `aclnn{operator}...`" for function, operator in _OTHER_NAMES.items())
-    introduction = _INTRODUCTION.format(total=len(answers), other_names=other_names, **_libraries.versions())
+    introduction = _INTRODUCTION.format(
+        total=len(answers),
+        not_called=" and ".join(f"`{name}`" for name in _NOT_CALLED),
+        other_names=other_names,
+        **_libraries.versions(),
+    )
     graph_operators = _GRAPH_OPERATORS.format(
         functions=_listed(_GRAPH_FUNCTIONS), simulated=_listed(_libraries.graph_operators())
     )
@@ -111,7 +119,7 @@ def found(name: str) -> list[str]:
     function = name.rpartition(".")[2]
     lines = [f"{function}: refused, a graph operator (aclop)"] if function in _GRAPH_FUNCTIONS else []
     wanted = _plain(_OTHER_NAMES.get(re.sub(r"_v\d+$", "", function), name))
-    answers = _libraries.answers()
+    answers = dict.fromkeys(_NOT_CALLED, "checks") | _libraries.answers()
     alike = [operator for operator in answers if wanted in _plain(operator)]
     for operator in sorted(alike, key=lambda operator: (_plain(operator).index(wanted), len(operator))):
         title = _TITLES[answers[operator]]

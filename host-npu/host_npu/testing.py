@@ -39,7 +39,7 @@ class Outcome:
     Attributes:
         value: What its function returned.
         error: The traceback of what its function raised; ``None`` if it returned.
-        exit_status: 0 if it returned, 1 if it raised; minus the signal that ended the process.
+        exit_status: 0 if it returned, 1 if it raised; otherwise that of the process, or minus the signal that ended it.
         output: What the process has written to its standard output and error.
     """
 
@@ -115,12 +115,15 @@ def outcomes(
         How each process ended; tensors of results are on the CPU.
 
     Raises:
-        ValueError: ``function`` is one of the program itself, which other processes cannot import.
+        ValueError: ``device`` is not accepted, or ``function`` is one of the program itself, which other processes
+            cannot import.
 
     Example:
         >>> [outcome.exit_status for outcome in outcomes(str.upper, 2, backend="")]
         [0, 0]
     """
+    if device not in _BACKENDS:
+        raise ValueError(f"device must be 'cpu' or 'npu', got {device!r}")
     if getattr(function, "__module__", None) == "__main__":
         raise ValueError(
             "function must be defined in a module that other processes can import, but it is defined in the program"

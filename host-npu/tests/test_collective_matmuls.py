@@ -34,7 +34,7 @@ def test_calls_on_two_streams_are_those_of_the_other_rank_in_their_order():
 _TWO = 'the communicator "group_name_0" 2 ranks'
 # What is said of it.
 REFUSED = {
-    "unknown group": 'group is "nowhere", which is no communicator of this process; it has "group_name_0"',
+    "unknown group": 'group is "nowhere", which is not a communicator of this process; it has "group_name_0"',
     "float32": "x1 has dtype float32 instead of float16 or bfloat16",
     "maximum": 'reduceOp is "max"; it can be "sum" only',
     "turns": "commTurn is 2; it can be 0 only",
@@ -43,7 +43,7 @@ REFUSED = {
     "rows": 'x1 has 7 rows, which cannot be divided among the 2 ranks of the communicator "group_name_0"',
     "few columns": "x1 has 8 columns; it can have 256 to 65534",
     "captured": "the host NPU does not capture aclnnMatmulAllReduce",
-    "no group after a refusal": 'group is "left", which is no communicator',
+    "no group after a refusal": 'group is "left", which is not a communicator',
 }
 
 
@@ -60,7 +60,7 @@ def test_what_is_not_possible_is_refused_by_a_sentence_and_the_ranks_go_on(case)
 
 def test_a_group_that_was_left_is_refused_although_the_call_was_made_before():
     for refusal in testing.run(programs.after_its_group, 2, device="npu"):
-        assert "which is no communicator of this process" in refusal
+        assert "which is not a communicator of this process" in refusal
 
 
 _FIRST = "call 2 of communicator group_name_0: rank 1 called"

@@ -271,7 +271,7 @@ def test_the_host_cannot_read_device_memory(script):
     code = "import ctypes, torch; ctypes.string_at(torch.ones(1, device='npu').data_ptr(), 4)"
     result = _on_host_npu(script(code))
     assert result.returncode == -signal.SIGSEGV
-    assert "host NPU: the host touched device memory, which only copies and kernels may" in result.stderr
+    assert "host NPU: the host touched device memory, which only copies and kernels may access" in result.stderr
 
 
 @pytest.mark.exhaustive

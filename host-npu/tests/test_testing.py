@@ -18,6 +18,11 @@ def test_a_function_of_the_program_itself_is_refused(monkeypatch):
         testing.run(_fail_or_end, 2, 0)
 
 
+def test_a_device_of_another_kind_is_refused():
+    with pytest.raises(ValueError, match="device must be 'cpu' or 'npu', got 'cuda'"):
+        testing.run(str.upper, 2, device="cuda")
+
+
 def test_a_process_that_raises_is_reported_with_its_traceback():
     outcome, _ = testing.outcomes(_fail_or_end, 2, 0, backend="")
     assert outcome.exit_status == 1 and "KeyError: 'cpu'" in outcome.error

@@ -95,13 +95,19 @@ void require_addresses(const void* pointer, std::size_t size, const char* argume
     require(size <= last - as_number(pointer), std::string(argument) + " has fewer bytes than the copy wants");
 }
 
+void require_room(std::size_t size, std::size_t room, const char* limit, const char* argument = "count") {
+    if (size <= room) return;
+    throw Error(ACL_ERROR_RT_PARAM_INVALID, std::string(argument) + " must be at most " + limit + ", which is " +
+                                                std::to_string(room) + ", got " + std::to_string(size));
+}
+
 // Refuses in the calling thread copies that would fault on the stream.
 void check(const Copy& copy, std::size_t room, aclrtMemcpyKind kind) {
     require_queue();
     require(copy.size > 0, "count is 0");
     require_addresses(copy.to, copy.size, "dst");
     require_addresses(copy.from, copy.size, "src");
-    require(copy.size <= room, "count is more than destMax");
+    require_room(copy.size, room, "destMax");
     check_kind(copy, kind);
     reachable(copy.to, copy.size);
     reachable(copy.from, copy.size);
@@ -109,8 +115,8 @@ void check(const Copy& copy, std::size_t room, aclrtMemcpyKind kind) {
 
 void check(const Rows& rows, aclrtMemcpyKind kind) {
     require(rows.count > 0, "height is 0");
-    require(rows.first.size <= rows.to_pitch, "width is more than dpitch");
-    require(rows.first.size <= rows.from_pitch, "width is more than spitch");
+    require_room(rows.first.size, rows.to_pitch, "dpitch", "width");
+    require_room(rows.first.size, rows.from_pitch, "spitch", "width");
     for (const auto& [start, pitch, argument] :
          {std::tuple{static_cast<const void*>(rows.first.to), rows.to_pitch, "dst"},
           std::tuple{rows.first.from, rows.from_pitch, "src"}}) {
@@ -168,7 +174,7 @@ void fill(void* pointer, int value, std::size_t size) { std::memset(reachable(po
 void check_fill(void* pointer, std::size_t room, std::size_t size) {
     require_queue();
     require_side(pointer, true, "devPtr");
-    require(size <= room, "count is more than maxCount");
+    require_room(size, room, "maxCount");
     reachable(pointer, size);
 }
 

@@ -24,7 +24,9 @@ class CoreLimits {
     }
 
     void set(const void* owner, aclrtDevResLimitType type, std::uint32_t value) {
-        require(value > 0 && value <= available(type), "value must be from 1 to the cores of the device");
+        require(value > 0 && value <= available(type), "value must be from 1 to the device's " +
+                                                           std::to_string(available(type)) + " cores, got " +
+                                                           std::to_string(value));
         const std::lock_guard lock(mutex_);
         limits_[{owner, type}] = value;
     }

@@ -144,7 +144,7 @@ aclError aclrtDeviceCanAccessPeer(int32_t* canAccessPeer, int32_t deviceId, int3
 aclError aclrtDeviceEnablePeerAccess(int32_t peerDeviceId, uint32_t flags) {
     return run_api(__func__, [&] {
         require_device(peerDeviceId);
-        require(flags == 0, "flags must be 0");
+        require(flags == 0, "flags must be 0, got " + std::to_string(flags));
         require(peerDeviceId != current_device(), "a device is not its own peer");
     });
 }
@@ -220,7 +220,8 @@ aclError aclGetDeviceCapability(uint32_t deviceId, aclDeviceInfo deviceInfo, int
 
 aclError aclrtSetDeviceSatMode(aclrtFloatOverflowMode mode) {
     return run_api(__func__, [&] {
-        require(mode == ACL_RT_OVERFLOW_MODE_SATURATION || mode == ACL_RT_OVERFLOW_MODE_INFNAN, "unknown mode");
+        require(mode == ACL_RT_OVERFLOW_MODE_SATURATION || mode == ACL_RT_OVERFLOW_MODE_INFNAN,
+                "mode must be 0 or 1, got " + std::to_string(mode));
         if (mode == ACL_RT_OVERFLOW_MODE_SATURATION) {
             throw Error(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "the host NPU computes with infinities and NaN only");
         }

@@ -19,7 +19,7 @@ constexpr const char* kTaskGroups = "updates of captured graphs (task groups)";
 
 void require_mode(aclmdlRICaptureMode mode) {
     require(mode >= ACL_MODEL_RI_CAPTURE_MODE_GLOBAL && mode <= ACL_MODEL_RI_CAPTURE_MODE_RELAXED,
-            "mode must be 0, 1 or 2");
+            "mode must be 0, 1 or 2, got " + std::to_string(mode));
 }
 
 std::shared_ptr<Graph> complete_graph(aclmdlRI handle) {

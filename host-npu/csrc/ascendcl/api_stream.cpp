@@ -19,7 +19,7 @@ constexpr std::uint32_t kPriorities = 8;
 std::int32_t create(const char* function, aclrtStream* stream, std::uint32_t priority, std::uint32_t flags) {
     return run_api(function, [&] {
         require(stream, "stream");
-        require(priority < kPriorities, "priority must be below 8");
+        require(priority < kPriorities, "priority must be below 8, got " + std::to_string(priority));
         *stream = streams().add(create_stream(priority, flags));
         let_new_threads_wake_up_late();
     });
@@ -123,7 +123,8 @@ aclError aclrtDeviceGetStreamPriorityRange(int32_t* leastPriority, int32_t* grea
 
 aclError aclrtSetStreamFailureMode(aclrtStream stream, uint64_t mode) {
     return run_api(__func__, [&] {
-        require(mode == ACL_CONTINUE_ON_FAILURE || mode == ACL_STOP_ON_FAILURE, "mode must be 0 or 1");
+        require(mode == ACL_CONTINUE_ON_FAILURE || mode == ACL_STOP_ON_FAILURE,
+                "mode must be 0 or 1, got " + std::to_string(mode));
         stream_of(stream)->set_stop_on_failure(mode == ACL_STOP_ON_FAILURE);
         let_new_threads_wake_up_late();
     });
@@ -183,7 +184,7 @@ aclError aclrtCmoAsync(void* src, size_t size, aclrtCmoType, aclrtStream stream)
 
 aclError aclrtValueWrite(void* devAddr, uint64_t value, uint32_t flag, aclrtStream stream) {
     return run_api(__func__, [&] {
-        require(flag == 0, "flag must be 0");
+        require(flag == 0, "flag must be 0, got " + std::to_string(flag));
         device_value(devAddr);
         stream_of(stream)->enqueue("aclrtValueWrite", [=] { device_value(devAddr).store(value); });
     });

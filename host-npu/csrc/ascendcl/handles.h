@@ -52,7 +52,7 @@ class Handles {
     auto find(const void* handle) const {
         const auto found = objects_.find(handle);
         if (found == objects_.end()) {
-            throw Error(ACL_ERROR_RT_INVALID_HANDLE, std::string("the handle is no live ") + kind_);
+            throw Error(ACL_ERROR_RT_INVALID_HANDLE, std::string("the handle is not a live ") + kind_);
         }
         return found;
     }

@@ -20,7 +20,7 @@ void say(std::string_view text) {
 void on_fault(int signal, siginfo_t* info, void* /*context*/) {
     const auto address = reinterpret_cast<std::uintptr_t>(info->si_addr);
     if (address - device_start < range_size) {
-        say("host NPU: the host touched device memory, which only copies and kernels may\n");
+        say("host NPU: the host touched device memory, which only copies and kernels may access\n");
     } else if (address - alias_start < range_size) {
         say("host NPU: a kernel or a copy touched device memory that is not allocated\n");
     }

@@ -11,7 +11,7 @@
 namespace host_npu {
 
 Timeout timeout_from(std::int32_t milliseconds) {
-    require(milliseconds >= -1, "timeout must be -1 or at least 0");
+    require(milliseconds >= -1, "timeout must be -1 or at least 0, got " + std::to_string(milliseconds));
     if (milliseconds == -1) return std::nullopt;
     return std::chrono::milliseconds(milliseconds);
 }

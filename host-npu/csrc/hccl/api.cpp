@@ -21,7 +21,7 @@ std::shared_ptr<Communicator> communicator_of(HcclComm handle) {
     try {
         communicator = communicators().get(handle);
     } catch (const Error&) {
-        throw Refusal(HCCL_E_PARA, "comm is no live communicator");
+        throw Refusal(HCCL_E_PARA, "comm is not a live communicator");
     }
     require(communicator->is_of_this_process(), "comm was made before this process was forked from another");
     return communicator;

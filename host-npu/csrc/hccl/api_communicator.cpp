@@ -31,7 +31,7 @@ Settings settings_of(const HcclCommConfig* config) {
     std::memcpy(&magic, config->reserved + sizeof(std::size_t), sizeof magic);
     require(magic == HCCL_COMM_CONFIG_MAGIC_WORD, "config was not initialised by HcclCommConfigInit");
     settings.name = std::string(config->hcclCommName, strnlen(config->hcclCommName, sizeof config->hcclCommName));
-    require(settings.name.size() < sizeof config->hcclCommName, "config's hcclCommName has no end");
+    require(settings.name.size() < sizeof config->hcclCommName, "config's hcclCommName has no terminating zero");
     if (config->hcclExecTimeOut == HCCL_COMM_EXECTIMEOUT_CONFIG_NOT_SET) return settings;
     require(config->hcclExecTimeOut >= 0,
             "config's hcclExecTimeOut must be at least 0, got " + std::to_string(config->hcclExecTimeOut));
@@ -155,7 +155,7 @@ HOST_NPU_EXPORT HcclResult HcclCommDestroy(HcclComm comm) {
             const auto communicator = communicators().remove(comm);
             if (communicator->is_of_this_process()) communicator->leave();
         } catch (const host_npu::Error&) {
-            throw Refusal(HCCL_E_PARA, "comm is no live communicator");
+            throw Refusal(HCCL_E_PARA, "comm is not a live communicator");
         }
     });
 }

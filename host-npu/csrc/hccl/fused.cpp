@@ -29,7 +29,7 @@ std::shared_ptr<Communicator> named(const std::string& name) {
     const auto all = of_this_process();
     auto found = all;
     std::erase_if(found, [&](const auto& communicator) { return communicator->name() != name; });
-    require(!found.empty(), "group is \"" + name + "\", which is no communicator of this process; " + names(all));
+    require(!found.empty(), "group is \"" + name + "\", which is not a communicator of this process; " + names(all));
     require(found.size() == 1, "group is \"" + name + "\", which " + std::to_string(found.size()) +
                                    " ranks of this process have; the host NPU takes one rank in each process");
     return found.front();

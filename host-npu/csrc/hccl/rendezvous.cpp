@@ -79,7 +79,7 @@ std::chrono::seconds seconds_from(const char* variable, std::int64_t otherwise, 
 File open_root(const Root& root) {
     if (machine_id() != root.machine) {
         throw Refusal(HCCL_E_TCP_CONNECT,
-                      "rootInfo is of another machine: the host NPU communicates inside of one machine only");
+                      "rootInfo is of another machine: the host NPU communicates within one machine only");
     }
     const auto process = std::to_string(root.process.id);
     auto file = open_file_of(root.process.id, root.descriptor);

@@ -47,8 +47,8 @@ OptionalTensor dropout(const Tensor& query, const Tensor& key, const Setting& at
 
 Inputs inputs(const Tensor& query, const Tensor& key, const Tensor& value, const Setting& at, std::int64_t first = 0) {
     const auto q = by_head(query, at.layout, at.heads);
-    TORCH_CHECK(q.dim() == 4 && q.size(1) == at.heads, "the query of shape ", query.sizes(), " has not ", at.heads,
-                " heads in the layout ", at.layout);
+    TORCH_CHECK(q.dim() == 4 && q.size(1) == at.heads, "the query of shape ", query.sizes(), " does not have ",
+                at.heads, " heads in the layout ", at.layout);
     TORCH_CHECK(at.heads <= 256, "there are ", at.heads, " heads of queries; CANN takes 1 to 256");
     TORCH_CHECK(q.size(3) <= 768, "the heads have ", q.size(3), " elements; CANN takes 1 to 768");
     const bool joined = at.layout == "BSH" || at.layout == "SBH";

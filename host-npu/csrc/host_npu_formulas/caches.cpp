@@ -40,7 +40,7 @@ void scatter_nd_update(const Out& data, const IntegerTensor& indices, const AnyT
     const auto& memory = data.in_place();
     TORCH_CHECK(memory.scalar_type() == updates.scalar_type(), "data and updates must have the same dtype");
     TORCH_CHECK(indices.dim() > 0 && indices.size(-1) > 0 && indices.size(-1) <= memory.dim(), "indices of shape ",
-                indices.sizes(), " name no places of a tensor of shape ", memory.sizes());
+                indices.sizes(), " do not index a tensor of shape ", memory.sizes());
     Places places;
     for (const auto& each : from_the_start(indices).unbind(-1)) places.push_back(each);
     memory.index_put_(places, updates);

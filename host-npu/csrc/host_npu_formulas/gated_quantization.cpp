@@ -65,7 +65,7 @@ void dequant_swiglu_quant(const AnyTensor& x, const OptionalTensor& weight_scale
     auto sums = as_rows(x).to(at::kDouble);
     const auto rows = sums.size(0);
     const bool whole = !x.is_floating_point();
-    TORCH_CHECK(whole == weight_scale.has_value(), "weight_scale is for x of int32, and has to be there for it");
+    TORCH_CHECK(whole == weight_scale.has_value(), "weight_scale must be given for x of int32, and only for it");
     if (whole && bias && !bias->is_floating_point()) sums = sums + of_rows(*bias, rows, groups, true);
     if (weight_scale) sums = sums * of_rows(*weight_scale, rows, groups, true);
     if (token_scale) sums = sums * token_scale->reshape({-1, 1});

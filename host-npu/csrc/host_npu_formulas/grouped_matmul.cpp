@@ -133,7 +133,7 @@ Tensor group_product(const Tensor& rows, const Tensor& weight, std::int64_t grou
                      const Options& options) {
     const bool weight_only = rows.is_floating_point() && !weight.is_floating_point();
     TORCH_CHECK(weight_only == !options.antiquant_scale.empty(),
-                "antiquant_scale is for floats times int8 matrices, and has to be there for these");
+                "antiquant_scale must be given for floats times int8 matrices, and only for these");
     auto matrix = for_product(weight);
     if (weight_only) {
         if (!options.antiquant_offset.empty()) matrix = matrix + of_group(options.antiquant_offset, group);

@@ -15,14 +15,15 @@ constexpr std::int64_t kRow = 8;
 
 void keep(const std::vector<Tensor>& steps, const Out& out) {
     const auto rows = at::stack(steps);
-    TORCH_CHECK(rows.size(-1) <= kRow, "the host NPU has rows of at most 8 numbers, not ", rows.size(-1));
+    TORCH_CHECK(rows.size(-1) <= kRow, "the host NPU takes rows of at most 8 numbers, not ", rows.size(-1));
     out = at::constant_pad_nd(rows, {0, kRow - rows.size(-1)}).reshape(out.sizes());
 }
 
 // Rows and columns are divided by their sums in turn, the columns last.
 void sinkhorn(const Tensor& x, float epsilon, std::int64_t iterations, const Out& out, const OptionalOut& norm_out,
               const OptionalOut& sum_out) {
-    TORCH_CHECK(x.dim() >= 3 && x.size(-1) == x.size(-2), "x has shape ", x.sizes(), ", which are no square matrices");
+    TORCH_CHECK(x.dim() >= 3 && x.size(-1) == x.size(-2), "x has shape ", x.sizes(),
+                "; its last two dimensions must be equal");
     TORCH_CHECK(iterations >= 1 && iterations <= 100, "num_iters is ", iterations, " instead of 1 to 100");
     auto norm = at::softmax(x, -1) + epsilon;
     // The first sum is that of no step.

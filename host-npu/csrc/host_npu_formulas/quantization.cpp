@@ -162,7 +162,7 @@ void add_rms_norm_quant(const Tensor& x1, const Tensor& x2, const Tensor& gamma,
     TORCH_CHECK(!normal_out || normal_out->sizes() != x1.sizes(), "the host NPU does not return the normalized sum");
     TORCH_CHECK(axis == -1, "the host NPU quantizes along axis -1 only, not ", axis);
     TORCH_CHECK(gamma.dim() > 0 && gamma.dim() <= x1.dim() && gamma.sizes() == x1.sizes().slice(x1.dim() - gamma.dim()),
-                "gamma of shape ", gamma.sizes(), " has not the last dimensions of x1 of shape ", x1.sizes());
+                "gamma of shape ", gamma.sizes(), " does not have the last dimensions of x1 of shape ", x1.sizes());
     require_int8(y);
     const auto x = x1 + x2;
     sum = x;

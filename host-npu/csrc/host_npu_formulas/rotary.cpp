@@ -11,7 +11,7 @@ namespace {
 // The pairs turned by 90 degrees: its transpose is its negative. They are the two halves (mode 0), or neighbours (1).
 Tensor turned(const Tensor& x, std::int64_t mode) {
     TORCH_CHECK(mode == 0 || mode == 1, "the host NPU has modes 0 (half) and 1 (interleave) only, not ", mode);
-    TORCH_CHECK(x.size(-1) % 2 == 0, "the last dimension has ", x.size(-1), " elements, which are no pairs");
+    TORCH_CHECK(x.size(-1) % 2 == 0, "the last dimension has ", x.size(-1), " elements; the number must be even");
     if (mode == 0) {
         const auto halves = x.chunk(2, -1);
         return at::cat({-halves[1], halves[0]}, -1);
@@ -23,7 +23,7 @@ Tensor turned(const Tensor& x, std::int64_t mode) {
 }  // namespace
 
 Tensor rotated_sorted(const Tensor& x, const Tensor& cos, const Tensor& sin) {
-    TORCH_CHECK(x.size(-1) % 2 == 0, "the last dimension has ", x.size(-1), " elements, which are no pairs");
+    TORCH_CHECK(x.size(-1) % 2 == 0, "the last dimension has ", x.size(-1), " elements; the number must be even");
     const auto sorted = x.unflatten(-1, {-1, 2}).transpose(-1, -2).flatten(-2);
     return sorted * cos + turned(sorted, 0) * sin;
 }

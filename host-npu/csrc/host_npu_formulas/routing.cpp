@@ -101,7 +101,7 @@ Expanded expanded_rows(const AnyTensor& x, const IntegerTensor& experts, const O
     const auto rows = x.index({tokens});
     if (mode == kNotQuantized) {
         TORCH_CHECK(!scale || (scale->dim() == 1 && scale->size(0) == x.size(0)),
-                    "scale is not a number for each token");
+                    "scale must have one element for each token");
         return {rows, scale ? OptionalTensor(scale->index({tokens})) : std::nullopt};
     }
     TORCH_CHECK(x.is_floating_point(), "the host NPU quantizes rows of floats, not of ", x.scalar_type());
@@ -264,7 +264,7 @@ void re_routing(const AnyTensor& tokens, const IntegerTensor& counts, const Opti
     const auto rows = tokens.size(0), experts = counts.size(1);
     const auto ends = counts.flatten().to(at::kLong).cumsum(0);
     TORCH_CHECK(counts.is_meta() || counts.numel() == 0 || ends[-1].item<std::int64_t>() == rows,
-                "expert_token_num_per_rank has not the sum ", rows);
+                "the sum of expert_token_num_per_rank is not the number of tokens, ", rows);
     const auto cells = at::searchsorted(ends, at::arange(rows, ends.options()), false, /*right=*/true);
     const auto order = stable_order(cells.remainder(experts));
     permuted = tokens.index({order});

@@ -23,16 +23,16 @@ struct Rows {
         experts = map.size(1);
         const auto by_expert = map.ne(0).t().to(at::kByte);
         if (padded) {
-            TORCH_CHECK(experts > 0 && rows % experts == 0, rows, " rows are not as many for each of ", experts,
+            TORCH_CHECK(experts > 0 && rows % experts == 0, rows, " rows cannot be divided evenly among ", experts,
                         " experts");
             tokens = stable_order(by_expert, true).slice(1, 0, rows / experts).flatten();
             const auto expert = at::arange(experts, tokens.options()).repeat_interleave(rows / experts);
             places = expert * of_tokens + tokens;
             return;
         }
-        TORCH_CHECK(of_tokens > 0 && rows % of_tokens == 0, rows, " rows are not as many for each of ", of_tokens,
+        TORCH_CHECK(of_tokens > 0 && rows % of_tokens == 0, rows, " rows cannot be divided evenly among ", of_tokens,
                     " tokens");
-        TORCH_CHECK(map.is_meta() || by_expert.sum().item<std::int64_t>() == rows, "routing_map has not ", rows,
+        TORCH_CHECK(map.is_meta() || by_expert.sum().item<std::int64_t>() == rows, "routing_map does not have ", rows,
                     " ones");
         places = stable_order(by_expert.flatten(), true).slice(0, 0, rows);
         tokens = places.remainder(of_tokens);

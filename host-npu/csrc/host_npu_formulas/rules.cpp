@@ -127,7 +127,7 @@ void require_dtypes(const Call& call) {
         }
         require(is_taken(dtype, taken), kParamInvalid, name, " has dtype ", dtype_name(dtype),
                 taken == Taken::kFloats ? " instead of float32, float16 or bfloat16"
-                                        : ", which the host NPU does not compute this with");
+                                        : ", which the host NPU does not take here");
     });
 }
 
@@ -147,7 +147,7 @@ void require_together(const Call& call) {
         if (tensor != nullptr)
             text << (text.tellp() > 0 ? ", " : "") << argument << ' ' << dtype_name(tensor->layout.dtype);
     }
-    require(false, kParamInvalid, "the dtypes do not go together: ", text.str());
+    require(false, kParamInvalid, "these dtypes cannot be combined: ", text.str());
 }
 
 // A dimension of a rule, such as `D%16<=512`, `...x` or `*`.

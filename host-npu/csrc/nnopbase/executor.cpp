@@ -96,7 +96,7 @@ aclnnStatus aclSetAclOpExecutorRepeatable(aclOpExecutor* executor) {
 aclnnStatus aclDestroyAclOpExecutor(aclOpExecutor* executor) {
     return unless_it_fails(__func__, [executor, function = __func__] {
         if (executor == nullptr) return failed(kInnerNullPointer, function, "executor is a null pointer");
-        if (!known(*executor)) return failed(kInnerError, function, "this is no executor, or no longer");
+        if (!known(*executor)) return failed(kInnerError, function, "this is not an executor, or no longer one");
         release(executor);
         return kSuccess;
     });

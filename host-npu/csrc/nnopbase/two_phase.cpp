@@ -188,7 +188,7 @@ aclnnStatus phase_two(const Api& api, void* workspace, std::uint64_t workspace_s
     if (executor == nullptr) return failed(kNullPointer, api.phase_two, "executor is a null pointer");
     if (executor->magic == kIndividualMagic) return run_individual(api, workspace, workspace_size, executor, stream);
     if (executor->magic != kComposedMagic && executor->magic != kCacheWrapperMagic) {
-        return failed(kInnerError, api.phase_two, "this is no executor, or no longer");
+        return failed(kInnerError, api.phase_two, "this is not an executor, or no longer one");
     }
     const Consumed consumed(executor);
     if (workspace_size > 0 && workspace == nullptr) return failed(kNullPointer, api.phase_two, "workspace is null");

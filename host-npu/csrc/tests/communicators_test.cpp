@@ -66,7 +66,7 @@ const Case refusals{
         const auto used = comm;
         expect_refused(HcclCommInitRootInfo(1, &root_info, 0, &comm), HCCL_E_TCP_CONNECT, "used it");
         expect_equal(HcclCommDestroy(used), HCCL_SUCCESS, "the status");
-        expect_refused(HcclCommDestroy(used), HCCL_E_PARA, "no live communicator");
+        expect_refused(HcclCommDestroy(used), HCCL_E_PARA, "not a live communicator");
         expect_refused(HcclCommDestroy(nullptr), HCCL_E_PTR, "comm is null");
         const Ranks ranks(1);
         expect_refused(HcclBroadcast(nullptr, 1, kFloat, 0, ranks.comm(0), nullptr), HCCL_E_PTR, "is null");

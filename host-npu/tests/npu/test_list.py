@@ -52,6 +52,10 @@ def test_what_is_refused_is_found_too(name, first):
     assert _operators.found(name)[0] == first
 
 
+def test_what_torch_npu_does_not_call_is_found_too():
+    assert _operators.found("aclnnApplyFusedEmaAdam") == ["aclnnApplyFusedEmaAdam: simulated with CANN's checks"]
+
+
 def test_other_names_find_nothing():
     assert _operators.found("npu_no_such_function") == []
 

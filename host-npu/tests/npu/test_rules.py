@@ -95,7 +95,7 @@ _FUNCTIONS = [
         "aclnnAddLayerNorm",
         (_X, _X, _ROW, _ROW, None, 1e-5, True, _X, _ROWS, _ROWS, _X),
         (
-            (1, t(4, 8, dtype=_B), "the dtypes do not go together: x1 float16, x2 bfloat16, gamma float16"),
+            (1, t(4, 8, dtype=_B), "these dtypes cannot be combined: x1 float16, x2 bfloat16, gamma float16"),
             (3, t(8, dtype=_F), "beta has dtype float32 instead of gamma's float16"),
             (4, t(3), "biasOptional has shape [3]"),
         ),
