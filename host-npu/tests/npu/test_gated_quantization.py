@@ -159,7 +159,10 @@ def test_a_mask_says_which_quantizations_are_wanted():
     ("call", "sentence"),
     [
         (lambda x: torch_npu.npu_swiglu_quant(x, quant_mode=0, smooth_scales=_ONES, offsets=_ONES), "dynamically"),
-        (lambda x: torch_npu.npu_dequant_swiglu_quant(x.int(), quant_mode=1), "weight_scale is for x of int32"),
+        (
+            lambda x: torch_npu.npu_dequant_swiglu_quant(x.int(), quant_mode=1),
+            "weight_scale must be given for x of int32",
+        ),
     ],
     ids=["static", "no weight_scale"],
 )

@@ -160,7 +160,7 @@ def test_products_of_groups_are_added_to_gradients():
     [
         ({"group_list": torch.tensor([3, 8]).npu()}, r"group_list of shape \[2\] does not fit 3 groups"),
         ({"act_type": 3}, "act types 0, 1, 2, 4 and 5 only"),
-        ({"antiquant_scale": [torch.ones(3, 6).half().npu()]}, "antiquant_scale is for floats times int8"),
+        ({"antiquant_scale": [torch.ones(3, 6).half().npu()]}, "antiquant_scale must be given for floats times int8"),
     ],
     ids=["groups", "act_type", "antiquant_scale"],
 )

@@ -66,7 +66,9 @@ def binary_cross_entropy(call: Call, chip: str) -> Answer:
     require(call.self.dtype == call.target.dtype, INNER_NULL_POINTER, "no kernel for two dtypes")
     if weight is not None and weight.shape != call.self.shape:
         if chip != "Ascend950":
-            raise Undefined("BinaryCrossEntropy with a weight of another shape: a closed kernel")
+            raise Undefined(
+                "BinaryCrossEntropy with a weight of another shape: a closed-source kernel, except on the 950"
+            )
         # The tiling takes a scalar for one element.
         scalars = (weight.shape or (1,)) == (call.self.shape or (1,))
         require(scalars, INNER_NULL_POINTER, "weight's shape")
@@ -114,7 +116,7 @@ def binary_cross_entropy_backward(call: Call, chip: str) -> Answer:
 
 def _reformat(out: Tensor) -> None:
     if out.format == NO_FORMAT:
-        raise Undefined("BinaryCrossEntropyBackward reads beside a table for an out of format -1")
+        raise Undefined("BinaryCrossEntropyBackward reads outside of a table if out has format -1")
     rank = _RANKS.get(out.format, len(out.shape))
     require(rank == len(out.shape), INNER_NULL_POINTER, "format's rank")
 

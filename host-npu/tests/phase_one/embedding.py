@@ -106,7 +106,9 @@ def _require_kernel(call: Call, chip: str, rows: int, dim: int) -> None:
         if call.num_weights == 0 and not (rows >= dim and rows >= limit):
             raise Undefined("EmbeddingDenseBackward divides by numWeights 0 on the Ascend950")
     elif chip == "Ascend310P":
-        raise Undefined("EmbeddingDenseBackward on the Ascend310P: a closed kernel, which the document does not have")
+        raise Undefined(
+            "EmbeddingDenseBackward on the Ascend310P: a closed-source kernel; the documentation does not list the chip"
+        )
     elif call.scale:
         counts = call.num_weights // _CORES_OF_910 + call.num_weights % _CORES_OF_910
         bytes_of_a_count, bytes_of_a_column = (8, 20) if call.indices.dtype == INT64 else (4, 36)
