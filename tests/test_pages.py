@@ -22,8 +22,9 @@ RUN = ("python", "pycon", "diff")
 SHOWN = ("sh", "text", "yaml", "math", "cpp", "md")
 # Whose blocks are the files of an operator, which another test applies.
 TUTORIAL = "docs/add_an_operator.md"
-# Their tests are test_add_an_operator.py and the host NPU's test_distributed_page.py and test_testing_page.py.
-PAGES_OF_FILES = {TUTORIAL, "host-npu/docs/distributed.md", "host-npu/docs/testing.md"}
+# Their tests are test_add_an_operator.py and the host NPU's test_distributed_page.py, test_extensions_page.py and
+# test_testing_page.py.
+PAGES_OF_FILES = {TUTORIAL, *(f"host-npu/docs/{name}.md" for name in ("distributed", "extensions", "testing"))}
 # What a test with several processes runs.
 ELSEWHERE = "on every rank, after fully_shard"
 RUNNING_PAGES = sorted(

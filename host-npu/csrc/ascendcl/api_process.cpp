@@ -24,7 +24,7 @@ struct Version {
     int release;
     std::string_view text;
 };
-constexpr Version kVersion{9, 0, 0, "9.0.0"};
+constexpr Version kVersion{9, 1, 0, "9.1.0"};
 
 std::atomic<int> initialisations{0};
 

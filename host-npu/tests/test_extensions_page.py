@@ -1,0 +1,29 @@
+"""The extension of docs/extensions.md, compiled and run by its commands."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests._pages import PROJECT, blocks
+
+PAGE = PROJECT / "docs/extensions.md"
+
+
+@pytest.mark.exhaustive  # torch/extension.h takes a minute
+def test_the_extension_of_the_page_compiles_and_runs(tmp_path):
+    for language, comment in (("cpp", "//"), ("python", "#")):
+        for _, code in blocks(PAGE, language):
+            name = re.match(rf"{comment} (\S+)\n", code)[1]
+            tmp_path.joinpath(name).write_text(code)
+    environment = os.environ | {"PYTHONPATH": f"{PROJECT}{os.pathsep}{tmp_path}", "MAX_JOBS": "1"}
+    [(_, commands)] = blocks(PAGE, "sh")
+    for command in commands.splitlines():
+        python, *arguments = command.split()
+        assert python == "python"
+        result = subprocess.run(
+            [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900
+        )
+        assert result.returncode == 0, result.stdout + result.stderr
