@@ -226,8 +226,10 @@ def test_what_cannot_be_is_refused(facts):
         f"ValueError: soc must be one of {', '.join(host_npu.SOCS)}, got 'Ascend1'",
         f"TypeError: soc must be one of {', '.join(host_npu.SOCS)}, got 1",
         "TypeError: strict_memory must be True or False, got 1",
-        "HostNpuError: the host NPU is enabled with HOST_NPU_DEVICES=2, and cannot be changed to 3",
-        "HostNpuError: the host NPU is enabled with HOST_NPU_STRICT_MEMORY=0, and cannot be changed to 1",
+        "HostNpuError: the host NPU is enabled with HOST_NPU_DEVICES=2, and cannot be changed to 3: start the program with"
+        " HOST_NPU_DEVICES=3, or enable the host NPU once",
+        "HostNpuError: the host NPU is enabled with HOST_NPU_STRICT_MEMORY=0, and cannot be changed to 1: start the"
+        " program with HOST_NPU_STRICT_MEMORY=1, or enable the host NPU once",
     ]
 
 
