@@ -36,7 +36,7 @@ $(INSTALLED): pyproject.toml host-npu/pyproject.toml
 	$(if $(PINS),$(PIP) --no-deps --require-hashes --requirement $(PINS))
 	$(PIP) torch==$(TORCH) "setuptools>=77" ninja
 	$(PIP) torch_npu==$(TORCH)
-	TORCH_ACLNN_NPU=0 TORCH_ACLNN_CPU=0 $(PIP) --no-build-isolation --editable ".[npu,examples,test,lint]"
+	TORCH_ACLNN_NPU=0 TORCH_ACLNN_CPU=0 $(PIP) --no-build-isolation --editable ".[examples,test,lint]"
 	touch $@
 
 $(BUILT): $(SOURCES) | $(INSTALLED)

@@ -1,8 +1,11 @@
 """Build host_npu; everything that can be declared is in pyproject.toml.
 
 The simulated libraries are compiled against the headers of the torch and torch_npu that are installed: install these
-first. ``HOST_NPU_INSTRUMENT`` compiles them so that they count lines (``coverage``) or check what they do (``address``
-and what else ``-fsanitize=`` takes); ``HOST_NPU_WERROR=1`` makes the compiler's warnings errors.
+first. The wheel requires neither: pip would replace them where torch_npu's wheel asks for another build of torch, and
+host_npu says itself what is missing or does not fit.
+
+``HOST_NPU_INSTRUMENT`` compiles the libraries so that they count lines (``coverage``) or check what they do
+(``address`` and what else ``-fsanitize=`` takes); ``HOST_NPU_WERROR=1`` makes the compiler's warnings errors.
 """
 
 import importlib.util
@@ -15,6 +18,7 @@ from setuptools import Distribution, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
+OLDEST, NEWEST = (2, 9), (2, 14)
 sys.path.insert(0, str(ROOT / "csrc"))
 
 import build as libraries  # noqa: E402
@@ -28,18 +32,29 @@ def find_what_is_installed() -> None:
     sys.path += [folder for folder in folders if folder not in sys.path]
 
 
+def check_what_is_installed() -> None:
+    """End the build unless torch and torch_npu are installed, in the same version, one that is simulated."""
+    missing = [name for name in ("torch", "torch_npu") if importlib.util.find_spec(name) is None]
+    if missing:
+        sys.exit(
+            f"host_npu: no {' and no '.join(missing)} in {sys.prefix}: install torch and torch_npu first, in a"
+            " command of their own, and host_npu with pip"
+        )
+    installed = libraries.versions()
+    torch, torch_npu = (tuple(map(int, version.split(".")[:2])) for version in installed.values())
+    if torch != torch_npu or not OLDEST <= torch <= NEWEST:
+        listed = " and ".join(f"{name} {version}" for name, version in installed.items())
+        oldest, newest = (".".join(map(str, version)) for version in (OLDEST, NEWEST))
+        sys.exit(f"host_npu: {listed} are installed: it needs the same version of both, {oldest} to {newest}")
+
+
 class Build(build_ext):
     """Compile the simulated libraries, into the source tree for an editable installation."""
 
     def run(self) -> None:
         """Compile what has changed."""
         find_what_is_installed()
-        missing = [name for name in ("torch", "torch_npu") if importlib.util.find_spec(name) is None]
-        if missing:
-            sys.exit(
-                f"host_npu: no {' and no '.join(missing)} in {sys.prefix}: install torch and torch_npu first, in a"
-                " command of their own, and host_npu with pip"
-            )
+        check_what_is_installed()
         is_in_place = self.inplace or getattr(self, "editable_mode", False)
         package = ROOT / "host_npu" if is_in_place else Path(self.build_lib) / "host_npu"
         libraries.build(package / "_lib", instrument=os.environ.get("HOST_NPU_INSTRUMENT", ""))

@@ -145,7 +145,7 @@ def build(
         for number, library in enumerate(wanted, 1):
             linked.append(builder.link(library, [object.result() for object in compiled[library]]))
             builder.report(library, f"{number} of {len(wanted)}")
-    (destination / "versions.json").write_text(json.dumps(_versions()) + "\n")
+    (destination / "versions.json").write_text(json.dumps(versions()) + "\n")
     return linked
 
 
@@ -276,7 +276,7 @@ def _include_folders(library: Library) -> list[str]:
     return [f"-I{SOURCES}", f"-I{SOURCES / 'include'}", *(f"-isystem{folder}" for folder in folders)]
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     """Return what the libraries are compiled for; builds of torch for CUDA and for the CPU alone are compatible."""
     return {name: importlib.metadata.version(name).partition("+")[0] for name in ("torch", "torch_npu")}
 

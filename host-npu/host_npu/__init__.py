@@ -142,7 +142,8 @@ def enable(
         for name, value in settings.items():
             if os.environ[name] != value:
                 raise HostNpuError(
-                    f"the host NPU is enabled with {name}={os.environ[name]}, and cannot be changed to {value}"
+                    f"the host NPU is enabled with {name}={os.environ[name]}, and cannot be changed to {value}: start"
+                    f" the program with {name}={value}, or enable the host NPU once"
                 )
     else:
         _prepare(settings, force)

@@ -6,6 +6,7 @@ import signal
 import sys
 import zipfile
 from pathlib import Path
+from types import ModuleType
 
 import host_npu
 from host_npu import _operators
@@ -14,7 +15,7 @@ from host_npu import _operators
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m host_npu",
-        usage="%(prog)s [options] (SCRIPT | -m MODULE) ...\n       %(prog)s [options] --list [NAME]",
+        usage="%(prog)s [options] (SCRIPT | -m MODULE | -c CODE) ...\n       %(prog)s [options] --list [NAME]",
         description="Run a Python program on the host NPU, a simulated Ascend NPU on the CPU.",
         allow_abbrev=False,
     )
@@ -33,20 +34,22 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="list CANN's operators, or those with a NAME such as npu_rms_norm, with how each is simulated, and exit",
     )
-    parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
+    kind.add_argument("-c", dest="code", action="store_true", help="SCRIPT is the program itself")
     parser.add_argument("script", metavar="SCRIPT", nargs="?", help="the program to run")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
     return parser
 
 
 def _separated(arguments: list[str]) -> list[str]:
-    """Split ``-mMODULE``, which Python also accepts, into two arguments."""
+    """Split ``-mMODULE`` and ``-cCODE``, which Python also accepts, into two arguments."""
     takes_value = False
     for index, argument in enumerate(arguments):
         if takes_value:
             takes_value = False
-        elif argument.startswith("-m") and len(argument) > 2:
-            return [*arguments[:index], "-m", argument[2:], *arguments[index + 1 :]]
+        elif argument.startswith(("-m", "-c")) and len(argument) > 2:
+            return [*arguments[:index], argument[:2], argument[2:], *arguments[index + 1 :]]
         elif not argument.startswith("--"):
             break
         else:
@@ -69,6 +72,15 @@ def _put_first(script: Path) -> None:
         sys.path.insert(0, str(script.parent))
 
 
+def _run_code(code: str) -> None:
+    """Run code as ``python -c`` does: in a module ``__main__`` without a file."""
+    sys.argv[0] = "-c"
+    if not _is_safe():
+        sys.path[0] = ""
+    module = sys.modules["__main__"] = ModuleType("__main__")
+    exec(compile(code, "<string>", "exec"), vars(module))
+
+
 def _list(name: str | None, parser: argparse.ArgumentParser) -> None:
     """Print CANN's operators, all of them or those with a name."""
     if name is None:
@@ -87,7 +99,7 @@ def main() -> None:
     if arguments.script is None and not arguments.list:
         parser.error("the following arguments are required: SCRIPT")
     script = Path(arguments.script or "")
-    if not (arguments.list or arguments.module or script.exists()):
+    if not (arguments.list or arguments.module or arguments.code or script.exists()):
         parser.exit(2, f"{parser.prog}: error: there is no file {script}\n")
     # Import torch from the environment, not from the working directory, which Python has put first.
     current = [] if _is_safe() else [sys.path.pop(0)]
@@ -101,6 +113,9 @@ def main() -> None:
         return
     sys.path[:0] = current
     sys.argv = [arguments.script, *arguments.arguments]
+    if arguments.code:
+        _run_code(arguments.script)
+        return
     if arguments.module:
         runpy.run_module(arguments.script, run_name="__main__", alter_sys=True)
         return

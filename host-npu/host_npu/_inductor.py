@@ -1,4 +1,4 @@
-"""What Inductor says of NPU tensors: torch_npu generates code for them by triton-ascend only, which needs an NPU."""
+"""What Inductor and torchair say of NPU tensors: both generate code for the chip, by triton-ascend and by CANN."""
 
 import importlib.abc
 import importlib.machinery
@@ -9,12 +9,14 @@ from types import ModuleType
 from typing import NoReturn
 
 _REGISTRY = "torch._inductor.codegen.common"
+# The module of torch.compile's backend "npu", which torch_npu imports when a program uses it.
+_TORCHAIR = "torch_npu.dynamo.torchair"
+
+_REFUSAL = 'torch.compile(backend="{}") generates no code for the host NPU: use backend="aot_eager" or "eager"'
 
 
 def _refuse(*arguments: object, **options: object) -> NoReturn:
-    raise RuntimeError(
-        'torch.compile(backend="inductor") generates no code for the host NPU: use backend="aot_eager" or "eager"'
-    )
+    raise RuntimeError(_REFUSAL.format("inductor"))
 
 
 class _Wrapper:
@@ -26,12 +28,14 @@ class _Wrapper:
 
 
 class Importer(importlib.abc.MetaPathFinder):
-    """A meta path finder for Inductor's registry of backends, which registers the refusal for NPUs."""
+    """A meta path finder that refuses torchair, and registers the refusal for NPUs with Inductor's backends."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of the registry, and ``None`` for other modules."""
+        """Return the spec of the registry, and ``None`` for other modules but torchair."""
+        if fullname == _TORCHAIR:
+            raise ImportError(_REFUSAL.format("npu"), name=fullname)
         if fullname != _REGISTRY:
             return None
         others = sys.meta_path[sys.meta_path.index(self) + 1 :]

@@ -114,14 +114,39 @@ def _plain(name: str) -> str:
     return re.sub(r"(_?[vV]\d+)?_?$", "", name).replace("_", "").lower()
 
 
+def _operator_of_torch(operator: str) -> str | None:
+    """Return the name of the operator of PyTorch that is called like one of CANN's, if there is one."""
+    import torch
+
+    words = re.findall(r"[A-Z][a-z0-9]*", re.sub(r"^aclnn(Inplace)?|V\d+$", "", operator))
+    name = "_".join(words).lower()
+    return f"aten.{name}" if name and hasattr(torch.ops.aten, name) else None
+
+
+def _notes(wanted: str, answers: dict[str, str]) -> list[str]:
+    """Return what the refusal of some operators means for programs."""
+    refused = [operator for operator, answer in answers.items() if answer == "refused"]
+    notes = []
+    if {"refused"} < {answer for operator, answer in answers.items() if _plain(operator) == wanted}:
+        notes.append("torch_npu selects the version by chip and arguments; a refused one raises an error at the call")
+    own = dict.fromkeys(filter(None, map(_operator_of_torch, refused)))
+    if own:
+        notes.append(f"PyTorch's own operators run on the host NPU all the same: {', '.join(own)}")
+    return notes
+
+
 def found(name: str) -> list[str]:
-    """Return a line for each operator with a name in its own, the most similar first; the host NPU must be enabled."""
+    """Return a line for each operator with a name in its own, and what refusals mean; the host NPU must be enabled.
+
+    Refused operators come last, and the most similar names first.
+    """
     function = name.rpartition(".")[2]
     lines = [f"{function}: refused, a graph operator (aclop)"] if function in _GRAPH_FUNCTIONS else []
     wanted = _plain(_OTHER_NAMES.get(re.sub(r"_v\d+$", "", function), name))
     answers = dict.fromkeys(_NOT_CALLED, "checks") | _libraries.answers()
     alike = [operator for operator in answers if wanted in _plain(operator)]
-    for operator in sorted(alike, key=lambda operator: (_plain(operator).index(wanted), len(operator))):
+    alike.sort(key=lambda operator: (answers[operator] == "refused", _plain(operator).index(wanted), len(operator)))
+    for operator in alike:
         title = _TITLES[answers[operator]]
         lines.append(f"{operator}: {title[0].lower()}{title[1:]}")
-    return lines
+    return lines + _notes(wanted, {operator: answers[operator] for operator in alike})

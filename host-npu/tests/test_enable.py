@@ -168,6 +168,17 @@ def test_the_runner_searches_where_python_does(tmp_path):
     assert module.stdout.startswith("['-m'] ["), module.stderr
 
 
+@pytest.mark.parametrize("option", [("-c",), ()], ids=["-c CODE", "-cCODE"])
+def test_code_runs_like_a_script(option):
+    code = "import sys; print(sys.argv, sys.path, __name__, '__file__' in vars(sys.modules['__main__']))"
+    arguments = [*option, code, "-m", "--soc"] if option else [f"-c{code}", "-m", "--soc"]
+    python, result = _run(*arguments), _on_host_npu("--devices", "2", *arguments)
+    before, after = python.stdout.split("]", 2)[:2], result.stdout.split("]", 2)[:2]
+    assert before[0] == after[0] == "['-c', '-m', '--soc'", result.stderr
+    assert after[1].startswith(before[1]) and before[1].startswith(" [''")
+    assert result.stdout.endswith("] __main__ False\n")
+
+
 def test_without_torch_npu_it_says_what_to_install(tmp_path):
     code = "import host_npu; from importlib.machinery import PathFinder\n"
     code += "PathFinder.find_spec = lambda *arguments: None; host_npu.enable()"
@@ -226,8 +237,10 @@ def test_what_cannot_be_is_refused(facts):
         f"ValueError: soc must be one of {', '.join(host_npu.SOCS)}, got 'Ascend1'",
         f"TypeError: soc must be one of {', '.join(host_npu.SOCS)}, got 1",
         "TypeError: strict_memory must be True or False, got 1",
-        "HostNpuError: the host NPU is enabled with HOST_NPU_DEVICES=2, and cannot be changed to 3",
-        "HostNpuError: the host NPU is enabled with HOST_NPU_STRICT_MEMORY=0, and cannot be changed to 1",
+        "HostNpuError: the host NPU is enabled with HOST_NPU_DEVICES=2, and cannot be changed to 3: start the program"
+        " with HOST_NPU_DEVICES=3, or enable the host NPU once",
+        "HostNpuError: the host NPU is enabled with HOST_NPU_STRICT_MEMORY=0, and cannot be changed to 1: start the"
+        " program with HOST_NPU_STRICT_MEMORY=1, or enable the host NPU once",
     ]
 
 
@@ -337,6 +350,13 @@ def test_a_message_is_there_until_it_is_read(facts):
     nothing, status, message, afterwards = facts["message_is_read_once"]
     assert (nothing, status, afterwards) == (None, 107000, None)
     assert message == "EZ1001: aclrtFree: 0x1000 is not the start of memory from aclrtMalloc"
+
+
+@pytest.mark.parametrize("soc", ["Ascend910", "Ascend310P"])
+def test_torch_npus_initialization_leaves_no_message(soc):
+    code = "import ctypes, torch; torch.ones(2).npu(); read = ctypes.CDLL(None).aclGetRecentErrMsg\n"
+    code += "read.restype = ctypes.c_char_p; print(read())"
+    assert _on_host_npu("--soc", soc, "-c", code).stdout.endswith("None\n")
 
 
 def test_a_message_belongs_to_its_thread(facts):

@@ -4,8 +4,10 @@ import os
 import subprocess
 import sys
 import zipfile
+from email.parser import Parser
 from pathlib import Path
 
+import pytest
 from host_npu import _libraries
 
 _PROJECT = Path(__file__).resolve().parents[1]
@@ -32,10 +34,14 @@ def test_a_wheel_runs_a_program_from_elsewhere(tmp_path):
     with zipfile.ZipFile(wheel) as file:
         names = file.namelist()
         file.extractall(tmp_path / "site")
+    [metadata] = (tmp_path / "site").glob("*.dist-info/METADATA")
+    requirements = Parser().parsestr(metadata.read_text()).get_all("Requires-Dist")
     libraries = {Path(name).name for name in names if name.endswith(".so")}
     assert libraries == {f"lib{name}.so" for name in _libraries.names()}
     assert {"host_npu/_children/sitecustomize.py", "host_npu/py.typed", "host_npu/_lib/versions.json"} <= {*names}
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"host_npu"}
+    # pip would replace the torch that the libraries were compiled for, to solve what torch_npu's wheel says it needs.
+    assert not [needs for needs in requirements if "extra ==" not in needs]
 
     (tmp_path / "program.py").write_text("import host_npu, torch; print(host_npu.__file__, torch.ones(2).npu().sum())")
     result = _run("-m", "host_npu", "program.py", cwd=tmp_path, PYTHONPATH=str(tmp_path / "site"))
@@ -62,3 +68,14 @@ def test_without_torch_and_torch_npu_it_is_said_what_to_install_first(tmp_path):
     assert result.returncode == 1
     assert "host_npu: no torch and no torch_npu in" in result.stderr
     assert "install torch and torch_npu first" in result.stderr
+
+
+@pytest.mark.parametrize("versions", [("2.8.0+cpu", "2.8.0"), ("2.13.0", "2.12.0"), ("2.15.0", "2.15.0")], ids=str)
+def test_versions_that_do_not_fit_are_refused_before_compiling(versions):
+    installed = dict(zip(("torch", "torch_npu"), versions, strict=True))
+    code = f"import importlib.metadata, runpy, sys; importlib.metadata.version = {installed}.get\n"
+    code += "sys.argv = ['setup.py', 'build_ext', '--inplace']; runpy.run_path('setup.py', run_name='__main__')"
+    result = _run("-c", code)
+    assert result.returncode == 1
+    said = f"host_npu: torch {versions[0].partition('+')[0]} and torch_npu {versions[1]} are installed"
+    assert f"{said}: it needs the same version of both, 2.9 to 2.14" in result.stderr

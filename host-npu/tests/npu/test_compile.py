@@ -38,6 +38,13 @@ def test_a_block_trains_as_without_it(backend):
         assert _loss_and_gradients(compiled, block, x) == _loss_and_gradients(block, block, x)
 
 
+def test_torchair_is_refused_with_the_backends_that_run():
+    torch._dynamo.reset()
+    for _ in range(2):
+        with pytest.raises(Exception, match='"npu".* generates no code for the host NPU: use backend="aot_eager"'):
+            torch.compile(torch.sin, backend="npu")(torch.rand(4, device="npu"))
+
+
 @with_captures
 def test_inductor_is_refused_after_npugraphs_too():
     # npugraphs imports torch_npu's part of Inductor.

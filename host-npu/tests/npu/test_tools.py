@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch_npu
+from host_npu import _operators
 from torch.profiler import ProfilerActivity, profile
 
 
@@ -110,3 +111,20 @@ def test_compiled_functions_run_by_backends_that_generate_no_code(backend):
 def test_inductor_names_the_backends_that_run():
     with pytest.raises(Exception, match='generates no code for the host NPU: use backend="aot_eager"'):
         torch.compile(lambda x: x.cos() + 1)(torch.rand(4, device="npu"))
+
+
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [
+        ("scatter_reduce", "PyTorch's own operators run on the host NPU all the same: aten.scatter_reduce"),
+        ("polar", "PyTorch's own operators run on the host NPU all the same: aten.polar"),
+        ("npu_dynamic_quant", "torch_npu selects the version by chip and arguments; a refused one raises"),
+        ("npu_lightning_indexer", "aclnn"),
+        ("npu_swiglu", "aclnn"),
+    ],
+)
+def test_the_list_ends_with_what_is_refused_and_what_that_means(name, note):
+    *lines, last = _operators.found(name)
+    assert last.startswith(note)
+    refused = [line.endswith(": refused") for line in lines]
+    assert refused == sorted(refused)
