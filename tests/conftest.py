@@ -3,6 +3,7 @@
 import torch_aclnn_ops  # isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
 import collections
 import gc
+import inspect
 import os
 import warnings
 from collections.abc import Iterator
@@ -99,4 +100,4 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     if request.param == "the operator":
         monkeypatch.setattr(kernels, "has_native_kernel", lambda *_: False)
     elif request.param == "flattened":
-        monkeypatch.setitem(FusedEmaAdam.__init__.__kwdefaults__, "flatten", True)
+        monkeypatch.setitem(inspect.unwrap(FusedEmaAdam.__init__).__kwdefaults__, "flatten", True)

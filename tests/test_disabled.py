@@ -4,7 +4,7 @@ import subprocess
 import sys
 import threading
 
-from torch_aclnn_ops import disabled, functional, nn, optim, patch
+from torch_aclnn_ops import disabled, explain, functional, nn, optim, patch, report
 from torch_aclnn_ops._drop_ins import DROP_INS
 from torch_aclnn_ops._switch import is_disabled
 
@@ -71,16 +71,48 @@ def test_a_subclass_of_the_patched_adamw_stays_one():
 optim_adamw = torch.optim.AdamW
 
 
-@pytest.mark.parametrize(
-    ("options", "shape"),
-    [({"softcap": 2.0}, (4, 3)), ({"shift": True}, (2, 2, 3)), ({"outputs": ("entropy",)}, (4, 3))],
-)
-def test_arguments_that_torchs_function_lacks_work_as_before(options, shape):
-    arguments = INPUT.reshape(shape), INPUT, CLASSES.reshape(shape[:-1])
-    expected = functional.linear_cross_entropy(*arguments, **options)
+@pytest.mark.parametrize("options", [{"softcap": 2.0}, {"outputs": ("entropy",)}])
+def test_arguments_that_torchs_function_lacks_work_as_before(options):
+    expected = functional.linear_cross_entropy(INPUT, INPUT, CLASSES, **options)
     with disabled():
-        result = functional.linear_cross_entropy(*arguments, **options)
+        result = functional.linear_cross_entropy(INPUT, INPUT, CLASSES, **options)
     torch.testing.assert_close(result, expected, rtol=0, atol=0)
+
+
+HIDDEN, HEAD = torch.rand(2, 3, 4, dtype=torch.bfloat16), torch.rand(5, 4, dtype=torch.bfloat16)
+LABELS = torch.tensor([[0, 4, 1], [2, 3, -100]])
+ROWS_OF_LABELS = {0: LABELS, 1: torch.tensor([[4, 1, -100], [3, -100, -100]])}
+
+
+@pytest.mark.parametrize("shift", ROWS_OF_LABELS)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_batches_and_shifted_labels_are_computed_by_torch(reduction, shift):
+    hidden = HIDDEN.clone().requires_grad_()
+    logits, rows = torch.nn.functional.linear(HIDDEN, HEAD), ROWS_OF_LABELS[shift]
+    expected = F.cross_entropy(logits.flatten(0, 1), rows.flatten(), reduction=reduction)
+    with disabled(), report() as counts:
+        result = functional.linear_cross_entropy(hidden, HEAD, LABELS, shift=shift, reduction=reduction)
+    if reduction == "none":
+        expected = expected.view(2, 3).roll(shift, -1)
+    torch.testing.assert_close(result, expected)
+    result.sum().backward()
+    assert hidden.grad.shape == hidden.shape
+    [reason] = counts.as_dict()["operators"]["linear_cross_entropy"]["reasons"]
+    assert (reason["implementation"], reason["reason"]) == ("torch", "torch_aclnn_ops is disabled")
+
+
+def test_probabilities_of_a_batch_are_computed_by_torch():
+    target = torch.rand(2, 3, 5)
+    expected = F.cross_entropy((HIDDEN.float() @ HEAD.float().T).flatten(0, 1), target.flatten(0, 1))
+    with disabled():
+        result = functional.linear_cross_entropy(HIDDEN.float(), HEAD.float(), target)
+    torch.testing.assert_close(result, expected)
+
+
+def test_explain_says_that_the_package_is_disabled():
+    with disabled():
+        text = explain(functional.linear_cross_entropy, HIDDEN, HEAD, LABELS, shift=True)
+    assert text == "linear_cross_entropy: native PyTorch kernel, because torch_aclnn_ops is disabled"
 
 
 def test_a_wrong_argument_raises_the_error_of_torch():

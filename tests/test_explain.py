@@ -23,6 +23,11 @@ def _linear(**options):
     return explain(functional.linear_cross_entropy, rows, head, target, **options)
 
 
+def test_a_name_is_not_a_function():
+    with pytest.raises(TypeError, match="^explain: function must be a function or module, but it is 'mse_loss'$"):
+        explain("mse_loss", torch.ones(2), torch.ones(2))
+
+
 def test_a_drop_in_reaches_its_operator():
     assert (
         explain(functional.mse_loss, torch.rand(2, requires_grad=True), torch.rand(2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import warnings
 
 from torch_aclnn_ops.optim import FusedEmaAdam
@@ -26,6 +27,23 @@ from tests._optim import (
     train,
     weights_of,
 )
+
+
+@pytest.mark.parametrize("name", ["foreach", "fused", "capturable", "differentiable", "amsgrad"])
+def test_an_argument_of_torch_that_it_lacks_raises_unless_it_asks_for_nothing(name):
+    for value in (None, False):
+        group = FusedEmaAdam([torch.ones(1)], **{name: value}).param_groups[0]
+        assert name not in group
+    advice = "torch's own AdamW has it" if name in ("differentiable", "amsgrad") else "leave it out"
+    with pytest.raises(TypeError, match=f"^FusedEmaAdam: {name} must not be given, but it is True; {advice}"):
+        FusedEmaAdam([torch.ones(1)], **{name: True})
+
+
+def test_an_unknown_argument_raises_and_torchs_are_not_in_the_signature():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'fuse'"):
+        FusedEmaAdam([torch.ones(1)], fuse=True)
+    parameters = inspect.signature(FusedEmaAdam).parameters
+    assert "flatten" in parameters and "fused" not in parameters and "kwargs" not in parameters
 
 
 @each_dtype

@@ -111,6 +111,36 @@ def test_a_checkpoint_through_torch_and_back_keeps_the_averages():
         train(model, back, [3])
 
 
+# What each lacks; of Adamax and those after it, only the moments and options of Adam are the same.
+OTHERS = {
+    "SGD": (torch.optim.SGD, {"momentum": 0.9}, "betas and no eps"),
+    "ASGD": (torch.optim.ASGD, {}, "betas and no eps"),
+    "Rprop": (torch.optim.Rprop, {}, "betas and no eps"),
+    "Adagrad": (torch.optim.Adagrad, {}, "betas"),
+    "Adadelta": (torch.optim.Adadelta, {}, "betas"),
+    "RMSprop": (torch.optim.RMSprop, {}, "betas"),
+    "Adamax": (torch.optim.Adamax, {}, "amsgrad"),
+    "NAdam": (torch.optim.NAdam, {}, "amsgrad"),
+    "RAdam": (torch.optim.RAdam, {"decoupled_weight_decay": True}, "amsgrad"),
+}
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_checkpoint_of_another_optimizer_raises_and_changes_nothing(name, steps):
+    other, options, lacks = OTHERS[name]
+    model = Weights()
+    theirs = other(model.parameters(), **options)
+    train(model, theirs, range(steps))
+    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
+    train(model, optimizer, range(2))
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match=f"group 0 must have the options of Adam or AdamW, but it has no {lacks}$"):
+        optimizer.load_state_dict(theirs.state_dict())
+    assert optimizer.state_dict()["param_groups"] == before["param_groups"]
+    assert_all_equal(list(optimizer.state_dict()["state"].values()), list(before["state"].values()))
+
+
 def test_amsgrad_raises():
     model = Weights()
     theirs = torch.optim.AdamW(model.parameters(), amsgrad=True)

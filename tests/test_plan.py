@@ -1,6 +1,10 @@
 """plan: manually calculated estimates, the shapes of models, what a Llama saves, answers, and errors."""
 
+import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 from torch_aclnn_ops._plan_costs import BANDWIDTH, FLOPS
@@ -259,3 +263,13 @@ def test_the_page_shows_what_its_first_command_prints(capsys):
     shown = re.search(r"^```text\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[1]
     main(command.split())
     assert capsys.readouterr().out.startswith(shown)
+
+
+@pytest.mark.parametrize("arguments", [["plan", "--model", next(iter(MODELS)), "--devices", "8"], ["doctor"]])
+def test_a_command_ends_quietly_where_nobody_reads_on(arguments):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", f"torch_aclnn_ops.{arguments[0]}", *arguments[1:]]
+    result = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=600)
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (-signal.SIGPIPE, "")

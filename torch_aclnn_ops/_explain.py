@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch_aclnn_ops import _call_log
+from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops._nested import leaves, map_nested
 from torch_aclnn_ops._torch_compat.modes import FakeTensorMode
 
@@ -27,11 +28,16 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     Returns:
         One line per operator of this package that the call reaches.
 
+    Raises:
+        TypeError: ``function`` cannot be called.
+
     Example:
         >>> from torch_aclnn_ops import functional as F
         >>> print(explain(F.mse_loss, torch.ones(2, requires_grad=True), torch.ones(2)))
         mse_loss_backward: native PyTorch kernel, because the tensors are on cpu
     """
+    if not callable(function):
+        raise TypeError(f"explain: function must be a function or module, but it is {describe(function)}")
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, _call_log.explaining() as paths:
 
         def fake(value: Any) -> Any:

@@ -13,6 +13,7 @@ from torch_aclnn_ops._drop_ins import DROP_INS
 from torch_aclnn_ops._switch import Switch, is_disabled, lock
 from torch_aclnn_ops._torch_compat.modes import load_tables_of_functions
 from torch_aclnn_ops.optim import FusedEmaAdam
+from torch_aclnn_ops.optim._options import LACKING
 
 import torch
 from torch.optim.optimizer import ParamsT
@@ -176,7 +177,7 @@ class _AdamW(FusedEmaAdam):
         del foreach, capturable, fused  # which choose among kernels of torch
         for name, value in (("amsgrad", amsgrad), ("differentiable", differentiable)):
             if value:
-                raise ValueError(f"FusedEmaAdam: {name} must be False, but it is {value!r}; torch's own AdamW has it")
+                raise ValueError(f"FusedEmaAdam: {name} must be False, but it is {value!r}; {LACKING[name]}")
         options = {"maximize": maximize, **self.preset, **options}
         super().__init__(params, lr, betas, eps, weight_decay, **options)
 

@@ -82,6 +82,11 @@ def is_disabled() -> bool:
     return _times_disabled > 0
 
 
+def why_disabled() -> str | None:
+    """Return the reason for reports if the package is disabled, else ``None``."""
+    return "torch_aclnn_ops is disabled" if is_disabled() else None
+
+
 def disabled() -> "Disabled":
     """Make all drop-ins, modules and patched functions call torch's own functions, to find the cause of a problem.
 
@@ -89,9 +94,11 @@ def disabled() -> "Disabled":
     or with ``start()`` and ``stop()``. It applies to the whole process, including other threads. The environment
     variable ``TORCH_ACLNN_DISABLED=1`` disables the package from the start.
 
-    Features that torch lacks are unaffected: additional arguments (``softcap=`` or ``process_group=`` of
-    ``linear_cross_entropy``), :class:`torch_aclnn_ops.optim.FusedEmaAdam`, and the raw operators. An AdamW that is
-    created under ``patch(adamw=True)`` while the package is disabled is torch's.
+    Features that torch lacks stay, with the PyTorch fallback in place of CANN's operators: additional arguments
+    (``softcap=`` or ``process_group=`` of ``linear_cross_entropy``) and the steps of
+    :class:`torch_aclnn_ops.optim.FusedEmaAdam`. The raw operators are unaffected, and so are backward passes of calls
+    that were made before. An AdamW that is created under ``patch(adamw=True)`` while the package is disabled is
+    torch's.
 
     Returns:
         A :class:`Disabled`, which is not yet on.

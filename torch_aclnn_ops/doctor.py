@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import re
+import signal
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -312,4 +313,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly if the output is piped to head
     sys.exit(main())

@@ -18,6 +18,7 @@ Source:
 import argparse
 import dataclasses
 import math
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -302,4 +303,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly if the output is piped to head
     sys.exit(main())

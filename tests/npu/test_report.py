@@ -1,6 +1,6 @@
 """report on an NPU: calls are counted by what computed them, and launches are those of CANN's operators."""
 
-from torch_aclnn_ops import disabled, functional, ops, optim, report
+from torch_aclnn_ops import disabled, explain, functional, ops, optim, report
 
 import pytest
 import torch
@@ -16,10 +16,17 @@ def _linear_cross_entropy(dtype, **options):
     functional.linear_cross_entropy(rows, head, torch.tensor([0, 1, 2], device="npu"), **options).backward()
 
 
-def _step():
+def _batch(**options):
+    hidden, head = (torch.rand(*size, 256, device="npu").bfloat16().requires_grad_() for size in ((2, 4), (128,)))
+    target = torch.tensor([[0, 1, 2, 3], [4, 5, 6, 127]], device="npu")
+    result = functional.linear_cross_entropy(hidden, head, target, **options)
+    getattr(result, "loss", result).sum().backward()
+
+
+def _step(**options):
     weight = torch.nn.Parameter(torch.ones(3, device="npu"))
     weight.grad = torch.ones_like(weight)
-    optim.FusedEmaAdam([weight]).step()
+    optim.FusedEmaAdam([weight], **options).step()
 
 
 TENSOR = torch.ones(2)
@@ -78,9 +85,42 @@ def test_compiled_calls_are_seen_by_their_launches():
     assert str(counts) == "launches: aclnnMseLossBackward 1"
 
 
-def test_a_disabled_package_launches_nothing():
+# A raw operator stays on, and torch_npu's loss takes no float64.
+DISABLED = {name: call for name, (call, *_) in CALLS.items() if name not in ("a raw operator", "mse_loss in float64")}
+DISABLED |= {
+    "a batch": _batch,
+    "shifted labels": lambda: _batch(shift=True),
+    "shifted labels with z-loss": lambda: _batch(shift=True, lse_square_scale=0.1),
+    "outputs": lambda: _batch(outputs=("log_probabilities",)),
+    "losses of rows": lambda: _batch(reduction="none", token_weight=torch.ones(2, 4, device="npu")),
+    "a flattened step": lambda: _step(flatten=True),
+    "a step with its learning rate on the device": lambda: _step(lr=torch.ones((), device="npu")),
+}
+
+
+@pytest.mark.parametrize("name", DISABLED)
+def test_a_disabled_package_launches_nothing(name):
     with disabled(), report() as counts:
-        _loss("mse_loss", torch.float32)
-    [reason] = counts.as_dict()["operators"]["mse_loss"]["reasons"]
-    assert reason["reason"] == "torch_aclnn_ops is disabled"
+        DISABLED[name]()
     assert counts.as_dict()["launches"] == {}
+    reasons = [one["reason"] for counted in counts.as_dict()["operators"].values() for one in counted["reasons"]]
+    assert reasons and all(reason.startswith("torch_aclnn_ops is disabled") for reason in reasons)
+
+
+def test_a_disabled_package_launches_nothing_in_compiled_code():
+    step = torch.compile(_batch, backend="aot_eager")
+    with disabled(), report() as counts:
+        step(outputs=("log_probabilities",))
+    assert counts.as_dict()["launches"] == {}
+
+
+@pytest.mark.parametrize("rows", [128, 512])
+def test_explain_and_report_agree_about_few_logits(rows):
+    head, input = (torch.rand(n, 8, device="npu", requires_grad=True) for n in (2000, rows))
+    arguments = input, head, torch.zeros(rows, dtype=torch.int64, device="npu")
+    with report() as counts:
+        functional.linear_cross_entropy(*arguments).backward()
+    [reason] = counts.as_dict()["operators"]["linear_cross_entropy"]["reasons"]
+    explained = explain(functional.linear_cross_entropy, *arguments)
+    assert explained == f"linear_cross_entropy: PyTorch fallback, because {reason['reason']}"
+    assert explained.endswith(f"; few logits: all {rows} rows in one chunk")

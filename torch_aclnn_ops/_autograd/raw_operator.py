@@ -149,6 +149,10 @@ class RawOperator:
             if is_logging() and args[0].device.type == "npu":
                 log_call(self.name, Implementation.CANN, lambda: self.cann)
             return self._launch(*args)
+        return self.fall_back(reason, *args)
+
+    def fall_back(self, reason: str, *args: Any) -> Any:
+        """Compute a call of :meth:`run` with PyTorch, for this reason."""
         log_call(self.name, Implementation.FALLBACK, lambda: reason)
         if not torch.compiler.is_compiling():
             _extension.check_queue(self.name)

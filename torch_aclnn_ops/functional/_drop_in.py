@@ -7,7 +7,7 @@ from torch_aclnn_ops._autograd.derivatives import has_tangent
 from torch_aclnn_ops._call_log import Implementation, log_call
 from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops._numerics import is_autocast_on
-from torch_aclnn_ops._switch import is_disabled
+from torch_aclnn_ops._switch import why_disabled
 from torch_aclnn_ops._torch_compat.public import Buffer
 
 import torch
@@ -67,7 +67,7 @@ def call_torch_function(function: Callable[..., Tensor], *args: Any, **kwargs: A
     Handles ``__torch_function__`` here, so that overrides receive the original function.
     """
     if not torch.compiler.is_compiling():
-        log_call(function.__name__, Implementation.TORCH, _why_left_to_torch)
+        log_call(function.__name__, Implementation.TORCH, why_left_to_torch)
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         if has_torch_function(tensors):
             result: Tensor = handle_torch_function(function, tensors, *args, **kwargs)
@@ -75,8 +75,9 @@ def call_torch_function(function: Callable[..., Tensor], *args: Any, **kwargs: A
     return function(*args, **kwargs)
 
 
-def _why_left_to_torch() -> str:
-    return "torch_aclnn_ops is disabled" if is_disabled() else "the drop-in leaves such arguments to torch"
+def why_left_to_torch() -> str:
+    """Return why a drop-in calls PyTorch's function."""
+    return why_disabled() or "the drop-in leaves such arguments to torch"
 
 
 def on_one_device(function: str, **tensors: Tensor | None) -> bool:

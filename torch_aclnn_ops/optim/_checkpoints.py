@@ -116,6 +116,7 @@ def _loaded_group(i: int, saved: Mapping[str, Any], group: dict[str, Any], optio
         raise ValueError(
             f"FusedEmaAdam: the state to load has amsgrad=True in group {i}, which this optimizer does not support"
         )
+    _check_optimizer(i, saved)
     loaded = {name: deepcopy(value) for name, value in saved.items() if name not in ("params", "step")}
     for name in {*options, "param_names"} & group.keys():
         loaded.setdefault(name, group[name])
@@ -130,6 +131,17 @@ def _loaded_group(i: int, saved: Mapping[str, Any], group: dict[str, Any], optio
     except (TypeError, ValueError) as error:
         raise type(error)(f"{_LOAD}: in group {i}, {str(error).removeprefix('FusedEmaAdam: ')}") from None
     return {**loaded, "params": group["params"]}
+
+
+def _check_optimizer(i: int, saved: Mapping[str, Any]) -> None:
+    """Raise if a group is not of Adam or AdamW; those of torch have ``amsgrad``, as only they do, and ``foreach``."""
+    missing = [name for name in ("betas", "eps") if name not in saved]
+    if not missing and "foreach" in saved and not {"amsgrad", "ema_decay"} & saved.keys():
+        missing = ["amsgrad"]
+    if missing:
+        raise ValueError(
+            f"{_LOAD}: group {i} must have the options of Adam or AdamW, but it has no {' and no '.join(missing)}"
+        )
 
 
 def _loaded_states(all_saved: Mapping[Any, Any], places: _Places) -> defaultdict[Any, Any]:

@@ -1,8 +1,10 @@
 """Parsing and checking of a parameter group's options: those of a step, and the EMA schedule."""
 
 import math
+from collections.abc import Callable
+from functools import wraps
 from operator import is_
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec
 
 from torch_aclnn_ops.functional.ema_adam import check_flag, check_options
 from torch_aclnn_ops.ops.ema_adam.kernels import Options
@@ -10,8 +12,30 @@ from torch_aclnn_ops.ops.ema_adam.kernels import Options
 import torch
 from torch import Tensor
 
+_SELECTS_KERNELS = "leave it out: it selects kernels of torch, and the step is always fused"
+_IS_TORCHS = "torch's own AdamW has it"
+# Arguments of torch's AdamW that FusedEmaAdam lacks, with what to do instead.
+LACKING = {
+    **dict.fromkeys(("foreach", "fused", "capturable"), _SELECTS_KERNELS),
+    **dict.fromkeys(("amsgrad", "differentiable"), _IS_TORCHS),
+}
 _WARMUPS = (None, "ratio", "power")
+_P = ParamSpec("_P")
 _ADAM = ("eps", "weight_decay", "decoupled_weight_decay", "bias_correction", "maximize")  # in the order of Options
+
+
+def without_lacking(init: Callable[_P, None]) -> Callable[_P, None]:
+    """Decorate ``__init__`` to drop arguments in ``LACKING`` that are ``None`` or ``False``, and raise for others."""
+
+    @wraps(init)
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        for name in LACKING.keys() & kwargs.keys():
+            value = kwargs.pop(name)
+            if value is not None and value is not False:
+                raise TypeError(f"FusedEmaAdam: {name} must not be given, but it is {value!r}; {LACKING[name]}")
+        init(*args, **kwargs)
+
+    return checked
 
 
 def options_of(group: dict[str, Any]) -> tuple[Options, "EmaSchedule"]:

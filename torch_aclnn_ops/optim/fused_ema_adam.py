@@ -12,7 +12,7 @@ from torch_aclnn_ops.optim._averages import AveragingOptimizer
 from torch_aclnn_ops.optim._calls import exclusive
 from torch_aclnn_ops.optim._flat import FlatGroup
 from torch_aclnn_ops.optim._memory import check_memory, check_no_shared_memory
-from torch_aclnn_ops.optim._options import EmaSchedule, options_of
+from torch_aclnn_ops.optim._options import EmaSchedule, options_of, without_lacking
 from torch_aclnn_ops.optim._sharding import calling_zero_optimizer
 from torch_aclnn_ops.optim._states import (
     CachedState,
@@ -113,6 +113,7 @@ class FusedEmaAdam(AveragingOptimizer):
     # With this, torch.amp.GradScaler passes grad_scale and found_inf to step().
     _step_supports_amp_scaling = True
 
+    @without_lacking
     def __init__(
         self,
         params: ParamsT,

@@ -16,7 +16,7 @@ from torch_aclnn_ops._types import Reduction
 from torch_aclnn_ops.functional._head.arguments import check_number
 from torch_aclnn_ops.functional._head.shards import shards_of
 from torch_aclnn_ops.functional.linear_cross_entropy import implementations
-from torch_aclnn_ops.functional.linear_cross_entropy._arguments.errors import call_torch_or_raise
+from torch_aclnn_ops.functional.linear_cross_entropy._arguments.errors import call_torch_on_rows, call_torch_or_raise
 from torch_aclnn_ops.functional.linear_cross_entropy._arguments.options import (
     check_logit_options,
     check_outputs,
@@ -196,13 +196,15 @@ def linear_cross_entropy(
             "softcap": softcap is not None,
             "lse_square_scale": square_scale != 0,
             "temperature": temperature != 1,
-            "shift": places != 0,
             "token_weight": token_weight is not None,
             "zero_if_all_ignored": zero_if_all_ignored,
             "outputs": bool(requested),
         }
-        if not is_valid or not (any(ours.values()) or given.input.dim() > 2 or shards):
-            return call_torch_or_raise(given, classes, options, **ours)
+        if not is_valid:
+            return call_torch_or_raise(given, classes, options, shift=places != 0, **ours)
+        if shards is None and not any(ours.values()):
+            loss = call_torch_on_rows(given, options)
+            return shift_results(loss, places) if places else loss
     ignored = -100 if ignore_index is None else ignore_index
     loss_options = LossOptions(reduction, ignored, float(label_smoothing), square_scale, zero_if_all_ignored, requested)
     call = implementations.prepare(given, token_weight, logit_options, loss_options, shards, reduce_input_grad)

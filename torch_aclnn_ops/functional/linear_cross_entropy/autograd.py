@@ -275,8 +275,7 @@ def _recompute_gradients(
     def sum_of_losses(*values: Tensor) -> tuple[Tensor]:
         given = inputs._replace(**dict[str, Any](zip(names, values, strict=True)))
         if isinstance(coefficients, PlainLoss):
-            logits = torch.nn.functional.linear(given.input, given.linear_weight)
-            return (torch.nn.functional.cross_entropy(logits, given.target, reduction=coefficients.reduction),)
+            return (coefficients.of_all_logits(given.input, given.linear_weight, given.target),)
         given = given._replace(requested=RequestedOutputs(weighted=coefficients.weighted is not None))
         reduced = statistics(given, choose_kernels(given))
         return (losses_of_rows(reduced, coefficients).sum(),)

@@ -15,6 +15,7 @@ from functools import partial
 from typing import NamedTuple
 
 from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
+from torch_aclnn_ops._call_log import is_explaining
 from torch_aclnn_ops._numerics import accumulation_dtype, widen
 from torch_aclnn_ops._torch_compat.derivatives import is_functorch_wrapped_tensor, is_legacy_batchedtensor
 from torch_aclnn_ops._torch_compat.modes import is_any_autocast_enabled
@@ -191,7 +192,9 @@ def _is_small(call: LossCall) -> bool:
     if options.label_smoothing or options.lse_square_scale or options.outputs or options.zero_if_all_ignored:
         return False
     weight, logits = inputs.linear_weight, inputs.options
-    if weight.dtype != torch.float32 or type(weight) not in _REAL or inputs.target.is_floating_point():
+    if weight.dtype != torch.float32 or inputs.target.is_floating_point():
+        return False
+    if type(weight) not in _REAL and not (is_explaining() and weight.device.type == "npu"):
         return False
     if inputs.linear_bias is not None or logits.softcap is not None or logits.temperature != 1:
         return False

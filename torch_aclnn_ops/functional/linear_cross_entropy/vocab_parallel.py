@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from torch_aclnn_ops._autograd.derivatives import any_differentiated, in_functorch_transform
 from torch_aclnn_ops._numerics import accumulation_dtype, widen
+from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops.functional._head.agreement import REDUCTIONS, compare_summaries, hash_sizes, size_of, summarize
 from torch_aclnn_ops.functional._head.collectives import copy_to_group, gather, raise_if_compiled_transform
 from torch_aclnn_ops.functional._head.shards import Messages, VocabularyShards
@@ -153,7 +154,7 @@ def _local_inputs(inputs: Inputs, shards: VocabularyShards, reduce_input_grad: b
         # Partial 16-bit gradients are summed in float32 and rounded once. The fused operators round each part.
         is_fused = kernels.why_not_fused is None
         if torch.compiler.is_compiling():  # the choice of the compiled operator is not known yet
-            is_fused = inputs.input.device.type == "npu"
+            is_fused = inputs.input.device.type == "npu" and not is_disabled()
         input = inputs.input if is_fused else widen(inputs.input)
         local = local._replace(input=copy_to_group(input, members))
     return local, kernels, target_probability_sum

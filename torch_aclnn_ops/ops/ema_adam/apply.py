@@ -13,6 +13,7 @@ from torch_aclnn_ops._checks import (
 )
 from torch_aclnn_ops._limits import why_not_dtype
 from torch_aclnn_ops._numerics import accumulation_dtype
+from torch_aclnn_ops._switch import why_disabled
 
 import torch
 from torch import Tensor
@@ -121,6 +122,21 @@ apply_fused_ema_adam_ = RawOperator(
     fake=_fake,
 )
 
+
+def run(*args: Any) -> None:
+    """Call the operator, falling back to PyTorch on a chip without it, and while the package is disabled."""
+    reason = why_disabled() if args[0].device.type == "npu" else None
+    if reason is None:
+        apply_fused_ema_adam_.run(*args)
+    else:
+        apply_fused_ema_adam_.fall_back(reason, *args)
+
+
+def why_not_cann(*args: Any) -> str | None:
+    """Return why :func:`run` falls back to PyTorch for these NPU arguments, or ``None`` if it does not."""
+    return why_disabled() or apply_fused_ema_adam_.why_not_cann(*args)
+
+
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _library.define(
     "apply_fused_ema_adam_with_tensor_lr_(Tensor grad, Tensor(a!) var, Tensor(b!) m, Tensor(c!) v, Tensor(d!) s,"
@@ -134,7 +150,7 @@ apply_with_tensor_lr_ = torch.ops.torch_aclnn_ops.apply_fused_ema_adam_with_tens
 
 def _apply_with_tensor_lr(*args: Any) -> None:
     tensors, lr, options = args[:6], args[6], args[7:]
-    apply_fused_ema_adam_.run(*tensors, lr.item(), *options)
+    run(*tensors, lr.item(), *options)
 
 
 _library.impl("apply_fused_ema_adam_with_tensor_lr_", _apply_with_tensor_lr, "CompositeExplicitAutograd")

@@ -21,7 +21,7 @@ from torch_aclnn_ops._torch_compat.optimizer import (
     version_of,
 )
 from torch_aclnn_ops.ops import apply_fused_ema_adam_
-from torch_aclnn_ops.ops.ema_adam.apply import apply_with_tensor_lr_, lerp_average
+from torch_aclnn_ops.ops.ema_adam.apply import apply_with_tensor_lr_, lerp_average, run, why_not_cann
 from torch_aclnn_ops.ops.ema_adam.step_progress import Call, StepProgress
 
 import torch
@@ -178,7 +178,7 @@ def _is_atomic(*tensors: Tensor) -> bool:
     """Return whether the operator is a single launch, which fails before it writes anything or not at all."""
     if torch.compiler.is_compiling():
         return True
-    return tensors[0].device.type == "npu" and apply_fused_ema_adam_.why_not_cann(*tensors) is None
+    return tensors[0].device.type == "npu" and why_not_cann(*tensors) is None
 
 
 def _version_of(tensor: Tensor) -> int | None:
@@ -193,7 +193,7 @@ def _operator_supports(lr: float | Tensor) -> bool:
 def _operator(options: Options, grad: Tensor, *states_and_step: Tensor) -> Call:
     """Return the call of the operator."""
     # On an NPU run() falls back to PyTorch on a chip without the operator, where a direct call raises.
-    call = apply_fused_ema_adam_.run if grad.device.type == "npu" else apply_fused_ema_adam_
+    call = run if grad.device.type == "npu" else apply_fused_ema_adam_
     return partial(
         apply_with_tensor_lr_ if isinstance(options.lr, Tensor) else call,
         -grad if options.maximize else grad,
@@ -297,7 +297,7 @@ def implementation_for(
     """Return which implementation updates a parameter in eager mode, and CANN's operator or the reason."""
     param, exp_avg, exp_avg_sq, ema_param = map(local, (param, exp_avg, exp_avg_sq, ema_param))
     if param.device.type == "npu":
-        why_not = apply_fused_ema_adam_.why_not_cann(param)
+        why_not = why_not_cann(param)
         if why_not is None:
             return Implementation.CANN, apply_fused_ema_adam_.cann
         return Implementation.FALLBACK, why_not

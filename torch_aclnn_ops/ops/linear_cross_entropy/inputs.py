@@ -77,6 +77,13 @@ class PlainLoss(NamedTuple):
     reduction: str
     ignore_index: int
 
+    def of_all_logits(self, input: Tensor, linear_weight: Tensor, target: Tensor) -> Tensor:
+        """Compute the loss with PyTorch's functions."""
+        logits = torch.nn.functional.linear(input, linear_weight)
+        return torch.nn.functional.cross_entropy(
+            logits, target, reduction=self.reduction, ignore_index=self.ignore_index
+        )
+
 
 def kept_rows(inputs: Inputs) -> tuple[KeptRows, Inputs]:
     """Return which rows are not ignored, and the inputs without the others."""

@@ -9,7 +9,8 @@ from functools import cache
 from typing import Any
 
 from torch_aclnn_ops import _cpu_extension, _extension
-from torch_aclnn_ops._call_log import Implementation, log_call, log_detail
+from torch_aclnn_ops._call_log import Implementation, is_explaining, log_call, log_detail
+from torch_aclnn_ops._switch import is_disabled, why_disabled
 from torch_aclnn_ops.ops._head import products
 from torch_aclnn_ops.ops._head.tiling import Tiling
 from torch_aclnn_ops.ops.linear_cross_entropy import chunks
@@ -82,6 +83,8 @@ def choose_kernels(inputs: Inputs) -> Kernels:
 def _why_not_by_feature(inputs: Inputs) -> str | None:
     if inputs.input.device.type != "npu":
         return f"the tensors are on {inputs.input.device.type}"
+    if is_disabled():
+        return why_disabled()
     options, requested = inputs.options, inputs.requested
     reasons = (
         ("of linear_bias", inputs.linear_bias is not None),
@@ -136,15 +139,24 @@ def small_loss_and_gradients(
 def small_loss_on_npu(inputs: Inputs, loss: PlainLoss) -> Tensor | None:
     """Compute a small loss on an NPU with a C++ autograd function; return ``None`` inside a ``TorchFunctionMode``."""
     input, weight, reduction = inputs.input, inputs.linear_weight, _REDUCTIONS[loss.reduction]
-    value: Tensor | None = _npu_function()(input, weight, inputs.target, loss.ignore_index, reduction)
+    value: Tensor | None
+    if is_explaining():
+        value = loss.of_all_logits(input, weight, inputs.target)
+    else:
+        value = _npu_function()(input, weight, inputs.target, loss.ignore_index, reduction)
     if value is not None:
-        log_call(_NAME, Implementation.FALLBACK, lambda: _describe_call(inputs, "all logits materialized"))
+        log_call(_NAME, Implementation.FALLBACK, lambda: _describe_few_logits(inputs))
     return value
 
 
 @cache
 def _npu_function() -> Any:
     return _extension.functions[_NAME](lambda *_: None, (torch.float32,))
+
+
+def _describe_few_logits(inputs: Inputs) -> str:
+    rows = inputs.input.shape[0]
+    return f"{choose_kernels(inputs).why_not_fused}; few logits: all {rows} rows in one chunk"
 
 
 def _in_chunks(inputs: Inputs) -> Implementation:

@@ -53,6 +53,16 @@ def call_torch_or_raise(
     return loss
 
 
+def call_torch_on_rows(given: TorchArguments, torch_options: "LinearCrossEntropyOptions | None") -> Tensor:
+    """Return the result of PyTorch's function, which takes no batches, on the rows of supported arguments."""
+    input, target = given.input, given.target
+    if input.dim() > 2:
+        target = target.flatten(0, input.dim() - 2)
+        given = given._replace(input=input.flatten(0, -2), target=target)
+    loss = call_torch_or_raise(given, None, torch_options)
+    return loss.reshape(input.shape[:-1]) if input.dim() > 2 and loss.dim() > 0 else loss
+
+
 def _check_batches(given: TorchArguments, classes: int | None = None) -> None:
     """Check the arguments if the input has more dimensions than PyTorch supports.
 

@@ -3,6 +3,7 @@
 from numbers import Real
 from typing import Any, NamedTuple
 
+from torch_aclnn_ops._call_log import Implementation, log_call
 from torch_aclnn_ops._numerics import accumulation_dtype
 from torch_aclnn_ops._torch_compat import public
 from torch_aclnn_ops._torch_compat.public import Buffer, LinearCrossEntropyOptions
@@ -13,6 +14,7 @@ from torch_aclnn_ops.functional._drop_in import (
     lower_precision_autocast_dtype,
     on_one_device,
     overrides_torch,
+    why_left_to_torch,
 )
 
 import torch
@@ -126,6 +128,7 @@ def call_torch(given: TorchArguments, torch_options: "LinearCrossEntropyOptions 
     if public.linear_cross_entropy is not None:
         options = dict[str, Any](zip(given._fields[3:], given[3:], strict=True), options=torch_options)
         return call_torch_function(public.linear_cross_entropy, input, linear_weight, target, **options)
+    log_call("linear_cross_entropy", Implementation.TORCH, why_left_to_torch)
     _check_shapes(input, linear_weight, linear_bias)
     shape = (*input.shape[:-1], *linear_weight.shape[:-1])
     if target.shape == shape and ignore_index is not None:
