@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch_aclnn_ops import explain
+from torch_aclnn_ops import disabled, explain, report
 from torch_aclnn_ops.optim import FusedEmaAdam
 
 import host_npu
@@ -314,3 +314,25 @@ def test_changes_of_parameters_on_the_device_reach_averages_on_the_host():
         param[0] = 5
     expected[0] = 5
     assert torch.equal(state["ema_params"], expected) and torch.equal(param, weights)
+
+
+@each_flatten
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_steps_of_a_disabled_package_launch_nothing_and_give_the_same_weights(is_compiled, flatten):
+    expected, _ = trained("npu", torch.float32, 3, flatten=flatten)
+    model = Weights(torch.float32).to("npu")
+    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, flatten=flatten)
+    step = torch.compile(optimizer.step, backend="aot_eager") if is_compiled else optimizer.step
+    with disabled(), report() as counts:
+        for number in range(3):
+            reference = Weights(torch.float32)
+            reference.set_gradients(number)
+            for weight, other in zip(model.parameters(), reference.parameters(), strict=True):
+                weight.grad = other.grad.to("npu")
+            step()
+        if not is_compiled:
+            optimizer.zero_grad(set_to_none=False)
+            explained = explain(optimizer.step)
+            assert explained == "apply_fused_ema_adam_: PyTorch fallback, because torch_aclnn_ops is disabled"
+    assert counts.as_dict()["launches"] == {}
+    assert_all_close(on_the_cpu(weights_of(model)), on_the_cpu(weights_of(expected)), 1e-6)
