@@ -135,8 +135,10 @@ def _loaded_group(i: int, saved: Mapping[str, Any], group: dict[str, Any], optio
 
 def _check_optimizer(i: int, saved: Mapping[str, Any]) -> None:
     """Raise if a group is not of Adam or AdamW; those of torch have ``amsgrad``, as only they do, and ``foreach``."""
+    if "ema_decay" in saved:  # options that are missing there keep their values
+        return
     missing = [name for name in ("betas", "eps") if name not in saved]
-    if not missing and "foreach" in saved and not {"amsgrad", "ema_decay"} & saved.keys():
+    if not missing and "foreach" in saved and "amsgrad" not in saved:
         missing = ["amsgrad"]
     if missing:
         raise ValueError(
