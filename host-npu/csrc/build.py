@@ -42,7 +42,7 @@ _OPTIMISATION = ["-O2", "-fvect-cost-model=dynamic"]
 # comparisons from being vectors.
 _ARITHMETIC = ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 
-_EXPECTED = "the simulated libraries; all of them take about four minutes of one core"
+_EXPECTED = "the simulated libraries; all of them take about five minutes of one core"
 
 
 class BuildError(RuntimeError):
