@@ -4,7 +4,9 @@ A case returns tensors by name: the loss of the whole batch, and whole gradients
 computed in one.
 """
 
-import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
+import torch_aclnn_ops  # isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
+from contextlib import nullcontext
+
 from torch_aclnn_ops import functional as F
 from torch_aclnn_ops import nn as aclnn
 
@@ -132,6 +134,18 @@ def head_of_its_own(ranks, **options):
     model = ranks.model(bias=True)
     ranks.shard(model.layer, model.head, model, **options)
     return trained(model, ranks)
+
+
+def disabled(ranks):
+    """The package is disabled on all processes; the truth is computed with it."""
+    with nullcontext() if ranks.is_one else torch_aclnn_ops.disabled():
+        return head_of_its_own(ranks)
+
+
+def disabled_in_the_forward_pass(ranks):
+    """The package is disabled, and the loss is computed in the model's forward pass."""
+    with nullcontext() if ranks.is_one else torch_aclnn_ops.disabled():
+        return tied_loss_in_the_forward_pass(ranks)
 
 
 def head_of_its_own_freed(ranks):
@@ -425,6 +439,8 @@ def vocab_parallel_by_the_input(ranks):
 OF_FOUR = (hybrid, hybrid_tied, vocab_parallel, vocab_parallel_by_the_input)
 FUNCTIONS = (
     head_of_its_own,
+    disabled,
+    disabled_in_the_forward_pass,
     head_of_its_own_freed,
     head_of_its_own_kept,
     head_of_the_model,
@@ -453,7 +469,7 @@ FUNCTIONS = (
     fsdp1,
     mixed_precision,
 )
-_IN_EVERY_SPLIT = (head_of_its_own, tied_head_freed, accumulated, mixed_precision, *OF_FOUR)
+_IN_EVERY_SPLIT = (head_of_its_own, disabled, tied_head_freed, accumulated, mixed_precision, *OF_FOUR)
 CASES = {
     f"{function.__name__}, {split}": (function, split)
     for function in FUNCTIONS + OF_FOUR

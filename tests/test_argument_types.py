@@ -55,6 +55,30 @@ def test_an_invalid_reduction_raises_with_its_name_or_value(function, reduction)
     with pytest.raises((TypeError, ValueError), match="reduction") as caught:
         getattr(ours, function)(**CALLS[function], reduction=reduction)
     assert "ambiguous" not in str(caught.value)
+    assert function in str(caught.value) or not hasattr(torch.nn.functional, function)
+
+
+# In the words of torch, which may name neither the function nor the argument.
+LEFT_TO_TORCH = {
+    "linear_cross_entropy": ({"target": _INDICES.int()}, "target=int32 [8]"),
+    "mse_loss": ({"input": _INDICES, "target": _INDICES, "reduction": "sum"}, "reduction='sum'"),
+    "binary_cross_entropy": ({"target": torch.rand(4)}, "target=float32 [4]"),
+    "embedding": ({"input": _VALUES, "sparse": True}, "input=float32 [3]"),
+}
+
+
+@pytest.mark.parametrize("function", [name for name in LEFT_TO_TORCH if hasattr(torch.nn.functional, name)])
+def test_an_error_of_torch_is_followed_by_the_arguments_of_the_call(function):
+    changed, described = LEFT_TO_TORCH[function]
+    required = {name: value for name, value in CALLS[function].items() if not _is_optional(function, name)}
+    call = {**required, **changed}
+    with pytest.raises((RuntimeError, ValueError)) as expected:
+        getattr(torch.nn.functional, function)(**call)
+    with pytest.raises(type(expected.value)) as caught:
+        getattr(ours, function)(**call)
+    first, second = str(caught.value).split("\n")
+    assert first == str(expected.value).splitlines()[0]
+    assert second.startswith(f"{function} was called with input=") and described in second
 
 
 OPTIONS = [

@@ -105,7 +105,7 @@ def test_a_fallback_calls_torchs_original_function(name):
         try:
             return str(LEFT_TO_TORCH[name]()), str(_TABLE.grad)
         except Exception as error:
-            return type(error), str(error)
+            return type(error), str(error).splitlines()[0]
 
     expected = outcome()
     with patch():

@@ -1,5 +1,6 @@
 """Shared by all drop-in functions: which arguments they support, argument checks, and autocast dtypes."""
 
+import inspect
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -72,7 +73,27 @@ def call_torch_function(function: Callable[..., Tensor], *args: Any, **kwargs: A
         if has_torch_function(tensors):
             result: Tensor = handle_torch_function(function, tensors, *args, **kwargs)
             return result
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            _add_arguments(error, function, *args, **kwargs)
+            raise
     return function(*args, **kwargs)
+
+
+def _add_arguments(error: Exception, function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> None:
+    """Append the arguments of the call to an error of PyTorch, which may name neither the function nor the argument."""
+    if len(error.args) == 1 and isinstance(error.args[0], str):
+        given = inspect.signature(function).bind(*args, **kwargs).arguments
+        described = [f"{name}={_describe_argument(value)}" for name, value in given.items() if value is not None]
+        error.args = (f"{error.args[0]}\n{function.__name__} was called with {', '.join(described)}",)
+
+
+def _describe_argument(value: object) -> str:
+    if not isinstance(value, Tensor):
+        return describe(value)
+    dtype = str(value.dtype).removeprefix("torch.")
+    return f"{dtype} {list(value.shape)}"
 
 
 def why_left_to_torch() -> str:

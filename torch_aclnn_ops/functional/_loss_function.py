@@ -144,14 +144,17 @@ def has_native_gradient(operator: str, grad_output: Tensor, input: Tensor, targe
     return is_native
 
 
-def reduction_number(reduction: str) -> int:
+def reduction_number(function: str, reduction: str) -> int:
     """Return the value of a reduction in ``at::Reduction``; raise PyTorch's error for an invalid name."""
     if reduction == "elementwise_mean":
         warnings.warn("reduction='elementwise_mean' is deprecated. Please use reduction='mean' instead.", stacklevel=3)
         return 1
     number = _REDUCTIONS.get(reduction) if isinstance(reduction, str) else None
     if number is None:
-        raise ValueError(f"{reduction} is not a valid value for reduction")
+        raise ValueError(
+            f"{reduction} is not a valid value for reduction\n"
+            f'{function}: reduction must be "none", "mean" or "sum", but it is {reduction!r}'
+        )
     return number
 
 

@@ -133,7 +133,7 @@ def binary_cross_entropy(
         reduction = reduction_of_flags(size_average, reduce)
     if input.dtype is not dtype:
         input, target = input.to(dtype), target.to(dtype)
-    loss: Tensor = _binary_cross_entropy(input, target, weight, reduction_number(reduction))
+    loss: Tensor = _binary_cross_entropy(input, target, weight, reduction_number("binary_cross_entropy", reduction))
     return loss
 
 

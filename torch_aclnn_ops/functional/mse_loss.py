@@ -115,7 +115,7 @@ def mse_loss(
     if not are_alike:
         dtype = torch.promote_types(dtype, target.dtype)
         input, target = broadcast(input, target)
-    number = reduction_number(reduction)
+    number = reduction_number("mse_loss", reduction)
     if weight is None:
         loss: Tensor = _mse_loss(input, target, number)
         return loss
