@@ -186,8 +186,8 @@ def check_package(version: str, wheels: Path) -> bool:
     steps = {
         "torch is installed": f"test -e {environment}/installed || {{ python3 -m venv --clear {environment} &&"
         f" {install} {torch} && touch {environment}/installed; }}",
-        "the package is compiled": "TORCH_ACLNN_NPU=1 python setup.py --quiet build_ext --inplace > build/log 2>&1 ||"
-        " { cat build/log; exit 1; }",
+        "the package is compiled": "mkdir -p build && { TORCH_ACLNN_NPU=1 python setup.py --quiet build_ext --inplace"
+        " > build/log 2>&1 || { cat build/log; exit 1; }; }",
         "the package is installed": f"TORCH_ACLNN_NPU=1 {install} --no-build-isolation --editable .",
         # Its libraries are those that were compiled before.
         "verified on the CPU": "python -m torch_aclnn_ops.verify --device cpu --quick",
