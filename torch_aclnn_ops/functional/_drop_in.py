@@ -85,15 +85,20 @@ def _add_arguments(error: Exception, function: Callable[..., Tensor], *args: Any
     """Append the arguments of the call to an error of PyTorch, which may name neither the function nor the argument."""
     if len(error.args) == 1 and isinstance(error.args[0], str):
         given = inspect.signature(function).bind(*args, **kwargs).arguments
-        described = [f"{name}={_describe_argument(value)}" for name, value in given.items() if value is not None]
+        devices = {value.device for value in given.values() if isinstance(value, Tensor)}
+        described = [
+            f"{name}={_describe_argument(value, len(devices) > 1)}"
+            for name, value in given.items()
+            if value is not None
+        ]
         error.args = (f"{error.args[0]}\n{function.__name__} was called with {', '.join(described)}",)
 
 
-def _describe_argument(value: object) -> str:
+def _describe_argument(value: object, with_device: bool) -> str:
     if not isinstance(value, Tensor):
         return describe(value)
     dtype = str(value.dtype).removeprefix("torch.")
-    return f"{dtype} {list(value.shape)}"
+    return f"{dtype} {list(value.shape)}" + f" on {value.device}" * with_device
 
 
 def why_left_to_torch() -> str:

@@ -42,15 +42,32 @@ def call_torch_or_raise(
     _check_types(given)
     _check_devices(given)
     check_not_fsdp1_shard(given.linear_weight)
-    _check_batches(given, classes)
+    if isinstance(given.input, Tensor) and given.input.dim() > 2:  # more than PyTorch supports
+        _check_rows(given, classes)
     if not is_disabled():
         _check_products(given)
     _check_class_weight(given)
     if classes is not None:
         _raise_shard_error(given, classes)
-    loss = call_torch(given, torch_options)
+    try:
+        loss = call_torch(given, torch_options)
+    except Exception as error:
+        _add_reason(error, given)
+        raise
     _check_no_own_options(**own_options)
     return loss
+
+
+def _add_reason(error: Exception, given: TorchArguments) -> None:
+    """Append to an error of PyTorch which argument is wrong, and what is accepted."""
+    tensors = [tensor for tensor in given[:5] if tensor is not None]
+    is_plain = given.linear_weight.dim() == 2 and given.input.dim() in (1, 2)
+    if is_plain and not any([overrides_torch(tensor) for tensor in tensors]):
+        try:
+            _check_rows(given)
+        except (RuntimeError, TypeError, ValueError) as reason:
+            without_arguments = str(error).partition("\nlinear_cross_entropy was called with")[0]
+            error.args = (f"{without_arguments}\n{reason}",)
 
 
 def call_torch_on_rows(given: TorchArguments, torch_options: "LinearCrossEntropyOptions | None") -> Tensor:
@@ -63,14 +80,12 @@ def call_torch_on_rows(given: TorchArguments, torch_options: "LinearCrossEntropy
     return loss.reshape(input.shape[:-1]) if input.dim() > 2 and loss.dim() > 0 else loss
 
 
-def _check_batches(given: TorchArguments, classes: int | None = None) -> None:
-    """Check the arguments if the input has more dimensions than PyTorch supports.
+def _check_rows(given: TorchArguments, classes: int | None = None) -> None:
+    """Check the arguments of a head with two dimensions.
 
     ``classes`` is the size of the full vocabulary if the head is a shard.
     """
     input, head, target, bias, weight, reduction, ignore_index, label_smoothing = given
-    if not isinstance(input, Tensor) or input.dim() < 3:
-        return
     for name, tensor in zip(given._fields[:5], given[:5], strict=True):
         if tensor is not None or name not in ("linear_bias", "weight"):
             _check_tensor(name, tensor, input)
@@ -87,7 +102,7 @@ def _check_batches(given: TorchArguments, classes: int | None = None) -> None:
     if weight is not None:
         accepted = f"have dtype {class_weight_dtypes(input)}"
         _check("weight", has_loss_dtype(weight, input), accepted, f"has {weight.dtype}")
-    _check("reduction", reduction in REDUCTIONS, f"be one of {REDUCTIONS}", f"is {reduction!r}", ValueError)
+    _check("reduction", reduction in REDUCTIONS, f"be one of {str(REDUCTIONS)[1:-1]}", f"is {reduction!r}", ValueError)
     accepted, described = "be a number from 0 to 1", f"is {label_smoothing!r}"
     _check("label_smoothing", isinstance(label_smoothing, Real), accepted, described, TypeError)
     _check("label_smoothing", 0 <= label_smoothing <= 1, accepted, described)
