@@ -200,6 +200,7 @@ def check_package(version: str, wheels: Path) -> bool:
         "TORCH_ACLNN_WERROR": "1",
         "HOST_NPU_WERROR": "1",
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        "PYTHONPATH": "/tree/host-npu",
     }
     return all(_run_inside(what, step, settings | _QEMU, wheels) for what, step in steps.items())
 
