@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from host_npu import _inductor, _libraries, _torch_npu
+from host_npu import _inductor, _libraries, _operators, _torch_npu
 from host_npu._version import __version__
 
 __all__ = [
@@ -309,14 +309,17 @@ def fail(function: str, nth: int = 1, status: int = 500001, message: str = "fail
 
     Args:
         function: A function of the simulated libraries, such as ``"aclnnMseLossBackwardGetWorkspaceSize"`` or
-            ``"aclrtMallocAlign32"``, with which torch_npu allocates device memory.
+            ``"aclrtMallocAlign32"``, with which torch_npu allocates device memory. Of an operator that the host NPU
+            refuses, phase one can fail with another status.
         nth: Which call from now on; 1 is the next.
         status: What the function returns.
         message: What ``aclGetRecentErrMsg`` says then.
 
     Raises:
         HostNpuError: The host NPU is not enabled.
-        ValueError: CANN has no such ``function``, ``nth`` is below 1, or ``status`` is 0, which would be success.
+        TypeError: ``function`` is not a string.
+        ValueError: CANN has no such ``function``, or it is never called or cannot fail; ``nth`` is below 1, or
+            ``status`` is 0, which would be success.
 
     Example:
         >>> host_npu.fail("aclnnMseLossBackwardGetWorkspaceSize", status=161002)  # doctest: +SKIP
@@ -327,10 +330,21 @@ def fail(function: str, nth: int = 1, status: int = 500001, message: str = "fail
         ...     host_npu.fail("aclrtMallocAlign32", nth, status=207001)  # doctest: +SKIP
     """
     runtime = _require_enabled()
+    if not isinstance(function, str):
+        raise TypeError(f"function must be a name, got {function!r}")
     if not _libraries.has(function):
+        nearest = _operators.nearest(function)
+        meant = "" if nearest is None else f"did you mean {nearest}? "
         raise ValueError(
-            f"function must be one of CANN's that is simulated, such as aclnnRmsNormGetWorkspaceSize, got {function!r};"
-            " count_calls() finds those that a program calls"
+            f"function must be one of CANN's, such as aclnnRmsNormGetWorkspaceSize, got {function!r}; "
+            f"{meant}count_calls() finds those that a program calls"
+        )
+    if not _libraries.can_fail(function):
+        raise ValueError(f"{function} has no status, and so it cannot fail")
+    if _operators.is_refused(function):
+        raise ValueError(
+            f"the host NPU refuses {function} in phase one, so phase two is never called: fail"
+            f" {function}GetWorkspaceSize instead"
         )
     if nth < 1:
         raise ValueError(f"nth must be at least 1, got {nth}")

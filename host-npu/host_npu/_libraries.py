@@ -3,6 +3,7 @@
 import ctypes
 import importlib.metadata
 import json
+import re
 from pathlib import Path
 
 # In dependency order.
@@ -28,6 +29,20 @@ _ATB = "atb"
 
 # Counted and failed like CANN's functions, but not one of them: a task is added to a stream.
 _NOT_EXPORTED = ("host_npu::enqueue",)
+
+# What returns nothing, or only an answer; AclSet... are other names of aclSet....
+_WITHOUT_STATUS = re.compile(
+    r"""
+    ReleaseHugeMem | UnInitHugeMemThreadLocal | CanUsePTACache | \w*PTA\w*HashKey | \w*PTACacheThreadLocal
+    | PTA\w+ExecCache | AddTensorAddrToCachedList | aclDestroyTensorDesc | aclopDestroyAttr | aclSetTensorDescName
+    | aclGetDataBuffer\w+ | aclGetTensorDesc(Type|Format|NumDims) | aclGetCompileoptSize | aclAppLog
+    | aclGetRecentErrMsg | AclSet\w+ | aclrt(Get|PeekAt)LastError | Msprof\w+ | aclprof\w+ | host_npu_\w+
+    | HcclGet(ErrorString|CommConfigCapability)
+    """,
+    re.VERBOSE,
+)
+# How names of CANN's functions begin, apart from its operators'.
+_BEGINNING = rb"\0((?:acl(?!nn)|Hccl|Hcom)\w+)(?=\0)"
 
 FOLDER = Path(__file__).resolve().parent / "_lib"
 # The versions that the libraries were compiled for, written by csrc/build.py.
@@ -102,6 +117,17 @@ def has(function: str) -> bool:
     symbol = _Symbol()
     found = ctypes.CDLL(None).dladdr(address, ctypes.byref(symbol))
     return bool(found) and Path(symbol.file.decode()).parent == FOLDER
+
+
+def can_fail(function: str) -> bool:
+    """Return whether a function has a status that :func:`host_npu.fail` can change."""
+    return _WITHOUT_STATUS.fullmatch(function) is None
+
+
+def functions() -> list[str]:
+    """Return the names of the functions that can fail, apart from those of operators."""
+    found = {name.decode() for library in _CANN for name in re.findall(_BEGINNING, _path(library).read_bytes())}
+    return sorted(name for name in found if can_fail(name) and has(name))
 
 
 def answers() -> dict[str, str]:

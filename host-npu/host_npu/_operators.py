@@ -1,5 +1,6 @@
 """The list of CANN's operators that torch_npu can ask for, and what the host NPU does with each."""
 
+import difflib
 import re
 import textwrap
 
@@ -135,6 +136,52 @@ def _notes(wanted: str, answers: dict[str, str]) -> list[str]:
     return notes
 
 
+def _all_answers() -> dict[str, str]:
+    return dict.fromkeys(_NOT_CALLED, "checks") | _libraries.answers()
+
+
+def _wanted(name: str) -> str:
+    """Return the plain name of the operators that a function of torch_npu calls."""
+    function = re.sub(r"_v\d+$", "", name.rpartition(".")[2])
+    return _plain(_OTHER_NAMES.get(function, name))
+
+
+def _alike(wanted: str, answers: dict[str, str]) -> list[str]:
+    """Return the operators with a plain name in their own: refused ones last, and the most similar names first."""
+    alike = [operator for operator in answers if wanted in _plain(operator)]
+    alike.sort(key=lambda operator: (answers[operator] == "refused", _plain(operator).index(wanted), len(operator)))
+    return alike
+
+
+def is_refused(operator: str) -> bool:
+    """Return whether the host NPU refuses an operator; it must be enabled."""
+    return _libraries.answers().get(operator) == "refused"
+
+
+def nearest(name: str) -> str | None:
+    """Return the function of CANN that a name of a function is probably meant to be, if there is one.
+
+    The name may be misspelt, or that of a function of torch_npu. The host NPU must be enabled.
+    """
+    if name.rpartition(".")[2] in _GRAPH_FUNCTIONS:
+        return None
+    operator = re.sub("getworkspacesize$", "", name, flags=re.IGNORECASE)
+    wanted, answers = _wanted(operator), _all_answers()
+    alike = _alike(wanted, answers) if wanted and re.search("npu_|aclnn", operator) else []
+    exact = [other for other in alike if _plain(other) == wanted]
+    if not alike:
+        # The first of several versions of an operator has the plain name.
+        names = {_plain(other): other for other in reversed([*sorted(answers), *_libraries.functions()])}
+        names |= {_plain(function): _alike(_wanted(function), answers)[0] for function in _OTHER_NAMES}
+        alike = [names[plain] for plain in difflib.get_close_matches(wanted, names, 1)]
+    if not alike:
+        return None
+    found = (exact or alike)[0]
+    # Of a refused operator there is only the first phase.
+    is_first_phase = found in answers and (operator != name or answers[found] == "refused")
+    return f"{found}GetWorkspaceSize" if is_first_phase else found
+
+
 def found(name: str) -> list[str]:
     """Return a line for each operator with a name in its own, and what refusals mean; the host NPU must be enabled.
 
@@ -142,10 +189,8 @@ def found(name: str) -> list[str]:
     """
     function = name.rpartition(".")[2]
     lines = [f"{function}: refused, a graph operator (aclop)"] if function in _GRAPH_FUNCTIONS else []
-    wanted = _plain(_OTHER_NAMES.get(re.sub(r"_v\d+$", "", function), name))
-    answers = dict.fromkeys(_NOT_CALLED, "checks") | _libraries.answers()
-    alike = [operator for operator in answers if wanted in _plain(operator)]
-    alike.sort(key=lambda operator: (answers[operator] == "refused", _plain(operator).index(wanted), len(operator)))
+    wanted, answers = _wanted(name), _all_answers()
+    alike = _alike(wanted, answers)
     for operator in alike:
         title = _TITLES[answers[operator]]
         lines.append(f"{operator}: {title[0].lower()}{title[1:]}")

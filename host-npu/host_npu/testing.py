@@ -18,7 +18,6 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ def __dir__() -> list[str]:
 
 
 _BACKENDS = {"cpu": "gloo", "npu": "hccl"}
+_MOST_DEVICES = 64
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Outcome:
 
     Attributes:
         value: What its function returned.
-        error: The traceback of what its function raised; ``None`` if it returned.
+        error: The traceback of what its function raised, or how the process ended otherwise; ``None`` if it returned.
         exit_status: 0 if it returned, 1 if it raised; otherwise that of the process, or minus the signal that ended it.
         output: What the process has written to its standard output and error.
     """
@@ -59,6 +59,22 @@ class _Request:
     backend: str | None
     environment: dict[str, str]
     timeout: float
+    grace: float
+
+
+@dataclass(frozen=True)
+class _End:
+    """The end of a process.
+
+    Attributes:
+        status: Its exit status.
+        time: When it ended, or when its function raised; the clock is the same in all processes.
+        reason: Why it was killed; ``None`` if it ended by itself.
+    """
+
+    status: int
+    time: float
+    reason: str | None = None
 
 
 def run(function: Callable[..., Any], world_size: int, *arguments: Any, **options: Any) -> list[Any]:
@@ -74,16 +90,21 @@ def run(function: Callable[..., Any], world_size: int, *arguments: Any, **option
         The results by rank, with their tensors on the CPU.
 
     Raises:
-        AssertionError: A process raised or was killed; with its traceback and output.
+        AssertionError: A process raised or was killed. The message has the traceback and the output of every such
+            process, and begins with the one that failed first.
+        RuntimeError: The processes could not be started; standard error has the reason.
+        TypeError: An argument has the wrong type.
+        ValueError: An argument is not accepted.
 
     Example:
         >>> run(str.upper, 2, backend="")  # without a process group; the argument is the device
         ['CPU', 'CPU']
     """
-    found = outcomes(function, world_size, *arguments, **options)
-    for rank, outcome in enumerate(found):
-        assert outcome.exit_status == 0, f"rank {rank}: {outcome.error}\n{outcome.output}"
-    return [outcome.value for outcome in found]
+    found = _ended(function, world_size, *arguments, **options)
+    failed = sorted((time, rank) for rank, (outcome, time) in enumerate(found) if outcome.error is not None)
+    reports = [f"rank {rank}: {found[rank][0].error}\n{found[rank][0].output}" for _, rank in failed]
+    assert not reports, "\n".join(reports)
+    return [outcome.value for outcome, _ in found]
 
 
 def outcomes(
@@ -95,6 +116,7 @@ def outcomes(
     backend: str | None = None,
     environment: dict[str, str] | None = None,
     timeout: float = 300,
+    grace: float = 5,
 ) -> list[Outcome]:
     """Call ``function(device, *arguments)`` in several processes, and return how each ended, by rank.
 
@@ -110,33 +132,84 @@ def outcomes(
         backend: The group's; gloo for CPUs and hccl for NPUs unless it is given, and no group if it is empty.
         environment: Variables that the processes set before they make the group.
         timeout: Seconds after which processes are killed; the group's own timeout is a third of it.
+        grace: Seconds after which the others are killed, once a process has raised or ended with an error.
 
     Returns:
         How each process ended; tensors of results are on the CPU.
 
     Raises:
-        ValueError: ``device`` is not accepted, or ``function`` is one of the program itself, which other processes
+        RuntimeError: The processes could not be started; standard error has the reason.
+        TypeError: An argument has the wrong type.
+        ValueError: An argument is not accepted, or ``function`` is one of the program itself, which other processes
             cannot import.
 
     Example:
         >>> [outcome.exit_status for outcome in outcomes(str.upper, 2, backend="")]
         [0, 0]
     """
+    found = _ended(
+        function,
+        world_size,
+        *arguments,
+        device=device,
+        devices=devices,
+        backend=backend,
+        environment=environment,
+        timeout=timeout,
+        grace=grace,
+    )
+    return [outcome for outcome, _ in found]
+
+
+def _ended(
+    function: Callable[..., Any],
+    world_size: int,
+    *arguments: Any,
+    device: str = "cpu",
+    devices: int = 1,
+    backend: str | None = None,
+    environment: dict[str, str] | None = None,
+    timeout: float = 300,
+    grace: float = 5,
+) -> list[tuple[Outcome, float]]:
+    """Do what :func:`outcomes` does, and also return when each process ended."""
     if device not in _BACKENDS:
         raise ValueError(f"device must be 'cpu' or 'npu', got {device!r}")
+    _check_whole_number("world_size", world_size, sys.maxsize)
+    _check_whole_number("devices", devices, _MOST_DEVICES)
+    if not (backend is None or isinstance(backend, str)):
+        raise TypeError(f"backend must be a string or None, got {backend!r}")
+    environment = environment or {}
+    if not all(isinstance(text, str) for variable in environment.items() for text in variable):
+        raise TypeError(f"environment must have strings as names and values, got {environment!r}")
+    for name, value in {"timeout": timeout, "grace": grace}.items():
+        if not (isinstance(value, int | float) and value > 0):
+            raise ValueError(f"{name} must be a positive number of seconds, got {value!r}")
+    if not callable(function):
+        raise TypeError(f"function must be callable, got {function!r}")
     if getattr(function, "__module__", None) == "__main__":
         raise ValueError(
             "function must be defined in a module that other processes can import, but it is defined in the program"
         )
-    server = _server(device, devices)
-    assert server.stdin is not None and server.stdout is not None
+    backend = _BACKENDS[device] if backend is None else backend
     with tempfile.TemporaryDirectory() as folder:
-        backend = _BACKENDS[device] if backend is None else backend
-        request = _Request(Path(folder), function, arguments, world_size, device, backend, environment or {}, timeout)
-        pickle.dump(request, server.stdin)
-        server.stdin.flush()
-        statuses = pickle.load(server.stdout)
-        return [_outcome(Path(folder), rank, status) for rank, status in enumerate(statuses)]
+        request = _Request(Path(folder), function, arguments, world_size, device, backend, environment, timeout, grace)
+        try:
+            pickled = pickle.dumps(request)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ValueError(
+                f"function must be defined at the top level of a module, and its arguments must be picklable: {error}"
+            ) from error
+        ends = _answer(pickled, device, devices)
+        return [_outcome(Path(folder), rank, end) for rank, end in enumerate(ends)]
+
+
+def _check_whole_number(name: str, value: Any, most: int) -> None:
+    expected = f"{name} must be a whole number " + ("of at least 1" if most == sys.maxsize else f"from 1 to {most}")
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{expected}, got {value!r}")
+    if not 1 <= value <= most:
+        raise ValueError(f"{expected}, got {value}")
 
 
 def results_of(cases: Iterable[tuple[str, Callable[[], Any]]]) -> dict[str, Any]:
@@ -173,8 +246,33 @@ def _on_cpu(value: Any) -> Any:
     return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), value)
 
 
-@cache
-def _server(device: str, devices: int) -> "subprocess.Popen[bytes]":
+_servers: "dict[tuple[str, int], subprocess.Popen[bytes]]" = {}
+
+
+def _answer(request: bytes, device: str, devices: int) -> list[_End]:
+    """Return how the processes of a request ended."""
+    key = device, devices
+    server = _servers.pop(key, None) or _started_server(device, devices)
+    assert server.stdin is not None and server.stdout is not None
+    try:
+        pickle.dump(request, server.stdin)
+        server.stdin.flush()
+        answer = pickle.load(server.stdout)
+    except (EOFError, BrokenPipeError):
+        raise RuntimeError(
+            f"the process that starts the others has ended with exit status {server.wait()}, see its standard error"
+        ) from None
+    except BaseException:
+        server.terminate()  # and its processes; their answer must not be that of the next request
+        raise
+    _servers[key] = server
+    if isinstance(answer, str):
+        raise RuntimeError(f"the processes cannot import the function or its arguments:\n{answer}")
+    ends: list[_End] = answer
+    return ends
+
+
+def _started_server(device: str, devices: int) -> "subprocess.Popen[bytes]":
     from host_npu import _torch_npu, is_enabled
 
     # Processes use the caller's sys.path, because functions are pickled by name.
@@ -193,20 +291,34 @@ def _server(device: str, devices: int) -> "subprocess.Popen[bytes]":
 
 def _end(server: "subprocess.Popen[bytes]") -> None:
     assert server.stdin is not None
-    server.stdin.close()
+    with contextlib.suppress(BrokenPipeError):
+        server.stdin.close()
     server.wait()
 
 
-def _outcome(folder: Path, rank: int, exit_status: int) -> Outcome:
-    value, error = None, None
-    if exit_status in (0, 1):
-        value, error = pickle.loads(Path(folder, f"{rank}.result").read_bytes())
-    output = Path(folder, f"{rank}.output")
-    return Outcome(value, error, exit_status, output.read_text(errors="replace") if output.exists() else "")
+def _outcome(folder: Path, rank: int, end: _End) -> tuple[Outcome, float]:
+    """Return how a process ended, and when that was or its function raised."""
+    output = folder / f"{rank}.output"
+    text = output.read_text(errors="replace") if output.exists() else ""
+    result = folder / f"{rank}.result"
+    if end.status in (0, 1) and result.exists():
+        value, error, time = pickle.loads(result.read_bytes())
+        return Outcome(value, error, end.status, text), time
+    error = end.reason or f"ended with {_described(end.status)} before its function returned"
+    return Outcome(None, error, end.status, text), end.time
+
+
+def _described(status: int) -> str:
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return signal.Signals(-status).name
+    except ValueError:
+        return f"signal {-status}"
 
 
 def main() -> None:
-    """Fork processes for requests on the standard input, and reply with their exit statuses."""
+    """Fork processes for requests on the standard input, and reply with how they ended."""
     import torch
     import torch._dynamo  # FSDP2 imports it, which takes longer than most tests: here it is done once for all processes
 
@@ -215,30 +327,58 @@ def main() -> None:
     os.dup2(2, 1)
     while True:
         try:
-            request = pickle.load(requests)
+            pickled = pickle.load(requests)
         except EOFError:
             return
-        gc.freeze()  # so that garbage collection does not copy shared pages
-        children = []
-        for rank in range(request.world_size):
-            if (child := os.fork()) == 0:
-                os._exit(_be(rank, request))
-            children.append(child)
-        pickle.dump(_exit_statuses(children, time.monotonic() + request.timeout), answers)
+        pickle.dump(_served(pickled), answers)
         answers.flush()
 
 
-def _exit_statuses(children: list[int], deadline: float) -> list[int]:
-    statuses: dict[int, int] = {}
-    while len(statuses) < len(children):
+def _served(pickled: bytes) -> list[_End] | str:
+    """Run the processes of a request; return how they ended, or why the request cannot be read."""
+    try:
+        request = pickle.loads(pickled)
+    except Exception:
+        return traceback.format_exc()
+    gc.freeze()  # so that garbage collection does not copy shared pages
+    children: list[int] = []
+
+    def terminate(*_: Any) -> None:
         for child in children:
-            if child not in statuses and (ended := os.waitpid(child, os.WNOHANG))[0]:
-                statuses[child] = os.waitstatus_to_exitcode(ended[1])
-        if time.monotonic() > deadline:
-            for child in set(children) - set(statuses):
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
+        os._exit(1)
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    for rank in range(request.world_size):
+        if (child := os.fork()) == 0:
+            signal.signal(signal.SIGTERM, before)
+            os._exit(_be(rank, request))
+        children.append(child)
+    try:
+        return _ends(children, request.timeout, request.grace)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _ends(children: list[int], timeout: float, grace: float) -> list[_End]:
+    """Wait for processes; kill those that take longer than the timeout, or than another one that has failed."""
+    ends: dict[int, _End] = {}
+    deadline, reason = time.monotonic() + timeout, f"killed after the timeout of {timeout:g} s"
+    killed: dict[int, str] = {}
+    while len(ends) < len(children):
+        for rank, child in enumerate(children):
+            if rank in ends or not (ended := os.waitpid(child, os.WNOHANG))[0]:
+                continue
+            ends[rank] = _End(os.waitstatus_to_exitcode(ended[1]), time.monotonic(), killed.get(rank))
+            if ends[rank].status != 0 and not killed and time.monotonic() + grace < deadline:
+                deadline, reason = time.monotonic() + grace, f"killed {grace:g} s after rank {rank} had failed"
+        if time.monotonic() > deadline:
+            for rank in set(range(len(children))) - set(ends) - set(killed):
+                killed[rank] = reason
+                os.kill(children[rank], signal.SIGKILL)
         time.sleep(0.005)
-    return [statuses[child] for child in children]
+    return [ends[rank] for rank in range(len(children))]
 
 
 def _be(rank: int, request: _Request) -> int:
@@ -247,14 +387,16 @@ def _be(rank: int, request: _Request) -> int:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.environ.update(request.environment)
-    value, error = None, None
+    error = None
     try:
         with _group(rank, request):
             value = _on_cpu(request.function(request.device, *request.arguments))
             gc.collect()  # a live model keeps the group's threads running
+        result = pickle.dumps((value, None, time.monotonic()))
     except BaseException:
         error = traceback.format_exc()
-    Path(request.folder, f"{rank}.result").write_bytes(pickle.dumps((value, error)))
+        result = pickle.dumps((None, error, time.monotonic()))
+    Path(request.folder, f"{rank}.result").write_bytes(result)
     sys.stdout.flush()
     sys.stderr.flush()
     return 0 if error is None else 1

@@ -11,6 +11,8 @@ from host_npu import testing
 from tests import _collective_matmuls as programs
 
 _RAISES = {"TORCH_HCCL_ASYNC_ERROR_HANDLING": "0", "HCCL_ASYNC_ERROR_HANDLING": "0", "HCCL_EXEC_TIMEOUT": "5"}
+# What each rank is told when another one has failed is tested here, so the others are not killed.
+_OPTIONS = {"environment": _RAISES, "timeout": 60, "grace": 60}
 
 
 @cache
@@ -77,13 +79,13 @@ DISAGREEMENTS = {
 
 @pytest.mark.parametrize("program", DISAGREEMENTS, ids=lambda program: program.__name__)
 def test_ranks_that_disagree_are_all_told_what_each_has_called(program):
-    for outcome in testing.outcomes(program, 2, device="npu", environment=_RAISES, timeout=60):
+    for outcome in testing.outcomes(program, 2, device="npu", **_OPTIONS):
         assert outcome.exit_status == 1
         assert DISAGREEMENTS[program] in f"{outcome.error}\n{outcome.output}"
 
 
 def test_a_rank_whose_partner_has_died_is_told_so():
-    waiting, killed = testing.outcomes(programs.beside_a_killed_rank, 2, device="npu", environment=_RAISES, timeout=60)
+    waiting, killed = testing.outcomes(programs.beside_a_killed_rank, 2, device="npu", **_OPTIONS)
     assert (waiting.exit_status, killed.exit_status) == (1, -signal.SIGKILL)
     said = re.sub(r"process \d+", "process N", f"{waiting.error}\n{waiting.output}")
     assert (

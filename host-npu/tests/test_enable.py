@@ -225,9 +225,9 @@ def test_the_runner_ends_with_what_is_wrong_in_the_environment(script):
 def test_what_cannot_be_is_refused(facts):
     assert facts["invalid_requests"] == [
         *(
-            "ValueError: function must be one of CANN's that is simulated, such as aclnnRmsNormGetWorkspaceSize, got"
-            f" {name!r}; count_calls() finds those that a program calls"
-            for name in ("npu_rms_norm", "malloc")
+            "ValueError: function must be one of CANN's, such as aclnnRmsNormGetWorkspaceSize, got"
+            f" {name!r}; did you mean {nearest}? count_calls() finds those that a program calls"
+            for name, nearest in {"npu_rms_norm": "aclnnRmsNorm", "malloc": "aclrtMalloc"}.items()
         ),
         "ValueError: nth must be at least 1, got 0",
         "ValueError: status must not be 0, which is success",

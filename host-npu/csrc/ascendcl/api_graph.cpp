@@ -12,7 +12,9 @@ namespace {
 
 // Not ACL_ERROR_RT_FEATURE_NOT_SUPPORT, of which torch_npu only warns here before it fails an assertion.
 aclError refuse_graph(const char* function, const char* what) {
-    return failed(function, ACL_ERROR_FEATURE_UNSUPPORTED, std::string("the host NPU does not simulate ") + what);
+    return run_api(function, [&] {
+        throw Error(ACL_ERROR_FEATURE_UNSUPPORTED, std::string("the host NPU does not simulate ") + what);
+    });
 }
 
 constexpr const char* kTaskGroups = "updates of captured graphs (task groups)";

@@ -7,6 +7,7 @@
 #include "ascendcl/acl_names.h"
 #include "ascendcl/context.h"
 #include "ascendcl/error.h"
+#include "ascendcl/host_limits.h"
 #include "ascendcl/host_memory.h"
 #include "ascendcl/memory.h"
 #include "ascendcl/settings.h"
@@ -130,6 +131,7 @@ aclError aclrtGetMemInfo(aclrtMemAttr, size_t* free, size_t* total) {
         // torch.npu.mem_get_info() may be a program's first call, which does not set the default device.
         const auto device = has_current_context() ? current_device() : 0;
         *free = *total - std::min(*total, device_bytes(device));
+        if (!memory_is_set()) *free = std::min(*free, available_bytes());
     });
 }
 

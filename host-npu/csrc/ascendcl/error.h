@@ -74,15 +74,18 @@ std::int32_t run_api(const char* function, Body&& body) noexcept {
 
 // The result of a function that is not simulated.
 inline std::int32_t unsupported(const char* function, const std::string& what) noexcept {
-    return failed(function, ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "the host NPU does not simulate " + what);
+    return run_api(function,
+                   [&] { throw Error(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "the host NPU does not simulate " + what); });
 }
 
 // The result of a function that shares memory or events with another process. For the status above torch_npu only
 // warns, and continues with an uninitialized key.
 inline std::int32_t not_shared(const char* function, const std::string& what) noexcept {
-    return failed(
-        function, ACL_ERROR_FEATURE_UNSUPPORTED,
-        "the host NPU does not simulate " + what + " shared between processes: send a copy on the CPU, tensor.cpu()");
+    return run_api(function, [&] {
+        throw Error(ACL_ERROR_FEATURE_UNSUPPORTED,
+                    "the host NPU does not simulate " + what +
+                        " shared between processes: send a copy on the CPU, tensor.cpu()");
+    });
 }
 
 template <typename Value>

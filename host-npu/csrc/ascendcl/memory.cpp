@@ -13,6 +13,7 @@
 
 #include "ascendcl/address_space.h"
 #include "ascendcl/error.h"
+#include "ascendcl/host_limits.h"
 #include "ascendcl/memory_fault.h"
 #include "ascendcl/settings.h"
 #include "ascendcl/statistics.h"
@@ -25,8 +26,6 @@ namespace {
 constexpr std::size_t kMostAddressBytes = std::size_t{8} << 40;
 constexpr std::size_t kLeastAddressBytes = std::size_t{1} << 30;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
-// Uninitialized memory has no usable values, as on a device: NaN in floating types, -1 in integer types.
-constexpr int kFreshByte = 0xFF;
 
 std::string hexadecimal(std::uintptr_t address) {
     std::ostringstream text;
@@ -64,6 +63,13 @@ void* reserve_addresses() {
     return start;
 }
 
+// What a call fails with that the host has no memory for.
+[[noreturn]] void throw_no_memory(const char* call) {
+    if (errno != ENOMEM && errno != ENOSPC) throw_system_error(call);
+    throw Error(ACL_ERROR_RT_MEMORY_ALLOCATION,
+                "the host is out of memory: " + std::string(call) + " failed: " + std::strerror(errno));
+}
+
 void make_unusable(void* alias, std::size_t size) {
     constexpr int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
     if (mmap(alias, size, PROT_NONE, flags, -1, 0) == MAP_FAILED) throw_system_error("mmap");
@@ -83,6 +89,18 @@ void charge(std::int32_t device, std::size_t size) {
 
 void discharge(std::int32_t device, std::size_t size) { count_device_bytes(device, -static_cast<std::int64_t>(size)); }
 
+void fill_file(int file, std::size_t size) {
+    void* const start = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (start == MAP_FAILED) throw_no_memory("mmap of physical memory");
+    try {
+        fill_new_memory(start, size);
+    } catch (...) {
+        munmap(start, size);
+        throw;
+    }
+    munmap(start, size);
+}
+
 }  // namespace
 
 std::size_t round_up(std::size_t size, std::size_t to) {
@@ -101,13 +119,15 @@ std::size_t page_bytes() {
 PhysicalMemory::PhysicalMemory(std::int32_t device, std::size_t size) : device_(device), size_(size), file_(-1) {
     // First, because a charged size also fits a file.
     charge(device, size);
-    file_ = memfd_create("host_npu", MFD_CLOEXEC);
-    if (file_ >= 0 && ftruncate(file_, static_cast<off_t>(size)) == 0) return;
-    const auto error = errno;
-    if (file_ >= 0) close(file_);
-    discharge(device, size);
-    errno = error;
-    throw_system_error("the memory file");
+    try {
+        file_ = memfd_create("host_npu", MFD_CLOEXEC);
+        if (file_ < 0 || ftruncate(file_, static_cast<off_t>(size)) != 0) throw_no_memory("the memory file");
+        fill_file(file_, size);
+    } catch (...) {
+        if (file_ >= 0) close(file_);
+        discharge(device, size);
+        throw;
+    }
 }
 
 PhysicalMemory::~PhysicalMemory() {
@@ -156,9 +176,16 @@ void* DeviceMemory::allocate(std::int32_t device, std::size_t size, std::size_t 
         throw;
     }
     void* const alias = alias_of(address);
-    if (mprotect(alias, pages, PROT_READ | PROT_WRITE) != 0) throw_system_error("mprotect");
-    madvise(alias, pages, MADV_HUGEPAGE);
-    std::memset(alias, kFreshByte, pages);
+    try {
+        if (mprotect(alias, pages, PROT_READ | PROT_WRITE) != 0) throw_no_memory("mprotect");
+        madvise(alias, pages, MADV_HUGEPAGE);
+        fill_new_memory(alias, pages);
+    } catch (...) {
+        make_unusable(alias, taken);
+        addresses_.give_back(address - base_, taken);
+        discharge(device, size);
+        throw;
+    }
     live_.emplace(address, Live{size, usable, taken, device, next_serial_++, nullptr});
     return reinterpret_cast<void*>(address);
 }

@@ -1,7 +1,5 @@
 #include "ascendcl/settings.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -10,6 +8,7 @@
 #include <string_view>
 
 #include "ascendcl/error.h"
+#include "ascendcl/host_limits.h"
 
 namespace host_npu {
 namespace {
@@ -95,11 +94,15 @@ std::size_t device_memory_bytes() {
             return static_cast<std::size_t>(*setting) * mebibyte;
         }
         // The memory of an Atlas A2 card, at most that of the host.
-        const auto host = static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
-        const auto share = std::min(std::size_t{64} << 30, host / device_count());
-        return share / mebibyte * mebibyte;
+        const auto share = std::min(std::size_t{64} << 30, host_memory_bytes() / device_count());
+        return std::max(mebibyte, share / mebibyte * mebibyte);
     }();
     return bytes;
+}
+
+bool memory_is_set() {
+    static const bool set = std::getenv("HOST_NPU_MEMORY") != nullptr;
+    return set;
 }
 
 }  // namespace host_npu

@@ -15,6 +15,9 @@ std::int32_t device_count();
 // HOST_NPU_MEMORY: the memory of each device in MiB; by default the devices share the host's.
 std::size_t device_memory_bytes();
 
+// Whether HOST_NPU_MEMORY says so; otherwise allocations also fail when the host is out of memory.
+bool memory_is_set();
+
 // HOST_NPU_STRICT_MEMORY: 1 to disable padding of allocations.
 bool strict_memory();
 

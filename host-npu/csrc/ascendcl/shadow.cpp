@@ -7,6 +7,7 @@
 
 #include "acl/acl_base.h"
 #include "ascendcl/error.h"
+#include "ascendcl/host_limits.h"
 
 namespace host_npu {
 namespace {
@@ -38,6 +39,7 @@ void ShadowMemory::include(std::uintptr_t start, std::size_t bytes, std::uint64_
     const std::lock_guard lock(mutex_);
     auto& known = copied_[start];
     if (known == serial) return;
+    require_available(bytes);
     void* const copy = address_of(start);
     if (mprotect(copy, bytes, PROT_READ | PROT_WRITE) != 0) {
         throw Error(ACL_ERROR_RT_MEMORY_ALLOCATION, "the host has no memory for the capture's copy of device memory");

@@ -19,17 +19,18 @@ constexpr aclError kInvalid = 107000;
 constexpr aclError kNoMemory = 207001;
 constexpr aclError kFault = 507015;
 
-std::size_t free_bytes() {
-    std::size_t free = 0, total = 0;
-    expect_equal(aclrtGetMemInfo(ACL_HBM_MEM, &free, &total), 0, "the status of the question");
-    return free;
+std::size_t used_bytes() {
+    aclrtMemUsageInfo used{};
+    std::size_t count = 0;
+    expect_equal(aclrtGetMemUsageInfo(0, &used, 1, &count), 0, "the status of the question");
+    return used.curMemSize;
 }
 
 const Case allocations{
     "sizes/more_than_any_memory_has_is_not_allocated", [] {
         // With memory in use, a sum with what is used overflows.
         const Memory used(100);
-        const auto before = free_bytes();
+        const auto before = used_bytes();
         for (const auto size : {kMost, kMost - 31, kMost - 50, kMost - 99, kMost / 2 + 1, kMost / 2}) {
             void* address = nullptr;
             aclrtDrvMemHandle handle = nullptr;
@@ -46,7 +47,7 @@ const Case allocations{
                 expect_equal(status, kNoMemory, function, "(", size, "): the status");
             }
             expect(address == nullptr && handle == nullptr, "something was given for ", size, " bytes");
-            expect_equal(free_bytes(), before, "the free memory after ", size, " bytes");
+            expect_equal(used_bytes(), before, "the used memory after ", size, " bytes");
         }
         recent_error();
     }};

@@ -1,0 +1,265 @@
+"""Device memory that the host does not have: a program gets an error before the kernel ends it.
+
+The files in which the kernel says what there is are those of a folder, so that no test fills the machine.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests._output import read_json
+
+MIB = 1 << 20
+_UNLIMITED = 9223372036854771712
+
+_PROGRAM = """
+import json, sys
+import host_npu
+host_npu.enable()
+host_npu._require_enabled().host_npu_read_limits_from(sys.argv[1].encode())
+import torch
+
+def write(name, text):
+    with open(f"{sys.argv[1]}/{name}", "w") as file:
+        file.write(text)
+
+MIB, answers = 1 << 20, {}
+"""
+
+
+def _write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def _machine(total: int, available: int) -> dict[str, str]:
+    return {"proc/meminfo": f"MemTotal: {total << 10} kB\nMemFree: 1 kB\nMemAvailable: {available << 10} kB\n"}
+
+
+def _group(folder: str, limit: int | str, used: int, active: int = 0, inactive: int = 0) -> dict[str, str]:
+    """The files of a control group of version 2."""
+    folder = f"sys/fs/cgroup{folder}"
+    return {
+        f"{folder}/memory.max": f"{limit}\n",
+        f"{folder}/memory.current": f"{used}\n",
+        f"{folder}/memory.stat": f"anon 1\nactive_file {active}\ninactive_file {inactive}\n",
+    }
+
+
+def _first_group(folder: str, limit: int, used: int, inactive: int = 0) -> dict[str, str]:
+    """The files of a control group of version 1."""
+    folder = f"sys/fs/cgroup/memory{folder}"
+    return {
+        f"{folder}/memory.limit_in_bytes": f"{limit}\n",
+        f"{folder}/memory.usage_in_bytes": f"{used}\n",
+        f"{folder}/memory.stat": f"inactive_file 0\ntotal_inactive_file {inactive}\ntotal_active_file 0\n",
+    }
+
+
+def _run(root: Path, files: dict[str, str], code: str, before: str = _PROGRAM, **environment: str) -> dict[str, object]:
+    _write(root, files)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HOST_NPU_")}
+    result = subprocess.run(
+        [sys.executable, "-c", before + code + "\nprint(json.dumps(answers))", root],
+        env=kept | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return read_json(result.stdout)
+
+
+_INFO = """
+free, total = torch.npu.mem_get_info()
+answers.update(free=free // MIB, total=total // MIB, properties=torch.npu.get_device_properties(0).total_memory // MIB)
+"""
+
+# The runtime alone takes less time than torch.
+_RUNTIME = """
+import ctypes, json, sys
+from host_npu import _libraries
+runtime = _libraries.load_cann()
+runtime.host_npu_read_limits_from(sys.argv[1].encode())
+free, total, answers, MIB = ctypes.c_size_t(), ctypes.c_size_t(), {}, 1 << 20
+runtime.aclrtGetMemInfo(0, ctypes.byref(free), ctypes.byref(total))
+answers.update(free=free.value // MIB, total=total.value // MIB)
+"""
+
+_OF_VERSION_1 = "11:cpu,cpuacct:/a\n4:memory:/a/b\n0::/\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "devices", "total", "free"),
+    [
+        (_machine(8192, 4096), 1, 8192, 4096 - 512),
+        (_machine(8192, 4096), 2, 4096, 4096 - 512),
+        (_machine(32768, 30000), 1, 32768, 30000 - 1024),
+        (_machine(1 << 20, 1 << 19), 1, 65536, 65536),
+        (_machine(8192, 100), 1, 8192, 0),
+        (
+            _machine(8192, 4096)
+            | {"proc/self/cgroup": "0::/\n"}
+            | _group("", 2048 * MIB, 1024 * MIB, 100 * MIB, 24 * MIB),
+            1,
+            2048,
+            1024 + 124 - 128,
+        ),
+        (_machine(8192, 4096) | {"proc/self/cgroup": "0::/\n"} | _group("", "max", 1), 1, 8192, 4096 - 512),
+        # The service has no limit, and the slice that it is in has one.
+        (
+            _machine(8192, 4096)
+            | {"proc/self/cgroup": "0::/some.slice/some.service\n"}
+            | _group("/some.slice/some.service", "max", MIB)
+            | _group("/some.slice", 1024 * MIB, 512 * MIB),
+            1,
+            1024,
+            512 - 64,
+        ),
+        (
+            _machine(8192, 4096)
+            | {"proc/self/cgroup": _OF_VERSION_1}
+            | _first_group("/a/b", 1024 * MIB, 512 * MIB, 10 * MIB)
+            | _first_group("/a", 2048 * MIB, 2000 * MIB)
+            | _first_group("", _UNLIMITED, 4000 * MIB),
+            1,
+            1024,
+            0,
+        ),
+        # In a container the path is that of the machine, and the container's files are at the top.
+        (
+            _machine(8192, 4096)
+            | {"proc/self/cgroup": _OF_VERSION_1}
+            | _first_group("", 1024 * MIB, 512 * MIB, 10 * MIB),
+            1,
+            1024,
+            512 + 10 - 64,
+        ),
+    ],
+    ids=[
+        "machine",
+        "two devices",
+        "large",
+        "huge",
+        "full",
+        "container",
+        "no limit",
+        "slice",
+        "version 1",
+        "old container",
+    ],
+)
+def test_the_memory_is_that_of_the_machine_or_the_container(files, devices, total, free, tmp_path):
+    answers = _run(tmp_path, files, "", _RUNTIME, HOST_NPU_DEVICES=str(devices))
+    assert answers == {"total": total, "free": free}
+
+
+@pytest.mark.parametrize("segments", ["", "expandable_segments:True"])
+def test_memory_that_the_host_does_not_have_is_an_error(segments, tmp_path):
+    code = """
+kept = [torch.ones(64 * MIB, dtype=torch.uint8, device="npu")]
+answers["filled"] = torch.empty(16 * MIB, device="npu").isnan().all().item()
+torch.npu.empty_cache()
+total = torch.npu.mem_get_info()[1]
+for name, size, available in ("large", 64, 10), ("small", 32, 40):
+    write("proc/meminfo", f"MemTotal: {8192 << 10} kB\\nMemAvailable: {(512 + available) << 10} kB\\n")
+    try:
+        kept.append(torch.empty(size * MIB, dtype=torch.uint8, device="npu"))
+        answers[name] = "allocated"
+    except torch.OutOfMemoryError as error:
+        answers[name] = "refused"
+        answers["message"] = str(error)
+write("proc/meminfo", f"MemTotal: {8192 << 10} kB\\nMemAvailable: {4096 << 10} kB\\n")
+kept.append(torch.empty(64 * MIB, dtype=torch.uint8, device="npu"))
+torch.npu.synchronize()
+kept.clear()
+torch.npu.synchronize()
+torch.npu.empty_cache()
+answers["released"] = host_npu.stats().device_bytes[0] < 8 * MIB
+answers["constant"] = torch.npu.mem_get_info()[1] == total
+"""
+    answers = _run(tmp_path, _machine(8192, 4096), code, PYTORCH_NPU_ALLOC_CONF=segments)
+    assert "NPU out of memory" in str(answers.pop("message"))
+    assert answers == {"filled": True, "large": "refused", "small": "allocated", "released": True, "constant": True}
+
+
+def test_what_the_host_lost_on_the_way_is_an_error(tmp_path):
+    """Another process takes the memory while this one fills its own: it is looked at again for each part."""
+    code = """
+import ctypes, os, threading
+runtime, address = ctypes.CDLL(None), ctypes.c_void_p()
+runtime.aclGetRecentErrMsg.restype = ctypes.c_char_p
+torch.npu.set_device(0)
+before = host_npu.stats().device_bytes[0]
+# The file says less each time that it is read.
+os.remove(f"{sys.argv[1]}/proc/meminfo")
+os.mkfifo(f"{sys.argv[1]}/proc/meminfo")
+def say():
+    for available in (1024, 700, 10):
+        write("proc/meminfo", f"MemTotal: {8192 << 10} kB\\nMemAvailable: {available << 10} kB\\n")
+        # A writer that opens again before the reader has closed would write to the same reader.
+        while read_again.acquire(timeout=0.2): pass
+read_again = threading.Semaphore(0)
+thread = threading.Thread(target=say)
+thread.start()
+answers["status"] = runtime.aclrtMallocAlign32(ctypes.byref(address), ctypes.c_size_t(192 * MIB), 0)
+thread.join()
+answers["message"] = runtime.aclGetRecentErrMsg().decode()
+answers["bytes"] = host_npu.stats().device_bytes[0] - before
+"""
+    answers = _run(tmp_path, _machine(8192, 4096), code)
+    assert (answers["status"], answers["bytes"]) == (207001, 0)
+    assert "the host is out of memory: 67108864 bytes were asked for, 0 are available" in str(answers["message"])
+
+
+def test_a_capture_copies_no_more_than_the_host_has(tmp_path):
+    code = """
+x, graph = torch.ones(64 * MIB, dtype=torch.uint8, device="npu"), torch.npu.NPUGraph()
+x.add(1)
+torch.npu.synchronize()
+write("proc/meminfo", f"MemTotal: {8192 << 10} kB\\nMemAvailable: {(512 + 32) << 10} kB\\n")
+try:
+    with torch.npu.graph(graph):
+        x.add_(1)
+except RuntimeError as error:
+    answers["error"] = str(error)
+"""
+    answers = _run(tmp_path, _machine(8192, 4096), code)
+    assert "the host is out of memory: " in str(answers["error"])
+
+
+def test_memory_that_linux_refuses_is_an_error(tmp_path):
+    code = """
+import resource
+x = torch.ones(MIB, device="npu")
+limits = resource.getrlimit(resource.RLIMIT_DATA)
+resource.setrlimit(resource.RLIMIT_DATA, (1 * MIB, limits[1]))
+try:
+    torch.empty(64 * MIB, dtype=torch.uint8, device="npu")
+except torch.OutOfMemoryError:
+    answers["large"] = "refused"
+resource.setrlimit(resource.RLIMIT_DATA, limits)
+torch.npu.empty_cache()
+answers["bytes"] = host_npu.stats().device_bytes[0] // MIB
+"""
+    answers = _run(tmp_path, _machine(8192, 4096), code, HOST_NPU_MEMORY="1024")
+    assert answers["large"] == "refused" and answers["bytes"] < 64
+
+
+def test_memory_that_is_set_is_not_compared_with_the_hosts(tmp_path):
+    answers = _run(
+        tmp_path,
+        _machine(8192, 10),
+        _INFO + "torch.empty(64 * MIB, dtype=torch.uint8, device='npu')",
+        HOST_NPU_MEMORY="100000",
+    )
+    assert answers == {"total": 100000, "free": 100000, "properties": 100000}
+
+
+def test_a_host_that_does_not_say_what_it_has_is_not_full(tmp_path):
+    answers = _run(tmp_path, {}, _INFO + "torch.empty(64 * MIB, dtype=torch.uint8, device='npu')")
+    assert answers["total"] == answers["free"] != 0
