@@ -147,6 +147,7 @@ void add_rms_norm_dynamic_quant(const Tensor& x1, const Tensor& x2, const Tensor
     TORCH_CHECK(!wanted.given || wanted.values.size() == 2, "output_mask has ", wanted.values.size(),
                 " elements instead of 2");
     TORCH_CHECK(wanted.given || smooth1 || !smooth2, "smooth_scale2 without smooth_scale1 needs an output_mask");
+    require_shapes({{"x1", x1.sizes(), "...x1"}, {"x2", x2.sizes(), "...x1"}});
     sum = x1 + x2;
     const auto result = normal(x1 + x2, gamma, beta, epsilon).result;
     const auto is_wanted = [&](std::size_t index, bool otherwise) {

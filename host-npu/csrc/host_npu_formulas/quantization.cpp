@@ -164,6 +164,7 @@ void add_rms_norm_quant(const Tensor& x1, const Tensor& x2, const Tensor& gamma,
     TORCH_CHECK(gamma.dim() > 0 && gamma.dim() <= x1.dim() && gamma.sizes() == x1.sizes().slice(x1.dim() - gamma.dim()),
                 "gamma of shape ", gamma.sizes(), " does not have the last dimensions of x1 of shape ", x1.sizes());
     require_int8(y);
+    require_shapes({{"x1", x1.sizes(), "...x1"}, {"x2", x2.sizes(), "...x1"}});
     const auto x = x1 + x2;
     sum = x;
     std::vector<std::int64_t> normalized(gamma.dim());
