@@ -28,6 +28,12 @@ void scatter_update(const Out& data, const IntegerTensor& indices, const AnyTens
     TORCH_CHECK(memory.scalar_type() == updates.scalar_type(), "data and updates must have the same dtype");
     TORCH_CHECK(updates.dim() == memory.dim() && updates.size(0) == indices.size(0), "updates has shape ",
                 updates.sizes(), " for ", indices.size(0), " indices of a tensor of shape ", memory.sizes());
+    for (std::int64_t each = 0; each < memory.dim(); ++each) {
+        TORCH_CHECK(each == 0 || each == dim ? updates.size(each) <= memory.size(each)
+                                             : updates.size(each) == memory.size(each),
+                    "updates has shape ", updates.sizes(), ", which does not fit data of shape ", memory.sizes(),
+                    " in dimension ", each);
+    }
     const auto first = from_the_start(indices).unsqueeze(1);
     const auto rows = at::arange(indices.size(0), first.options()).unsqueeze(1);
     const auto places = first + at::arange(updates.size(dim), first.options());

@@ -45,6 +45,8 @@ struct Rows {
         return values.t().flatten().index({places});
     }
     Tensor in_map(const Tensor& values) const {
+        TORCH_CHECK(values.sizes() == places.sizes(), "the gradient of the probs of rows has shape ", values.sizes(),
+                    " instead of ", places.sizes());
         return at::zeros({experts * of_tokens}, values.options())
             .scatter_add(0, places, values)
             .view({experts, of_tokens})

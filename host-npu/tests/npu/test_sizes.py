@@ -4,7 +4,7 @@ import torch
 from tests._aclnn import Ints
 from tests._rules import Function, assert_sizes_fit, assert_taken, each, t
 
-_F, _I32, _I64, _U8, _BOOL = torch.float32, torch.int32, torch.int64, torch.uint8, torch.bool
+_F, _I8, _I32, _I64, _BOOL = torch.float32, torch.int8, torch.int32, torch.int64, torch.bool
 _ALL = 2147483647
 _X, _ROW, _ROWS = t(4, 8), t(8), t(4, 1, dtype=_F)
 _WINDOW = (0.25, 1.0, _ALL, _ALL, 4)
@@ -97,6 +97,26 @@ _FUNCTIONS = [
     Function(
         "aclnnCrossEntropyLossGrad",
         (t(4), _X, t(4, dtype=_I64), t(8, dtype=_F), None, None, "none", -100, 0.0, 0.0, _X),
+    ),
+    Function(
+        "aclnnInplaceScatterUpdate",
+        (t(2, 8, 4), t(2, dtype=_I64), t(2, 1, 4), 1),
+        # There may be more rows than indices, and the updates are a part of the dimension.
+        free=((0, 0), (0, 1), (2, 1)),
+    ),
+    Function(
+        "aclnnDequantSwigluQuant",
+        (
+            *(t(4, 16, dtype=_I32), t(1, 16, dtype=_F), t(4, dtype=_F), None, t(1, 8, dtype=_F), None, None),
+            *(True, "dynamic", t(4, 8, dtype=_I8), t(4, dtype=_F)),
+        ),
+        # One scale may be that of all columns.
+        free=((4, 1),),
+    ),
+    Function("aclnnRmsNormQuant", (_X, _ROW, _ROW, t(1), t(1, dtype=_I8), 1e-6, t(4, 8, dtype=_I8))),
+    Function(
+        "aclnnMoeTokenPermuteWithRoutingMapGrad",
+        (t(8, 8), t(8), t(8, dtype=_I32), t(4, 3, dtype=_BOOL), 3, 4, False, _X, t(4, 3)),
     ),
     Function("aclnnMhcPost", (t(4, 2, 8), t(4, 2, 2), t(4, 8), t(4, 2), t(4, 2, 8))),
 ]
