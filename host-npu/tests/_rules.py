@@ -1,5 +1,6 @@
 """Tables of what CANN's documents take and refuse: calls of phase one with tensors that are made for them."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -42,6 +43,8 @@ class Function:
     arguments: tuple[object, ...]
     # Another argument at a position, and what is said of it.
     refused: tuple[tuple[int, object, str], ...] = field(default=())
+    # The dimensions of arguments that may have another size, as pairs of positions.
+    free: tuple[tuple[int, int], ...] = field(default=())
 
 
 def each(functions: list[Function]) -> pytest.MarkDecorator:
@@ -74,3 +77,28 @@ def assert_refused(function: Function, position: int, argument: object, sentence
     status, message, _ = phase_one(function.name, *map(made, arguments))
     assert status == _INVALID
     assert sentence in message
+
+
+def _resized(value: object) -> Iterator[tuple[int, object]]:
+    """Return a dimension and the argument with another size of it, for one more, one less, and 1."""
+    if isinstance(value, list):
+        for member, each in enumerate(value):
+            for dim, other in _resized(each):
+                yield dim, [*value[:member], other, *value[member + 1 :]]
+    elif isinstance(value, T):
+        for dim, size in enumerate(value.shape):
+            for other in {size + 1, max(size - 1, 0), 1} - {size}:
+                yield dim, T((*value.shape[:dim], other, *value.shape[dim + 1 :]), value.dtype)
+
+
+def assert_sizes_fit(function: Function) -> None:
+    """Make the documented call with another size of each dimension of each argument: all but the free ones count."""
+    taken = set()
+    for position, value in enumerate(function.arguments):
+        for dim, other in _resized(value):
+            arguments = [*function.arguments]
+            arguments[position] = other
+            status, _, _ = phase_one(function.name, *map(made, arguments))
+            if status == 0:
+                taken.add((position, dim))
+    assert sorted(taken) == sorted(function.free)

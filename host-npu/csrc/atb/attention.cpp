@@ -37,9 +37,12 @@ std::vector<std::int64_t> lengths(const at::Tensor& tensor) {
     return {wide.const_data_ptr<std::int64_t>(), wide.const_data_ptr<std::int64_t>() + wide.numel()};
 }
 
-void require_heads(const at::Tensor& tensor, std::int64_t heads) {
-    TORCH_CHECK(heads > 0 && tensor.dim() > 1 && tensor.numel() / tensor.size(0) % heads == 0, "a tensor of shape ",
-                tensor.sizes(), " is not made of ", heads, " heads");
+// Heads are a dimension, or one dimension with their elements.
+void require_heads(const char* name, const at::Tensor& tensor, std::int64_t dimension, std::int64_t heads) {
+    TORCH_CHECK(
+        heads > 0 && tensor.dim() > dimension &&
+            (tensor.dim() == dimension + 1 ? tensor.size(dimension) % heads == 0 : tensor.size(dimension) == heads),
+        name, " of shape ", tensor.sizes(), " is not made of ", heads, " heads");
 }
 
 at::Tensor in_heads(const at::Tensor& tensor, std::int64_t heads) {
@@ -101,6 +104,7 @@ struct Attention {
     Tensors compute(const Tensors& inputs) const;
 
   private:
+    void require_keys(const Tensors& inputs) const;
     // The tokens of a sequence in a tensor of all sequences, or in a cache (blocks, tokens of a block, heads, size).
     at::Tensor tokens(const Tensors& inputs, std::size_t place, const Sequence& sequence) const;
     Mask mask(const Tensors& inputs, const at::Tensor& queries, const Sequence& sequence) const;
@@ -127,8 +131,25 @@ std::vector<Sequence> Attention::sequences(const Tensors& inputs) const {
     return all;
 }
 
+// Keys and values are those of the same tokens and heads.
+void Attention::require_keys(const Tensors& inputs) const {
+    const auto& keys = inputs.at(1);
+    require_heads("key", keys, places.table ? 2 : 1, kv_heads);
+    if (!places.values) return;
+    const auto& values = inputs.at(*places.values);
+    require_heads("value", values, places.table ? 2 : 1, kv_heads);
+    const auto of_tokens = places.table ? 2 : 1;
+    TORCH_CHECK(keys.sizes().slice(0, of_tokens) == values.sizes().slice(0, of_tokens), "value has shape ",
+                values.sizes(), ", which does not have the tokens of key, of shape ", keys.sizes());
+    if (places.table) return;
+    std::int64_t tokens = 0;
+    for (const auto& sequence : sequences(inputs)) tokens += sequence.context;
+    TORCH_CHECK(keys.size(0) == tokens, "the lengths are those of ", tokens, " tokens, and key has ", keys.size(0));
+}
+
 void Attention::check(const Tensors& inputs, const Tensors& outputs) const {
-    require_heads(inputs.at(0), heads);
+    require_heads("query", inputs.at(0), 1, heads);
+    require_keys(inputs);
     TORCH_CHECK(kv_heads > 0 && heads % kv_heads == 0, heads, " heads of queries do not share ", kv_heads,
                 " heads of keys");
     for (const auto& sequence : sequences(inputs)) {

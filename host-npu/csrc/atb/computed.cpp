@@ -51,10 +51,14 @@ Tensors tensors_of(const Arguments& arguments, at::Tensor (Argument::*tensor)() 
 
 void compute(const Formula& formula, const Arguments& inputs, const Arguments& outputs) {
     const c10::InferenceMode without_autograd;
-    const auto results = formula.compute(tensors_of(inputs, &Argument::in_memory));
-    for (std::size_t index = 0; index < results.size(); ++index) {
-        const auto out = outputs[index].in_memory();
-        out.copy_(results[index].reshape(out.sizes()));
+    try {
+        const auto results = formula.compute(tensors_of(inputs, &Argument::in_memory));
+        for (std::size_t index = 0; index < results.size(); ++index) {
+            const auto out = outputs[index].in_memory();
+            out.copy_(results[index].reshape(out.sizes()));
+        }
+    } catch (const c10::Error& error) {
+        throw std::runtime_error(error.what_without_backtrace());
     }
 }
 

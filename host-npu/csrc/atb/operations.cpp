@@ -80,6 +80,9 @@ HOST_NPU_EXPORT Status CreateOperation(const infer::ReshapeAndCacheParam& parame
         for (std::size_t index = 0; index < caches; ++index) {
             require_fit(inputs.at(caches + index), inputs[index], inputs.at(2 * caches));
         }
+        const auto blocks = [&](std::size_t input) { return inputs[input].sizes().slice(0, 2); };
+        TORCH_CHECK(caches == 1 || blocks(2) == blocks(3), "value_cache has shape ", inputs[caches + 1].sizes(),
+                    ", which does not have the blocks of key_cache, of shape ", inputs[caches].sizes());
     };
     const auto compute = [caches](const Tensors& inputs) {
         Tensors outputs;
@@ -97,6 +100,8 @@ HOST_NPU_EXPORT Status CreateOperation(const infer::RopeParam& parameters, Opera
     const auto coefficient = parameters.rotary_coefficient;
     const auto check = [coefficient](const Tensors& inputs, const Tensors&) {
         for (const auto input : {0, 1}) require_heads(inputs[input], inputs.at(2), coefficient);
+        TORCH_CHECK(inputs.at(3).sizes() == inputs[2].sizes(), "sin has shape ", inputs[3].sizes(),
+                    " instead of that of cos, ", inputs[2].sizes());
     };
     const auto compute = [coefficient](const Tensors& inputs) {
         return Tensors{rotated(inputs[0], inputs[2], inputs[3], coefficient == 2),

@@ -36,6 +36,56 @@ void require_computed(const Setting& at) {
 
 Tensor sum_of_groups(const Tensor& grad, std::int64_t heads) { return grad.unflatten(1, {heads, -1}).sum(2); }
 
+bool joins_heads(const Setting& at) { return at.layout == "BSH" || at.layout == "SBH"; }
+
+std::int64_t key_heads(const Tensor& query, const Tensor& key, const Setting& at) {
+    return joins_heads(at) ? key.size(-1) * at.heads / query.size(-1) : key.size(at.layout == "BSND" ? 2 : 1);
+}
+
+// What the layout says of the shapes: those of keys and values differ in the size of a head only.
+std::vector<Shaped> shaped(const Tensor& query, const Tensor& key, const Tensor& value, const Setting& at) {
+    return {{"query", query.sizes(), shape_in(at.layout, "1", "D", "H1")},
+            {"key", key.sizes(), shape_in(at.layout, "2", "D", "H2")},
+            {"value", value.sizes(), shape_in(at.layout, "2", "V", "W")}};
+}
+
+void require_heads(const Tensor& query, const Tensor& key, const Tensor& value, const Setting& at) {
+    TORCH_CHECK(at.heads >= 1 && at.heads <= 256, "headNum is ", at.heads, "; CANN takes 1 to 256");
+    if (!joins_heads(at)) {
+        TORCH_CHECK(query.size(at.layout == "BSND" ? 2 : 1) == at.heads, "query has shape ", query.sizes(),
+                    " in the layout ", at.layout, ", and headNum is ", at.heads, " instead of the number of its heads");
+        return;
+    }
+    TORCH_CHECK(query.size(-1) >= at.heads && query.size(-1) % at.heads == 0, "query has shape ", query.sizes(),
+                ", whose last dimension is not made of headNum, ", at.heads, ", heads");
+    const auto size = query.size(-1) / at.heads;
+    TORCH_CHECK(key.size(-1) % size == 0, "key has shape ", key.sizes(),
+                ", whose last dimension is not a multiple of the size of query's heads, ", size);
+    const auto heads = key.size(-1) / size;
+    TORCH_CHECK(heads > 0 && value.size(-1) % heads == 0, "value has shape ", value.sizes(),
+                ", whose last dimension is not a multiple of the number of key's heads, ", heads);
+}
+
+void require_inputs(const Tensor& query, const Tensor& key, const Tensor& value, const Setting& at) {
+    require_shapes(shaped(query, key, value, at));
+    require_heads(query, key, value, at);
+}
+
+// Those of the gradient besides: results and their statistics are of all queries.
+void require_results(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& dy,
+                     const OptionalTensor& result, const Tensor& max, const Tensor& sum, const Setting& at) {
+    auto all = shaped(query, key, value, at);
+    const auto joined = joins_heads(at) ? value.size(-1) / key_heads(query, key, at) * at.heads : 0;
+    const auto of_result = shape_in(at.layout, "1", "V", std::to_string(joined));
+    const auto heads = std::to_string(at.heads), columns = " " + std::to_string(kColumns);
+    const auto of_statistics = at.packed() ? "T1 " + heads + columns : "B " + heads + " S1" + columns;
+    all.push_back({"dy", dy.sizes(), of_result});
+    if (result) all.push_back({"attentionIn", result->sizes(), of_result});
+    all.push_back({"softmaxMax", max.sizes(), of_statistics});
+    all.push_back({"softmaxSum", sum.sizes(), of_statistics});
+    require_shapes(all);
+}
+
 // `first` is the number of weights before these.
 OptionalTensor dropout(const Tensor& query, const Tensor& key, const Setting& at, std::int64_t first) {
     if (!at.drop_mask) return std::nullopt;
@@ -47,16 +97,12 @@ OptionalTensor dropout(const Tensor& query, const Tensor& key, const Setting& at
 
 Inputs inputs(const Tensor& query, const Tensor& key, const Tensor& value, const Setting& at, std::int64_t first = 0) {
     const auto q = by_head(query, at.layout, at.heads);
-    TORCH_CHECK(q.dim() == 4 && q.size(1) == at.heads, "the query of shape ", query.sizes(), " does not have ",
-                at.heads, " heads in the layout ", at.layout);
-    TORCH_CHECK(at.heads <= 256, "there are ", at.heads, " heads of queries; CANN takes 1 to 256");
     TORCH_CHECK(q.size(3) <= 768, "the heads have ", q.size(3), " elements; CANN takes 1 to 768");
-    const bool joined = at.layout == "BSH" || at.layout == "SBH";
-    const auto heads_of_keys = joined ? key.size(-1) / q.size(-1) : key.size(at.layout == "BSND" ? 2 : 1);
+    const auto heads_of_keys = key_heads(query, key, at);
     const auto k = by_head(key, at.layout, heads_of_keys);
     const auto v = by_head(value, at.layout, heads_of_keys);
-    TORCH_CHECK(k.size(3) == q.size(3) && v.size(3) <= k.size(3), "the heads of queries, keys and values have ",
-                q.size(3), ", ", k.size(3), " and ", v.size(3),
+    TORCH_CHECK(v.size(3) <= k.size(3), "the heads of queries, keys and values have ", q.size(3), ", ", k.size(3),
+                " and ", v.size(3),
                 " elements; CANN takes as many for queries and keys, and at most as many for values");
     return {q, repeated(k, at.heads), repeated(v, at.heads), heads_of_keys, dropout(q, k, at, first)};
 }
@@ -64,12 +110,12 @@ Inputs inputs(const Tensor& query, const Tensor& key, const Tensor& value, const
 // A mask of the modes 2 to 4 is a triangle of 2048 rows, whatever the lengths: its first and its last row tell.
 void require_triangle(const Tensor& mask) {
     TORCH_CHECK(mask.dim() >= 2 && mask.size(-1) == kTriangle && mask.size(-2) == kTriangle,
-                "the mask of the sparse modes 2 to 4 has shape ", mask.sizes(), " instead of ends of 2048 x 2048");
+                "attenMask of the sparse modes 2 to 4 has shape ", mask.sizes(), " instead of ends of 2048 x 2048");
     if (mask.is_meta()) return;
     const auto last = mask.reshape({-1, kTriangle, kTriangle})[0][-1].to(at::kBool);
     const auto first = mask.reshape({-1, kTriangle, kTriangle})[0][0].to(at::kBool);
     TORCH_CHECK(!first[0].item<bool>() && first.slice(0, 1).all().item<bool>() && !last.any().item<bool>(),
-                "the mask of the sparse modes 2 to 4 is not the upper triangle without the diagonal");
+                "attenMask of the sparse modes 2 to 4 is not the upper triangle without the diagonal");
 }
 
 // Where `distance` of key and query, from the first ones or the last ones, is outside of the band.
@@ -84,12 +130,13 @@ Tensor outside(const Inputs& in, std::int64_t before, std::int64_t after, bool f
 // Causal from the last query and key, but for the first keys of each batch.
 Tensor outside_of_prefix(const Inputs& in, const Ints& prefix) {
     const auto batches = in.query.size(0), keys = in.key.size(2);
-    TORCH_CHECK(static_cast<std::int64_t>(prefix.size()) == batches, "there are ", prefix.size(), " prefixes of ",
-                batches, " batches");
+    TORCH_CHECK(static_cast<std::int64_t>(prefix.size()) == batches, "prefix has ", prefix.size(),
+                " numbers instead of one for each of ", batches, " batches");
     auto masks = outside(in, std::numeric_limits<std::int32_t>::max(), 0, true).repeat({batches, 1, 1, 1});
     for (std::int64_t batch = 0; batch < batches; ++batch) {
         const auto length = prefix[static_cast<std::size_t>(batch)];
-        TORCH_CHECK(length >= 0 && length <= keys, "a prefix has ", length, " of ", keys, " keys");
+        TORCH_CHECK(length >= 0 && length <= keys, "prefix is ", at::IntArrayRef(prefix), " for ", keys,
+                    " keys; CANN takes 0 to this number");
         masks[batch].narrow(-1, 0, length).zero_();
     }
     return masks;
@@ -99,12 +146,12 @@ Tensor outside_of_prefix(const Inputs& in, const Ints& prefix) {
 void require_prefix_mask(const Tensor& mask) {
     constexpr std::int64_t rows = 3072;
     TORCH_CHECK(mask.dim() >= 2 && mask.size(-1) == kTriangle && mask.size(-2) == rows,
-                "the mask of the sparse mode 6 has shape ", mask.sizes(), " instead of ends of 3072 x 2048");
+                "attenMask of the sparse mode 6 has shape ", mask.sizes(), " instead of ends of 3072 x 2048");
     require_triangle(mask.slice(-2, 0, kTriangle));
     if (mask.is_meta()) return;
     const auto [left, right] = halves(mask.slice(-2, kTriangle).to(at::kBool), -1);
     TORCH_CHECK(!left.any().item<bool>() && right.all().item<bool>(),
-                "the mask of the sparse mode 6 does not end in rows of which the right half is left out");
+                "attenMask of the sparse mode 6 does not end in rows of which the right half is left out");
 }
 
 // Mode 5 gives the whole mask, mode 6 a picture of it.
@@ -114,16 +161,17 @@ Tensor left_out_by_prefix(const Inputs& in, const Tensor& mask, const Setting& a
         require_prefix_mask(mask);
     } else {
         TORCH_CHECK(at::is_expandable_to(mask.sizes(), masks.sizes()) || mask.size(0) == masks.size(0),
-                    "the mask has shape ", mask.sizes(), ", that of the prefixes has ", masks.sizes());
+                    "attenMask has shape ", mask.sizes(), ", which does not broadcast to that of the prefixes, ",
+                    masks.sizes());
         TORCH_CHECK(mask.is_meta() || mask.to(at::kBool).eq(masks).all().item<bool>(),
-                    "the mask of the sparse mode 5 is not causal from the last but for the prefixes");
+                    "attenMask of the sparse mode 5 is not causal from the last but for the prefixes");
     }
     return masks;
 }
 
 // Which scores are left out, if any.
 OptionalTensor left_out(const Inputs& in, const OptionalIntegerTensor& mask, const Setting& at) {
-    TORCH_CHECK(at.mode == 0 || mask, "the sparse mode ", at.mode, " needs a mask");
+    TORCH_CHECK(at.mode == 0 || mask, "the sparse mode ", at.mode, " needs a mask, attenMask");
     if (!mask) return std::nullopt;
     constexpr auto all = std::numeric_limits<std::int32_t>::max();
     if (at.mode >= 5) return left_out_by_prefix(in, *mask, at);
@@ -133,12 +181,11 @@ OptionalTensor left_out(const Inputs& in, const OptionalIntegerTensor& mask, con
         return outside(in, all, 0, at.mode == 3);
     }
     Tensor given = mask->to(at::kBool);
-    if (at.packed()) given = given.slice(-2, 0, in.query.size(2)).slice(-1, 0, in.key.size(2));
-    if (at.mode == 1) return given;
-    const auto beside = outside(in, at.before, at.after, false);
-    TORCH_CHECK(given.size(-1) == beside.size(-1) && given.size(-2) == beside.size(-2), "the mask has shape ",
-                mask->sizes(), ", the scores have rows and columns ", beside.sizes());
-    return given.logical_or(beside);
+    if (at.packed() && given.dim() >= 2) given = given.slice(-2, 0, in.query.size(2)).slice(-1, 0, in.key.size(2));
+    TORCH_CHECK(given.dim() >= 2 && given.size(-2) == in.query.size(2) && given.size(-1) == in.key.size(2),
+                "attenMask has shape ", mask->sizes(), " instead of [..., ", in.query.size(2), ", ", in.key.size(2),
+                "], a row for each query and a column for each key");
+    return at.mode == 1 ? given : given.logical_or(outside(in, at.before, at.after, false));
 }
 
 // Keys may be attended to up to this difference of their number and their query's.
@@ -152,8 +199,8 @@ std::int64_t last_attended(const Inputs& in, const OptionalIntegerTensor& mask, 
 // Views x with the number of dimensions that the scores have.
 Tensor of_scores(const Tensor& x, const Inputs& in, std::string_view name) {
     const std::array sizes{in.query.size(0), in.query.size(1), in.query.size(2), in.key.size(2)};
-    TORCH_CHECK(at::is_expandable_to(x.sizes(), sizes), name, " has shape ", x.sizes(), ", the scores have ",
-                at::IntArrayRef(sizes));
+    TORCH_CHECK(at::is_expandable_to(x.sizes(), sizes), name, " has shape ", x.sizes(),
+                ", which does not broadcast to that of the scores, ", at::IntArrayRef(sizes));
     auto shape = x.sizes().vec();
     shape.insert(shape.begin(), sizes.size() - shape.size(), 1);
     return x.view(shape);
@@ -162,7 +209,7 @@ Tensor of_scores(const Tensor& x, const Inputs& in, std::string_view name) {
 Scores scores(const Inputs& in, const OptionalTensor& pse, const OptionalIntegerTensor& mask, const Setting& at) {
     Scores scores{.scale = at.scale, .last = last_attended(in, mask, at), .dropout = in.dropout, .sink = at.sink};
     if (pse) scores.summand = of_scores(at.pse_type == 1 ? *pse * at.scale : *pse, in, "pse");
-    if (const auto without = left_out(in, mask, at)) scores.left_out = of_scores(*without, in, "the mask");
+    if (const auto without = left_out(in, mask, at)) scores.left_out = of_scores(*without, in, "attenMask");
     return scores;
 }
 
@@ -181,15 +228,44 @@ std::vector<Tensor> sequences(const Tensor& x, const Ints& ends) {
     std::vector<Tensor> found;
     std::int64_t begin = 0;
     for (const auto end : ends) {
-        TORCH_CHECK(end >= begin && end <= x.size(0), "a sequence ends at ", end, " of ", x.size(0), " tokens");
         found.push_back(x.slice(0, begin, end));
         begin = end;
     }
-    TORCH_CHECK(begin == x.size(0), "the sequences have ", begin, " of ", x.size(0), " tokens");
     return found;
 }
 
+void require_packed(const Tensor& query, const Tensor& key, const OptionalTensor& pse, const Setting& at) {
+    TORCH_CHECK(!pse, "the host NPU takes no pse in the layout TND");
+    require_ends("actualSeqQLen", at.ends_of_queries, "query", query);
+    require_ends("actualSeqKvLen", at.ends_of_keys, "key", key);
+    TORCH_CHECK(at.ends_of_queries.size() == at.ends_of_keys.size(), "actualSeqQLen has ", at.ends_of_queries.size(),
+                " numbers and actualSeqKvLen ", at.ends_of_keys.size(), "; CANN takes the same number of sequences");
+}
+
 }  // namespace
+
+std::string shape_in(const std::string& layout, const char* number, const std::string& size,
+                     const std::string& joined) {
+    std::string shape;
+    for (const auto dimension : layout) {
+        if (dimension == 'D') {
+            shape += size;
+        } else if (dimension == 'H') {
+            shape += joined;
+        } else {
+            shape += dimension == 'B' ? "B" : dimension + std::string(number);
+        }
+        shape += ' ';
+    }
+    return shape;
+}
+
+void require_ends(const char* name, const Ints& ends, const char* of, const Tensor& x) {
+    TORCH_CHECK(
+        !ends.empty() && ends.front() >= 0 && std::is_sorted(ends.begin(), ends.end()) && ends.back() == x.size(0),
+        name, " is ", at::IntArrayRef(ends), " for ", of, " of shape ", x.sizes(),
+        "; CANN takes where each sequence ends, so that the numbers do not decrease and the last one is ", x.size(0));
+}
 
 Tensor by_head(const Tensor& x, const std::string& layout, std::int64_t heads) {
     if (layout == "BNSD") return x;
@@ -218,6 +294,7 @@ Forward attention(const Inputs& in, const OptionalTensor& pse, const OptionalInt
 void attend(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& pse,
             const OptionalIntegerTensor& mask, const Setting& at, const Out& max, const Out& sum, const Out& out) {
     require_computed(at);
+    require_inputs(query, key, value, at);
     if (!at.packed()) {
         const auto [result, m, s] = attention(inputs(query, key, value, at), pse, mask, at);
         max = m.expand({-1, -1, -1, kColumns});
@@ -225,9 +302,7 @@ void attend(const Tensor& query, const Tensor& key, const Tensor& value, const O
         out = in_layout(result, at.layout);
         return;
     }
-    TORCH_CHECK(!pse, "the host NPU takes no pse in the layout TND");
-    TORCH_CHECK(at.ends_of_queries.size() == at.ends_of_keys.size(),
-                "queries and keys must have the same number of sequences");
+    require_packed(query, key, pse, at);
     const auto q = sequences(query, at.ends_of_queries);
     const auto k = sequences(key, at.ends_of_keys), v = sequences(value, at.ends_of_keys);
     std::vector<Tensor> results, maxima, sums;
@@ -249,6 +324,8 @@ void attend_backward(const Tensor& query, const Tensor& key, const Tensor& value
                      const Tensor& max, const Tensor& sum, const Setting& at, const Out& dq, const Out& dk,
                      const Out& dv, const OptionalOut& dpse, const OptionalOut& dsink) {
     require_computed(at);
+    require_inputs(query, key, value, at);
+    require_results(query, key, value, dy, result, max, sum, at);
     if (!at.packed()) {
         const auto head = [&](const Tensor& x) { return by_head(x, at.layout, at.heads); };
         const auto grads =
@@ -261,9 +338,7 @@ void attend_backward(const Tensor& query, const Tensor& key, const Tensor& value
         if (at.sink && dsink) *dsink = grads.sink;
         return;
     }
-    TORCH_CHECK(!pse, "the host NPU takes no pse in the layout TND");
-    TORCH_CHECK(at.ends_of_queries.size() == at.ends_of_keys.size(),
-                "queries and keys must have the same number of sequences");
+    require_packed(query, key, pse, at);
     const auto of_queries = [&](const Tensor& x) { return sequences(x, at.ends_of_queries); };
     const auto r = result ? of_queries(*result) : std::vector<Tensor>();
     const auto q = of_queries(query), d = of_queries(dy), m = of_queries(max.narrow(-1, 0, 1)),

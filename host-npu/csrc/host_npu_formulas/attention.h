@@ -30,6 +30,13 @@ struct Setting {
     bool packed() const { return layout == "TND"; }
 };
 
+// The shape of a tensor in a layout, for require_shapes: `number` tells heads and tokens of queries and keys apart,
+// `size` is that of a head, `joined` that of all heads.
+std::string shape_in(const std::string& layout, const char* number, const std::string& size, const std::string& joined);
+
+// Throws unless `ends` are those of the sequences of x, the argument `of`.
+void require_ends(const char* name, const Ints& ends, const char* of, const Tensor& x);
+
 // Converts x to [batch, heads, sequence, size], and back.
 Tensor by_head(const Tensor& x, const std::string& layout, std::int64_t heads);
 Tensor in_layout(const Tensor& x, const std::string& layout);

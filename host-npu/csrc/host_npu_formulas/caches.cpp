@@ -28,6 +28,12 @@ void scatter_update(const Out& data, const IntegerTensor& indices, const AnyTens
     TORCH_CHECK(memory.scalar_type() == updates.scalar_type(), "data and updates must have the same dtype");
     TORCH_CHECK(updates.dim() == memory.dim() && updates.size(0) == indices.size(0), "updates has shape ",
                 updates.sizes(), " for ", indices.size(0), " indices of a tensor of shape ", memory.sizes());
+    for (std::int64_t each = 0; each < memory.dim(); ++each) {
+        TORCH_CHECK(each == 0 || each == dim ? updates.size(each) <= memory.size(each)
+                                             : updates.size(each) == memory.size(each),
+                    "updates has shape ", updates.sizes(), ", which does not fit data of shape ", memory.sizes(),
+                    " in dimension ", each);
+    }
     const auto first = from_the_start(indices).unsqueeze(1);
     const auto rows = at::arange(indices.size(0), first.options()).unsqueeze(1);
     const auto places = first + at::arange(updates.size(dim), first.options());
@@ -41,6 +47,12 @@ void scatter_nd_update(const Out& data, const IntegerTensor& indices, const AnyT
     TORCH_CHECK(memory.scalar_type() == updates.scalar_type(), "data and updates must have the same dtype");
     TORCH_CHECK(indices.dim() > 0 && indices.size(-1) > 0 && indices.size(-1) <= memory.dim(), "indices of shape ",
                 indices.sizes(), " do not index a tensor of shape ", memory.sizes());
+    auto written = indices.sizes().slice(0, indices.dim() - 1).vec();
+    const auto rest = memory.sizes().slice(indices.size(-1));
+    written.insert(written.end(), rest.begin(), rest.end());
+    TORCH_CHECK(updates.sizes() == at::IntArrayRef(written), "updates has shape ", updates.sizes(), " instead of ",
+                at::IntArrayRef(written), ", for indices of shape ", indices.sizes(), " of a tensor of shape ",
+                memory.sizes());
     Places places;
     for (const auto& each : from_the_start(indices).unbind(-1)) places.push_back(each);
     memory.index_put_(places, updates);
@@ -108,6 +120,14 @@ void scatter_pa_kv_cache(const AnyTensor& key, const Out& key_cache, const Integ
                 "the host NPU has the cache modes Norm and PA_NZ only, not ", cache_mode);
     TORCH_CHECK(scatter_mode.empty() || scatter_mode == "None", "the host NPU has the scatter mode None only, not ",
                 scatter_mode);
+    // Blocks, tokens of a block, heads and sizes of keys and values; in PA_NZ fragments of their elements.
+    const auto keys = key_cache.sizes(), values = value_cache.sizes();
+    if (cache_mode == "PA_NZ") {
+        require_shapes(
+            {{"keyCacheRef", keys, "P K S F | P N K S F"}, {"valueCacheRef", values, "P V S F | P N V S F"}});
+    } else {
+        require_shapes({{"keyCacheRef", keys, "P S N K"}, {"valueCacheRef", values, "P S N V"}});
+    }
     write_slots(key_cache, key, slots, cache_mode == "PA_NZ");
     write_slots(value_cache, value, slots, cache_mode == "PA_NZ");
 }
@@ -152,8 +172,13 @@ void gather_pa_kv_cache(const AnyTensor& key_cache, const AnyTensor& value_cache
                         const IntegerTensor& lengths, const Out& key, const Out& value,
                         const OptionalIntegerTensor& offsets, const std::string& mode, bool cumulative) {
     TORCH_CHECK(mode.empty() || mode == "Norm", "the host NPU gathers from the cache mode Norm only, not ", mode);
-    TORCH_CHECK(key_cache.dim() == 4 && value_cache.dim() == 4 && tables.dim() == 2 && lengths.dim() == 1,
-                "caches must have 4 dimensions, block_tables 2 and seq_lens 1");
+    require_shapes({{"keyCache", key_cache.sizes(), "P S N K"},
+                    {"valueCache", value_cache.sizes(), "P S N V"},
+                    {"blockTables", tables.sizes(), "B *"},
+                    {"seqLens", lengths.sizes(), "*"},
+                    {"keyRef", key.sizes(), "T N K"},
+                    {"valueRef", value.sizes(), "T N V"}});
+    if (offsets) require_shapes({{"blockTables", tables.sizes(), "B *"}, {"seqOffset", offsets->sizes(), "B"}});
     TORCH_CHECK(lengths.size(0) == tables.size(0) + (cumulative ? 1 : 0), "seq_lens has ", lengths.size(0),
                 " elements for ", tables.size(0), " sequences");
     if (lengths.is_meta()) return;

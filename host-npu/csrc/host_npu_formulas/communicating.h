@@ -113,15 +113,19 @@ class CommunicatingFormula : private Exported<name> {
                 .workspace_size = exchanged.workspace_size(),
                 .kernel =
                     [=](const KernelArguments& memory) {
-                        with(kept, in(memory), [&](const Communication& communication) {
-                            exchanged.sent_in(memory).copy_(communication.send());
+                        without_backtrace([&] {
+                            with(kept, in(memory), [&](const Communication& communication) {
+                                exchanged.sent_in(memory).copy_(communication.send());
+                            });
                         });
                     },
                 .communicate = [=](void* memory, void* stream) { return exchanged.communicate(memory, stream); },
                 .finish =
                     [=](const KernelArguments& memory) {
-                        with(kept, in(memory), [&](const Communication& communication) {
-                            communication.receive(exchanged.received_in(memory));
+                        without_backtrace([&] {
+                            with(kept, in(memory), [&](const Communication& communication) {
+                                communication.receive(exchanged.received_in(memory));
+                            });
                         });
                     },
             };

@@ -68,6 +68,9 @@ const Formula<"aclnnDropoutGenMaskV2Tensor", gen_mask_by_tensors> mask_of_dropou
 
 void do_mask(const Tensor& x, const IntegerTensor& mask, double probability, const Out& out) {
     require_probability(probability);
+    const auto bytes = (x.numel() + kAlignment - 1) / kAlignment * kAlignment / kBits;
+    TORCH_CHECK(mask.numel() == bytes, "mask has shape ", mask.sizes(), " instead of [", bytes, "], a bit for each of ",
+                x.numel(), " elements in groups of ", kAlignment);
     if (probability == 0) {
         out = x;
     } else if (probability == 1) {

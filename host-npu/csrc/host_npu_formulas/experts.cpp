@@ -15,8 +15,10 @@ void permute(const AnyTensor& tokens, const IntegerTensor& indices, std::int64_t
     const auto choices = indices.dim() == 1 ? 1 : indices.size(1);
     const auto order = stable_order(indices.flatten());
     const auto rows = permuted.sizes()[0];
-    TORCH_CHECK(rows <= order.numel() && (kept <= 0 || rows == std::min(kept, order.numel())), "an output has ", rows,
-                " rows of ", order.numel());
+    // A negative number is that of the copies that are left out.
+    const auto all = order.numel(), wanted = kept > 0 ? std::min(kept, all) : std::max<std::int64_t>(all + kept, 0);
+    TORCH_CHECK(rows == wanted, "permuteTokensOut has ", rows, " rows instead of ", wanted, ", of ", all,
+                " copies with numOutTokens ", kept);
     permuted = tokens.index({order.slice(0, 0, rows).div(choices, "trunc")});
     places = stable_order(order);
 }
@@ -29,6 +31,8 @@ const Formula<"aclnnMoeTokenPermute", permute> permute_tokens{
 
 // The rows at their places, which are 0 where `places` is past the end.
 Tensor rows_at(const Tensor& rows, const Tensor& places) {
+    TORCH_CHECK(rows.size(0) <= places.numel(), "there are ", rows.size(0), " rows for sortedIndices of shape ",
+                places.sizes(), "; CANN takes at most as many");
     const auto wide = places.to(at::kLong).flatten();
     const auto there = wide.lt(rows.size(0));
     return rows.index({wide.clamp_max(rows.size(0) - 1)}) * there.unsqueeze(-1);
@@ -47,9 +51,15 @@ const Formula<"aclnnMoeTokenPermuteGrad", permute_grad> permute_tokens_backward{
 
 using Ints = std::vector<std::int64_t>;
 
+void require_choices(const Tensor& places, const Tensor& weights) {
+    TORCH_CHECK(places.numel() == weights.numel(), "sortedIndices has shape ", places.sizes(),
+                " instead of a number for each of probs, of shape ", weights.sizes());
+}
+
 void unpermute(const Tensor& permuted, const IntegerTensor& places, const OptionalTensor& weights, bool padded,
                const Ints&, const Out& tokens) {
     require_unpadded(padded);
+    if (weights) require_choices(places, *weights);
     const auto rows = rows_at(permuted, places);
     tokens = weights ? (rows.unflatten(0, {-1, weights->size(-1)}) * weights->unsqueeze(-1)).sum(1) : rows;
 }
@@ -65,6 +75,10 @@ void unpermute_grad(const OptionalTensor& permuted, const Tensor& dtokens, const
                     const OptionalOut& dweights) {
     require_unpadded(padded);
     const auto choices = weights ? weights->size(-1) : 1;
+    if (weights) require_choices(places, *weights);
+    TORCH_CHECK(!permuted || permuted->sizes() == dpermuted.sizes(), "permutedTokens has shape ",
+                permuted ? permuted->sizes() : at::IntArrayRef(), " instead of that of its gradient, ",
+                dpermuted.sizes());
     const auto wide = places.to(at::kLong);
     const auto copies = dtokens.unsqueeze(1).expand({-1, choices, -1});
     const auto grads = (weights ? copies * weights->unsqueeze(-1) : copies).flatten(0, 1);

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -229,6 +230,18 @@ void refuse_errors(const Body& body) {
     }
 }
 
+// Calls `body` in the thread of a stream, and leaves the frames of C++ out of PyTorch's errors.
+template <class Body>
+void without_backtrace(const Body& body) {
+    try {
+        body();
+    } catch (const c10::Error& error) {
+        throw std::runtime_error(error.what_without_backtrace());
+    } catch (const Refusal& refusal) {
+        throw std::runtime_error(refusal.text);
+    }
+}
+
 // What the formula of a function exports besides its phase one.
 template <Text name>
 class Exported {
@@ -291,7 +304,9 @@ class Formula : private Exported<name> {
                 evaluate<Arguments...>(kept, [&](std::size_t index) { return meta_tensor(tensors[index]); }, function);
             });
             return Plan{.kernel = [kept](const KernelArguments& memory) {
-                evaluate<Arguments...>(kept, [&](std::size_t index) { return in_memory(memory[index]); }, function);
+                without_backtrace([&] {
+                    evaluate<Arguments...>(kept, [&](std::size_t index) { return in_memory(memory[index]); }, function);
+                });
             }};
         });
     }

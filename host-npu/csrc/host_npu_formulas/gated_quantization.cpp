@@ -65,6 +65,11 @@ void dequant_swiglu_quant(const AnyTensor& x, const OptionalTensor& weight_scale
     auto sums = as_rows(x).to(at::kDouble);
     const auto rows = sums.size(0);
     const bool whole = !x.is_floating_point();
+    const auto columns = std::to_string(sums.size(1)), of_groups = columns + " | * " + columns;
+    if (weight_scale) require_shapes({{"weightScale", weight_scale->sizes(), of_groups}});
+    if (bias) require_shapes({{"bias", bias->sizes(), of_groups}});
+    TORCH_CHECK(!token_scale || token_scale->numel() == rows, "activationScale has ",
+                token_scale ? token_scale->numel() : 0, " elements instead of ", rows, ", one for each row of x");
     TORCH_CHECK(whole == weight_scale.has_value(), "weight_scale must be given for x of int32, and only for it");
     if (whole && bias && !bias->is_floating_point()) sums = sums + of_rows(*bias, rows, groups, true);
     if (weight_scale) sums = sums * of_rows(*weight_scale, rows, groups, true);
@@ -147,6 +152,7 @@ void add_rms_norm_dynamic_quant(const Tensor& x1, const Tensor& x2, const Tensor
     TORCH_CHECK(!wanted.given || wanted.values.size() == 2, "output_mask has ", wanted.values.size(),
                 " elements instead of 2");
     TORCH_CHECK(wanted.given || smooth1 || !smooth2, "smooth_scale2 without smooth_scale1 needs an output_mask");
+    require_shapes({{"x1", x1.sizes(), "...x1"}, {"x2", x2.sizes(), "...x1"}});
     sum = x1 + x2;
     const auto result = normal(x1 + x2, gamma, beta, epsilon).result;
     const auto is_wanted = [&](std::size_t index, bool otherwise) {

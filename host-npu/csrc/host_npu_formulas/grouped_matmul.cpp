@@ -156,11 +156,26 @@ void split_rows(const Tensor& x, const std::vector<AnyTensor>& weight, const Int
     const std::vector<Tensor> lists(weight.begin(), weight.end());
     const auto matrices = without_batches(lists);
     require_list(list, type, static_cast<std::int64_t>(matrices.size()));
+    for (const auto& each : matrices) {
+        TORCH_CHECK(each.sizes() == matrices[0].sizes(), "weight has matrices of shapes ", matrices[0].sizes(), " and ",
+                    each.sizes(), "; groups of rows of one x take matrices of one shape");
+    }
     const auto columns = matrices[0].size(-1);
     TORCH_CHECK(x.dim() == 2 && x.size(1) == matrices[0].size(0), "x of shape ", x.sizes(),
                 " cannot be multiplied with matrices of shape ", matrices[0].sizes());
     TORCH_CHECK(out.sizes() == at::IntArrayRef({x.size(0), columns}), "an output has shape ", out.sizes(),
                 " instead of ", at::IntArrayRef({x.size(0), columns}));
+    const auto groups_count = static_cast<std::int64_t>(matrices.size());
+    const auto require_rows = [&](const char* name, const std::vector<Tensor>& tensors) {
+        if (tensors.size() != 1 || tensors[0].dim() != 2) return;
+        TORCH_CHECK(tensors[0].sizes() == at::IntArrayRef({groups_count, columns}), name, " has shape ",
+                    tensors[0].sizes(), " instead of [", groups_count, ", ", columns, "], a row for each group");
+    };
+    require_rows("bias", {options.bias.begin(), options.bias.end()});
+    require_rows("scale", options.scale);
+    TORCH_CHECK(options.token_scale.empty() || options.token_scale[0].numel() == x.size(0), "per_token_scale has ",
+                options.token_scale.empty() ? 0 : options.token_scale[0].numel(), " elements instead of ", x.size(0),
+                ", one for each row of x");
     if (x.is_meta()) {
         group_product(x.slice(0, 0, 1), matrices[0], 0, 0, options);
         return;

@@ -58,8 +58,18 @@ void sinkhorn_grad(const Tensor& dy, const Tensor& norms, const Tensor& sums, co
 }
 const Formula<"aclnnMhcSinkhornBackward", sinkhorn_grad> doubly_stochastic_backward;
 
+// Each token has N streams of H elements.
+void require_streams(const Tensor& x, const OptionalTensor& mix, const Tensor& layer, const Tensor& post) {
+    std::vector<Shaped> all{{"x", x.sizes(), "...t N H"}};
+    if (mix) all.push_back({"h_res", mix->sizes(), "...t N N"});
+    all.push_back({"h_out", layer.sizes(), "...t H"});
+    all.push_back({"h_post", post.sizes(), "...t N"});
+    require_shapes(all);
+}
+
 // The streams x, mixed, and the output of a layer for each of them.
 void mhc_post(const Tensor& x, const OptionalTensor& mix, const Tensor& layer, const Tensor& post, const Out& out) {
+    require_streams(x, mix, layer, post);
     const auto mixed = mix ? mix->transpose(-1, -2).matmul(x) : x;
     out = mixed + post.unsqueeze(-1) * layer.unsqueeze(-2);
 }
@@ -67,6 +77,8 @@ const Formula<"aclnnMhcPost", mhc_post> mixed_streams;
 
 void mhc_post_grad(const Tensor& dy, const Tensor& x, const OptionalTensor& mix, const Tensor& layer,
                    const Tensor& post, const Out& dx, const OptionalOut& dmix, const Out& dlayer, const Out& dpost) {
+    require_streams(x, mix, layer, post);
+    require_shapes({{"x", x.sizes(), "...x"}, {"dy", dy.sizes(), "...x"}});
     dx = mix ? mix->matmul(dy) : dy;
     if (mix && dmix) *dmix = x.matmul(dy.transpose(-1, -2));
     dlayer = (dy * post.unsqueeze(-1)).sum(-2);

@@ -5,6 +5,7 @@
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/log.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "host_npu_formulas/attention.h"
@@ -33,6 +34,9 @@ const TensorRules kTableAndRope{{"blockTableOptional", {ACL_INT32}, "* *"},
                                 {"queryRopeOptional", as("query"), "* * 64 | * * * 64 | * * *"},
                                 {"keyRopeOptional", as("key"), "* * 64 | * * * 64 | * * *"}};
 
+// The size of the part of a head that has its own tensor.
+constexpr std::int64_t kRope = 64;
+
 // A call: absent tensors are undefined.
 struct Inference {
     Tensor query, key, value;
@@ -60,22 +64,96 @@ void require_inference(const Inference& call, const Setting& at) {
     TORCH_CHECK(!call.table || !call.keys.empty(), "a block table needs the lengths of the keys");
 }
 
+// The dimensions of queries and of what is not in blocks.
+std::string dimensions(const Setting& at) { return at.layout.substr(0, at.layout.find('_')); }
+
+void require_heads(const Inference& call, const Setting& at) {
+    const auto of_keys = call.heads_of_keys;
+    TORCH_CHECK(at.heads > 0 && of_keys > 0 && at.heads % of_keys == 0, "numKeyValueHeads is ", of_keys,
+                ", which does not divide numHeads, ", at.heads);
+    // The heads of a tensor are a dimension, or a part of the last one.
+    const auto require = [&](const char* name, const Tensor& x, const char* argument, std::int64_t heads,
+                             std::size_t dimension) {
+        TORCH_CHECK(dimension == std::string::npos ? x.size(-1) % heads == 0
+                                                   : x.size(static_cast<std::int64_t>(dimension)) == heads,
+                    argument, " is ", heads, ", and ", name, " of shape ", x.sizes(), " does not have as many heads");
+    };
+    const auto of_queries = dimensions(at).find('N');
+    const auto in_blocks = call.key.dim() == 4 ? 1 : std::string::npos;
+    require("query", call.query, "numHeads", at.heads, of_queries);
+    require("key", call.key, "numKeyValueHeads", of_keys, call.table ? in_blocks : of_queries);
+}
+
+// Keys and values have the same shape, but for heads of 192 and 128 elements in the layout TND.
+void require_tensors(const Inference& call, const Setting& at) {
+    const auto layout = dimensions(at);
+    // Those of blocks: their number, and the tokens of one.
+    const std::string blocks = call.key.dim() == 4 ? "PNLD" : "PLH";
+    const auto of_keys = call.table ? blocks : layout;
+    const auto rope = std::to_string(call.heads_of_keys * kRope), queries_rope = std::to_string(at.heads * kRope);
+    const bool is_narrow = at.packed() && !call.table && call.key.size(-1) == 192 && call.value.size(-1) == 128;
+    const auto of_values = is_narrow ? "128" : "D";
+    std::vector<Shaped> all{{"query", call.query.sizes(), shape_in(layout, "1", "D", "H1")},
+                            {"key", call.key.sizes(), shape_in(of_keys, "2", "D", "H2")},
+                            {"value", call.value.sizes(), shape_in(of_keys, "2", of_values, "H2")}};
+    if (call.table) all.push_back({"blockTable", call.table->sizes(), std::to_string(call.batches(at)) + " *"});
+    if (call.query_rope) {
+        const auto size = std::to_string(kRope);
+        all.push_back({"queryRope", call.query_rope->sizes(), shape_in(layout, "1", size, queries_rope)});
+        all.push_back({"keyRope", call.key_rope->sizes(), shape_in(of_keys, "2", size, rope)});
+    }
+    require_shapes(all);
+    require_heads(call, at);
+    const auto heads_of_query = layout.ends_with('H') ? call.query.size(-1) / at.heads : call.query.size(-1);
+    const auto heads_of_key = of_keys.ends_with('H') ? call.key.size(-1) / call.heads_of_keys : call.key.size(-1);
+    TORCH_CHECK(heads_of_query == heads_of_key, "key of shape ", call.key.sizes(), " has heads of ", heads_of_key,
+                " elements, and query of shape ", call.query.sizes(), " has heads of ", heads_of_query);
+}
+
+// CANN takes one length for all batches, or the first ones of as many as there are batches.
+void require_lengths(const char* name, const Ints& lengths, std::int64_t batches, std::int64_t most) {
+    const auto count = static_cast<std::int64_t>(lengths.size());
+    TORCH_CHECK(count <= 1 || count >= batches, name, " has ", count, " numbers for ", batches,
+                " batches; CANN takes one, or one for each");
+    for (const auto each : lengths) {
+        TORCH_CHECK(each >= 0 && each <= most, name, " is ", at::IntArrayRef(lengths), "; CANN takes 0 to ", most,
+                    " tokens");
+    }
+}
+
+void require_sequences(const Inference& call, const Setting& at) {
+    if (at.packed()) require_ends("actualSeqLengths", call.queries, "query", call.query);
+    if (at.packed() && !call.table) {
+        require_ends("actualSeqLengthsKv", call.keys, "key", call.key);
+        TORCH_CHECK(call.queries.size() == call.keys.size(), "actualSeqLengths has ", call.queries.size(),
+                    " numbers and actualSeqLengthsKv ", call.keys.size(), "; CANN takes the same number of sequences");
+        return;
+    }
+    const auto tokens = static_cast<std::int64_t>(dimensions(at).find('S'));
+    if (!at.packed()) require_lengths("actualSeqLengths", call.queries, call.batches(at), call.query.size(tokens));
+    const auto of_keys = call.table ? call.table->size(1) * call.key.size(-2) : call.key.size(tokens);
+    require_lengths("actualSeqLengthsKv", call.keys, call.batches(at), of_keys);
+}
+
+// CANN takes more rows and columns than there are queries and keys.
+void require_pse(const Inference& call, const Setting& at) {
+    if (!call.pse) return;
+    const auto& pse = *call.pse;
+    TORCH_CHECK(pse.dim() == 4 && (pse.size(0) == 1 || pse.size(0) == call.batches(at)) && pse.size(1) == at.heads,
+                "pseShift has shape ", pse.sizes(), " instead of [1, ", at.heads, ", ...] or [", call.batches(at), ", ",
+                at.heads, ", ...] with a row for each query and a column for each key");
+}
+
 // The number of a batch's tokens: one for all batches, one for each, or all that there are.
 std::int64_t length(const Ints& lengths, std::int64_t batch, std::int64_t all) {
     if (lengths.empty()) return all;
-    const auto index = lengths.size() == 1 ? 0 : static_cast<std::size_t>(batch);
-    TORCH_CHECK(index < lengths.size() && lengths[index] >= 0 && lengths[index] <= all, "batch ", batch, " of ",
-                lengths.size(), " lengths must have 0 to ", all, " tokens");
-    return lengths[index];
+    return lengths[lengths.size() == 1 ? 0 : static_cast<std::size_t>(batch)];
 }
 
 // The tokens of a sequence of a packed batch, as [1, heads, sequence, size].
 Tensor sequence(const Tensor& x, const Ints& ends, std::int64_t number) {
-    TORCH_CHECK(number < static_cast<std::int64_t>(ends.size()) && x.dim() == 3, "there are ", ends.size(),
-                " sequences in shape ", x.sizes());
     const auto end = ends[static_cast<std::size_t>(number)];
     const auto begin = number == 0 ? 0 : ends[static_cast<std::size_t>(number) - 1];
-    TORCH_CHECK(begin >= 0 && begin <= end && end <= x.size(0), "a sequence ends at ", end, " of ", x.size(0));
     return by_head(x.slice(0, begin, end), "TND", x.size(1));
 }
 
@@ -84,18 +162,13 @@ Tensor of_batch(const Tensor& x, const Ints& lengths, std::int64_t batch, std::i
     if (at.packed()) return sequence(x, lengths, batch);
     const auto as_batch = at.layout == "NSD" ? x.unsqueeze(0) : x;
     const auto layout = at.layout == "BSH" || at.layout == "BSND" ? at.layout : "BNSD";
-    TORCH_CHECK(as_batch.dim() == (layout == "BSH" ? 3 : 4), "shape ", x.sizes(), " is not of the layout ", at.layout);
     const auto found = by_head(as_batch.narrow(0, batch, 1), layout, heads);
-    TORCH_CHECK(found.size(1) == heads, "shape ", x.sizes(), " must have ", heads, " heads in the layout ", at.layout);
     return found.slice(2, 0, length(lengths, batch, found.size(2)));
 }
 
 // Keys in blocks, [blocks, tokens, heads * size] or [blocks, heads, tokens, size], as `table` puts them together.
 Tensor of_blocks(const Tensor& x, const Inference& call, std::int64_t batch) {
-    TORCH_CHECK(x.dim() == 3 || x.dim() == 4, "the host NPU takes blocks of 3 or 4 dimensions only, not ", x.sizes());
     const auto blocks = x.dim() == 3 ? by_head(x, "BSH", call.heads_of_keys) : x;
-    TORCH_CHECK(blocks.size(1) == call.heads_of_keys, "blocks of shape ", x.sizes(), " must have ", call.heads_of_keys,
-                " heads");
     const auto tokens = blocks.size(2);
     const auto wanted = length(call.keys, batch, call.table->size(1) * tokens);
     const auto numbers = call.table->select(0, batch).slice(0, 0, (wanted + tokens - 1) / tokens);
@@ -125,8 +198,9 @@ OptionalIntegerTensor mask_of_batch(const Inference& call, std::int64_t batch, c
     } else if (mask.dim() < 4) {
         whole = mask.dim() == 2 ? mask.unsqueeze(0).unsqueeze(0) : mask.unsqueeze(1);
     }
-    TORCH_CHECK((whole.size(0) == 1 || whole.size(0) == call.batches(at)) && whole.size(1) == 1, "the mask has shape ",
-                mask.sizes());
+    TORCH_CHECK(whole.dim() == 4 && (whole.size(0) == 1 || whole.size(0) == call.batches(at)) && whole.size(1) == 1,
+                "attenMask has shape ", mask.sizes(), " for ", call.batches(at),
+                " batches; CANN takes one mask, or one for each, and no dimension of heads but 1");
     return IntegerTensor(batch_of(whole, batch, in.query.size(2), in.key.size(2)));
 }
 
@@ -169,6 +243,9 @@ void infer(Inference call, const Setting& given, bool with_lse, const Out& out, 
     const auto at = without_band(call, given);
     if (call.heads_of_keys == 0) call.heads_of_keys = at.heads;
     require_inference(call, at);
+    require_tensors(call, at);
+    require_sequences(call, at);
+    require_pse(call, at);
     std::vector<Tensor> results, logs;
     for (std::int64_t batch = 0; batch < call.batches(at); ++batch) {
         const auto in = inputs_of_batch(call, batch, at);

@@ -43,6 +43,7 @@ void kv_norm_v2(const Tensor& kv, const Tensor& gamma, const Tensor& cos, const 
                 "the host NPU has the cache modes Norm, PA and PA_BNSD only, not ", mode);
     TORCH_CHECK(kv.dim() == 4 && gamma.dim() == 1 && gamma.size(0) < kv.size(-1), "kv of shape ", kv.sizes(),
                 " does not fit gamma of shape ", gamma.sizes());
+    require_shapes({{"cos", cos.sizes(), "...cos"}, {"sin", sin.sizes(), "...cos"}});
     const auto size = gamma.size(0);
     const auto parts = kv.split_with_sizes({size, kv.size(-1) - size}, -1);
     const auto value = parts[0] * at::rsqrt(parts[0].square().mean(-1, true) + epsilon) * gamma;

@@ -17,6 +17,16 @@ Moments moments(const Tensor& x, at::IntArrayRef dims, double epsilon) {
     return {mean, at::rsqrt((x - mean).square().mean(dims, true) + epsilon)};
 }
 
+// A number for each normalized part of x.
+void require_statistics(const Tensor& x, at::IntArrayRef dims, const Tensor& mean, const Tensor& rstd) {
+    auto sizes = x.sizes().vec();
+    for (const auto dim : dims) sizes[static_cast<std::size_t>(dim + x.dim())] = 1;
+    for (const auto& [name, each] : {std::pair("mean", &mean), std::pair("rstd", &rstd)}) {
+        TORCH_CHECK(each->sizes() == at::IntArrayRef(sizes), name, " has shape ", each->sizes(), " instead of ",
+                    at::IntArrayRef(sizes));
+    }
+}
+
 // What goes back through (x - mean) * rstd from `grad`.
 Tensor through_norm(const Tensor& grad, const Tensor& unit, const Tensor& rstd, at::IntArrayRef dims) {
     return rstd * (grad - grad.mean(dims, true) - unit * (grad * unit).mean(dims, true));
@@ -61,6 +71,7 @@ void add_layer_norm_grad(const Tensor& dy, const Tensor& x1, const Tensor& x2, c
                          const Tensor& gamma, const OptionalTensor& dsum, const Out& dx, const Out& dgamma,
                          const Out& dbeta) {
     const auto x = x1 + x2;
+    require_statistics(x, normalized(x, gamma), mean, rstd);
     const auto unit = (x - mean) * rstd;
     const auto grad = through_norm(dy * gamma, unit, rstd, normalized(x, gamma));
     dx = dsum ? grad + *dsum : grad;
@@ -96,7 +107,9 @@ const Formula<"aclnnDeepNorm", deep_norm> deep{
 void deep_norm_grad(const Tensor& dy, const Tensor& x, const Tensor& gx, const Tensor& gamma, const Tensor& mean,
                     const Tensor& rstd, double alpha, const Out& dx, const Out& dgx, const Out& dbeta,
                     const Out& dgamma) {
+    require_shapes({{"dy", dy.sizes(), "...dy"}, {"x", x.sizes(), "...dy"}, {"gx", gx.sizes(), "...dy"}});
     const auto sum = x * alpha + gx;
+    require_statistics(sum, normalized(sum, gamma), mean, rstd);
     const auto unit = (sum - mean) * rstd;
     const auto grad = through_norm(dy * gamma, unit, rstd, normalized(sum, gamma));
     dx = grad * alpha;

@@ -57,6 +57,9 @@ void cross_entropy_grad(const Tensor& dloss, const Tensor& log_prob, const Integ
                         const Out& dx) {
     require_plain(reduction, smoothing, zloss);
     const auto [columns, weights] = targets(target, weight, ignored, log_prob);
+    const auto losses = reduction == "none" ? log_prob.size(0) : 1;
+    TORCH_CHECK(dloss.numel() == losses, "gradLoss has shape ", dloss.sizes(), " instead of ", losses,
+                " elements, those of the reduction ", reduction);
     const auto rows = dloss * (reduction == "mean" ? weights / weights.sum() : weights);
     const auto wanted = at::ones_like(columns, log_prob.options());
     dx = (at::exp(log_prob).scatter_add(-1, columns, -wanted)) * rows.unsqueeze(-1);

@@ -16,6 +16,11 @@ void merge(const std::vector<Tensor>& logs, const std::vector<Tensor>& results, 
     TORCH_CHECK(type == 0, "the host NPU has the update type 0 only, not ", type);
     TORCH_CHECK(!logs.empty() && logs.size() == results.size(), "there are ", logs.size(), " lse of ", results.size(),
                 " results");
+    for (std::size_t part = 0; part < logs.size(); ++part) {
+        require_shapes({{"localOut[0]", results[0].sizes(), "...lse D"},
+                        {"localOut", results[part].sizes(), "...lse D"},
+                        {"lse", logs[part].sizes(), "...lse"}});
+    }
     const auto weights = at::softmax(at::stack(logs), 0).unsqueeze(-1);
     out = (at::stack(results) * weights).sum(0);
 }
@@ -35,8 +40,15 @@ void ring_update(const Tensor& result1, const Tensor& max1, const Tensor& sum1, 
                  const std::string& softmax_layout, const Out& out, const Out& max_out, const Out& sum_out) {
     TORCH_CHECK(layout == "SBH" || (layout == "TND" && softmax_layout == "TND"),
                 "the host NPU has the layouts SBH, and TND with input_softmax_layout TND only, not ", layout);
-    TORCH_CHECK(max1.dim() == (layout == "SBH" ? 4 : 3) && result1.dim() == 3, "softmax_max of shape ", max1.sizes(),
-                " does not fit the layout ", layout);
+    const auto of_result = layout == "SBH" ? "S B H" : "T N D", of_statistics = layout == "SBH" ? "B N S 8" : "T N 8";
+    require_shapes({{"prevAttnOut", result1.sizes(), of_result},
+                    {"prevSoftmaxMax", max1.sizes(), of_statistics},
+                    {"prevSoftmaxSum", sum1.sizes(), of_statistics},
+                    {"curAttnOut", result2.sizes(), of_result},
+                    {"curSoftmaxMax", max2.sizes(), of_statistics},
+                    {"curSoftmaxSum", sum2.sizes(), of_statistics}});
+    TORCH_CHECK(layout == "TND" || result1.size(2) % max1.size(1) == 0, "prevAttnOut has shape ", result1.sizes(),
+                ", whose last dimension is not made of ", max1.size(1), " heads");
     const auto max = at::maximum(max1, max2);
     const auto part1 = sum1 * at::exp(max1 - max), part2 = sum2 * at::exp(max2 - max);
     const auto sum = part1 + part2;

@@ -46,6 +46,7 @@ const Formula<"aclnnGemmaRmsNorm", gemma_rms_norm> gemma;
 
 // What is normalized: A2 and A3 round the sum first, the other chips do not.
 Tensor summed(const Tensor& x1, const Tensor& x2, at::ScalarType dtype) {
+    require_shapes({{"x1", x1.sizes(), "...x1"}, {"x2", x2.sizes(), "...x1"}});
     const auto sum = x1 + x2;
     return is_a2_or_a3() ? widened(sum.to(dtype)) : sum;
 }
@@ -56,8 +57,8 @@ void add_rms_norm(const Tensor& x1, const Tensor& x2, const Tensor& gamma, doubl
     TORCH_CHECK(x || !rstd, "rstdOut without xOut");
     TORCH_CHECK(rstd || (gamma.dim() == 2 && gamma.size(0) == 1), "without rstdOut gamma has shape ", gamma.sizes(),
                 " instead of [1, the last dimension of x1]");
-    if (x) *x = x1 + x2;
     const auto [result, scale] = normal(summed(x1, x2, y.dtype()), rstd ? gamma : gamma[0], epsilon);
+    if (x) *x = x1 + x2;
     y = result;
     if (rstd) *rstd = scale;
 }

@@ -40,14 +40,17 @@ void quant_matmul(const IntegerTensor& x1, const IntegerTensor& x2, const Option
                 "the host NPU multiplies int8 matrices only, not ", x1.scalar_type(), " and ", x2.scalar_type());
     TORCH_CHECK(group_size == 0, "the host NPU has no groups of a quantized product, but got ", group_size);
     TORCH_CHECK(out.dtype() != at::kChar, "the host NPU does not quantize a product to int8");
-    TORCH_CHECK(scale.dim() == 1, "scale has ", scale.dim(), " dimensions instead of 1");
-    TORCH_CHECK(!token_scale || token_scale->dim() == 1, "pertoken_scale has more than 1 dimension");
     require_absent(y_scale, "y_scale");
     require_absent(x1_offset, "x1_offset");
     require_absent(x2_offset, "offset");
     require_absent(y_offset, "y_offset");
     const Tensor left = x1.to(at::kDouble), right = x2.to(at::kDouble);
     auto y = at::matmul(transpose1 ? left.mT() : left, transpose2 ? right.mT() : right);
+    // The scales and the bias have a number for each column or row; a scale may also be one for all.
+    const auto rows = std::to_string(y.size(-2)), columns = std::to_string(y.size(-1));
+    require_shapes({{"x2Scale", scale.sizes(), "1 | " + columns}});
+    if (token_scale) require_shapes({{"x1Scale", token_scale->sizes(), "1 | " + rows}});
+    if (bias) require_shapes({{"bias", bias->sizes(), columns + " | * 1 " + columns}});
     const auto is_whole = bias && !bias->is_floating_point();
     if (is_whole) y = y + *bias;
     if (out.dtype() != at::kInt) {

@@ -144,6 +144,8 @@ void rms_norm_quant(const Tensor& x, const Tensor& gamma, const OptionalTensor& 
                     const OptionalAnyTensor& offset, double epsilon, const Out& y) {
     TORCH_CHECK(gamma.dim() <= 2 && gamma.size(-1) == x.size(-1) && gamma.numel() == x.size(-1), "gamma of shape ",
                 gamma.sizes(), " does not fit x of shape ", x.sizes());
+    TORCH_CHECK(!beta || beta->numel() == gamma.numel(), "beta of shape ", beta ? beta->sizes() : at::IntArrayRef(),
+                " does not fit gamma of shape ", gamma.sizes());
     TORCH_CHECK(scale.numel() == 1 && (!offset || offset->numel() == 1), "scale and offset must have one element");
     require_int8(y);
     auto normal = x * (x.square().mean(-1, true) + epsilon).rsqrt() * gamma.flatten();
@@ -164,6 +166,7 @@ void add_rms_norm_quant(const Tensor& x1, const Tensor& x2, const Tensor& gamma,
     TORCH_CHECK(gamma.dim() > 0 && gamma.dim() <= x1.dim() && gamma.sizes() == x1.sizes().slice(x1.dim() - gamma.dim()),
                 "gamma of shape ", gamma.sizes(), " does not have the last dimensions of x1 of shape ", x1.sizes());
     require_int8(y);
+    require_shapes({{"x1", x1.sizes(), "...x1"}, {"x2", x2.sizes(), "...x1"}});
     const auto x = x1 + x2;
     sum = x;
     std::vector<std::int64_t> normalized(gamma.dim());

@@ -36,7 +36,13 @@ constexpr const char* kAngles = "A B C D | 1 B C D | A 1 C D | A B 1 D | 1 1 C D
 const TensorRules kRotary{
     {"x", kFloats, kRotated}, {"cos", as("x"), kAngles}, {"sin", as("x"), kAngles}, {"out", as("x"), kRotated}};
 
+// cos and sin are of the same angles.
+void require_angles(const Tensor& cos, const Tensor& sin) {
+    require_shapes({{"cos", cos.sizes(), "...cos"}, {"sin", sin.sizes(), "...cos"}});
+}
+
 void rotary(const Tensor& x, const Tensor& cos, const Tensor& sin, std::int64_t mode, const Out& out) {
+    require_angles(cos, sin);
     out = x * cos + turned(x, mode) * sin;
 }
 const Formula<"aclnnRotaryPositionEmbedding", rotary> rotary_forward{kRotary};
@@ -44,6 +50,7 @@ const Formula<"aclnnRotaryPositionEmbedding", rotary> rotary_forward{kRotary};
 // `rotate` is a matrix that turns the pairs in the mode's place.
 void rotary_by(const Tensor& x, const Tensor& cos, const Tensor& sin, std::int64_t mode, const OptionalTensor& rotate,
                const Out& out) {
+    require_angles(cos, sin);
     out = x * cos + (rotate ? x.matmul(*rotate) : turned(x, mode)) * sin;
 }
 const Formula<"aclnnRotaryPositionEmbeddingV2", rotary_by> rotary_forward_by{{"x", kFloats, kRotated},
@@ -54,6 +61,7 @@ const Formula<"aclnnRotaryPositionEmbeddingV2", rotary_by> rotary_forward_by{{"x
 
 void rotary_grad(const Tensor& dy, const Tensor& cos, const Tensor& sin, const OptionalTensor& x, std::int64_t mode,
                  const Out& dx, const Out& dcos, const Out& dsin) {
+    require_angles(cos, sin);
     dx = dy * cos - turned(dy * sin, mode);
     if (!x) return;
     dcos = (dy * *x).sum_to_size(cos.sizes());
@@ -85,6 +93,7 @@ const Formula<"aclnnApplyRotaryPosEmbV2", apply_rotary> rotary_in_place{
 };
 
 void interleave_rope(const Tensor& x, const Tensor& cos, const Tensor& sin, const Out& out) {
+    require_angles(cos, sin);
     out = rotated_sorted(x, cos, sin);
 }
 const Formula<"aclnnInterleaveRope", interleave_rope> rotary_of_sorted{

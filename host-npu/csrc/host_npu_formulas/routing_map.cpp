@@ -39,8 +39,14 @@ struct Rows {
     }
 
     // The numbers of a map at these rows, and back.
-    Tensor of_map(const Tensor& values) const { return values.t().flatten().index({places}); }
+    Tensor of_map(const Tensor& values) const {
+        TORCH_CHECK(values.sizes() == at::IntArrayRef({of_tokens, experts}), "probs has shape ", values.sizes(),
+                    " instead of routing_map's [", of_tokens, ", ", experts, "]");
+        return values.t().flatten().index({places});
+    }
     Tensor in_map(const Tensor& values) const {
+        TORCH_CHECK(values.sizes() == places.sizes(), "the gradient of the probs of rows has shape ", values.sizes(),
+                    " instead of ", places.sizes());
         return at::zeros({experts * of_tokens}, values.options())
             .scatter_add(0, places, values)
             .view({experts, of_tokens})
@@ -56,6 +62,8 @@ Tensor sums_of_tokens(const Tensor& rows, const Tensor& tokens, std::int64_t cou
 void map_permute(const AnyTensor& tokens, const IntegerTensor& map, const OptionalAnyTensor& probs, std::int64_t,
                  bool padded, const Out& permuted, const OptionalOut& permuted_probs, const Out& index) {
     const Rows rows(map, permuted.sizes()[0], padded);
+    TORCH_CHECK(tokens.dim() == 2 && tokens.size(0) == rows.of_tokens, "tokens has shape ", tokens.sizes(),
+                " instead of [", rows.of_tokens, ", *], a row for each of routing_map's");
     permuted = tokens.index({rows.tokens});
     if (probs && permuted_probs) *permuted_probs = rows.of_map(*probs);
     index = padded ? rows.tokens : stable_order(rows.tokens);
@@ -83,6 +91,7 @@ void map_unpermute(const Tensor& permuted, const IntegerTensor& index, const Opt
                    const Out& token_of, const OptionalOut& permuted_probs) {
     TORCH_CHECK(shape.size() == 2 && tokens.sizes() == at::IntArrayRef(shape), "restore_shape is ",
                 at::IntArrayRef(shape), ", the tokens have shape ", tokens.sizes());
+    require_shapes({{"permutedTokens", permuted.sizes(), "A *"}, {"sortedIndices", index.sizes(), "A"}});
     const auto wide = index.to(at::kLong);
     const auto order = padded ? stable_order(wide) : wide;
     const auto of = tokens_of_rows(wide, order, shape[0], padded);

@@ -231,9 +231,9 @@ class Shape {
     std::vector<Dimension> dimensions_;
 };
 
-std::vector<Shape> shapes(const char* rule) {
+std::vector<Shape> shapes(std::string_view rule) {
     std::vector<Shape> found;
-    std::string_view rest = rule;
+    auto rest = rule;
     for (auto at = rest.find('|'); at != rest.npos; at = rest.find('|')) {
         found.emplace_back(std::string(rest.substr(0, at)));
         rest.remove_prefix(at + 1);
@@ -260,18 +260,22 @@ std::string accepted(const std::vector<Shape>& allowed, const Sizes& known) {
     return text;
 }
 
+// Adds what the names of the rule stand for.
+void require_shape(const std::string& name, const Dims& dims, std::string_view rule, Sizes& known) {
+    const auto allowed = shapes(rule);
+    for (const auto& shape : allowed) {
+        if (shape.matches(dims, known)) return;
+    }
+    require(false, kParamInvalid, name, " has shape ", in_brackets(dims), " instead of ", accepted(allowed, known));
+}
+
 void require_shapes(const Call& call) {
     Sizes known;
     call.for_each([&](std::size_t number, std::size_t member, const aclTensor* tensor) {
         if (tensor == nullptr) return;
-        const auto allowed = shapes(call.rule(number).shape);
         auto of_member = known;
         auto& sizes_known = call.argument(number).is_list ? of_member : known;
-        for (const auto& shape : allowed) {
-            if (shape.matches(tensor->layout.shape, sizes_known)) return;
-        }
-        require(false, kParamInvalid, call.name(number, member), " has shape ", in_brackets(tensor->layout.shape),
-                " instead of ", accepted(allowed, known));
+        require_shape(call.name(number, member), tensor->layout.shape, call.rule(number).shape, sizes_known);
     });
 }
 
@@ -282,6 +286,11 @@ void require_one_for_each(const Rules& rules, std::size_t count, const char* fun
     if (rules.tensors.empty() || rules.tensors.size() == count) return;
     std::cerr << "host_npu: " << function << " has " << rules.tensors.size() << " rules for " << count << " tensors\n";
     std::abort();
+}
+
+void require_shapes(const std::vector<Shaped>& tensors) {
+    ruled::Sizes known;
+    for (const auto& [name, sizes, shape] : tensors) ruled::require_shape(name, Dims(sizes), shape, known);
 }
 
 void require_rules(const Rules& rules, const TensorArguments& given) {

@@ -26,6 +26,7 @@
 #pragma once
 
 #include <initializer_list>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -120,6 +121,15 @@ struct TensorArguments {
 
 // Ends the program, while the libraries are loaded, if a function of `count` tensors and lists has other rules.
 void require_one_for_each(const Rules& rules, std::size_t count, const char* function);
+// A tensor that a formula was given, and the shape that it has to have for these arguments, in the notation above.
+struct Shaped {
+    const char* name;
+    std::span<const std::int64_t> sizes;
+    std::string shape;
+};
+// Throws a Refusal if one of the tensors has another shape. A name stands for the same size in all of them.
+void require_shapes(const std::vector<Shaped>& tensors);
+
 // Throws a Refusal if the tensors of a call are not as they should be: a null pointer is 161001, what is wrong 161002.
 // If there are no rules, the message says what the formula accepts.
 void require_rules(const Rules& rules, const TensorArguments& given);

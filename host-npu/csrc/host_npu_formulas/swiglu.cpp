@@ -22,6 +22,8 @@ const Formula<"aclnnSwiGlu", swiglu> swiglu_forward{
 
 void swiglu_grad(const Tensor& grad, const Tensor& x, std::int64_t dim, const Out& out) {
     const auto [gate, value] = halves(x, dim);
+    TORCH_CHECK(grad.sizes() == gate.sizes(), "yGrad has shape ", grad.sizes(), " instead of ", gate.sizes(),
+                ", half of x in dimension ", dim);
     const auto s = at::sigmoid(gate);
     out = at::cat({grad * value * s * (1 + gate * (1 - s)), grad * gate * s}, dim);
 }

@@ -72,8 +72,30 @@ constexpr const char* dtype_name(aclDataType dtype) {
             return "complex64";
         case ACL_COMPLEX128:
             return "complex128";
+        case ACL_STRING:
+            return "string";
+        case ACL_INT4:
+            return "int4";
+        case ACL_UINT1:
+            return "uint1";
+        case ACL_HIFLOAT8:
+            return "hifloat8";
+        case ACL_FLOAT8_E5M2:
+            return "float8_e5m2";
+        case ACL_FLOAT8_E4M3FN:
+            return "float8_e4m3fn";
+        case ACL_FLOAT8_E8M0:
+            return "float8_e8m0fnu";
+        case ACL_FLOAT6_E3M2:
+            return "float6_e3m2";
+        case ACL_FLOAT6_E2M3:
+            return "float6_e2m3";
+        case ACL_FLOAT4_E2M1:
+            return "float4_e2m1";
+        case ACL_FLOAT4_E1M2:
+            return "float4_e1m2";
         default:
-            return "a type that no operator takes";
+            return "unknown";
     }
 }
 

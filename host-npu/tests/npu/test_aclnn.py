@@ -256,3 +256,10 @@ def test_an_absent_approximation_is_that_of_erf():
     x, out = torch.randn(3, 8), torch.empty(3, 4, device="npu")
     call("aclnnGeluMul", x.npu(), None, out)
     _close(out, F.gelu(x.double()[:, :4]) * x.double()[:, 4:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_a_dtype_that_is_refused_is_named(dtype):
+    name = str(dtype).removeprefix("torch.")
+    with pytest.raises(RuntimeError, match=rf"has dtype {name}, which the operator does not take on this chip"):
+        torch.ones(2, device="npu").to(dtype)

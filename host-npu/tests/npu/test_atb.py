@@ -195,3 +195,41 @@ def test_lengths_that_do_not_fit_are_refused_and_the_queue_goes_on(lengths, mess
         _call_with(lengths)
     _call_with(torch.tensor([3, 4], dtype=torch.int32))
     assert (torch.ones(2).npu() + 1).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("keys", "values", "message"),
+    [
+        ((7, 2), (8, 2), r"value has shape \[8, 2, 16\], which does not have the tokens of key, of shape \[7, 2, 16\]"),
+        ((9, 2), (9, 2), "the lengths are those of 7 tokens, and key has 9"),
+        ((7, 4), (7, 2), r"key of shape \[7, 4, 16\] is not made of 2 heads"),
+        ((7, 2), (7, 4), r"value of shape \[7, 4, 16\] is not made of 2 heads"),
+    ],
+    ids=["values", "lengths", "heads of keys", "heads of values"],
+)
+def test_keys_and_values_have_to_fit(keys, values, message):
+    query, key, value = (torch.zeros(*shape, 16).half().npu() for shape in ((7, 4), keys, values))
+    lengths = torch.tensor([3, 4], dtype=torch.int32)
+    with pytest.raises(RuntimeError, match=message):
+        torch_npu._npu_flash_attention_unpad(query, key, value, lengths, _SCALE, 4, 2, out=torch.empty_like(query))
+        torch.npu.synchronize()
+    assert (torch.ones(2, device="npu") + 1).tolist() == [2, 2]
+
+
+def test_a_cache_of_values_has_the_blocks_of_the_keys():
+    cache = _Cache(torch.float16)
+    query = torch.zeros(2, 4, _SIZE).half().npu()
+    with pytest.raises(RuntimeError, match="which does not have the tokens of key"):
+        torch_npu._npu_paged_attention(
+            query, cache.keys.npu(), cache.values[1:].npu(), _HEADS, 4, _SCALE, cache.table.npu(),
+            torch.tensor(cache.lengths, dtype=torch.int32), out=torch.empty_like(query),
+        )  # fmt: skip
+        torch.npu.synchronize()
+
+
+def test_caches_have_the_same_blocks():
+    keys = torch.zeros(3, _HEADS, _SIZE).half().npu()
+    caches = (torch.zeros(blocks, _BLOCK, _HEADS, _SIZE).half().npu() for blocks in (2, 3))
+    with pytest.raises(RuntimeError, match="value_cache .* does not have the blocks of key_cache"):
+        torch_npu._npu_reshape_and_cache(keys, keys, *caches, torch.tensor([7, 2, 0], dtype=torch.int32).npu())
+        torch.npu.synchronize()

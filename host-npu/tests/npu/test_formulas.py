@@ -315,3 +315,37 @@ def test_what_a_formula_does_not_take_is_refused_at_the_call(call, sentence):
     with pytest.raises(RuntimeError, match=sentence):
         call()
     assert (torch.ones(2, device="npu") + 1).tolist() == [2, 2]
+
+
+def _grouped_with(ends: list[int]) -> None:
+    x, weight = torch.ones(4, 8).half().npu(), torch.ones(2, 8, 3).half().npu()
+    torch_npu.npu_grouped_matmul(
+        [x], [weight], group_list=torch.tensor(ends).npu(), split_item=3, group_type=0, group_list_type=0
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: _grouped_with([4, 2]), "the ends of the groups must not decrease"),
+        (
+            lambda: torch_npu.npu_scatter_nd_update(
+                torch.ones(4, 3).npu(), torch.tensor([[9]]).npu(), torch.ones(1, 3).npu()
+            ),
+            "index 9 is out of bounds for dimension 0 with size 4",
+        ),
+        (
+            lambda: torch_npu.npu_cross_entropy_loss(torch.ones(2, 3).npu(), torch.tensor([0, 9]).npu()),
+            "index 9 is out of bounds for dimension 1 with size 3",
+        ),
+    ],
+    ids=["groups", "an index", "a target"],
+)
+def test_an_error_on_the_device_has_no_frames_of_the_host(call, sentence):
+    stream = torch.npu.Stream()
+    with (
+        pytest.raises(RuntimeError, match=rf"failed on stream \d+ of device 0: {sentence}\n?$"),
+        torch.npu.stream(stream),
+    ):
+        call()
+        stream.synchronize()

@@ -1,5 +1,7 @@
 """Attention of torch_npu on the host NPU, against its formula in float64, forward and backward."""
 
+import re
+
 import pytest
 import torch
 import torch_npu
@@ -165,11 +167,18 @@ def test_packed_sequences_attend_to_themselves_only(mode):
     [
         ({"padding_mask": torch.ones(6, 6)}, "padding mask"),
         ({"sparse_mode": 2}, "needs a mask"),
-        ({"sparse_mode": 5, "prefix": [1, 2], "atten_mask": torch.ones(1, 1, 6, 6) > 0}, "2 prefixes of 1 batches"),
+        (
+            {"sparse_mode": 5, "prefix": [1, 2], "atten_mask": torch.ones(1, 1, 6, 6) > 0},
+            "prefix has 2 numbers instead of one for each of 1 batches",
+        ),
         ({"sparse_mode": 3, "atten_mask": torch.ones(6, 6, dtype=torch.bool)}, "2048 x 2048"),
-        ({"head_num": 3}, "heads"),
-        ({"atten_mask": torch.ones(5, 7, dtype=torch.bool)}, "the mask has shape"),
-        ({"pse": torch.ones(1, 2, 6, 6)}, "pse has shape"),
+        ({"head_num": 3}, "headNum is 3 instead of the number of its heads"),
+        ({"atten_mask": torch.ones(5, 7, dtype=torch.bool)}, r"attenMask has shape \[5, 7\] instead of \[..., 6, 6\]"),
+        (
+            {"sparse_mode": 1, "atten_mask": torch.ones(1, 6, dtype=torch.bool)},
+            r"attenMask has shape \[1, 6\] instead of \[..., 6, 6\]",
+        ),
+        ({"pse": torch.ones(1, 2, 6, 6)}, r"pse has shape \[1, 2, 6, 6\], .* the scores, \[1, 4, 6, 6\]"),
     ],
     ids=[
         "a padding mask",
@@ -178,6 +187,7 @@ def test_packed_sequences_attend_to_themselves_only(mode):
         "a small triangle",
         "heads",
         "a mask of another shape",
+        "a whole mask of another shape",
         "pse of another shape",
     ],
 )
@@ -187,3 +197,78 @@ def test_what_is_not_computed_is_refused_at_the_call(options, sentence):
     with pytest.raises(RuntimeError, match=sentence):
         torch_npu.npu_fusion_attention(query, query, query, **{"head_num": _HEADS, "input_layout": "BNSD", **options})
     assert (torch.ones(2, device="npu") + 1).tolist() == [2, 2]
+
+
+# Shapes of queries, and of keys and values; then another one of the keys or of the values.
+_SHAPES = (2, _HEADS, _QUERIES, 16), (2, 2, _KEYS, 16)
+_UNFIT = {
+    "more tokens": (2, 2, _KEYS + 1, 16),
+    "fewer tokens": (2, 2, _KEYS - 1, 16),
+    "more batches": (3, 2, _KEYS, 16),
+    "one batch": (1, 2, _KEYS, 16),
+    "more heads": (2, 4, _KEYS, 16),
+    "one head": (2, 1, _KEYS, 16),
+}
+
+
+@pytest.mark.parametrize("operator", [torch_npu.npu_fusion_attention, torch_npu.npu_fusion_attention_v2])
+@pytest.mark.parametrize(
+    ("layout", "shape"),
+    # BSH and SBH do not say how many heads there are.
+    [(layout, shape) for layout in _LAYOUTS for shape in _UNFIT if not (layout.endswith("H") and "head" in shape)],
+)
+def test_a_value_has_to_fit_the_keys(operator, layout, shape):
+    query, key, value = (_LAYOUTS[layout](torch.zeros(each)).contiguous().npu() for each in (*_SHAPES, _UNFIT[shape]))
+    given = re.escape(f"value has shape {list(value.shape)} instead of [")
+    with pytest.raises(RuntimeError, match=rf"{given}.*\], where .* is "):
+        operator(query, key, value, _HEADS, layout)
+
+
+@pytest.mark.parametrize("shape", ["more batches", "one batch"])
+def test_keys_have_to_fit_the_queries(shape):
+    query, key = (torch.zeros(each).npu() for each in (_SHAPES[0], _UNFIT[shape]))
+    with pytest.raises(RuntimeError, match=r"key has shape \[\d, 2, 9, 16\] instead of \[B, N2, S2, D\], where B is 2"):
+        torch_npu.npu_fusion_attention(query, key, key, _HEADS, "BNSD")
+
+
+@pytest.mark.parametrize("layout", ["BSH", "SBH"])
+@pytest.mark.parametrize(
+    ("widths", "sentence"),
+    [
+        ((62, 32, 32), "query has shape .* not made of headNum, 4, heads"),
+        ((64, 33, 32), "key has shape .* not a multiple of the size of query's heads, 16"),
+        ((64, 32, 33), "value has shape .* not a multiple of the number of key's heads, 2"),
+    ],
+)
+def test_joined_heads_have_to_be_whole(layout, widths, sentence):
+    inputs = [torch.zeros(3, 3, width).npu() for width in widths]
+    with pytest.raises(RuntimeError, match=sentence):
+        torch_npu.npu_fusion_attention(*inputs, _HEADS, layout)
+
+
+def test_heads_of_values_may_be_smaller():
+    query, key, value = _inputs(2, torch.float32)
+    result = torch_npu.npu_fusion_attention(
+        *[each.npu() for each in (query, key, value[..., :8])], _HEADS, "BNSD", scale=_SCALE
+    )[0]
+    expected = _attention(query.double(), key.double(), value[..., :8].double(), None, _DISTANCE > _ALL)
+    _assert_close(result, expected)
+
+
+_ENDS = "CANN takes where each sequence ends, so that the numbers do not decrease and the last one is"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ends", "sentence"),
+    [
+        ((6, 9, 10), ([2, 6], [4, 9]), "value has shape [10, 2, 16] instead of [T2, N2, V], where N2 is 2 and T2 is 9"),
+        ((6, 9, 9), ([2, 7], [4, 9]), f"actualSeqQLen is [2, 7] for query of shape [6, 4, 16]; {_ENDS} 6"),
+        ((6, 9, 9), ([2, 4], [4, 5]), f"actualSeqQLen is [2, 4] for query of shape [6, 4, 16]; {_ENDS} 6"),
+        ((6, 9, 9), ([2, 6], [10, 9]), f"actualSeqKvLen is [10, 9] for key of shape [9, 2, 16]; {_ENDS} 9"),
+    ],
+    ids=["values", "past the end", "lengths", "decreasing"],
+)
+def test_sequences_have_to_fit_the_tokens(tokens, ends, sentence):
+    inputs = [torch.zeros(count, heads, 16).npu() for count, heads in zip(tokens, (_HEADS, 2, 2), strict=True)]
+    with pytest.raises(RuntimeError, match=re.escape(sentence)):
+        torch_npu.npu_fusion_attention(*inputs, _HEADS, "TND", actual_seq_qlen=ends[0], actual_seq_kvlen=ends[1])

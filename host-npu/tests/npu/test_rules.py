@@ -5,7 +5,7 @@ import ctypes
 import pytest
 import torch
 from tests._aclnn import DType, Ints, phase_one
-from tests._rules import Function, assert_refused, assert_taken, each, each_refusal, made, t
+from tests._rules import Function, assert_refused, assert_sizes_fit, assert_taken, each, each_refusal, made, t
 
 _NULL_POINTER = 161001
 _F, _H, _B = torch.float32, torch.float16, torch.bfloat16
@@ -44,6 +44,8 @@ _FUNCTIONS = [
         "aclnnGeluBackwardV2",
         (_X, _X, "tanh", _X),
         ((1, t(4, 8, dtype=_BOOL), f"self has dtype bool {_FLOATS}"), (0, t(4, 7), "broadcast")),
+        # They are broadcast.
+        free=((0, 0), (0, 1), (1, 0), (1, 1)),
     ),
     Function(
         "aclnnGelu",
@@ -156,6 +158,8 @@ _FUNCTIONS = [
             (1, t(1, 1, 32, 64, dtype=_U8), "mask has dtype uint8 instead of bool"),
             (0, t(1, 2, 32, 33), "x has shape [1, 2, 32, 33] instead of [N, C, H%32<=4096, W%32<=4096]"),
         ),
+        # The mask is broadcast.
+        free=((1, 1), (1, 2), (1, 3)),
     ),
     Function(
         "aclnnDropoutGenMaskV2",
@@ -188,6 +192,8 @@ _FUNCTIONS = [
             (0, t(8), "input has shape [8] instead of [N, C, ...]"),
             (2, _ROW, "mean has dtype float16 instead of float32"),
         ),
+        # The statistics are those of channels.
+        free=((0, 0), (0, 2)),
     ),
     Function(
         "aclnnBatchNormGatherStatsWithCounts",
@@ -196,6 +202,8 @@ _FUNCTIONS = [
             (7, t(4, dtype=_I32), f"counts has dtype int32 {_FLOATS}"),
             (7, t(2), "counts has shape [2] instead of [R], where R is 4"),
         ),
+        # The statistics are those of channels.
+        free=((0, 0), (0, 2)),
     ),
     Function(
         "aclnnSyncBatchNormGatherStats",
@@ -212,6 +220,8 @@ _FUNCTIONS = [
             (2, t(2, 8, dtype=_F), "updates has dtype float32 instead of varRef's float16"),
             (1, t(2, dtype=_I64), "indices has shape [2] instead of [*, ..., *]"),
         ),
+        # What the indices are places of.
+        free=((0, 0),),
     ),
     Function(
         "aclnnDynamicQuantV2",
@@ -232,6 +242,8 @@ _FUNCTIONS = [
             (12, t(4, 3, dtype=_F), "out has dtype float32 instead of float16, bfloat16, int8 or int32"),
             (0, t(8, dtype=_I8), "x1 has shape [8] instead of [*, *, ...]"),
         ),
+        # One scale may be that of all columns.
+        free=((3, 0),),
     ),
 ]
 
@@ -239,6 +251,11 @@ _FUNCTIONS = [
 @each(_FUNCTIONS)
 def test_a_documented_call_is_taken(function):
     assert_taken(function)
+
+
+@each(_FUNCTIONS)
+def test_sizes_have_to_fit_each_other(function):
+    assert_sizes_fit(function)
 
 
 @each_refusal(_FUNCTIONS)

@@ -1,7 +1,7 @@
 """CANN's documented dtypes and shapes of attention, rotations, experts and caches."""
 
 import torch
-from tests._rules import Function, assert_refused, assert_taken, each, each_refusal, t
+from tests._rules import Function, assert_refused, assert_sizes_fit, assert_taken, each, each_refusal, t
 
 _F, _B = torch.float32, torch.bfloat16
 _I32, _I64 = torch.int32, torch.int64
@@ -27,6 +27,8 @@ _FUNCTIONS = [
             (2, t(1, 1, 5, 16, dtype=_B), "sin has dtype bfloat16 instead of dy's float16"),
             (1, t(2, 1, 1, 8), "cos has shape [2, 1, 1, 8] instead of"),
         ),
+        # Without x, the gradients of cos and sin are not written.
+        free=((6, 0), (7, 0)),
     ),
     Function(
         "aclnnApplyRotaryPosEmbV2",
@@ -35,6 +37,8 @@ _FUNCTIONS = [
             (1, t(2, 5, 2, 128, dtype=_F), "keyRef has dtype float32 instead of queryRef's float16"),
             (3, t(2, 1, 1, 128), "sin has shape [2, 1, 1, 128] instead of [...c], where c is [2, 5, 1, 128]"),
         ),
+        # The numbers of heads.
+        free=((0, 2), (1, 2)),
     ),
     Function(
         "aclnnInterleaveRope",
@@ -53,6 +57,8 @@ _FUNCTIONS = [
             (2, t(4, 64), "keyIn has shape [4, 64] instead of [T, K], where T is 3"),
             (5, 24, "head_size is 24"),
         ),
+        # The number of positions that the cache has.
+        free=((3, 0),),
     ),
     Function(
         "aclnnMoeGatingTopKSoftmax",
@@ -62,6 +68,8 @@ _FUNCTIONS = [
             (4, t(4, 2, dtype=_I64), "expertIdxOut has dtype int64 instead of int32"),
             (0, t(8), "x has shape [8] instead of [N, E] or [M, N, E]"),
         ),
+        # The number of experts.
+        free=((0, 1),),
     ),
     Function(
         "aclnnMoeInitRouting",
@@ -87,6 +95,8 @@ _FUNCTIONS = [
             (1, t(8, dtype=_I64), "sortedIndices has dtype int64 instead of int32"),
             (4, t(4, 7), "out has shape [4, 7] instead of [*, H], where H is 8"),
         ),
+        # Copies of tokens may have been left out.
+        free=((0, 0),),
     ),
     Function(
         "aclnnMoeTokenUnpermute",
@@ -95,6 +105,8 @@ _FUNCTIONS = [
             (5, t(4, 8, dtype=_F), "out has dtype float32 instead of permutedTokens's float16"),
             (2, t(8), "probsOptional has shape [8] instead of [T, K<=512]"),
         ),
+        # Copies of tokens may have been left out.
+        free=((0, 0),),
     ),
     Function(
         "aclnnMoeTokenUnpermuteGrad",
@@ -111,6 +123,8 @@ _FUNCTIONS = [
             (1, t(8, dtype=_I64), "expandedRowIdx has dtype int64 instead of int32"),
             (8, t(3, 8), "out has shape [3, 8] instead of [N, H], where H is 8 and N is 4"),
         ),
+        # The number of rows of experts.
+        free=((0, 0),),
     ),
     Function(
         "aclnnMoeReRouting",
@@ -120,6 +134,8 @@ _FUNCTIONS = [
             (8, t(3, dtype=_I64), "expertTokenNumOut has dtype int64 instead of expertTokenNumPerRank's int32"),
             (1, t(6, dtype=_I32), "expertTokenNumPerRank has shape [6] instead of [N, E]"),
         ),
+        # The number of ranks.
+        free=((1, 0),),
     ),
     Function(
         "aclnnFlashAttentionScore",
@@ -217,6 +233,11 @@ _FUNCTIONS = [
 @each(_FUNCTIONS)
 def test_a_documented_call_is_taken(function):
     assert_taken(function)
+
+
+@each(_FUNCTIONS)
+def test_sizes_have_to_fit_each_other(function):
+    assert_sizes_fit(function)
 
 
 @each_refusal(_FUNCTIONS)
