@@ -149,6 +149,12 @@ def test_amsgrad_raises():
         FusedEmaAdam(model.parameters()).load_state_dict(theirs.state_dict())
 
 
+@pytest.mark.parametrize("value, what", [("a.pt", "'a.pt'"), (FusedEmaAdam([torch.ones(1)]), "of type FusedEmaAdam")])
+def test_what_is_no_state_dict_is_not_converted(value, what):
+    with pytest.raises(TypeError, match=f"^to_mindspeed_state_dict: state_dict must be a dict, but it is {what}$"):
+        to_mindspeed_state_dict(value)
+
+
 def mindspeeds_state_dict(optimizer):
     """Write the layout out: the step of a group is an int64 tensor, and a state has no step."""
     contents = copy.deepcopy(optimizer.state_dict())

@@ -4,6 +4,7 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops.integrations._step_reports import StepReport
 from torch_aclnn_ops.integrations._trainer_optimizers import (
     averaged,
@@ -56,6 +57,8 @@ class EmaCallback(TrainerCallback):
     def _attach(self, trainer: Any) -> None:
         if self._trainer is not None:
             raise RuntimeError("EmaCallback: a callback belongs to one trainer; make one for each")
+        if not hasattr(trainer, "evaluation_loop"):
+            raise TypeError(f"EmaCallback: trainer must be a transformers.Trainer, but it is {describe(trainer)}")
         self._trainer = trainer
         self._evaluation_loop = trainer.evaluation_loop
         trainer.evaluation_loop = self._evaluate

@@ -8,6 +8,7 @@ from numbers import Real
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops._nested import map_nested
 from torch_aclnn_ops.ops.ema_adam.kernels import is_dense, is_plain, local
 from torch_aclnn_ops.optim._options import options_of
@@ -250,6 +251,7 @@ def to_mindspeed_state_dict(state_dict: Mapping[str, Any]) -> dict[str, Any]:
         A new dict that shares the tensors.
 
     Raises:
+        TypeError: ``state_dict`` is not a dict.
         ValueError: The step counts of the parameters of a group differ, or EMA weights are missing.
 
     Example:
@@ -264,6 +266,8 @@ def to_mindspeed_state_dict(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     Source:
         MindSpeed, mindspeed/core/optimizer/fused_ema_adamw/fused_ema_adamw.py.
     """
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(f"to_mindspeed_state_dict: state_dict must be a dict, but it is {describe(state_dict)}")
     names = ("exp_avg", "exp_avg_sq", "ema_params")
     states, groups = dict(state_dict["state"]), []
     for i, group in enumerate(state_dict["param_groups"]):
