@@ -183,7 +183,7 @@ def test_averages_of_a_model_that_is_not_optimized_are_refused_and_no_file_is_wr
 WRONG = {
     "swapped": (
         lambda optimizer, model: optimizer.save_ema_model("a.pt", model),
-        "model must be a .*Module.*it is 'a.pt'",
+        "model must be a torch.nn.Module, but it is 'a.pt'",
     ),
     "a number as path": (
         lambda optimizer, model: optimizer.save_ema_model(model, 5),

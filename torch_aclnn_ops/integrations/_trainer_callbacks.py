@@ -39,6 +39,7 @@ class EmaCallback(TrainerCallback):
 
     Raises:
         RuntimeError: The callback is used by two trainers, or not by a ``Trainer``.
+        TypeError: ``trainer`` is not a ``Trainer``.
         ValueError: At the start of training, the optimizer is not a FusedEmaAdam, or ``load_best_model_at_end`` is used
             with FSDP or DeepSpeed, which load checkpoints in another way.
 

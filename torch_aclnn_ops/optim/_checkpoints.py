@@ -1,5 +1,6 @@
 """Conversion of state dicts: this optimizer's, those of torch's Adam and AdamW, and MindSpeed's FusedEmaAdamW."""
 
+import inspect
 import reprlib
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Mapping, Sequence
@@ -142,9 +143,18 @@ def _check_optimizer(i: int, saved: Mapping[str, Any]) -> None:
     if not missing and "foreach" in saved and "amsgrad" not in saved:
         missing = ["amsgrad"]
     if missing:
-        raise ValueError(
-            f"{_LOAD}: group {i} must have the options of Adam or AdamW, but it has no {' and no '.join(missing)}"
-        )
+        kind = _optimizer_of(saved)
+        found = f"it has no {' and no '.join(missing)}" if kind is None else f"it has those of torch.optim.{kind}"
+        raise ValueError(f"{_LOAD}: group {i} must have the options of Adam or AdamW, but {found}")
+
+
+def _optimizer_of(saved: Mapping[str, Any]) -> str | None:
+    """Return the name of torch's optimizer with the most options that are all in a group, or ``None``."""
+    kinds = {name: kind for name, kind in vars(torch.optim).items() if inspect.isclass(kind)}
+    options = {name: inspect.signature(kind).parameters.keys() - {"params"} for name, kind in kinds.items()}
+    return max(
+        (name for name in options if options[name] <= saved.keys()), key=lambda name: len(options[name]), default=None
+    )
 
 
 def _loaded_states(all_saved: Mapping[Any, Any], places: _Places) -> defaultdict[Any, Any]:
