@@ -3,10 +3,13 @@
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 
-from torch_aclnn_ops import disabled, explain, functional, nn, optim, patch, report
+from torch_aclnn_ops import disabled, doctor, explain, functional, nn, optim, patch, report
 from torch_aclnn_ops._drop_ins import DROP_INS
+from torch_aclnn_ops._operator_paths import operator_paths
 from torch_aclnn_ops._switch import is_disabled
+from torch_aclnn_ops.verify import _command
 
 import pytest
 import torch
@@ -113,6 +116,33 @@ def test_explain_says_that_the_package_is_disabled():
     with disabled():
         text = explain(functional.linear_cross_entropy, HIDDEN, HEAD, LABELS, shift=True)
     assert text == "linear_cross_entropy: native PyTorch kernel, because torch_aclnn_ops is disabled"
+
+
+def _verdict():
+    return doctor.describe().splitlines()[:2]
+
+
+def test_the_doctor_begins_with_how_to_enable_the_package(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    assert _verdict()[0].startswith("CPU: ready") and not doctor.findings()[0].found.endswith("disabled")
+    with disabled():
+        assert _verdict()[0] == "torch_aclnn_ops is disabled (disabled()); to enable it, leave its block or call stop()"
+        assert _verdict()[1].startswith("CPU: ready") and doctor.findings()[0].found.endswith(", disabled")
+        monkeypatch.setenv("TORCH_ACLNN_DISABLED", "1")
+        assert _verdict()[0] == "torch_aclnn_ops is disabled (TORCH_ACLNN_DISABLED=1); to enable it, unset it"
+        paths = operator_paths()
+        assert paths["functional.linear_cross_entropy"]["npu"] == (
+            "PyTorch's function; for arguments that it lacks, PyTorch fallback in chunks of rows"
+        )
+        assert paths["optim.FusedEmaAdam"]["npu"] == "PyTorch fallback"
+
+
+def test_a_verification_of_the_disabled_package_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(_command, "verify", lambda *_: [])
+    for is_off in (False, True):
+        with disabled() if is_off else nullcontext():
+            _command.main(["--device", "cpu"])
+        assert ("torch_aclnn_ops is disabled" in capsys.readouterr().err) == is_off
 
 
 def test_a_wrong_argument_raises_the_error_of_torch():

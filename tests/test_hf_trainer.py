@@ -169,6 +169,11 @@ def test_a_callback_belongs_to_one_trainer(tmp_path, trained):
         make_trainer(tmp_path, average=False, callbacks=[callback])
 
 
+def test_another_argument_than_a_trainer_raises():
+    with pytest.raises(TypeError, match=r"^EmaCallback: trainer must be a transformers\.Trainer, but it is 'gpt2'"):
+        EmaCallback("gpt2")
+
+
 def test_a_caller_that_is_no_trainer_raises(trained):
     with pytest.raises(RuntimeError, match="must be called by a Trainer; give it one"):
         EmaCallback().on_init_end(trained.args, transformers.TrainerState(), transformers.TrainerControl())

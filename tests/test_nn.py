@@ -169,3 +169,16 @@ def test_a_linear_cross_entropy_shifts_labels():
     module, input = nn.LinearCrossEntropyLoss(4, 9, shift=True), torch.rand(1, 3, 4)
     expected = torch.nn.functional.cross_entropy(module.eval()(input)[0, :-1], torch.tensor([5, 6]))
     torch.testing.assert_close(module(input, torch.tensor([[1, 5, 6]])), expected)
+
+
+@pytest.mark.parametrize(
+    "make, error, message",
+    [
+        (lambda: nn.LinearCrossEntropyLoss(3, 5, reduction="avg"), ValueError, "reduction must be one of .*'avg'"),
+        (lambda: nn.LinearKLDivLoss(reduction="avg"), ValueError, "reduction must be one of .*'avg'"),
+        (lambda: nn.LinearKLDivLoss("forward"), ValueError, "divergence must be one of .*'forward'"),
+    ],
+)
+def test_an_invalid_option_of_a_loss_on_a_head_raises_in_its_constructor(make, error, message):
+    with pytest.raises(error, match=rf"^Linear(CrossEntropy|KLDiv)Loss: {message}"):
+        make()

@@ -180,6 +180,34 @@ def test_averages_of_a_model_that_is_not_optimized_are_refused_and_no_file_is_wr
     assert not list(tmp_path.iterdir())
 
 
+WRONG = {
+    "swapped": (
+        lambda optimizer, model: optimizer.save_ema_model("a.pt", model),
+        "model must be a torch.nn.Module, but it is 'a.pt'",
+    ),
+    "a number as path": (
+        lambda optimizer, model: optimizer.save_ema_model(model, 5),
+        "path must be a str or an os.PathLike, but it is 5",
+    ),
+    "parameters": (
+        lambda optimizer, model: optimizer.ema_state_dict(model.parameters()),
+        "model must be a torch.nn.Module, but it is of type generator",
+    ),
+    "no path": (lambda optimizer, model: optimizer.save_ema_model(model), "missing 1 required .* argument: 'path'"),
+    "a model to swap": (lambda optimizer, model: optimizer.swap_ema_params(model), "takes 1 positional argument"),
+    "a model to reset": (lambda optimizer, model: optimizer.reset_ema_params(model), "takes 1 positional argument"),
+}
+
+
+@pytest.mark.parametrize("call, message", WRONG.values(), ids=WRONG)
+def test_wrong_arguments_raise_with_the_name_of_the_method(call, message):
+    model = torch.nn.Linear(4, 4)
+    optimizer = FusedEmaAdam(model.parameters())
+    with pytest.raises(TypeError, match=rf"^FusedEmaAdam\.\w+(\(\)|:) {message}"):
+        call(optimizer, model)
+    optimizer.swap_ema_params()  # no call is left running
+
+
 def test_ema_state_dict_copies_buffers_and_untrained_parameters_and_keeps_weights_tied():
     network, optimizer = trained_network()
     state = optimizer.ema_state_dict(network)

@@ -28,22 +28,116 @@ from tests._optim import (
     weights_of,
 )
 
+# Keys of parameter groups that torch's schedulers and other libraries add, or that programs choose.
+KEYS = (
+    "initial_lr max_lr min_lr base_lr swa_lr base_momentum max_momentum name names group_name lr_scale lr_mult wd_mult"
+    " decay_mult weight_decay_mult base_weight_decay initial_weight_decay is_decay no_decay use_decay wd layer_id rho"
+    " adaptive alpha use_muon beta3 step d k mode is_expert_parallel is_decoupled_lr warmup_steps train_mode is_lora"
+).split()
+MISSPELLED = {
+    "ema_dcay": "ema_decay",
+    "ema_deacy": "ema_decay",
+    "emaDecay": "ema_decay",
+    "weight_decy": "weight_decay",
+    "weightdecay": "weight_decay",
+    "maximise": "maximize",
+    "LR": "lr",
+    "beta": "betas",
+    "ema_start_steps": "ema_start_step",
+    "ema_updates_every": "ema_update_every",
+    "ema_warm_up": "ema_warmup",
+    "bias_corection": "bias_correction",
+    "master_weight": "master_weights",
+}
+LACKING = {
+    **dict.fromkeys(("foreach", "fused", "capturable"), "leave it out"),
+    **dict.fromkeys(("differentiable", "amsgrad"), "torch's own AdamW has it"),
+    "momentum": "that of Adam is the first of betas",
+    "dampening": "torch.optim.SGD has it",
+    "nesterov": "torch.optim.NAdam has it",
+}
 
-@pytest.mark.parametrize("name", ["foreach", "fused", "capturable", "differentiable", "amsgrad"])
-def test_an_argument_of_torch_that_it_lacks_raises_unless_it_asks_for_nothing(name):
-    for value in (None, False):
-        group = FusedEmaAdam([torch.ones(1)], **{name: value}).param_groups[0]
-        assert name not in group
-    advice = "torch's own AdamW has it" if name in ("differentiable", "amsgrad") else "leave it out"
+
+def _in_the_constructor(**options):
+    return FusedEmaAdam([nn.Parameter(torch.ones(1))], **options)
+
+
+def _in_a_group(**options):
+    return FusedEmaAdam([{"params": [nn.Parameter(torch.ones(1))], **options}])
+
+
+def _in_a_later_group(**options):
+    optimizer = _in_the_constructor()
+    try:
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], **options})
+    finally:
+        assert len(optimizer.param_groups) == 1
+    return optimizer
+
+
+each_place = pytest.mark.parametrize("make", [_in_the_constructor, _in_a_group, _in_a_later_group])
+
+
+@pytest.mark.parametrize("name, advice", LACKING.items(), ids=LACKING)
+@each_place
+def test_an_option_of_torch_that_it_lacks_raises(make, name, advice):
     with pytest.raises(TypeError, match=f"^FusedEmaAdam: {name} must not be given, but it is True; {advice}"):
-        FusedEmaAdam([torch.ones(1)], **{name: True})
+        make(**{name: True})
 
 
-def test_an_unknown_argument_raises_and_torchs_are_not_in_the_signature():
-    with pytest.raises(TypeError, match="unexpected keyword argument 'fuse'"):
+@pytest.mark.parametrize("name", LACKING)
+def test_an_option_of_torch_that_it_lacks_may_ask_for_nothing(name):
+    for value in (None, False, 0):
+        assert name not in _in_the_constructor(**{name: value}).param_groups[0]
+        assert _in_a_group(**{name: value}).param_groups[0][name] is value
+
+
+@pytest.mark.parametrize("wrong, right", MISSPELLED.items(), ids=MISSPELLED)
+@each_place
+def test_a_misspelled_option_raises_with_the_right_name(make, wrong, right):
+    with pytest.raises(TypeError, match=f"^FusedEmaAdam: .*{wrong!r}; did you mean {right!r}"):
+        make(**{wrong: 0.5})
+
+
+def test_an_unknown_argument_raises_with_the_accepted_ones_and_torchs_are_not_in_the_signature():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'fuse'; accepted are betas, .*, weight_decay$"):
         FusedEmaAdam([torch.ones(1)], fuse=True)
     parameters = inspect.signature(FusedEmaAdam).parameters
     assert "flatten" in parameters and "fused" not in parameters and "kwargs" not in parameters
+
+
+@pytest.mark.parametrize("value", [False, True])
+def test_flatten_is_an_argument_of_the_constructor_only(value):
+    with pytest.raises(TypeError, match="^FusedEmaAdam: flatten must not be in a parameter group"):
+        _in_a_group(flatten=value)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_key_of_a_program_is_kept_in_its_group(key):
+    assert _in_a_group(**{key: 0.5}).param_groups[0][key] == 0.5
+
+
+def _torchs_optimizers():
+    kinds = [kind for kind in vars(torch.optim).values() if inspect.isclass(kind)]
+    optimizers = [kind for kind in kinds if issubclass(kind, torch.optim.Optimizer)]
+    return [kind for kind in optimizers if kind.__name__ not in ("Optimizer", "Muon")]  # Muon has momentum by default
+
+
+@pytest.mark.parametrize("kind", _torchs_optimizers())
+def test_a_group_of_any_optimizer_of_torch_with_the_defaults_is_accepted(kind):
+    (theirs,) = kind([nn.Parameter(torch.ones(1, 1))]).param_groups
+    options = {name: value for name, value in theirs.items() if name not in ("lr", "betas", "eps", "weight_decay")}
+    (group,) = FusedEmaAdam([options]).param_groups
+    assert theirs.keys() - group.keys() == set()
+
+
+def test_the_groups_of_an_optimizer_can_be_those_of_another():
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.AdamW([weight], lr=0.1)
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=10)
+    for other in (torch.optim.AdamW([weight]), optimizer, FusedEmaAdam(optimizer.param_groups, ema_decay=0.5)):
+        mine = FusedEmaAdam(copy.deepcopy(other.param_groups))
+        assert mine.param_groups[0]["lr"] == other.param_groups[0]["lr"]
 
 
 @each_dtype
@@ -314,7 +408,7 @@ def _sparse_gradient():
 
 
 def _complex_gradient():
-    weight = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    weight = nn.Parameter(torch.ones(2, dtype=torch.complex64), requires_grad=False)
     weight.grad = torch.ones(2, dtype=torch.complex64)
     return weight
 
@@ -352,3 +446,19 @@ def test_an_invalid_gradient_raises_and_no_parameter_changes(make, sentence, ste
     with pytest.raises(RuntimeError, match=f"^FusedEmaAdam: the gradient of parameter 1 of group 1 {sentence}$"):
         optimizer.step()
     assert_all_equal(weights_of(model) + states_of(optimizer), before)
+
+
+def test_a_complex_parameter_raises_unless_it_is_frozen():
+    real, trained = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    sentence = r"parameter 1 of group 0 must be real floating point, but it is torch\.complex64; train its"
+    with pytest.raises(ValueError, match=f"^FusedEmaAdam: {sentence}"):
+        FusedEmaAdam([real, trained])
+    optimizer = FusedEmaAdam([("real", real)])
+    with pytest.raises(ValueError, match=r"^FusedEmaAdam: parameter 'phase' must be real"):
+        optimizer.add_param_group({"params": [("phase", trained)]})
+    assert len(optimizer.param_groups) == 1
+    optimizer.add_param_group({"params": [("phase", trained.requires_grad_(False))]})
+
+
+def test_lazy_parameters_are_accepted():
+    assert FusedEmaAdam(nn.LazyLinear(2).parameters()).param_groups

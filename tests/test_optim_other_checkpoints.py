@@ -111,34 +111,42 @@ def test_a_checkpoint_through_torch_and_back_keeps_the_averages():
         train(model, back, [3])
 
 
-# What each lacks; of Adamax and those after it, only the moments and options of Adam are the same.
+# Some options of each; of Adamax, NAdam and RAdam the moments and most options are those of Adam.
 OTHERS = {
-    "SGD": (torch.optim.SGD, {"momentum": 0.9}, "betas and no eps"),
-    "ASGD": (torch.optim.ASGD, {}, "betas and no eps"),
-    "Rprop": (torch.optim.Rprop, {}, "betas and no eps"),
-    "Adagrad": (torch.optim.Adagrad, {}, "betas"),
-    "Adadelta": (torch.optim.Adadelta, {}, "betas"),
-    "RMSprop": (torch.optim.RMSprop, {}, "betas"),
-    "Adamax": (torch.optim.Adamax, {}, "amsgrad"),
-    "NAdam": (torch.optim.NAdam, {}, "amsgrad"),
-    "RAdam": (torch.optim.RAdam, {"decoupled_weight_decay": True}, "amsgrad"),
+    "SGD": {"momentum": 0.9},
+    "ASGD": {},
+    "Rprop": {},
+    "Adagrad": {},
+    "Adadelta": {},
+    "RMSprop": {},
+    "Adamax": {},
+    "NAdam": {},
+    "RAdam": {"decoupled_weight_decay": True},
 }
 
 
 @pytest.mark.parametrize("steps", [0, 2])
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_checkpoint_of_another_optimizer_raises_and_changes_nothing(name, steps):
-    other, options, lacks = OTHERS[name]
     model = Weights()
-    theirs = other(model.parameters(), **options)
+    theirs = getattr(torch.optim, name)(model.parameters(), **OTHERS[name])
     train(model, theirs, range(steps))
     optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
     train(model, optimizer, range(2))
     before = copy.deepcopy(optimizer.state_dict())
-    with pytest.raises(ValueError, match=f"group 0 must have the options of Adam or AdamW, but it has no {lacks}$"):
+    sentence = f"group 0 must have the options of Adam or AdamW, but it has those of torch.optim.{name}$"
+    with pytest.raises(ValueError, match=sentence):
         optimizer.load_state_dict(theirs.state_dict())
     assert optimizer.state_dict()["param_groups"] == before["param_groups"]
     assert_all_equal(list(optimizer.state_dict()["state"].values()), list(before["state"].values()))
+
+
+@pytest.mark.parametrize("lacks, options", [("betas", {"eps": 1}), ("betas and no eps", {"momentum": 0.9})])
+def test_a_checkpoint_of_an_optimizer_that_is_not_torchs_raises_with_what_it_lacks(lacks, options):
+    group = {"params": [0], "lr": 0.1, **options}
+    optimizer = FusedEmaAdam([torch.ones(1)])
+    with pytest.raises(ValueError, match=f"group 0 must have the options of Adam or AdamW, but it has no {lacks}$"):
+        optimizer.load_state_dict({"param_groups": [group], "state": {}})
 
 
 def test_amsgrad_raises():
@@ -147,6 +155,12 @@ def test_amsgrad_raises():
     train(model, theirs, [0])
     with pytest.raises(ValueError, match="^FusedEmaAdam: the state to load has amsgrad=True in group 0"):
         FusedEmaAdam(model.parameters()).load_state_dict(theirs.state_dict())
+
+
+@pytest.mark.parametrize("value, what", [("a.pt", "'a.pt'"), (FusedEmaAdam([torch.ones(1)]), "of type FusedEmaAdam")])
+def test_what_is_no_state_dict_is_not_converted(value, what):
+    with pytest.raises(TypeError, match=f"^to_mindspeed_state_dict: state_dict must be a dict, but it is {what}$"):
+        to_mindspeed_state_dict(value)
 
 
 def mindspeeds_state_dict(optimizer):

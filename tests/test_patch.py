@@ -57,7 +57,8 @@ def test_it_reports_what_it_replaces():
 def test_it_has_a_switch_for_every_drop_in_and_no_other():
     switches = inspect.signature(patch).parameters
     assert [name for name in switches if switches[name].default] == list(DROP_INS)
-    with pytest.raises(TypeError, match=r"^patch\(\) got an unexpected keyword argument 'mae_loss'"):
+    message = r"^patch\(\) got an unexpected keyword argument 'mae_loss'; did you mean 'mse_loss'\?"
+    with pytest.raises(TypeError, match=message):
         patch(mae_loss=True)
 
 
@@ -323,8 +324,34 @@ class TestAdamW:
         weight = torch.nn.Parameter(torch.ones(1))
         with patch(adamw=True), pytest.raises(ValueError, match=f"^FusedEmaAdam: {name} must be False"):
             torch.optim.AdamW([weight], **{name: True})
-        with patch(adamw=True), pytest.raises(ValueError, match="^FusedEmaAdam: amsgrad must be False"):
-            torch.optim.AdamW([{"params": [weight], "amsgrad": True}])
+        with patch(adamw=True), pytest.raises(ValueError, match=f"^FusedEmaAdam: {name} must be False"):
+            torch.optim.AdamW([{"params": [weight], name: True}])
+
+    @pytest.mark.parametrize("name", ["fused", "foreach", "capturable", "momentum", "weight_decy", "flatten"])
+    def test_a_group_has_the_keys_that_torchs_accepts(self, name):
+        group = {"params": [torch.nn.Parameter(torch.ones(1))], name: True}
+        with patch(adamw=True):
+            assert torch.optim.AdamW([group]).param_groups[0][name] is True
+
+    def test_a_misspelled_option_of_the_averages_in_a_group_raises(self):
+        group = {"params": [torch.nn.Parameter(torch.ones(1))], "ema_dcay": 0.5}
+        with patch(adamw=True), pytest.raises(TypeError, match="'ema_dcay'; did you mean 'ema_decay'"):
+            torch.optim.AdamW([group])
+
+    @pytest.mark.parametrize(
+        "options, error, message",
+        [
+            ({"ema_decy": 0.9}, TypeError, r"unexpected option 'ema_decy'; did you mean 'ema_decay'\?$"),
+            ({"unknown": 1}, TypeError, "unexpected option 'unknown'; accepted are bias_correction, .*maximize$"),
+            ({"lr": 0.1}, TypeError, "lr must not be given, because each AdamW"),
+            ({"fused": True}, TypeError, "fused must not be given, but it is True; leave it out"),
+            ({"ema_decay": 2}, ValueError, r"ema_decay must be in \[0, 1\], but it is 2$"),
+        ],
+        ids=str,
+    )
+    def test_an_invalid_mapping_raises_before_an_optimizer_is_made(self, options, error, message):
+        with pytest.raises(error, match=f"^patch: in adamw, {message}"):
+            patch(adamw=options)
 
     @pytest.mark.parametrize("clone", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
     def test_a_copy_or_pickle_is_an_optimizer_of_the_package(self, clone):

@@ -165,6 +165,22 @@ def test_the_answer_is_yes_or_no_where_the_layers_are_known_or_nothing_is_left(m
     assert any(re.match(line, each) for each in str(found).splitlines())
 
 
+@pytest.mark.parametrize(
+    "checkpointing, memory, end",
+    [
+        (False, 50, "; fits with activation checkpointing"),
+        (False, 5, "; nor with activation checkpointing"),
+        (True, 5, " GiB"),
+    ],
+)
+def test_the_answer_says_whether_checkpointing_makes_a_model_fit(checkpointing, memory, end):
+    found = plan("llama-3-8b", 32, checkpointing=checkpointing, memory=memory)
+    (answer,) = [line for line in str(found).splitlines() if line.startswith("without this package")]
+    assert "does not fit" in answer and answer.endswith(end)
+    checkpointed = plan("llama-3-8b", 32, memory=memory)
+    assert checkpointed.fits(checkpointed.others) == ("; fits" in end)
+
+
 def _dense(hidden, layers, intermediate, keys, vocab, bias):
     """Count the parameters of a Llama or Qwen2: attention with grouped keys, three MLP matrices, two norms a layer."""
     attention = 2 * hidden * hidden + 2 * hidden * keys + bias * (hidden + 2 * keys)
@@ -222,12 +238,17 @@ _SHAPE = ["--hidden", "64", "--vocab", "1000", "--parameters", "250000", "--devi
     "arguments, message",
     [
         (["--model", "gpt", "--devices", "8"], "one of llama-3-8b"),
-        (["--devices", "8"], "give either --model or all of --hidden, --vocab and --parameters"),
-        (["--devices", "8", "--hidden", "8", "--vocab", "100"], "give either --model or all of"),
-        (["--devices", "8", "--model", "llama-3-8b", "--hidden", "8"], "give either --model or all of"),
-        (["--devices", "8", "--model", "llama-3-8b", "--layers", "8"], "or none, and none with --model"),
-        ([*_SHAPE, "--layers", "8"], "give all of --layers, --heads, --kv-heads, --intermediate or none"),
-        ([*_SHAPE, "--head-dim", "8"], "give all of --layers, --heads, --kv-heads, --intermediate or none"),
+        (
+            ["--devices", "8"],
+            "missing --hidden, --vocab, --parameters; give all of --hidden, --vocab",
+        ),
+        (["--devices", "8", "--hidden", "8", "--vocab", "100"], "missing --parameters; give all of --hidden, --vocab"),
+        (["--devices", "8", "--model", "llama-3-8b", "--hidden", "8"], "leave out --hidden with --model"),
+        (["--devices", "8", "--model", "llama-3-8b", "--layers", "8"], "leave out --layers with --model"),
+        ([*_SHAPE, "--layers", "8"], "missing --heads, --intermediate; give all of --layers, --heads"),
+        ([*_SHAPE, "--layers", "8", "--heads", "4"], "missing --intermediate; give all of --layers"),
+        ([*_SHAPE, "--head-dim", "8"], "missing --layers, --heads, --intermediate; give all"),
+        ([*_SHAPE, "--layers=8", "--heads=4", "--intermediate=9", "--kv-heads=0"], "kv_heads must be an integer of"),
     ],
 )
 def test_the_command_reports_invalid_arguments(arguments, message, capsys):
@@ -241,6 +262,10 @@ def test_the_command_reports_invalid_arguments(arguments, message, capsys):
     [
         ([], plan(Model(64, 1000, 250_000), 4)),
         (["--layers", "3", "--heads", "4", "--kv-heads", "2", "--intermediate", "160"], plan(LLAMA, 4)),
+        (
+            ["--layers", "3", "--heads", "4", "--intermediate", "160"],
+            plan(Model(64, 1000, 250_000, layers=Layers(3, 4, 4, 160)), 4),
+        ),
         (
             ["--layers=3", "--heads=4", "--kv-heads=2", "--intermediate=160", "--head-dim=16", "--no-checkpointing"],
             plan(LLAMA, 4, checkpointing=False),

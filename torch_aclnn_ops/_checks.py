@@ -17,6 +17,12 @@ def describe(value: object) -> str:
     return repr(value) if isinstance(value, (int, float, str, type(None))) else f"of type {type(value).__name__}"
 
 
+def check_choice(function: str, name: str, value: object, accepted: Sequence[str]) -> None:
+    """Check that ``value`` is one of the accepted strings."""
+    if not isinstance(value, str) or value not in accepted:
+        raise ValueError(f"{function}: {name} must be one of {', '.join(map(repr, accepted))}, but it is {value!r}")
+
+
 def check_device(operator: str, names: Sequence[str], arguments: Sequence[Any]) -> None:
     """Raise unless all tensors are on the device of the first argument."""
     device = arguments[0].device

@@ -2,6 +2,7 @@
 
 from torch_aclnn_ops import _cpu_extension, _extension, ops
 from torch_aclnn_ops._autograd.raw_operator import RawOperator
+from torch_aclnn_ops._switch import is_disabled
 
 import torch
 
@@ -18,6 +19,9 @@ def operator_paths() -> dict[str, dict[str, str]]:
         on_npu = "CANN's fused operators for 16-bit inputs without options, else PyTorch fallback in chunks of rows"
     in_chunks = f"{f'compiled CPU kernels, {_FALLBACK} in float64' if has_kernels else _FALLBACK}, in chunks of rows"
     adam = paths[ops.apply_fused_ema_adam_.name]["npu"]
+    if is_disabled():
+        on_npu, adam = f"{_FALLBACK} in chunks of rows", _FALLBACK
+        in_chunks, on_npu = (f"PyTorch's function; for arguments that it lacks, {path}" for path in (in_chunks, on_npu))
     return {
         **paths,
         "functional.linear_cross_entropy": {"cpu": in_chunks, "npu": on_npu},

@@ -13,7 +13,7 @@ from torch_aclnn_ops._drop_ins import DROP_INS
 from torch_aclnn_ops._switch import Switch, is_disabled, lock
 from torch_aclnn_ops._torch_compat.modes import load_tables_of_functions
 from torch_aclnn_ops.optim import FusedEmaAdam
-from torch_aclnn_ops.optim._options import LACKING
+from torch_aclnn_ops.optim._options import LACKING, check_known, check_lacking, check_spelling, options_of
 
 import torch
 from torch.optim.optimizer import ParamsT
@@ -67,7 +67,9 @@ def patch(
         A :class:`Patch`, which is not yet on; its ``replaced`` lists the names that it replaces.
 
     Raises:
-        TypeError: An argument is not a bool, or ``adamw`` is neither a bool nor a mapping.
+        TypeError: An argument is not a bool, ``adamw`` is neither a bool nor a mapping, or a name in it is not one of a
+            keyword-only argument of FusedEmaAdam.
+        ValueError: An option in ``adamw`` is out of range.
 
     Example:
         >>> with patch(adamw=True) as patched:
@@ -78,9 +80,7 @@ def patch(
         >>> "torch.nn.functional.mse_loss" in patched.replaced
         True
     """
-    for name in functions:
-        if name not in DROP_INS:
-            raise TypeError(f"patch() got an unexpected keyword argument {name!r}")
+    check_known("patch() got an unexpected keyword argument", functions, [*DROP_INS, "adamw"])
     wanted = {name: functions.get(name, True) for name in DROP_INS}
     for name, value in {**wanted, "adamw": isinstance(adamw, Mapping) or adamw}.items():
         if not isinstance(value, bool):
@@ -93,9 +93,29 @@ def patch(
     }
     if adamw is not False:
         options = dict(adamw) if isinstance(adamw, Mapping) else {}
+        _check_preset(options)
         optimizer = type("AdamW", (_AdamW,), {"preset": options})
         replacements |= dict.fromkeys([_Place(torch.optim, "AdamW"), *_imported_adamw()], optimizer)
     return Patch(replacements)
+
+
+def _check_preset(options: dict[str, Any]) -> None:
+    """Raise for options of ``patch(adamw=...)`` that FusedEmaAdam does not accept, or that the program sets."""
+    options = {name: value for name, value in options.items() if name not in LACKING or value}
+    _, *parameters = inspect.signature(FusedEmaAdam).parameters.values()
+    of_adamw = [each.name for each in parameters if each.kind is not each.KEYWORD_ONLY]
+    defaults = {each.name: each.default for each in parameters}
+    try:
+        check_lacking(options)
+        for name in of_adamw:
+            if name in options:
+                raise TypeError(
+                    f"{name} must not be given, because each AdamW(...) sets it, but it is {options[name]!r}"
+                )
+        check_known("unexpected option", options, defaults.keys() - of_adamw)
+        options_of({**defaults, **options})
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"patch: in adamw, {str(error).removeprefix('FusedEmaAdam: ')}") from None
 
 
 def _imported_adamw() -> list[_Place]:
@@ -175,11 +195,15 @@ class _AdamW(FusedEmaAdam):
         **options: Any,
     ) -> None:
         del foreach, capturable, fused  # which choose among kernels of torch
-        for name, value in (("amsgrad", amsgrad), ("differentiable", differentiable)):
-            if value:
-                raise ValueError(f"FusedEmaAdam: {name} must be False, but it is {value!r}; {LACKING[name]}")
+        _check_supported({"amsgrad": amsgrad, "differentiable": differentiable})
         options = {"maximize": maximize, **self.preset, **options}
         super().__init__(params, lr, betas, eps, weight_decay, **options)
+
+    @staticmethod
+    def _check_keys(param_group: Mapping[Any, Any], defaults: Mapping[str, Any]) -> None:
+        # All other unknown keys are ignored, as by torch's AdamW.
+        _check_supported(param_group)
+        check_spelling(param_group, defaults.keys() - inspect.signature(_torch_adamw).parameters.keys())
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -189,6 +213,13 @@ class _AdamW(FusedEmaAdam):
     def __reduce__(self) -> tuple[Any, ...]:
         # The class that ``patch`` makes has no name that a pickle could look up.
         return object.__new__, (_AdamW,), self.__getstate__()
+
+
+def _check_supported(options: Mapping[str, Any]) -> None:
+    """Raise for options of AdamW that change its step in a way that FusedEmaAdam cannot."""
+    for name in ("amsgrad", "differentiable"):
+        if options.get(name):
+            raise ValueError(f"FusedEmaAdam: {name} must be False, but it is {options[name]!r}; {LACKING[name]}")
 
 
 def _signature() -> inspect.Signature:

@@ -87,6 +87,14 @@ def why_disabled() -> str | None:
     return "torch_aclnn_ops is disabled" if is_disabled() else None
 
 
+def how_to_enable() -> str | None:
+    """Return that the package is disabled and what enables it, or ``None``."""
+    if not is_disabled():
+        return None
+    what = ("TORCH_ACLNN_DISABLED=1", "unset it") if _initial() else ("disabled()", "leave its block or call stop()")
+    return "torch_aclnn_ops is disabled ({}); to enable it, {}".format(*what)
+
+
 def disabled() -> "Disabled":
     """Make all drop-ins, modules and patched functions call torch's own functions, to find the cause of a problem.
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from torch_aclnn_ops import _cpu_extension, _extension, _paragraphs, _torch_npu, _torch_pairs
 from torch_aclnn_ops._operator_paths import operator_paths
+from torch_aclnn_ops._switch import how_to_enable, is_disabled
 from torch_aclnn_ops._torch_compat.public import cpu_capability
 from torch_aclnn_ops._version import __version__
 
@@ -73,7 +74,7 @@ def findings() -> list[Finding]:
         'torch_aclnn_ops'
     """
     found = [
-        Finding("torch_aclnn_ops", f"{__version__}, {'from a checkout' if _is_checkout() else 'installed'}"),
+        _package(),
         _python(),
         _torch(),
         _other_libraries(),
@@ -129,13 +130,14 @@ def _described(rows: Sequence[Finding]) -> str:
 
 
 def _verdict(rows: Sequence[Finding], width: int) -> str:
-    """Return what can be used: a line for the CPU, and one for the NPU."""
+    """Return what can be used: whether the package is disabled, a line for the CPU, and one for the NPU."""
+    disabled = textwrap.wrap(how_to_enable() or "", width, subsequent_indent="    ", break_on_hyphens=False)
     lines = ["CPU: ready, with compiled CPU kernels"]
     if _cpu_extension.why_unavailable() is not None:
         command = f"pip install --no-build-isolation {'--editable ' if _is_checkout() else ''}."
         lines = ["CPU: ready, without compiled CPU kernels", f"    to compile them, in a checkout: {command}"]
     npu = textwrap.wrap(f"NPU: {_state_of_npu(rows)}", width, subsequent_indent="    ", break_on_hyphens=False)
-    return "\n".join([*lines, *npu])
+    return "\n".join([*disabled, *lines, *npu])
 
 
 def _state_of_npu(rows: Sequence[Finding]) -> str:
@@ -157,6 +159,11 @@ def without_names(text: str) -> str:
 def _is_checkout() -> bool:
     """Return whether the package is imported from a source checkout."""
     return Path(__file__).parents[1].joinpath("setup.py").exists()
+
+
+def _package() -> Finding:
+    found = f"{__version__}, {'from a checkout' if _is_checkout() else 'installed'}{', disabled' * is_disabled()}"
+    return Finding("torch_aclnn_ops", found)
 
 
 def _python() -> Finding:

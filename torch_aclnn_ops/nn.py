@@ -2,9 +2,10 @@
 
 import inspect
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, Literal, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args, overload
 
 from torch_aclnn_ops import functional as F
+from torch_aclnn_ops._checks import check_choice
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyLoss as _TorchLinearCrossEntropyLoss
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
 from torch_aclnn_ops._types import Reduction
@@ -155,6 +156,7 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
         chunk_size: int | Literal["auto"] = "auto",
         max_memory: int | None = None,
     ) -> None:
+        check_choice("LinearCrossEntropyLoss", "reduction", reduction, get_args(Reduction))
         super().__init__(
             in_features,
             num_classes,
@@ -294,6 +296,8 @@ class LinearKLDivLoss(torch.nn.Module):
         max_memory: int | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        check_choice("LinearKLDivLoss", "divergence", divergence, get_args(Divergence))
+        check_choice("LinearKLDivLoss", "reduction", reduction, get_args(Reduction))
         super().__init__()
         self.options: dict[str, Any] = given
 

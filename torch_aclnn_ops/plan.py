@@ -21,6 +21,7 @@ import math
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Literal
 
 from torch_aclnn_ops._plan_costs import MODELS, Costs, Layers, Model, Run, collectives, costs
 from torch_aclnn_ops._version import __version__
@@ -92,8 +93,8 @@ class Plan:
         both, memory = (self.others, self.ours), self.memory / _GIB
         lines = [
             *self._described(),
-            f"without this package: {self._answer(self.others)}",
-            f"with this package:    {self._answer(self.ours)}",
+            f"without this package: {self._answer('others')}",
+            f"with this package:    {self._answer('ours')}",
             f"minimum with it:      {self._minimum()}",
             f"{'':<58}{'without':>10}{'with':>10}",
         ]
@@ -134,13 +135,21 @@ class Plan:
             return "no number of devices fits"
         return f"{'at least ' if self.model.layers is None else ''}{fewest} devices"
 
-    def _answer(self, costs: Costs) -> str:
-        left, memory = self.left(costs) / _GIB, f"{self.memory / _GIB:g} GiB"
+    def _answer(self, which: Literal["ours", "others"]) -> str:
+        left, memory = self.left(getattr(self, which)) / _GIB, f"{self.memory / _GIB:g} GiB"
         if left < 0:
-            return f"does not fit, {-left:.2f} GiB more than {memory}"
+            return f"does not fit, {-left:.2f} GiB more than {memory}{self._checkpointed(which)}"
         if self.model.layers is None:
             return f"unknown, {left:.2f} of {memory} remain for the layers, whose shape is not given"
         return f"fits, {left:.2f} of {memory} remain"
+
+    def _checkpointed(self, which: Literal["ours", "others"]) -> str:
+        """Return whether a model that does not fit without activation checkpointing fits with it."""
+        if self.checkpointing or self.model.layers is None:
+            return ""
+        ours, others = costs(self.model, Run(self.devices, self.tensor_parallel, self.rows, True))
+        fits = self.left(ours if which == "ours" else others) >= 0
+        return f"; {'fits' if fits else 'nor'} with activation checkpointing"
 
 
 def plan(
@@ -260,19 +269,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = _parser()
     options = vars(parser.parse_args(arguments))
-    shape = [options.pop(name) for name in _SHAPE]
-    layers = [options.pop(name.replace("-", "_")) for name in _LAYERS]
-    head_dim, model = options.pop("head_dim"), options.pop("model")
-    if shape.count(None) != (0 if model is None else len(shape)):
-        parser.error("give either --model or all of --hidden, --vocab and --parameters")
-    if 0 < layers.count(None) < len(layers) or (head_dim and None in layers) or (model and layers != [None] * 4):
-        parser.error(f"give all of --{', --'.join(_LAYERS)} or none, and none with --model")
+    shape = {name: options.pop(name) for name in _SHAPE}
+    layers = {name: options.pop(name.replace("-", "_")) for name in (*_LAYERS, "head-dim")}
+    model, of_layers = options.pop("model"), None
+    given = [f"--{name}" for name, value in {**shape, **layers}.items() if value is not None]
+    if model is not None and given:
+        parser.error(f"leave out {', '.join(given)} with --model, which has them")
+    if model is None:
+        _check_given(parser, shape, "--model")
+        if len(given) > len(shape):
+            head_dim, kv_heads = layers.pop("head-dim"), layers.pop("kv-heads")
+            _check_given(parser, layers, "no option of the layers")
+            number, heads, intermediate = layers.values()
+            of_layers = Layers(number, heads, heads if kv_heads is None else kv_heads, intermediate, head_dim)
     try:
-        of_layers = None if None in layers else dataclasses.replace(Layers(*layers), head_dim=head_dim)
-        print(plan(model or dataclasses.replace(Model(*shape), layers=of_layers), **options))
+        print(plan(model or dataclasses.replace(Model(*shape.values()), layers=of_layers), **options))
     except ValueError as error:
         parser.error(str(error))
     return 0
+
+
+def _check_given(parser: argparse.ArgumentParser, values: dict[str, int | None], instead: str) -> None:
+    """Exit with an error that names the missing options, if any."""
+    missing = [f"--{name}" for name, value in values.items() if value is None]
+    if missing:
+        parser.error(f"missing {', '.join(missing)}; give all of --{', --'.join(values)}, or {instead}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -283,9 +304,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", help=f"one of {', '.join(MODELS)}; or set the next options for your model")
     for name, what in zip(_SHAPE, ("hidden size", "vocabulary size", "total number of parameters"), strict=True):
         parser.add_argument(f"--{name}", type=int, help=what)
-    counts = ("number of layers", "attention heads", "key and value heads", "intermediate size of the MLP")
+    counts = (
+        "number of layers",
+        "attention heads",
+        "key and value heads (default: attention heads)",
+        "intermediate size of the MLP",
+    )
     for name, what in zip(_LAYERS, counts, strict=True):
-        parser.add_argument(f"--{name}", type=int, help=f"{what}, for the activations")
+        parser.add_argument(f"--{name}", type=int, help=f"for the activations: {what}")
     parser.add_argument("--head-dim", type=int, help="size of a head (default: hidden size / heads)")
     parser.add_argument("--devices", type=int, required=True, help="number of devices")
     for name, default, what in (

@@ -4,6 +4,7 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops.integrations._step_reports import StepReport
 from torch_aclnn_ops.integrations._trainer_optimizers import (
     averaged,
@@ -38,6 +39,7 @@ class EmaCallback(TrainerCallback):
 
     Raises:
         RuntimeError: The callback is used by two trainers, or not by a ``Trainer``.
+        TypeError: ``trainer`` is not a ``Trainer``.
         ValueError: At the start of training, the optimizer is not a FusedEmaAdam, or ``load_best_model_at_end`` is used
             with FSDP or DeepSpeed, which load checkpoints in another way.
 
@@ -56,6 +58,8 @@ class EmaCallback(TrainerCallback):
     def _attach(self, trainer: Any) -> None:
         if self._trainer is not None:
             raise RuntimeError("EmaCallback: a callback belongs to one trainer; make one for each")
+        if not hasattr(trainer, "evaluation_loop"):
+            raise TypeError(f"EmaCallback: trainer must be a transformers.Trainer, but it is {describe(trainer)}")
         self._trainer = trainer
         self._evaluation_loop = trainer.evaluation_loop
         trainer.evaluation_loop = self._evaluate

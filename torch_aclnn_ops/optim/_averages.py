@@ -1,11 +1,13 @@
 """Access to EMA weights: swapped into the model, in a state dict, or in a file; and checkpoint methods."""
 
+import inspect
 import os
 import warnings
 from collections import defaultdict
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops._torch_compat.optimizer import load_state_dict_hooks
 from torch_aclnn_ops.ops.ema_adam.kernels import local
 from torch_aclnn_ops.ops.ema_adam.step_progress import StepProgress
@@ -103,6 +105,7 @@ class AveragingOptimizer(Optimizer):
         Raises:
             RuntimeError: This is called inside ``swap_ema_params``, or the optimizer is part of a
                 ``ZeroRedundancyOptimizer``.
+            TypeError: ``model`` is not a :class:`torch.nn.Module`.
             ValueError: No parameter of the model is one of this optimizer's.
 
         Example:
@@ -112,6 +115,7 @@ class AveragingOptimizer(Optimizer):
             >>> ema_model.load_state_dict(optimizer.ema_state_dict(model))
             <All keys matched successfully>
         """
+        _check_is_module("ema_state_dict", model)
         contents, failure = self._averaged_state_dict(ShardedModel(model), full_state_dict)
         if failure is not None:
             raise failure
@@ -159,9 +163,15 @@ class AveragingOptimizer(Optimizer):
         Raises:
             RuntimeError: This is called inside ``swap_ema_params``, or the optimizer is part of a
                 ``ZeroRedundancyOptimizer``.
+            TypeError: ``model`` is not a :class:`torch.nn.Module`, or ``path`` is not a path.
             ValueError: No parameter of the model is one of this optimizer's.
             OSError: The file cannot be written, for instance because the disk is full; an old file is kept.
         """
+        _check_is_module("save_ema_model", model)
+        if not isinstance(path, (str, bytes, os.PathLike)):
+            raise TypeError(
+                f"FusedEmaAdam.save_ema_model: path must be a str or an os.PathLike, but it is {describe(path)}"
+            )
         sharded_model = ShardedModel(model)
         contents, failure = self._averaged_state_dict(sharded_model, True)
         sharded_model.save_on_one_rank(contents, path, failure)
@@ -309,3 +319,13 @@ class AveragingOptimizer(Optimizer):
         if self._progress.is_incomplete():
             with torch.no_grad():
                 self._progress.finish()
+
+
+def _check_is_module(method: str, model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"FusedEmaAdam.{method}: model must be a torch.nn.Module, but it is {describe(model)}")
+
+
+# Python's errors for missing arguments begin with these names.
+for _method in filter(inspect.isfunction, vars(AveragingOptimizer).values()):
+    inspect.unwrap(_method).__qualname__ = f"FusedEmaAdam.{_method.__name__}"

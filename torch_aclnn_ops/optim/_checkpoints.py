@@ -1,5 +1,6 @@
 """Conversion of state dicts: this optimizer's, those of torch's Adam and AdamW, and MindSpeed's FusedEmaAdamW."""
 
+import inspect
 import reprlib
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Mapping, Sequence
@@ -8,6 +9,7 @@ from numbers import Real
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops._nested import map_nested
 from torch_aclnn_ops.ops.ema_adam.kernels import is_dense, is_plain, local
 from torch_aclnn_ops.optim._options import options_of
@@ -141,9 +143,18 @@ def _check_optimizer(i: int, saved: Mapping[str, Any]) -> None:
     if not missing and "foreach" in saved and "amsgrad" not in saved:
         missing = ["amsgrad"]
     if missing:
-        raise ValueError(
-            f"{_LOAD}: group {i} must have the options of Adam or AdamW, but it has no {' and no '.join(missing)}"
-        )
+        kind = _optimizer_of(saved)
+        found = f"it has no {' and no '.join(missing)}" if kind is None else f"it has those of torch.optim.{kind}"
+        raise ValueError(f"{_LOAD}: group {i} must have the options of Adam or AdamW, but {found}")
+
+
+def _optimizer_of(saved: Mapping[str, Any]) -> str | None:
+    """Return the name of torch's optimizer with the most options that are all in a group, or ``None``."""
+    kinds = {name: kind for name, kind in vars(torch.optim).items() if inspect.isclass(kind)}
+    options = {name: inspect.signature(kind).parameters.keys() - {"params"} for name, kind in kinds.items()}
+    return max(
+        (name for name in options if options[name] <= saved.keys()), key=lambda name: len(options[name]), default=None
+    )
 
 
 def _loaded_states(all_saved: Mapping[Any, Any], places: _Places) -> defaultdict[Any, Any]:
@@ -250,6 +261,7 @@ def to_mindspeed_state_dict(state_dict: Mapping[str, Any]) -> dict[str, Any]:
         A new dict that shares the tensors.
 
     Raises:
+        TypeError: ``state_dict`` is not a dict.
         ValueError: The step counts of the parameters of a group differ, or EMA weights are missing.
 
     Example:
@@ -264,6 +276,8 @@ def to_mindspeed_state_dict(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     Source:
         MindSpeed, mindspeed/core/optimizer/fused_ema_adamw/fused_ema_adamw.py.
     """
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(f"to_mindspeed_state_dict: state_dict must be a dict, but it is {describe(state_dict)}")
     names = ("exp_avg", "exp_avg_sq", "ema_params")
     states, groups = dict(state_dict["state"]), []
     for i, group in enumerate(state_dict["param_groups"]):

@@ -1,4 +1,4 @@
-"""Checks of the parameters' memory: whether it has changed, matches the states, and is not shared."""
+"""Checks of the parameters: whether their memory has changed, matches the states, is not shared, and holds reals."""
 
 import math
 from collections import defaultdict
@@ -75,6 +75,22 @@ def check_memory(groups: _Groups, states: Mapping[Tensor, Any]) -> None:
             _check_storage(param, name)
             _check_shapes(param, name, state)
     check_no_shared_memory(groups)
+
+
+def check_params(groups: _Groups) -> None:
+    """Raise if a parameter is complex, or shares memory with another one."""
+    _check_no_complex(groups)
+    check_no_shared_memory(groups)
+
+
+def _check_no_complex(groups: _Groups) -> None:
+    """Raise if a parameter that is trained is complex; frozen ones are never updated."""
+    for param, name in _named(groups):
+        if param.is_complex() and param.requires_grad:
+            raise ValueError(
+                f"FusedEmaAdam: {name} must be real floating point, but it is {param.dtype}; train its"
+                " torch.view_as_real(), or leave it to torch's own AdamW"
+            )
 
 
 def check_no_shared_memory(groups: _Groups) -> None:

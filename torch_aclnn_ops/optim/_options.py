@@ -1,7 +1,9 @@
 """Parsing and checking of a parameter group's options: those of a step, and the EMA schedule."""
 
+import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from difflib import get_close_matches
 from functools import wraps
 from operator import is_
 from typing import Any, NamedTuple, ParamSpec
@@ -14,28 +16,75 @@ from torch import Tensor
 
 _SELECTS_KERNELS = "leave it out: it selects kernels of torch, and the step is always fused"
 _IS_TORCHS = "torch's own AdamW has it"
-# Arguments of torch's AdamW that FusedEmaAdam lacks, with what to do instead.
+# Options of torch's AdamW and SGD that FusedEmaAdam lacks, with what to do instead. Those of other optimizers, such as
+# alpha and rho, are also keys that programs add to parameter groups.
 LACKING = {
     **dict.fromkeys(("foreach", "fused", "capturable"), _SELECTS_KERNELS),
     **dict.fromkeys(("amsgrad", "differentiable"), _IS_TORCHS),
+    "momentum": "that of Adam is the first of betas",
+    "dampening": "torch.optim.SGD has it",
+    "nesterov": "torch.optim.NAdam has it",
 }
+# From this one on, a key of a parameter group is a misspelled option: ema_deacy has 0.89, base_weight_decay 0.83.
+_SIMILARITY = 0.85
+_SIMILAR_KEYS = ("etas",)  # those of torch's Rprop
 _WARMUPS = (None, "ratio", "power")
 _P = ParamSpec("_P")
 _ADAM = ("eps", "weight_decay", "decoupled_weight_decay", "bias_correction", "maximize")  # in the order of Options
 
 
-def without_lacking(init: Callable[_P, None]) -> Callable[_P, None]:
-    """Decorate ``__init__`` to drop arguments in ``LACKING`` that are ``None`` or ``False``, and raise for others."""
+def checked_names(init: Callable[_P, None]) -> Callable[_P, None]:
+    """Decorate ``__init__`` to drop arguments in ``LACKING`` that ask for nothing, and raise for other unknown ones."""
+    _, _, *accepted = inspect.signature(init).parameters
 
     @wraps(init)
     def checked(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        check_lacking(kwargs)
         for name in LACKING.keys() & kwargs.keys():
-            value = kwargs.pop(name)
-            if value is not None and value is not False:
-                raise TypeError(f"FusedEmaAdam: {name} must not be given, but it is {value!r}; {LACKING[name]}")
+            del kwargs[name]
+        check_known("FusedEmaAdam: got an unexpected keyword argument", kwargs.keys() - {"params"}, accepted)
         init(*args, **kwargs)
 
     return checked
+
+
+def check_lacking(options: Mapping[str, Any]) -> None:
+    """Raise for an option in ``LACKING``, unless it is ``None``, ``False`` or 0, as in groups of torch's optimizers."""
+    for name in LACKING.keys() & options.keys():
+        value = options[name]
+        if value is not None and (not isinstance(value, (bool, int, float)) or value):
+            raise TypeError(f"FusedEmaAdam: {name} must not be given, but it is {value!r}; {LACKING[name]}")
+
+
+def check_known(what: str, names: Iterable[str], accepted: Collection[str]) -> None:
+    """Raise for the first name that is not accepted; the error says which one is close, or else all of them."""
+    for name in names:
+        if name not in accepted:
+            close = get_close_matches(str(name).lower(), accepted, 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"accepted are {', '.join(sorted(accepted))}"
+            raise TypeError(f"{what} {name!r}; {hint}")
+
+
+def check_group(group: Mapping[Any, Any], defaults: Mapping[str, Any]) -> None:
+    """Raise for keys of a new parameter group that look like options of it, but are not."""
+    check_lacking(group)
+    if "flatten" in group:
+        raise TypeError(
+            "FusedEmaAdam: flatten must not be in a parameter group: it is an argument of the constructor, for all"
+            " groups"
+        )
+    check_spelling(group, defaults.keys() - LACKING.keys())
+
+
+def check_spelling(group: Mapping[Any, Any], options: Collection[str]) -> None:
+    """Raise for a key of a parameter group that is almost the name of an option. All others belong to the user."""
+    for name in group:
+        if isinstance(name, str) and name not in options and name not in _SIMILAR_KEYS:
+            for close in get_close_matches(name.lower(), options, 1, _SIMILARITY):
+                raise TypeError(
+                    f"FusedEmaAdam: a parameter group has the unknown key {name!r}; did you mean {close!r}? If the key"
+                    " is your own, give it another name"
+                )
 
 
 def options_of(group: dict[str, Any]) -> tuple[Options, "EmaSchedule"]:

@@ -11,8 +11,8 @@ from torch_aclnn_ops.optim import _steps
 from torch_aclnn_ops.optim._averages import AveragingOptimizer
 from torch_aclnn_ops.optim._calls import exclusive
 from torch_aclnn_ops.optim._flat import FlatGroup
-from torch_aclnn_ops.optim._memory import check_memory, check_no_shared_memory
-from torch_aclnn_ops.optim._options import EmaSchedule, options_of, without_lacking
+from torch_aclnn_ops.optim._memory import check_memory, check_params
+from torch_aclnn_ops.optim._options import EmaSchedule, check_group, checked_names, options_of
 from torch_aclnn_ops.optim._sharding import calling_zero_optimizer
 from torch_aclnn_ops.optim._states import (
     CachedState,
@@ -62,8 +62,8 @@ class FusedEmaAdam(AveragingOptimizer):
     model are not averaged.
 
     Args:
-        params: Parameters, (name, parameter) pairs, or dicts of parameter groups, each with any of the options below.
-            Real floating point, of any shape, on any device.
+        params: Parameters, (name, parameter) pairs, or dicts of parameter groups, each with any of the options below
+            except ``flatten``, and keys of your own. Real floating point, of any shape, on any device.
         lr: Learning rate, finite and at least 0. A one-element tensor may be on the CPU or on the parameters' device;
             a step never synchronizes with it.
         betas: Decay of the moving averages of the gradient and of its square, each in [0, 1).
@@ -87,8 +87,8 @@ class FusedEmaAdam(AveragingOptimizer):
             share their storage with another tensor, and tensor subclasses.
 
     Raises:
-        TypeError: An option has the wrong type.
-        ValueError: An option is out of range, or two parameters share memory.
+        TypeError: An option has the wrong type, is one of torch's that this optimizer lacks, or is misspelled.
+        ValueError: An option is out of range, a parameter is complex, or two share memory.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -112,8 +112,9 @@ class FusedEmaAdam(AveragingOptimizer):
 
     # With this, torch.amp.GradScaler passes grad_scale and found_inf to step().
     _step_supports_amp_scaling = True
+    _check_keys = staticmethod(check_group)
 
-    @without_lacking
+    @checked_names
     def __init__(
         self,
         params: ParamsT,
@@ -167,18 +168,19 @@ class FusedEmaAdam(AveragingOptimizer):
         """Add a parameter group; missing options default to those of the constructor.
 
         Args:
-            param_group: ``params`` and any options.
+            param_group: ``params``, any options except ``flatten``, and any keys of your own, which are kept.
 
         Raises:
-            TypeError: An option has the wrong type.
-            ValueError: An option is out of range, a parameter is already in another group, or two share memory.
+            TypeError: An option has the wrong type, is one of torch's that this optimizer lacks, or is misspelled.
+            ValueError: An option is out of range, or a parameter is complex, in another group, or shares memory.
         """
         if isinstance(param_group, dict):
+            self._check_keys(param_group, self.defaults)
             options_of({**self.defaults, **param_group})
         super().add_param_group(param_group)
         try:
             zero = calling_zero_optimizer()  # its groups also have the parameters of other ranks
-            check_no_shared_memory(self.param_groups if zero is None else zero.param_groups)
+            check_params(self.param_groups if zero is None else zero.param_groups)
         except BaseException:
             self.param_groups.pop()
             raise

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torch_aclnn_ops import _extension, doctor
+from torch_aclnn_ops._switch import how_to_enable, is_disabled
 from torch_aclnn_ops._version import __version__
 from torch_aclnn_ops.verify._outcomes import Outcome, verify
 
@@ -37,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+    if is_disabled():
+        print(f"{how_to_enable()}. The checks of the optimizer are those of its PyTorch fallback.", file=sys.stderr)
     outcomes = []
     for outcome in verify(options.device, options.quick):
         outcomes.append(outcome)

@@ -1,7 +1,7 @@
 """Shared arguments of losses on a linear layer's output: numbers, token weights, and shifted labels."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any
 
@@ -112,9 +112,3 @@ def check_one_shape(function: str, **tensors: Any) -> None:
                 f"{function}: {other} must have shape {list(first.shape)}, as {name} has, but its shape is"
                 f" {list(tensor.shape)}"
             )
-
-
-def check_choice(function: str, name: str, value: object, accepted: Sequence[str]) -> None:
-    """Check that ``value`` is one of the accepted strings."""
-    if not isinstance(value, str) or value not in accepted:
-        raise ValueError(f"{function}: {name} must be one of {', '.join(map(repr, accepted))}, but it is {value!r}")

@@ -9,10 +9,10 @@ runs the kernel in ``chunks``, in compiled code as the operator in ``compiled``;
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from torch_aclnn_ops._checks import check_choice
 from torch_aclnn_ops._types import Reduction
 from torch_aclnn_ops.functional._head.arguments import (
     FRACTION,
-    check_choice,
     check_memory,
     check_number,
     check_shift,
