@@ -27,3 +27,15 @@ def test_the_extension_of_the_page_compiles_and_runs(tmp_path):
             [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900
         )
         assert result.returncode == 0, result.stdout + result.stderr
+    for blocking in ("1", "0"):
+        refused = tmp_path.joinpath("refused.py").read_text().replace('"1"', f'"{blocking}"')
+        program = refused + "\ntorch.npu.synchronize()" * (blocking == "0")
+        result = subprocess.run(
+            [sys.executable, "-m", "host_npu", "-c", program],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert "self has dtype int32 instead of float32, float16 or bfloat16" in result.stdout, result.stderr

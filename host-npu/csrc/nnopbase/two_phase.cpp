@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 
 #include "nnopbase/containers.h"
 #include "nnopbase/phase_cache.h"
@@ -25,6 +26,32 @@ class Consumed {
   private:
     aclOpExecutor* executor_;
 };
+
+// Why phase one of an operator failed last. torch_npu's macro for extensions calls phase two nevertheless, without an
+// executor, and in another thread: only that error ends its queue and is raised.
+class LastRefusal {
+  public:
+    void set(const Api& api, const std::string& text) {
+        const std::lock_guard lock(mutex_);
+        phase_one_ = api.phase_one;
+        text_ = text;
+    }
+
+    std::string of(const Api& api) {
+        const std::lock_guard lock(mutex_);
+        return phase_one_ == api.phase_one ? ", because " + phase_one_ + " failed: " + text_ : "";
+    }
+
+  private:
+    std::mutex mutex_;
+    std::string phase_one_;
+    std::string text_;
+};
+
+LastRefusal& last_refusal() {
+    static auto& refusal = *new LastRefusal;  // threads may outlive static objects
+    return refusal;
+}
 
 aclnnStatus run_individual(const Api& api, void* workspace, std::uint64_t workspace_size, aclOpExecutor* executor,
                            aclrtStream stream) {
@@ -59,6 +86,7 @@ void PhaseOne::append(const void* bytes, std::size_t size) { key_.append(static_
 
 // The key does not contain addresses, but which arguments are the same object.
 void PhaseOne::add(const aclTensor* tensor) {
+    note_if_destroyed(tensor);
     const auto first = std::find(tensors_.begin(), tensors_.end(), tensor) - tensors_.begin();
     tensors_.push_back(tensor);
     add(static_cast<std::uint8_t>(tensor == nullptr ? 0xFF : first));
@@ -75,22 +103,26 @@ void PhaseOne::add(const aclTensor* tensor) {
 
 // What may be of any length begins with it, so that no two calls have the same key; an absent one has the length -1.
 void PhaseOne::add(const aclTensorList* list) {
+    note_if_destroyed(list);
     add(list == nullptr ? std::int64_t{-1} : static_cast<std::int64_t>(list->members.size()));
     if (list == nullptr) return;
     for (const aclTensor* member : list->members) add(member);
 }
 
 void PhaseOne::add(const aclIntArray* array) {
+    note_if_destroyed(array);
     add(array == nullptr ? std::int64_t{-1} : static_cast<std::int64_t>(array->values.size()));
     if (array != nullptr) append(array->values.data(), array->values.size() * sizeof(std::int64_t));
 }
 
 void PhaseOne::add(const aclBoolArray* array) {
+    note_if_destroyed(array);
     add(array == nullptr ? std::int64_t{-1} : static_cast<std::int64_t>(array->values.size()));
     if (array != nullptr) append(array->values.data(), array->values.size());
 }
 
 void PhaseOne::add(const aclScalar* scalar) {
+    note_if_destroyed(scalar);
     add(static_cast<int>(scalar == nullptr ? ACL_DT_UNDEFINED : scalar->dtype));
     if (scalar != nullptr) append(scalar->value.data(), item_size(scalar->dtype));
 }
@@ -103,6 +135,7 @@ void PhaseOne::add(const char* text) {
 
 std::optional<aclnnStatus> PhaseOne::begin() {
     if (const auto failure = injected_failure(api_.phase_one)) return refuse(failure->first, failure->second);
+    if (has_destroyed_) return refuse(kInnerError, "an argument was destroyed before");
     if (workspace_size_ == nullptr) return refuse(kNullPointer, "workspaceSize is a null pointer");
     if (executor_ == nullptr) return refuse(kNullPointer, "executor is a null pointer");
     auto call = PhaseCache::of_this_thread().find(key_);
@@ -129,6 +162,7 @@ aclnnStatus PhaseOne::finish(Plan plan) {
 
 std::optional<aclnnStatus> PhaseOne::begin_individual(std::initializer_list<const char*> names) {
     if (const auto failure = injected_failure(api_.phase_one)) return refuse(failure->first, failure->second);
+    if (has_destroyed_) return refuse(kInnerError, "an argument was destroyed before");
     for (std::size_t index = 0; index < names.size(); ++index) {
         if (tensors_[index] == nullptr) return refuse(kNullPointer, std::string(names.begin()[index]) + " is null");
     }
@@ -159,6 +193,7 @@ aclnnStatus PhaseOne::finish_individual(Plan plan) {
 
 aclnnStatus PhaseOne::refuse(aclnnStatus status, const std::string& text) {
     if (individual_ != nullptr) release(individual_);
+    last_refusal().set(api_, text.empty() ? "status " + std::to_string(status) : text);
     if (!text.empty()) return failed(status, api_.phase_two, text);
     note_failure(std::string(api_.phase_one) + " returned " + std::to_string(status));
     return status;
@@ -185,7 +220,9 @@ bool PhaseOne::all_contiguous() const {
 
 aclnnStatus phase_two(const Api& api, void* workspace, std::uint64_t workspace_size, aclOpExecutor* executor,
                       aclrtStream stream) {
-    if (executor == nullptr) return failed(kNullPointer, api.phase_two, "executor is a null pointer");
+    if (executor == nullptr) {
+        return failed(kNullPointer, api.phase_two, "executor is a null pointer" + last_refusal().of(api));
+    }
     if (executor->magic == kIndividualMagic) return run_individual(api, workspace, workspace_size, executor, stream);
     if (executor->magic != kComposedMagic && executor->magic != kCacheWrapperMagic) {
         return failed(kInnerError, api.phase_two, "this is not an executor, or no longer one");

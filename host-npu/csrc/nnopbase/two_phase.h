@@ -63,6 +63,11 @@ class HOST_NPU_EXPORT PhaseOne {
     }
     void append(const void* bytes, std::size_t size);
 
+    template <class Object>
+    void note_if_destroyed(const Object* object) {
+        has_destroyed_ = has_destroyed_ || (object != nullptr && !object->alive);
+    }
+
     std::optional<aclnnStatus> begin();
     aclnnStatus finish(Plan plan);
     std::optional<aclnnStatus> begin_individual(std::initializer_list<const char*> names);
@@ -90,6 +95,7 @@ class HOST_NPU_EXPORT PhaseOne {
     // Per-thread buffers, so that calls do not allocate.
     std::string& key_;
     std::vector<const aclTensor*>& tensors_;
+    bool has_destroyed_ = false;
     aclOpExecutor* individual_ = nullptr;
 };
 

@@ -95,6 +95,30 @@ const Case phase_two_refusals{
         run(call);
     }};
 
+const Case refused_phase_one{
+    "life_cycle/phase_two_without_executor_says_why_phase_one_failed", [] {
+        MseLossBackward call;
+        call.reduction = 7;
+        std::uint64_t size = 0;
+        aclOpExecutor* executor = nullptr;
+        expect(call.phase_one(&size, &executor) != 0, "phase one accepts a reduction of 7");
+        recent_error();
+        expect_equal(call.phase_two(nullptr, 0, executor, nullptr), 161001, "the status without executor");
+        const auto message = recent_error().value_or("");
+        for (const auto* part : {"because aclnnMseLossBackwardGetWorkspaceSize failed: ", "reduction"}) {
+            expect(message.find(part) != std::string::npos, message);
+        }
+    }};
+
+const Case destroyed{"life_cycle/phase_one_refuses_destroyed_tensors", [] {
+                         MseLossBackward call;
+                         call.self.destroy_handle();
+                         std::uint64_t size = 0;
+                         aclOpExecutor* executor = nullptr;
+                         expect_equal(call.phase_one(&size, &executor), 561000, "phase one's status");
+                         expect(recent_error()->find("destroyed before") != std::string::npos, "another message");
+                     }};
+
 const Case small_workspace{
     "life_cycle/small_workspace_is_a_device_fault", [] {
         MseLossBackward call;
