@@ -4,8 +4,9 @@ import subprocess
 import sys
 import threading
 from contextlib import nullcontext
+from functools import partial
 
-from torch_aclnn_ops import disabled, doctor, explain, functional, nn, optim, patch, report
+from torch_aclnn_ops import _switch, disabled, doctor, explain, functional, nn, optim, patch, report
 from torch_aclnn_ops._drop_ins import DROP_INS
 from torch_aclnn_ops._operator_paths import operator_paths
 from torch_aclnn_ops._switch import is_disabled
@@ -14,6 +15,7 @@ from torch_aclnn_ops.verify import _command
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests.test_nn import MODULES
 
@@ -199,3 +201,52 @@ def test_compiled_code_follows_the_switch():
     with disabled():
         assert torch.equal(loss(INPUT), expected)
     assert torch.equal(loss(INPUT), expected)
+
+
+COMPILED = {
+    **{name: (getattr(functional, name), ARGUMENTS.get(name, (INPUT, torch.rand(4, 3)))) for name in DROP_INS},
+    "shifted labels": (partial(functional.linear_cross_entropy, shift=True), (HIDDEN, HEAD, LABELS)),
+    "probabilities of a batch": (functional.linear_cross_entropy, (HIDDEN, HEAD, torch.rand(2, 3, 5).bfloat16())),
+    "softcap": (partial(functional.linear_cross_entropy, softcap=2.0), (INPUT, INPUT, CLASSES)),
+    "linear_kl_div": (functional.linear_kl_div, (INPUT, INPUT, INPUT.detach(), INPUT.detach())),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("by_variable", [False, True])
+def test_a_call_is_compiled_in_one_graph_while_the_package_is_disabled(name, backend, by_variable, monkeypatch):
+    function, arguments = COMPILED[name]
+    switch = disabled()
+    if by_variable:
+        monkeypatch.setenv("TORCH_ACLNN_DISABLED", "1")
+        monkeypatch.setattr(_switch, "_times_disabled", _switch._initial())
+        switch = nullcontext()
+    with switch:
+        assert is_disabled()
+        expected = function(*arguments)
+        result = torch.compile(function, backend=backend, fullgraph=True)(*arguments)
+        torch.testing.assert_close(result, expected)
+        if expected.requires_grad:
+            gradients = [torch.autograd.grad(loss.sum(), INPUT)[0] for loss in (result, expected)]
+            torch.testing.assert_close(*gradients)
+
+
+def test_a_block_inside_of_a_compiled_function_breaks_its_graph():
+    def block(x):
+        with disabled():
+            return functional.mse_loss(x, x.detach() + 1)
+
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="context manager"):
+        torch.compile(block, backend="eager", fullgraph=True)(INPUT)
+    assert _node(torch.compile(block, backend="eager")(INPUT)) == "MseLossBackward0"
+
+
+def test_compiled_code_is_compiled_once_for_each_state_of_the_switch():
+    compiled = CompileCounterWithBackend("eager")
+    loss = torch.compile(lambda x: functional.mse_loss(x, x.detach() + 1), backend=compiled, fullgraph=True)
+    for _ in range(3):
+        assert _node(loss(INPUT)) != "MseLossBackward0"
+        with disabled():
+            assert _node(loss(INPUT)) == "MseLossBackward0"
+    assert compiled.frame_count == 2

@@ -73,6 +73,20 @@ def test_a_linear_cross_entropy_shows_compiled_kernels_and_their_instruction_set
     assert _linear().endswith(f"{_PLAN}; {_cpu_extension.vectors()} row kernels")
 
 
+@pytest.mark.parametrize("name", ["linear_cross_entropy", "linear_kl_div"])
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("options", [{"chunk_size": 1}, {"max_memory": 80_000}, {"reduction": "none"}], ids=str)
+def test_no_chunk_of_logits_is_computed_however_many_there_are(name, trained, options, monkeypatch):
+    rows, head = torch.rand(500, 3, requires_grad=trained), torch.rand(2000, 3, requires_grad=trained)
+    others = (torch.zeros(500).long(),) if name == "linear_cross_entropy" else (rows.detach(), head.detach())
+    monkeypatch.setattr(products.Head, "logits", None)
+    for function in (getattr(functional, name), partial(getattr(functional, name), rows, head, *others)):
+        given = () if isinstance(function, partial) else (rows, head, *others)
+        lines = explain(function, *given, **options)
+        assert lines.startswith(f"{name}: ") and ("chunks of " in lines or "reduction" in options)
+    assert name == "linear_kl_div" or lines.count("\n") == (trained and "reduction" in options)
+
+
 def test_a_call_with_bound_tensors_shows_its_chunks_too():
     tensors = torch.rand(3, 2, requires_grad=True), torch.rand(4, 2, requires_grad=True), torch.tensor([0, 1, -100])
     assert _PLAN in explain(partial(functional.linear_cross_entropy, *tensors))

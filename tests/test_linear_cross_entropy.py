@@ -329,8 +329,10 @@ def test_an_ignored_row_that_is_not_finite_leaves_the_loss_finite(options):
     assert loss.isfinite()
 
 
+@pytest.mark.parametrize("checks", [False, True])
 @pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}])
-def test_a_compiled_call_shows_a_class_outside_the_head_as_nan(options):
+def test_a_compiled_call_shows_a_class_outside_the_head_as_nan(options, checks, monkeypatch):
+    monkeypatch.setattr("torch_aclnn_ops._extension._checks_values", checks)
     # A traced value cannot be read, and a masked target would give a finite, wrong loss.
     call = torch.compile(partial(ours.linear_cross_entropy, **options), fullgraph=True, backend="aot_eager")
     assert call(torch.zeros(2, 3), torch.zeros(4, 3), torch.tensor([1, 4])).isnan()

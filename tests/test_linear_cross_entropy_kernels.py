@@ -1,6 +1,7 @@
 """linear_cross_entropy: how much it computes and holds, and its operators for compiled code."""
 
 import math
+import re
 from functools import partial
 
 from torch_aclnn_ops import explain
@@ -167,8 +168,44 @@ def test_max_memory_too_small_for_backward_raises_before_any_product(trained, re
     with _Products(1) as products, pytest.raises(ValueError, match="max_memory must be at least"):
         call()
     assert products.total == 0
-    with torch.no_grad():  # which takes the classes in parts
-        call()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_max_memory_too_small_for_a_row_of_logits_raises_without_gradients_too(dtype):
+    input, head, target = (tensor.detach() for tensor in _tensors(dtype))
+    call = partial(ours.linear_cross_entropy, input, head, target)
+    least = 4 * C + (4 * C * H if dtype == torch.bfloat16 else 0)  # 16-bit weights are upcast
+    for attempt in (call, partial(explain, call)):
+        with _Products(1) as products, pytest.raises(ValueError, match=f"^linear_cross_entropy: max_memory .*{least} "):
+            attempt(max_memory=least - 1)
+        assert products.total == 0
+    torch.testing.assert_close(call(max_memory=least), call())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "options", [{}, {"softcap": 2.0, "label_smoothing": 0.1}, {"outputs": ("entropy", "predicted_tokens")}]
+)
+def test_without_gradients_max_memory_splits_rows_and_classes_with_the_same_results(dtype, options):
+    make = Maker(dtype)
+    input, head, target = make.normal(7, H), make.normal(2500, H), make.index(2500, 7)
+    call = partial(ours.linear_cross_entropy, input, head, target, **options)
+    # 16-bit weights are upcast.
+    memory = 4 * 2500 * (3 + H * (dtype == torch.bfloat16))
+    said = explain(call, max_memory=memory)
+    assert re.search(r"rows and \d+ classes", said)
+    results = call(max_memory=memory), call()
+    if options.get("outputs"):
+        results = [(result.loss, result.entropy, result.predicted_tokens) for result in results]
+    torch.testing.assert_close(*results)
+
+
+def test_max_memory_of_a_k_dimensional_head_counts_the_features_of_the_last_dimension():
+    head = torch.randn(C, 3, 2, H, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=f"max_memory must be at least {4 * C + 4 * C * H} bytes"):
+        ours.linear_cross_entropy(
+            torch.randn(6, H, dtype=torch.bfloat16), head, torch.zeros(6, 3, 2).long(), max_memory=1
+        )
 
 
 def test_max_memory_too_small_raises_in_the_compiled_forward_pass():

@@ -174,3 +174,33 @@ def test_explain_inside_a_report_is_no_call():
     with report() as counts:
         torch_aclnn_ops.explain(functional.mse_loss, torch.ones(2, requires_grad=True), torch.ones(2))
     assert counts.as_dict()["operators"] == {}
+
+
+def _losses():
+    loss = functional.linear_cross_entropy(*ROWS) + functional.mse_loss(ROWS[0], torch.zeros(3, 2))
+    return loss + functional.linear_kl_div(*ROWS[:2], *(one.detach() for one in ROWS[:2]))
+
+
+@pytest.mark.parametrize(
+    "backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.every_nth_case(2))]
+)
+def test_in_compiled_code_losses_on_a_head_are_counted_and_other_drop_ins_are_not(backend):
+    compiled = torch.compile(_losses, backend=backend, fullgraph=True)
+    with report() as counts:
+        for _ in range(2):
+            compiled().backward()
+    operators = counts.as_dict()["operators"]
+    assert {name: operator["calls"] for name, operator in operators.items()} == {
+        "linear_cross_entropy": 2,
+        "linear_kl_div": 2,
+    }
+    places = {reason["called_from"] for operator in operators.values() for reason in operator["reasons"]}
+    assert places == {f"tests/test_report.py:{_losses.__code__.co_firstlineno}"}
+
+
+def test_a_compiled_step_of_the_optimizer_is_counted():
+    weight = torch.nn.Parameter(torch.ones(3, 4))
+    weight.grad = torch.ones(3, 4)
+    with report() as counts:
+        torch.compile(optim.FusedEmaAdam([weight]).step, backend="eager")()
+    assert counts.as_dict()["operators"]["apply_fused_ema_adam_"]["calls"] == 1

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 
+from torch_aclnn_ops._torch_compat.modes import in_dispatch_mode
+
 import torch
 
 _log = logging.getLogger("torch_aclnn_ops")
@@ -71,6 +73,11 @@ def is_logging() -> bool:
 def is_explaining() -> bool:
     """Return whether calls run on fake tensors, for :func:`explaining`."""
     return _explanation is not None
+
+
+def is_explained(tensor: torch.Tensor) -> bool:
+    """Return whether :func:`explaining` makes a call with this tensor, so that loops over chunks may be skipped."""
+    return is_explaining() and (in_dispatch_mode() or type(tensor) not in (torch.Tensor, torch.nn.Parameter))
 
 
 @contextmanager

@@ -85,6 +85,22 @@ def test_compiled_calls_are_seen_by_their_launches():
     assert str(counts) == "launches: aclnnMseLossBackward 1"
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_losses_on_a_head_are_counted_with_their_implementation(backend):
+    rows, head = (torch.rand(n, 256, device="npu").bfloat16().requires_grad_() for n in (3, 128))
+
+    def loss():
+        return functional.linear_cross_entropy(rows, head, torch.tensor([0, 1, 2], device="npu"))
+
+    with report() as counts:
+        torch.compile(loss, backend=backend, fullgraph=True)().backward()
+    operators, launches = counts.as_dict()["operators"], counts.as_dict()["launches"]
+    [online_max_sum] = operators["fused_linear_online_max_sum"]["reasons"]
+    line = loss.__code__.co_firstlineno
+    assert online_max_sum["called_from"] == f"tests/npu/test_report.py:{line}" and online_max_sum["calls"] == 1
+    assert len(launches) == len(operators) == 3
+
+
 # A raw operator stays on, and torch_npu's loss takes no float64.
 DISABLED = {name: call for name, (call, *_) in CALLS.items() if name not in ("a raw operator", "mse_loss in float64")}
 DISABLED |= {

@@ -127,7 +127,8 @@ def linear_cross_entropy(
             operators are used only then, and without ``max_memory``.
         max_memory: Bytes that may be allocated besides arguments and results (logits, and float32 accumulators of
             16-bit gradients, but not rows of the input's size); determines the chunk size, which
-            ``torch_aclnn_ops.explain`` shows. Raises before any computation if it is too small for forward or backward.
+            ``torch_aclnn_ops.explain`` shows. Without gradients, the classes are split into chunks too. Raises before
+            any computation if it is too small for forward or backward; the logits of one row must fit in any case.
         process_group: The :class:`torch.distributed.ProcessGroup` over which the vocabulary is sharded.
             ``linear_weight`` and ``linear_bias`` are this rank's shards, in rank order, of any size including 0. The
             other arguments refer to the full vocabulary and must be the same on every rank, as the results are. All

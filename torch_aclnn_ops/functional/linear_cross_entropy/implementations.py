@@ -120,10 +120,19 @@ def prepare(
         logit_options,
         RequestedOutputs(is_smoothed, "entropy" in loss_options.outputs, loss_options.needs_tokens, gradients),
     )
-    if logit_options.max_memory is not None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        if any(tensor is not None and tensor.requires_grad for tensor in inputs[:5]):
-            inputs.tile_rows()  # raises now if max_memory is too small for the backward pass
+    if logit_options.max_memory is not None and not torch.compiler.is_compiling():
+        _check_memory(inputs, shards)
     return LossCall(inputs, token_weight, loss_options, shape, shards, reduce_input_grad)
+
+
+def _check_memory(inputs: Inputs, shards: VocabularyShards | None) -> None:
+    """Raise ``ValueError`` if ``max_memory`` is too small for a forward or backward pass."""
+    # That of the largest shard, so that no rank raises alone while others wait in a collective.
+    classes = None if shards is None else max(shards.sizes)
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs[:5]):
+        inputs.tile_rows(classes)
+    else:
+        inputs.tile_statistics(classes)
 
 
 def _flatten_target(target: Tensor, linear_weight: Tensor) -> Tensor:

@@ -100,7 +100,8 @@ def linear_kl_div(
         zero_if_all_ignored: return 0 for the mean if all rows are ignored, instead of nan. The gradients are 0 in
             either case.
         chunk_size: number of rows whose logits are materialized at a time.
-        max_memory: bytes that may be allocated besides arguments and results; determines the chunk size.
+        max_memory: bytes that may be allocated besides arguments and results; determines the chunk size. Raises before
+            any computation if it is too small.
         process_group: the :class:`torch.distributed.ProcessGroup` over which the vocabulary is sharded.
             ``linear_weight``, ``linear_bias``, ``teacher_weight``, ``teacher_bias``, ``teacher_log_probs`` and
             ``teacher_probs`` then have this rank's classes, in rank order; the indices of ``teacher_top_k`` refer to
@@ -116,7 +117,8 @@ def linear_kl_div(
         the CPU it is nan if ``teacher_top_k`` has an invalid or a repeated class, because a check would synchronize.
 
     Raises:
-        IndexError: ``teacher_top_k`` has a class that is out of range (on a CPU).
+        IndexError: ``teacher_top_k`` has a class that is out of range (on a CPU in eager mode; otherwise the loss
+            is nan).
         RuntimeError: an argument of the teacher requires grad; a loss with ``process_group`` is differentiated twice.
         TypeError: an argument has the wrong type, or not exactly one teacher is given.
         ValueError: shapes do not match, or an argument has an invalid value.

@@ -8,7 +8,7 @@ mathematics in differentiable calls.
 import math
 
 from torch_aclnn_ops import _extension
-from torch_aclnn_ops._call_log import Implementation, log_call
+from torch_aclnn_ops._call_log import Implementation, is_explained, log_call
 from torch_aclnn_ops._numerics import without_autocast
 from torch_aclnn_ops.functional._head.collectives import gather_constant, sum_over_group
 from torch_aclnn_ops.functional.linear_kl_div.inputs import NAME, Inputs, Teacher
@@ -158,6 +158,8 @@ def losses_and_gradients_in_chunks(inputs: Inputs, factors: Tensor | None) -> tu
     kept = KeptRows(inputs.target, inputs.input.shape[0])
     cut = inputs.tile(kept.number)
     log_call(NAME, Implementation.FALLBACK, lambda: _describe(inputs, cut, factors is not None))
+    if is_explained(inputs.input if factors is None else factors):
+        return _empty(inputs, factors)
     kernel = _Kernel(inputs, kept, cut)
     # Without keeps_gradients, Gradients uses the shape only, and add() gets the rows.
     rows_of_input = kept.select(inputs.input) if cut.keeps_gradients else inputs.input[: kept.number]
@@ -176,6 +178,18 @@ def losses_and_gradients_in_chunks(inputs: Inputs, factors: Tensor | None) -> tu
     found = kept.expand_to_all_rows(torch.cat(losses))
     assert found is not None
     return found, (None, None, None) if total is None else _finish_gradients(inputs, total, kept)
+
+
+def _empty(inputs: Inputs, factors: Tensor | None) -> tuple[Tensor, HeadGradients]:
+    """Return uninitialized results, for fake tensors."""
+    losses = inputs.input.new_empty(inputs.input.shape[0], dtype=inputs.loss_dtype())
+    if factors is None:
+        return losses, (None, None, None)
+    input_grad, weight_grad, bias_grad = (
+        factors.new_empty(tensor.shape, dtype=tensor.dtype) if is_needed and tensor is not None else None
+        for tensor, is_needed in zip(inputs.student, inputs.options.gradients, strict=True)
+    )
+    return losses, (input_grad, weight_grad, bias_grad)
 
 
 def _finish_gradients(inputs: Inputs, total: Gradients, kept: KeptRows) -> HeadGradients:

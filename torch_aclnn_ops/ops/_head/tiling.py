@@ -18,6 +18,8 @@ _BLOCK_BYTES = 2**22
 # Logits reduced at a time take 16 MiB, which also fit in CPU caches.
 _REDUCED_BYTES = 2**24
 _REDUCED_ROWS = 2048
+# Parts of the vocabulary have at least about as many classes, because each costs some kernels.
+_CLASSES_PER_PART = 1024
 # The gradients of all logits are kept in bfloat16 if they need at most twice the memory of the head in float32.
 _KEPT_ROWS_PER_FEATURE = 4
 
@@ -97,27 +99,58 @@ class Tiling:
         return f"{number} chunk{'s' if number > 1 else ''} of {rows} rows{classes}, {held}"
 
 
-def tile_statistics(sizes: Sizes, options: LogitOptions, copies: int = 1) -> Tiling:
+def tile_statistics(sizes: Sizes, options: LogitOptions, copies: int = 1, numbers: int = 0) -> Tiling:
     """Choose chunks of rows and classes for reductions, where the logits of a full row are not needed at once.
 
-    ``copies`` is the number of tensors of the logits' size that are alive at the same time.
+    ``copies`` is the number of tensors of the logits' size that are alive at the same time, and ``numbers`` how many
+    numbers per row are kept for each part of the vocabulary until the parts are combined.
     """
-    rows, classes, features = sizes.rows, sizes.classes, sizes.features
-    itemsize = sizes.wide_itemsize
-    widened = features * itemsize if sizes.is_widened else 0
+    rows, classes, itemsize = sizes.rows, sizes.classes, sizes.wide_itemsize
+    row, kept = itemsize * copies, itemsize * numbers  # bytes of a row, per class and per part of the vocabulary
+    widened = sizes.features * itemsize if sizes.is_widened else 0
     rows_per_chunk = max(min(options.chunk_size or _REDUCED_ROWS, rows), 1)
-    budget = min(_REDUCED_BYTES, options.max_memory or _REDUCED_BYTES)
-    classes_per_chunk = budget // (rows_per_chunk * itemsize * copies + widened)
-    if options.max_memory is not None and classes_per_chunk < 1:
-        rows_per_chunk = (budget - widened) // (itemsize * copies)
-        if rows_per_chunk < 1:
-            _raise_too_little_memory(options, itemsize * copies + widened)
-    if not sizes.is_cpu and options.max_memory is None:
+    if options.max_memory is not None:
+        rows_per_chunk, classes_per_chunk = _pieces_within(options, sizes, copies, kept, rows_per_chunk)
+    elif sizes.is_cpu:
+        classes_per_chunk = _REDUCED_BYTES // (rows_per_chunk * row + widened)
+    else:
         # On a device, fewer launches matter more than caches, so chunks are as large as in tile_rows.
-        classes_per_chunk = LOGITS_BYTES // (rows_per_chunk * itemsize * copies)
+        classes_per_chunk = LOGITS_BYTES // (rows_per_chunk * row)
     classes_per_chunk = min(max(classes_per_chunk, 1), classes)
-    held = classes_per_chunk * (rows_per_chunk * itemsize * copies + widened)
+    held = classes_per_chunk * (rows_per_chunk * row + widened)
+    if classes_per_chunk < classes:
+        held += -(-classes // classes_per_chunk) * rows_per_chunk * kept
     return Tiling(rows, classes, rows_per_chunk, classes_per_chunk, classes_per_chunk, False, held)
+
+
+def _pieces_within(options: LogitOptions, sizes: Sizes, copies: int, kept: int, most_rows: int) -> tuple[int, int]:
+    """Return how many rows and classes of logits ``max_memory`` allows, or raise ``ValueError`` if it is too small.
+
+    The time of a call grows with the number of pieces, so they have one row and :data:`_CLASSES_PER_PART` classes at
+    least, and ``max_memory`` is at least one row of all logits, as in :func:`tile_rows`.
+    """
+    assert options.max_memory is not None
+    row = sizes.wide_itemsize * copies
+    widened = sizes.features * sizes.wide_itemsize if sizes.is_widened else 0
+    parts = -(-sizes.classes // min(_CLASSES_PER_PART, _classes_per_block(sizes)))
+    fewest = -(-sizes.classes // parts)
+    kept = kept * parts if parts > 1 else 0
+    min_bytes = _Costs(sizes, _classes_per_block(sizes), copies, False, False).held(1)
+    min_bytes = max(min_bytes, fewest * (row + widened) + kept)
+    if options.max_memory < min_bytes:
+        _raise_too_little_memory(options, min_bytes)
+    rows = min(most_rows, (options.max_memory - fewest * widened) // (fewest * row + kept))
+    per_class = rows * row + widened
+    if sizes.classes * per_class <= min(_REDUCED_BYTES, options.max_memory):
+        return rows, sizes.classes
+    return rows, max(min(_REDUCED_BYTES, options.max_memory - rows * kept) // per_class, fewest)
+
+
+def _classes_per_block(sizes: Sizes) -> int:
+    """Return how many classes a matrix product has."""
+    if not sizes.is_cpu and not sizes.is_widened:
+        return sizes.classes
+    return max(min(_BLOCK_BYTES // max(sizes.features * sizes.wide_itemsize, 1), sizes.classes), 1)
 
 
 class _Costs:
@@ -167,11 +200,9 @@ def tile_rows(
     ``with_gradient``: whether the gradient of the head is needed. ``units``: whether the device has native matrix
     instructions for the head's dtype. The other arguments are those of :func:`tile_statistics`.
     """
-    rows, classes, features = sizes.rows, sizes.classes, sizes.features
-    block = max(min(_BLOCK_BYTES // max(features * sizes.wide_itemsize, 1), classes), 1)
-    if not sizes.is_cpu and not sizes.is_widened:
-        block = classes
-    keeps_gradients = units and with_gradient and rows <= _KEPT_ROWS_PER_FEATURE * features
+    rows, classes = sizes.rows, sizes.classes
+    block = _classes_per_block(sizes)
+    keeps_gradients = units and with_gradient and rows <= _KEPT_ROWS_PER_FEATURE * sizes.features
     costs = _Costs(sizes, block, copies, with_gradient, keeps_gradients)
     if options.chunk_size is not None:
         rows_per_chunk = options.chunk_size

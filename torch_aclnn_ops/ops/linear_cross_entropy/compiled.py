@@ -55,11 +55,7 @@ def _statistics(*args: Any) -> list[Tensor]:
 
 @_statistics.register_fake
 def _statistics_fake(*args: Any) -> list[Tensor]:
-    input, requested = args[0], _inputs(args).requested
-    dtypes = [accumulation_dtype(input.dtype)] * (1 + requested.differentiable) + [
-        torch.int64
-    ] * requested.predicted_tokens
-    return [input.new_empty(input.shape[0], dtype=dtype) for dtype in dtypes]
+    return _inputs(args).empty_statistics()
 
 
 @torch.library.custom_op(

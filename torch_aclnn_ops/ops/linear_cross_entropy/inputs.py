@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch_aclnn_ops._autograd.derivatives import scatter
+from torch_aclnn_ops._numerics import accumulation_dtype
 from torch_aclnn_ops.ops._head import tiling
 from torch_aclnn_ops.ops._head.kept_rows import KeptRows
 from torch_aclnn_ops.ops._head.products import has_bfloat16_units
@@ -29,6 +30,11 @@ class RequestedOutputs:
         """The number of differentiable statistics."""
         return 2 + self.weighted + self.entropy
 
+    @property
+    def numbers_per_part(self) -> int:
+        """How many numbers per row are kept for each part of the vocabulary: statistics, a stack of them, and sums."""
+        return 2 * (2 + self.differentiable + 2 * self.predicted_tokens) + 4
+
     def name(self, results: Sequence[Any]) -> Statistics:
         """Convert a sequence of the requested results to :class:`Statistics`."""
         return Statistics(*scatter((True, True, True, self.weighted, self.entropy, self.predicted_tokens), results))
@@ -50,21 +56,41 @@ class Inputs(NamedTuple):
         """Whether there is no bias, no softcap, and the targets are class indices."""
         return self.linear_bias is None and self.options.softcap is None and not self.target.is_floating_point()
 
-    def tile_statistics(self) -> Tiling:
-        """Choose chunks of rows and classes if only statistics are needed."""
-        return tiling.tile_statistics(self._sizes(), self.options, self._copies())
+    def tile_statistics(self, classes: int | None = None) -> Tiling:
+        """Choose chunks of rows and classes if only statistics are needed; raises as :meth:`tile_rows` does."""
+        return tiling.tile_statistics(
+            self._sizes(classes), self.options, self._copies(), self.requested.numbers_per_part
+        )
 
-    def tile_rows(self) -> Tiling:
-        """Choose chunks of full rows, for gradients; raise ``ValueError`` if ``max_memory`` is too small."""
+    def tile_rows(self, classes: int | None = None) -> Tiling:
+        """Choose chunks of full rows, for gradients; raise ``ValueError`` if ``max_memory`` is too small.
+
+        ``classes`` replaces the number of classes of the head.
+        """
         weight, needs_weight_gradient = self.linear_weight, self.requested.gradients[1]
         units = weight.dtype == torch.bfloat16 and has_bfloat16_units(weight)
         has_numbers = type(self.input.shape[0]) is int and not torch.compiler.is_compiling()
         tile_rows = tiling.tile_rows_cached if has_numbers else tiling.tile_rows
-        return tile_rows(self._sizes(), self.options, self._copies(), needs_weight_gradient, units)
+        return tile_rows(self._sizes(classes), self.options, self._copies(), needs_weight_gradient, units)
 
-    def _sizes(self) -> Sizes:
+    def empty_statistics(self) -> list[Tensor]:
+        """Return uninitialized tensors of the requested statistics, for fake tensors."""
+        floats = [accumulation_dtype(self.input.dtype)] * (1 + self.requested.differentiable)
+        dtypes = [*floats, *[torch.int64] * self.requested.predicted_tokens]
+        return [self.input.new_empty(self.input.shape[0], dtype=dtype) for dtype in dtypes]
+
+    def empty_gradients(self, like: Tensor) -> list[Tensor | None]:
+        """Return uninitialized tensors of the requested gradients, which are fake if ``like`` is."""
+        tensors = (self.input, self.linear_weight, self.linear_bias)
+        return [
+            like.new_empty(tensor.shape, dtype=tensor.dtype) if is_needed and tensor is not None else None
+            for tensor, is_needed in zip(tensors, self.requested.gradients, strict=True)
+        ]
+
+    def _sizes(self, classes: int | None) -> Sizes:
         weight = self.linear_weight
-        return Sizes(self.input.shape[0], weight.shape[0], weight.shape[1], weight.dtype, weight.is_cpu)
+        classes = weight.shape[0] if classes is None else classes
+        return Sizes(self.input.shape[0], classes, weight.shape[-1], weight.dtype, weight.is_cpu)
 
     def _copies(self) -> int:
         """Return the number of tensors of the logits' size that are alive at the same time."""

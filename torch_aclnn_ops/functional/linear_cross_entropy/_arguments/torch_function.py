@@ -1,7 +1,7 @@
 """The arguments of PyTorch's function of the same name: which are supported, and the call of that function."""
 
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch_aclnn_ops._call_log import Implementation, log_call
 from torch_aclnn_ops._numerics import accumulation_dtype
@@ -126,8 +126,18 @@ def call_torch(given: TorchArguments, torch_options: "LinearCrossEntropyOptions 
     """Call PyTorch's function of the same name, or ``linear`` and ``cross_entropy`` if it does not exist."""
     input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing = given
     if public.linear_cross_entropy is not None:
-        options = dict[str, Any](zip(given._fields[3:], given[3:], strict=True), options=torch_options)
-        return call_torch_function(public.linear_cross_entropy, input, linear_weight, target, **options)
+        return call_torch_function(
+            public.linear_cross_entropy,
+            input,
+            linear_weight,
+            target,
+            linear_bias=linear_bias,
+            weight=weight,
+            reduction=reduction,
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+            options=torch_options,
+        )
     log_call("linear_cross_entropy", Implementation.TORCH, why_left_to_torch)
     _check_shapes(input, linear_weight, linear_bias)
     shape = (*input.shape[:-1], *linear_weight.shape[:-1])
