@@ -65,11 +65,12 @@ def _calls(operator: Any, shape: tuple[int, ...], dtype: Any) -> list[str]:
     needed = [argument for argument in operator._schema.arguments if not argument.has_default_value()]
     positional = [_value(argument, shape, dtype) for argument in needed if not argument.kwarg_only]
     named = {argument.name: _value(argument, shape, dtype) for argument in needed if argument.kwarg_only}
-    torch.npu.synchronize()
+    npu: Any = torch.npu  # type: ignore[attr-defined]
+    npu.synchronize()
     host_npu.reset()
     host_npu.count_calls()
     refused = []
-    for call in (lambda: operator(*positional, **named), torch.npu.synchronize):
+    for call in (lambda: operator(*positional, **named), npu.synchronize):
         try:
             call()
         except Exception as error:
