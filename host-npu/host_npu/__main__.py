@@ -1,6 +1,7 @@
 """Run a program with simulated NPUs: ``python -m host_npu train.py ...``."""
 
 import argparse
+import os
 import runpy
 import signal
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import host_npu
-from host_npu import _operators
+from host_npu import _called, _operators
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -86,7 +87,8 @@ def _list(name: str | None, parser: argparse.ArgumentParser) -> None:
     if name is None:
         print(_operators.page(), end="")
         return
-    lines = _operators.found(name)
+    function = name.rpartition(".")[2]
+    lines = _operators.found(name, _called.operators_of(function), os.environ["HOST_NPU_SOC"])
     if not lines:
         parser.exit(1, f"{parser.prog}: torch_npu calls no operator of CANN with {name} in its name\n")
     print("\n".join(lines))

@@ -3,6 +3,7 @@
 import difflib
 import re
 import textwrap
+from collections.abc import Sequence
 
 from host_npu import _libraries
 
@@ -58,7 +59,8 @@ A refused operator raises "the host NPU does not simulate aclnnX" at the call, a
 **From a function of torch_npu to its operator:** leave out `npu_` and the underscores. `npu_rms_norm` calls
 `aclnnRmsNorm`, others a version of it: `npu_grouped_matmul` calls `aclnnGroupedMatmulV5`. Other names: {other_names}.
 torch_npu selects the operator by the chip, too: on Ascend950, `npu_fusion_attention` calls
-`aclnnFlashAttentionScoreV4`, which is refused.
+`aclnnFlashAttentionScoreV4`. `python -m host_npu --soc Ascend950 --list npu_fusion_attention` begins with what is
+called.
 
 **ATB** (operators for serving): ReshapeAndCache, Rope, SelfAttention (PA_ENCODER and PREFIX_ENCODER), PagedAttention,
 GroupTopk and Linear with accumulation are computed by a formula, without quantization. The others are refused.
@@ -70,9 +72,9 @@ _GRAPH_OPERATORS = """\
 These functions of torch_npu 2.13, among others, are computed by graph operators (aclop) on the default chip, and
 refused at the call: {functions}.
 
-`torch.npu.set_compile_mode(jit_compile=False)`, which many programs call, changes nothing: it is the default. After
-`jit_compile=True`, PyTorch's operators need graph operators, too. These are simulated: {simulated}. The next
-synchronization refuses the others.
+`torch.npu.set_compile_mode(jit_compile=False)`, which many programs call, is the default, except on Ascend910 and
+Ascend310P. With `jit_compile=True`, PyTorch's operators need graph operators, too. These are simulated: {simulated}.
+The next synchronization refuses the others.
 """
 
 
@@ -182,16 +184,31 @@ def nearest(name: str) -> str | None:
     return f"{found}GetWorkspaceSize" if is_first_phase else found
 
 
-def found(name: str) -> list[str]:
+def _line(operator: str, answers: dict[str, str]) -> str:
+    if operator in answers:
+        title = _TITLES[answers[operator]]
+        return f"{operator}: {title[0].lower()}{title[1:]}"
+    is_simulated = operator in _libraries.graph_operators()
+    return f"{operator}: {'simulated' if is_simulated else 'refused'}, a graph operator (aclop)"
+
+
+def found(name: str, called: Sequence[str] = (), soc: str = "") -> list[str]:
     """Return a line for each operator with a name in its own, and what refusals mean; the host NPU must be enabled.
 
-    Refused operators come last, and the most similar names first.
+    Refused operators come last, and the most similar names first. Before all of them come those that the function of
+    this name has called on a chip.
     """
     function = name.rpartition(".")[2]
-    lines = [f"{function}: refused, a graph operator (aclop)"] if function in _GRAPH_FUNCTIONS else []
+    lines = [f"{function}: refused, a graph operator (aclop)"] if function in _GRAPH_FUNCTIONS and not called else []
     wanted, answers = _wanted(name), _all_answers()
     alike = _alike(wanted, answers)
-    for operator in alike:
-        title = _TITLES[answers[operator]]
-        lines.append(f"{operator}: {title[0].lower()}{title[1:]}")
+    if called:
+        lines += [
+            f"torch_npu.{function} calls on {soc}, with its required arguments:",
+            *(_line(operator, answers) for operator in called),
+        ]
+    others = [operator for operator in alike if operator not in called]
+    if called and others:
+        lines.append("Others with this name:")
+    lines += [_line(operator, answers) for operator in others]
     return lines + _notes(wanted, {operator: answers[operator] for operator in alike})

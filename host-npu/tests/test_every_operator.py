@@ -86,6 +86,21 @@ def test_the_page_of_operators_is_what_the_list_prints():
     assert _run("--list").stdout == _PAGE.read_text(), "python -m host_npu --list > docs/operators.md"
 
 
+@pytest.mark.parametrize(
+    ("soc", "function", "operator"),
+    [
+        ("Ascend910B", "npu_rms_norm", "aclnnRmsNorm: computed by a formula"),
+        ("Ascend310P", "npu_rms_norm", "RmsNorm: refused, a graph operator (aclop)"),
+        ("Ascend950", "torch_npu.npu_fusion_attention", "aclnnFlashAttentionScoreV4: computed by a formula"),
+    ],
+)
+def test_the_list_begins_with_what_the_function_calls_on_the_chip(soc, function, operator):
+    lines = _run("--soc", soc, "--list", function).stdout.splitlines()
+    assert lines[0] == f"torch_npu.{function.rpartition('.')[2]} calls on {soc}, with its required arguments:"
+    assert lines[1].startswith(operator) and lines[2] == "Others with this name:"
+    assert not [line for line in lines[3:] if line.startswith(operator)]
+
+
 def test_the_list_ends_quietly_where_nobody_reads_on():
     reader, writer = os.pipe()
     os.close(reader)

@@ -21,9 +21,16 @@
 
 namespace {
 
+// Whether CANN compiles graph operators at the call unless a program sets ACL_OP_JIT_COMPILE: on older architectures.
+// torch_npu asks for it, and then calls graph operators instead of aclnn functions.
+bool compiles_at_calls_by_default() {
+    return host_npu::soc() == host_npu::Soc::Ascend910 || host_npu::soc() == host_npu::Soc::Ascend310P;
+}
+
 struct Options {
     std::mutex mutex;
-    std::map<aclCompileOpt, std::string> values{{ACL_OP_JIT_COMPILE, "disable"}};
+    std::map<aclCompileOpt, std::string> values{
+        {ACL_OP_JIT_COMPILE, compiles_at_calls_by_default() ? "enable" : "disable"}};
 };
 
 Options& options() {
@@ -49,24 +56,33 @@ aclError unless_it_fails(const std::string& function, const Body& body) {
     return body();
 }
 
-std::string no_graph_operator(const std::string& name) {
-    return "the host NPU does not simulate the graph operator (aclop) of " + name +
-           "; python -m host_npu --list shows what is simulated";
+// Says what helps, which depends on whether graph operators are compiled at calls: then torch_npu calls more of them.
+std::string no_graph_operator(const std::optional<std::string>& name) {
+    auto& all = options();
+    const std::lock_guard lock(all.mutex);
+    const auto refused = "the host NPU does not simulate the graph operator (aclop) of " + name.value_or("this call");
+    if (all.values[ACL_OP_JIT_COMPILE] == "enable") {
+        return refused + "; after torch.npu.set_compile_mode(jit_compile=False), torch_npu calls fewer of them";
+    }
+    if (!name) {
+        return refused + "; after torch.npu.set_compile_mode(jit_compile=True), the next synchronization names it";
+    }
+    return refused + "; the end of python -m host_npu --list says which are simulated";
 }
 
 // torch_npu sets ACL_OP_JIT_COMPILE in the thread of the caller when it has described a graph operator and before it
 // puts it into its queue, where a refusal would end the queue. It does not say which operator, but of all only Identity
-// casts to or from FRACTAL_NZ.
+// casts to or from a private format.
 bool is_about_to_queue_graph_operator() {
     const auto [from, to] = host_npu::take_described();
     if (to == nullptr) return false;
     const bool is_cast = from != nullptr && from->type == to->type && from->dims == to->dims &&
-                         (from->storage_format == ACL_FORMAT_FRACTAL_NZ || to->storage_format == ACL_FORMAT_FRACTAL_NZ);
+                         (host_npu::is_private(from->storage_format) || host_npu::is_private(to->storage_format));
     return !is_cast;
 }
 
-// Returns the name of torch_npu's operator that the calling thread is in.
-std::string operator_on_stack() {
+// Returns the name of torch_npu's operator that the calling thread is in, if one is found.
+std::optional<std::string> operator_on_stack() {
     std::array<void*, 64> frames{};
     const auto count = backtrace(frames.data(), static_cast<int>(frames.size()));
     for (const auto* const frame : std::span(frames).first(static_cast<std::size_t>(count))) {
@@ -80,7 +96,7 @@ std::string operator_on_stack() {
             return std::string(name.substr(scope.size(), name.find('(') - scope.size()));
         }
     }
-    return "this call";
+    return std::nullopt;
 }
 
 std::map<std::string, host_npu::GraphOperator>& simulated() {
@@ -150,7 +166,7 @@ aclError aclSetCompileopt(aclCompileOpt opt, const char* value) {
             if (is_about_to_queue_graph_operator() && !has_compiled_at_calls) {
                 const auto name = operator_on_stack();
                 // With allow_internal_format=False, the result of a cast is in a base format, and Identity copies it.
-                if (name.find("npu_format_cast") == std::string::npos) {
+                if (!name || name->find("npu_format_cast") == std::string::npos) {
                     return refuse(ACL_ERROR_OP_NOT_FOUND, no_graph_operator(name));
                 }
             }

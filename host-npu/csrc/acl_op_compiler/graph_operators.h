@@ -29,6 +29,19 @@ using GraphOperator = std::optional<std::string> (*)(const GraphCall& call);
 // Lets an operator of the name be run by a function. Call it while a library is loaded.
 HOST_NPU_EXPORT void simulate_graph_operator(const char* name, GraphOperator run);
 
+// Whether tensors in this format are stored in another order than their rows.
+inline bool is_private(aclFormat format) {
+    return format == ACL_FORMAT_FRACTAL_NZ || format == ACL_FORMAT_NC1HWC0 || format == ACL_FORMAT_FRACTAL_Z ||
+           format == ACL_FRACTAL_Z_3D;
+}
+
+// Whether the tensor's format is simulated and has a place for every element.
+HOST_NPU_EXPORT bool has_places(const aclTensorDesc& desc);
+
+// Copies between two such tensors of the same dtype and shape, from and to memory that the host can access.
+HOST_NPU_EXPORT void copy_elements(const aclTensorDesc& from, const void* source, const aclTensorDesc& to,
+                                   void* destination);
+
 // Casts between formats: a copy of a tensor of the same dtype and shape.
 std::optional<std::string> run_identity(const GraphCall& call);
 

@@ -22,79 +22,128 @@ bool all_at_least(std::int64_t least, const Sizes& dims) {
     return std::ranges::all_of(dims, [=](std::int64_t size) { return size >= least; });
 }
 
-// A matrix, or several, in memory.
-class Placement {
-  public:
-    explicit Placement(const aclTensorDesc& desc)
-        : tiled_(desc.storage_format == ACL_FORMAT_FRACTAL_NZ),
-          rows_(desc.dims.size() < 2 ? 1 : desc.dims[desc.dims.size() - 2]),
-          columns_(desc.dims.empty() ? 1 : desc.dims.back()) {
-        if (!tiled_) return;
-        const auto* const tiles = &desc.storage_dims[desc.storage_dims.size() - 4];
-        column_tiles_ = tiles[0];
-        row_tiles_ = tiles[1];
-        tile_rows_ = tiles[2];
-        tile_columns_ = tiles[3];
-    }
+// Where a tensor in a base format, or in a private one, has its elements. The offset of an element is the sum of one
+// number for each of its indices: in private formats, some dimensions are split into blocks.
+using Offsets = std::vector<Sizes>;
 
-    static bool knows(const aclTensorDesc& desc) {
-        if (!all_at_least(0, desc.dims)) return false;
-        if (desc.storage_format != ACL_FORMAT_FRACTAL_NZ) {
-            return desc.storage_format == desc.format && all_at_least(0, desc.storage_dims) &&
-                   product(desc.storage_dims) == product(desc.dims);
-        }
-        return desc.dims.size() >= 2 && desc.storage_dims.size() == desc.dims.size() + 2 &&
-               (product(desc.dims) == 0 || has_room(desc));
+// Of the indices below `size`: `block` of them lie `within` apart, and the blocks `between`.
+Sizes offsets(std::int64_t size, std::int64_t block, std::int64_t between, std::int64_t within) {
+    Sizes all(static_cast<std::size_t>(size));
+    for (std::int64_t index = 0; index < size; ++index) {
+        all[static_cast<std::size_t>(index)] = index / block * between + index % block * within;
     }
+    return all;
+}
 
+Sizes offsets(std::int64_t size, std::int64_t stride) { return offsets(size, 1, stride, 0); }
+
+Offsets of_rows(const Sizes& dims) {
+    Offsets all(dims.size());
+    std::int64_t stride = 1;
+    for (auto dim = dims.size(); dim-- > 0; stride *= dims[dim]) all[dim] = offsets(dims[dim], stride);
+    return all;
+}
+
+// FRACTAL_NZ: columns of tiles follow one another, in each of them its tiles from top to bottom.
+std::optional<Offsets> of_tiles(const Sizes& dims, const Sizes& stored) {
+    if (dims.size() < 2 || stored.size() != dims.size() + 2 || !all_at_least(1, stored)) return std::nullopt;
+    const auto matrices = dims.size() - 2;
+    const auto* const tiles = &stored[matrices];
+    const auto column_tiles = tiles[0], row_tiles = tiles[1], tile_rows = tiles[2], tile_columns = tiles[3];
     // Whether the tiles have a place for every element.
-    static bool has_room(const aclTensorDesc& desc) {
-        if (!all_at_least(1, desc.storage_dims)) return false;
-        const Placement tiles(desc);
-        const auto matrices = desc.dims.size() - 2;
-        return std::equal(desc.dims.begin(), desc.dims.begin() + static_cast<std::ptrdiff_t>(matrices),
-                          desc.storage_dims.begin()) &&
-               saturated_product(tiles.row_tiles_, tiles.tile_rows_) >= tiles.rows_ &&
-               saturated_product(tiles.column_tiles_, tiles.tile_columns_) >= tiles.columns_;
+    if (!std::equal(dims.begin(), dims.begin() + static_cast<std::ptrdiff_t>(matrices), stored.begin()) ||
+        saturated_product(row_tiles, tile_rows) < dims[matrices] ||
+        saturated_product(column_tiles, tile_columns) < dims[matrices + 1]) {
+        return std::nullopt;
     }
-
-    // Columns of tiles follow one another, in each of them its tiles from top to bottom.
-    std::int64_t offset(std::int64_t matrix, std::int64_t row, std::int64_t column) const {
-        if (!tiled_) return (matrix * rows_ + row) * columns_ + column;
-        const auto tile = (matrix * column_tiles_ + column / tile_columns_) * row_tiles_ + row / tile_rows_;
-        return (tile * tile_rows_ + row % tile_rows_) * tile_columns_ + column % tile_columns_;
+    auto all = of_rows(Sizes(stored.begin(), stored.end() - 4));
+    const auto tile = tile_rows * tile_columns, matrix = column_tiles * row_tiles * tile;
+    for (auto& each : all) {
+        for (auto& offset : each) offset *= matrix;
     }
+    all.push_back(offsets(dims[matrices], tile_rows, tile, tile_columns));
+    all.push_back(offsets(dims[matrices + 1], tile_columns, row_tiles * tile, 1));
+    return all;
+}
 
-    std::int64_t rows() const { return rows_; }
-    std::int64_t columns() const { return columns_; }
+std::int64_t blocks_of(std::int64_t size, std::int64_t block) { return (size + block - 1) / block; }
 
-  private:
-    bool tiled_;
-    std::int64_t rows_;
-    std::int64_t columns_;
-    std::int64_t column_tiles_ = 0;
-    std::int64_t row_tiles_ = 0;
-    std::int64_t tile_rows_ = 0;
-    std::int64_t tile_columns_ = 0;
-};
+// NC1HWC0: images whose channels are split into blocks, which come last. A vector is one of channels.
+std::optional<Offsets> of_channel_blocks(const Sizes& dims, const Sizes& stored) {
+    if ((dims.size() != 1 && dims.size() != 4) || stored.size() != 5 || !all_at_least(1, stored)) return std::nullopt;
+    const auto image = dims.size() == 4 ? dims : Sizes{1, dims[0], 1, 1};
+    const auto block = stored[4], blocks = blocks_of(image[1], block);
+    if (stored != Sizes{image[0], blocks, image[2], image[3], block}) return std::nullopt;
+    const auto row = image[3] * block, plane = image[2] * row;
+    auto channels = offsets(image[1], block, plane, 1);
+    if (dims.size() == 1) return Offsets{channels};
+    return Offsets{offsets(image[0], blocks * plane), channels, offsets(image[2], row), offsets(image[3], block)};
+}
 
-void copy(const aclTensorDesc& from, const std::byte* source, const aclTensorDesc& to, std::byte* destination) {
-    const auto size = item_size(to.type);
-    const Placement read(from), write(to);
-    // What is behind the last row and column of the tiles.
-    std::memset(destination, 0, static_cast<std::size_t>(product(to.storage_dims)) * size);
-    const auto matrices = product(to.dims) / (write.rows() * write.columns());
-    for (std::int64_t matrix = 0; matrix < matrices; ++matrix) {
-        for (std::int64_t row = 0; row < write.rows(); ++row) {
-            for (std::int64_t column = 0; column < write.columns(); ++column) {
-                std::memcpy(destination + static_cast<std::size_t>(write.offset(matrix, row, column)) * size,
-                            source + static_cast<std::size_t>(read.offset(matrix, row, column)) * size, size);
+// FRACTAL_Z and FRACTAL_Z_3D: the weights of a convolution. Tiles of output by input channels, for each position.
+std::optional<Offsets> of_weights(const Sizes& dims, const Sizes& stored) {
+    if ((dims.size() != 4 && dims.size() != 5) || stored.size() != 4 || !all_at_least(1, stored)) return std::nullopt;
+    const auto rows = stored[2], columns = stored[3], tile = rows * columns;
+    const auto inputs = blocks_of(dims[1], columns), outputs = blocks_of(dims[0], rows);
+    const bool is_3d = dims.size() == 5;
+    const auto depth = is_3d ? dims[2] : 1, height = dims[dims.size() - 2], width = dims.back();
+    if (stored != Sizes{depth * inputs * height * width, outputs, rows, columns}) return std::nullopt;
+    const auto place = outputs * tile, row = width * place, plane = height * row;
+    Offsets all{offsets(dims[0], rows, tile, columns), offsets(dims[1], columns, plane, 1)};
+    if (is_3d) all.push_back(offsets(depth, inputs * plane));
+    all.push_back(offsets(height, row));
+    all.push_back(offsets(width, place));
+    return all;
+}
+
+// Nothing if the format is not simulated, or has no place for every element.
+std::optional<Offsets> placement(const aclTensorDesc& desc) {
+    if (!all_at_least(0, desc.dims)) return std::nullopt;
+    switch (desc.storage_format) {
+        case ACL_FORMAT_FRACTAL_NZ:
+            return of_tiles(desc.dims, desc.storage_dims);
+        case ACL_FORMAT_NC1HWC0:
+            return of_channel_blocks(desc.dims, desc.storage_dims);
+        case ACL_FORMAT_FRACTAL_Z:
+        case ACL_FRACTAL_Z_3D:
+            return of_weights(desc.dims, desc.storage_dims);
+        default:
+            if (desc.storage_format != desc.format || !all_at_least(0, desc.storage_dims) ||
+                product(desc.storage_dims) != product(desc.dims)) {
+                return std::nullopt;
             }
-        }
+            return of_rows(desc.dims);
     }
 }
 
+// Copies the elements from `dim` on.
+void copy(const Offsets& read, const std::byte* source, const Offsets& write, std::byte* destination, std::size_t size,
+          std::size_t dim) {
+    if (dim == read.size()) {
+        std::memcpy(destination, source, size);
+        return;
+    }
+    for (std::size_t index = 0; index < read[dim].size(); ++index) {
+        copy(read, source + static_cast<std::size_t>(read[dim][index]) * size, write,
+             destination + static_cast<std::size_t>(write[dim][index]) * size, size, dim + 1);
+    }
+}
+
+std::size_t stored_bytes(const aclTensorDesc& desc) {
+    return static_cast<std::size_t>(
+        saturated_product(product(desc.storage_dims), static_cast<std::int64_t>(item_size(desc.type))));
+}
+
 }  // namespace
+
+bool has_places(const aclTensorDesc& desc) { return placement(desc).has_value(); }
+
+void copy_elements(const aclTensorDesc& from, const void* source, const aclTensorDesc& to, void* destination) {
+    // What pads the blocks.
+    std::memset(destination, 0, stored_bytes(to));
+    copy(placement(from).value(), static_cast<const std::byte*>(source), placement(to).value(),
+         static_cast<std::byte*>(destination), item_size(to.type), 0);
+}
 
 std::optional<std::string> run_identity(const GraphCall& call) {
     if (call.inputs.size() != 1 || call.outputs.size() != 1) return "it has one input and one output";
@@ -103,18 +152,15 @@ std::optional<std::string> run_identity(const GraphCall& call) {
     if (from.type != to.type || from.dims != to.dims || item_size(to.type) == 0) {
         return "its output has another dtype or another shape than its input";
     }
-    if (!Placement::knows(from) || !Placement::knows(to)) {
+    if (product(to.dims) == 0 && all_at_least(0, to.dims)) return std::nullopt;
+    if (!has_places(from) || !has_places(to)) {
         return "its formats are " + std::to_string(from.storage_format) + " and " + std::to_string(to.storage_format) +
-               "; only the base formats are simulated, and FRACTAL_NZ with tiles for the whole matrix";
+               "; only the base formats, FRACTAL_NZ, NC1HWC0, FRACTAL_Z and FRACTAL_Z_3D are simulated, with a place "
+               "for every element";
     }
-    if (product(to.dims) == 0) return std::nullopt;
     const auto status = enqueue(call.stream, call.name, [input = call.inputs[0], output = call.outputs[0]] {
-        const auto on_host = [](const aclTensorDesc& desc, const aclDataBuffer& buffer) {
-            const auto bytes = static_cast<std::size_t>(
-                saturated_product(product(desc.storage_dims), static_cast<std::int64_t>(item_size(desc.type))));
-            return static_cast<std::byte*>(host_alias(buffer.data, bytes));
-        };
-        copy(input.desc, on_host(input.desc, input.memory), output.desc, on_host(output.desc, output.memory));
+        copy_elements(input.desc, host_alias(input.memory.data, stored_bytes(input.desc)), output.desc,
+                      host_alias(output.memory.data, stored_bytes(output.desc)));
     });
     if (status != ACL_SUCCESS) return "the launch failed with status " + std::to_string(status);
     return std::nullopt;

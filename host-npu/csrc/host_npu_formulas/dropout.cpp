@@ -33,18 +33,21 @@ void require_probability(double probability) {
 
 // Random numbers of another generator than the device's: the same for the same seed and offset. Without a seed only the
 // shapes are known.
+Tensor drawn(std::int64_t count, double probability, std::optional<std::uint64_t> seed, const Tensor& like) {
+    require_probability(probability);
+    const auto bits = (count + kAlignment - 1) / kAlignment * kAlignment;
+    const auto options = like.options().dtype(at::kFloat);
+    const auto random = seed && !like.is_meta() ? at::rand({bits}, at::detail::createCPUGenerator(*seed), options)
+                                                : at::rand({bits}, options.device(at::kMeta));
+    const auto kept = random.ge(probability).view({-1, kBits});
+    return (kept * values_of_bits(like)).sum(-1).to(at::kByte);
+}
+
 void draw_mask(const std::vector<std::int64_t>& shape, double probability, std::optional<std::uint64_t> seed,
                const Out& mask) {
-    require_probability(probability);
     std::int64_t count = 1;
     for (const auto size : shape) count *= size;
-    const auto bits = (count + kAlignment - 1) / kAlignment * kAlignment;
-    const auto like = mask.rounded();
-    const auto random = seed && !like.is_meta()
-                            ? at::rand({bits}, at::detail::createCPUGenerator(*seed), like.options())
-                            : at::rand({bits}, like.options().device(at::kMeta));
-    const auto kept = random.ge(probability).view({-1, kBits});
-    mask = (kept * values_of_bits(like)).sum(-1).view(mask.sizes());
+    mask = drawn(count, probability, seed, mask.rounded()).view(mask.sizes());
 }
 
 void gen_mask(const std::vector<std::int64_t>& shape, double probability, std::int64_t seed, std::int64_t offset,
@@ -86,6 +89,10 @@ const Formula<"aclnnDropoutDoMask", do_mask> dropout_by_mask{
 };
 
 }  // namespace
+
+Tensor drawn_mask(std::int64_t count, double probability, std::int64_t seed, std::int64_t offset, const Tensor& like) {
+    return drawn(count, probability, mixed(seed, offset), like);
+}
 
 Tensor kept_by(const Tensor& mask, std::int64_t count) {
     TORCH_CHECK(mask.scalar_type() == at::kByte && mask.numel() * kBits >= count, "a mask of dropout has ",

@@ -1,5 +1,6 @@
 // FlashAttentionScore, with its versions, and its gradient.
 #include "host_npu_formulas/attention.h"
+#include "host_npu_formulas/dropout.h"
 
 namespace host_npu {
 namespace {
@@ -174,6 +175,79 @@ void score_grad_packed_v4(const Tensor& query, const Tensor& key, const Tensor& 
                       dk, dv, dpse);
 }
 const Formula<"aclnnFlashAttentionUnpaddingScoreGradV4", score_grad_packed_v4> grad_of_sequences_v4{backward_rules()};
+
+// The number of weights of all heads, of batches or of sequences.
+std::int64_t count_of_weights(const Tensor& query, const Tensor& key, const Setting& at) {
+    if (!at.packed()) {
+        const auto queries = by_head(query, at.layout, at.heads).sizes();
+        const auto keys = at.layout == "BNSD" ? key.size(2) : key.size(at.layout == "SBH" ? 0 : 1);
+        return queries[0] * at.heads * queries[2] * keys;
+    }
+    TORCH_CHECK(at.ends_of_queries.size() == at.ends_of_keys.size(), "there are the ends of ",
+                at.ends_of_queries.size(), " sequences of queries, but of ", at.ends_of_keys.size(), " of keys");
+    std::int64_t count = 0, queries = 0, keys = 0;
+    for (std::size_t index = 0; index < at.ends_of_queries.size(); ++index) {
+        count += (at.ends_of_queries[index] - queries) * (at.ends_of_keys[index] - keys);
+        queries = at.ends_of_queries[index];
+        keys = at.ends_of_keys[index];
+    }
+    return count * at.heads;
+}
+
+// Without a mask, dropout draws one of seed and offset.
+void draw_missing_mask(const Tensor& query, const Tensor& key, std::int64_t seed, std::int64_t offset, Setting& at) {
+    if (at.keep_prob == 1 || at.drop_mask) return;
+    at.drop_mask.emplace(drawn_mask(count_of_weights(query, key, at), 1 - at.keep_prob, seed, offset, query));
+}
+
+// CANN's documents reserve it.
+void require_no_sink(const OptionalTensor& sink) {
+    TORCH_CHECK(!sink || sink->numel() == 0, "the host NPU computes this version of attention without a sink only");
+}
+
+// Batches or sequences, on the Ascend950. CANN reads neither the layout of the softmax nor, without quantization, the
+// dtype of the result.
+void score_v4(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& pse,
+              const OptionalIntegerTensor& drop_mask, const OptionalTensor& padding_mask,
+              const OptionalIntegerTensor& mask, const Without<"queryRopeOptional">&, const Without<"keyRopeOptional">&,
+              const Without<"dScaleQOptional">&, const Without<"dScaleKOptional">&, const Without<"dScaleVOptional">&,
+              const OptionalTensor& sink, const Ints& prefix, const Ints& ends_of_queries, const Ints& ends_of_keys,
+              const Ints&, const Ints&, double scale, double keep_prob, std::int64_t before, std::int64_t after,
+              std::int64_t heads, const std::string& layout, std::int64_t, std::int64_t mode, std::int64_t,
+              std::int64_t pse_type, const std::string&, std::int64_t seed, std::int64_t offset, const Out& max,
+              const Out& sum, const OptionalOut&, const Out& out) {
+    Setting at{scale,    before,          after,        heads,     layout,    mode,
+               pse_type, ends_of_queries, ends_of_keys, keep_prob, drop_mask, prefix};
+    require_no_padding_mask(padding_mask);
+    require_no_sink(sink);
+    draw_missing_mask(query, key, seed, offset, at);
+    attend(query, key, value, pse, mask, at, max, sum, out);
+}
+const Formula<"aclnnFlashAttentionScoreV4", score_v4> score_of_both{forward_rules({{"sinkOptional", kFloats}})};
+
+void score_grad_v4(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& dy,
+                   const OptionalTensor& pse, const OptionalIntegerTensor& drop_mask,
+                   const OptionalTensor& padding_mask, const OptionalIntegerTensor& mask, const Tensor& max,
+                   const Tensor& sum, const OptionalTensor&, const OptionalTensor& result, const OptionalTensor& sink,
+                   const Without<"queryRopeOptional">&, const Without<"keyRopeOptional">&,
+                   const Without<"dScaleQOptional">&, const Without<"dScaleKOptional">&,
+                   const Without<"dScaleVOptional">&, const Without<"dScaleDyOptional">&,
+                   const Without<"dScaleOOptional">&, const Ints& prefix, const Ints& ends_of_queries,
+                   const Ints& ends_of_keys, const Ints&, const Ints&, double scale, double keep_prob,
+                   std::int64_t before, std::int64_t after, std::int64_t heads, const std::string& layout,
+                   const std::string&, std::int64_t, std::int64_t mode, std::int64_t pse_type, std::int64_t seed,
+                   std::int64_t offset, std::int64_t, const Out& dq, const Out& dk, const Out& dv,
+                   const Without<"dqRopeOut">&, const Without<"dkRopeOut">&, const OptionalOut& dpse,
+                   const OptionalOut&) {
+    Setting at{scale,    before,          after,        heads,     layout,    mode,
+               pse_type, ends_of_queries, ends_of_keys, keep_prob, drop_mask, prefix};
+    require_no_padding_mask(padding_mask);
+    require_no_sink(sink);
+    draw_missing_mask(query, key, seed, offset, at);
+    attend_backward(query, key, value, dy, result, pse, mask, max, sum, at, dq, dk, dv, dpse);
+}
+const Formula<"aclnnFlashAttentionScoreGradV4", score_grad_v4> grad_of_both{
+    backward_rules({{"sinkInOptional", kFloats}}, {{"dsinkOut", kFloats}})};
 
 }  // namespace
 }  // namespace host_npu

@@ -4,12 +4,14 @@
 #include <ATen/ops/binary_cross_entropy.h>
 #include <ATen/ops/binary_cross_entropy_backward.h>
 #include <ATen/ops/embedding_dense_backward.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/mse_loss_backward.h>
 
 #include "host_npu_formulas/formula.h"
 #include "host_npu_formulas/scalar_type.h"
+#include "opapi/chip.h"
 
 namespace host_npu::graph {
 namespace {
@@ -36,7 +38,17 @@ class RunningOperator {
     Tensor floats(std::size_t index) const { return widened(input(index)); }
     // What the operator describes by its shape only.
     Tensor all_memory(std::size_t index) const { return whole(call_.inputs[index]); }
-    Tensor output() const { return in_memory(call_.outputs[0]); }
+    at::IntArrayRef sizes_of_output() const { return call_.outputs[0].desc.dims; }
+    void set_output(const Tensor& result) const {
+        const auto& output = call_.outputs[0];
+        if (!is_private(output.desc.storage_format)) {
+            in_memory(output).copy_(result);
+            return;
+        }
+        const auto rows = result.to(*dtype_of(output)).contiguous();
+        copy_elements(in_rows(output.desc), rows.const_data_ptr(), output.desc,
+                      host_alias(output.memory.data, output.memory.size));
+    }
     Tensor all_memory_of_output() const { return whole(call_.outputs[0]); }
 
     std::vector<std::int64_t> integers(std::size_t index) const {
@@ -65,7 +77,17 @@ class RunningOperator {
         return *value;
     }
 
+    static aclTensorDesc in_rows(const aclTensorDesc& desc) {
+        return {desc.type, desc.dims, ACL_FORMAT_ND, "", ACL_FORMAT_ND, desc.dims};
+    }
+
     static Tensor in_memory(const GraphTensor& tensor) {
+        if (is_private(tensor.desc.storage_format)) {
+            const auto rows = at::empty(tensor.desc.dims, at::TensorOptions(*dtype_of(tensor)));
+            copy_elements(tensor.desc, host_alias(tensor.memory.data, tensor.memory.size), in_rows(tensor.desc),
+                          rows.data_ptr());
+            return rows;
+        }
         const auto elements = c10::multiply_integers(tensor.desc.dims);
         return whole(tensor).narrow(0, 0, elements).view(tensor.desc.dims);
     }
@@ -82,8 +104,7 @@ class RunningOperator {
 };
 
 void assign(const RunningOperator& call, const Tensor& result) {
-    const auto output = call.output();
-    output.copy_(result.reshape(output.sizes()));
+    call.set_output(result.reshape(call.sizes_of_output()));
 }
 
 void transpose(const RunningOperator& call) { assign(call, call.input(0).permute(call.integers(1))); }
@@ -165,7 +186,8 @@ std::vector<Tensor> copies_of_host_inputs(const GraphCall& call) {
     return copies;
 }
 
-template <std::size_t inputs, void (*compute)(const RunningOperator&)>
+// Operators that take all memory take it as it lies.
+template <std::size_t inputs, void (*compute)(const RunningOperator&), bool takes_all_memory = false>
 std::optional<std::string> run(const GraphCall& call) {
     if (call.inputs.size() != inputs || call.outputs.size() != 1) {
         return "it has " + std::to_string(call.inputs.size()) + " inputs and " + std::to_string(call.outputs.size()) +
@@ -174,9 +196,13 @@ std::optional<std::string> run(const GraphCall& call) {
     for (const auto* const tensors : {&call.inputs, &call.outputs}) {
         for (const auto& tensor : *tensors) {
             const auto type = std::to_string(tensor.desc.type);
+            if (tensor.desc.type == ACL_BF16 && !has_bfloat16())
+                return "a tensor has dtype bfloat16, which this chip does not have";
             if (!dtype_of(tensor)) return "a tensor has aclDataType " + type + ", which is not simulated";
-            if (tensor.desc.storage_format == ACL_FORMAT_FRACTAL_NZ)
-                return "a tensor has the format FRACTAL_NZ, which is not simulated";
+            if (is_private(tensor.desc.storage_format) && (takes_all_memory || !has_places(tensor.desc))) {
+                const auto format = std::to_string(tensor.desc.storage_format);
+                return "a tensor has the private format " + format + ", which is not simulated";
+            }
         }
     }
     const auto status = enqueue(call.stream, call.name, [call, on_host = copies_of_host_inputs(call)] {
@@ -206,8 +232,8 @@ const bool registered = [] {
     simulate_graph_operator("BroadcastTo", run<2, broadcast_to>);
     simulate_graph_operator("Slice", run<3, slice>);
     simulate_graph_operator("StridedSlice", run_strided_slice);
-    simulate_graph_operator("AsStrided", run<4, as_strided>);
-    simulate_graph_operator("ViewCopy", run<8, view_copy>);
+    simulate_graph_operator("AsStrided", run<4, as_strided, true>);
+    simulate_graph_operator("ViewCopy", run<8, view_copy, true>);
     simulate_graph_operator("MseLoss", run<2, mse_loss>);
     simulate_graph_operator("MseLossGrad", run<3, mse_loss_grad>);
     simulate_graph_operator("BinaryCrossEntropy", run<3, binary_cross_entropy>);

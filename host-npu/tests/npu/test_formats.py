@@ -55,3 +55,25 @@ def test_without_private_formats_a_cast_is_a_copy(format):
     assert torch.equal(copied, rows) and torch.equal(torch_npu.npu_format_cast(rows[..., ::2], format), rows[..., ::2])
     (copied * rows.detach()).sum().backward()
     assert torch.equal(rows.grad, rows)
+
+
+# Weights of a convolution, images, vectors of channels and matrices, larger and smaller than a block.
+@pytest.mark.parametrize(
+    ("format", "shape"),
+    [
+        (_NZ, (40, 20)),
+        (_NZ, (2, 5, 33)),
+        (3, (5,)),
+        (3, (3, 33, 2, 5)),
+        (4, (4, 3, 3, 2)),
+        (4, (20, 35, 3, 2)),
+        (33, (20, 17, 2, 3, 2)),
+    ],
+)
+def test_every_private_format_keeps_the_numbers(format, shape):
+    rows = torch.rand(shape)
+    stored = torch_npu.npu_format_cast(rows.npu(), format)
+    assert torch_npu.get_npu_format(stored) == format
+    assert torch.equal(stored.cpu(), rows)
+    assert torch.equal((stored * 2).cpu(), rows * 2)
+    assert torch.equal(stored.add_(1).cpu(), rows + 1)

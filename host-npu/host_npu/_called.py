@@ -1,0 +1,99 @@
+"""Which operators of CANN a function of torch_npu calls on the simulated chip.
+
+It calls the function with made-up arguments, most of which torch_npu or CANN refuses later, in a process of its own:
+``python -m host_npu._called npu_rms_norm`` prints a line for each operator.
+"""
+
+import contextlib
+import re
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+_SECONDS = 60
+# Shapes whose second size is the number of heads, and one for functions of matrices.
+_SHAPES = (2, 2, 8, 16), (16, 32), (2, 8, 32), (32,)
+_INDICES = ("ind", "idx", "seq", "expert_ids")
+_VALUES: dict[str, object] = {
+    "int": 2,
+    "float": 1.0,
+    "number": 1.0,
+    "bool": False,
+    "List[int]": [2, 2],
+    "List[float]": [1.0],
+    "List[bool]": [True],
+}
+# Conversions of the arguments, which functions call besides.
+_CONVERSIONS = ("aclnnInplaceCopy", "aclnnCast")
+
+
+def operators_of(function: str) -> list[str]:
+    """Return the names of the operators that calls have shown; the host NPU must be enabled, for child processes."""
+    import torch
+
+    if not hasattr(torch.ops.npu, function):
+        return []
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(subprocess.TimeoutExpired):
+        command = [sys.executable, "-m", __name__, function]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, cwd=folder)
+        return [line.partition(" ")[2] for line in result.stdout.splitlines() if line.startswith("calls ")]
+    return []
+
+
+def _value(argument: Any, shape: tuple[int, ...], dtype: Any) -> object:
+    import torch
+
+    kind = str(argument.type)
+    if kind == "Tensor" and any(part in argument.name for part in _INDICES):
+        return torch.zeros(4, dtype=torch.int32, device="npu")
+    if kind == "Tensor":
+        return torch.rand(shape, device="npu").to(dtype)
+    if kind == "List[Tensor]":
+        return [torch.rand(8, 8, device="npu").to(dtype)]
+    if kind == "str":
+        return "BNSD" if "layout" in argument.name else "sum"
+    return _VALUES.get(kind)
+
+
+def _calls(operator: Any, shape: tuple[int, ...], dtype: Any) -> list[str]:
+    """Return the operators that one call has asked for, until something was refused."""
+    import torch
+
+    import host_npu
+
+    needed = [argument for argument in operator._schema.arguments if not argument.has_default_value()]
+    positional = [_value(argument, shape, dtype) for argument in needed if not argument.kwarg_only]
+    named = {argument.name: _value(argument, shape, dtype) for argument in needed if argument.kwarg_only}
+    npu: Any = torch.npu  # type: ignore[attr-defined]
+    npu.synchronize()
+    host_npu.reset()
+    host_npu.count_calls()
+    refused = []
+    for call in (lambda: operator(*positional, **named), npu.synchronize):
+        try:
+            call()
+        except Exception as error:
+            refused += re.findall(
+                r"does not simulate (?:the graph operator \(aclop\) of )?([A-Z]\w+|aclnn\w+)", str(error)
+            )
+    phases = [re.fullmatch(r"(aclnn\w+)GetWorkspaceSize", name) for name in host_npu.stats().calls]
+    return [found[1] for found in phases if found and found[1] not in _CONVERSIONS] + refused
+
+
+def main(function: str) -> None:
+    """Print what the function's overloads call."""
+    import torch
+
+    packet = getattr(torch.ops.npu, function, None)
+    names: dict[str, None] = {}
+    for overload in [] if packet is None else packet.overloads():
+        for shape in _SHAPES:
+            for dtype in (torch.float16, torch.float32):
+                names |= dict.fromkeys(_calls(getattr(packet, overload), shape, dtype))
+    for name in names:
+        print(f"calls {name}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

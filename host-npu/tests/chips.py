@@ -1,0 +1,184 @@
+"""Find out what PyTorch's operators do on the simulated chip, and print it as JSON; test_chips.py runs it on each."""
+
+import json
+import sys
+from collections.abc import Callable
+
+import host_npu
+import torch
+import torch_npu
+from _facts import error_of
+from torch import Tensor, nn
+from torch.nn import functional
+
+_TOKENS, _WIDTH = 11, 16
+
+
+class _Block(nn.Module):
+    """A language model of one transformer block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(_TOKENS, _WIDTH)
+        self.block = nn.TransformerEncoderLayer(_WIDTH, 2, 32, activation="gelu", batch_first=True, norm_first=True)
+        self.head = nn.Linear(_WIDTH, _TOKENS)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(tokens.size(1), tokens.device, self.head.weight.dtype)
+        return self.head(self.block(self.embedding(tokens), mask, is_causal=True))
+
+
+def _perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4))
+
+
+def _convolutions() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 4)
+    )
+
+
+def _losses(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> list[float]:
+    """Return the losses of three steps with Adam."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    found = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        value = loss(model)
+        value.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        found.append(value.item())
+    return found
+
+
+def _train(device: str, dtype: torch.dtype = torch.float32) -> dict[str, list[float]]:
+    """Return the losses of three models, which are the same at each call."""
+    torch.manual_seed(0)
+    tokens, x = torch.randint(_TOKENS, (2, 5)), torch.rand(6, 8)
+    images, y = torch.rand(6, 2, 8, 8), torch.rand(6, 4)
+    models = [_perceptron(), _Block().eval(), _convolutions()]  # without dropout
+    perceptron, block, convolutions = (model.to(device, dtype) for model in models)
+    tokens = tokens.to(device)
+    x, images, y = (each.to(device, dtype) for each in (x, images, y))
+    return {
+        "perceptron": _losses(perceptron, lambda model: functional.mse_loss(model(x), y)),
+        "block": _losses(
+            block, lambda model: functional.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.flatten())
+        ),
+        "convolutions": _losses(convolutions, lambda model: functional.mse_loss(model(images), y)),
+    }
+
+
+def _expect(found: object, expected: object, tolerance: float) -> None:
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def _infers() -> None:
+    torch.manual_seed(0)
+    model, tokens = _Block().eval(), torch.randint(_TOKENS, (2, 5))
+    with torch.no_grad():
+        expected = model(tokens)
+        _expect(model.to("npu", torch.float16)(tokens.npu()).float().cpu(), expected, 1e-2)
+
+
+def _trains() -> None:
+    _expect(_train("npu"), _train("cpu"), 1e-4)
+    # Two graph operators more: the copies of the cast, and dropout.
+    model, tokens = _Block().npu(), torch.randint(_TOKENS, (2, 5), device="npu")
+    scaler = torch.amp.GradScaler("npu")
+    with torch.autocast("npu", torch.float16):
+        loss = functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+    scaler.scale(loss).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def _trains_in_bfloat16() -> None:
+    torch.ones(3, device="npu").to(torch.bfloat16)
+    torch.npu.synchronize()
+    _expect(_train("npu", torch.bfloat16), _train("cpu"), 0.1)
+
+
+def _attention(dtype: torch.dtype, dropout: float) -> None:
+    inputs = [torch.randn(2, 4, 8, 16, dtype=dtype) for _ in range(3)]
+    mask = torch.ones(8, 8, dtype=torch.bool).tril()
+    for options in ({}, {"is_causal": True}, {"attn_mask": mask}):
+        found = []
+        for device in ("npu", "cpu"):
+            torch.manual_seed(1)
+            moved = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in options.items()}
+            wide = dtype if device == "npu" else torch.float32
+            leaves = [each.to(device, wide, copy=True).requires_grad_() for each in inputs]
+            result = functional.scaled_dot_product_attention(*leaves, dropout_p=dropout, **moved)
+            result.sum().backward()
+            found.append([each.detach().float().cpu() for each in (result, *(leaf.grad for leaf in leaves))])
+        if dropout == 0:
+            _expect(*found, 1e-4 if dtype == torch.float32 else 2e-2)
+
+
+def _attends() -> None:
+    for dtype in (torch.float32, torch.float16):
+        for dropout in (0.0, 0.25):
+            _attention(dtype, dropout)
+
+
+def _dropout_of_attention() -> dict[str, object]:
+    """Return what dropout keeps of equal weights, and whether the gradient drops the same."""
+    value = torch.eye(64).expand(1, 2, 64, 64).to("npu", torch.float16).requires_grad_()
+    zeros = torch.zeros_like(value).requires_grad_()
+    result, *_ = torch_npu.npu_fusion_attention(zeros, zeros, value, 2, "BNSD", keep_prob=0.75)
+    # The rows of the identity make the weights the result, and their sums the gradient of a sum.
+    result.sum().backward()
+    weights = result.detach().float().cpu()
+    return {
+        "kept": (weights > 0).float().mean().item(),
+        "scaled": (weights.max() * 64).item(),
+        "gradient": bool(torch.allclose(value.grad.float().cpu()[..., 0], weights.sum(-2), rtol=1e-2)),
+    }
+
+
+def _operator_of_attention() -> list[str]:
+    x = torch.rand(1, 2, 8, 16, dtype=torch.float16, device="npu", requires_grad=True)
+    torch.npu.synchronize()
+    host_npu.reset()
+    functional.scaled_dot_product_attention(x, x, x).sum().backward()
+    torch.npu.synchronize()
+    return sorted(name for name in host_npu.stats().launches if "Attention" in name)
+
+
+def _called(call: Callable[[], object]) -> str:
+    return error_of(lambda: (call(), torch.npu.synchronize()))
+
+
+def _gradient_of_an_embedding() -> None:
+    torch.npu.set_compile_mode(jit_compile=False)
+    nn.Embedding(5, 4).npu()(torch.tensor([1, 2]).npu()).sum().backward()
+
+
+def main() -> None:
+    """Print what each use of the chip raises, or an empty text, and facts about the chip.
+
+    With an argument, print this of the gradient of an embedding with ``jit_compile=False``.
+    """
+    if sys.argv[1:]:
+        print(json.dumps({"error": _called(_gradient_of_an_embedding)}))
+        return
+    errors = {
+        "inference": _called(_infers),
+        "training": _called(_trains),
+        "bfloat16": _called(_trains_in_bfloat16),
+        "scaled_dot_product_attention": _called(_attends),
+    }
+    attention = _operator_of_attention()
+    facts = {
+        "errors": errors,
+        "jit_compile": not torch.npu.is_jit_compile_false(),
+        "attention": attention,
+        "dropout": _dropout_of_attention() if attention else None,
+    }
+    facts["goes on"] = (torch.ones(2, device="npu") + 1).tolist()
+    print(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main()
