@@ -200,7 +200,7 @@ class _AdamW(FusedEmaAdam):
         super().__init__(params, lr, betas, eps, weight_decay, **options)
 
     @staticmethod
-    def _check_keys(param_group: Mapping[Any, Any], defaults: Mapping[str, Any]) -> None:
+    def _check_keys(param_group: Mapping[Any, Any], defaults: Mapping[str, Any], flatten: bool) -> None:
         # All other unknown keys are ignored, as by torch's AdamW.
         _check_supported(param_group)
         check_spelling(param_group, defaults.keys() - inspect.signature(_torch_adamw).parameters.keys())

@@ -65,13 +65,16 @@ def check_known(what: str, names: Iterable[str], accepted: Collection[str]) -> N
             raise TypeError(f"{what} {name!r}; {hint}")
 
 
-def check_group(group: Mapping[Any, Any], defaults: Mapping[str, Any]) -> None:
-    """Raise for keys of a new parameter group that look like options of it, but are not."""
+def check_group(group: Mapping[Any, Any], defaults: Mapping[str, Any], flatten: bool) -> None:
+    """Raise for keys of a new parameter group that look like options of it, but are not.
+
+    ``flatten`` is that of the optimizer; ZeroRedundancyOptimizer copies it to the groups.
+    """
     check_lacking(group)
-    if "flatten" in group:
+    if group.get("flatten", flatten) is not flatten:
         raise TypeError(
-            "FusedEmaAdam: flatten must not be in a parameter group: it is an argument of the constructor, for all"
-            " groups"
+            f"FusedEmaAdam: flatten must be {flatten} in a parameter group, as in the constructor, whose argument it"
+            f" is, but it is {group['flatten']!r}"
         )
     check_spelling(group, defaults.keys() - LACKING.keys())
 

@@ -175,7 +175,7 @@ class FusedEmaAdam(AveragingOptimizer):
             ValueError: An option is out of range, or a parameter is complex, in another group, or shares memory.
         """
         if isinstance(param_group, dict):
-            self._check_keys(param_group, self.defaults)
+            self._check_keys(param_group, self.defaults, self._flatten)
             options_of({**self.defaults, **param_group})
         super().add_param_group(param_group)
         try:
