@@ -15,6 +15,7 @@ torch.set_num_threads(1)
 collect_ignore = [
     "_aclnn.py",
     "_rules.py",
+    "chips.py",
     "every_operator.py",
     "facts.py",
     "op_db.py",

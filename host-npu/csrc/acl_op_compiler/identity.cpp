@@ -96,9 +96,16 @@ std::optional<Offsets> of_weights(const Sizes& dims, const Sizes& stored) {
     return all;
 }
 
-// Nothing if the format is not simulated, or has no place for every element.
+bool is_in_rows(const aclTensorDesc& desc) {
+    return desc.storage_format == desc.format && !is_private(desc.format) && all_at_least(0, desc.storage_dims) &&
+           all_at_least(0, desc.dims) && product(desc.storage_dims) == product(desc.dims);
+}
+
+// Nothing if the format is not simulated, or has no place for every element. Memory for more would not be found.
 std::optional<Offsets> placement(const aclTensorDesc& desc) {
-    if (!all_at_least(0, desc.dims)) return std::nullopt;
+    constexpr auto most = std::int64_t{1} << 28;
+    const bool is_small = std::ranges::all_of(desc.dims, [](auto size) { return 0 <= size && size <= most; });
+    if (!is_small || product(desc.storage_dims) > most * most) return std::nullopt;
     switch (desc.storage_format) {
         case ACL_FORMAT_FRACTAL_NZ:
             return of_tiles(desc.dims, desc.storage_dims);
@@ -108,11 +115,7 @@ std::optional<Offsets> placement(const aclTensorDesc& desc) {
         case ACL_FRACTAL_Z_3D:
             return of_weights(desc.dims, desc.storage_dims);
         default:
-            if (desc.storage_format != desc.format || !all_at_least(0, desc.storage_dims) ||
-                product(desc.storage_dims) != product(desc.dims)) {
-                return std::nullopt;
-            }
-            return of_rows(desc.dims);
+            return is_in_rows(desc) ? std::optional(of_rows(desc.dims)) : std::nullopt;
     }
 }
 
@@ -136,9 +139,13 @@ std::size_t stored_bytes(const aclTensorDesc& desc) {
 
 }  // namespace
 
-bool has_places(const aclTensorDesc& desc) { return placement(desc).has_value(); }
+bool has_places(const aclTensorDesc& desc) { return is_in_rows(desc) || placement(desc).has_value(); }
 
 void copy_elements(const aclTensorDesc& from, const void* source, const aclTensorDesc& to, void* destination) {
+    if (is_in_rows(from) && is_in_rows(to)) {
+        std::memcpy(destination, source, stored_bytes(to));
+        return;
+    }
     // What pads the blocks.
     std::memset(destination, 0, stored_bytes(to));
     copy(placement(from).value(), static_cast<const std::byte*>(source), placement(to).value(),
