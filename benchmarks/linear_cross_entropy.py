@@ -41,6 +41,8 @@ def measure(options: argparse.Namespace) -> list[Row]:
     cases = [case for case in wanted if why_absent(case) is None]
     for dtype in options.dtypes:
         rows += _one_problem(Problem(options.shape, dtype, options.ignored), cases, options)
+    if "bfloat16" not in options.dtypes and not has_bfloat16_instructions():
+        rows.append(absent("bfloat16", "this CPU has no instructions for it; see --dtypes", **_COLUMNS))
     if options.memory:
         return rows
     for variable, most in _MOST.items():
@@ -48,8 +50,6 @@ def measure(options: argparse.Namespace) -> list[Row]:
             rows += _one_size(variable, size, [case for case in _SWEPT if case in cases], options)
     rows += [absent(LABELS[case], reason, **_COLUMNS) for case in wanted if (reason := why_absent(case)) is not None]
     rows.append(absent("Liger-Kernel", "its kernels are triton's, for GPUs and NPUs", **_COLUMNS))
-    if "bfloat16" not in options.dtypes and not has_bfloat16_instructions():
-        rows.append(absent("bfloat16", "this CPU has no instructions for it; see --dtypes", **_COLUMNS))
     return rows
 
 

@@ -55,7 +55,7 @@ def sharded_model(width: int, device: str) -> LanguageModel:
     torch.manual_seed(0)
     model = LanguageModel(width).to(device)
     for module in (*model.blocks, model.head, model):
-        # Otherwise the root module stays unsharded after an evaluation, and the next one uses stale weights.
+        # Without reshard_after_forward, the root module keeps its unsharded weights after an evaluation.
         fully_shard(module, reshard_after_forward=True)
     return model
 

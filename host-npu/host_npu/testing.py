@@ -6,20 +6,18 @@ start some.
 
 import atexit
 import contextlib
-import gc
 import os
 import pickle
 import signal
 import subprocess
 import sys
 import tempfile
-import time
-import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+from host_npu._process_server import End, Request, on_cpu
 
 __all__ = ["Outcome", "outcomes", "results_of", "run"]
 
@@ -47,34 +45,6 @@ class Outcome:
     error: str | None
     exit_status: int
     output: str
-
-
-@dataclass(frozen=True)
-class _Request:
-    folder: Path
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
-    world_size: int
-    device: str
-    backend: str | None
-    environment: dict[str, str]
-    timeout: float
-    grace: float
-
-
-@dataclass(frozen=True)
-class _End:
-    """The end of a process.
-
-    Attributes:
-        status: Its exit status.
-        time: When it ended, or when its function raised; the clock is the same in all processes.
-        reason: Why it was killed; ``None`` if it ended by itself.
-    """
-
-    status: int
-    time: float
-    reason: str | None = None
 
 
 def run(function: Callable[..., Any], world_size: int, *arguments: Any, **options: Any) -> list[Any]:
@@ -193,7 +163,7 @@ def _ended(
         )
     backend = _BACKENDS[device] if backend is None else backend
     with tempfile.TemporaryDirectory() as folder:
-        request = _Request(Path(folder), function, arguments, world_size, device, backend, environment, timeout, grace)
+        request = Request(Path(folder), function, arguments, world_size, device, backend, environment, timeout, grace)
         try:
             pickled = pickle.dumps(request)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -232,24 +202,17 @@ def results_of(cases: Iterable[tuple[str, Callable[[], Any]]]) -> dict[str, Any]
     results: dict[str, Any] = {}
     for name, case in cases:
         try:
-            results[name] = _on_cpu(case())
+            results[name] = on_cpu(case())
         except Exception as error:  # reported by the test of the case
             results[name] = f"{type(error).__name__}: {error}"
         dist.barrier()
     return results
 
 
-def _on_cpu(value: Any) -> Any:
-    import torch
-    from torch.utils._pytree import tree_map_only
-
-    return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), value)
-
-
 _servers: "dict[tuple[str, int], subprocess.Popen[bytes]]" = {}
 
 
-def _answer(request: bytes, device: str, devices: int) -> list[_End]:
+def _answer(request: bytes, device: str, devices: int) -> list[End]:
     """Return how the processes of a request ended."""
     key = device, devices
     server = _servers.pop(key, None) or _started_server(device, devices)
@@ -268,7 +231,7 @@ def _answer(request: bytes, device: str, devices: int) -> list[_End]:
     _servers[key] = server
     if isinstance(answer, str):
         raise RuntimeError(f"the processes cannot import the function or its arguments:\n{answer}")
-    ends: list[_End] = answer
+    ends: list[End] = answer
     return ends
 
 
@@ -277,7 +240,7 @@ def _started_server(device: str, devices: int) -> "subprocess.Popen[bytes]":
 
     # Processes use the caller's sys.path, because functions are pickled by name.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    prefix = ["-m", "host_npu.testing"]
+    prefix = ["-m", "host_npu._process_server"]
     if device == "npu" and (is_enabled() or _torch_npu.real_cann() is None):
         environment |= {"HOST_NPU_DEVICES": str(devices)}
         prefix = ["-m", "host_npu", *prefix]
@@ -296,7 +259,7 @@ def _end(server: "subprocess.Popen[bytes]") -> None:
     server.wait()
 
 
-def _outcome(folder: Path, rank: int, end: _End) -> tuple[Outcome, float]:
+def _outcome(folder: Path, rank: int, end: End) -> tuple[Outcome, float]:
     """Return how a process ended, and when that was or its function raised."""
     output = folder / f"{rank}.output"
     text = output.read_text(errors="replace") if output.exists() else ""
@@ -315,117 +278,3 @@ def _described(status: int) -> str:
         return signal.Signals(-status).name
     except ValueError:
         return f"signal {-status}"
-
-
-def main() -> None:
-    """Fork processes for requests on the standard input, and reply with how they ended."""
-    import torch
-    import torch._dynamo  # FSDP2 imports it, which takes longer than most tests: here it is done once for all processes
-
-    torch.set_num_threads(1)
-    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    while True:
-        try:
-            pickled = pickle.load(requests)
-        except EOFError:
-            return
-        pickle.dump(_served(pickled), answers)
-        answers.flush()
-
-
-def _served(pickled: bytes) -> list[_End] | str:
-    """Run the processes of a request; return how they ended, or why the request cannot be read."""
-    try:
-        request = pickle.loads(pickled)
-    except Exception:
-        return traceback.format_exc()
-    gc.freeze()  # so that garbage collection does not copy shared pages
-    children: list[int] = []
-
-    def terminate(*_: Any) -> None:
-        for child in children:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
-        os._exit(1)
-
-    before = signal.signal(signal.SIGTERM, terminate)
-    for rank in range(request.world_size):
-        if (child := os.fork()) == 0:
-            signal.signal(signal.SIGTERM, before)
-            os._exit(_be(rank, request))
-        children.append(child)
-    try:
-        return _ends(children, request.timeout, request.grace)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _ends(children: list[int], timeout: float, grace: float) -> list[_End]:
-    """Wait for processes; kill those that take longer than the timeout, or than another one that has failed."""
-    ends: dict[int, _End] = {}
-    deadline, reason = time.monotonic() + timeout, f"killed after the timeout of {timeout:g} s"
-    killed: dict[int, str] = {}
-    while len(ends) < len(children):
-        for rank, child in enumerate(children):
-            if rank in ends or not (ended := os.waitpid(child, os.WNOHANG))[0]:
-                continue
-            ends[rank] = _End(os.waitstatus_to_exitcode(ended[1]), time.monotonic(), killed.get(rank))
-            if ends[rank].status != 0 and not killed and time.monotonic() + grace < deadline:
-                deadline, reason = time.monotonic() + grace, f"killed {grace:g} s after rank {rank} had failed"
-        if time.monotonic() > deadline:
-            for rank in set(range(len(children))) - set(ends) - set(killed):
-                killed[rank] = reason
-                os.kill(children[rank], signal.SIGKILL)
-        time.sleep(0.005)
-    return [ends[rank] for rank in range(len(children))]
-
-
-def _be(rank: int, request: _Request) -> int:
-    """Run one process of a request, and return its exit status."""
-    with Path(request.folder, f"{rank}.output").open("w") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    os.environ.update(request.environment)
-    error = None
-    try:
-        with _group(rank, request):
-            value = _on_cpu(request.function(request.device, *request.arguments))
-            gc.collect()  # a live model keeps the group's threads running
-        result = pickle.dumps((value, None, time.monotonic()))
-    except BaseException:
-        error = traceback.format_exc()
-        result = pickle.dumps((None, error, time.monotonic()))
-    Path(request.folder, f"{rank}.result").write_bytes(result)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    return 0 if error is None else 1
-
-
-@contextlib.contextmanager
-def _group(rank: int, request: _Request) -> Iterator[None]:
-    import torch
-    import torch.distributed as dist
-
-    if request.device == "npu":
-        torch.npu.set_device(rank % torch.npu.device_count())  # type: ignore[attr-defined]
-    if not request.backend:
-        yield
-        return
-    dist.init_process_group(
-        request.backend,
-        store=dist.FileStore(  # type: ignore[attr-defined]
-            str(request.folder / "store"), request.world_size
-        ),
-        rank=rank,
-        world_size=request.world_size,
-        timeout=timedelta(seconds=request.timeout / 3),
-    )
-    yield
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    from host_npu import testing
-
-    testing.main()

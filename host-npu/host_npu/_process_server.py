@@ -1,0 +1,167 @@
+"""The server of :mod:`host_npu.testing`, which forks the processes of a request and says how they ended."""
+
+import contextlib
+import gc
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Request:
+    """A function to be called in several processes, and how."""
+
+    folder: Path
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    world_size: int
+    device: str
+    backend: str | None
+    environment: dict[str, str]
+    timeout: float
+    grace: float
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of a process.
+
+    Attributes:
+        status: Its exit status.
+        time: When it ended, or when its function raised; the clock is the same in all processes.
+        reason: Why it was killed; ``None`` if it ended by itself.
+    """
+
+    status: int
+    time: float
+    reason: str | None = None
+
+
+def on_cpu(value: Any) -> Any:
+    """Return a value with its tensors on the CPU."""
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), value)
+
+
+def main() -> None:
+    """Fork processes for requests on the standard input, and reply with how they ended."""
+    import torch
+    import torch._dynamo  # FSDP2 imports it, which takes longer than most tests: here it is done once for all processes
+
+    torch.set_num_threads(1)
+    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    while True:
+        try:
+            pickled = pickle.load(requests)
+        except EOFError:
+            return
+        pickle.dump(_served(pickled), answers)
+        answers.flush()
+
+
+def _served(pickled: bytes) -> list[End] | str:
+    """Run the processes of a request; return how they ended, or why the request cannot be read."""
+    try:
+        request = pickle.loads(pickled)
+    except Exception:
+        return traceback.format_exc()
+    gc.freeze()  # so that garbage collection does not copy shared pages
+    children: list[int] = []
+
+    def terminate(*_: Any) -> None:
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        os._exit(1)
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    for rank in range(request.world_size):
+        if (child := os.fork()) == 0:
+            signal.signal(signal.SIGTERM, before)
+            os._exit(_be(rank, request))
+        children.append(child)
+    try:
+        return _ends(children, request.timeout, request.grace)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _ends(children: list[int], timeout: float, grace: float) -> list[End]:
+    """Wait for processes; kill those that take longer than the timeout, or than another one that has failed."""
+    ends: dict[int, End] = {}
+    deadline, reason = time.monotonic() + timeout, f"killed after the timeout of {timeout:g} s"
+    killed: dict[int, str] = {}
+    while len(ends) < len(children):
+        for rank, child in enumerate(children):
+            if rank in ends or not (ended := os.waitpid(child, os.WNOHANG))[0]:
+                continue
+            ends[rank] = End(os.waitstatus_to_exitcode(ended[1]), time.monotonic(), killed.get(rank))
+            if ends[rank].status != 0 and not killed and time.monotonic() + grace < deadline:
+                deadline, reason = time.monotonic() + grace, f"killed {grace:g} s after rank {rank} had failed"
+        if time.monotonic() > deadline:
+            for rank in set(range(len(children))) - set(ends) - set(killed):
+                killed[rank] = reason
+                os.kill(children[rank], signal.SIGKILL)
+        time.sleep(0.005)
+    return [ends[rank] for rank in range(len(children))]
+
+
+def _be(rank: int, request: Request) -> int:
+    """Run one process of a request, and return its exit status."""
+    with Path(request.folder, f"{rank}.output").open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.environ.update(request.environment)
+    error = None
+    try:
+        with _group(rank, request):
+            value = on_cpu(request.function(request.device, *request.arguments))
+            gc.collect()  # a live model keeps the group's threads running
+        result = pickle.dumps((value, None, time.monotonic()))
+    except BaseException:
+        error = traceback.format_exc()
+        result = pickle.dumps((None, error, time.monotonic()))
+    Path(request.folder, f"{rank}.result").write_bytes(result)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return 0 if error is None else 1
+
+
+@contextlib.contextmanager
+def _group(rank: int, request: Request) -> Iterator[None]:
+    import torch
+    import torch.distributed as dist
+
+    if request.device == "npu":
+        torch.npu.set_device(rank % torch.npu.device_count())  # type: ignore[attr-defined]
+    if not request.backend:
+        yield
+        return
+    dist.init_process_group(
+        request.backend,
+        store=dist.FileStore(  # type: ignore[attr-defined]
+            str(request.folder / "store"), request.world_size
+        ),
+        rank=rank,
+        world_size=request.world_size,
+        timeout=timedelta(seconds=request.timeout / 3),
+    )
+    yield
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    from host_npu import _process_server  # whose classes are pickled, not those of __main__
+
+    _process_server.main()
