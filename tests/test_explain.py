@@ -1,9 +1,10 @@
 """explain: shows which implementation a call uses, without side effects."""
 
 import copy
+import threading
 from functools import partial
 
-from torch_aclnn_ops import _cpu_extension, explain, functional, optim
+from torch_aclnn_ops import _cpu_extension, explain, functional, optim, report
 from torch_aclnn_ops.ops._head import products
 
 import pytest
@@ -154,3 +155,28 @@ def test_the_log_shows_the_implementation_of_an_optimizer_step(caplog):
 def test_arguments_with_a_grad_fn_are_supported():
     weight = torch.rand(2, requires_grad=True)
     assert explain(functional.mse_loss, weight * 2, torch.rand(2)) == f"mse_loss_backward: {_NATIVE}"
+
+
+def test_calls_of_other_threads_are_computed_and_reported_meanwhile():
+    weight = torch.nn.Parameter(torch.ones(3))
+    weight.grad = torch.ones(3)
+    optimizer = optim.FusedEmaAdam([weight], lr=0.5)
+    rows, head = torch.rand(4, 3), torch.rand(8, 3)
+    found = []
+
+    def real_calls():
+        optimizer.step()
+        found.append(functional.linear_cross_entropy(rows, head, torch.arange(4), softcap=5.0))
+
+    def explained(*arguments):
+        thread = threading.Thread(target=real_calls)
+        thread.start()
+        thread.join()
+        return functional.mse_loss(*arguments)
+
+    with report() as seen:
+        text = explain(explained, torch.ones(3, requires_grad=True), torch.ones(3))
+    assert weight.detach().max() < 0.6
+    torch.testing.assert_close(found[0], functional.linear_cross_entropy(rows, head, torch.arange(4), softcap=5.0))
+    assert text.startswith("mse_loss") and "\n" not in text
+    assert "linear_cross_entropy" in str(seen)

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 
-from torch_aclnn_ops._torch_compat.modes import in_dispatch_mode
-
 import torch
 
 _log = logging.getLogger("torch_aclnn_ops")
@@ -46,7 +44,7 @@ def log_call(function: str, implementation: Implementation, detail: Callable[[],
         return
     text = detail()
     _record(function, implementation.describe(text))
-    if _explanation is None:
+    if not is_explaining():
         for listener in _listeners:
             listener(function, implementation, text, calls)
 
@@ -59,7 +57,7 @@ def log_detail(function: str, detail: Callable[[], str]) -> None:
 
 def _record(function: str, text: str) -> None:
     _log.debug("%s: %s", function, text)
-    if _explanation is not None and (function, text) not in _explanation:
+    if is_explaining() and _explanation is not None and (function, text) not in _explanation:
         _explanation.append((function, text))
 
 
@@ -67,17 +65,12 @@ def is_logging() -> bool:
     """Return whether calls are recorded; always False in compiled code."""
     if torch.compiler.is_compiling():
         return False
-    return _explanation is not None or bool(_listeners) or _log.isEnabledFor(logging.DEBUG)
+    return is_explaining() or bool(_listeners) or _log.isEnabledFor(logging.DEBUG)
 
 
 def is_explaining() -> bool:
-    """Return whether calls run on fake tensors, for :func:`explaining`."""
-    return _explanation is not None
-
-
-def is_explained(tensor: torch.Tensor) -> bool:
-    """Return whether :func:`explaining` makes a call with this tensor, so that loops over chunks may be skipped."""
-    return is_explaining() and (in_dispatch_mode() or type(tensor) not in (torch.Tensor, torch.nn.Parameter))
+    """Return whether this thread runs on fake tensors for :func:`explaining`; others may make real calls meanwhile."""
+    return _explanation is not None and type(torch.empty(0)) is not torch.Tensor
 
 
 @contextmanager

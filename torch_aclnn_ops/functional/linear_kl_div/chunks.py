@@ -8,7 +8,7 @@ mathematics in differentiable calls.
 import math
 
 from torch_aclnn_ops import _extension
-from torch_aclnn_ops._call_log import Implementation, is_explained, log_call
+from torch_aclnn_ops._call_log import Implementation, is_explaining, log_call
 from torch_aclnn_ops._numerics import without_autocast
 from torch_aclnn_ops.functional._head.collectives import gather_constant, sum_over_group
 from torch_aclnn_ops.functional.linear_kl_div.inputs import NAME, Inputs, Teacher
@@ -158,7 +158,7 @@ def losses_and_gradients_in_chunks(inputs: Inputs, factors: Tensor | None) -> tu
     kept = KeptRows(inputs.target, inputs.input.shape[0])
     cut = inputs.tile(kept.number)
     log_call(NAME, Implementation.FALLBACK, lambda: _describe(inputs, cut, factors is not None))
-    if is_explained(inputs.input if factors is None else factors):
+    if is_explaining():
         return _empty(inputs, factors)
     kernel = _Kernel(inputs, kept, cut)
     # Without keeps_gradients, Gradients uses the shape only, and add() gets the rows.

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from torch_aclnn_ops import _cpu_extension, _extension
-from torch_aclnn_ops._call_log import Implementation, is_explained, is_explaining, log_call, log_detail
+from torch_aclnn_ops._call_log import Implementation, is_explaining, log_call, log_detail
 from torch_aclnn_ops._switch import is_disabled, why_disabled
 from torch_aclnn_ops.ops._head import products
 from torch_aclnn_ops.ops._head.tiling import Tiling
@@ -49,7 +49,7 @@ class Kernels:
             _in_chunks(inputs),
             lambda: f"{self.why_not_fused}; {_describe(inputs, inputs.tile_statistics())}",
         )
-        if is_explained(inputs.input):
+        if is_explaining():
             return inputs.requested.name(inputs.empty_statistics())
         return chunks.statistics_in_chunks(inputs)
 
@@ -69,7 +69,7 @@ class Kernels:
             log_call(name, Implementation.FALLBACK, lambda: "only one of the two gradients is needed")
         _check_queue(inputs)
         log_detail(_NAME, lambda: f"logits recomputed for the gradients; {_describe(inputs, inputs.tile_rows())}")
-        if is_explained(log_sum_exp):
+        if is_explaining():
             return tuple(inputs.empty_gradients(log_sum_exp))
         return chunks.gradients_in_chunks(inputs, grad_statistics, entropy)
 
@@ -117,7 +117,7 @@ def loss_and_gradients(
     """Compute the sum of the losses, the gradients of input, weight and bias, and the predicted tokens, in chunks."""
     _check_queue(inputs)
     log_call(_NAME, _in_chunks(inputs), lambda: _describe_call(inputs, "gradients computed in the forward pass"))
-    if is_explained(inputs.input):
+    if is_explaining():
         empty = inputs.requested.name(inputs.empty_statistics())
         loss = empty.logits_max.new_empty(())
         return loss, inputs.empty_gradients(loss), empty.predicted_tokens
