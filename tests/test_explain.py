@@ -180,3 +180,9 @@ def test_calls_of_other_threads_are_computed_and_reported_meanwhile():
     torch.testing.assert_close(found[0], functional.linear_cross_entropy(rows, head, torch.arange(4), softcap=5.0))
     assert text.startswith("mse_loss") and "\n" not in text
     assert "linear_cross_entropy" in str(seen)
+
+
+def test_a_call_inside_a_transform_is_explained():
+    rows, head = torch.rand(4, 3), torch.rand(8, 3)
+    text = explain(torch.func.grad(lambda each: functional.linear_kl_div(each, head, each.detach(), head)), rows)
+    assert text.startswith("linear_kl_div: PyTorch fallback, because inside a transform")

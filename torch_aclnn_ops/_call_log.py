@@ -4,6 +4,7 @@ The logger is ``torch_aclnn_ops``, at level DEBUG. Messages are formatted only i
 """
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -12,6 +13,7 @@ import torch
 
 _log = logging.getLogger("torch_aclnn_ops")
 _explanation: list[tuple[str, str]] | None = None
+_explaining_thread = 0
 
 
 class Implementation(Enum):
@@ -57,8 +59,9 @@ def log_detail(function: str, detail: Callable[[], str]) -> None:
 
 def _record(function: str, text: str) -> None:
     _log.debug("%s: %s", function, text)
-    if is_explaining() and _explanation is not None and (function, text) not in _explanation:
-        _explanation.append((function, text))
+    explanation = _explanation
+    if is_explaining() and explanation is not None and (function, text) not in explanation:
+        explanation.append((function, text))
 
 
 def is_logging() -> bool:
@@ -69,19 +72,24 @@ def is_logging() -> bool:
 
 
 def is_explaining() -> bool:
-    """Return whether this thread runs on fake tensors for :func:`explaining`; others may make real calls meanwhile."""
-    return _explanation is not None and type(torch.empty(0)) is not torch.Tensor
+    """Return whether this thread runs on fake tensors for :func:`explaining`; others may make real calls meanwhile.
+
+    It is the thread that explains, or one of autograd, which takes over its modes.
+    """
+    if _explanation is None:
+        return False
+    return threading.get_ident() == _explaining_thread or type(torch.empty(0)) is not torch.Tensor
 
 
 @contextmanager
 def explaining() -> Iterator[list[tuple[str, str]]]:
     """Collect the messages about the calls inside, without duplicates."""
-    global _explanation
-    outer, _explanation = _explanation, []
+    global _explanation, _explaining_thread
+    outer, _explaining_thread, _explanation = (_explanation, _explaining_thread), threading.get_ident(), []
     try:
         yield _explanation
     finally:
-        _explanation = outer
+        _explanation, _explaining_thread = outer
 
 
 @contextmanager

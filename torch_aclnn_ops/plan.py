@@ -149,7 +149,7 @@ class Plan:
             return ""
         ours, others = costs(self.model, Run(self.devices, self.tensor_parallel, self.rows, True))
         fits = self.left(ours if which == "ours" else others) >= 0
-        return f"; {'fits' if fits else 'nor'} with activation checkpointing"
+        return f"; with activation checkpointing it {'fits' if fits else 'does not fit either'}"
 
 
 def plan(

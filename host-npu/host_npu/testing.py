@@ -39,12 +39,14 @@ class Outcome:
         error: The traceback of what its function raised, or how the process ended otherwise; ``None`` if it returned.
         exit_status: 0 if it returned, 1 if it raised; otherwise that of the process, or minus the signal that ended it.
         output: What the process has written to its standard output and error.
+        time: When its function returned or raised, or else when it ended, on the clock of ``time.monotonic()``.
     """
 
     value: Any
     error: str | None
     exit_status: int
     output: str
+    time: float
 
 
 def run(function: Callable[..., Any], world_size: int, *arguments: Any, **options: Any) -> list[Any]:
@@ -70,11 +72,11 @@ def run(function: Callable[..., Any], world_size: int, *arguments: Any, **option
         >>> run(str.upper, 2, backend="")  # without a process group; the argument is the device
         ['CPU', 'CPU']
     """
-    found = _ended(function, world_size, *arguments, **options)
-    failed = sorted((time, rank) for rank, (outcome, time) in enumerate(found) if outcome.error is not None)
-    reports = [f"rank {rank}: {found[rank][0].error}\n{found[rank][0].output}" for _, rank in failed]
+    found = outcomes(function, world_size, *arguments, **options)
+    failed = sorted((outcome.time, rank) for rank, outcome in enumerate(found) if outcome.error is not None)
+    reports = [f"rank {rank}: {found[rank].error}\n{found[rank].output}" for _, rank in failed]
     assert not reports, "\n".join(reports)
-    return [outcome.value for outcome, _ in found]
+    return [outcome.value for outcome in found]
 
 
 def outcomes(
@@ -117,32 +119,6 @@ def outcomes(
         >>> [outcome.exit_status for outcome in outcomes(str.upper, 2, backend="")]
         [0, 0]
     """
-    found = _ended(
-        function,
-        world_size,
-        *arguments,
-        device=device,
-        devices=devices,
-        backend=backend,
-        environment=environment,
-        timeout=timeout,
-        grace=grace,
-    )
-    return [outcome for outcome, _ in found]
-
-
-def _ended(
-    function: Callable[..., Any],
-    world_size: int,
-    *arguments: Any,
-    device: str = "cpu",
-    devices: int = 1,
-    backend: str | None = None,
-    environment: dict[str, str] | None = None,
-    timeout: float = 300,
-    grace: float = 5,
-) -> list[tuple[Outcome, float]]:
-    """Do what :func:`outcomes` does, and also return when each process ended."""
     if device not in _BACKENDS:
         raise ValueError(f"device must be 'cpu' or 'npu', got {device!r}")
     _check_whole_number("world_size", world_size, sys.maxsize)
@@ -259,16 +235,15 @@ def _end(server: "subprocess.Popen[bytes]") -> None:
     server.wait()
 
 
-def _outcome(folder: Path, rank: int, end: End) -> tuple[Outcome, float]:
-    """Return how a process ended, and when that was or its function raised."""
+def _outcome(folder: Path, rank: int, end: End) -> Outcome:
     output = folder / f"{rank}.output"
     text = output.read_text(errors="replace") if output.exists() else ""
     result = folder / f"{rank}.result"
     if end.status in (0, 1) and result.exists():
         value, error, time = pickle.loads(result.read_bytes())
-        return Outcome(value, error, end.status, text), time
+        return Outcome(value, error, end.status, text, time)
     error = end.reason or f"ended with {_described(end.status)} before its function returned"
-    return Outcome(None, error, end.status, text), end.time
+    return Outcome(None, error, end.status, text, end.time)
 
 
 def _described(status: int) -> str:

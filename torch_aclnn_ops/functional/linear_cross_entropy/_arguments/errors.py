@@ -61,8 +61,8 @@ def call_torch_or_raise(
 def _add_reason(error: Exception, given: TorchArguments) -> None:
     """Append to an error of PyTorch which argument is wrong, and what is accepted."""
     tensors = [tensor for tensor in given[:5] if tensor is not None]
-    is_plain = given.linear_weight.dim() == 2 and given.input.dim() in (1, 2)
-    if is_plain and not any([overrides_torch(tensor) for tensor in tensors]):
+    are_plain = all([isinstance(tensor, Tensor) and not overrides_torch(tensor) for tensor in tensors])
+    if are_plain and given.linear_weight.dim() == 2 and given.input.dim() in (1, 2):
         try:
             _check_rows(given)
         except (RuntimeError, TypeError, ValueError) as reason:
