@@ -72,6 +72,14 @@ def test_a_head_sharded_by_fsdp2_raises_without_fsdp_module(first_of_two):
         _call(model, model.head.weight)
 
 
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_every_rank_checks_max_memory_for_the_largest_shard(first_of_two, requires_grad):
+    head = torch.rand(2, cases.FEATURES, requires_grad=requires_grad)
+    options = {"process_group": dist.group.WORLD, "vocab_sizes": (2, 60000), "max_memory": 100_000}
+    with pytest.raises(ValueError, match="max_memory must be at least [0-9]{6} bytes"):
+        F.linear_cross_entropy(torch.rand(4, cases.FEATURES), head, torch.zeros(4).long(), **options)
+
+
 def test_a_head_sharded_by_fsdp2_over_a_two_dimensional_mesh_raises_without_fsdp_module(first_of_two):
     model = cases.Model()
     fully_shard(model.head, mesh=init_device_mesh("cpu", (1, 2), mesh_dim_names=("a", "b")))
