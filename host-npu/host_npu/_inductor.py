@@ -19,10 +19,15 @@ def _refuse(*arguments: object, **options: object) -> NoReturn:
     raise RuntimeError(_REFUSAL.format("inductor"))
 
 
-class _Wrapper:
-    """Inductor's first question to a backend is for the code around its kernels, or for what the backend can do."""
+class _Refusing(type):
+    """The type of a backend that refuses the first question Inductor asks it, before anything is lowered."""
 
-    supports_caching = False
+    supports_caching = property(_refuse)
+
+
+class _Wrapper(metaclass=_Refusing):
+    """The code around kernels, and their scheduling, whichever Inductor creates first."""
+
     __init__ = _refuse
     create = staticmethod(_refuse)
 
