@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args, overload
 
 from torch_aclnn_ops import functional as F
 from torch_aclnn_ops._checks import check_choice
+from torch_aclnn_ops._head_options import FRACTION, check_number, check_options
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyLoss as _TorchLinearCrossEntropyLoss
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
 from torch_aclnn_ops._types import Reduction
@@ -156,7 +157,11 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
         chunk_size: int | Literal["auto"] = "auto",
         max_memory: int | None = None,
     ) -> None:
-        check_choice("LinearCrossEntropyLoss", "reduction", reduction, get_args(Reduction))
+        name = "LinearCrossEntropyLoss"
+        check_options(name, reduction, temperature, shift, chunk_size, max_memory)
+        check_number(name, "lse_square_scale", lse_square_scale)
+        if softcap is not None:
+            check_number(name, "softcap", softcap)
         super().__init__(
             in_features,
             num_classes,
@@ -297,7 +302,8 @@ class LinearKLDivLoss(torch.nn.Module):
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         check_choice("LinearKLDivLoss", "divergence", divergence, get_args(Divergence))
-        check_choice("LinearKLDivLoss", "reduction", reduction, get_args(Reduction))
+        check_number("LinearKLDivLoss", "beta", beta, FRACTION)
+        check_options("LinearKLDivLoss", reduction, temperature, shift, chunk_size, max_memory)
         super().__init__()
         self.options: dict[str, Any] = given
 

@@ -3,8 +3,9 @@
 from typing import Literal
 
 from torch_aclnn_ops._checks import check_choice, describe
+from torch_aclnn_ops._head_options import NON_NEGATIVE, check_number
 from torch_aclnn_ops._numerics import widen
-from torch_aclnn_ops.functional._head.arguments import NON_NEGATIVE, check_number, check_one_shape
+from torch_aclnn_ops.functional._head.arguments import check_one_shape
 
 import torch
 from torch import Tensor

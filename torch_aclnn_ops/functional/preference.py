@@ -7,9 +7,10 @@ rows are never materialized. 16-bit inputs are computed in float32. All derivati
 from typing import Literal
 
 from torch_aclnn_ops._checks import check_choice
+from torch_aclnn_ops._head_options import POSITIVE, check_number
 from torch_aclnn_ops._numerics import widen
 from torch_aclnn_ops._types import Reduction
-from torch_aclnn_ops.functional._head.arguments import POSITIVE, check_number, check_one_shape
+from torch_aclnn_ops.functional._head.arguments import check_one_shape
 
 import torch
 from torch import Tensor

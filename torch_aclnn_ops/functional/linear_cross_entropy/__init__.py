@@ -10,10 +10,10 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch_aclnn_ops._drop_ins import drop_in
+from torch_aclnn_ops._head_options import check_number
 from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
 from torch_aclnn_ops._types import Reduction
-from torch_aclnn_ops.functional._head.arguments import check_number
 from torch_aclnn_ops.functional._head.shards import shards_of
 from torch_aclnn_ops.functional.linear_cross_entropy import implementations
 from torch_aclnn_ops.functional.linear_cross_entropy._arguments.errors import call_torch_on_rows, call_torch_or_raise

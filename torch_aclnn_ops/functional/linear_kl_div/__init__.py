@@ -10,16 +10,9 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from torch_aclnn_ops._checks import check_choice
+from torch_aclnn_ops._head_options import FRACTION, check_memory, check_number, check_shift
 from torch_aclnn_ops._types import Reduction
-from torch_aclnn_ops.functional._head.arguments import (
-    FRACTION,
-    check_memory,
-    check_number,
-    check_shift,
-    check_token_weight,
-    labels_to_rows,
-    rows_to_labels,
-)
+from torch_aclnn_ops.functional._head.arguments import check_token_weight, labels_to_rows, rows_to_labels
 from torch_aclnn_ops.functional._head.shards import Messages, shards_of
 from torch_aclnn_ops.functional.linear_kl_div import _arguments as arguments
 from torch_aclnn_ops.functional.linear_kl_div import implementations

@@ -2,8 +2,8 @@
 
 from collections.abc import Collection
 
+from torch_aclnn_ops._head_options import check_memory, check_number
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
-from torch_aclnn_ops.functional._head.arguments import check_memory, check_number
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput
 from torch_aclnn_ops.ops._head.tiling import LogitOptions
 

@@ -1,6 +1,7 @@
 """Shifted labels, as in a causal language model."""
 
-from torch_aclnn_ops.functional._head.arguments import check_shift, labels_to_rows, rows_to_labels
+from torch_aclnn_ops._head_options import check_shift
+from torch_aclnn_ops.functional._head.arguments import labels_to_rows, rows_to_labels
 from torch_aclnn_ops.functional.linear_cross_entropy._arguments.torch_function import TorchArguments
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput
 

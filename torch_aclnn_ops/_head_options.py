@@ -1,0 +1,81 @@
+"""Checks of the options of losses on a head: numbers, chunks of rows, and the shift of labels."""
+
+import math
+from collections.abc import Callable
+from numbers import Integral, Real
+from typing import Any, get_args
+
+from torch_aclnn_ops._checks import check_choice
+from torch_aclnn_ops._types import Reduction
+
+from torch import Tensor
+
+_REAL = (float, Real)  # float first, for speed
+_Rule = tuple[Any, str, str, Callable[[Any], bool]]
+_COUNT = ("at least 1", lambda number: number >= 1)
+_POSITIVE = ("positive and finite", lambda number: 0 < number < math.inf)
+POSITIVE: _Rule = (_REAL, "a number", *_POSITIVE)
+NON_NEGATIVE: _Rule = (_REAL, "a number", "at least 0 and finite", lambda number: 0 <= number < math.inf)
+FRACTION: _Rule = (_REAL, "a number", "above 0 and below 1", lambda number: 0 < number < 1)
+_RULES: dict[str, _Rule] = {
+    "chunk_size": (Integral, '"auto" or an int', *_COUNT),
+    "max_memory": (Integral, "None or an int", *_COUNT),
+    "softcap": (_REAL, "None or a number", *_POSITIVE),
+    "temperature": POSITIVE,
+    "lse_square_scale": NON_NEGATIVE,
+}
+
+
+def check_number(function: str, name: str, value: Any, rule: _Rule | None = None) -> Any:
+    """Check the type and range of a number, possibly a NumPy scalar, and return it as a Python number."""
+    kind, accepted, accepted_range, fits = rule or _RULES[name]
+    if isinstance(value, bool) or not isinstance(value, kind):
+        raise TypeError(f"{function}: {name} must be {accepted}, but it is {value!r}")
+    if not fits(value):
+        raise ValueError(f"{function}: {name} must be {accepted_range}, but it is {value}")
+    return int(value) if kind is Integral else float(value)
+
+
+def check_memory(
+    function: str, chunk_size: int | str, max_memory: int | None, default: int | None = None
+) -> tuple[int | None, int | None]:
+    """Check chunk_size and max_memory, at most one of which may be given; ``default`` replaces ``"auto"``."""
+    rows = default if chunk_size == "auto" else check_number(function, "chunk_size", chunk_size)
+    if max_memory is not None:
+        if rows is not None:
+            raise ValueError(
+                f"{function}: chunk_size and max_memory must not both be given, but they are {rows} and {max_memory}"
+            )
+        max_memory = check_number(function, "max_memory", max_memory)
+    return rows, max_memory
+
+
+def check_shift(function: str, shift: object, target: Tensor | None) -> int:
+    """Check that shift is less than the sequence length, and return it as an int."""
+    if not isinstance(shift, (bool, Integral)):
+        raise TypeError(f"{function}: shift must be a bool or an int, but it is {shift!r}")
+    places = int(shift)
+    if target is None:
+        return places
+    length = target.shape[-1] if target.dim() > 0 else 1
+    if places != 0 and not 0 <= places < length:
+        raise ValueError(
+            f"{function}: shift must be at least 0 and less than the {length} labels of a sequence, the last"
+            f" dimension of target, but it is {shift}"
+        )
+    return places
+
+
+def check_options(
+    module: str,
+    reduction: str,
+    temperature: float,
+    shift: bool | int,
+    chunk_size: int | str,
+    max_memory: int | None,
+) -> None:
+    """Check the options that modules share in their constructors. Each call checks them again."""
+    check_choice(module, "reduction", reduction, get_args(Reduction))
+    check_number(module, "temperature", temperature)
+    check_shift(module, shift, None)
+    check_memory(module, chunk_size, max_memory)
