@@ -11,16 +11,23 @@ _ROWS, _COLUMNS = 12, 33
 @pytest.mark.parametrize("dtype", _TOLERANCES, ids=str)
 @pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_cross_entropy_is_that_of_float64(reduction, weighted, dtype):
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+def test_cross_entropy_is_that_of_float64(smoothing, reduction, weighted, dtype):
     x = torch.randn(_ROWS, _COLUMNS).to(dtype)
     target = torch.randint(_COLUMNS, (_ROWS,)).index_fill(0, torch.tensor([2, 5]), -100)
     weight = torch.rand(_COLUMNS) + 0.5 if weighted else None
     on_npu, reference = x.npu().requires_grad_(), x.double().requires_grad_()
     loss, log_prob, *_ = torch_npu.npu_cross_entropy_loss(
-        on_npu, target.npu(), None if weight is None else weight.npu(), reduction=reduction
+        on_npu,
+        target.npu(),
+        None if weight is None else weight.npu(),
+        reduction=reduction,
+        label_smoothing=smoothing,
     )
     wide = None if weight is None else weight.double()
-    expected = torch.nn.functional.cross_entropy(reference, target, wide, reduction=reduction)
+    expected = torch.nn.functional.cross_entropy(
+        reference, target, wide, reduction=reduction, label_smoothing=smoothing
+    )
     upstream = torch.randn(expected.shape).to(dtype)
     loss.reshape(expected.shape).backward(upstream.npu())
     expected.backward(upstream.double())
@@ -36,10 +43,14 @@ def test_cross_entropy_is_that_of_float64(reduction, weighted, dtype):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"label_smoothing": 0.1}, {"lse_square_scale_for_zloss": 0.1, "return_zloss": True}, {"reduction": "most"}],
+    ("options", "message"),
+    [
+        ({"label_smoothing": 1.5}, "labelSmoothing is 1.5 instead of a number from 0 to 1"),
+        ({"lse_square_scale_for_zloss": 0.1, "return_zloss": True}, "CANN does not support zloss"),
+        ({"reduction": "most"}, "the reduction is most instead of mean, sum or none"),
+    ],
     ids=str,
 )
-def test_other_options_are_refused_at_the_call(options):
-    with pytest.raises(RuntimeError):
+def test_other_options_are_refused_at_the_call(options, message):
+    with pytest.raises(RuntimeError, match=message):
         torch_npu.npu_cross_entropy_loss(torch.randn(4, 8).npu(), torch.arange(4).npu(), **options)
