@@ -42,10 +42,15 @@ def test_an_idle_device_is_used_by_nobody():
 def test_a_busy_device_is_used():
     stream = torch.npu.Stream()
     x = torch.rand(512, 4096, device="npu")
-    with torch.npu.stream(stream):
-        for _ in range(50):
-            torch_npu.npu_swiglu(x)
-    assert torch.npu.utilization() == 100
+
+    def utilization_while_it_works():
+        with torch.npu.stream(stream):
+            for _ in range(50):
+                torch_npu.npu_swiglu(x)
+        return torch.npu.utilization()
+
+    # On a busy machine the device may be done before this thread asks.
+    assert any(utilization_while_it_works() == 100 for _ in range(20))
     stream.synchronize()
 
 
