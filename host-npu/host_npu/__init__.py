@@ -317,7 +317,7 @@ def fail(function: str, nth: int = 1, status: int = 500001, message: str = "fail
 
     Raises:
         HostNpuError: The host NPU is not enabled.
-        TypeError: ``function`` is not a string.
+        TypeError: An argument has the wrong type.
         ValueError: CANN has no such ``function``, or it is never called or cannot fail; ``nth`` is below 1, or
             ``status`` is 0, which would be success.
 
@@ -346,6 +346,9 @@ def fail(function: str, nth: int = 1, status: int = 500001, message: str = "fail
             f"the host NPU refuses {function} in phase one, so phase two is never called: fail"
             f" {function}GetWorkspaceSize instead"
         )
+    for name, value, kind in (("nth", nth, int), ("status", status, int), ("message", message, str)):
+        if not isinstance(value, kind):
+            raise TypeError(f"{name} must be of type {kind.__name__}, got {value!r}")
     if nth < 1:
         raise ValueError(f"nth must be at least 1, got {nth}")
     if status == 0:

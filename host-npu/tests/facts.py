@@ -304,6 +304,9 @@ def invalid_requests():
     for call in (
         lambda: host_npu.fail("npu_rms_norm"),
         lambda: host_npu.fail("malloc"),
+        lambda: host_npu.fail("aclrtMalloc", nth=1.5),
+        lambda: host_npu.fail("aclrtMalloc", status="x"),
+        lambda: host_npu.fail("aclrtMalloc", message=7),
         lambda: host_npu.fail("aclrtMalloc", nth=0),
         lambda: host_npu.fail("aclrtMalloc", status=0),
         lambda: host_npu.enable(devices=0),

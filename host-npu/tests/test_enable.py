@@ -229,6 +229,9 @@ def test_what_cannot_be_is_refused(facts):
             f" {name!r}; did you mean {nearest}? count_calls() finds those that a program calls"
             for name, nearest in {"npu_rms_norm": "aclnnRmsNorm", "malloc": "aclrtMalloc"}.items()
         ),
+        "TypeError: nth must be of type int, got 1.5",
+        "TypeError: status must be of type int, got 'x'",
+        "TypeError: message must be of type str, got 7",
         "ValueError: nth must be at least 1, got 0",
         "ValueError: status must not be 0, which is success",
         "ValueError: devices must be a whole number from 1 to 64, got 0",
