@@ -210,7 +210,10 @@ NO_PARAMS = {
         lambda: [{"params": nn.Linear(2, 2)}],
         "'params' of a parameter group must be parameters, but it is of type Linear; pass model.parameters",
     ),
-    "a group without parameters": (lambda: [{"lr": 1.0}], "a parameter group must have 'params', but it has only 'lr'$"),
+    "a group without parameters": (
+        lambda: [{"lr": 1.0}],
+        "a parameter group must have 'params', but it has only 'lr'$",
+    ),
     "an empty group": (lambda: [{}], "a parameter group must have 'params', but it is empty$"),
 }
 

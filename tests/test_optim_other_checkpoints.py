@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 from pathlib import Path
 
 from torch_aclnn_ops.optim import FusedEmaAdam, to_mindspeed_state_dict

@@ -63,8 +63,9 @@ class AveragingOptimizer(Optimizer):
 
         The block holds a copy of the weights, which needs as much memory as the parameters. On exit, the weights are
         restored bit for bit and in their dtype, even after an exception or an interrupt; in-place changes of the
-        parameters inside the block are written to their EMA weights. Parameters that were never updated keep their weights. Buffers of the
-        model are unchanged: if the model has batch norm, update them (:func:`torch.optim.swa_utils.update_bn`).
+        parameters inside the block are written to their EMA weights. Parameters that were never updated keep their
+        weights. Buffers of the model are unchanged: if the model has batch norm, update them
+        (:func:`torch.optim.swa_utils.update_bn`).
 
         With sharded parameters (``fully_shard`` or ``FullyShardedDataParallel``), every rank swaps its shards, and
         modules are resharded on entry and exit, so that the next forward pass gathers the current values. All ranks
@@ -72,9 +73,9 @@ class AveragingOptimizer(Optimizer):
 
         Raises:
             RuntimeError: This is called inside another ``swap_ema_params`` of the same optimizer, during its ``step``,
-                or inside a forward or backward pass of FSDP; the optimizer is part of a ``ZeroRedundancyOptimizer``; the
-                block converted sharded parameters to another dtype, or a device failed to restore some weights: these
-                are kept, and restored by the next method call.
+                or inside a forward or backward pass of FSDP; the optimizer is part of a ``ZeroRedundancyOptimizer``;
+                the block converted sharded parameters to another dtype, or a device failed to restore some weights:
+                these are kept, and restored by the next method call.
 
         Example:
             >>> model = torch.nn.Linear(2, 1)

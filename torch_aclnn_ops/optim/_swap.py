@@ -166,7 +166,7 @@ class Exchange:
         writes = []
         for owner, average, weights in zip(self._owners, self._averages, self._weights, strict=True):
             param = local(owner)
-            call = partial(Tensor.copy_, average, param)
+            call: Call = partial(Tensor.copy_, average, param)
             if not average.dtype == param.dtype == weights.dtype:
                 call = partial(_copy_changed, average, param, weights.dtype)
             writes.append(_Write(owner, False, call))
@@ -177,7 +177,7 @@ class Exchange:
         writes = []
         for owner, weights in zip(self._owners, self._weights, strict=True):
             param = local(owner)
-            call = partial(Tensor.copy_, param, weights)
+            call: Call = partial(Tensor.copy_, param, weights)
             if param.dtype != weights.dtype:
                 call = partial(_restore_dtype, owner, weights)
             writes.append(_Write(owner, True, call))
