@@ -146,7 +146,7 @@ def _loaded_group(i: int, saved: Mapping[str, Any], group: dict[str, Any], optio
 
 
 def _has_torchs_options(saved: Mapping[str, Any]) -> bool:
-    return all(name in saved for name in _TORCHS_OPTIONS)
+    return saved.keys() >= set(_TORCHS_OPTIONS)
 
 
 def _is_torchs(saved: Mapping[str, Any]) -> bool:
