@@ -11,6 +11,8 @@ from torch_aclnn_ops.optim import FusedEmaAdam
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from tests import _optim
 from tests._optim import (
@@ -126,9 +128,9 @@ def test_an_average_missing_in_a_checkpoint_starts_from_the_weights_at_the_next_
     assert_all_equal(averages_of(model, optimizer), expected)
 
 
-def trained(dtype=torch.float64):
+def trained(dtype=torch.float64, **options):
     model = Weights(dtype)
-    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
+    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, **options)
     train(model, optimizer, range(5))
     return model, optimizer
 
@@ -198,6 +200,68 @@ def test_in_place_changes_of_a_parameter_in_a_swap_are_written_to_its_average():
     with optimizer.swap_ema_params(), torch.no_grad():
         weight.fill_(7)
     assert (optimizer.state[weight]["ema_params"] == 7).all()
+
+
+CONVERSIONS = {
+    "half": nn.Module.half,
+    "bfloat16": nn.Module.bfloat16,
+    "float": nn.Module.float,
+    "double": nn.Module.double,
+}
+
+
+@pytest.mark.parametrize("flatten", [False, True], ids=["one by one", "flattened"])
+@pytest.mark.parametrize("conversion", CONVERSIONS)
+@each_dtype
+def test_a_model_that_a_swap_converted_has_its_weights_dtype_and_averages_afterwards(dtype, conversion, flatten):
+    model, optimizer = trained(dtype, flatten=flatten)
+    other_model, other_optimizer = trained(dtype, flatten=flatten)
+    with optimizer.swap_ema_params():
+        CONVERSIONS[conversion](model)
+    assert_all_equal(weights_of(model) + states_of(optimizer), weights_of(other_model) + states_of(other_optimizer))
+    for each, each_optimizer in (model, optimizer), (other_model, other_optimizer):
+        train(each, each_optimizer, range(5, 8))
+    assert_all_equal(weights_of(model) + states_of(optimizer), weights_of(other_model) + states_of(other_optimizer))
+
+
+def test_a_parameter_that_a_swap_converted_and_changed_has_the_change_in_its_average():
+    model, optimizer = trained(torch.float32)
+    weight = next(model.parameters())
+    average = optimizer.state[weight]["ema_params"].clone()
+    with optimizer.swap_ema_params(), torch.no_grad():
+        model.half()
+        weight[0] = 7
+    average[0] = 7
+    assert torch.equal(optimizer.state[weight]["ema_params"], average)
+
+
+@pytest.fixture
+def of_one_process():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+def test_a_dtensor_that_a_swap_converted_raises_and_has_its_weights_after_it_is_converted_back(of_one_process):
+    model = nn.Linear(3, 2)
+    fully_shard(model, mesh=of_one_process)
+    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
+    model(torch.ones(4, 3)).square().sum().backward()
+    optimizer.step()
+    weights = [weight.to_local().clone() for weight in model.parameters()]
+    averages = [average.to_local().clone() for average in averages_of(model, optimizer)]
+    sentence = (
+        r"parameters 0-1 of group 0 could not be restored: .* \(their dtype was changed from torch.float32 to"
+        r" torch.float16 inside the with block; first convert the model back\)$"
+    )
+    with pytest.raises(RuntimeError, match=sentence), optimizer.swap_ema_params():
+        model.half()
+    with pytest.raises(RuntimeError, match=sentence):
+        optimizer.state_dict()
+    model.float()
+    optimizer.state_dict()
+    assert_all_equal([weight.to_local().detach() for weight in model.parameters()], weights)
+    assert_all_equal([average.to_local() for average in averages_of(model, optimizer)], averages)
 
 
 def test_a_backward_pass_through_swapped_weights_raises():

@@ -166,8 +166,14 @@ def _sharded(contents, mesh, dim):
 @pytest.mark.parametrize(
     "dim_of_param, dim_of_state, sentence",
     [
-        (0, None, "must be a DTensor, as its parameter is, but it is a Tensor"),
-        (None, 0, "must be a Tensor, as its parameter is, but it is a DTensor"),
+        (
+            0,
+            None,
+            "must be a DTensor, as its parameter is, but it is a Tensor; save and load full tensors with"
+            " get_optimizer_state_dict and set_optimizer_state_dict of torch.distributed.checkpoint.state_dict and"
+            r" StateDictOptions\(full_state_dict=True\)$",
+        ),
+        (None, 0, "must be a Tensor, as its parameter is, but it is a DTensor$"),
         (0, 1, r"must have the placements of its parameter \(Shard\(dim=0\),\), but it has \(Shard\(dim=1\),\)"),
         (0, 0, None),
     ],

@@ -213,7 +213,11 @@ def test_a_parameter_whose_storage_was_freed_raises(flatten):
     optimizer.step()
     weight.data = torch.ones(4)
     weight.untyped_storage().resize_(0)
-    with pytest.raises(RuntimeError, match=r"needs 16 bytes for its shape \[4\], but its storage has 0"):
+    sentence = (
+        r"needs 16 bytes for its shape \[4\], but its storage has 0; restore its storage before the step. With FSDP2,"
+        r" create the optimizer after fully_shard\(\) and before the first forward pass"
+    )
+    with pytest.raises(RuntimeError, match=sentence):
         optimizer.step()
 
 

@@ -200,6 +200,41 @@ def test_zero_grad_clears_the_gradients(set_to_none):
         assert weight.grad is None if set_to_none else not weight.grad.any()
 
 
+NO_PARAMS = {
+    "a model": (lambda: nn.Linear(2, 2), "params must be .*, but it is of type Linear; pass model.parameters"),
+    "a container": (lambda: nn.Sequential(nn.Linear(2, 2)), "params must be .* of type Sequential; pass model.param"),
+    "a number": (lambda: 3, "params must be parameters or groups of them, but it is 3; pass model.parameters"),
+    "nothing": (lambda: None, "params must be parameters or groups of them, but it is None; pass model.parameters"),
+    "a group": (lambda: {"params": [torch.ones(1)]}, "params must be .*, but it is a dict; pass a list of groups$"),
+    "a model in a group": (
+        lambda: [{"params": nn.Linear(2, 2)}],
+        "'params' of a parameter group must be parameters, but it is of type Linear; pass model.parameters",
+    ),
+    "a group without parameters": (
+        lambda: [{"lr": 1.0}],
+        "a parameter group must have 'params', but it has only 'lr'$",
+    ),
+    "an empty group": (lambda: [{}], "a parameter group must have 'params', but it is empty$"),
+}
+
+
+@pytest.mark.parametrize("make, sentence", NO_PARAMS.values(), ids=NO_PARAMS)
+def test_an_argument_that_is_no_parameters_raises_with_what_to_pass(make, sentence):
+    with pytest.raises(TypeError, match=f"^FusedEmaAdam: {sentence}"):
+        FusedEmaAdam(make())
+
+
+def test_a_list_of_parameters_that_is_a_module_is_accepted():
+    weights = nn.ParameterList([torch.ones(2), torch.ones(3)])
+    assert FusedEmaAdam(weights).param_groups[0]["params"] == list(weights)
+
+
+def test_a_closure_that_cannot_be_called_raises():
+    optimizer = FusedEmaAdam([nn.Parameter(torch.ones(2))])
+    with pytest.raises(TypeError, match="^FusedEmaAdam.step: closure must be a function or None, but it is 3$"):
+        optimizer.step(3)
+
+
 def test_a_step_returns_the_loss_of_its_closure():
     weight = nn.Parameter(torch.ones(2))
     optimizer = FusedEmaAdam([weight], lr=0.1)

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 from pathlib import Path
 
 from torch_aclnn_ops.optim import FusedEmaAdam, to_mindspeed_state_dict
@@ -19,7 +18,12 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
 
 from tests._optim import (
     SETTINGS,
@@ -97,18 +101,61 @@ def test_its_checkpoint_resumes_with_torch(name, options, flatten):
     assert_all_close(weights_of(theirs), weights_of(mine), 1e-13)
 
 
-def test_a_checkpoint_through_torch_and_back_keeps_the_averages():
-    model = Weights()
-    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
-    train(model, optimizer, range(3))
-    theirs = torch.optim.AdamW(model.parameters())
+def through_load(model, theirs, optimizer):
+    optimizer.load_state_dict(theirs.state_dict())
+
+
+def through_distributed_state_dict(model, theirs, optimizer):
+    set_optimizer_state_dict(model, optimizer, get_optimizer_state_dict(model, theirs))
+
+
+@each_flatten
+@pytest.mark.parametrize("load", [through_load, through_distributed_state_dict])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_optimizer
+def test_averages_restart_from_the_weights_after_training_with_torch(name, dtype, load, flatten):
+    model = network(dtype)
+    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, flatten=flatten)
+    train_network(model, optimizer, range(3))
+    theirs = OPTIMIZERS[name](model.parameters())
     theirs.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    back = FusedEmaAdam(model.parameters())
-    back.load_state_dict(theirs.state_dict())
-    assert_all_equal(states_of(back), states_of(optimizer))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        train(model, back, [3])
+    train_network(model, theirs, range(3, 6))
+    weights = weights_of(model)
+    back = FusedEmaAdam(model.parameters(), flatten=flatten)
+    load(model, theirs, back)
+    back.param_groups[0].update(lr=0.0, ema_decay=1.0)
+    with pytest.warns(UserWarning, match="their EMA starts from the weights"):
+        train_network(model, back, [6])
+    assert_all_equal(weights_of(model), weights)
+    assert_all_equal(averages_of(model, back), [weight.float() for weight in weights])
+
+
+def test_averages_that_started_from_a_checkpoint_of_torch_are_saved_and_loaded():
+    model = network(torch.bfloat16)
+    theirs = torch.optim.AdamW(model.parameters())
+    train_network(model, theirs, range(3))
+    optimizer = FusedEmaAdam(model.parameters())
+    optimizer.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    with pytest.warns(UserWarning, match="their EMA starts from the weights"):
+        train_network(model, optimizer, range(3, 6))
+    resumed = FusedEmaAdam(model.parameters())
+    resumed.load_state_dict(optimizer.state_dict())
+    assert_all_equal(states_of(resumed), states_of(optimizer))
+    theirs.load_state_dict(copy.deepcopy(resumed.state_dict()))
+    train_network(model, theirs, [6])
+    resumed.load_state_dict(theirs.state_dict())
+    assert not any("ema_params" in state or "master_params" in state for state in resumed.state.values())
+
+
+def test_averages_of_version_0_2_that_kept_the_options_of_torch_are_loaded():
+    model = network()
+    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
+    train_network(model, optimizer, range(3))
+    torchs = torch.optim.AdamW(model.parameters()).state_dict()["param_groups"][0]
+    contents = optimizer.state_dict()
+    resumed = FusedEmaAdam(model.parameters())
+    resumed.load_state_dict({**contents, "param_groups": [{**torchs, **contents["param_groups"][0]}]})
+    assert_all_equal(states_of(resumed), states_of(optimizer))
 
 
 # Some options of each; of Adamax, NAdam and RAdam the moments and most options are those of Adam.

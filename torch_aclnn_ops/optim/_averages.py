@@ -62,9 +62,10 @@ class AveragingOptimizer(Optimizer):
         """Swap the EMA weights into the parameters inside a ``with`` block.
 
         The block holds a copy of the weights, which needs as much memory as the parameters. On exit, the weights are
-        restored bit for bit, even after an exception or an interrupt; in-place changes of the parameters inside the
-        block are written to their EMA weights. Parameters that were never updated keep their weights. Buffers of the
-        model are unchanged: if the model has batch norm, update them (:func:`torch.optim.swa_utils.update_bn`).
+        restored bit for bit and in their dtype, even after an exception or an interrupt; in-place changes of the
+        parameters inside the block are written to their EMA weights. Parameters that were never updated keep their
+        weights. Buffers of the model are unchanged: if the model has batch norm, update them
+        (:func:`torch.optim.swa_utils.update_bn`).
 
         With sharded parameters (``fully_shard`` or ``FullyShardedDataParallel``), every rank swaps its shards, and
         modules are resharded on entry and exit, so that the next forward pass gathers the current values. All ranks
@@ -72,8 +73,9 @@ class AveragingOptimizer(Optimizer):
 
         Raises:
             RuntimeError: This is called inside another ``swap_ema_params`` of the same optimizer, during its ``step``,
-                or inside a forward or backward pass of FSDP; the optimizer is part of a ``ZeroRedundancyOptimizer``; or
-                a device failed to restore some weights, which are kept, and restored by the next method call.
+                or inside a forward or backward pass of FSDP; the optimizer is part of a ``ZeroRedundancyOptimizer``;
+                the block converted sharded parameters to another dtype, or a device failed to restore some weights:
+                these are kept, and restored by the next method call.
 
         Example:
             >>> model = torch.nn.Linear(2, 1)
@@ -221,7 +223,8 @@ class AveragingOptimizer(Optimizer):
         Also accepts the state of :class:`torch.optim.AdamW`, :class:`torch.optim.Adam` and MindSpeed's
         ``FusedEmaAdamW``, and of flattened parameters. Missing options are unchanged. States of 16-bit parameters stay
         in float32. If ``ema_params`` is missing, the EMA starts from the weights at the next step, with a warning.
-        Unknown entries are kept. As in PyTorch, tensors with the right dtype and device are not copied.
+        So it does if torch's optimizer has loaded and saved it, since training does not update it there. Unknown
+        entries are kept. As in PyTorch, tensors with the right dtype and device are not copied.
 
         The load is atomic: after an exception or Ctrl-C the optimizer has its previous options and state, or all of the
         new ones.

@@ -13,6 +13,7 @@ from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops._nested import map_nested
 from torch_aclnn_ops.ops.ema_adam.kernels import is_dense, is_plain, local
 from torch_aclnn_ops.optim._options import options_of
+from torch_aclnn_ops.optim._sharding import is_sharded
 from torch_aclnn_ops.optim._states import AVERAGES
 
 import torch
@@ -21,6 +22,10 @@ from torch import Tensor
 _LOAD = "FusedEmaAdam.load_state_dict"
 _LARGEST_STEP = 2**53  # float64 represents all integers up to it
 _ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
+# Options that torch's Adam and AdamW have in every group, also after they have loaded one of this optimizer.
+_TORCHS_OPTIONS = ("amsgrad", "foreach", "capturable", "differentiable", "fused")
+# States of this optimizer that torch's keep unchanged while they train the weights.
+_STALE = ("ema_params", "master_params")
 
 
 def export_steps(_: object, state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -92,6 +97,7 @@ class _Place(NamedTuple):
     param: Tensor
     name: str
     group_step: Any  # MindSpeed has the step in the group instead of the states
+    is_torchs: bool
 
 
 class _Places(dict[Hashable, _Place]):
@@ -105,10 +111,11 @@ class _Places(dict[Hashable, _Place]):
                 f"{_LOAD}: the loaded state dict contains a parameter group that doesn't match the size of optimizer's"
                 f" group: group {i} has {len(ids)} parameters, and {len(group['params'])} in the optimizer"
             )
+        is_torchs = _is_torchs(saved)
         for j, (key, param) in enumerate(zip(ids, group["params"], strict=True)):
             name = f"parameter {j} of group {i}"
             _check_type(key, Hashable, f"the id of {name}", "an int or a str")
-            place = self.setdefault(key, _Place(param, name, saved.get("step")))
+            place = self.setdefault(key, _Place(param, name, saved.get("step"), is_torchs))
             if place.param is not param:
                 raise ValueError(f"{_LOAD}: {name} and {place.name} must have different ids, but both have {key!r}")
 
@@ -119,7 +126,10 @@ def _loaded_group(i: int, saved: Mapping[str, Any], group: dict[str, Any], optio
             f"FusedEmaAdam: the state to load has amsgrad=True in group {i}, which this optimizer does not support"
         )
     _check_optimizer(i, saved)
-    loaded = {name: deepcopy(value) for name, value in saved.items() if name not in ("params", "step")}
+    dropped = {"params", "step"}
+    if _has_torchs_options(saved):  # so that a state dict with them is one that torch's optimizers have saved
+        dropped.update(_TORCHS_OPTIONS)
+    loaded = {name: deepcopy(value) for name, value in saved.items() if name not in dropped}
     for name in {*options, "param_names"} & group.keys():
         loaded.setdefault(name, group[name])
     if (
@@ -133,6 +143,20 @@ def _loaded_group(i: int, saved: Mapping[str, Any], group: dict[str, Any], optio
     except (TypeError, ValueError) as error:
         raise type(error)(f"{_LOAD}: in group {i}, {str(error).removeprefix('FusedEmaAdam: ')}") from None
     return {**loaded, "params": group["params"]}
+
+
+def _has_torchs_options(saved: Mapping[str, Any]) -> bool:
+    return saved.keys() >= set(_TORCHS_OPTIONS)
+
+
+def _is_torchs(saved: Mapping[str, Any]) -> bool:
+    """Return whether torch's Adam or AdamW has saved a group, possibly after it has loaded one of this optimizer.
+
+    Version 0.2 of this optimizer kept torch's options, to which it added its own; torch's optimizers do the reverse.
+    """
+    names = list(saved)
+    is_older = "ema_decay" in saved and "amsgrad" in names[: names.index("ema_decay")]
+    return _has_torchs_options(saved) and not is_older
 
 
 def _check_optimizer(i: int, saved: Mapping[str, Any]) -> None:
@@ -173,8 +197,10 @@ def _loaded_states(all_saved: Mapping[Any, Any], places: _Places) -> defaultdict
 
 
 def _loaded_state(saved: Any, place: _Place, storages: set[int]) -> dict[str, Any]:
-    param, owner, group_step = place
+    param, owner, group_step, is_torchs = place
     state = dict(_check_type(saved, Mapping, f"the state of {owner}", "a dict"))
+    if is_torchs:
+        state = {name: value for name, value in state.items() if name not in _STALE}
     if "exp_avg" in state and group_step is not None:
         state.setdefault("step", group_step)
     missing = [name for name in _ADAM_STATE if name not in state]
@@ -217,7 +243,13 @@ def _loaded_step(step: Any, owner: str) -> Tensor:
 def _mismatch(value: Tensor, param: Tensor) -> str | None:
     """Return why a tensor cannot be a state of a parameter, apart from its device and precision, or ``None``."""
     if is_plain(value) != is_plain(param) or hasattr(value, "to_local") != hasattr(param, "to_local"):
-        return f"be a {type(param.detach()).__name__}, as its parameter is, but it is a {type(value).__name__}"
+        remedy = ""
+        if is_sharded(param) and is_plain(value):
+            remedy = (
+                "; save and load full tensors with get_optimizer_state_dict and set_optimizer_state_dict of"
+                " torch.distributed.checkpoint.state_dict and StateDictOptions(full_state_dict=True)"
+            )
+        return f"be a {type(param.detach()).__name__}, as its parameter is, but it is a {type(value).__name__}{remedy}"
     if value.layout != torch.strided:
         return f"be dense, but it is {value.layout}"
     if not value.is_floating_point():

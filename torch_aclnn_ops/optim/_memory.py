@@ -124,9 +124,12 @@ def _check_storage(param: Tensor, name: str) -> None:
         return
     needed = tensor.storage_offset() * tensor.itemsize + _extent(tensor)
     if needed > tensor.untyped_storage().nbytes():
+        # What FSDP2 frees are the unsharded parameters, which a model has after a forward pass.
+        is_freed = is_plain(param) and tensor.untyped_storage().nbytes() == 0
+        hint = ". With FSDP2, create the optimizer after fully_shard() and before the first forward pass"
         raise RuntimeError(
             f"FusedEmaAdam: {name} needs {needed} bytes for its shape {list(tensor.shape)}, but its storage has"
-            f" {tensor.untyped_storage().nbytes()}; restore its storage before the step"
+            f" {tensor.untyped_storage().nbytes()}; restore its storage before the step{hint if is_freed else ''}"
         )
 
 

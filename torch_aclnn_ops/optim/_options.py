@@ -8,11 +8,12 @@ from functools import wraps
 from operator import is_
 from typing import Any, NamedTuple, ParamSpec
 
+from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops.functional.ema_adam import check_flag, check_options
 from torch_aclnn_ops.ops.ema_adam.kernels import Options
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 _SELECTS_KERNELS = "leave it out: it selects kernels of torch, and the step is always fused"
 _IS_TORCHS = "torch's own AdamW has it"
@@ -56,6 +57,16 @@ def check_lacking(options: Mapping[str, Any]) -> None:
             raise TypeError(f"FusedEmaAdam: {name} must not be given, but it is {value!r}; {LACKING[name]}")
 
 
+def check_are_params(name: str, params: object, accepted: str) -> None:
+    """Raise if an argument is a model, a single group or nothing to iterate over; torch checks its elements."""
+    if isinstance(params, Mapping):
+        raise TypeError(f"FusedEmaAdam: {name} must be {accepted}, but it is a dict; pass a list of groups")
+    if not isinstance(params, Iterable) or (isinstance(params, nn.Module) and not isinstance(params, nn.ParameterList)):
+        raise TypeError(
+            f"FusedEmaAdam: {name} must be {accepted}, but it is {describe(params)}; pass model.parameters()"
+        )
+
+
 def check_known(what: str, names: Iterable[str], accepted: Collection[str]) -> None:
     """Raise for the first name that is not accepted; the error says which one is close, or else all of them."""
     for name in names:
@@ -66,10 +77,14 @@ def check_known(what: str, names: Iterable[str], accepted: Collection[str]) -> N
 
 
 def check_group(group: Mapping[Any, Any], defaults: Mapping[str, Any], flatten: bool) -> None:
-    """Raise for keys of a new parameter group that look like options of it, but are not.
+    """Raise for a new parameter group without parameters, and for keys that look like options of it, but are not.
 
     ``flatten`` is that of the optimizer; ZeroRedundancyOptimizer copies it to the groups.
     """
+    if "params" not in group:
+        found = f"has only {', '.join(map(repr, group))}" if group else "is empty"
+        raise TypeError(f"FusedEmaAdam: a parameter group must have 'params', but it {found}")
+    check_are_params("'params' of a parameter group", group["params"], "parameters")
     check_lacking(group)
     if group.get("flatten", flatten) is not flatten:
         raise TypeError(

@@ -4,7 +4,8 @@ from contextlib import ContextDecorator, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
-from torch_aclnn_ops.ops.ema_adam.kernels import local
+from torch_aclnn_ops._torch_compat.fsdp import is_in_fsdp1_unit
+from torch_aclnn_ops.ops.ema_adam.kernels import is_plain, local
 from torch_aclnn_ops.ops.ema_adam.step_progress import Call
 from torch_aclnn_ops.optim._calls import MethodCall
 from torch_aclnn_ops.optim._memory import check_memory
@@ -75,10 +76,9 @@ class Exchange:
             self._fsdp_units.reshard()  # before reading the parameters: FSDP1 makes them views of unsharded weights
         check_memory(optimizer.param_groups, states)
         self._owners = [param for param, state in states_of_params(states) if "ema_params" in state]
-        self._params = [local(param) for param in self._owners]
         self._averages = [local(states[param]["ema_params"]) for param in self._owners]
         with torch.no_grad():
-            self._weights = [param.clone() for param in self._params]
+            self._weights = [local(param).clone() for param in self._owners]
         self._pending: tuple[list[_Write], list[object]] = [], []
         self._kept: dict[Tensor, Exception] = {}  # parameters whose weights could not be restored, and why
         self.is_inside = True  # whether the parameters should hold their averages
@@ -86,8 +86,8 @@ class Exchange:
     @torch.no_grad()
     def enter(self) -> None:
         """Write the averages to the parameters."""
-        for param, average in zip(self._params, self._averages, strict=True):
-            param.copy_(average)
+        for param, average in zip(self._owners, self._averages, strict=True):
+            local(param).copy_(average)
         self._fsdp_units.synchronize()
 
     def abort(self) -> None:
@@ -163,19 +163,25 @@ class Exchange:
         return errors, [error for i, error in failures.items() if not isinstance(results[i], Exception)]
 
     def _averaging(self) -> "list[_Write]":
-        return [
-            _Write(
-                owner, False, partial(Tensor.copy_ if average.dtype == param.dtype else _copy_changed, average, param)
-            )
-            for owner, average, param in zip(self._owners, self._averages, self._params, strict=True)
-        ]
+        writes = []
+        for owner, average, weights in zip(self._owners, self._averages, self._weights, strict=True):
+            param = local(owner)
+            call: Call = partial(Tensor.copy_, average, param)
+            if not average.dtype == param.dtype == weights.dtype:
+                call = partial(_copy_changed, average, param, weights.dtype)
+            writes.append(_Write(owner, False, call))
+        return writes
 
     def _restoring(self) -> "list[_Write]":
         """Return the writes that restore the weights."""
-        return [
-            _Write(owner, True, partial(Tensor.copy_, param, weights))
-            for owner, param, weights in zip(self._owners, self._params, self._weights, strict=True)
-        ]
+        writes = []
+        for owner, weights in zip(self._owners, self._weights, strict=True):
+            param = local(owner)
+            call: Call = partial(Tensor.copy_, param, weights)
+            if param.dtype != weights.dtype:
+                call = partial(_restore_dtype, owner, weights)
+            writes.append(_Write(owner, True, call))
+        return writes
 
 
 class _Write(NamedTuple):
@@ -184,8 +190,23 @@ class _Write(NamedTuple):
     call: Call
 
 
-def _copy_changed(average: Tensor, param: Tensor) -> None:
-    """Copy changed elements of a 16-bit parameter to its float32 average; unchanged ones keep their precision."""
+def _copy_changed(average: Tensor, param: Tensor, dtype: torch.dtype) -> None:
+    """Copy changed elements of a parameter to its average; unchanged ones keep their precision.
+
+    The average was written to the parameter in ``dtype``; the block may have converted the parameter to another one.
+    """
     param = param.to(average.device)  # trainers may move states to the host after training
-    is_untouched = average.to(param.dtype) == param
+    is_untouched = average.to(dtype).to(param.dtype) == param
     average.copy_(torch.where(is_untouched, average, param.to(average.dtype)))
+
+
+def _restore_dtype(param: Tensor, weights: Tensor) -> None:
+    """Replace the data of a parameter that was converted to another dtype; it can be repeated after any exception."""
+    if param.dtype == weights.dtype:
+        return
+    if not is_plain(param) or is_in_fsdp1_unit(param):  # their shards have other references
+        raise RuntimeError(
+            f"their dtype was changed from {weights.dtype} to {param.dtype} inside the with block; first convert the"
+            " model back"
+        )
+    param.data = weights.to(param.device)

@@ -5,6 +5,7 @@ from itertools import compress
 from typing import Any, overload
 
 from torch_aclnn_ops._call_log import is_explaining
+from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops.ops.ema_adam.kernels import Options, TensorLists
 from torch_aclnn_ops.ops.ema_adam.step_progress import StepProgress
 from torch_aclnn_ops.optim import _steps
@@ -12,7 +13,7 @@ from torch_aclnn_ops.optim._averages import AveragingOptimizer
 from torch_aclnn_ops.optim._calls import exclusive
 from torch_aclnn_ops.optim._flat import FlatGroup
 from torch_aclnn_ops.optim._memory import check_memory, check_params
-from torch_aclnn_ops.optim._options import EmaSchedule, check_group, checked_names, options_of
+from torch_aclnn_ops.optim._options import EmaSchedule, check_are_params, check_group, checked_names, options_of
 from torch_aclnn_ops.optim._sharding import calling_zero_optimizer
 from torch_aclnn_ops.optim._states import (
     CachedState,
@@ -87,7 +88,8 @@ class FusedEmaAdam(AveragingOptimizer):
             share their storage with another tensor, and tensor subclasses.
 
     Raises:
-        TypeError: An option has the wrong type, is one of torch's that this optimizer lacks, or is misspelled.
+        TypeError: ``params`` is no list of parameters or groups, or an option has the wrong type, is one of torch's
+            that this optimizer lacks, or is misspelled.
         ValueError: An option is out of range, a parameter is complex, or two share memory.
 
     Example:
@@ -156,6 +158,7 @@ class FusedEmaAdam(AveragingOptimizer):
         options_of(defaults)
         if not isinstance(flatten, bool):
             raise TypeError(f"FusedEmaAdam: flatten must be True or False, but it is {flatten!r}")
+        check_are_params("params", params, "parameters or groups of them")
         self._flatten = flatten
         super().__init__(params, defaults)
         _steps.forget_failed_scaling(type(self))
@@ -171,7 +174,8 @@ class FusedEmaAdam(AveragingOptimizer):
             param_group: ``params``, any options except ``flatten``, and any keys of your own, which are kept.
 
         Raises:
-            TypeError: An option has the wrong type, is one of torch's that this optimizer lacks, or is misspelled.
+            TypeError: ``params`` is missing, or an option has the wrong type, is one of torch's that this optimizer
+                lacks, or is misspelled.
             ValueError: An option is out of range, or a parameter is complex, in another group, or shares memory.
         """
         if isinstance(param_group, dict):
@@ -213,10 +217,13 @@ class FusedEmaAdam(AveragingOptimizer):
         Raises:
             RuntimeError: A gradient is unsupported or does not match its parameter, the shapes of a parameter and its
                 state differ, this is inside ``swap_ema_params``, or another thread is calling the optimizer.
+            TypeError: ``closure`` is not callable.
             ValueError: An option is out of range, or two parameters share memory.
         """
         is_compiling = torch.compiler.is_compiling()
         loss = None
+        if closure is not None and not callable(closure):
+            raise TypeError(f"FusedEmaAdam.step: closure must be a function or None, but it is {describe(closure)}")
         if closure is not None:
             self._in_closure = True
             try:
