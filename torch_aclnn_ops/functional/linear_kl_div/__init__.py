@@ -136,6 +136,8 @@ def linear_kl_div(
     rows, bytes_held = check_memory(NAME, chunk_size, max_memory)
     logits = LogitOptions(None, check_number(NAME, "temperature", temperature), rows, bytes_held, function=NAME)
     arguments.check_student(input, linear_weight, linear_bias, process_group is not None)
+    if process_group is None:
+        arguments.check_has_all_classes(linear_weight, teacher_weight)
     of_head = (teacher_input, teacher_weight, teacher_bias)
     teacher = arguments.teacher_of(input, linear_weight, of_head, teacher_log_probs, teacher_probs, teacher_top_k)
     arguments.check_target(target, input, ignore_index)
