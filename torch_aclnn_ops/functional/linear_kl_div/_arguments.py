@@ -78,7 +78,7 @@ def _hint_of_dtensor(name: str) -> str:
 def _hint_of_fsdp(name: str) -> str:
     # By default, the gradient of full_tensor() would lack what the rows of other ranks contribute.
     placements = '(grad_placements=[Partial("avg")])' if name.startswith("linear") else "().detach()"
-    where = f"call {NAME} in the forward pass of the module that owns it"
+    where = f"call {NAME} in the forward pass of the module that is sharded with it"
     return f"if it is sharded by fully_shard (FSDP2), pass its full_tensor{placements}, or {where}"
 
 
