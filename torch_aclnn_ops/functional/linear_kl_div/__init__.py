@@ -55,7 +55,8 @@ def linear_kl_div(
 
     The student's distribution is ``softmax(linear(input, linear_weight, linear_bias) / temperature)``. The teacher's is
     computed in the same way from a head of its own, of any width and dtype. Alternatively, the teacher's probabilities
-    of all classes, or the log-probabilities of the top k, can be passed; ``temperature`` does not apply to them.
+    of all classes, or the log-probabilities of the top k, can be passed; ``temperature`` does not apply to them, and as
+    in torch's ``kl_div`` there is no check that they are those of a distribution.
 
     Logits are materialized one chunk of rows at a time. If the loss is a scalar and a gradient is needed, the gradients
     are computed in the forward pass and scaled in the backward pass; with ``"none"``, the logits are recomputed in

@@ -3,9 +3,9 @@
 import math
 from typing import Any
 
-from torch_aclnn_ops._autograd.derivatives import has_tangent
 from torch_aclnn_ops._checks import describe, values_are_readable
 from torch_aclnn_ops.functional._drop_in import lower_precision_autocast_dtype, overrides_torch
+from torch_aclnn_ops.functional._head.arguments import check_constant
 from torch_aclnn_ops.functional._head.dtensors import check_not_local_shard, is_dtensor
 from torch_aclnn_ops.functional.linear_kl_div.inputs import NAME, Teacher
 
@@ -171,13 +171,8 @@ def _check_constant(teacher: Teacher, name: str | None) -> None:
     values = "teacher_log_probs" if teacher.is_log else "teacher_probs"
     names = ("teacher_input", "teacher_weight", "teacher_bias", values if name is None else f"{name}[1]")
     for label, tensor in zip(names, teacher[:4], strict=True):
-        if tensor is None:
-            continue
-        if (torch.is_grad_enabled() and tensor.requires_grad) or has_tangent(tensor):
-            raise RuntimeError(
-                f"{NAME}: {label} must not require grad, because a teacher gets no gradient, but it"
-                f" {'has a tangent' if has_tangent(tensor) else 'does'}; give {label}.detach()"
-            )
+        if tensor is not None:
+            check_constant(NAME, label, tensor, "a teacher")
 
 
 def check_classes(indices: Tensor, ignored: Tensor | None, classes: int) -> Tensor:
