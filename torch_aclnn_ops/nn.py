@@ -116,7 +116,7 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
         shift: Number of positions by which labels are shifted, ``True`` for 1.
         zero_if_all_ignored: Return 0 for a mean over no rows, instead of nan.
         chunk_size: Number of rows whose logits are materialized at a time.
-        max_memory: Bytes that may be allocated besides arguments and results.
+        max_memory: Bytes that may be allocated besides arguments, results and rows of the input's size.
 
     Example:
         >>> loss = LinearCrossEntropyLoss(8, 100, softcap=30.0)
