@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from torch_aclnn_ops._checks import check_choice
-from torch_aclnn_ops._head_options import FRACTION, check_memory, check_number, check_shift
+from torch_aclnn_ops._head_options import FRACTION, check_bool, check_memory, check_number, check_shift
 from torch_aclnn_ops._types import Reduction
 from torch_aclnn_ops.functional._head.arguments import check_token_weight, labels_to_rows, rows_to_labels
 from torch_aclnn_ops.functional._head.shards import Messages, shards_of
@@ -133,6 +133,7 @@ def linear_kl_div(
     """
     check_choice(NAME, "divergence", divergence, DIVERGENCES)
     check_choice(NAME, "reduction", reduction, arguments.REDUCTIONS)
+    check_bool(NAME, "zero_if_all_ignored", zero_if_all_ignored)
     measure = Measure(divergence, check_number(NAME, "beta", beta, FRACTION))
     rows, bytes_held = check_memory(NAME, chunk_size, max_memory)
     logits = LogitOptions(None, check_number(NAME, "temperature", temperature), rows, bytes_held, function=NAME)
