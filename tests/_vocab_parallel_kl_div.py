@@ -8,10 +8,14 @@ from torch_aclnn_ops import functional as F
 import torch
 import torch.distributed as dist
 from host_npu.testing import results_of
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from tests._linear_kl_div import (
     CLASSES,
     DIVERGENCES,
+    FEATURES,
     ROWS,
     draw,
     head_of_teacher,
@@ -19,6 +23,7 @@ from tests._linear_kl_div import (
     some_classes,
     student,
 )
+from tests._pages import blocks, run
 
 SPLITS = {"uneven": (5, CLASSES - 5), "first without classes": (0, CLASSES), "one class": (CLASSES - 1, 1)}
 TARGET = torch.arange(ROWS)
@@ -28,6 +33,7 @@ REDUCED = {
     "none": {"reduction": "none", "target": TARGET, "chunk_size": 4},
     "sum of weighted rows": {"reduction": "sum", "token_weight": draw(ROWS, seed=5).abs(), "target": TARGET},
 }
+GATHERED = 'full_tensor(grad_placements=[Partial("avg")])'
 TEACHERS = ("head", "log-probabilities", "some classes")
 
 
@@ -121,6 +127,86 @@ def compiled(device):
     return [torch.compile(function, backend="aot_eager")(input).detach(), function(input).detach()]
 
 
+def student_layer():
+    """The student's head, as a layer."""
+    layer = torch.nn.Linear(FEATURES, CLASSES, bias=False, dtype=torch.float64)
+    layer.weight.data.copy_(student()[1].detach())
+    return layer
+
+
+def local_shard(device):
+    """The rows of a sharded head that this process has, with the teacher's log-probabilities of as many classes."""
+    weight = fully_shard(student_layer()).weight.to_local()
+    return F.linear_kl_div(student()[0], weight, teacher_log_probs=draw(ROWS, len(weight)).log_softmax(-1))
+
+
+def local_shard_of_a_teacher(device):
+    """The same mistake with the head of the teacher."""
+    weight = fully_shard(student_layer()).weight.to_local()
+    return F.linear_kl_div(student()[0], weight.detach(), student()[0].detach(), weight)
+
+
+def local_tensor_with_all_classes(device):
+    """A head that is replicated, and its to_local()."""
+    mesh = init_device_mesh("cpu", (2,))
+    weight = distribute_tensor(student_layer().weight.detach(), mesh, [Replicate()]).requires_grad_()
+    rows, head, _ = head_of_teacher()
+    return F.linear_kl_div(student()[0], weight.to_local(), rows, head).detach()
+
+
+def shard_with_a_group(device):
+    """The to_local() of a head whose vocabulary the processes share."""
+    mesh = init_device_mesh("cpu", (2,))
+    weight, head = (
+        distribute_tensor(one.detach(), mesh, [Shard(0)]).requires_grad_()
+        for one in (student_layer().weight, head_of_teacher()[1])
+    )
+    heads = {"teacher_weight": head.to_local().detach(), "process_group": mesh.get_group()}
+    return F.linear_kl_div(student()[0], weight.to_local(), head_of_teacher()[0], **heads).detach()
+
+
+def dtensor(device):
+    """A sharded head itself."""
+    return F.linear_kl_div(student()[0], fully_shard(student_layer()).weight, *head_of_teacher()[:2])
+
+
+class Student(torch.nn.Module):
+    """A model that computes the loss of this process's rows, a part of all."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = student_layer()
+
+    def forward(self):
+        hidden, *teacher = _rows_of_this_process().values()
+        return F.linear_kl_div(hidden, self.head.weight, *teacher, reduction="sum") * (dist.get_world_size() / ROWS)
+
+
+def _rows_of_this_process():
+    here = slice(0, 5) if dist.get_rank() == 0 else slice(5, ROWS)
+    rows, head, _ = head_of_teacher()
+    return {"hidden": student()[0].detach()[here], "teacher_hidden": rows[here], "teacher_head": head}
+
+
+def in_the_forward_pass(device):
+    """A head that FSDP2 has sharded with its model, in whose forward pass the loss is."""
+    model = fully_shard(Student())
+    loss = model()
+    loss.backward()
+    return [loss.detach(), model.head.weight.grad.full_tensor()]
+
+
+def lines_of_the_guide(device):
+    """What docs/losses_on_a_head.md says, with a head that FSDP2 has sharded."""
+    model = fully_shard(Student())
+    names = {"F": F, "model": model, "world_size": dist.get_world_size(), "rows_of_all_ranks": ROWS}
+    names |= _rows_of_this_process()
+    [lines] = [block for block in blocks("docs/losses_on_a_head.md") if "fully_shard" in block.title]
+    run(lines, names)
+    names["loss"].backward()
+    return [names["loss"].detach(), model.head.weight.grad.full_tensor()]
+
+
 DIFFERENT = {
     "rows": (
         {"rows": 8},
@@ -134,7 +220,9 @@ DIFFERENT = {
     "target": ({"target": torch.arange(ROWS)}, "target must be the same"),
 }
 OTHERS = {one.__name__: one for one in (sizes_found_by_a_collective, part_of_the_inputs_gradient)}
-OTHERS |= {one.__name__: one for one in (second_backward, compiled)}
+OTHERS |= {one.__name__: one for one in (second_backward, compiled, local_shard, local_shard_of_a_teacher, dtensor)}
+OTHERS |= {one.__name__: one for one in (local_tensor_with_all_classes, shard_with_a_group)}
+OTHERS |= {one.__name__: one for one in (in_the_forward_pass, lines_of_the_guide)}
 OTHERS |= {f"different {name}": partial(different, **of_first) for name, (of_first, _) in DIFFERENT.items()}
 
 

@@ -204,6 +204,14 @@ _WRONG = {
         {"linear_weight": torch.ones(5, 4, dtype=torch.bfloat16)},
         "linear_weight must have dtype torch.float32, as input has, but it has torch.bfloat16",
     ),
+    "input of integers": (
+        {"input": torch.ones(3, 4, dtype=torch.int64)},
+        "input must have a floating-point dtype, but it has torch.int64",
+    ),
+    "complex input": (
+        {"input": torch.ones(3, 4, dtype=torch.complex64)},
+        "input must have a floating-point dtype, but it has torch.complex64",
+    ),
     "bias of another dtype": (
         {"linear_bias": torch.ones(5, dtype=torch.float64)},
         "linear_bias must have dtype torch.float32, as input has, but it has torch.float64",

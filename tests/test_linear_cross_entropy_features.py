@@ -332,6 +332,11 @@ def test_the_accuracy_of_no_rows_is_nan_or_0_like_the_loss(kept, zero, accuracy)
     torch.testing.assert_close(result.token_accuracy, torch.tensor(accuracy), equal_nan=True)
 
 
+def test_zero_if_all_ignored_must_be_a_bool():
+    with pytest.raises(TypeError, match="^linear_cross_entropy: zero_if_all_ignored must be a bool, but it is 'no'"):
+        _small_call(zero_if_all_ignored="no")
+
+
 def test_zero_if_all_ignored_is_a_no_op_if_a_row_is_not_ignored():
     torch.testing.assert_close(_small_call(zero_if_all_ignored=True)[0], _small_call()[0], rtol=0, atol=0)
 
@@ -468,7 +473,7 @@ def test_outputs_for_class_indices_raise_with_probabilities(name):
 @pytest.mark.parametrize(
     ("target", "head", "sentence"),
     [
-        (torch.rand(N, C), torch.rand(C, H), "shift must be 0 with probabilities as target"),
+        (torch.rand(N, C), torch.rand(C, H), "shift must be 0 with probabilities as target, .*, but it is True"),
         (torch.zeros(N, 3).long(), torch.rand(C, 3, H), r"shift must be 0 with a linear_weight of shape \(C, d_1, "),
     ],
     ids=["probabilities", "K-dimensional"],

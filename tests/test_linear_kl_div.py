@@ -535,6 +535,7 @@ REFUSALS = {
         "shift must be at least 0",
     ),
     "token_weight": ({**HEADS, "token_weight": torch.ones(2)}, ValueError, "token_weight must have the shape of class"),
+    "zero_if_all_ignored": ({**HEADS, "zero_if_all_ignored": 0}, TypeError, "zero_if_all_ignored must be a bool, but"),
     "sizes alone": ({**HEADS, "vocab_sizes": (4,)}, ValueError, "vocab_sizes must be None if process_group is None"),
     "no group": ({**HEADS, "process_group": "gloo"}, TypeError, "process_group must be None or a torch.distributed"),
 }

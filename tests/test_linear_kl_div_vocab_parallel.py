@@ -1,5 +1,7 @@
 """linear_kl_div with a vocabulary that is spread over two processes: the results of one process."""
 
+import re
+
 import pytest
 import torch
 from host_npu.testing import run
@@ -51,6 +53,42 @@ def test_a_retained_graph_gives_its_gradients_again_and_no_second_derivatives(fo
 def test_compiled_code_breaks_its_graph_at_the_call(found):
     for of_rank in found:
         torch.testing.assert_close(*of_rank["compiled"])
+
+
+@pytest.mark.parametrize("name", ["local_shard", "local_shard_of_a_teacher"])
+def test_the_local_shard_of_a_head_is_refused_without_a_group(found, name):
+    argument = "teacher_weight" if "teacher" in name else "linear_weight"
+    sentence = rf"^ValueError: linear_kl_div: {argument} must have all classes .* the to_local\(\) of a DTensor"
+    for of_rank in found:
+        assert re.search(sentence, str(of_rank[name]))
+        gathered = "full_tensor().detach()" if "teacher" in name else cases.GATHERED
+        assert f"pass its {gathered}, or call" in of_rank[name]
+
+
+def test_a_dtensor_is_refused_with_a_remedy(found):
+    for of_rank in found:
+        assert "linear_weight must be a plain tensor, but it is a DTensor" in of_rank["dtensor"]
+        assert f"pass its {cases.GATHERED}" in of_rank["dtensor"]
+        assert "pass its to_local() with process_group" in of_rank["dtensor"]
+
+
+@pytest.mark.parametrize("name", ["local_tensor_with_all_classes", "shard_with_a_group"])
+def test_the_local_tensor_of_a_dtensor_is_accepted_where_the_call_has_all_classes(found, name):
+    (input, weight, _), (rows, head, _) = cases.student(), cases.head_of_teacher()
+    for of_rank in found:
+        torch.testing.assert_close(of_rank[name], cases.F.linear_kl_div(input, weight, rows, head).detach())
+
+
+@pytest.mark.parametrize("name", ["in_the_forward_pass", "lines_of_the_guide"])
+def test_a_head_that_fsdp2_shards_has_torchs_loss_and_gradient_of_all_rows(found, name):
+    (input, weight, _), (rows, head, _) = cases.student(), cases.head_of_teacher()
+    log_probs = [torch.nn.functional.linear(*one).log_softmax(-1) for one in ((input, weight), (rows, head))]
+    expected = torch.nn.functional.kl_div(*log_probs, reduction="batchmean", log_target=True)
+    losses = [of_rank[name][0] for of_rank in found]
+    torch.testing.assert_close(sum(losses) / len(losses), expected.detach())
+    [gradient] = torch.autograd.grad(expected, weight)
+    for of_rank in found:
+        torch.testing.assert_close(of_rank[name][1], gradient)
 
 
 @pytest.mark.parametrize("backend", ["hccl", "gloo"])

@@ -181,6 +181,8 @@ def test_a_linear_cross_entropy_shifts_labels():
         (lambda: nn.LinearCrossEntropyLoss(3, 5, shift="1"), TypeError, "shift must be a bool or an int.*'1'"),
         (lambda: nn.LinearCrossEntropyLoss(3, 5, chunk_size=0), ValueError, "chunk_size must be at least 1.* 0"),
         (lambda: nn.LinearCrossEntropyLoss(3, 5, chunk_size="all"), TypeError, "chunk_size must be .*'all'"),
+        (lambda: nn.LinearCrossEntropyLoss(3, 5, zero_if_all_ignored="no"), TypeError, "zero_if.* be a bool.*'no'"),
+        (lambda: nn.LinearKLDivLoss(zero_if_all_ignored=None), TypeError, "zero_if_all_ignored must be a bool.*None"),
         (lambda: nn.LinearKLDivLoss(max_memory=0), ValueError, "max_memory must be at least 1.* 0"),
         (lambda: nn.LinearKLDivLoss(beta=1.5), ValueError, "beta must be above 0 and below 1.*1.5"),
         (lambda: nn.LinearKLDivLoss(temperature="hot"), TypeError, "temperature must be a number.*'hot'"),

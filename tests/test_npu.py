@@ -246,6 +246,11 @@ def test_check_values_can_be_set_before_an_npu_is_available(asked, refused):
     assert result.stdout == f"{refused}\n", result.stderr
 
 
+def test_check_values_takes_a_bool():
+    with pytest.raises(TypeError, match="^check_values: enabled must be a bool, but it is 'yes'"):
+        _extension.check_values("yes")
+
+
 def test_without_cann_the_reason_is_reported():
     if _torch_npu.why_unavailable() is None:
         pytest.skip("there is a CANN")

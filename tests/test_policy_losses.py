@@ -79,7 +79,21 @@ def test_what_is_not_finite_at_a_masked_token_stays_there():
 
 
 ONE, TOKEN = torch.zeros(2), torch.zeros(2, 3)
+GRAD = torch.zeros(2, 3, requires_grad=True)
 ERROR_INPUTS = {
+    "old_log_probs that require grad": (
+        lambda: F.grpo_loss(GRAD, ONE, TOKEN, old_log_probs=GRAD),
+        "old_log_probs must not require grad, because the older policy gets no gradient.* give old_log_probs.detach()",
+    ),
+    "reference_log_probs that require grad": (
+        lambda: F.grpo_loss(GRAD, ONE, TOKEN, reference_log_probs=GRAD, beta=0.1),
+        "reference_log_probs must not require grad, because a reference gets no .* give reference_log_probs.detach()",
+    ),
+    "integers": (
+        lambda: F.grpo_loss(TOKEN.long(), ONE, TOKEN),
+        "log_probs must have a floating-point dtype, but it has",
+    ),
+    "one sequence": (lambda: F.grpo_loss(ONE, ONE, ONE), r"log_probs must have shape \(B, T\), but its shape is \[2\]"),
     "epsilon": (lambda: F.grpo_loss(TOKEN, ONE, TOKEN, epsilon=-0.2), "epsilon must be at least 0 and finite, but it"),
     "no advantages": (lambda: F.grpo_loss(TOKEN, None, TOKEN), "advantages must be a Tensor, but it is None"),
     "advantages": (lambda: F.grpo_loss(TOKEN, ONE[:1], TOKEN), r"advantages must have shape \[2\] or \[2, 3\]"),
@@ -93,5 +107,5 @@ ERROR_INPUTS = {
 @pytest.mark.parametrize("name", ERROR_INPUTS)
 def test_invalid_arguments_raise_a_clear_error(name):
     call, message = ERROR_INPUTS[name]
-    with pytest.raises((TypeError, ValueError), match=f"^\\w+: {message}"):
+    with pytest.raises((RuntimeError, TypeError, ValueError), match=f"^\\w+: {message}"):
         call()

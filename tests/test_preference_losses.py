@@ -80,7 +80,8 @@ FORMULAS = {
 @pytest.mark.parametrize("name", FORMULAS)
 def test_a_loss_of_pairs_is_trls_formula(name):
     function, formula, number = FORMULAS[name]
-    given = log_probs(number)
+    given, references = log_probs(2), [one.detach() for one in log_probs(number)[2:]]
+    function, formula = (partial(_with, one, references) for one in (function, formula))
     expected = formula(*given)
     torch.testing.assert_close(function(*given, reduction="none"), expected)
     torch.testing.assert_close(function(*given, reduction="sum"), expected.sum())
@@ -90,8 +91,14 @@ def test_a_loss_of_pairs_is_trls_formula(name):
     assert gradcheck(function, given) and gradgradcheck(function, given)
 
 
+def _with(function, references, *given, **options):
+    """Call a function of the policy's log-probabilities and the reference's, which get no gradient."""
+    return function(*given, *references, **options)
+
+
 def test_kto_is_trls_formula():
     policy, reference = log_probs(2)
+    reference = reference.detach()
     kl_policy, kl_reference = draw(PAIRS, seed=8), draw(PAIRS, seed=9)
     is_desirable = torch.tensor([True, False, True, True, False, False])
     for kl in ((kl_policy - kl_reference).mean(), (kl_reference - kl_policy).mean()):
@@ -147,7 +154,55 @@ _BETAS = {
     "orpo_loss": lambda beta: F.orpo_loss(ONE, ONE, beta=beta),
     "kto_loss": lambda beta: F.kto_loss(ONE, ONE, ONE == 0, 0.0, beta=beta),
 }
+GRAD = torch.zeros(2, requires_grad=True)
+# Of losses of two or four log-probabilities, by their names.
+OF_LOG_PROBS = {
+    "dpo_loss": ("chosen", "rejected", "reference_chosen", "reference_rejected"),
+    **{name: ("chosen", "rejected") for name in ("cpo_loss", "simpo_loss", "orpo_loss")},
+    "kto_loss": ("log_probs", "reference_log_probs"),
+}
+
+
+def _call(name, value):
+    """Call a loss with the same log-probabilities for all."""
+    given = dict.fromkeys(OF_LOG_PROBS[name], value)
+    more = {"is_desirable": torch.ones(value.shape, dtype=torch.bool), "kl": 0.0} if name == "kto_loss" else {}
+    return getattr(F, name)(**given, **more)
+
+
 ERROR_INPUTS = {
+    **{
+        f"{shape} of {name}": (
+            partial(_call, name, torch.zeros(shape)),
+            rf"{names[0]} must have shape \(B,\), but its shape is \{list(shape)}",
+        )
+        for name, names in OF_LOG_PROBS.items()
+        for shape in ((), (2, 1))
+    },
+    **{
+        f"integers of {name}": (
+            partial(_call, name, torch.zeros(2).long()),
+            f"{names[0]} must have a floating-point dtype, but it has torch.int64",
+        )
+        for name, names in OF_LOG_PROBS.items()
+    },
+    **{
+        f"{name} that requires grad": (
+            call,
+            f"{name} must not require grad, because a reference gets no gradient, but it does; give {name}.detach()",
+        )
+        for name, call in {
+            "reference_chosen": lambda: F.dpo_loss(ONE, ONE, GRAD, ONE),
+            "reference_rejected": lambda: F.dpo_loss(ONE, ONE, ONE, GRAD),
+            "reference_log_probs": lambda: F.kto_loss(ONE, GRAD, ONE == 0, 0.0),
+        }.items()
+    },
+    "kl of each sequence": (lambda: F.kto_loss(ONE, ONE, ONE == 0, ONE), r"kl must be a number or have one element, b"),
+    "losses of one sequence": (lambda: F.sequence_log_probs(ONE, ONE), r"losses must have shape \(B, T\), but its sha"),
+    "losses that are integers": (
+        lambda: F.sequence_log_probs(TOKEN.long(), TOKEN.long()),
+        "losses must have a floating-point dtype",
+    ),
     **{
         f"beta of {name}": (partial(call, 0.0), "beta must be positive and finite, but it is 0.0")
         for name, call in _BETAS.items()
@@ -167,5 +222,10 @@ ERROR_INPUTS = {
 @pytest.mark.parametrize("name", ERROR_INPUTS)
 def test_invalid_arguments_raise_a_clear_error(name):
     call, message = ERROR_INPUTS[name]
-    with pytest.raises((TypeError, ValueError), match=f"^\\w+: {message}"):
+    with pytest.raises((RuntimeError, TypeError, ValueError), match=f"^\\w+: {message}"):
         call()
+
+
+def test_a_reference_that_requires_grad_is_accepted_where_no_gradients_are_recorded():
+    with torch.no_grad():
+        assert F.dpo_loss(ONE, ONE, GRAD, GRAD) == F.dpo_loss(*[ONE] * 4)

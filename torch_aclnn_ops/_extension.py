@@ -127,6 +127,8 @@ def check_values(enabled: bool) -> None:
     makes the loss nan instead, on every device.
     """
     global _checks_values
+    if not isinstance(enabled, bool):
+        raise TypeError(f"check_values: enabled must be a bool, but it is {enabled!r}")
     _checks_values = enabled
     if _module is not None:
         _module.check_values(enabled)

@@ -50,6 +50,12 @@ def check_memory(
     return rows, max_memory
 
 
+def check_bool(function: str, name: str, value: object) -> None:
+    """Check that a value is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{function}: {name} must be a bool, but it is {value!r}")
+
+
 def check_shift(function: str, shift: object, target: Tensor | None) -> int:
     """Check that shift is less than the sequence length, and return it as an int."""
     if not isinstance(shift, (bool, Integral)):
@@ -71,6 +77,7 @@ def check_options(
     reduction: str,
     temperature: float,
     shift: bool | int,
+    zero_if_all_ignored: bool,
     chunk_size: int | str,
     max_memory: int | None,
 ) -> None:
@@ -78,4 +85,5 @@ def check_options(
     check_choice(module, "reduction", reduction, get_args(Reduction))
     check_number(module, "temperature", temperature)
     check_shift(module, shift, None)
+    check_bool(module, "zero_if_all_ignored", zero_if_all_ignored)
     check_memory(module, chunk_size, max_memory)

@@ -116,7 +116,7 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
         shift: Number of positions by which labels are shifted, ``True`` for 1.
         zero_if_all_ignored: Return 0 for a mean over no rows, instead of nan.
         chunk_size: Number of rows whose logits are materialized at a time.
-        max_memory: Bytes that may be allocated besides arguments and results.
+        max_memory: Bytes that may be allocated besides arguments, results and rows of the input's size.
 
     Example:
         >>> loss = LinearCrossEntropyLoss(8, 100, softcap=30.0)
@@ -158,7 +158,7 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
         max_memory: int | None = None,
     ) -> None:
         name = "LinearCrossEntropyLoss"
-        check_options(name, reduction, temperature, shift, chunk_size, max_memory)
+        check_options(name, reduction, temperature, shift, zero_if_all_ignored, chunk_size, max_memory)
         check_number(name, "lse_square_scale", lse_square_scale)
         if softcap is not None:
             check_number(name, "softcap", softcap)
@@ -303,7 +303,7 @@ class LinearKLDivLoss(torch.nn.Module):
         given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         check_choice("LinearKLDivLoss", "divergence", divergence, get_args(Divergence))
         check_number("LinearKLDivLoss", "beta", beta, FRACTION)
-        check_options("LinearKLDivLoss", reduction, temperature, shift, chunk_size, max_memory)
+        check_options("LinearKLDivLoss", reduction, temperature, shift, zero_if_all_ignored, chunk_size, max_memory)
         super().__init__()
         self.options: dict[str, Any] = given
 

@@ -5,7 +5,7 @@ from typing import Literal
 from torch_aclnn_ops._checks import check_choice, describe
 from torch_aclnn_ops._head_options import NON_NEGATIVE, check_number
 from torch_aclnn_ops._numerics import widen
-from torch_aclnn_ops.functional._head.arguments import check_one_shape
+from torch_aclnn_ops.functional._head.arguments import check_constant, check_log_probs, check_one_shape
 
 import torch
 from torch import Tensor
@@ -34,8 +34,10 @@ def grpo_loss(
         log_probs: Log-probabilities of the tokens under the policy, shape (B, T).
         advantages: Advantage of each sequence, shape (B,), or of each token, shape (B, T).
         mask: Tokens that are counted, shape (B, T).
-        old_log_probs: Log-probabilities under the policy that generated the sequences; by default the current policy.
-        reference_log_probs: Log-probabilities under the reference; required unless ``beta`` is 0.
+        old_log_probs: Log-probabilities under the policy that generated the sequences, shape (B, T), without grad; by
+            default those of the current policy.
+        reference_log_probs: Log-probabilities under the reference, shape (B, T), without grad; required unless ``beta``
+            is 0.
         beta: Factor of the KL divergence from the reference, which is estimated as ``exp(d) - d - 1``, where ``d`` is
             the log-probability under the reference minus the one under the policy.
         epsilon: The ratio of probabilities is clipped below ``1 - epsilon``.
@@ -60,9 +62,14 @@ def grpo_loss(
     Optimization" (2025).
     """
     given = {"old_log_probs": old_log_probs, "reference_log_probs": reference_log_probs}
-    check_one_shape(
-        "grpo_loss", log_probs=log_probs, mask=mask, **{name: one for name, one in given.items() if one is not None}
-    )
+    check_one_shape("grpo_loss", log_probs=log_probs, mask=mask)
+    constants = {name: one for name, one in given.items() if one is not None}
+    check_log_probs("grpo_loss", "(B, T)", log_probs=log_probs, **constants)
+    for name, tensor in constants.items():
+        # With the current log-probabilities as the old ones, the gradient of the ratio would be 0.
+        check_constant(
+            "grpo_loss", name, tensor, "a reference" if tensor is reference_log_probs else "the older policy"
+        )
     check_choice("grpo_loss", "importance", importance, ("token", "sequence"))
     check_choice("grpo_loss", "reduction", reduction, ("sequence", "token", "constant"))
     for name, value in (("beta", beta), ("epsilon", epsilon), ("epsilon_high", epsilon_high), ("delta", delta)):

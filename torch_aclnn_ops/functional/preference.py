@@ -10,7 +10,7 @@ from torch_aclnn_ops._checks import check_choice
 from torch_aclnn_ops._head_options import POSITIVE, check_number
 from torch_aclnn_ops._numerics import widen
 from torch_aclnn_ops._types import Reduction
-from torch_aclnn_ops.functional._head.arguments import check_one_shape
+from torch_aclnn_ops.functional._head.arguments import check_constant, check_log_probs, check_one_shape
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ def sequence_log_probs(
         tensor([-1.5000])
     """
     check_one_shape("sequence_log_probs", losses=losses, target=target)
+    check_log_probs("sequence_log_probs", "(B, T)", losses=losses)
     total = -widen(losses).sum(-1)
     if not average:
         return total
@@ -61,8 +62,8 @@ def dpo_loss(
     Args:
         chosen: Log-probabilities of the preferred sequences under the policy, shape (B,).
         rejected: Log-probabilities of the rejected sequences under the policy, shape (B,).
-        reference_chosen: Log-probabilities of the preferred sequences under the reference, shape (B,).
-        reference_rejected: Log-probabilities of the rejected sequences under the reference, shape (B,).
+        reference_chosen: Log-probabilities of the preferred sequences under the reference, shape (B,), without grad.
+        reference_rejected: Log-probabilities of the rejected sequences under the reference, shape (B,), without grad.
         beta: Strength of the regularization toward the reference.
         loss_type: ``"sigmoid"``, ``"hinge"`` or ``"ipo"``, which expects log-probabilities averaged over tokens.
         label_smoothing: Assumed fraction of wrong preferences; only for ``"sigmoid"``.
@@ -79,8 +80,10 @@ def dpo_loss(
     al., "A General Theoretical Paradigm to Understand Learning from Human Preferences" (2024); label smoothing:
     Mitchell, "A note on DPO with noisy preferences" (2023).
     """
-    tensors = {"chosen": chosen, "rejected": rejected}
-    check_one_shape("dpo_loss", **tensors, reference_chosen=reference_chosen, reference_rejected=reference_rejected)
+    references = {"reference_chosen": reference_chosen, "reference_rejected": reference_rejected}
+    check_log_probs("dpo_loss", "(B,)", chosen=chosen, rejected=rejected, **references)
+    for name, tensor in references.items():
+        check_constant("dpo_loss", name, tensor, "a reference")
     margins = (widen(chosen) - widen(rejected)) - (widen(reference_chosen) - widen(reference_rejected))
     return _of_margins("dpo_loss", margins, beta, loss_type, label_smoothing, reduction)
 
@@ -115,7 +118,7 @@ def cpo_loss(
 
     Source: Xu et al., "Contrastive Preference Optimization" (2024).
     """
-    check_one_shape("cpo_loss", chosen=chosen, rejected=rejected)
+    check_log_probs("cpo_loss", "(B,)", chosen=chosen, rejected=rejected)
     margins = widen(chosen) - widen(rejected)
     return _of_margins("cpo_loss", margins, beta, loss_type, label_smoothing, reduction)
 
@@ -148,7 +151,7 @@ def simpo_loss(
 
     Source: Meng et al., "SimPO" (2024).
     """
-    check_one_shape("simpo_loss", chosen=chosen, rejected=rejected)
+    check_log_probs("simpo_loss", "(B,)", chosen=chosen, rejected=rejected)
     margins = widen(chosen) - widen(rejected) - gamma / check_number("simpo_loss", "beta", beta, POSITIVE)
     return _of_margins("simpo_loss", margins, beta, "sigmoid", label_smoothing, reduction)
 
@@ -173,7 +176,7 @@ def orpo_loss(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1, reduction:
 
     Source: Hong et al., "ORPO" (2024).
     """
-    check_one_shape("orpo_loss", chosen=chosen, rejected=rejected)
+    check_log_probs("orpo_loss", "(B,)", chosen=chosen, rejected=rejected)
     check_number("orpo_loss", "beta", beta, POSITIVE)
     log_odds = [log_probs - (-torch.expm1(log_probs)).log() for log_probs in (widen(chosen), widen(rejected))]
     return _reduce("orpo_loss", -beta * logsigmoid(log_odds[0] - log_odds[1]), reduction)
@@ -194,7 +197,7 @@ def kto_loss(
 
     Args:
         log_probs: Log-probabilities of the sequences under the policy, shape (B,).
-        reference_log_probs: Log-probabilities of the sequences under the reference, shape (B,).
+        reference_log_probs: Log-probabilities of the sequences under the reference, shape (B,), without grad.
         is_desirable: Whether each sequence is desirable, bool, shape (B,).
         kl: Estimate of the KL divergence between policy and reference, 0-dim: the mean of ``log_probs -
             reference_log_probs`` over prompts paired with answers to other prompts, over all ranks. Negative values are
@@ -213,9 +216,13 @@ def kto_loss(
 
     Source: Ethayarajh et al., "KTO: Model Alignment as Prospect Theoretic Optimization" (2024).
     """
-    check_one_shape("kto_loss", log_probs=log_probs, reference_log_probs=reference_log_probs, is_desirable=is_desirable)
+    check_one_shape("kto_loss", log_probs=log_probs, is_desirable=is_desirable)
+    check_log_probs("kto_loss", "(B,)", log_probs=log_probs, reference_log_probs=reference_log_probs)
+    check_constant("kto_loss", "reference_log_probs", reference_log_probs, "a reference")
     if is_desirable.dtype != torch.bool:
         raise TypeError(f"kto_loss: is_desirable must have dtype torch.bool, but it has {is_desirable.dtype}")
+    if isinstance(kl, Tensor) and kl.numel() != 1:
+        raise ValueError(f"kto_loss: kl must be a number or have one element, but its shape is {list(kl.shape)}")
     check_number("kto_loss", "beta", beta, POSITIVE)
     ratios = widen(log_probs) - widen(reference_log_probs)
     baseline = torch.as_tensor(kl, dtype=ratios.dtype, device=ratios.device).detach().clamp(min=0)

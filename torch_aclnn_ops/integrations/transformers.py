@@ -65,7 +65,8 @@ def patch_model(model: _Model, *, chunk_size: int | Literal["auto"] = "auto", ma
             ``fully_shard``, ``get_peft_model`` and ``gradient_checkpointing_enable``, and before ``torch.compile``,
             ``DistributedDataParallel`` or another wrapper.
         chunk_size: Number of rows whose logits are materialized at a time; ``"auto"`` lets the kernels choose.
-        max_memory: Bytes that may be allocated besides arguments and results, instead of ``chunk_size``.
+        max_memory: Bytes that may be allocated besides arguments, results and rows of the input's size, instead of
+            ``chunk_size``.
 
     Returns:
         ``model``.

@@ -84,8 +84,8 @@ def patch_trainer(
     Args:
         trainer: The trainer, before or after training.
         chunk_size: Number of rows whose logits are materialized at a time; ``"auto"`` lets the kernels choose.
-        max_memory: Bytes that may be allocated besides arguments and results, instead of ``chunk_size``; the full copy
-            of a head that TRL casts (``cast_lm_head_to_fp32``) is not counted.
+        max_memory: Bytes that may be allocated besides arguments, results and rows of the input's size, instead of
+            ``chunk_size``; the full copy of a head that TRL casts (``cast_lm_head_to_fp32``) is not counted.
 
     Returns:
         ``trainer``.

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from torch_aclnn_ops._checks import describe
+from torch_aclnn_ops._autograd.derivatives import has_tangent
+from torch_aclnn_ops._checks import check_floating_point, describe
 
 import torch
 from torch import Tensor
@@ -54,3 +55,21 @@ def check_one_shape(function: str, **tensors: Any) -> None:
                 f"{function}: {other} must have shape {list(first.shape)}, as {name} has, but its shape is"
                 f" {list(tensor.shape)}"
             )
+
+
+def check_log_probs(function: str, shape: str, **tensors: Any) -> None:
+    """Check that tensors are floating point and have the same ``shape``, ``"(B,)"`` or ``"(B, T)"``."""
+    check_one_shape(function, **tensors)
+    name, first = next(iter(tensors.items()))
+    if first.dim() != len(shape.strip("(,)").split(",")):
+        raise ValueError(f"{function}: {name} must have shape {shape}, but its shape is {list(first.shape)}")
+    check_floating_point(function, **tensors)
+
+
+def check_constant(function: str, name: str, tensor: Tensor, owner: str) -> None:
+    """Raise if a gradient of a tensor would be recorded, although its owner gets none."""
+    if (torch.is_grad_enabled() and tensor.requires_grad) or has_tangent(tensor):
+        raise RuntimeError(
+            f"{function}: {name} must not require grad, because {owner} gets no gradient, but it"
+            f" {'has a tangent' if has_tangent(tensor) else 'does'}; give {name}.detach()"
+        )

@@ -1,12 +1,11 @@
 """Calls with DTensors: this process's tensors, and the cut of the vocabulary that their placements say."""
 
-import sys
 from collections import namedtuple
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch_aclnn_ops._torch_compat.distributed import dtensor_of_local
 from torch_aclnn_ops.functional._head.collectives import Members
+from torch_aclnn_ops.functional._head.dtensors import check_not_local_shard, is_dtensor
 from torch_aclnn_ops.functional.linear_cross_entropy._arguments.torch_function import TorchArguments
 
 import torch.distributed as dist
@@ -41,7 +40,7 @@ def local_arguments(
     """
     given = _DTensorArguments(*torch_arguments[:5], token_weight, process_group, vocab_sizes)
     tensors = given._asdict()
-    dtensors: dict[str, DTensor] = {name: tensor for name, tensor in tensors.items() if _is_dtensor(tensor)}
+    dtensors: dict[str, DTensor] = {name: tensor for name, tensor in tensors.items() if is_dtensor(tensor)}
     if not dtensors:
         return torch_arguments, token_weight, process_group, vocab_sizes
     from torch.distributed.tensor import Partial, Replicate, Shard
@@ -109,21 +108,10 @@ def local_arguments(
     return torch_arguments._replace(**local), token_weight, group, sizes
 
 
-def check_not_local_shard(linear_weight: Tensor) -> None:
+def check_has_all_classes(linear_weight: Tensor) -> None:
     """Raise if autograd shows that a head is the local shard of a DTensor, but no option says so."""
-    spec = dtensor_of_local(linear_weight)
-    if spec is not None and spec.mesh.size() > 1 and not all(one.is_replicate() for one in spec.placements):
-        raise ValueError(
-            "linear_cross_entropy: linear_weight must have all classes if neither process_group nor fsdp_module is"
-            f" given, but it is the to_local() of a DTensor with placements {spec.placements}; {_FSDP_HINT}; if the"
-            " ranks share the vocabulary, and all have the same input, pass process_group"
-        )
-
-
-def _is_dtensor(value: Any) -> bool:
-    # Importing the module takes a second; if it is not imported, there are no DTensors.
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(value, module.DTensor)
+    condition = "neither process_group nor fsdp_module is given"
+    check_not_local_shard("linear_cross_entropy", "linear_weight", linear_weight, condition, _FSDP_HINT)
 
 
 def _sizes_of_chunks(rows: int, ranks: int) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ from torch_aclnn_ops.functional.linear_cross_entropy._arguments.options import (
     check_outputs_of_probabilities,
 )
 from torch_aclnn_ops.functional.linear_cross_entropy._arguments.torch_function import TorchArguments, to_loss_dtype
-from torch_aclnn_ops.functional.linear_cross_entropy._distributed import check_not_local_shard
+from torch_aclnn_ops.functional.linear_cross_entropy._distributed import check_has_all_classes
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import (
     LinearCrossEntropyOutput,
     LossOptions,
@@ -88,9 +88,8 @@ def prepare(
 ) -> LossCall:
     """Check the options that PyTorch's function lacks, cast for autocast, and flatten rows."""
     input, linear_weight, target, linear_bias, weight, *_ = given
-    # Dynamo does not trace a grad_fn.
-    if shards is None and not torch.compiler.is_compiling() and linear_weight.grad_fn is not None:
-        check_not_local_shard(linear_weight)
+    if shards is None:
+        check_has_all_classes(linear_weight)
     shape = (*input.shape[:-1], *linear_weight.shape[1:-1])
     if target.is_floating_point():
         check_outputs_of_probabilities(loss_options.outputs)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from torch_aclnn_ops._checks import check_choice
-from torch_aclnn_ops._head_options import FRACTION, check_memory, check_number, check_shift
+from torch_aclnn_ops._head_options import FRACTION, check_bool, check_memory, check_number, check_shift
 from torch_aclnn_ops._types import Reduction
 from torch_aclnn_ops.functional._head.arguments import check_token_weight, labels_to_rows, rows_to_labels
 from torch_aclnn_ops.functional._head.shards import Messages, shards_of
@@ -55,7 +55,8 @@ def linear_kl_div(
 
     The student's distribution is ``softmax(linear(input, linear_weight, linear_bias) / temperature)``. The teacher's is
     computed in the same way from a head of its own, of any width and dtype. Alternatively, the teacher's probabilities
-    of all classes, or the log-probabilities of the top k, can be passed; ``temperature`` does not apply to them.
+    of all classes, or the log-probabilities of the top k, can be passed; ``temperature`` does not apply to them, and as
+    in torch's ``kl_div`` there is no check that they are those of a distribution.
 
     Logits are materialized one chunk of rows at a time. If the loss is a scalar and a gradient is needed, the gradients
     are computed in the forward pass and scaled in the backward pass; with ``"none"``, the logits are recomputed in
@@ -132,10 +133,13 @@ def linear_kl_div(
     """
     check_choice(NAME, "divergence", divergence, DIVERGENCES)
     check_choice(NAME, "reduction", reduction, arguments.REDUCTIONS)
+    check_bool(NAME, "zero_if_all_ignored", zero_if_all_ignored)
     measure = Measure(divergence, check_number(NAME, "beta", beta, FRACTION))
     rows, bytes_held = check_memory(NAME, chunk_size, max_memory)
     logits = LogitOptions(None, check_number(NAME, "temperature", temperature), rows, bytes_held, function=NAME)
     arguments.check_student(input, linear_weight, linear_bias, process_group is not None)
+    if process_group is None:
+        arguments.check_has_all_classes(linear_weight, teacher_weight)
     of_head = (teacher_input, teacher_weight, teacher_bias)
     teacher = arguments.teacher_of(input, linear_weight, of_head, teacher_log_probs, teacher_probs, teacher_top_k)
     arguments.check_target(target, input, ignore_index)

@@ -3,9 +3,10 @@
 import math
 from typing import Any
 
-from torch_aclnn_ops._autograd.derivatives import has_tangent
 from torch_aclnn_ops._checks import describe, values_are_readable
 from torch_aclnn_ops.functional._drop_in import lower_precision_autocast_dtype, overrides_torch
+from torch_aclnn_ops.functional._head.arguments import check_constant
+from torch_aclnn_ops.functional._head.dtensors import check_not_local_shard, is_dtensor
 from torch_aclnn_ops.functional.linear_kl_div.inputs import NAME, Teacher
 
 import torch
@@ -54,9 +55,10 @@ def _check_bias(name: str, bias: Tensor | None, classes: int) -> None:
 
 
 def _check_tensor(name: str, tensor: object, input: Tensor, is_floating: bool = True) -> None:
-    is_plain = isinstance(tensor, Tensor) and not overrides_torch(tensor)
-    described = f"is of {type(tensor)}" if isinstance(tensor, Tensor) else f"is {describe(tensor)}"
-    check(name, is_plain, "be a plain tensor", described, TypeError)
+    if not isinstance(tensor, Tensor) or overrides_torch(tensor):
+        described = f"is of {type(tensor)}" if isinstance(tensor, Tensor) else f"is {describe(tensor)}"
+        described = f"is a DTensor; {_hint_of_dtensor(name)}" if is_dtensor(tensor) else described
+        check(name, False, "be a plain tensor", described, TypeError)
     assert isinstance(tensor, Tensor)
     if is_floating:
         is_right = tensor.is_floating_point() and tensor.layout is torch.strided
@@ -64,6 +66,27 @@ def _check_tensor(name: str, tensor: object, input: Tensor, is_floating: bool = 
         check(name, is_right, "have a floating-point dtype and be strided", described, TypeError)
     described = f"is on {tensor.device}"
     check(name, tensor.device == input.device, f"be on {input.device}, as input is", described, RuntimeError)
+
+
+def _hint_of_dtensor(name: str) -> str:
+    if name not in ("linear_weight", "linear_bias", "teacher_weight", "teacher_bias"):
+        return "pass its to_local() or full_tensor()"
+    shared = "if the ranks share the vocabulary, and all have the same input, pass its to_local() with process_group"
+    return f"{_hint_of_fsdp(name)}; {shared}"
+
+
+def _hint_of_fsdp(name: str) -> str:
+    # By default, the gradient of full_tensor() would lack what the rows of other ranks contribute.
+    placements = '(grad_placements=[Partial("avg")])' if name.startswith("linear") else "().detach()"
+    where = f"call {NAME} in the forward pass of the module that is sharded with it"
+    return f"if it is sharded by fully_shard (FSDP2), pass its full_tensor{placements}, or {where}"
+
+
+def check_has_all_classes(linear_weight: Tensor, teacher_weight: object) -> None:
+    """Raise if autograd shows that a head is the local shard of a DTensor, where no process group is given."""
+    for name, weight in (("linear_weight", linear_weight), ("teacher_weight", teacher_weight)):
+        if isinstance(weight, Tensor):
+            check_not_local_shard(NAME, name, weight, "process_group is not given", _hint_of_fsdp(name))
 
 
 def teacher_of(
@@ -148,13 +171,8 @@ def _check_constant(teacher: Teacher, name: str | None) -> None:
     values = "teacher_log_probs" if teacher.is_log else "teacher_probs"
     names = ("teacher_input", "teacher_weight", "teacher_bias", values if name is None else f"{name}[1]")
     for label, tensor in zip(names, teacher[:4], strict=True):
-        if tensor is None:
-            continue
-        if (torch.is_grad_enabled() and tensor.requires_grad) or has_tangent(tensor):
-            raise RuntimeError(
-                f"{NAME}: {label} must not require grad, because a teacher gets no gradient, but it"
-                f" {'has a tangent' if has_tangent(tensor) else 'does'}; give {label}.detach()"
-            )
+        if tensor is not None:
+            check_constant(NAME, label, tensor, "a teacher")
 
 
 def check_classes(indices: Tensor, ignored: Tensor | None, classes: int) -> Tensor:

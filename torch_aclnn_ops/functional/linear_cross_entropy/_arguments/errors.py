@@ -148,6 +148,8 @@ def _check_products(given: TorchArguments) -> None:
     for name, tensor in (("linear_weight", head), ("linear_bias", bias)):
         if tensor is not None:
             fits = lower_precision_autocast_dtype(tensor) == lower_precision_autocast_dtype(input)
+            is_right = fits or input.is_floating_point()
+            _check("input", is_right, "have a floating-point dtype", f"has {input.dtype}")
             _check(name, fits, f"have dtype {input.dtype}, as input has", f"has {tensor.dtype}")
     if input.dim() > 0 and head.dim() > 1:
         is_right = input.shape[-1] == head.shape[-1]

@@ -14,7 +14,10 @@ def checked_shift(shift: object, target: object, linear_weight: Tensor) -> int:
     if places == 0 or not isinstance(target, Tensor):  # which torch refuses
         return 0
     if target.is_floating_point():
-        raise ValueError("linear_cross_entropy: shift must be 0 with probabilities as target, which cannot be ignored")
+        raise ValueError(
+            "linear_cross_entropy: shift must be 0 with probabilities as target, because only class indices can mark"
+            f" the rows without a label as ignored, but it is {shift}"
+        )
     if linear_weight.dim() > 2:
         raise ValueError(
             "linear_cross_entropy: shift must be 0 with a linear_weight of shape (C, d_1, ..., d_K, H), but it is"
