@@ -170,8 +170,6 @@ std::optional<at::ScalarType> dtype_of(const Tensors& tensors) {
     return tensors.empty() ? std::nullopt : std::optional(tensors[0].scalar_type());
 }
 
-std::string name_of(at::ScalarType dtype) { return std::string(c10::getDtypeNames(dtype).first); }
-
 void require_together(const AnyTensor& x, const AnyTensor& weight, std::optional<at::ScalarType> bias,
                       std::optional<at::ScalarType> scale, at::ScalarType out) {
     for (const auto& row : combinations()) {
