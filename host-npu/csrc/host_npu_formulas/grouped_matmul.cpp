@@ -64,15 +64,6 @@ void products(const TensorList& x, const TensorList& weight, const TensorList& b
     assign(results, outs);
 }
 
-void grouped(const TensorList& x, const TensorList& weight, const TensorList& bias, const TensorList& scale,
-             const TensorList& offset, const TensorList& antiquant_scale, const TensorList& antiquant_offset,
-             const Sizes& ends, std::int64_t, const std::vector<Out>& outs) {
-    TORCH_CHECK(scale.empty() && offset.empty() && antiquant_scale.empty() && antiquant_offset.empty(),
-                "the host NPU multiplies groups without quantization only");
-    products(x, weight, bias, sizes_from_ends(ends), outs);
-}
-const Formula<"aclnnGroupedMatmul", grouped> grouped_by_ints;
-
 // Which groups have which rows: sums of their sizes (0), their sizes (1), or pairs of a group and its size (2).
 struct Groups {
     Sizes numbers, sizes;
@@ -347,6 +338,28 @@ TensorList each_of(const AnyTensorList& tensors, const Function& function) {
     return results;
 }
 
+template <class Scales>
+void require_together(const AnyTensorList& x, const AnyTensorList& weight, const AnyTensorList& bias,
+                      const Scales& scale, const std::vector<Out>& outs) {
+    TORCH_CHECK(!x.empty() && !weight.empty() && !outs.empty(), "x, weight and the outputs must not be empty");
+    for (std::size_t index = 0; index < weight.size(); ++index) {
+        require_together(x[std::min(index, x.size() - 1)], weight[index], dtype_of(bias), dtype_of(scale),
+                         outs[std::min(index, outs.size() - 1)].dtype());
+    }
+}
+
+void grouped(const AnyTensorList& x, const AnyTensorList& weight, const AnyTensorList& bias, const TensorList& scale,
+             const TensorList& offset, const TensorList& antiquant_scale, const TensorList& antiquant_offset,
+             const Sizes& ends, std::int64_t, const std::vector<Out>& outs) {
+    const auto is_float = [](const Tensor& each) { return each.is_floating_point(); };
+    TORCH_CHECK(std::ranges::all_of(x, is_float) && std::ranges::all_of(weight, is_float) && scale.empty() &&
+                    offset.empty() && antiquant_scale.empty() && antiquant_offset.empty(),
+                "the host NPU multiplies groups without quantization only");
+    require_together(x, weight, bias, scale, outs);
+    products(each_of(x, widened), each_of(weight, widened), each_of(bias, widened), sizes_from_ends(ends), outs);
+}
+const Formula<"aclnnGroupedMatmul", grouped> grouped_by_ints;
+
 void grouped_v5(const AnyTensorList& x, const AnyTensorList& weight, const AnyTensorList& bias,
                 const AnyTensorList& scale, const AnyTensorList& offset, const AnyTensorList& antiquant_scale,
                 const AnyTensorList& antiquant_offset, const TensorList& token_scale, const OptionalIntegerTensor& list,
@@ -362,10 +375,7 @@ void grouped_v5(const AnyTensorList& x, const AnyTensorList& weight, const AnyTe
     require_activation(activation, is_quantized);
     require_dtype_of_x("antiquantScaleOptional", x[0], antiquant_scale);
     require_dtype_of_x("antiquantOffsetOptional", x[0], antiquant_offset);
-    for (std::size_t index = 0; index < weight.size(); ++index) {
-        require_together(x[std::min(index, x.size() - 1)], weight[index], dtype_of(bias), dtype_of(scale),
-                         outs[std::min(index, outs.size() - 1)].dtype());
-    }
+    require_together(x, weight, bias, scale, outs);
     TORCH_CHECK(!is_quantized || group_type == kSplitRows,
                 "products of int8 matrices have groups of rows "
                 "(group_type 0) only, not group_type ",

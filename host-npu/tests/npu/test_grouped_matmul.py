@@ -251,6 +251,24 @@ def test_dtypes_that_do_not_go_together_are_refused_at_the_call(x, weight, argum
 
 
 @pytest.mark.parametrize(
+    ("x", "weight", "bias", "sentence"),
+    [
+        (_HALF, torch.bfloat16, None, f"{_COMBINED}x float16, weight bfloat16, out float16"),
+        (_FLOAT, torch.half, None, f"{_COMBINED}x float32, weight float16, out float32"),
+        (_HALF, torch.half, torch.float32, f"{_COMBINED}x float16, weight float16, bias float32, out float16"),
+        (_HALF, torch.int8, None, "multiplies groups without quantization only"),
+    ],
+    ids=["matrices of bfloat16", "matrices of float16", "bias", "int8"],
+)
+def test_a_list_of_ends_takes_the_same_dtypes(x, weight, bias, sentence):
+    biases = None if bias is None else [_zeros(bias, 6)] * 3
+    with pytest.raises(RuntimeError, match=sentence):
+        torch_npu.npu_grouped_matmul(
+            [x.npu()], [_zeros(weight, 4, 6)] * 3, bias=biases, group_list=[3, 3, 8], split_item=3
+        )
+
+
+@pytest.mark.parametrize(
     ("kind", "groups", "sentence"),
     [
         (1, [5, -3, 6], "group_list has the negative size -3"),
