@@ -148,6 +148,9 @@ void Attention::require_keys(const Tensors& inputs) const {
 }
 
 void Attention::check(const Tensors& inputs, const Tensors& outputs) const {
+    if (places.table) require_int32("block_table", inputs.at(*places.table));
+    if (places.rows) require_int32("seq_len", inputs.at(*places.rows));
+    if (places.contexts) require_int32("context_lens", inputs.at(*places.contexts));
     require_heads("query", inputs.at(0), 1, heads);
     require_keys(inputs);
     TORCH_CHECK(kv_heads > 0 && heads % kv_heads == 0, heads, " heads of queries do not share ", kv_heads,

@@ -64,6 +64,11 @@ void compute(const Formula& formula, const Arguments& inputs, const Arguments& o
 
 }  // namespace
 
+void require_int32(const char* name, const at::Tensor& tensor) {
+    TORCH_CHECK(tensor.scalar_type() == at::kInt, name, " has dtype ", c10::getDtypeNames(tensor.scalar_type()).first,
+                " instead of int32");
+}
+
 Status Computed::InferShape(const SVector<TensorDesc>&, SVector<TensorDesc>&) const {
     throw std::runtime_error(not_simulated(name_ + "::InferShape"));
 }

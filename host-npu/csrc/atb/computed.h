@@ -29,6 +29,9 @@ void require_simulated(const Condition& condition, const std::string& name) {
     if (!condition) throw std::runtime_error(not_simulated(name));
 }
 
+// ATB takes indices and lengths of int32 only.
+void require_int32(const char* name, const at::Tensor& tensor);
+
 class Computed : public Operation {
   public:
     Computed(std::string name, Formula formula) : name_(std::move(name)), formula_(std::move(formula)) {}

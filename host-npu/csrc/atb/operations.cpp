@@ -12,6 +12,7 @@ namespace atb {
 namespace {
 
 void require_fit(const at::Tensor& cache, const at::Tensor& rows, const at::Tensor& slots) {
+    require_int32("slot_indices", slots);
     TORCH_CHECK(slots.dim() == 1 && rows.dim() >= 1 && slots.size(0) == rows.size(0), "slot_indices has shape ",
                 slots.sizes(), " instead of one index for each token of a tensor of shape ", rows.sizes());
     TORCH_CHECK(cache.dim() >= 3 && rows.numel() == rows.size(0) * cache.numel() / cache.size(0) / cache.size(1),

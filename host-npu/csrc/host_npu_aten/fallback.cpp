@@ -86,6 +86,8 @@ void compute_on_host(const c10::OperatorHandle& op, Stack* stack) {
     }
     views.refuse_host_tensors();
     const auto& device = views.device();
+    // The generator alone brought the call here.
+    if (!device) take_generator(arguments, at::kCPU);
     TORCH_INTERNAL_ASSERT(device, op.operator_name(), " has no NPU argument");
     const c10::OptionalDeviceGuard guard(*device);
     const auto out = result_in_device_memory(op, arguments, views);

@@ -33,7 +33,7 @@ std::optional<at::Generator> take_generator(Arguments arguments, c10::Device dev
         auto generator = argument->toGenerator();
         TORCH_CHECK(generator.device().type() == device.type(), "Expected a '",
                     c10::DeviceTypeName(device.type(), true), "' device type for generator but found '",
-                    generator.device(), "'");
+                    c10::DeviceTypeName(generator.device().type(), true), "'");
         *argument = c10::IValue();
         return generator;
     }

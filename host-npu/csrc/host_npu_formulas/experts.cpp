@@ -29,10 +29,14 @@ const Formula<"aclnnMoeTokenPermute", permute> permute_tokens{
     {"sortedIndicesOut", {ACL_INT32}, "*"},
 };
 
+// There is a place for each copy, those that were left out included.
+void require_places(const Tensor& places) { require_indices("sortedIndices", places, places.numel()); }
+
 // The rows at their places, which are 0 where `places` is past the end.
 Tensor rows_at(const Tensor& rows, const Tensor& places) {
     TORCH_CHECK(rows.size(0) <= places.numel(), "there are ", rows.size(0), " rows for sortedIndices of shape ",
                 places.sizes(), "; CANN takes at most as many");
+    require_places(places);
     const auto wide = places.to(at::kLong).flatten();
     const auto there = wide.lt(rows.size(0));
     return rows.index({wide.clamp_max(rows.size(0) - 1)}) * there.unsqueeze(-1);
@@ -79,6 +83,7 @@ void unpermute_grad(const OptionalTensor& permuted, const Tensor& dtokens, const
     TORCH_CHECK(!permuted || permuted->sizes() == dpermuted.sizes(), "permutedTokens has shape ",
                 permuted ? permuted->sizes() : at::IntArrayRef(), " instead of that of its gradient, ",
                 dpermuted.sizes());
+    require_places(places);
     const auto wide = places.to(at::kLong);
     const auto copies = dtokens.unsqueeze(1).expand({-1, choices, -1});
     const auto grads = (weights ? copies * weights->unsqueeze(-1) : copies).flatten(0, 1);

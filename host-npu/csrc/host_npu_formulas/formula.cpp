@@ -8,6 +8,8 @@
 namespace host_npu {
 namespace {
 
+thread_local bool casts_as_in_torch = false;
+
 at::IntArrayRef sizes(const Dims& dims) { return {dims.begin(), dims.rank()}; }
 
 }  // namespace
@@ -24,6 +26,12 @@ Tensor in_memory(const HostTensor& tensor) {
                          at::TensorOptions(*scalar_type(tensor->dtype)));
 }
 
+std::string name_of(at::ScalarType dtype) { return std::string(c10::getDtypeNames(dtype).first); }
+
+CastsAsInTorch::CastsAsInTorch(bool required) { casts_as_in_torch = required; }
+
+CastsAsInTorch::~CastsAsInTorch() { casts_as_in_torch = false; }
+
 Tensor widened(const Tensor& tensor) { return tensor.to(at::kFloat); }
 
 double number(const aclScalar* scalar) {
@@ -38,6 +46,8 @@ double number(const aclScalar* scalar) {
 void Out::operator=(const Tensor& result) const {
     TORCH_CHECK(tensor_.sizes() == result.sizes(), "an output has shape ", tensor_.sizes(), " instead of ",
                 result.sizes());
+    TORCH_CHECK(!casts_as_in_torch || c10::canCast(result.scalar_type(), dtype()), "result type ",
+                name_of(result.scalar_type()), " can't be cast to the desired output type ", name_of(dtype()));
     tensor_.copy_(result);
 }
 

@@ -61,10 +61,22 @@ class Out {
 };
 using OptionalOut = std::optional<Out>;
 
+// While there is one, an output is not assigned what PyTorch would not cast to its dtype, such as floats to integers.
+// For functions of which no document says which dtypes the outputs have.
+class CastsAsInTorch {
+  public:
+    explicit CastsAsInTorch(bool required);
+    ~CastsAsInTorch();
+    CastsAsInTorch(const CastsAsInTorch&) = delete;
+    CastsAsInTorch& operator=(const CastsAsInTorch&) = delete;
+};
+
 // A meta tensor of the same shape and dtype; an undefined one for a null pointer.
 Tensor meta_tensor(const aclTensor* tensor);
 // A tensor in device memory.
 Tensor in_memory(const HostTensor& tensor);
+// "float16", as in torch.float16.
+std::string name_of(at::ScalarType dtype);
 // What a formula calculates with.
 Tensor widened(const Tensor& tensor);
 // The number that a scalar is.
@@ -269,6 +281,8 @@ class Exported {
         return given.tensors;
     }
 
+    static bool has_rules() { return !rules_.tensors.empty(); }
+
   private:
     static aclnnStatus phase_two(void* workspace, std::uint64_t size, aclOpExecutor* executor, aclrtStream stream) {
         return host_npu::phase_two(api(), workspace, size, executor, stream);
@@ -300,6 +314,7 @@ class Formula : private Exported<name> {
         return PhaseOne(Formula::api(), workspace_size, executor).with(arguments...).run([&] {
             const auto tensors = Formula::template checked_tensors<Arguments...>(arguments...);
             const auto kept = std::make_tuple(Translated<Arguments>::kept(arguments)...);
+            const CastsAsInTorch casts(!Formula::has_rules());
             refuse_errors([&] {
                 evaluate<Arguments...>(kept, [&](std::size_t index) { return meta_tensor(tensors[index]); }, function);
             });

@@ -8,6 +8,8 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "host_npu_formulas/formula.h"
@@ -62,15 +64,6 @@ void products(const TensorList& x, const TensorList& weight, const TensorList& b
     assign(results, outs);
 }
 
-void grouped(const TensorList& x, const TensorList& weight, const TensorList& bias, const TensorList& scale,
-             const TensorList& offset, const TensorList& antiquant_scale, const TensorList& antiquant_offset,
-             const Sizes& ends, std::int64_t, const std::vector<Out>& outs) {
-    TORCH_CHECK(scale.empty() && offset.empty() && antiquant_scale.empty() && antiquant_offset.empty(),
-                "the host NPU multiplies groups without quantization only");
-    products(x, weight, bias, sizes_from_ends(ends), outs);
-}
-const Formula<"aclnnGroupedMatmul", grouped> grouped_by_ints;
-
 // Which groups have which rows: sums of their sizes (0), their sizes (1), or pairs of a group and its size (2).
 struct Groups {
     Sizes numbers, sizes;
@@ -88,6 +81,18 @@ Groups groups_of(const IntegerTensor& list, std::int64_t type) {
     return {numbers, type == 0 ? sizes_from_ends(values(wide)) : values(wide)};
 }
 
+void require_groups(const Groups& groups, std::int64_t count, std::int64_t rows) {
+    for (const auto size : groups.sizes) TORCH_CHECK(size >= 0, "group_list has the negative size ", size);
+    for (const auto number : groups.numbers) {
+        TORCH_CHECK(number >= 0 && number < count, "group_list has the group ", number, " of ", count);
+    }
+    std::int64_t left = rows;
+    for (const auto size : groups.sizes) {
+        TORCH_CHECK(size <= left, "the groups have more than ", rows, " rows");
+        left -= size;
+    }
+}
+
 void require_list(const IntegerTensor& list, std::int64_t type, std::int64_t matrices) {
     TORCH_CHECK(type >= 0 && type <= 2, "group_list_type is ", type, " instead of 0, 1 or 2");
     TORCH_CHECK(list.dim() == (type == 2 ? 2 : 1) && list.size(0) == matrices && (type != 2 || list.size(1) == 2),
@@ -96,8 +101,6 @@ void require_list(const IntegerTensor& list, std::int64_t type, std::int64_t mat
 
 Tensor activated(const Tensor& x, std::int64_t type) {
     switch (type) {
-        case 0:
-            return x;
         case 1:
             return at::relu(x);
         case 2:
@@ -107,7 +110,76 @@ Tensor activated(const Tensor& x, std::int64_t type) {
         case 5:
             return at::silu(x);
         default:
-            TORCH_CHECK(false, "the host NPU has the act types 0, 1, 2, 4 and 5 only, not ", type);
+            return x;
+    }
+}
+
+void require_activation(std::int64_t type, bool is_quantized) {
+    TORCH_CHECK(type == 0 || type == 1 || type == 2 || type == 4 || type == 5,
+                "the host NPU has the act types 0, 1, 2, 4 and 5 only, not ", type);
+    TORCH_CHECK(type == 0 || is_quantized, "act_type is ", type, "; only products of int8 matrices have an activation");
+}
+
+// Dtypes that go together, of which a bias or an antiquant_scale may be absent.
+struct Combination {
+    at::ScalarType x, weight;
+    std::vector<at::ScalarType> biases;
+    std::optional<at::ScalarType> scale;
+    at::ScalarType out;
+};
+
+const std::vector<Combination>& combinations() {
+    using enum at::ScalarType;
+    static const std::vector<Combination> of_a2_and_a3{
+        {Float, Float, {Float}, {}, Float},
+        {Half, Half, {Half}, {}, Half},
+        {BFloat16, BFloat16, {Float}, {}, BFloat16},
+        {Half, Char, {Half}, {}, Half},
+        {BFloat16, Char, {Float}, {}, BFloat16},
+        {Char, Char, {Int}, Long, Char},
+        {Char, Char, {Int}, BFloat16, BFloat16},
+        {Char, Char, {Int}, Float, Half},
+        {Char, Char, {Int}, {}, Int},
+    };
+    static const std::vector<Combination> of_950{
+        {Float, Float, {Float}, {}, Float},
+        {Half, Half, {Half, Float}, {}, Half},
+        {BFloat16, BFloat16, {BFloat16, Float}, {}, BFloat16},
+        {Half, Char, {Half}, {}, Half},
+        {BFloat16, Char, {BFloat16, Float}, {}, BFloat16},
+        {Char, Char, {Int}, Long, BFloat16},
+        {Char, Char, {Int}, Long, Half},
+        {Char, Char, {Int, BFloat16, Float}, BFloat16, BFloat16},
+        {Char, Char, {Int, BFloat16, Float}, Float, BFloat16},
+        {Char, Char, {Int, Half, Float}, Float, Half},
+    };
+    return soc() == Soc::Ascend950 ? of_950 : of_a2_and_a3;
+}
+
+template <class Tensors>
+std::optional<at::ScalarType> dtype_of(const Tensors& tensors) {
+    return tensors.empty() ? std::nullopt : std::optional(tensors[0].scalar_type());
+}
+
+void require_together(const AnyTensor& x, const AnyTensor& weight, std::optional<at::ScalarType> bias,
+                      std::optional<at::ScalarType> scale, at::ScalarType out) {
+    for (const auto& row : combinations()) {
+        const bool has_bias = !bias || std::ranges::find(row.biases, *bias) != row.biases.end();
+        if (x.scalar_type() == row.x && weight.scalar_type() == row.weight && has_bias && scale == row.scale &&
+            out == row.out) {
+            return;
+        }
+    }
+    auto text = "x " + name_of(x.scalar_type()) + ", weight " + name_of(weight.scalar_type());
+    if (bias) text += ", bias " + name_of(*bias);
+    if (scale) text += ", scale " + name_of(*scale);
+    TORCH_CHECK(false, "these dtypes cannot be combined: ", text, ", out ", name_of(out));
+}
+
+void require_dtype_of_x(const char* name, const AnyTensor& x, const std::vector<AnyTensor>& tensors) {
+    for (const auto& each : tensors) {
+        TORCH_CHECK(each.scalar_type() == x.scalar_type(), name, " has dtype ", name_of(each.scalar_type()),
+                    " instead of that of x, ", name_of(x.scalar_type()));
     }
 }
 
@@ -150,7 +222,8 @@ Tensor group_product(const Tensor& rows, const Tensor& weight, std::int64_t grou
     return activated(y, options.activation);
 }
 
-// The rows of one matrix go to the groups one after the other; those after the last group stay as they are.
+// The rows of one matrix go to the groups one after the other. Those after the last group are not a part of the result,
+// which has no usable values there.
 void split_rows(const Tensor& x, const std::vector<AnyTensor>& weight, const IntegerTensor& list, std::int64_t type,
                 const Options& options, const Out& out) {
     const std::vector<Tensor> lists(weight.begin(), weight.end());
@@ -182,16 +255,24 @@ void split_rows(const Tensor& x, const std::vector<AnyTensor>& weight, const Int
     }
     std::int64_t first = 0;
     const auto groups = groups_of(list, type);
+    require_groups(groups, groups_count, x.size(0));
+    const auto total = std::accumulate(groups.sizes.begin(), groups.sizes.end(), std::int64_t{0});
+    TORCH_CHECK(soc() != Soc::Ascend950 || weight.size() == 1 || total == x.size(0), "the groups have ", total,
+                " rows instead of ", x.size(0), ", which is what CANN requires of several matrices on this chip");
     for (std::size_t index = 0; index < groups.sizes.size(); ++index) {
         const auto size = groups.sizes[index];
-        TORCH_CHECK(size >= 0 && first + size <= x.size(0), "the groups have more than ", x.size(0), " rows");
         if (size == 0) continue;
         const auto number = groups.numbers[index];
         const auto rows = x.slice(0, first, first + size);
-        out.in_place()
-            .slice(0, first, first + size)
-            .copy_(group_product(rows, matrices[static_cast<std::size_t>(number)], number, first, options));
+        const auto y = group_product(rows, matrices[static_cast<std::size_t>(number)], number, first, options);
+        out.in_place().slice(0, first, first + size).copy_(out.dtype() == at::kChar ? saturated(y, at::kChar) : y);
         first += size;
+    }
+    const auto rest = out.in_place().slice(0, first);
+    if (rest.is_floating_point()) {
+        rest.fill_(std::numeric_limits<double>::quiet_NaN());
+    } else {
+        rest.fill_(-1);
     }
 }
 
@@ -204,9 +285,9 @@ std::vector<Tensor> split_sums(const Tensor& x, const Tensor& weight, const Inte
     if (x.is_meta()) return results;
     std::int64_t first = 0;
     const auto groups = groups_of(list, type);
+    require_groups(groups, list.size(0), x.size(1));
     for (std::size_t index = 0; index < groups.sizes.size(); ++index) {
         const auto last = first + groups.sizes[index];
-        TORCH_CHECK(groups.sizes[index] >= 0 && last <= x.size(1), "the groups have more than ", x.size(1), " rows");
         results[static_cast<std::size_t>(groups.numbers[index])] =
             x.slice(1, first, last).matmul(weight.slice(0, first, last));
         first = last;
@@ -250,9 +331,38 @@ void require_lists(const AnyTensorList& x, const AnyTensorList& weight, const An
     }
 }
 
+template <class Function>
+TensorList each_of(const AnyTensorList& tensors, const Function& function) {
+    TensorList results;
+    for (const auto& each : tensors) results.push_back(function(each));
+    return results;
+}
+
+template <class Scales>
+void require_together(const AnyTensorList& x, const AnyTensorList& weight, const AnyTensorList& bias,
+                      const Scales& scale, const std::vector<Out>& outs) {
+    TORCH_CHECK(!x.empty() && !weight.empty() && !outs.empty(), "x, weight and the outputs must not be empty");
+    for (std::size_t index = 0; index < weight.size(); ++index) {
+        require_together(x[std::min(index, x.size() - 1)], weight[index], dtype_of(bias), dtype_of(scale),
+                         outs[std::min(index, outs.size() - 1)].dtype());
+    }
+}
+
+void grouped(const AnyTensorList& x, const AnyTensorList& weight, const AnyTensorList& bias, const TensorList& scale,
+             const TensorList& offset, const TensorList& antiquant_scale, const TensorList& antiquant_offset,
+             const Sizes& ends, std::int64_t, const std::vector<Out>& outs) {
+    const auto is_float = [](const Tensor& each) { return each.is_floating_point(); };
+    TORCH_CHECK(std::ranges::all_of(x, is_float) && std::ranges::all_of(weight, is_float) && scale.empty() &&
+                    offset.empty() && antiquant_scale.empty() && antiquant_offset.empty(),
+                "the host NPU multiplies groups without quantization only");
+    require_together(x, weight, bias, scale, outs);
+    products(each_of(x, widened), each_of(weight, widened), each_of(bias, widened), sizes_from_ends(ends), outs);
+}
+const Formula<"aclnnGroupedMatmul", grouped> grouped_by_ints;
+
 void grouped_v5(const AnyTensorList& x, const AnyTensorList& weight, const AnyTensorList& bias,
-                const AnyTensorList& scale, const AnyTensorList& offset, const TensorList& antiquant_scale,
-                const TensorList& antiquant_offset, const TensorList& token_scale, const OptionalIntegerTensor& list,
+                const AnyTensorList& scale, const AnyTensorList& offset, const AnyTensorList& antiquant_scale,
+                const AnyTensorList& antiquant_offset, const TensorList& token_scale, const OptionalIntegerTensor& list,
                 const TensorList& activation_input, const TensorList& activation_scale,
                 const TensorList& activation_offset, std::int64_t, std::int64_t group_type, std::int64_t list_type,
                 std::int64_t activation, const Sizes&, const std::vector<Out>& outs, const std::vector<Out>&,
@@ -260,10 +370,20 @@ void grouped_v5(const AnyTensorList& x, const AnyTensorList& weight, const AnyTe
     require_lists(x, weight, bias, outs.size());
     TORCH_CHECK(offset.empty() && activation_input.empty() && activation_scale.empty() && activation_offset.empty(),
                 "the host NPU multiplies groups without offsets and without inputs of an activation only");
-    TensorList scales;
-    for (const auto& each : scale) scales.push_back(scale_of(each));
     TORCH_CHECK(!x.empty() && !weight.empty() && !outs.empty(), "x, weight and the outputs must not be empty");
-    const Options options{bias, scales, token_scale, antiquant_scale, antiquant_offset, activation};
+    const bool is_quantized = x[0].scalar_type() == at::kChar;
+    require_activation(activation, is_quantized);
+    require_dtype_of_x("antiquantScaleOptional", x[0], antiquant_scale);
+    require_dtype_of_x("antiquantOffsetOptional", x[0], antiquant_offset);
+    require_together(x, weight, bias, scale, outs);
+    TORCH_CHECK(!is_quantized || group_type == kSplitRows,
+                "products of int8 matrices have groups of rows "
+                "(group_type 0) only, not group_type ",
+                group_type);
+    const auto scales = each_of(scale, scale_of);
+    const auto antiquant_scales = each_of(antiquant_scale, widened);
+    const auto antiquant_offsets = each_of(antiquant_offset, widened);
+    const Options options{bias, scales, token_scale, antiquant_scales, antiquant_offsets, activation};
     if (group_type == kSplitRows && x.size() == 1 && outs.size() == 1) {
         TORCH_CHECK(list, "groups of rows need a group_list");
         split_rows(x[0], weight, *list, list_type, options, outs[0]);
@@ -285,8 +405,8 @@ void grouped_v5(const AnyTensorList& x, const AnyTensorList& weight, const AnyTe
 const Formula<"aclnnGroupedMatmulV5", grouped_v5> grouped_by_tensor{kGrouped};
 
 void grouped_v4(const AnyTensorList& x, const AnyTensorList& weight, const AnyTensorList& bias,
-                const AnyTensorList& scale, const AnyTensorList& offset, const TensorList& antiquant_scale,
-                const TensorList& antiquant_offset, const TensorList& token_scale, const OptionalIntegerTensor& list,
+                const AnyTensorList& scale, const AnyTensorList& offset, const AnyTensorList& antiquant_scale,
+                const AnyTensorList& antiquant_offset, const TensorList& token_scale, const OptionalIntegerTensor& list,
                 const TensorList& activation_input, const TensorList& activation_scale,
                 const TensorList& activation_offset, std::int64_t split_item, std::int64_t group_type,
                 std::int64_t list_type, std::int64_t activation, const std::vector<Out>& outs,

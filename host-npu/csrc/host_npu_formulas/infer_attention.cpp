@@ -44,6 +44,7 @@ struct Inference {
     OptionalIntegerTensor mask, table;
     Ints queries, keys;
     std::int64_t heads_of_keys;
+    std::int64_t block_size;
 
     std::int64_t batches(const Setting& at) const {
         if (at.packed()) return static_cast<std::int64_t>(queries.size());
@@ -82,6 +83,12 @@ void require_heads(const Inference& call, const Setting& at) {
     const auto in_blocks = call.key.dim() == 4 ? 1 : std::string::npos;
     require("query", call.query, "numHeads", at.heads, of_queries);
     require("key", call.key, "numKeyValueHeads", of_keys, call.table ? in_blocks : of_queries);
+}
+
+void require_block_size(const Inference& call) {
+    if (!call.table) return;
+    TORCH_CHECK(call.block_size == call.key.size(-2), "blockSize is ", call.block_size,
+                ", and a block of key of shape ", call.key.sizes(), " has ", call.key.size(-2), " tokens");
 }
 
 // Keys and values have the same shape, but for heads of 192 and 128 elements in the layout TND.
@@ -244,6 +251,7 @@ void infer(Inference call, const Setting& given, bool with_lse, const Out& out, 
     if (call.heads_of_keys == 0) call.heads_of_keys = at.heads;
     require_inference(call, at);
     require_tensors(call, at);
+    require_block_size(call);
     require_sequences(call, at);
     require_pse(call, at);
     std::vector<Tensor> results, logs;
@@ -277,7 +285,7 @@ void prompt(const Tensor& query, const Tensor& key, const Tensor& value, const O
             std::int64_t before, std::int64_t after, const std::string& layout, std::int64_t heads_of_keys,
             std::int64_t mode, std::int64_t, const Out& out) {
     const Setting at{scale, before, after, heads, layout, mode, 0};
-    infer({query, key, value, {}, {}, pse, mask, {}, queries, keys, heads_of_keys}, at, false, out, {});
+    infer({query, key, value, {}, {}, pse, mask, {}, queries, keys, heads_of_keys, 0}, at, false, out, {});
 }
 const Formula<"aclnnPromptFlashAttentionV3", prompt> attention_of_prompts{inference_rules()};
 
@@ -285,11 +293,15 @@ void increment(const Tensor& query, const std::vector<Tensor>& key, const std::v
                const OptionalTensor& pse, const OptionalIntegerTensor& mask, const Ints& keys, const Quantized&,
                const Quantized&, const Quantized&, const Quantized&, const Quantized&, const Quantized&,
                const Quantized&, const OptionalIntegerTensor& table, const Padded&, std::int64_t heads, double scale,
-               const std::string& layout, std::int64_t heads_of_keys, std::int64_t, std::int64_t, const Out& out) {
+               const std::string& layout, std::int64_t heads_of_keys, std::int64_t block_size, std::int64_t,
+               const Out& out) {
     constexpr std::int64_t all = 2147483647;
     const Setting at{scale, all, all, heads, layout, 0, 0};
     TORCH_CHECK(query.size(layout == "BNSD" ? 2 : 1) == 1, "the query of shape ", query.sizes(), " is not one token");
-    infer({query, only(key), only(value), {}, {}, pse, mask, table, {}, keys, heads_of_keys}, at, false, out, {});
+    TORCH_CHECK(!table || (block_size > 0 && block_size <= 512 && block_size % 16 == 0), "blockSize is ", block_size,
+                "; CANN takes the multiples of 16 up to 512");
+    infer({query, only(key), only(value), {}, {}, pse, mask, table, {}, keys, heads_of_keys, block_size}, at, false,
+          out, {});
 }
 const Formula<"aclnnIncreFlashAttentionV4", increment> attention_of_increments{inference_rules(kTable)};
 
@@ -300,11 +312,12 @@ void fused(const Tensor& query, const std::vector<Tensor>& key, const std::vecto
            const Quantized&, const Quantized&, const Quantized&, const Shared&, const Shared&, const Ints&,
            const OptionalTensor& query_rope, const OptionalTensor& key_rope, const Quantized&, std::int64_t heads,
            double scale, std::int64_t before, std::int64_t after, const std::string& layout, std::int64_t heads_of_keys,
-           std::int64_t mode, std::int64_t, std::int64_t, std::int64_t, bool with_lse, std::int64_t, std::int64_t,
-           const Out& out, const OptionalOut& lse) {
+           std::int64_t mode, std::int64_t, std::int64_t block_size, std::int64_t, bool with_lse, std::int64_t,
+           std::int64_t, const Out& out, const OptionalOut& lse) {
     const Setting at{scale, before, after, heads, layout, mode, 0};
-    infer({query, only(key), only(value), query_rope, key_rope, pse, mask, table, queries, keys, heads_of_keys}, at,
-          with_lse, out, lse);
+    infer({query, only(key), only(value), query_rope, key_rope, pse, mask, table, queries, keys, heads_of_keys,
+           block_size},
+          at, with_lse, out, lse);
 }
 const Formula<"aclnnFusedInferAttentionScoreV3", fused> attention_of_inference{
     inference_rules(kTableAndRope, {{"softmaxLse", kFloat}})};
@@ -317,11 +330,12 @@ void fused_v4(const Tensor& query, const std::vector<Tensor>& key, const std::ve
               const Ints&, const OptionalTensor& query_rope, const OptionalTensor& key_rope, const Quantized&,
               const Quantized&, const Without<"a learnable sink">&, std::int64_t heads, double scale,
               std::int64_t before, std::int64_t after, const std::string& layout, std::int64_t heads_of_keys,
-              std::int64_t mode, std::int64_t, std::int64_t, std::int64_t, bool with_lse, std::int64_t, std::int64_t,
-              std::int64_t, const Out& out, const OptionalOut& lse) {
+              std::int64_t mode, std::int64_t, std::int64_t block_size, std::int64_t, bool with_lse, std::int64_t,
+              std::int64_t, std::int64_t, const Out& out, const OptionalOut& lse) {
     const Setting at{scale, before, after, heads, layout, mode, 0};
-    infer({query, only(key), only(value), query_rope, key_rope, pse, mask, table, queries, keys, heads_of_keys}, at,
-          with_lse, out, lse);
+    infer({query, only(key), only(value), query_rope, key_rope, pse, mask, table, queries, keys, heads_of_keys,
+           block_size},
+          at, with_lse, out, lse);
 }
 const Formula<"aclnnFusedInferAttentionScoreV4", fused_v4> attention_of_inference_v4{
     inference_rules(kTableAndRope, {{"softmaxLse", kFloat}})};

@@ -2,7 +2,10 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/matmul.h>
 
+#include <algorithm>
+
 #include "host_npu_formulas/quantization.h"
+#include "opapi/chip.h"
 
 namespace host_npu {
 
@@ -31,6 +34,32 @@ void require_absent(const OptionalAnyTensor& tensor, const char* name) {
     TORCH_CHECK(!tensor || tensor->numel() == 0, "the host NPU has no ", name, " of a quantized product");
 }
 
+// What an output may be computed with; a bias may be absent.
+struct QuantizedCombination {
+    at::ScalarType out;
+    std::vector<bool> has_token_scale;
+    std::vector<at::ScalarType> scales, biases;
+};
+
+void require_combination(bool has_token_scale, at::ScalarType scale, const OptionalAnyTensor& bias,
+                         at::ScalarType out) {
+    using enum at::ScalarType;
+    static const std::vector<QuantizedCombination> of_a2_and_a3{
+        {Half, {false}, {Long}, {Int}},
+        {Half, {true}, {Float}, {Int, Half, Float}},
+        {BFloat16, {false, true}, {Float, BFloat16}, {Int, BFloat16, Float}},
+        {Int, {false}, {Float, BFloat16}, {Int}},
+    };
+    const auto has = [](const auto& choices, auto one) { return std::ranges::find(choices, one) != choices.end(); };
+    const auto is_allowed = [&](const QuantizedCombination& row) {
+        return row.out == out && has(row.has_token_scale, has_token_scale) && has(row.scales, scale) &&
+               (!bias || has(row.biases, bias->scalar_type()));
+    };
+    if (!is_a2_or_a3() || std::ranges::any_of(of_a2_and_a3, is_allowed)) return;
+    TORCH_CHECK(false, "these dtypes cannot be combined: ", has_token_scale ? "x1Scale float32, x2Scale " : "x2Scale ",
+                name_of(scale), bias ? ", bias " + name_of(bias->scalar_type()) : "", ", out ", name_of(out));
+}
+
 // The sums are exact: integers of less than 53 bits.
 void quant_matmul(const IntegerTensor& x1, const IntegerTensor& x2, const OptionalTensor& token_scale,
                   const AnyTensor& scale, const OptionalAnyTensor& y_scale, const OptionalAnyTensor& x1_offset,
@@ -44,6 +73,7 @@ void quant_matmul(const IntegerTensor& x1, const IntegerTensor& x2, const Option
     require_absent(x1_offset, "x1_offset");
     require_absent(x2_offset, "offset");
     require_absent(y_offset, "y_offset");
+    require_combination(token_scale.has_value(), scale.scalar_type(), bias, out.dtype());
     const Tensor left = x1.to(at::kDouble), right = x2.to(at::kDouble);
     auto y = at::matmul(transpose1 ? left.mT() : left, transpose2 ? right.mT() : right);
     // The scales and the bias have a number for each column or row; a scale may also be one for all.

@@ -14,10 +14,10 @@ namespace host_npu {
 
 Tensor saturated(const Tensor& x, at::ScalarType dtype) {
     const auto whole = x.round().nan_to_num(0);
-    if (dtype == at::kChar) return whole.clamp(-128, 127);
-    if (dtype == at::kByte) return whole.clamp(0, 255);
+    if (dtype == at::kChar) return whole.clamp(-128, 127).to(dtype);
+    if (dtype == at::kByte) return whole.clamp(0, 255).to(dtype);
     TORCH_CHECK(dtype == at::kInt, "the host NPU quantizes to int8, uint8 and int32 only");
-    return whole.to(at::kDouble).clamp(-2147483648.0, 2147483647.0);
+    return whole.to(at::kDouble).clamp(-2147483648.0, 2147483647.0).to(dtype);
 }
 
 void require_int8(const Out& out) {

@@ -26,6 +26,7 @@ void init_routing(const AnyTensor& x, const IntegerTensor& rows, const IntegerTe
                   const Out& expanded, const Out& places, const Out& sorted_experts) {
     require_tokens(x, experts);
     TORCH_CHECK(rows.sizes() == experts.sizes(), "row_idx has shape ", rows.sizes(), " instead of ", experts.sizes());
+    require_indices("rowIdx", rows, rows.numel());
     const auto flat = experts.flatten();
     const auto order = stable_order(flat);
     const auto sorted_rows = rows.flatten().index({order});
@@ -208,14 +209,10 @@ void finalize_routing_v2(const Tensor& expanded, const IntegerTensor& places, co
     out = skip2 ? sum + *skip2 : sum;
 }
 const TensorRules kFinalized{
-    {"expandedX", kFloats, "* H | * * H"},
-    {"expandedRowIdx", {ACL_INT32}, "*"},
-    {"x1Optional", kFloats, "N H"},
-    {"x2Optional", kFloats, "N H"},
-    {"biasOptional", kFloats, "* H"},
-    {"scalesOptional", kFloats, "N K"},
-    {"expertIdxOptional", {ACL_INT32}, "N K"},
-    {"out", kFloats, "N H"},
+    {"expandedX", kFloats, "* H | * * H"},     {"expandedRowIdx", {ACL_INT32}, "*"},
+    {"x1Optional", as("expandedX"), "N H"},    {"x2Optional", as("expandedX"), "N H"},
+    {"biasOptional", as("expandedX"), "* H"},  {"scalesOptional", kFloats, "N K"},
+    {"expertIdxOptional", {ACL_INT32}, "N K"}, {"out", as("expandedX"), "N H"},
 };
 const Formula<"aclnnMoeFinalizeRoutingV2", finalize_routing_v2> sums_by_mode{kFinalized};
 
@@ -226,13 +223,13 @@ void finalize_routing(const Tensor& expanded, const OptionalTensor& skip1, const
 }
 const Formula<"aclnnMoeFinalizeRouting", finalize_routing> sums_by_columns{
     {"expandedX", kFloats, "* H"},
-    {"x1", kFloats, "N H"},
-    {"x2Optional", kFloats, "N H"},
-    {"bias", kFloats, "* H"},
-    {"scales", kFloats, "N K"},
+    {"x1", as("expandedX"), "N H"},
+    {"x2Optional", as("expandedX"), "N H"},
+    {"bias", as("expandedX"), "* H"},
+    {"scales", as("expandedX"), "N K"},
     {"expandedRowIdx", {ACL_INT32}, "*"},
     {"expandedExpertIdx", {ACL_INT32}, "N K"},
-    {"out", kFloats, "N H"},
+    {"out", as("expandedX"), "N H"},
 };
 
 void finalize_routing_v4(const Tensor& expanded, const IntegerTensor& places, const OptionalTensor& skip1,

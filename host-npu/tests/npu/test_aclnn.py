@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from tests._aclnn import DType, Ints, Scalar, call
+from tests._aclnn import DType, Ints, Scalar, call, phase_one
 
 _CUBE = ctypes.c_int8(0)
 _MEAN, _SUM = 1, 2
@@ -256,6 +256,38 @@ def test_an_absent_approximation_is_that_of_erf():
     x, out = torch.randn(3, 8), torch.empty(3, 4, device="npu")
     call("aclnnGeluMul", x.npu(), None, out)
     _close(out, F.gelu(x.double()[:, :4]) * x.double()[:, 4:])
+
+
+_CASTS = {
+    **{name: () for name in sorted(_UNARY.keys() - {"aclnnGelu"})},
+    **{name: (torch.ones(2, 3),) for name in _BINARY},
+    "aclnnAdds": (Scalar(2), Scalar(3)),
+    "aclnnMuls": (Scalar(2),),
+    "aclnnClamp": (Scalar(0), Scalar(1)),
+    "aclnnSoftmax": (-1,),
+    "aclnnMm": (torch.ones(3, 3),),
+    "aclnnMatmul": (torch.ones(3, 3),),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool], ids=str)
+@pytest.mark.parametrize("name", _CASTS)
+def test_an_output_that_torch_does_not_cast_to_is_refused(name, dtype):
+    arguments = [each.npu() if isinstance(each, torch.Tensor) else each for each in _CASTS[name]]
+    cube = [_CUBE] * (name in ("aclnnMm", "aclnnMatmul"))
+    out = torch.empty(2, 3, dtype=dtype, device="npu")
+    status, message, _ = phase_one(name, torch.ones(2, 3).npu(), *arguments, out, *cube)
+    assert status == 161002
+    assert f"result type float32 can't be cast to the desired output type {str(dtype)[6:]}" in message
+
+
+def test_an_output_that_torch_casts_to_is_taken():
+    x, out = torch.tensor([[1, -2, 3]]), torch.empty(1, 3, dtype=torch.float16, device="npu")
+    call("aclnnAbs", x.npu(), out)
+    assert out.tolist() == [[1, 2, 3]]
+    whole = torch.empty(1, 3, dtype=torch.int32, device="npu")
+    call("aclnnMul", x.npu(), x.npu(), whole)
+    assert whole.tolist() == [[1, 4, 9]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)

@@ -63,6 +63,15 @@ def test_tokens_are_written_to_their_slots_and_negative_slots_are_left_out(dtype
         torch.testing.assert_close(cache.cpu().flatten(0, 1), expected, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8])
+def test_slots_are_int32(dtype):
+    cache = torch.zeros(2, _BLOCK, 1, _SIZE, dtype=torch.float16).npu()
+    slots = torch.tensor([1, 2, 0], dtype=dtype).npu()
+    with pytest.raises(RuntimeError, match=f"slot_indices has dtype {str(dtype)[6:]} instead of int32"):
+        torch_npu._npu_reshape_and_cache_siso(torch.zeros(3, 1, _SIZE).half().npu(), cache, slots)
+        torch.npu.synchronize()
+
+
 def test_keys_alone_are_written_to_their_slots():
     keys = torch.randn(3, 1, _SIZE, dtype=torch.float16)
     cache = torch.zeros(2, _BLOCK, 1, _SIZE, dtype=torch.float16).npu()
@@ -187,8 +196,9 @@ def _call_with(lengths: Tensor) -> None:
     [
         (torch.tensor([3, 5], dtype=torch.int32), "the lengths are those of 8 tokens, and query has 7"),
         (torch.tensor([7], dtype=torch.int32).npu(), "must be CPU tensors"),
+        (torch.tensor([7]), "seq_len has dtype int64 instead of int32"),
     ],
-    ids=["too many tokens", "on the NPU"],
+    ids=["too many tokens", "on the NPU", "int64"],
 )
 def test_lengths_that_do_not_fit_are_refused_and_the_queue_goes_on(lengths, message):
     with pytest.raises(RuntimeError, match=message):

@@ -130,3 +130,19 @@ def test_a_dense_tensor_becomes_a_sparse_one_of_the_npu(layout):
     sparse = dense.npu().to_sparse(layout=layout, blocksize=(2, 2) if layout == torch.sparse_bsr else None)
     assert (sparse.device.type, sparse.layout) == ("npu", layout)
     assert torch.equal(sparse.to_dense().cpu(), dense)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda generator: torch.rand(3, generator=generator),
+        lambda generator: torch.randn(3, generator=generator),
+        lambda generator: torch.zeros(3).uniform_(generator=generator),
+        lambda generator: torch.randperm(3, generator=generator),
+        lambda generator: torch.multinomial(torch.ones(3), 1, generator=generator),
+    ],
+    ids=["rand", "randn", "uniform_", "randperm", "multinomial"],
+)
+def test_cpu_tensors_take_no_generator_of_the_npu(call):
+    with pytest.raises(RuntimeError, match="Expected a 'cpu' device type for generator but found 'npu'"):
+        call(torch.Generator("npu"))

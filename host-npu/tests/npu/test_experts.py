@@ -60,6 +60,22 @@ def test_tokens_come_back_as_they_were_without_weights():
     _close(on_npu.grad, reference.grad)
 
 
+@pytest.mark.parametrize("index", [-3, _TOKENS, 1000])
+def test_places_outside_of_the_tokens_end_the_operator(index):
+    places = torch.arange(_TOKENS, dtype=torch.int32)
+    places[2] = index
+    with pytest.raises(RuntimeError, match=f"sortedIndices has the index {index}; CANN takes 0 to {_TOKENS - 1}"):
+        torch_npu.npu_moe_token_unpermute(torch.randn(_TOKENS, _SIZE).npu(), places.npu())
+        torch.npu.synchronize()
+    assert (torch.ones(2).npu() + 1).tolist() == [2, 2]
+
+
+def test_a_place_of_a_copy_that_was_left_out_is_0():
+    rows, places = torch.randn(_TOKENS - 2, _SIZE), torch.randperm(_TOKENS, dtype=torch.int32)
+    result = torch_npu.npu_moe_token_unpermute(rows.npu(), places.npu())
+    assert result.cpu().equal(torch.cat([rows, torch.zeros(2, _SIZE)])[places])
+
+
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [

@@ -52,12 +52,19 @@ def test_a_tensor_says_which_rows_are_a_groups(biased, kind, dtype):
     _close(result, torch.cat([rows @ matrix + (added if biased else 0) for rows, matrix, added in parts]))
 
 
-def test_rows_after_the_last_group_are_nobodys():
+@pytest.mark.parametrize(("kind", "groups"), [(0, [2, 5]), (1, [2, 3])], ids=["ends", "sizes"])
+def test_rows_after_the_last_group_are_nan(kind, groups):
     x, weight = torch.randn(8, 4), torch.randn(2, 4, 6)
     [result] = torch_npu.npu_grouped_matmul(
-        [x.npu()], [weight.npu()], group_list=torch.tensor([2, 5]).npu(), group_type=0, split_item=3
+        [x.npu()],
+        [weight.npu()],
+        group_list=torch.tensor(groups).npu(),
+        group_list_type=kind,
+        group_type=0,
+        split_item=3,
     )
     _close(result[:5], torch.cat([x[:2].double() @ weight[0].double(), x[2:5].double() @ weight[1].double()]))
+    assert result[5:].isnan().all()
 
 
 @pytest.mark.parametrize(
@@ -70,18 +77,21 @@ def test_rows_after_the_last_group_are_nobodys():
     ],
     ids=["relu", "gelu", "fast gelu", "silu"],
 )
-def test_a_product_may_have_an_activation(act_type, function):
-    x, weight = torch.randn(8, 4), torch.randn(3, 4, 6)
+def test_a_quantized_product_may_have_an_activation(act_type, function):
+    x, weight = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((8, 4), (3, 4, 6)))
+    scale = torch.rand(3, 6) / 4096
     [result] = torch_npu.npu_grouped_matmul(
         [x.npu()],
         [weight.npu()],
+        scale=[scale.npu()],
         group_list=torch.tensor(_LISTS[0]).npu(),
         group_type=0,
         split_item=3,
         act_type=act_type,
+        output_dtype=torch.float16,
     )
-    parts = zip(x.double().split(_SIZES), weight.double(), strict=True)
-    _close(result, function(torch.cat([rows @ matrix for rows, matrix in parts])))
+    parts = zip(x.double().split(_SIZES), weight.double(), scale.double(), strict=True)
+    _close(result, function(torch.cat([rows @ matrix * each for rows, matrix, each in parts])))
 
 
 def test_int8_matrices_have_scales_of_rows_and_columns():
@@ -114,6 +124,22 @@ def test_int8_matrices_may_stay_sums():
     )
     parts = zip(x.long().split(_SIZES), weight.long(), strict=True)
     assert result.tolist() == torch.cat([rows @ matrix for rows, matrix in parts]).tolist()
+
+
+def test_int8_matrices_may_become_int8_by_the_bits_of_a_scale():
+    x, weight = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((8, 4), (3, 4, 6)))
+    scale = torch.full((18,), 2.0**-7)
+    [result] = torch_npu.npu_grouped_matmul(
+        [x.npu()],
+        [weight.npu()],
+        scale=[torch_npu.npu_trans_quant_param(scale.npu()).view(3, 6)],
+        group_list=torch.tensor(_LISTS[0]).npu(),
+        group_type=0,
+        split_item=3,
+        output_dtype=torch.int8,
+    )
+    sums = torch.cat([rows @ matrix for rows, matrix in zip(x.double().split(_SIZES), weight.double(), strict=True)])
+    assert result.tolist() == (sums * 2.0**-7).round().clamp(-128, 127).tolist()
 
 
 @pytest.mark.parametrize("shifted", [False, True])
@@ -155,6 +181,117 @@ def test_products_of_groups_are_added_to_gradients():
     _close(on_npu, expected)
 
 
+_HALF, _BF16 = torch.zeros(8, 4).half(), torch.zeros(8, 4).bfloat16()
+_INT8, _FLOAT = torch.zeros(8, 4, dtype=torch.int8), torch.zeros(8, 4)
+_COMBINED = "these dtypes cannot be combined: "
+
+
+def _zeros(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    return torch.zeros(*shape, dtype=dtype, device="npu")
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "arguments", "sentence"),
+    [
+        (_INT8, torch.int8, {}, f"{_COMBINED}x int8, weight int8, out int8"),
+        (_HALF, torch.half, {"output_dtype": torch.int8}, f"{_COMBINED}x float16, weight float16, out int8"),
+        (
+            _HALF,
+            torch.half,
+            {"scale": [_zeros(torch.bfloat16, 3, 6)]},
+            f"{_COMBINED}x float16, weight float16, scale bfloat16, out float16",
+        ),
+        (_HALF, torch.bfloat16, {}, f"{_COMBINED}x float16, weight bfloat16, out float16"),
+        (_FLOAT, torch.half, {}, f"{_COMBINED}x float32, weight float16, out float32"),
+        (
+            _HALF,
+            torch.half,
+            {"bias": [_zeros(torch.float32, 3, 6)]},
+            f"{_COMBINED}x float16, weight float16, bias float32, out float16",
+        ),
+        (
+            _BF16,
+            torch.bfloat16,
+            {"bias": [_zeros(torch.half, 3, 6)]},
+            f"{_COMBINED}x bfloat16, weight bfloat16, bias float16, out bfloat16",
+        ),
+        (
+            _INT8,
+            torch.int8,
+            {"scale": [_zeros(torch.float32, 3, 6)], "output_dtype": torch.bfloat16},
+            f"{_COMBINED}x int8, weight int8, scale float32, out bfloat16",
+        ),
+        (
+            _HALF,
+            torch.int8,
+            {"antiquant_scale": [_zeros(torch.bfloat16, 3, 6)]},
+            "antiquantScaleOptional has dtype bfloat16 instead of that of x, float16",
+        ),
+        (_HALF, torch.half, {"act_type": 1}, "act_type is 1; only products of int8 matrices have an activation"),
+    ],
+    ids=[
+        "int8 without a scale",
+        "float16 to int8",
+        "scale of float16",
+        "matrices of bfloat16",
+        "matrices of float16",
+        "bias of float16",
+        "bias of bfloat16",
+        "scale of int8",
+        "antiquant_scale",
+        "activation",
+    ],
+)
+def test_dtypes_that_do_not_go_together_are_refused_at_the_call(x, weight, arguments, sentence):
+    rows = {"group_list": torch.tensor([3, 3, 8]).npu(), "group_type": 0, "split_item": 3}
+    if arguments.get("antiquant_scale"):
+        arguments = {**arguments, "antiquant_offset": [_zeros(torch.half, 3, 6)]}
+    with pytest.raises(RuntimeError, match=sentence):
+        torch_npu.npu_grouped_matmul([x.npu()], [_zeros(weight, 3, 4, 6)], **(rows | arguments))
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "bias", "sentence"),
+    [
+        (_HALF, torch.bfloat16, None, f"{_COMBINED}x float16, weight bfloat16, out float16"),
+        (_FLOAT, torch.half, None, f"{_COMBINED}x float32, weight float16, out float32"),
+        (_HALF, torch.half, torch.float32, f"{_COMBINED}x float16, weight float16, bias float32, out float16"),
+        (_HALF, torch.int8, None, "multiplies groups without quantization only"),
+    ],
+    ids=["matrices of bfloat16", "matrices of float16", "bias", "int8"],
+)
+def test_a_list_of_ends_takes_the_same_dtypes(x, weight, bias, sentence):
+    biases = None if bias is None else [_zeros(bias, 6)] * 3
+    with pytest.raises(RuntimeError, match=sentence):
+        torch_npu.npu_grouped_matmul(
+            [x.npu()], [_zeros(weight, 4, 6)] * 3, bias=biases, group_list=[3, 3, 8], split_item=3
+        )
+
+
+@pytest.mark.parametrize(
+    ("kind", "groups", "sentence"),
+    [
+        (1, [5, -3, 6], "group_list has the negative size -3"),
+        (2, [[0, 5], [1, -3], [2, 6]], "group_list has the negative size -3"),
+        (1, [5, 3, 2], "the groups have more than 8 rows"),
+        (2, [[0, 5], [3, 1], [2, 0]], "group_list has the group 3 of 3"),
+    ],
+    ids=["size", "pair", "sum", "group"],
+)
+def test_sizes_that_are_wrong_end_the_operator(kind, groups, sentence):
+    with pytest.raises(RuntimeError, match=sentence):
+        torch_npu.npu_grouped_matmul(
+            [_HALF.npu()],
+            [_zeros(torch.half, 3, 4, 6)],
+            group_list=torch.tensor(groups).npu(),
+            group_list_type=kind,
+            group_type=0,
+            split_item=3,
+        )
+        torch.npu.synchronize()
+    assert (torch.ones(2).npu() + 1).tolist() == [2, 2]
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -167,4 +304,4 @@ def test_products_of_groups_are_added_to_gradients():
 def test_what_groups_do_not_take_is_refused_at_the_call(arguments, sentence):
     plain = {"group_list": torch.tensor([3, 3, 8]).npu(), "group_type": 0, "split_item": 3}
     with pytest.raises(RuntimeError, match=sentence):
-        torch_npu.npu_grouped_matmul([torch.randn(8, 4).npu()], [torch.randn(3, 4, 6).npu()], **(plain | arguments))
+        torch_npu.npu_grouped_matmul([_HALF.npu()], [_zeros(torch.half, 3, 4, 6)], **(plain | arguments))

@@ -304,6 +304,10 @@ _UNFIT = {
 }
 
 
+def _half(shape: tuple[int, ...]) -> Tensor:
+    return torch.zeros(shape, dtype=torch.float16, device="npu")
+
+
 def _incre(*inputs: Tensor, **options) -> Tensor:
     return torch_npu.npu_incre_flash_attention(
         inputs[0][..., :1, :].contiguous(), *inputs[1:], num_heads=_HEADS, **options
@@ -349,6 +353,49 @@ def test_blocks_of_values_are_those_of_the_keys(operator, form, blocks, tables, 
             block_size=4,
             actual_seq_lengths_kv=[9, 6],
         )
+
+
+@_FUSED
+@pytest.mark.parametrize("block_size", [0, 7, 16])
+def test_the_size_of_blocks_is_that_of_the_cache(operator, block_size):
+    query, key, value = (_half(shape) for shape in ((2, _HEADS, _QUERIES, 16), (8, 4, 32), (8, 4, 32)))
+    sentence = rf"blockSize is {block_size}, and a block of key of shape \[8, 4, 32\] has 4 tokens"
+    with pytest.raises(RuntimeError, match=sentence):
+        operator(
+            *(query, key, value),
+            input_layout="BNSD",
+            num_key_value_heads=2,
+            block_table=torch.zeros(2, 3, dtype=torch.int32, device="npu"),
+            block_size=block_size,
+            actual_seq_lengths_kv=[9, 6],
+        )
+
+
+def _in_blocks(block_size: int, tokens: int = 16) -> Tensor:
+    return _incre(
+        *(_half(shape) for shape in ((2, _HEADS, 1, 16), (8, tokens, 32), (8, tokens, 32))),
+        input_layout="BNSD",
+        num_key_value_heads=2,
+        scale_value=_SCALE,
+        block_table=torch.zeros(2, 3, dtype=torch.int32, device="npu"),
+        block_size=block_size,
+        actual_seq_lengths=[9, 6],
+    )
+
+
+@pytest.mark.parametrize(
+    ("block_size", "tokens", "sentence"),
+    [
+        (7, 16, "blockSize is 7; CANN takes the multiples of 16 up to 512"),
+        (0, 16, "blockSize is 0; CANN"),
+        (528, 528, "blockSize is 528; CANN"),
+        (32, 16, r"blockSize is 32, and a block of key of shape \[8, 16, 32\] has 16 tokens"),
+    ],
+)
+def test_an_increment_takes_blocks_of_a_multiple_of_16_tokens(block_size, tokens, sentence):
+    with pytest.raises(RuntimeError, match=sentence):
+        _in_blocks(block_size, tokens)
+    assert _in_blocks(16).eq(0).all()
 
 
 @_FUSED

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch_npu
+from tests._aclnn import phase_one
 
 _TOKENS, _INNER, _OUTER = 5, 32, 12
 
@@ -88,6 +89,30 @@ def test_an_offset_is_in_the_bits_of_a_scale():
         low & 0xFFFFE000 | 1 << 46 | (whole & 0x1FF) << 37
         for low, whole in zip(scale.view(torch.int32).tolist(), (-3, 255), strict=True)
     ]
+
+
+@pytest.mark.parametrize(
+    ("scale", "tokens", "bias", "out", "sentence"),
+    [
+        (torch.float32, True, torch.float16, torch.bfloat16, "x2Scale float32, bias float16, out bfloat16"),
+        (torch.float32, True, torch.bfloat16, torch.float16, "x2Scale float32, bias bfloat16, out float16"),
+        (torch.float32, True, None, torch.int32, "x2Scale float32, out int32"),
+        (torch.bfloat16, True, None, torch.float16, "x2Scale bfloat16, out float16"),
+        (torch.int64, False, None, torch.bfloat16, "x2Scale int64, out bfloat16"),
+        (torch.int64, False, torch.float16, torch.float16, "x2Scale int64, bias float16, out float16"),
+    ],
+    ids=str,
+)
+def test_dtypes_that_do_not_go_together_are_refused_at_the_call(scale, tokens, bias, out, sentence):
+    x1, x2 = (each.npu() for each in _matrices())
+    status, message, _ = phase_one(
+        "aclnnQuantMatmulV5",
+        *(x1, x2, torch.ones(_TOKENS).npu() if tokens else None, torch.ones(_OUTER).to(scale).npu()),
+        *(None, None, None, None, None if bias is None else torch.zeros(_OUTER).to(bias).npu(), False, False, 0),
+        torch.empty(_TOKENS, _OUTER, dtype=out, device="npu"),
+    )
+    assert status == 161002
+    assert f"these dtypes cannot be combined: {'x1Scale float32, ' * tokens}{sentence}" in message
 
 
 def test_a_product_in_int8_is_refused():

@@ -116,6 +116,16 @@ def test_the_first_version_numbers_the_rows_by_columns():
     assert places[numbers.flatten()[order].long().npu()].tolist() == list(range(experts.numel()))
 
 
+@pytest.mark.parametrize("shift", [1000, -1])
+def test_numbers_of_rows_that_there_are_not_end_the_first_version(shift):
+    x, experts = torch.randn(_TOKENS, _SIZE), _experts()
+    numbers = torch.arange(experts.numel(), dtype=torch.int32).view(_CHOICES, _TOKENS).t().contiguous() + shift
+    with pytest.raises(RuntimeError, match=rf"rowIdx has the index {shift}; CANN takes 0 to {experts.numel() - 1}"):
+        torch_npu.npu_moe_init_routing(x.npu(), numbers.npu(), experts.npu(), _TOKENS)
+        torch.npu.synchronize()
+    assert (torch.ones(2).npu() + 1).tolist() == [2, 2]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("mode", [0, 2], ids=["by columns", "by rows"])
 def test_the_rows_of_a_token_come_back_as_their_weighted_sum(mode, dtype):

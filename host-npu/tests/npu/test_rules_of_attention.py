@@ -117,10 +117,23 @@ _FUNCTIONS = [
         ),
     ),
     Function(
+        "aclnnMoeFinalizeRouting",
+        (t(8, 8), _X, _X, t(3, 8), t(4, 2), t(8, dtype=_I32), t(4, 2, dtype=_I32), _X),
+        (
+            (3, t(3, 8, dtype=_F), "bias has dtype float32 instead of expandedX's float16"),
+            (4, t(4, 2, dtype=_F), "scales has dtype float32 instead of expandedX's float16"),
+            (7, t(3, 8), "out has shape [3, 8] instead of [N, H], where H is 8 and N is 4"),
+        ),
+        # The number of rows of experts, and of experts.
+        free=((0, 0), (3, 0)),
+    ),
+    Function(
         "aclnnMoeFinalizeRoutingV2",
         (t(8, 8), t(8, dtype=_I32), None, None, None, t(4, 2), None, 0, _X),
         (
             (1, t(8, dtype=_I64), "expandedRowIdx has dtype int64 instead of int32"),
+            (2, t(4, 8, dtype=_F), "x1Optional has dtype float32 instead of expandedX's float16"),
+            (4, t(3, 8, dtype=_B), "biasOptional has dtype bfloat16 instead of expandedX's float16"),
             (8, t(3, 8), "out has shape [3, 8] instead of [N, H], where H is 8 and N is 4"),
         ),
         # The number of rows of experts.
