@@ -29,8 +29,8 @@ Targets targets(const IntegerTensor& target, const OptionalTensor& weight, std::
     const auto is_counted = wide.ne(ignored);
     const auto columns = wide.masked_fill(is_counted.logical_not(), 0);
     const auto counted = is_counted.to(like.scalar_type());
-    const auto all = weight ? Tensor(*weight) : at::ones({like.size(-1)}, like.options());
-    return {columns.unsqueeze(-1), counted, counted * all.index({columns}), all};
+    if (!weight) return {columns.unsqueeze(-1), counted, counted, at::ones({like.size(-1)}, like.options())};
+    return {columns.unsqueeze(-1), counted, counted * weight->index({columns}), *weight};
 }
 
 void cross_entropy(const Tensor& x, const IntegerTensor& target, const OptionalTensor& weight,
