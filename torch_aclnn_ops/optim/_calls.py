@@ -5,6 +5,8 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any, TypeVar
 
+from torch_aclnn_ops._checks import describe
+
 import torch
 
 _READS = ("state_dict", "ema_state_dict", "save_ema_model", "__getstate__")  # these may run concurrently
@@ -76,3 +78,17 @@ def begin(calls: dict[MethodCall, None], call: MethodCall, in_closure: bool, nam
         conflict = call.conflict_with(other, in_closure)
         if conflict:
             raise RuntimeError(f"{name}.{call.method}: {conflict}")
+
+
+def call_closure(optimizer: Any, closure: Callable[[], float]) -> float:
+    """Call the closure of an optimizer's step, which may call other methods of it."""
+    if not callable(closure):
+        raise TypeError(
+            f"{type(optimizer).__name__}.step: closure must be a function or None, but it is {describe(closure)}"
+        )
+    optimizer._in_closure = True
+    try:
+        with torch.enable_grad():
+            return closure()
+    finally:
+        optimizer._in_closure = False

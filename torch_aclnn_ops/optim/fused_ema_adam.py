@@ -5,12 +5,11 @@ from itertools import compress
 from typing import Any, overload
 
 from torch_aclnn_ops._call_log import is_explaining
-from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops.ops.ema_adam.kernels import Options, TensorLists
 from torch_aclnn_ops.ops.ema_adam.step_progress import StepProgress
 from torch_aclnn_ops.optim import _steps
 from torch_aclnn_ops.optim._averages import AveragingOptimizer
-from torch_aclnn_ops.optim._calls import exclusive
+from torch_aclnn_ops.optim._calls import call_closure, exclusive
 from torch_aclnn_ops.optim._flat import FlatGroup
 from torch_aclnn_ops.optim._memory import check_memory, check_params
 from torch_aclnn_ops.optim._options import EmaSchedule, check_are_params, check_group, checked_names, options_of
@@ -88,8 +87,7 @@ class FusedEmaAdam(AveragingOptimizer):
             share their storage with another tensor, and tensor subclasses.
 
     Raises:
-        TypeError: ``params`` is no list of parameters or groups, or an option has the wrong type, is one of torch's
-            that this optimizer lacks, or is misspelled.
+        TypeError: ``params`` or an option has the wrong type, or an option is misspelled or one that only torch's have.
         ValueError: An option is out of range, a parameter is complex, or two share memory.
 
     Example:
@@ -222,15 +220,8 @@ class FusedEmaAdam(AveragingOptimizer):
         """
         is_compiling = torch.compiler.is_compiling()
         loss = None
-        if closure is not None and not callable(closure):
-            raise TypeError(f"FusedEmaAdam.step: closure must be a function or None, but it is {describe(closure)}")
         if closure is not None:
-            self._in_closure = True
-            try:
-                with torch.enable_grad():
-                    loss = closure()
-            finally:
-                self._in_closure = False
+            loss = call_closure(self, closure)
             if not is_compiling:
                 self._finish_failed_work("step")  # a swap in the closure may have failed
         parsed = [

@@ -5,7 +5,6 @@ from typing import Any
 
 from torch_aclnn_ops._torch_compat.distributed import dtensor_of_local
 
-import torch
 from torch import Tensor
 
 
@@ -22,13 +21,10 @@ def check_not_local_shard(function: str, name: str, weight: Tensor, condition: s
     Args:
         function: The name of the function.
         name: The name of the head.
-        weight: The head.
+        weight: The head, which has a ``grad_fn``.
         condition: When the head must have all classes.
         remedy: What to do if the head is sharded by FSDP2.
     """
-    # Dynamo does not trace a grad_fn.
-    if torch.compiler.is_compiling() or weight.grad_fn is None:
-        return
     spec = dtensor_of_local(weight)
     if spec is not None and spec.mesh.size() > 1 and not all(one.is_replicate() for one in spec.placements):
         raise ValueError(

@@ -88,7 +88,8 @@ def prepare(
 ) -> LossCall:
     """Check the options that PyTorch's function lacks, cast for autocast, and flatten rows."""
     input, linear_weight, target, linear_bias, weight, *_ = given
-    if shards is None:
+    # Dynamo does not trace a grad_fn.
+    if shards is None and not torch.compiler.is_compiling() and linear_weight.grad_fn is not None:
         check_has_all_classes(linear_weight)
     shape = (*input.shape[:-1], *linear_weight.shape[1:-1])
     if target.is_floating_point():

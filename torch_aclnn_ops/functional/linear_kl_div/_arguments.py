@@ -85,7 +85,8 @@ def _hint_of_fsdp(name: str) -> str:
 def check_has_all_classes(linear_weight: Tensor, teacher_weight: object) -> None:
     """Raise if autograd shows that a head is the local shard of a DTensor, where no process group is given."""
     for name, weight in (("linear_weight", linear_weight), ("teacher_weight", teacher_weight)):
-        if isinstance(weight, Tensor):
+        # Dynamo does not trace a grad_fn.
+        if isinstance(weight, Tensor) and not torch.compiler.is_compiling() and weight.grad_fn is not None:
             check_not_local_shard(NAME, name, weight, "process_group is not given", _hint_of_fsdp(name))
 
 
