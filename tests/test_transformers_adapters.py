@@ -57,6 +57,12 @@ CASES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _extensions_of_this_process(monkeypatch, tmp_path_factory):
+    """BOFT tries to compile an extension; in torch's folder the lock of a killed process would stop it for ever."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path_factory.getbasetemp() / "extensions"))
+
+
 def _patch(model):
     return patch_model(model, chunk_size=CHUNK)
 
