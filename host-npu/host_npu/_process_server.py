@@ -119,9 +119,14 @@ def _ends(children: list[int], timeout: float, grace: float) -> list[End]:
 
 def _be(rank: int, request: Request) -> int:
     """Run one process of a request, and return its exit status."""
+    import torch
+
     with Path(request.folder, f"{rank}.output").open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    # The first thread that sets a number of threads after a fork replaces torch's thread pool. A second one that comes
+    # at that moment finds none and aborts ("Invalid thread pool!"), so it is done while there is one thread only.
+    torch.set_num_threads(torch.get_num_threads())
     os.environ.update(request.environment)
     error = None
     try:
