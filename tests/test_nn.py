@@ -179,6 +179,7 @@ def test_a_linear_cross_entropy_shifts_labels():
         (lambda: nn.LinearCrossEntropyLoss(3, 5, temperature=0.0), ValueError, "temperature must be positive.*0.0"),
         (lambda: nn.LinearCrossEntropyLoss(3, 5, lse_square_scale=-2.0), ValueError, "lse_square_scale .*-2.0"),
         (lambda: nn.LinearCrossEntropyLoss(3, 5, shift="1"), TypeError, "shift must be a bool or an int.*'1'"),
+        (lambda: nn.LinearKLDivLoss(shift=-1), ValueError, "shift must be at least 0.* -1"),
         (lambda: nn.LinearCrossEntropyLoss(3, 5, chunk_size=0), ValueError, "chunk_size must be at least 1.* 0"),
         (lambda: nn.LinearCrossEntropyLoss(3, 5, chunk_size="all"), TypeError, "chunk_size must be .*'all'"),
         (lambda: nn.LinearCrossEntropyLoss(3, 5, zero_if_all_ignored="no"), TypeError, "zero_if.* be a bool.*'no'"),

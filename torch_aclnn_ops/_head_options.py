@@ -84,6 +84,7 @@ def check_options(
     """Check the options that modules share in their constructors. Each call checks them again."""
     check_choice(module, "reduction", reduction, get_args(Reduction))
     check_number(module, "temperature", temperature)
-    check_shift(module, shift, None)
+    if check_shift(module, shift, None) < 0:
+        raise ValueError(f"{module}: shift must be at least 0, but it is {shift}")
     check_bool(module, "zero_if_all_ignored", zero_if_all_ignored)
     check_memory(module, chunk_size, max_memory)

@@ -65,11 +65,10 @@ def grpo_loss(
     check_one_shape("grpo_loss", log_probs=log_probs, mask=mask)
     constants = {name: one for name, one in given.items() if one is not None}
     check_log_probs("grpo_loss", "(B, T)", log_probs=log_probs, **constants)
+    owners = {"old_log_probs": "the older policy", "reference_log_probs": "a reference"}
     for name, tensor in constants.items():
         # With the current log-probabilities as the old ones, the gradient of the ratio would be 0.
-        check_constant(
-            "grpo_loss", name, tensor, "a reference" if tensor is reference_log_probs else "the older policy"
-        )
+        check_constant("grpo_loss", name, tensor, owners[name])
     check_choice("grpo_loss", "importance", importance, ("token", "sequence"))
     check_choice("grpo_loss", "reduction", reduction, ("sequence", "token", "constant"))
     for name, value in (("beta", beta), ("epsilon", epsilon), ("epsilon_high", epsilon_high), ("delta", delta)):
