@@ -87,7 +87,7 @@ class FusedEmaAdam(AveragingOptimizer):
             share their storage with another tensor, and tensor subclasses.
 
     Raises:
-        TypeError: ``params`` or an option has the wrong type, or an option is misspelled or one that only torch's have.
+        TypeError: ``params`` or an option has the wrong type, or an option is misspelled or supported by torch only.
         ValueError: An option is out of range, a parameter is complex, or two share memory.
 
     Example:
