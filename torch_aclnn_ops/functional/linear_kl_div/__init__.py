@@ -91,7 +91,7 @@ def linear_kl_div(
         token_weight: Factor of each row's loss, shape of the rows, floating point, differentiable.
         reduction: ``"none"``, ``"mean"`` (divided by the number of rows that are not ignored, or the sum of their
             ``token_weight``; torch's kl_div calls it ``"batchmean"``) or ``"sum"``.
-        zero_if_all_ignored: Return 0 for the mean if all rows are ignored, instead of nan. The gradients are 0 in
+        zero_if_all_ignored: Return 0 for the mean if all rows are ignored, instead of NaN. The gradients are 0 in
             either case.
         chunk_size: Number of rows whose logits are materialized at a time.
         max_memory: Bytes that may be allocated besides arguments and results; determines the chunk size. Raises before
@@ -108,11 +108,11 @@ def linear_kl_div(
 
     Returns:
         The loss: 0-dim, or with ``"none"`` of the shape of the rows; float32 for 16-bit inputs. On devices other than
-        the CPU it is nan if ``teacher_top_k`` has an invalid or a repeated class, because a check would synchronize.
+        the CPU it is NaN if ``teacher_top_k`` has an invalid or a repeated class, because a check would synchronize.
 
     Raises:
         IndexError: ``teacher_top_k`` has a class that is out of range (on a CPU in eager mode; otherwise the loss
-            is nan).
+            is NaN).
         RuntimeError: An argument of the teacher requires grad; a loss with ``process_group`` is differentiated twice.
         TypeError: An argument has the wrong type, or not exactly one teacher is given.
         ValueError: Shapes do not match, or an argument has an invalid value.
