@@ -278,7 +278,7 @@ def _adam(operator: Callable[..., None]) -> Callable[..., Results]:
     def call(*args: Tensor) -> Results:
         grad, *states, step = (tensor.clone() for tensor in args)
         operator(grad, *states, step, **_ADAM)
-        return dict(zip(("weights", "first moments", "second moments", "average"), states, strict=True))
+        return dict(zip(("weights", "first moments", "second moments", "EMA weights"), states, strict=True))
 
     return call
 

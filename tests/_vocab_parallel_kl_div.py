@@ -214,7 +214,7 @@ DIFFERENT = {
     ),
     "divergence": ({"divergence": "reverse_kl"}, "divergence must be the same on every rank"),
     "temperature": ({"temperature": 2.0}, "temperature must be the same .* it is 2.0 on rank 0 and 1.0 on rank 1"),
-    "chunk_size": ({"chunk_size": 3}, "chunk_size, max_memory, or what they make of the arguments, must be the same"),
+    "chunk_size": ({"chunk_size": 3}, "the rows per chunk, from chunk_size or max_memory, must be the same"),
     "reduction": ({"reduction": "sum"}, "reduction must be the same .* it is 'sum' on rank 0 and 'mean' on rank 1"),
     "input": ({"seed": 1}, "input must be the same"),
     "target": ({"target": torch.arange(ROWS)}, "target must be the same"),

@@ -286,7 +286,7 @@ class Campaign:
         ):
             for nth in itertools.count(0, every):
                 disturbance = FailOperators(nth, count)
-                self.trial(f"{count} failing operators", name, action, steps, disturbance.run)
+                self.trial(f"{count} failing operator{'s' * (count > 1)}", name, action, steps, disturbance.run)
                 if len(disturbance.seen) <= nth:
                     break
 

@@ -124,7 +124,7 @@ def check_values(enabled: bool) -> None:
     CANN does not check these values: for an index out of range, it accesses memory out of bounds. The checks
     synchronize with the device in every call, so they are disabled by default; ``TORCH_ACLNN_CHECK_VALUES=1`` enables
     them too. On the CPU, values are always checked. In code that is compiled by ``torch.compile``, a class out of range
-    makes the loss nan instead, on every device.
+    makes the loss NaN instead, on every device.
     """
     global _checks_values
     if not isinstance(enabled, bool):

@@ -114,7 +114,7 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
         lse_square_scale: Scale of the z-loss.
         temperature: Divisor of the logits.
         shift: Number of positions by which labels are shifted, ``True`` for 1.
-        zero_if_all_ignored: Return 0 for a mean over no rows, instead of nan.
+        zero_if_all_ignored: Return 0 for a mean over no rows, instead of NaN.
         chunk_size: Number of rows whose logits are materialized at a time.
         max_memory: Bytes that may be allocated besides arguments, results and rows of the input's size.
 

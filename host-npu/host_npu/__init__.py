@@ -84,7 +84,7 @@ class Stats:
         launches: How often the second phase of each operator was launched since the last :func:`reset`, by its name.
         device_bytes: Bytes that are allocated on each device. torch_npu keeps freed memory for later.
         peak_device_bytes: The largest ``device_bytes`` since the last :func:`reset`.
-        pending_failures: Failures that :func:`fail` asked for and that have not come yet, by function.
+        pending_failures: Failures of :func:`fail` that have not occurred yet, by function.
     """
 
     alive: Counter[str]
@@ -112,23 +112,23 @@ def enable(
 ) -> None:
     """Simulate the NPUs of this process, and import torch_npu.
 
-    Tensors can be on device ``"npu"`` afterwards. To enable it twice has no effect. From then on environment variables
-    tell child processes to enable it too, and torch not to load torch_npu by itself.
+    Tensors can be on device ``"npu"`` afterwards. Enabling it twice has no effect. Child processes are enabled too, by
+    environment variables.
 
     Args:
-        devices: How many there are; 1, unless the environment variable ``HOST_NPU_DEVICES`` says otherwise.
-        soc: The chip, one of :data:`SOCS`, which decides what operators accept; ``"Ascend910B"``, unless the
-            environment variable ``HOST_NPU_SOC`` says otherwise.
-        force: Hide a real CANN from this process. Without it, a machine that has one is refused.
+        devices: Number of devices; by default that in the environment variable ``HOST_NPU_DEVICES``, or 1.
+        soc: The chip, one of :data:`SOCS`, which determines what operators accept; by default that in the environment
+            variable ``HOST_NPU_SOC``, or ``"Ascend910B"``.
+        force: Hide a real CANN from this process. Without it, a machine that has CANN raises an error.
         strict_memory: Allocate exactly the requested size, to find reads and writes a few bytes beyond it.
-            Without it allocations are as on a device: rounded up to 32 bytes, with 32 bytes behind. False, unless the
-            environment variable ``HOST_NPU_STRICT_MEMORY`` is 1.
+            Otherwise, sizes are as on a device: rounded up to 32 bytes, plus 32. By default, true if the environment
+            variable ``HOST_NPU_STRICT_MEMORY`` is 1.
 
     Raises:
         HostNpuError: torch_npu is imported already, is not installed, or finds a real CANN; the libraries were not
             built; the host NPU is enabled with other settings.
         TypeError: ``devices`` is not an integer, ``soc`` not a string, or ``strict_memory`` not a bool.
-        ValueError: ``devices`` or ``soc``, or an environment variable in an argument's place, is not accepted.
+        ValueError: ``devices``, ``soc``, or the environment variable of an argument has an invalid value.
 
     Example:
         >>> import host_npu
@@ -262,11 +262,11 @@ def _settled_counts(runtime: ctypes.CDLL) -> dict[str, Any]:
 
 
 def reset() -> None:
-    """Forget what was counted and asked for, to begin a test anew.
+    """Reset the counters and cancel injected failures, for instance before a test.
 
     This sets ``launches``, ``calls``, ``collectives`` and ``collective_bytes`` of :func:`stats` to 0 and
-    ``peak_device_bytes`` to ``device_bytes``. It stops counting calls, cancels the failures that :func:`fail` asked for
-    and that have not come yet, and clears the last error of CANN in this thread. Tensors, device memory and other live
+    ``peak_device_bytes`` to ``device_bytes``. It stops counting calls, cancels failures of :func:`fail` that have not
+    occurred yet, and clears the last error of CANN in this thread. Tensors, device memory and other live
     objects stay. A task queue of torch_npu that has ended stays ended.
 
     Raises:
@@ -295,25 +295,25 @@ def count_calls() -> None:
     _require_enabled().host_npu_count_calls()
 
 
-def fail(function: str, nth: int = 1, status: int = 500001, message: str = "failure asked for by a test") -> None:
+def fail(function: str, nth: int = 1, status: int = 500001, message: str = "failure injected by a test") -> None:
     """Make the n-th call of a CANN function from now on fail, once, to test error handling.
 
-    Every call of this function counts, from any thread and for any tensors. Several failures can be asked for. To see
+    Every call of this function counts, from any thread and for any tensors. Several failures can be injected. To see
     which functions a program calls, and how often, use :func:`count_calls`.
 
     torch_npu launches operators from a queue, which a failed launch (the second phase, ``"aclnnMseLossBackward"``)
-    stops for good, as on a device: what is queued after that is never done. Every later call that computes or reads
+    stops for good, as on a device: what is queued after that never runs. Every later call that computes or reads
     raises this error. The first phase (``"aclnnMseLossBackwardGetWorkspaceSize"``) fails in the caller and leaves the
     queue as it was, unless torch_npu queues it too (``TASK_QUEUE_ENABLE=2``); with ``TASK_QUEUE_ENABLE=0`` there is no
     queue to stop.
 
     Args:
         function: A function of the simulated libraries, such as ``"aclnnMseLossBackwardGetWorkspaceSize"`` or
-            ``"aclrtMallocAlign32"``, with which torch_npu allocates device memory. Of an operator that the host NPU
+            ``"aclrtMallocAlign32"``, with which torch_npu allocates device memory. For an operator that the host NPU
             refuses, phase one can fail with another status.
         nth: Which call from now on; 1 is the next.
         status: What the function returns.
-        message: What ``aclGetRecentErrMsg`` says then.
+        message: The message that ``aclGetRecentErrMsg`` then returns.
 
     Raises:
         HostNpuError: The host NPU is not enabled.

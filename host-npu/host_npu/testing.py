@@ -66,7 +66,7 @@ def run(function: Callable[..., Any], world_size: int, *arguments: Any, **option
             process, and begins with the one that failed first.
         RuntimeError: The processes could not be started; standard error has the reason.
         TypeError: An argument has the wrong type.
-        ValueError: An argument is not accepted.
+        ValueError: An argument has an invalid value.
 
     Example:
         >>> run(str.upper, 2, backend="")  # without a process group; the argument is the device
@@ -100,9 +100,9 @@ def outcomes(
         *arguments: The same for every process.
         device: ``"cpu"`` or ``"npu"``, where rank r uses the device r modulo ``devices``; NPUs are simulated unless the
             machine has CANN and the host NPU is not enabled.
-        devices: How many NPUs there are, if they are simulated.
-        backend: The group's; gloo for CPUs and hccl for NPUs unless it is given, and no group if it is empty.
-        environment: Variables that the processes set before they make the group.
+        devices: Number of NPUs, if they are simulated.
+        backend: Backend of the group; by default gloo for CPUs and hccl for NPUs. An empty string makes no group.
+        environment: Environment variables that the processes set before they make the group.
         timeout: Seconds after which processes are killed; the group's own timeout is a third of it.
         grace: Seconds after which the others are killed, once a process has raised or ended with an error.
 
@@ -112,8 +112,8 @@ def outcomes(
     Raises:
         RuntimeError: The processes could not be started; standard error has the reason.
         TypeError: An argument has the wrong type.
-        ValueError: An argument is not accepted, or ``function`` is one of the program itself, which other processes
-            cannot import.
+        ValueError: An argument has an invalid value, or ``function`` is defined in the program itself, which other
+            processes cannot import.
 
     Example:
         >>> [outcome.exit_status for outcome in outcomes(str.upper, 2, backend="")]

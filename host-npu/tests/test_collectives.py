@@ -152,7 +152,7 @@ def test_a_failure_that_was_asked_for_is_told_by_whoever_asks_first_or_by_an_ope
     waiting, failing = _outcomes("fails_as_asked")
     # There is one exception. A thread of torch_npu that asks before the program drops it, or ends the process with it.
     assert failing.exit_status in (1, -signal.SIGABRT)
-    sentences = ("EZ9999: HcclAllReduce: failure asked for by a test", "torch_npu's task queue has ended")
+    sentences = ("EZ9999: HcclAllReduce: failure injected by a test", "torch_npu's task queue has ended")
     assert any(sentence in _said(failing) for sentence in sentences)
     assert f"rank 1 (process N) died: {WAITED}" in _said(waiting)
 

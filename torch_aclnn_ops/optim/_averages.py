@@ -223,8 +223,8 @@ class AveragingOptimizer(Optimizer):
         Also accepts the state of :class:`torch.optim.AdamW`, :class:`torch.optim.Adam` and MindSpeed's
         ``FusedEmaAdamW``, and of flattened parameters. Missing options are unchanged. States of 16-bit parameters stay
         in float32. If ``ema_params`` is missing, the EMA starts from the weights at the next step, with a warning.
-        So it does if torch's optimizer has loaded and saved it, since training does not update it there. Unknown
-        entries are kept. As in PyTorch, tensors with the right dtype and device are not copied.
+        So it does if torch's optimizer has loaded and saved ``ema_params``, which it does not update. Unknown entries
+        are kept. As in PyTorch, tensors with the right dtype and device are not copied.
 
         The load is atomic: after an exception or Ctrl-C the optimizer has its previous options and state, or all of the
         new ones.

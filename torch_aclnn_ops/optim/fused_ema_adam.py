@@ -87,7 +87,7 @@ class FusedEmaAdam(AveragingOptimizer):
             share their storage with another tensor, and tensor subclasses.
 
     Raises:
-        TypeError: ``params`` or an option has the wrong type, or an option is misspelled or one that only torch's have.
+        TypeError: ``params`` or an option has the wrong type, or an option is misspelled or supported by torch only.
         ValueError: An option is out of range, a parameter is complex, or two share memory.
 
     Example:
@@ -197,7 +197,7 @@ class FusedEmaAdam(AveragingOptimizer):
         """Update every parameter that has a gradient, and its EMA.
 
         All options and gradients are checked before any parameter is updated. With a :class:`torch.amp.GradScaler` the
-        step unscales the gradients, and is skipped if the scaler has found infs or nans.
+        step unscales the gradients, and is skipped if the scaler has found infs or NaNs.
 
         A step that fails or is interrupted can be repeated. Each parameter, or run of adjacent parameters of a
         flattened group, is updated atomically with its step count, moments, master weights and EMA weights. After an

@@ -34,7 +34,7 @@ _DESCRIPTIONS: dict[str, tuple[str, Callable[[float], object] | None, str]] = {
     "temperature": ("temperature", lambda value: round(value, 6), ""),
     "divergence": ("divergence", None, ""),
     "beta": ("beta", lambda value: round(value, 6), ""),
-    "rows_per_chunk": ("chunk_size, max_memory, or what they make of the arguments,", int, ""),
+    "rows_per_chunk": ("the rows per chunk, from chunk_size or max_memory,", int, ""),
     "has_gradients": ("whether a gradient is needed", bool, ""),
     "teacher": ("the teacher", None, _OWN_ROWS),
     "has_probabilities": ("whether target has probabilities", bool, ""),

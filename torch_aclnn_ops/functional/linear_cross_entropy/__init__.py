@@ -119,7 +119,7 @@ def linear_cross_entropy(
             are aligned with the labels: position t belongs to ``target[..., t]``.
         token_weight: Weight of each row's loss, shape of class indices, floating point, differentiable. ``"mean"``
             divides by the sum of the weights.
-        zero_if_all_ignored: Return 0 for the mean if all rows are ignored, instead of nan as in PyTorch. The gradients
+        zero_if_all_ignored: Return 0 for the mean if all rows are ignored, instead of NaN as in PyTorch. The gradients
             are 0 in either case.
         outputs: Names of further results, fields of :class:`LinearCrossEntropyOutput`; log-probabilities, entropy,
             log-sum-exp and z-loss are differentiable.
@@ -135,7 +135,7 @@ def linear_cross_entropy(
             ranks must make the call, and differentiate the same loss. The forward pass has one collective and the
             backward pass another one. The ranks compare their arguments in it: if head, input, targets or options do
             not match, every rank raises the same ValueError; if that would synchronize with a device, in transforms and
-            in compiled code, all results are nan.
+            in compiled code, all results are NaN.
         vocab_sizes: Number of ``linear_weight``'s rows on each rank. Without it every call exchanges them in an
             additional, synchronizing collective, which also compares the numbers of input rows; with ``vocab_sizes``,
             different numbers of rows fail inside the collective.
@@ -150,10 +150,10 @@ def linear_cross_entropy(
     Returns:
         The loss: a scalar, or for ``"none"`` a tensor with the shape of class indices; float32 for 16-bit inputs. With
         ``outputs``, a :class:`LinearCrossEntropyOutput`. Where a check would synchronize with a device, a class index
-        out of range gives a loss of nan.
+        out of range gives a loss of NaN.
 
     Raises:
-        IndexError: A class index is out of range (on the CPU in eager mode; otherwise the loss is nan).
+        IndexError: A class index is out of range (on the CPU in eager mode; otherwise the loss is NaN).
         RuntimeError: Shapes or dtypes do not match; ``label_smoothing`` is outside [0, 1].
         TypeError: An argument has the wrong type.
         ValueError: An argument has an invalid value, or differs between ranks.

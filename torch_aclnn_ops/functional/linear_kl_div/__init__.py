@@ -65,15 +65,15 @@ def linear_kl_div(
     teacher gets no gradients.
 
     Args:
-        input: the student's rows, shape (H,), (N, H) or (B, T, H), floating point.
-        linear_weight: the student's head, shape (V, H), the dtype of ``input``.
-        teacher_input: the teacher's rows, shape (..., H_t) with the rows of ``input``, floating point.
-        teacher_weight: the teacher's head, shape (V, H_t), the dtype of ``teacher_input``.
-        linear_bias: added to the student's logits, shape (V,).
-        teacher_bias: added to the teacher's logits, shape (V,).
-        teacher_log_probs: log-probabilities of all classes instead of the teacher's head, shape (..., V).
-        teacher_probs: probabilities of all classes instead of the teacher's head, shape (..., V).
-        teacher_top_k: indices and log-probabilities of some classes instead of the teacher's head, two tensors of shape
+        input: The student's rows, shape (H,), (N, H) or (B, T, H), floating point.
+        linear_weight: The student's head, shape (V, H), the dtype of ``input``.
+        teacher_input: The teacher's rows, shape (..., H_t) with the rows of ``input``, floating point.
+        teacher_weight: The teacher's head, shape (V, H_t), the dtype of ``teacher_input``.
+        linear_bias: Added to the student's logits, shape (V,).
+        teacher_bias: Added to the teacher's logits, shape (V,).
+        teacher_log_probs: Log-probabilities of all classes instead of the teacher's head, shape (..., V).
+        teacher_probs: Probabilities of all classes instead of the teacher's head, shape (..., V).
+        teacher_top_k: Indices and log-probabilities of some classes instead of the teacher's head, two tensors of shape
             (..., k). The other classes are merged into one, with the remaining probability: the divergence is that of
             k + 1 classes, a lower bound of the full one. If the probabilities add up to 1, nothing remains: the forward
             KL is then the KL divergence of renormalized top-k probabilities. The reverse KL uses the rounding error of
@@ -81,41 +81,41 @@ def linear_kl_div(
         divergence: ``"forward_kl"``, KL(teacher || student); ``"reverse_kl"``, KL(student || teacher); or
             ``"jensen_shannon"``, with the mixture m = beta teacher + (1 - beta) student the sum of
             beta KL(teacher || m) and (1 - beta) KL(student || m).
-        beta: weight of the Jensen-Shannon divergence, above 0 and below 1.
-        temperature: divisor of the logits. Unlike many implementations of distillation, the loss is not multiplied by
+        beta: Weight of the Jensen-Shannon divergence, above 0 and below 1.
+        temperature: Divisor of the logits. Unlike many implementations of distillation, the loss is not multiplied by
             the square of the temperature.
-        target: labels, int64 or uint8, shape of the rows; rows whose label is ``ignore_index`` are ignored.
-        ignore_index: the label of ignored rows.
-        shift: number of positions by which labels are shifted, ``True`` for 1; the first labels of a sequence have no
+        target: Labels, int64 or uint8, shape of the rows; rows whose label is ``ignore_index`` are ignored.
+        ignore_index: The label of ignored rows.
+        shift: Number of positions by which labels are shifted, ``True`` for 1; the first labels of a sequence have no
             row. ``token_weight``, and the loss with ``"none"``, are aligned with the labels.
-        token_weight: factor of each row's loss, shape of the rows, floating point, differentiable.
+        token_weight: Factor of each row's loss, shape of the rows, floating point, differentiable.
         reduction: ``"none"``, ``"mean"`` (divided by the number of rows that are not ignored, or the sum of their
             ``token_weight``; torch's kl_div calls it ``"batchmean"``) or ``"sum"``.
-        zero_if_all_ignored: return 0 for the mean if all rows are ignored, instead of nan. The gradients are 0 in
+        zero_if_all_ignored: Return 0 for the mean if all rows are ignored, instead of NaN. The gradients are 0 in
             either case.
-        chunk_size: number of rows whose logits are materialized at a time.
-        max_memory: bytes that may be allocated besides arguments and results; determines the chunk size. Raises before
+        chunk_size: Number of rows whose logits are materialized at a time.
+        max_memory: Bytes that may be allocated besides arguments and results; determines the chunk size. Raises before
             any computation if it is too small.
-        process_group: the :class:`torch.distributed.ProcessGroup` over which the vocabulary is sharded.
+        process_group: The :class:`torch.distributed.ProcessGroup` over which the vocabulary is sharded.
             ``linear_weight``, ``linear_bias``, ``teacher_weight``, ``teacher_bias``, ``teacher_log_probs`` and
             ``teacher_probs`` then have this rank's classes, in rank order; the indices of ``teacher_top_k`` refer to
             the full vocabulary. The other arguments, and the results, are the same on every rank. All ranks must make
             the call, and differentiate the same loss, once. A call runs one collective that compares the calls, two
             per chunk, and one for the gradient of ``input``.
-        vocab_sizes: number of ``linear_weight``'s rows on each rank; without it, every call exchanges them.
-        reduce_input_grad: with ``process_group``, sum the gradient of ``input`` over the ranks. ``False`` returns this
+        vocab_sizes: Number of ``linear_weight``'s rows on each rank; without it, every call exchanges them.
+        reduce_input_grad: With ``process_group``, sum the gradient of ``input`` over the ranks. ``False`` returns this
             rank's partial gradient.
 
     Returns:
         The loss: 0-dim, or with ``"none"`` of the shape of the rows; float32 for 16-bit inputs. On devices other than
-        the CPU it is nan if ``teacher_top_k`` has an invalid or a repeated class, because a check would synchronize.
+        the CPU it is NaN if ``teacher_top_k`` has an invalid or a repeated class, because a check would synchronize.
 
     Raises:
         IndexError: ``teacher_top_k`` has a class that is out of range (on a CPU in eager mode; otherwise the loss
-            is nan).
-        RuntimeError: an argument of the teacher requires grad; a loss with ``process_group`` is differentiated twice.
-        TypeError: an argument has the wrong type, or not exactly one teacher is given.
-        ValueError: shapes do not match, or an argument has an invalid value.
+            is NaN).
+        RuntimeError: An argument of the teacher requires grad; a loss with ``process_group`` is differentiated twice.
+        TypeError: An argument has the wrong type, or not exactly one teacher is given.
+        ValueError: Shapes do not match, or an argument has an invalid value.
 
     Example:
         >>> import torch
