@@ -1,0 +1,97 @@
+"""The accuracy of CANN's fused operators on an NPU, where the model is sure of a class."""
+
+from torch_aclnn_ops.functional import linear_cross_entropy
+from torch_aclnn_ops.ops._head.tiling import LogitOptions
+from torch_aclnn_ops.ops.linear_cross_entropy import fused
+from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs
+from torch_aclnn_ops.ops.linear_cross_entropy.statistics import ELSEWHERE, IGNORED, combine
+
+import host_npu
+import pytest
+import torch
+from torch.nn.functional import cross_entropy, linear
+
+ROWS, FEATURES, CLASSES = 96, 64, 512
+DTYPES = (torch.float16, torch.bfloat16)
+
+
+def rows_sure_of_a_class(dtype, scale=1.0):
+    """Return rows, a head, and the class of each row that has nearly all of its probability."""
+    generator = torch.Generator().manual_seed(0)
+    classes = torch.randint(CLASSES, (ROWS,), generator=generator)
+    weight = torch.randn(CLASSES, FEATURES, generator=generator) * 0.3 * scale
+    noise = torch.randn(ROWS, FEATURES, generator=generator) * 0.3
+    return (weight[classes] / (0.3 * scale) + noise).to(dtype), weight.to(dtype), classes
+
+
+def loss_and_gradients(function, tensors, target, device, dtype):
+    leaves = [tensor.to(device, dtype).requires_grad_() for tensor in tensors]
+    loss = function(*leaves, target.to(device))
+    loss.backward()
+    return [result.detach().cpu().double() for result in (loss, *(leaf.grad for leaf in leaves))]
+
+
+def plain(input, weight, target):
+    return cross_entropy(linear(input, weight), target)
+
+
+def errors(results, expected):
+    return [float((result - truth).norm() / truth.norm()) for result, truth in zip(results, expected, strict=True)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_where_the_model_is_sure_of_the_target_gradients_are_as_accurate_as_torchs(dtype):
+    *tensors, target = rows_sure_of_a_class(dtype)
+    expected = loss_and_gradients(plain, tensors, target, "cpu", torch.float64)
+    torchs = errors(loss_and_gradients(plain, tensors, target, "npu", dtype), expected)
+    host_npu.reset()
+    ours = errors(loss_and_gradients(linear_cross_entropy, tensors, target, "npu", dtype), expected)
+    assert host_npu.stats().launches["aclnnFusedLinearCrossEntropyLossGrad"] == 1
+    assert 0 < expected[0] < 0.01  # the model is sure
+    assert all(one <= 1.2 * other for one, other in zip(ours, torchs, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_where_it_is_sure_of_another_class_the_error_is_that_of_a_rounded_logit(dtype):
+    *tensors, classes = rows_sure_of_a_class(dtype)
+    target = (classes + 1) % CLASSES
+    expected = loss_and_gradients(plain, tensors, target, "cpu", torch.float64)
+    ours = errors(loss_and_gradients(linear_cross_entropy, tensors, target, "npu", dtype), expected)
+    largest = float(linear(*(tensor.double() for tensor in tensors)).abs().max())
+    assert max(ours) <= largest * torch.finfo(dtype).eps / 2
+
+
+def test_logits_that_are_rounded_by_more_than_float32_can_exponentiate_have_a_finite_loss():
+    *tensors, target = rows_sure_of_a_class(torch.bfloat16, 4000.0)
+    leaves = [tensor.npu() for tensor in tensors]
+    for targets in (target, (target + 1) % CLASSES):
+        losses = linear_cross_entropy(*leaves, targets.npu(), reduction="none")
+        expected = cross_entropy(linear(*(tensor.double() for tensor in tensors)), targets, reduction="none")
+        assert losses.isfinite().all()
+        torch.testing.assert_close(losses.cpu().double(), expected, rtol=0.02, atol=1000)
+
+
+def test_the_targets_logits_are_computed_in_chunks_of_rows(monkeypatch):
+    input, weight, target = (tensor.npu() for tensor in rows_sure_of_a_class(torch.bfloat16))
+    losses = linear_cross_entropy(input, weight, target, reduction="none")
+    monkeypatch.setattr(fused, "_FEATURES_AT_A_TIME", 7 * FEATURES)
+    assert linear_cross_entropy(input, weight, target, reduction="none").equal(losses)
+
+
+def test_the_statistics_of_two_shards_make_those_of_all_classes():
+    input, weight, target = rows_sure_of_a_class(torch.bfloat16)
+    target[::7] = IGNORED
+    half = CLASSES // 2
+    parts = [slice(0, half), slice(half, CLASSES)]
+    is_here = torch.stack([(target >= part.start) & (target < part.stop) for part in parts])
+    found = []
+    for part, here in zip(parts, is_here, strict=True):
+        elsewhere = torch.where(target == IGNORED, IGNORED, ELSEWHERE)
+        of_part = torch.where(here, target - part.start, elsewhere).npu()
+        inputs = Inputs(input.npu(), weight[part].npu(), None, of_part, None, LogitOptions(is_shard=True))
+        found.append([rows.cpu() for rows in fused.fused_statistics(inputs)[:3]])
+    named = fused.Statistics(*(torch.stack(rows) for rows in zip(*found, strict=True)))
+    results = combine(named, is_here, parts, None).without(target == IGNORED)
+    losses = results.log_sum_exp - results.predicted
+    expected = cross_entropy(linear(input.double(), weight.double()), target, ignore_index=IGNORED, reduction="none")
+    torch.testing.assert_close(losses.double(), expected, rtol=0.05, atol=1e-6)
