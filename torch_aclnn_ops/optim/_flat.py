@@ -8,6 +8,7 @@ from itertools import repeat
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
+from torch_aclnn_ops._torch_compat.fsdp import is_in_fsdp1_unit
 from torch_aclnn_ops._torch_compat.optimizer import foreach_copy_, version_of
 from torch_aclnn_ops.ops.ema_adam.kernels import is_dense, is_plain
 from torch_aclnn_ops.optim._states import (
@@ -294,9 +295,10 @@ def _references_of_a_gradient() -> int:
 def can_flatten(param: Tensor, own_storages: set[int]) -> bool:
     """Return whether a parameter can be moved into a buffer.
 
-    It cannot if it has no memory, or shares its storage with another tensor or process, which would no longer alias it.
+    It cannot if it has no memory, belongs to FSDP1, which keeps its own views, or shares its storage with another tensor
+    or process, which would no longer alias it.
     """
-    if not is_plain(param) or param.numel() == 0 or param.layout != torch.strided:
+    if not is_plain(param) or is_in_fsdp1_unit(param) or param.numel() == 0 or param.layout != torch.strided:
         return False
     if not param.is_floating_point() or param.is_meta or not (param.requires_grad or param.grad is not None):
         return False
