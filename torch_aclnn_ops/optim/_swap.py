@@ -1,5 +1,7 @@
 """The context manager that swaps EMA weights into the parameters, and restores the weights in any event."""
 
+import inspect
+from collections.abc import Callable
 from contextlib import ContextDecorator, suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,6 +17,8 @@ from torch_aclnn_ops.optim._states import describe_params, states_of_params
 import torch
 from torch import Tensor
 
+_RUN_LATER = inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction
+
 
 class Swap(ContextDecorator):
     """The context manager returned by ``swap_ema_params``.
@@ -28,6 +32,15 @@ class Swap(ContextDecorator):
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorate a function; the body of a generator or coroutine would run after the swap."""
+        if any(is_one(function) for is_one in _RUN_LATER):
+            raise TypeError(
+                "swap_ema_params: only functions that return their result can be decorated, but"
+                f" {function.__qualname__} is a generator or a coroutine; use a with block inside it"
+            )
+        return super().__call__(function)
 
     def __enter__(self) -> None:
         call = MethodCall("swap_ema_params")
@@ -88,6 +101,7 @@ class Exchange:
         """Write the averages to the parameters."""
         for param, average in zip(self._owners, self._averages, strict=True):
             local(param).copy_(average)
+        torch.clear_autocast_cache()  # of weights that were cast before
         self._fsdp_units.synchronize()
 
     def abort(self) -> None:
@@ -102,6 +116,7 @@ class Exchange:
                 self._fsdp_units.reshard()
         finally:
             errors, repeated = self._write()
+        torch.clear_autocast_cache()
         self._fsdp_units.synchronize()
         self._kept = {write.owner: error for write, error in errors if write.restores}
         method = f"{type(self._optimizer).__name__}.swap_ema_params"
