@@ -314,8 +314,8 @@ def _references_of_a_gradient() -> int:
 def can_flatten(param: Tensor, own_storages: set[int]) -> bool:
     """Return whether a parameter can be moved into a buffer.
 
-    It cannot if it has no memory, belongs to FSDP1, which keeps views of it, or shares its storage with another tensor or
-    process, which would no longer alias it.
+    It cannot if it has no memory, belongs to FSDP1, which keeps views of it, or shares its storage with another tensor
+    or process, which would no longer alias it.
     """
     if not is_plain(param) or is_in_fsdp1_unit(param) or param.numel() == 0 or param.layout != torch.strided:
         return False

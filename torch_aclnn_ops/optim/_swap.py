@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable
 from contextlib import ContextDecorator, suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch_aclnn_ops._torch_compat.fsdp import is_in_fsdp1_unit
 from torch_aclnn_ops.ops.ema_adam.kernels import is_plain, local
@@ -17,6 +17,7 @@ from torch_aclnn_ops.optim._states import describe_params, states_of_params
 import torch
 from torch import Tensor
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _RUN_LATER = inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction
 
 
@@ -33,7 +34,7 @@ class Swap(ContextDecorator):
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
 
-    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(self, function: _Function) -> _Function:
         """Decorate a function; the body of a generator or coroutine would run after the swap."""
         if any(is_one(function) for is_one in _RUN_LATER):
             raise TypeError(
