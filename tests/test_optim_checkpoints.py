@@ -283,14 +283,19 @@ def test_16_bit_weights_that_a_distributed_checkpoint_loads_into_dtensors_are_ke
         assert value.to_local().tolist() == [3.0] * 4
 
 
-def test_a_backward_pass_through_swapped_weights_raises():
+@pytest.mark.parametrize("is_dtensor", [False, True])
+def test_a_backward_pass_through_swapped_weights_raises(of_one_process, is_dtensor):
     # autograd detects the in-place writes: a graph from before the swap needs the overwritten weights.
-    weight = nn.Parameter(torch.ones(2))
+    weight = nn.Parameter(distribute_tensor(torch.ones(2), of_one_process) if is_dtensor else torch.ones(2))
     optimizer = FusedEmaAdam([weight])
-    weight.grad = torch.ones(2)
+    weight.grad = torch.ones_like(weight)
     optimizer.step()
     loss = weight.square().sum()
-    with optimizer.swap_ema_params(), pytest.raises(RuntimeError, match="modified by an inplace operation"):
+    with optimizer.swap_ema_params():
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+        loss = weight.square().sum()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
 
 

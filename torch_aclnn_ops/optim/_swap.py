@@ -102,8 +102,13 @@ class Exchange:
         """Write the averages to the parameters."""
         for param, average in zip(self._owners, self._averages, strict=True):
             local(param).copy_(average)
-        torch.clear_autocast_cache()  # of weights that were cast before
+        self._forget_weights()
         self._fsdp_units.synchronize()
+
+    def _forget_weights(self) -> None:
+        """Drop casts of the previous values, and tell autograd that DTensors have changed, whose shards were written."""
+        torch.clear_autocast_cache()
+        torch.autograd.graph.increment_version([param for param in self._owners if not is_plain(param)])
 
     def abort(self) -> None:
         """Prepare to restore the weights without updating the averages."""
@@ -117,7 +122,7 @@ class Exchange:
                 self._fsdp_units.reshard()
         finally:
             errors, repeated = self._write()
-        torch.clear_autocast_cache()
+        self._forget_weights()
         self._fsdp_units.synchronize()
         self._kept = {write.owner: error for write, error in errors if write.restores}
         method = f"{type(self._optimizer).__name__}.swap_ema_params"
