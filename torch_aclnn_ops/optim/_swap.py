@@ -106,7 +106,7 @@ class Exchange:
         self._fsdp_units.synchronize()
 
     def _forget_weights(self) -> None:
-        """Drop casts of the previous values, and tell autograd that DTensors have changed, whose shards were written."""
+        """Drop casts of the previous values, and tell autograd that DTensors changed, whose shards were written."""
         torch.clear_autocast_cache()
         torch.autograd.graph.increment_version([param for param in self._owners if not is_plain(param)])
 
