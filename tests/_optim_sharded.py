@@ -126,6 +126,7 @@ FLAVOURS = {
     "FSDP1, NO_SHARD": partial(fsdp1, strategy=ShardingStrategy.NO_SHARD),
     OFFLOADED_FSDP1: partial(fsdp1, cpu_offload=CPUOffload(offload_params=True)),
     "FSDP1, FlatParameter": partial(fsdp1, use_orig_params=False),
+    "FSDP1, FlatParameter, flatten=True": partial(fsdp1, use_orig_params=False),
     "FSDP1, FlatParameter, SHARD_GRAD_OP": partial(
         fsdp1, strategy=ShardingStrategy.SHARD_GRAD_OP, use_orig_params=False
     ),
@@ -151,7 +152,7 @@ class Broken(nn.Module):
 def trained(process, flavour):
     """Return a model after two steps, its optimizer, and what does another step."""
     model = FLAVOURS[flavour](process) if flavour else new_model()
-    optimizer = FusedEmaAdam(model.parameters(), **OPTIONS)
+    optimizer = FusedEmaAdam(model.parameters(), **OPTIONS, flatten="flatten" in (flavour or ""))
     # Tensor-parallel processes have the same part of a batch.
     share = (process.rank // 2, process.world_size // 2) if flavour == "FSDP and TP" else None
     train = partial(process.train, model, optimizer, share=share)

@@ -41,7 +41,7 @@ class Model(LightningModule):
         return loss
 
     def validation_step(self, rows, index):
-        self.seen.append({name: one.clone() for name, one in self.state_dict().items()})
+        self.seen.append({name: one.clone() for name, one in self.named_parameters()})
         self.log("val_loss", self.loss(rows))
 
     test_step = validation_step
@@ -148,6 +148,23 @@ def test_a_checkpoint_is_written_beside_an_optimizer_of_other_tensors(tmp_path):
     saved = torch.load(path, weights_only=False)["state_dict"]
     averages = optimizer.ema_state_dict(model)
     assert all(torch.equal(saved[name], averages[name]) for name in averages)
+
+
+class WithExtraState(Model):
+    """Has an entry in its state dict that is no tensor."""
+
+    def get_extra_state(self):
+        return {"rows": 3}
+
+    def set_extra_state(self, state):
+        pass
+
+
+def test_a_checkpoint_has_the_extra_state_of_the_model(tmp_path):
+    model = fit(make_trainer(ModelCheckpoint(tmp_path, "model")), WithExtraState())
+    saved = torch.load(tmp_path / "model.ckpt", weights_only=True)["state_dict"]
+    assert saved.pop("_extra_state") == {"rows": 3}
+    assert equal(saved, model.seen[-1])
 
 
 def test_training_resumes_from_a_checkpoint_with_the_same_losses_and_averages(tmp_path):

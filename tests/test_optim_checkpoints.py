@@ -10,9 +10,11 @@ from torch_aclnn_ops.optim import FusedEmaAdam
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
 
 from tests import _optim
 from tests._optim import (
@@ -264,14 +266,36 @@ def test_a_dtensor_that_a_swap_converted_raises_and_has_its_weights_after_it_is_
     assert_all_equal([average.to_local() for average in averages_of(model, optimizer)], averages)
 
 
-def test_a_backward_pass_through_swapped_weights_raises():
+def test_16_bit_weights_that_a_distributed_checkpoint_loads_into_dtensors_are_kept(of_one_process, tmp_path):
+    # It writes to the local shards, whose version counters are not those of the DTensors.
+    weight, loaded = (
+        nn.Parameter(distribute_tensor(torch.full((4,), value, dtype=torch.bfloat16), of_one_process))
+        for value in (1.0, 3.0)
+    )
+    optimizer = FusedEmaAdam([weight], lr=0.0, ema_decay=0.0)
+    weight.grad = torch.zeros_like(weight)
+    for _ in range(2):
+        optimizer.step()
+    dcp.save({"weight": loaded}, checkpoint_id=tmp_path)
+    dcp.load({"weight": weight}, checkpoint_id=tmp_path)
+    optimizer.step()
+    for value in (weight, optimizer.state[weight]["master_params"], optimizer.state[weight]["ema_params"]):
+        assert value.to_local().tolist() == [3.0] * 4
+
+
+@pytest.mark.parametrize("is_dtensor", [False, True])
+def test_a_backward_pass_through_swapped_weights_raises(of_one_process, is_dtensor):
     # autograd detects the in-place writes: a graph from before the swap needs the overwritten weights.
-    weight = nn.Parameter(torch.ones(2))
+    weight = nn.Parameter(distribute_tensor(torch.ones(2), of_one_process) if is_dtensor else torch.ones(2))
     optimizer = FusedEmaAdam([weight])
-    weight.grad = torch.ones(2)
+    weight.grad = torch.ones_like(weight)
     optimizer.step()
     loss = weight.square().sum()
-    with optimizer.swap_ema_params(), pytest.raises(RuntimeError, match="modified by an inplace operation"):
+    with optimizer.swap_ema_params():
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+        loss = weight.square().sum()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
 
 

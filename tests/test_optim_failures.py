@@ -147,6 +147,23 @@ def test_a_swap_is_a_decorator_too():
         assert torch.equal(shown(), optimizer.state[weights[0]]["ema_params"])
 
 
+def test_a_swap_does_not_decorate_functions_whose_body_runs_later():
+    _, optimizer = groups()
+
+    def batches():
+        yield
+
+    async def predict():
+        pass
+
+    async def stream():
+        yield
+
+    for function in (batches, predict, stream):
+        with pytest.raises(TypeError, match=rf"^swap_ema_params: .*{function.__name__}.* use a with block inside it$"):
+            optimizer.swap_ema_params()(function)
+
+
 @each_configuration
 @pytest.mark.every_nth_case(4)
 def test_no_state_is_lost_whichever_operators_fail(name, monkeypatch):

@@ -149,6 +149,31 @@ def test_a_gradient_that_the_caller_fills_again_is_not_replaced():
     assert_all_equal(*results)
 
 
+def test_a_gradient_that_the_caller_took_after_a_step_is_not_overwritten():
+    weights = [nn.Parameter(torch.ones(16)) for _ in range(2)]
+    optimizer = FusedEmaAdam(weights, **SETTINGS, flatten=True)
+    kept = []
+    for value in (1.0, 2.0, 3.0):
+        optimizer.zero_grad()
+        (value * sum(weight.sum() for weight in weights)).backward()
+        optimizer.step()
+        kept.append(weights[1].grad)
+    assert [grad.unique().tolist() for grad in kept] == [[1.0], [2.0], [3.0]]
+    assert weights[0].grad.data_ptr() < weights[1].grad.data_ptr()
+    optimizer.step()
+    assert weights[1].grad is kept[-1]  # which is a view of the buffer
+
+
+def test_a_parameter_that_another_tensor_aliases_stays_where_it_is():
+    model, other = nn.Linear(4, 4), nn.Linear(4, 4)
+    other.load_state_dict(model.state_dict(), assign=True)
+    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, flatten=True)
+    for _ in range(2):
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+    assert_all_equal(weights_of(model), weights_of(other))
+
+
 def test_parameters_shared_with_other_processes_stay_shared():
     weights = [nn.Parameter(torch.ones(16)) for _ in range(2)]
     weights[0].share_memory_()

@@ -291,6 +291,20 @@ def test_a_step_that_a_grad_scaler_repeats_after_a_refusal_is_unscaled_once(flat
 
 
 @each_flatten
+def test_a_scaled_step_without_any_gradient_updates_the_averages(flatten):
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = FusedEmaAdam([weight], lr=0.1, ema_decay=0.5, flatten=flatten)
+    weight.grad = torch.ones(4)
+    optimizer.step()
+    optimizer.zero_grad()
+    expected = (weight + optimizer.state[weight]["ema_params"]).detach() / 2
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(()))
+    scaler.step(optimizer)  # without a gradient there is no tensor in found_inf
+    torch.testing.assert_close(optimizer.state[weight]["ema_params"], expected)
+
+
+@each_flatten
 @each_half
 def test_master_weights_of_a_state_without_averages_are_kept(dtype, flatten):
     model, other_model = Weights(dtype), Weights(dtype)

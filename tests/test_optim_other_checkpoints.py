@@ -188,6 +188,17 @@ def test_a_checkpoint_of_another_optimizer_raises_and_changes_nothing(name, step
     assert_all_equal(list(optimizer.state_dict()["state"].values()), list(before["state"].values()))
 
 
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_checkpoint_of_sparse_adam_raises(steps):
+    weight = nn.Parameter(torch.ones(2, 2))
+    theirs = torch.optim.SparseAdam([weight])
+    for _ in range(steps):
+        weight.grad = torch.ones(2, 2).to_sparse()
+        theirs.step()
+    with pytest.raises(ValueError, match="of Adam or AdamW, but it has those of torch.optim.SparseAdam$"):
+        FusedEmaAdam([weight]).load_state_dict(theirs.state_dict())
+
+
 @pytest.mark.parametrize("lacks, options", [("betas", {"eps": 1}), ("betas and no eps", {"momentum": 0.9})])
 def test_a_checkpoint_of_an_optimizer_that_is_not_torchs_raises_with_what_it_lacks(lacks, options):
     group = {"params": [0], "lr": 0.1, **options}

@@ -316,6 +316,19 @@ def test_changes_of_parameters_on_the_device_reach_averages_on_the_host():
     assert torch.equal(state["ema_params"], expected) and torch.equal(param, weights)
 
 
+def test_averages_of_a_model_that_was_moved_are_exported_where_it_is(tmp_path):
+    model = nn.Linear(3, 2).to("npu")
+    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
+    model(torch.ones(1, 3, device="npu")).sum().backward()
+    optimizer.step()
+    averages = on_the_cpu(averages_of(model, optimizer))
+    model.cpu()
+    optimizer.save_ema_model(model, tmp_path / "ema.pt")
+    for contents in (optimizer.ema_state_dict(model), torch.load(tmp_path / "ema.pt")):
+        assert all(value.is_cpu for value in contents.values())
+        assert_all_equal(list(contents.values()), averages)
+
+
 @each_flatten
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_steps_of_a_disabled_package_launch_nothing_and_give_the_same_weights(is_compiled, flatten):

@@ -7,7 +7,9 @@ from typing import Any
 
 from torch_aclnn_ops._torch_compat import attribute, lookup
 
+import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 
 def _foreach_loop(method: Callable[..., Tensor]) -> Callable[..., None]:
@@ -28,6 +30,20 @@ fused_adamw_ = lookup("_fused_adamw_", _LISTS, None)
 
 version_of: Callable[[Tensor], int] = attrgetter("_version")
 """Return the version counter of a tensor."""
+
+
+_uses_of: Callable[[int], int] = lookup(
+    "_C._storage_Use_Count", "flatten=True, if other tensors share the memory of parameters,", lambda _: 0
+)
+
+
+def _storage_uses(tensor: Tensor) -> int:
+    return _uses_of(StorageWeakRef(tensor.untyped_storage()).cdata)
+
+
+def has_alias(tensor: Tensor) -> bool:
+    """Return whether another tensor has the same storage, such as ``tensor.detach()``."""
+    return _storage_uses(tensor) > _storage_uses(torch.empty(0, device="cpu"))
 
 
 def load_state_dict_hooks(optimizer: Any) -> tuple[list[Callable[..., Any]], list[Callable[..., Any]]]:

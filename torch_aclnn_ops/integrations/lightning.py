@@ -6,6 +6,8 @@ from typing import Any
 from torch_aclnn_ops.integrations._step_reports import StepReport
 from torch_aclnn_ops.integrations._trainer_optimizers import averaged, averaging_optimizers, warn_of_initial_weights
 
+from torch import Tensor
+
 try:
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import Callback, ModelCheckpoint, StochasticWeightAveraging, WeightAveraging
@@ -109,7 +111,8 @@ class EmaCallback(Callback):
         weights = checkpoint["state_dict"]
         checkpoint[_WEIGHTS], checkpoint["state_dict"] = weights, dict(weights)
         for optimizer in averaging_optimizers(trainer.optimizers):
-            own = {name for name, value in pl_module.state_dict(keep_vars=True).items() if value in optimizer.state}
+            entries = pl_module.state_dict(keep_vars=True).items()
+            own = {name for name, value in entries if isinstance(value, Tensor) and value in optimizer.state}
             averages = optimizer.ema_state_dict(pl_module) if own else {}
             checkpoint["state_dict"].update({name: averages[name] for name in own & weights.keys()})
 

@@ -144,6 +144,8 @@ class AveragingOptimizer(Optimizer):
                 if isinstance(value, Tensor):
                     if id(value) not in copies:
                         average = states.get(value, {}).get("ema_params", value)
+                        if average.device != value.device:  # the model was moved after the last step
+                            average = average.to(value.device)
                         copies[id(value)] = average.detach().to(value.dtype, copy=True)
                     contents[name] = copies[id(value)]
             return contents, None

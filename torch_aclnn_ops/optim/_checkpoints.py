@@ -166,6 +166,8 @@ def _check_optimizer(i: int, saved: Mapping[str, Any]) -> None:
     missing = [name for name in ("betas", "eps") if name not in saved]
     if not missing and "foreach" in saved and "amsgrad" not in saved:
         missing = ["amsgrad"]
+    if not missing and "maximize" in saved and "weight_decay" not in saved:  # torch's SparseAdam
+        missing = ["weight_decay"]
     if missing:
         kind = _optimizer_of(saved)
         found = f"it has no {' and no '.join(missing)}" if kind is None else f"it has those of torch.optim.{kind}"

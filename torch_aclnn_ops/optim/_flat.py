@@ -8,7 +8,8 @@ from itertools import repeat
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
-from torch_aclnn_ops._torch_compat.optimizer import foreach_copy_, version_of
+from torch_aclnn_ops._torch_compat.fsdp import is_in_fsdp1_unit
+from torch_aclnn_ops._torch_compat.optimizer import foreach_copy_, has_alias, version_of
 from torch_aclnn_ops.ops.ema_adam.kernels import is_dense, is_plain
 from torch_aclnn_ops.optim._states import (
     CachedState,
@@ -66,13 +67,12 @@ class FlatBuffer:
             self._begins.append(self._begins[-1] + -(-param.numel() // alignment) * alignment)
         size = self._begins[-1]
         self.weights = torch.zeros(size, dtype=first.dtype, device=first.device)
-        self.grads = torch.zeros_like(self.weights)
+        self._create_grads()
         names = ["exp_avg", "exp_avg_sq", "ema_params"] + ["master_params"] * (dtype != first.dtype)
         self.states = {name: torch.zeros(size, dtype=dtype, device=first.device) for name in names}
         self.steps = torch.zeros(len(self.params), dtype=torch.int64, device=first.device)
-        self._grad_views = [self._view(self.grads, i) for i in range(len(self.params))]
-        self._param_views = [self._view(self.weights, i) for i in range(len(self.params))]
-        for param, view in zip(self.params, self._param_views, strict=True):
+        self.param_views = [self._view(self.weights, i) for i in range(len(self.params))]
+        for param, view in zip(self.params, self.param_views, strict=True):
             view.copy_(param.detach())
         self._all_states = states
         self.lacks_averages = False  # a checkpoint had no averages for these parameters
@@ -90,11 +90,15 @@ class FlatBuffer:
     def replace_params(self) -> None:
         """Make the parameters views of their buffer; called after all allocations have succeeded."""
         # In C code, which no signal handler can interrupt.
-        deque(map(setattr, self.params, repeat("data"), self._param_views), maxlen=0)
+        deque(map(setattr, self.params, repeat("data"), self.param_views), maxlen=0)
         self._cached = CachedState(self.params, self._all_states)
         self._locations = list(map(_location, self.params))
         self._strides = list(map(Tensor.stride, self.params))
         self._has_params = True
+
+    def _create_grads(self) -> None:
+        self.grads = torch.zeros_like(self.weights)
+        self._grad_views = [self._view(self.grads, i) for i in range(len(self.params))]
 
     def _view(self, buffer: Tensor, i: int) -> Tensor:
         """Return a view of a parameter's part of a buffer, in the parameter's shape."""
@@ -136,6 +140,10 @@ class FlatBuffer:
             self._counted_version = version_of(self.steps)
         grads = list(map(_grad_of, self.params))
         has_own_grads = all(map(is_, grads, self._grad_views))
+        unused = [view for grad, view in zip(grads, self._grad_views, strict=True) if grad is not view]
+        if _are_held(unused):
+            self._create_grads()  # the caller keeps gradients of an earlier step
+            self._full_runs = self._runs([True] * len(grads), [0] * len(grads))
         has_grad = [True] * len(grads) if has_own_grads else [grad is not None for grad in grads]
         self._has_all_grads = all(has_grad)
         if has_own_grads and len(set(self.counts)) == 1:
@@ -244,8 +252,8 @@ class FlatGroup:
         self.buffers: list[FlatBuffer] = []
 
     def storages(self) -> set[int]:
-        """Return the storage addresses of all buffers that may contain parameters."""
-        own = {buffer.weights.untyped_storage().data_ptr() for buffer in self.buffers}
+        """Return the storage addresses of all views of buffers that parameters may be."""
+        own = {view.untyped_storage().data_ptr() for buffer in self.buffers for view in buffer.param_views}
         return own | self._previous.storages() if self._previous else own
 
     def replace_params(self) -> None:
@@ -281,6 +289,18 @@ def _references(tensors: list[Tensor]) -> list[int]:
     return [sys.getrefcount(tensor) for tensor in tensors]
 
 
+def _are_held(views: list[Tensor]) -> bool:
+    """Return whether anyone else holds tensors that are only in this list and in another one."""
+    return any(references != _references_in_two_lists() for references in _references(views))
+
+
+@cache
+def _references_in_two_lists() -> int:
+    with torch.inference_mode(False):
+        tensors = [torch.zeros((), device="cpu")]
+    return _references(list(tensors))[0]
+
+
 @cache
 def _references_of_a_gradient() -> int:
     """Return what ``_references`` counts for a gradient in two lists that nobody else holds."""
@@ -294,14 +314,15 @@ def _references_of_a_gradient() -> int:
 def can_flatten(param: Tensor, own_storages: set[int]) -> bool:
     """Return whether a parameter can be moved into a buffer.
 
-    It cannot if it has no memory, or shares its storage with another tensor or process, which would no longer alias it.
+    It cannot if it has no memory, belongs to FSDP1, which keeps views of it, or shares its storage with another tensor
+    or process, which would no longer alias it.
     """
-    if not is_plain(param) or param.numel() == 0 or param.layout != torch.strided:
+    if not is_plain(param) or is_in_fsdp1_unit(param) or param.numel() == 0 or param.layout != torch.strided:
         return False
     if not param.is_floating_point() or param.is_meta or not (param.requires_grad or param.grad is not None):
         return False
     storage = param.untyped_storage()
     if param.is_cpu and storage.is_shared():
         return False
-    is_alone = storage.nbytes() == param.nbytes or storage.data_ptr() in own_storages
-    return is_alone and is_dense(param)
+    is_alone = storage.nbytes() == param.nbytes and not has_alias(param)
+    return (is_alone or storage.data_ptr() in own_storages) and is_dense(param)

@@ -176,9 +176,10 @@ class EmaSchedule(NamedTuple):
         return self.ema_decay
 
     def decays_at(self, steps: Tensor) -> Tensor:
-        """Return the decays of steps on a device, as a float32 tensor."""
+        """Return the decays of steps on a device, as a tensor of float32, or of float64 on a CPU."""
         since_start = steps - self.ema_start_step
-        update = (since_start.clamp(min=0) // self.ema_update_every).to(torch.float32)
+        dtype = torch.float64 if steps.is_cpu else torch.float32
+        update = (since_start.clamp(min=0) // self.ema_update_every).to(dtype)
         if self.ema_warmup == "ratio":
             decays = ((1 + update) / (10 + update)).clamp(max=self.ema_decay)
         elif self.ema_warmup == "power":

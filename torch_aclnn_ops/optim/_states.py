@@ -7,7 +7,7 @@ from typing import Any
 from weakref import ReferenceType, ref
 
 from torch_aclnn_ops._torch_compat.optimizer import version_of
-from torch_aclnn_ops.ops.ema_adam.kernels import local
+from torch_aclnn_ops.ops.ema_adam.kernels import is_plain, local
 from torch_aclnn_ops.ops.ema_adam.step_progress import format_ranges
 
 import torch
@@ -149,17 +149,22 @@ class CachedState:
         """Return whether parameters with master weights were modified or replaced after :meth:`record_versions`."""
         if not self.has_masters:
             return False
-        return self._versions != list(map(version_of, self.params)) or not self._has_same_data()
+        return self._versions != self._current_versions() or not self._has_same_data()
 
     def record_versions(self) -> None:
         """Record the data of parameters with master weights, after the optimizer has written to them."""
         if not self.has_masters:
             return
-        self._versions = list(map(version_of, self.params))
+        self._versions = self._current_versions()
         if not self._has_same_data():
             shards = list(map(local, self.params))
             self._storages = [ref(shard.untyped_storage()) for shard in shards]
             self._strides = list(map(Tensor.stride, shards))
+
+    def _current_versions(self) -> list[int]:
+        """Return the version counters of the parameters, and of DTensors' shards, which have their own."""
+        shards = [local(param) for param in self.params if not is_plain(param)]
+        return [*map(version_of, self.params), *map(version_of, shards)]
 
     def _has_same_data(self) -> bool:
         shards = list(map(local, self.params))

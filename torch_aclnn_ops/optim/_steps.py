@@ -40,11 +40,17 @@ def grad_scaling(optimizer: Any, grad_scaler: Any = None) -> tuple[Tensor | None
     ``torch.amp`` sets them as attributes of the optimizer; torch_npu passes its scaler as an argument.
     """
     if grad_scaler is None:
-        return getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
+        grad_scale, found_inf = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
+        return grad_scale, _tensor_or_none(found_inf)
     scaler_state = per_optimizer_state(grad_scaler, optimizer)
     if scaler_state["stage"].value == OptState.READY.value:
         grad_scaler.unscale_(optimizer)
-    return None, sum(scaler_state["found_inf_per_device"].values())
+    return None, _tensor_or_none(sum(scaler_state["found_inf_per_device"].values()))
+
+
+def _tensor_or_none(found_inf: Any) -> Tensor | None:
+    """Return ``found_inf``, or ``None`` for the sum of no tensors, if no parameter has a gradient."""
+    return found_inf if isinstance(found_inf, Tensor) else None
 
 
 def forget_failed_scaling(optimizer_class: Any) -> None:

@@ -1,8 +1,10 @@
 """The context manager that swaps EMA weights into the parameters, and restores the weights in any event."""
 
+import inspect
+from collections.abc import Callable
 from contextlib import ContextDecorator, suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch_aclnn_ops._torch_compat.fsdp import is_in_fsdp1_unit
 from torch_aclnn_ops.ops.ema_adam.kernels import is_plain, local
@@ -14,6 +16,9 @@ from torch_aclnn_ops.optim._states import describe_params, states_of_params
 
 import torch
 from torch import Tensor
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_RUN_LATER = inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction
 
 
 class Swap(ContextDecorator):
@@ -28,6 +33,15 @@ class Swap(ContextDecorator):
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
+
+    def __call__(self, function: _Function) -> _Function:
+        """Decorate a function; the body of a generator or coroutine would run after the swap."""
+        if any(is_one(function) for is_one in _RUN_LATER):
+            raise TypeError(
+                "swap_ema_params: only functions that return their result can be decorated, but"
+                f" {function.__qualname__} is a generator or a coroutine; use a with block inside it"
+            )
+        return super().__call__(function)
 
     def __enter__(self) -> None:
         call = MethodCall("swap_ema_params")
@@ -88,7 +102,13 @@ class Exchange:
         """Write the averages to the parameters."""
         for param, average in zip(self._owners, self._averages, strict=True):
             local(param).copy_(average)
+        self._forget_weights()
         self._fsdp_units.synchronize()
+
+    def _forget_weights(self) -> None:
+        """Drop casts of the previous values, and tell autograd that DTensors changed, whose shards were written."""
+        torch.clear_autocast_cache()
+        torch.autograd.graph.increment_version([param for param in self._owners if not is_plain(param)])
 
     def abort(self) -> None:
         """Prepare to restore the weights without updating the averages."""
@@ -102,6 +122,7 @@ class Exchange:
                 self._fsdp_units.reshard()
         finally:
             errors, repeated = self._write()
+        self._forget_weights()
         self._fsdp_units.synchronize()
         self._kept = {write.owner: error for write, error in errors if write.restores}
         method = f"{type(self._optimizer).__name__}.swap_ema_params"

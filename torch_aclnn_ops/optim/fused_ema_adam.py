@@ -84,7 +84,7 @@ class FusedEmaAdam(AveragingOptimizer):
         ema_without_grad: Also update the EMA of parameters that have no gradient in a step.
         flatten: Keep weights, gradients and states of a group in one contiguous buffer each, for one launch per buffer
             on an NPU instead of one per parameter. Parameters become views of it in the first step, except those that
-            share their storage with another tensor, and tensor subclasses.
+            share their storage with another tensor, those of FSDP1, and tensor subclasses.
 
     Raises:
         TypeError: ``params`` or an option has the wrong type, or an option is misspelled or supported by torch only.
