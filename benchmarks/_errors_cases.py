@@ -166,6 +166,13 @@ def _linear(draw: Draw, deviation: float, rows: int = 512) -> tuple[Tensor, Tens
     return draw.normal(number, _FEATURES), head, draw.index(_CLASSES, number)
 
 
+def _certain(draw: Draw, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return input, head and targets with a logit of about 20 at the target, and a loss of about 0.001."""
+    number = draw.size(rows)
+    head, target = draw.normal(_CLASSES, _FEATURES, by=0.3), draw.index(_CLASSES, number)
+    return head[target] / 0.3 + draw.normal(number, _FEATURES, by=0.3), head, target
+
+
 def _statistics(draw: Draw, input: Tensor, head: Tensor, target: Tensor) -> list[Tensor]:
     logits = input.double() @ head.double().T
     logits_max = logits.amax(1)
@@ -228,6 +235,11 @@ def _torchs_linear_cross_entropy(input: Tensor, head: Tensor, target: Tensor, **
     return torch.nn.functional.cross_entropy(torch.nn.functional.linear(input, head), target, **options)
 
 
+def _linear_cross_entropy(distribution: str, draw: Callable[[Draw], Arguments]) -> Case:
+    ours, torchs = map(_loss_and_gradients, (functional.linear_cross_entropy, _torchs_linear_cross_entropy))
+    return Case("linear_cross_entropy", distribution, draw, ours, torchs, torchs)
+
+
 def _linear_cross_entropies() -> list[Case]:
     cases = []
     for distribution, deviation in _LOGITS.items():
@@ -255,16 +267,13 @@ def _linear_cross_entropies() -> list[Case]:
             ),
         ]
         cases += [
-            Case(
-                "linear_cross_entropy",
+            _linear_cross_entropy(
                 f"{distribution}, mean of 4,096{', smoothed by 0.1' if options else ''}",
                 lambda d, by=deviation, options=options: (*_linear(d, by, rows=4096), options),
-                _loss_and_gradients(functional.linear_cross_entropy),
-                _loss_and_gradients(_torchs_linear_cross_entropy),
-                _loss_and_gradients(_torchs_linear_cross_entropy),
             )
             for options in ({}, {"label_smoothing": 0.1})
         ]
+    cases.append(_linear_cross_entropy("the targets nearly certain, mean of 4,096", lambda d: (*_certain(d, 4096), {})))
     return cases
 
 
