@@ -191,6 +191,23 @@ def test_some_classes_are_compared_with_all_others_as_one(divergence):
     torch.testing.assert_close(torch.autograd.grad(found, of_student), torch.autograd.grad(expected, of_student))
 
 
+@every_divergence
+@pytest.mark.parametrize("gap", [20.0, 100.0])
+def test_other_classes_that_the_student_finds_very_unlikely_have_gradients(divergence, gap):
+    def gradients(dtype):
+        input, weight, bias = (one.detach().to(dtype).requires_grad_() for one in student())
+        some = some_classes(log_probabilities(*head_of_teacher()), 4)
+        # An offset of the bias that all top-k classes of a row share, as one row has.
+        indices, values = some[0][:1], some[1][:1].to(dtype)
+        shifted = bias.index_add(0, indices[0], torch.full((4,), gap, dtype=dtype))
+        options = {"linear_bias": shifted, "teacher_top_k": (indices, values), **DIVERGENCES[divergence]}
+        loss = F.linear_kl_div(input[:1], weight, divergence=divergence, **options)
+        return torch.autograd.grad(loss, (input, weight, bias))
+
+    for found, expected in zip(gradients(torch.float32), gradients(torch.float64), strict=True):
+        torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-5)
+
+
 def test_the_forward_kl_of_some_renormalized_classes_leaves_the_others_out():
     input, weight, bias = student()
     indices, values = some_classes(log_probabilities(*head_of_teacher()), 4)
