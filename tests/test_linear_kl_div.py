@@ -166,6 +166,21 @@ def test_a_teachers_numbers_stand_for_its_head(teacher, options, divergence):
 
 
 @every_divergence
+@pytest.mark.parametrize("teacher", TEACHERS)
+def test_the_formula_leaves_out_ignored_rows_whatever_the_teacher_is(teacher, divergence):
+    given = TEACHERS[teacher](log_probabilities(*head_of_teacher()))
+
+    def loss(input, weight, bias):
+        options = {"divergence": divergence, "target": TARGET, **DIVERGENCES[divergence], **given}
+        return F.linear_kl_div(input, weight, linear_bias=bias, **options)
+
+    of_student = student()
+    expected = torch.autograd.grad(loss(*of_student), of_student)
+    of_formula = torch.func.grad(loss, (0, 1, 2))(*(one.detach() for one in of_student))
+    torch.testing.assert_close(of_formula, expected)
+
+
+@every_divergence
 def test_some_classes_are_compared_with_all_others_as_one(divergence):
     of_student = student()
     of_teacher = log_probabilities(*head_of_teacher())
@@ -341,6 +356,12 @@ def test_arguments_need_not_be_contiguous():
     strided = [torch.stack([one.detach(), one.detach()], -1)[..., 0].requires_grad_() for one in of_student]
     transposed = [one.T.contiguous().T for one in of_teacher[:2]]
     torch.testing.assert_close(results(strided, [*transposed, of_teacher[2]], "reverse_kl"), expected)
+
+
+def test_a_uint8_label_is_not_that_of_ignored_rows():
+    target = torch.full((ROWS,), 156, dtype=torch.uint8)  # -100 in 8 bits
+    found = _call(student(), head_of_teacher(), "forward_kl", target=target, reduction="none")
+    torch.testing.assert_close(found, _call(student(), head_of_teacher(), "forward_kl", reduction="none"))
 
 
 def test_labels_may_stand_behind_their_rows():

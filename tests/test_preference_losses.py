@@ -127,6 +127,11 @@ def test_16_bits_are_computed_in_float32(dtype):
     assert found.dtype == torch.float32 and found == F.dpo_loss(*(one.float() for one in given))
 
 
+def test_a_uint8_label_counts_in_the_average():
+    target = torch.tensor([[156, 3]], dtype=torch.uint8)  # 156 is -100 in 8 bits
+    assert F.sequence_log_probs(torch.tensor([[1.0, 2.0]]), target, average=True) == -1.5
+
+
 @pytest.mark.parametrize("shift", [0, 1])
 def test_log_probabilities_come_from_the_head_without_logits(shift):
     hidden, weight = draw(2, 7, 4, seed=1).requires_grad_(), draw(9, 4, seed=2).requires_grad_()

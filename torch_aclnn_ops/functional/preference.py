@@ -43,7 +43,8 @@ def sequence_log_probs(
     total = -widen(losses).sum(-1)
     if not average:
         return total
-    return total / (target[..., int(shift) :] != ignore_index).sum(-1).clamp(min=1)
+    # As int64, because a uint8 of 156 equals -100.
+    return total / (target[..., int(shift) :].long() != ignore_index).sum(-1).clamp(min=1)
 
 
 def dpo_loss(
