@@ -191,6 +191,14 @@ def test_the_best_model_has_the_averages_that_were_evaluated(tmp_path):
     assert trainer.evaluate()["eval_loss"] == trainer.state.best_metric
 
 
+def test_the_averages_are_in_the_checkpoints_of_a_hyperparameter_search(tmp_path):
+    trainer = make_trainer(tmp_path, load_best_model_at_end=True, save_steps=2)
+    trainer._get_output_dir = lambda trial: str(tmp_path / "run-7")  # as in the seventh trial
+    trainer.train()
+    assert [path.parent.parent.name for path in tmp_path.glob("**/ema")] == ["run-7"] * (STEPS // 2)
+    assert trainer.evaluate()["eval_loss"] == trainer.state.best_metric
+
+
 def test_sharded_trainers_cannot_load_the_best_averages(tmp_path):
     trainer = make_trainer(
         tmp_path, average=False, callbacks=[EmaCallback()], load_best_model_at_end=True, save_steps=2

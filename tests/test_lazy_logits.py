@@ -95,6 +95,7 @@ USES = {
     "a module": lambda logits: nn.Softmax(-1)(logits),
     "an einsum": lambda logits: torch.einsum("btc,bsc->bts", logits, logits),
     "a context without torch functions": lambda logits: _without_torch_functions(logits),
+    "a compiled function": torch.compile(lambda logits: logits.float().exp().sum(), backend="eager"),
     "out=": lambda logits: torch.exp(logits.detach(), out=torch.empty(1, 3, 50)),
     "parameters_to_vector": lambda logits: nn.utils.parameters_to_vector([logits]),
     "a nest of two kinds": lambda logits: torch.cat([logits, torch.ones(1, 3, 50)]),

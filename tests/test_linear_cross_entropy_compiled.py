@@ -12,6 +12,7 @@ from torch_aclnn_ops._torch_compat.public import cpu_capability
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests._contract import Maker
 
@@ -257,6 +258,14 @@ def test_a_small_loss_computes_only_the_needed_gradients(needs):
     make = Maker(torch.float32)
     _, *made = _small_loss(make.normal(3, 4), make.normal(5, 4), make.index(5, 3), needs=needs)
     assert tuple(gradient is not None for gradient in made) == needs
+
+
+def test_a_trace_of_a_small_loss_is_that_of_other_targets_too():
+    input, head = torch.randn(4, 3, requires_grad=True), torch.randn(5, 3)
+    traced = make_fx(lambda target: ours.linear_cross_entropy(input, head, target))(torch.arange(4))
+    target = torch.tensor([1, -100, 4, 0])
+    with torch.no_grad():  # the trace writes to out=
+        torch.testing.assert_close(traced(target), ours.linear_cross_entropy(input, head, target))
 
 
 @pytest.mark.parametrize(("index", "ignore_index"), [(-100, -100), (2, 2), (5, -100), (-1, -100)])

@@ -14,6 +14,7 @@ from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -118,6 +119,22 @@ def test_batched_gradients_of_a_loss_are_its_scaled_gradient():
     for _ in range(2):
         (batched,) = torch.autograd.grad(loss, input, factors, retain_graph=True, is_grads_batched=True)
         torch.testing.assert_close(batched, factors[:, None, None] * gradient)
+
+
+def _divergence(input, head, target):
+    return ours.linear_kl_div(input, head, input.detach(), head.detach().flip(0), target=target)
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+@pytest.mark.parametrize("loss", [ours.linear_cross_entropy, _divergence])
+def test_a_tangent_of_the_losss_factor_reaches_the_gradients(loss, factor):
+    input, head, target = _tensors()
+    expected = torch.autograd.grad(loss(input, head, target), (input, head))
+    with forward_ad.dual_level():
+        made = loss(input, head, target)
+        scale = forward_ad.make_dual(made.new_tensor(factor), made.new_tensor(3.0))
+        for found, gradient in zip(torch.autograd.grad(made * scale, (input, head)), expected, strict=True):
+            torch.testing.assert_close(forward_ad.unpack_dual(found).tangent, 3 * gradient)
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])

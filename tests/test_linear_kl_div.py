@@ -166,6 +166,21 @@ def test_a_teachers_numbers_stand_for_its_head(teacher, options, divergence):
 
 
 @every_divergence
+@pytest.mark.parametrize("teacher", TEACHERS)
+def test_the_formula_leaves_out_ignored_rows_whatever_the_teacher_is(teacher, divergence):
+    given = TEACHERS[teacher](log_probabilities(*head_of_teacher()))
+
+    def loss(input, weight, bias):
+        options = {"divergence": divergence, "target": TARGET, **DIVERGENCES[divergence], **given}
+        return F.linear_kl_div(input, weight, linear_bias=bias, **options)
+
+    of_student = student()
+    expected = torch.autograd.grad(loss(*of_student), of_student)
+    of_formula = torch.func.grad(loss, (0, 1, 2))(*(one.detach() for one in of_student))
+    torch.testing.assert_close(of_formula, expected)
+
+
+@every_divergence
 def test_some_classes_are_compared_with_all_others_as_one(divergence):
     of_student = student()
     of_teacher = log_probabilities(*head_of_teacher())
@@ -189,6 +204,23 @@ def test_some_classes_are_compared_with_all_others_as_one(divergence):
     )
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(torch.autograd.grad(found, of_student), torch.autograd.grad(expected, of_student))
+
+
+@every_divergence
+@pytest.mark.parametrize("gap", [20.0, 100.0])
+def test_other_classes_that_the_student_finds_very_unlikely_have_gradients(divergence, gap):
+    def gradients(dtype):
+        input, weight, bias = (one.detach().to(dtype).requires_grad_() for one in student())
+        some = some_classes(log_probabilities(*head_of_teacher()), 4)
+        # An offset of the bias that all top-k classes of a row share, as one row has.
+        indices, values = some[0][:1], some[1][:1].to(dtype)
+        shifted = bias.index_add(0, indices[0], torch.full((4,), gap, dtype=dtype))
+        options = {"linear_bias": shifted, "teacher_top_k": (indices, values), **DIVERGENCES[divergence]}
+        loss = F.linear_kl_div(input[:1], weight, divergence=divergence, **options)
+        return torch.autograd.grad(loss, (input, weight, bias))
+
+    for found, expected in zip(gradients(torch.float32), gradients(torch.float64), strict=True):
+        torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-5)
 
 
 def test_the_forward_kl_of_some_renormalized_classes_leaves_the_others_out():
@@ -324,6 +356,12 @@ def test_arguments_need_not_be_contiguous():
     strided = [torch.stack([one.detach(), one.detach()], -1)[..., 0].requires_grad_() for one in of_student]
     transposed = [one.T.contiguous().T for one in of_teacher[:2]]
     torch.testing.assert_close(results(strided, [*transposed, of_teacher[2]], "reverse_kl"), expected)
+
+
+def test_a_uint8_label_is_not_that_of_ignored_rows():
+    target = torch.full((ROWS,), 156, dtype=torch.uint8)  # -100 in 8 bits
+    found = _call(student(), head_of_teacher(), "forward_kl", target=target, reduction="none")
+    torch.testing.assert_close(found, _call(student(), head_of_teacher(), "forward_kl", reduction="none"))
 
 
 def test_labels_may_stand_behind_their_rows():

@@ -78,6 +78,16 @@ def test_what_is_not_finite_at_a_masked_token_stays_there():
     assert found == expected and torch.autograd.grad(found, policy)[0].isfinite().all()
 
 
+@pytest.mark.parametrize("importance", ["token", "sequence"])
+@pytest.mark.parametrize("advantage", [math.inf, math.nan])
+def test_an_advantage_that_is_not_finite_at_a_masked_token_stays_there(advantage, importance):
+    policy, advantages = draw(SEQUENCES, TOKENS, seed=1).requires_grad_(), draw(SEQUENCES, TOKENS, seed=4)
+    expected = torch.autograd.grad(F.grpo_loss(policy, advantages, MASK, importance=importance), policy)
+    advantages[MASK == 0] = advantage
+    found = torch.autograd.grad(F.grpo_loss(policy, advantages, MASK, importance=importance), policy)
+    torch.testing.assert_close(found, expected)
+
+
 ONE, TOKEN = torch.zeros(2), torch.zeros(2, 3)
 GRAD = torch.zeros(2, 3, requires_grad=True)
 ERROR_INPUTS = {

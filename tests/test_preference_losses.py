@@ -114,6 +114,14 @@ def test_kto_is_trls_formula():
         torch.testing.assert_close(torch.autograd.grad(found, policy), torch.autograd.grad(expected, policy))
 
 
+def test_the_weights_of_kto_are_exact_and_a_divergence_may_have_any_shape_of_one_element():
+    ratios, is_desirable = torch.tensor([0.5, -0.25], dtype=torch.float64), torch.tensor([True, False])
+    weights = {"desirable_weight": 1.1, "undesirable_weight": 0.7, "reduction": "none", "beta": 1.0}
+    found = F.kto_loss(ratios, torch.zeros_like(ratios), is_desirable, torch.zeros(1, 1), **weights)
+    expected = torch.tensor([1.1, 0.7], dtype=torch.float64) * torch.sigmoid(torch.tensor([-0.5, -0.25]).double())
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-15)
+
+
 def test_the_odds_of_a_nearly_certain_sequence_are_exact_in_float32():
     chosen, rejected = torch.tensor([-1e-6]), torch.tensor([-2e-6])
     expected = F.orpo_loss(chosen.double(), rejected.double())
@@ -125,6 +133,11 @@ def test_16_bits_are_computed_in_float32(dtype):
     given = [one.detach().to(dtype) for one in log_probs()]
     found = F.dpo_loss(*given)
     assert found.dtype == torch.float32 and found == F.dpo_loss(*(one.float() for one in given))
+
+
+def test_a_uint8_label_counts_in_the_average():
+    target = torch.tensor([[156, 3]], dtype=torch.uint8)  # 156 is -100 in 8 bits
+    assert F.sequence_log_probs(torch.tensor([[1.0, 2.0]]), target, average=True) == -1.5
 
 
 @pytest.mark.parametrize("shift", [0, 1])

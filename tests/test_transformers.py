@@ -350,6 +350,13 @@ def test_another_loss_function_has_the_logits_it_needs():
         assert_close(Step(with_loss(patch_model(make()))), expected)
 
 
+def test_a_cast_by_type_is_told_of():
+    model = patch_model(make())
+    model.loss_function = lambda logits, labels, **_: logits.type(torch.float64).square().mean()
+    with pytest.warns(UserWarning, match="saves no memory: type needs them"):
+        Step(model)
+
+
 def test_what_was_patched_is_logged(caplog):
     with caplog.at_level(logging.INFO, "torch_aclnn_ops"):
         patch_model(make())

@@ -208,6 +208,14 @@ def test_a_transform_inside_a_compiled_function_raises(two_ranks):
         compiled(INPUT)
 
 
+def test_batched_gradients_raise(two_ranks):
+    input, head, target = torch.randn(3, 4, requires_grad=True), torch.randn(5, 4), torch.arange(3)
+    options = {"process_group": dist.group.WORLD, "vocab_sizes": (5, 5)}
+    loss = F.linear_cross_entropy(input, head, target, **options)
+    with pytest.raises(NotImplementedError, match="with is_grads_batched=True, which does not batch collectives"):
+        torch.autograd.grad(loss, input, torch.ones(2, dtype=loss.dtype), is_grads_batched=True)
+
+
 @pytest.mark.every_nth_case(3)
 def test_everything_else_works_with_a_torch_without_distributed():
     program = """

@@ -12,6 +12,9 @@ _FEATURE = "patch_model()"
 without_torch_function = lookup("_C.DisableTorchFunctionSubclass", _FEATURE)
 make_wrapper = lookup("Tensor._make_wrapper_subclass", _FEATURE)
 
+# Returns the function without compiling it and what it calls.
+outside_of_dynamo = lookup("_compile._disable_dynamo", _FEATURE)
+
 
 def node_class(function: type[Function]) -> Any:
     """Return the class of the nodes that a Function adds to the graph."""

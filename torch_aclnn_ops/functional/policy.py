@@ -86,7 +86,8 @@ def grpo_loss(
     # Before any arithmetic, so that no derivative sees what a masked token has.
     policy = widen(log_probs).masked_fill(~counts, 0)
     old, reference = (None if one is None else widen(one).masked_fill(~counts, 0) for one in given.values())
-    advantages = widen(advantages) if advantages.shape == log_probs.shape else widen(advantages).unsqueeze(-1)
+    is_of_tokens = advantages.shape == log_probs.shape
+    advantages = widen(advantages).masked_fill(~counts, 0) if is_of_tokens else widen(advantages).unsqueeze(-1)
     log_ratios = policy - (policy.detach() if old is None else old)
     if importance == "sequence":
         log_ratios = log_ratios.sum(-1, keepdim=True) / counts.sum(-1, keepdim=True).clamp(min=1)

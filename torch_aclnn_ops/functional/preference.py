@@ -43,7 +43,8 @@ def sequence_log_probs(
     total = -widen(losses).sum(-1)
     if not average:
         return total
-    return total / (target[..., int(shift) :] != ignore_index).sum(-1).clamp(min=1)
+    # As int64, because a uint8 of 156 equals -100.
+    return total / (target[..., int(shift) :].long() != ignore_index).sum(-1).clamp(min=1)
 
 
 def dpo_loss(
@@ -225,9 +226,12 @@ def kto_loss(
         raise ValueError(f"kto_loss: kl must be a number or have one element, but its shape is {list(kl.shape)}")
     check_number("kto_loss", "beta", beta, POSITIVE)
     ratios = widen(log_probs) - widen(reference_log_probs)
-    baseline = torch.as_tensor(kl, dtype=ratios.dtype, device=ratios.device).detach().clamp(min=0)
+    baseline = torch.as_tensor(kl, dtype=ratios.dtype, device=ratios.device).detach().clamp(min=0).reshape(())
     signs = torch.where(is_desirable, 1.0, -1.0)
-    weights = torch.where(is_desirable, desirable_weight, undesirable_weight)
+    # Not numbers, of which torch would make tensors of its default dtype.
+    weights = torch.where(
+        is_desirable, torch.full_like(ratios, desirable_weight), torch.full_like(ratios, undesirable_weight)
+    )
     return _reduce("kto_loss", weights * torch.sigmoid(-beta * signs * (ratios - baseline)), reduction)
 
 

@@ -8,7 +8,13 @@ from typing import Any
 
 from torch_aclnn_ops._nested import leaves, map_nested
 from torch_aclnn_ops._numerics import is_autocast_on
-from torch_aclnn_ops._torch_compat.lazy_tensors import is_mutable, make_wrapper, node_class, without_torch_function
+from torch_aclnn_ops._torch_compat.lazy_tensors import (
+    is_mutable,
+    make_wrapper,
+    node_class,
+    outside_of_dynamo,
+    without_torch_function,
+)
 from torch_aclnn_ops._torch_compat.optimizer import version_of
 from torch_aclnn_ops.integrations import _lazy_operations
 from torch_aclnn_ops.integrations._lazy_operations import GRADIENTS, NAMES, READS, VIEWS, name_of
@@ -220,27 +226,9 @@ class LazyLogits(Lazy, Tensor):
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        first = args[0] if args else None
-        if isinstance(first, LazyLogits):
-            if name_of(function) == "detach_":
-                raise RuntimeError("lazy logits cannot be detached in-place; use logits.detach(), or unpatch_model")
-            result = first._try_lazy(function, args[1:], kwargs)
-            if result is not _NOT_LAZY:
-                return result
-        name, is_native = name_of(function), True
-        take: Callable[[LazyLogits], Tensor]
-        if function in READS:
-            take = lambda lazy: lazy._metadata_tensor  # noqa: E731
-        elif function in GRADIENTS:
-            take = lambda lazy: lazy.watch(name)  # noqa: E731
-        else:
-            take, is_native = (lambda lazy: lazy.materialize(name)), False
-        args, kwargs = map_nested(lambda one: take(one) if isinstance(one, LazyLogits) else one, (args, kwargs))
-        with without_torch_function() if is_native else nullcontext():
-            result = function(*args, **kwargs)
-        # Functions that return their argument return the lazy logits.
-        return first if isinstance(first, LazyLogits) and result is args[0] else result
+        # Dynamo also compiles what is called after a graph break, and takes some results for the logits themselves.
+        call = _call_outside_of_dynamo if torch.compiler.is_compiling() else _call
+        return call(function, args, kwargs or {})
 
     @property
     def _view_base(self) -> Tensor | None:
@@ -292,6 +280,33 @@ class LazyLogits(Lazy, Tensor):
         if self.is_materialized:
             return repr(self.materialize())
         return f"{type(self).__name__}(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
+
+
+def _call(function: Any, args: Any, kwargs: Any) -> Any:
+    first = args[0] if args else None
+    if isinstance(first, LazyLogits):
+        if name_of(function) == "detach_":
+            raise RuntimeError("lazy logits cannot be detached in-place; use logits.detach(), or unpatch_model")
+        result = first._try_lazy(function, args[1:], kwargs)
+        if result is not _NOT_LAZY:
+            return result
+    name, is_native = name_of(function), True
+    take: Callable[[LazyLogits], Tensor]
+    is_cast = function is Tensor.type and len(args) + len(kwargs) > 1
+    if function in READS and not is_cast:
+        take = lambda lazy: lazy._metadata_tensor  # noqa: E731
+    elif function in GRADIENTS:
+        take = lambda lazy: lazy.watch(name)  # noqa: E731
+    else:
+        take, is_native = (lambda lazy: lazy.materialize(name)), False
+    args, kwargs = map_nested(lambda one: take(one) if isinstance(one, LazyLogits) else one, (args, kwargs))
+    with without_torch_function() if is_native else nullcontext():
+        result = function(*args, **kwargs)
+    # Functions that return their argument return the lazy logits.
+    return first if isinstance(first, LazyLogits) and result is args[0] else result
+
+
+_call_outside_of_dynamo = outside_of_dynamo(_call)
 
 
 def materialized(value: Any) -> Any:

@@ -102,7 +102,9 @@ class EmaCallback(TrainerCallback):
         model = self._trainer.accelerator.unwrap_model(self._trainer.model)
         averages = optimizer.ema_state_dict(model, full_state_dict=True)  # a collective if the model is sharded
         if args.should_save:
-            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}" / FOLDER
+            # Of the trial, in a hyperparameter search; both names are private ones of transformers.
+            output = getattr(self._trainer, "_get_output_dir")(getattr(self._trainer, "_trial", None))  # noqa: B009
+            folder = Path(output) / f"checkpoint-{state.global_step}" / FOLDER
             model.save_pretrained(folder, state_dict=averages)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -58,7 +58,8 @@ def patch_model(model: _Model, *, chunk_size: int | Literal["auto"] = "auto", ma
     softcap, views of full rows, casts, and the sum of a head and its LoRA adapters; any other operation materializes
     them. If the loss needs the logits, one warning at the first step gives the reason. Call this function again after
     the head was replaced or adapters were added to it. The model is changed in place; its checkpoints do not change,
-    and a copy of the model is patched too. In compiled code, lazy logits are not tensors, and there are no warnings.
+    and a copy of the model is patched too. In compiled code, lazy logits are not tensors, and there are no warnings,
+    nor an error if they are read after the optimizer step, when they are those of the new weights.
 
     Args:
         model: A ``transformers`` model with a language modelling head, or a PEFT model of one; before or after

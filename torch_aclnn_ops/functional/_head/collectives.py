@@ -12,6 +12,7 @@ from typing import Any
 from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
 from torch_aclnn_ops._autograd.eager_or_compiled import EagerOrCompiled
 from torch_aclnn_ops._numerics import widen
+from torch_aclnn_ops._torch_compat.derivatives import is_legacy_batchedtensor
 from torch_aclnn_ops._torch_compat.distributed import c10d_functional, device_types_of_group
 
 import torch
@@ -53,6 +54,11 @@ class Members:
 
     def stage(self, tensor: Tensor) -> Tensor:
         """Return the tensor contiguous, on a device that the group supports."""
+        if not torch.compiler.is_compiling() and is_legacy_batchedtensor(tensor):
+            raise NotImplementedError(
+                "process_group must be None in a backward pass with is_grads_batched=True, which does not batch"
+                " collectives; use torch.func.vmap, or a backward pass for each gradient"
+            )
         return tensor.contiguous() if tensor.device.type in self.devices else tensor.contiguous().cpu()
 
 

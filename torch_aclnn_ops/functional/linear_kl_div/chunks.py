@@ -121,9 +121,14 @@ class _Kernel:
         losses, slopes = self._losses_and_slopes(few, teacher)
         if factors is None or student.shape[1] == 0:
             return losses
-        ratio = torch.where(few[:, -1] == -math.inf, 0, slopes[:, -1] * (-few[:, -1]).exp())
-        at_classes = (slopes[:, :-1] - few[:, :-1].exp() * ratio.unsqueeze(1)).masked_fill(~places.is_here, 0)
-        torch.exp(student, out=gradient).mul_((ratio - slopes.sum(1)).unsqueeze(1))
+        # The softmax over the other classes, whose share of the probability may be too small to divide by; at most 1 at
+        # the top-k classes, whose gradient then replaces it.
+        rest, total = few[:, -1:], slopes.sum(1, keepdim=True)
+        shift = rest.masked_fill(rest == -math.inf, 0)
+        factor = torch.where(rest == -math.inf, 0, slopes[:, -1:]) - rest.exp() * total
+        at_others = (few[:, :-1] - shift).clamp(max=0).exp() * factor
+        at_classes = (slopes[:, :-1] - few[:, :-1].exp() * total - at_others).masked_fill(~places.is_here, 0)
+        torch.sub(student, shift, out=gradient).clamp_(max=0).exp_().mul_(factor)
         gradient.scatter_add_(1, places.columns, at_classes).mul_(factors.unsqueeze(1))
         return losses
 

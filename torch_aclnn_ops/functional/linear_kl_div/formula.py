@@ -37,9 +37,9 @@ def _compare(inputs: Inputs) -> Tensor:
     if ignored is not None:  # so that no derivative sees inf or nan
         column = ignored.unsqueeze(1)
         input = input.masked_fill(column, 0)
-        of_input, values = (
-            None if one is None else one.masked_fill(column, 0) for one in (teacher.input, teacher.values)
-        )
+        of_input = None if teacher.input is None else teacher.input.masked_fill(column, 0)
+        # Log-probabilities of 0, because the reverse KL is infinite for probabilities of 0.
+        values = None if teacher.values is None else teacher.values.masked_fill(column, 0 if teacher.is_log else 1)
         teacher = teacher._replace(input=of_input, values=values)
     temperature = inputs.options.logits.temperature
     student, measure = (

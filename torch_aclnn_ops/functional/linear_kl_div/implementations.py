@@ -52,7 +52,8 @@ def prepare(
     assert input is not None and weight is not None
     needed = tuple(torch.is_grad_enabled() and one is not None and one.requires_grad for one in student)
     if target is not None:
-        target = (target.reshape(-1) == ignore_index) * IGNORED
+        # As int64, because a uint8 of 156 equals -100.
+        target = (target.reshape(-1).long() == ignore_index) * IGNORED
     options = Options(measure, logits, (needed[0], needed[1], needed[2]))
     inputs = Inputs(flat(input), weight, bias, teacher, target, options, shards, reduce_input_grad)
     if logits.max_memory is not None and not torch.compiler.is_compiling():
