@@ -34,3 +34,10 @@ def test_a_number_of_the_host_is_an_operand():
     assert (_npu(2) + _number(2.0)).tolist() == [3, 3]
     assert torch.where(_npu(2) > 0, _number(5.0), _npu(2)).tolist() == [5, 5]
     assert _npu(2).mul_(_number(3.0)).tolist() == [3, 3]
+
+
+def test_lists_are_copied_from_and_to_the_host():
+    on_npu, on_host = [_npu(3), _npu(2)], [torch.zeros(3), torch.zeros(2)]
+    torch._foreach_copy_(on_npu, [torch.arange(3.0), torch.tensor([4, 5])])
+    torch._foreach_copy_(on_host, on_npu)
+    assert [x.tolist() for x in on_npu] == [x.tolist() for x in on_host] == [[0, 1, 2], [4, 5]]
