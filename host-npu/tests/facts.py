@@ -49,6 +49,15 @@ def copy_between_devices():
 
 
 @fact
+def copies_of_views_between_devices():
+    rows = torch.arange(6.0, device="npu:0").view(2, 3)
+    into = torch.zeros(2, 6, device="npu:1")
+    into[:, ::2].copy_(rows)
+    narrow = torch.zeros(2, 3, dtype=torch.float16, device="npu:1").copy_(rows)
+    return [x.tolist() for x in (rows.t().to("npu:1"), rows[:, ::2].to("npu:1"), into[:, ::2], narrow)]
+
+
+@fact
 def operands_on_two_devices():
     return error_of(lambda: torch.ones(2, device="npu:0") + torch.ones(2, device="npu:1"))
 

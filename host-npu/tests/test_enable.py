@@ -271,6 +271,11 @@ def test_tensors_move_between_devices(facts):
     assert facts["copy_between_devices"] == [0, 1, 2, 3]
 
 
+def test_views_are_copied_between_devices(facts):
+    rows = [[0, 1, 2], [3, 4, 5]]
+    assert facts["copies_of_views_between_devices"] == [[[0, 3], [1, 4], [2, 5]], [[0, 2], [3, 5]], rows, rows]
+
+
 def test_operands_have_to_be_on_one_device(facts):
     assert "found at least two devices, npu:0 and npu:1" in facts["operands_on_two_devices"]
     assert "found at least two devices, npu:0 and cpu" in facts["operands_on_device_and_host"]

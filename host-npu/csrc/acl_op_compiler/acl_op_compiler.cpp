@@ -81,22 +81,31 @@ bool is_about_to_queue_graph_operator() {
     return !is_cast;
 }
 
-// Returns the name of torch_npu's operator that the calling thread is in, if one is found.
+// Returns the name of the operator that the calling thread is in, if one is found: torch_npu's, or copy_ of PyTorch,
+// which calls the others.
 std::optional<std::string> operator_on_stack() {
     std::array<void*, 64> frames{};
     const auto count = backtrace(frames.data(), static_cast<int>(frames.size()));
+    std::optional<std::string> found;
     for (const auto* const frame : std::span(frames).first(static_cast<std::size_t>(count))) {
         Dl_info symbol{};
         if (dladdr(frame, &symbol) == 0 || symbol.dli_sname == nullptr) continue;
         const std::unique_ptr<char, decltype(&std::free)> text(
             abi::__cxa_demangle(symbol.dli_sname, nullptr, nullptr, nullptr), &std::free);
         const std::string_view name = text ? text.get() : "";
+        if (name.starts_with("at::_ops::copy_::")) return "copy_";
         for (const std::string_view scope : {"at_npu::redispatch::", "at_npu::native::custom_ops::", "acl_op::"}) {
-            if (!name.starts_with(scope)) continue;
-            return std::string(name.substr(scope.size(), name.find('(') - scope.size()));
+            if (found || !name.starts_with(scope)) continue;
+            found = name.substr(scope.size(), name.find('(') - scope.size());
         }
     }
-    return std::nullopt;
+    return found;
+}
+
+// Whether the operator may go on. With allow_internal_format=False, the result of npu_format_cast is in a base format,
+// and Identity copies it. Between devices torch_npu copies by graph operators, which are simulated.
+bool is_copy(const std::optional<std::string>& name) {
+    return name && (*name == "copy_" || name->find("npu_format_cast") != std::string::npos);
 }
 
 std::map<std::string, host_npu::GraphOperator>& simulated() {
@@ -165,10 +174,7 @@ aclError aclSetCompileopt(aclCompileOpt opt, const char* value) {
             if (value != std::string("disable")) has_compiled_at_calls = true;
             if (is_about_to_queue_graph_operator() && !has_compiled_at_calls) {
                 const auto name = operator_on_stack();
-                // With allow_internal_format=False, the result of a cast is in a base format, and Identity copies it.
-                if (!name || name->find("npu_format_cast") == std::string::npos) {
-                    return refuse(ACL_ERROR_OP_NOT_FOUND, no_graph_operator(name));
-                }
+                if (!is_copy(name)) return refuse(ACL_ERROR_OP_NOT_FOUND, no_graph_operator(name));
             }
         }
         auto& all = options();

@@ -148,25 +148,29 @@ std::vector<Copy> batch(void** dsts, const size_t* rooms, void** srcs, const siz
 }
 
 bool is_page_locked(const void* pointer) { return is_device(pointer) || HostMemory::instance().contains(pointer); }
+bool is_page_locked(const Copy& copy) { return is_page_locked(copy.to) && is_page_locked(copy.from); }
 
 // A copy from or to other memory of the host is one that the host waits for.
 void require_page_locked(const Stream& stream, const Copy& copy) {
-    if (is_page_locked(copy.to) && is_page_locked(copy.from)) return;
+    if (is_page_locked(copy)) return;
     constexpr const char* what = "a copy of host memory that is not page-locked (pinned)";
     require_safe(what);
     require_uncaptured(stream, what);
 }
 
-// Enqueues copies. A capture leaves the host's memory as it is.
+// Enqueues copies, and returns when those of host memory that is not page-locked are done, as CANN documents; their
+// faults are left to the next synchronization. A capture leaves the host's memory as it is.
 void enqueue(aclrtStream stream, const char* name, std::span<const Copy> copies, std::function<void()> work) {
     const auto target = stream_of(stream);
-    bool writes_to_host = false;
+    bool writes_to_host = false, is_awaited = false;
     for (const auto& copy : copies) {
         if (captures_are_under_way()) require_page_locked(*target, copy);
         writes_to_host |= !is_device(copy.to);
+        is_awaited |= !is_page_locked(copy);
     }
     target->enqueue(
         {.name = name, .work = std::move(work), .captured = writes_to_host ? Captured::recorded : Captured::rehearsed});
+    if (is_awaited) target->finish();
 }
 
 void fill(void* pointer, int value, std::size_t size) { std::memset(reachable(pointer, size), value, size); }

@@ -46,7 +46,7 @@ void require_heads(const char* name, const at::Tensor& tensor, std::int64_t dime
 }
 
 at::Tensor in_heads(const at::Tensor& tensor, std::int64_t heads) {
-    return tensor.reshape({tensor.size(0), heads, -1}).to(at::kFloat);
+    return tensor.flatten(1).unflatten(1, {heads, -1}).to(at::kFloat);
 }
 
 // What a mask adds to the scores. In bfloat16 ATB's masks have 1 where a key is left out.
@@ -68,7 +68,7 @@ at::Tensor causal(const at::Tensor& queries, std::int64_t keys) {
 
 // A mask that stands for any length has to say what `causal` does.
 void require_triangular(const at::Tensor& mask) {
-    TORCH_CHECK(mask.dim() >= 2 && mask.ne(0).equal(mask.ne(0).triu(1)) &&
+    TORCH_CHECK(mask.dim() >= 2 && mask.size(-1) > 0 && mask.ne(0).equal(mask.ne(0).triu(1)) &&
                     mask.ne(0).sum().item<std::int64_t>() == mask.numel() / mask.size(-1) * (mask.size(-1) - 1) / 2,
                 "the host NPU knows a compressed mask only if it is the upper triangle without the diagonal");
 }
@@ -158,7 +158,7 @@ void Attention::check(const Tensors& inputs, const Tensors& outputs) const {
     for (const auto& sequence : sequences(inputs)) {
         if (places.table) {
             const auto &cache = inputs[1], &table = inputs.at(*places.table);
-            TORCH_CHECK(cache.dim() >= 3 && table.dim() == 2 && sequence.index < table.size(0) &&
+            TORCH_CHECK(cache.dim() >= 3 && cache.size(1) > 0 && table.dim() == 2 && sequence.index < table.size(0) &&
                             sequence.context <= table.size(1) * cache.size(1),
                         "a sequence of ", sequence.context, " tokens does not fit a cache of shape ", cache.sizes(),
                         " with a block_table of shape ", table.sizes());
@@ -170,7 +170,8 @@ void Attention::check(const Tensors& inputs, const Tensors& outputs) const {
                         all.sizes(), ", which is too small for ", rows, " rows and ", sequence.context, " keys");
         }
     }
-    TORCH_CHECK(outputs.at(0).numel() % inputs[0].size(0) == 0, "out has shape ", outputs[0].sizes(),
+    const auto count = outputs.at(0).numel(), rows = inputs[0].size(0);
+    TORCH_CHECK(rows == 0 ? count == 0 : count % rows == 0, "out has shape ", outputs[0].sizes(),
                 " for queries of shape ", inputs[0].sizes());
 }
 
@@ -201,6 +202,7 @@ Tensors Attention::compute(const Tensors& inputs) const {
         const auto values = places.values ? tokens(inputs, *places.values, sequence) : keys.slice(2, 0, value_size);
         outputs.push_back(attend(queries, keys, values, scale, mask(inputs, queries, sequence)));
     }
+    if (outputs.empty()) return {inputs[0]};
     return {at::cat(outputs)};
 }
 

@@ -34,7 +34,9 @@ struct Argument {
 
     at::Tensor in_memory() const {
         if (on_host.defined()) return on_host;
-        return at::from_blob(host_npu::host_alias(tensor.device_data, tensor.size), sizes(tensor), options(tensor));
+        // What has no elements has no memory.
+        auto* const data = tensor.size == 0 ? nullptr : host_npu::host_alias(tensor.device_data, tensor.size);
+        return at::from_blob(data, sizes(tensor), options(tensor));
     }
 
     Tensor tensor;

@@ -11,12 +11,15 @@
 namespace atb {
 namespace {
 
+// The elements of a token in a cache (blocks, tokens of a block, heads, size).
+std::int64_t elements_of_token(const at::Tensor& cache) { return c10::multiply_integers(cache.sizes().slice(2)); }
+
 void require_fit(const at::Tensor& cache, const at::Tensor& rows, const at::Tensor& slots) {
     require_int32("slot_indices", slots);
     TORCH_CHECK(slots.dim() == 1 && rows.dim() >= 1 && slots.size(0) == rows.size(0), "slot_indices has shape ",
                 slots.sizes(), " instead of one index for each token of a tensor of shape ", rows.sizes());
-    TORCH_CHECK(cache.dim() >= 3 && rows.numel() == rows.size(0) * cache.numel() / cache.size(0) / cache.size(1),
-                "tokens of shape ", rows.sizes(), " do not fit a cache of shape ", cache.sizes());
+    TORCH_CHECK(cache.dim() >= 3 && rows.numel() == rows.size(0) * elements_of_token(cache), "tokens of shape ",
+                rows.sizes(), " do not fit a cache of shape ", cache.sizes());
     TORCH_CHECK(cache.scalar_type() == rows.scalar_type(), "tokens of dtype ", rows.scalar_type(),
                 " do not fit a cache of dtype ", cache.scalar_type());
 }
@@ -25,7 +28,7 @@ void require_fit(const at::Tensor& cache, const at::Tensor& rows, const at::Tens
 at::Tensor with_rows(const at::Tensor& cache, const at::Tensor& rows, const at::Tensor& slots) {
     auto places = cache.flatten(0, 1);
     const auto is_kept = slots.ge(0);
-    const auto kept = rows.reshape({rows.size(0), -1}).index({is_kept});
+    const auto kept = rows.reshape({rows.size(0), elements_of_token(cache)}).index({is_kept});
     places.flatten(1).index_put_({slots.to(at::kLong).index({is_kept})}, kept);
     return cache;
 }
@@ -33,12 +36,14 @@ at::Tensor with_rows(const at::Tensor& cache, const at::Tensor& rows, const at::
 void require_heads(const at::Tensor& x, const at::Tensor& cos, std::int64_t coefficient) {
     TORCH_CHECK(coefficient == 2 || coefficient == cos.size(-1), "rotaryCoeff is ", coefficient,
                 " instead of 2 (halves) or the ", cos.size(-1), " elements of a head (neighbors)");
-    TORCH_CHECK(cos.dim() == 2 && cos.size(1) % 2 == 0 && x.size(0) == cos.size(0) && x.numel() % cos.numel() == 0,
+    TORCH_CHECK(cos.dim() == 2 && cos.size(1) > 0 && cos.size(1) % 2 == 0 && x.size(0) == cos.size(0) &&
+                    (x.numel() == 0 || x.numel() % cos.numel() == 0),
                 "a tensor of shape ", x.sizes(), " is not made of heads for angles of shape ", cos.sizes());
 }
 
 // cos and sin have the angles of a head for each token.
 at::Tensor rotated(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool is_half) {
+    if (x.numel() == 0) return x;
     const auto size = cos.size(-1);
     const auto heads = x.to(at::kFloat).reshape({cos.size(0), -1, size});
     at::Tensor turned;

@@ -150,6 +150,9 @@ void register_kernels() {
     }
     kernels.impl("_efficientzerotensor", TORCH_FN(zero_tensor));
     kernels.impl("div_.Scalar", TORCH_FN(divide_by_number));
+    kernels.impl("native_dropout", TORCH_FN(dropout));
+    kernels.impl("randperm", TORCH_FN(permutation));
+    kernels.impl("randperm.out", TORCH_FN(permutation_out));
     for (auto* const library : {&kernels, &autograd}) {
         library->impl("_thnn_fused_lstm_cell", TORCH_FN(lstm_cell));
         library->impl("_thnn_fused_gru_cell", TORCH_FN(gru_cell));

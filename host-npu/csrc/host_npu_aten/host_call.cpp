@@ -1,5 +1,7 @@
 #include "host_npu_aten/host_call.h"
 
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/jit_type.h>
 #include <c10/core/Device.h>
 #include <c10/util/Exception.h>
 
@@ -7,6 +9,20 @@
 #include "host_npu_aten/random.h"
 
 namespace host_npu {
+namespace {
+
+// Gives the kernel a generator of its own, if the operator takes one.
+bool give_generator(const c10::OperatorHandle& op, Arguments arguments, std::uint64_t seed) {
+    const auto generator = c10::GeneratorType::get();
+    for (std::size_t index = 0; index < arguments.size(); ++index) {
+        if (!generator->isSubtypeOf(*op.schema().arguments()[index].type())) continue;
+        *arguments[index] = at::detail::createCPUGenerator(seed);
+        return true;
+    }
+    return false;
+}
+
+}  // namespace
 
 c10::IValue with_tensors(const c10::IValue& value, const std::function<at::Tensor(const at::Tensor&)>& other) {
     if (value.isTensor()) return other(value.toTensor());
@@ -43,7 +59,7 @@ std::optional<at::Generator> take_generator(Arguments arguments, c10::Device dev
 void call_on_host(const c10::OperatorHandle& op, Arguments arguments, torch::jit::Stack* stack,
                   std::optional<std::uint64_t> seed, const at::Tensor& out) {
     std::optional<BorrowedGenerator> borrowed;
-    if (seed) borrowed.emplace(*seed);
+    if (seed && !give_generator(op, arguments, *seed)) borrowed.emplace(*seed);
     const WideArguments wide(op, arguments);
     const c10::DispatchKeySet cpu(c10::DispatchKey::CPU);
     if (out.defined() && !wide.are_wide()) {

@@ -3,8 +3,13 @@
 #include <ATen/ScalarOps.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/lstm_native.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/randperm.h>
 #include <ATen/ops/zeros.h>
+
+#include <utility>
 
 namespace host_npu {
 namespace {
@@ -23,6 +28,23 @@ at::Tensor zero_tensor(c10::SymIntArrayRef size, std::optional<at::ScalarType> d
 at::Tensor& divide_by_number(at::Tensor& self, const at::Scalar& number) {
     if (!at::isIntegralType(self.scalar_type(), true)) return self.div_(at::native::wrapped_scalar_tensor(number));
     return self.copy_(self.to(at::kFloat).div(number).trunc());
+}
+
+std::tuple<at::Tensor, at::Tensor> dropout(const at::Tensor& input, double p, std::optional<bool> train) {
+    const auto mask_options = input.options().dtype(at::kBool);
+    if (train.has_value() && !*train) return {input.clone(), at::ones_like(input, mask_options)};
+    const auto mask = at::empty_like(input, mask_options, at::MemoryFormat::Contiguous);
+    mask.bernoulli_(1 - p);
+    return {input.mul(mask).mul_(p == 1 ? 0 : 1 / (1 - p)), mask};
+}
+
+at::Tensor permutation(c10::SymInt n, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                       std::optional<at::Device> device, std::optional<bool> pin_memory) {
+    return at::randperm_symint(std::move(n), std::nullopt, dtype, layout, device, pin_memory);
+}
+
+at::Tensor& permutation_out(c10::SymInt n, at::Tensor& out) {
+    return at::randperm_symint_out(out, std::move(n), std::nullopt);
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell(const at::Tensor& input_gates, const at::Tensor& hidden_gates,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/SymInt.h>
 #include <c10/core/SymIntArrayRef.h>
 
 #include <optional>
@@ -16,6 +17,13 @@ at::Tensor zero_tensor(c10::SymIntArrayRef size, std::optional<at::ScalarType> d
 // aten::div_.Scalar, which Python's div_ does not call. Of integers it is what a device's aclnnInplaceDivs gives, with
 // which torch_npu's process group makes an average of a sum: the quotient in float32 without its fraction.
 at::Tensor& divide_by_number(at::Tensor& self, const at::Scalar& number);
+
+// aten::native_dropout and aten::randperm by operators that take a generator: without one, a kernel draws from that of
+// the CPU, which other threads may use meanwhile.
+std::tuple<at::Tensor, at::Tensor> dropout(const at::Tensor& input, double p, std::optional<bool> train);
+at::Tensor permutation(c10::SymInt n, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                       std::optional<at::Device> device, std::optional<bool> pin_memory);
+at::Tensor& permutation_out(c10::SymInt n, at::Tensor& out);
 
 // aten::_thnn_fused_lstm_cell in operators that have derivatives, so that it needs no workspace for its own.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell(const at::Tensor& input_gates, const at::Tensor& hidden_gates,

@@ -16,7 +16,10 @@ using c10::DispatchKey;
 
 // They have kernels of their own, in kernels.cpp.
 bool has_own_kernel(const c10::OperatorName& op) {
-    return op.name == "aten::_efficientzerotensor" || (op.name == "aten::div_" && op.overload_name == "Scalar");
+    const auto& overload = op.overload_name;
+    return op.name == "aten::_efficientzerotensor" || (op.name == "aten::div_" && overload == "Scalar") ||
+           (op.name == "aten::native_dropout" && overload.empty()) ||
+           (op.name == "aten::randperm" && (overload.empty() || overload == "out"));
 }
 
 // torch_npu's own kernels that make tensors, say what shares memory with what, or move data between devices.
@@ -121,6 +124,8 @@ bool is_composed(const c10::OperatorHandle& op) {
     if (!is_replaceable(op)) return false;
     // Some results of this one are the host's.
     if (name.name == "aten::_pack_padded_sequence" && name.overload_name.empty()) return true;
+    // It copies between devices, too.
+    if (name.name == "aten::_foreach_copy_") return true;
     return is_replaced_composite(op) && !multiplies_matrices(name.name);
 }
 

@@ -79,7 +79,7 @@ const Views::SharedStorage& Views::host_storage(const at::Tensor& tensor) {
 at::Tensor Views::view(const at::Tensor& argument, bool may_be_on_host, bool is_written) {
     if (!argument.defined()) return argument;
     if (!argument.is_privateuseone()) {
-        has_host_tensor_ |= argument.dim() > 0 && !may_be_on_host;
+        has_host_tensor_ |= (argument.dim() > 0 || is_written) && !may_be_on_host;
         return argument;
     }
     set_device(argument.device());

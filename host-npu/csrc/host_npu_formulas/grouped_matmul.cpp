@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include "host_npu_formulas/formula.h"
 #include "host_npu_formulas/quantization.h"
@@ -194,12 +195,14 @@ struct Options {
     const TensorList& antiquant_scale;
     const TensorList& antiquant_offset;
     std::int64_t activation;
-};
+    std::int64_t groups;
 
-// The number of a list that is for a group: of its own tensor, or of a row of the one.
-Tensor of_group(const std::vector<Tensor>& list, std::int64_t group) {
-    return list.size() == 1 ? list[0][group] : list[static_cast<std::size_t>(group)].squeeze(0);
-}
+    // The numbers of a list that are for a group: those of its own tensor, or of a row of the one.
+    Tensor of_group(const TensorList& list, std::int64_t group) const {
+        const bool is_of_all = list.size() == 1 && (groups > 1 || list[0].dim() > 1);
+        return is_of_all ? list[0][group] : list[static_cast<std::size_t>(group)].squeeze(0);
+    }
+};
 
 Tensor group_product(const Tensor& rows, const Tensor& weight, std::int64_t group, std::int64_t first,
                      const Options& options) {
@@ -208,13 +211,14 @@ Tensor group_product(const Tensor& rows, const Tensor& weight, std::int64_t grou
                 "antiquant_scale must be given for floats times int8 matrices, and only for these");
     auto matrix = for_product(weight);
     if (weight_only) {
-        if (!options.antiquant_offset.empty()) matrix = matrix + of_group(options.antiquant_offset, group);
-        matrix = matrix * of_group(options.antiquant_scale, group);
+        if (!options.antiquant_offset.empty()) matrix = matrix + options.of_group(options.antiquant_offset, group);
+        matrix = matrix * options.of_group(options.antiquant_scale, group);
     }
     auto y = for_product(rows).matmul(matrix.to(for_product(rows).scalar_type()));
-    const auto bias = options.bias.empty() ? Tensor() : of_group({options.bias.begin(), options.bias.end()}, group);
+    const auto bias =
+        options.bias.empty() ? Tensor() : options.of_group({options.bias.begin(), options.bias.end()}, group);
     if (bias.defined() && !bias.is_floating_point()) y = y + bias;
-    if (!options.scale.empty()) y = y * of_group(options.scale, group);
+    if (!options.scale.empty()) y = y * options.of_group(options.scale, group);
     if (!options.token_scale.empty()) {
         y = y * options.token_scale[0].flatten().slice(0, first, first + rows.size(0)).unsqueeze(-1);
     }
@@ -331,6 +335,11 @@ void require_lists(const AnyTensorList& x, const AnyTensorList& weight, const An
     }
 }
 
+void require_as_many(const char* name, std::size_t count, std::int64_t groups) {
+    TORCH_CHECK(count <= 1 || std::cmp_equal(count, groups), name, " is a list of ", count, " tensors for ", groups,
+                " groups; CANN takes one for each, or one of all");
+}
+
 template <class Function>
 TensorList each_of(const AnyTensorList& tensors, const Function& function) {
     TensorList results;
@@ -383,7 +392,12 @@ void grouped_v5(const AnyTensorList& x, const AnyTensorList& weight, const AnyTe
     const auto scales = each_of(scale, scale_of);
     const auto antiquant_scales = each_of(antiquant_scale, widened);
     const auto antiquant_offsets = each_of(antiquant_offset, widened);
-    const Options options{bias, scales, token_scale, antiquant_scales, antiquant_offsets, activation};
+    const auto groups = weight.size() == 1 && weight[0].dim() == 3 ? weight[0].size(0) : std::ssize(weight);
+    require_as_many("biasOptional", bias.size(), groups);
+    require_as_many("scaleOptional", scale.size(), groups);
+    require_as_many("antiquantScaleOptional", antiquant_scale.size(), groups);
+    require_as_many("antiquantOffsetOptional", antiquant_offset.size(), groups);
+    const Options options{bias, scales, token_scale, antiquant_scales, antiquant_offsets, activation, groups};
     if (group_type == kSplitRows && x.size() == 1 && outs.size() == 1) {
         TORCH_CHECK(list, "groups of rows need a group_list");
         split_rows(x[0], weight, *list, list_type, options, outs[0]);

@@ -43,6 +43,7 @@ const Formula<"aclnnMhcSinkhorn", sinkhorn> doubly_stochastic;
 
 void sinkhorn_grad(const Tensor& dy, const Tensor& norms, const Tensor& sums, const Out& dx) {
     const auto size = dy.size(-1);
+    TORCH_CHECK(size > 0, "dy has shape ", dy.sizes(), ", which has no streams");
     const auto tokens = dy.numel() / (size * size);
     const auto each = norms.reshape({-1, tokens, size, kRow}).narrow(-1, 0, size);
     const auto divisors = sums.reshape({-1, tokens, kRow}).narrow(-1, 0, size);

@@ -87,7 +87,7 @@ void require_heads(const Inference& call, const Setting& at) {
 
 void require_block_size(const Inference& call) {
     if (!call.table) return;
-    TORCH_CHECK(call.block_size == call.key.size(-2), "blockSize is ", call.block_size,
+    TORCH_CHECK(call.block_size > 0 && call.block_size == call.key.size(-2), "blockSize is ", call.block_size,
                 ", and a block of key of shape ", call.key.sizes(), " has ", call.key.size(-2), " tokens");
 }
 

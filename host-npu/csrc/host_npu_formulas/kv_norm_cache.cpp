@@ -13,8 +13,8 @@ namespace {
 // Rows [batch, heads, sequence, size] go to their slots of the cache; a negative slot is none.
 void write_cache(const Tensor& rows, const IntegerTensor& index, const std::string& mode, const Out& cache) {
     auto memory = cache.in_place();
-    TORCH_CHECK(memory.dim() == 4 && memory.size(-1) == rows.size(-1), "a cache of shape ", memory.sizes(),
-                " does not take rows of ", rows.size(-1));
+    TORCH_CHECK(memory.dim() == 4 && memory.numel() > 0 && memory.size(-1) == rows.size(-1), "a cache of shape ",
+                memory.sizes(), " does not take rows of ", rows.size(-1));
     TORCH_CHECK(index.numel() == rows.size(0) * rows.size(2), "index has ", index.numel(), " elements for ",
                 rows.size(0) * rows.size(2), " rows");
     if (rows.is_meta()) return;

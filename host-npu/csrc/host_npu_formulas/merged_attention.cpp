@@ -47,8 +47,8 @@ void ring_update(const Tensor& result1, const Tensor& max1, const Tensor& sum1, 
                     {"curAttnOut", result2.sizes(), of_result},
                     {"curSoftmaxMax", max2.sizes(), of_statistics},
                     {"curSoftmaxSum", sum2.sizes(), of_statistics}});
-    TORCH_CHECK(layout == "TND" || result1.size(2) % max1.size(1) == 0, "prevAttnOut has shape ", result1.sizes(),
-                ", whose last dimension is not made of ", max1.size(1), " heads");
+    TORCH_CHECK(layout == "TND" || (max1.size(1) > 0 && result1.size(2) % max1.size(1) == 0), "prevAttnOut has shape ",
+                result1.sizes(), ", whose last dimension is not made of ", max1.size(1), " heads");
     const auto max = at::maximum(max1, max2);
     const auto part1 = sum1 * at::exp(max1 - max), part2 = sum2 * at::exp(max2 - max);
     const auto sum = part1 + part2;

@@ -59,6 +59,8 @@ void copy(const HostTensor& to, const HostTensor& from) {
         copy_unconverted(to, from);
     } else if (kComplex.contains(from->dtype)) {
         copy_as<std::complex<double>>(to, from);
+    } else if (from->dtype == ACL_UINT64) {
+        copy_as<std::uint64_t>(to, from);
     } else if (kIntegers.contains(from->dtype)) {
         copy_as<std::int64_t>(to, from);
     } else if (kAtMost32Bits.contains(from->dtype) && kAtMost32Bits.contains(to->dtype)) {

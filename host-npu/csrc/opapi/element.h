@@ -20,13 +20,20 @@ inline constexpr bool kIsComplex<std::complex<Part>> = true;
 template <class Value>
 inline constexpr bool kIs16Bit = std::is_same_v<Value, Float16> || std::is_same_v<Value, BFloat16>;
 
-// Rounds towards zero and saturates, as the device does; NaN becomes 0.
-template <class Float>
-std::int64_t to_integer(Float value) {
+// Rounds towards zero; NaN becomes 0. Integers of 64 bits and signed ones of 32 saturate, as the device's do. Of other
+// ones the last bits of 64 remain, as in PyTorch.
+template <class To, class Float>
+To to_integer(Float value) {
+    using Wide = std::conditional_t<std::is_same_v<To, std::int32_t>, std::int32_t, std::int64_t>;
+    using Limits = std::numeric_limits<Wide>;
+    constexpr auto end = -static_cast<Float>(Limits::min());
     if (!(value == value)) return 0;
-    if (value >= static_cast<Float>(0x1p63)) return std::numeric_limits<std::int64_t>::max();
-    if (value < static_cast<Float>(-0x1p63)) return std::numeric_limits<std::int64_t>::min();
-    return static_cast<std::int64_t>(value);
+    if constexpr (std::is_same_v<To, std::uint64_t>) {
+        if (value >= end) return value < 2 * end ? static_cast<To>(value) : std::numeric_limits<To>::max();
+    }
+    if (value >= end) return static_cast<To>(Limits::max());
+    if (value < -end) return static_cast<To>(Limits::min());
+    return static_cast<To>(static_cast<Wide>(value));
 }
 
 template <class To, class From>
@@ -50,7 +57,7 @@ To convert(From value) {
     } else if constexpr (std::is_same_v<To, bool>) {
         return value != From{};
     } else if constexpr (std::is_floating_point_v<From> && std::is_integral_v<To>) {
-        return static_cast<To>(to_integer(value));
+        return to_integer<To>(value);
     } else {
         return static_cast<To>(value);
     }

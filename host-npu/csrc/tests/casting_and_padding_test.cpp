@@ -1,4 +1,6 @@
 // aclnnCast and aclnnConstantPadNd.
+#include <cmath>
+
 #include "aclnnop/aclnn_cast.h"
 #include "aclnnop/aclnn_constant_pad_nd.h"
 #include "tests/calls.h"
@@ -58,6 +60,14 @@ const Case casts{"cast/results", [] {
                      run(call);
                      expect_close(call.out.values(), {0, 1, 1, 1}, 0, "out of bool");
                  }};
+
+const Case saturated_casts{"cast/integers_of_32_bits_saturate", [] {
+                               Cast call;
+                               call.self = floats({2, 2}, {3e9, -3e9, INFINITY, NAN});
+                               run(call);
+                               expect_close(call.out.values(), {2147483647.0, -2147483648.0, 2147483647.0, 0}, 0,
+                                            "out");
+                           }};
 
 const Case pad_refusals{"constant_pad_nd/refusals", [] {
                             check_rows<ConstantPadNd>({

@@ -1,6 +1,9 @@
 // Copies and fills of device memory.
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <numeric>
+#include <thread>
 #include <vector>
 
 #include "acl/acl.h"
@@ -94,6 +97,46 @@ const Case rows{
         expect_equal(status, 0, "the status of the copy on a stream");
         expect_equal(stream.wait(), 0, "the synchronisation's status");
         expect_bytes(back, {1, 2, 0, 4, 5, 0}, "the rows from the device");
+    }};
+
+void delay(const Stream& stream) {
+    const auto sleep = [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(30)); };
+    expect_equal(aclrtLaunchHostFunc(stream.handle, sleep, nullptr), 0, "the status of the delay");
+}
+
+const Case pageable{
+    "copies/of_memory_that_is_not_page_locked_are_done_when_the_call_returns", [] {
+        const Memory memory(4);
+        const Stream stream;
+        Bytes here = counting(4);
+        delay(stream);
+        expect_equal(aclrtMemcpyAsync(memory.address(), 4, here.data(), 4, ACL_MEMCPY_HOST_TO_DEVICE, stream.handle), 0,
+                     "the status of the copy to the device");
+        std::ranges::fill(here, std::uint8_t{9});
+        expect_equal(stream.wait(), 0, "the synchronisation's status");
+        expect_bytes(memory.download(), counting(4), "what was copied to the device");
+        delay(stream);
+        expect_equal(aclrtMemcpyAsync(here.data(), 4, memory.address(), 4, ACL_MEMCPY_DEVICE_TO_HOST, stream.handle), 0,
+                     "the status of the copy to the host");
+        expect_bytes(here, counting(4), "what was copied to the host");
+    }};
+
+const Case page_locked{
+    "copies/of_page_locked_memory_are_done_when_the_stream_is", [] {
+        const Memory memory(4);
+        const Stream stream;
+        memory.upload(counting(4));
+        void* locked = nullptr;
+        expect_equal(aclrtMallocHost(&locked, 4), 0, "the status of the allocation");
+        auto* const bytes = static_cast<std::uint8_t*>(locked);
+        std::fill_n(bytes, 4, std::uint8_t{9});
+        delay(stream);
+        expect_equal(aclrtMemcpyAsync(locked, 4, memory.address(), 4, ACL_MEMCPY_DEVICE_TO_HOST, stream.handle), 0,
+                     "the status of the copy");
+        expect_bytes({bytes, bytes + 4}, Bytes(4, 9), "the memory before the synchronisation");
+        expect_equal(stream.wait(), 0, "the synchronisation's status");
+        expect_bytes({bytes, bytes + 4}, counting(4), "the memory after it");
+        expect_equal(aclrtFreeHost(locked), 0, "the status of the release");
     }};
 
 const Case fills{"copies/fills", [] {

@@ -243,3 +243,45 @@ def test_caches_have_the_same_blocks():
     with pytest.raises(RuntimeError, match="value_cache .* does not have the blocks of key_cache"):
         torch_npu._npu_reshape_and_cache(keys, keys, *caches, torch.tensor([7, 2, 0], dtype=torch.int32).npu())
         torch.npu.synchronize()
+
+
+def _nothing(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
+    return torch.zeros(shape, dtype=dtype).npu()
+
+
+_SLOTS = {"dtype": torch.int32}
+# Of no tokens; and of caches that have none.
+_EMPTY_CALLS = {
+    "cache": lambda: torch_npu._npu_reshape_and_cache(
+        *(_nothing(0, 2, 16),) * 2, *(_nothing(4, 4, 2, 16),) * 2, _nothing(0, **_SLOTS)
+    ),
+    "cache of no blocks": lambda: torch_npu._npu_reshape_and_cache(
+        *(_nothing(0, 2, 16),) * 2, *(_nothing(0, 4, 2, 16),) * 2, _nothing(0, **_SLOTS)
+    ),
+    "attention": lambda: torch_npu._npu_flash_attention_unpad(
+        *(_nothing(0, 2, 16),) * 3, torch.zeros(1, **_SLOTS), _SCALE, 2, 2, out=_nothing(0, 2, 16)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _EMPTY_CALLS)
+def test_no_tokens_are_computed(name):
+    _EMPTY_CALLS[name]()
+    torch.npu.synchronize()
+
+
+def test_a_sequence_may_have_no_tokens():
+    x = torch.randn(3, 3, 2, _SIZE, dtype=torch.float16)
+    out = torch.empty_like(x[0]).npu()
+    lengths = torch.tensor([0, 3], dtype=torch.int32)
+    torch_npu._npu_flash_attention_unpad(*x.npu(), lengths, _SCALE, 2, 2, out=out)
+    _assert_near(out, _attention(*x))
+
+
+def test_blocks_have_tokens():
+    with pytest.raises(RuntimeError, match="a sequence of 0 tokens does not fit a cache of shape"):
+        torch_npu._npu_paged_attention(
+            _nothing(1, 4, 16), *(_nothing(6, 0, 2, 16),) * 2, 2, 4, _SCALE, _nothing(1, 2, **_SLOTS),
+            torch.zeros(1, **_SLOTS), out=_nothing(1, 4, 16),
+        )  # fmt: skip
+        torch.npu.synchronize()

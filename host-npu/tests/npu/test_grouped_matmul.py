@@ -305,3 +305,37 @@ def test_what_groups_do_not_take_is_refused_at_the_call(arguments, sentence):
     plain = {"group_list": torch.tensor([3, 3, 8]).npu(), "group_type": 0, "split_item": 3}
     with pytest.raises(RuntimeError, match=sentence):
         torch_npu.npu_grouped_matmul([_HALF.npu()], [_zeros(torch.half, 3, 4, 6)], **(plain | arguments))
+
+
+@pytest.mark.parametrize("rows", [{"group_type": -1, "split_item": 0}, {"group_type": 0, "split_item": 3}])
+def test_one_group_has_a_bias_and_scales_of_its_own(rows):
+    x, weight, bias = torch.randn(3, 4).half(), torch.randint(-9, 9, (4, 6), dtype=torch.int8), torch.randn(6).half()
+    scale, offset = torch.rand(6).half(), torch.randn(6).half()
+    if rows["group_type"] == 0:
+        rows = {**rows, "group_list": torch.tensor([3]).npu(), "group_list_type": 0}
+    [result] = torch_npu.npu_grouped_matmul(
+        [x.npu()],
+        [weight.npu()],
+        bias=[bias.npu()],
+        antiquant_scale=[scale.npu()],
+        antiquant_offset=[offset.npu()],
+        **rows,
+    )
+    _close(result, x.double() @ ((weight.double() + offset.double()) * scale.double()) + bias.double())
+
+
+@pytest.mark.parametrize("name", ["antiquant_scale", "antiquant_offset"])
+def test_each_group_has_numbers_of_its_own(name):
+    numbers = {option: [_HALF[0].npu()] * 3 for option in ("antiquant_scale", "antiquant_offset")}
+    numbers[name] = numbers[name][:2]
+    with pytest.raises(RuntimeError, match="is a list of 2 tensors for 3 groups"):
+        torch_npu.npu_grouped_matmul(
+            [torch.zeros(6, 4).half().npu()],
+            [torch.zeros(4, 4, dtype=torch.int8).npu()] * 3,
+            group_list=torch.tensor([2, 4, 6]).npu(),
+            group_list_type=0,
+            group_type=0,
+            split_item=3,
+            **numbers,
+        )
+        torch.npu.synchronize()

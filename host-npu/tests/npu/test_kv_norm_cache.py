@@ -98,3 +98,12 @@ def test_sequences_are_gathered_from_their_blocks(cumulative, shifted):
     ]
     for cache, result in zip((keys, values), results, strict=True):
         assert result.cpu().equal(torch.stack([cache[block, place] for block, place in places]))
+
+
+def test_a_cache_has_places():
+    inputs = _inputs(torch.float16)
+    caches = torch.zeros(4, 0, 1, _KEYS).half().npu(), torch.zeros(4, 0, 1, _VALUES).half().npu()
+    with pytest.raises(RuntimeError, match=r"a cache of shape \[4, 0, 1, 16\] does not take rows"):
+        torch_npu.npu_kv_rmsnorm_rope_cache(
+            *[each.npu() for each in inputs], torch.zeros(3).long().npu(), *caches, cache_mode="PA"
+        )

@@ -79,3 +79,9 @@ def test_the_statistics_of_packed_sequences_may_be_packed_too():
     weight = torch.randn_like(packed)
     grads = [torch.autograd.grad(each, tensors, weight) for each in (default, packed)]
     assert all(mine.equal(other) for mine, other in zip(*grads, strict=True))
+
+
+def test_statistics_have_heads():
+    result, statistics = torch.zeros(3, 2, 8).npu(), torch.zeros(2, 0, 3, 8).npu()
+    with pytest.raises(RuntimeError, match="is not made of 0 heads"):
+        torch_npu.npu_ring_attention_update(*(result, statistics, statistics) * 2, input_layout="SBH")
