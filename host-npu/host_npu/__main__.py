@@ -16,7 +16,7 @@ from host_npu import _called, _operators
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m host_npu",
-        usage="%(prog)s [options] (SCRIPT | -m MODULE | -c CODE) ...\n       %(prog)s [options] --list [NAME]",
+        usage="%(prog)s [options] (SCRIPT | -m MODULE | -c CODE) ...\n       %(prog)s [options] --list [NAME ...]",
         description="Run a Python program on the host NPU, a simulated Ascend NPU on the CPU.",
         allow_abbrev=False,
     )
@@ -82,16 +82,25 @@ def _run_code(code: str) -> None:
     exec(compile(code, "<string>", "exec"), vars(module))
 
 
-def _list(name: str | None, parser: argparse.ArgumentParser) -> None:
-    """Print CANN's operators, all of them or those with a name."""
-    if name is None:
+def _list(names: list[str]) -> int:
+    """Print CANN's operators, all of them or those with some names, and return the exit status."""
+    if not names:
         print(_operators.page(), end="")
-        return
-    function = name.rpartition(".")[2]
-    lines = _operators.found(name, _called.operators_of(function), os.environ["HOST_NPU_SOC"])
-    if not lines:
-        parser.exit(1, f"{parser.prog}: torch_npu calls no operator of CANN with {name} in its name\n")
-    print("\n".join(lines))
+        return 0
+    status = 0
+    for number, name in enumerate(names):
+        function = name.rpartition(".")[2]
+        called, runs = _called.operators_of(function)
+        lines = _operators.found(name, called, os.environ["HOST_NPU_SOC"], runs)
+        if not lines:
+            status = 1
+            lines = [
+                f"torch_npu.{function}: not known here; call it on the host NPU to see whether it runs"
+                if _operators.is_of_torch_npu(function)
+                else f"{name}: torch_npu has no such function, and CANN no operator with this in its name"
+            ]
+        print(*[""] * (number > 0), *lines, sep="\n")
+    return status
 
 
 def main() -> None:
@@ -111,8 +120,7 @@ def main() -> None:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
     if arguments.list:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--list | head` ends quietly
-        _list(arguments.script, parser)
-        return
+        sys.exit(_list([name for name in (arguments.script, *arguments.arguments) if name is not None]))
     sys.path[:0] = current
     sys.argv = [arguments.script, *arguments.arguments]
     if arguments.code:

@@ -1,7 +1,7 @@
 """Which operators of CANN a function of torch_npu calls on the simulated chip.
 
 It calls the function with made-up arguments, most of which torch_npu or CANN refuses later, in a process of its own:
-``python -m host_npu._called npu_rms_norm`` prints a line for each operator.
+``python -m host_npu._called npu_rms_norm`` prints a line for each operator, and ``runs`` if a call has succeeded.
 """
 
 import contextlib
@@ -24,27 +24,35 @@ _VALUES: dict[str, object] = {
     "List[float]": [1.0],
     "List[bool]": [True],
 }
+# Arguments for which other values than those of their type are needed; 5 is the number of float16 in PyTorch.
+_NAMED: dict[str, object] = {"acl_format": 2, "dilation": [1, 1], "dtype": 5, "groups": 1}
 # Conversions of the arguments, which functions call besides.
 _CONVERSIONS = ("aclnnInplaceCopy", "aclnnCast")
 
 
-def operators_of(function: str) -> list[str]:
-    """Return the names of the operators that calls have shown; the host NPU must be enabled, for child processes."""
+def operators_of(function: str) -> tuple[list[str], bool]:
+    """Return the names of the operators that calls have shown, and whether a call has succeeded.
+
+    The function's own name stands for a graph operator without one. The host NPU must be enabled, for child processes.
+    """
     import torch
 
     if not hasattr(torch.ops.npu, function):
-        return []
+        return [], False
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(subprocess.TimeoutExpired):
         command = [sys.executable, "-m", __name__, function]
         result = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, cwd=folder)
-        return [line.partition(" ")[2] for line in result.stdout.splitlines() if line.startswith("calls ")]
-    return []
+        lines = result.stdout.splitlines()
+        return [line.partition(" ")[2] for line in lines if line.startswith("calls ")], "runs" in lines
+    return [], False
 
 
 def _value(argument: Any, shape: tuple[int, ...], dtype: Any) -> object:
     import torch
 
     kind = str(argument.type)
+    if argument.name in _NAMED:
+        return _NAMED[argument.name]
     if kind == "Tensor" and any(part in argument.name for part in _INDICES):
         return torch.zeros(4, dtype=torch.int32, device="npu")
     if kind == "Tensor":
@@ -56,8 +64,8 @@ def _value(argument: Any, shape: tuple[int, ...], dtype: Any) -> object:
     return _VALUES.get(kind)
 
 
-def _calls(operator: Any, shape: tuple[int, ...], dtype: Any) -> list[str]:
-    """Return the operators that one call has asked for, until something was refused."""
+def _calls(operator: Any, shape: tuple[int, ...], dtype: Any) -> tuple[list[str], bool]:
+    """Return the operators that one call has asked for, until something was refused, and whether it has succeeded."""
     import torch
 
     import host_npu
@@ -69,16 +77,20 @@ def _calls(operator: Any, shape: tuple[int, ...], dtype: Any) -> list[str]:
     npu.synchronize()
     host_npu.reset()
     host_npu.count_calls()
-    refused = []
+    refused: list[str] = []
+    runs = True
     for call in (lambda: operator(*positional, **named), npu.synchronize):
         try:
             call()
         except Exception as error:
+            runs = False
             refused += re.findall(
                 r"does not simulate (?:the graph operator \(aclop\) of )?([A-Z]\w+|aclnn\w+)", str(error)
             )
+            if re.search(r"does not simulate the graph operator \(aclop\) of (?:npu_|this call)", str(error)):
+                refused.append(operator._schema.name.partition("::")[2])
     phases = [re.fullmatch(r"(aclnn\w+)GetWorkspaceSize", name) for name in host_npu.stats().calls]
-    return [found[1] for found in phases if found and found[1] not in _CONVERSIONS] + refused
+    return [found[1] for found in phases if found] + refused, runs
 
 
 def main(function: str) -> None:
@@ -87,12 +99,18 @@ def main(function: str) -> None:
 
     packet = getattr(torch.ops.npu, function, None)
     names: dict[str, None] = {}
+    any_runs = False
     for overload in [] if packet is None else packet.overloads():
         for shape in _SHAPES:
             for dtype in (torch.float16, torch.float32):
-                names |= dict.fromkeys(_calls(getattr(packet, overload), shape, dtype))
-    for name in names:
+                called, runs = _calls(getattr(packet, overload), shape, dtype)
+                names |= dict.fromkeys(called)
+                any_runs |= runs
+    others = [name for name in names if name not in _CONVERSIONS]
+    for name in others or (names if any_runs else ()):
         print(f"calls {name}")
+    if any_runs:
+        print("runs")
 
 
 if __name__ == "__main__":

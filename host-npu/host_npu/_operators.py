@@ -126,13 +126,29 @@ def _operator_of_torch(operator: str) -> str | None:
     return f"aten.{name}" if name and hasattr(torch.ops.aten, name) else None
 
 
-def _notes(wanted: str, answers: dict[str, str]) -> list[str]:
+def is_of_torch_npu(name: str) -> bool:
+    """Return whether a function of torch_npu has a name; the host NPU must be enabled."""
+    import torch
+
+    return hasattr(torch.ops.npu, name) or hasattr(torch.ops.atb, name)
+
+
+def is_of_torch(name: str) -> bool:
+    """Return whether an operator of PyTorch has a name."""
+    import torch
+
+    return hasattr(torch.ops.aten, name)
+
+
+def _notes(name: str, wanted: str, answers: dict[str, str]) -> list[str]:
     """Return what the refusal of some operators means for programs."""
     refused = [operator for operator, answer in answers.items() if answer == "refused"]
     notes = []
     if {"refused"} < {answer for operator, answer in answers.items() if _plain(operator) == wanted}:
         notes.append("torch_npu selects the version by chip and arguments; a refused one raises an error at the call")
     own = dict.fromkeys(filter(None, map(_operator_of_torch, refused)))
+    if (refused or not answers) and is_of_torch(name):
+        own = {f"aten.{name}": None} | own
     if own:
         notes.append(f"PyTorch's own operators run on the host NPU all the same: {', '.join(own)}")
     return notes
@@ -145,7 +161,7 @@ def _all_answers() -> dict[str, str]:
 def _wanted(name: str) -> str:
     """Return the plain name of the operators that a function of torch_npu calls."""
     function = re.sub(r"_v\d+$", "", name.rpartition(".")[2])
-    return _plain(_OTHER_NAMES.get(function, name))
+    return _plain(_OTHER_NAMES.get(function, function))
 
 
 def _alike(wanted: str, answers: dict[str, str]) -> list[str]:
@@ -192,23 +208,28 @@ def _line(operator: str, answers: dict[str, str]) -> str:
     return f"{operator}: {'simulated' if is_simulated else 'refused'}, a graph operator (aclop)"
 
 
-def found(name: str, called: Sequence[str] = (), soc: str = "") -> list[str]:
+def found(name: str, called: Sequence[str] = (), soc: str = "", runs: bool = False) -> list[str]:
     """Return a line for each operator with a name in its own, and what refusals mean; the host NPU must be enabled.
 
     Refused operators come last, and the most similar names first. Before all of them come those that the function of
-    this name has called on a chip.
+    this name has called on a chip, or that it runs there without any.
     """
     function = name.rpartition(".")[2]
-    lines = [f"{function}: refused, a graph operator (aclop)"] if function in _GRAPH_FUNCTIONS and not called else []
     wanted, answers = _wanted(name), _all_answers()
     alike = _alike(wanted, answers)
-    if called:
+    lines = []
+    is_graph_function = called == [function] or (function in _GRAPH_FUNCTIONS and not called)
+    if is_graph_function:
+        lines.append(_line(function, answers))
+    elif called:
         lines += [
             f"torch_npu.{function} calls on {soc}, with its required arguments:",
             *(_line(operator, answers) for operator in called),
         ]
+    elif runs:
+        lines.append(f"torch_npu.{function} runs on {soc}, and calls no operator of CANN with its required arguments")
     others = [operator for operator in alike if operator not in called]
-    if called and others:
+    if lines and others and not is_graph_function:
         lines.append("Others with this name:")
     lines += [_line(operator, answers) for operator in others]
-    return lines + _notes(wanted, {operator: answers[operator] for operator in alike})
+    return lines + _notes(function, wanted, {operator: answers[operator] for operator in alike})

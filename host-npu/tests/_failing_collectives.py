@@ -46,6 +46,12 @@ def other_operation(device):
     return _finish()
 
 
+def product_of_bfloat16(device):
+    tensor, _ = _start(device)
+    dist.all_reduce(tensor.bfloat16(), dist.ReduceOp.PRODUCT)
+    return _finish()
+
+
 def other_root(device):
     tensor, rank = _start(device)
     dist.broadcast(tensor, rank)

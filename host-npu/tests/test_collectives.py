@@ -116,6 +116,11 @@ def test_ranks_that_disagree_are_all_told_what_each_has_called(program):
         assert f": {where}: {DISAGREEMENTS[program]}\n" in _said(outcome)
 
 
+def test_an_operation_that_the_chip_does_not_have_names_the_dtype():
+    for outcome in _outcomes("product_of_bfloat16"):
+        assert "HcclAllReduce: this chip has no prod of bf16 between ranks\n" in _said(outcome)
+
+
 READS = [
     "reads_a_number",
     "reads_a_number_after_waiting",

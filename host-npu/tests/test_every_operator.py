@@ -101,6 +101,24 @@ def test_the_list_begins_with_what_the_function_calls_on_the_chip(soc, function,
     assert not [line for line in lines[3:] if line.startswith(operator)]
 
 
+def test_the_list_says_what_runs_and_what_does_not_exist():
+    functions = ["npu_dtype_cast", "npu_format_cast", "npu_conv2d", "npu_nothing"]
+    result = _run("--soc", "Ascend910B", "--list", *functions)
+    firsts = [lines.splitlines()[:2] for lines in result.stdout.split("\n\n")]
+    assert result.returncode == 1 and firsts == [
+        [
+            "torch_npu.npu_dtype_cast calls on Ascend910B, with its required arguments:",
+            "aclnnCast: simulated with CANN's checks",
+        ],
+        [
+            "torch_npu.npu_format_cast runs on Ascend910B, and calls no operator of CANN with its required arguments",
+            "Others with this name:",
+        ],
+        ["npu_conv2d: refused, a graph operator (aclop)", "aclnnDeformableConv2d: refused"],
+        ["npu_nothing: torch_npu has no such function, and CANN no operator with this in its name"],
+    ]
+
+
 def test_the_list_ends_quietly_where_nobody_reads_on():
     reader, writer = os.pipe()
     os.close(reader)

@@ -114,7 +114,7 @@ std::string name_of(HcclDataType dtype) {
         case HCCL_DATA_TYPE_FP64:
             return "fp64";
         case HCCL_DATA_TYPE_BFP16:
-            return "bfp16";
+            return "bf16";
         case HCCL_DATA_TYPE_INT128:
             return "int128";
         case HCCL_DATA_TYPE_HIF8:

@@ -60,6 +60,11 @@ def test_other_names_find_nothing():
     assert _operators.found("npu_no_such_function") == []
 
 
+@pytest.mark.parametrize(("name", "own"), [("index_put", "aten.index_put"), ("torch.acos", "aten.acos, aten.acosh")])
+def test_names_of_torch_say_that_its_operators_run(name, own):
+    assert _operators.found(name)[-1] == f"PyTorch's own operators run on the host NPU all the same: {own}"
+
+
 @pytest.mark.skipif(torch.__version__ < (2, 13), reason="older releases lack some of the functions")
 def test_every_other_name_is_one_of_torch_npu_and_leads_to_an_operator():
     names = _operators._OTHER_NAMES
