@@ -138,10 +138,11 @@ def test_collectives_equal_a_manual_calculation():
     }
 
 
-def test_the_minimum_number_of_devices_fits_and_half_of_it_does_not():
-    devices = plan("qwen2.5-72b", 1).fewest_devices()
-    for number, holds in ((devices, True), (devices // 2, False)):
-        found = plan("qwen2.5-72b", number)
+@pytest.mark.parametrize("tensor_parallel", [1, 3])
+def test_the_minimum_number_of_devices_fits_and_one_group_less_does_not(tensor_parallel):
+    devices = plan("qwen2.5-72b", tensor_parallel, tensor_parallel=tensor_parallel).fewest_devices()
+    for number, holds in ((devices, True), (devices - tensor_parallel, False)):
+        found = plan("qwen2.5-72b", number, tensor_parallel=tensor_parallel)
         assert found.fits(found.ours) is holds and (found.left(found.ours) >= 0) is holds
 
 
@@ -210,11 +211,22 @@ def test_the_parameters_of_a_model_are_those_of_its_layers(name, bias):
         ((Model(8, 5, 5, Layers(0, 2, 1, 9)), 1), ValueError, "number must be an integer of at least 1, but it is 0"),
         ((Model(8, 5, 5, Layers(1, 3, 1, 9)), 1), ValueError, "heads must divide hidden = 8 if head_dim is not given"),
         ((Model(8, 5, 5, Layers(1, 4, 3, 9)), 1), ValueError, "kv_heads must divide heads = 4, but it is 3"),
+        ((Model(8, 5, 39), 1), ValueError, "parameters must be at least 40, of the head of 5 x 8, but it is 39"),
+        (
+            (Model(8, 5, 711, Layers(2, 4, 2, 9)), 1),
+            ValueError,
+            "parameters must be at least 712, of the head of 5 x 8 and the matrices of 2 layers, but it is 711",
+        ),
     ],
 )
 def test_invalid_arguments_raise_with_their_name(arguments, error, message):
     with pytest.raises(error, match=f"plan: {message}"):
         plan(*arguments)
+
+
+def test_parameters_may_be_those_of_tied_weights_and_of_an_mlp_without_a_gate():
+    gpt2 = Model(768, 50257, 124_439_808, Layers(12, 12, 12, 3072))
+    assert plan(gpt2, 1).model == gpt2
 
 
 @pytest.mark.parametrize(

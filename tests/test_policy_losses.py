@@ -69,6 +69,12 @@ def test_advantages_may_be_those_of_tokens():
     assert F.grpo_loss(policy, of_tokens, MASK) == F.grpo_loss(policy, advantages, MASK)
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.uint8, torch.bfloat16], ids=str)
+def test_a_mask_may_have_any_dtype(dtype):
+    policy, advantages = draw(SEQUENCES, TOKENS, seed=1), draw(SEQUENCES, seed=4)
+    assert F.grpo_loss(policy, advantages, MASK.to(dtype)) == F.grpo_loss(policy, advantages, MASK)
+
+
 def test_what_is_not_finite_at_a_masked_token_stays_there():
     policy, old = draw(SEQUENCES, TOKENS, seed=1), draw(SEQUENCES, TOKENS, seed=2)
     expected = F.grpo_loss(policy, draw(SEQUENCES), MASK, old_log_probs=old)
@@ -108,6 +114,13 @@ ERROR_INPUTS = {
     "no advantages": (lambda: F.grpo_loss(TOKEN, None, TOKEN), "advantages must be a Tensor, but it is None"),
     "advantages": (lambda: F.grpo_loss(TOKEN, ONE[:1], TOKEN), r"advantages must have shape \[2\] or \[2, 3\]"),
     "mask": (lambda: F.grpo_loss(TOKEN, ONE, ONE), r"mask must have shape \[2, 3\], as log_probs has"),
+    **{
+        f"mask with {number}": (
+            lambda number=number: F.grpo_loss(TOKEN, ONE, TOKEN + number),
+            f"mask must be bool, or have only 0 and 1, but it has {number}",
+        )
+        for number in (-100.0, 0.5, math.nan)
+    },
     "reference": (lambda: F.grpo_loss(TOKEN, ONE, TOKEN, beta=0.1), "reference_log_probs must be given where beta is"),
     "importance": (lambda: F.grpo_loss(TOKEN, ONE, TOKEN, importance="x"), "importance must be one of 'token', 'seq"),
     "length": (lambda: F.grpo_loss(TOKEN, ONE, TOKEN, reduction="constant"), "length must be given"),

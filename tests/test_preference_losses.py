@@ -158,6 +158,16 @@ def test_log_probabilities_come_from_the_head_without_logits(shift):
         torch.testing.assert_close(of_found, of_expected)
 
 
+def test_only_labels_that_are_not_ignored_count():
+    losses, target = draw(2, 4).requires_grad_(), torch.tensor([[-100, 5, -100, 4], [1, 2, 3, -100]])
+    for shift, counts in ((False, target != -100), (2, torch.tensor([[0, 0, 0, 1], [0, 0, 1, 0]]) == 1)):
+        expected = torch.stack([-row[counted].sum() for row, counted in zip(losses, counts, strict=True)])
+        torch.testing.assert_close(F.sequence_log_probs(losses, target, shift=shift), expected)
+        averages = F.sequence_log_probs(losses, target, average=True, shift=shift)
+        torch.testing.assert_close(averages, expected / counts.sum(1))
+        assert torch.equal(torch.autograd.grad(averages.sum(), losses)[0] != 0, counts)
+
+
 ONE = torch.zeros(2)
 TOKEN = torch.zeros(2, 3)
 _BETAS = {
@@ -228,6 +238,21 @@ ERROR_INPUTS = {
     "smoothed ipo": (lambda: F.dpo_loss(*[ONE] * 4, loss_type="ipo", label_smoothing=0.1), "label_smoothing must be"),
     "reduction": (lambda: F.simpo_loss(ONE, ONE, reduction="avg"), "reduction must be one of 'none', 'mean', 'sum'"),
     "is_desirable": (lambda: F.kto_loss(ONE, ONE, ONE, 0.0), "is_desirable must have dtype torch.bool, but"),
+    **{
+        f"shift of {shift!r}": (
+            partial(F.sequence_log_probs, TOKEN, TOKEN.long(), shift=shift),
+            f"shift must be {accepted}.* but it is {shift!r}",
+        )
+        for accepted, shifts in {
+            "a bool or an int": (0.5, "x", None),
+            "at least 0 and less than the 3": (-1, 3),
+        }.items()
+        for shift in shifts
+    },
+    "losses that are reduced": (
+        lambda: F.sequence_log_probs(ONE.sum(), TOKEN.long()),
+        r"losses must have shape \(B, T\), but its shape is \[\]",
+    ),
     "labels": (lambda: F.sequence_log_probs(TOKEN, ONE), r"target must have shape \[2, 3\], as losses has"),
 }
 

@@ -443,6 +443,22 @@ def test_unsupported_models_raise_a_clear_error(make_wrong, error, sentence):
         patch_model(make_wrong())
 
 
+@pytest.mark.parametrize(
+    ("options", "error", "sentence"),
+    [
+        ({"chunk_size": -1}, ValueError, "chunk_size must be at least 1, but it is -1"),
+        ({"max_memory": "1GB"}, TypeError, "max_memory must be None or an int, but it is '1GB'"),
+        ({"chunk_size": 2, "max_memory": 9}, ValueError, "chunk_size and max_memory must not both be given"),
+    ],
+    ids=str,
+)
+def test_invalid_options_raise_before_the_model_is_changed(options, error, sentence):
+    model = make()
+    with pytest.raises(error, match=f"patch_model: {sentence}"):
+        patch_model(model, **options)
+    assert not model._forward_hooks and "forward" not in vars(model.lm_head)
+
+
 def test_a_head_whose_forward_others_have_replaced_is_not_unpatched():
     model = patch_model(make())
     ours = model.lm_head.forward

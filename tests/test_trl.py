@@ -246,6 +246,11 @@ def test_trainers_without_a_fused_head_raise(name, function):
         function(trainer)
 
 
+def test_invalid_options_raise():
+    with pytest.raises(ValueError, match="patch_trainer: chunk_size must be at least 1, but it is 0"):
+        patched(fused(make()), chunk_size=0)
+
+
 def test_a_model_in_the_place_of_a_trainer_raises():
     with pytest.raises(TypeError, match="the model of this LlamaForCausalLM has no fused head"):
         patch_trainer(fused(make()))

@@ -162,6 +162,16 @@ def _layers(model: Model, layers: Layers, run: Run) -> tuple[int, int]:
     return run.rows * saved, run.rows * working + 3 * _ITEMSIZE * weights + 4 * reduced
 
 
+def least_parameters(model: Model) -> int:
+    """Return the parameters of head and layers if embedding and head are tied, and the MLP has two matrices."""
+    found = model.vocab * model.hidden
+    if model.layers is not None:
+        layers = model.layers
+        attention = 2 * (layers.heads + layers.kv_heads) * (layers.head_dim or model.hidden // layers.heads)
+        found += layers.number * model.hidden * (attention + 2 * layers.intermediate)
+    return found
+
+
 def collectives(model: Model, run: Run) -> dict[str, int]:
     """Return the bytes that a device sends in ring collectives, in which it forwards all parts but one."""
     hidden, rows, parallel = model.hidden, run.rows, run.tensor_parallel

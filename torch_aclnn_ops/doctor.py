@@ -34,7 +34,7 @@ def __dir__() -> list[str]:
 _BUILD = "torch_aclnn_ops again with pip's --no-build-isolation, in a checkout with --editable too"
 _ON_THE_HOST_NPU = "python -m host_npu -m torch_aclnn_ops.doctor"
 
-_LIBRARIES = ("numpy", "transformers", "accelerate", "peft", "lightning")
+_LIBRARIES = ("numpy", "transformers", "accelerate", "peft", "trl", "lightning")
 # Environment variables that affect torch, torch_npu and this package; none of them is a path.
 _SETTINGS = re.compile(
     "TORCH_ACLNN_.*|HOST_NPU_.*|TORCH_DEVICE_BACKEND_AUTOLOAD|TASK_QUEUE_ENABLE|PER_STREAM_QUEUE|ASCEND_LAUNCH_BLOCKING"

@@ -20,9 +20,11 @@ import dataclasses
 import math
 import signal
 import sys
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Literal
 
+from torch_aclnn_ops._plan_checks import SHAPE, check_counts, check_model
 from torch_aclnn_ops._plan_costs import MODELS, Costs, Layers, Model, Run, collectives, costs
 from torch_aclnn_ops._version import __version__
 
@@ -35,7 +37,6 @@ def __dir__() -> list[str]:
 
 _DTYPES = ("bfloat16", "float16")
 _GIB = 2**30
-_SHAPE = ("hidden", "vocab", "parameters")
 _LAYERS = ("layers", "heads", "kv-heads", "intermediate")
 
 
@@ -80,13 +81,16 @@ class Plan:
     def fewest_devices(self) -> int | None:
         """Return the smallest number of devices on which the model fits with this package, or ``None``.
 
-        Numbers are powers of 2 times the tensor parallel size.
+        Numbers are multiples of the tensor parallel size.
         """
-        for devices in (self.tensor_parallel << power for power in range(21)):
+
+        def fits(devices: int) -> bool:
             run = Run(devices, self.tensor_parallel, self.rows, self.checkpointing)
-            if self.left(costs(self.model, run)[0]) >= 0:
-                return devices
-        return None
+            return self.left(costs(self.model, run)[0]) >= 0
+
+        numbers = range(self.tensor_parallel, self.tensor_parallel * 2**20 + 1, self.tensor_parallel)
+        place = bisect_left(numbers, True, key=fits)  # more devices never need more memory each
+        return numbers[place] if place < len(numbers) else None
 
     def __str__(self) -> str:
         """Format the answers and the estimate as a table."""
@@ -194,10 +198,10 @@ def plan(
         if model not in MODELS:
             raise ValueError(f"plan: model must be a Model or one of {', '.join(MODELS)}, but it is {model!r}")
         model = MODELS[model]
-    _check_counts(
+    check_counts(
         {"devices": devices, "tensor_parallel": tensor_parallel, "sequence": sequence, "micro_batch": micro_batch}
     )
-    _check_model(model)
+    check_model(model)
     if devices % tensor_parallel or tensor_parallel > model.vocab:
         raise ValueError(
             f"plan: tensor_parallel must divide devices = {devices}, and be at most vocab = {model.vocab}, but it is"
@@ -223,31 +227,6 @@ def plan(
     )
 
 
-def _check_model(model: Model) -> None:
-    """Check the numbers of a shape."""
-    _check_counts({name: getattr(model, name) for name in _SHAPE})
-    layers = model.layers
-    if layers is None:
-        return
-    if not isinstance(layers, Layers):
-        raise TypeError(f"plan: layers must be None or a Layers, but it is {layers!r}")
-    _check_counts({name: number for name, number in dataclasses.asdict(layers).items() if number is not None})
-    if layers.head_dim is None and model.hidden % layers.heads:
-        raise ValueError(
-            f"plan: heads must divide hidden = {model.hidden} if head_dim is not given, but it is {layers.heads}"
-        )
-    if layers.heads % layers.kv_heads:
-        raise ValueError(f"plan: kv_heads must divide heads = {layers.heads}, but it is {layers.kv_heads}")
-
-
-def _check_counts(numbers: dict[str, object]) -> None:
-    for name, number in numbers.items():
-        if isinstance(number, bool) or not isinstance(number, int):
-            raise TypeError(f"plan: {name} must be an integer of at least 1, but it is {number!r}")
-        if number < 1:
-            raise ValueError(f"plan: {name} must be an integer of at least 1, but it is {number}")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print an estimate.
 
@@ -269,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = _parser()
     options = vars(parser.parse_args(arguments))
-    shape = {name: options.pop(name) for name in _SHAPE}
+    shape = {name: options.pop(name) for name in SHAPE}
     layers = {name: options.pop(name.replace("-", "_")) for name in (*_LAYERS, "head-dim")}
     model, of_layers = options.pop("model"), None
     given = [f"--{name}" for name, value in {**shape, **layers}.items() if value is not None]
@@ -302,7 +281,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"torch_aclnn_ops {__version__}")
     parser.add_argument("--model", help=f"one of {', '.join(MODELS)}; or set the next options for your model")
-    for name, what in zip(_SHAPE, ("hidden size", "vocabulary size", "total number of parameters"), strict=True):
+    for name, what in zip(SHAPE, ("hidden size", "vocabulary size", "total number of parameters"), strict=True):
         parser.add_argument(f"--{name}", type=int, help=what)
     counts = (
         "number of layers",

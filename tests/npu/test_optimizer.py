@@ -68,6 +68,18 @@ def test_20_steps_give_the_cpus_weights_and_averages(options, dtype, flatten):
     assert_all_close(on_the_cpu(averages_of(model, optimizer)), averages_of(expected, expected_optimizer), bound)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_flattened_weights_are_the_same_bit_for_bit_and_averages_without_a_schedule(options, dtype):
+    pairs = [trained("npu", dtype, 20, **options, flatten=flatten) for flatten in (True, False)]
+    assert_all_equal(*(on_the_cpu(weights_of(model)) for model, _ in pairs))
+    averages = [on_the_cpu(averages_of(*pair)) for pair in pairs]
+    if any(name.startswith("ema_") for name in options):
+        assert_all_close(*averages, 1e-5)
+    else:
+        assert_all_equal(*averages)
+
+
 @pytest.mark.parametrize("decoupled", [True, False], ids=["AdamW", "Adam"])
 def test_200_steps_equal_torchs_on_the_cpu_and_the_average_equals_swa_utils(decoupled):
     options = {"lr": 1e-2, "weight_decay": 1e-2}

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from torch_aclnn_ops._checks import check_choice, describe
+from torch_aclnn_ops._checks import check_choice, describe, values_are_readable
 from torch_aclnn_ops._head_options import NON_NEGATIVE, check_number
 from torch_aclnn_ops._numerics import widen
 from torch_aclnn_ops.functional._head.arguments import check_constant, check_log_probs, check_one_shape
@@ -33,7 +33,7 @@ def grpo_loss(
     Args:
         log_probs: Log-probabilities of the tokens under the policy, shape (B, T).
         advantages: Advantage of each sequence, shape (B,), or of each token, shape (B, T).
-        mask: Tokens that are counted, shape (B, T).
+        mask: Tokens that are counted, shape (B, T): bool, or 0 and 1.
         old_log_probs: Log-probabilities under the policy that generated the sequences, shape (B, T), without grad; by
             default those of the current policy.
         reference_log_probs: Log-probabilities under the reference, shape (B, T), without grad; required unless ``beta``
@@ -75,6 +75,7 @@ def grpo_loss(
         if value is not None:
             check_number("grpo_loss", name, value, NON_NEGATIVE)
     _check_advantages(advantages, log_probs)
+    _check_mask(mask)
     if beta != 0 and reference_log_probs is None:
         raise ValueError(f"grpo_loss: reference_log_probs must be given where beta is not 0, but beta is {beta}")
     if (reduction == "constant") != (length is not None):
@@ -112,3 +113,12 @@ def _check_advantages(advantages: object, log_probs: Tensor) -> None:
             f"grpo_loss: advantages must have shape {list(log_probs.shape[:-1])} or {list(log_probs.shape)}, but its"
             f" shape is {list(advantages.shape)}"
         )
+
+
+def _check_mask(mask: Tensor) -> None:
+    """Raise for numbers other than 0 and 1, such as weights or labels, where values can be read."""
+    if mask.dtype == torch.bool or not values_are_readable(mask):
+        return
+    others = mask[(mask != 0) & (mask != 1)]
+    if others.numel():
+        raise ValueError(f"grpo_loss: mask must be bool, or have only 0 and 1, but it has {others[0].item()}")

@@ -7,7 +7,7 @@ rows are never materialized. 16-bit inputs are computed in float32. All derivati
 from typing import Literal
 
 from torch_aclnn_ops._checks import check_choice
-from torch_aclnn_ops._head_options import POSITIVE, check_number
+from torch_aclnn_ops._head_options import POSITIVE, check_number, check_shift
 from torch_aclnn_ops._numerics import widen
 from torch_aclnn_ops._types import Reduction
 from torch_aclnn_ops.functional._head.arguments import check_constant, check_log_probs, check_one_shape
@@ -38,13 +38,20 @@ def sequence_log_probs(
         >>> sequence_log_probs(torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([[5, 6, 7]]), average=True, shift=True)
         tensor([-1.5000])
     """
-    check_one_shape("sequence_log_probs", losses=losses, target=target)
     check_log_probs("sequence_log_probs", "(B, T)", losses=losses)
+<<<<<<< HEAD
     total = -widen(losses).sum(-1)
     if not average:
         return total
     # As int64, because a uint8 of 156 equals -100.
     return total / (target[..., int(shift) :].long() != ignore_index).sum(-1).clamp(min=1)
+=======
+    check_one_shape("sequence_log_probs", losses=losses, target=target)
+    places = check_shift("sequence_log_probs", shift, target)
+    counts = target[..., places:] != ignore_index
+    total = -widen(losses)[..., places:].masked_fill(~counts, 0).sum(-1)
+    return total / counts.sum(-1).clamp(min=1) if average else total
+>>>>>>> r5user
 
 
 def dpo_loss(

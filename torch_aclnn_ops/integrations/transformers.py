@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
+from torch_aclnn_ops._head_options import check_memory
 from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops.integrations import _lazy_heads
 from torch_aclnn_ops.integrations._lazy_logits import LazyLogits, materialized
@@ -74,7 +75,9 @@ def patch_model(model: _Model, *, chunk_size: int | Literal["auto"] = "auto", ma
 
     Raises:
         RuntimeError: Another library has replaced the head's ``forward``.
-        TypeError: ``model`` is not such a model, for instance a wrapper of one; or its head has no linear layer.
+        TypeError: ``model`` is not such a model, for instance a wrapper of one; or its head has no linear layer; or
+            ``chunk_size`` or ``max_memory`` has the wrong type.
+        ValueError: ``chunk_size`` or ``max_memory`` is less than 1, or both are given.
 
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -90,6 +93,7 @@ def patch_model(model: _Model, *, chunk_size: int | Literal["auto"] = "auto", ma
     Source: the interface is that of ``liger_kernel.transformers``, without its list of architectures.
     """
     inner = _pretrained_model(model, "patch_model")
+    check_memory("patch_model", chunk_size, max_memory)
     linears = _linears(inner)
     if not linears:
         raise TypeError(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from torch_aclnn_ops import functional as F
+from torch_aclnn_ops._head_options import check_memory
 from torch_aclnn_ops._numerics import is_autocast_on
 from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops.functional.linear_cross_entropy.types import OutputName
@@ -93,7 +94,8 @@ def patch_trainer(
     Raises:
         RuntimeError: This version of TRL computes its head in another way; or the head's weights are sharded when the
             loss is computed, as with FSDP1 and ZeRO-3.
-        TypeError: The trainer's model has no fused head.
+        TypeError: The trainer's model has no fused head, or ``chunk_size`` or ``max_memory`` has the wrong type.
+        ValueError: ``chunk_size`` or ``max_memory`` is less than 1, or both are given.
 
     Example:
         >>> from trl import SFTTrainer
@@ -102,6 +104,7 @@ def patch_trainer(
     Source: the head is a function of TRL's ``add_fused_lm_head``, which is called as it is.
     """
     models = _models(trainer, "patch_trainer")
+    check_memory("patch_trainer", chunk_size, max_memory)
     _check_version()
     _check_sharding(trainer)
     setattr(_trl, _NAME, _Head)

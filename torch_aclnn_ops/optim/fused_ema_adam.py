@@ -63,7 +63,7 @@ class FusedEmaAdam(AveragingOptimizer):
 
     Args:
         params: Parameters, (name, parameter) pairs, or dicts of parameter groups, each with any of the options below
-            except ``flatten``, and keys of your own. Real floating point, of any shape, on any device.
+            except ``flatten``, and keys of your own. Real floating point unless frozen, of any shape, on any device.
         lr: Learning rate, finite and at least 0. A one-element tensor may be on the CPU or on the parameters' device;
             a step never synchronizes with it.
         betas: Decay of the moving averages of the gradient and of its square, each in [0, 1).
@@ -88,7 +88,7 @@ class FusedEmaAdam(AveragingOptimizer):
 
     Raises:
         TypeError: ``params`` or an option has the wrong type, or an option is misspelled or supported by torch only.
-        ValueError: An option is out of range, a parameter is complex, or two share memory.
+        ValueError: An option is out of range, a parameter that requires grad is complex, or two share memory.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
