@@ -39,19 +39,11 @@ def sequence_log_probs(
         tensor([-1.5000])
     """
     check_log_probs("sequence_log_probs", "(B, T)", losses=losses)
-<<<<<<< HEAD
-    total = -widen(losses).sum(-1)
-    if not average:
-        return total
-    # As int64, because a uint8 of 156 equals -100.
-    return total / (target[..., int(shift) :].long() != ignore_index).sum(-1).clamp(min=1)
-=======
     check_one_shape("sequence_log_probs", losses=losses, target=target)
     places = check_shift("sequence_log_probs", shift, target)
-    counts = target[..., places:] != ignore_index
+    counts = target[..., places:].long() != ignore_index  # as int64, because a uint8 of 156 equals -100
     total = -widen(losses)[..., places:].masked_fill(~counts, 0).sum(-1)
     return total / counts.sum(-1).clamp(min=1) if average else total
->>>>>>> r5user
 
 
 def dpo_loss(
