@@ -13,7 +13,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 # Without them the slower implementation is used in every call.
 is_any_autocast_enabled = lookup("_C._is_any_autocast_enabled", "a short call outside of autocast", lambda: True)
-_number_of_dispatch_modes = lookup("_C._len_torch_dispatch_stack", "a short call outside of modes", lambda: 1)
+number_of_dispatch_modes = lookup("_C._len_torch_dispatch_stack", "a short call outside of modes", lambda: 1)
 disable_current_modes = lookup(
     "utils._python_dispatch._disable_current_modes", "explain() before the first call", nullcontext
 )
@@ -22,7 +22,7 @@ FakeTensorMode = lookup("_subclasses.fake_tensor.FakeTensorMode", "explain()")
 
 def in_dispatch_mode() -> bool:
     """Return whether a ``TorchDispatchMode`` is active."""
-    return bool(_number_of_dispatch_modes() > 0)
+    return bool(number_of_dispatch_modes() > 0)
 
 
 def assume_constant_result(function: _Function) -> _Function:

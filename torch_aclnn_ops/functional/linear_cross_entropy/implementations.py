@@ -18,7 +18,7 @@ from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
 from torch_aclnn_ops._call_log import is_explaining
 from torch_aclnn_ops._numerics import accumulation_dtype, widen
 from torch_aclnn_ops._torch_compat.derivatives import is_functorch_wrapped_tensor, is_legacy_batchedtensor
-from torch_aclnn_ops._torch_compat.modes import in_dispatch_mode, is_any_autocast_enabled
+from torch_aclnn_ops._torch_compat.modes import is_any_autocast_enabled, number_of_dispatch_modes
 from torch_aclnn_ops._torch_compat.public import in_jit_trace
 from torch_aclnn_ops.functional._drop_in import check_no_tangent, lower_precision_autocast_dtype
 from torch_aclnn_ops.functional._head.arguments import check_token_weight
@@ -209,7 +209,7 @@ def _is_small(call: LossCall) -> bool:
         return False
     if logits.chunk_size is not None or logits.max_memory is not None:
         return False
-    if weight.is_cpu and in_dispatch_mode():  # make_fx would record the kernel, which not all targets allow
+    if weight.is_cpu and number_of_dispatch_modes() > 0:  # make_fx would record the kernel, which not all targets allow
         return False
     return 0 < 12 * inputs.input.shape[0] * weight.shape[0] <= tiling.LOGITS_BYTES and has_small_loss_kernel(weight)
 
