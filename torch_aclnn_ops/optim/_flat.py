@@ -321,8 +321,8 @@ def can_flatten(param: Tensor, own_storages: set[int]) -> bool:
         return False
     if not param.is_floating_point() or param.is_meta or not (param.requires_grad or param.grad is not None):
         return False
-    storage = param.untyped_storage()
-    if param.is_cpu and storage.is_shared():
+    if param.is_cpu and param.untyped_storage().is_shared():
         return False
-    is_alone = storage.nbytes() == param.nbytes and not has_alias(param)
-    return (is_alone or storage.data_ptr() in own_storages) and is_dense(param)
+    # No variable holds the storage, because torch 2.9 counts that as a use.
+    is_alone = param.untyped_storage().nbytes() == param.nbytes and not has_alias(param)
+    return (is_alone or param.untyped_storage().data_ptr() in own_storages) and is_dense(param)
