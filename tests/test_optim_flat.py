@@ -174,6 +174,18 @@ def test_a_parameter_that_another_tensor_aliases_stays_where_it_is():
     assert_all_equal(weights_of(model), weights_of(other))
 
 
+def test_an_alias_made_after_a_step_stays_one_when_the_group_is_flattened_again():
+    model, other = nn.Linear(4, 4), nn.Linear(4, 4)
+    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, flatten=True)
+    for step in range(3):
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        if step == 0:
+            other.weight.data = model.weight.data
+            model.bias.data = model.bias.data.clone()  # moved, so that the next step flattens the group again
+    assert_all_equal([model.weight.detach()], [other.weight.detach()])
+
+
 def test_parameters_shared_with_other_processes_stay_shared():
     weights = [nn.Parameter(torch.ones(16)) for _ in range(2)]
     weights[0].share_memory_()

@@ -37,13 +37,14 @@ _uses_of: Callable[[int], int] = lookup(
 )
 
 
-def _storage_uses(tensor: Tensor) -> int:
+def storage_uses(tensor: Tensor) -> int:
+    """Return how many tensors have the storage of this one, itself included; torch may count a constant more."""
     return _uses_of(StorageWeakRef(tensor.untyped_storage()).cdata)
 
 
 def has_alias(tensor: Tensor) -> bool:
     """Return whether another tensor has the same storage, such as ``tensor.detach()``."""
-    return _storage_uses(tensor) > _storage_uses(torch.empty(0, device="cpu"))
+    return storage_uses(tensor) > storage_uses(torch.empty(0, device="cpu"))
 
 
 def load_state_dict_hooks(optimizer: Any) -> tuple[list[Callable[..., Any]], list[Callable[..., Any]]]:

@@ -13,7 +13,7 @@ from torch_aclnn_ops.ops.ema_adam.kernels import local
 from torch_aclnn_ops.ops.ema_adam.step_progress import StepProgress
 from torch_aclnn_ops.optim import _checkpoints
 from torch_aclnn_ops.optim._calls import INSIDE_SWAP_MESSAGE, MethodCall, begin, exclusive
-from torch_aclnn_ops.optim._flat import FlatGroup
+from torch_aclnn_ops.optim._flat_group import FlatGroup
 from torch_aclnn_ops.optim._memory import Placement, check_memory
 from torch_aclnn_ops.optim._options import CheckedOptions
 from torch_aclnn_ops.optim._sharding import ShardedModel, calling_zero_optimizer

@@ -1,19 +1,16 @@
 """Flattened parameters: contiguous buffers for the weights, gradients and states of many parameters."""
 
 import sys
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, MutableMapping, Sequence
 from functools import cache
 from itertools import repeat
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
-from torch_aclnn_ops._torch_compat.fsdp import is_in_fsdp1_unit
-from torch_aclnn_ops._torch_compat.optimizer import foreach_copy_, has_alias, version_of
-from torch_aclnn_ops.ops.ema_adam.kernels import is_dense, is_plain
+from torch_aclnn_ops._torch_compat.optimizer import foreach_copy_, storage_uses, version_of
 from torch_aclnn_ops.optim._states import (
     CachedState,
-    dtype_of_states,
     has_state,
     init_missing_state,
     sync_master_from_param,
@@ -86,15 +83,22 @@ class FlatBuffer:
         self._full_runs = self._runs([True] * len(self.params), [0] * len(self.params))
         self._has_all_grads = False  # in the last step
         self._has_params = False
+        self._own_uses: dict[int, int] = {}  # of the storages of the views, without the parameters
 
     def replace_params(self) -> None:
         """Make the parameters views of their buffer; called after all allocations have succeeded."""
+        self._own_uses = {storage_of(view): storage_uses(view) for view in self.param_views}
         # In C code, which no signal handler can interrupt.
         deque(map(setattr, self.params, repeat("data"), self.param_views), maxlen=0)
         self._cached = CachedState(self.params, self._all_states)
         self._locations = list(map(_location, self.params))
         self._strides = list(map(Tensor.stride, self.params))
         self._has_params = True
+
+    def own_uses(self) -> dict[int, int]:
+        """Return how many tensors have the storage of each view, without those of the caller, by its address."""
+        params = Counter(map(storage_of, self.params))
+        return {storage: uses + params[storage] for storage, uses in self._own_uses.items()}
 
     def _create_grads(self) -> None:
         self.grads = torch.zeros_like(self.weights)
@@ -231,56 +235,6 @@ class FlatBuffer:
         self._cached.record_versions()
 
 
-class FlatGroup:
-    """The buffers of a parameter group, and its parameters that cannot be flattened; ``previous`` is replaced by it."""
-
-    def __init__(
-        self, group: dict[str, Any], states: MutableMapping[Tensor, Any], previous: "FlatGroup | None" = None
-    ) -> None:
-        self._params = list(group["params"])
-        self._previous = previous
-        self._is_complete = False
-        own = previous.storages() if previous else set()
-        self._states, self._master_weights = states, group["master_weights"]
-        self._by_kind: dict[Any, list[Tensor]] = defaultdict(list)
-        self.rest: list[Tensor] = []
-        for param in self._params:
-            if can_flatten(param, own):
-                self._by_kind[param.dtype, param.device].append(param)
-            else:
-                self.rest.append(param)
-        self.buffers: list[FlatBuffer] = []
-
-    def storages(self) -> set[int]:
-        """Return the storage addresses of all views of buffers that parameters may be."""
-        own = {view.untyped_storage().data_ptr() for buffer in self.buffers for view in buffer.param_views}
-        return own | self._previous.storages() if self._previous else own
-
-    def replace_params(self) -> None:
-        """Move the parameters into buffers, one dtype at a time, so that their previous memory is freed.
-
-        After a failure, a new group that has this one as ``previous`` recovers them.
-        """
-        for params in self._by_kind.values():
-            self.buffers.append(FlatBuffer(params, dtype_of_states(params[0], self._master_weights), self._states))
-            self.buffers[-1].replace_params()
-        self._previous, self._is_complete = None, True
-
-    def has_own_grads(self) -> bool:
-        """Return whether all parameters are flattened and all gradients are views of their buffers."""
-        return not self.rest and all(buffer.has_own_grads() for buffer in self.buffers)
-
-    def is_current(self, group: dict[str, Any], states: MutableMapping[Tensor, Any], have_moved: bool) -> bool:
-        """Return whether the group still has the same parameters, as views of its buffers; see ``FlatBuffer``."""
-        params = group["params"]
-        return (
-            self._is_complete
-            and len(params) == len(self._params)
-            and all(map(is_, params, self._params))
-            and all(buffer.is_current(states, have_moved) for buffer in self.buffers)
-        )
-
-
 def _location(param: Tensor) -> object:
     return param.data_ptr(), param.shape, param.stride(), param.dtype
 
@@ -311,18 +265,5 @@ def _references_of_a_gradient() -> int:
     return _references(list(grads))[0]
 
 
-def can_flatten(param: Tensor, own_storages: set[int]) -> bool:
-    """Return whether a parameter can be moved into a buffer.
-
-    It cannot if it has no memory, belongs to FSDP1, which keeps views of it, or shares its storage with another tensor
-    or process, which would no longer alias it.
-    """
-    if not is_plain(param) or is_in_fsdp1_unit(param) or param.numel() == 0 or param.layout != torch.strided:
-        return False
-    if not param.is_floating_point() or param.is_meta or not (param.requires_grad or param.grad is not None):
-        return False
-    if param.is_cpu and param.untyped_storage().is_shared():
-        return False
-    # No variable holds the storage, because torch 2.9 counts that as a use.
-    is_alone = param.untyped_storage().nbytes() == param.nbytes and not has_alias(param)
-    return (is_alone or param.untyped_storage().data_ptr() in own_storages) and is_dense(param)
+def storage_of(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

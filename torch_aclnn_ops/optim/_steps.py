@@ -20,7 +20,8 @@ from torch_aclnn_ops.ops.ema_adam.kernels import (
     update,
 )
 from torch_aclnn_ops.ops.ema_adam.step_progress import StepProgress, add_note
-from torch_aclnn_ops.optim._flat import FlatBuffer, FlatGroup
+from torch_aclnn_ops.optim._flat import FlatBuffer
+from torch_aclnn_ops.optim._flat_group import FlatGroup
 from torch_aclnn_ops.optim._options import EmaSchedule
 from torch_aclnn_ops.optim._states import describe_params, dtype_of_states, has_state, init_missing_state
 

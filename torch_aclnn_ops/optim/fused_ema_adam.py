@@ -10,7 +10,7 @@ from torch_aclnn_ops.ops.ema_adam.step_progress import StepProgress
 from torch_aclnn_ops.optim import _steps
 from torch_aclnn_ops.optim._averages import AveragingOptimizer
 from torch_aclnn_ops.optim._calls import call_closure, exclusive
-from torch_aclnn_ops.optim._flat import FlatGroup
+from torch_aclnn_ops.optim._flat_group import FlatGroup
 from torch_aclnn_ops.optim._memory import check_memory, check_params
 from torch_aclnn_ops.optim._options import EmaSchedule, check_are_params, check_group, checked_names, options_of
 from torch_aclnn_ops.optim._sharding import calling_zero_optimizer
