@@ -508,6 +508,12 @@ REFUSALS = {
     "reduction": ({**HEADS, "reduction": "batchmean"}, ValueError, "reduction must be one of 'none', 'mean', 'sum'"),
     "beta 0": ({**HEADS, "beta": 0.0}, ValueError, "beta must be above 0 and below 1, but it is 0.0"),
     "beta": ({**HEADS, "beta": "x"}, TypeError, "beta must be a number, but it is 'x'"),
+    "beta of the reverse KL": (
+        {**HEADS, "divergence": "reverse_kl", "beta": 0.1},
+        ValueError,
+        "beta must be 0.5, the default, with divergence='reverse_kl', but it is 0.1",
+    ),
+    "ignore_index without labels": ({**HEADS, "ignore_index": 0}, ValueError, "ignore_index must be -100, .*is 0"),
     "temperature": ({**HEADS, "temperature": 0}, ValueError, "temperature must be positive and finite"),
     "chunk_size": ({**HEADS, "chunk_size": 0}, ValueError, "chunk_size must be at least 1"),
     "both": ({**HEADS, "chunk_size": 1, "max_memory": 9}, ValueError, "chunk_size and max_memory must not both be"),

@@ -16,7 +16,7 @@ _COUNT = ("at least 1", lambda number: number >= 1)
 _POSITIVE = ("positive and finite", lambda number: 0 < number < math.inf)
 POSITIVE: _Rule = (_REAL, "a number", *_POSITIVE)
 NON_NEGATIVE: _Rule = (_REAL, "a number", "at least 0 and finite", lambda number: 0 <= number < math.inf)
-FRACTION: _Rule = (_REAL, "a number", "above 0 and below 1", lambda number: 0 < number < 1)
+_FRACTION: _Rule = (_REAL, "a number", "above 0 and below 1", lambda number: 0 < number < 1)
 _RULES: dict[str, _Rule] = {
     "chunk_size": (Integral, '"auto" or an int', *_COUNT),
     "max_memory": (Integral, "None or an int", *_COUNT),
@@ -34,6 +34,15 @@ def check_number(function: str, name: str, value: Any, rule: _Rule | None = None
     if not fits(value):
         raise ValueError(f"{function}: {name} must be {accepted_range}, but it is {value}")
     return int(value) if kind is Integral else float(value)
+
+
+def check_beta(function: str, divergence: str, beta: Any) -> float:
+    """Check the weight of the Jensen-Shannon divergence, and return it as a float; the others do not use it."""
+    value: float = check_number(function, "beta", beta, _FRACTION)
+    if divergence != "jensen_shannon" and value != 0.5:
+        accepted = f"0.5, the default, with divergence={divergence!r}"
+        raise ValueError(f"{function}: beta must be {accepted}, but it is {value}")
+    return value
 
 
 def check_memory(

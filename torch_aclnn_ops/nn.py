@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args, overload
 
 from torch_aclnn_ops import functional as F
 from torch_aclnn_ops._checks import check_choice
-from torch_aclnn_ops._head_options import FRACTION, check_number, check_options
+from torch_aclnn_ops._head_options import check_beta, check_number, check_options
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyLoss as _TorchLinearCrossEntropyLoss
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
 from torch_aclnn_ops._types import Reduction
@@ -302,7 +302,7 @@ class LinearKLDivLoss(torch.nn.Module):
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         check_choice("LinearKLDivLoss", "divergence", divergence, get_args(Divergence))
-        check_number("LinearKLDivLoss", "beta", beta, FRACTION)
+        check_beta("LinearKLDivLoss", divergence, beta)
         check_options("LinearKLDivLoss", reduction, temperature, shift, zero_if_all_ignored, chunk_size, max_memory)
         super().__init__()
         self.options: dict[str, Any] = given

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from torch_aclnn_ops._checks import check_choice
-from torch_aclnn_ops._head_options import FRACTION, check_bool, check_memory, check_number, check_shift
+from torch_aclnn_ops._head_options import check_beta, check_bool, check_memory, check_number, check_shift
 from torch_aclnn_ops._types import Reduction
 from torch_aclnn_ops.functional._head.arguments import check_token_weight, labels_to_rows, rows_to_labels
 from torch_aclnn_ops.functional._head.shards import Messages, shards_of
@@ -81,11 +81,11 @@ def linear_kl_div(
         divergence: ``"forward_kl"``, KL(teacher || student); ``"reverse_kl"``, KL(student || teacher); or
             ``"jensen_shannon"``, with the mixture m = beta teacher + (1 - beta) student the sum of
             beta KL(teacher || m) and (1 - beta) KL(student || m).
-        beta: Weight of the Jensen-Shannon divergence, above 0 and below 1.
+        beta: Weight of the teacher in the Jensen-Shannon divergence, above 0 and below 1; only for that divergence.
         temperature: Divisor of the logits. Unlike many implementations of distillation, the loss is not multiplied by
             the square of the temperature.
         target: Labels, int64 or uint8, shape of the rows; rows whose label is ``ignore_index`` are ignored.
-        ignore_index: The label of ignored rows.
+        ignore_index: The label of ignored rows; only with ``target``.
         shift: Number of positions by which labels are shifted, ``True`` for 1; the first labels of a sequence have no
             row. ``token_weight``, and the loss with ``"none"``, are aligned with the labels.
         token_weight: Factor of each row's loss, shape of the rows, floating point, differentiable.
@@ -134,7 +134,7 @@ def linear_kl_div(
     check_choice(NAME, "divergence", divergence, DIVERGENCES)
     check_choice(NAME, "reduction", reduction, arguments.REDUCTIONS)
     check_bool(NAME, "zero_if_all_ignored", zero_if_all_ignored)
-    measure = Measure(divergence, check_number(NAME, "beta", beta, FRACTION))
+    measure = Measure(divergence, check_beta(NAME, divergence, beta))
     rows, bytes_held = check_memory(NAME, chunk_size, max_memory)
     logits = LogitOptions(None, check_number(NAME, "temperature", temperature), rows, bytes_held, function=NAME)
     arguments.check_student(input, linear_weight, linear_bias, process_group is not None)

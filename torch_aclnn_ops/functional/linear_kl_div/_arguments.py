@@ -199,6 +199,7 @@ def check_target(target: Any, input: Tensor, ignore_index: object) -> None:
     is_index = isinstance(ignore_index, int) and not isinstance(ignore_index, bool)
     check("ignore_index", is_index, "be an int", f"is {ignore_index!r}", TypeError)
     if target is None:
+        check("ignore_index", ignore_index == -100, "be -100, the default, without target", f"is {ignore_index}")
         return
     _check_tensor("target", target, input, is_floating=False)
     is_right = target.dtype in (torch.int64, torch.uint8)
