@@ -122,6 +122,33 @@ def test_the_weights_of_kto_are_exact_and_a_divergence_may_have_any_shape_of_one
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-15)
 
 
+def test_the_beta_of_kto_is_exact_in_float64():
+    ratios, is_desirable = torch.tensor([0.5, -0.25], dtype=torch.float64), torch.tensor([True, False])
+    found = F.kto_loss(ratios, torch.zeros_like(ratios), is_desirable, 0.0, beta=0.3, reduction="none")
+    torch.testing.assert_close(
+        found, torch.sigmoid(torch.tensor([-0.15, -0.075], dtype=torch.float64)), rtol=0, atol=1e-15
+    )
+
+
+def test_orpo_is_finite_where_the_preferred_sequence_is_certain():
+    rejected = torch.tensor([-1e-6, -0.5, -100.0, -1000.0], dtype=torch.float64, requires_grad=True)
+    chosen = torch.zeros_like(rejected, requires_grad=True)
+    loss = F.orpo_loss(chosen, rejected, beta=1.0, reduction="none")
+    found = torch.autograd.grad(loss.sum(), (chosen, rejected))
+    # The derivative of log(1 + odds(rejected) expm1(-chosen)) at 0.
+    expected = -rejected.detach().exp() / -torch.expm1(rejected.detach())
+    assert torch.equal(loss, torch.zeros_like(loss))
+    torch.testing.assert_close(found, (expected, torch.zeros_like(expected)))
+
+
+@pytest.mark.parametrize("chosen", [-1e-3, -0.5, -1 + 1e-9, -1 - 1e-9, -20.0, -1000.0])
+def test_orpo_is_right_for_certain_and_for_impossible_sequences(chosen):
+    given = [torch.full((4,), chosen).double(), torch.tensor([-1e-3, -0.7, -30.0, -500.0]).double()]
+    assert torch.autograd.gradcheck(partial(F.orpo_loss, reduction="none"), [one.requires_grad_() for one in given])
+    found = F.orpo_loss(*given, reduction="none")
+    torch.testing.assert_close(found, orpo(*given, 0.1), rtol=1e-10, atol=1e-14)
+
+
 def test_the_odds_of_a_nearly_certain_sequence_are_exact_in_float32():
     chosen, rejected = torch.tensor([-1e-6]), torch.tensor([-2e-6])
     expected = F.orpo_loss(chosen.double(), rejected.double())
@@ -233,6 +260,8 @@ ERROR_INPUTS = {
     "beta that is no number": (lambda: F.dpo_loss(*[ONE] * 4, beta=None), "beta must be a number, but it is None"),
     "shapes": (lambda: F.dpo_loss(ONE, ONE, ONE, ONE[:1]), r"reference_rejected must have shape \[2\], as chosen has"),
     "no tensor": (lambda: F.orpo_loss(ONE, 1.0), "rejected must be a Tensor, but it is 1.0"),
+    "orpo above 0": (lambda: F.orpo_loss(ONE + 0.5, ONE - 1), "chosen must be at most 0, but it has 0.5"),
+    "orpo of infinite odds": (lambda: F.orpo_loss(ONE - 1, ONE), "rejected must be below 0, .*but it has 0.0"),
     "loss_type": (lambda: F.dpo_loss(*[ONE] * 4, loss_type="kto"), "loss_type must be one of 'sigmoid'"),
     "smoothing": (lambda: F.dpo_loss(*[ONE] * 4, label_smoothing=0.5), "label_smoothing must be at least 0 and below"),
     "smoothed ipo": (lambda: F.dpo_loss(*[ONE] * 4, loss_type="ipo", label_smoothing=0.1), "label_smoothing must be"),

@@ -6,7 +6,7 @@ rows are never materialized. 16-bit inputs are computed in float32. All derivati
 
 from typing import Literal
 
-from torch_aclnn_ops._checks import check_choice
+from torch_aclnn_ops._checks import check_choice, values_are_readable
 from torch_aclnn_ops._head_options import POSITIVE, check_number, check_shift
 from torch_aclnn_ops._numerics import widen
 from torch_aclnn_ops._types import Reduction
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, relu
 
 LossType = Literal["sigmoid", "hinge", "ipo"]
+_ROUNDING_OF_LOSSES = 1e-3  # the computed loss of a certain label may be below 0
 
 
 def sequence_log_probs(
@@ -162,13 +163,18 @@ def orpo_loss(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1, reduction:
     Add the other term, the cross entropy of the preferred sequences, to the result.
 
     Args:
-        chosen: Log-probabilities of the preferred sequences, averaged over tokens and therefore below 0, shape (B,).
-        rejected: Log-probabilities of the rejected sequences, averaged over tokens, shape (B,).
+        chosen: Log-probabilities of the preferred sequences, averaged over tokens and therefore at most 0, shape (B,).
+        rejected: Log-probabilities of the rejected sequences, averaged over tokens, below 0, shape (B,).
         beta: Factor of the loss.
         reduction: ``"none"``, ``"mean"`` or ``"sum"``.
 
     Returns:
         The loss: 0-dim, or with ``"none"`` shape (B,).
+
+    Raises:
+        ValueError: A value of ``chosen`` is above 0, or one of ``rejected``, whose odds would be infinite, is not below
+            0. On an NPU and in compiled code the loss is inf or NaN instead, except on an NPU with
+            ``torch_aclnn_ops.check_values(True)``.
 
     Example:
         >>> orpo_loss(torch.tensor([-0.5]), torch.tensor([-2.0]))
@@ -178,8 +184,9 @@ def orpo_loss(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1, reduction:
     """
     check_log_probs("orpo_loss", "(B,)", chosen=chosen, rejected=rejected)
     check_number("orpo_loss", "beta", beta, POSITIVE)
-    log_odds = [log_probs - (-torch.expm1(log_probs)).log() for log_probs in (widen(chosen), widen(rejected))]
-    return _reduce("orpo_loss", -beta * logsigmoid(log_odds[0] - log_odds[1]), reduction)
+    _check_values("chosen", chosen, chosen > _ROUNDING_OF_LOSSES, "at most 0")
+    _check_values("rejected", rejected, rejected >= 0, "below 0, as those of sequences with an uncertain label are")
+    return _reduce("orpo_loss", beta * _negated_log_sigmoid_of_odds(widen(chosen), widen(rejected)), reduction)
 
 
 def kto_loss(
@@ -231,7 +238,26 @@ def kto_loss(
     weights = torch.where(
         is_desirable, torch.full_like(ratios, desirable_weight), torch.full_like(ratios, undesirable_weight)
     )
-    return _reduce("kto_loss", weights * torch.sigmoid(-beta * signs * (ratios - baseline)), reduction)
+    return _reduce("kto_loss", weights * torch.sigmoid(-beta * (signs * (ratios - baseline))), reduction)
+
+
+def _check_values(name: str, log_probs: Tensor, is_wrong: Tensor, accepted: str) -> None:
+    if values_are_readable(log_probs) and bool(is_wrong.any()):
+        raise ValueError(f"orpo_loss: {name} must be {accepted}, but it has {log_probs[is_wrong][0].item()}")
+
+
+def _negated_log_sigmoid_of_odds(chosen: Tensor, rejected: Tensor) -> Tensor:
+    """Return -log sigmoid(log odds(chosen) - log odds(rejected)), with odds(x) = exp(x) / (1 - exp(x)).
+
+    It is log(1 + odds(rejected) / odds(chosen)). With 1 / odds(x) = expm1(-x), that is finite and differentiable where
+    the chosen sequence is certain, x = 0, and the odds are infinite; far from there expm1(-x) may overflow.
+    """
+    is_near = chosen > -1
+    near, far = chosen.where(is_near, -1), chosen.where(~is_near, -1)
+    rest = -torch.expm1(rejected)  # 1 - exp(rejected), without cancellation
+    of_near = torch.log1p(torch.expm1(-near) * rejected.exp() / rest)
+    of_far = -logsigmoid(far - (-torch.expm1(far)).log() - (rejected - rest.log()))
+    return torch.where(is_near, of_near, of_far)
 
 
 def _of_margins(
