@@ -318,8 +318,8 @@ def fail(function: str, nth: int = 1, status: int = 500001, message: str = "fail
     Raises:
         HostNpuError: The host NPU is not enabled.
         TypeError: An argument has the wrong type.
-        ValueError: CANN has no such ``function``, or it is never called or cannot fail; ``nth`` is below 1, or
-            ``status`` is 0, which would be success.
+        ValueError: CANN has no such ``function``, or it is never called or cannot fail; ``nth`` is below 1, or that
+            call is already to fail; or ``status`` is 0, which would be success.
 
     Example:
         >>> host_npu.fail("aclnnMseLossBackwardGetWorkspaceSize", status=161002)  # doctest: +SKIP
@@ -353,4 +353,5 @@ def fail(function: str, nth: int = 1, status: int = 500001, message: str = "fail
         raise ValueError(f"nth must be at least 1, got {nth}")
     if status == 0:
         raise ValueError("status must not be 0, which is success")
-    runtime.host_npu_fail(function.encode(), nth, status, message.encode())
+    if not runtime.host_npu_fail(function.encode(), nth, status, message.encode()):
+        raise ValueError(f"call {nth} of {function} from now on is already to fail: pass another nth")

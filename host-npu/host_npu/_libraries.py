@@ -93,7 +93,7 @@ def load_cann() -> ctypes.CDLL:
     runtime.host_npu_reset.restype = None
     runtime.host_npu_count_calls.restype = None
     runtime.host_npu_fail.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_char_p]
-    runtime.host_npu_fail.restype = None
+    runtime.host_npu_fail.restype = ctypes.c_bool
     return runtime
 
 

@@ -166,9 +166,17 @@ def _wanted(name: str) -> str:
 
 def _alike(wanted: str, answers: dict[str, str]) -> list[str]:
     """Return the operators with a plain name in their own: refused ones last, and the most similar names first."""
-    alike = [operator for operator in answers if wanted in _plain(operator)]
-    alike.sort(key=lambda operator: (answers[operator] == "refused", _plain(operator).index(wanted), len(operator)))
+    places = {operator: _place(wanted, operator) for operator in answers}
+    alike = [operator for operator, place in places.items() if place >= 0]
+    alike.sort(key=lambda operator: (answers[operator] == "refused", places[operator], len(operator)))
     return alike
+
+
+def _place(wanted: str, operator: str) -> int:
+    """Return where ``wanted`` begins in an operator's plain name, at one of its words, or -1."""
+    plain = _plain(operator)
+    words = re.finditer(r"[A-Z]+(?![a-z])|[A-Z][a-z]*|[a-z]+|\d+", operator.removeprefix("aclnn"))
+    return next((word.start() for word in words if plain.startswith(wanted, word.start())), -1)
 
 
 def is_refused(operator: str) -> bool:
@@ -228,8 +236,10 @@ def found(name: str, called: Sequence[str] = (), soc: str = "", runs: bool = Fal
         ]
     elif runs:
         lines.append(f"torch_npu.{function} runs on {soc}, and calls no operator of CANN with its required arguments")
+    elif alike and is_of_torch_npu(function):
+        lines.append(f"Which of these torch_npu.{function} calls on {soc} is not known here:")
     others = [operator for operator in alike if operator not in called]
-    if lines and others and not is_graph_function:
+    if others and (called or runs) and not is_graph_function:
         lines.append("Others with this name:")
     lines += [_line(operator, answers) for operator in others]
     return lines + _notes(function, wanted, {operator: answers[operator] for operator in alike})

@@ -102,9 +102,10 @@ def test_the_list_begins_with_what_the_function_calls_on_the_chip(soc, function,
 
 
 def test_the_list_says_what_runs_and_what_does_not_exist():
-    functions = ["npu_dtype_cast", "npu_format_cast", "npu_conv2d", "npu_nothing"]
+    functions = ["npu_dtype_cast", "npu_format_cast", "npu_conv2d", "npu_ffn", "npu_nothing"]
     result = _run("--soc", "Ascend910B", "--list", *functions)
     firsts = [lines.splitlines()[:2] for lines in result.stdout.split("\n\n")]
+    assert "Off" not in result.stdout  # "ffn" is inside of RoundOffNumber, but not one of its words
     assert result.returncode == 1 and firsts == [
         [
             "torch_npu.npu_dtype_cast calls on Ascend910B, with its required arguments:",
@@ -115,6 +116,10 @@ def test_the_list_says_what_runs_and_what_does_not_exist():
             "Others with this name:",
         ],
         ["npu_conv2d: refused, a graph operator (aclop)", "aclnnDeformableConv2d: refused"],
+        [
+            "Which of these torch_npu.npu_ffn calls on Ascend910B is not known here:",
+            "aclnnFFNV2: computed by a formula, with PyTorch's dtypes and shapes",
+        ],
         ["npu_nothing: torch_npu has no such function, and CANN no operator with this in its name"],
     ]
 

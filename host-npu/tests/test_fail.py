@@ -91,7 +91,8 @@ _NEAREST = {
 @pytest.fixture(scope="module")
 def answers():
     names = [*_NEAREST, "aclnnLightningIndexer", "aclnnLightningIndexerGetWorkspaceSize", "aclGetRecentErrMsg"]
-    command = [sys.executable, "-c", _NAMES, json.dumps([*names, "host_npu_reset"])]
+    names += ["host_npu_reset", "aclrtMemcpyAsync", "aclrtMemcpyAsync"]
+    command = [sys.executable, "-c", _NAMES, json.dumps(names)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     return read_json(result.stdout)
@@ -117,3 +118,9 @@ def test_only_phase_one_of_a_refused_operator_can_fail(answers):
 @pytest.mark.parametrize("name", ["aclGetRecentErrMsg", "host_npu_reset"])
 def test_a_function_without_a_status_cannot_fail(name, answers):
     assert answers[name] == f"{name} has no status, and so it cannot fail"
+
+
+def test_a_call_fails_once(answers):
+    assert answers["aclrtMemcpyAsync"] == (
+        "call 1 of aclrtMemcpyAsync from now on is already to fail: pass another nth"
+    )

@@ -156,8 +156,10 @@ std::optional<std::string> run_identity(const GraphCall& call) {
     if (call.inputs.size() != 1 || call.outputs.size() != 1) return "it has one input and one output";
     const auto& [from, source] = call.inputs[0];
     const auto& [to, destination] = call.outputs[0];
-    if (from.type != to.type || from.dims != to.dims || item_size(to.type) == 0) {
-        return "its output has another dtype or another shape than its input";
+    if (from.type != to.type || item_size(to.type) == 0) return "its output has another dtype than its input";
+    if (from.dims != to.dims) {
+        return "its output has another shape than its input; a part of a tensor in a private format is not simulated: "
+               "cast the tensor to a base format first, with npu_format_cast";
     }
     if (product(to.dims) == 0 && all_at_least(0, to.dims)) return std::nullopt;
     if (!has_places(from) || !has_places(to)) {

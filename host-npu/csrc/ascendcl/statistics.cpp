@@ -166,11 +166,15 @@ HOST_NPU_EXPORT void host_npu_reset() {
     for (auto& [device, bytes] : all.bytes) bytes.peak = bytes.now;
 }
 
-HOST_NPU_EXPORT void host_npu_fail(const char* function, std::int64_t nth, std::int32_t status, const char* message) {
+// Returns whether the call was not to fail already.
+HOST_NPU_EXPORT bool host_npu_fail(const char* function, std::int64_t nth, std::int32_t status, const char* message) {
     auto& all = host_npu::statistics();
     const std::lock_guard lock(all.mutex);
+    const auto is_same = [&](const auto& other) { return other.function == function && other.calls_before == nth - 1; };
+    if (std::ranges::any_of(all.failures, is_same)) return false;
     all.failures.push_back({function, nth - 1, status, message});
     all.set_whether_it_looks();
+    return true;
 }
 
 HOST_NPU_EXPORT void host_npu_count_calls() {

@@ -69,6 +69,8 @@ void require_heads(const Tensor& query, const Tensor& key, const Tensor& value, 
 void require_inputs(const Tensor& query, const Tensor& key, const Tensor& value, const Setting& at) {
     require_shapes(shaped(query, key, value, at));
     require_heads(query, key, value, at);
+    const auto keys = at.packed() ? 1 : key.size(at.layout == "BNSD" ? 2 : at.layout == "SBH" ? 0 : 1);
+    TORCH_CHECK(keys > 0, "the host NPU computes attention of at least one key, but key has shape ", key.sizes());
 }
 
 // Those of the gradient besides: results and their statistics are of all queries.

@@ -5,6 +5,10 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
 
+#include <algorithm>
+
+#include "opapi/chip.h"
+
 namespace host_npu {
 namespace {
 
@@ -32,7 +36,8 @@ namespace {
 
 // The last dimension is rotated; cos and sin have a 1 in place of heads, of batches, or of both.
 constexpr const char* kRotated = "A B C D%2<=1024 | T N D%2<=1024";
-constexpr const char* kAngles = "A B C D | 1 B C D | A 1 C D | A B 1 D | 1 1 C D | 1 B 1 D | A 1 1 D | T N D | T 1 D";
+constexpr const char* kAngles =
+    "A B C D | 1 B C D | A 1 C D | A B 1 D | 1 1 C D | 1 B 1 D | A 1 1 D | 1 1 1 D | T N D | T 1 D";
 const TensorRules kRotary{
     {"x", kFloats, kRotated}, {"cos", as("x"), kAngles}, {"sin", as("x"), kAngles}, {"out", as("x"), kRotated}};
 
@@ -41,8 +46,20 @@ void require_angles(const Tensor& cos, const Tensor& sin) {
     require_shapes({{"cos", cos.sizes(), "...cos"}, {"sin", sin.sizes(), "...cos"}});
 }
 
-void rotary(const Tensor& x, const Tensor& cos, const Tensor& sin, std::int64_t mode, const Out& out) {
+// The chips before the Ascend950 rotate smaller heads, and neighbours by angles of positions only.
+void require_rotary(const Tensor& x, const Tensor& cos, const Tensor& sin, std::int64_t mode) {
     require_angles(cos, sin);
+    if (soc() == Soc::Ascend950) return;
+    TORCH_CHECK(x.size(-1) < 896, "heads have ", x.size(-1), " elements; CANN rotates fewer than 896 on this chip");
+    const auto ones = std::ranges::count(cos.sizes().slice(0, cos.dim() - 1), 1);
+    TORCH_CHECK(ones < 3 || std::ranges::count(x.sizes(), 1) > 0, "cos has shape ", cos.sizes(), " and x ", x.sizes(),
+                "; on this chip, CANN takes the same angles for all positions only if there is one");
+    TORCH_CHECK(mode == 0 || cos.dim() < 4 || ones >= 2, "cos has shape ", cos.sizes(),
+                " in the mode interleave; on this chip, CANN takes 11SD, 1S1D or S11D, of the layout of x");
+}
+
+void rotary(const Tensor& x, const Tensor& cos, const Tensor& sin, std::int64_t mode, const Out& out) {
+    require_rotary(x, cos, sin, mode);
     out = x * cos + turned(x, mode) * sin;
 }
 const Formula<"aclnnRotaryPositionEmbedding", rotary> rotary_forward{kRotary};
@@ -50,7 +67,7 @@ const Formula<"aclnnRotaryPositionEmbedding", rotary> rotary_forward{kRotary};
 // `rotate` is a matrix that turns the pairs in the mode's place.
 void rotary_by(const Tensor& x, const Tensor& cos, const Tensor& sin, std::int64_t mode, const OptionalTensor& rotate,
                const Out& out) {
-    require_angles(cos, sin);
+    require_rotary(x, cos, sin, mode);
     out = x * cos + (rotate ? x.matmul(*rotate) : turned(x, mode)) * sin;
 }
 const Formula<"aclnnRotaryPositionEmbeddingV2", rotary_by> rotary_forward_by{{"x", kFloats, kRotated},
@@ -61,7 +78,7 @@ const Formula<"aclnnRotaryPositionEmbeddingV2", rotary_by> rotary_forward_by{{"x
 
 void rotary_grad(const Tensor& dy, const Tensor& cos, const Tensor& sin, const OptionalTensor& x, std::int64_t mode,
                  const Out& dx, const Out& dcos, const Out& dsin) {
-    require_angles(cos, sin);
+    require_rotary(dy, cos, sin, mode);
     dx = dy * cos - turned(dy * sin, mode);
     if (!x) return;
     dcos = (dy * *x).sum_to_size(cos.sizes());

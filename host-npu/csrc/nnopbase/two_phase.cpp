@@ -39,7 +39,7 @@ class LastRefusal {
 
     std::string of(const Api& api) {
         const std::lock_guard lock(mutex_);
-        return phase_one_ == api.phase_one ? ", because " + phase_one_ + " failed: " + text_ : "";
+        return phase_one_ == api.phase_one ? "; " + phase_one_ + " failed last with: " + text_ : "";
     }
 
   private:

@@ -3,7 +3,7 @@
 
 #include "tests/ranks.h"
 
-extern "C" void host_npu_fail(const char* function, std::int64_t nth, std::int32_t status, const char* message);
+extern "C" bool host_npu_fail(const char* function, std::int64_t nth, std::int32_t status, const char* message);
 
 namespace {
 

@@ -105,7 +105,7 @@ const Case refused_phase_one{
         recent_error();
         expect_equal(call.phase_two(nullptr, 0, executor, nullptr), 161001, "the status without executor");
         const auto message = recent_error().value_or("");
-        for (const auto* part : {"because aclnnMseLossBackwardGetWorkspaceSize failed: ", "reduction"}) {
+        for (const auto* part : {"; aclnnMseLossBackwardGetWorkspaceSize failed last with: ", "reduction"}) {
             expect(message.find(part) != std::string::npos, message);
         }
     }};

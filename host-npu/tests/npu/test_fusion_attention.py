@@ -224,6 +224,13 @@ def test_a_value_has_to_fit_the_keys(operator, layout, shape):
         operator(query, key, value, _HEADS, layout)
 
 
+@pytest.mark.parametrize("layout", _LAYOUTS)
+def test_attention_of_no_keys_is_refused(layout):
+    query, keys = (_LAYOUTS[layout](torch.zeros(2, 4, length, 16)).contiguous().npu() for length in (6, 0))
+    with pytest.raises(RuntimeError, match="attention of at least one key, but key has shape"):
+        torch_npu.npu_fusion_attention(query, keys, keys, 4, layout)
+
+
 @pytest.mark.parametrize("shape", ["more batches", "one batch"])
 def test_keys_have_to_fit_the_queries(shape):
     query, key = (torch.zeros(each).npu() for each in (_SHAPES[0], _UNFIT[shape]))

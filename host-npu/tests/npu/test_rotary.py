@@ -1,5 +1,8 @@
 """Rotary embeddings of a query and a key on the host NPU, against their formula in float64."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch_npu
@@ -42,6 +45,45 @@ def test_interleave_rope_sorts_the_pairs_before_it_rotates_halves(dtype):
     result = torch_npu.npu_interleave_rope(x.npu(), cos.npu(), sin.npu())
     ordered = torch.cat([x[..., ::2], x[..., 1::2]], -1).double()
     _close(result, ordered * cos.double() + _turned(ordered, "half") * sin.double())
+
+
+# Shapes of x and cos, the mode, and what an Ascend910B says, or None if it takes them.
+_OF_THE_CHIP = {
+    "large heads": ((1, 2, 3, 896), (1, 1, 3, 896), "half", "fewer than 896"),
+    "the largest heads": ((1, 2, 3, 894), (1, 1, 3, 894), "half", None),
+    "interleave by heads": ((2, 2, 3, 64), (2, 2, 3, 64), "interleave", "11SD, 1S1D or S11D"),
+    "interleave by positions": ((2, 2, 3, 64), (1, 1, 3, 64), "interleave", None),
+    "the same angles": ((2, 2, 3, 64), (1, 1, 1, 64), "half", "same angles"),
+    "one position": ((2, 2, 1, 64), (1, 1, 1, 64), "half", None),
+}
+
+
+@pytest.mark.parametrize(("shape", "angles", "mode", "refused"), _OF_THE_CHIP.values(), ids=_OF_THE_CHIP)
+def test_rotary_mul_takes_what_cann_documents_for_the_chip(shape, angles, mode, refused):
+    x, cos, sin = torch.randn(shape), torch.randn(angles), torch.randn(angles)
+    on_npu = x.npu(), cos.npu(), sin.npu()
+    if refused:
+        with pytest.raises(RuntimeError, match=refused):
+            torch_npu.npu_rotary_mul(*on_npu, mode)
+    else:
+        expected = x.double() * cos.double() + _turned(x.double(), mode) * sin.double()
+        _close(torch_npu.npu_rotary_mul(*on_npu, mode), expected)
+
+
+def test_an_ascend950_rotates_larger_heads_by_any_angles(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+import torch, torch_npu
+for x, angles, mode in ((2, 3, 4, 1024), (2, 3, 4, 1024), "half"), ((2, 3, 4, 64), (1, 1, 1, 64), "interleave"):
+    x, cos, sin = torch.ones(x).npu(), torch.full(angles, 3.0).npu(), torch.ones(angles).npu()
+    print(sorted(set(torch_npu.npu_rotary_mul(x, cos, sin, mode).flatten().tolist())))
+""",
+        encoding="utf-8",
+    )
+    command = [sys.executable, "-m", "host_npu", "--soc", "Ascend950", str(program)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert result.stdout == "[2.0, 4.0]\n" * 2
 
 
 def test_a_part_of_a_head_is_refused():
