@@ -60,18 +60,21 @@ def test_an_invalid_reduction_raises_with_its_name_or_value(function, reduction)
 
 # In the words of torch, which may name neither the function nor the argument.
 LEFT_TO_TORCH = {
-    "mse_loss": ({"input": _INDICES, "target": _INDICES, "reduction": "sum"}, "reduction='sum'"),
-    "binary_cross_entropy": ({"target": torch.rand(4)}, "target=float32 [4]"),
-    "embedding": ({"input": _VALUES, "sparse": True}, "input=float32 [3]"),
+    "left to torch": ("mse_loss", {"input": _INDICES, "target": _INDICES, "reduction": "sum"}, "reduction='sum'"),
+    "shapes": ("mse_loss", {"input": torch.rand(2, 3), "target": torch.rand(4)}, "target=float32 [4]"),
+    "target": ("binary_cross_entropy", {"target": torch.rand(4)}, "target=float32 [4]"),
+    "values": ("binary_cross_entropy", {"input": torch.tensor([0.5, 1.5, 0.5])}, "input=float32 [3]"),
+    "sparse": ("embedding", {"input": _VALUES, "sparse": True}, "input=float32 [3]"),
+    "index": ("embedding", {"input": torch.tensor([0, 150])}, "weight=float32 "),
 }
 
 
-@pytest.mark.parametrize("function", LEFT_TO_TORCH)
-def test_an_error_of_torch_is_followed_by_the_arguments_of_the_call(function):
-    changed, described = LEFT_TO_TORCH[function]
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize(("function", "changed", "described"), LEFT_TO_TORCH.values(), ids=LEFT_TO_TORCH)
+def test_an_error_of_torch_is_followed_by_the_arguments_of_the_call(function, changed, described):
     required = {name: value for name, value in CALLS[function].items() if not _is_optional(function, name)}
     call = {**required, **changed}
-    with pytest.raises((RuntimeError, ValueError)) as expected:
+    with pytest.raises((RuntimeError, ValueError, IndexError)) as expected:
         getattr(torch.nn.functional, function)(**call)
     with pytest.raises(type(expected.value)) as caught:
         getattr(ours, function)(**call)

@@ -100,7 +100,7 @@ def test_shapes_that_do_not_broadcast_raise_before_an_invalid_reduction():
     for module in (ours, torch.nn.functional):
         with pytest.warns(UserWarning, match="Using a target size"), pytest.raises(RuntimeError) as caught:
             module.mse_loss(torch.rand(2, 3), torch.rand(4), reduction="bad")
-        outcomes.append(str(caught.value))
+        outcomes.append(str(caught.value).splitlines()[0])
     assert outcomes[0] == outcomes[1]
 
 

@@ -76,14 +76,15 @@ def call_torch_function(function: Callable[..., Tensor], *args: Any, **kwargs: A
         try:
             return function(*args, **kwargs)
         except Exception as error:
-            _add_arguments(error, function, *args, **kwargs)
+            add_arguments(error, function, *args, **kwargs)
             raise
     return function(*args, **kwargs)
 
 
-def _add_arguments(error: Exception, function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> None:
+def add_arguments(error: Exception, function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> None:
     """Append the arguments of the call to an error of PyTorch, which may name neither the function nor the argument."""
-    if len(error.args) == 1 and isinstance(error.args[0], str):
+    message = error.args[0] if len(error.args) == 1 else None
+    if isinstance(message, str) and not message.startswith(f"{function.__name__}: "):
         given = inspect.signature(function).bind(*args, **kwargs).arguments
         devices = {value.device for value in given.values() if isinstance(value, Tensor)}
         described = [
@@ -91,7 +92,7 @@ def _add_arguments(error: Exception, function: Callable[..., Tensor], *args: Any
             for name, value in given.items()
             if value is not None
         ]
-        error.args = (f"{error.args[0]}\n{function.__name__} was called with {', '.join(described)}",)
+        error.args = (f"{message}\n{function.__name__} was called with {', '.join(described)}",)
 
 
 def _describe_argument(value: object, with_device: bool) -> str:

@@ -9,6 +9,7 @@ from torch_aclnn_ops._numerics import widen, without_autocast
 from torch_aclnn_ops._torch_compat.modes import is_any_autocast_enabled
 from torch_aclnn_ops._types import Reduction
 from torch_aclnn_ops.functional._drop_in import (
+    add_arguments,
     call_torch_function,
     check_no_tangent,
     check_reduction,
@@ -133,7 +134,12 @@ def binary_cross_entropy(
         reduction = reduction_of_flags(size_average, reduce)
     if input.dtype is not dtype:
         input, target = input.to(dtype), target.to(dtype)
-    loss: Tensor = _binary_cross_entropy(input, target, weight, reduction_number("binary_cross_entropy", reduction))
+    number = reduction_number("binary_cross_entropy", reduction)
+    try:
+        loss: Tensor = _binary_cross_entropy(input, target, weight, number)
+    except RuntimeError as error:
+        add_arguments(error, _torch_binary_cross_entropy, input, target, weight, reduction=reduction)
+        raise
     return loss
 
 

@@ -8,6 +8,7 @@ from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops._drop_ins import drop_in
 from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops.functional._drop_in import (
+    add_arguments,
     call_torch_function,
     check_tensors,
     is_ordinary,
@@ -128,7 +129,11 @@ def embedding(
         input = input.contiguous()
         with torch.no_grad():
             torch.embedding_renorm_(weight.detach(), input, max_norm, norm_type)
-    rows: Tensor = _embedding(input, weight, padding_idx, scale_grad_by_freq)
+    try:
+        rows: Tensor = _embedding(input, weight, padding_idx, scale_grad_by_freq)
+    except IndexError as error:
+        add_arguments(error, _torch_embedding, input, weight)
+        raise
     return rows
 
 

@@ -7,7 +7,7 @@ from torch_aclnn_ops._drop_ins import drop_in
 from torch_aclnn_ops._numerics import widen, without_autocast
 from torch_aclnn_ops._torch_compat.modes import is_any_autocast_enabled
 from torch_aclnn_ops._types import Reduction
-from torch_aclnn_ops.functional._drop_in import call_torch_function, check_reduction, check_tensors
+from torch_aclnn_ops.functional._drop_in import add_arguments, call_torch_function, check_reduction, check_tensors
 from torch_aclnn_ops.functional._loss_function import (
     are_supported,
     broadcast,
@@ -114,7 +114,11 @@ def mse_loss(
         reduction = reduction_of_flags(size_average, reduce)
     if not are_alike:
         dtype = torch.promote_types(dtype, target.dtype)
-        input, target = broadcast(input, target)
+        try:
+            input, target = broadcast(input, target)
+        except RuntimeError as error:
+            add_arguments(error, _torch_mse_loss, input, target, reduction=reduction, weight=weight)
+            raise
     number = reduction_number("mse_loss", reduction)
     if weight is None:
         loss: Tensor = _mse_loss(input, target, number)

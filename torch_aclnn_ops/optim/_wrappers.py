@@ -1,5 +1,6 @@
 """Access to the optimizer inside wrappers of other libraries."""
 
+from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops.optim.fused_ema_adam import FusedEmaAdam
 
 from torch.optim.optimizer import Optimizer
@@ -28,5 +29,7 @@ def unwrap(optimizer: Optimizer) -> FusedEmaAdam:
     while not isinstance(inner, FusedEmaAdam):
         inner = getattr(inner, "optimizer", None) or getattr(inner, "optim", None)
         if inner is None:
-            raise TypeError(f"unwrap: optimizer must be a FusedEmaAdam or have one inside, but it is {optimizer!r}")
+            raise TypeError(
+                f"unwrap: optimizer must be a FusedEmaAdam or have one inside, but it is {describe(optimizer)}"
+            )
     return inner

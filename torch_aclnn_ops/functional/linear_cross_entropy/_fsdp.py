@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops._torch_compat.fsdp import is_in_fsdp_forward
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import LinearCrossEntropyOutput
 
@@ -30,7 +31,9 @@ def call_in_fsdp_forward(function: Callable[..., _Result], arguments: dict[str, 
     """
     module = arguments.pop("fsdp_module")
     if not isinstance(module, Module):
-        raise TypeError(f"linear_cross_entropy: fsdp_module must be None or a torch.nn.Module, but it is {module!r}")
+        raise TypeError(
+            f"linear_cross_entropy: fsdp_module must be None or a torch.nn.Module, but it is {describe(module)}"
+        )
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     found = {key: names[id(arguments[key])] for key in ("linear_weight", "linear_bias") if id(arguments[key]) in names}
     if "linear_weight" not in found:

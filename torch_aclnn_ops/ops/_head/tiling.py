@@ -96,7 +96,7 @@ class Tiling:
         number, rows = len(self.chunks()), min(self.rows, self.rows_per_chunk)
         classes = f" and {self.classes_per_chunk} classes" if self.classes_per_chunk < self.classes else ""
         held = f"{self.bytes_held / 1e6:.1f} MB of buffers"
-        return f"{number} chunk{'s' if number > 1 else ''} of {rows} rows{classes}, {held}"
+        return f"{number} chunk{'s' if number > 1 else ''} of {rows} row{'' if rows == 1 else 's'}{classes}, {held}"
 
 
 def tile_statistics(sizes: Sizes, options: LogitOptions, copies: int = 1, numbers: int = 0) -> Tiling:
