@@ -1,5 +1,6 @@
 """Arguments of a wrong type: the error names the function, the argument, and what it accepts."""
 
+import torch_aclnn_ops
 from torch_aclnn_ops import functional as ours
 from torch_aclnn_ops import ops
 
@@ -156,3 +157,18 @@ def test_an_object_with_torch_function_is_passed_to_torch():
             return function.__name__
 
     assert ours.mse_loss(Lazy(), _VALUES) == "mse_loss"
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "hint"),
+    [
+        ("functional", "gelu", "; use torch.nn.functional.gelu"),
+        ("nn", "Linear", "; use torch.nn.Linear"),
+        ("optim", "SGD", "; use torch.optim.SGD"),
+        ("functional", "gleu", ""),
+    ],
+)
+def test_a_name_that_only_torch_has_is_an_error_that_says_where(module, name, hint):
+    with pytest.raises(AttributeError) as caught:
+        getattr(getattr(torch_aclnn_ops, module), name)
+    assert str(caught.value) == f"module 'torch_aclnn_ops.{module}' has no attribute {name!r}{hint}"

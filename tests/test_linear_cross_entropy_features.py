@@ -388,8 +388,8 @@ def test_a_class_masked_by_its_bias_does_not_contribute_to_the_entropy():
         ),
         ({"token_weight": 2.0}, TypeError, "token_weight must be a Tensor or None, but it is 2.0"),
         ({"shift": 1.0}, TypeError, "shift must be a bool or an int, but it is 1.0"),
-        ({"shift": -1}, ValueError, "shift must be at least 0 and less than the 5 labels of a sequence, .* it is -1"),
-        ({"shift": 5}, ValueError, "shift must be at least 0 and less than the 5 labels of a sequence, .* it is 5"),
+        ({"shift": -1}, ValueError, "shift must be at least 0 and at most the 5 labels of a sequence, .* it is -1"),
+        ({"shift": 6}, ValueError, "shift must be at least 0 and at most the 5 labels of a sequence, .* it is 6"),
     ],
     ids=str,
 )
@@ -481,6 +481,15 @@ def test_outputs_for_class_indices_raise_with_probabilities(name):
 def test_a_shift_raises_if_labels_are_not_a_sequence(target, head, sentence):
     with pytest.raises(ValueError, match=f"^linear_cross_entropy: {sentence}"):
         ours.linear_cross_entropy(torch.rand(N, H), head, target, shift=True)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean", "none"])
+def test_a_shift_of_the_whole_sequence_leaves_no_label(reduction):
+    input, head, target = torch.rand(2, 1, H, requires_grad=True), torch.rand(C, H), torch.zeros(2, 1).long()
+    loss = ours.linear_cross_entropy(input, head, target, shift=True, reduction=reduction)
+    expected = {"sum": torch.zeros(()), "mean": torch.tensor(math.nan), "none": torch.zeros(2, 1)}[reduction]
+    torch.testing.assert_close(loss, expected, equal_nan=True)
+    assert torch.autograd.grad(loss.sum(), input)[0].count_nonzero() == 0
 
 
 def test_a_shift_copies_no_rows(monkeypatch):

@@ -574,7 +574,7 @@ REFUSALS = {
     "ignore_index": ({**HEADS, "ignore_index": None}, TypeError, "ignore_index must be an int, but it is None"),
     "shift": ({**HEADS, "shift": True}, ValueError, "shift must be 0 without target, but it is True"),
     "too large a shift": (
-        {**HEADS, "shift": 3, "target": torch.ones(3).long()},
+        {**HEADS, "shift": 4, "target": torch.ones(3).long()},
         ValueError,
         "shift must be at least 0",
     ),

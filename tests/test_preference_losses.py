@@ -274,7 +274,7 @@ ERROR_INPUTS = {
         )
         for accepted, shifts in {
             "a bool or an int": (0.5, "x", None),
-            "at least 0 and less than the 3": (-1, 3),
+            "at least 0 and at most the 3": (-1, 4),
         }.items()
         for shift in shifts
     },

@@ -66,16 +66,16 @@ def check_bool(function: str, name: str, value: object) -> None:
 
 
 def check_shift(function: str, shift: object, target: Tensor | None) -> int:
-    """Check that shift is less than the sequence length, and return it as an int."""
+    """Check that shift is at most the sequence length, with which no row has a label, and return it as an int."""
     if not isinstance(shift, (bool, Integral)):
         raise TypeError(f"{function}: shift must be a bool or an int, but it is {shift!r}")
     places = int(shift)
     if target is None:
         return places
-    length = target.shape[-1] if target.dim() > 0 else 1
-    if places != 0 and not 0 <= places < length:
+    length = target.shape[-1] if target.dim() > 0 else 0
+    if places != 0 and not 0 <= places <= length:
         raise ValueError(
-            f"{function}: shift must be at least 0 and less than the {length} labels of a sequence, the last"
+            f"{function}: shift must be at least 0 and at most the {length} labels of a sequence, the last"
             f" dimension of target, but it is {shift}"
         )
     return places

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args, overload
 
 from torch_aclnn_ops import functional as F
 from torch_aclnn_ops._checks import check_choice
+from torch_aclnn_ops._drop_ins import raise_for_missing_names
 from torch_aclnn_ops._head_options import check_beta, check_number, check_options
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyLoss as _TorchLinearCrossEntropyLoss
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
@@ -330,3 +331,7 @@ __all__ = sorted(name for name, value in globals().items() if getattr(value, "__
 
 def __dir__() -> list[str]:
     return __all__
+
+
+if not TYPE_CHECKING:
+    __getattr__ = raise_for_missing_names(__name__, torch.nn)

@@ -1,5 +1,7 @@
 """The accuracy of CANN's fused operators on an NPU, where the model is sure of a class."""
 
+import math
+
 from torch_aclnn_ops.functional import linear_cross_entropy
 from torch_aclnn_ops.ops._head.tiling import LogitOptions
 from torch_aclnn_ops.ops.linear_cross_entropy import fused
@@ -59,6 +61,19 @@ def test_where_it_is_sure_of_another_class_the_error_is_that_of_a_rounded_logit(
     ours = errors(loss_and_gradients(linear_cross_entropy, tensors, target, "npu", dtype), expected)
     largest = float(linear(*(tensor.double() for tensor in tensors)).abs().max())
     assert max(ours) <= largest * torch.finfo(dtype).eps / 2
+
+
+@pytest.mark.parametrize("logit", [32.125, 64.25, 128.5, 257.0])
+def test_the_errors_of_a_large_logit_are_bounded_by_its_rounding(logit):
+    input = torch.ones(1, 2, dtype=torch.bfloat16, device="npu", requires_grad=True)
+    weight = torch.zeros(160, 2, dtype=torch.bfloat16, device="npu")
+    weight[0] = torch.tensor([logit - logit % 32, logit % 32])  # both are exact, the logit lies between two numbers
+    loss = linear_cross_entropy(input, weight.requires_grad_(), torch.tensor([1], device="npu"))
+    loss.backward()
+    rounding = logit / 256
+    assert abs(loss.item() - logit) <= rounding
+    errors = (input.grad.cpu() / weight[0].detach().cpu() - 1).abs()
+    assert 0.9 * math.expm1(rounding) < errors.max().item() <= 1.01 * math.expm1(rounding)
 
 
 def test_logits_that_are_rounded_by_more_than_float32_can_exponentiate_have_a_finite_loss():

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def checked_shift(shift: object, target: object, linear_weight: Tensor) -> int:
-    """Accept a number of places that is less than the length of a sequence, where labels can be shifted."""
+    """Accept a number of places that is at most the length of a sequence, where labels can be shifted."""
     places = check_shift("linear_cross_entropy", shift, target if isinstance(target, Tensor) else None)
     if places == 0 or not isinstance(target, Tensor):  # which torch refuses
         return 0
