@@ -58,7 +58,7 @@ _PLAN = "1 chunk of 3 rows, 0.0 MB of buffers"
         ({}, f"gradients computed in the forward pass; {_PLAN}"),
         ({"label_smoothing": 0.1}, f"gradients computed in the forward pass; {_PLAN}"),
         ({"chunk_size": 2}, "gradients computed in the forward pass; 2 chunks of 2 rows, 0.0 MB of buffers"),
-        ({"max_memory": 16}, "gradients computed in the forward pass; 3 chunks of 1 rows, 0.0 MB of buffers"),
+        ({"max_memory": 16}, "gradients computed in the forward pass; 3 chunks of 1 row, 0.0 MB of buffers"),
         ({"reduction": "none"}, f"{_PLAN}\nlinear_cross_entropy: logits recomputed for the gradients; {_PLAN}"),
     ],
     ids=str,
