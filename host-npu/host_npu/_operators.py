@@ -236,7 +236,7 @@ def found(name: str, called: Sequence[str] = (), soc: str = "", runs: bool = Fal
         ]
     elif runs:
         lines.append(f"torch_npu.{function} runs on {soc}, and calls no operator of CANN with its required arguments")
-    elif alike and is_of_torch_npu(function):
+    elif alike and soc and is_of_torch_npu(function):
         lines.append(f"Which of these torch_npu.{function} calls on {soc} is not known here:")
     others = [operator for operator in alike if operator not in called]
     if others and (called or runs) and not is_graph_function:

@@ -28,7 +28,7 @@ _FUNCTIONS = [
             (1, t(2, 1, 1, 8), "cos has shape [2, 1, 1, 8] instead of"),
         ),
         # Without x, the gradients of cos and sin are not written.
-        free=((6, 0), (7, 0)),
+        free=((6, 0), (6, 2), (7, 0), (7, 2)),
     ),
     Function(
         "aclnnApplyRotaryPosEmbV2",
