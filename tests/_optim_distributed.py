@@ -1,8 +1,11 @@
 """Trainings in several processes, for test_optim_distributed.py."""
 
+import io
 import warnings
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 
 import torch_aclnn_ops  # isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
 from torch_aclnn_ops.optim import FusedEmaAdam
@@ -110,6 +113,42 @@ def fsdp(process):
     return weights, averages
 
 
+def fsdp_compiled(process):
+    """fully_shard with a compiled step."""
+    model = process.sharded_model()
+    optimizer = FusedEmaAdam(model.parameters(), **OPTIONS)
+    step = torch.compile(optimizer.step, backend="aot_eager", fullgraph=True)
+    process.train(model, SimpleNamespace(zero_grad=optimizer.zero_grad, step=step), range(6))
+    return found(model, optimizer)
+
+
+def state_of_the_first(process):
+    """Return the error of loading the first process's state, whose shards are larger than those of the last."""
+    model = process.sharded_model()
+    optimizer = FusedEmaAdam(model.parameters(), **OPTIONS)
+    process.train(model, optimizer, range(1))
+    buffer = io.BytesIO()
+    torch.save(optimizer.state_dict(), buffer)
+    contents = [buffer.getvalue()]
+    dist.broadcast_object_list(contents, src=0)
+    before = deepcopy(optimizer.state_dict())
+    try:
+        optimizer.load_state_dict(torch.load(io.BytesIO(contents[0]), weights_only=False))
+    except ValueError as error:
+        after = optimizer.state_dict()
+        states = [
+            [local(one) for state in each["state"].values() for one in state.values()] for each in (before, after)
+        ]
+        assert _are_equal(*states)
+        return str(error)
+    return None
+
+
+def local(tensor):
+    """Return this process's shard."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
 def _are_equal(tensors, others):
     return all(torch.equal(*pair) for pair in zip(tensors, others, strict=True))
 
@@ -209,6 +248,7 @@ FUNCTIONS = (
     ddp_flattened_with_bucket_views,
     fsdp,
     fsdp_flattened,
+    fsdp_compiled,
     fsdp_checkpoint,
     fsdp_checkpoint_of_adamw,
     zero,
@@ -222,4 +262,5 @@ def results(device, folder):
     process = Process(device, DTYPES[device], folder, dist.get_rank(), dist.get_world_size())
     warnings.simplefilter("ignore")
     found = results_of((name, partial(function, process)) for name, function in CASES.items())
+    found["state of the first"] = state_of_the_first(process)
     return found | {"operators": {name for name, launches in torch_aclnn_ops.launches().items() if launches}}

@@ -263,6 +263,9 @@ def _mismatch(value: Tensor, param: Tensor) -> str | None:
     placements, expected = getattr(value, "placements", None), getattr(param, "placements", None)
     if placements != expected:
         return f"have the placements of its parameter {expected}, but it has {placements}"
+    shard, its_shard = list(local(param).shape), list(local(value).shape)
+    if its_shard != shard:
+        return f"have this rank's shard of its parameter, {shard}, but it is another rank's, {its_shard}"
     return None
 
 

@@ -90,7 +90,7 @@ def step_lists(
     if not all(map(is_plain, tensors.rounded)):
         # A gradient must have the placements of its parameter.
         grads = [
-            grad.redistribute(placements=param.placements) if hasattr(param, "placements") else grad  # type: ignore[attr-defined]
+            grad.redistribute(placements=param.placements) if hasattr(type(param), "placements") else grad  # type: ignore[attr-defined]
             for grad, param in zip(tensors.grads, tensors.rounded, strict=True)
         ]
         tensors = tensors._replace(grads=grads).local()

@@ -86,9 +86,10 @@ def is_plain(tensor: Tensor) -> bool:
 
 def local(tensor: Tensor) -> Tensor:
     """Return the local shard of a ``DTensor``, or the tensor itself."""
-    if is_plain(tensor) or not hasattr(tensor, "to_local"):
+    # Of the class, because Dynamo finds no such attribute of a DTensor.
+    if is_plain(tensor) or not hasattr(type(tensor), "to_local"):
         return tensor
-    shard: Tensor = tensor.to_local()
+    shard: Tensor = tensor.to_local()  # type: ignore[attr-defined]
     return shard
 
 

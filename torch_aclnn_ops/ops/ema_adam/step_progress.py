@@ -85,8 +85,8 @@ class StepProgress:
 
     def _describe_incomplete(self, steps: Sequence[Tensor]) -> str:
         return (
-            f"FusedEmaAdam: {len(steps)} of these are partially updated, because the device failed twice. The next call"
-            " of step(), state_dict() or swap_ema_params() first finishes their update"
+            f"FusedEmaAdam: {len(steps)} of these are partially updated, because a second attempt failed too. The next"
+            " call of step(), state_dict() or swap_ema_params() first finishes their update"
         )
 
 
