@@ -54,3 +54,17 @@ def _difference(before, after):
 def results(device):
     """Run all cases as one of the processes."""
     return results_of((name, partial(_counted, *case, device)) for name, case in CASES.items())
+
+
+def divergence_of_an_empty_shard(device):
+    """The loss and the gradient of the student's shard; the second process has no classes."""
+    generator = torch.Generator().manual_seed(0)
+    input, weight, rows, head = (torch.randn(3, 2, generator=generator) for _ in range(4))
+    bias, here = torch.randn(3, generator=generator), slice(0, 3) if dist.get_rank() == 0 else slice(3, 3)
+    shard = weight[here].to(device).requires_grad_()
+    teacher = {"teacher_bias": bias[here].to(device), "linear_bias": bias[here].to(device)}
+    given = input.to(device), shard, rows.to(device), head[here].to(device)
+    loss = F.linear_kl_div(*given, **teacher, process_group=dist.group.WORLD)
+    loss.backward()
+    whole = F.linear_kl_div(input, weight, rows, head, teacher_bias=bias, linear_bias=bias)
+    return loss.item(), shard.grad.cpu(), whole.item()

@@ -54,3 +54,8 @@ def test_the_fused_operators_are_launched_if_they_support_the_call(found, name):
 def test_the_forward_pass_has_one_collective_and_the_backward_pass_another(backend, found, name):
     expected = {"HcclAllGather": 1, "HcclAllReduce": 1} if backend == "hccl" else {}
     assert [of_rank[name][2] for of_rank in found] == [expected, expected]
+
+
+def test_a_teacher_with_a_bias_may_have_an_empty_shard(backend):
+    for loss, grad, expected in run(cases.divergence_of_an_empty_shard, 2, device="npu", backend=backend):
+        assert loss == pytest.approx(expected, rel=1e-5) and grad.isfinite().all()

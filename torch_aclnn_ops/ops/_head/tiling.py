@@ -149,7 +149,7 @@ def _pieces_within(options: LogitOptions, sizes: Sizes, copies: int, kept: int, 
 def _classes_per_block(sizes: Sizes) -> int:
     """Return how many classes a matrix product has."""
     if not sizes.is_cpu and not sizes.is_widened:
-        return sizes.classes
+        return max(sizes.classes, 1)
     return max(min(_BLOCK_BYTES // max(sizes.features * sizes.wide_itemsize, 1), sizes.classes), 1)
 
 
