@@ -106,6 +106,11 @@ def _frozen_input(arguments):
     arguments.runs_backward = False  # of the loss of nan, in which only one rank would add up gradients
 
 
+def _reduce_input_grad(arguments):
+    arguments.options["reduce_input_grad"] = not arguments.is_other
+    arguments.runs_backward = False  # in which only one rank would add up gradients
+
+
 def _rows(arguments):
     _without_sizes(arguments)
     if arguments.is_other:
@@ -146,7 +151,37 @@ CASES = {
         "vocab_sizes must have linear_weight's 9 rows at rank 1, but it has 10: vocab_sizes is (12, 10)",
     ),
     "vocab_sizes": (_sizes, VALUES, f"vocab_sizes {SAME} not"),
-    "frozen input": (_frozen_input, VALUES, f"whether input requires grad {SAME} True on rank 0 and False on rank 1"),
+    "frozen input": (
+        _frozen_input,
+        VALUES,
+        f"whether input needs a gradient {SAME} True on rank 0 and False on rank 1",
+    ),
+    "reduce_input_grad": (
+        _reduce_input_grad,
+        VALUES,
+        f"reduce_input_grad {SAME} True on rank 0 and False on rank 1",
+    ),
+    "zero_if_all_ignored": (
+        option("zero_if_all_ignored", False, True),
+        VALUES,
+        f"zero_if_all_ignored {SAME} False on rank 0 and True on rank 1",
+    ),
+    "a token_weight on one rank": (
+        option("token_weight", None, torch.ones(ROWS)),
+        VALUES,
+        f"whether token_weight is given {SAME} False on rank 0 and True on rank 1",
+    ),
+    "token_weight": (
+        option("token_weight", torch.ones(ROWS), torch.arange(1.0, ROWS + 1)),
+        VALUES,
+        f"token_weight {SAME} not",
+    ),
+    "order of token_weight": (
+        option("token_weight", torch.arange(1.0, ROWS + 1), torch.arange(1.0, ROWS + 1).flip(0)),
+        VALUES,
+        f"token_weight {SAME} not",
+    ),
+    "weight": (option("weight", torch.ones(CLASSES), 1e-6 * torch.ones(CLASSES)), VALUES, f"weight {SAME} not"),
     "reduction": (option("reduction", "sum", "mean"), VALUES, f"reduction {SAME} 'sum' on rank 0 and 'mean' on rank 1"),
     "softcap": (option("softcap", None, 2.0), VALUES, f"softcap {SAME} None on rank 0 and 2.0 on rank 1"),
     "temperature": (option("temperature", 1.0, 0.5), VALUES, f"temperature {SAME} 1.0 on rank 0 and 0.5 on rank 1"),
@@ -165,7 +200,7 @@ CASES = {
     "label smoothing without vocab_sizes": (
         _smoothing_without_sizes,
         MESSAGES,
-        "outputs, label_smoothing and dtypes must be the same on every rank of process_group, but they are not",
+        f"whether label_smoothing is above 0 {SAME} False on rank 0 and True on rank 1",
     ),
     "targets without vocab_sizes": (_targets_without_sizes, VALUES, f"target {SAME} not{OWN_ROWS}"),
 }

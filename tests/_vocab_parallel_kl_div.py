@@ -104,7 +104,7 @@ def second_backward(device):
 def different(device, **of_first):
     """A call of the first process that differs from the others'."""
     arguments = {"divergence": "forward_kl", "temperature": 1.0, "chunk_size": 4, "reduction": "mean", "rows": ROWS}
-    arguments |= {"seed": 0, "target": TARGET} | (of_first if dist.get_rank() == 0 else {})
+    arguments |= {"seed": 0, "target": TARGET, "token_weight": None} | (of_first if dist.get_rank() == 0 else {})
     number, seed = arguments.pop("rows"), arguments.pop("seed")
     here = slice(0, 5) if dist.get_rank() == 0 else slice(5, CLASSES)
     input = draw(number, 6, seed=seed).requires_grad_()
@@ -218,6 +218,8 @@ DIFFERENT = {
     "reduction": ({"reduction": "sum"}, "reduction must be the same .* it is 'sum' on rank 0 and 'mean' on rank 1"),
     "input": ({"seed": 1}, "input must be the same"),
     "target": ({"target": torch.arange(ROWS)}, "target must be the same"),
+    "token_weight": ({"token_weight": torch.ones(ROWS)}, "whether token_weight is given must be the same"),
+    "zero_if_all_ignored": ({"zero_if_all_ignored": True}, "zero_if_all_ignored must be the same .* True on rank 0"),
 }
 OTHERS = {one.__name__: one for one in (sizes_found_by_a_collective, part_of_the_inputs_gradient)}
 OTHERS |= {one.__name__: one for one in (second_backward, compiled, local_shard, local_shard_of_a_teacher, dtensor)}

@@ -74,7 +74,9 @@ def test_adamw_that_a_module_has_imported_by_name_is_replaced(monkeypatch):
 
 @pytest.mark.parametrize("name", ["mse_loss", "adamw"])
 def test_other_values_raise(name):
-    with pytest.raises(TypeError, match=f"^patch: {name} must be True or False, but it is 1"):
+    with pytest.raises(
+        TypeError, match=f"^patch: {name} must be True(, False or a dict of options| or False), but it is 1"
+    ):
         patch(**{name: 1})
 
 

@@ -23,6 +23,12 @@ def check_choice(function: str, name: str, value: object, accepted: Sequence[str
         raise ValueError(f"{function}: {name} must be one of {', '.join(map(repr, accepted))}, but it is {value!r}")
 
 
+def check_bool(function: str, name: str, value: object) -> None:
+    """Check that a value is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{function}: {name} must be a bool, but it is {value!r}")
+
+
 def check_device(operator: str, names: Sequence[str], arguments: Sequence[Any]) -> None:
     """Raise unless all tensors are on the device of the first argument."""
     device = arguments[0].device

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any, get_args
 
-from torch_aclnn_ops._checks import check_choice
+from torch_aclnn_ops._checks import check_bool, check_choice
 from torch_aclnn_ops._types import Reduction
 
 from torch import Tensor
@@ -57,12 +57,6 @@ def check_memory(
             )
         max_memory = check_number(function, "max_memory", max_memory)
     return rows, max_memory
-
-
-def check_bool(function: str, name: str, value: object) -> None:
-    """Check that a value is True or False."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{function}: {name} must be a bool, but it is {value!r}")
 
 
 def check_shift(function: str, shift: object, target: Tensor | None) -> int:

@@ -84,7 +84,8 @@ def patch(
     wanted = {name: functions.get(name, True) for name in DROP_INS}
     for name, value in {**wanted, "adamw": isinstance(adamw, Mapping) or adamw}.items():
         if not isinstance(value, bool):
-            raise TypeError(f"patch: {name} must be True or False, but it is {value!r}")
+            accepted = "True, False or a dict of options" if name == "adamw" else "True or False"
+            raise TypeError(f"patch: {name} must be {accepted}, but it is {value!r}")
     F = torch.nn.functional
     replacements: dict[_Place, object] = {
         _Place(F, name): getattr(functional, name)

@@ -7,7 +7,7 @@ from collections import defaultdict
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from torch_aclnn_ops._checks import describe
+from torch_aclnn_ops._checks import check_bool, describe
 from torch_aclnn_ops._torch_compat.optimizer import load_state_dict_hooks
 from torch_aclnn_ops.ops.ema_adam.kernels import local
 from torch_aclnn_ops.ops.ema_adam.step_progress import StepProgress
@@ -118,6 +118,7 @@ class AveragingOptimizer(Optimizer):
             <All keys matched successfully>
         """
         _check_is_module("ema_state_dict", model)
+        check_bool("ema_state_dict", "full_state_dict", full_state_dict)
         contents, failure = self._averaged_state_dict(ShardedModel(model), full_state_dict)
         if failure is not None:
             raise failure

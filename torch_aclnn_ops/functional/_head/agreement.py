@@ -20,7 +20,11 @@ _FEATURES = 4  # features compared per row
 _ROWS = 3  # rows compared
 # Bounds the 16-bit rounding errors of the same row, computed in a different order on each rank.
 _TOLERANCE = 2.0**-4
-_OWN_ROWS = "; if every rank has its own rows, as with FSDP2, pass fsdp_module instead of process_group"
+_WEIGHTS = ("token_weight", "weight")
+_NUMBERS = 3  # compared per weight
+_TOLERANCE_OF_WEIGHTS = 2.0**-8  # a weight of 16 bits, rounded once
+_OWN_ROWS = "; if every rank has its own rows, as with FSDP2, pass {instead} instead of process_group"
+_INSTEAD = {"linear_cross_entropy": "fsdp_module", "linear_kl_div": "the whole head"}
 
 
 _DESCRIPTIONS: dict[str, tuple[str, Callable[[float], object] | None, str]] = {
@@ -38,7 +42,13 @@ _DESCRIPTIONS: dict[str, tuple[str, Callable[[float], object] | None, str]] = {
     "has_gradients": ("whether a gradient is needed", bool, ""),
     "teacher": ("the teacher", None, _OWN_ROWS),
     "has_probabilities": ("whether target has probabilities", bool, ""),
-    "is_differentiated": ("whether input requires grad", bool, ""),
+    "is_differentiated": ("whether input needs a gradient", bool, ""),
+    "reduce_input_grad": ("reduce_input_grad", bool, ""),
+    "zero_if_all_ignored": ("zero_if_all_ignored", bool, ""),
+    "has_token_weight": ("whether token_weight is given", bool, ""),
+    "has_weight": ("whether weight is given", bool, ""),
+    "token_weight": ("token_weight", None, ""),
+    "weight": ("weight", None, ""),
     "target": ("target", None, _OWN_ROWS),
     "input": ("input", None, _OWN_ROWS),
 }
@@ -59,7 +69,7 @@ class Call(Protocol):
 
 def size_of(call: Call) -> int:
     """Return the number of elements of a summary."""
-    return len(call._fields) + 1 + _PROBES
+    return len(call._fields) + 1 + len(_WEIGHTS) * _NUMBERS + _PROBES
 
 
 @assume_constant_result
@@ -68,10 +78,18 @@ def hash_sizes(sizes: tuple[int, ...]) -> int:
     return crc32(repr(sizes).encode()) % _EXACT
 
 
-def summarize(call: Call, input: Tensor, target: Tensor | None, other: Tensor | None, dtype: torch.dtype) -> Tensor:
+def summarize(
+    call: Call,
+    input: Tensor,
+    target: Tensor | None,
+    other: Tensor | None,
+    dtype: torch.dtype,
+    weights: tuple[Tensor | None, Tensor | None] = (None, None),
+) -> Tensor:
     """Return the summary of a call that a rank sends, of shape (size_of(call),); it is not differentiable.
 
-    ``target`` has class indices; ``other`` has floating-point values per row, such as probabilities.
+    ``target`` has class indices; ``other`` has floating-point values per row, such as probabilities; ``weights`` are
+    those of rows and of classes.
     """
     probes = [_probe(rows, dtype) for rows in (input, other) if rows is not None]
     if other is None:
@@ -81,7 +99,17 @@ def summarize(call: Call, input: Tensor, target: Tensor | None, other: Tensor | 
         places = torch.arange(target.shape[0], device=target.device)
         fingerprint = ((target.detach() + 2) * (2 * places + 1)).sum().remainder(_EXACT).reshape(1).to(dtype)
     *same, excess = _constants(list(call), dtype, input.device).split((len(call._fields) - 1, 1))
-    return torch.cat([*same, fingerprint, excess, *probes])
+    numbers = [_numbers_of(weight, excess) for weight in weights]
+    return torch.cat([*same, fingerprint, excess, *numbers, *probes])
+
+
+def _numbers_of(weight: Tensor | None, like: Tensor) -> Tensor:
+    """Return the mean of a weight, one that depends on the order, and the mean of its absolute values."""
+    if weight is None or weight.numel() == 0:
+        return like.new_zeros(_NUMBERS)
+    values = weight.detach().reshape(-1).to(like.dtype)
+    ramp = torch.linspace(0, 1, len(values), dtype=like.dtype, device=like.device)
+    return torch.stack([values.mean(), (values * ramp).mean(), values.abs().mean()])
 
 
 def _constants(numbers: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -122,17 +150,21 @@ def compare_summaries(
     spread = summaries.amax(0) - summaries.amin(0)
     same = len(call._fields)
     allowed = summaries[:, -_PROBES:].reshape(-1, 2, _PROBES // 2).abs().amax((0, 2)) * _TOLERANCE
+    of_weights = slice(same + 1, same + 1 + len(_WEIGHTS) * _NUMBERS)
+    sizes_of_weights = summaries[:, of_weights].reshape(-1, len(_WEIGHTS), _NUMBERS)[:, :, -1].amax(0)
+    spread_of_weights = spread[of_weights].reshape(len(_WEIGHTS), _NUMBERS).amax(1)
     differs = torch.cat(
         [
             spread[:same] != 0,
             summaries[:, same : same + 1].abs().amax(0) != 0,
+            spread_of_weights > _TOLERANCE_OF_WEIGHTS * sizes_of_weights,
             (spread[-_PROBES:].reshape(2, -1) > allowed.unsqueeze(1)).any(1),
         ]
     )
     if not values_are_readable(summaries):
         return torch.ones_like(spread[0]).masked_fill(differs.any(), torch.nan)
     if differs.any():
-        labels = (*call._fields[:-1], "target", "excess", *names)
+        labels = (*call._fields[:-1], "target", "excess", *_WEIGHTS, *names)
         _raise_difference(function, labels, summaries.tolist(), differs.tolist(), sizes)
     return None
 
@@ -149,8 +181,8 @@ def _raise_difference(
             f"{function}: vocab_sizes must have linear_weight's {rows} rows at rank {rank}, but it has"
             f" {sizes[rank]}: vocab_sizes is {sizes}"
         )
-    is_probe = place > labels.index("excess")
-    raise_mismatch(function, name, () if is_probe else [numbers[place] for numbers in summaries])
+    is_number = place < labels.index("excess")
+    raise_mismatch(function, name, [numbers[place] for numbers in summaries] if is_number else ())
 
 
 def raise_mismatch(function: str, name: str, numbers: Sequence[float] = ()) -> NoReturn:
@@ -160,19 +192,26 @@ def raise_mismatch(function: str, name: str, numbers: Sequence[float] = ()) -> N
     if decode is not None:
         rank = next(rank for rank, number in enumerate(numbers) if number != numbers[0])
         described = f"it is {decode(numbers[0])!r} on rank 0 and {decode(numbers[rank])!r} on rank {rank}"
+    hint = hint.format(instead=_INSTEAD[function])
     raise ValueError(f"{function}: {what} must be the same on every rank of process_group, but {described}{hint}")
 
 
-def check_messages(function: str, options: str, gathered: Any) -> None:
+def check_messages(function: str, kind: dict[str, int], gathered: Any) -> None:
     """Raise if ranks would exchange messages of different sizes.
 
     Args:
         function: the name of the public function, for errors.
-        options: the arguments that determine the number of values per row.
-        gathered: per rank, the rows of the head, the rows of the input, and the number of values per row.
+        kind: what determines the number of values per row, and its values on this rank.
+        gathered: per rank, the rows of the head, the rows of the input, and the values of ``kind``.
     """
-    _, rows, numbers = zip(*gathered, strict=True)
+    _, rows, *values = zip(*gathered, strict=True)
     if len(set(rows)) > 1:
         raise_mismatch(function, "rows", rows)
-    if len(set(numbers)) > 1:
-        raise ValueError(f"{function}: {options} must be the same on every rank of process_group, but they are not")
+    for (name, own), numbers in zip(kind.items(), values, strict=True):
+        if len(set(numbers)) > 1:
+            rank = next(rank for rank, number in enumerate(numbers) if number != numbers[0])
+            first, other = (type(own)(number) for number in (numbers[0], numbers[rank]))
+            raise ValueError(
+                f"{function}: {name} must be the same on every rank of process_group, but it is {first} on rank 0 and"
+                f" {other} on rank {rank}"
+            )

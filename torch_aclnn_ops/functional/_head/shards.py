@@ -38,13 +38,11 @@ class Messages:
 
     Attributes:
         rows: the number of rows of the input.
-        kind: a number that differs if the number of values per row does.
-        options: the arguments that determine ``kind``, for errors.
+        kind: what determines the number and dtype of the values per row, by a description for errors.
     """
 
     rows: int
-    kind: int
-    options: str
+    kind: dict[str, int]
 
 
 def _gather_sizes(function: str, members: Members, local_rows: int, messages: Messages) -> tuple[int, ...]:
@@ -54,12 +52,12 @@ def _gather_sizes(function: str, members: Members, local_rows: int, messages: Me
             " classes of every rank is read from a collective; but it is None"
         )
     device = "cpu" if "cpu" in members.devices else members.devices[0]
-    message = torch.tensor((local_rows, messages.rows, messages.kind), device=device)
+    message = torch.tensor((local_rows, messages.rows, *messages.kind.values()), device=device)
     gathered = gather_constant(message, members)
     if device == "npu":
         _extension.check_queue(function)  # otherwise uninitialized values could be read
     found = gathered.tolist()
-    check_messages(function, messages.options, found)
+    check_messages(function, messages.kind, found)
     return tuple(sizes for sizes, *_ in found)
 
 

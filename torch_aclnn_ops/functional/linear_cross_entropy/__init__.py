@@ -9,8 +9,9 @@ differentiable mathematics, and ``vocab_parallel`` computes the statistics of a 
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from torch_aclnn_ops._checks import check_bool
 from torch_aclnn_ops._drop_ins import drop_in
-from torch_aclnn_ops._head_options import check_bool, check_number
+from torch_aclnn_ops._head_options import check_number
 from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops._torch_compat.public import LinearCrossEntropyOptions
 from torch_aclnn_ops._types import Reduction
@@ -187,6 +188,7 @@ def linear_cross_entropy(
     logit_options = check_logit_options(softcap, temperature, chunk_size, max_memory, options)
     square_scale = check_number("linear_cross_entropy", "lse_square_scale", lse_square_scale)
     check_bool("linear_cross_entropy", "zero_if_all_ignored", zero_if_all_ignored)
+    check_bool("linear_cross_entropy", "reduce_input_grad", reduce_input_grad)
     requested = check_outputs(outputs)
     places = 0 if shift is False else checked_shift(shift, given.target, given.linear_weight)
     if places:

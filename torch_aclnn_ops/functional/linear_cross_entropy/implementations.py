@@ -155,6 +155,7 @@ def choose(call: LossCall) -> Callable[[LossCall], _Result]:
             shards=call.shards,
             reduce_input_grad=call.reduce_input_grad,
             loss_options=call.options,
+            weights=(call.token_weight, inputs.class_weight),
         )
     else:
         can_compute_gradients = call.options.is_scalar and not has_positions and _can_compute_gradients(call)

@@ -41,28 +41,40 @@ class Call(NamedTuple):
     softcap: float  # 0 for none
     temperature: float
     has_probabilities: bool
-    is_differentiated: bool
+    is_differentiated: bool  # by the input
+    reduce_input_grad: bool
+    zero_if_all_ignored: bool
+    has_token_weight: bool
+    has_weight: bool
     excess: int  # of this rank's rows of the head over those of vocab_sizes
 
 
 def messages_of(given: TorchArguments, outputs: object) -> Messages:
     """Return what must be the same on all ranks before any message fits."""
     rows = math.prod(given.input.shape[:-1]) if isinstance(given.input, Tensor) else -1
-    return Messages(rows, _numbers_of_a_row(given, outputs), "outputs, label_smoothing and dtypes")
+    return Messages(rows, _kind_of(given, outputs))
 
 
-def _numbers_of_a_row(given: TorchArguments, outputs: object) -> int:
-    """Return a number that identifies which values, of which dtype, a rank sends per row."""
+def _kind_of(given: TorchArguments, outputs: object) -> dict[str, int]:
+    """Return what determines which values, of which dtype, a rank sends per row."""
     input, label_smoothing = given.input, given.label_smoothing
-    is_double = isinstance(input, Tensor) and input.dtype == torch.float64
-    is_smoothed = isinstance(label_smoothing, (int, float)) and label_smoothing > 0
     names = set(outputs) if isinstance(outputs, Collection) else set()
-    has_tokens = not names.isdisjoint(("token_accuracy", "predicted_tokens"))
-    return is_double + 2 * is_smoothed + 4 * ("entropy" in names) + 8 * has_tokens
+    return {
+        "whether input is float64": isinstance(input, Tensor) and input.dtype == torch.float64,
+        "whether label_smoothing is above 0": isinstance(label_smoothing, (int, float)) and label_smoothing > 0,
+        'whether outputs has "entropy"': "entropy" in names,
+        'whether outputs has "token_accuracy" or "predicted_tokens"': not names.isdisjoint(
+            ("token_accuracy", "predicted_tokens")
+        ),
+    }
 
 
 def vocab_parallel_statistics(
-    inputs: Inputs, shards: VocabularyShards, reduce_input_grad: bool = True, loss_options: LossOptions | None = None
+    inputs: Inputs,
+    shards: VocabularyShards,
+    reduce_input_grad: bool = True,
+    loss_options: LossOptions | None = None,
+    weights: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Statistics:
     """Reduce the logits of every row of a head that is sharded over ranks.
 
@@ -72,16 +84,16 @@ def vocab_parallel_statistics(
 
     Weight and bias of ``inputs`` are this rank's shard, which may be empty; target, class weights and results refer to
     the full vocabulary. ``reduce_input_grad`` sums the gradient of the input over the ranks, in one more collective;
-    otherwise it is this rank's partial sum.
+    otherwise it is this rank's partial sum. ``weights`` are those of rows and of classes, which ranks compare.
 
     The ranks compare their arguments in the same collective, and raise if they do not match; if values cannot be read,
     as on an NPU, all results are nan.
     """
     raise_if_compiled_transform()
-    call = _call(inputs, shards, reduce_input_grad, loss_options)
+    call = _call(inputs, shards, reduce_input_grad, loss_options, weights)
     is_soft, dtype = inputs.target.is_floating_point(), _message_dtype(inputs, shards)
     hard, soft = (None, inputs.target) if is_soft else (inputs.target, None)
-    summary = summarize(call, inputs.input, hard, soft, dtype)
+    summary = summarize(call, inputs.input, hard, soft, dtype, weights)
     local, kernels, target_probability_sum = _local_inputs(inputs, shards, reduce_input_grad)
     found, target_probability_sums, factor = _gather_statistics(
         statistics(local, kernels), target_probability_sum, call, summary, shards
@@ -96,13 +108,18 @@ def vocab_parallel_statistics(
     return Statistics._make((*(None if rows is None else rows * factor for rows in values), tokens))
 
 
-def _call(inputs: Inputs, shards: VocabularyShards, reduce_input_grad: bool, loss_options: LossOptions | None) -> Call:
+def _call(
+    inputs: Inputs,
+    shards: VocabularyShards,
+    reduce_input_grad: bool,
+    loss_options: LossOptions | None,
+    weights: tuple[Tensor | None, Tensor | None],
+) -> Call:
     options, input = inputs.options, inputs.input
-    is_differentiated = reduce_input_grad and (in_functorch_transform() or any_differentiated([input]))
-    reduction, smoothing, square_scale = "none", 0.0, 0.0
+    reduction, smoothing, square_scale, zero = "none", 0.0, 0.0, False
     if loss_options is not None:
         reduction, smoothing = loss_options.reduction, loss_options.label_smoothing
-        square_scale = loss_options.lse_square_scale
+        square_scale, zero = loss_options.lse_square_scale, loss_options.zero_if_all_ignored
     return Call(
         input.shape[0],
         input.shape[1],
@@ -113,7 +130,11 @@ def _call(inputs: Inputs, shards: VocabularyShards, reduce_input_grad: bool, los
         options.softcap or 0.0,
         options.temperature,
         inputs.target.is_floating_point(),
-        is_differentiated,
+        in_functorch_transform() or any_differentiated([input]),
+        reduce_input_grad,
+        zero,
+        weights[0] is not None,
+        weights[1] is not None,
         shards.excess,
     )
 

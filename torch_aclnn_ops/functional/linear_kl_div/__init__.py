@@ -9,8 +9,8 @@ runs the kernel in ``chunks``, in compiled code as the operator in ``compiled``;
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from torch_aclnn_ops._checks import check_choice
-from torch_aclnn_ops._head_options import check_beta, check_bool, check_memory, check_number, check_shift
+from torch_aclnn_ops._checks import check_bool, check_choice
+from torch_aclnn_ops._head_options import check_beta, check_memory, check_number, check_shift
 from torch_aclnn_ops._types import Reduction
 from torch_aclnn_ops.functional._head.arguments import check_token_weight, labels_to_rows, rows_to_labels
 from torch_aclnn_ops.functional._head.shards import Messages, shards_of
@@ -134,6 +134,7 @@ def linear_kl_div(
     check_choice(NAME, "divergence", divergence, DIVERGENCES)
     check_choice(NAME, "reduction", reduction, arguments.REDUCTIONS)
     check_bool(NAME, "zero_if_all_ignored", zero_if_all_ignored)
+    check_bool(NAME, "reduce_input_grad", reduce_input_grad)
     measure = Measure(divergence, check_beta(NAME, divergence, beta))
     rows, bytes_held = check_memory(NAME, chunk_size, max_memory)
     logits = LogitOptions(None, check_number(NAME, "temperature", temperature), rows, bytes_held, function=NAME)
@@ -152,7 +153,7 @@ def linear_kl_div(
     shards = None
     if process_group is not None or vocab_sizes is not None:
         kind = implementations.kind_of(teacher, input)
-        messages = Messages(input.shape[:-1].numel(), kind, "the dtypes and the teacher's arguments")
+        messages = Messages(input.shape[:-1].numel(), kind)
         shards = shards_of(NAME, process_group, vocab_sizes, linear_weight, messages)
     student = (input, linear_weight, linear_bias)
     inputs = implementations.prepare(student, teacher, target, ignore_index, measure, logits, shards, reduce_input_grad)

@@ -30,10 +30,13 @@ import torch
 from torch import Tensor
 
 
-def kind_of(teacher: Teacher, input: Tensor) -> int:
-    """Return a number that is the same on two processes only if their collectives have the same sizes."""
-    number = 0 if teacher.indices is None else teacher.indices.shape[1]
-    return 4 * number + 2 * (teacher.weight is not None) + (input.dtype == torch.float64)
+def kind_of(teacher: Teacher, input: Tensor) -> dict[str, int]:
+    """Return what determines the sizes of messages between processes."""
+    return {
+        "the number of classes of teacher_top_k": 0 if teacher.indices is None else teacher.indices.shape[1],
+        "whether teacher_weight is given": teacher.weight is not None,
+        "whether input is float64": input.dtype == torch.float64,
+    }
 
 
 def prepare(
@@ -64,7 +67,7 @@ def prepare(
 def compute(inputs: Inputs, token_weight: Tensor | None, reduction: str, zero_if_all_ignored: bool) -> Tensor:
     """Compute the loss of all rows, or with ``"none"`` the loss of each."""
     if inputs.shards is not None:
-        inputs = check_agreement(inputs, inputs.shards, reduction)
+        inputs = check_agreement(inputs, inputs.shards, reduction, token_weight, zero_if_all_ignored)
     ignored = None if inputs.target is None else inputs.target == IGNORED
     counts = inputs.input.new_ones(inputs.input.shape[0], dtype=inputs.loss_dtype())
     if inputs.teacher.indices is not None:

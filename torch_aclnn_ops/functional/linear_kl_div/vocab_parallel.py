@@ -25,11 +25,20 @@ class _Call(NamedTuple):
     temperature: float
     rows_per_chunk: int
     is_differentiated: bool  # by the input
+    reduce_input_grad: bool
+    zero_if_all_ignored: bool
+    has_token_weight: bool
     has_gradients: bool  # by anything
     excess: int  # of this rank's rows of the head over those of vocab_sizes
 
 
-def check_agreement(inputs: Inputs, shards: VocabularyShards, reduction: str) -> Inputs:
+def check_agreement(
+    inputs: Inputs,
+    shards: VocabularyShards,
+    reduction: str,
+    token_weight: Tensor | None,
+    zero_if_all_ignored: bool,
+) -> Inputs:
     """Compare the calls of all processes in a collective.
 
     Returns:
@@ -53,11 +62,14 @@ def check_agreement(inputs: Inputs, shards: VocabularyShards, reduction: str) ->
         measure.beta,
         logits.temperature,
         inputs.tile(input.shape[0]).rows_per_chunk,
-        inputs.reduce_input_grad and any_differentiated([input]),
+        any_differentiated([input]),
+        inputs.reduce_input_grad,
+        zero_if_all_ignored,
+        token_weight is not None,
         any_differentiated(inputs.student),
         shards.excess,
     )
-    numbers = summarize(call, input, inputs.target, _of_teacher(inputs), inputs.loss_dtype())
+    numbers = summarize(call, input, inputs.target, _of_teacher(inputs), inputs.loss_dtype(), (token_weight, None))
     summaries = gather_constant(numbers, shards.members)
     factor = compare_summaries(NAME, call, summaries, shards.sizes, ("input", "teacher"))
     return inputs if factor is None else inputs._replace(input=input * factor.to(input.dtype))
