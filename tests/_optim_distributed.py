@@ -8,6 +8,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import torch_aclnn_ops  # isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
+from torch_aclnn_ops.functional import fused_ema_adam
 from torch_aclnn_ops.optim import FusedEmaAdam
 
 import torch
@@ -19,6 +20,7 @@ from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import Replicate
 from torch.nn.parallel import DistributedDataParallel
 
 BATCH = 12  # divides by 2 and by 3 processes
@@ -144,6 +146,29 @@ def state_of_the_first(process):
     return None
 
 
+def other_placements(process):
+    """Return the errors of a state, and of a gradient of the function, that have other placements."""
+    model = process.sharded_model()
+    weight = next(model.parameters())
+    optimizer = FusedEmaAdam([weight], **OPTIONS)
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    whole_state = optimizer.state[weight]["exp_avg"].redistribute(placements=[Replicate()])
+    optimizer.state[weight]["exp_avg"] = whole_state
+    lists = [[weight.detach().clone()] for _ in range(5)]
+    lists[1] = [whole_state]
+    steps = [torch.zeros((), dtype=torch.int64, device=process.device)]
+    options = {"lr": 0.1, "beta1": 0.9, "beta2": 0.9, "eps": 0.0, "weight_decay": 0.0, "decoupled_weight_decay": True}
+    options |= {"ema_decay": 0.5, "bias_correction": True, "maximize": False}
+    errors = []
+    for call in (optimizer.step, partial(fused_ema_adam, *lists, steps, **options)):
+        try:
+            call()
+        except ValueError as error:
+            errors.append(str(error))
+    return errors
+
+
 def local(tensor):
     """Return this process's shard."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
@@ -263,4 +288,5 @@ def results(device, folder):
     warnings.simplefilter("ignore")
     found = results_of((name, partial(function, process)) for name, function in CASES.items())
     found["state of the first"] = state_of_the_first(process)
+    found["other placements"] = other_placements(process)
     return found | {"operators": {name for name, launches in torch_aclnn_ops.launches().items() if launches}}

@@ -54,3 +54,10 @@ def test_the_state_of_another_process_is_refused_if_its_shards_have_other_sizes(
     assert found[-1]["state of the first"].startswith(
         "FusedEmaAdam.load_state_dict: exp_avg of parameter 0 of group 0 must have this rank's shard of its parameter"
     )
+
+
+def test_states_and_gradients_of_other_placements_are_refused(found):
+    for of_rank in found:
+        of_state, of_gradient = of_rank["other placements"]
+        assert of_state.startswith("FusedEmaAdam: exp_avg must have this rank's shard of its parameter, [")
+        assert of_gradient.startswith("fused_ema_adam: grads[0] must have the shard [")

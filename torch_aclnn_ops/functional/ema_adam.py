@@ -150,6 +150,9 @@ def _check_tensors(tensors: TensorLists) -> None:
     for i, tensors_of_param in enumerate(zip(*tensors[:5], strict=True)):
         for name, tensor in zip(tensors._fields, tensors_of_param, strict=False):
             reason = mismatch(tensor, params[i])
+            if reason is None and local(tensor).shape != local(params[i]).shape:
+                shards = list(local(params[i]).shape), list(local(tensor).shape)
+                reason = "must have the shard {} on this rank, as its parameter has, but it has {}".format(*shards)
             if reason:
                 raise ValueError(f"fused_ema_adam: {name}[{i}] {reason}")
 

@@ -51,6 +51,11 @@ def normalize_state(state: dict[str, Any], param: Tensor, dtype: torch.dtype) ->
                     f"FusedEmaAdam: {name} must have the shape of its parameter {list(param.shape)},"
                     f" but its shape is {list(value.shape)}"
                 )
+            if local(value).shape != local(param).shape:
+                raise ValueError(
+                    f"FusedEmaAdam: {name} must have this rank's shard of its parameter, {list(local(param).shape)},"
+                    f" but its shard is {list(local(value).shape)}"
+                )
             converted[name] = value.to(param.device, dtype)
     return converted
 
