@@ -54,6 +54,9 @@ void require_rotary(const Tensor& x, const Tensor& cos, const Tensor& sin, std::
     const auto ones = std::ranges::count(cos.sizes().slice(0, cos.dim() - 1), 1);
     TORCH_CHECK(ones < 3 || std::ranges::count(x.sizes(), 1) > 0, "cos has shape ", cos.sizes(), " and x ", x.sizes(),
                 "; on this chip, CANN takes the same angles for all positions only if there is one");
+    TORCH_CHECK(cos.dim() < 4 || ones != 1 || cos.size(0) != 1 || x.size(0) == 1, "cos has shape ", cos.sizes(),
+                " and x ", x.sizes(),
+                "; on this chip, CANN takes one batch of angles only if it is for all heads, too");
     TORCH_CHECK(mode == 0 || cos.dim() < 4 || ones >= 2, "cos has shape ", cos.sizes(),
                 " in the mode interleave; on this chip, CANN takes 11SD, 1S1D or S11D, of the layout of x");
 }

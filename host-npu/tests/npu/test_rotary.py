@@ -54,6 +54,7 @@ _OF_THE_CHIP = {
     "interleave by heads": ((2, 2, 3, 64), (2, 2, 3, 64), "interleave", "11SD, 1S1D or S11D"),
     "interleave by positions": ((2, 2, 3, 64), (1, 1, 3, 64), "interleave", None),
     "the same angles": ((2, 2, 3, 64), (1, 1, 1, 64), "half", "same angles"),
+    "angles of heads": ((2, 2, 3, 64), (1, 2, 3, 64), "half", "for all heads"),
     "one position": ((2, 2, 1, 64), (1, 1, 1, 64), "half", None),
 }
 
