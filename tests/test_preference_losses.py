@@ -1,5 +1,6 @@
 """Losses of preferences: the formulas of TRL's trainers, written out in torch."""
 
+import math
 from functools import partial
 
 from torch_aclnn_ops import functional as F
@@ -141,7 +142,19 @@ def test_orpo_is_finite_where_the_preferred_sequence_is_certain():
     torch.testing.assert_close(found, (expected, torch.zeros_like(expected)))
 
 
-@pytest.mark.parametrize("chosen", [-1e-3, -0.5, -1 + 1e-9, -1 - 1e-9, -20.0, -1000.0])
+def test_a_rounded_log_probability_above_0_counts_as_0():
+    chosen, rejected = (torch.tensor([value], requires_grad=True) for value in (1.2e-7, -1e-7))
+    loss = F.orpo_loss(chosen, rejected)
+    assert loss == 0 and torch.autograd.grad(loss, (chosen, rejected)) == (0, 0)
+
+
+def test_the_odds_of_a_nearly_certain_rejected_sequence_do_not_overflow():
+    chosen, rejected = torch.tensor([-0.5], requires_grad=True), torch.tensor([-1e-30], requires_grad=True)
+    grad = torch.autograd.grad(F.orpo_loss(chosen, rejected, beta=1.0), (chosen, rejected))
+    torch.testing.assert_close(torch.cat(grad), torch.tensor([-1 / -math.expm1(-0.5), 1e30]))
+
+
+@pytest.mark.parametrize("chosen", [-1e-5, -1e-3 + 1e-9, -1e-3 - 1e-9, -0.5, -20.0, -1000.0])
 def test_orpo_is_right_for_certain_and_for_impossible_sequences(chosen):
     given = [torch.full((4,), chosen).double(), torch.tensor([-1e-3, -0.7, -30.0, -500.0]).double()]
     assert torch.autograd.gradcheck(partial(F.orpo_loss, reduction="none"), [one.requires_grad_() for one in given])

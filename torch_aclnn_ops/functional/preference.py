@@ -252,10 +252,10 @@ def _negated_log_sigmoid_of_odds(chosen: Tensor, rejected: Tensor) -> Tensor:
     It is log(1 + odds(rejected) / odds(chosen)). With 1 / odds(x) = expm1(-x), that is finite and differentiable where
     the chosen sequence is certain, x = 0, and the odds are infinite; far from there expm1(-x) may overflow.
     """
-    is_near = chosen > -1
-    near, far = chosen.where(is_near, -1), chosen.where(~is_near, -1)
+    is_near = chosen > -1e-3
+    near, far = chosen.where(is_near, -1).clamp(max=0), chosen.where(~is_near, -1)
     rest = -torch.expm1(rejected)  # 1 - exp(rejected), without cancellation
-    of_near = torch.log1p(torch.expm1(-near) * rejected.exp() / rest)
+    of_near = torch.log1p(torch.expm1(-near) * rejected.exp() / rest.where(is_near, 1))
     of_far = -logsigmoid(far - (-torch.expm1(far)).log() - (rejected - rest.log()))
     return torch.where(is_near, of_near, of_far)
 
