@@ -186,6 +186,26 @@ def test_an_alias_made_after_a_step_stays_one_when_the_group_is_flattened_again(
     assert_all_equal([model.weight.detach()], [other.weight.detach()])
 
 
+def test_a_parameter_is_flattened_again_once_it_has_no_alias():
+    weights = [nn.Parameter(torch.ones(16)) for _ in range(3)]
+    optimizer = FusedEmaAdam(weights, **SETTINGS, flatten=True)
+
+    def step():
+        for weight in weights:
+            weight.grad = torch.ones(16)
+        optimizer.step()
+        return [weight.data_ptr() for weight in weights]
+
+    step()
+    alias = weights[1].detach()
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    first, aliased, third = step()
+    assert aliased == alias.data_ptr() and third - first == 512
+    del alias
+    first, second, third = step()
+    assert (second - first, third - second) == (512, 512) and step() == [first, second, third]
+
+
 def test_parameters_shared_with_other_processes_stay_shared():
     weights = [nn.Parameter(torch.ones(16)) for _ in range(2)]
     weights[0].share_memory_()

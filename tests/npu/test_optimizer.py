@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 from torch_aclnn_ops import disabled, explain, report
 from torch_aclnn_ops.optim import FusedEmaAdam
 
@@ -147,6 +149,18 @@ def test_an_alias_made_after_a_step_stays_one_when_the_group_is_flattened_again(
             alias = weights[1].detach()
             weights[0].data = weights[0].data.clone()  # moved, so that the next step flattens the group again
     assert torch.equal(alias, weights[1].detach())
+
+
+@needs_host_npu
+def test_parameters_are_flattened_again_once_they_have_no_alias():
+    weights, optimizer = many(8, torch.float32, flatten=True)
+    assert launches_of(optimizer.step) == 1
+    alias = weights[3].detach()
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert launches_of(optimizer.step) == 8  # all of them have the storage of the alias
+    assert torch.equal(alias, weights[3].detach())
+    del alias
+    assert [launches_of(optimizer.step) for _ in range(2)] == [1, 1]
 
 
 @needs_host_npu

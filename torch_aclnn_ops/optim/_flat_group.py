@@ -1,6 +1,6 @@
 """The flattened parameters of a parameter group."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import MutableMapping
 from operator import is_
 from typing import Any
@@ -25,6 +25,8 @@ class FlatGroup:
         self._previous = previous
         self._is_complete = False
         own = previous.own_uses() if previous else {}
+        # Those that stay in the memory of an earlier buffer, because another tensor aliases it.
+        self._aliased: list[Tensor] = []
         self._states, self._master_weights = states, group["master_weights"]
         self._by_kind: dict[Any, list[Tensor]] = defaultdict(list)
         self.rest: list[Tensor] = []
@@ -33,14 +35,27 @@ class FlatGroup:
                 self._by_kind[param.dtype, param.device].append(param)
             else:
                 self.rest.append(param)
+                if storage_of(param) in own:
+                    self._aliased.append(param)
         self.buffers: list[FlatBuffer] = []
 
     def own_uses(self) -> dict[int, int]:
         """Return ``FlatBuffer.own_uses`` of all buffers that parameters may be views of."""
-        uses = dict(self._previous.own_uses()) if self._previous else {}
+        if self._previous:
+            uses = dict(self._previous.own_uses())
+        else:
+            own = storage_uses(torch.empty(0, device="cpu")) - 1  # what torch counts besides tensors
+            uses = {storage: count + own for storage, count in Counter(map(storage_of, self._aliased)).items()}
         for buffer in self.buffers:
             uses.update(buffer.own_uses())
         return uses
+
+    def _can_flatten_more(self) -> bool:
+        """Return whether the aliases of parameters are gone."""
+        if not self._aliased:
+            return False
+        own = self.own_uses()
+        return any(can_flatten(param, own) for param in self._aliased)
 
     def replace_params(self) -> None:
         """Move the parameters into buffers, one dtype at a time, so that their previous memory is freed.
@@ -64,6 +79,7 @@ class FlatGroup:
             and len(params) == len(self._params)
             and all(map(is_, params, self._params))
             and all(buffer.is_current(states, have_moved) for buffer in self.buffers)
+            and not self._can_flatten_more()
         )
 
 
