@@ -108,7 +108,7 @@ def _numbers_of(weight: Tensor | None, like: Tensor) -> Tensor:
     if weight is None or weight.numel() == 0:
         return like.new_zeros(_NUMBERS)
     values = weight.detach().reshape(-1).to(like.dtype)
-    ramp = torch.linspace(0, 1, len(values), dtype=like.dtype, device=like.device)
+    ramp = torch.arange(values.shape[0], dtype=like.dtype, device=like.device) / values.shape[0]
     return torch.stack([values.mean(), (values * ramp).mean(), values.abs().mean()])
 
 

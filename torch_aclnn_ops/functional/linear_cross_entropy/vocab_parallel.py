@@ -41,8 +41,8 @@ class Call(NamedTuple):
     softcap: float  # 0 for none
     temperature: float
     has_probabilities: bool
-    is_differentiated: bool  # by the input
     reduce_input_grad: bool
+    is_differentiated: bool  # by the input, whose gradient is reduced
     zero_if_all_ignored: bool
     has_token_weight: bool
     has_weight: bool
@@ -130,8 +130,8 @@ def _call(
         options.softcap or 0.0,
         options.temperature,
         inputs.target.is_floating_point(),
-        in_functorch_transform() or any_differentiated([input]),
         reduce_input_grad,
+        reduce_input_grad and (in_functorch_transform() or any_differentiated([input])),
         zero,
         weights[0] is not None,
         weights[1] is not None,

@@ -24,8 +24,8 @@ class _Call(NamedTuple):
     beta: float
     temperature: float
     rows_per_chunk: int
-    is_differentiated: bool  # by the input
     reduce_input_grad: bool
+    is_differentiated: bool  # by the input, whose gradient is reduced
     zero_if_all_ignored: bool
     has_token_weight: bool
     has_gradients: bool  # by anything
@@ -62,8 +62,8 @@ def check_agreement(
         measure.beta,
         logits.temperature,
         inputs.tile(input.shape[0]).rows_per_chunk,
-        any_differentiated([input]),
         inputs.reduce_input_grad,
+        inputs.reduce_input_grad and any_differentiated([input]),
         zero_if_all_ignored,
         token_weight is not None,
         any_differentiated(inputs.student),
