@@ -10,7 +10,10 @@ from torch_aclnn_ops.optim import FusedEmaAdam
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_tensor
 
 from tests._optim import (
     SETTINGS,
@@ -204,6 +207,23 @@ def test_a_parameter_is_flattened_again_once_it_has_no_alias():
     del alias
     first, second, third = step()
     assert (second - first, third - second) == (512, 512) and step() == [first, second, third]
+
+
+def test_parameters_without_a_storage_stay_as_they_are_beside_flattened_ones():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        sharded = nn.Parameter(distribute_tensor(torch.ones(16), init_device_mesh("cpu", (1,))))
+        plain = [nn.Parameter(torch.ones(16)) for _ in range(2)]
+        optimizer = FusedEmaAdam([*plain, sharded], **SETTINGS, flatten=True)
+        for step in range(3):
+            for weight in (*plain, sharded):
+                weight.grad = torch.ones_like(weight)
+            optimizer.step()
+            if step == 0:
+                plain[0].data = plain[0].data.clone()  # moved, so that the next step flattens the group again
+        assert_all_equal([sharded.to_local().detach()] * 2, [weight.detach() for weight in plain])
+    finally:
+        dist.destroy_process_group()
 
 
 def test_parameters_shared_with_other_processes_stay_shared():

@@ -35,7 +35,7 @@ class FlatGroup:
                 self._by_kind[param.dtype, param.device].append(param)
             else:
                 self.rest.append(param)
-                if storage_of(param) in own:
+                if own and is_plain(param) and param.layout is torch.strided and storage_of(param) in own:
                     self._aliased.append(param)
         self.buffers: list[FlatBuffer] = []
 
