@@ -88,11 +88,7 @@ def step_lists(
     weights, or the same parameters. ``counts`` are their step counts, if known on the host.
     """
     if not all(map(is_plain, tensors.rounded)):
-        # A gradient must have the placements of its parameter.
-        grads = [
-            grad.redistribute(placements=param.placements) if hasattr(type(param), "placements") else grad  # type: ignore[attr-defined]
-            for grad, param in zip(tensors.grads, tensors.rounded, strict=True)
-        ]
+        grads = [_placed_as(param, grad) for grad, param in zip(tensors.grads, tensors.rounded, strict=True)]
         tensors = tensors._replace(grads=grads).local()
     if schedule.is_constant:
         _update(tensors, options, progress)
@@ -114,6 +110,13 @@ def step_lists(
         decays = schedule.decays_at(torch.stack([steps[i] for i in members]) + 1)
         for i, decay in zip(members, decays.unbind(), strict=True):
             _update(tensors.part(slice(i, i + 1)), options._replace(ema_decay=decay), progress)
+
+
+def _placed_as(param: Any, grad: Any) -> Tensor:
+    """Return a gradient with the placements of its parameter, if that is a ``DTensor``."""
+    is_sharded = getattr(type(param), "placements", None) is not None  # as in local()
+    placed: Tensor = grad.redistribute(placements=param.placements) if is_sharded else grad
+    return placed
 
 
 def _update(tensors: TensorLists, options: Options, progress: StepProgress) -> None:

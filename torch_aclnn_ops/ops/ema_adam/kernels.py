@@ -86,10 +86,11 @@ def is_plain(tensor: Tensor) -> bool:
 
 def local(tensor: Tensor) -> Tensor:
     """Return the local shard of a ``DTensor``, or the tensor itself."""
-    # Of the class, because Dynamo finds no such attribute of a DTensor.
-    if is_plain(tensor) or not hasattr(type(tensor), "to_local"):
+    # Of the class and by getattr, because Dynamo finds neither an attribute of a DTensor nor, in torch 2.9, hasattr.
+    to_local = None if is_plain(tensor) else getattr(type(tensor), "to_local", None)
+    if to_local is None:
         return tensor
-    shard: Tensor = tensor.to_local()  # type: ignore[attr-defined]
+    shard: Tensor = to_local(tensor)
     return shard
 
 
