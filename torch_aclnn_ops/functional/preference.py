@@ -4,6 +4,7 @@ The log-probabilities are the negated losses of ``linear_cross_entropy(..., redu
 rows are never materialized. 16-bit inputs are computed in float32. All derivatives are supported.
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 from torch_aclnn_ops._checks import check_choice, values_are_readable
@@ -184,8 +185,8 @@ def orpo_loss(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1, reduction:
     """
     check_log_probs("orpo_loss", "(B,)", chosen=chosen, rejected=rejected)
     check_number("orpo_loss", "beta", beta, POSITIVE)
-    _check_values("chosen", chosen, chosen > _ROUNDING_OF_LOSSES, "at most 0")
-    _check_values("rejected", rejected, rejected >= 0, "below 0, as those of sequences with an uncertain label are")
+    _check_values("chosen", chosen, lambda values: values > _ROUNDING_OF_LOSSES, "at most 0")
+    _check_values("rejected", rejected, lambda values: values >= 0, "below 0, because the odds of 0 are infinite")
     return _reduce("orpo_loss", beta * _negated_log_sigmoid_of_odds(widen(chosen), widen(rejected)), reduction)
 
 
@@ -241,8 +242,8 @@ def kto_loss(
     return _reduce("kto_loss", weights * torch.sigmoid(-beta * (signs * (ratios - baseline))), reduction)
 
 
-def _check_values(name: str, log_probs: Tensor, is_wrong: Tensor, accepted: str) -> None:
-    if values_are_readable(log_probs) and bool(is_wrong.any()):
+def _check_values(name: str, log_probs: Tensor, are_wrong: Callable[[Tensor], Tensor], accepted: str) -> None:
+    if values_are_readable(log_probs) and bool((is_wrong := are_wrong(log_probs)).any()):
         raise ValueError(f"orpo_loss: {name} must be {accepted}, but it has {log_probs[is_wrong][0].item()}")
 
 
