@@ -34,6 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks._figures import write_section
 from tests._optim import SETTINGS, STATE, Weights
+from tests._signal_points import SignalPoints
 
 Action = Callable[[], None]
 Contents = tuple[Tensor, ...]  # of a parameter and its state
@@ -279,6 +280,14 @@ class Campaign:
             delay = max(1e-6, chance.uniform(0, durations[case]))
             self.trial("signals", *case, partial(_with_timer, delay))
 
+    def interrupt_everywhere(self, every: int = 1, file: str = "") -> None:
+        """Raise ``KeyboardInterrupt`` at every place of the package, or of a file, where a signal handler may run."""
+        for name, action, steps in itertools.product(CONFIGURATIONS, ("step", "swap"), (0, 2)):
+            points = SignalPoints()
+            points.run(Attempt(self.device, name, action, steps).act)
+            for nth in points.first_and_last(file)[::every]:
+                self.trial("signals at places", name, action, steps, SignalPoints(nth).run)
+
     def fail_operators(self, counts: tuple[int, ...] = (1, 2, 1000), every: int = 1) -> None:
         """Make the n-th torch operator, and all following ones, fail, for every n."""
         for (name, action, steps), count in itertools.product(
@@ -348,6 +357,8 @@ def run(device: str, trials: int, every: int, seed: int = 0) -> Report:
     campaign = Campaign(device, report)
     with timer_raises():
         campaign.interrupt(trials, seed)
+    if device == "cpu":
+        campaign.interrupt_everywhere(every)
     campaign.fail_operators(counts=(1, 2, 1000) if device == "cpu" else (1,), every=every)
     return report
 

@@ -182,6 +182,24 @@ def test_no_state_is_lost_whenever_a_signal_arrives():
     assert sum(report.disturbed.values()) > 5
 
 
+def test_no_state_is_lost_wherever_a_signal_arrives_in_an_update(monkeypatch):
+    monkeypatch.setattr(interrupts, "CONFIGURATIONS", {"flat": {"flatten": True}})
+    report = Report()
+    Campaign("cpu", report).interrupt_everywhere(file="step_progress.py")
+    assert not report.losses, report
+    assert report.disturbed["signals at places"] > 50
+
+
+@each_configuration
+@pytest.mark.every_nth_case(4)
+def test_no_state_is_lost_wherever_a_signal_arrives(name, monkeypatch):
+    monkeypatch.setattr(interrupts, "CONFIGURATIONS", {name: interrupts.CONFIGURATIONS[name]})
+    report = Report()
+    Campaign("cpu", report).interrupt_everywhere(every=97)
+    assert not report.losses, report
+    assert report.disturbed["signals at places"] > 10
+
+
 @pytest.mark.parametrize("moved", ["step", "exp_avg", "exp_avg_sq", "ema_params", "master_params"])
 def test_the_campaign_detects_a_first_step_that_changed_a_single_state(moved):
     attempt = interrupts.Attempt("cpu", "masters", "step", 0)

@@ -46,8 +46,8 @@ class StepProgress:
                 call()
             return
         calls.append(partial(self.updated.extend, steps))
-        self._begin(calls)
         try:
+            self._begin(calls)
             self.finish()
         except BaseException as error:
             self._recover(steps, undo, is_written)
@@ -58,7 +58,7 @@ class StepProgress:
     def finish(self) -> None:
         """Make the remaining calls, if any."""
         self._results.extend(map(partial.__call__, self._calls[len(self._results) :]))
-        self._calls = ()  # they reference gradients
+        self._calls, self._results = (), []  # calls reference gradients
 
     def is_incomplete(self) -> bool:
         """Return whether there are calls that :meth:`finish` must make before the optimizer is used again."""
