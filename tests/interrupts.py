@@ -336,7 +336,7 @@ class FailOperators(TorchDispatchMode):
 
 @contextmanager
 def timer_raises() -> Iterator[None]:
-    """Let the timer raise what Ctrl-C does; where Python drops that, as in ``__del__``, nothing is printed."""
+    """Let the timer raise what Ctrl-C does; where Python drops interrupts, as in ``__del__``, nothing is printed."""
 
     def raise_interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -357,8 +357,8 @@ def run(device: str, trials: int, every: int, seed: int = 0) -> Report:
     campaign = Campaign(device, report)
     with timer_raises():
         campaign.interrupt(trials, seed)
-    if device == "cpu":
-        campaign.interrupt_everywhere(every)
+        if device == "cpu":
+            campaign.interrupt_everywhere(every)
     campaign.fail_operators(counts=(1, 2, 1000) if device == "cpu" else (1,), every=every)
     return report
 
