@@ -283,6 +283,39 @@ def test_16_bit_weights_that_a_distributed_checkpoint_loads_into_dtensors_are_ke
         assert value.to_local().tolist() == [3.0] * 4
 
 
+def test_16_bit_weights_that_are_loaded_into_the_state_dict_of_dtensors_and_then_into_the_model_are_kept(
+    of_one_process, tmp_path
+):
+    # The state dict's tensors share the memory of the parameters, but not their version counters.
+    model = nn.Linear(4, 4, bias=False, dtype=torch.bfloat16)
+    model.weight = nn.Parameter(distribute_tensor(torch.ones_like(model.weight), of_one_process))
+    optimizer = FusedEmaAdam(model.parameters(), lr=0.0, ema_decay=0.0)
+    model.weight.grad = torch.zeros_like(model.weight)
+    optimizer.step()
+    dcp.save({name: value * 3 for name, value in model.state_dict().items()}, checkpoint_id=tmp_path)
+    weights = model.state_dict()
+    dcp.load(weights, checkpoint_id=tmp_path)
+    model.load_state_dict(weights)
+    optimizer.step()
+    for value in (model.weight, optimizer.state[model.weight]["master_params"]):
+        assert torch.equal(value.to_local().float(), torch.full((4, 4), 3.0))
+
+
+@pytest.mark.parametrize("is_dtensor", [False, True])
+def test_a_gradient_is_a_dtensor_if_its_parameter_is_one_or_the_step_raises(of_one_process, is_dtensor):
+    def wrap(is_one):
+        return distribute_tensor(torch.ones(2), of_one_process) if is_one else torch.ones(2)
+
+    first, weight = nn.Parameter(torch.ones(2)), nn.Parameter(wrap(is_dtensor))
+    optimizer = FusedEmaAdam([first, weight])
+    first.grad, weight.grad = torch.ones(2), wrap(not is_dtensor)
+    param, grad = ("DTensor", "plain tensor") if is_dtensor else ("plain tensor", "DTensor")
+    sentence = f"the gradient of parameter 1 of group 0 must be a {param}, as its parameter is, but it is a {grad}"
+    with pytest.raises(RuntimeError, match=f"^FusedEmaAdam: {sentence}$"):
+        optimizer.step()
+    assert torch.equal(first.detach(), torch.ones(2)) and not optimizer.state
+
+
 @pytest.mark.parametrize("is_dtensor", [False, True])
 def test_a_backward_pass_through_swapped_weights_raises(of_one_process, is_dtensor):
     # autograd detects the in-place writes: a graph from before the swap needs the overwritten weights.

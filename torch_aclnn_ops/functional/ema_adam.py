@@ -5,7 +5,7 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
-from torch_aclnn_ops.ops.ema_adam.kernels import Options, TensorLists, local, update
+from torch_aclnn_ops.ops.ema_adam.kernels import Options, TensorLists, is_dtensor, local, update
 from torch_aclnn_ops.ops.ema_adam.step_progress import StepProgress, add_note, format_ranges
 
 import torch
@@ -159,6 +159,9 @@ def _check_tensors(tensors: TensorLists) -> None:
 
 def mismatch(tensor: Tensor, param: Tensor) -> str | None:
     """Return why a tensor cannot be the gradient or a state of a parameter, or ``None``."""
+    kinds = ["DTensor" if is_dtensor(each) else "plain tensor" for each in (param, tensor)]
+    if kinds[0] != kinds[1]:
+        return f"must be a {kinds[0]}, as its parameter is, but it is a {kinds[1]}"
     if tensor.layout != torch.strided:
         return f"must be dense, but it is {tensor.layout}"
     if not tensor.is_floating_point():

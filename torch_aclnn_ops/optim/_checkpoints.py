@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops._nested import map_nested
-from torch_aclnn_ops.ops.ema_adam.kernels import is_dense, is_plain, local
+from torch_aclnn_ops.ops.ema_adam.kernels import is_dense, is_dtensor, is_plain, local
 from torch_aclnn_ops.optim._options import options_of
-from torch_aclnn_ops.optim._sharding import is_sharded
 from torch_aclnn_ops.optim._states import AVERAGES
 
 import torch
@@ -244,9 +243,9 @@ def _loaded_step(step: Any, owner: str) -> Tensor:
 
 def _mismatch(value: Tensor, param: Tensor) -> str | None:
     """Return why a tensor cannot be a state of a parameter, apart from its device and precision, or ``None``."""
-    if is_plain(value) != is_plain(param) or hasattr(value, "to_local") != hasattr(param, "to_local"):
+    if is_plain(value) != is_plain(param) or is_dtensor(value) != is_dtensor(param):
         remedy = ""
-        if is_sharded(param) and is_plain(value):
+        if is_dtensor(param) and is_plain(value):
             remedy = (
                 "; save and load full tensors with get_optimizer_state_dict and set_optimizer_state_dict of"
                 " torch.distributed.checkpoint.state_dict and StateDictOptions(full_state_dict=True)"

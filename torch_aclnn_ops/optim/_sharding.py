@@ -19,7 +19,7 @@ from torch_aclnn_ops._torch_compat.fsdp import (
     is_in_fsdp1_unit,
 )
 from torch_aclnn_ops._torch_compat.public import synchronize
-from torch_aclnn_ops.ops.ema_adam.kernels import is_plain
+from torch_aclnn_ops.ops.ema_adam.kernels import is_dtensor
 from torch_aclnn_ops.optim._states import describe_params
 
 import torch
@@ -27,11 +27,6 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 _ZERO = "torch.distributed.optim.zero_redundancy_optimizer"
-
-
-def is_sharded(tensor: object) -> bool:
-    """Return whether a tensor is a ``DTensor``."""
-    return isinstance(tensor, Tensor) and not is_plain(tensor) and hasattr(tensor, "device_mesh")
 
 
 class FsdpUnits:
@@ -54,7 +49,7 @@ class FsdpUnits:
         ids = {id(param) for param in params}
         fsdp1_params = [param for param in params if is_in_fsdp1_unit(param)]
         units: list[Fsdp1Unit | Fsdp2Unit] = []
-        if any(map(is_sharded, params)):
+        if any(map(is_dtensor, params)):
             units += fsdp2_units()
         if fsdp1_params:
             units += fsdp1_units()
@@ -106,7 +101,7 @@ class ShardedModel:
         self.has_fsdp1 = self._fsdp1 is not None
         self._contents: dict[str, Any] = {}
         self.read_state_dict()
-        meshes = [value.device_mesh for value in self._contents.values() if is_sharded(value)]
+        meshes = [value.device_mesh for value in self._contents.values() if is_dtensor(value)]
         # The largest mesh includes the ranks of all others, such as one dimension of FSDP and TP.
         mesh = max(meshes, key=lambda mesh: mesh.size(), default=None)
         self._groups = [] if mesh is None else mesh.get_all_groups()
@@ -214,7 +209,7 @@ class ShardedModel:
 
 def _full_tensor(tensor: Tensor) -> Tensor:
     """Return the full tensor of a DTensor, or the tensor itself."""
-    if not is_sharded(tensor):
+    if not is_dtensor(tensor):
         return tensor
     device_type = tensor.device_mesh.device_type  # type: ignore[attr-defined]
     if tensor.device.type != device_type:  # offloaded to the CPU, which the group may not support

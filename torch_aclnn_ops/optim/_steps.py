@@ -16,6 +16,7 @@ from torch_aclnn_ops.ops.ema_adam.kernels import (
     TensorLists,
     batches,
     implementation_for,
+    is_dtensor,
     is_plain,
     update,
 )
@@ -28,6 +29,7 @@ from torch_aclnn_ops.optim._states import describe_params, dtype_of_states, has_
 import torch
 from torch import Tensor
 from torch.amp.grad_scaler import OptState
+from torch.nn import Parameter
 from torch.optim.optimizer import Optimizer
 
 _REAL = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -114,8 +116,7 @@ def step_lists(
 
 def _placed_as(param: Any, grad: Any) -> Tensor:
     """Return a gradient with the placements of its parameter, if that is a ``DTensor``."""
-    is_sharded = getattr(type(param), "placements", None) is not None  # as in local()
-    placed: Tensor = grad.redistribute(placements=param.placements) if is_sharded else grad
+    placed: Tensor = grad.redistribute(placements=param.placements) if is_dtensor(param) else grad
     return placed
 
 
@@ -157,7 +158,8 @@ def check_gradients(groups: list[dict[str, Any]], flat_groups: dict[int, FlatGro
         for j, param in enumerate(group["params"]):
             grad = param.grad
             # PyTorch guarantees that a gradient has its parameter's shape and device.
-            if grad is None or (grad.dtype is param.dtype in _REAL and grad.layout is torch.strided):
+            are_plain = type(grad) is Tensor and type(param) is Parameter
+            if grad is None or (are_plain and grad.dtype is param.dtype in _REAL and grad.layout is torch.strided):
                 continue
             reason = mismatch(grad, param)
             if reason:

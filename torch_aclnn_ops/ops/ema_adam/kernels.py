@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import compress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch_aclnn_ops._call_log import Implementation, is_logging, log_call
 from torch_aclnn_ops._torch_compat.optimizer import (
@@ -84,13 +84,15 @@ def is_plain(tensor: Tensor) -> bool:
     return type(tensor) in (Tensor, Parameter)
 
 
-def local(tensor: Tensor) -> Tensor:
-    """Return the local shard of a ``DTensor``, or the tensor itself."""
+def is_dtensor(tensor: object) -> bool:
+    """Return whether a tensor is a ``DTensor``."""
     # Of the class and by getattr, because Dynamo finds neither an attribute of a DTensor nor, in torch 2.9, hasattr.
-    to_local = None if is_plain(tensor) else getattr(type(tensor), "to_local", None)
-    if to_local is None:
-        return tensor
-    shard: Tensor = to_local(tensor)
+    return type(tensor) not in (Tensor, Parameter) and getattr(type(tensor), "to_local", None) is not None
+
+
+def local(tensor: Any) -> Tensor:
+    """Return the local shard of a ``DTensor``, or the tensor itself."""
+    shard: Tensor = tensor.to_local() if is_dtensor(tensor) else tensor
     return shard
 
 
