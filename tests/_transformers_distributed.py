@@ -8,6 +8,7 @@ from torch_aclnn_ops.integrations.transformers import patch_model
 import torch
 import torch.distributed as dist
 from host_npu.testing import results_of
+from peft import LoraConfig, get_peft_model
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -98,6 +99,13 @@ def _fsdp1_head(mesh):
     FullyShardedDataParallel(model, device_id=device)(**share(mesh.get_rank(), mesh.device_type))
 
 
+def _adapted_head(mesh):
+    model = get_peft_model(_make(mesh), LoraConfig(r=2, target_modules=["q_proj", "lm_head"]))
+    for module in (model.base_model.model.lm_head, model):
+        fully_shard(module, mesh=mesh)
+    patch_model(model)(**share(mesh.get_rank(), mesh.device_type))
+
+
 def _patch_ddp(mesh):
     patch_model(DistributedDataParallel(_make(mesh)))
 
@@ -105,6 +113,7 @@ def _patch_ddp(mesh):
 REFUSALS = {
     "norm and head": _resharded_group,
     "a head in FSDP1": _fsdp1_head,
+    "a head with adapters by itself": _adapted_head,
     "DistributedDataParallel": _patch_ddp,
 }
 

@@ -5,12 +5,15 @@ from typing import Any
 
 from torch_aclnn_ops.integrations._step_reports import StepReport
 from torch_aclnn_ops.integrations._trainer_optimizers import averaged, averaging_optimizers, warn_of_initial_weights
+from torch_aclnn_ops.ops.ema_adam.kernels import is_dtensor
 
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
 try:
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import Callback, ModelCheckpoint, StochasticWeightAveraging, WeightAveraging
+    from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 except ImportError as error:
     raise ImportError(
         f'torch_aclnn_ops.integrations.lightning needs Lightning: pip install "lightning>=2.6" ({error})'
@@ -36,12 +39,15 @@ class EmaCallback(Callback):
     weights, so ``load_from_checkpoint`` returns the model that was validated; the weights are in
     ``current_model_state``, from which ``fit(ckpt_path=...)`` resumes. Gradients can be clipped with every
     ``precision``. A warning says if the EMA weights of the whole training will still be close to the initial weights,
-    because ``ema_decay`` is large.
+    because ``ema_decay`` is large. With ``ModelParallelStrategy`` (FSDP2), checkpoints need
+    ``save_distributed_checkpoint=False``: one file with full tensors, written by the first rank.
 
     Raises:
         RuntimeError: A validation starts inside another one, or the weights are swapped or trained during one.
         ValueError: At the start of ``fit``, no optimizer averages weights, another callback swaps them too, or a
-            ``ModelCheckpoint`` has ``save_weights_only``, with which Lightning does not call ``on_save_checkpoint``.
+            ``ModelCheckpoint`` has ``save_weights_only``, with which Lightning does not call ``on_save_checkpoint``, or
+            the strategy writes checkpoints of several files. Without a ``ModelCheckpoint``, the last is raised by
+            ``save_checkpoint``.
 
     Example:
         >>> from lightning.pytorch import Trainer
@@ -77,6 +83,8 @@ class EmaCallback(Callback):
                     "EmaCallback: save_weights_only of ModelCheckpoint must be False, because with it Lightning does"
                     " not call on_save_checkpoint; a checkpoint's state_dict has the EMA weights anyway"
                 )
+        if trainer.checkpoint_callbacks:
+            _check_strategy_saves_full_tensors(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Warn if the EMA weights will still be close to the initial weights at the end of the training."""
@@ -108,18 +116,36 @@ class EmaCallback(Callback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Save the EMA weights as ``state_dict``, and the weights under a key of their own."""
+        _check_strategy_saves_full_tensors(trainer)
         weights = checkpoint["state_dict"]
         checkpoint[_WEIGHTS], checkpoint["state_dict"] = weights, dict(weights)
         for optimizer in averaging_optimizers(trainer.optimizers):
             entries = pl_module.state_dict(keep_vars=True).items()
             own = {name for name, value in entries if isinstance(value, Tensor) and value in optimizer.state}
-            averages = optimizer.ema_state_dict(pl_module) if own else {}
+            is_sharded = any(map(is_dtensor, pl_module.parameters()))  # then only the first rank has weights
+            averages = optimizer.ema_state_dict(pl_module, full_state_dict=is_sharded) if own else {}
             checkpoint["state_dict"].update({name: averages[name] for name in own & weights.keys()})
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Load the weights to resume ``fit``."""
         if _WEIGHTS in checkpoint and trainer.state.fn == "fit":
-            pl_module.load_state_dict(checkpoint[_WEIGHTS], strict=pl_module.strict_loading)
+            options = StateDictOptions(full_state_dict=True, strict=pl_module.strict_loading)
+            set_model_state_dict(pl_module, checkpoint[_WEIGHTS], options=options)
+
+
+def _check_strategy_saves_full_tensors(trainer: Trainer) -> None:
+    """Raise for strategies whose checkpoints cannot have both weights and EMA weights."""
+    strategy = trainer.strategy
+    if isinstance(strategy, FSDPStrategy):
+        raise ValueError(
+            "EmaCallback: with FSDPStrategy (FSDP1) it writes no checkpoints; use"
+            " ModelParallelStrategy(save_distributed_checkpoint=False), whose models are sharded by fully_shard"
+        )
+    if isinstance(strategy, ModelParallelStrategy) and strategy._save_distributed_checkpoint:
+        raise ValueError(
+            "EmaCallback: ModelParallelStrategy must have save_distributed_checkpoint=False, because Lightning saves"
+            " only the weights of a distributed checkpoint as shards, not the EMA weights beside them"
+        )
 
 
 class ReportCallback(StepReport, Callback):
