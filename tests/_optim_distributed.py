@@ -273,8 +273,8 @@ FUNCTIONS = (
     ddp_flattened_with_bucket_views,
     fsdp,
     fsdp_flattened,
-    # Dynamo of torch 2.9 cannot trace operators on shards of different sizes.
-    *([fsdp_compiled] if torch.__version__ >= (2, 12) else []),
+    # Dynamo of torch 2.9 cannot trace operators on shards of different sizes, nor can that of 2.14 guard them.
+    *([fsdp_compiled] if (2, 12) <= torch.__version__ < (2, 14) else []),
     fsdp_checkpoint,
     fsdp_checkpoint_of_adamw,
     zero,

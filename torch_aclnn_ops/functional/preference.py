@@ -254,7 +254,8 @@ def _negated_log_sigmoid_of_odds(chosen: Tensor, rejected: Tensor) -> Tensor:
     the chosen sequence is certain, x = 0, and the odds are infinite; far from there expm1(-x) may overflow.
     """
     is_near = chosen > -1e-3
-    near, far = chosen.where(is_near, -1).clamp(max=0), chosen.where(~is_near, -1)
+    near, far = chosen.where(is_near, -1), chosen.where(~is_near, -1)
+    near = near.where(near <= 0, 0)  # unlike clamp(max=0) of torch 2.14, differentiable at 0
     rest = -torch.expm1(rejected)  # 1 - exp(rejected), without cancellation
     of_near = torch.log1p(torch.expm1(-near) * rejected.exp() / rest.where(is_near, 1))
     of_far = -logsigmoid(far - (-torch.expm1(far)).log() - (rejected - rest.log()))
