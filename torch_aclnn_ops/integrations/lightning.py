@@ -1,5 +1,6 @@
 """Callbacks of Lightning's ``Trainer``."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 try:
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import Callback, ModelCheckpoint, StochasticWeightAveraging, WeightAveraging
-    from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
+    from lightning.pytorch.strategies import FSDPStrategy
 except ImportError as error:
     raise ImportError(
         f'torch_aclnn_ops.integrations.lightning needs Lightning: pip install "lightning>=2.6" ({error})'
@@ -116,8 +117,8 @@ class EmaCallback(Callback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Save the EMA weights as ``state_dict``, and the weights under a key of their own."""
-        _check_strategy_saves_full_tensors(trainer)
         weights = checkpoint["state_dict"]
+        _check_strategy_saves_full_tensors(trainer, weights)
         checkpoint[_WEIGHTS], checkpoint["state_dict"] = weights, dict(weights)
         for optimizer in averaging_optimizers(trainer.optimizers):
             entries = pl_module.state_dict(keep_vars=True).items()
@@ -133,15 +134,16 @@ class EmaCallback(Callback):
             set_model_state_dict(pl_module, checkpoint[_WEIGHTS], options=options)
 
 
-def _check_strategy_saves_full_tensors(trainer: Trainer) -> None:
-    """Raise for strategies whose checkpoints cannot have both weights and EMA weights."""
-    strategy = trainer.strategy
-    if isinstance(strategy, FSDPStrategy):
+def _check_strategy_saves_full_tensors(trainer: Trainer, state: Mapping[str, Any] | None = None) -> None:
+    """Raise for strategies whose checkpoints cannot have both weights and EMA weights, given a model's saved state."""
+    if isinstance(trainer.strategy, FSDPStrategy):
         raise ValueError(
             "EmaCallback: with FSDPStrategy (FSDP1) it writes no checkpoints; use"
             " ModelParallelStrategy(save_distributed_checkpoint=False), whose models are sharded by fully_shard"
         )
-    if isinstance(strategy, ModelParallelStrategy) and strategy._save_distributed_checkpoint:
+    # Lightning has no public name for the option before it saves.
+    is_distributed = getattr(trainer.strategy, "_save_distributed_checkpoint", False)
+    if is_distributed or (state is not None and any(map(is_dtensor, state.values()))):
         raise ValueError(
             "EmaCallback: ModelParallelStrategy must have save_distributed_checkpoint=False, because Lightning saves"
             " only the weights of a distributed checkpoint as shards, not the EMA weights beside them"
