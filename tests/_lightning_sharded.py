@@ -99,6 +99,24 @@ def found(device, folder, precision):
     return results
 
 
+class Compiled(Model):
+    """Its layer's names have a prefix, which Lightning's checkpoints of sharded models lack."""
+
+    def configure_model(self):
+        super().configure_model()
+        self.layer = torch.compile(self.layer, backend="eager")
+
+
+def compiled(device, folder):
+    """Return the EMA weights in the checkpoint of a compiled model, and those of its optimizer."""
+    path = Path(folder, "compiled.ckpt")
+    model, one = Compiled(), trainer(1, "32-true")
+    one.fit(model, rows())
+    one.save_checkpoint(path)
+    averages = {name.replace("_orig_mod.", ""): each for name, each in averages_of(model).items()}
+    return torch.load(path)["state_dict"], averages
+
+
 def errors(device, folder):
     """Return the errors of checkpoints of several files: of a fit that would write them, and of a call that does."""
     errors = []

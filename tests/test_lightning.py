@@ -167,6 +167,19 @@ def test_a_checkpoint_has_the_extra_state_of_the_model(tmp_path):
     assert equal(saved, model.seen[-1])
 
 
+def test_training_of_a_compiled_layer_resumes_from_its_checkpoint(tmp_path):
+    def compiled():
+        model = Model()
+        model.layers[0] = torch.compile(model.layers[0], backend="eager")
+        return model
+
+    trainer = make_trainer(epochs=1)
+    fit(trainer, compiled())
+    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    resumed = fit(make_trainer(epochs=2), compiled(), ckpt_path=tmp_path / "one.ckpt")
+    assert equal(dict(resumed.named_parameters()), dict(fit(make_trainer(epochs=2), compiled()).named_parameters()))
+
+
 def test_training_resumes_from_a_checkpoint_with_the_same_losses_and_averages(tmp_path):
     whole_trainer = make_trainer(epochs=4)
     whole = fit(whole_trainer, Model())

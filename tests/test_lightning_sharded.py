@@ -36,6 +36,11 @@ def test_a_sharded_model_is_tested_with_the_averages_of_a_checkpoint(found):
         assert are_equal(of_rank["tested"], of_rank["averages"])
 
 
+def test_a_checkpoint_of_a_compiled_sharded_model_has_full_averages(tmp_path):
+    for state, averages in run(cases.compiled, cases.WORLD_SIZE, str(tmp_path)):
+        assert are_equal(state, averages)
+
+
 def test_checkpoints_of_several_files_raise_before_the_training_or_when_they_are_saved(tmp_path):
     sentence = "EmaCallback: ModelParallelStrategy must have save_distributed_checkpoint=False, because "
     for of_rank in run(cases.errors, cases.WORLD_SIZE, str(tmp_path)):

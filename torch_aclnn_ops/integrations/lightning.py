@@ -125,13 +125,18 @@ class EmaCallback(Callback):
             own = {name for name, value in entries if isinstance(value, Tensor) and value in optimizer.state}
             is_sharded = any(map(is_dtensor, pl_module.parameters()))  # then only the first rank has weights
             averages = optimizer.ema_state_dict(pl_module, full_state_dict=is_sharded) if own else {}
-            checkpoint["state_dict"].update({name: averages[name] for name in own & weights.keys()})
+            # Lightning's names of a sharded model lack the prefix of torch.compile.
+            names = {name if name in weights else name.replace("_orig_mod.", ""): name for name in own}
+            checkpoint["state_dict"].update({saved: averages[names[saved]] for saved in names.keys() & weights.keys()})
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Load the weights to resume ``fit``."""
         if _WEIGHTS in checkpoint and trainer.state.fn == "fit":
-            options = StateDictOptions(full_state_dict=True, strict=pl_module.strict_loading)
-            set_model_state_dict(pl_module, checkpoint[_WEIGHTS], options=options)
+            if any(map(is_dtensor, pl_module.parameters())):
+                options = StateDictOptions(full_state_dict=True, strict=pl_module.strict_loading)
+                set_model_state_dict(pl_module, checkpoint[_WEIGHTS], options=options)
+            else:
+                pl_module.load_state_dict(checkpoint[_WEIGHTS], strict=pl_module.strict_loading)
 
 
 def _check_strategy_saves_full_tensors(trainer: Trainer, state: Mapping[str, Any] | None = None) -> None:
