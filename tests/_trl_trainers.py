@@ -70,7 +70,8 @@ def make_trainer(name: str, folder, model=None, **arguments):
     if model is None:
         model = transformers.AutoModelForCausalLM.from_pretrained(folder / "model").train()
     options = {"per_device_train_batch_size": 2, **options, **arguments}
-    kwargs = {**kwargs, **{key: options.pop(key) for key in ("compute_loss_func",) if key in options}}
+    of_trainer = ("compute_loss_func", "optimizers", "callbacks")
+    kwargs = {**kwargs, **{key: options.pop(key) for key in of_trainer if key in options}}
     args = config(
         str(folder),
         **{"max_steps": STEPS, "logging_steps": 1, "learning_rate": 0.1, "optim": "sgd", "bf16": False, **options},

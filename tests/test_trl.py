@@ -5,8 +5,9 @@ import warnings
 
 from torch_aclnn_ops import disabled, report
 from torch_aclnn_ops.integrations import trl as integration
-from torch_aclnn_ops.integrations.transformers import patch_model
+from torch_aclnn_ops.integrations.transformers import EmaCallback, patch_model
 from torch_aclnn_ops.integrations.trl import patch_trainer, unpatch_trainer
+from torch_aclnn_ops.optim import FusedEmaAdam
 
 import peft
 import pytest
@@ -42,6 +43,20 @@ def test_metrics_and_gradients_of_a_trainer_are_those_of_the_trainer_as_it_was(n
         assert step.keys() == wanted.keys()
         for parameter, gradient in step.items():
             assert (gradient - wanted[parameter]).abs().max() <= 2e-5 * wanted[parameter].abs().max(), parameter
+
+
+@pytest.mark.parametrize("name", ["SFT", "DPO", "KTO"])
+def test_a_trainer_evaluates_the_ema_weights_of_an_optimizer_it_is_given(name, folder):
+    plain = make_trainer(name, folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "model").train()
+    optimizer = FusedEmaAdam(model.parameters(), lr=1e-2, ema_decay=0.2)
+    options = {"optimizers": (optimizer, None), "callbacks": [EmaCallback()], "learning_rate": 1e-2}
+    trainer = patch_trainer(make_trainer(name, folder, model, **options))
+    trainer.train()
+    found = trainer.evaluate(trainer.train_dataset)["eval_loss"]
+    for weights, is_same in ((optimizer.ema_state_dict(model), True), (model.state_dict(), False)):
+        plain.model.load_state_dict(weights)
+        assert (found == pytest.approx(plain.evaluate(plain.train_dataset)["eval_loss"], rel=1e-5)) is is_same
 
 
 def _outputs(model, autocast=False, **call):

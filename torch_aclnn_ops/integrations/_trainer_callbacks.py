@@ -22,12 +22,13 @@ FOLDER = "ema"
 class EmaCallback(TrainerCallback):
     """Evaluate, predict and save with EMA weights.
 
-    The optimizer must be :class:`torch_aclnn_ops.optim.FusedEmaAdam`, passed as ``optimizer_cls_and_kwargs``. Every
-    call of ``trainer.evaluate()`` and ``predict()``, during and after training, uses the EMA weights; the weights are
-    restored afterwards, even after an exception. Each checkpoint has the model with EMA weights in a folder ``ema``,
-    for ``from_pretrained``; its other files, and those of ``trainer.save_model()``, have the weights. The EMA weights
-    are also part of the optimizer's state, so ``trainer.train(resume_from_checkpoint=True)`` resumes both. With
-    ``load_best_model_at_end``, the best EMA weights are loaded after training, and later evaluations do not swap.
+    The optimizer must be :class:`torch_aclnn_ops.optim.FusedEmaAdam`, passed as ``optimizer_cls_and_kwargs`` or in
+    ``optimizers``. Every call of ``trainer.evaluate()`` and ``predict()``, during and after training, uses the EMA
+    weights; the weights are restored afterwards, even after an exception. Each checkpoint has the model with EMA
+    weights in a folder ``ema``, for ``from_pretrained``; its other files, and those of ``trainer.save_model()``, have
+    the weights. The EMA weights are also part of the optimizer's state, so
+    ``trainer.train(resume_from_checkpoint=True)`` resumes both. With ``load_best_model_at_end``, the best EMA weights
+    are loaded after training, and later evaluations do not swap.
 
     A warning is emitted if ``ema_decay`` is so large that the EMA weights at the end of training are still close to the
     initial weights, or if ``TrainingArguments.learning_rate`` is set, but the optimizer has another ``lr``, because the
@@ -86,7 +87,8 @@ class EmaCallback(TrainerCallback):
         if not averaging_optimizers([optimizer]):
             raise ValueError(
                 f"EmaCallback: the trainer's optimizer must be a FusedEmaAdam, but it is a {type(optimizer).__name__};"
-                " give Trainer optimizer_cls_and_kwargs=(FusedEmaAdam, ...)"
+                " give the trainer optimizer_cls_and_kwargs=(FusedEmaAdam, {...}) or"
+                " optimizers=(FusedEmaAdam(...), None)"
             )
         if args.load_best_model_at_end and (self._trainer.is_fsdp_enabled or self._trainer.is_deepspeed_enabled):
             raise ValueError(

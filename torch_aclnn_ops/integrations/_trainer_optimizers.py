@@ -47,8 +47,7 @@ def warn_of_ignored_learning_rate(optimizer: Any, args: Any) -> None:
         if is_set and args.learning_rate not in rates:
             warnings.warn(
                 f"TrainingArguments.learning_rate={args.learning_rate} is ignored, because the Trainer does not pass it"
-                f" to the optimizer of optimizer_cls_and_kwargs, whose lr is {lr}; set it there:"
-                f' (FusedEmaAdam, {{"lr": {args.learning_rate}}})',
+                f" to the FusedEmaAdam that it is given, whose lr is {lr}; give FusedEmaAdam lr={args.learning_rate}",
                 stacklevel=1,  # one location, so that two callbacks show it once
             )
 
