@@ -130,6 +130,18 @@ def test_an_average_missing_in_a_checkpoint_starts_from_the_weights_at_the_next_
     assert_all_equal(averages_of(model, optimizer), expected)
 
 
+def test_averages_that_only_some_parameters_have_in_a_checkpoint_are_warned_of():
+    model = Weights()
+    optimizer = FusedEmaAdam(model.parameters())
+    train(model, optimizer, range(3))
+    checkpoint = copy.deepcopy(optimizer.state_dict())
+    for i in (1, 2, 4):
+        del checkpoint["state"][i]["ema_params"]
+    with pytest.warns(UserWarning, match="for some parameters, but not for 1-2, 4 of group 0; their EMA") as warnings:
+        optimizer.load_state_dict(checkpoint)
+    assert len(warnings) == 1 and warnings[0].filename == __file__
+
+
 def trained(dtype=torch.float64, **options):
     model = Weights(dtype)
     optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, **options)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
-from torch_aclnn_ops.ops.ema_adam.kernels import Options, TensorLists, is_dtensor, local, update
+from torch_aclnn_ops.ops.ema_adam.kernels import Options, TensorLists, is_dtensor, local, mark_modified, update
 from torch_aclnn_ops.ops.ema_adam.step_progress import StepProgress, add_note, format_ranges
 
 import torch
@@ -77,6 +77,8 @@ def fused_ema_adam(
     tensors = TensorLists(params, grads, exp_avgs, exp_avg_sqs, ema_params, steps, [])
     _check_tensors(tensors)
     progress = StepProgress()
+    if not torch.compiler.is_compiling():
+        mark_modified(params)
     try:
         update(tensors.local(), options, progress)
     except BaseException as error:

@@ -23,6 +23,7 @@ from torch_aclnn_ops.optim._states import (
     normalize_state,
     states_of_params,
     sync_master_from_param,
+    warn_of_missing_averages,
 )
 from torch_aclnn_ops.optim._swap import Exchange, Swap
 
@@ -50,6 +51,7 @@ class AveragingOptimizer(Optimizer):
         self._flat_groups: dict[int, FlatGroup] = {}
         self._cached: dict[int, CachedState] = {}
         self._has_warned = False
+        self._has_captured = False  # whether a graph with a step was captured, which may be replayed at any time
         self._progress = StepProgress()  # of the last step that failed
         self._updated: set[Tensor] = set()  # parameters updated by failed steps since the last successful one
         self._exchange: Exchange | None = None  # the active or incomplete exchange
@@ -247,6 +249,7 @@ class AveragingOptimizer(Optimizer):
             state_dict = state_dict if result is None else result
         options = self.defaults.keys() - _BASE_CLASS_OPTIONS
         self.__setstate__(_checkpoints.convert(state_dict, self.param_groups, options))
+        warn_of_missing_averages(self)
         for post_hook in post_hooks:
             post_hook(self)
 

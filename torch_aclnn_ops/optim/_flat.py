@@ -1,14 +1,15 @@
 """Flattened parameters: contiguous buffers for the weights, gradients and states of many parameters."""
 
 import sys
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, MutableMapping, Sequence
 from functools import cache
 from itertools import repeat
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
-from torch_aclnn_ops._torch_compat.optimizer import foreach_copy_, storage_uses, version_of
+from torch_aclnn_ops._torch_compat.optimizer import foreach_copy_, storage_uses
+from torch_aclnn_ops.optim._counts import StepCounts
 from torch_aclnn_ops.optim._states import (
     CachedState,
     has_state,
@@ -74,11 +75,7 @@ class FlatBuffer:
         self._all_states = states
         self.lacks_averages = False  # a checkpoint had no averages for these parameters
         self._adopt_states(param for param in self.params if has_state(states, param))
-        # Step counts of the parameters, as known on the host without synchronization. Once the device may have skipped
-        # steps, they are other objects, which are the same for parameters whose counts are certainly equal.
-        self.counts: list[Any] = []
-        self.are_counts_exact = True
-        self._counted_version = -1  # version of the steps that counts were read from; -1 to read them again
+        self.counts = StepCounts([self.steps])
         # The runs if all parameters have gradients and the same step count.
         self._full_runs = self._runs([True] * len(self.params), [0] * len(self.params))
         self._has_all_grads = False  # in the last step
@@ -139,9 +136,7 @@ class FlatBuffer:
         """Copy new gradients into their buffer, and return the runs to update."""
         if new := self._cached.new_params():
             self._adopt_states(new)
-        if version_of(self.steps) != self._counted_version:  # modified outside of the optimizer
-            self.counts = self.steps.tolist()
-            self._counted_version = version_of(self.steps)
+        self.counts.read()
         grads = list(map(_grad_of, self.params))
         has_own_grads = all(map(is_, grads, self._grad_views))
         unused = [view for grad, view in zip(grads, self._grad_views, strict=True) if grad is not view]
@@ -150,10 +145,10 @@ class FlatBuffer:
             self._full_runs = self._runs([True] * len(grads), [0] * len(grads))
         has_grad = [True] * len(grads) if has_own_grads else [grad is not None for grad in grads]
         self._has_all_grads = all(has_grad)
-        if has_own_grads and len(set(self.counts)) == 1:
+        if has_own_grads and len(set(self.counts.values)) == 1:
             runs = self._full_runs
         else:
-            runs = self._runs(has_grad, self.counts)
+            runs = self._runs(has_grad, self.counts.values)
             for run in runs:
                 self._gather_run(run)
         if self._cached.are_params_modified():
@@ -220,18 +215,13 @@ class FlatBuffer:
 
     def begin(self, runs: list[Run]) -> None:
         """Increment the version counters of the parameters, even if the step fails."""
-        self._counted_version = -1
+        self.counts.forget()
         for run in runs:
             torch.autograd.graph.increment_version(self.params[run.members])
 
     def finish(self, runs: list[Run]) -> None:
         """Record a completed step."""
-        counts_after: defaultdict[Any, object] = defaultdict(object)
-        for run in runs:
-            counts = self.counts[run.members]
-            # A skipped step must not seem to make counts equal, if only some of the parameters have a gradient.
-            self.counts[run.members] = [count + 1 if self.are_counts_exact else counts_after[count] for count in counts]
-        self._counted_version = version_of(self.steps)  # last, so that they are read again after an exception
+        self.counts.record(i for run in runs for i in range(run.members.start, run.members.stop))
         self._cached.record_versions()
 
 

@@ -1,5 +1,6 @@
 """The state of a parameter: its tensors, their dtypes, initialization and caching."""
 
+import warnings
 from collections.abc import Iterable, MutableMapping, Sequence
 from itertools import repeat
 from operator import is_
@@ -9,6 +10,7 @@ from weakref import ReferenceType, ref
 from torch_aclnn_ops._torch_compat.optimizer import version_of
 from torch_aclnn_ops.ops.ema_adam.kernels import is_plain, local
 from torch_aclnn_ops.ops.ema_adam.step_progress import format_ranges
+from torch_aclnn_ops.optim._counts import StepCounts
 
 import torch
 from torch import Tensor
@@ -91,6 +93,18 @@ def describe_params(optimizer: Optimizer, params: Iterable[Tensor]) -> str:
     return " and ".join(f"{members} of group {i}" for i, members in by_group if members)
 
 
+def warn_of_missing_averages(optimizer: Optimizer) -> None:
+    """Warn if a loaded state has the averages of some trained parameters only."""
+    trained = [(param, state) for param, state in states_of_params(optimizer.state) if "exp_avg" in state]
+    lacking = [param for param, state in trained if "ema_params" not in state]
+    if 0 < len(lacking) < len(trained):
+        warnings.warn(
+            "FusedEmaAdam.load_state_dict: the state dict has 'ema_params' for some parameters, but not for"
+            f" {describe_params(optimizer, lacking)}; their EMA starts from the weights",
+            stacklevel=4,
+        )
+
+
 def sync_master_from_param(master: Tensor, param: Tensor) -> None:
     """Copy elements of a parameter that were modified outside of the optimizer to its master weight."""
     master.copy_(torch.where(master.to(param.dtype) == param, master, param.to(master.dtype)))
@@ -120,6 +134,7 @@ class CachedState:
         self.has_masters = not all(map(is_, self.masters, self.params))
         self._names = ["exp_avg", "exp_avg_sq", "ema_params", "step"]
         self.lists = [[state[name] for state in found] for name in self._names]
+        self.counts = StepCounts(self.lists[3])
         if self.has_masters:
             self._names.append("master_params")
         self._found = self._snapshot()

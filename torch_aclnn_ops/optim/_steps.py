@@ -18,13 +18,14 @@ from torch_aclnn_ops.ops.ema_adam.kernels import (
     implementation_for,
     is_dtensor,
     is_plain,
+    mark_modified,
     update,
 )
 from torch_aclnn_ops.ops.ema_adam.step_progress import StepProgress, add_note
 from torch_aclnn_ops.optim._flat import FlatBuffer
 from torch_aclnn_ops.optim._flat_group import FlatGroup
 from torch_aclnn_ops.optim._options import EmaSchedule
-from torch_aclnn_ops.optim._states import describe_params, dtype_of_states, has_state, init_missing_state
+from torch_aclnn_ops.optim._states import CachedState, describe_params, dtype_of_states, has_state, init_missing_state
 
 import torch
 from torch import Tensor
@@ -89,6 +90,8 @@ def step_lists(
     ``tensors.rounded`` are the parameters, with gradients of their dtype; ``tensors.params`` are their float32 master
     weights, or the same parameters. ``counts`` are their step counts, if known on the host.
     """
+    if not torch.compiler.is_compiling():
+        mark_modified(tensors.rounded)
     if not all(map(is_plain, tensors.rounded)):
         grads = [_placed_as(param, grad) for grad, param in zip(tensors.grads, tensors.rounded, strict=True)]
         tensors = tensors._replace(grads=grads).local()
@@ -134,12 +137,38 @@ def _update(tensors: TensorLists, options: Options, progress: StepProgress) -> N
         update(batch._replace(grads=grads), options, progress)
 
 
-def step_buffer(buffer: FlatBuffer, options: Options, schedule: EmaSchedule, progress: StepProgress) -> None:
+def step_cached(
+    cached: CachedState,
+    tensors: TensorLists,
+    options: Options,
+    schedule: EmaSchedule,
+    progress: StepProgress,
+    has_captured: bool,
+) -> None:
+    """Update parameters of a group that are not flattened."""
+    counts = cached.counts
+    counts.observe(options.found_inf, has_captured)
+    # On a CPU the counts are read without a synchronization. Those of several devices are not read.
+    devices = set() if schedule.is_constant or not counts.are_exact else {step.device for step in cached.lists[3]}
+    if len(devices) != 1 or tensors.steps[0].is_cpu:
+        step_lists(tensors, options, schedule, progress)
+    else:
+        counts.read()
+        places = counts.places_of(tensors.steps)
+        values = [counts.values[i] for i in places]
+        counts.forget()
+        step_lists(tensors, options, schedule, progress, values)
+        counts.record(places)
+    cached.record_versions()
+
+
+def step_buffer(
+    buffer: FlatBuffer, options: Options, schedule: EmaSchedule, progress: StepProgress, has_captured: bool
+) -> None:
     """Update the parameters of a buffer that have gradients, as a few long tensors."""
-    if options.found_inf is not None and not options.found_inf.is_cpu:
-        buffer.are_counts_exact = False
+    buffer.counts.observe(options.found_inf, has_captured)
     runs = buffer.gather()
-    counts = [buffer.counts[run.members.start] for run in runs] if buffer.are_counts_exact else ()
+    counts = [buffer.counts.values[run.members.start] for run in runs] if buffer.counts.are_exact else ()
     buffer.begin(runs)
     tensors = TensorLists([], [], [], [], [], [], [])
     for run in runs:

@@ -10,6 +10,7 @@ from torch_aclnn_ops.ops.ema_adam.step_progress import StepProgress
 from torch_aclnn_ops.optim import _steps
 from torch_aclnn_ops.optim._averages import AveragingOptimizer
 from torch_aclnn_ops.optim._calls import call_closure, exclusive
+from torch_aclnn_ops.optim._counts import is_capturing
 from torch_aclnn_ops.optim._flat_group import FlatGroup
 from torch_aclnn_ops.optim._memory import check_memory, check_params
 from torch_aclnn_ops.optim._options import EmaSchedule, check_are_params, check_group, checked_names, options_of
@@ -246,6 +247,7 @@ class FusedEmaAdam(AveragingOptimizer):
         if is_compiling:
             self._step_groups(parsed, False, have_moved, progress)
             return loss
+        self._has_captured = self._has_captured or is_capturing(self.param_groups)
         try:
             self._step_groups(parsed, self._flatten, have_moved, progress)
         except BaseException as error:
@@ -273,10 +275,10 @@ class FusedEmaAdam(AveragingOptimizer):
             self._init_group(i, is_flattened, have_moved, *tensors, *without_grad, *everything)
             if torch.compiler.is_compiling():  # compiled code has no check whether parameters were modified
                 sync_masters_from_params(*everything[1:])
-            if tensors.params:
+            if tensors.params and torch.compiler.is_compiling():
                 _steps.step_lists(tensors, options, schedule, progress)
-                if not torch.compiler.is_compiling():
-                    self._cached[i].record_versions()
+            elif tensors.params:
+                _steps.step_cached(self._cached[i], tensors, options, schedule, progress, self._has_captured)
             steps += everything[0]
         for without_grad, (options, schedule) in zip(all_without_grad, parsed, strict=True):
             if without_grad.averages:
@@ -298,7 +300,7 @@ class FusedEmaAdam(AveragingOptimizer):
             flat_group = self._flat_groups[i] = FlatGroup(group, self.state, flat_group)
             flat_group.replace_params()
         for buffer in flat_group.buffers:
-            _steps.step_buffer(buffer, options, schedule, progress)
+            _steps.step_buffer(buffer, options, schedule, progress, self._has_captured)
             self._warn(buffer.lacks_averages)
             steps.append(buffer.steps)
             if group["ema_without_grad"]:

@@ -6,7 +6,7 @@ Flattened parameters use the same two, as a few long tensors.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import compress
 from typing import Any, NamedTuple
@@ -94,6 +94,14 @@ def local(tensor: Any) -> Tensor:
     """Return the local shard of a ``DTensor``, or the tensor itself."""
     shard: Tensor = tensor.to_local() if is_dtensor(tensor) else tensor
     return shard
+
+
+def mark_modified(params: Iterable[Tensor]) -> None:
+    """Tell autograd that parameters change, so that a backward pass through their old values raises.
+
+    torch's fused kernels for CPUs do not, nor does a write to the shard of a ``DTensor``.
+    """
+    torch.autograd.graph.increment_version([param for param in params if not param.is_inference()])
 
 
 def batches(params: list[Tensor], limit: int) -> Iterator[slice]:
