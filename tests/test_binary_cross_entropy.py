@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests._contract import Case, DropInContract, Maker, assert_same_outcome, outcome
+from tests._contract import HALF_DTYPES, Case, DropInContract, Maker, assert_same_outcome, outcome
 from tests._raw_operator import ErrorInput, RawOperatorContract, Sample
 
 
@@ -46,7 +46,6 @@ CASES = [
 
 class TestDropIn(DropInContract):
     CASES = CASES
-    ROUNDINGS = 4.0
 
 
 _dtypes = st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64])
@@ -218,3 +217,12 @@ def test_mixed_dtypes_give_the_dtype_of_self():
         torch.ones(3).bfloat16(), torch.full((3,), 0.3).half(), torch.full((3,), 0.5), None, 1
     )
     assert torch.equal(mixed, exact.float().half())
+
+
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+def test_the_gradient_of_a_16_bit_target_is_rounded_once(dtype):
+    input, target = torch.rand(2, 500, generator=torch.Generator().manual_seed(0)).clamp(0.01, 0.99).to(dtype).unbind()
+    target.requires_grad_()
+    [gradient] = torch.autograd.grad(ours.binary_cross_entropy(input, target, reduction="sum"), target)
+    truth = (-input.double()).log1p() - input.double().log()
+    assert ((gradient.double() - truth).abs() <= 0.51 * torch.finfo(dtype).eps * truth.abs()).all()

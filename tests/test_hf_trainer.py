@@ -115,6 +115,13 @@ def test_training_resumes_from_a_checkpoint_with_the_same_losses_and_averages(tr
     assert all(torch.equal(found[name], one) for name, one in expected.items())
 
 
+def test_training_that_resumes_without_the_averages_is_warned_of(tmp_path):
+    make_trainer(tmp_path, max_steps=2, save_steps=2, save_only_model=True).train()
+    resumed = make_trainer(tmp_path, max_steps=3)
+    with pytest.warns(UserWarning, match="resumes at step 2 from a checkpoint without the optimizer's state"):
+        resumed.train(resume_from_checkpoint=f"{tmp_path}/checkpoint-2")
+
+
 def test_gradient_accumulation_normalizes_by_the_labels_of_all_micro_batches(tmp_path):
     losses = []
     for model in (make(), patch_model(make(), chunk_size=CHUNK)):

@@ -140,3 +140,37 @@ def test_transforms_of_a_patched_head_are_right(transform):
             several = torch.stack([hidden, 2 * hidden])
             found.append(torch.vmap(torch.func.grad(one), (None, 0))(weight, several))
     torch.testing.assert_close(*found)
+
+
+class _Counted(nn.Module):
+    """A parametrization that scales the weight by how often it was computed, as power iterations change it."""
+
+    def __init__(self):
+        super().__init__()
+        self.computed = 0
+
+    def forward(self, weight):
+        self.computed += 1
+        return weight * (1 + 0.5**self.computed)
+
+
+def _losses(head, materializes):
+    counted = _Counted()
+    nn.utils.parametrize.register_parametrization(head, "weight", counted)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    before, losses = counted.computed, []
+    for _ in range(3):
+        optimizer.zero_grad()
+        logits = head(_hidden(5))
+        loss = logits.square().mean() if materializes else cross_entropy(logits, LABELS)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, counted.computed - before
+
+
+@pytest.mark.parametrize("materializes", [False, True])
+def test_a_parametrized_weight_is_computed_once_a_step(materializes):
+    patched, plain = (_losses(head, materializes) for head in _heads())
+    assert patched[0] == pytest.approx(plain[0], rel=1e-5)
+    assert patched[1] == plain[1] == 3

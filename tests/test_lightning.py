@@ -190,6 +190,15 @@ def test_training_resumes_from_a_checkpoint_with_the_same_losses_and_averages(tm
     assert equal(averages_of(trainer, resumed), averages_of(whole_trainer, whole))
 
 
+def test_a_resumed_training_without_the_callback_is_warned_of(tmp_path):
+    trainer = make_trainer(epochs=1)
+    fit(trainer, Model())
+    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    plain = Trainer(max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False)
+    with pytest.warns(UserWarning, match=r"Please add the following callbacks: \['EmaCallback'\]"):
+        fit(plain, Model(), ckpt_path=tmp_path / "one.ckpt")
+
+
 class Clipped(Model):
     """Keeps the norms of the gradients that the optimizer gets, which it clips itself if no trainer does."""
 
@@ -266,10 +275,14 @@ class WithoutAverages(Model):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+class Subclass(EmaCallback):
+    pass
+
+
 ERROR_INPUTS = {
     "no averages": (WithoutAverages, (), "must return a FusedEmaAdam, but the optimizers are: SGD"),
     "Lightning's own averages": (Model, (EMAWeightAveraging(),), "there is a EMAWeightAveraging; remove one of them"),
-    "the callback twice": (Model, (EmaCallback(),), "there is a EmaCallback; remove one of them"),
+    "the callback and its subclass": (Model, (Subclass(),), "there is a Subclass; remove one of them"),
     "a checkpoint of weights only": (Model, (ModelCheckpoint(save_weights_only=True),), "save_weights_only.*False"),
 }
 

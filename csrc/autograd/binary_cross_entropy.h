@@ -26,9 +26,11 @@ struct BinaryCrossEntropy : LossFunction<Function> {
     // The loss is linear in the target: d/dy of -(y log x + (1 - y) log(1 - x)) is log(1 - x) - log x.
     static at::Tensor grad_target(const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor&,
                                   const Weight& weight, int64_t reduction) {
-        at::Tensor gradient = input.neg().add(1).log().sub(input.log()).mul(grad_output);
+        const at::Tensor probability = at::isReducedFloatingType(input.scalar_type()) ? input.to(at::kFloat) : input;
+        at::Tensor gradient = probability.neg().log1p().sub(probability.log()).mul(grad_output);
         gradient = weight.has_value() ? gradient.mul(*weight) : gradient;
-        return reduction == at::Reduction::Mean ? gradient.div(input.numel()) : gradient;
+        gradient = reduction == at::Reduction::Mean ? gradient.div(input.numel()) : gradient;
+        return gradient.to(input.scalar_type());
     }
 };
 

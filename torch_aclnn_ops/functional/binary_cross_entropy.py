@@ -57,10 +57,11 @@ def _grad_input(grad_output: Tensor, input: Tensor, target: Tensor, weight: Tens
 
 def _grad_target(grad_output: Tensor, input: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> Tensor:
     # The loss is linear in the target: d/dy of -(y log x + (1 - y) log(1 - x)) is log(1 - x) - log x.
-    gradient = ((1 - input).log() - input.log()) * grad_output
+    probability = widen(input)
+    gradient = ((-probability).log1p() - probability.log()) * grad_output
     if weight is not None:
         gradient = gradient * weight
-    return gradient / input.numel() if reduction == 1 else gradient
+    return (gradient / input.numel() if reduction == 1 else gradient).to(input.dtype)
 
 
 BinaryCrossEntropyFunction = loss_function(

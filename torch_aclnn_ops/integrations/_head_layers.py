@@ -12,6 +12,7 @@ from torch_aclnn_ops._torch_compat.optimizer import version_of
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
+from torch.nn.utils import parametrize
 
 _PLAIN = (Tensor, Parameter)
 
@@ -41,10 +42,14 @@ class Layer(NamedTuple):
         """Return the layer's output for another input, and for another weight and bias if given."""
         self.check_versions()
         with self.saved_autocast():
-            if weights:
-                check_whole(self.linear, self.linear.weight)
-                return nn.functional.linear(input, *weights)
+            if weights or is_parametrized(self.linear):
+                check_whole(self.linear, self.weight_now())
+                return nn.functional.linear(input, *(weights or (self.weight, self.bias)))
             return with_weights(self.linear, input, nn.Linear.forward)
+
+    def weight_now(self) -> Tensor:
+        """Return the weight that the layer has, or had in the call if a parametrization computes it at each read."""
+        return self.weight if is_parametrized(self.linear) else self.linear.weight
 
     def check_versions(self) -> None:
         """Raise if the input or the weights were modified after the forward pass."""
@@ -84,6 +89,11 @@ def addresses(*tensors: Tensor | None) -> tuple[int, ...]:
     if in_functorch_transform():
         return ()
     return tuple(tensor.data_ptr() for tensor in tensors if tensor is not None)
+
+
+def is_parametrized(linear: nn.Linear) -> bool:
+    """Return whether reading the layer's weight computes it, which may update buffers or draw random numbers."""
+    return parametrize.is_parametrized(linear, "weight")
 
 
 def _changed(what: str) -> RuntimeError:

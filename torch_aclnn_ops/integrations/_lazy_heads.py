@@ -12,7 +12,7 @@ from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops._torch_compat.derivatives import in_forward_ad
 from torch_aclnn_ops._torch_compat.fsdp import modules_sharded_with
 from torch_aclnn_ops._torch_compat.optimizer import version_of
-from torch_aclnn_ops.integrations._head_layers import Layer, addresses, is_plain, versions
+from torch_aclnn_ops.integrations._head_layers import Layer, addresses, is_parametrized, is_plain, versions
 from torch_aclnn_ops.integrations._lazy_logits import LazyLogits
 from torch_aclnn_ops.integrations._logit_sums import LogitSum
 from torch_aclnn_ops.integrations._materializations import Materializations
@@ -57,25 +57,28 @@ def _forward(
     """Replacement for a linear layer's forward, which calls ``function`` instead if it is given."""
     if function is not None:
         return function(linear, input)
-    weight = linear.weight
-    if is_disabled() or not (is_plain(weight) and is_plain(input) and linear.training and torch.is_grad_enabled()):
+    if is_disabled() or not (is_plain(input) and linear.training and torch.is_grad_enabled()):
         return nn.Linear.forward(linear, input)
+    weight, bias = linear.weight, linear.bias
+    if not is_plain(weight):
+        return nn.functional.linear(input, weight, bias)
     autocast = torch.get_autocast_dtype(input.device.type) if is_autocast_on(input) else None
     is_compiling = torch.compiler.is_compiling()
-    read = None if is_compiling else versions(input, weight, linear.bias)
+    read = None if is_compiling else versions(input, weight, bias)
     is_traced = is_compiling or in_functorch_transform() or in_forward_ad() or is_jit_tracing()
-    places = () if is_traced else addresses(weight, linear.bias)
-    layer = Layer(input, linear, weight, linear.bias, read, autocast, places)
+    places = () if is_traced else addresses(weight, bias)
+    layer = Layer(input, linear, weight, bias, read, autocast, places)
     dtype = weight.dtype if autocast is None or weight.dtype == torch.float64 else autocast
     logits = LogitSum((layer,), (), None, dtype, options)
     if is_traced:
         return TracedLogits(logits, "output", (layer,), {})
-    _watch(linear)
+    if not is_parametrized(linear):  # no optimizer has a weight that is computed
+        _watch(linear)
     record.count_head()
     if modules_sharded_with(linear):
         recipe = Recipe(logits, layer.output_of, (input,), {}, record, in_module=True)
     else:
-        recipe = Recipe(logits, layer.output_of, (input, weight, linear.bias), {}, record)
+        recipe = Recipe(logits, layer.output_of, (input, weight, bias), {}, record)
     return LazyLogits.of(recipe)
 
 
@@ -99,6 +102,8 @@ def _count_step(optimizer: Optimizer, *_: Any) -> None:
     if torch.compiler.is_compiling():
         return
     for linear, version in list(_versions.items()):
+        if is_parametrized(linear):  # since the call
+            continue
         weight = linear.weight
         if not is_plain(weight) or weight.grad is None or version_of(weight) != version:
             continue

@@ -173,7 +173,7 @@ class LogitSum:
             def call(linear: nn.Linear, input: Tensor) -> Tensor:
                 return loss_of(input, linear.weight, linear.bias)
 
-            if not is_plain(first.linear.weight):
+            if not is_plain(first.weight_now()):
                 return with_weights(first.linear, first.input, call)
             # The tensors of the forward pass, because functional_call and parametrizations replace those of the layer.
             check_whole(first.linear, first.weight)

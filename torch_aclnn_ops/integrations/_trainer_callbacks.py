@@ -12,6 +12,7 @@ from torch_aclnn_ops.integrations._trainer_optimizers import (
     unwrapped,
     warn_of_ignored_learning_rate,
     warn_of_initial_weights,
+    warn_of_lost_averages,
 )
 
 from transformers import TrainerCallback
@@ -31,8 +32,9 @@ class EmaCallback(TrainerCallback):
     are loaded after training, and later evaluations do not swap.
 
     A warning is emitted if ``ema_decay`` is so large that the EMA weights at the end of training are still close to the
-    initial weights, or if ``TrainingArguments.learning_rate`` is set, but the optimizer has another ``lr``, because the
-    Trainer ignores ``learning_rate`` then.
+    initial weights; if ``TrainingArguments.learning_rate`` is set, but the optimizer has another ``lr``, because the
+    Trainer ignores ``learning_rate`` then; and if training resumes from a checkpoint of ``save_only_model``, which has
+    no optimizer state.
 
     Args:
         trainer: The trainer; by default the one that the callback is passed to as ``callbacks``, or with
@@ -96,6 +98,7 @@ class EmaCallback(TrainerCallback):
                 f" {FOLDER!r} of trainer.state.best_model_checkpoint"
             )
         warn_of_initial_weights([optimizer], state.max_steps)
+        warn_of_lost_averages([optimizer], state.global_step)
         warn_of_ignored_learning_rate(optimizer, args)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

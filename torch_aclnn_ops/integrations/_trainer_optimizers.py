@@ -35,6 +35,16 @@ def warn_of_initial_weights(optimizers: Iterable[FusedEmaAdam], steps: int) -> N
                 return
 
 
+def warn_of_lost_averages(optimizers: Iterable[FusedEmaAdam], step: int) -> None:
+    """Warn if training resumes at a step without the state of its optimizers, as with ``save_only_model``."""
+    if step > 0 and not any(optimizer.state for optimizer in optimizers):
+        warnings.warn(
+            f"EmaCallback: training resumes at step {step} from a checkpoint without the optimizer's state, so the"
+            " moments restart, and the EMA starts from the weights; save checkpoints with save_only_model=False",
+            stacklevel=2,
+        )
+
+
 def warn_of_ignored_learning_rate(optimizer: Any, args: Any) -> None:
     """Warn if ``TrainingArguments.learning_rate`` is set, but the optimizer has another: the Trainer does not use it.
 

@@ -38,7 +38,8 @@ class EmaCallback(Callback):
     afterwards, even after an exception. ``test``, ``validate`` and ``predict`` with a ``ckpt_path`` use the weights in
     the checkpoint, and so do the loops after them, until the next ``fit``. A checkpoint's ``state_dict`` has the EMA
     weights, so ``load_from_checkpoint`` returns the model that was validated; the weights are in
-    ``current_model_state``, from which ``fit(ckpt_path=...)`` resumes. Gradients can be clipped with every
+    ``current_model_state``, from which ``fit(ckpt_path=...)`` resumes if the trainer has this callback; without it,
+    training would continue from the EMA weights, and Lightning warns. Gradients can be clipped with every
     ``precision``. A warning says if the EMA weights of the whole training will still be close to the initial weights,
     because ``ema_decay`` is large. With ``ModelParallelStrategy`` (FSDP2), checkpoints need
     ``save_distributed_checkpoint=False``: one file with full tensors, written by the first rank.
@@ -114,6 +115,10 @@ class EmaCallback(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Restore the weights."""
         self.on_validation_end(trainer, pl_module)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a state, so that Lightning warns if training resumes from the checkpoint without this callback."""
+        return {"weights": _WEIGHTS}
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Save the EMA weights as ``state_dict``, and the weights under a key of their own."""

@@ -177,7 +177,8 @@ def _linears(model: Any) -> list[nn.Linear]:
     linears = list(_plain_linears(head))
     if not linears and isinstance(head, nn.Embedding):
         # The embeddings of tokens, which are no head, but tied to it.
-        linears = [one for one in _plain_linears(model) if one.weight.shape == head.weight.shape]
+        shape = head.num_embeddings, head.embedding_dim
+        linears = [one for one in _plain_linears(model) if (one.out_features, one.in_features) == shape]
     classes = max((linear.out_features for linear in linears), default=0)
     return [linear for linear in linears if linear.out_features == classes]
 
