@@ -95,7 +95,7 @@ def linear_cross_entropy(
     pass. On the CPU, ignored rows are skipped.
 
     Args:
-        input: Hidden states, shape (H,), (N, H) or (B, T, H), floating point.
+        input: Hidden states, shape (H,), (N, H), (B, T, H) or with more dimensions, floating point.
         linear_weight: Weight of the head, shape (C, H), or (C, d_1, ..., d_K, H) for a K-dimensional loss; input's
             dtype.
         target: Class indices (int64 or uint8), shape () or (N,) or (B, T) or (N, d_1, ..., d_K); or probabilities,

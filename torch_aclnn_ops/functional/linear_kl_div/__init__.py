@@ -65,7 +65,7 @@ def linear_kl_div(
     teacher gets no gradients.
 
     Args:
-        input: The student's rows, shape (H,), (N, H) or (B, T, H), floating point.
+        input: The student's rows, shape (H,), (N, H), (B, T, H) or with more dimensions, floating point.
         linear_weight: The student's head, shape (V, H), the dtype of ``input``.
         teacher_input: The teacher's rows, shape (..., H_t) with the rows of ``input``, floating point.
         teacher_weight: The teacher's head, shape (V, H_t), the dtype of ``teacher_input``.
