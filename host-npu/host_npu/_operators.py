@@ -55,7 +55,8 @@ PyTorch's own operators run, also where the operator of the same name is refused
 `torch_npu.npu_rms_norm`, and for programs that call CANN themselves.
 
 A refused operator raises "the host NPU does not simulate aclnnX" at the call, and the program can go on. With
-`TASK_QUEUE_ENABLE=2` the next copy or synchronization raises it.
+`TASK_QUEUE_ENABLE=2` the next copy or synchronization raises it, and [a refused option](limits.md) ends torch_npu's
+queue.
 
 **From a function of torch_npu to its operator:** leave out `npu_` and the underscores. `npu_rms_norm` calls
 `aclnnRmsNorm`, others a version of it: `npu_grouped_matmul` calls `aclnnGroupedMatmulV5`. Other names: {other_names}.
