@@ -35,7 +35,9 @@ def apply(sources: Path) -> None:
 def sources(tmp_path_factory):
     """A copy of the sources with the page's operator, without what is compiled."""
     folder = tmp_path_factory.mktemp("sources") / "checkout"
-    ignored = shutil.ignore_patterns(".git", ".venv", ".*_cache", "__pycache__", "build", "*.so", "_lib")
+    ignored = shutil.ignore_patterns(
+        ".git", ".venv", ".matrix", ".aarch64", ".*_cache", "__pycache__", "build", "*.so", "_lib"
+    )
     shutil.copytree(ROOT, folder, ignore=ignored)
     apply(folder)
     return folder

@@ -73,6 +73,8 @@ def _calls(operator: Any, shape: tuple[int, ...], dtype: Any) -> tuple[list[str]
     needed = [argument for argument in operator._schema.arguments if not argument.has_default_value()]
     positional = [_value(argument, shape, dtype) for argument in needed if not argument.kwarg_only]
     named = {argument.name: _value(argument, shape, dtype) for argument in needed if argument.kwarg_only}
+    if isinstance(named.get("out"), list):
+        named["out"] = [torch.rand(shape, device="npu").to(dtype) for _ in operator._schema.returns]
     npu: Any = torch.npu  # type: ignore[attr-defined]
     npu.synchronize()
     host_npu.reset()

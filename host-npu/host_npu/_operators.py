@@ -32,11 +32,12 @@ _NOT_CALLED = ("aclnnApplyFusedEmaAdam", "aclnnMseLossOut")
 
 # Functions that torch_npu 2.13 computes by graph operators on the default chip; see tests/test_every_operator.py.
 _GRAPH_FUNCTIONS = """
-    npu_alloc_float_status npu_batch_nms npu_bmmV2 npu_bounding_box_decode npu_bounding_box_encode npu_broadcast
-    npu_ciou npu_clear_float_status npu_conv_transpose2d npu_diou npu_dropout_do_mask npu_dropout_with_add_softmax
-    npu_fused_attention_score npu_get_float_status npu_gru npu_ifmr npu_indexing npu_iou npu_layer_norm_eval npu_lstm
-    npu_lstm_cell npu_lstm_data npu_masked_fill_range npu_max npu_min npu_mish npu_nms_rotated npu_nms_v4
-    npu_nms_with_mask npu_normalize_batch npu_one_hot npu_pad npu_ps_roi_pooling npu_ptiou npu_rotated_box_decode
+    npu_alloc_float_status npu_apply_adam npu_apply_adam_w npu_batch_nms npu_bert_apply_adam npu_bmmV2
+    npu_bounding_box_decode npu_bounding_box_encode npu_broadcast npu_ciou npu_clear_float_status npu_conv2d
+    npu_conv_transpose2d npu_diou npu_dropout_do_mask npu_dropout_with_add_softmax npu_fused_attention_score
+    npu_get_float_status npu_gru npu_ifmr npu_indexing npu_iou npu_layer_norm_eval npu_lstm npu_lstm_cell
+    npu_lstm_data npu_masked_fill_range npu_max npu_min npu_mish npu_nms_rotated npu_nms_v4 npu_nms_with_mask
+    npu_normalize_batch npu_one_hot npu_pad npu_ps_roi_pooling npu_ptiou npu_rotated_box_decode
     npu_rotated_box_encode npu_scaled_masked_softmax npu_scatter npu_sign_bits_pack npu_silu npu_silu_ npu_slice
     npu_softmax_cross_entropy_with_logits npu_sort_v2 npu_stride_add npu_stride_copy npu_sub_sample npu_transpose
     npu_view_copy
@@ -54,7 +55,8 @@ PyTorch's own operators run, also where the operator of the same name is refused
 `torch_npu.npu_rms_norm`, and for programs that call CANN themselves.
 
 A refused operator raises "the host NPU does not simulate aclnnX" at the call, and the program can go on. With
-`TASK_QUEUE_ENABLE=2` the next copy or synchronization raises it.
+`TASK_QUEUE_ENABLE=2` the next copy or synchronization raises it, and [a refused option](limits.md) ends torch_npu's
+queue.
 
 **From a function of torch_npu to its operator:** leave out `npu_` and the underscores. `npu_rms_norm` calls
 `aclnnRmsNorm`, others a version of it: `npu_grouped_matmul` calls `aclnnGroupedMatmulV5`. Other names: {other_names}.

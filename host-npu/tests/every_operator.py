@@ -57,6 +57,8 @@ def _call(operator: Any, shape: tuple[int, ...], dtype: torch.dtype) -> str:
     needed = [argument for argument in operator._schema.arguments if not argument.has_default_value()]
     positional = [_value(argument, shape, dtype) for argument in needed if not argument.kwarg_only]
     named = {argument.name: _value(argument, shape, dtype) for argument in needed if argument.kwarg_only}
+    if isinstance(named.get("out"), list):
+        named["out"] = [torch.rand(shape, device="npu", dtype=dtype) for _ in operator._schema.returns]
     return _error_of(lambda: operator(*positional, **named)) or _error_of(torch.npu.synchronize)
 
 

@@ -39,6 +39,13 @@ def missing_functions() -> dict[str, object]:
     return {"errors": errors, "sum": (x - x + 1).sum().item()}
 
 
+def refused_options() -> dict[str, object]:
+    """Return what a call with an option that is not simulated raises, and a later call of another operator."""
+    x, scale = torch.ones(32, 32, dtype=torch.int8, device="npu"), torch.ones(1, device="npu")
+    first = error_of(lambda: (torch_npu.npu_quant_matmul(x, x, scale), torch.npu.synchronize()))
+    return {"first": first, "later": error_of(lambda: scale.sum().item())}
+
+
 def online_compilation() -> dict[str, object]:
     x = torch.arange(6.0).reshape(2, 3).npu()
     before = x.t().contiguous().tolist()

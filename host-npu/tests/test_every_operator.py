@@ -70,15 +70,24 @@ def test_a_refusal_says_the_name(operator, name):
     assert any(f"the host NPU does not simulate {name}" in error for error in errors)
 
 
+def _is_for_programs(function: str) -> bool:
+    return function.startswith("npu_") and not function.endswith(("_backward", "_fwd", "_grad"))
+
+
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the list is torch_npu 2.13's")
-def test_the_functions_that_are_listed_as_graph_operators_are_refused_as_such():
-    refusals: dict[str, list[bool]] = {}
+def test_the_functions_that_are_listed_as_graph_operators_are_those_that_are_refused_as_such():
+    refused, running = set(), set()
     for part in range(_PARTS):
         for call, (error, _) in _found(part).items():
             # The shapes are made up, so torch_npu itself may refuse the other calls.
             function = call.partition("::")[2].partition(".")[0]
-            refusals.setdefault(function, []).append("the graph operator (aclop) of" in error)
-    assert [name for name in _operators._GRAPH_FUNCTIONS if not any(refusals[name])] == []
+            if "the graph operator (aclop) of" in error:
+                refused.add(function)
+            elif not error:
+                running.add(function)
+    listed = set(_operators._GRAPH_FUNCTIONS)
+    assert listed - refused == set()
+    assert set(filter(_is_for_programs, refused - running)) - listed == set()
 
 
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the page is torch_npu 2.13's")
@@ -122,6 +131,12 @@ def test_the_list_says_what_runs_and_what_does_not_exist():
         ],
         ["npu_nothing: torch_npu has no such function, and CANN no operator with this in its name"],
     ]
+
+
+@pytest.mark.parametrize("function", ["npu_apply_adam_w", "npu_silu_backward"])
+def test_a_refused_graph_operator_comes_before_an_operator_of_its_name(function):
+    lines = _run("--soc", "Ascend910B", "--list", function).stdout.splitlines()
+    assert lines[0] == f"{function}: refused, a graph operator (aclop)" and ": computed by a formula" in lines[1]
 
 
 def test_the_list_ends_quietly_where_nobody_reads_on():

@@ -65,6 +65,14 @@ def test_a_missing_aclnn_function_is_refused_by_its_name_and_the_queue_computes(
     assert found["sum"] == 128
 
 
+def test_a_refused_option_ends_the_queue_only_where_it_runs_both_phases(mode):
+    found = _results(mode, str(_PROGRAM), "refused_options")["refused_options"]
+    if mode == "a queue for both phases":  # docs/limits.md says so
+        assert "torch_npu's task queue has ended" in found["later"] and "aclnnQuantMatmul" in found["later"]
+    else:
+        assert "aclnnQuantMatmul" in found["first"] and found["later"] == ""
+
+
 @pytest.mark.parametrize("soc", ["Ascend910", "Ascend910B", "Ascend310P"])
 def test_a_copy_runs_before_and_after_jit_compile_is_set(soc):
     found = _results("a queue", "--soc", soc, str(_PROGRAM), "online_compilation")["online_compilation"]

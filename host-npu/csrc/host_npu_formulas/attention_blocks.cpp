@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/exp.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
@@ -66,7 +67,8 @@ void for_each_block(const Tensor& query, const Tensor& key, std::int64_t last, c
         for (std::int64_t head = 0; head < heads; head += some_heads) {
             for (std::int64_t row = 0; row < rows; row += some_rows) {
                 const auto count = std::min(some_rows, rows - row);
-                const auto attended = last < keys ? std::clamp<std::int64_t>(row + count + last, 1, keys) : keys;
+                const auto attended =
+                    last < keys && keys > 0 ? std::clamp<std::int64_t>(row + count + last, 1, keys) : keys;
                 body(Block{batch, std::min(some_batches, batches - batch), head, std::min(some_heads, heads - head),
                            row, count, attended});
             }
@@ -102,6 +104,12 @@ Tensor scores_of(const Block& block, const Tensor& query, const Tensor& key, con
     return products;
 }
 
+// Of each row, also of a sequence without keys.
+Tensor largest_of(const Tensor& scores) {
+    if (scores.size(3) > 0) return scores.amax({-1}, true).clamp_min_(kLowest);
+    return at::full({scores.size(0), scores.size(1), scores.size(2), 1}, kLowest, scores.options());
+}
+
 // The weights in the place of the scores, before they are divided by their sum. PyTorch's exp2 is faster than its exp,
 // and not slower for minus infinity.
 Tensor weights_of(const Tensor& scores, const Tensor& max) {
@@ -131,7 +139,7 @@ Forward attend_in_blocks(const Tensor& query, const Tensor& key, const Tensor& v
     const LeftOut left_out(scores.left_out);
     for_each_block(q, k, scores.last, [&](const Block& block) {
         auto weights = scores_of(block, q, k, scores, left_out);
-        auto max = weights.amax({-1}, true).clamp_min_(kLowest);
+        auto max = largest_of(weights);
         if (scores.sink) max = at::maximum(max, sinks_of(*scores.sink, block));
         auto sum = weights_of(weights, max).sum({-1}, true);
         if (scores.sink) sum += at::exp(sinks_of(*scores.sink, block) - max);

@@ -1,9 +1,7 @@
 // Gated units, GELU and RmsNorm with a quantization of their rows behind them.
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/rsqrt.h>
-#include <ATen/ops/searchsorted.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
 
@@ -13,18 +11,6 @@
 
 namespace host_npu {
 namespace {
-
-// The numbers of each row: those of its group, of which `groups` has the ends or the sizes. Rows after the last group
-// have those of the last one; nobody reads them.
-Tensor of_rows(const Tensor& numbers, std::int64_t rows, const OptionalIntegerTensor& groups, bool sizes) {
-    if (numbers.dim() < 2 || numbers.size(0) == 1) return numbers;
-    TORCH_CHECK(groups && groups->dim() == 1 && groups->size(0) == numbers.size(0), "scales of shape ", numbers.sizes(),
-                " must have one row per group");
-    const auto wide = groups->to(at::kLong);
-    const auto ends = sizes ? wide.cumsum(0) : Tensor(wide);
-    const auto group = at::searchsorted(ends, at::arange(rows, ends.options()), false, /*right=*/true);
-    return numbers.index({group.clamp_max(numbers.size(0) - 1)});
-}
 
 Tensor as_rows(const Tensor& x) { return x.dim() == 2 ? x : x.reshape({-1, x.size(-1)}); }
 
@@ -39,15 +25,36 @@ void require_dynamic(const std::string& mode, const char* what) {
     TORCH_CHECK(mode == "dynamic", "the host NPU quantizes ", what, " dynamically only, not by the quant mode ", mode);
 }
 
-// Offsets are those of a static quantization; a dynamic one ignores them.
-void swiglu_quant(const Tensor& x, const OptionalTensor& smooth, const OptionalTensor&,
+// A factor or offset of each group, or those of its columns.
+Tensor of_groups(const char* name, const Tensor& numbers, const Tensor& rows, const OptionalIntegerTensor& groups,
+                 bool sizes) {
+    const auto columns = std::to_string(rows.size(1));
+    require_shapes({{name, numbers.sizes(), "G | G " + columns}});
+    return of_rows(numbers.dim() == 1 ? numbers.unsqueeze(1) : numbers, rows.size(0), groups, sizes);
+}
+
+// Offsets are those of a static quantization, which leaves the scales of rows unwritten; a dynamic one ignores them.
+void swiglu_quant(const Tensor& x, const OptionalTensor& smooth, const OptionalTensor& offsets,
                   const OptionalIntegerTensor& groups, bool activate_left, const std::string& mode,
                   std::int64_t list_type, std::int64_t, const Out& y, const Out& scale) {
-    require_dynamic(mode, "SwiGlu");
+    const bool is_static = mode == "static";
+    TORCH_CHECK(is_static || mode == "dynamic", "the host NPU quantizes SwiGlu by the quant modes static and dynamic ",
+                "only, not ", mode);
+    TORCH_CHECK(!is_static || (smooth && offsets),
+                "the host NPU quantizes SwiGlu by the quant mode static with smooth_scales and offsets only");
+    TORCH_CHECK(!is_static || smooth->sizes() == offsets->sizes(), "offsets has shape ",
+                offsets ? offsets->sizes() : at::IntArrayRef(), " instead of that of smooth_scales, ",
+                smooth ? smooth->sizes() : at::IntArrayRef());
     const auto [left, right] = halves(as_rows(x), -1);
     auto rows = activate_left ? at::silu(left) * right : left * at::silu(right);
-    if (smooth) rows = rows * of_rows(*smooth, rows.size(0), groups, list_type == 1);
-    quantize_rows(rows, y, scale);
+    if (smooth) rows = rows * of_groups("smooth_scales", *smooth, rows, groups, list_type == 1);
+    if (!is_static) {
+        quantize_rows(rows, y, scale);
+        return;
+    }
+    require_int8(y);
+    rows = rows + of_groups("offsets", *offsets, rows, groups, list_type == 1);
+    y = saturated(rows, at::kChar).view(y.sizes());
 }
 const Formula<"aclnnSwiGluQuantV2", swiglu_quant> swiglu_to_int8;
 

@@ -29,15 +29,36 @@ std::pair<Tensor, Tensor> quantized_rows(const Tensor& x) {
     return {saturated(x / scale.unsqueeze(-1), at::kChar), scale};
 }
 
+Tensor of_rows(const Tensor& numbers, std::int64_t rows, const OptionalIntegerTensor& groups, bool sizes) {
+    if (numbers.dim() < 2 || numbers.size(0) == 1) return numbers;
+    TORCH_CHECK(groups && groups->dim() == 1 && groups->size(0) == numbers.size(0), "scales of shape ", numbers.sizes(),
+                " must have one row per group");
+    const auto wide = groups->to(at::kLong);
+    const auto ends = sizes ? wide.cumsum(0) : Tensor(wide);
+    const auto group = at::searchsorted(ends, at::arange(rows, ends.options()), false, /*right=*/true);
+    return numbers.index({group.clamp_max(numbers.size(0) - 1)});
+}
+
 namespace {
 
-void dynamic(const Tensor& x, const OptionalTensor& smooth, const OptionalAnyTensor& groups, const std::string& mode,
-             const Out& y, const Out& scale_out, const OptionalOut& offset_out) {
-    TORCH_CHECK(!groups, "the host NPU has no group_index of a dynamic quantization");
+// The smooth scales of x; with groups, each has a row of them, and ends before a row of x.
+Tensor smoothed(const Tensor& x, const OptionalTensor& smooth, const OptionalIntegerTensor& groups) {
+    if (!groups) return smooth ? x * *smooth : x;
+    TORCH_CHECK(smooth, "a group_index needs smooth_scales");
+    const auto columns = std::to_string(x.size(-1));
+    require_shapes({{"smooth_scales", smooth->sizes(), "E " + columns}, {"group_index", groups->sizes(), "E"}});
+    TORCH_CHECK(groups->size(0) > 0 && groups->size(0) <= 1024, "group_index has ", groups->size(0),
+                " elements; CANN takes 1 to 1024 groups");
+    const auto rows = x.reshape({-1, x.size(-1)});
+    return (rows * of_rows(*smooth, rows.size(0), groups, false)).view(x.sizes());
+}
+
+void dynamic(const Tensor& x, const OptionalTensor& smooth, const OptionalIntegerTensor& groups,
+             const std::string& mode, const Out& y, const Out& scale_out, const OptionalOut& offset_out) {
     TORCH_CHECK(mode == "pertoken" || mode == "pertensor",
                 "the host NPU has the quant modes pertoken and pertensor only, not ", mode);
     require_int8(y);
-    auto rows = smooth ? x * *smooth : x;
+    auto rows = smoothed(x, smooth, groups);
     TORCH_CHECK(rows.sizes() == x.sizes(), "smooth_scales of shape ", smooth->sizes(), " do not fit ", x.sizes());
     if (mode == "pertensor") rows = rows.flatten();
     const auto largest = rows.amax(-1, true);
@@ -53,7 +74,7 @@ void dynamic(const Tensor& x, const OptionalTensor& smooth, const OptionalAnyTen
     y = saturated(quantized, at::kChar).reshape(x.sizes());
 }
 
-void dynamic_quant(const Tensor& x, const OptionalTensor& smooth, const OptionalAnyTensor& groups, std::int64_t,
+void dynamic_quant(const Tensor& x, const OptionalTensor& smooth, const OptionalIntegerTensor& groups, std::int64_t,
                    const Out& y, const Out& scale, const OptionalOut& offset) {
     dynamic(x, smooth, groups, "pertoken", y, scale, offset);
 }
@@ -66,7 +87,7 @@ const Formula<"aclnnDynamicQuantV2", dynamic_quant> dynamic_by_token{
     {"offsetOut", kFloat},
 };
 
-void dynamic_quant_by(const Tensor& x, const OptionalTensor& smooth, const OptionalAnyTensor& groups, std::int64_t,
+void dynamic_quant_by(const Tensor& x, const OptionalTensor& smooth, const OptionalIntegerTensor& groups, std::int64_t,
                       bool symmetric, const std::string& mode, float largest, const Out& y, const Out& scale,
                       const OptionalOut& offset) {
     TORCH_CHECK(largest == 0, "the host NPU has no dst_type_max, but got ", largest);

@@ -14,5 +14,8 @@ void require_int8(const Out& out);
 Tensor scale_of(const AnyTensor& scale);
 // Each row times 127 by its largest number, and the inverse of that factor.
 std::pair<Tensor, Tensor> quantized_rows(const Tensor& x);
+// The numbers of each row: those of its group, of which `groups` has the ends or the sizes. Rows after the last group
+// have those of the last one; nobody reads them.
+Tensor of_rows(const Tensor& numbers, std::int64_t rows, const OptionalIntegerTensor& groups, bool sizes);
 
 }  // namespace host_npu

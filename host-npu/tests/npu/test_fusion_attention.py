@@ -126,35 +126,55 @@ def _with(**options):
     return lambda *inputs, **others: torch_npu.npu_fusion_attention(*inputs, **others, **options)
 
 
-@pytest.mark.parametrize("mode", ["no mask", "causal from the last"])
-def test_packed_sequences_attend_to_themselves_only(mode):
-    number, mask, _, _, _ = _MODES[mode]
-    lengths = ((3, 5), (6, 6), (2, 4))
+_LENGTHS = {
+    "as long": ((3, 5), (6, 6), (2, 4)),
+    "without keys": ((3, 5), (4, 0), (2, 4)),
+    "without queries": ((3, 5), (0, 4), (2, 4)),
+    "empty ones": ((0, 0), (3, 5), (0, 0), (2, 4), (0, 0)),
+    "without keys at the ends": ((2, 0), (3, 5), (2, 0)),
+}
+
+
+@pytest.mark.parametrize("lengths", _LENGTHS.values(), ids=_LENGTHS)
+@pytest.mark.parametrize("mode", ["no mask", "causal from the first", "causal from the last", "a band from the last"])
+def test_packed_sequences_attend_to_themselves_only(mode, lengths):
+    number, mask, before, after, _ = _MODES[mode]
     query = torch.randn(sum(queries for queries, _ in lengths), _HEADS, 16)
     key, value = (torch.randn(sum(keys for _, keys in lengths), 2, 16) for _ in range(2))
     on_npu = [each.npu().requires_grad_() for each in (query, key, value)]
     reference = [each.double().requires_grad_() for each in (query, key, value)]
     ends = [torch.tensor(each).cumsum(0).tolist() for each in zip(*lengths, strict=True)]
-    result = torch_npu.npu_fusion_attention(
+    result, maxima, sums, *_ = torch_npu.npu_fusion_attention(
         *on_npu,
         _HEADS,
         "TND",
         atten_mask=None if mask is None else mask.npu(),
         scale=_SCALE,
         sparse_mode=number,
+        pre_tockens=before,
+        next_tockens=after,
         actual_seq_qlen=ends[0],
         actual_seq_kvlen=ends[1],
-    )[0]
+    )
     numbers = [list(each) for each in zip(*lengths, strict=True)]
     parts = zip(*[each.split(numbers[min(at, 1)]) for at, each in enumerate(reference)], strict=True)
     results = []
     for part in parts:
         q, k, v = (each.transpose(0, 1)[None] for each in part)
         distance = torch.arange(k.size(2)) - torch.arange(q.size(2))[:, None]
-        left_out = distance > (k.size(2) - q.size(2) if number == 3 else _ALL)
+        last = k.size(2) - q.size(2)
+        left_out = {
+            0: distance > _ALL,
+            2: distance > 0,
+            3: distance > last,
+            4: (distance > last + after) | (distance < last - before),
+        }[number]
         results.append(_attention(q, k, v, None, left_out)[0].transpose(0, 1))
     expected = torch.cat(results)
     _assert_close(result, expected)
+    # As the statistics of a query that attends to nothing.
+    without_keys = torch.cat([torch.full((queries,), keys == 0) for queries, keys in lengths]).npu()
+    assert sums[without_keys].eq(0).all() and maxima[without_keys].eq(torch.finfo(torch.float32).min).all()
     weight = torch.randn(expected.shape)
     result.backward(weight.npu())
     expected.backward(weight.double())

@@ -60,6 +60,42 @@ def test_groups_of_rows_have_smooth_scales_of_their_own(kind):
     _assert_quantized(quantized, scale, _swiglu(x.double(), False) * of_rows)
 
 
+@pytest.mark.parametrize("by_column", [False, True], ids=["tensors", "channels"])
+@pytest.mark.parametrize("sizes", [None, (2, 0, 4)], ids=["one", "groups"])
+def test_swiglu_is_quantized_by_given_scales_and_offsets(sizes, by_column):
+    x, groups = torch.randn(6, 32).half(), 1 if sizes is None else len(sizes)
+    shape = (groups, 16) if by_column else (groups,)
+    scales, offsets = torch.rand(shape) * 90, torch.randn(shape) * 5
+    quantized, _ = torch_npu.npu_swiglu_quant(
+        x.npu(),
+        smooth_scales=scales.npu(),
+        offsets=offsets.npu(),
+        group_index=None if sizes is None else torch.tensor(sizes, dtype=torch.int32).npu(),
+        group_list_type=1,
+    )
+    lengths = torch.tensor(sizes or [6])
+    factor, summand = (each.double().view(groups, -1).repeat_interleave(lengths, 0) for each in (scales, offsets))
+    exact = (_swiglu(x.double(), False) * factor + summand).clamp(-128, 127)
+    assert quantized.dtype == torch.int8 and quantized.shape == (6, 16)
+    assert (quantized.cpu().double() - exact).abs().max() <= 0.501
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({}, "static with smooth_scales and offsets only"),
+        ({"smooth_scales": (1, 16), "offsets": (1,)}, "should have the same shape"),
+        ({"smooth_scales": (1, 15), "offsets": (1, 15)}, r"smooth_scales has shape \[1, 15\] instead of"),
+        ({"smooth_scales": (2, 16), "offsets": (2, 16)}, "one row per group"),
+    ],
+    ids=["no scales", "other offsets", "other columns", "no groups"],
+)
+def test_a_static_quantization_needs_scales_and_offsets_that_fit(options, sentence):
+    x, given = torch.randn(4, 32).half().npu(), {name: torch.ones(shape).npu() for name, shape in options.items()}
+    with pytest.raises(RuntimeError, match=sentence):
+        torch_npu.npu_swiglu_quant(x, **given)
+
+
 @pytest.mark.parametrize("grouped", [False, True], ids=["", "groups"])
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
 def test_sums_are_dequantized_before_swiglu(left, grouped):
@@ -158,7 +194,7 @@ def test_a_mask_says_which_quantizations_are_wanted():
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda x: torch_npu.npu_swiglu_quant(x, quant_mode=0, smooth_scales=_ONES, offsets=_ONES), "dynamically"),
+        (lambda x: torch_npu.npu_dequant_swiglu_quant(x, quant_mode=0, quant_scale=_ONES), "dynamically"),
         (
             lambda x: torch_npu.npu_dequant_swiglu_quant(x.int(), quant_mode=1),
             "weight_scale must be given for x of int32",

@@ -141,8 +141,10 @@ def test_pse_is_added_after_the_scale(operator):
 
 @_FUSED
 @pytest.mark.parametrize("mode", [0, 3])
-def test_packed_sequences_attend_to_themselves_only(operator, mode):
-    lengths = ((3, 5), (6, 6), (2, 4))
+@pytest.mark.parametrize(
+    "lengths", [((3, 5), (6, 6), (2, 4)), ((0, 0), (3, 5), (0, 4), (0, 0), (2, 4))], ids=["as long", "empty ones"]
+)
+def test_packed_sequences_attend_to_themselves_only(operator, mode, lengths):
     queries, keys = zip(*lengths, strict=True)
     query = torch.randn(sum(queries), _HEADS, 16).half()
     key, value = (torch.randn(sum(keys), 2, 16).half() for _ in range(2))
@@ -163,6 +165,25 @@ def test_packed_sequences_attend_to_themselves_only(operator, mode):
         statistics.append(each[1].transpose(0, 1))
     _assert_close(result, torch.cat(results))
     _assert_close(lse, torch.cat(statistics))
+
+
+@pytest.mark.parametrize("lengths", [((3, 5), (4, 0)), ((4, 0), (3, 5))], ids=str)
+def test_queries_of_a_packed_sequence_without_keys_have_the_result_0(lengths):
+    queries, keys = zip(*lengths, strict=True)
+    query = torch.randn(sum(queries), _HEADS, 16).half()
+    key, value = (torch.randn(sum(keys), _HEADS, 16).half() for _ in range(2))
+    result, _ = torch_npu.npu_fused_infer_attention_score(
+        *[each.npu() for each in (query, key, value)],
+        num_heads=_HEADS,
+        scale=_SCALE,
+        input_layout="TND",
+        actual_seq_lengths=torch.tensor(queries).cumsum(0).tolist(),
+        actual_seq_lengths_kv=torch.tensor(keys).cumsum(0).tolist(),
+    )
+    for q, length, own in zip(query.split(queries), keys, result.split(queries), strict=True):
+        inputs = [each.double().transpose(0, 1) for each in (q, key, value)]
+        expected = _attention(*inputs)[0] if length else torch.zeros(_HEADS, *q.shape[::2], dtype=torch.double)
+        _assert_close(own, expected.transpose(0, 1))
 
 
 def _blocks(x: Tensor, table: Tensor, form: str) -> Tensor:

@@ -37,6 +37,23 @@ def test_smooth_scales_come_before_the_dynamic_scale():
     _assert_quantized(quantized, smoothed / expected[:, None])
 
 
+@pytest.mark.parametrize("shape", [(6, 16), (2, 3, 16)], ids=str)
+def test_groups_of_rows_have_smooth_scales_of_their_own(shape):
+    x, smooth = torch.randn(shape).half(), torch.rand(3, 16).half()
+    ends = torch.tensor([2, 2, 6], dtype=torch.int32)
+    smoothed = (x.view(6, 16).double() * smooth.double()[[0, 0, 2, 2, 2, 2]]).view(shape)
+    quantized, scale = torch_npu.npu_dynamic_quant(x.npu(), smooth_scales=smooth.npu(), group_index=ends.npu())
+    expected = smoothed.abs().amax(-1) / 127
+    torch.testing.assert_close(scale.cpu().double(), expected, rtol=1e-6, atol=0)
+    _assert_quantized(quantized, smoothed / expected[..., None])
+    quantized, scale, offset = torch_npu.npu_dynamic_quant_asymmetric(
+        x.npu(), smooth_scales=smooth.npu(), group_index=ends.npu()
+    )
+    expected = (smoothed.amax(-1) - smoothed.amin(-1)) / 255
+    torch.testing.assert_close(scale.cpu().double(), expected, rtol=1e-6, atol=0)
+    _assert_quantized(quantized, smoothed / expected[..., None] + offset.cpu().double()[..., None])
+
+
 def test_rows_of_zeros_are_quantized_to_zeros():
     quantized, scale = torch_npu.npu_dynamic_quant(torch.zeros(2, 8).half().npu())
     assert not quantized.any() and not scale.any()
@@ -89,14 +106,18 @@ def test_anti_quant_adds_the_offset_before_it_scales(dtype):
     ("call", "sentence"),
     [
         (
+            lambda x: torch_npu.npu_dynamic_quant(x, group_index=torch.tensor([4], dtype=torch.int32).npu()),
+            "group_index needs smooth_scales",
+        ),
+        (
             lambda x: torch_npu.npu_dynamic_quant(
-                x, smooth_scales=torch.ones(1, 16).half().npu(), group_index=torch.tensor([4], dtype=torch.int32).npu()
+                x, smooth_scales=torch.ones(2, 16).half().npu(), group_index=torch.tensor([4], dtype=torch.int32).npu()
             ),
-            "no group_index",
+            r"group_index has shape \[1\] instead of \[E\], where E is 2",
         ),
         (lambda x: torch_npu.npu_dynamic_quant(x, quant_mode="perchannel"), "pertoken and pertensor only"),
     ],
-    ids=["groups", "channels"],
+    ids=["groups without scales", "groups of another number", "channels"],
 )
 def test_what_is_not_simulated_is_refused(call, sentence):
     with pytest.raises(RuntimeError, match=sentence):
