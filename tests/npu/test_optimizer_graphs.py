@@ -15,7 +15,7 @@ OPTIONS = {
     "start": {"ema_start_step": 6},
     "every": {"ema_update_every": 3},
 }
-BEFORE, CAPTURED, REPLAYS, AFTER = 2, 1, 7, 3
+BEFORE, REPLAYS, AFTER = 2, 7, 3
 
 
 @pytest.fixture(autouse=True)
@@ -33,32 +33,116 @@ class Training:
         self.gradients = [torch.randn(8, generator=generator).npu() for _ in self.weights]
         self.optimizer = FusedEmaAdam(self.weights, lr=1e-2, ema_decay=0.9, flatten=flatten, **options)
 
-    def step(self, count, only_first):
+    def step(self, count=1, only_first=False):
         for weight, gradient in zip(self.weights, self.gradients, strict=True):
             weight.grad = None if only_first and weight is not self.weights[0] else gradient
         for _ in range(count):
             self.optimizer.step()
 
-    def replay(self, only_first):
+    def captured(self, only_first=False):
         graph = torch.npu.NPUGraph()
         with torch.npu.graph(graph):
-            self.step(CAPTURED, only_first)
-        for _ in range(REPLAYS):
-            graph.replay()
+            self.step(only_first=only_first)
+        return graph
+
+
+each_flatten = pytest.mark.parametrize("flatten", [True, False], ids=["flattened", "one by one"])
+
+
+def assert_same(replayed, plain):
+    found, expected = ([state.cpu() for state in states_of(each.optimizer)] for each in (replayed, plain))
+    assert_all_close(found, expected, 1e-6)
+    weights = ([weight.detach().cpu() for weight in each.weights] for each in (replayed, plain))
+    assert_all_close(*weights, 1e-6)
 
 
 @pytest.mark.parametrize("only_first", [False, True], ids=["all", "one of three"])
-@pytest.mark.parametrize("flatten", [True, False], ids=["flattened", "one by one"])
+@each_flatten
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_replays_and_the_steps_after_them_continue_the_schedule(options, flatten, only_first):
     replayed, plain = Training(flatten, **options), Training(flatten, **options)
     for training in (replayed, plain):
-        training.step(BEFORE, False)
-    replayed.replay(only_first)
+        training.step(BEFORE)
+    graph = replayed.captured(only_first)
+    for _ in range(REPLAYS):
+        graph.replay()
     plain.step(REPLAYS, only_first)
     for training in (replayed, plain):
-        training.step(AFTER, False)
-    found, expected = ([state.cpu() for state in states_of(training.optimizer)] for training in (replayed, plain))
-    assert [int(state) for state in expected if state.dim() == 0] == [12, *([5] * 2 if only_first else [12] * 2)]
-    assert_all_close(found, expected, 1e-6)
-    assert_all_close([w.detach().cpu() for w in replayed.weights], [w.detach().cpu() for w in plain.weights], 1e-6)
+        training.step(AFTER)
+    steps = [int(plain.optimizer.state[weight]["step"]) for weight in plain.weights]
+    assert steps == [12, *([5, 5] if only_first else [12, 12])]
+    assert_same(replayed, plain)
+
+
+def test_replays_of_a_compiled_step_continue_the_schedule():
+    replayed, plain = Training(False, ema_warmup="ratio"), Training(False, ema_warmup="ratio")
+    compiled = torch.compile(replayed.optimizer.step, backend="aot_eager")
+    for training in (replayed, plain):
+        training.step(BEFORE)
+    compiled()
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        compiled()
+    replayed.step()
+    for _ in range(REPLAYS):
+        graph.replay()
+    replayed.step(AFTER)
+    plain.step(2 + REPLAYS + AFTER)
+    assert_same(replayed, plain)
+
+
+BEFORE_A_CAPTURE = {
+    "nothing": lambda training: None,
+    "a load": lambda training: (training.step(), training.optimizer.load_state_dict(training.optimizer.state_dict())),
+    "new data": lambda training: (
+        training.step(),
+        setattr(training.weights[0], "data", training.weights[0].data.clone()),
+    ),
+    "a group": lambda training: (
+        training.step(),
+        training.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3, device="npu"))]}),
+    ),
+    "a first gradient": lambda training: training.step(only_first=True),
+}
+
+
+@each_flatten
+@pytest.mark.parametrize("prepare", BEFORE_A_CAPTURE.values(), ids=BEFORE_A_CAPTURE)
+def test_a_step_that_initializes_states_is_not_captured(prepare, flatten):
+    training = Training(flatten)
+    prepare(training)
+    with pytest.raises(RuntimeError, match=r"captured step must not initialize states.* call step\(\) once before"):
+        training.captured()
+
+
+@each_flatten
+def test_new_states_are_said_to_need_a_new_capture(flatten):
+    training = Training(flatten)
+    training.step()
+    training.captured()
+    training.optimizer.load_state_dict(training.optimizer.state_dict())
+    with pytest.warns(UserWarning, match="graphs of earlier steps must be captured again"):
+        training.step()
+
+
+def test_a_flattened_graph_needs_the_gradients_of_all_or_none_of_its_parameters():
+    training = Training(True)
+    training.step()
+    training.captured()
+    before = [weight.detach().clone() for weight in training.weights]
+    with pytest.raises(RuntimeError, match="must have a gradient or none, but 1 of 3 have one"):
+        training.step(only_first=True)
+    assert_all_close([weight.detach() for weight in training.weights], before, 0)
+
+
+@each_flatten
+def test_the_average_of_a_parameter_on_another_device_needs_no_gradient(flatten):
+    weights = [nn.Parameter(torch.ones(4, device=device)) for device in ("npu", "npu", "cpu")]
+    optimizer = FusedEmaAdam(weights, lr=0.1, ema_decay=0.5, flatten=flatten)
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    weights[1].grad = weights[2].grad = None
+    optimizer.step()
+    averages = [optimizer.state[weight]["ema_params"].cpu() for weight in weights[1:]]
+    assert_all_close(averages, [torch.full((4,), 0.899 + 0.101 / 4)] * 2, 1e-6)

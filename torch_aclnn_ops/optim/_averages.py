@@ -13,6 +13,7 @@ from torch_aclnn_ops.ops.ema_adam.kernels import local
 from torch_aclnn_ops.ops.ema_adam.step_progress import StepProgress
 from torch_aclnn_ops.optim import _checkpoints
 from torch_aclnn_ops.optim._calls import INSIDE_SWAP_MESSAGE, MethodCall, begin, exclusive
+from torch_aclnn_ops.optim._counts import Captures
 from torch_aclnn_ops.optim._flat_group import FlatGroup
 from torch_aclnn_ops.optim._memory import Placement, check_memory
 from torch_aclnn_ops.optim._options import CheckedOptions
@@ -51,7 +52,7 @@ class AveragingOptimizer(Optimizer):
         self._flat_groups: dict[int, FlatGroup] = {}
         self._cached: dict[int, CachedState] = {}
         self._has_warned = False
-        self._has_captured = False  # whether a graph with a step was captured, which may be replayed at any time
+        self._captures = Captures()
         self._progress = StepProgress()  # of the last step that failed
         self._updated: set[Tensor] = set()  # parameters updated by failed steps since the last successful one
         self._exchange: Exchange | None = None  # the active or incomplete exchange
@@ -249,7 +250,7 @@ class AveragingOptimizer(Optimizer):
             state_dict = state_dict if result is None else result
         options = self.defaults.keys() - _BASE_CLASS_OPTIONS
         self.__setstate__(_checkpoints.convert(state_dict, self.param_groups, options))
-        warn_of_missing_averages(self)
+        self._has_warned = warn_of_missing_averages(self)
         for post_hook in post_hooks:
             post_hook(self)
 
@@ -274,9 +275,8 @@ class AveragingOptimizer(Optimizer):
                 group.setdefault(name, defaults[name])
             for param in group["params"]:
                 if param in states:
-                    states[param] = normalize_state(
-                        states[param], param, dtype_of_states(param, group["master_weights"])
-                    )
+                    dtype = dtype_of_states(param, group["master_weights"])
+                    states[param] = normalize_state(states[param], param, dtype)
         # A single call of the base class sets all of these attributes.
         reset = {"_cached": {}, "_updated": set(), "_has_warned": False}
         super().__setstate__({**state, "state": states, **reset})

@@ -1,5 +1,6 @@
-"""The step counts of parameters, as known on the host."""
+"""What the host knows of the steps on a device: the counts of the parameters, and whether a graph may repeat them."""
 
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -8,6 +9,42 @@ from torch_aclnn_ops._torch_compat.optimizer import version_of
 
 import torch
 from torch import Tensor
+
+
+class Captures:
+    """Whether steps of an optimizer were captured in graphs, which may be replayed at any time."""
+
+    def __init__(self) -> None:
+        self.has_captured = False
+        self.has_compiled = False  # a compiled step may be captured without a call of this class
+        self._types: set[str] = set()
+
+    def observe(self, groups: list[dict[str, Any]], have_moved: bool) -> None:
+        """Note whether this step is captured."""
+        if have_moved:
+            self._types = {param.device.type for group in groups for param in group["params"]} - {"cpu", "meta"}
+        self.has_captured = self.is_capturing() or self.has_captured
+
+    def is_capturing(self) -> bool:
+        """Return whether a graph is being captured on a device of the parameters."""
+        modules = map(torch.get_device_module, self._types)
+        return any(getattr(module, "is_current_stream_capturing", bool)() for module in modules)
+
+    def before_new_states(self) -> None:
+        """Raise if a captured step would initialize states, as each replay would; warn if it makes graphs obsolete."""
+        if self.is_capturing():
+            raise RuntimeError(
+                "FusedEmaAdam.step: a captured step must not initialize states, because each replay would, too; call"
+                " step() once before the capture, and after load_state_dict(), add_param_group(), a first gradient of a"
+                " parameter, or new data of one"
+            )
+        if self.has_captured:
+            warnings.warn(
+                "FusedEmaAdam: graphs of earlier steps must be captured again, because the optimizer's states are new"
+                " tensors after load_state_dict(), add_param_group(), a first gradient of a parameter, or new data of"
+                " one",
+                stacklevel=8,
+            )
 
 
 class StepCounts:
@@ -26,15 +63,22 @@ class StepCounts:
         self._steps = steps
         self._places = {id(step): i for i, step in enumerate(steps)}
         self._versions: list[int] = []  # of the steps that the values belong to; empty to read them again
+        if any(step.is_inference() for step in steps):  # which have no versions
+            self.are_exact = False
 
-    def observe(self, found_inf: Tensor | None, has_captured: bool) -> None:
+    def observe(self, found_inf: Tensor | None, captures: Captures) -> None:
         """Note whether the device may skip this step, or a captured graph may make others."""
-        self.are_exact &= not has_captured and (found_inf is None or found_inf.is_cpu)
+        may_be_replayed = captures.has_captured or captures.has_compiled
+        self.are_exact &= not may_be_replayed and (found_inf is None or found_inf.is_cpu)
 
     def read(self) -> None:
-        """Read the counts, with a synchronization, if they were modified outside of the optimizer."""
+        """Read the counts, with a synchronization, if they were modified outside of the optimizer.
+
+        Then they are no longer exact: a compiled step, which modifies them, may be part of a graph.
+        """
         versions = list(map(version_of, self._steps))
         if versions != self._versions:
+            self.are_exact &= not self._versions
             self.values = torch.cat([step.reshape(-1) for step in self._steps]).tolist()
             self._versions = versions
 
@@ -54,9 +98,3 @@ class StepCounts:
     def places_of(self, steps: Iterable[Tensor]) -> list[int]:
         """Return the places of some of the tensors, each of which has one step count."""
         return [self._places[id(step)] for step in steps]
-
-
-def is_capturing(groups: list[dict[str, Any]]) -> bool:
-    """Return whether a graph is being captured on the device of a parameter group; it may be replayed at any time."""
-    types = {group["params"][0].device.type for group in groups if group["params"]} - {"cpu", "meta"}
-    return any(getattr(torch.get_device_module(name), "is_current_stream_capturing", bool)() for name in types)

@@ -9,7 +9,7 @@ from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
 from torch_aclnn_ops._torch_compat.optimizer import foreach_copy_, storage_uses
-from torch_aclnn_ops.optim._counts import StepCounts
+from torch_aclnn_ops.optim._counts import Captures, StepCounts
 from torch_aclnn_ops.optim._states import (
     CachedState,
     has_state,
@@ -79,6 +79,9 @@ class FlatBuffer:
         # The runs if all parameters have gradients and the same step count.
         self._full_runs = self._runs([True] * len(self.params), [0] * len(self.params))
         self._has_all_grads = False  # in the last step
+        # Runs that captured graphs update, and buffers that they write to and that were replaced since.
+        self._captured_runs: list[slice] = []
+        self._captured_grads: list[Tensor] = []
         self._has_params = False
         self._own_uses: dict[int, int] = {}  # of the storages of the views, without the parameters
 
@@ -132,28 +135,45 @@ class FlatBuffer:
         """Return whether all gradients are already views of their buffer."""
         return all(map(is_, map(_grad_of, self.params), self._grad_views))
 
-    def gather(self) -> list[Run]:
+    def gather(self, captures: Captures) -> list[Run]:
         """Copy new gradients into their buffer, and return the runs to update."""
         if new := self._cached.new_params():
+            captures.before_new_states()
             self._adopt_states(new)
         self.counts.read()
         grads = list(map(_grad_of, self.params))
         has_own_grads = all(map(is_, grads, self._grad_views))
         unused = [view for grad, view in zip(grads, self._grad_views, strict=True) if grad is not view]
         if _are_held(unused):
+            if captures.has_captured:
+                self._captured_grads.append(self.grads)  # which replays write
             self._create_grads()  # the caller keeps gradients of an earlier step
             self._full_runs = self._runs([True] * len(grads), [0] * len(grads))
         has_grad = [True] * len(grads) if has_own_grads else [grad is not None for grad in grads]
         self._has_all_grads = all(has_grad)
+        self._check_captured_runs(has_grad)
         if has_own_grads and len(set(self.counts.values)) == 1:
             runs = self._full_runs
         else:
             runs = self._runs(has_grad, self.counts.values)
             for run in runs:
                 self._gather_run(run)
+        if captures.has_captured and captures.is_capturing():
+            self._captured_runs += [run.members for run in runs]
         if self._cached.are_params_modified():
             sync_master_from_param(self.states["master_params"], self.weights)
         return runs
+
+    def _check_captured_runs(self, has_grad: list[bool]) -> None:
+        """Raise if replays would update a parameter with the step count of another one that differs."""
+        for members in self._captured_runs:
+            if len(set(has_grad[members])) > 1:
+                raise RuntimeError(
+                    "FusedEmaAdam.step: with flatten=True, a captured graph updates parameters with one step count, so"
+                    " that in later steps all of them must have a gradient or none, but"
+                    f" {sum(has_grad[members])} of {len(has_grad[members])} have one; capture the graph with"
+                    " flatten=False"
+                )
 
     def _runs(self, is_chosen: list[bool], counts: list[Any]) -> list[Run]:
         runs: list[slice] = []

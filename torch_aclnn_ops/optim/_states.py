@@ -93,16 +93,18 @@ def describe_params(optimizer: Optimizer, params: Iterable[Tensor]) -> str:
     return " and ".join(f"{members} of group {i}" for i, members in by_group if members)
 
 
-def warn_of_missing_averages(optimizer: Optimizer) -> None:
-    """Warn if a loaded state has the averages of some trained parameters only."""
+def warn_of_missing_averages(optimizer: Optimizer) -> bool:
+    """Warn if a loaded state has the averages of some trained parameters only; return whether it does."""
     trained = [(param, state) for param, state in states_of_params(optimizer.state) if "exp_avg" in state]
     lacking = [param for param, state in trained if "ema_params" not in state]
-    if 0 < len(lacking) < len(trained):
+    is_partial = 0 < len(lacking) < len(trained)
+    if is_partial:
         warnings.warn(
             "FusedEmaAdam.load_state_dict: the state dict has 'ema_params' for some parameters, but not for"
             f" {describe_params(optimizer, lacking)}; their EMA starts from the weights",
             stacklevel=4,
         )
+    return is_partial
 
 
 def sync_master_from_param(master: Tensor, param: Tensor) -> None:

@@ -22,6 +22,7 @@ from torch_aclnn_ops.ops.ema_adam.kernels import (
     update,
 )
 from torch_aclnn_ops.ops.ema_adam.step_progress import StepProgress, add_note
+from torch_aclnn_ops.optim._counts import Captures
 from torch_aclnn_ops.optim._flat import FlatBuffer
 from torch_aclnn_ops.optim._flat_group import FlatGroup
 from torch_aclnn_ops.optim._options import EmaSchedule
@@ -49,7 +50,8 @@ def grad_scaling(optimizer: Any, grad_scaler: Any = None) -> tuple[Tensor | None
     scaler_state = per_optimizer_state(grad_scaler, optimizer)
     if scaler_state["stage"].value == OptState.READY.value:
         grad_scaler.unscale_(optimizer)
-    return None, _tensor_or_none(sum(scaler_state["found_inf_per_device"].values()))
+    found = list(scaler_state["found_inf_per_device"].values())  # none if no parameter has a gradient
+    return None, torch.stack([one.to(found[0].device) for one in found]).sum(0) if found else None
 
 
 def _tensor_or_none(found_inf: Any) -> Tensor | None:
@@ -143,11 +145,11 @@ def step_cached(
     options: Options,
     schedule: EmaSchedule,
     progress: StepProgress,
-    has_captured: bool,
+    captures: Captures,
 ) -> None:
     """Update parameters of a group that are not flattened."""
     counts = cached.counts
-    counts.observe(options.found_inf, has_captured)
+    counts.observe(options.found_inf, captures)
     # On a CPU the counts are read without a synchronization. Those of several devices are not read.
     devices = set() if schedule.is_constant or not counts.are_exact else {step.device for step in cached.lists[3]}
     if len(devices) != 1 or tensors.steps[0].is_cpu:
@@ -163,11 +165,11 @@ def step_cached(
 
 
 def step_buffer(
-    buffer: FlatBuffer, options: Options, schedule: EmaSchedule, progress: StepProgress, has_captured: bool
+    buffer: FlatBuffer, options: Options, schedule: EmaSchedule, progress: StepProgress, captures: Captures
 ) -> None:
     """Update the parameters of a buffer that have gradients, as a few long tensors."""
-    buffer.counts.observe(options.found_inf, has_captured)
-    runs = buffer.gather()
+    buffer.counts.observe(options.found_inf, captures)
+    runs = buffer.gather(captures)
     counts = [buffer.counts.values[run.members.start] for run in runs] if buffer.counts.are_exact else ()
     buffer.begin(runs)
     tensors = TensorLists([], [], [], [], [], [], [])

@@ -35,14 +35,19 @@ def update_averages(
     weight = 1 - _decay(steps, params.steps[0].device, schedule)
     found_inf = options.found_inf
     if found_inf is not None and (torch.compiler.is_compiling() or not found_inf.is_cpu):
-        weight = (found_inf.reshape(()) == 0) * weight
+        applies = found_inf.reshape(()) == 0
+        weight = (applies.to(weight.device) if isinstance(weight, Tensor) else applies) * weight
     weights, averages = ([local(tensor) for tensor in tensors] for tensors in params[:2])
     calls: list[Call]
     if isinstance(weight, Tensor):
         pairs = zip(averages, weights, strict=True)
         calls = [partial(Tensor.lerp_, old, new, weight.to(old.device, old.dtype)) for old, new in pairs]
     else:
-        calls = [partial(foreach_lerp_, averages, weights, weight)] if weight != 0 else []
+        by_device: defaultdict[object, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
+        for old, new in zip(averages, weights, strict=True):
+            for listed, tensor in zip(by_device[old.device, new.device], (old, new), strict=True):
+                listed.append(tensor)
+        calls = [partial(foreach_lerp_, *lists, weight) for lists in by_device.values()] if weight != 0 else []
     progress.run(calls, params.steps)
 
 

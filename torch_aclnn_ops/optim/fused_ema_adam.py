@@ -10,7 +10,6 @@ from torch_aclnn_ops.ops.ema_adam.step_progress import StepProgress
 from torch_aclnn_ops.optim import _steps
 from torch_aclnn_ops.optim._averages import AveragingOptimizer
 from torch_aclnn_ops.optim._calls import call_closure, exclusive
-from torch_aclnn_ops.optim._counts import is_capturing
 from torch_aclnn_ops.optim._flat_group import FlatGroup
 from torch_aclnn_ops.optim._memory import check_memory, check_params
 from torch_aclnn_ops.optim._options import EmaSchedule, check_are_params, check_group, checked_names, options_of
@@ -58,9 +57,8 @@ class FusedEmaAdam(AveragingOptimizer):
     be loaded, and these optimizers can load the checkpoints of ``FusedEmaAdam``.
 
     If a parameter has no gradient, such as a frozen one or an expert without tokens, a step updates only its EMA, as
-    :class:`torch.optim.swa_utils.AveragedModel` does; this takes a third of the time of a full update, and
-    ``ema_without_grad=False`` disables it. Sparse and complex gradients and ``amsgrad`` are not supported. Buffers of a
-    model are not averaged.
+    :class:`torch.optim.swa_utils.AveragedModel` does; ``ema_without_grad=False`` disables it. Sparse and complex
+    gradients and ``amsgrad`` are not supported. Buffers of a model are not averaged.
 
     Args:
         params: Parameters, (name, parameter) pairs, or dicts of parameter groups, each with any of the options below
@@ -245,9 +243,10 @@ class FusedEmaAdam(AveragingOptimizer):
             return loss
         progress = StepProgress()
         if is_compiling:
+            self._captures.has_compiled = True
             self._step_groups(parsed, False, have_moved, progress)
             return loss
-        self._has_captured = self._has_captured or is_capturing(self.param_groups)
+        self._captures.observe(self.param_groups, have_moved)
         try:
             self._step_groups(parsed, self._flatten, have_moved, progress)
         except BaseException as error:
@@ -278,7 +277,7 @@ class FusedEmaAdam(AveragingOptimizer):
             if tensors.params and torch.compiler.is_compiling():
                 _steps.step_lists(tensors, options, schedule, progress)
             elif tensors.params:
-                _steps.step_cached(self._cached[i], tensors, options, schedule, progress, self._has_captured)
+                _steps.step_cached(self._cached[i], tensors, options, schedule, progress, self._captures)
             steps += everything[0]
         for without_grad, (options, schedule) in zip(all_without_grad, parsed, strict=True):
             if without_grad.averages:
@@ -297,10 +296,11 @@ class FusedEmaAdam(AveragingOptimizer):
         """Update the flattened parameters of a group; return the others."""
         group, flat_group = self.param_groups[i], self._flat_groups.get(i)
         if flat_group is None or not flat_group.is_current(group, self.state, have_moved):
+            self._captures.before_new_states()
             flat_group = self._flat_groups[i] = FlatGroup(group, self.state, flat_group)
             flat_group.replace_params()
         for buffer in flat_group.buffers:
-            _steps.step_buffer(buffer, options, schedule, progress, self._has_captured)
+            _steps.step_buffer(buffer, options, schedule, progress, self._captures)
             self._warn(buffer.lacks_averages)
             steps.append(buffer.steps)
             if group["ema_without_grad"]:
@@ -311,12 +311,12 @@ class FusedEmaAdam(AveragingOptimizer):
     def _init_group(self, i: int, is_flattened: bool, have_moved: bool, *lists: list[Tensor]) -> None:
         """Fill ``TensorLists``, ``ParamsWithoutGrad``, and lists of all parameters that are not flattened.
 
-        Dynamo special-cases optimizer methods of this name: it calls them without tracing, and supports only numbers
-        and lists as arguments.
+        Dynamo calls optimizer methods of this name without tracing, and supports only numbers and lists as arguments.
         """
         group, cached = self.param_groups[i], self._cached.get(i)
         all_params = self._flat_groups[i].rest if is_flattened else group["params"]
         if cached is None or have_moved or not cached.is_current(all_params, self.state) or cached.new_params():
+            self._captures.before_new_states()
             for param in all_params:
                 if param.grad is not None or has_state(self.state, param):
                     dtype = dtype_of_states(param, group["master_weights"])
