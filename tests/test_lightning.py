@@ -190,6 +190,30 @@ def test_training_resumes_from_a_checkpoint_with_the_same_losses_and_averages(tm
     assert equal(averages_of(trainer, resumed), averages_of(whole_trainer, whole))
 
 
+class Cast(Model):
+    """Saves its parameters, or those of a layer, as float16 copies."""
+
+    def __init__(self, of_layer):
+        super().__init__()
+        module = self.layers[0] if of_layer else self
+        module.register_state_dict_post_hook(self.cast)
+
+    @staticmethod
+    def cast(module, state, prefix, _):
+        state.update({name: one.half() for name, one in state.items() if name.startswith(prefix)})
+
+
+@pytest.mark.parametrize("of_layer", [False, True])
+def test_casts_in_a_state_dict_are_those_of_the_ema_weights(of_layer, tmp_path):
+    trainer = make_trainer(epochs=1)
+    model = fit(trainer, Cast(of_layer))
+    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    saved = torch.load(tmp_path / "one.ckpt", weights_only=False)["state_dict"]
+    with trainer.optimizers[0].swap_ema_params():
+        assert equal(saved, model.state_dict())
+    assert not equal(saved, model.state_dict())
+
+
 def test_a_resumed_training_without_the_callback_is_warned_of(tmp_path):
     trainer = make_trainer(epochs=1)
     fit(trainer, Model())

@@ -26,8 +26,8 @@ class EmaCallback(TrainerCallback):
     The optimizer must be :class:`torch_aclnn_ops.optim.FusedEmaAdam`, passed as ``optimizer_cls_and_kwargs`` or in
     ``optimizers``. Every call of ``trainer.evaluate()`` and ``predict()``, during and after training, uses the EMA
     weights; the weights are restored afterwards, even after an exception. Each checkpoint has the model with EMA
-    weights in a folder ``ema``, for ``from_pretrained``; its other files, and those of ``trainer.save_model()``, have
-    the weights. The EMA weights are also part of the optimizer's state, so
+    weights in a folder ``ema``, or the adapters of PEFT in ``ema/adapter``, for ``from_pretrained``; its other files,
+    and those of ``trainer.save_model()``, have the weights. The EMA weights are also part of the optimizer's state, so
     ``trainer.train(resume_from_checkpoint=True)`` resumes both. With ``load_best_model_at_end``, the best EMA weights
     are loaded after training, and later evaluations do not swap.
 
@@ -106,23 +106,38 @@ class EmaCallback(TrainerCallback):
         [optimizer] = averaging_optimizers([self._trainer.optimizer])
         model = self._trainer.accelerator.unwrap_model(self._trainer.model)
         averages = optimizer.ema_state_dict(model, full_state_dict=True)  # a collective if the model is sharded
-        if args.should_save:
-            # Of the trial, in a hyperparameter search; both names are private ones of transformers.
-            output = getattr(self._trainer, "_get_output_dir")(getattr(self._trainer, "_trial", None))  # noqa: B009
-            folder = Path(output) / f"checkpoint-{state.global_step}" / FOLDER
-            model.save_pretrained(folder, state_dict=averages)
+        # Of the trial, in a hyperparameter search; both names are private ones of transformers.
+        output = getattr(self._trainer, "_get_output_dir")(getattr(self._trainer, "_trial", None))  # noqa: B009
+        folder = _folder(Path(output) / f"checkpoint-{state.global_step}", model)
+        # PEFT takes the embeddings of prompts from the model, not from state_dict.
+        with averaged([optimizer] if _has_adapters(model) else []):
+            if args.should_save:
+                model.save_pretrained(folder, state_dict=averages)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Load the best EMA weights, if the trainer has loaded the best weights."""
         best = state.best_model_checkpoint
         if not args.load_best_model_at_end or best is None:
             return
-        state.best_model_checkpoint = str(Path(best) / FOLDER)
+        model = self._trainer.accelerator.unwrap_model(self._trainer.model)
+        state.best_model_checkpoint = str(_folder(Path(best), model))
         try:
             getattr(self._trainer, "_load_best_model")()  # noqa: B009  (a private name of transformers)
         finally:
             state.best_model_checkpoint = best
         self._has_best_averages = True
+
+
+def _has_adapters(model: Any) -> bool:
+    return hasattr(model, "peft_config")
+
+
+def _folder(checkpoint: Path, model: Any) -> Path:
+    """Return the folder of the EMA weights in a checkpoint.
+
+    That of adapters is one level deeper, because the Trainer loads each folder in a checkpoint that has an adapter.
+    """
+    return checkpoint / FOLDER / "adapter" if _has_adapters(model) else checkpoint / FOLDER
 
 
 class ReportCallback(StepReport, TrainerCallback):

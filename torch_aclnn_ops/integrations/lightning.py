@@ -1,6 +1,6 @@
 """Callbacks of Lightning's ``Trainer``."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch_aclnn_ops.ops.ema_adam.kernels import is_dtensor
 
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.optim.optimizer import Optimizer
 
 try:
     from lightning.pytorch import LightningModule, Trainer
@@ -125,7 +126,13 @@ class EmaCallback(Callback):
         weights = checkpoint["state_dict"]
         _check_strategy_saves_full_tensors(trainer, weights)
         checkpoint[_WEIGHTS], checkpoint["state_dict"] = weights, dict(weights)
-        for optimizer in averaging_optimizers(trainer.optimizers):
+        optimizers = averaging_optimizers(trainer.optimizers)
+        if _has_other_entries(pl_module, optimizers):
+            with averaged(optimizers):
+                copies = trainer.strategy.lightning_module_state_dict().items()
+                checkpoint["state_dict"] = {k: v.clone() if isinstance(v, Tensor) else v for k, v in copies}
+            return
+        for optimizer in optimizers:
             entries = pl_module.state_dict(keep_vars=True).items()
             own = {name for name, value in entries if isinstance(value, Tensor) and value in optimizer.state}
             is_sharded = any(map(is_dtensor, pl_module.parameters()))  # then only the first rank has weights
@@ -142,6 +149,20 @@ class EmaCallback(Callback):
                 set_model_state_dict(pl_module, checkpoint[_WEIGHTS], options=options)
             else:
                 pl_module.load_state_dict(checkpoint[_WEIGHTS], strict=pl_module.strict_loading)
+
+
+def _has_other_entries(module: LightningModule, optimizers: Sequence[Optimizer]) -> bool:
+    """Return whether hooks replace parameters in the state dict by other tensors, such as casts, or drop them."""
+    trained = [one for one in module.parameters() if any(one in optimizer.state for optimizer in optimizers)]
+    entries = {id(value) for value in module.state_dict(keep_vars=True).values()}
+    if all(id(one) in entries for one in trained):
+        return False
+    if any(map(is_dtensor, trained)):
+        raise ValueError(
+            "EmaCallback: state_dict() of a sharded LightningModule must return its parameters, but some are missing or"
+            " replaced by other tensors; remove the hook, or the override of state_dict"
+        )
+    return True
 
 
 def _check_strategy_saves_full_tensors(trainer: Trainer, state: Mapping[str, Any] | None = None) -> None:
