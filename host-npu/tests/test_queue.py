@@ -123,3 +123,16 @@ def test_the_threads_of_a_queue_wake_up_about_a_thousand_times_a_second(mode):
     found = _results(mode, str(_PROGRAM), "wake_ups")["wake_ups"]
     assert 0 < found["per second"] < 2500
     assert found["before"] == found["after"]
+
+
+_TWO_DEVICES = """
+import json, torch, torch_npu
+a, b = (torch.ones(4, device=f"npu:{i}", requires_grad=True) for i in range(2))
+for _ in range(30):
+    sum(p.square().sum().to("npu:0") for p in (a, b)).backward()
+print(json.dumps({"gradients": [a.grad[0].item(), b.grad[0].item()]}))
+"""
+
+
+def test_without_a_queue_a_backward_pass_may_go_over_two_devices():
+    assert _results("no queue", "--devices", "2", "-c", _TWO_DEVICES) == {"gradients": [60, 60]}
