@@ -134,6 +134,16 @@ def test_a_flattened_step_launches_the_operator_once_per_buffer(dtype, options):
     assert launches_of(optimizer.step) == 3
 
 
+@needs_host_npu
+def test_a_first_gradient_after_some_steps_launches_one_operator_more_in_a_flattened_step():
+    weights, optimizer = many(10, flatten=True, ema_warmup="ratio")
+    weights[9].grad = None
+    assert [launches_of(optimizer.step) for _ in range(2)] == [1, 1]
+    weights[9].grad = torch.ones_like(weights[9])
+    assert [launches_of(optimizer.step) for _ in range(2)] == [2, 2]
+    assert host_npu.stats().launches == {OPERATOR: 2}
+
+
 def test_an_alias_made_after_a_step_stays_one_when_the_group_is_flattened_again():
     weights = [torch.nn.Parameter(torch.ones(300, device="npu")) for _ in range(3)]
     optimizer = FusedEmaAdam(weights, flatten=True)

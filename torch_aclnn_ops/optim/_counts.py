@@ -51,7 +51,7 @@ class StepCounts:
     """Step counts of parameters, as known on the host without synchronization.
 
     Once only the device knows how many steps are made, they are other objects, which are the same for parameters whose
-    counts are certainly equal.
+    counts are certainly equal, and remain so if a graph that updates some of them is replayed.
 
     Args:
         steps: Tensors of one or several step counts.
@@ -60,6 +60,7 @@ class StepCounts:
     def __init__(self, steps: Sequence[Tensor]) -> None:
         self.values: list[Any] = []
         self.are_exact = True
+        self._may_be_replayed = False
         self._steps = steps
         self._places = {id(step): i for i, step in enumerate(steps)}
         self._versions: list[int] = []  # of the steps that the values belong to; empty to read them again
@@ -68,8 +69,8 @@ class StepCounts:
 
     def observe(self, found_inf: Tensor | None, captures: Captures) -> None:
         """Note whether the device may skip this step, or a captured graph may make others."""
-        may_be_replayed = captures.has_captured or captures.has_compiled
-        self.are_exact &= not may_be_replayed and (found_inf is None or found_inf.is_cpu)
+        self._may_be_replayed = captures.has_captured or captures.has_compiled
+        self.are_exact &= not self._may_be_replayed and (found_inf is None or found_inf.is_cpu)
 
     def read(self) -> None:
         """Read the counts, with a synchronization, if they were modified outside of the optimizer.
@@ -79,11 +80,12 @@ class StepCounts:
         versions = list(map(version_of, self._steps))
         if versions != self._versions:
             self.are_exact &= not self._versions
-            self.values = torch.cat([step.reshape(-1) for step in self._steps]).tolist()
+            counts = torch.cat([step.reshape(-1) for step in self._steps]).tolist()
+            self.values = [object() for _ in counts] if self._may_be_replayed else counts
             self._versions = versions
 
     def forget(self) -> None:
-        """Read the counts again after an exception, which leaves :meth:`record` out."""
+        """Read the counts again before the next step, because the optimizer writes them."""
         self._versions = []
 
     def record(self, stepped: Iterable[int]) -> None:

@@ -137,10 +137,12 @@ class FlatBuffer:
 
     def gather(self, captures: Captures) -> list[Run]:
         """Copy new gradients into their buffer, and return the runs to update."""
+        self.counts.read()
         if new := self._cached.new_params():
             captures.before_new_states()
+            self.counts.forget()
             self._adopt_states(new)
-        self.counts.read()
+            self.counts.read()
         grads = list(map(_grad_of, self.params))
         has_own_grads = all(map(is_, grads, self._grad_views))
         unused = [view for grad, view in zip(grads, self._grad_views, strict=True) if grad is not view]
