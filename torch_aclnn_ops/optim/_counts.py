@@ -27,8 +27,12 @@ class Captures:
 
     def is_capturing(self) -> bool:
         """Return whether a graph is being captured on a device of the parameters."""
-        modules = map(torch.get_device_module, self._types)
-        return any(getattr(module, "is_current_stream_capturing", bool)() for module in modules)
+        for module in map(torch.get_device_module, self._types):
+            if hasattr(module, "is_current_stream_capturing"):
+                module.current_device()  # raises in a forked process, where the next call would hang on an NPU
+                if module.is_current_stream_capturing():
+                    return True
+        return False
 
     def before_new_states(self) -> None:
         """Raise if a captured step would initialize states, as each replay would; warn if it makes graphs obsolete."""
