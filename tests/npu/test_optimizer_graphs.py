@@ -27,10 +27,10 @@ def back_on_the_default_stream():
 class Training:
     """Steps with constant gradients, of all parameters or only of the first."""
 
-    def __init__(self, flatten, **options):
+    def __init__(self, flatten, dtype=torch.float32, **options):
         generator = torch.Generator().manual_seed(0)
-        self.weights = [nn.Parameter(torch.randn(8, generator=generator).npu()) for _ in range(3)]
-        self.gradients = [torch.randn(8, generator=generator).npu() for _ in self.weights]
+        self.weights = [nn.Parameter(torch.randn(8, generator=generator).to("npu", dtype)) for _ in range(3)]
+        self.gradients = [torch.randn(8, generator=generator).to("npu", dtype) for _ in self.weights]
         self.optimizer = FusedEmaAdam(self.weights, lr=1e-2, ema_decay=0.9, flatten=flatten, **options)
 
     def step(self, count=1, only_first=False):
@@ -133,6 +133,35 @@ def test_a_flattened_graph_needs_the_gradients_of_all_or_none_of_its_parameters(
     with pytest.raises(RuntimeError, match="must have a gradient or none, but 1 of 3 have one"):
         training.step(only_first=True)
     assert_all_close([weight.detach() for weight in training.weights], before, 0)
+
+
+def test_replays_write_to_a_gradient_buffer_that_was_replaced_since_but_to_nobody_elses_memory():
+    training = Training(True)
+    for weight, gradient in zip(training.weights, training.gradients, strict=True):
+        weight.grad = gradient.clone()
+    training.optimizer.step()
+    kept = [weight.grad for weight in training.weights]  # views of the buffer, so that the next step creates another
+    buffer = kept[0].untyped_storage()
+    graph = training.captured()
+    training.step()
+    address, size = buffer.data_ptr(), buffer.nbytes()
+    del kept, buffer
+    others = [torch.zeros(size // 4, device="npu") for _ in range(64)]
+    assert address not in {other.untyped_storage().data_ptr() for other in others}
+    graph.replay()
+    assert not any(other.any() for other in others)
+
+
+@each_flatten
+def test_a_replay_overwrites_what_a_program_has_written_to_a_16_bit_parameter(flatten):
+    replayed, plain = (Training(flatten, dtype=torch.bfloat16) for _ in range(2))
+    for training in (replayed, plain):
+        training.step()
+    graph = replayed.captured()
+    replayed.weights[0].data.fill_(5)
+    graph.replay()
+    plain.step()
+    assert_same(replayed, plain)
 
 
 @each_flatten
