@@ -83,9 +83,9 @@ _MORE_INPUTS = {"git": _image, "musicgen": _codebooks, "musicgen_melody": _codeb
 
 NO_LABELS = "has no loss: its forward pass takes no labels"
 NEEDS_TIMM = "is not tested: the model needs timm"
-NO_LINEAR = "`patch_model` raises: the head is no linear layer"
+NO_LINEAR = "`patch_model` raises: the head is not a linear layer"
 STACKED = "`patch_model` warns: the logits of several heads are stacked before the loss"
-LOG_SOFTMAX = "`patch_model` warns: the loss is made of `log_softmax` and `nll_loss`"
+LOG_SOFTMAX = "`patch_model` warns: the loss is computed with `log_softmax` and `nll_loss`"
 WEIGHTS = "`patch_model` warns: the model multiplies by the head's weights itself, together with others"
 # What a warning says, by the sentence of the page.
 WARNINGS = {
@@ -120,7 +120,8 @@ def page() -> str:
     ]
     parts = [
         f"{len(WITHOUT_LOGITS)} of {len(CASES)} types of transformers {transformers.__version__}:"
-        " loss and gradients are those of the model without `patch_model`, and no logits of all tokens are made.",
+        " loss and gradients are those of the model without `patch_model`, and the logits of all tokens are never"
+        " materialized.",
         "The others:",
         format_table(exceptions),
     ]

@@ -172,7 +172,7 @@ def test_a_callback_finds_its_trainer(tmp_path):
 def test_a_callback_belongs_to_one_trainer(tmp_path, trained):
     callback = EmaCallback()
     make_trainer(tmp_path, average=False, callbacks=[callback])
-    with pytest.raises(RuntimeError, match="a callback belongs to one trainer"):
+    with pytest.raises(RuntimeError, match="an EmaCallback belongs to one trainer"):
         make_trainer(tmp_path, average=False, callbacks=[callback])
 
 
@@ -182,7 +182,7 @@ def test_another_argument_than_a_trainer_raises():
 
 
 def test_a_caller_that_is_no_trainer_raises(trained):
-    with pytest.raises(RuntimeError, match="must be called by a Trainer; give it one"):
+    with pytest.raises(RuntimeError, match="must be called by a Trainer; pass it"):
         EmaCallback().on_init_end(trained.args, transformers.TrainerState(), transformers.TrainerControl())
 
 
@@ -274,7 +274,7 @@ def test_a_learning_rate_that_the_trainer_ignores_is_warned_of_once(arguments, w
     assert len(said) == warns
     for sentence in said:
         assert sentence.startswith("TrainingArguments.learning_rate=0.0003 is ignored")
-        assert sentence.endswith("whose lr is 0.01; give FusedEmaAdam lr=0.0003")
+        assert sentence.endswith("whose lr is 0.01; pass lr=0.0003 to the optimizer")
 
 
 def test_a_patched_model_does_not_warn_while_the_package_is_disabled():

@@ -370,7 +370,7 @@ def test_torchs_options_are_passed_on_when_falling_back_to_torch():
 _OPTIONS_SENTENCE = (
     "options must be None or a LinearCrossEntropyOptions, but it is {}"
     if torchs.HAS_LINEAR_CROSS_ENTROPY
-    else "options must be None before torch 2.13, .* but it is {}; pass chunk_size"
+    else "options={} requires torch 2.13 or newer, but torch is .*; pass chunk_size"
 )
 
 

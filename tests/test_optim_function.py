@@ -67,7 +67,7 @@ BAD_TENSORS = {
     "sparse gradient": ("grads", torch.ones(5).to_sparse(), r"grads\[3\] must be dense, but it is torch\.sparse_coo"),
     "complex weights": ("params", torch.ones(5) * 1j, r"params\[3\] must have a real floating-point dtype, but it has"),
     **{
-        f"{kind} step": ("steps", step, r"steps\[3\] must be one torch\.int64 on cpu, as its parameter is, but it is")
+        f"{kind} step": ("steps", step, r"steps\[3\] must be a torch\.int64 tensor .* on cpu, like its parameter, but")
         for kind, step in (
             ("float", torch.tensor(0.0)),
             ("no", torch.zeros(0, dtype=torch.int64)),

@@ -108,7 +108,7 @@ def test_an_unknown_argument_raises_with_the_accepted_ones_and_torchs_are_not_in
 
 def test_flatten_is_the_same_for_all_groups():
     assert not _in_a_group(flatten=False).param_groups[0]["flatten"]
-    with pytest.raises(TypeError, match="^FusedEmaAdam: flatten must be False in a parameter group, .* but it is True"):
+    with pytest.raises(TypeError, match="^FusedEmaAdam: flatten is an .* must be False in every .*, but it is True"):
         _in_a_group(flatten=True)
 
 
@@ -485,7 +485,7 @@ def test_an_invalid_gradient_raises_and_no_parameter_changes(make, sentence, ste
 
 def test_a_complex_parameter_raises_unless_it_is_frozen():
     real, trained = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(2, dtype=torch.complex64))
-    sentence = r"parameter 1 of group 0 must be real floating point, but it is torch\.complex64; train its"
+    sentence = r"parameter 1 of group 0 must be real floating point, but it is torch\.complex64; optimize"
     with pytest.raises(ValueError, match=f"^FusedEmaAdam: {sentence}"):
         FusedEmaAdam([real, trained])
     optimizer = FusedEmaAdam([("real", real)])

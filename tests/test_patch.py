@@ -222,7 +222,7 @@ def test_functions_and_coroutines_can_be_decorated_and_others_raise():
         yield
 
     for other in (generator, async_generator, object):
-        with pytest.raises(TypeError, match="^patch: only functions that are not generators can be decorated"):
+        with pytest.raises(TypeError, match="^patch: the decorated object must be a function that is not a generator"):
             patch()(other)
 
 

@@ -252,7 +252,7 @@ ERROR_INPUTS = {
     **{
         f"{name} that requires grad": (
             call,
-            f"{name} must not require grad, because a reference gets no gradient, but it does; give {name}.detach()",
+            f"{name} must not require grad, because a reference gets no gradient, but it does; pass {name}.detach()",
         )
         for name, call in {
             "reference_chosen": lambda: F.dpo_loss(ONE, ONE, GRAD, ONE),

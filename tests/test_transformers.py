@@ -432,7 +432,7 @@ REFUSALS = {
     "a replaced forward": (
         lambda: _of(_replace_forward),
         RuntimeError,
-        "forward of the model's head is replaced already",
+        "forward of the model's head has already been replaced",
     ),
 }
 
@@ -480,5 +480,5 @@ def test_weights_unsharded_only_in_the_heads_forward_raise():
 
     model.lm_head.register_forward_pre_hook(gather)
     model.lm_head.register_forward_hook(release)
-    with pytest.raises(RuntimeError, match="the head's weights are not whole.*FSDP1, ZeRO-3.*unpatch_model"):
+    with pytest.raises(RuntimeError, match="the head's weights are still sharded.*FSDP1, ZeRO-3.*unpatch_model"):
         model(**batch())

@@ -139,7 +139,7 @@ def test_several_processes_find_the_gradients_of_one(found, training):
 
 SENTENCES = {
     "norm and head": "sharded the head together with other modules.*reshard_after_forward=False",
-    "a head in FSDP1": "the head's weights are not whole.*FSDP1, ZeRO-3",
+    "a head in FSDP1": "the head's weights are still sharded.*FSDP1, ZeRO-3",
     "a head with adapters by itself": "head with adapters.*shard such a head together with the rest",
     "DistributedDataParallel": "but it is a DistributedDataParallel; call it before",
 }

@@ -288,7 +288,7 @@ def test_heads_whose_weights_are_not_whole_in_the_backward_pass_raise(name, monk
     trainer = OfModel(fused(make()))
     trainer.is_fsdp_enabled = name == "FSDP1"
     monkeypatch.setattr(transformers.integrations.deepspeed, "is_deepspeed_zero3_enabled", lambda: name == "ZeRO-3")
-    with pytest.raises(RuntimeError, match=f"{name} shows the head's weights only in the forward pass.*use FSDP2"):
+    with pytest.raises(RuntimeError, match=f"{name} gathers the head's weights only in the forward pass.*use FSDP2"):
         patch_trainer(trainer)
 
 

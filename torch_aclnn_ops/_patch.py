@@ -164,7 +164,7 @@ class Patch(Switch):
         else:
             warnings.warn(
                 f"patch: {place} was replaced by {later[0].before if later else getattr(*place)!r} after this patch"
-                " began, which stays; when that is undone, it may put back what this patch had put there",
+                " started. That replacement is kept; undoing it later may restore the function of this patch",
                 stacklevel=4,  # the line that leaves the block, or calls stop()
             )
 

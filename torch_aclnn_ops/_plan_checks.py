@@ -34,7 +34,7 @@ def _check_layers(model: Model, layers: Layers) -> None:
 
 
 def check_counts(numbers: dict[str, object]) -> None:
-    """Raise for a number that is no integer of at least 1."""
+    """Raise for a number that is not an integer of at least 1."""
     for name, number in numbers.items():
         if isinstance(number, bool) or not isinstance(number, int):
             raise TypeError(f"plan: {name} must be an integer of at least 1, but it is {number!r}")

@@ -50,8 +50,8 @@ class Switch:
         is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
         if not inspect.isroutine(function) or is_generator:
             raise TypeError(
-                f"{type(self).__name__.lower()}: only functions that are not generators can be decorated, but it is"
-                f" {function!r}; use a with statement"
+                f"{type(self).__name__.lower()}: the decorated object must be a function that is not a generator,"
+                f" but it is {function!r}; use a with statement"
             )
 
         @functools.wraps(function)

@@ -272,7 +272,7 @@ def _check_given(parser: argparse.ArgumentParser, values: dict[str, int | None],
     """Exit with an error that names the missing options, if any."""
     missing = [f"--{name}" for name, value in values.items() if value is None]
     if missing:
-        parser.error(f"missing {', '.join(missing)}; give all of --{', --'.join(values)}, or {instead}")
+        parser.error(f"missing {', '.join(missing)}; pass all of --{', --'.join(values)}, or {instead}")
 
 
 def _parser() -> argparse.ArgumentParser:

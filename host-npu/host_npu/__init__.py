@@ -324,7 +324,7 @@ def fail(function: str, nth: int = 1, status: int = 500001, message: str = "fail
     Example:
         >>> host_npu.fail("aclnnMseLossBackwardGetWorkspaceSize", status=161002)  # doctest: +SKIP
 
-        If an allocation fails, torch_npu frees its cache and tries again, so two failures make an out-of-memory error:
+        If an allocation fails, torch_npu frees its cache and tries again, so two failures cause an out-of-memory error:
 
         >>> for nth in (1, 2):
         ...     host_npu.fail("aclrtMallocAlign32", nth, status=207001)  # doctest: +SKIP

@@ -101,8 +101,8 @@ def outcomes(
         device: ``"cpu"`` or ``"npu"``, where rank r uses the device r modulo ``devices``; NPUs are simulated unless the
             machine has CANN and the host NPU is not enabled.
         devices: Number of NPUs, if they are simulated.
-        backend: Backend of the group; by default gloo for CPUs and hccl for NPUs. An empty string makes no group.
-        environment: Environment variables that the processes set before they make the group.
+        backend: Backend of the group; by default gloo for CPUs and hccl for NPUs. An empty string creates no group.
+        environment: Environment variables that the processes set before they create the group.
         timeout: Seconds after which processes are killed; the group's own timeout is a third of it.
         grace: Seconds after which the others are killed, once a process has raised or ended with an error.
 

@@ -146,8 +146,8 @@ def _check_tensors(tensors: TensorLists) -> None:
     for i, (step, param) in enumerate(zip(tensors.steps, params, strict=True)):
         if step.dtype != torch.int64 or step.numel() != 1 or step.device != param.device:
             raise ValueError(
-                f"fused_ema_adam: steps[{i}] must be one torch.int64 on {param.device}, as its parameter is,"
-                f" but it is {step.dtype} {list(step.shape)} on {step.device}"
+                f"fused_ema_adam: steps[{i}] must be a torch.int64 tensor with one element on {param.device}, like its"
+                f" parameter, but it is {step.dtype} {list(step.shape)} on {step.device}"
             )
     for i, tensors_of_param in enumerate(zip(*tensors[:5], strict=True)):
         for name, tensor in zip(tensors._fields, tensors_of_param, strict=False):

@@ -164,7 +164,7 @@ def check_whole(linear: nn.Linear, weight: Tensor) -> None:
     if is_whole and (has_no_storage or weight.untyped_storage().nbytes() > 0):
         return
     raise RuntimeError(
-        "the head's weights are not whole where the loss is computed: FSDP1, ZeRO-3 (DeepSpeed), and fully_shard of"
+        "the head's weights are still sharded when the loss is computed: FSDP1, ZeRO-3 (DeepSpeed), and fully_shard of"
         " a head with adapters (PEFT) gather them only during the forward pass of the module that they wrap. Use"
         " fully_shard (FSDP2), shard such a head together with the rest of the model, or call unpatch_model"
     )

@@ -44,9 +44,9 @@ class Materializations:
             if not self.is_seen and not self.is_told:
                 self.is_told = True
                 warnings.warn(
-                    f"patch_model: {operation} needs the logits of all tokens, of which a loss saves no memory, in a"
-                    " model whose head or forward was called directly; use torch.nn.functional.cross_entropy of whole"
-                    " rows of the logits, or unpatch_model",
+                    f"patch_model: {operation} materializes the logits of all tokens, so this loss saves no memory (the"
+                    " head, or the model's forward, was called directly); use torch.nn.functional.cross_entropy of"
+                    " whole rows of the logits, or call unpatch_model",
                     stacklevel=2,
                 )
 

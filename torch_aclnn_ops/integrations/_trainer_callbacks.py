@@ -60,7 +60,7 @@ class EmaCallback(TrainerCallback):
 
     def _attach(self, trainer: Any) -> None:
         if self._trainer is not None:
-            raise RuntimeError("EmaCallback: a callback belongs to one trainer; make one for each")
+            raise RuntimeError("an EmaCallback belongs to one trainer; create one for each trainer")
         if not hasattr(trainer, "evaluation_loop"):
             raise TypeError(f"EmaCallback: trainer must be a transformers.Trainer, but it is {describe(trainer)}")
         self._trainer = trainer
@@ -89,8 +89,8 @@ class EmaCallback(TrainerCallback):
         if not averaging_optimizers([optimizer]):
             raise ValueError(
                 f"EmaCallback: the trainer's optimizer must be a FusedEmaAdam, but it is a {type(optimizer).__name__};"
-                " give the trainer optimizer_cls_and_kwargs=(FusedEmaAdam, {...}) or"
-                " optimizers=(FusedEmaAdam(...), None)"
+                " pass optimizer_cls_and_kwargs=(FusedEmaAdam, {...}) or optimizers=(FusedEmaAdam(...), None) to the"
+                " trainer"
             )
         if args.load_best_model_at_end and (self._trainer.is_fsdp_enabled or self._trainer.is_deepspeed_enabled):
             raise ValueError(
@@ -182,4 +182,4 @@ def _calling_trainer(state: Any) -> Any:
         if getattr(caller, "state", None) is state and hasattr(caller, "evaluation_loop"):
             return caller
         frame = frame.f_back
-    raise RuntimeError("EmaCallback: the callback must be called by a Trainer; give it one, EmaCallback(trainer)")
+    raise RuntimeError("EmaCallback: the callback must be called by a Trainer; pass it: EmaCallback(trainer)")

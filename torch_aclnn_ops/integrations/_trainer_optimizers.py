@@ -29,7 +29,8 @@ def warn_of_initial_weights(optimizers: Iterable[FusedEmaAdam], steps: int) -> N
             if share > _LARGE_SHARE and group["ema_warmup"] is None and group["ema_start_step"] == 0:
                 warnings.warn(
                     f"EmaCallback: after {steps} steps with ema_decay={group['ema_decay']} the EMA weights are"
-                    f' still {share:.1%} initial weights; give FusedEmaAdam a smaller ema_decay, or ema_warmup="ratio"',
+                    f' still {share:.1%} initial weights; pass a smaller ema_decay or ema_warmup="ratio" to the'
+                    " optimizer",
                     stacklevel=2,
                 )
                 return
@@ -48,7 +49,7 @@ def warn_of_lost_averages(optimizers: Iterable[FusedEmaAdam], step: int) -> None
 def warn_of_ignored_learning_rate(optimizer: Any, args: Any) -> None:
     """Warn if ``TrainingArguments.learning_rate`` is set, but the optimizer has another: the Trainer does not use it.
 
-    The default of ``learning_rate`` cannot be told from a value that was set.
+    The default of ``learning_rate`` cannot be distinguished from a value that was set.
     """
     is_set = args.learning_rate != type(args).__dataclass_fields__["learning_rate"].default
     for one in averaging_optimizers([optimizer]):
@@ -57,7 +58,7 @@ def warn_of_ignored_learning_rate(optimizer: Any, args: Any) -> None:
         if is_set and args.learning_rate not in rates:
             warnings.warn(
                 f"TrainingArguments.learning_rate={args.learning_rate} is ignored, because the Trainer does not pass it"
-                f" to the FusedEmaAdam that it is given, whose lr is {lr}; give FusedEmaAdam lr={args.learning_rate}",
+                f" to the FusedEmaAdam that it gets, whose lr is {lr}; pass lr={args.learning_rate} to the optimizer",
                 stacklevel=1,  # one location, so that two callbacks show it once
             )
 

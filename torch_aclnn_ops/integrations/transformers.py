@@ -97,15 +97,15 @@ def patch_model(model: _Model, *, chunk_size: int | Literal["auto"] = "auto", ma
     linears = _linears(inner)
     if not linears:
         raise TypeError(
-            "patch_model: the model's head must be a torch.nn.Linear, or have some as PEFT's heads have, but"
+            "patch_model: the model's head must be a torch.nn.Linear, or contain one, as PEFT's heads do, but"
             f" get_output_embeddings() of this {type(inner).__name__} is a"
             f" {type(inner.get_output_embeddings()).__name__}"
         )
     for linear in linears:
         if "forward" in vars(linear) and not _lazy_heads.is_patched(linear):
             raise RuntimeError(
-                "patch_model: the forward of the model's head is replaced already, by accelerate's device_map for"
-                " instance; load the model on one device, or call patch_model first"
+                "patch_model: the forward of the model's head has already been replaced, for example by accelerate's"
+                " device_map; load the model on one device, or call patch_model first"
             )
     patch = vars(inner).get(PATCH)
     if patch is None:
@@ -147,8 +147,8 @@ def unpatch_model(model: _Model) -> _Model:
     linears = [linear for linear in _linears(inner) if "forward" in vars(linear)]
     if not all(map(_lazy_heads.is_patched, linears)):
         raise RuntimeError(
-            "unpatch_model: another library has replaced the forward of the model's head since patch_model; take that"
-            " back first"
+            "unpatch_model: another library has replaced the forward of the model's head after patch_model was called;"
+            " undo that first"
         )
     for linear in linears:
         _lazy_heads.unpatch(linear)
@@ -176,7 +176,7 @@ def _linears(model: Any) -> list[nn.Linear]:
     head = model.get_output_embeddings()
     linears = list(_plain_linears(head))
     if not linears and isinstance(head, nn.Embedding):
-        # The embeddings of tokens, which are no head, but tied to it.
+        # The embeddings of tokens, which are not a head, but tied to it.
         shape = head.num_embeddings, head.embedding_dim
         linears = [one for one in _plain_linears(model) if (one.out_features, one.in_features) == shape]
     classes = max((linear.out_features for linear in linears), default=0)
@@ -208,7 +208,7 @@ def _begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
 
 
 def _end(model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-    """Be the hook that makes logits real of which no loss was made, and says so where one was made of real ones."""
+    """Be the hook that materializes logits without a loss, and warns of a loss that was computed from them."""
     # Labels may be given by position.
     has_loss = kwargs.get("labels") is not None or (isinstance(output, dict) and output.get("loss") is not None)
     if torch.compiler.is_compiling():

@@ -38,7 +38,7 @@ _NAME = "_ChunkedLogProbFunction"
 _PARAMETERS = (
     "ctx hidden weight bias targets temperature chunk_size final_logit_softcapping logit_scale outputs".split()
 )
-# The output of linear_cross_entropy that each of TRL's is made of.
+# The output of linear_cross_entropy from which each of TRL's is computed.
 _OUTPUTS: dict[str, OutputName] = {
     "log_probs": "log_probabilities",
     "entropy": "entropy",
@@ -180,8 +180,9 @@ def _check_sharding(trainer: Any) -> None:
     is_fsdp1 = trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2
     if is_fsdp1 or is_deepspeed_zero3_enabled():
         raise RuntimeError(
-            f"patch_trainer: {'FSDP1' if is_fsdp1 else 'ZeRO-3'} shows the head's weights only in the forward pass, and"
-            " their gradients are computed in the backward pass; use FSDP2 or ZeRO-2, or train without patch_trainer"
+            f"patch_trainer: {'FSDP1' if is_fsdp1 else 'ZeRO-3'} gathers the head's weights only in the forward pass,"
+            " but their gradients are computed in the backward pass; use FSDP2 or ZeRO-2, or train without"
+            " patch_trainer"
         )
 
 

@@ -88,8 +88,8 @@ def _check_no_complex(groups: _Groups) -> None:
     for param, name in _named(groups):
         if param.is_complex() and param.requires_grad:
             raise ValueError(
-                f"FusedEmaAdam: {name} must be real floating point, but it is {param.dtype}; train its"
-                " torch.view_as_real(), or leave it to torch's own AdamW"
+                f"FusedEmaAdam: {name} must be real floating point, but it is {param.dtype}; optimize"
+                " torch.view_as_real(parameter), or use torch.optim.AdamW for it"
             )
 
 

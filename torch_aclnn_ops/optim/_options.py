@@ -88,8 +88,8 @@ def check_group(group: Mapping[Any, Any], defaults: Mapping[str, Any], flatten: 
     check_lacking(group)
     if group.get("flatten", flatten) is not flatten:
         raise TypeError(
-            f"FusedEmaAdam: flatten must be {flatten} in a parameter group, as in the constructor, whose argument it"
-            f" is, but it is {group['flatten']!r}"
+            f"FusedEmaAdam: flatten is an argument of the constructor and must be {flatten} in every parameter group,"
+            f" but it is {group['flatten']!r}"
         )
     check_spelling(group, defaults.keys() - LACKING.keys())
 

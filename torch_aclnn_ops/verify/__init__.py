@@ -2,7 +2,7 @@
 
 ``python -m torch_aclnn_ops.verify`` runs on an NPU in less than five minutes, and prints a table. Without an NPU,
 ``python -m host_npu -m torch_aclnn_ops.verify`` runs on a simulated one, and ``--device cpu`` on the CPU. The exit
-status is 0 if every result is right.
+status is 0 if all checks pass.
 """
 
 from torch_aclnn_ops.verify._command import main

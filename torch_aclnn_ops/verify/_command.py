@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Command-line arguments; ``sys.argv[1:]`` if ``None``.
 
     Returns:
-        The exit status: 0 if everything is right, 1 if something is wrong, 2 if there is no NPU.
+        The exit status: 0 if all checks pass, 1 if a check fails, 2 if there is no NPU.
 
     Example:
         >>> main(["--device", "cpu", "--quick"])  # doctest: +ELLIPSIS

@@ -96,7 +96,8 @@ def error_of(found: Tensor, truth: Tensor, dtype: torch.dtype, what: str) -> flo
     found, scale = found.detach().cpu().double(), max(1e-3, truth.abs().max().item())
     error = (found - truth.detach()).abs().max().item() / scale
     if not error <= TOLERANCES[dtype]:
-        raise ArithmeticError(f"the error of {what} is {error:.1e}, but at most {TOLERANCES[dtype]:.1e} is right")
+        tolerance = f"{TOLERANCES[dtype]:.1e}"
+        raise ArithmeticError(f"the error of {what} is {error:.1e}, which exceeds the tolerance of {tolerance}")
     return error
 
 

@@ -44,5 +44,5 @@ def _error(found: Tensor, truth: Tensor, what: str, dtype: torch.dtype) -> float
     error = (found.detach().cpu().double() - truth).abs().max().item() / truth.abs().max().item()
     allowed = _TOLERANCE + _ROUNDINGS[dtype]
     if not error <= allowed:
-        raise ArithmeticError(f"the error of {what} is {error:.1e}, but at most {allowed:.1e} is right")
+        raise ArithmeticError(f"the error of {what} is {error:.1e}, which exceeds the tolerance of {allowed:.1e}")
     return error

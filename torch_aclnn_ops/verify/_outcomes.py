@@ -16,7 +16,7 @@ class Outcome(NamedTuple):
     Attributes:
         group: ``"operator"``, ``"refusal"``, ``"optimizer"``, ``"launches"`` or ``"measured"``.
         name: What was checked.
-        is_right: Whether the result is right; ``None`` for a measurement.
+        is_right: Whether the result is correct; ``None`` for a measurement.
         detail: The error, or the measured value.
     """
 

@@ -1,4 +1,4 @@
-"""Checks of invalid arguments on an NPU: the call raises before a launch, and the next call is right."""
+"""Checks of invalid arguments on an NPU: the call raises before a launch, and the next call is correct."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

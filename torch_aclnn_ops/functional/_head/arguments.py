@@ -71,5 +71,5 @@ def check_constant(function: str, name: str, tensor: Tensor, owner: str) -> None
     if (torch.is_grad_enabled() and tensor.requires_grad) or has_tangent(tensor):
         raise RuntimeError(
             f"{function}: {name} must not require grad, because {owner} gets no gradient, but it"
-            f" {'has a tangent' if has_tangent(tensor) else 'does'}; give {name}.detach()"
+            f" {'has a tangent' if has_tangent(tensor) else 'does'}; pass {name}.detach()"
         )

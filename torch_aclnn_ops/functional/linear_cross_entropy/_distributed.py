@@ -80,7 +80,7 @@ def local_arguments(
             )
     group = mesh.get_group()
     if given.process_group is not None and given.process_group != group:
-        Members.of("linear_cross_entropy", given.process_group)  # raises if it is no group of this process
+        Members.of("linear_cross_entropy", given.process_group)  # raises if it is not a group of this process
         # Equal meshes may have groups of their own.
         if dist.get_process_group_ranks(given.process_group) != dist.get_process_group_ranks(group):
             raise ValueError(

@@ -82,7 +82,7 @@ def _by_formula(
     """Compute gradients that can be differentiated again."""
     if inputs.shards is not None:
         raise RuntimeError(
-            f"{NAME}: a loss must be differentiated once where process_group is given, but this is a backward pass with"
+            f"{NAME}: with process_group only first derivatives are supported, but this is a backward pass with"
             " create_graph=True or is_grads_batched=True"
         )
     names = [name for name, is_needed in zip(Inputs._fields, needed, strict=False) if is_needed]

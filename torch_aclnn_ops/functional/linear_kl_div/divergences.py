@@ -28,7 +28,7 @@ class Measure:
     def losses_and_slopes(self, student: Tensor, teacher: Tensor, may_be_masked: bool) -> tuple[Tensor, Tensor]:
         """Return each row's divergence, and its derivatives with respect to the student's log-probabilities.
 
-        The divergences are differentiable in both arguments. The derivatives are right up to a multiple of q, which
+        The divergences are differentiable in both arguments. The derivatives are correct up to a multiple of q, which
         the gradient of a softmax removes.
 
         Args:

@@ -50,7 +50,8 @@ def check_agreement(
     """
     if torch.compiler.is_compiling():
         raise NotImplementedError(
-            f"{NAME}: process_group must be None in one graph of torch.compile; let the graph break at this call"
+            f"{NAME}: process_group is not supported with torch.compile(fullgraph=True); compile with fullgraph=False,"
+            " so that the graph breaks at this call"
         )
     input, measure, logits = inputs.input, inputs.options.measure, inputs.options.logits
     call = _Call(

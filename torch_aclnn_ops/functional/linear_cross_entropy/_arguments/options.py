@@ -37,8 +37,8 @@ def check_options(options: object) -> None:
     """Raise unless ``options`` is ``None`` or PyTorch's options class."""
     if options is not None and LinearCrossEntropyOptions is None:
         raise TypeError(
-            "linear_cross_entropy: options must be None before torch 2.13, which added LinearCrossEntropyOptions; torch"
-            f" is {torch.__version__}, but it is {options!r}; pass chunk_size"
+            f"linear_cross_entropy: options={options!r} requires torch 2.13 or newer, but torch is"
+            f" {torch.__version__}; pass chunk_size instead"
         )
     if options is not None and not isinstance(options, LinearCrossEntropyOptions):
         raise TypeError(
