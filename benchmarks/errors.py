@@ -23,7 +23,7 @@ from benchmarks._results import format_table
 
 PAGE = Path(__file__).parents[1] / "docs" / "precision.md"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-NOT_TAKEN = "not taken"
+NOT_TAKEN = "not supported"
 
 
 def ulps(result: Tensor, truth: Tensor, dtype: torch.dtype) -> Tensor:
