@@ -97,7 +97,7 @@ _LOSSES = [
             "normal, mean of 1,048,576, times 1,024": lambda d: (
                 *(_one(d, 1024), d.normal(d.size(2**20)), d.normal(d.size(2**20)), 1),
             ),
-            "near 100, differing by 1 %, mean of 4,096": _differing_by_a_hundredth,
+            "near 100, differing by 1%, mean of 4,096": _differing_by_a_hundredth,
         },
     ),
     *_loss_backward(
