@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, MutableMapping, Sequence
-from itertools import repeat
+from itertools import chain, repeat
 from operator import is_
 from typing import Any
 from weakref import ReferenceType, ref
@@ -109,7 +109,12 @@ def warn_of_missing_averages(optimizer: Optimizer) -> bool:
 
 def sync_master_from_param(master: Tensor, param: Tensor) -> None:
     """Copy elements of a parameter that were modified outside of the optimizer to its master weight."""
-    master.copy_(torch.where(master.to(param.dtype) == param, master, param.to(master.dtype)))
+    param = param.to(master.device)  # trainers may move states to the host after training
+    rounded = master.to(param.dtype)
+    # Inductor omits the rounding before a comparison of floating-point numbers, but not before one of their bits.
+    are_bits_compared = torch.compiler.is_compiling()
+    is_unchanged = rounded.view(torch.int16) == param.view(torch.int16) if are_bits_compared else rounded == param
+    master.copy_(torch.where(is_unchanged, master, param.to(master.dtype)))
 
 
 def sync_masters_from_params(masters: Sequence[Tensor], params: Sequence[Tensor]) -> None:
@@ -162,6 +167,13 @@ class CachedState:
             return False
         found = self._snapshot()
         return len(found) == len(self._found) and all(map(is_, found, self._found))
+
+    def addresses(self, places: Sequence[int] | None = None) -> list[int]:
+        """Return the addresses of the data of the states, or of those at some places of the lists."""
+        lists = [*self.lists, self.masters] if self.has_masters else self.lists
+        if places is None or not self.params:
+            return list(map(Tensor.data_ptr, chain(*lists)))
+        return [tensors[i].data_ptr() for tensors in lists for i in places]
 
     def new_params(self) -> list[Tensor]:
         """Return the parameters that have a gradient but no state yet."""
