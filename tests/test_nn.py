@@ -161,8 +161,10 @@ def test_a_linear_cross_entropy_without_a_target_raises_in_training_and_with_opt
     module = nn.LinearCrossEntropyLoss(4, 9)
     with pytest.raises(ValueError, match=r"^LinearCrossEntropyLoss: target must not be None in training mode"):
         module(torch.rand(2, 4))
-    with pytest.raises(ValueError, match="target must not be None with token_weight and outputs"):
+    with pytest.raises(ValueError, match="target must not be None with token_weight, outputs or process_group"):
         module.eval()(torch.rand(2, 4), outputs=("entropy",))
+    with pytest.raises(ValueError, match="target must not be None with token_weight, outputs or process_group"):
+        module(torch.rand(2, 4), process_group=object())
 
 
 def test_a_linear_cross_entropy_shifts_labels():

@@ -232,7 +232,7 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
         ``(*, C, d_1, ..., d_K)``.
         """
         if target is None:
-            return self._logits(input, token_weight is not None or bool(outputs))
+            return self._logits(input, token_weight is not None or bool(outputs) or process_group is not None)
         classes = (self.num_classes, *self.out_features)
         bias = self.linear.bias
         return F.linear_cross_entropy(
@@ -259,7 +259,8 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
 
     def _logits(self, input: Tensor, needs_target: bool) -> Tensor:
         if self.training or needs_target:
-            reason = "with token_weight and outputs" if needs_target else "in training mode; call eval() to get logits"
+            options = "with token_weight, outputs or process_group"
+            reason = options if needs_target else "in training mode; call eval() to get logits"
             raise ValueError(f"LinearCrossEntropyLoss: target must not be None {reason}")
         logits: Tensor = self.linear(input)
         if self.softcap is not None:
