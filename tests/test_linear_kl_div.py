@@ -587,7 +587,7 @@ REFUSALS |= {
     f"{name} requires grad": (
         {**(HEADS | {name: HEADS[name].clone().requires_grad_()})},
         RuntimeError,
-        f"{name} must not require grad, because a teacher gets no gradient.* give {name}.detach()",
+        f"{name} must not require grad, because a teacher gets no gradient.* pass {name}.detach()",
     )
     for name in ("teacher_input", "teacher_weight")
 }

@@ -99,11 +99,11 @@ GRAD = torch.zeros(2, 3, requires_grad=True)
 ERROR_INPUTS = {
     "old_log_probs that require grad": (
         lambda: F.grpo_loss(GRAD, ONE, TOKEN, old_log_probs=GRAD),
-        "old_log_probs must not require grad, because the older policy gets no gradient.* give old_log_probs.detach()",
+        "old_log_probs must not require grad, because the older policy gets no gradient.* pass old_log_probs.detach()",
     ),
     "reference_log_probs that require grad": (
         lambda: F.grpo_loss(GRAD, ONE, TOKEN, reference_log_probs=GRAD, beta=0.1),
-        "reference_log_probs must not require grad, because a reference gets no .* give reference_log_probs.detach()",
+        "reference_log_probs must not require grad, because a reference gets no .* pass reference_log_probs.detach()",
     ),
     "integers": (
         lambda: F.grpo_loss(TOKEN.long(), ONE, TOKEN),

@@ -30,7 +30,8 @@ def check_number(function: str, name: str, value: Any, rule: _Rule | None = None
     """Check the type and range of a number, possibly a NumPy scalar, and return it as a Python number."""
     kind, accepted, accepted_range, fits = rule or _RULES[name]
     if isinstance(value, bool) or not isinstance(value, kind):
-        raise TypeError(f"{function}: {name} must be {accepted}, but it is {value!r}")
+        found = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        raise TypeError(f"{function}: {name} must be {accepted}, but it is {found}")
     if not fits(value):
         raise ValueError(f"{function}: {name} must be {accepted_range}, but it is {value}")
     return int(value) if kind is Integral else float(value)
