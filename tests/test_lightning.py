@@ -137,6 +137,16 @@ def test_a_checkpoint_is_the_model_that_was_validated(optimizers, tmp_path):
     assert equal(checkpoint["current_model_state"], model.state_dict())
 
 
+def test_a_checkpoint_of_weights_alone_has_the_ema_weights_if_it_is_saved_inside_a_swap(tmp_path):
+    trainer = make_trainer()
+    model = fit(trainer, Model())
+    trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
+    with trainer.optimizers[0].swap_ema_params():
+        trainer.save_checkpoint(tmp_path / "averages.ckpt", weights_only=True)
+    for name, expected in {"weights": model.state_dict(), "averages": averages_of(trainer, model)}.items():
+        assert equal(torch.load(tmp_path / f"{name}.ckpt", weights_only=True)["state_dict"], expected)
+
+
 def test_a_checkpoint_is_written_beside_an_optimizer_of_other_tensors(tmp_path):
     model = Model(optimizers=2)
     other = FusedEmaAdam([nn.Parameter(torch.ones(2))], lr=0.1)

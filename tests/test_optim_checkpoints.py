@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
@@ -140,6 +141,23 @@ def test_averages_that_only_some_parameters_have_in_a_checkpoint_are_warned_of()
     with pytest.warns(UserWarning, match="for some parameters, but not for 1-2, 4 of group 0; their EMA") as warnings:
         optimizer.load_state_dict(checkpoint)
     assert len(warnings) == 1 and warnings[0].filename == __file__
+
+
+@pytest.mark.parametrize("loads_before_freezing", [True, False])
+def test_averages_of_frozen_parameters_are_loaded_by_pytorchs_functions_only_before_freezing(loads_before_freezing):
+    model, loaded = (nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)) for _ in range(2))
+    optimizer, resumed = (FusedEmaAdam(one.parameters(), lr=0.1, ema_decay=0.9) for one in (model, loaded))
+    for step in range(3):
+        model[0].requires_grad_(step < 2)
+        optimizer.zero_grad()
+        model(torch.ones(2, 3)).square().sum().backward()
+        optimizer.step()
+    loaded.load_state_dict(model.state_dict())
+    loaded[0].requires_grad_(loads_before_freezing)
+    set_optimizer_state_dict(loaded, resumed, get_optimizer_state_dict(model, optimizer))
+    assert (loaded[0].weight in resumed.state) == loads_before_freezing
+    if loads_before_freezing:
+        assert_all_equal(_optim.averages_of(loaded, resumed), _optim.averages_of(model, optimizer))
 
 
 def trained(dtype=torch.float64, **options):

@@ -400,3 +400,30 @@ def test_steps_of_a_disabled_package_launch_nothing_and_give_the_same_weights(is
             assert explained == "apply_fused_ema_adam_: PyTorch fallback, because torch_aclnn_ops is disabled"
     assert counts.as_dict()["launches"] == {}
     assert_all_close(on_the_cpu(weights_of(model)), on_the_cpu(weights_of(expected)), 1e-6)
+
+
+def test_gradients_that_the_program_aliases_are_neither_replaced_nor_overwritten():
+    results, kept = [], []
+    for flatten in (True, False):
+        weights = [nn.Parameter(torch.ones(8, device="npu") * i) for i in range(3)]
+        optimizer = FusedEmaAdam(weights, **SETTINGS, flatten=flatten)
+        filled = torch.ones(8, device="npu")
+        weights[0].grad = filled.detach()
+        for value in (1.0, 2.0, 3.0):
+            filled.fill_(-value)
+            weights[1].grad, weights[2].grad = (torch.full((8,), value, device="npu") for _ in range(2))
+            optimizer.step()
+            kept.append(weights[1].grad.detach())
+        results.append(on_the_cpu(weights_of(nn.ParameterList(weights)) + states_of(optimizer)))
+    assert_all_close(*results, 1e-6)
+    assert [grad.cpu().unique().tolist() for grad in kept] == [[1.0], [2.0], [3.0]] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_averages_restart_from_the_weights_if_the_states_were_moved_to_the_host(dtype):
+    model, optimizer = trained("npu", dtype, 2)
+    for state in optimizer.state.values():
+        state.update({name: value.cpu() for name, value in state.items()})
+    optimizer.reset_ema_params()
+    averages = [optimizer.state[weight]["ema_params"].to(dtype) for weight in model.parameters()]
+    assert_all_equal(on_the_cpu(averages), on_the_cpu(weights_of(model)))

@@ -1,6 +1,7 @@
 """Private names of torch for optimizers: foreach kernels, version counters, hooks and gradient scalers."""
 
 from collections.abc import Callable
+from functools import cache
 from itertools import repeat
 from operator import attrgetter
 from typing import Any
@@ -42,9 +43,16 @@ def storage_uses(tensor: Tensor) -> int:
     return _uses_of(StorageWeakRef(tensor.untyped_storage()).cdata)
 
 
+@cache
+def uses_of_one_tensor() -> int:
+    """Return ``storage_uses`` of a tensor that has a storage for itself."""
+    return storage_uses(torch.empty(0, device="cpu"))
+
+
 def has_alias(tensor: Tensor) -> bool:
-    """Return whether another tensor has the same storage, such as ``tensor.detach()``."""
-    return storage_uses(tensor) > storage_uses(torch.empty(0, device="cpu"))
+    """Return whether others use the storage: another tensor, such as ``tensor.detach()``, a NumPy array or a file."""
+    # No variable holds the storage, because torch 2.9 counts that as a use.
+    return not tensor.untyped_storage().resizable() or storage_uses(tensor) > uses_of_one_tensor()
 
 
 def load_state_dict_hooks(optimizer: Any) -> tuple[list[Callable[..., Any]], list[Callable[..., Any]]]:

@@ -77,16 +77,23 @@ class StepCounts:
         self.are_exact &= not self._may_be_replayed and (found_inf is None or found_inf.is_cpu)
 
     def read(self) -> None:
-        """Read the counts, with a synchronization, if they were modified outside of the optimizer.
+        """Read the counts, on a device only if they were modified outside of the optimizer.
 
         Then they are no longer exact: a compiled step, which modifies them, may be part of a graph.
         """
+        if self._steps[0].is_cpu:  # also after writes without a new version, as by dist.broadcast
+            self.values = self._read()
+            return
         versions = list(map(version_of, self._steps))
         if versions != self._versions:
             self.are_exact &= not self._versions
-            counts = torch.cat([step.reshape(-1) for step in self._steps]).tolist()
+            counts = self._read()
             self.values = [object() for _ in counts] if self._may_be_replayed else counts
             self._versions = versions
+
+    def _read(self) -> list[int]:
+        counts: list[int] = torch.cat([step.reshape(-1) for step in self._steps]).tolist()
+        return counts
 
     def forget(self) -> None:
         """Read the counts again before the next step, because the optimizer writes them."""

@@ -8,7 +8,7 @@ from itertools import repeat
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
-from torch_aclnn_ops._torch_compat.optimizer import foreach_copy_, storage_uses
+from torch_aclnn_ops._torch_compat.optimizer import foreach_copy_, has_alias, storage_uses, uses_of_one_tensor
 from torch_aclnn_ops.optim._counts import Captures, StepCounts
 from torch_aclnn_ops.optim._states import (
     CachedState,
@@ -90,7 +90,7 @@ class FlatBuffer:
         self._own_uses = {storage_of(view): storage_uses(view) for view in self.param_views}
         # In C code, which no signal handler can interrupt.
         deque(map(setattr, self.params, repeat("data"), self.param_views), maxlen=0)
-        self._cached = CachedState(self.params, self._all_states)
+        self._remember_states()
         self._locations = list(map(_location, self.params))
         self._strides = list(map(Tensor.stride, self.params))
         self._has_params = True
@@ -103,6 +103,7 @@ class FlatBuffer:
     def _create_grads(self) -> None:
         self.grads = torch.zeros_like(self.weights)
         self._grad_views = [self._view(self.grads, i) for i in range(len(self.params))]
+        self._uses_of_a_grad_view = storage_uses(self._grad_views[0])  # on a CPU, where it has a storage for itself
 
     def _view(self, buffer: Tensor, i: int) -> Tensor:
         """Return a view of a parameter's part of a buffer, in the parameter's shape."""
@@ -121,7 +122,12 @@ class FlatBuffer:
             views = {name: self._view(buffer, i) for name, buffer in self.states.items()}
             for name, view in {**views, "step": self.steps[i]}.items():
                 state[name] = view.copy_(state[name])
+        self._remember_states()
+
+    def _remember_states(self) -> None:
         self._cached = CachedState(self.params, self._all_states)
+        self._addresses, self._addresses_of_ends = self._cached.addresses(), self._cached.addresses((0, -1))
+        self._uses_of_states: list[int] = []
 
     def is_current(self, states: MutableMapping[Tensor, Any], have_moved: bool) -> bool:
         """Return whether parameters (checked only if ``have_moved``) and states are still views of the buffers."""
@@ -129,7 +135,19 @@ class FlatBuffer:
             return False
         if list(map(Tensor.stride, self.params)) != self._strides:  # p.data = p.data.t() does not move a parameter
             return False
-        return self._cached.is_current(self.params, states)
+        return self._cached.is_current(self.params, states) and self._have_states_same_data()
+
+    def _have_states_same_data(self) -> bool:
+        """Return whether the states are still views of the buffers, which ``state.data = ...`` would change.
+
+        On a device, where all views have one storage, the addresses of all states are compared only if the number of
+        its tensors has changed, or the data of the first or last parameter.
+        """
+        uses = [] if self.steps.is_cpu else [storage_uses(buffer) for buffer in (*self.states.values(), self.steps)]
+        if uses and uses == self._uses_of_states and self._cached.addresses((0, -1)) == self._addresses_of_ends:
+            return True
+        self._uses_of_states = uses
+        return self._cached.addresses() == self._addresses
 
     def has_own_grads(self) -> bool:
         """Return whether all gradients are already views of their buffer."""
@@ -145,8 +163,7 @@ class FlatBuffer:
             self.counts.read()
         grads = list(map(_grad_of, self.params))
         has_own_grads = all(map(is_, grads, self._grad_views))
-        unused = [view for grad, view in zip(grads, self._grad_views, strict=True) if grad is not view]
-        if _are_held(unused):
+        if not has_own_grads and self._are_grads_held(grads):
             if captures.has_captured:
                 self._captured_grads.append(self.grads)  # which replays write
             self._create_grads()  # the caller keeps gradients of an earlier step
@@ -165,6 +182,16 @@ class FlatBuffer:
         if self._cached.are_params_modified():
             sync_master_from_param(self.states["master_params"], self.weights)
         return runs
+
+    def _are_grads_held(self, grads: list[Tensor | None]) -> bool:
+        """Return whether anyone else holds views of the buffer that are no longer gradients, or aliases of them."""
+        unused = [view for grad, view in zip(grads, self._grad_views, strict=True) if grad is not view]
+        if any(references != _references_in_two_lists() for references in _references(unused)):
+            return True
+        if self.grads.is_cpu:
+            return any(storage_uses(view) > self._uses_of_a_grad_view for view in unused)
+        others = len(self._grad_views) + len(self._full_runs)
+        return storage_uses(self.grads) > uses_of_one_tensor() + others
 
     def _check_captured_runs(self, has_grad: list[bool]) -> None:
         """Raise if replays would update a parameter with the step count of another one that differs."""
@@ -209,7 +236,9 @@ class FlatBuffer:
         for param, grad, view, is_alone in zip(params, grads, views, alone, strict=True):
             # A gradient that the caller holds and may fill again, or that is a view of another tensor, such as a
             # DistributedDataParallel bucket, is not replaced.
-            if is_alone and grad is not view and grad.untyped_storage().nbytes() == grad.nbytes:
+            if not is_alone or grad is view or grad.untyped_storage().nbytes() != grad.nbytes:
+                continue
+            if not has_alias(grad):
                 param.grad = view
 
     def _concatenate(self, run: Run, grads: list[Tensor]) -> None:
@@ -253,11 +282,6 @@ def _location(param: Tensor) -> object:
 
 def _references(tensors: list[Tensor]) -> list[int]:
     return [sys.getrefcount(tensor) for tensor in tensors]
-
-
-def _are_held(views: list[Tensor]) -> bool:
-    """Return whether anyone else holds tensors that are only in this list and in another one."""
-    return any(references != _references_in_two_lists() for references in _references(views))
 
 
 @cache

@@ -6,7 +6,7 @@ from operator import is_
 from typing import Any
 
 from torch_aclnn_ops._torch_compat.fsdp import is_in_fsdp1_unit
-from torch_aclnn_ops._torch_compat.optimizer import has_alias, storage_uses
+from torch_aclnn_ops._torch_compat.optimizer import has_alias, storage_uses, uses_of_one_tensor
 from torch_aclnn_ops.ops.ema_adam.kernels import is_dense, is_plain
 from torch_aclnn_ops.optim._flat import FlatBuffer, storage_of
 from torch_aclnn_ops.optim._states import dtype_of_states
@@ -44,7 +44,7 @@ class FlatGroup:
         if self._previous:
             uses = dict(self._previous.own_uses())
         else:
-            own = storage_uses(torch.empty(0, device="cpu")) - 1  # what torch counts besides tensors
+            own = uses_of_one_tensor() - 1  # what torch counts besides tensors
             uses = {storage: count + own for storage, count in Counter(map(storage_of, self._aliased)).items()}
         for buffer in self.buffers:
             uses.update(buffer.own_uses())

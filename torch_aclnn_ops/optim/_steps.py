@@ -3,6 +3,7 @@
 import functools
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import repeat
 from typing import Any
@@ -59,8 +60,19 @@ def _tensor_or_none(found_inf: Any) -> Tensor | None:
     return found_inf if isinstance(found_inf, Tensor) else None
 
 
+def with_scaling(
+    parsed: list[tuple[Options, EmaSchedule]], grad_scale: Tensor | None, found_inf: Tensor | None
+) -> list[tuple[Options, EmaSchedule]]:
+    """Add ``grad_scale`` and ``found_inf`` to the options of every group."""
+    if grad_scale is None and found_inf is None:
+        return parsed
+    return [(options._replace(grad_scale=grad_scale, found_inf=found_inf), schedule) for options, schedule in parsed]
+
+
 def forget_failed_scaling(optimizer_class: Any) -> None:
     """Make ``step`` of a class delete the attributes that a ``torch.amp.GradScaler`` has set if it raises.
+
+    It also leaves inference mode, in which it would initialize states that other steps cannot use.
 
     The scaler deletes them after a step that returns. When its ``step()`` is repeated, it multiplies the scale by the
     one it finds. The step is wrapped after torch has wrapped it, because hooks may raise too.
@@ -74,7 +86,8 @@ def forget_failed_scaling(optimizer_class: Any) -> None:
         if torch.compiler.is_compiling():
             return step(self, *args, **kwargs)
         try:
-            return step(self, *args, **kwargs)
+            with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
+                return step(self, *args, **kwargs)
         except BaseException:
             if self.__dict__.pop("found_inf", None) is not None:
                 self.__dict__.pop("grad_scale", None)

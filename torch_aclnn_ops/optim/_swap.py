@@ -91,7 +91,7 @@ class Exchange:
         check_memory(optimizer.param_groups, states)
         self._owners = [param for param, state in states_of_params(states) if "ema_params" in state]
         self._averages = [local(states[param]["ema_params"]) for param in self._owners]
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():  # the weights may become the data of the parameters
             self._weights = [local(param).clone() for param in self._owners]
         self._pending: tuple[list[_Write], list[object]] = [], []
         self._kept: dict[Tensor, Exception] = {}  # parameters whose weights could not be restored, and why
@@ -230,4 +230,5 @@ def _restore_dtype(param: Tensor, weights: Tensor) -> None:
             f"their dtype was changed from {weights.dtype} to {param.dtype} inside the with block; first convert the"
             " model back"
         )
-    param.data = weights.to(param.device)
+    with torch.inference_mode(False):
+        param.data = weights.to(param.device)

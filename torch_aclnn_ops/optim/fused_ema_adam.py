@@ -5,6 +5,7 @@ from itertools import compress
 from typing import Any, overload
 
 from torch_aclnn_ops._call_log import is_explaining
+from torch_aclnn_ops._torch_compat.fsdp import is_in_fsdp1_unit
 from torch_aclnn_ops.ops.ema_adam.kernels import Options, TensorLists
 from torch_aclnn_ops.ops.ema_adam.step_progress import StepProgress
 from torch_aclnn_ops.optim import _steps
@@ -109,8 +110,7 @@ class FusedEmaAdam(AveragingOptimizer):
         ``ExponentialMovingAverage(num_updates)`` and of timm's ``ModelEmaV3``.
     """
 
-    # With this, torch.amp.GradScaler passes grad_scale and found_inf to step().
-    _step_supports_amp_scaling = True
+    _step_supports_amp_scaling = True  # torch.amp.GradScaler passes grad_scale and found_inf to step()
     _check_keys = staticmethod(check_group)
 
     @checked_names
@@ -179,6 +179,9 @@ class FusedEmaAdam(AveragingOptimizer):
             self._check_keys(param_group, self.defaults, self._flatten)
             options_of({**self.defaults, **param_group})
         super().add_param_group(param_group)
+        if any(map(is_in_fsdp1_unit, self.param_groups[-1]["params"])):
+            # ShardedGradScaler agrees on infs with the other ranks only where it unscales the gradients itself.
+            self._step_supports_amp_scaling = False
         try:
             zero = calling_zero_optimizer()  # its groups also have the parameters of other ranks
             check_params(self.param_groups if zero is None else zero.param_groups)
@@ -234,10 +237,7 @@ class FusedEmaAdam(AveragingOptimizer):
         grad_scale, found_inf = _steps.grad_scaling(self, **kwargs)
         if found_inf is not None and not is_compiling and found_inf.is_cpu and found_inf:
             return loss
-        if grad_scale is not None or found_inf is not None:
-            parsed = [
-                (options._replace(grad_scale=grad_scale, found_inf=found_inf), schedule) for options, schedule in parsed
-            ]
+        parsed = _steps.with_scaling(parsed, grad_scale, found_inf)
         if is_explaining() and not is_compiling:
             _steps.log_implementations(self)
             return loss

@@ -1,0 +1,156 @@
+"""FusedEmaAdam and memory that a program reads and writes itself: weights, gradients, states and step counts."""
+
+from torch_aclnn_ops.optim import FusedEmaAdam
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests._optim import SETTINGS, assert_all_close, assert_all_equal, states_of
+
+each_flatten = pytest.mark.parametrize("flatten", [True, False], ids=["flattened", "one by one"])
+
+
+class Training:
+    """Two parameters with a gradient of their own, in the program's memory: ``buffers``."""
+
+    def __init__(self, flatten, give=None, **options):
+        self.weights = [nn.Parameter(torch.linspace(-1, 1, 16).reshape(4, 4) + i) for i in range(2)]
+        self.buffers = [torch.zeros(4, 4) for _ in self.weights]
+        if give is not None:
+            for weight, buffer in zip(self.weights, self.buffers, strict=True):
+                weight.grad = give(buffer)
+        self.optimizer = FusedEmaAdam(self.weights, **SETTINGS, flatten=flatten, **options)
+
+    def step(self, value):
+        for weight in self.weights:
+            weight.grad = torch.full((4, 4), float(value))
+        self.optimizer.step()
+
+    def results(self):
+        return [*(weight.detach().clone() for weight in self.weights), *map(torch.clone, states_of(self.optimizer))]
+
+
+GIVEN = {
+    "detached": torch.Tensor.detach,
+    "a view": lambda buffer: buffer.view_as(buffer),
+    "of NumPy": lambda buffer: torch.from_numpy(buffer.numpy()),
+}
+
+
+@pytest.mark.parametrize("give", GIVEN.values(), ids=GIVEN)
+def test_a_gradient_in_memory_that_the_program_fills_again_is_not_replaced(give):
+    flat, plain = (Training(flatten, give) for flatten in (True, False))
+    for training in (flat, plain):
+        for value in (1.0, -2.0, 0.5):
+            for buffer in training.buffers:
+                buffer.fill_(value)
+            training.optimizer.step()
+    assert_all_equal(flat.results(), plain.results())
+
+
+def test_a_gradient_is_not_replaced_while_the_program_has_a_view_of_it():
+    flat, plain = (Training(flatten) for flatten in (True, False))
+    for training in (flat, plain):
+        for weight in training.weights:
+            weight.grad = torch.ones(4, 4)
+        views = [weight.grad.flatten() for weight in training.weights]
+        for value in (1.0, -2.0, 0.5):
+            for view in views:
+                view.fill_(value)
+            training.optimizer.step()
+    assert_all_equal(flat.results(), plain.results())
+
+
+def test_an_alias_of_an_earlier_gradient_is_not_overwritten():
+    training, kept = Training(True), []
+    for value in (1.0, 2.0, 3.0):
+        training.step(value)
+        kept.append(training.weights[1].grad.detach())
+    assert [grad.unique().tolist() for grad in kept] == [[1.0], [2.0], [3.0]]
+
+
+@each_flatten
+def test_a_parameter_in_memory_of_numpy_stays_there(flatten):
+    array = np.zeros(16, dtype=np.float32)
+    weight = nn.Parameter(torch.from_numpy(array))
+    optimizer = FusedEmaAdam([weight], **SETTINGS, flatten=flatten)
+    for _ in range(2):
+        weight.grad = torch.ones(16)
+        optimizer.step()
+    np.testing.assert_array_equal(array, weight.detach().numpy())
+    assert array[0] != 0
+
+
+WRITES = {
+    "new data": lambda state, value: setattr(state, "data", value.clone()),
+    "a copy to data": lambda state, value: state.data.copy_(value),
+    "a copy": lambda state, value: state.copy_(value),
+}
+
+
+@each_flatten
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_states_that_a_program_restores_are_used(write, dtype, flatten):
+    restored, plain = (Training(one, ema_warmup="ratio") for one in (flatten, False))
+    for training in (restored, plain):
+        for weight in training.weights:
+            weight.data = weight.data.to(dtype)
+        training.gradients = [torch.full((4, 4), value, dtype=dtype) for value in (1.0, -2.0)]
+
+    def step(training, count):
+        for _ in range(count):
+            for weight, gradient in zip(training.weights, training.gradients, strict=True):
+                weight.grad = gradient
+            training.optimizer.step()
+
+    for training in (restored, plain):
+        step(training, 2)
+    states = restored.optimizer.state
+    saved = [{name: value.clone() for name, value in states[weight].items()} for weight in restored.weights]
+    weights = [weight.detach().clone() for weight in restored.weights]
+    step(restored, 3)
+    for weight, value, state in zip(restored.weights, weights, saved, strict=True):
+        weight.data.copy_(value)
+        for name, tensor in states[weight].items():
+            write(tensor, state[name])
+    for training in (restored, plain):
+        step(training, 2)
+    assert_all_close(restored.results(), plain.results(), 1e-6)
+    with restored.optimizer.swap_ema_params(), plain.optimizer.swap_ema_params():
+        assert_all_close(restored.results()[:2], plain.results()[:2], 1e-6)
+
+
+@each_flatten
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_in_inference_mode_is_an_ordinary_step(dtype, flatten):
+    results = []
+    for is_inference in (True, False):
+        model = nn.Linear(4, 2, dtype=dtype)
+        nn.init.constant_(model.weight, 0.5), nn.init.constant_(model.bias, 0.1)
+        optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, flatten=flatten)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(1, 4, dtype=dtype)).sum().backward()
+            with torch.inference_mode(is_inference):
+                optimizer.step()
+        assert not model.weight.is_inference()
+        results.append([weight.detach() for weight in model.parameters()] + states_of(optimizer))
+    assert_all_equal(*results)
+
+
+def test_a_model_that_inference_mode_converts_inside_a_swap_can_be_trained_after_it():
+    model = nn.Linear(4, 2)
+    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    before = model.weight.detach().clone()
+    with torch.inference_mode(), optimizer.swap_ema_params():
+        model.half()(torch.ones(1, 4).half())
+    assert_all_equal([model.weight.detach()], [before])
+    optimizer.zero_grad()
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    assert not torch.equal(model.weight.detach(), before)
