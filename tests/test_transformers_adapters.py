@@ -35,7 +35,7 @@ CASES = {
     "LoHa": Case(peft.LoHaConfig(**ON_HEAD, r=4), "add needs them"),
     "LoKr": Case(peft.LoKrConfig(**ON_HEAD, r=4), "add needs them"),
     "VeRA": Case(peft.VeraConfig(target_modules=["lm_head"], r=4), "add needs them"),
-    "AdaLoRA": Case(peft.AdaLoraConfig(**ON_HEAD, total_step=10), "add_ needs the logits"),
+    "AdaLoRA": Case(peft.AdaLoraConfig(**ON_HEAD, total_step=10), "add_ materializes the logits"),
     "AdaLoRA elsewhere": Case(peft.AdaLoraConfig(target_modules=["q_proj"], total_step=10)),
     "FourierFT": Case(peft.FourierFTConfig(**ON_HEAD, n_frequency=10), "add needs them"),
     "DoRA": Case(peft.LoraConfig(**ON_HEAD, r=4, use_dora=True), "T needs them", LATE),
