@@ -242,6 +242,7 @@ _FUNCTIONS = [
             (3, t(3), "x2Scale has dtype float16 instead of float32, bfloat16, int64 or uint64"),
             (12, t(4, 3, dtype=_F), "out has dtype float32 instead of float16, bfloat16, int8 or int32"),
             (0, t(8, dtype=_I8), "x1 has shape [8] instead of [*, *, ...]"),
+            (1, t(8, 3, dtype=_I32), "the host NPU does not multiply matrices of int4, eight in each int32"),
         ),
         # One scale may be that of all columns.
         free=((3, 0),),
