@@ -30,6 +30,15 @@ _OTHER_NAMES = {
 # Operators that are simulated with all checks, for programs that call CANN themselves.
 _NOT_CALLED = ("aclnnApplyFusedEmaAdam", "aclnnMseLossOut")
 
+# Chips on which the operator is refused, because CANN has no kernel of it there.
+_LACKING = {
+    "aclnnApplyFusedEmaAdam": ("Ascend910", "Ascend310P"),
+    "aclnnEmbeddingDenseBackward": ("Ascend310P",),
+    "aclnnFusedCrossEntropyLossWithMaxSum": ("Ascend910", "Ascend310P"),
+    "aclnnFusedLinearCrossEntropyLossGrad": ("Ascend910", "Ascend310P", "Ascend950"),
+    "aclnnFusedLinearOnlineMaxSum": ("Ascend910", "Ascend310P", "Ascend950"),
+}
+
 # Functions that torch_npu 2.13 computes by graph operators on the default chip; see tests/test_every_operator.py.
 _GRAPH_FUNCTIONS = """
     npu_alloc_float_status npu_apply_adam npu_apply_adam_w npu_batch_nms npu_bert_apply_adam npu_bmmV2
@@ -210,10 +219,11 @@ def nearest(name: str) -> str | None:
     return f"{found}GetWorkspaceSize" if is_first_phase else found
 
 
-def _line(operator: str, answers: dict[str, str]) -> str:
+def _line(operator: str, answers: dict[str, str], soc: str) -> str:
     if operator in answers:
         title = _TITLES[answers[operator]]
-        return f"{operator}: {title[0].lower()}{title[1:]}"
+        lacking = f", but {soc} has no kernel of it" if soc in _LACKING.get(operator, ()) else ""
+        return f"{operator}: {title[0].lower()}{title[1:]}{lacking}"
     is_simulated = operator in _libraries.graph_operators()
     return f"{operator}: {'simulated' if is_simulated else 'refused'}, a graph operator (aclop)"
 
@@ -230,11 +240,11 @@ def found(name: str, called: Sequence[str] = (), soc: str = "", runs: bool = Fal
     lines = []
     is_graph_function = called == [function] or (function in _GRAPH_FUNCTIONS and not called)
     if is_graph_function:
-        lines.append(_line(function, answers))
+        lines.append(_line(function, answers, soc))
     elif called:
         lines += [
             f"torch_npu.{function} calls on {soc}, with its required arguments:",
-            *(_line(operator, answers) for operator in called),
+            *(_line(operator, answers, soc) for operator in called),
         ]
     elif runs:
         lines.append(f"torch_npu.{function} runs on {soc}, and calls no operator of CANN with its required arguments")
@@ -243,5 +253,5 @@ def found(name: str, called: Sequence[str] = (), soc: str = "", runs: bool = Fal
     others = [operator for operator in alike if operator not in called]
     if others and (called or runs) and not is_graph_function:
         lines.append("Others with this name:")
-    lines += [_line(operator, answers) for operator in others]
+    lines += [_line(operator, answers, soc) for operator in others]
     return lines + _notes(function, wanted, {operator: answers[operator] for operator in alike})

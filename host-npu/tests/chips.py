@@ -155,13 +155,20 @@ def _gradient_of_an_embedding() -> None:
     nn.Embedding(5, 4).npu()(torch.tensor([1, 2]).npu()).sum().backward()
 
 
+def _add_to_bfloat16() -> None:
+    x = torch.ones(3, dtype=torch.bfloat16).npu()
+    assert x.cpu().tolist() == [1, 1, 1]
+    assert (x + 1).tolist() == [2, 2, 2]
+
+
 def main() -> None:
     """Print what each use of the chip raises, or an empty text, and facts about the chip.
 
-    With an argument, print this of the gradient of an embedding with ``jit_compile=False``.
+    With an argument, print this of the gradient of an embedding with ``jit_compile=False``, or of a sum in bfloat16.
     """
     if sys.argv[1:]:
-        print(json.dumps({"error": _called(_gradient_of_an_embedding)}))
+        call = {"embedding": _gradient_of_an_embedding, "bfloat16": _add_to_bfloat16}[sys.argv[1]]
+        print(json.dumps({"error": _called(call)}))
         return
     errors = {
         "inference": _called(_infers),

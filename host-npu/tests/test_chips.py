@@ -57,6 +57,13 @@ def test_only_bfloat16_is_refused_and_only_where_the_chip_lacks_it(soc):
 
 
 @pytest.mark.parametrize("soc", host_npu.SOCS)
+def test_copies_of_bfloat16_are_computed_with_only_where_the_chip_has_it(soc):
+    error = _found(soc, "bfloat16")["error"]
+    assert ("a tensor has dtype bfloat16, which this chip does not have" in error) == (soc in _OLDER)
+    assert soc in _OLDER or error == ""
+
+
+@pytest.mark.parametrize("soc", host_npu.SOCS)
 def test_older_chips_compile_graph_operators_at_the_call(soc):
     # As torch_npu documents it of set_compile_mode.
     assert _found(soc)["jit_compile"] == (soc in _OLDER)

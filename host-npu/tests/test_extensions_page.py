@@ -4,12 +4,76 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
+from host_npu import _libraries
 
 from tests._pages import PROJECT, blocks
 
 PAGE = PROJECT / "docs/extensions.md"
+
+# SiLU of 1 times 2, of the first and the second half.
+_LINKED = """
+#include <cstdint>
+#include <cstdio>
+
+struct aclTensor;
+struct aclOpExecutor;
+extern "C" {
+int aclInit(const char*);
+int aclrtSetDevice(int);
+int aclrtMalloc(void**, std::size_t, int);
+int aclrtMemcpy(void*, std::size_t, const void*, std::size_t, int);
+int aclrtSynchronizeStream(void*);
+const char* aclGetRecentErrMsg();
+aclTensor* aclCreateTensor(const std::int64_t*, std::uint64_t, int, const std::int64_t*, std::int64_t, int,
+                           const std::int64_t*, std::uint64_t, void*);
+int aclnnSwiGluGetWorkspaceSize(const aclTensor*, std::int64_t, const aclTensor*, std::uint64_t*, aclOpExecutor**);
+int aclnnSwiGlu(void*, std::uint64_t, aclOpExecutor*, void*);
+}
+
+int main() {
+    aclInit(nullptr);
+    aclrtSetDevice(0);
+    const float given[]{1, 2};
+    const std::int64_t two[]{2}, one[]{1};
+    void *x = nullptr, *y = nullptr;
+    aclrtMalloc(&x, 8, 0);
+    aclrtMalloc(&y, 4, 0);
+    aclrtMemcpy(x, 8, given, 8, 1);
+    std::uint64_t size = 0;
+    aclOpExecutor* executor = nullptr;
+    if (aclnnSwiGluGetWorkspaceSize(aclCreateTensor(two, 1, 0, one, 0, 2, two, 1, x), -1,
+                                    aclCreateTensor(one, 1, 0, one, 0, 2, one, 1, y), &size, &executor) != 0) {
+        std::printf("%s\\n", aclGetRecentErrMsg());
+        return 0;
+    }
+    float found = 0;
+    if (aclnnSwiGlu(nullptr, size, executor, nullptr) != 0 || aclrtSynchronizeStream(nullptr) != 0) return 1;
+    aclrtMemcpy(&found, 4, y, 4, 2);
+    std::printf("%.4f\\n", found);
+}
+"""
+
+
+def test_a_program_without_python_links_the_formulas(tmp_path):
+    source, program = tmp_path / "linked.cpp", tmp_path / "linked"
+    source.write_text(_LINKED)
+    torch_folder = Path(torch.__file__).parent / "lib"
+    [formulas] = re.findall(r"`(-Wl,--no-as-needed [^`]+)`", PAGE.read_text())
+    for flags, expected in (
+        ("", "does not simulate aclnnSwiGlu without libhost_npu_formulas.so, in which most operators are"),
+        (formulas, "1.4621\n"),
+    ):
+        folders = [
+            word for folder in (_libraries.FOLDER, torch_folder) for word in (f"-L{folder}", f"-Wl,-rpath,{folder}")
+        ]
+        libraries = [*flags.split(), "-lopapi", "-lnnopbase", "-lascendcl"]
+        subprocess.run(["g++", "-o", program, source, *folders, *libraries], check=True)
+        result = subprocess.run([program], capture_output=True, text=True, timeout=60)
+        assert result.returncode == 0 and expected in result.stdout, result.stdout + result.stderr
 
 
 @pytest.mark.exhaustive  # torch/extension.h takes a minute

@@ -13,6 +13,7 @@
 #include "acl/acl_base.h"
 #include "ascendcl/device.h"
 #include "host_npu_aten/drain.h"
+#include "opapi/chip.h"
 
 namespace host_npu {
 namespace {
@@ -22,6 +23,12 @@ void* alias_of(const void* pointer) { return pointer == nullptr ? nullptr : host
 // Returns the tensor itself if its memory is all its own, which lets it keep its strides on the device.
 at::Tensor without_gaps(const at::Tensor& tensor) {
     return tensor.is_non_overlapping_and_dense() ? tensor : tensor.contiguous();
+}
+
+// Such tensors are allocated and copied on every chip, but only some compute with them.
+void require_dtype_of_chip(const at::Tensor& tensor) {
+    TORCH_CHECK(tensor.scalar_type() != at::kBFloat16 || has_bfloat16(),
+                "a tensor has dtype bfloat16, which this chip does not have");
 }
 
 // Copies memory as it lies, between tensors of the same sizes and strides.
@@ -83,6 +90,7 @@ at::Tensor Views::view(const at::Tensor& argument, bool may_be_on_host, bool is_
         return argument;
     }
     set_device(argument.device());
+    require_dtype_of_chip(argument);
     const auto tensor = in_base_format(argument, is_written);
     const auto& memory = host_storage(tensor);
     auto on_host = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(memory.on_host),
@@ -153,6 +161,7 @@ at::Tensor Views::new_on_device(const at::Tensor& on_host) {
             new_on_device(has_rows ? on_host.col_indices() : on_host.row_indices()), new_on_device(on_host.values()),
             on_host.sizes(), on_host.scalar_type(), layout, *device_, std::nullopt);
     }
+    require_dtype_of_chip(on_host);
     const auto options = on_host.options().device(*device_).pinned_memory(false);
     const auto source = without_gaps(on_host.resolve_conj().resolve_neg());
     auto on_device = at::empty_strided(source.sizes(), source.strides(), options);

@@ -3,24 +3,23 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
 
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <string_view>
 
+#include "host_npu_formulas/attention_masks.h"
 #include "host_npu_formulas/dropout.h"
-#include "host_npu_formulas/halves.h"
 
 namespace host_npu {
 namespace {
 
 // The number of equal columns that CANN gives each softmax statistic.
 constexpr std::int64_t kColumns = 8;
-// The rows and columns of the triangle that the modes 2 to 4 take as a mask.
-constexpr std::int64_t kTriangle = 2048;
+// The rows that pse has when CANN computes the others from them.
+constexpr std::int64_t kCompressed = 1024;
 
 void require_computed(const Setting& at) {
     TORCH_CHECK(at.keep_prob >= 0 && at.keep_prob <= 1 && (at.keep_prob == 1) == !at.drop_mask,
@@ -109,98 +108,12 @@ Inputs inputs(const Tensor& query, const Tensor& key, const Tensor& value, const
     return {q, repeated(k, at.heads), repeated(v, at.heads), heads_of_keys, dropout(q, k, at, first)};
 }
 
-// A mask of the modes 2 to 4 is a triangle of 2048 rows, whatever the lengths: its first and its last row tell.
-void require_triangle(const Tensor& mask) {
-    TORCH_CHECK(mask.dim() >= 2 && mask.size(-1) == kTriangle && mask.size(-2) == kTriangle,
-                "attenMask of the sparse modes 2 to 4 has shape ", mask.sizes(), " instead of ends of 2048 x 2048");
-    if (mask.is_meta()) return;
-    const auto last = mask.reshape({-1, kTriangle, kTriangle})[0][-1].to(at::kBool);
-    const auto first = mask.reshape({-1, kTriangle, kTriangle})[0][0].to(at::kBool);
-    TORCH_CHECK(!first[0].item<bool>() && first.slice(0, 1).all().item<bool>() && !last.any().item<bool>(),
-                "attenMask of the sparse modes 2 to 4 is not the upper triangle without the diagonal");
-}
-
-// Where `distance` of key and query, from the first ones or the last ones, is outside of the band.
-Tensor outside(const Inputs& in, std::int64_t before, std::int64_t after, bool from_the_last) {
-    const auto options = in.query.options().dtype(at::kLong);
-    const auto queries = in.query.size(2), keys = in.key.size(2);
-    const auto shift = from_the_last ? keys - queries : 0;
-    const auto distance = at::arange(keys, options).unsqueeze(0) - at::arange(queries, options).unsqueeze(1) - shift;
-    return distance.lt(-before).logical_or(distance.gt(after));
-}
-
-// Causal from the last query and key, but for the first keys of each batch.
-Tensor outside_of_prefix(const Inputs& in, const Ints& prefix) {
-    const auto batches = in.query.size(0), keys = in.key.size(2);
-    TORCH_CHECK(static_cast<std::int64_t>(prefix.size()) == batches, "prefix has ", prefix.size(),
-                " numbers instead of one for each of ", batches, " batches");
-    auto masks = outside(in, std::numeric_limits<std::int32_t>::max(), 0, true).repeat({batches, 1, 1, 1});
-    for (std::int64_t batch = 0; batch < batches; ++batch) {
-        const auto length = prefix[static_cast<std::size_t>(batch)];
-        TORCH_CHECK(length >= 0 && length <= keys, "prefix is ", at::IntArrayRef(prefix), " for ", keys,
-                    " keys; CANN takes 0 to this number");
-        masks[batch].narrow(-1, 0, length).zero_();
-    }
-    return masks;
-}
-
-// The mask of mode 6 is the triangle above a block whose left half is attended to.
-void require_prefix_mask(const Tensor& mask) {
-    constexpr std::int64_t rows = 3072;
-    TORCH_CHECK(mask.dim() >= 2 && mask.size(-1) == kTriangle && mask.size(-2) == rows,
-                "attenMask of the sparse mode 6 has shape ", mask.sizes(), " instead of ends of 3072 x 2048");
-    require_triangle(mask.slice(-2, 0, kTriangle));
-    if (mask.is_meta()) return;
-    const auto [left, right] = halves(mask.slice(-2, kTriangle).to(at::kBool), -1);
-    TORCH_CHECK(!left.any().item<bool>() && right.all().item<bool>(),
-                "attenMask of the sparse mode 6 does not end in rows of which the right half is left out");
-}
-
-// Mode 5 gives the whole mask, mode 6 a picture of it.
-Tensor left_out_by_prefix(const Inputs& in, const Tensor& mask, const Setting& at) {
-    const auto masks = outside_of_prefix(in, at.prefix);
-    if (at.mode == 6) {
-        require_prefix_mask(mask);
-    } else {
-        TORCH_CHECK(at::is_expandable_to(mask.sizes(), masks.sizes()) || mask.size(0) == masks.size(0),
-                    "attenMask has shape ", mask.sizes(), ", which does not broadcast to that of the prefixes, ",
-                    masks.sizes());
-        TORCH_CHECK(mask.is_meta() || mask.to(at::kBool).eq(masks).all().item<bool>(),
-                    "attenMask of the sparse mode 5 is not causal from the last but for the prefixes");
-    }
-    return masks;
-}
-
-// Which scores are left out, if any.
-OptionalTensor left_out(const Inputs& in, const OptionalIntegerTensor& mask, const Setting& at) {
-    TORCH_CHECK(at.mode == 0 || mask, "the sparse mode ", at.mode, " needs a mask, attenMask");
-    if (!mask) return std::nullopt;
-    constexpr auto all = std::numeric_limits<std::int32_t>::max();
-    if (at.mode >= 5) return left_out_by_prefix(in, *mask, at);
-    if (at.mode >= 2) {
-        require_triangle(*mask);
-        if (at.mode == 4) return outside(in, at.before, at.after, true);
-        return outside(in, all, 0, at.mode == 3);
-    }
-    Tensor given = mask->to(at::kBool);
-    if (at.packed() && given.dim() >= 2) given = given.slice(-2, 0, in.query.size(2)).slice(-1, 0, in.key.size(2));
-    TORCH_CHECK(given.dim() >= 2 && given.size(-2) == in.query.size(2) && given.size(-1) == in.key.size(2),
-                "attenMask has shape ", mask->sizes(), " instead of [..., ", in.query.size(2), ", ", in.key.size(2),
-                "], a row for each query and a column for each key");
-    return at.mode == 1 ? given : given.logical_or(outside(in, at.before, at.after, false));
-}
-
-// Keys may be attended to up to this difference of their number and their query's.
-std::int64_t last_attended(const Inputs& in, const OptionalIntegerTensor& mask, const Setting& at) {
-    const auto keys = in.key.size(2), shift = keys - in.query.size(2);
-    if (!mask || at.mode == 1 || at.mode >= 5) return keys;
-    if (at.mode == 2 || at.mode == 3) return at.mode == 2 ? 0 : shift;
-    return std::min(at.after, keys) + (at.mode == 4 ? shift : 0);
-}
-
 // Views x with the number of dimensions that the scores have.
 Tensor of_scores(const Tensor& x, const Inputs& in, std::string_view name) {
     const std::array sizes{in.query.size(0), in.query.size(1), in.query.size(2), in.key.size(2)};
+    TORCH_CHECK(x.dim() != 4 || x.size(2) != kCompressed || in.query.size(2) <= kCompressed || name != "pse",
+                "the host NPU does not simulate the compression of ALiBi: pse has shape ", x.sizes(),
+                " for scores of shape ", at::IntArrayRef(sizes));
     TORCH_CHECK(at::is_expandable_to(x.sizes(), sizes), name, " has shape ", x.sizes(),
                 ", which does not broadcast to that of the scores, ", at::IntArrayRef(sizes));
     auto shape = x.sizes().vec();
@@ -236,15 +149,50 @@ std::vector<Tensor> sequences(const Tensor& x, const Ints& ends) {
     return found;
 }
 
-void require_packed(const Tensor& query, const Tensor& key, const OptionalTensor& pse, const Setting& at) {
+// Zeros at the end stand for sequences that are left out, and tokens that belong to none may follow.
+void require_ends_of_present(const char* name, const Ints& ends, const Ints& present, const char* of, const Tensor& x) {
+    const bool are_all = ends.size() == present.size();
+    TORCH_CHECK(!present.empty() && present.front() >= 0 && std::is_sorted(present.begin(), present.end()) &&
+                    (present.back() == x.size(0) || (!are_all && present.back() < x.size(0))),
+                name, " is ", at::IntArrayRef(ends), " for ", of, " of shape ", x.sizes(),
+                "; CANN takes where each sequence ends, so that the numbers do not decrease and the last one is ",
+                x.size(0), ", or zeros at the end for sequences that are left out");
+}
+
+void require_packed(const Tensor& query, const Tensor& key, const OptionalTensor& pse, const Setting& all,
+                    const Setting& at) {
     TORCH_CHECK(!pse, "the host NPU takes no pse in the layout TND");
-    require_ends("actualSeqQLen", at.ends_of_queries, "query", query);
-    require_ends("actualSeqKvLen", at.ends_of_keys, "key", key);
+    require_ends_of_present("actualSeqQLen", all.ends_of_queries, at.ends_of_queries, "query", query);
+    require_ends_of_present("actualSeqKvLen", all.ends_of_keys, at.ends_of_keys, "key", key);
     TORCH_CHECK(at.ends_of_queries.size() == at.ends_of_keys.size(), "actualSeqQLen has ", at.ends_of_queries.size(),
-                " numbers and actualSeqKvLen ", at.ends_of_keys.size(), "; CANN takes the same number of sequences");
+                " numbers and actualSeqKvLen ", at.ends_of_keys.size(),
+                " without zeros at the end; CANN takes the same number of sequences");
+}
+
+// The tensors of the sequences, and rows of `value` for the tokens behind them, as many as `like` has.
+Tensor of_all_tokens(const std::vector<Tensor>& of_sequences, const Tensor& like, double value = 0) {
+    const auto joined = at::cat(of_sequences);
+    Ints padding(static_cast<std::size_t>(2 * joined.dim()), 0);
+    padding.back() = like.size(0) - joined.size(0);
+    return at::constant_pad_nd(joined, padding, value);
+}
+
+// What a call means: without a mask, the sparse mode has no effect, and sequences that are left out have none.
+Setting in_effect(const Setting& given, const OptionalIntegerTensor& mask) {
+    auto at = given;
+    TORCH_CHECK(at.mode >= 0 && at.mode <= 8, "sparseMode is ", at.mode, "; CANN takes 0 to 8");
+    if (!mask) at.mode = 0;
+    at.ends_of_queries = present(at.ends_of_queries);
+    at.ends_of_keys = present(at.ends_of_keys);
+    return at;
 }
 
 }  // namespace
+
+Ints present(const Ints& ends) {
+    const auto last = std::find_if(ends.rbegin(), ends.rend(), [](std::int64_t end) { return end != 0; });
+    return last == ends.rend() ? ends : Ints(ends.begin(), last.base());
+}
 
 std::string shape_in(const std::string& layout, const char* number, const std::string& size,
                      const std::string& joined) {
@@ -294,7 +242,8 @@ Forward attention(const Inputs& in, const OptionalTensor& pse, const OptionalInt
 }
 
 void attend(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& pse,
-            const OptionalIntegerTensor& mask, const Setting& at, const Out& max, const Out& sum, const Out& out) {
+            const OptionalIntegerTensor& mask, const Setting& given, const Out& max, const Out& sum, const Out& out) {
+    const auto at = in_effect(given, mask);
     require_computed(at);
     require_inputs(query, key, value, at);
     if (!at.packed()) {
@@ -304,7 +253,7 @@ void attend(const Tensor& query, const Tensor& key, const Tensor& value, const O
         out = in_layout(result, at.layout);
         return;
     }
-    require_packed(query, key, pse, at);
+    require_packed(query, key, pse, given, at);
     const auto q = sequences(query, at.ends_of_queries);
     const auto k = sequences(key, at.ends_of_keys), v = sequences(value, at.ends_of_keys);
     std::vector<Tensor> results, maxima, sums;
@@ -316,15 +265,16 @@ void attend(const Tensor& query, const Tensor& key, const Tensor& value, const O
         maxima.push_back(in_layout(m, at.layout));
         sums.push_back(in_layout(s, at.layout));
     }
-    max = at::cat(maxima).expand({-1, -1, kColumns});
-    sum = at::cat(sums).expand({-1, -1, kColumns});
-    out = at::cat(results);
+    max = of_all_tokens(maxima, query, kLowest).expand({-1, -1, kColumns});
+    sum = of_all_tokens(sums, query).expand({-1, -1, kColumns});
+    out = of_all_tokens(results, query);
 }
 
 void attend_backward(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& dy,
                      const OptionalTensor& result, const OptionalTensor& pse, const OptionalIntegerTensor& mask,
-                     const Tensor& max, const Tensor& sum, const Setting& at, const Out& dq, const Out& dk,
+                     const Tensor& max, const Tensor& sum, const Setting& given, const Out& dq, const Out& dk,
                      const Out& dv, const OptionalOut& dpse, const OptionalOut& dsink) {
+    const auto at = in_effect(given, mask);
     require_computed(at);
     require_inputs(query, key, value, at);
     require_results(query, key, value, dy, result, max, sum, at);
@@ -340,7 +290,7 @@ void attend_backward(const Tensor& query, const Tensor& key, const Tensor& value
         if (at.sink && dsink) *dsink = grads.sink;
         return;
     }
-    require_packed(query, key, pse, at);
+    require_packed(query, key, pse, given, at);
     const auto of_queries = [&](const Tensor& x) { return sequences(x, at.ends_of_queries); };
     const auto r = result ? of_queries(*result) : std::vector<Tensor>();
     const auto q = of_queries(query), d = of_queries(dy), m = of_queries(max.narrow(-1, 0, 1)),
@@ -358,9 +308,9 @@ void attend_backward(const Tensor& query, const Tensor& key, const Tensor& value
         keys.push_back(in_layout(grads.key, at.layout));
         values.push_back(in_layout(grads.value, at.layout));
     }
-    dq = at::cat(queries);
-    dk = at::cat(keys);
-    dv = at::cat(values);
+    dq = of_all_tokens(queries, query);
+    dk = of_all_tokens(keys, key);
+    dv = of_all_tokens(values, value);
 }
 
 }  // namespace host_npu

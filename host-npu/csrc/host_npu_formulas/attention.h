@@ -37,6 +37,9 @@ std::string shape_in(const std::string& layout, const char* number, const std::s
 // Throws unless `ends` are those of the sequences of x, the argument `of`.
 void require_ends(const char* name, const Ints& ends, const char* of, const Tensor& x);
 
+// The ends without the zeros behind them, which stand for sequences that are left out.
+Ints present(const Ints& ends);
+
 // Converts x to [batch, heads, sequence, size], and back.
 Tensor by_head(const Tensor& x, const std::string& layout, std::int64_t heads);
 Tensor in_layout(const Tensor& x, const std::string& layout);

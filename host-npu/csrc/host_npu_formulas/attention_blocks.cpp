@@ -18,7 +18,6 @@ namespace {
 
 // A query that attends to nothing has the result 0.
 constexpr double kLeast = std::numeric_limits<float>::min();
-constexpr double kLowest = std::numeric_limits<float>::lowest();
 
 // The part of the weights that other keys may have.
 constexpr double kAlmostNone = 1e-5;

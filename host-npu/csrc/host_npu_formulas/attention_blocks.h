@@ -2,9 +2,14 @@
 // and keys that no query of a block attends to are not multiplied.
 #pragma once
 
+#include <limits>
+
 #include "host_npu_formulas/formula.h"
 
 namespace host_npu {
+
+// The largest score of a query that attends to nothing.
+inline constexpr double kLowest = std::numeric_limits<float>::lowest();
 
 // What becomes of the products of queries and keys. A tensor of scores has four dimensions, and 1 where it is the same
 // for all.

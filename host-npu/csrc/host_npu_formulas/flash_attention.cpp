@@ -183,13 +183,14 @@ std::int64_t count_of_weights(const Tensor& query, const Tensor& key, const Sett
         const auto keys = at.layout == "BNSD" ? key.size(2) : key.size(at.layout == "SBH" ? 0 : 1);
         return queries[0] * at.heads * queries[2] * keys;
     }
-    TORCH_CHECK(at.ends_of_queries.size() == at.ends_of_keys.size(), "there are the ends of ",
-                at.ends_of_queries.size(), " sequences of queries, but of ", at.ends_of_keys.size(), " of keys");
+    const auto ends_of_queries = present(at.ends_of_queries), ends_of_keys = present(at.ends_of_keys);
+    TORCH_CHECK(ends_of_queries.size() == ends_of_keys.size(), "there are the ends of ", ends_of_queries.size(),
+                " sequences of queries, but of ", ends_of_keys.size(), " of keys");
     std::int64_t count = 0, queries = 0, keys = 0;
-    for (std::size_t index = 0; index < at.ends_of_queries.size(); ++index) {
-        count += (at.ends_of_queries[index] - queries) * (at.ends_of_keys[index] - keys);
-        queries = at.ends_of_queries[index];
-        keys = at.ends_of_keys[index];
+    for (std::size_t index = 0; index < ends_of_queries.size(); ++index) {
+        count += (ends_of_queries[index] - queries) * (ends_of_keys[index] - keys);
+        queries = ends_of_queries[index];
+        keys = ends_of_keys[index];
     }
     return count * at.heads;
 }

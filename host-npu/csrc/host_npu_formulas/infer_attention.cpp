@@ -58,6 +58,7 @@ void require_inference(const Inference& call, const Setting& at) {
                     layout == "TND",
                 "the host NPU has the layouts BSH, BSND, BNSD, BNSD_BSND, NSD and TND only, not ", layout);
     TORCH_CHECK(at.mode >= 0 && at.mode <= 4, "the host NPU has the sparse modes 0 to 4 only, not ", at.mode);
+    TORCH_CHECK(at.mode == 0 || call.mask, "the sparse mode ", at.mode, " needs a mask, attenMask");
     TORCH_CHECK(call.query_rope.has_value() == call.key_rope.has_value(),
                 "queryRope and keyRope must be given together");
     TORCH_CHECK(!at.packed() || (!call.queries.empty() && !call.keys.empty() && !call.pse),
@@ -67,6 +68,11 @@ void require_inference(const Inference& call, const Setting& at) {
 
 // The dimensions of queries and of what is not in blocks.
 std::string dimensions(const Setting& at) { return at.layout.substr(0, at.layout.find('_')); }
+
+// Packed tokens are not one.
+bool is_one_query(const Inference& call, const Setting& at) {
+    return !at.packed() && call.query.size(at.layout == "BSH" || at.layout == "BSND" ? 1 : -2) == 1;
+}
 
 void require_heads(const Inference& call, const Setting& at) {
     const auto of_keys = call.heads_of_keys;
@@ -113,6 +119,9 @@ void require_tensors(const Inference& call, const Setting& at) {
     require_heads(call, at);
     const auto heads_of_query = layout.ends_with('H') ? call.query.size(-1) / at.heads : call.query.size(-1);
     const auto heads_of_key = of_keys.ends_with('H') ? call.key.size(-1) / call.heads_of_keys : call.key.size(-1);
+    TORCH_CHECK(at.packed() || is_one_query(call, at) || heads_of_query % 16 == 0, "query of shape ",
+                call.query.sizes(), " has heads of ", heads_of_query,
+                " elements; CANN takes multiples of 16, except for a single query");
     TORCH_CHECK(heads_of_query == heads_of_key, "key of shape ", call.key.sizes(), " has heads of ", heads_of_key,
                 " elements, and query of shape ", call.query.sizes(), " has heads of ", heads_of_query);
 }
@@ -198,9 +207,8 @@ OptionalIntegerTensor mask_of_batch(const Inference& call, std::int64_t batch, c
     if (!call.mask || at.mode >= 2) return call.mask;
     const auto& mask = *call.mask;
     TORCH_CHECK(!at.packed(), "the host NPU takes a mask of the sparse modes 2 to 4 in the layout TND only");
-    const auto one_query = call.query.size(at.layout == "BSH" || at.layout == "BSND" ? 1 : -2) == 1;
     Tensor whole = mask;
-    if (one_query) {
+    if (is_one_query(call, at)) {
         whole = mask.reshape({-1, 1, 1, mask.size(-1)});
     } else if (mask.dim() < 4) {
         whole = mask.dim() == 2 ? mask.unsqueeze(0).unsqueeze(0) : mask.unsqueeze(1);
@@ -238,8 +246,8 @@ Tensor log_of_sum(const Forward& each) {
 
 // CANN ignores the sparse mode and the band of one query; a mask counts.
 Setting without_band(const Inference& call, Setting at) {
-    const auto queries = call.query.size(at.layout == "BSH" || at.layout == "BSND" ? 1 : -2);
-    if (at.packed() || queries != 1 || call.query_rope) return at;
+    if (!is_one_query(call, at) || call.query_rope) return at;
+    if (!call.mask) at.mode = 0;
     TORCH_CHECK(at.mode != 2 && at.mode != 4, "the host NPU has no sparse mode ", at.mode,
                 " of a single query, which CANN ignores: use 0");
     at.before = at.after = std::numeric_limits<std::int32_t>::max();

@@ -152,8 +152,12 @@ void group_norm_silu(const Tensor& x, const OptionalTensor& gamma, const Optiona
     group_norm(x, gamma, beta, groups, epsilon, true, 1, y, mean, rstd);
 }
 const Formula<"aclnnGroupNormSilu", group_norm_silu> silu_of_group_norm{
-    {"self", kFloats, "N C ..."}, {"gamma", kFloats, "C"}, {"beta", kFloats, "C"}, {"out", kFloats},
-    {"meanOut", kFloats},         {"rstdOut", kFloats},
+    {"self", kFloats, "N C ..."},
+    {"gamma", as("self") | kFloat, "C"},
+    {"beta", as("self") | kFloat, "C"},
+    {"out", as("self")},
+    {"meanOut", kFloats},
+    {"rstdOut", kFloats},
 };
 
 void group_norm_swish(const Tensor& x, const OptionalTensor& gamma, const OptionalTensor& beta, std::int64_t groups,

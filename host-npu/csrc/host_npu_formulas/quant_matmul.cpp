@@ -65,6 +65,8 @@ void quant_matmul(const IntegerTensor& x1, const IntegerTensor& x2, const Option
                   const AnyTensor& scale, const OptionalAnyTensor& y_scale, const OptionalAnyTensor& x1_offset,
                   const OptionalAnyTensor& x2_offset, const OptionalAnyTensor& y_offset, const OptionalAnyTensor& bias,
                   bool transpose1, bool transpose2, std::int64_t group_size, const Out& out) {
+    TORCH_CHECK(x1.scalar_type() != at::kInt && x2.scalar_type() != at::kInt,
+                "the host NPU does not multiply matrices of int4, eight in each int32");
     TORCH_CHECK(x1.scalar_type() == at::kChar && x2.scalar_type() == at::kChar,
                 "the host NPU multiplies int8 matrices only, not ", x1.scalar_type(), " and ", x2.scalar_type());
     TORCH_CHECK(group_size == 0, "the host NPU has no groups of a quantized product, but got ", group_size);
@@ -90,8 +92,8 @@ void quant_matmul(const IntegerTensor& x1, const IntegerTensor& x2, const Option
     out = bias && !is_whole ? y + *bias : y;
 }
 const Formula<"aclnnQuantMatmulV5", quant_matmul> quantized_product{
-    {"x1", {ACL_INT8}, "* * ..."},
-    {"x2", {ACL_INT8}, "* * ..."},
+    {"x1", {ACL_INT8, ACL_INT32}, "* * ..."},
+    {"x2", {ACL_INT8, ACL_INT32}, "* * ..."},
     {"x1Scale", kFloat, "*"},
     {"x2Scale", {ACL_FLOAT, ACL_BF16, ACL_INT64, ACL_UINT64}, "*"},
     {"yScale"},

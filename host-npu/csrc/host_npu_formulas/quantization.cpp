@@ -21,6 +21,7 @@ Tensor saturated(const Tensor& x, at::ScalarType dtype) {
 }
 
 void require_int8(const Out& out) {
+    TORCH_CHECK(out.dtype() != at::kInt, "the host NPU does not quantize to int4, eight in each int32");
     TORCH_CHECK(out.dtype() == at::kChar, "the host NPU quantizes to int8 only here, not ", out.dtype());
 }
 
@@ -82,7 +83,7 @@ const Formula<"aclnnDynamicQuantV2", dynamic_quant> dynamic_by_token{
     {"x", kHalves, "* * ..."},
     {"smoothScalesOptional", as("x"), "* | * *"},
     {"groupIndexOptional", {ACL_INT32}, "*"},
-    {"yOut", {ACL_INT8}},
+    {"yOut", {ACL_INT8, ACL_INT32}},
     {"scaleOut", kFloat},
     {"offsetOut", kFloat},
 };
@@ -99,7 +100,7 @@ const Formula<"aclnnDynamicQuantV4", dynamic_quant_by> dynamic_by_mode{
     {"x", kHalves, "* * ..."},
     {"smoothScalesOptional", as("x"), "* | * *"},
     {"groupIndexOptional", {ACL_INT32}, "*"},
-    {"yOut", {ACL_INT8}},
+    {"yOut", {ACL_INT8, ACL_INT32}},
     {"scaleOut", kFloat},
     {"offsetOut", kFloat},
 };

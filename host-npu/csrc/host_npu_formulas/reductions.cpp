@@ -69,8 +69,9 @@ void reduce_sum(const AnyTensor& x, const Ints& dims, bool keeps, std::int32_t, 
 }
 const Formula<"aclnnReduceSum", reduce_sum> sum_of;
 
-void mean(const Tensor& x, const Ints& dims, bool keeps, std::int32_t, const Out& out) {
-    out = at::mean(x, dims, keeps);
+void mean(const AnyTensor& x, const Ints& dims, bool keeps, std::int32_t, const Out& out) {
+    TORCH_CHECK(!x.is_complex(), "the host NPU computes no mean of ", x.scalar_type());
+    out = at::mean(widened(x), dims, keeps);
 }
 const Formula<"aclnnMean", mean> mean_of;
 

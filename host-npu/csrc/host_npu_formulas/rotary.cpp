@@ -6,6 +6,7 @@
 #include <ATen/ops/stack.h>
 
 #include <algorithm>
+#include <array>
 
 #include "opapi/chip.h"
 
@@ -93,9 +94,27 @@ const Formula<"aclnnRotaryPositionEmbeddingGrad", rotary_grad> rotary_backward{
     {"dsinOut", kFloats, kAngles},
 };
 
+// The chips before the Ascend950 rotate halves of heads of one of two sizes, in two layouts, by angles of tokens.
+void require_tokens(const Out& query, const Out& key, const Tensor& cos, std::int64_t layout, const std::string& mode) {
+    if (soc() == Soc::Ascend950) return;
+    constexpr std::array names{"BSND", "SBND", "BNSD", "TND"};
+    TORCH_CHECK(layout == 1 || layout == 4, "layout is ",
+                layout == 2 || layout == 3 ? names[static_cast<std::size_t>(layout - 1)] : std::to_string(layout),
+                "; CANN takes BSND and TND on this chip");
+    TORCH_CHECK(mode == "half", "rotaryMode is ", mode, "; CANN takes half on this chip");
+    const auto q = query.rounded(), k = key.rounded();
+    const std::string tokens = layout == 1 ? "B S" : "T";
+    require_shapes({{"queryRef", q.sizes(), tokens + " N D"},
+                    {"keyRef", k.sizes(), tokens + " M D"},
+                    {"cos", cos.sizes(), tokens + " 1 E"}});
+    TORCH_CHECK(q.size(-1) == 64 || q.size(-1) == 128, "heads have ", q.size(-1),
+                " elements; CANN rotates 64 or 128 on this chip");
+}
+
 // Whatever the layout: cos and sin have a 1 in place of the heads.
-void apply_rotary(const Out& query, const Out& key, const Tensor& cos, const Tensor& sin, std::int64_t,
+void apply_rotary(const Out& query, const Out& key, const Tensor& cos, const Tensor& sin, std::int64_t layout,
                   const std::string& mode) {
+    require_tokens(query, key, cos, layout, mode);
     TORCH_CHECK(mode == "half" || mode == "interleave",
                 "the host NPU has the rotary modes half and interleave only, not ", mode);
     for (const auto& each : {query, key}) {

@@ -213,16 +213,30 @@ class Shape {
         return true;
     }
 
-    // "[T, K]", and what is known of the names.
-    std::string text() const {
+    // "[T, K]", with the sizes that are known of several dimensions.
+    std::string text(const Sizes& known) const {
+        std::vector<std::string> words;
+        std::istringstream text(text_);
+        for (std::string word; text >> word;) {
+            const Dimension dimension(word);
+            const auto found = known.find(dimension.name);
+            if (!dimension.is_many) {
+                words.push_back(word);
+            } else if (found == known.end()) {
+                words.emplace_back("...");
+            } else {
+                for (const auto size : found->second) words.push_back(std::to_string(size));
+            }
+        }
         std::string joined;
-        std::istringstream words(text_);
-        for (std::string word; words >> word;) joined += (joined.empty() ? "" : ", ") + word;
+        for (const auto& word : words) joined += (joined.empty() ? "" : ", ") + word;
         return "[" + joined + "]";
     }
+    // What is known of the other names.
     void add_known(const Sizes& known, Sizes& used) const {
         for (const auto& dimension : dimensions_) {
-            if (const auto found = known.find(dimension.name); found != known.end()) used.insert(*found);
+            const auto found = known.find(dimension.name);
+            if (!dimension.is_many && found != known.end()) used.insert(*found);
         }
     }
 
@@ -246,15 +260,13 @@ std::string accepted(const std::vector<Shape>& allowed, const Sizes& known) {
     std::vector<std::string> texts;
     Sizes used;
     for (const auto& shape : allowed) {
-        texts.push_back(shape.text());
+        texts.push_back(shape.text(known));
         shape.add_known(known, used);
     }
     auto text = either(texts);
     const char* before = ", where ";
     for (const auto& [name, values] : used) {
-        const auto is_many = name.starts_with("...");
-        text += before + (is_many ? name.substr(3) : name) + " is " +
-                (is_many ? in_brackets(Dims(std::span(values))) : std::to_string(values[0]));
+        text += before + name + " is " + std::to_string(values[0]);
         before = " and ";
     }
     return text;

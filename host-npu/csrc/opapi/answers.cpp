@@ -14,9 +14,14 @@
 namespace host_npu {
 namespace {
 
+// Whether a library has answered a function: python -m host_npu loads one, which a linked program may lack.
+bool has_formulas = false;
+
 aclnnStatus refuse(const char* name) {
-    const auto text =
-        std::string("the host NPU does not simulate ") + name + "; python -m host_npu --list shows what is simulated";
+    const auto text = std::string("the host NPU does not simulate ") + name +
+                      (has_formulas ? "; python -m host_npu --list shows what is simulated"
+                                    : " without libhost_npu_formulas.so, in which most operators are; link the program "
+                                      "with it and with torch's libtorch_cpu.so");
     // In the thread of torch_npu's queue, a failure would end the queue; the next call raises it instead.
     if (refuse_after_queue(text)) return kSuccess;
     report_error(kFindKernelError, text);
@@ -86,6 +91,7 @@ Function functions[] = {
 }  // namespace
 
 void answer(const char* name, AnyFunction phase_one, AnyFunction phase_two, bool has_rules) {
+    has_formulas = true;
     auto* const found = std::ranges::find(functions, std::string_view(name), &Function::name);
     if (found == std::end(functions)) return;
     *found->phase_one = phase_one;

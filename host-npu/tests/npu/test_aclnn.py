@@ -166,6 +166,14 @@ def test_dimensions_are_reduced(name, function, keeps):
     _close(out, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64], ids=str)
+def test_a_mean_of_integers_is_that_of_its_dtype(dtype):
+    x = torch.tensor([[1, 2, 4], [7, 0, 5]], dtype=dtype)
+    out = torch.empty(2).npu()
+    call("aclnnMean", x.npu(), Ints([1]), ctypes.c_bool(False), DType(torch.float32), out)
+    _close(out, x.double().mean(1))
+
+
 def test_rows_are_chosen_added_joined_and_summed():
     x, index, source = _randn(4, 3), torch.tensor([2, 0, 2]), _randn(3, 3)
     chosen, added = torch.empty(3, 3).npu(), torch.empty(4, 3).npu()

@@ -75,9 +75,8 @@ def _geglu(x: Tensor, approximate: str, left: bool) -> tuple[Tensor, Tensor]:
     return factor * gelu, gelu
 
 
-def _rotated_pair(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, mode: str) -> tuple[Tensor, ...]:
-    rotary = _rotary_half if mode == "half" else _rotary_interleave
-    return rotary(query, cos, sin), rotary(key, cos, sin)
+def _rotated_pair(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+    return _rotary_half(query, cos, sin), _rotary_half(key, cos, sin)
 
 
 def _in_place(operator: _Function, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -166,16 +165,13 @@ _CASES = (
         differentiable=False,
         rounds_first=True,
     ),
-    *[
-        _Case(
-            f"apply_rotary_pos_emb, {mode}",
-            lambda *x, by=mode: torch_npu.npu_apply_rotary_pos_emb(*[each.clone() for each in x], "BSND", by),
-            lambda *x, by=mode: _rotated_pair(*x, by),
-            ((2, 5, 4, 128), (2, 5, 1, 128), (2, 5, 1, 128), (2, 5, 1, 128)),
-            differentiable=False,
-        )
-        for mode in ("half", "interleave")
-    ],
+    _Case(
+        "apply_rotary_pos_emb",
+        lambda *x: torch_npu.npu_apply_rotary_pos_emb(*[each.clone() for each in x], "BSND"),
+        _rotated_pair,
+        ((2, 5, 4, 128), (2, 5, 1, 128), (2, 5, 1, 128), (2, 5, 1, 128)),
+        differentiable=False,
+    ),
     _Case(
         "interleave_rope",
         torch_npu.npu_interleave_rope,

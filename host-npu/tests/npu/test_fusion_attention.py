@@ -91,6 +91,11 @@ def test_each_layout_and_sparse_mode_is_that_of_float64(layout, mode):
     _check(_inputs(_HEADS, torch.float32), layout, mode, **_FIRST)
 
 
+@pytest.mark.parametrize("number", range(1, 7))
+def test_a_sparse_mode_has_no_effect_without_a_mask(number):
+    _check(_inputs(_HEADS, torch.float32), "BNSD", (number, None, 1, 1, _DISTANCE > _ALL), **_FIRST)
+
+
 @pytest.mark.parametrize("dtype", _TOLERANCES, ids=str)
 @pytest.mark.parametrize("heads_of_keys", [1, 2, 4])
 def test_heads_of_keys_may_be_shared_in_each_dtype(heads_of_keys, dtype):
@@ -186,7 +191,6 @@ def test_packed_sequences_attend_to_themselves_only(mode, lengths):
     ("options", "sentence"),
     [
         ({"padding_mask": torch.ones(6, 6)}, "padding mask"),
-        ({"sparse_mode": 2}, "needs a mask"),
         (
             {"sparse_mode": 5, "prefix": [1, 2], "atten_mask": torch.ones(1, 1, 6, 6) > 0},
             "prefix has 2 numbers instead of one for each of 1 batches",
@@ -202,7 +206,6 @@ def test_packed_sequences_attend_to_themselves_only(mode, lengths):
     ],
     ids=[
         "a padding mask",
-        "no mask",
         "a prefix for another batch",
         "a small triangle",
         "heads",
@@ -282,6 +285,38 @@ def test_heads_of_values_may_be_smaller():
     _assert_close(result, expected)
 
 
+# The tokens that belong to no sequence, of queries and of keys.
+@pytest.mark.parametrize("others", [(0, 0), (11, 7)], ids=["no other tokens", "other tokens"])
+@pytest.mark.parametrize("mode", [0, 3])
+def test_zeros_behind_the_ends_leave_sequences_out(mode, others):
+    ends = {"actual_seq_qlen": [2, 5, 9], "actual_seq_kvlen": [3, 3, 10]}
+    options = {"scale": _SCALE, "sparse_mode": mode, "atten_mask": _TRIANGLE.npu() if mode else None}
+    tokens = 9, 10, 10
+    inputs = [
+        torch.randn(count + more, _HEADS, 16).npu().requires_grad_()
+        for count, more in zip(tokens, (others[0], *[others[1]] * 2), strict=True)
+    ]
+    parts = [each.detach()[:count].clone().requires_grad_() for each, count in zip(inputs, tokens, strict=True)]
+    expected = torch_npu.npu_fusion_attention(*parts, _HEADS, "TND", **options, **ends)[:3]
+    zeros = {name: [*numbers, 0, 0] for name, numbers in ends.items()}
+    actual = torch_npu.npu_fusion_attention(*inputs, _HEADS, "TND", **options, **zeros)[:3]
+    for whole, part, other in zip(actual, expected, (0, torch.finfo(torch.float32).min, 0), strict=True):
+        assert torch.equal(whole[:9], part) and whole[9:].eq(other).all()
+    weight = torch.randn(9, _HEADS, 16).npu()
+    expected[0].backward(weight)
+    actual[0].backward(torch.nn.functional.pad(weight, (0, 0, 0, 0, 0, others[0]), value=3.0))
+    for whole, part in zip(inputs, parts, strict=True):
+        assert torch.equal(whole.grad[: len(part)], part.grad) and whole.grad[len(part) :].eq(0).all()
+
+
+def test_the_compression_of_alibi_is_not_simulated():
+    query, key, pse = (torch.zeros(shape).npu() for shape in ((1, 2, 1100, 16), (1, 2, 1100, 16), (1, 2, 1024, 1100)))
+    with pytest.raises(RuntimeError, match="the host NPU does not simulate the compression of ALiBi"):
+        torch_npu.npu_fusion_attention(
+            query, key, key, 2, "BNSD", pse=pse, sparse_mode=2, atten_mask=_TRIANGLE.npu(), next_tockens=0
+        )
+
+
 _ENDS = "CANN takes where each sequence ends, so that the numbers do not decrease and the last one is"
 
 
@@ -292,8 +327,10 @@ _ENDS = "CANN takes where each sequence ends, so that the numbers do not decreas
         ((6, 9, 9), ([2, 7], [4, 9]), f"actualSeqQLen is [2, 7] for query of shape [6, 4, 16]; {_ENDS} 6"),
         ((6, 9, 9), ([2, 4], [4, 5]), f"actualSeqQLen is [2, 4] for query of shape [6, 4, 16]; {_ENDS} 6"),
         ((6, 9, 9), ([2, 6], [10, 9]), f"actualSeqKvLen is [10, 9] for key of shape [9, 2, 16]; {_ENDS} 9"),
+        ((6, 9, 9), ([2, 7, 0], [4, 5, 0]), f"actualSeqQLen is [2, 7, 0] for query of shape [6, 4, 16]; {_ENDS} 6"),
+        ((6, 9, 9), ([2, 4, 0], [4, 5, 9]), "actualSeqQLen has 2 numbers and actualSeqKvLen 3 without zeros"),
     ],
-    ids=["values", "past the end", "lengths", "decreasing"],
+    ids=["values", "past the end", "lengths", "decreasing", "left out past the end", "left out in one"],
 )
 def test_sequences_have_to_fit_the_tokens(tokens, ends, sentence):
     inputs = [torch.zeros(count, heads, 16).npu() for count, heads in zip(tokens, (_HEADS, 2, 2), strict=True)]

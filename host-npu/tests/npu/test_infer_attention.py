@@ -288,10 +288,28 @@ def test_a_band_does_not_concern_a_single_query(operator):
 
 
 @_FUSED
+def test_heads_of_several_queries_are_multiples_of_16(operator):
+    query, keys = torch.randn(2, _HEADS, 3, 24).half(), torch.randn(2, _HEADS, _KEYS, 24).half()
+    with pytest.raises(RuntimeError, match=r"query of shape \[2, 4, 3, 24\] has heads of 24 elements; CANN takes mul"):
+        operator(*[each.npu() for each in (query, keys, keys)], input_layout="BNSD")
+    result, _ = operator(*[each.npu() for each in (query[:, :, :1], keys, keys)], input_layout="BNSD")
+    assert result.shape == (2, _HEADS, 1, 24)
+
+
+@_FUSED
+def test_the_sparse_mode_of_one_query_has_no_effect_without_a_mask(operator):
+    query, keys = torch.randn(2, _HEADS, 1, 16).half(), torch.randn(2, _HEADS, _KEYS, 16).half()
+    inputs = [each.npu() for each in (query, keys, keys)]
+    expected, _ = operator(*inputs, input_layout="BNSD")
+    result, _ = operator(*inputs, input_layout="BNSD", sparse_mode=3)
+    assert result.equal(expected)
+
+
+@_FUSED
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"sparse_mode": 2}, "needs a mask"),
+        ({"sparse_mode": 2}, "the sparse mode 2 needs a mask, attenMask"),
         ({"input_layout": "BNSD_NBSD"}, "layouts"),
         ({"num_key_value_heads": 3}, "numKeyValueHeads is 3, which does not divide numHeads, 4"),
         ({"num_key_value_heads": 2}, "numKeyValueHeads is 2, and key of shape .* does not have as many heads"),

@@ -56,6 +56,13 @@ def test_what_torch_npu_does_not_call_is_found_too():
     assert _operators.found("aclnnApplyFusedEmaAdam") == ["aclnnApplyFusedEmaAdam: simulated with CANN's checks"]
 
 
+@pytest.mark.parametrize(("soc", "lacks"), [("Ascend910B", False), ("Ascend950", True)])
+def test_the_line_says_whether_the_chip_has_a_kernel(soc, lacks):
+    [line] = _operators.found("aclnnFusedLinearOnlineMaxSum", soc=soc)
+    expected = "aclnnFusedLinearOnlineMaxSum: simulated with CANN's checks"
+    assert line == expected + (f", but {soc} has no kernel of it" if lacks else "")
+
+
 def test_other_names_find_nothing():
     assert _operators.found("npu_no_such_function") == []
 

@@ -24,16 +24,15 @@ def _close(actual, expected):
 
 
 @_IN_EACH_DTYPE
-@pytest.mark.parametrize("mode", ["half", "interleave"])
 @pytest.mark.parametrize(
-    ("layout", "shapes"), [("BSND", ((2, 3, 4, 16), (2, 3, 1, 16))), ("TND", ((5, 4, 16), (5, 1, 16)))]
+    ("layout", "shapes"), [("BSND", ((2, 3, 4, 128), (2, 3, 1, 128))), ("TND", ((5, 4, 64), (5, 1, 64)))]
 )
-def test_query_and_key_are_rotated_in_place(dtype, mode, layout, shapes):
+def test_query_and_key_are_rotated_in_place(dtype, layout, shapes):
     query, key, cos, sin = [torch.randn(shape).to(dtype) for shape in (shapes[0], *[shapes[1]] * 3)]
     on_npu = [each.npu() for each in (query, key, cos, sin)]
-    results = torch_npu.npu_apply_rotary_pos_emb(*on_npu, layout, mode)
+    results = torch_npu.npu_apply_rotary_pos_emb(*on_npu, layout, "half")
     for x, memory, result in zip((query, key), on_npu, results, strict=False):
-        expected = x.double() * cos.double() + _turned(x.double(), mode) * sin.double()
+        expected = x.double() * cos.double() + _turned(x.double(), "half") * sin.double()
         _close(result, expected)
         assert torch.equal(result.cpu(), memory.cpu())
 
@@ -71,6 +70,23 @@ def test_rotary_mul_takes_what_cann_documents_for_the_chip(shape, angles, mode, 
         _close(torch_npu.npu_rotary_mul(*on_npu, mode), expected)
 
 
+@pytest.mark.parametrize(
+    ("shape", "angles", "layout", "mode", "refused"),
+    [
+        ((2, 3, 4, 32), (2, 3, 1, 32), "BSND", "half", "heads have 32 elements; CANN rotates 64 or 128 on this chip"),
+        ((2, 3, 4, 64), (2, 3, 1, 64), "BSND", "interleave", "rotaryMode is interleave; CANN takes half on this chip"),
+        ((3, 2, 4, 64), (3, 2, 1, 64), "SBND", "half", "layout is SBND; CANN takes BSND and TND on this chip"),
+        ((2, 3, 4, 64), (1, 3, 1, 64), "BSND", "half", r"cos has shape \[1, 3, 1, 64\] instead of \[B, S, 1, E\]"),
+        ((5, 4, 64), (1, 1, 64), "TND", "half", r"cos has shape \[1, 1, 64\] instead of \[T, 1, E\], where T is 5"),
+    ],
+    ids=["small heads", "interleave", "a layout", "one batch of angles", "one token of angles"],
+)
+def test_rotations_in_place_are_those_that_cann_documents_for_the_chip(shape, angles, layout, mode, refused):
+    query, angles = torch.ones(shape).npu(), torch.ones(angles).npu()
+    with pytest.raises(RuntimeError, match=refused):
+        torch_npu.npu_apply_rotary_pos_emb(query, query.clone(), angles, angles, layout, mode)
+
+
 def test_an_ascend950_rotates_larger_heads_by_any_angles(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
@@ -79,16 +95,19 @@ import torch, torch_npu
 for x, angles, mode in ((2, 3, 4, 1024), (2, 3, 4, 1024), "half"), ((2, 3, 4, 64), (1, 1, 1, 64), "interleave"):
     x, cos, sin = torch.ones(x).npu(), torch.full(angles, 3.0).npu(), torch.ones(angles).npu()
     print(sorted(set(torch_npu.npu_rotary_mul(x, cos, sin, mode).flatten().tolist())))
+query, angles = torch.ones(2, 4, 3, 32).npu(), torch.ones(1, 1, 3, 32).npu()
+for each in torch_npu.npu_apply_rotary_pos_emb(query, query.clone(), angles * 3, angles, "BNSD", "interleave"):
+    print(sorted(set(each.flatten().tolist())))
 """,
         encoding="utf-8",
     )
     command = [sys.executable, "-m", "host_npu", "--soc", "Ascend950", str(program)]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert result.stdout == "[2.0, 4.0]\n" * 2
+    assert result.stdout == "[2.0, 4.0]\n" * 4
 
 
 def test_a_part_of_a_head_is_refused():
-    query, part = torch.ones(1, 2, 1, 16).npu(), torch.ones(1, 2, 1, 8).npu()
+    query, part = torch.ones(1, 2, 1, 128).npu(), torch.ones(1, 2, 1, 64).npu()
     with pytest.raises(RuntimeError, match="rotates whole heads only"):
         torch_npu.npu_apply_rotary_pos_emb(query, query.clone(), part, part)
 

@@ -35,7 +35,10 @@ _FUNCTIONS = [
         (t(2, 5, 4, 128), t(2, 5, 2, 128), t(2, 5, 1, 128), t(2, 5, 1, 128), 1, "half"),
         (
             (1, t(2, 5, 2, 128, dtype=_F), "keyRef has dtype float32 instead of queryRef's float16"),
-            (3, t(2, 1, 1, 128), "sin has shape [2, 1, 1, 128] instead of [...c], where c is [2, 5, 1, 128]"),
+            (3, t(2, 1, 1, 128), "sin has shape [2, 1, 1, 128] instead of [2, 5, 1, 128]"),
+            (0, t(2, 5, 4, 64), "keyRef has shape [2, 5, 2, 128] instead of [*, *, *, D] or [*, *, D], where D is 64"),
+            (4, 2, "layout is SBND; CANN takes BSND and TND on this chip"),
+            (5, "quarter", "rotaryMode is quarter; CANN takes half on this chip"),
         ),
         # The numbers of heads.
         free=((0, 2), (1, 2)),
