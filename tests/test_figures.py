@@ -85,6 +85,7 @@ QUOTING = [
             "torch, `LinearCrossEntropyOptions()`": (_TORCH_CHUNKED,),
             "torch, `batch_chunk_size=512`": ("torch, batch_chunk_size=512",),
             "torch_aclnn_ops |": (_OURS,),
+            "torch_aclnn_ops, without compiled kernels": (f"{_OURS}, without compiled kernels",),
             "limit: the matrix products alone": (_LIMIT,),
         },
         (
