@@ -33,6 +33,14 @@ def test_measurements_are_neither_right_nor_wrong(monkeypatch):
     assert all(outcome.is_right is None and " ms, torch " in outcome.detail for outcome in measured)
 
 
+def test_a_measurement_that_fails_is_wrong_and_the_others_are_still_made(monkeypatch):
+    monkeypatch.setattr(functional, "embedding", lambda *_: 1 / 0)
+    measured = [outcome for outcome in verify.verify("cpu") if outcome.group == "measured"]
+    assert len(measured) == len(DROP_INS) + 1
+    [failed] = [outcome for outcome in measured if outcome.is_right is not None]
+    assert failed.name.startswith("embedding") and not failed.is_right and "ZeroDivisionError" in failed.detail
+
+
 def _wrong(function):
     @functools.wraps(function)
     def wrong(*args, **kwargs):

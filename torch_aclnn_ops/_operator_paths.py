@@ -29,6 +29,16 @@ def operator_paths() -> dict[str, dict[str, str]]:
     }
 
 
+def is_on_this_chip(operator: RawOperator) -> bool:
+    """Return whether CANN supports an operator on the chip of this machine."""
+    return _extension.why_unavailable() is None and None in _why_not(operator)
+
+
+def _why_not(operator: RawOperator) -> list[str | None]:
+    # An operator supports at least one of these dtypes, if any.
+    return list(map(operator.why_not_dtype, (torch.float16, torch.float32)))
+
+
 def _on_cpu(operator: RawOperator) -> str:
     return "native PyTorch kernel" if operator.has_cpu_kernel else _FALLBACK
 
@@ -36,5 +46,5 @@ def _on_cpu(operator: RawOperator) -> str:
 def _on_npu(operator: RawOperator) -> str:
     if _extension.why_unavailable() is not None:
         return _FALLBACK
-    reasons = list(map(operator.why_not_dtype, (torch.float16, torch.float32)))  # it supports at least one, if any
+    reasons = _why_not(operator)
     return operator.cann if None in reasons else f"{_FALLBACK}: {reasons[-1]}"

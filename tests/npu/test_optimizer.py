@@ -427,3 +427,24 @@ def test_averages_restart_from_the_weights_if_the_states_were_moved_to_the_host(
     optimizer.reset_ema_params()
     averages = [optimizer.state[weight]["ema_params"].to(dtype) for weight in model.parameters()]
     assert_all_equal(on_the_cpu(averages), on_the_cpu(weights_of(model)))
+
+
+@each_flatten
+@pytest.mark.parametrize("which", [slice(None), slice(1, 2)], ids=["all states", "one state"])
+def test_states_with_new_data_are_used(which, flatten):
+    results = []
+    for replaces in (True, False):
+        model, optimizer = trained("npu", torch.bfloat16, 2, flatten=flatten)
+        tensors = [state[name] for state in optimizer.state.values() for name in ("exp_avg", "ema_params")]
+        for tensor in tensors[which]:
+            if replaces:
+                tensor.data = 2 * tensor.data
+            else:
+                tensor.mul_(2)
+        for weight in model.parameters():
+            weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        with optimizer.swap_ema_params():
+            averages = weights_of(model)
+        results.append(on_the_cpu([*weights_of(model), *states_of(optimizer), *averages]))
+    assert_all_close(*results, 1e-6)

@@ -1,9 +1,13 @@
 """Chips with fewer operators and dtypes: drop-ins fall back to PyTorch, and raw operators raise."""
 
+import subprocess
+import sys
+
 import torch_aclnn_ops
 from torch_aclnn_ops import _extension, ops
 from torch_aclnn_ops import functional as ours
 from torch_aclnn_ops._operator_paths import operator_paths
+from torch_aclnn_ops.verify import verify
 
 import pytest
 import torch
@@ -102,6 +106,23 @@ def test_the_embedding_falls_back_to_pytorch():
     weight, indices = torch.rand(2, 2).npu().requires_grad_(), torch.tensor([0, 1, 1]).npu()
     ours.embedding(indices, weight).sum().backward()
     assert weight.grad.cpu().tolist() == [[1, 1], [2, 2]]
+
+
+@_only
+def test_the_host_npu_lists_the_operators_that_the_chip_lacks():
+    by_cann = {getattr(ops, name).cann: name for name in ops.__all__}
+    command = [sys.executable, "-m", "host_npu", "--soc", CHIP, "--list", *by_cann]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    lacking = {by_cann[line.partition(":")[0]] for line in lines if line.endswith(f"but {CHIP} has no kernel of it")}
+    assert lacking == _MISSING[CHIP]
+
+
+@_only
+def test_verify_checks_what_the_chip_has():
+    outcomes = list(verify("npu", quick=True))
+    assert [outcome for outcome in outcomes if outcome.is_right is False] == []
+    halves = {"torch.bfloat16", "torch.float16"} if CHIP == "Ascend950" else {"torch.float16"}
+    assert {word for outcome in outcomes for word in outcome.name.split() if word.endswith("float16")} == halves
 
 
 @_only

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from torch_aclnn_ops.verify._operators import Call, calls, head, linear_cross_entropy, normal
+from torch_aclnn_ops.verify._operators import Call, calls, dtypes_of, head, linear_cross_entropy, normal
 
 import torch
 from torch import Tensor
@@ -14,10 +14,10 @@ _ROUNDS = 7
 _MIB = 2**20
 
 
-def measures(device: str) -> Iterator[tuple[str, str]]:
-    """Yield the name and the result of each measurement, including a large linear cross entropy."""
+def measures(device: str) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Yield the name of each measurement and a function that returns its result or raises."""
     for name, call in calls().items():
-        yield f"{name}, small, torch.float32", _measure(call, device, torch.float32)
+        yield f"{name}, small, torch.float32", partial(_measure, call, device, torch.float32)
     rows, features, classes = 2048, 128, 16384
     large = Call(
         calls()["linear_cross_entropy"].function,
@@ -25,8 +25,8 @@ def measures(device: str) -> Iterator[tuple[str, str]]:
         lambda: [normal(rows, features), head(features, classes)],
         lambda: [torch.randint(classes, (rows,))],
     )
-    dtype = torch.bfloat16 if device == "npu" else torch.float32  # 16 bits take minutes on some CPUs
-    yield f"linear_cross_entropy, {rows} x {features} x {classes}, {dtype}", _measure(large, device, dtype)
+    dtype = dtypes_of(device)[-1] if device == "npu" else torch.float32  # 16 bits take minutes on some CPUs
+    yield f"linear_cross_entropy, {rows} x {features} x {classes}, {dtype}", partial(_measure, large, device, dtype)
 
 
 def _measure(call: Call, device: str, dtype: torch.dtype) -> str:

@@ -16,7 +16,7 @@ class Outcome(NamedTuple):
     Attributes:
         group: ``"operator"``, ``"refusal"``, ``"optimizer"``, ``"launches"`` or ``"measured"``.
         name: What was checked.
-        is_right: Whether the result is correct; ``None`` for a measurement.
+        is_right: Whether the result is correct; ``None`` for a measurement, unless it fails.
         detail: The error, or the measured value.
     """
 
@@ -47,7 +47,9 @@ def verify(device: str = "npu", quick: bool = False) -> Iterator[Outcome]:
     for group, (name, check) in itertools.chain(*([(group, one) for one in each] for group, each in checks)):
         yield Outcome(group, name, *_outcome(check))
     if not quick:
-        yield from (Outcome("measured", name, None, value) for name, value in _measures.measures(device))
+        for name, measure in _measures.measures(device):
+            has_result, detail = _outcome(measure)
+            yield Outcome("measured", name, None if has_result else False, detail)
 
 
 def _outcome(check: Callable[[], str]) -> tuple[bool, str]:
@@ -62,7 +64,8 @@ def _outcome(check: Callable[[], str]) -> tuple[bool, str]:
 def _launches() -> str:
     torch.npu.synchronize()  # type: ignore[attr-defined]
     launches = _extension.launches()
-    missing = [name for name in (getattr(ops, operator).cann for operator in ops.__all__) if not launches.get(name)]
+    expected = [getattr(ops, operator).cann for operator in _operators.launched_on("npu")]
+    missing = [name for name in expected if not launches.get(name)]
     if missing:
         raise RuntimeError(f"not launched: {', '.join(missing)}")
     return f"{sum(launches.values())} launches"
