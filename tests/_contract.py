@@ -6,6 +6,7 @@ import importlib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
@@ -252,6 +253,18 @@ class DropInContract:
             single = gradient(*(sample[i] for sample in samples))
             for one, other in zip(batched, single, strict=True):
                 torch.testing.assert_close(one[i], other, equal_nan=True)
+
+    def test_forward_mode_of_vmap_equals_a_loop(self, case: Case) -> None:
+        call, inputs = case.prepare(torch.float64)
+        samples = tuple(torch.stack([tensor.detach(), tensor.detach() * 0.5 + 0.2]) for tensor in inputs)
+
+        def tangent(function: Callable[..., Any], arguments: tuple[Tensor, ...]) -> Tensor:
+            return torch.func.jvp(function, arguments, tuple(map(torch.ones_like, arguments)))[1]
+
+        batched = tangent(torch.vmap(partial(call, ours)), samples)
+        for i in range(2):
+            single = tangent(partial(call, ours), tuple(sample[i] for sample in samples))
+            torch.testing.assert_close(batched[i], single, equal_nan=True)
 
     def test_hessian_equals_torchs(self, case: Case) -> None:
         call, inputs = case.prepare(torch.float64)

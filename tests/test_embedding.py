@@ -216,3 +216,13 @@ def test_the_example_of_the_cann_documentation():
     rows = torch.arange(1.0, 7.0).reshape(2, 3)
     gradient = ops.embedding_dense_backward(rows, torch.tensor([1, 2]), 4, 0, False)
     assert gradient.tolist() == [[0, 0, 0], [1, 2, 3], [4, 5, 6], [0, 0, 0]]
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_nested_indices_are_passed_to_torch(layout):
+    weight = torch.randn(6, 3)
+    nested = torch.nested.nested_tensor([torch.tensor([1, 2]), torch.tensor([3, 0, 1])], layout=layout)
+    rows, expected = (
+        embedding(nested, weight).unbind() for embedding in (ours.embedding, torch.nn.functional.embedding)
+    )
+    assert all(map(torch.equal, rows, expected)) and [row.shape[0] for row in rows] == [2, 3]

@@ -175,6 +175,29 @@ def test_16_bits_are_computed_in_float32(dtype):
     assert found.dtype == torch.float32 and found == F.dpo_loss(*(one.float() for one in given))
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda one: F.dpo_loss(one, one, one, one),
+        lambda one: F.orpo_loss(one, one),
+        lambda one: F.simpo_loss(one, one),
+        lambda one: F.kto_loss(one, one, torch.tensor([True, False]), 0.0),
+        lambda one: F.grpo_loss(one.unsqueeze(1), one, torch.ones_like(one).unsqueeze(1)),
+    ],
+    ids=["dpo", "orpo", "simpo", "kto", "grpo"],
+)
+def test_the_default_dtype_does_not_matter(loss):
+    log_probs = torch.tensor([-3.0, -5.0], dtype=torch.float32)
+    expected = loss(log_probs)
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = loss(log_probs)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected)
+
+
 def test_a_uint8_label_counts_in_the_average():
     target = torch.tensor([[156, 3]], dtype=torch.uint8)  # 156 is -100 in 8 bits
     assert F.sequence_log_probs(torch.tensor([[1.0, 2.0]]), target, average=True) == -1.5

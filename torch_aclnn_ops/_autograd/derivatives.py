@@ -5,7 +5,9 @@ from typing import Any
 
 from torch_aclnn_ops._torch_compat.derivatives import (
     get_interpreter_stack,
+    get_unwrapped,
     in_forward_ad,
+    is_batchedtensor,
     is_functorch_wrapped_tensor,
     is_legacy_batchedtensor,
 )
@@ -121,7 +123,11 @@ def any_wrapped(values: Sequence[Any]) -> bool:
 
 def has_tangent(value: Any) -> bool:
     """Return whether a value is a dual tensor with a tangent."""
-    return isinstance(value, Tensor) and in_forward_ad() and forward_ad.unpack_dual(value).tangent is not None
+    if not isinstance(value, Tensor) or not in_forward_ad():
+        return False
+    while is_batchedtensor(value):  # torch cannot unpack it
+        value = get_unwrapped(value)
+    return forward_ad.unpack_dual(value).tangent is not None
 
 
 def is_batched(tensor: Tensor) -> bool:

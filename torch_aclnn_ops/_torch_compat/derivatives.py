@@ -16,6 +16,8 @@ after_autograd_keyset = lookup("_C._after_autograd_keyset", _OPERATORS)
 _TRANSFORMS = "telling calls inside of torch.func from others"
 get_interpreter_stack = lookup("_C._functorch.get_interpreter_stack", _TRANSFORMS, list)
 is_functorch_wrapped_tensor = lookup("_C._functorch.is_functorch_wrapped_tensor", _TRANSFORMS, lambda _: False)
+is_batchedtensor = lookup("_C._functorch.is_batchedtensor", _TRANSFORMS, lambda _: False)
+get_unwrapped = lookup("_C._functorch.get_unwrapped", _TRANSFORMS)
 is_legacy_batchedtensor = lookup(
     "_C._functorch.is_legacy_batchedtensor", "torch.autograd.grad(..., is_grads_batched=True)", lambda _: False
 )

@@ -145,6 +145,7 @@ def _is_supported(input: Tensor, weight: Tensor, padding_idx: int | None, sparse
         and is_ordinary(weight)
         and isinstance(input, Tensor)
         and not overrides_torch(input)
+        and not input.is_nested
         and input.dtype in (torch.int64, torch.int32)
         and weight.dim() == 2
         and (input.device == weight.device or on_one_device("embedding", input=input, weight=weight))

@@ -234,10 +234,10 @@ def kto_loss(
     check_number("kto_loss", "beta", beta, POSITIVE)
     ratios = widen(log_probs) - widen(reference_log_probs)
     baseline = torch.as_tensor(kl, dtype=ratios.dtype, device=ratios.device).detach().clamp(min=0).reshape(())
-    signs = torch.where(is_desirable, 1.0, -1.0)
     # Not numbers, of which torch would make tensors of its default dtype.
-    weights = torch.where(
-        is_desirable, torch.full_like(ratios, desirable_weight), torch.full_like(ratios, undesirable_weight)
+    signs, weights = (
+        torch.where(is_desirable, torch.full_like(ratios, desirable), torch.full_like(ratios, undesirable))
+        for desirable, undesirable in ((1, -1), (desirable_weight, undesirable_weight))
     )
     return _reduce("kto_loss", weights * torch.sigmoid(-beta * (signs * (ratios - baseline))), reduction)
 

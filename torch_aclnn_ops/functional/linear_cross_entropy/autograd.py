@@ -89,9 +89,9 @@ class StatisticsFunction(torch.autograd.Function):
         """Save tensors for backward and jvp."""
         *tensors, ctx.options, ctx.requested, ctx.kernels = inputs
         reduced = ctx.requested.name(output)
-        # A single call, because a second one would replace the first.
-        constants = (reduced.logits_max, reduced.predicted_tokens)
-        ctx.mark_non_differentiable(*(constant for constant in constants if constant is not None))
+        # Not logits_max: in a jvp of a vmap, torch loses the mark, and then requires a tangent.
+        if reduced.predicted_tokens is not None:
+            ctx.mark_non_differentiable(reduced.predicted_tokens)
         saved = (*tensors, reduced.logits_max, reduced.log_sum_exp, reduced.entropy)
         ctx.save_for_backward(*saved)
         ctx.save_for_forward(*saved)  # functorch requires the same tensors for both
@@ -112,7 +112,8 @@ class StatisticsFunction(torch.autograd.Function):
         positions, given = _present(tangents[:_TENSORS])
         formula = _differentiable_formula(ctx.options, ctx.requested)
         results = formula.jvp(tensors, positions, given, _chunks(tensors, ctx.options))
-        return None, *results, *(None,) * ctx.requested.predicted_tokens
+        logits_max = ctx.saved_tensors[_TENSORS]  # a constant: the loss does not depend on it
+        return torch.zeros_like(logits_max), *results, *(None,) * ctx.requested.predicted_tokens
 
 
 class _StatisticsBackwardFunction(torch.autograd.Function):
