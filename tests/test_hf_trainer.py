@@ -87,6 +87,17 @@ def test_evaluation_uses_the_averages_and_restores_the_weights(trained):
     assert [log["eval_loss"] for log in trained.state.log_history if "eval_loss" in log][STEPS // 2 - 1] == found
 
 
+def test_the_dtype_is_restored_after_an_evaluation_in_16_bits(tmp_path):
+    model = make()
+    model.get_input_embeddings().requires_grad_(False)
+    trainer = make_trainer(tmp_path, model, eval_strategy="no", save_strategy="no", bf16_full_eval=True)
+    trainer.train()
+    before = [weight.detach().clone() for weight in model.parameters()]
+    trainer.evaluate()
+    assert all(map(torch.equal, model.parameters(), before))
+    trainer.train()
+
+
 def test_weights_are_restored_if_an_evaluation_fails(trained):
     weights = [weight.detach().clone() for weight in trained.model.parameters()]
     with pytest.raises(TypeError):

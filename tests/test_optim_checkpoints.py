@@ -267,6 +267,31 @@ def test_a_parameter_that_a_swap_converted_and_changed_has_the_change_in_its_ave
     assert torch.equal(optimizer.state[weight]["ema_params"], average)
 
 
+@pytest.mark.parametrize("flatten", [False, True], ids=["one by one", "flattened"])
+def test_frozen_parameters_that_a_swap_converted_have_their_dtype_afterwards(flatten):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[0].requires_grad_(False)
+    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS, flatten=flatten)
+    model(torch.ones(2, 4)).square().sum().backward()
+    optimizer.step()
+    weights = weights_of(model)
+    with optimizer.swap_ema_params():
+        model.half()
+    assert_all_equal(weights_of(model), weights)
+    model(torch.ones(2, 4)).sum().backward()
+
+
+@pytest.mark.parametrize("conversion", ["half", "bfloat16"])
+@each_dtype
+def test_converting_a_model_there_and_back_inside_a_swap_changes_no_average(dtype, conversion):
+    model, optimizer = trained(dtype)
+    expected = weights_of(model) + states_of(optimizer)
+    with optimizer.swap_ema_params():
+        CONVERSIONS[conversion](model)
+        model.to(dtype)
+    assert_all_equal(weights_of(model) + states_of(optimizer), expected)
+
+
 @pytest.fixture
 def of_one_process():
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
@@ -389,3 +414,10 @@ def test_training_after_a_swap_continues_as_without_it():
     train(model, optimizer, range(5, 8))
     train(other_model, other_optimizer, range(5, 8))
     assert_all_equal(weights_of(model) + states_of(optimizer), weights_of(other_model) + states_of(other_optimizer))
+
+
+def test_the_default_device_does_not_change_the_device_of_the_step_counts():
+    model, optimizer = trained(torch.float32)
+    with torch.device("meta"):
+        steps = [state["step"] for state in optimizer.state_dict()["state"].values()]
+    assert [step.device.type for step in steps] == ["cpu"] * len(list(model.parameters()))

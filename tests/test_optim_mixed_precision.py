@@ -335,3 +335,17 @@ def test_master_weights_of_a_state_without_averages_are_kept(dtype, flatten):
     for weight, other_weight in zip(model.parameters(), other_model.parameters(), strict=True):
         expected = optimizer.state[weight]["master_params"]
         assert torch.equal(other.state[other_weight]["master_params"], expected)
+
+
+@pytest.mark.parametrize("flatten", [False, True], ids=["one by one", "flattened"])
+def test_an_assigned_master_weights_takes_effect_in_the_next_step(flatten):
+    weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    optimizer = FusedEmaAdam([weight], lr=0.1, flatten=flatten)
+    found = []
+    for master_weights in (True, False, True):
+        optimizer.param_groups[0]["master_weights"] = master_weights
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        found.append({value.dtype for name, value in optimizer.state[weight].items() if name != "step"})
+    assert found == [{torch.float32}, {torch.bfloat16}, {torch.float32}]
+    assert optimizer.state[weight]["step"] == 3

@@ -74,7 +74,7 @@ class EmaCallback(TrainerCallback):
     def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
         # The optimizer's averages are the latest, not the best.
         optimizers = [] if self._has_best_averages else averaging_optimizers([self._trainer.optimizer])
-        with averaged(optimizers):
+        with averaged(optimizers, self._trainer.model):
             return self._evaluation_loop(*args, **kwargs)
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -1,11 +1,14 @@
 """A trainer's optimizers with EMA weights."""
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch_aclnn_ops.optim import FusedEmaAdam
+from torch_aclnn_ops.optim._swap import restore_dtype
+
+import torch
 
 _LARGE_SHARE = 0.1
 
@@ -64,9 +67,18 @@ def warn_of_ignored_learning_rate(optimizer: Any, args: Any) -> None:
 
 
 @contextmanager
-def averaged(optimizers: Iterable[FusedEmaAdam]) -> Iterator[None]:
-    """Swap the parameters of optimizers with their EMA weights for the duration of a ``with`` block."""
+def averaged(optimizers: Sequence[FusedEmaAdam], model: torch.nn.Module | None = None) -> Iterator[None]:
+    """Swap the parameters of optimizers with their EMA weights for the duration of a ``with`` block.
+
+    The swap restores the dtype of the optimizers' parameters if the block converts the model, as ``bf16_full_eval``
+    does; that of the other parameters of ``model`` is restored here.
+    """
+    params = set() if model is None or not optimizers else set(model.parameters())
+    for optimizer in optimizers:
+        params.difference_update(param for group in optimizer.param_groups for param in group["params"])
     with ExitStack() as stack:
+        for param in params:
+            stack.callback(restore_dtype, param, param.detach())
         for optimizer in optimizers:
             stack.enter_context(optimizer.swap_ema_params())
         yield

@@ -38,7 +38,8 @@ def export_steps(_: object, state_dict: dict[str, Any]) -> dict[str, Any]:
 
 
 def _export_step(step: Any) -> Tensor:
-    tensor: Tensor = torch.as_tensor(step).detach()
+    # On the CPU, whatever the default device is.
+    tensor = step.detach() if isinstance(step, Tensor) else torch.tensor(step, device="cpu")
     return tensor if tensor.is_meta else tensor.cpu().to(torch.float64)
 
 

@@ -8,7 +8,7 @@ from itertools import repeat
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
-from torch_aclnn_ops._torch_compat.optimizer import foreach_copy_, has_alias, storage_uses, uses_of_one_tensor
+from torch_aclnn_ops._torch_compat.optimizer import foreach_copy_, has_alias, storage_uses
 from torch_aclnn_ops.optim._counts import Captures, StepCounts
 from torch_aclnn_ops.optim._states import (
     CachedState,
@@ -103,14 +103,14 @@ class FlatBuffer:
     def _create_grads(self) -> None:
         self.grads = torch.zeros_like(self.weights)
         self._grad_views = [self._view(self.grads, i) for i in range(len(self.params))]
-        self._uses_of_a_grad_view = storage_uses(self._grad_views[0])  # on a CPU, where it has a storage for itself
+        self._uses_of_a_grad_view = storage_uses(self._grad_views[0])
 
     def _view(self, buffer: Tensor, i: int) -> Tensor:
         """Return a view of a parameter's part of a buffer, in the parameter's shape."""
         param = self.params[i]
-        part = buffer[self._begins[i] : self._begins[i] + param.numel()]
-        if buffer.is_cpu:
-            part = from_dlpack(part)  # a separate storage over the same memory, so that pickling excludes the buffer
+        # A separate storage over the same memory: pickling then excludes the rest of the buffer, and safetensors and
+        # accelerate do not take the parameters for tied ones.
+        part = from_dlpack(buffer[self._begins[i] : self._begins[i] + param.numel()])
         return part.as_strided(param.shape, param.stride())
 
     def _adopt_states(self, params: Iterable[Tensor]) -> None:
@@ -126,8 +126,7 @@ class FlatBuffer:
 
     def _remember_states(self) -> None:
         self._cached = CachedState(self.params, self._all_states)
-        self._addresses, self._addresses_of_ends = self._cached.addresses(), self._cached.addresses((0, -1))
-        self._uses_of_states: list[int] = []
+        self._addresses = self._cached.addresses()
 
     def is_current(self, states: MutableMapping[Tensor, Any], have_moved: bool) -> bool:
         """Return whether parameters (checked only if ``have_moved``) and states are still views of the buffers."""
@@ -135,19 +134,8 @@ class FlatBuffer:
             return False
         if list(map(Tensor.stride, self.params)) != self._strides:  # p.data = p.data.t() does not move a parameter
             return False
-        return self._cached.is_current(self.params, states) and self._have_states_same_data()
-
-    def _have_states_same_data(self) -> bool:
-        """Return whether the states are still views of the buffers, which ``state.data = ...`` would change.
-
-        On a device, where all views have one storage, the addresses of all states are compared only if the number of
-        its tensors has changed, or the data of the first or last parameter.
-        """
-        uses = [] if self.steps.is_cpu else [storage_uses(buffer) for buffer in (*self.states.values(), self.steps)]
-        if uses and uses == self._uses_of_states and self._cached.addresses((0, -1)) == self._addresses_of_ends:
-            return True
-        self._uses_of_states = uses
-        return self._cached.addresses() == self._addresses
+        # state.data = ... leaves the buffers.
+        return self._cached.is_current(self.params, states) and self._cached.addresses() == self._addresses
 
     def has_own_grads(self) -> bool:
         """Return whether all gradients are already views of their buffer."""
@@ -188,10 +176,7 @@ class FlatBuffer:
         unused = [view for grad, view in zip(grads, self._grad_views, strict=True) if grad is not view]
         if any(references != _references_in_two_lists() for references in _references(unused)):
             return True
-        if self.grads.is_cpu:
-            return any(storage_uses(view) > self._uses_of_a_grad_view for view in unused)
-        others = len(self._grad_views) + len(self._full_runs)
-        return storage_uses(self.grads) > uses_of_one_tensor() + others
+        return any(storage_uses(view) > self._uses_of_a_grad_view for view in unused)
 
     def _check_captured_runs(self, has_grad: list[bool]) -> None:
         """Raise if replays would update a parameter with the step count of another one that differs."""

@@ -76,6 +76,7 @@ class FlatGroup:
         params = group["params"]
         return (
             self._is_complete
+            and group["master_weights"] == self._master_weights
             and len(params) == len(self._params)
             and all(map(is_, params, self._params))
             and all(buffer.is_current(states, have_moved) for buffer in self.buffers)

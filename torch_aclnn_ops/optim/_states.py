@@ -130,10 +130,11 @@ class CachedState:
     Args:
         params: The parameters. Those that were never updated have no state.
         states: The optimizer's states, initialized by :func:`init_missing_state`.
+        option: The group's ``master_weights``.
     """
 
-    def __init__(self, params: Sequence[Tensor], states: MutableMapping[Tensor, Any]) -> None:
-        self._all_params, self._states = list(params), states
+    def __init__(self, params: Sequence[Tensor], states: MutableMapping[Tensor, Any], option: bool = True) -> None:
+        self._all_params, self._states, self._option = list(params), states, option
         self.params = [param for param in params if has_state(states, param)]
         self._others = [param for param in params if not has_state(states, param)]
         found = [states[param] for param in self.params]
@@ -159,21 +160,18 @@ class CachedState:
             found += map(dict.get, dicts, repeat(name))
         return found
 
-    def is_current(self, params: Sequence[Tensor], states: MutableMapping[Tensor, Any]) -> bool:
-        """Return whether the cache is valid for these parameters and states."""
-        if states is not self._states or len(params) != len(self._all_params):
+    def is_current(self, params: Sequence[Tensor], states: MutableMapping[Tensor, Any], option: bool = True) -> bool:
+        """Return whether the cache is valid for these parameters, states and option."""
+        if states is not self._states or option != self._option or len(params) != len(self._all_params):
             return False
         if not all(map(is_, params, self._all_params)):
             return False
         found = self._snapshot()
         return len(found) == len(self._found) and all(map(is_, found, self._found))
 
-    def addresses(self, places: Sequence[int] | None = None) -> list[int]:
-        """Return the addresses of the data of the states, or of those at some places of the lists."""
-        lists = [*self.lists, self.masters] if self.has_masters else self.lists
-        if places is None or not self.params:
-            return list(map(Tensor.data_ptr, chain(*lists)))
-        return [tensors[i].data_ptr() for tensors in lists for i in places]
+    def addresses(self) -> list[int]:
+        """Return the addresses of the data of the states."""
+        return list(map(Tensor.data_ptr, chain(*self.lists, self.masters if self.has_masters else ())))
 
     def new_params(self) -> list[Tensor]:
         """Return the parameters that have a gradient but no state yet."""

@@ -4,7 +4,9 @@ import inspect
 from collections.abc import Callable
 from contextlib import ContextDecorator, suppress
 from functools import partial
+from itertools import chain, zip_longest
 from typing import Any, NamedTuple, TypeVar
+from weakref import ref
 
 from torch_aclnn_ops._torch_compat.fsdp import is_in_fsdp1_unit
 from torch_aclnn_ops.ops.ema_adam.kernels import is_plain, local
@@ -16,6 +18,7 @@ from torch_aclnn_ops.optim._states import describe_params, states_of_params
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _RUN_LATER = inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction
@@ -93,6 +96,10 @@ class Exchange:
         self._averages = [local(states[param]["ema_params"]) for param in self._owners]
         with torch.inference_mode(False), torch.no_grad():  # the weights may become the data of the parameters
             self._weights = [local(param).clone() for param in self._owners]
+        self._storages = [ref(local(param).untyped_storage()) for param in self._owners]
+        # Frozen parameters and others without an average, which the block may convert with the model.
+        owners, params = set(self._owners), chain.from_iterable(group["params"] for group in optimizer.param_groups)
+        self._others = [(one, local(one).detach()) for one in params if one not in owners and not is_lazy(one)]
         self._pending: tuple[list[_Write], list[object]] = [], []
         self._kept: dict[Tensor, Exception] = {}  # parameters whose weights could not be restored, and why
         self.is_inside = True  # whether the parameters should hold their averages
@@ -160,10 +167,9 @@ class Exchange:
         between the calls made by ``map``, and the length of the list of results is the number of calls made.
         """
         if self.is_inside:
-            self._pending = (
-                [write for pair in zip(self._averaging(), self._restoring(), strict=True) for write in pair],
-                [],
-            )
+            # Each weight after its average; the last ones belong to parameters without an average.
+            pairs = zip_longest(self._averaging(), self._restoring())
+            self._pending = [write for pair in pairs for write in pair if write is not None], []
             self.is_inside = False
         elif self._kept:
             self._pending = [write for write in self._restoring() if write.owner in self._kept], []
@@ -185,10 +191,12 @@ class Exchange:
 
     def _averaging(self) -> "list[_Write]":
         writes = []
-        for owner, average, weights in zip(self._owners, self._averages, self._weights, strict=True):
+        lists = self._owners, self._averages, self._weights, self._storages
+        for owner, average, weights, storage in zip(*lists, strict=True):
             param = local(owner)
             call: Call = partial(Tensor.copy_, average, param)
-            if not average.dtype == param.dtype == weights.dtype:
+            has_been_converted = param.untyped_storage() is not storage()  # possibly there and back
+            if has_been_converted or not average.dtype == param.dtype == weights.dtype:
                 call = partial(_copy_changed, average, param, weights.dtype)
             writes.append(_Write(owner, False, call))
         return writes
@@ -200,9 +208,10 @@ class Exchange:
             param = local(owner)
             call: Call = partial(Tensor.copy_, param, weights)
             if param.dtype != weights.dtype:
-                call = partial(_restore_dtype, owner, weights)
+                call = partial(restore_dtype, owner, weights)
             writes.append(_Write(owner, True, call))
-        return writes
+        converted = [(param, weights) for param, weights in self._others if param.dtype != weights.dtype]
+        return writes + [_Write(param, True, partial(restore_dtype, param, weights)) for param, weights in converted]
 
 
 class _Write(NamedTuple):
@@ -214,14 +223,18 @@ class _Write(NamedTuple):
 def _copy_changed(average: Tensor, param: Tensor, dtype: torch.dtype) -> None:
     """Copy changed elements of a parameter to its average; unchanged ones keep their precision.
 
-    The average was written to the parameter in ``dtype``; the block may have converted the parameter to another one.
+    The average was written to the parameter in ``dtype``; the block may have converted the parameter to another one,
+    and back.
     """
     param = param.to(average.device)  # trainers may move states to the host after training
-    is_untouched = average.to(dtype).to(param.dtype) == param
+    given = average.to(dtype)
+    is_untouched = given.to(param.dtype) == param
+    for other in (torch.float16, torch.bfloat16):
+        is_untouched |= given.to(other).to(param.dtype) == param
     average.copy_(torch.where(is_untouched, average, param.to(average.dtype)))
 
 
-def _restore_dtype(param: Tensor, weights: Tensor) -> None:
+def restore_dtype(param: Tensor, weights: Tensor) -> None:
     """Replace the data of a parameter that was converted to another dtype; it can be repeated after any exception."""
     if param.dtype == weights.dtype:
         return

@@ -315,13 +315,13 @@ class FusedEmaAdam(AveragingOptimizer):
         """
         group, cached = self.param_groups[i], self._cached.get(i)
         all_params = self._flat_groups[i].rest if is_flattened else group["params"]
-        if cached is None or have_moved or not cached.is_current(all_params, self.state) or cached.new_params():
+        given = all_params, self.state, group["master_weights"]
+        if cached is None or have_moved or not cached.is_current(*given) or cached.new_params():
             self._captures.before_new_states()
             for param in all_params:
                 if param.grad is not None or has_state(self.state, param):
-                    dtype = dtype_of_states(param, group["master_weights"])
-                    self._warn(init_missing_state(self.state[param], param, dtype))
-            cached = self._cached[i] = CachedState(all_params, self.state)
+                    self._warn(init_missing_state(self.state[param], param, dtype_of_states(param, given[-1])))
+            cached = self._cached[i] = CachedState(*given)
         if cached.are_params_modified():
             sync_masters_from_params(cached.masters, cached.params)
         all_grads = [param.grad for param in cached.params]
