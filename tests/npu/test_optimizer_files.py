@@ -25,8 +25,8 @@ def _step(model, optimizer):
     optimizer.step()
 
 
-def _copies(model):
-    return {name: tensor.cpu().clone() for name, tensor in model.state_dict().items()}
+def _copies(tensors):
+    return {name: tensor.cpu().clone() for name, tensor in tensors.items()}
 
 
 def _equal(one, other):
@@ -39,15 +39,15 @@ def test_accelerate_saves_and_loads_every_parameter(flatten, tmp_path):
     model, optimizer = accelerator.prepare(*_model_and_optimizer(flatten, "cpu"))
     assert next(model.parameters()).device.type == "npu"
     _step(model, optimizer)
-    weights = _copies(model)
-    averages = unwrap(optimizer).ema_state_dict(model)
+    weights = _copies(model.state_dict())
+    averages = _copies(unwrap(optimizer).ema_state_dict(model))
     accelerator.save_state(tmp_path / "state")
     accelerator.save_model(model, tmp_path / "weights")
     with unwrap(optimizer).swap_ema_params():
         accelerator.save_model(model, tmp_path / "averages")
     _step(model, optimizer)
     accelerator.load_state(tmp_path / "state")
-    assert _equal(_copies(model), weights)
+    assert _equal(_copies(model.state_dict()), weights)
     assert _equal(load_file(tmp_path / "weights" / "model.safetensors"), weights)
     assert _equal(load_file(tmp_path / "averages" / "model.safetensors"), averages)
 
@@ -56,11 +56,11 @@ def test_accelerate_saves_and_loads_every_parameter(flatten, tmp_path):
 def test_safetensors_saves_and_loads_every_parameter(flatten, tmp_path):
     model, optimizer = _model_and_optimizer(flatten)
     _step(model, optimizer)
-    weights = _copies(model)
+    weights = _copies(model.state_dict())
     save_model(model, tmp_path / "model.safetensors")
     _step(model, optimizer)
     load_model(model, tmp_path / "model.safetensors", device="npu:0")
-    assert _equal(_copies(model), weights)
+    assert _equal(_copies(model.state_dict()), weights)
 
 
 @pytest.mark.parametrize("what", ["layer", "state"])
