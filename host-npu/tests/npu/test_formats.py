@@ -30,6 +30,7 @@ def _tiled_pair():
         lambda tensor: torch.stack([tensor.flatten(), tensor.reshape(-1)]),
         lambda tensor: tensor.add_(1),
         lambda tensor: torch.mul(tensor, 2, out=tensor),
+        lambda tensor: torch.mul(tensor, tensor, out=tensor),
         lambda tensor: tensor[3:5] - tensor.mean(),
     ],
 )

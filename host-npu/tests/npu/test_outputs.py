@@ -1,0 +1,37 @@
+"""A tensor that is an output and an input of one call."""
+
+import pytest
+import torch
+from torch import Tensor
+
+
+def _column() -> Tensor:
+    return torch.ones(3, 1, device="npu")
+
+
+def _matrix() -> Tensor:
+    return torch.full((3, 4), 2.0, device="npu")
+
+
+_LARGER = {
+    "add": lambda x: torch.add(x, _matrix(), out=x),
+    "where": lambda x: torch.where(x > 0, _matrix(), x, out=x),
+    "lerp": lambda x: torch.lerp(x, _matrix(), 0.5, out=x),
+    "addcmul": lambda x: torch.addcmul(x, _matrix(), _matrix(), out=x),
+    "logical_xor_": lambda x: x.logical_xor_(_matrix()),
+    "ldexp_": lambda x: x.ldexp_(_matrix()),
+}
+
+
+@pytest.mark.parametrize("name", _LARGER)
+def test_an_output_that_is_an_input_is_not_resized(name):
+    x = _column()
+    with pytest.raises(RuntimeError, match=r"output with shape \[3, 1\] doesn't match the broadcast shape \[3, 4\]"):
+        _LARGER[name](x)
+    assert x.tolist() == [[1], [1], [1]]
+
+
+def test_an_output_that_is_every_input_holds_the_result():
+    x = _matrix()
+    assert torch.addcmul(x, x, x, out=x) is x
+    assert x.tolist() == [[6] * 4] * 3
