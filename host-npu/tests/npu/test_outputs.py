@@ -1,4 +1,4 @@
-"""A tensor that is an output and an input of one call."""
+"""Outputs that are inputs, too, and results of dtypes that the kernels of the CPU do not have."""
 
 import pytest
 import torch
@@ -35,3 +35,16 @@ def test_an_output_that_is_every_input_holds_the_result():
     x = _matrix()
     assert torch.addcmul(x, x, x, out=x) is x
     assert x.tolist() == [[6] * 4] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
+def test_histc_counts_integers(dtype):
+    experts = torch.tensor([0, 2, 2, 3, 7, 7, 7], device="npu").to(dtype)
+    counts = torch.histc(experts, 8, 0, 7)
+    assert (counts.dtype, counts.tolist()) == (dtype, [1, 0, 2, 1, 0, 0, 0, 3])
+
+
+def test_histc_counts_integers_into_an_output():
+    out = torch.empty(0, dtype=torch.int64, device="npu")
+    assert torch.histc(torch.tensor([1, 5, 9], device="npu"), 2, out=out) is out
+    assert out.tolist() == [1, 2]
