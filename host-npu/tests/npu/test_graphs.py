@@ -45,6 +45,7 @@ CALLS = {
     "a result that has its memory": lambda x: torch.mul(x, 3, out=torch.empty_like(x)),
     "a result that gets its size": _resized,
     "a result that is every operand": lambda x: _squared(x + 1),
+    "a result that is a conjugate": lambda x: torch.complex(x, x).conj_physical_().imag,
     "counts of integers": lambda x: torch.histc(x.int(), 4, 0, 8),
     "several results": lambda x: torch.stack(x.topk(2).indices.to(x.dtype).split(1)),
     "a list of tensors": lambda x: torch.stack(torch._foreach_mul([x, x + 1], 2.0)),

@@ -1,4 +1,4 @@
-"""Outputs that are inputs, too, and results of dtypes that the kernels of the CPU do not have."""
+"""Outputs that are inputs, too, integers in histc, and complex numbers in place."""
 
 import pytest
 import torch
@@ -48,3 +48,11 @@ def test_histc_counts_integers_into_an_output():
     out = torch.empty(0, dtype=torch.int64, device="npu")
     assert torch.histc(torch.tensor([1, 5, 9], device="npu"), 2, out=out) is out
     assert out.tolist() == [1, 2]
+
+
+def _complex() -> Tensor:
+    return torch.tensor([1 + 2j, 3 + 4j], device="npu")
+
+
+def test_conj_physical_changes_the_tensor_in_place():
+    assert _complex().conj_physical_().tolist() == [1 - 2j, 3 - 4j]
