@@ -49,6 +49,13 @@ def test_a_part_of_it_is_not_written():
     assert torch.equal(tiled.cpu(), rows.cpu())
 
 
+def test_a_number_of_a_part_of_it_is_not_read():
+    tiled, rows = _tiled_pair()
+    with pytest.raises(RuntimeError, match="torch_npu reads a wrong number from a part of a tensor in a private"):
+        tiled[1, 1].item()
+    assert (tiled[1, 1] + 0).item() == rows[1, 1].item()
+
+
 def _assign_and_wait(tiled):
     tiled[3:5] = 1
     torch.npu.synchronize()

@@ -1,4 +1,4 @@
-"""Outputs that are inputs, too, integers in histc, and complex numbers in place."""
+"""Outputs that are inputs, too, integers in histc, and complex numbers that are written."""
 
 import pytest
 import torch
@@ -52,6 +52,32 @@ def test_histc_counts_integers_into_an_output():
 
 def _complex() -> Tensor:
     return torch.tensor([1 + 2j, 3 + 4j], device="npu")
+
+
+_CONJUGATED = {
+    "copy_": lambda: _complex().conj().copy_(_complex()),
+    "copy_ of the host": lambda: _complex().conj().copy_(torch.ones(2, dtype=torch.complex64)),
+    "copy_ to the host": lambda: torch.zeros(2, dtype=torch.complex64).conj().copy_(_complex()),
+    "mul_": lambda: _complex().conj().mul_(2j),
+    "fill_": lambda: _complex().conj().fill_(1j),
+    "an assignment": lambda: _complex().conj().__setitem__(0, 5 + 6j),
+    "out": lambda: torch.add(_complex(), 1, out=_complex().conj()),
+}
+
+
+@pytest.mark.parametrize("name", _CONJUGATED)
+def test_a_conjugate_is_not_written_to(name):
+    with pytest.raises(RuntimeError, match="torch_npu does not conjugate what is written to a conjugate"):
+        _CONJUGATED[name]()
+
+
+def test_conjugates_are_copied():
+    x = _complex()
+    z = torch.zeros_like(x)
+    assert z.copy_(x.conj()).tolist() == [1 - 2j, 3 - 4j]
+    assert z.conj().copy_(x.conj()).resolve_conj().tolist() == [1 - 2j, 3 - 4j]
+    assert x.conj().cpu().tolist() == x.conj().clone().tolist() == [1 - 2j, 3 - 4j]
+    assert x.cpu().conj().copy_(torch.ones(2)).tolist() == [1, 1]
 
 
 def test_conj_physical_changes_the_tensor_in_place():
