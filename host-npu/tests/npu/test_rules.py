@@ -230,7 +230,7 @@ _FUNCTIONS = [
         (
             (3, t(5, 4, dtype=_B), "values has dtype bfloat16 instead of float32, float16 or int32"),
             (5, t(2, 4, dtype=_F), "newValues has dtype float32 instead of values's float16"),
-            (4, t(2, 2, dtype=_I32), "newIndices has shape [2, 2] instead of [U, M], where U is 2 and M is 3"),
+            (4, t(2, 2, dtype=_I32), "newIndices has shape [2, 2] instead of [U, M], where M is 3 and U is 2"),
         ),
     ),
     Function(
