@@ -62,6 +62,8 @@ class CapturedCall {
     Stack arguments_;
     // One for each tensor of the arguments in their order; nullopt for a tensor of the host.
     std::vector<std::optional<PlacedTensor>> tensors_;
+    // For each of them the first one that is the same tensor: a kernel must not resize an output that is an input, too.
+    std::vector<std::size_t> same_;
     std::optional<SeedOfReplay> seed_;
     std::vector<Copy> resized_;
     std::vector<Copy> results_;
@@ -93,6 +95,11 @@ at::Tensor copy_on_host(const at::Tensor& tensor) {
 
 CapturedCall::CapturedCall(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, c10::Device device)
     : op_(op), device_(device) {
+    const auto originals = tensors_of(arguments);
+    for (const auto& tensor : originals) {
+        const auto is_it = [&](const at::Tensor& other) { return other.is_same(tensor); };
+        same_.push_back(static_cast<std::size_t>(std::ranges::find_if(originals, is_it) - originals.begin()));
+    }
     for (const auto& argument : arguments) {
         if (argument.isDevice() && argument.toDevice().is_privateuseone()) {
             arguments_.emplace_back(c10::Device(c10::kCPU));
@@ -115,8 +122,10 @@ CapturedCall::Outcome CapturedCall::compute() const {
     PlacedViews views;
     for (const auto& argument : arguments_) {
         outcome.results.push_back(with_tensors(argument, [&](const at::Tensor& tensor) {
-            const auto& placed = tensors_[outcome.arguments.size()];
-            return outcome.arguments.emplace_back(placed ? views.view(*placed) : tensor);
+            const auto index = outcome.arguments.size();
+            const auto& placed = tensors_[index];
+            const auto known = same_[index] < index ? outcome.arguments[same_[index]] : at::Tensor();
+            return outcome.arguments.emplace_back(known.defined() ? known : placed ? views.view(*placed) : tensor);
         }));
     }
     std::vector<c10::IValue*> pointers;
@@ -129,7 +138,7 @@ CapturedCall::Outcome CapturedCall::compute() const {
 void CapturedCall::follow_resized(const Outcome& outcome, const std::vector<at::Tensor>& originals) {
     for (std::size_t index = 0; index < tensors_.size(); ++index) {
         const auto& view = outcome.arguments[index];
-        if (!tensors_[index] || still_matches(view, *tensors_[index])) continue;
+        if (!tensors_[index] || same_[index] != index || still_matches(view, *tensors_[index])) continue;
         const bool moved = has_moved(view, *tensors_[index]);
         const auto source = dense(view);
         originals[index].resize_(source.sizes());

@@ -25,6 +25,7 @@
 #include "host_npu_aten/operators.h"
 #include "host_npu_aten/products.h"
 #include "host_npu_aten/random.h"
+#include "host_npu_aten/refusals.h"
 #include "host_npu_aten/views.h"
 
 namespace host_npu {
@@ -153,6 +154,7 @@ void register_kernels() {
     kernels.impl("native_dropout", TORCH_FN(dropout));
     kernels.impl("randperm", TORCH_FN(permutation));
     kernels.impl("randperm.out", TORCH_FN(permutation_out));
+    register_refusals(kernels);
     for (auto* const library : {&kernels, &autograd}) {
         library->impl("_thnn_fused_lstm_cell", TORCH_FN(lstm_cell));
         library->impl("_thnn_fused_gru_cell", TORCH_FN(gru_cell));

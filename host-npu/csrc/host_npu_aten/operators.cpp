@@ -112,9 +112,11 @@ bool is_replaced_composite(const c10::OperatorHandle& op) {
     return is_composite_on_host(op) && has_kernel_of_torch_npu(op);
 }
 
-// Composites that call other operators for an NPU than for the CPU, or one operator for each tensor of a list.
+// Composites that call other operators for an NPU than for the CPU, one operator for each tensor of a list, or a kernel
+// that an NPU does not have.
 bool chooses_by_device(const std::string& name) {
-    return name == "aten::convolution" || name == "aten::convolution_backward" || name.starts_with("aten::_foreach_");
+    return name == "aten::convolution" || name == "aten::convolution_backward" || name == "aten::conj_physical_" ||
+           name.starts_with("aten::_foreach_");
 }
 
 }  // namespace

@@ -36,18 +36,14 @@ bool multiplies_matrices(std::string_view name) {
 
 namespace {
 
-std::vector<at::Tensor> floating_tensors(c10::ArrayRef<c10::IValue*> arguments) {
+std::vector<at::Tensor> defined_tensors(c10::ArrayRef<c10::IValue*> arguments) {
     std::vector<at::Tensor> found;
     for (const auto* const argument : arguments) {
         if (argument->isTensor()) found.push_back(argument->toTensor());
         if (argument->isTensorList()) std::ranges::copy(argument->toTensorVector(), std::back_inserter(found));
     }
-    std::erase_if(found, [](const auto& tensor) { return !tensor.defined() || !tensor.is_floating_point(); });
+    std::erase_if(found, [](const auto& tensor) { return !tensor.defined(); });
     return found;
-}
-
-at::Tensor widened(const at::Tensor& tensor) {
-    return tensor.defined() && has_16_bits(tensor) ? tensor.to(at::kFloat) : tensor;
 }
 
 }  // namespace
@@ -76,11 +72,19 @@ bool has_16_bits(const at::Tensor& tensor) {
 }
 
 WideArguments::WideArguments(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue*> arguments) {
-    if (!multiplies_matrices(op.operator_name().name)) return;
-    const auto tensors = floating_tensors(arguments);
+    const bool counts = op.operator_name().name == "aten::histc";
+    if (!counts && !multiplies_matrices(op.operator_name().name)) return;
+    auto tensors = defined_tensors(arguments);
+    if (!counts) std::erase_if(tensors, [](const auto& tensor) { return !tensor.is_floating_point(); });
     const auto is_like_first = [&](const auto& tensor) { return tensor.scalar_type() == tensors[0].scalar_type(); };
-    if (tensors.empty() || !has_16_bits(tensors[0]) || !std::ranges::all_of(tensors, is_like_first)) return;
-    dtype_ = tensors[0].scalar_type();
+    if (tensors.empty() || !std::ranges::all_of(tensors, is_like_first)) return;
+    const auto dtype = tensors[0].scalar_type();
+    if (counts ? !at::isIntegralType(dtype, false) : !has_16_bits(tensors[0])) return;
+    narrow_ = dtype;
+    wide_ = counts ? at::kDouble : at::kFloat;
+    const auto widened = [&](const at::Tensor& tensor) {
+        return tensor.defined() && tensor.scalar_type() == narrow_ ? tensor.to(wide_) : tensor;
+    };
     for (std::size_t index = 0; index < arguments.size(); ++index) {
         auto& argument = *arguments[index];
         const auto* const alias = op.schema().arguments()[index].alias_info();
@@ -114,8 +118,8 @@ void WideArguments::round_result(c10::IValue& result, const at::Tensor& out) con
     const auto written = std::ranges::find_if(written_, [&](const auto& pair) { return pair.wide.is_same(tensor); });
     if (written != written_.end()) {
         result = written->narrow;
-    } else if (tensor.defined() && tensor.scalar_type() == at::kFloat) {
-        result = tensor.to(dtype_);
+    } else if (tensor.defined() && tensor.scalar_type() == wide_) {
+        result = tensor.to(narrow_);
     }
 }
 

@@ -1,4 +1,5 @@
-// Products of 16-bit matrices in float32, rounded once, as a device's cubes compute them.
+// Arguments in a wider dtype than their own: products of 16-bit matrices are computed in float32 and rounded once, as a
+// device's cubes do, and integers, which a device counts by histc and the CPU's kernel does not, in float64.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,12 +24,12 @@ bool multiplies_matrices(std::string_view name);
 std::optional<std::vector<std::int64_t>> shape_of_product(const c10::OperatorHandle& op,
                                                           c10::ArrayRef<c10::IValue*> arguments);
 
-// The 16-bit arguments of an operator in float32, if the operator multiplies matrices.
+// The arguments of an operator in a wider dtype, if it multiplies 16-bit matrices or counts integers.
 class WideArguments {
   public:
     // Puts wide tensors in the place of the arguments, unless they have several dtypes, which is the kernel's concern.
     WideArguments(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue*> arguments);
-    bool are_wide() const { return dtype_ != at::kFloat; }
+    bool are_wide() const { return narrow_ != wide_; }
     // Rounds the arguments that the operator has written to, and its result in place of it: to `out`, if that is
     // defined.
     void round_written() const;
@@ -40,7 +41,7 @@ class WideArguments {
         at::Tensor wide;
     };
 
-    at::ScalarType dtype_ = at::kFloat;
+    at::ScalarType narrow_ = at::kFloat, wide_ = at::kFloat;
     std::vector<Written> written_;
 };
 

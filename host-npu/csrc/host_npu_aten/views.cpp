@@ -92,6 +92,10 @@ at::Tensor Views::view(const at::Tensor& argument, bool may_be_on_host, bool is_
     set_device(argument.device());
     require_dtype_of_chip(argument);
     const auto tensor = in_base_format(argument, is_written);
+    // A kernel asks whether its output is one of its inputs, which it must not resize.
+    for (const auto& known : views_) {
+        if (known.on_device.is_same(tensor)) return known.on_host;
+    }
     const auto& memory = host_storage(tensor);
     auto on_host = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(memory.on_host),
                                                             c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());

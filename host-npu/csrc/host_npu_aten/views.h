@@ -16,8 +16,9 @@ bool is_in_base_format(const at::Tensor& tensor);
 // The CPU views of one operator's NPU tensors. Tensors that share a storage have views that do.
 class Views {
   public:
-    // Returns a view of an NPU tensor, or the tensor itself if it is the host's. Of a tensor in a private format, whose
-    // strides say nothing, it is a view of a copy in a base format, which is written back if the operator writes to it.
+    // Returns a view of an NPU tensor, the same one for the same tensor, or the tensor itself if it is the host's. Of a
+    // tensor in a private format, whose strides say nothing, it is a view of a copy in a base format, which is written
+    // back if the operator writes to it.
     at::Tensor view(const at::Tensor& tensor, bool may_be_on_host, bool is_written);
     // Throws if tensors of the host that may not be there came with those of a device.
     void refuse_host_tensors() const;

@@ -30,6 +30,7 @@ def _tiled_pair():
         lambda tensor: torch.stack([tensor.flatten(), tensor.reshape(-1)]),
         lambda tensor: tensor.add_(1),
         lambda tensor: torch.mul(tensor, 2, out=tensor),
+        lambda tensor: torch.mul(tensor, tensor, out=tensor),
         lambda tensor: tensor[3:5] - tensor.mean(),
     ],
 )
@@ -46,6 +47,13 @@ def test_a_part_of_it_is_not_written():
     with pytest.raises(RuntimeError, match="a part of a tensor in a private format is not simulated: cast"):
         _assign_and_wait(tiled)
     assert torch.equal(tiled.cpu(), rows.cpu())
+
+
+def test_a_number_of_a_part_of_it_is_not_read():
+    tiled, rows = _tiled_pair()
+    with pytest.raises(RuntimeError, match="torch_npu reads a wrong number from a part of a tensor in a private"):
+        tiled[1, 1].item()
+    assert (tiled[1, 1] + 0).item() == rows[1, 1].item()
 
 
 def _assign_and_wait(tiled):

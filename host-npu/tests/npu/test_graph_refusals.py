@@ -48,6 +48,10 @@ def _wait_for(event: "torch.npu.Event") -> None:
     event.wait()
 
 
+def _add_to(out: Tensor, x: Tensor) -> None:
+    torch.add(out, x, out=out)
+
+
 _HOST, _PINNED = torch.zeros(4), torch.zeros(4).pin_memory()
 _STREAM = "to wait for a stream is not possible while a graph is captured on this stream"
 # A name, the call, and what the error says.
@@ -76,6 +80,7 @@ REFUSED: list[tuple[str, Callable[[Tensor], object], str]] = [
     ("a seed", lambda x: torch.npu.manual_seed(torch.npu.initial_seed() + 1), "only if new seed is the same"),
     ("a shape that does not fit", lambda x: x + torch.ones(3, device="npu"), "must match the size"),
     ("a tensor of the host", lambda x: x + torch.ones(4), "all tensors to be on the same device"),
+    ("an output that is an input", lambda x: _add_to(x[:1].clone(), x), "doesn't match the broadcast shape"),
 ]  # fmt: skip
 
 

@@ -36,10 +36,17 @@ def _resized(x: Tensor) -> Tensor:
     return torch.add(x, 1, out=torch.empty(0, device="npu"))
 
 
+def _squared(x: Tensor) -> Tensor:
+    return torch.mul(x, x, out=x)
+
+
 CALLS = {
     "a new result": lambda x: x * 2 + 1,
     "a result that has its memory": lambda x: torch.mul(x, 3, out=torch.empty_like(x)),
     "a result that gets its size": _resized,
+    "a result that is every operand": lambda x: _squared(x + 1),
+    "a result that is a conjugate": lambda x: torch.complex(x, x).conj_physical_().imag,
+    "counts of integers": lambda x: torch.histc(x.int(), 4, 0, 8),
     "several results": lambda x: torch.stack(x.topk(2).indices.to(x.dtype).split(1)),
     "a list of tensors": lambda x: torch.stack(torch._foreach_mul([x, x + 1], 2.0)),
     "a view": lambda x: x.view(2, 2).t()[1:].mul(5),

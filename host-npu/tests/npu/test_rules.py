@@ -225,6 +225,15 @@ _FUNCTIONS = [
         free=((0, 0),),
     ),
     Function(
+        "aclnnCoalesceSparse",
+        (*(t(2, dtype=_I32), t(5, dtype=_I32), t(5, 3, dtype=_I32)), t(5, 4), t(2, 3, dtype=_I32), t(2, 4)),
+        (
+            (3, t(5, 4, dtype=_B), "values has dtype bfloat16 instead of float32, float16 or int32"),
+            (5, t(2, 4, dtype=_F), "newValues has dtype float32 instead of values's float16"),
+            (4, t(2, 2, dtype=_I32), "newIndices has shape [2, 2] instead of [U, M], where M is 3 and U is 2"),
+        ),
+    ),
+    Function(
         "aclnnDynamicQuantV2",
         (_X, None, None, 2, t(4, 8, dtype=_I8), t(4, dtype=_F), None),
         (
