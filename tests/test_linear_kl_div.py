@@ -477,6 +477,14 @@ def test_compiled_code_gives_the_results_of_eager_code_in_one_graph(reduction, t
     )
 
 
+def test_compiled_code_with_a_teachers_head_takes_any_number_of_rows():
+    (input, weight, _), (rows, head, _) = student(torch.float32), head_of_teacher(torch.float32)
+    compiled = torch.compile(F.linear_kl_div, fullgraph=True, backend="aot_eager")
+    for number in (4, 7, 3):
+        given = input[:number], weight, rows[:number], head
+        torch.testing.assert_close(compiled(*given), F.linear_kl_div(*given))
+
+
 def test_meta_tensors_have_the_results_shapes():
     of_student = [one.to("meta").detach().requires_grad_() for one in student(torch.bfloat16)]
     of_teacher = [one.to("meta") for one in head_of_teacher(torch.bfloat16)]

@@ -374,6 +374,35 @@ def test_a_model_that_saves_no_memory_is_told_of_once_and_one_that_does_never(re
     assert "its head was replaced or got adapters after patch_model" in str(warning.message)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("cast", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_class_weights_of_the_dtype_of_cast_logits_are_those_of_the_model_as_it_was(dtype, cast):
+    def weighted(logits, labels, **_):
+        weight = torch.linspace(0.5, 1, CLASSES, dtype=cast)
+        return nn.functional.cross_entropy(logits.to(cast).flatten(0, 1), labels.flatten(), weight=weight)
+
+    losses = []
+    for model in (make().to(dtype), patch_model(make().to(dtype))):
+        model.loss_function = weighted
+        losses.append(model.train()(**batch()).loss)
+    assert losses[1].dtype == losses[0].dtype == cast
+    torch.testing.assert_close(*losses, rtol=2e-2 if torch.bfloat16 in (dtype, cast) else 1e-5, atol=0)
+
+
+def test_a_transform_of_torch_func_is_not_warned_of(recwarn):
+    model = patch_model(make()).train()
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+    torch.func.grad(lambda weights: torch.func.functional_call(model, weights, (), batch()).loss)(weights)
+    assert not [one for one in recwarn if "patch_model" in str(one.message)]
+
+
+def test_a_head_in_evaluation_mode_is_told_of():
+    model = patch_model(make()).train()
+    model.lm_head.eval()
+    with pytest.warns(UserWarning, match="saves no memory: its head is in evaluation mode; call train"):
+        model(**batch())
+
+
 def test_labels_that_are_given_by_position_are_told_of_too(recwarn):
     model = patch_model(make())
     model.lm_head.register_forward_hook(lambda linear, inputs, output: output.sigmoid())
@@ -423,11 +452,11 @@ REFUSALS = {
     ),
     "a wrapper": (lambda: nn.DataParallel(make()), TypeError, "but it is a DataParallel; call it before"),
     "a compiled model": (lambda: torch.compile(make()), TypeError, "but it is a OptimizedModule; call it before"),
-    "no head": (lambda: make().model, TypeError, r"get_output_embeddings\(\) of this LlamaModel is a NoneType"),
+    "no head": (lambda: make().model, TypeError, r"get_output_embeddings\(\) of this LlamaModel is None"),
     "a head without linear layers": (
         lambda: _of(lambda model: model.set_output_embeddings(nn.Identity())),
         TypeError,
-        "head must be a torch.nn.Linear.*is a Identity",
+        "head must be a torch.nn.Linear.*is a torch.nn.modules.linear.Identity",
     ),
     "a replaced forward": (
         lambda: _of(_replace_forward),

@@ -70,11 +70,12 @@ def _forward(
     layer = Layer(input, linear, weight, bias, read, autocast, places)
     dtype = weight.dtype if autocast is None or weight.dtype == torch.float64 else autocast
     logits = LogitSum((layer,), (), None, dtype, options)
+    if not is_compiling:
+        record.count_head()
     if is_traced:
         return TracedLogits(logits, "output", (layer,), {})
     if not is_parametrized(linear):  # no optimizer has a weight that is computed
         _watch(linear)
-    record.count_head()
     if modules_sharded_with(linear):
         recipe = Recipe(logits, layer.output_of, (input,), {}, record, in_module=True)
     else:

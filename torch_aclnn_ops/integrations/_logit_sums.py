@@ -4,7 +4,7 @@ import math
 from typing import Any, NamedTuple
 
 from torch_aclnn_ops import functional as F
-from torch_aclnn_ops._numerics import is_autocast_on
+from torch_aclnn_ops._numerics import accumulation_dtype, is_autocast_on
 from torch_aclnn_ops._torch_compat.optimizer import version_of
 from torch_aclnn_ops.integrations._head_layers import Layer, Vector, check_whole, is_plain, with_weights
 
@@ -146,6 +146,9 @@ class LogitSum:
         if target.shape != rows.shape[:-1] or target.is_floating_point():
             return None  # probabilities, or a mismatch that cross_entropy raises for
         is_float32 = is_autocast_on(target) and self.dtype != torch.float64
+        weight = options.get("weight")
+        if isinstance(weight, Tensor) and (is_float32 or weight.dtype == self.dtype):  # the dtype of cast logits
+            options["weight"] = weight.to(accumulation_dtype(rows.layers[0].weight.dtype))
         with rows.layers[0].saved_autocast():
             loss = rows._flat_cross_entropy(target.reshape(-1), {**self.options, **options})
         loss = loss.to(torch.float32 if is_float32 else self.dtype)

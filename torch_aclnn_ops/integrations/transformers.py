@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 from torch_aclnn_ops._head_options import check_memory
 from torch_aclnn_ops._switch import is_disabled
 from torch_aclnn_ops.integrations import _lazy_heads
+from torch_aclnn_ops.integrations._head_layers import is_plain
 from torch_aclnn_ops.integrations._lazy_logits import LazyLogits, materialized
 from torch_aclnn_ops.integrations._materializations import PATCH, Materializations
 from torch_aclnn_ops.integrations._traced_logits import TracedLogits, traced_tensor
@@ -96,10 +97,11 @@ def patch_model(model: _Model, *, chunk_size: int | Literal["auto"] = "auto", ma
     check_memory("patch_model", chunk_size, max_memory)
     linears = _linears(inner)
     if not linears:
+        head = inner.get_output_embeddings()
+        found = "None" if head is None else f"a {type(head).__module__}.{type(head).__name__}"
         raise TypeError(
             "patch_model: the model's head must be a torch.nn.Linear, or contain one, as PEFT's heads do, but"
-            f" get_output_embeddings() of this {type(inner).__name__} is a"
-            f" {type(inner.get_output_embeddings()).__name__}"
+            f" get_output_embeddings() of this {type(inner).__name__} is {found}"
         )
     for linear in linears:
         if "forward" in vars(linear) and not _lazy_heads.is_patched(linear):
@@ -224,7 +226,8 @@ def _end(model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> An
 
 def _tell(model: nn.Module, record: Materializations, is_fused_by_trl: bool) -> None:
     """Warn of the reason why a loss needed logits, if they are those of the head."""
-    head = type(cast(Any, model).get_output_embeddings()).__name__
+    head = cast(Any, model).get_output_embeddings()
+    weight = getattr(head, "weight", None)
     if is_fused_by_trl:
         reason = (
             "TRL's fused head does not call the model's; call patch_trainer of torch_aclnn_ops.integrations.trl with"
@@ -235,10 +238,14 @@ def _tell(model: nn.Module, record: Materializations, is_fused_by_trl: bool) -> 
             f"{record.operation} needs them; use torch.nn.functional.cross_entropy of whole rows of the logits, or"
             " unpatch_model"
         )
+    elif not record.heads and not getattr(head, "training", True):
+        reason = "its head is in evaluation mode; call train() of the model, or unpatch_model"
+    elif not record.heads and isinstance(weight, torch.Tensor) and not is_plain(weight):
+        reason = f"the weight of its head is a {type(weight).__name__}, not a plain tensor; call unpatch_model"
     elif not record.heads:
         reason = (
-            f"its head, a {head}, was not called as a linear layer, the model or an adapter computes with its weights;"
-            " use another adapter for the head, or unpatch_model"
+            f"its head, a {type(head).__name__}, was not called as a linear layer, the model or an adapter computes"
+            " with its weights; use another adapter for the head, or unpatch_model"
         )
     else:
         return

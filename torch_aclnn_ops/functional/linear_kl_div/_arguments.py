@@ -135,7 +135,7 @@ def _teacher_of_head(input: Tensor, linear_weight: Tensor, rows: Any, weight: An
     check(
         "teacher_input",
         rows.dim() >= 1 and rows.shape[:-1] == shape,
-        f"have shape [{', '.join(map(str, (*shape, 'H')))}], the rows of input",
+        f"have the shape of input, {list(shape)}, before its features",
         f"has shape {list(rows.shape)}",
     )
     _check_head("teacher_weight", weight, "teacher_input", rows)
