@@ -246,6 +246,26 @@ def test_check_values_can_be_set_before_an_npu_is_available(asked, refused):
     assert result.stdout == f"{refused}\n", result.stderr
 
 
+def test_a_flattened_step_works_if_torch_npu_is_imported_after_the_optimizer():
+    program = """
+        import torch
+        from torch_aclnn_ops.optim import FusedEmaAdam
+        import host_npu
+        host_npu.enable()
+        import torch_npu
+        weight = torch.nn.Parameter(torch.ones(3, device="npu"))
+        optimizer = FusedEmaAdam([weight], lr=0.5, weight_decay=0.0, flatten=True)
+        weight.grad = torch.ones(3, device="npu")
+        optimizer.step()
+        print(weight.tolist())
+    """
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert result.stdout == "[0.5, 0.5, 0.5]\n", result.stderr
+
+
 def test_check_values_takes_a_bool():
     with pytest.raises(TypeError, match="^check_values: enabled must be a bool, but it is 'yes'"):
         _extension.check_values("yes")

@@ -20,7 +20,7 @@ from torch_aclnn_ops.optim._without_grad import ParamsWithoutGrad
 
 import torch
 from torch import Tensor
-from torch.utils.dlpack import from_dlpack
+from torch.utils import dlpack
 
 _ALIGNMENT = 512  # byte alignment of parameters, as in the NPU allocator
 _CACHE_LINE = 64  # bytes per iteration of PyTorch's vectorized CPU kernels; a remainder uses scalar code
@@ -110,7 +110,8 @@ class FlatBuffer:
         param = self.params[i]
         # A separate storage over the same memory: pickling then excludes the rest of the buffer, and safetensors and
         # accelerate do not take the parameters for tied ones.
-        part = from_dlpack(buffer[self._begins[i] : self._begins[i] + param.numel()])
+        # torch_npu, which may be imported after this module, replaces the function.
+        part = dlpack.from_dlpack(buffer[self._begins[i] : self._begins[i] + param.numel()])
         return part.as_strided(param.shape, param.stride())
 
     def _adopt_states(self, params: Iterable[Tensor]) -> None:
