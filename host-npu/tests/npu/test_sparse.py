@@ -40,6 +40,10 @@ _OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", _OPTIMIZERS)
 def test_embeddings_with_sparse_gradients_are_trained(name):
+    has_product = torch._C._dispatch_has_kernel_for_dispatch_key("aten::mul.out", "SparsePrivateUse1")
+    if name == "Adagrad" and not has_product:
+        pytest.skip("torch_npu 2.9 does not multiply sparse tensors")
+
     def trained(device: str) -> Tensor:
         embedding = nn.Embedding(9, 3, sparse=True)
         nn.init.ones_(embedding.weight)
