@@ -226,6 +226,40 @@ def test_a_parameter_that_was_never_updated_keeps_its_weights_in_a_swap():
         assert torch.equal(weight.detach(), torch.ones(2))
 
 
+@pytest.mark.parametrize("error", [None, KeyError])
+def test_a_change_of_a_parameter_that_was_never_updated_raises_and_the_weights_are_restored(error):
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = FusedEmaAdam([weight])
+    sentence = (
+        "restored, but in-place changes of parameters 0 of group 0 .* not in their EMA weights .*their first step"
+    )
+    with pytest.raises(RuntimeError, match=sentence), optimizer.swap_ema_params(), torch.no_grad():
+        weight.fill_(7)
+        if error is not None:
+            raise error
+    assert torch.equal(weight.detach(), torch.ones(2))
+    with optimizer.swap_ema_params():
+        assert torch.equal(weight.detach(), torch.ones(2))
+
+
+@pytest.mark.parametrize("flatten", [False, True], ids=["one by one", "flattened"])
+def test_a_swap_after_loading_adamw_takes_over_the_averages_of_swa_utils(flatten):
+    model = Weights()
+    theirs = torch.optim.AdamW(model.parameters())
+    averaged = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5))
+    for step in range(3):
+        model.set_gradients(step)
+        theirs.step()
+        averaged.update_parameters(model)
+    weights, averages = weights_of(model), weights_of(averaged.module)
+    optimizer = FusedEmaAdam(model.parameters(), flatten=flatten)
+    optimizer.load_state_dict(theirs.state_dict())
+    with pytest.warns(UserWarning, match="their EMA starts from the weights"), optimizer.swap_ema_params():
+        model.load_state_dict(dict(averaged.module.named_parameters()), strict=False)
+    assert_all_equal(weights_of(model), weights)
+    assert_all_equal(averages_of(model, optimizer), averages)
+
+
 def test_in_place_changes_of_a_parameter_in_a_swap_are_written_to_its_average():
     model, optimizer = trained()
     weight = next(model.parameters())

@@ -66,8 +66,8 @@ class AveragingOptimizer(Optimizer):
 
         The block holds a copy of the weights, which needs as much memory as the parameters. On exit, the weights are
         restored bit for bit and in their dtype, even after an exception or an interrupt; in-place changes of the
-        parameters inside the block are written to their EMA weights. Parameters that were never updated keep their
-        weights. Buffers of the model are unchanged: if the model has batch norm, update them
+        parameters inside the block are written to their EMA weights. Parameters that were never updated have none: they
+        keep their weights. Buffers of the model are unchanged: if the model has batch norm, update them
         (:func:`torch.optim.swa_utils.update_bn`).
 
         With sharded parameters (``fully_shard`` or ``FullyShardedDataParallel``), every rank swaps its shards, and
@@ -78,7 +78,7 @@ class AveragingOptimizer(Optimizer):
             RuntimeError: This is called inside another ``swap_ema_params`` of the same optimizer, during its ``step``,
                 or inside a forward or backward pass of FSDP; the optimizer is part of a ``ZeroRedundancyOptimizer``;
                 the block converted sharded parameters to another dtype, or a device failed to restore some weights:
-                these are kept, and restored by the next method call.
+                these are kept, and restored by the next method call; the block changed parameters without EMA weights.
 
         Example:
             >>> model = torch.nn.Linear(2, 1)
@@ -291,8 +291,8 @@ class AveragingOptimizer(Optimizer):
         if lacks_average and not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                "FusedEmaAdam: the loaded state has no 'ema_params' for trained parameters, as in a checkpoint of"
-                " torch.optim.AdamW; their EMA starts from the weights",
+                "FusedEmaAdam: the loaded state has no 'ema_params' for trained parameters, or those of a checkpoint"
+                " that torch.optim.AdamW trained without them; their EMA starts from the weights",
                 stacklevel=9,
             )
 

@@ -14,7 +14,7 @@ from torch_aclnn_ops.ops.ema_adam.step_progress import Call
 from torch_aclnn_ops.optim._calls import MethodCall
 from torch_aclnn_ops.optim._memory import check_memory
 from torch_aclnn_ops.optim._sharding import FsdpUnits
-from torch_aclnn_ops.optim._states import describe_params, states_of_params
+from torch_aclnn_ops.optim._states import describe_params, dtype_of_states, init_missing_state, states_of_params
 
 import torch
 from torch import Tensor
@@ -92,14 +92,21 @@ class Exchange:
         with torch.no_grad():
             self._fsdp_units.reshard()  # before reading the parameters: FSDP1 makes them views of unsharded weights
         check_memory(optimizer.param_groups, states)
-        self._owners = [param for param, state in states_of_params(states) if "ema_params" in state]
-        self._averages = [local(states[param]["ema_params"]) for param in self._owners]
         with torch.inference_mode(False), torch.no_grad():  # the weights may become the data of the parameters
+            _start_missing_averages(optimizer)
+            params = list(chain.from_iterable(group["params"] for group in optimizer.param_groups))
+            others = [one for one in params if "ema_params" not in states.get(one, ()) and not is_lazy(one)]
+            self._owners = [param for param, state in states_of_params(states) if "ema_params" in state]
+            # Before the first step, the weights serve as averages, but changes of them have no place.
+            self._owners += [param for param in others if param.requires_grad]
             self._weights = [local(param).clone() for param in self._owners]
+        self._averages = [
+            local(states[param]["ema_params"]) if "ema_params" in states.get(param, ()) else None
+            for param in self._owners
+        ]
         self._storages = [ref(local(param).untyped_storage()) for param in self._owners]
-        # Frozen parameters and others without an average, which the block may convert with the model.
-        owners, params = set(self._owners), chain.from_iterable(group["params"] for group in optimizer.param_groups)
-        self._others = [(one, local(one).detach()) for one in params if one not in owners and not is_lazy(one)]
+        # Frozen parameters without an average, which the block may convert with the model.
+        self._others = [(param, local(param).detach()) for param in others if not param.requires_grad]
         self._pending: tuple[list[_Write], list[object]] = [], []
         self._kept: dict[Tensor, Exception] = {}  # parameters whose weights could not be restored, and why
         self.is_inside = True  # whether the parameters should hold their averages
@@ -108,7 +115,8 @@ class Exchange:
     def enter(self) -> None:
         """Write the averages to the parameters."""
         for param, average in zip(self._owners, self._averages, strict=True):
-            local(param).copy_(average)
+            if average is not None:
+                local(param).copy_(average)
         self._forget_weights()
         self._fsdp_units.synchronize()
 
@@ -194,6 +202,9 @@ class Exchange:
         lists = self._owners, self._averages, self._weights, self._storages
         for owner, average, weights, storage in zip(*lists, strict=True):
             param = local(owner)
+            if average is None:
+                writes.append(_Write(owner, False, partial(_check_unchanged, weights, param)))
+                continue
             call: Call = partial(Tensor.copy_, average, param)
             has_been_converted = param.untyped_storage() is not storage()  # possibly there and back
             if has_been_converted or not average.dtype == param.dtype == weights.dtype:
@@ -214,6 +225,15 @@ class Exchange:
         return writes + [_Write(param, True, partial(restore_dtype, param, weights)) for param, weights in converted]
 
 
+def _start_missing_averages(optimizer: Any) -> None:
+    """Let averages start from the weights if a loaded state, such as that of AdamW, has none."""
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            state = optimizer.state.get(param, {})
+            if "exp_avg" in state and "ema_params" not in state:
+                optimizer._warn(init_missing_state(state, param, dtype_of_states(param, group["master_weights"])))
+
+
 class _Write(NamedTuple):
     owner: Tensor
     restores: bool
@@ -221,17 +241,24 @@ class _Write(NamedTuple):
 
 
 def _copy_changed(average: Tensor, param: Tensor, dtype: torch.dtype) -> None:
-    """Copy changed elements of a parameter to its average; unchanged ones keep their precision.
-
-    The average was written to the parameter in ``dtype``; the block may have converted the parameter to another one,
-    and back.
-    """
+    """Copy changed elements of a parameter to its average; unchanged ones keep their precision."""
     param = param.to(average.device)  # trainers may move states to the host after training
-    given = average.to(dtype)
+    average.copy_(torch.where(_is_untouched(average.to(dtype), param), average, param.to(average.dtype)))
+
+
+def _is_untouched(given: Tensor, param: Tensor) -> Tensor:
+    """Return which elements of a parameter are as given: the block may have converted it, and back."""
     is_untouched = given.to(param.dtype) == param
     for other in (torch.float16, torch.bfloat16):
         is_untouched |= given.to(other).to(param.dtype) == param
-    average.copy_(torch.where(is_untouched, average, param.to(average.dtype)))
+    return is_untouched
+
+
+def _check_unchanged(weights: Tensor, param: Tensor) -> None:
+    """Raise if a parameter that has no average yet was changed."""
+    is_untouched = _is_untouched(weights, param.to(weights.device)) | weights.isnan()
+    if not is_untouched.all():
+        raise RuntimeError("which they do not have before their first step")
 
 
 def restore_dtype(param: Tensor, weights: Tensor) -> None:
