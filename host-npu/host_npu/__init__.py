@@ -213,8 +213,9 @@ def _check_can_enable(force: bool) -> None:
     missing = _libraries.missing()
     if missing:
         raise HostNpuError(
-            f"the host NPU was not built ({', '.join(missing)} missing): run pip install ./host-npu in the checkout,"
-            " after installing torch and torch_npu"
+            f"the host NPU in {Path(__file__).parent} was not built ({', '.join(missing)} missing): run pip install"
+            " ./host-npu in the checkout, after installing torch and torch_npu; if it is installed already, leave the"
+            " folder host-npu, whose sources Python finds first"
         )
     reason = _libraries.incompatibility()
     if reason is not None:
