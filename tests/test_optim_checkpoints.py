@@ -226,6 +226,12 @@ def test_a_parameter_that_was_never_updated_keeps_its_weights_in_a_swap():
         assert torch.equal(weight.detach(), torch.ones(2))
 
 
+def test_a_swap_of_meta_parameters_is_a_no_op():
+    weight = nn.Parameter(torch.empty(2, device="meta"))
+    with FusedEmaAdam([weight]).swap_ema_params():
+        assert weight.is_meta
+
+
 @pytest.mark.parametrize("error", [None, KeyError])
 def test_a_change_of_a_parameter_that_was_never_updated_raises_and_the_weights_are_restored(error):
     weight = nn.Parameter(torch.ones(2))

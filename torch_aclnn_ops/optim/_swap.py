@@ -98,7 +98,7 @@ class Exchange:
             others = [one for one in params if "ema_params" not in states.get(one, ()) and not is_lazy(one)]
             self._owners = [param for param, state in states_of_params(states) if "ema_params" in state]
             # Before the first step, the weights serve as averages, but changes of them have no place.
-            self._owners += [param for param in others if param.requires_grad]
+            self._owners += [param for param in others if param.requires_grad and not param.is_meta]
             self._weights = [local(param).clone() for param in self._owners]
         self._averages = [
             local(states[param]["ema_params"]) if "ema_params" in states.get(param, ()) else None
@@ -106,7 +106,7 @@ class Exchange:
         ]
         self._storages = [ref(local(param).untyped_storage()) for param in self._owners]
         # Frozen parameters without an average, which the block may convert with the model.
-        self._others = [(param, local(param).detach()) for param in others if not param.requires_grad]
+        self._others = [(one, local(one).detach()) for one in others if one.is_meta or not one.requires_grad]
         self._pending: tuple[list[_Write], list[object]] = [], []
         self._kept: dict[Tensor, Exception] = {}  # parameters whose weights could not be restored, and why
         self.is_inside = True  # whether the parameters should hold their averages
