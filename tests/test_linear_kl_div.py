@@ -555,7 +555,7 @@ REFUSALS = {
     "rows": (
         {**HEADS, "teacher_input": T[:2]},
         ValueError,
-        r"teacher_input must have shape \[3, H\], the rows",
+        r"teacher_input must have the shape of input, \[3\], before its features, but it has shape \[2, 5\]",
     ),
     "classes": ({**HEADS, "teacher_weight": H[:3]}, ValueError, "teacher_weight must have 4 classes, .* it has 3"),
     "teacher's bias": ({**HEADS, "teacher_bias": torch.ones(3)}, ValueError, r"teacher_bias must have shape \[4\]"),
