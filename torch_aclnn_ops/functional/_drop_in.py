@@ -22,13 +22,13 @@ _PLAIN = (Tensor, Parameter, Buffer)
 def is_ordinary(*tensors: Any) -> bool:
     """Return whether all arguments are strided floating-point tensors that do not override ``__torch_function__``.
 
-    Anything else (integer, complex, sparse and nested tensors, subclasses with custom behavior, other objects) is
-    passed to PyTorch's function of the same name, which returns a result or raises.
+    Anything else (integer, complex and sparse tensors, subclasses with custom behavior, other objects) is passed to
+    PyTorch's function of the same name, which returns a result or raises.
     """
     for tensor in tensors:
         if type(tensor) not in _PLAIN and (not isinstance(tensor, Tensor) or overrides_torch(tensor)):
             return False
-        if not tensor.is_floating_point() or tensor.layout is not torch.strided or tensor.is_nested:
+        if not tensor.is_floating_point() or tensor.layout is not torch.strided:
             return False
     return True
 

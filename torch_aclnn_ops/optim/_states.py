@@ -130,11 +130,13 @@ class CachedState:
     Args:
         params: The parameters. Those that were never updated have no state.
         states: The optimizer's states, initialized by :func:`init_missing_state`.
-        option: The group's ``master_weights``.
+        master_weights: The group's option.
     """
 
-    def __init__(self, params: Sequence[Tensor], states: MutableMapping[Tensor, Any], option: bool = True) -> None:
-        self._all_params, self._states, self._option = list(params), states, option
+    def __init__(
+        self, params: Sequence[Tensor], states: MutableMapping[Tensor, Any], master_weights: bool = True
+    ) -> None:
+        self._all_params, self._states, self._master_weights = list(params), states, master_weights
         self.params = [param for param in params if has_state(states, param)]
         self._others = [param for param in params if not has_state(states, param)]
         found = [states[param] for param in self.params]
@@ -160,9 +162,11 @@ class CachedState:
             found += map(dict.get, dicts, repeat(name))
         return found
 
-    def is_current(self, params: Sequence[Tensor], states: MutableMapping[Tensor, Any], option: bool = True) -> bool:
+    def is_current(
+        self, params: Sequence[Tensor], states: MutableMapping[Tensor, Any], master_weights: bool = True
+    ) -> bool:
         """Return whether the cache is valid for these parameters, states and option."""
-        if states is not self._states or option != self._option or len(params) != len(self._all_params):
+        if states is not self._states or master_weights != self._master_weights or len(params) != len(self._all_params):
             return False
         if not all(map(is_, params, self._all_params)):
             return False
