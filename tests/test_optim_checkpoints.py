@@ -361,6 +361,24 @@ def test_a_dtensor_that_a_swap_converted_raises_and_has_its_weights_after_it_is_
     assert_all_equal([average.to_local() for average in averages_of(model, optimizer)], averages)
 
 
+@each_dtype
+def test_changes_of_dtensors_in_a_swap_after_loading_adamw_are_their_averages(of_one_process, dtype):
+    model = nn.Linear(3, 2).to(dtype)
+    fully_shard(model, mesh=of_one_process)
+    theirs, optimizer = torch.optim.AdamW(model.parameters()), FusedEmaAdam(model.parameters())
+    model(torch.ones(4, 3, dtype=dtype)).square().sum().backward()
+    theirs.step()
+    weights = [weight.to_local().clone() for weight in model.parameters()]
+    with pytest.raises(RuntimeError, match="their first step"), optimizer.swap_ema_params(), torch.no_grad():
+        model.weight.to_local().fill_(7)
+    assert_all_equal([weight.to_local().detach() for weight in model.parameters()], weights)
+    optimizer.load_state_dict(theirs.state_dict())
+    with pytest.warns(UserWarning, match="starts from the weights"), optimizer.swap_ema_params(), torch.no_grad():
+        model.weight.to_local().fill_(7)
+    assert_all_equal([weight.to_local().detach() for weight in model.parameters()], weights)
+    assert (optimizer.state[model.weight]["ema_params"].to_local() == 7).all()
+
+
 def test_16_bit_weights_that_a_distributed_checkpoint_loads_into_dtensors_are_kept(of_one_process, tmp_path):
     # It writes to the local shards, whose version counters are not those of the DTensors.
     weight, loaded = (
