@@ -17,6 +17,13 @@ HALF_DTYPES = (torch.float16, torch.bfloat16)
 DTYPES = (torch.float32, torch.float64, *HALF_DTYPES)
 
 
+def half_dtypes(device_type: str) -> tuple[torch.dtype, ...]:
+    """Return the 16-bit dtypes of a device; some NPUs lack bfloat16."""
+    if device_type == "npu" and not torch.npu.is_bf16_supported():  # type: ignore[attr-defined]
+        return (torch.float16,)
+    return HALF_DTYPES
+
+
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype an operator computes in: float64 for float64, else float32, as on the device."""
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -101,6 +101,23 @@ def test_the_optimizer_falls_back_to_pytorch():
     assert not torch.equal(weight.detach(), before)
 
 
+@_only
+@pytest.mark.parametrize("steps", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_ema_weights_are_swapped_without_bfloat16(dtype, steps):
+    weight = torch.rand(3, dtype=dtype).npu().requires_grad_()
+    optimizer = torch_aclnn_ops.optim.FusedEmaAdam([weight], lr=0.1)
+    for _ in range(steps):
+        weight.sum().backward()
+        optimizer.step()
+    before = weight.tolist()
+    with optimizer.swap_ema_params():
+        assert (weight.tolist() == before) == (steps == 0)
+        weight.data = weight.data.half()
+    assert weight.dtype == dtype
+    assert weight.tolist() == before
+
+
 @pytest.mark.skipif(CHIP != "Ascend310P", reason="this chip has the operator")
 def test_the_embedding_falls_back_to_pytorch():
     weight, indices = torch.rand(2, 2).npu().requires_grad_(), torch.tensor([0, 1, 1]).npu()

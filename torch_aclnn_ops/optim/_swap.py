@@ -8,6 +8,7 @@ from itertools import chain, zip_longest
 from typing import Any, NamedTuple, TypeVar
 from weakref import ref
 
+from torch_aclnn_ops._numerics import half_dtypes
 from torch_aclnn_ops._torch_compat.fsdp import is_in_fsdp1_unit
 from torch_aclnn_ops.ops.ema_adam.kernels import is_plain, local
 from torch_aclnn_ops.ops.ema_adam.step_progress import Call
@@ -249,7 +250,7 @@ def _copy_changed(average: Tensor, param: Tensor, dtype: torch.dtype) -> None:
 def _is_untouched(given: Tensor, param: Tensor) -> Tensor:
     """Return which elements of a parameter are as given: the block may have converted it, and back."""
     is_untouched = given.to(param.dtype) == param
-    for other in (torch.float16, torch.bfloat16):
+    for other in half_dtypes(given.device.type):
         is_untouched |= given.to(other).to(param.dtype) == param
     return is_untouched
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from torch_aclnn_ops import functional, ops
 from torch_aclnn_ops._drop_ins import DROP_INS
+from torch_aclnn_ops._numerics import HALF_DTYPES, half_dtypes
 from torch_aclnn_ops._operator_paths import is_on_this_chip
 
 import torch
@@ -41,10 +42,9 @@ class Call(NamedTuple):
 
 
 def dtypes_of(device: str) -> list[torch.dtype]:
-    """Return the dtypes that a device computes in, the 16-bit dtype for training last; some NPUs lack bfloat16."""
-    npu = torch.npu if device == "npu" else None  # type: ignore[attr-defined]
-    lacking = torch.bfloat16 if npu is not None and not npu.is_bf16_supported() else None
-    return [dtype for dtype in TOLERANCES if dtype != lacking]
+    """Return the dtypes that a device computes in, the 16-bit dtype for training last."""
+    lacking = set(HALF_DTYPES).difference(half_dtypes(device))
+    return [dtype for dtype in TOLERANCES if dtype not in lacking]
 
 
 def launched_on(device: str) -> list[str]:
