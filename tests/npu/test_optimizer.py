@@ -181,6 +181,16 @@ def test_a_step_that_is_not_flattened_launches_only_the_operator_once_per_parame
     assert host_npu.stats().launches == {OPERATOR: 50}  # without copies, whose launches are counted, too
 
 
+@needs_host_npu
+@pytest.mark.parametrize("flatten, number", [(False, 50), (True, 1)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_step_with_master_weights_casts_gradients_and_weights(dtype, flatten, number):
+    _, optimizer = many(50, dtype, flatten=flatten)
+    for _ in range(2):
+        launches_of(optimizer.step)
+    assert host_npu.stats().launches == {OPERATOR: number, "aclnnInplaceCopy": 2 * number}
+
+
 def fail_on_synchronization(monkeypatch):
     def fail():
         raise AssertionError("the step waits for the device")
