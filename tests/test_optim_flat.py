@@ -226,6 +226,38 @@ def test_parameters_without_a_storage_stay_as_they_are_beside_flattened_ones():
         dist.destroy_process_group()
 
 
+REPLACEMENTS = {
+    "data": lambda grad: setattr(grad, "data", grad.data.clamp(-0.1, 0.1)),
+    "set_": lambda grad: grad.set_(grad.clamp(-0.1, 0.1)),
+    "transposed data": lambda grad: setattr(grad, "data", grad.data.t().clone().t() if grad.dim() == 2 else grad.data),
+    "shared with processes": lambda grad: grad.share_memory_(),
+}
+
+
+@pytest.mark.parametrize("replace", REPLACEMENTS.values(), ids=REPLACEMENTS)
+@pytest.mark.parametrize(
+    "keeps", ["zeroed gradients", "accumulated gradients", "new gradients", "replaced after a step"]
+)
+@each_dtype
+def test_a_gradient_whose_memory_was_replaced_is_used(dtype, keeps, replace):
+    flat, plain = both(dtype)
+    for model, optimizer in (flat, plain):
+        for step in range(4):
+            if keeps == "zeroed gradients":
+                optimizer.zero_grad(set_to_none=False)
+            elif keeps == "new gradients":
+                optimizer.zero_grad()
+            sum((weight * (step + i)).sum() for i, weight in enumerate(model.parameters())).backward()
+            if keeps != "replaced after a step":
+                for weight in model.parameters():
+                    replace(weight.grad)
+            optimizer.step()
+            if keeps == "replaced after a step":
+                for weight in model.parameters():
+                    replace(weight.grad)
+    assert_same(flat, plain)
+
+
 def test_parameters_shared_with_other_processes_stay_shared():
     weights = [nn.Parameter(torch.ones(16)) for _ in range(2)]
     weights[0].share_memory_()

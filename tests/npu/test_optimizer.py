@@ -157,6 +157,20 @@ def test_an_alias_made_after_a_step_stays_one_when_the_group_is_flattened_again(
     assert torch.equal(alias, weights[1].detach())
 
 
+def test_replaced_data_of_flattened_gradients_is_used():
+    weights = []
+    for flatten in (False, True):
+        weight = nn.Parameter(torch.ones(4, device="npu"))
+        optimizer = FusedEmaAdam([weight], lr=0.1, flatten=flatten)
+        for sign in (1.0, -1.0, 1.0):
+            optimizer.zero_grad(set_to_none=False)
+            (weight * 2).sum().backward()
+            weight.grad.data = torch.full((4,), sign, device="npu")
+            optimizer.step()
+        weights.append(weight.tolist())
+    assert weights[0] == weights[1]
+
+
 @needs_host_npu
 def test_parameters_are_flattened_again_once_they_have_no_alias():
     weights, optimizer = many(8, torch.float32, flatten=True)

@@ -256,13 +256,12 @@ class AveragingOptimizer(Optimizer):
 
     @exclusive
     def __getstate__(self) -> dict[str, Any]:
-        contents = super().__getstate__()
-        # The steps of flattened parameters are views: pickling one would pickle all of them.
         states = self.state.copy()
         for param, state in states_of_params(self.state):
-            if isinstance(state.get("step"), Tensor):
-                states[param] = {**state, "step": state["step"].clone()}
-        return {**contents, "state": states, "_flatten": self._flatten}
+            step = state.get("step")
+            if isinstance(step, Tensor) and step.untyped_storage().nbytes() > step.nbytes:  # of all parameters
+                states[param] = {**state, "step": step.clone()}
+        return {**super().__getstate__(), "state": states, "_flatten": self._flatten}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         is_new = "_cached" not in self.__dict__
@@ -276,7 +275,8 @@ class AveragingOptimizer(Optimizer):
             for param in group["params"]:
                 if param in states:
                     dtype = dtype_of_states(param, group["master_weights"])
-                    states[param] = normalize_state(states[param], param, dtype)
+                    # A pickle may share its memory with another process.
+                    states[param] = normalize_state(states[param], param, dtype, copies_step=not is_new)
         # A single call of the base class sets all of these attributes.
         reset = {"_cached": {}, "_updated": set(), "_has_warned": False}
         super().__setstate__({**state, "state": states, **reset})

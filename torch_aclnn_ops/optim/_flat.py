@@ -103,7 +103,12 @@ class FlatBuffer:
     def _create_grads(self) -> None:
         self.grads = torch.zeros_like(self.weights)
         self._grad_views = [self._view(self.grads, i) for i in range(len(self.params))]
+        self._grad_layouts = self._layouts_of_grads()
         self._uses_of_a_grad_view = storage_uses(self._grad_views[0])
+
+    def _layouts_of_grads(self) -> list[object]:
+        """Return where the data of the views is, which ``param.grad.data = ...`` and ``share_memory_()`` change."""
+        return [*map(Tensor.data_ptr, self._grad_views), *map(Tensor.stride, self._grad_views)]
 
     def _view(self, buffer: Tensor, i: int) -> Tensor:
         """Return a view of a parameter's part of a buffer, in the parameter's shape."""
@@ -121,7 +126,9 @@ class FlatBuffer:
             i, state = places[param], self._all_states[param]
             self.lacks_averages |= init_missing_state(state, param, self.states["exp_avg"].dtype)
             views = {name: self._view(buffer, i) for name, buffer in self.states.items()}
-            for name, view in {**views, "step": self.steps[i]}.items():
+            # On a device, writes are found by the version counter, which a separate storage does not share.
+            step = dlpack.from_dlpack(self.steps[i]) if self.steps.is_cpu else self.steps[i]
+            for name, view in {**views, "step": step}.items():
                 state[name] = view.copy_(state[name])
         self._remember_states()
 
@@ -140,7 +147,10 @@ class FlatBuffer:
 
     def has_own_grads(self) -> bool:
         """Return whether all gradients are already views of their buffer."""
-        return all(map(is_, map(_grad_of, self.params), self._grad_views))
+        return all(map(is_, map(_grad_of, self.params), self._grad_views)) and self._are_views_in_buffer()
+
+    def _are_views_in_buffer(self) -> bool:
+        return self._layouts_of_grads() == self._grad_layouts
 
     def gather(self, captures: Captures) -> list[Run]:
         """Copy new gradients into their buffer, and return the runs to update."""
@@ -151,11 +161,11 @@ class FlatBuffer:
             self._adopt_states(new)
             self.counts.read()
         grads = list(map(_grad_of, self.params))
-        has_own_grads = all(map(is_, grads, self._grad_views))
-        if not has_own_grads and self._are_grads_held(grads):
+        has_own_grads = self.has_own_grads()
+        if not has_own_grads and (not self._are_views_in_buffer() or self._are_grads_held(grads)):
             if captures.has_captured:
                 self._captured_grads.append(self.grads)  # which replays write
-            self._create_grads()  # the caller keeps gradients of an earlier step
+            self._create_grads()  # the caller keeps gradients of an earlier step, or replaced their data
             self._full_runs = self._runs([True] * len(grads), [0] * len(grads))
         has_grad = [True] * len(grads) if has_own_grads else [grad is not None for grad in grads]
         self._has_all_grads = all(has_grad)

@@ -36,7 +36,9 @@ def dtype_of_states(param: Tensor, master_weights: bool) -> torch.dtype:
     return torch.float32 if master_weights and param.dtype in _16_BIT else param.dtype
 
 
-def normalize_state(state: dict[str, Any], param: Tensor, dtype: torch.dtype) -> dict[str, Any]:
+def normalize_state(
+    state: dict[str, Any], param: Tensor, dtype: torch.dtype, copies_step: bool = True
+) -> dict[str, Any]:
     """Convert a loaded state to the dtypes and device that a step needs."""
     converted = dict(state)
     if "step" in state:
@@ -44,7 +46,7 @@ def normalize_state(state: dict[str, Any], param: Tensor, dtype: torch.dtype) ->
         # checkpoint several parameters may share one step.
         step = state["step"]
         step = step.detach() if isinstance(step, Tensor) else torch.tensor(step, device="cpu")
-        converted["step"] = step.reshape(()).to(param.device, torch.int64, copy=True)
+        converted["step"] = step.reshape(()).to(param.device, torch.int64, copy=copies_step)
     for name in AVERAGES:
         value = state.get(name)
         if isinstance(value, Tensor):
@@ -65,7 +67,7 @@ def normalize_state(state: dict[str, Any], param: Tensor, dtype: torch.dtype) ->
 def init_missing_state(state: dict[str, Any], param: Tensor, dtype: torch.dtype) -> bool:
     """Initialize missing entries of a state; return whether the average of an already trained parameter was missing."""
     # A new dict, so that the state is unchanged after an exception.
-    new = normalize_state(state, param, dtype)
+    new = normalize_state(state, param, dtype, copies_step=False)
     if "step" not in new:
         new["step"] = torch.zeros((), dtype=torch.int64, device=param.device)
     for name in ("exp_avg", "exp_avg_sq"):
@@ -185,6 +187,8 @@ class CachedState:
         """Return whether parameters with master weights were modified or replaced after :meth:`record_versions`."""
         if not self.has_masters:
             return False
+        if any(param.is_cpu and param.untyped_storage().is_shared() for param in map(local, self.params)):
+            return True  # other processes write without a new version
         return self._versions != self._current_versions() or not self._has_same_data()
 
     def record_versions(self) -> None:

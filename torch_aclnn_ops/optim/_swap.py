@@ -8,7 +8,7 @@ from itertools import chain, zip_longest
 from typing import Any, NamedTuple, TypeVar
 from weakref import ref
 
-from torch_aclnn_ops._numerics import half_dtypes
+from torch_aclnn_ops._numerics import HALF_DTYPES, half_dtypes
 from torch_aclnn_ops._torch_compat.fsdp import is_in_fsdp1_unit
 from torch_aclnn_ops.ops.ema_adam.kernels import is_plain, local
 from torch_aclnn_ops.ops.ema_adam.step_progress import Call
@@ -243,20 +243,27 @@ class _Write(NamedTuple):
 
 def _copy_changed(average: Tensor, param: Tensor, dtype: torch.dtype) -> None:
     """Copy changed elements of a parameter to its average; unchanged ones keep their precision."""
-    param = param.to(average.device)  # trainers may move states to the host after training
-    average.copy_(torch.where(_is_untouched(average.to(dtype), param), average, param.to(average.dtype)))
+    device = _compared_on(average)
+    param, before = param.to(device), average.to(device)  # trainers may move states to the host after training
+    average.copy_(torch.where(_is_untouched(before.to(dtype), param), before, param.to(average.dtype)))
+
+
+def _compared_on(tensor: Tensor) -> torch.device:
+    """Return where to compare, in all 16-bit dtypes: the host has those that a device lacks."""
+    return tensor.device if half_dtypes(tensor.device.type) == HALF_DTYPES else torch.device("cpu")
 
 
 def _is_untouched(given: Tensor, param: Tensor) -> Tensor:
     """Return which elements of a parameter are as given: the block may have converted it, and back."""
     is_untouched = given.to(param.dtype) == param
-    for other in half_dtypes(given.device.type):
+    for other in HALF_DTYPES:
         is_untouched |= given.to(other).to(param.dtype) == param
     return is_untouched
 
 
 def _check_unchanged(weights: Tensor, param: Tensor) -> None:
     """Raise if a parameter that has no average yet was changed."""
+    weights = weights.to(_compared_on(weights))
     is_untouched = _is_untouched(weights, param.to(weights.device)) | weights.isnan()
     if not is_untouched.all():
         raise RuntimeError("which they do not have before their first step")
