@@ -78,7 +78,7 @@ class FlatBuffer:
         self.counts = StepCounts([self.steps])
         # The runs if all parameters have gradients and the same step count.
         self._full_runs = self._runs([True] * len(self.params), [0] * len(self.params))
-        self._has_all_grads = False  # in the last step
+        self._has_own_grads = self._has_all_grads = False  # in this and in the last step
         # Runs that captured graphs update, and buffers that they write to and that were replaced since.
         self._captured_runs: list[slice] = []
         self._captured_grads: list[Tensor] = []
@@ -146,8 +146,10 @@ class FlatBuffer:
         return self._cached.is_current(self.params, states) and self._cached.addresses() == self._addresses
 
     def has_own_grads(self) -> bool:
-        """Return whether all gradients are already views of their buffer."""
-        return all(map(is_, map(_grad_of, self.params), self._grad_views)) and self._are_views_in_buffer()
+        """Return whether all gradients are already views of their buffer; :meth:`gather` uses this, too."""
+        are_views = all(map(is_, map(_grad_of, self.params), self._grad_views))
+        self._has_own_grads = are_views and self._are_views_in_buffer()
+        return self._has_own_grads
 
     def _are_views_in_buffer(self) -> bool:
         return self._layouts_of_grads() == self._grad_layouts
@@ -161,7 +163,7 @@ class FlatBuffer:
             self._adopt_states(new)
             self.counts.read()
         grads = list(map(_grad_of, self.params))
-        has_own_grads = self.has_own_grads()
+        has_own_grads, self._has_own_grads = self._has_own_grads, False  # it holds for this step only
         if not has_own_grads and (not self._are_views_in_buffer() or self._are_grads_held(grads)):
             if captures.has_captured:
                 self._captured_grads.append(self.grads)  # which replays write

@@ -69,7 +69,7 @@ class FlatGroup:
 
     def has_own_grads(self) -> bool:
         """Return whether all parameters are flattened and all gradients are views of their buffers."""
-        return not self.rest and all(buffer.has_own_grads() for buffer in self.buffers)
+        return all([buffer.has_own_grads() for buffer in self.buffers]) and not self.rest  # each buffer notes it
 
     def is_current(self, group: dict[str, Any], states: MutableMapping[Tensor, Any], have_moved: bool) -> bool:
         """Return whether the group still has the same parameters, as views of its buffers; see ``FlatBuffer``."""
