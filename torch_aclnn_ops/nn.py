@@ -84,13 +84,7 @@ class Embedding(torch.nn.Embedding):
     def forward(self, input: Tensor) -> Tensor:
         """Call :func:`torch_aclnn_ops.functional.embedding`."""
         return F.embedding(
-            input,
-            self.weight,
-            self.padding_idx,
-            self.max_norm,
-            self.norm_type,
-            self.scale_grad_by_freq,
-            self.sparse,
+            input, self.weight, self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse
         )
 
 
@@ -158,31 +152,15 @@ class LinearCrossEntropyLoss(_TorchLinearCrossEntropyLoss):
         chunk_size: int | Literal["auto"] = "auto",
         max_memory: int | None = None,
     ) -> None:
+        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         name = "LinearCrossEntropyLoss"
         check_options(name, reduction, temperature, shift, zero_if_all_ignored, chunk_size, max_memory)
         check_number(name, "lse_square_scale", lse_square_scale)
         if softcap is not None:
             check_number(name, "softcap", softcap)
-        super().__init__(
-            in_features,
-            num_classes,
-            out_features=out_features,
-            bias=bias,
-            device=device,
-            dtype=dtype,
-            reduction=reduction,
-            weight=weight,
-            ignore_index=ignore_index,
-            label_smoothing=label_smoothing,
-            options=options,
-        )
-        self.softcap = softcap
-        self.lse_square_scale = lse_square_scale
-        self.temperature = temperature
-        self.shift = shift
-        self.zero_if_all_ignored = zero_if_all_ignored
-        self.chunk_size = chunk_size
-        self.max_memory = max_memory
+        own = {option: given.pop(option) for option in LinearCrossEntropyLoss.__annotations__}
+        super().__init__(**given)
+        vars(self).update(own)
 
     @overload
     def forward(  # type: ignore[overload-overlap]  # the first match applies
