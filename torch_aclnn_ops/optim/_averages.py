@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, ParamsT
 
-_BASE_CLASS_OPTIONS = {"differentiable"}  # added to the defaults by torch's base class
+_BASE_OPTIONS = {"differentiable"}  # added to the defaults by torch's base class
 
 
 class AveragingOptimizer(Optimizer):
@@ -230,7 +230,8 @@ class AveragingOptimizer(Optimizer):
         ``FusedEmaAdamW``, and of flattened parameters. Missing options are unchanged. States of 16-bit parameters stay
         in float32. If ``ema_params`` is missing, the EMA starts from the weights at the next step, with a warning.
         So it does if torch's optimizer has loaded and saved ``ema_params``, which it does not update. Unknown entries
-        are kept. As in PyTorch, tensors with the right dtype and device are not copied.
+        are kept. If both sides have ``param_names``, a state belongs to the parameter of that name; else the order
+        decides. As in PyTorch, tensors with the right dtype and device are not copied.
 
         The load is atomic: after an exception or Ctrl-C the optimizer has its previous options and state, or all of the
         new ones.
@@ -248,8 +249,7 @@ class AveragingOptimizer(Optimizer):
         for pre_hook in pre_hooks:
             result = pre_hook(self, state_dict)
             state_dict = state_dict if result is None else result
-        options = self.defaults.keys() - _BASE_CLASS_OPTIONS
-        self.__setstate__(_checkpoints.convert(state_dict, self.param_groups, options))
+        self.__setstate__(_checkpoints.convert(state_dict, self.param_groups, self.defaults.keys() - _BASE_OPTIONS))
         self._has_warned = warn_of_missing_averages(self)
         for post_hook in post_hooks:
             post_hook(self)
@@ -270,7 +270,7 @@ class AveragingOptimizer(Optimizer):
         defaults = state["defaults"] if is_new else self.defaults
         states = state["state"].copy()
         for group in state["param_groups"]:
-            for name in defaults.keys() - _BASE_CLASS_OPTIONS:
+            for name in defaults.keys() - _BASE_OPTIONS:
                 group.setdefault(name, defaults[name])
             for param in group["params"]:
                 if param in states:

@@ -1,6 +1,5 @@
-"""Conversion of state dicts: this optimizer's, those of torch's Adam and AdamW, and MindSpeed's FusedEmaAdamW."""
+"""Loading of state dicts: this optimizer's, those of torch's Adam and AdamW, and MindSpeed's FusedEmaAdamW."""
 
-import inspect
 import reprlib
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Mapping, Sequence
@@ -9,7 +8,6 @@ from numbers import Real
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops._nested import map_nested
 from torch_aclnn_ops.ops.ema_adam.kernels import is_dense, is_dtensor, is_plain, local
 from torch_aclnn_ops.optim._options import options_of
@@ -64,6 +62,9 @@ def convert(state_dict: Any, groups: list[dict[str, Any]], options: Collection[s
         if name not in contents:
             raise ValueError(f"{_LOAD}: the state dict must have 'param_groups' and 'state', but it has no {name!r}")
     all_saved = _check_type(contents["param_groups"], (list, tuple), "param_groups", "a list")
+    for i, saved in enumerate(all_saved):
+        _check_type(saved, Mapping, f"group {i}", "a dict")
+    all_saved = _in_the_order_of(groups, all_saved)
     if len(all_saved) != len(groups):
         raise ValueError(
             f"{_LOAD}: the loaded state dict has a different number of parameter groups: it has {len(all_saved)}, and"
@@ -71,13 +72,68 @@ def convert(state_dict: Any, groups: list[dict[str, Any]], options: Collection[s
         )
     loaded_groups, places = [], _Places()
     for i, (saved, group) in enumerate(zip(all_saved, groups, strict=True)):
-        _check_type(saved, Mapping, f"group {i}", "a dict")
         places.add(i, saved, group)
         loaded_groups.append(_loaded_group(i, saved, group, options))
     # A step cannot write to tensors created in inference mode.
     with torch.inference_mode(False), torch.no_grad():
         states = _loaded_states(_check_type(contents["state"], Mapping, "state", "a dict"), places)
     return {"state": states, "param_groups": loaded_groups}
+
+
+def _in_the_order_of(groups: list[dict[str, Any]], all_saved: Sequence[Any]) -> Sequence[Any]:
+    """Return saved groups in the order of the optimizer's, and their parameters too, if both have names.
+
+    Without names on one side, the order decides, as in torch, whose ``load_state_dict`` ignores names. It also decides
+    for ``torch.distributed.checkpoint``, which has put the parameters in the optimizer's order by their own names.
+    """
+    all_names: list[list[str]] = [group.get("param_names", []) for group in groups]
+    if not any(all_names) or not any("param_names" in saved for saved in all_saved):
+        return all_saved
+    if any(map(_has_names_as_ids, all_saved)):
+        return all_saved
+    all_saved_names = [_names_in(i, saved) for i, saved in enumerate(all_saved)]
+    if all_saved_names == all_names:
+        return all_saved
+    ordered = []
+    for i, names in enumerate(all_names):
+        matching = [j for j, saved_names in enumerate(all_saved_names) if sorted(saved_names) == sorted(names)]
+        if len(matching) != 1 or len(set(names)) != len(names):
+            raise _names_differ(i, names, all_saved_names)
+        saved, saved_names = all_saved[matching[0]], all_saved_names[matching[0]]
+        ids = dict(zip(saved_names, saved["params"], strict=True))
+        ordered.append({**saved, "params": [ids[name] for name in names]})
+    if len(all_saved) != len(groups):
+        raise _names_differ(0, all_names[0], all_saved_names)
+    return ordered
+
+
+def _has_names_as_ids(saved: Mapping[str, Any]) -> bool:
+    """Return whether a group is one of ``torch.distributed.checkpoint``, which has names in place of numbers."""
+    ids = saved.get("params")
+    return isinstance(ids, (list, tuple)) and any(isinstance(key, str) for key in ids)
+
+
+def _names_in(i: int, saved: Mapping[str, Any]) -> list[str]:
+    ids = _check_type(saved.get("params"), (list, tuple), f"params of group {i}", "a list of ids")
+    names = saved.get("param_names", [])
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"{_LOAD}: param_names of group {i} must be a list of str, but it is {_short_repr(names)}")
+    if len(names) != len(ids):
+        raise ValueError(
+            f"{_LOAD}: param_names of group {i} must have a name for each of its {len(ids)} parameters, but it has"
+            f" {len(names)}"
+        )
+    return list(names)
+
+
+def _names_differ(i: int, names: list[str], all_saved_names: list[list[str]]) -> ValueError:
+    saved = {name for saved_names in all_saved_names for name in saved_names}
+    missing = [name for name in names if name not in saved]
+    found = f"has no {reprlib.repr(missing)}" if missing else f"has {reprlib.repr(all_saved_names)}"
+    return ValueError(
+        f"{_LOAD}: the state dict must have one group with the parameter names of the optimizer's group {i},"
+        f" {reprlib.repr(names)}, each once, but it {found}; to load by order, remove 'param_names' from its groups"
+    )
 
 
 def _check_type(value: Any, accepted: Any, what: str, name: str) -> Any:
@@ -130,6 +186,8 @@ def _loaded_group(i: int, saved: Mapping[str, Any], group: dict[str, Any], optio
     if _has_torchs_options(saved):  # so that a state dict with them is one that torch's optimizers have saved
         dropped.update(_TORCHS_OPTIONS)
     loaded = {name: deepcopy(value) for name, value in saved.items() if name not in dropped}
+    if "param_names" in group or _has_names_as_ids(saved):
+        loaded.pop("param_names", None)
     for name in {*options, "param_names"} & group.keys():
         loaded.setdefault(name, group[name])
     if (
@@ -169,18 +227,9 @@ def _check_optimizer(i: int, saved: Mapping[str, Any]) -> None:
     if not missing and "maximize" in saved and "weight_decay" not in saved:  # torch's SparseAdam
         missing = ["weight_decay"]
     if missing:
-        kind = _optimizer_of(saved)
-        found = f"it has no {' and no '.join(missing)}" if kind is None else f"it has those of torch.optim.{kind}"
-        raise ValueError(f"{_LOAD}: group {i} must have the options of Adam or AdamW, but {found}")
-
-
-def _optimizer_of(saved: Mapping[str, Any]) -> str | None:
-    """Return the name of torch's optimizer with the most options that are all in a group, or ``None``."""
-    kinds = {name: kind for name, kind in vars(torch.optim).items() if inspect.isclass(kind)}
-    options = {name: inspect.signature(kind).parameters.keys() - {"params"} for name, kind in kinds.items()}
-    return max(
-        (name for name in options if options[name] <= saved.keys()), key=lambda name: len(options[name]), default=None
-    )
+        raise ValueError(
+            f"{_LOAD}: group {i} must have the options of Adam or AdamW, but it has no {' and no '.join(missing)}"
+        )
 
 
 def _loaded_states(all_saved: Mapping[Any, Any], places: _Places) -> defaultdict[Any, Any]:
@@ -283,55 +332,3 @@ def _storage_of(tensor: Tensor) -> int:
     """Return the address of a tensor's storage, or 0 if it has none."""
     shard = local(tensor)
     return shard.untyped_storage().data_ptr() if is_plain(shard) and not shard.is_meta else 0
-
-
-def to_mindspeed_state_dict(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a state dict of :class:`FusedEmaAdam` to the layout of MindSpeed's ``FusedEmaAdamW``.
-
-    That layout has one int64 ``step`` per group, and the states ``exp_avg``, ``exp_avg_sq`` and ``ema_params``.
-    ``FusedEmaAdam.load_state_dict`` accepts both layouts.
-
-    Args:
-        state_dict: The result of ``FusedEmaAdam.state_dict()``.
-
-    Returns:
-        A new dict that shares the tensors.
-
-    Raises:
-        TypeError: ``state_dict`` is not a dict.
-        ValueError: The step counts of the parameters of a group differ, or EMA weights are missing.
-
-    Example:
-        >>> from torch_aclnn_ops.optim import FusedEmaAdam
-        >>> weight = torch.nn.Parameter(torch.ones(2))
-        >>> optimizer = FusedEmaAdam([weight])
-        >>> weight.sum().backward()
-        >>> optimizer.step()
-        >>> to_mindspeed_state_dict(optimizer.state_dict())["param_groups"][0]["step"]
-        tensor(1)
-
-    Source:
-        MindSpeed, mindspeed/core/optimizer/fused_ema_adamw/fused_ema_adamw.py.
-    """
-    if not isinstance(state_dict, Mapping):
-        raise TypeError(f"to_mindspeed_state_dict: state_dict must be a dict, but it is {describe(state_dict)}")
-    names = ("exp_avg", "exp_avg_sq", "ema_params")
-    states, groups = dict(state_dict["state"]), []
-    for i, group in enumerate(state_dict["param_groups"]):
-        trained = [key for key in group["params"] if "step" in states.get(key, ())]
-        steps = {int(states[key]["step"]) for key in trained}
-        if len(steps) > 1:
-            raise ValueError(
-                f"to_mindspeed_state_dict: all parameters of a group must have the same step count, but those of group"
-                f" {i} have {sorted(steps)}"
-            )
-        for key in trained:
-            missing = [name for name in names if name not in states[key]]
-            if missing:
-                raise ValueError(
-                    f"to_mindspeed_state_dict: the state of a parameter must have {', '.join(names)}, but that of"
-                    f" {key!r} has no {' and no '.join(missing)}"
-                )
-            states[key] = {name: states[key][name] for name in names}
-        groups.append({**group, "step": torch.tensor(steps.pop() if steps else 0, dtype=torch.int64)})
-    return {**state_dict, "state": states, "param_groups": groups}

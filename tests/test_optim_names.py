@@ -1,0 +1,122 @@
+"""FusedEmaAdam: parameter names decide which state of a checkpoint belongs to which parameter."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+from torch_aclnn_ops.optim import FusedEmaAdam
+
+import pytest
+import torch
+import torch.distributed.checkpoint.state_dict as dcp
+from torch import nn
+
+VALUES = {"a": 1.0, "b": 100.0, "c": 7.0}
+
+
+def _optimizer(*groups, named=True):
+    """Return an optimizer whose learning rate in a group is the value of its first parameter, and its parameters."""
+    params = {name: nn.Parameter(torch.full((4,), VALUES[name])) for names in groups for name in names}
+    all_params = [[(name, params[name]) if named else params[name] for name in names] for names in groups]
+    rates = [VALUES[names[0]] * 1e-3 for names in groups]
+    optimizer = FusedEmaAdam(
+        [{"params": given, "lr": lr} for given, lr in zip(all_params, rates, strict=True)], ema_decay=0.9
+    )
+    return optimizer, params
+
+
+def _checkpoint(*groups, **options):
+    """Return a checkpoint after a step."""
+    optimizer, params = _optimizer(*groups, **options)
+    for param in params.values():
+        param.grad = torch.ones(4)
+    optimizer.step()
+    return copy.deepcopy(optimizer.state_dict())
+
+
+def _averages(optimizer, params):
+    return {name: round(optimizer.state[param]["ema_params"][0].item()) for name, param in params.items()}
+
+
+ORDERS = {
+    "the same": ["ab", "c"],
+    "other parameters first": ["ba", "c"],
+    "other groups first": ["c", "ab"],
+    "both": ["c", "ba"],
+}
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+def test_a_state_belongs_to_the_parameter_of_its_name(order):
+    optimizer, params = _optimizer(*order)
+    optimizer.load_state_dict(_checkpoint("ab", "c"))
+    assert _averages(optimizer, params) == VALUES
+    assert [group["param_names"] for group in optimizer.param_groups] == [list(names) for names in order]
+    rates = {"".join(sorted(group["param_names"])): group["lr"] for group in optimizer.param_groups}
+    assert rates == {"ab": 1e-3, "c": 7e-3}
+
+
+@pytest.mark.parametrize(("was_named", "is_named"), [(False, True), (True, False), (False, False)])
+def test_without_names_on_one_side_the_order_decides(was_named, is_named):
+    optimizer, params = _optimizer("ba", named=is_named)
+    optimizer.load_state_dict(_checkpoint("ab", named=was_named))
+    assert _averages(optimizer, params) == {"b": VALUES["a"], "a": VALUES["b"]}
+
+
+REFUSED = {
+    "another name": (["ab"], ["ac"], r"group 0, \['a', 'c'\], each once, but it has no \['c'\]"),
+    "fewer parameters": (["a"], ["ab"], r"it has no \['b'\]"),
+    "more parameters": (["ab"], ["a"], r"group 0, \['a'\], each once, but it has \[\['a', 'b'\]\]"),
+    "more groups": (["b", "a"], ["a"], r"it has \[\['b'\], \['a'\]\]"),
+    "other groups": (["ab", "c"], ["a", "bc"], r"group 0, \['a'\], each once, but it has \[\['a', 'b'\], \['c'\]\]"),
+}
+
+
+@pytest.mark.parametrize(("saved", "own", "message"), REFUSED.values(), ids=REFUSED)
+def test_names_that_differ_are_refused_and_change_nothing(saved, own, message):
+    optimizer, _ = _optimizer(*own)
+    with pytest.raises(ValueError, match=f"{message}; to load by order, remove 'param_names'"):
+        optimizer.load_state_dict(_checkpoint(*saved))
+    assert not optimizer.state
+
+
+@pytest.mark.parametrize(
+    ("names", "error", "message"),
+    [
+        (["a", 1], TypeError, r"param_names of group 0 must be a list of str, but it is \['a', 1\]"),
+        (["b"], ValueError, "param_names of group 0 must have a name for each of its 2 parameters, but it has 1"),
+    ],
+    ids=["a number", "one for two"],
+)
+def test_invalid_names_are_refused(names, error, message):
+    checkpoint = _checkpoint("ab")
+    checkpoint["param_groups"][0]["param_names"] = names
+    with pytest.raises(error, match=message):
+        _optimizer("ab")[0].load_state_dict(checkpoint)
+
+
+def test_the_same_name_twice_is_loaded_in_the_same_order_only():
+    checkpoint = _checkpoint("ab")
+    checkpoint["param_groups"][0]["param_names"] = ["a", "a"]
+    optimizer, params = _optimizer("ab")
+    optimizer.param_groups[0]["param_names"] = ["a", "a"]
+    optimizer.load_state_dict(checkpoint)
+    assert _averages(optimizer, params) == {"a": VALUES["a"], "b": VALUES["b"]}
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_distributed_checkpoint_in_another_order_is_loaded_by_the_names_of_the_model(is_named):
+    models = [nn.ParameterDict({name: torch.full((4,), VALUES[name]) for name in "ab"}) for _ in range(2)]
+    first = FusedEmaAdam(models[0].named_parameters(), ema_decay=0.9)
+    for param in models[0].values():
+        param.grad = torch.ones(4)
+    first.step()
+    file = io.BytesIO()
+    torch.save(dcp.get_optimizer_state_dict(models[0], first), file)
+    file.seek(0)
+    named = [("b", models[1]["b"]), ("a", models[1]["a"])]
+    second = FusedEmaAdam(named if is_named else [param for _, param in named], ema_decay=0.9)
+    dcp.set_optimizer_state_dict(models[1], second, torch.load(file))
+    assert _averages(second, models[1]) == {"a": VALUES["a"], "b": VALUES["b"]}
+    assert second.param_groups[0].get("param_names", ["b", "a"]) == ["b", "a"]
