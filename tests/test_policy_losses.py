@@ -124,6 +124,23 @@ ERROR_INPUTS = {
     "reference": (lambda: F.grpo_loss(TOKEN, ONE, TOKEN, beta=0.1), "reference_log_probs must be given where beta is"),
     "importance": (lambda: F.grpo_loss(TOKEN, ONE, TOKEN, importance="x"), "importance must be one of 'token', 'seq"),
     "length": (lambda: F.grpo_loss(TOKEN, ONE, TOKEN, reduction="constant"), "length must be given"),
+    **{
+        f"length of {length}": (
+            lambda length=length: F.grpo_loss(TOKEN, ONE, TOKEN, reduction="constant", length=length),
+            f"length must be {accepted}, but it is {length}$",
+        )
+        for accepted, lengths in {"at least 1": (0, -5), "an int": (2.5, True)}.items()
+        for length in lengths
+    },
+    **{
+        f"{name} of {value}": (
+            lambda name=name, value=value: F.grpo_loss(TOKEN, ONE, TOKEN, **{name: value}),
+            f"{name} must be {accepted}, but it is {value}$",
+        )
+        for accepted, values in {"at least 0 and finite": (-1.0, math.inf, math.nan), "a number": (True,)}.items()
+        for name in ("beta", "epsilon", "epsilon_high", "delta")
+        for value in values
+    },
 }
 
 

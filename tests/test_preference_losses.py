@@ -319,6 +319,25 @@ ERROR_INPUTS = {
         r"losses must have shape \(B, T\), but its shape is \[\]",
     ),
     "labels": (lambda: F.sequence_log_probs(TOKEN, ONE), r"target must have shape \[2, 3\], as losses has"),
+    **{
+        f"{name} of {value}": (
+            partial(call, **{name: value}),
+            f"{name} must be {accepted}, but it is {value}$",
+        )
+        for call, names, refused in (
+            (partial(F.simpo_loss, ONE, ONE), ("gamma",), {"finite": (math.inf, math.nan), "a number": (True,)}),
+            (
+                partial(F.kto_loss, ONE, ONE, ONE == 0, 0.0),
+                ("desirable_weight", "undesirable_weight"),
+                {"at least 0 and finite": (-1.0, math.inf, math.nan), "a number": (True, None)},
+            ),
+            (partial(F.kto_loss, ONE, ONE, ONE == 0), ("kl",), {"finite": (math.inf, math.nan), "a number": (True,)}),
+            (partial(F.cpo_loss, ONE, ONE), ("label_smoothing",), {"a number": (True, None)}),
+        )
+        for name in names
+        for accepted, values in refused.items()
+        for value in values
+    },
 }
 
 

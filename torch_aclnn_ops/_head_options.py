@@ -14,6 +14,8 @@ _REAL = (float, Real)  # float first, for speed
 _Rule = tuple[Any, str, str, Callable[[Any], bool]]
 _COUNT = ("at least 1", lambda number: number >= 1)
 _POSITIVE = ("positive and finite", lambda number: 0 < number < math.inf)
+AT_LEAST_1: _Rule = (Integral, "an int", *_COUNT)
+FINITE: _Rule = (_REAL, "a number", "finite", lambda number: -math.inf < number < math.inf)
 POSITIVE: _Rule = (_REAL, "a number", *_POSITIVE)
 NON_NEGATIVE: _Rule = (_REAL, "a number", "at least 0 and finite", lambda number: 0 <= number < math.inf)
 _FRACTION: _Rule = (_REAL, "a number", "above 0 and below 1", lambda number: 0 < number < 1)

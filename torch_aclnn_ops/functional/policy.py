@@ -3,7 +3,7 @@
 from typing import Literal
 
 from torch_aclnn_ops._checks import check_choice, describe, values_are_readable
-from torch_aclnn_ops._head_options import NON_NEGATIVE, check_number
+from torch_aclnn_ops._head_options import AT_LEAST_1, NON_NEGATIVE, check_number
 from torch_aclnn_ops._numerics import widen
 from torch_aclnn_ops.functional._head.arguments import check_constant, check_log_probs, check_one_shape
 
@@ -83,6 +83,8 @@ def grpo_loss(
             f'grpo_loss: length must be given with reduction "constant", and only then, but it is {length!r} with'
             f" {reduction!r}"
         )
+    if length is not None:
+        length = check_number("grpo_loss", "length", length, AT_LEAST_1)
     counts = mask != 0
     # Before any arithmetic, so that no derivative sees what a masked token has.
     policy = widen(log_probs).masked_fill(~counts, 0)

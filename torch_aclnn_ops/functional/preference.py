@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from torch_aclnn_ops._checks import check_choice, values_are_readable
-from torch_aclnn_ops._head_options import POSITIVE, check_number, check_shift
+from torch_aclnn_ops._head_options import FINITE, NON_NEGATIVE, POSITIVE, check_number, check_shift
 from torch_aclnn_ops._numerics import widen
 from torch_aclnn_ops._types import Reduction
 from torch_aclnn_ops.functional._head.arguments import check_constant, check_log_probs, check_one_shape
@@ -154,7 +154,8 @@ def simpo_loss(
     Source: Meng et al., "SimPO" (2024).
     """
     check_log_probs("simpo_loss", "(B,)", chosen=chosen, rejected=rejected)
-    margins = widen(chosen) - widen(rejected) - gamma / check_number("simpo_loss", "beta", beta, POSITIVE)
+    target_margin = check_number("simpo_loss", "gamma", gamma, FINITE)
+    margins = widen(chosen) - widen(rejected) - target_margin / check_number("simpo_loss", "beta", beta, POSITIVE)
     return _of_margins("simpo_loss", margins, beta, "sigmoid", label_smoothing, reduction)
 
 
@@ -229,9 +230,13 @@ def kto_loss(
     check_constant("kto_loss", "reference_log_probs", reference_log_probs, "a reference")
     if is_desirable.dtype != torch.bool:
         raise TypeError(f"kto_loss: is_desirable must have dtype torch.bool, but it has {is_desirable.dtype}")
-    if isinstance(kl, Tensor) and kl.numel() != 1:
+    if not isinstance(kl, Tensor):
+        check_number("kto_loss", "kl", kl, FINITE)
+    elif kl.numel() != 1:
         raise ValueError(f"kto_loss: kl must be a number or have one element, but its shape is {list(kl.shape)}")
     check_number("kto_loss", "beta", beta, POSITIVE)
+    check_number("kto_loss", "desirable_weight", desirable_weight, NON_NEGATIVE)
+    check_number("kto_loss", "undesirable_weight", undesirable_weight, NON_NEGATIVE)
     ratios = widen(log_probs) - widen(reference_log_probs)
     baseline = torch.as_tensor(kl, dtype=ratios.dtype, device=ratios.device).detach().clamp(min=0).reshape(())
     # Not numbers, of which torch would make tensors of its default dtype.
@@ -267,6 +272,7 @@ def _of_margins(
 ) -> Tensor:
     check_choice(function, "loss_type", loss_type, ("sigmoid", "hinge", "ipo"))
     check_number(function, "beta", beta, POSITIVE)
+    check_number(function, "label_smoothing", label_smoothing, NON_NEGATIVE)
     if not 0 <= label_smoothing < 0.5 or (label_smoothing and loss_type != "sigmoid"):
         raise ValueError(
             f'{function}: label_smoothing must be at least 0 and below 0.5, and 0 unless loss_type is "sigmoid", but it'
