@@ -73,6 +73,17 @@ struct BinaryCrossEntropyBackward {
     }
 };
 
+// In float16 torch's lower bound of the denominator is 0, and the gradient at 0 and 1 would be NaN: the raw operator.
+struct BinaryCrossEntropyKernel {
+    static at::Tensor call(const at::Tensor& grad_output, const at::Tensor& self, const at::Tensor& target,
+                           const std::optional<at::Tensor>& weight, int64_t reduction) {
+        using Kernel = BinaryCrossEntropyBackward;
+        return self.scalar_type() == at::kHalf
+                   ? RawOperator<Kernel, decltype(&Kernel::run)>::call(grad_output, self, target, weight, reduction)
+                   : CpuKernelOf<Kernel>::call(grad_output, self, target, weight, reduction);
+    }
+};
+
 struct EmbeddingDenseBackward {
     static constexpr auto name = "embedding_dense_backward";
     static at::Tensor run(const at::Tensor& grad_output, const at::Tensor& indices, int64_t num_weights,
@@ -82,8 +93,7 @@ struct EmbeddingDenseBackward {
 };
 
 struct MseLossOnCpu : MseLoss<MseLossOnCpu, CpuKernelOf<MseLossBackward>> {};
-struct BinaryCrossEntropyOnCpu : BinaryCrossEntropy<BinaryCrossEntropyOnCpu, CpuKernelOf<BinaryCrossEntropyBackward>> {
-};
+struct BinaryCrossEntropyOnCpu : BinaryCrossEntropy<BinaryCrossEntropyOnCpu, BinaryCrossEntropyKernel> {};
 struct EmbeddingOnCpu : Embedding<EmbeddingOnCpu, CpuKernelOf<EmbeddingDenseBackward>> {};
 
 const RegisterFunction<MseLossOnCpu> mse_loss;

@@ -49,7 +49,10 @@ _native_backward = torch.ops.aten.binary_cross_entropy_backward.default
 
 
 def _grad_input(grad_output: Tensor, input: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> Tensor:
-    is_native = has_native_gradient(binary_cross_entropy_backward.name, grad_output, input, target)
+    # In float16 the native kernel's lower bound of the denominator is 0, and the gradient at 0 and 1 would be NaN.
+    is_native = input.dtype is not torch.float16 and has_native_gradient(
+        binary_cross_entropy_backward.name, grad_output, input, target
+    )
     backward = _native_backward if is_native else binary_cross_entropy_backward.apply
     gradient: Tensor = backward(grad_output, input, target, weight, reduction)
     return gradient
