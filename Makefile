@@ -2,8 +2,6 @@
 PYTHON ?= python3
 # The version of torch and torch_npu; `make clean` before another one.
 TORCH ?= 2.13.0
-# A file of pins with hashes that is installed first; .ci/run names .ci/requirements.txt.
-PINS ?=
 VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALLED := $(VENV)/installed
@@ -25,15 +23,14 @@ else
 ON_NPU = $(RUN)
 endif
 
-.PHONY: setup demo test test-all docs matrix aarch64 lint bench gallery soak audit pins release-check precision phase-one collectives faults \
-    asan tsan fuzz coverage mutants clean
+.PHONY: setup demo test test-all docs matrix aarch64 lint bench gallery soak release-check precision phase-one collectives faults \
+    asan tsan fuzz clean
 
 setup: $(INSTALLED) $(BUILT_HOST_NPU) $(BUILT)
 
 # Without build isolation, because what is compiled is compiled against the installed torch and torch_npu.
 $(INSTALLED): pyproject.toml host-npu/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(if $(PINS),$(PIP) --no-deps --require-hashes --requirement $(PINS))
 	$(PIP) torch==$(TORCH) "setuptools>=77" ninja
 	$(PIP) torch_npu==$(TORCH)
 	TORCH_ACLNN_NPU=0 TORCH_ACLNN_CPU=0 $(PIP) --no-build-isolation --editable ".[examples,test,lint]"
@@ -112,22 +109,6 @@ soak: setup
 	$(RUN) -m benchmarks.soak
 	$(ON_NPU) -m benchmarks.soak --device npu
 
-# Known vulnerabilities of what is installed and pinned, by a tool in an environment of its own.
-audit: $(INSTALLED) .audit/bin/pip-audit
-	$(RUN) .ci/audit.py .audit/bin/pip-audit
-
-.audit/bin/pip-audit:
-	$(PYTHON) -m venv .audit
-	.audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1
-
-# .ci/requirements.txt again: the tools that CI installs, with hashes. Delete it first for newer versions.
-pins: .pins/bin/pip-compile
-	.pins/bin/python .ci/pins.py .pins/bin/pip-compile
-
-.pins/bin/pip-compile:
-	$(PYTHON) -m venv .pins
-	.pins/bin/python -m pip install --quiet --disable-pip-version-check pip-tools==7.6.2
-
 # The archives of a release, in dist: built, checked by the usual tools, installed elsewhere and run.
 release-check: setup .release/bin/twine
 	$(RUN) .ci/release.py .release/bin/python
@@ -139,18 +120,6 @@ release-check: setup .release/bin/twine
 # The errors of every operator against float64, in docs/precision.md.
 precision: setup
 	$(ON_NPU) -m benchmarks.errors
-
-# Which lines of csrc/npu and host-npu/csrc the tests execute.
-coverage: setup
-	$(RUN) .ci/cpp_coverage.py
-
-# Can the tests fail? Small faults in the package and its C++, some hours; MUTANTS="--python 20 --cpp 0" takes fewer.
-mutants: setup $(VENV)/mutants
-	$(RUN) .ci/mutants.py $(MUTANTS)
-
-$(VENV)/mutants: $(INSTALLED)
-	TORCH_ACLNN_NPU=0 TORCH_ACLNN_CPU=0 $(PIP) --no-build-isolation --editable ".[mutants]"
-	touch $@
 
 # The compiled parts under the compiler's sanitizers: addresses and undefined behaviour, and threads.
 asan: setup
@@ -171,6 +140,6 @@ aarch64: $(INSTALLED)
 	$(RUN) .ci/aarch64.py
 
 clean:
-	rm -rf $(VENV) .aarch64 .audit .pins .release build dist runs *.egg-info torch_aclnn_ops/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .aarch64 .release build dist runs *.egg-info torch_aclnn_ops/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	$(MAKE) -C host-npu clean
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -20,7 +20,6 @@ import _copy
 
 ROOT = Path(__file__).resolve().parents[1]
 MATRIX = ROOT / ".matrix"
-PINS = ROOT / ".ci" / "requirements.txt"
 # torch, and the torch_npu that goes with it. The requirements of torch_npu name builds of torch that are not
 # everywhere, so pip is not asked to follow them.
 PAIRS = runpy.run_path(str(ROOT / "torch_aclnn_ops/_torch_pairs.py"))["PAIRS"]
@@ -41,7 +40,6 @@ def make_environment(version: str) -> Path:
         run([sys.executable, "-m", "venv", str(python.parents[1])])
         tests = [each for extra in ("test", "examples", "lint") for each in requirements(extra)]
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        run([*pip, "--no-deps", "--require-hashes", "--requirement", str(PINS)])
         run([*pip, f"torch=={version}", "setuptools>=77", "wheel", "ninja", *OF_TORCH_NPU, *tests])
         run([*pip, "--no-deps", f"torch_npu=={PAIRS[version]}"])
         installed.touch()

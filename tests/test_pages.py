@@ -231,7 +231,8 @@ def test_a_module_that_a_page_runs_exists(module):
 def test_every_target_of_make_that_a_page_names_exists():
     targets = set(re.findall(r"^([\w -]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     existing = {target for line in targets for target in line.split()}
-    named = {target for page in PAGES for target in re.findall(r"`make ([a-z][\w-]*)", page.read_text())}
+    pages = [page for page in PAGES if page.name != "CHANGELOG.md"]  # of earlier releases, with their own targets
+    named = {target for page in pages for target in re.findall(r"`make ([a-z][\w-]*)", page.read_text())}
     assert named <= existing
 
 
