@@ -6,9 +6,9 @@ Parts are compiled where what they need is installed, and left out, with a line 
   ``1`` fails without them;
 * ``torch_aclnn_ops._cpu`` (csrc/cpu), a faster linear cross entropy, needs torch: ``TORCH_ACLNN_CPU`` is its switch.
 
-``TORCH_ACLNN_INSTRUMENT`` compiles them so that they count lines (``coverage``) or check what they do (``address`` and
-what else ``-fsanitize=`` takes), ``TORCH_ACLNN_WERROR=1`` makes the warnings of the compiler errors. None needs CANN,
-and torch_npu is not imported. What is compiled is said on stderr, which pip shows with ``-v``.
+``TORCH_ACLNN_INSTRUMENT`` compiles them so that they check what they do (``address`` and what else ``-fsanitize=``
+takes), ``TORCH_ACLNN_WERROR=1`` makes the warnings of the compiler errors. None needs CANN, and torch_npu is not
+imported. What is compiled is said on stderr, which pip shows with ``-v``.
 """
 
 import importlib.util
@@ -82,8 +82,6 @@ def built_for_header() -> Path:
 
 def instrumentation() -> list[str]:
     """Return the flags that ``TORCH_ACLNN_INSTRUMENT`` asks for."""
-    if INSTRUMENT == "coverage":
-        return ["-O0", "-g", "--coverage"]
     if INSTRUMENT:
         return ["-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={INSTRUMENT}", "-fno-sanitize-recover=all"]
     return []
