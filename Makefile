@@ -73,7 +73,6 @@ $(VENV)/docs: pyproject.toml
 # EVERY=4 takes every fourth call.
 faults: setup
 	$(RUN) -m tests.faults --every $(or $(EVERY),1) --page docs/faults.md
-	$(RUN) -m tests.interrupts --every $(or $(EVERY),1) --page docs/faults.md
 
 # Every version of torch that is served, each in an environment of its own; ten minutes each, and downloads.
 matrix:

@@ -17,7 +17,7 @@ from torch import Tensor
 from tests import test_ema_adam
 from tests._contract import Case as DropInCase
 from tests._contract import DropInContract, Maker, tables_of
-from tests.interrupts import CONFIGURATIONS, Attempt
+from tests._failing_steps import CONFIGURATIONS, Attempt
 from tests.npu._linear_cross_entropy import CHUNKED, linear_case
 from tests.npu._operators import CONTRACTS, flat, to_npu
 

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 
 from tests import _optim
+from tests._failing_steps import Failed, FailOperators
 from tests._optim import (
     GROUP_OPTIONS,
     SETTINGS,
@@ -29,7 +30,6 @@ from tests._optim import (
     train,
     weights_of,
 )
-from tests.interrupts import Failed, FailOperators
 
 
 def _through_a_file(model, optimizer):

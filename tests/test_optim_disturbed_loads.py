@@ -25,7 +25,7 @@ from tests._checkpoint_runs import (
     expanded,
     step,
 )
-from tests.interrupts import Failed, FailOperators
+from tests._failing_steps import Failed, FailOperators
 
 
 class Stop(Exception):

@@ -10,7 +10,6 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tests._optim import Weights, assert_all_close, assert_all_equal, averages_of, states_of, train, weights_of
-from tests.interrupts import Failed, FailOperators
 from tests.test_optim_averages import SCHEDULES, each_flatten
 
 # Compiled always, one of each kind; compilation takes a hundred times the steps.
@@ -144,34 +143,6 @@ def test_a_step_skipped_by_a_scaler_updates_no_average(flatten):
     scaler.scale(weights[0].sum() * float("inf")).backward()
     scaler.step(optimizer)
     assert_all_equal(states_of(optimizer), before)
-
-
-@each_flatten
-def test_a_failed_and_repeated_step_updates_each_average_once(flatten):
-    def prepared():
-        # Of whole cache lines, so that a buffer updates neighbours in one run.
-        weights = [nn.Parameter(torch.full((16,), float(i))) for i in range(5)]
-        optimizer = FusedEmaAdam(
-            [{"params": weights[:3]}, {"params": weights[3:]}], lr=0.1, ema_decay=0.5, flatten=flatten
-        )
-        for _ in range(2):
-            for weight in weights:
-                weight.grad = weight.detach() + 1
-            if not optimizer.state:
-                optimizer.step()
-        weights[1].grad = weights[4].grad = None
-        return weights, optimizer
-
-    weights, optimizer = prepared()
-    expected, expected_optimizer = prepared()
-    with pytest.raises(Failed):
-        FailOperators(1, 1, "fused_adam").run(optimizer.step)  # in the second group
-    assert [weight.grad is None for weight in weights] == [True, True, True, False, True]
-    optimizer.step()
-    expected_optimizer.step()
-    assert_all_equal([*weights, *states_of(optimizer)], [*expected, *states_of(expected_optimizer)])
-    optimizer.step()
-    assert not torch.equal(states_of(optimizer)[3], states_of(expected_optimizer)[3])  # it goes on again
 
 
 @each_flatten

@@ -5,8 +5,15 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
-from torch_aclnn_ops.ops.ema_adam.kernels import Options, TensorLists, is_dtensor, local, mark_modified, update
-from torch_aclnn_ops.ops.ema_adam.step_progress import StepProgress, add_note, format_ranges
+from torch_aclnn_ops.ops.ema_adam.kernels import (
+    Options,
+    TensorLists,
+    is_dtensor,
+    local,
+    mark_modified,
+    note_partial_update,
+    update,
+)
 
 import torch
 from torch import Tensor
@@ -76,16 +83,13 @@ def fused_ema_adam(
     check_options(options)
     tensors = TensorLists(params, grads, exp_avgs, exp_avg_sqs, ema_params, steps, [])
     _check_tensors(tensors)
-    progress = StepProgress()
     if not torch.compiler.is_compiling():
         mark_modified(params)
     try:
-        update(tensors.local(), options, progress)
+        update(tensors.local(), options)
     except BaseException as error:
         if not torch.compiler.is_compiling():
-            addresses = {step.data_ptr() for step in progress.updated}
-            updated = [i for i, step in enumerate(steps) if local(step).data_ptr() in addresses]
-            add_note(error, f"fused_ema_adam: updated parameters: {format_ranges(updated) or 'none'} of {len(params)}")
+            note_partial_update(error)
         raise
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from torch_aclnn_ops._checks import check_bool, describe
 from torch_aclnn_ops._torch_compat.optimizer import load_state_dict_hooks
 from torch_aclnn_ops.ops.ema_adam.kernels import local
-from torch_aclnn_ops.ops.ema_adam.step_progress import StepProgress
 from torch_aclnn_ops.optim import _checkpoints
 from torch_aclnn_ops.optim._calls import INSIDE_SWAP_MESSAGE, MethodCall, begin, exclusive
 from torch_aclnn_ops.optim._counts import Captures
@@ -53,8 +52,6 @@ class AveragingOptimizer(Optimizer):
         self._cached: dict[int, CachedState] = {}
         self._has_warned = False
         self._captures = Captures()
-        self._progress = StepProgress()  # of the last step that failed
-        self._updated: set[Tensor] = set()  # parameters updated by failed steps since the last successful one
         self._exchange: Exchange | None = None  # the active or incomplete exchange
         self._placement = Placement()  # after the last successful step
         self._calls: dict[MethodCall, None] = {}  # running calls, in the order in which they began
@@ -278,7 +275,7 @@ class AveragingOptimizer(Optimizer):
                     # A pickle may share its memory with another process.
                     states[param] = normalize_state(states[param], param, dtype, copies_step=not is_new)
         # A single call of the base class sets all of these attributes.
-        reset = {"_cached": {}, "_updated": set(), "_has_warned": False}
+        reset = {"_cached": {}, "_has_warned": False}
         super().__setstate__({**state, "state": states, **reset})
         if is_new:
             self._export_steps()
@@ -320,14 +317,11 @@ class AveragingOptimizer(Optimizer):
         self._finish_failed_work(call.method)
 
     def _finish_failed_work(self, method: str) -> None:
-        """Finish an update or swap that failed midway; raise inside ``swap_ema_params``."""
+        """Finish a swap that failed midway; raise inside ``swap_ema_params``."""
         if self._exchange is not None:
             if self._exchange.is_inside:
                 raise RuntimeError(f"{type(self).__name__}.{method}: {INSIDE_SWAP_MESSAGE}")
             self._exchange.leave()
-        if self._progress.is_incomplete():
-            with torch.no_grad():
-                self._progress.finish()
 
 
 def _check_is_module(method: str, model: object) -> None:

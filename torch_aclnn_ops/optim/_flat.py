@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from functools import cache
 from itertools import repeat
 from operator import attrgetter, is_
@@ -250,13 +250,11 @@ class FlatBuffer:
             end = begin + grad.numel()
         torch.cat(parts, out=run.grads)
 
-    def without_grad(self, updated: Collection[Tensor]) -> ParamsWithoutGrad:
-        """Return the parameters without a gradient that have a state, except those in ``updated``."""
+    def without_grad(self) -> ParamsWithoutGrad:
+        """Return the parameters without a gradient that have a state."""
         if self._has_all_grads:
             return ParamsWithoutGrad([], [], [])
-        is_averaged = [
-            param.grad is None and has_state(self._all_states, param) and param not in updated for param in self.params
-        ]
+        is_averaged = [param.grad is None and has_state(self._all_states, param) for param in self.params]
         runs = self._runs(is_averaged, [0] * len(self.params))
         return ParamsWithoutGrad(
             [run.masters for run in runs], [run.averages for run in runs], [run.steps for run in runs]

@@ -9,7 +9,6 @@ from weakref import ReferenceType, ref
 
 from torch_aclnn_ops._torch_compat.optimizer import version_of
 from torch_aclnn_ops.ops.ema_adam.kernels import is_plain, local
-from torch_aclnn_ops.ops.ema_adam.step_progress import format_ranges
 from torch_aclnn_ops.optim._counts import StepCounts
 
 import torch
@@ -89,10 +88,21 @@ def describe_params(optimizer: Optimizer, params: Iterable[Tensor]) -> str:
     """Describe parameters by their indices in the optimizer's groups, such as ``0-3 of group 0``."""
     ids = set(map(id, params))
     by_group = (
-        (i, format_ranges(j for j, param in enumerate(group["params"]) if id(param) in ids))
+        (i, _format_ranges(j for j, param in enumerate(group["params"]) if id(param) in ids))
         for i, group in enumerate(optimizer.param_groups)
     )
     return " and ".join(f"{members} of group {i}" for i, members in by_group if members)
+
+
+def _format_ranges(indices: Iterable[int]) -> str:
+    """Format ascending indices compactly, such as ``0-3, 7``."""
+    pairs: list[list[int]] = []
+    for index in indices:
+        if pairs and pairs[-1][1] == index - 1:
+            pairs[-1][1] = index
+        else:
+            pairs.append([index, index])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in pairs)
 
 
 def warn_of_missing_averages(optimizer: Optimizer) -> bool:

@@ -1,11 +1,10 @@
 """One step on the lists of a parameter group or on a buffer: gradient scaling, master weights and EMA schedule."""
 
 import functools
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
-from itertools import repeat
 from typing import Any
 
 from torch_aclnn_ops._call_log import log_call, log_detail
@@ -22,12 +21,11 @@ from torch_aclnn_ops.ops.ema_adam.kernels import (
     mark_modified,
     update,
 )
-from torch_aclnn_ops.ops.ema_adam.step_progress import StepProgress, add_note
 from torch_aclnn_ops.optim._counts import Captures
-from torch_aclnn_ops.optim._flat import FlatBuffer
+from torch_aclnn_ops.optim._flat import FlatBuffer, Run
 from torch_aclnn_ops.optim._flat_group import FlatGroup
 from torch_aclnn_ops.optim._options import EmaSchedule
-from torch_aclnn_ops.optim._states import CachedState, describe_params, dtype_of_states, has_state, init_missing_state
+from torch_aclnn_ops.optim._states import CachedState, dtype_of_states, init_missing_state
 
 import torch
 from torch import Tensor
@@ -97,9 +95,7 @@ def forget_failed_scaling(optimizer_class: Any) -> None:
     optimizer_class.step = checked
 
 
-def step_lists(
-    tensors: TensorLists, options: Options, schedule: EmaSchedule, progress: StepProgress, counts: Sequence[int] = ()
-) -> None:
+def step_lists(tensors: TensorLists, options: Options, schedule: EmaSchedule, counts: Sequence[int] = ()) -> None:
     """Update the parameters of a list.
 
     ``tensors.rounded`` are the parameters, with gradients of their dtype; ``tensors.params`` are their float32 master
@@ -111,7 +107,7 @@ def step_lists(
         grads = [_placed_as(param, grad) for grad, param in zip(tensors.grads, tensors.rounded, strict=True)]
         tensors = tensors._replace(grads=grads).local()
     if schedule.is_constant:
-        _update(tensors, options, progress)
+        _update(tensors, options)
         return
     steps = [step[0] if step.dim() else step for step in tensors.steps]
     by_decay, by_device = defaultdict(list), defaultdict(list)
@@ -125,11 +121,11 @@ def step_lists(
             by_device[step.device].append(i)
     for known_decay, members in by_decay.items():
         lists = TensorLists(*([listed[i] for i in members] for listed in tensors))
-        _update(lists, options._replace(ema_decay=known_decay), progress)
+        _update(lists, options._replace(ema_decay=known_decay))
     for members in by_device.values():
         decays = schedule.decays_at(torch.stack([steps[i] for i in members]) + 1)
         for i, decay in zip(members, decays.unbind(), strict=True):
-            _update(tensors.part(slice(i, i + 1)), options._replace(ema_decay=decay), progress)
+            _update(tensors.part(slice(i, i + 1)), options._replace(ema_decay=decay))
 
 
 def _placed_as(param: Any, grad: Any) -> Tensor:
@@ -138,18 +134,18 @@ def _placed_as(param: Any, grad: Any) -> Tensor:
     return placed
 
 
-def _update(tensors: TensorLists, options: Options, progress: StepProgress) -> None:
+def _update(tensors: TensorLists, options: Options) -> None:
     """Update with the decay in the options; gradients of parameters with master weights are upcast first."""
     is_rounded = [param.dtype != master.dtype for param, master in zip(tensors.rounded, tensors.params, strict=True)]
     if not any(is_rounded):
-        update(tensors._replace(rounded=[]), options, progress)
+        update(tensors._replace(rounded=[]), options)
         return
-    update(tensors.select([not rounded for rounded in is_rounded])._replace(rounded=[]), options, progress)
+    update(tensors.select([not rounded for rounded in is_rounded])._replace(rounded=[]), options)
     rounded = tensors.select(is_rounded)
     for part in batches(rounded.params, _UPCAST_ELEMENTS):
         batch = rounded.part(part)
         grads = [grad.to(master.dtype) for grad, master in zip(batch.grads, batch.params, strict=True)]
-        update(batch._replace(grads=grads), options, progress)
+        update(batch._replace(grads=grads), options)
 
 
 def step_cached(
@@ -157,7 +153,6 @@ def step_cached(
     tensors: TensorLists,
     options: Options,
     schedule: EmaSchedule,
-    progress: StepProgress,
     captures: Captures,
 ) -> None:
     """Update parameters of a group that are not flattened."""
@@ -166,30 +161,26 @@ def step_cached(
     # On a CPU the counts are read without a synchronization. Those of several devices are not read.
     devices = set() if schedule.is_constant or not counts.are_exact else {step.device for step in cached.lists[3]}
     if len(devices) != 1 or tensors.steps[0].is_cpu:
-        step_lists(tensors, options, schedule, progress)
+        step_lists(tensors, options, schedule)
     else:
         counts.read()
         places = counts.places_of(tensors.steps)
         values = [counts.values[i] for i in places]
         counts.forget()
-        step_lists(tensors, options, schedule, progress, values)
+        step_lists(tensors, options, schedule, values)
         counts.record(places)
     cached.record_versions()
 
 
-def step_buffer(
-    buffer: FlatBuffer, options: Options, schedule: EmaSchedule, progress: StepProgress, captures: Captures
-) -> None:
+def step_buffer(buffer: FlatBuffer, runs: list[Run], options: Options, schedule: EmaSchedule) -> None:
     """Update the parameters of a buffer that have gradients, as a few long tensors."""
-    buffer.counts.observe(options.found_inf, captures)
-    runs = buffer.gather(captures)
     counts = [buffer.counts.values[run.members.start] for run in runs] if buffer.counts.are_exact else ()
     buffer.begin(runs)
     tensors = TensorLists([], [], [], [], [], [], [])
     for run in runs:
         for listed, tensor in zip(tensors, run[1:], strict=True):
             listed.append(tensor)
-    step_lists(tensors, options, schedule, progress, counts)
+    step_lists(tensors, options, schedule, counts)
     buffer.finish(runs)
 
 
@@ -227,30 +218,3 @@ def log_implementations(optimizer: Optimizer) -> None:
         log_call(name, implementation, partial(str, reason))
     if not trained:
         log_detail(name, lambda: "not called, because no parameter has a gradient")
-
-
-def clear_applied_gradients(optimizer: Optimizer, progress: StepProgress, error: BaseException) -> set[Tensor]:
-    """Set the gradients of parameters updated by a failed step to ``None``, and add a note to the exception.
-
-    Returns:
-        These parameters, and those of which only the average was updated.
-    """
-    ends = [(step.data_ptr(), step.nbytes) for step in progress.updated]
-    addresses = {address for first, size in ends for address in range(first, first + size, 8)}
-    moved = [
-        param
-        for group in optimizer.param_groups
-        for param in group["params"]
-        if has_state(optimizer.state, param) and optimizer.state[param]["step"].data_ptr() in addresses
-    ]
-    updated = [param for param in moved if param.grad is not None]
-    # In C code, which no signal handler can interrupt.
-    deque(map(setattr, updated, repeat("grad"), repeat(None)), maxlen=0)
-    names = describe_params(optimizer, updated) or "none"
-    call = "GradScaler.step()" if getattr(optimizer, "found_inf", None) is not None else "step()"
-    add_note(
-        error,
-        f"FusedEmaAdam: the step updated these parameters, and set their grad to None: {names}."
-        f" {call} can be called again, and updates the others",
-    )
-    return set(moved)

@@ -11,7 +11,6 @@ from weakref import ref
 from torch_aclnn_ops._numerics import HALF_DTYPES, half_dtypes
 from torch_aclnn_ops._torch_compat.fsdp import is_in_fsdp1_unit
 from torch_aclnn_ops.ops.ema_adam.kernels import is_plain, local
-from torch_aclnn_ops.ops.ema_adam.step_progress import Call
 from torch_aclnn_ops.optim._calls import MethodCall
 from torch_aclnn_ops.optim._memory import check_memory
 from torch_aclnn_ops.optim._sharding import FsdpUnits
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+Call = partial[Any]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _RUN_LATER = inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction
 

@@ -1,12 +1,10 @@
 """Averages of parameters without a gradient, which continue to be updated in each step."""
 
 from collections import defaultdict
-from functools import partial
 from typing import NamedTuple
 
 from torch_aclnn_ops._torch_compat.optimizer import foreach_lerp_
 from torch_aclnn_ops.ops.ema_adam.kernels import Options, local
-from torch_aclnn_ops.ops.ema_adam.step_progress import Call, StepProgress
 from torch_aclnn_ops.optim._options import EmaSchedule
 
 import torch
@@ -24,9 +22,7 @@ class ParamsWithoutGrad(NamedTuple):
     steps: list[Tensor]
 
 
-def update_averages(
-    params: ParamsWithoutGrad, steps: list[Tensor], options: Options, schedule: EmaSchedule, progress: StepProgress
-) -> None:
+def update_averages(params: ParamsWithoutGrad, steps: list[Tensor], options: Options, schedule: EmaSchedule) -> None:
     """Update the averages of these parameters.
 
     Their step counts do not advance, so the schedule uses the largest step count of all parameters of the optimizer:
@@ -38,17 +34,16 @@ def update_averages(
         applies = found_inf.reshape(()) == 0
         weight = (applies.to(weight.device) if isinstance(weight, Tensor) else applies) * weight
     weights, averages = ([local(tensor) for tensor in tensors] for tensors in params[:2])
-    calls: list[Call]
     if isinstance(weight, Tensor):
-        pairs = zip(averages, weights, strict=True)
-        calls = [partial(Tensor.lerp_, old, new, weight.to(old.device, old.dtype)) for old, new in pairs]
-    else:
+        for old, new in zip(averages, weights, strict=True):
+            old.lerp_(new, weight.to(old.device, old.dtype))
+    elif weight != 0:
         by_device: defaultdict[object, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
         for old, new in zip(averages, weights, strict=True):
             for listed, tensor in zip(by_device[old.device, new.device], (old, new), strict=True):
                 listed.append(tensor)
-        calls = [partial(foreach_lerp_, *lists, weight) for lists in by_device.values()] if weight != 0 else []
-    progress.run(calls, params.steps)
+        for lists in by_device.values():
+            foreach_lerp_(*lists, weight)
 
 
 def _decay(steps: list[Tensor], device: torch.device, schedule: EmaSchedule) -> float | Tensor:

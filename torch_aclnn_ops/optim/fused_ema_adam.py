@@ -2,15 +2,15 @@
 
 from collections.abc import Callable
 from itertools import compress
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 from torch_aclnn_ops._call_log import is_explaining
 from torch_aclnn_ops._torch_compat.fsdp import is_in_fsdp1_unit
-from torch_aclnn_ops.ops.ema_adam.kernels import Options, TensorLists
-from torch_aclnn_ops.ops.ema_adam.step_progress import StepProgress
+from torch_aclnn_ops.ops.ema_adam.kernels import Options, TensorLists, note_partial_update
 from torch_aclnn_ops.optim import _steps
 from torch_aclnn_ops.optim._averages import AveragingOptimizer
 from torch_aclnn_ops.optim._calls import call_closure, exclusive
+from torch_aclnn_ops.optim._flat import FlatBuffer, Run
 from torch_aclnn_ops.optim._flat_group import FlatGroup
 from torch_aclnn_ops.optim._memory import check_memory, check_params
 from torch_aclnn_ops.optim._options import EmaSchedule, check_are_params, check_group, checked_names, options_of
@@ -29,6 +29,15 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 __all__ = ["FusedEmaAdam"]
+
+
+class Work(NamedTuple):
+    """What a step does for one parameter group: made for all groups before any of them is written."""
+
+    tensors: TensorLists  # of the parameters that are not flattened
+    without_grad: ParamsWithoutGrad
+    steps: list[Tensor]  # the step counts of all parameters
+    runs: list[tuple[FlatBuffer, list[Run]]]
 
 
 class FusedEmaAdam(AveragingOptimizer):
@@ -201,11 +210,8 @@ class FusedEmaAdam(AveragingOptimizer):
         All options and gradients are checked before any parameter is updated. With a :class:`torch.amp.GradScaler` the
         step unscales the gradients, and is skipped if the scaler has found infs or NaNs.
 
-        A step that fails or is interrupted can be repeated. Each parameter, or run of adjacent parameters of a
-        flattened group, is updated atomically with its step count, moments, master weights and EMA weights. After an
-        exception, updated parameters have ``grad = None``, so that a second call updates only the others; a note on the
-        exception lists them. With recomputed gradients, also by ``closure``, a repeated call is a new step. A step of a
-        :class:`torch.amp.GradScaler` must be repeated through the scaler. If an NPU is lost, load a checkpoint.
+        If a step raises after its first write, for instance because a device fails or Ctrl-C is pressed, parameters may
+        be partly updated. A note on the exception says so: load a checkpoint.
 
         Args:
             closure: Recomputes the loss and the gradients, and returns the loss.
@@ -241,72 +247,66 @@ class FusedEmaAdam(AveragingOptimizer):
         if is_explaining() and not is_compiling:
             _steps.log_implementations(self)
             return loss
-        progress = StepProgress()
         if is_compiling:
             self._captures.has_compiled = True
-            self._step_groups(parsed, False, have_moved, progress)
-            return loss
-        self._captures.observe(self.param_groups, have_moved)
+        else:
+            self._captures.observe(self.param_groups, have_moved)
+        work = self._prepare(parsed, have_moved)
         try:
-            self._step_groups(parsed, self._flatten, have_moved, progress)
+            self._write(work, parsed)
         except BaseException as error:
-            self._progress = progress
-            self._updated |= _steps.clear_applied_gradients(self, progress, error)
+            if not is_compiling:
+                note_partial_update(error)
             raise
-        self._updated.clear()
-        if have_moved:
+        if have_moved and not is_compiling:
             self._placement.remember(self.param_groups)
         return loss
 
-    def _step_groups(
-        self, parsed: list[tuple[Options, EmaSchedule]], is_flattened: bool, have_moved: bool, progress: StepProgress
-    ) -> None:
-        all_without_grad: list[ParamsWithoutGrad] = []
-        steps: list[Tensor] = []
-        for i, (options, schedule) in enumerate(parsed):
-            without_grad = ParamsWithoutGrad([], [], [])
-            all_without_grad.append(without_grad)
-            if is_flattened and not self._step_flat(i, options, schedule, have_moved, progress, without_grad, steps):
+    def _prepare(self, parsed: list[tuple[Options, EmaSchedule]], have_moved: bool) -> list[Work]:
+        """Make everything that the groups' updates need, before any of them is written."""
+        all_work = []
+        is_flattened = self._flatten and not torch.compiler.is_compiling()
+        for i, (options, _) in enumerate(parsed):
+            work = Work(TensorLists([], [], [], [], [], [], []), ParamsWithoutGrad([], [], []), [], [])
+            all_work.append(work)
+            if is_flattened and not self._prepare_flat(i, options, have_moved, work):
                 continue
-            tensors = TensorLists([], [], [], [], [], [], [])
             # Also of the parameters without a gradient: steps, master weights, parameters.
-            everything: tuple[list[Tensor], ...] = [], [], []
-            self._init_group(i, is_flattened, have_moved, *tensors, *without_grad, *everything)
+            everything: tuple[list[Tensor], ...] = work.steps, [], []
+            self._init_group(i, is_flattened, have_moved, *work.tensors, *work.without_grad, *everything)
             if torch.compiler.is_compiling():  # compiled code has no check whether parameters were modified
                 sync_masters_from_params(*everything[1:])
-            if tensors.params and torch.compiler.is_compiling():
-                _steps.step_lists(tensors, options, schedule, progress)
-            elif tensors.params:
-                _steps.step_cached(self._cached[i], tensors, options, schedule, progress, self._captures)
-            steps += everything[0]
-        for without_grad, (options, schedule) in zip(all_without_grad, parsed, strict=True):
-            if without_grad.averages:
-                update_averages(without_grad, steps, options, schedule, progress)
+        return all_work
 
-    def _step_flat(
-        self,
-        i: int,
-        options: Options,
-        schedule: EmaSchedule,
-        have_moved: bool,
-        progress: StepProgress,
-        without_grad: ParamsWithoutGrad,
-        steps: list[Tensor],
-    ) -> list[Tensor]:
-        """Update the flattened parameters of a group; return the others."""
+    def _prepare_flat(self, i: int, options: Options, have_moved: bool, work: Work) -> list[Tensor]:
+        """Gather the flattened parameters of a group; return the others."""
         group, flat_group = self.param_groups[i], self._flat_groups.get(i)
         if flat_group is None or not flat_group.is_current(group, self.state, have_moved):
             self._captures.before_new_states()
             flat_group = self._flat_groups[i] = FlatGroup(group, self.state, flat_group)
             flat_group.replace_params()
         for buffer in flat_group.buffers:
-            _steps.step_buffer(buffer, options, schedule, progress, self._captures)
+            buffer.counts.observe(options.found_inf, self._captures)
+            work.runs.append((buffer, buffer.gather(self._captures)))
             self._warn(buffer.lacks_averages)
-            steps.append(buffer.steps)
+            work.steps.append(buffer.steps)
             if group["ema_without_grad"]:
-                for listed, from_buffer in zip(without_grad, buffer.without_grad(self._updated), strict=True):
+                for listed, from_buffer in zip(work.without_grad, buffer.without_grad(), strict=True):
                     listed += from_buffer
         return flat_group.rest
+
+    def _write(self, all_work: list[Work], parsed: list[tuple[Options, EmaSchedule]]) -> None:
+        for i, (work, (options, schedule)) in enumerate(zip(all_work, parsed, strict=True)):
+            for buffer, runs in work.runs:
+                _steps.step_buffer(buffer, runs, options, schedule)
+            if work.tensors.params and torch.compiler.is_compiling():
+                _steps.step_lists(work.tensors, options, schedule)
+            elif work.tensors.params:
+                _steps.step_cached(self._cached[i], work.tensors, options, schedule, self._captures)
+        steps = [step for work in all_work for step in work.steps]
+        for work, (options, schedule) in zip(all_work, parsed, strict=True):
+            if work.without_grad.averages:
+                update_averages(work.without_grad, steps, options, schedule)
 
     def _init_group(self, i: int, is_flattened: bool, have_moved: bool, *lists: list[Tensor]) -> None:
         """Fill ``TensorLists``, ``ParamsWithoutGrad``, and lists of all parameters that are not flattened.
@@ -331,9 +331,7 @@ class FusedEmaAdam(AveragingOptimizer):
         for listed, values in zip(lists[:7], all_lists, strict=True):
             listed += values if has_all else compress(values, has_grad)
         if group["ema_without_grad"] and not has_all:
-            is_averaged = [
-                not has and param not in self._updated for has, param in zip(has_grad, cached.params, strict=True)
-            ]
+            is_averaged = [not has for has in has_grad]
             for listed, values in zip(lists[7:10], (cached.masters, *cached.lists[2:]), strict=True):
                 listed += compress(values, is_averaged)
         for listed, values in zip(lists[10:], (cached.lists[3], cached.masters, cached.params), strict=True):

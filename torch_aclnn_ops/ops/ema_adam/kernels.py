@@ -5,6 +5,7 @@ calls PyTorch's fused CPU kernels on lists, whose ``lerp`` turns an infinite ave
 Flattened parameters use the same two, as a few long tensors.
 """
 
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -18,11 +19,9 @@ from torch_aclnn_ops._torch_compat.optimizer import (
     foreach_lerp_,
     fused_adam_,
     fused_adamw_,
-    version_of,
 )
 from torch_aclnn_ops.ops import apply_fused_ema_adam_
 from torch_aclnn_ops.ops.ema_adam.apply import apply_with_tensor_lr_, lerp_average, run, why_not_cann
-from torch_aclnn_ops.ops.ema_adam.step_progress import Call, StepProgress
 
 import torch
 from torch import Tensor
@@ -116,16 +115,15 @@ def batches(params: list[Tensor], limit: int) -> Iterator[slice]:
     yield slice(start, len(params))
 
 
-def update(tensors: TensorLists, options: Options, progress: StepProgress) -> None:
+def update(tensors: TensorLists, options: Options) -> None:
     """Increment the step counts, and update the parameters and their states in place; the tensors must match.
 
-    If a step count has several elements, all are incremented and the first one is used. Each parameter and its states
-    are updated atomically, as far as possible: everything that may fail comes before the first write.
+    If a step count has several elements, all are incremented and the first one is used.
     """
     if torch.compiler.is_compiling():  # only the operator can be traced, and no value can be read
         if not isinstance(options.lr, Tensor):  # a number would be a constant, and trigger recompilation
             options = options._replace(lr=torch.ones((), dtype=torch.float64, device="cpu") * options.lr)
-        single_tensor(tensors, options, progress)
+        single_tensor(tensors, options)
         return
     if is_logging():  # on an NPU the operator logs it
         lists = zip(tensors.params, *tensors[2:5], strict=True)
@@ -140,14 +138,23 @@ def update(tensors: TensorLists, options: Options, progress: StepProgress) -> No
     if lr is not options.lr or ema_decay is not options.ema_decay or found_inf is not options.found_inf:
         options = options._replace(lr=lr, ema_decay=ema_decay, found_inf=found_inf)
     if isinstance(lr, Tensor) or isinstance(ema_decay, Tensor) or found_inf is not None:
-        single_tensor(tensors, options, progress)
+        single_tensor(tensors, options)
         return
     is_native = list(map(has_native_kernel, tensors.params, *tensors[2:5]))
     if all(is_native):
-        multi_tensor(tensors, options, progress)
+        multi_tensor(tensors, options)
     else:
-        multi_tensor(tensors.select(is_native), options, progress)
-        single_tensor(tensors.select([not native for native in is_native]), options, progress)
+        multi_tensor(tensors.select(is_native), options)
+        single_tensor(tensors.select([not native for native in is_native]), options)
+
+
+def note_partial_update(error: BaseException) -> None:
+    """Say in an exception that was raised after the first write of a step what to do; warn before Python 3.11."""
+    note = "FusedEmaAdam: the step stopped midway, so that parameters may be partly updated; load a checkpoint"
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    else:
+        warnings.warn(note, stacklevel=3)
 
 
 def _read_if_on_cpu(option: float | Tensor) -> float | Tensor:
@@ -155,46 +162,27 @@ def _read_if_on_cpu(option: float | Tensor) -> float | Tensor:
     return option.item() if isinstance(option, Tensor) and option.is_cpu else option
 
 
-def single_tensor(tensors: TensorLists, options: Options, progress: StepProgress) -> None:
+def single_tensor(tensors: TensorLists, options: Options) -> None:
     """Perform a step with one call of the operator per parameter."""
     for i in range(len(tensors.params)):
-        _update_one(tensors.part(slice(i, i + 1)), options, progress)
+        _update_one(tensors.part(slice(i, i + 1)), options)
 
 
-def _update_one(one: TensorLists, options: Options, progress: StepProgress) -> None:
+def _update_one(one: TensorLists, options: Options) -> None:
     (param,), (grad,), (exp_avg,), (exp_avg_sq,), (ema_param,), (step,), rounded = one
     states = (param, exp_avg, exp_avg_sq, ema_param)
-    calls: list[Call] = []
     if options.grad_scale is not None:
-        given, grad = grad, grad / options.grad_scale.to(grad.device)
-        calls.append(partial(Tensor.copy_, given, grad))
-    calls += [partial(Tensor.copy_, copy, param) for copy in rounded]
+        grad.copy_(grad / options.grad_scale.to(grad.device))
     applied = options.ema_decay, options.found_inf, None if _operator_supports(options.lr) else options.lr
-    is_on_device = any(isinstance(option, Tensor) for option in applied)
-    if is_on_device or not _is_atomic(grad, *states, step):
+    if any(isinstance(option, Tensor) for option in applied):
         new_states, new_step = _out_of_place_update(options, states, grad, step)
-        writes = zip((*states, step), (*new_states, new_step), strict=True)
-        progress.run([*(partial(Tensor.copy_, old, new) for old, new in writes), *calls], [step])
-        return
-    count, undo = (partial(Tensor.add_, step, by) for by in (1, -1))
-    before = _version_of(param)
-    progress.run(
-        [count, _operator(options, grad, *states, step), *calls],
-        [step],
-        undo,
-        lambda: _version_of(param) != before,
-    )
-
-
-def _is_atomic(*tensors: Tensor) -> bool:
-    """Return whether the operator is a single launch, which fails before it writes anything or not at all."""
-    if torch.compiler.is_compiling():
-        return True
-    return tensors[0].device.type == "npu" and why_not_cann(*tensors) is None
-
-
-def _version_of(tensor: Tensor) -> int | None:
-    return None if torch.compiler.is_compiling() or tensor.is_inference() else version_of(tensor)
+        for old, new in zip((*states, step), (*new_states, new_step), strict=True):
+            old.copy_(new)
+    else:
+        step.add_(1)
+        _apply_operator(options, grad, *states, step)
+    for copy in rounded:
+        copy.copy_(param)
 
 
 def _operator_supports(lr: float | Tensor) -> bool:
@@ -202,12 +190,10 @@ def _operator_supports(lr: float | Tensor) -> bool:
     return not isinstance(lr, Tensor) or (torch.compiler.is_compiling() and lr.is_cpu)
 
 
-def _operator(options: Options, grad: Tensor, *states_and_step: Tensor) -> Call:
-    """Return the call of the operator."""
+def _apply_operator(options: Options, grad: Tensor, *states_and_step: Tensor) -> None:
     # On an NPU run() falls back to PyTorch on a chip without the operator, where a direct call raises.
     call = run if grad.device.type == "npu" else apply_fused_ema_adam_
-    return partial(
-        apply_with_tensor_lr_ if isinstance(options.lr, Tensor) else call,
+    (apply_with_tensor_lr_ if isinstance(options.lr, Tensor) else call)(
         -grad if options.maximize else grad,
         *states_and_step,
         options.lr,
@@ -230,7 +216,7 @@ def _out_of_place_update(
     # The operator gets 1 in place of a tensor option, which is applied below.
     is_on_device = not _operator_supports(lr) or isinstance(ema_decay, Tensor)
     supported = options._replace(lr=lr if _operator_supports(lr) else 1.0, ema_decay=1.0 if is_on_device else ema_decay)
-    _operator(supported, grad, *new_states, new_step)()
+    _apply_operator(supported, grad, *new_states, new_step)
     new_param, new_average = new_states[0], new_states[-1]
     if isinstance(lr, Tensor) and not _operator_supports(lr):
         new_param.copy_(states[0].lerp(new_param, lr.reshape(()).to(new_param)))
@@ -245,16 +231,16 @@ def _out_of_place_update(
     return new_states, new_step
 
 
-def multi_tensor(tensors: TensorLists, options: Options, progress: StepProgress) -> None:
+def multi_tensor(tensors: TensorLists, options: Options) -> None:
     """Perform a step with PyTorch's fused kernels, for tensors that support them; see ``has_native_kernel``."""
     if tensors.params:
         tensors = tensors._replace(grads=list(map(_match_strides, tensors.params, tensors.grads)))
         parts = list(batches(tensors.params, _CACHED_ELEMENTS))
         for part in parts:
-            _update_batch(tensors.part(part) if len(parts) > 1 else tensors, options, progress)
+            _update_batch(tensors.part(part) if len(parts) > 1 else tensors, options)
 
 
-def _update_batch(batch: TensorLists, options: Options, progress: StepProgress) -> None:
+def _update_batch(batch: TensorLists, options: Options) -> None:
     if options.bias_correction:
         steps = [step if step.dim() == 0 else step[0] for step in batch.steps]
     else:
@@ -271,14 +257,13 @@ def _update_batch(batch: TensorLists, options: Options, progress: StepProgress) 
         "maximize": options.maximize,
         "grad_scale": options.grad_scale,
     }
-    calls = [partial(foreach_add_, batch.steps, 1)]
+    foreach_add_(batch.steps, 1)
     for params, grads, exp_avgs, exp_avg_sqs, ema_params in _pieces(batch):
-        calls.append(partial(native_adam, params, grads, exp_avgs, exp_avg_sqs, [], steps, **adam))
+        native_adam(params, grads, exp_avgs, exp_avg_sqs, [], steps, **adam)
         if options.ema_decay != 1:
-            calls.append(partial(foreach_lerp_, ema_params, params, float(1 - options.ema_decay)))
+            foreach_lerp_(ema_params, params, float(1 - options.ema_decay))
     if batch.rounded:
-        calls.append(partial(foreach_copy_, batch.rounded, batch.params))
-    progress.run(calls, batch.steps, partial(foreach_add_, batch.steps, -1))
+        foreach_copy_(batch.rounded, batch.params)
 
 
 def _pieces(batch: TensorLists) -> list[list[list[Tensor]]]:
