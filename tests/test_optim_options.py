@@ -497,3 +497,11 @@ def test_a_complex_parameter_raises_unless_it_is_frozen():
 
 def test_lazy_parameters_are_accepted():
     assert FusedEmaAdam(nn.LazyLinear(2).parameters()).param_groups
+
+
+@pytest.mark.parametrize("unordered", [set, frozenset])
+@pytest.mark.parametrize("place", ["params", "'params' of a parameter group"])
+def test_unordered_parameters_are_refused(unordered, place):
+    params = unordered([nn.Parameter(torch.ones(2))])
+    with pytest.raises(TypeError, match=f"FusedEmaAdam: {place} must be .* a {unordered.__name__}, .* pass a list"):
+        FusedEmaAdam(params if place == "params" else [{"params": params}])

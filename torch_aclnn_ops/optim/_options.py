@@ -58,9 +58,14 @@ def check_lacking(options: Mapping[str, Any]) -> None:
 
 
 def check_are_params(name: str, params: object, accepted: str) -> None:
-    """Raise if an argument is a model, a single group or nothing to iterate over; torch checks its elements."""
+    """Raise if an argument is a model, a group, a set or not iterable; torch checks its elements."""
     if isinstance(params, Mapping):
         raise TypeError(f"FusedEmaAdam: {name} must be {accepted}, but it is a dict; pass a list of groups")
+    if isinstance(params, (set, frozenset)):
+        raise TypeError(
+            f"FusedEmaAdam: {name} must be {accepted}, but it is a {type(params).__name__}, whose order changes between"
+            " runs; pass a list"
+        )
     if not isinstance(params, Iterable) or (isinstance(params, nn.Module) and not isinstance(params, nn.ParameterList)):
         raise TypeError(
             f"FusedEmaAdam: {name} must be {accepted}, but it is {describe(params)}; pass model.parameters()"
