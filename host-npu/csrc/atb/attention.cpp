@@ -49,11 +49,14 @@ at::Tensor in_heads(const at::Tensor& tensor, std::int64_t heads) {
     return tensor.flatten(1).unflatten(1, {heads, -1}).to(at::kFloat);
 }
 
+// -10000 in bfloat16.
+constexpr double kLeftOut = -9984;
+
 // What a mask adds to the scores. In bfloat16 ATB's masks have 1 where a key is left out.
 at::Tensor added(const at::Tensor& mask) {
     const auto values = mask.to(at::kFloat);
     if (mask.scalar_type() != at::kBFloat16) return values;
-    const auto is_out = values.eq(1).logical_or(values.le(-1e4));
+    const auto is_out = values.eq(1).logical_or(values.le(kLeftOut));
     TORCH_CHECK(values.eq(0).logical_or(is_out).all().item<bool>(),
                 "the host NPU knows masks in bfloat16 of 0 (kept), and 1 or at most -10000 (left out), only");
     return at::where(is_out, at::full_like(values, -std::numeric_limits<float>::infinity()), values);
@@ -166,6 +169,8 @@ void Attention::check(const Tensors& inputs, const Tensors& outputs) const {
         if (masking == Masking::kSquare || masking == Masking::kRows) {
             const auto& all = inputs.at(*places.mask);
             const auto rows = masking == Masking::kRows ? sequence.begin + sequence.rows : sequence.rows;
+            TORCH_CHECK(all.scalar_type() == inputs[0].scalar_type(), "mask, which is added to the scores, has dtype ",
+                        all.scalar_type(), " instead of that of query, ", inputs[0].scalar_type());
             TORCH_CHECK(all.dim() >= 2 && all.size(-2) >= rows && all.size(-1) >= sequence.context, "mask has shape ",
                         all.sizes(), ", which is too small for ", rows, " rows and ", sequence.context, " keys");
         }

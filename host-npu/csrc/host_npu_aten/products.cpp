@@ -36,6 +36,11 @@ bool multiplies_matrices(std::string_view name) {
 
 namespace {
 
+// In 16 bits the CPU's kernels compute the places of the samples in 16 bits, too, and read beside the image.
+bool samples_a_grid(std::string_view name) {
+    return name.starts_with("aten::grid_sampler_") || name.starts_with("aten::_grid_sampler_");
+}
+
 std::vector<at::Tensor> defined_tensors(c10::ArrayRef<c10::IValue*> arguments) {
     std::vector<at::Tensor> found;
     for (const auto* const argument : arguments) {
@@ -73,7 +78,8 @@ bool has_16_bits(const at::Tensor& tensor) {
 
 WideArguments::WideArguments(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue*> arguments) {
     const bool counts = op.operator_name().name == "aten::histc";
-    if (!counts && !multiplies_matrices(op.operator_name().name)) return;
+    const auto& name = op.operator_name().name;
+    if (!counts && !multiplies_matrices(name) && !samples_a_grid(name)) return;
     auto tensors = defined_tensors(arguments);
     if (!counts) std::erase_if(tensors, [](const auto& tensor) { return !tensor.is_floating_point(); });
     const auto is_like_first = [&](const auto& tensor) { return tensor.scalar_type() == tensors[0].scalar_type(); };

@@ -1,5 +1,6 @@
-// Arguments in a wider dtype than their own: products of 16-bit matrices are computed in float32 and rounded once, as a
-// device's cubes do, and integers, which a device counts by histc and the CPU's kernel does not, in float64.
+// Arguments in a wider dtype than their own: products of 16-bit matrices and samples of 16-bit grids are computed in
+// float32 and rounded once, as on a device, and integers, which a device counts by histc and the CPU's kernel does not,
+// in float64.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,7 +25,8 @@ bool multiplies_matrices(std::string_view name);
 std::optional<std::vector<std::int64_t>> shape_of_product(const c10::OperatorHandle& op,
                                                           c10::ArrayRef<c10::IValue*> arguments);
 
-// The arguments of an operator in a wider dtype, if it multiplies 16-bit matrices or counts integers.
+// The arguments of an operator in a wider dtype, if it multiplies 16-bit matrices, samples 16-bit grids or counts
+// integers.
 class WideArguments {
   public:
     // Puts wide tensors in the place of the arguments, unless they have several dtypes, which is the kernel's concern.

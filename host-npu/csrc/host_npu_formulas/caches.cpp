@@ -86,7 +86,7 @@ void scatter_list(const std::vector<Out>& data, const IntegerTensor& indices, co
 }
 const Formula<"aclnnScatterList", scatter_list> scatter_of_list;
 
-// A token goes to its slot of the blocks.
+// A token goes to its slot of the blocks; a negative slot is none, as serving pads with -1.
 void write_slots(const Out& cache, const AnyTensor& tokens, const IntegerTensor& slots, bool fractal) {
     auto blocks = cache.in_place();
     if (fractal && blocks.dim() == 5) blocks = blocks.flatten(1, 2);
@@ -104,10 +104,12 @@ void write_slots(const Out& cache, const AnyTensor& tokens, const IntegerTensor&
     const auto elements = blocks.size(2) * blocks.size(3);
     TORCH_CHECK(tokens.size(1) * tokens.size(2) == elements, "a token of ", tokens.size(1) * tokens.size(2),
                 " elements does not fit a slot of ", elements);
-    const auto slot = from_the_start(slots);
+    if (slots.is_meta()) return;
+    const auto is_kept = slots.ge(0);
+    const auto slot = slots.to(at::kLong).index({is_kept});
     const auto block = slot.div(blocks.size(1), "floor");
     blocks.index_put_(Places({block, slot - block * blocks.size(1)}),
-                      tokens.reshape({-1, blocks.size(2), blocks.size(3)}));
+                      tokens.reshape({-1, blocks.size(2), blocks.size(3)}).index({is_kept}));
 }
 
 void scatter_pa_kv_cache(const AnyTensor& key, const Out& key_cache, const IntegerTensor& slots, const AnyTensor& value,

@@ -123,6 +123,25 @@ def test_sequences_one_after_the_other_attend_to_themselves(dtype, has_mask, que
     _assert_near(out, torch.cat(expected))
 
 
+def _attended(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the result of bfloat16 tokens that attend to themselves by a mask, and that of a causal one."""
+    tokens = torch.randn(3, 4, _HEADS, _SIZE).bfloat16()
+    out, lengths = torch.empty_like(tokens[0]).npu(), torch.tensor([4], dtype=torch.int32)
+    torch_npu._npu_flash_attention(*tokens.npu(), mask.npu(), lengths, _SCALE, _HEADS, _HEADS, out=out)
+    torch.npu.synchronize()
+    return out, _attention(*tokens, _causal(4, 4))
+
+
+def test_minus_10000_leaves_out_in_bfloat16():
+    _assert_near(*_attended(torch.zeros(4, 4).masked_fill(~_causal(4, 4), -10000).bfloat16()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.float16])
+def test_a_mask_has_the_dtype_of_the_query(dtype):
+    with pytest.raises(RuntimeError, match="instead of that of query, BFloat16"):
+        _attended((~_causal(4, 4)).to(dtype))
+
+
 @pytest.mark.parametrize("dtype", _DTYPES)
 def test_queries_attend_to_a_cache_in_blocks(dtype):
     cache, queries = _Cache(dtype), torch.randn(2, 4, _SIZE).to(dtype)

@@ -63,6 +63,22 @@ def test_scatter_list_writes_a_tensor_for_each_row(masked):
 
 
 @pytest.mark.parametrize("mode", ["Norm", "PA_NZ"])
+def test_tokens_whose_slot_is_negative_are_left_out(mode):
+    tokens, caches = torch.ones(3, 2, 16).half().npu(), torch.zeros(2, 3, 4, 2, 16).half().npu()
+    caches = caches.transpose(2, 3).contiguous() if mode == "PA_NZ" else caches
+    slots = torch.tensor([5, -1, 0], dtype=torch.int32).npu()
+    torch_npu.npu_scatter_pa_kv_cache(tokens, tokens, caches[0], caches[1], slots, cache_mode=mode)
+    of_slots = caches.transpose(2, 3) if mode == "PA_NZ" else caches
+    assert of_slots.flatten(1, 2).sum((2, 3)).nonzero().tolist() == [[0, 0], [0, 5], [1, 0], [1, 5]]
+
+
+def test_a_key_whose_slot_is_negative_is_left_out():
+    key, cache = torch.ones(2, 2, 16).half().npu(), torch.zeros(3, 4, 2, 16).half().npu()
+    torch_npu.npu_scatter_pa_cache(key, torch.tensor([-1, 6]).npu(), key_cache=cache)
+    assert cache.flatten(0, 1).sum((1, 2)).nonzero().tolist() == [[6]]
+
+
+@pytest.mark.parametrize("mode", ["Norm", "PA_NZ"])
 def test_tokens_go_to_their_slots_of_the_blocks(mode):
     blocks, size, heads, elements = 3, 4, 2, 16
     key, value = torch.randn(2, 5, heads, elements).half()
