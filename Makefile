@@ -13,8 +13,8 @@ HOST_NPU_SOURCES := host-npu/setup.py $(shell find host-npu/csrc -name '*.cpp' -
 PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
 
 # Where torch_npu is installed without CANN, `import torch` alone fails (see torch_aclnn_ops/_torch_npu.py); tools that
-# import torch before this package can be kept from it by this variable only.
-CANN := $(shell ldconfig -p 2>/dev/null | grep -c libascendcl)$(ASCEND_HOME_PATH)
+# import torch before this package can be kept from it by this variable only. A simulated NPU names a folder, too.
+CANN := $(shell ldconfig -p 2>/dev/null | grep -c libascendcl)$(if $(HOST_NPU_ENABLE),,$(ASCEND_HOME_PATH))
 ifeq ($(CANN),0)
 export TORCH_DEVICE_BACKEND_AUTOLOAD ?= 0
 # No NPU: a simulated one.

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from host_npu import _inductor, _libraries, _operators, _torch_npu
+from host_npu import _cann_home, _inductor, _libraries, _operators, _torch_npu
 from host_npu._version import __version__
 
 __all__ = [
@@ -154,10 +154,11 @@ def enable(
 def _prepare(settings: dict[str, str], force: bool) -> None:
     """Load the simulated libraries, so that torch_npu can be imported, in this process and in its children."""
     global _runtime
-    _check_can_enable(force)
+    installed = _check_can_enable(force)
     os.environ.update(settings)
     for name in _REAL_CANN:
         os.environ.pop(name, None)
+    os.environ.update(_cann_home.variables(installed))
     os.environ[_ENABLE] = "force" if force else "1"
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if _CHILDREN not in paths:
@@ -200,13 +201,15 @@ def _settings(devices: int | None, soc: str | None, strict_memory: bool | None) 
     return {_DEVICES: count, _SOC: chip, _STRICT_MEMORY: strict}
 
 
-def _check_can_enable(force: bool) -> None:
+def _check_can_enable(force: bool) -> Path:
+    """Return the folder of the installed torch_npu."""
     if _torch_npu.is_imported():
         raise HostNpuError(
             "torch_npu is imported already: enable the host NPU before; if a real CANN is installed, torch imports"
             " torch_npu unless TORCH_DEVICE_BACKEND_AUTOLOAD=0 is set"
         )
-    if _torch_npu.folder() is None:
+    installed = _torch_npu.folder()
+    if installed is None:
         raise HostNpuError(
             "the host NPU needs torch_npu, which is not installed: install it with pip, in the same version as torch"
         )
@@ -223,6 +226,7 @@ def _check_can_enable(force: bool) -> None:
     real = None if force else _torch_npu.real_cann()
     if real is not None:
         raise HostNpuError(f"there is a real CANN ({real}): use its NPU, or hide it by --force or enable(force=True)")
+    return installed
 
 
 def _require_enabled() -> ctypes.CDLL:

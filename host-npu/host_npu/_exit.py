@@ -26,7 +26,14 @@ def _wait_for_autograd() -> None:
 
     if not torch_npu.npu.is_initialized():
         return
-    for index in range(torch_npu.npu.device_count()):
+    devices = range(torch_npu.npu.device_count())
+    for index in devices:
+        # torch's engine asks for the stream of each device that has a context, in a thread that may not raise. A
+        # device that was only made current has none yet.
+        if torch_npu._C._npu_hasPrimaryContext(index):
+            with contextlib.suppress(RuntimeError), torch_npu.npu.device(index):
+                torch_npu.npu.current_stream()
+    for index in devices:
         # A device that has failed or has no memory left cannot run one, and the program's own error is the one to see.
         with contextlib.suppress(RuntimeError):
             if torch_npu.npu.max_memory_reserved(index) > 0:  # the program has used it

@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
-from host_npu import _exit, _libraries
+from host_npu import _cann_home, _exit, _libraries
 
 _LOADER_CACHE = Path("/etc/ld.so.cache")
 
@@ -54,7 +54,8 @@ def _installed_paths() -> list[str]:
 
 def real_cann() -> str | None:
     """Return how torch_npu would find a real CANN, or ``None``, without loading it."""
-    if home := os.environ.get("ASCEND_HOME_PATH"):
+    home = os.environ.get("ASCEND_HOME_PATH", "")
+    if os.path.isdir(home) and not _cann_home.is_own(home):
         return f"ASCEND_HOME_PATH is set to {home}"
     name = "libascendcl.so"
     # An empty entry means the working directory, in which CANN is not installed.

@@ -22,6 +22,8 @@ _run_hidden()
 if os.environ.get("HOST_NPU_ENABLE", "0") not in ("", "0") and ("-m", "host_npu") not in itertools.pairwise(
     sys.orig_argv
 ):
-    import host_npu
+    # Another interpreter, in whose environment the host NPU is not installed, has nothing to enable.
+    if importlib.util.find_spec("host_npu") is not None and importlib.util.find_spec("torch_npu") is not None:
+        import host_npu
 
-    host_npu._enable_as_told()
+        host_npu._enable_as_told()

@@ -1,0 +1,82 @@
+"""A folder that programs take for a CANN toolkit: links to headers and libraries, and the tool npu-smi.
+
+It is made when the host NPU is enabled for the first time, in the user's cache, because a wheel contains no links.
+"""
+
+import contextlib
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from host_npu import _libraries
+from host_npu._version import __version__
+
+# Tells the folder from a real toolkit.
+_MARK = "host_npu.info"
+# What torch_npu and others ask for, beside headers and libraries.
+_FOLDERS = ("include", "bin", "runtime", "compiler", "opp")
+_SMI = Path(__file__).resolve().parent / "_npu_smi.py"
+
+
+def is_own(home: str) -> bool:
+    """Return whether a folder is one that a host NPU has made."""
+    return os.path.exists(os.path.join(home, _MARK))
+
+
+def variables(torch_npu: Path) -> dict[str, str]:
+    """Make the folder, unless it is there, and return the environment variables that name it.
+
+    Args:
+        torch_npu: The folder of the installed torch_npu, whose headers it links to.
+    """
+    home = _made(torch_npu)
+    paths = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    tools = str(home / "bin")
+    return {
+        "ASCEND_HOME_PATH": str(home),
+        "ASCEND_TOOLKIT_HOME": str(home),
+        "ASCEND_OPP_PATH": str(home / "opp"),
+        "PATH": os.pathsep.join([tools, *(path for path in paths if path != tools)]),
+    }
+
+
+def _made(torch_npu: Path) -> Path:
+    links = (__version__, str(_libraries.FOLDER), str(torch_npu), sys.executable)
+    name = f"cann-{hashlib.sha256(os.fsencode(chr(0).join(links))).hexdigest()[:16]}"
+    for parent in (_cache(), Path(tempfile.gettempdir()) / f"host_npu-{os.getuid()}"):
+        home = parent / name
+        if is_own(str(home)) and home.stat().st_uid == os.getuid():
+            return home
+        with contextlib.suppress(OSError):
+            parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            new = Path(tempfile.mkdtemp(dir=parent))
+            _fill(new, torch_npu)
+            # Another process may have made it meanwhile.
+            with contextlib.suppress(OSError):
+                new.rename(home)
+            shutil.rmtree(new, ignore_errors=True)
+            return home
+    raise OSError(f"no folder for the headers of CANN can be made in {_cache()} or {tempfile.gettempdir()}")
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "host_npu"
+
+
+def _fill(home: Path, torch_npu: Path) -> None:
+    for name in _FOLDERS:
+        (home / name).mkdir()
+    (home / "lib64").symlink_to(_libraries.FOLDER)
+    third_party = torch_npu / "include" / "third_party"
+    for folder in (third_party / "acl" / "inc", third_party / "hccl" / "inc"):
+        for entry in folder.iterdir() if folder.is_dir() else ():
+            (home / "include" / entry.name).symlink_to(entry)
+    (home / "version.info").write_text(f"Version=host_npu {__version__}\n")
+    tool = home / "bin" / "npu-smi"
+    # Without the site packages: it answers at once, and simulates nothing.
+    tool.write_text(f"#!/bin/sh\nexec '{sys.executable}' -I -S '{_SMI}' \"$@\"\n")
+    tool.chmod(0o755)
+    (home / _MARK).touch()

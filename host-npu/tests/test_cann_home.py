@@ -1,0 +1,92 @@
+"""The folder that programs take for a CANN toolkit, its npu-smi, and processes around the host NPU."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_OTHERS = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_OPP_PATH", "HOST_NPU_ENABLE")
+_EXTENSION = """
+#include <acl/acl.h>
+extern "C" unsigned int devices() { unsigned int count = 0; return aclrtGetDeviceCount(&count) == 0 ? count : 99; }
+"""
+
+
+def _run(code: str, *options: str, **variables: str) -> str:
+    inherited = {name: value for name, value in os.environ.items() if name not in _OTHERS}
+    environment = inherited | {"PYTHONPATH": str(_PACKAGE), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"} | variables
+    command = [sys.executable, "-m", "host_npu", *options, "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_the_variables_name_folders_that_are_there_in_children_too():
+    code = f"import os; print(all(os.path.isdir(os.environ[name]) for name in {_OTHERS[:3]}))"
+    child = f"import subprocess, sys; {code}; sys.stdout.flush(); subprocess.run([sys.executable, '-c', {code!r}])"
+    assert _run(child) == "True\nTrue\n"
+
+
+def test_its_own_folder_and_one_that_is_not_there_are_no_real_cann(tmp_path):
+    home = _run("import os; print(os.environ['ASCEND_HOME_PATH'])").strip()
+    for folder in (home, str(tmp_path / "none")):
+        assert _run("import torch; print(torch.npu.device_count())", ASCEND_HOME_PATH=folder) == "1\n"
+
+
+def test_the_folder_is_in_the_temporary_one_if_there_is_no_cache(tmp_path):
+    (tmp_path / "file").touch()
+    code = "import os; print(os.environ['ASCEND_HOME_PATH'].startswith(os.environ['TMPDIR']))"
+    assert _run(code, XDG_CACHE_HOME=str(tmp_path / "file"), TMPDIR=str(tmp_path)) == "True\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ([], "| 2       950               | OK              |"),
+        (["-l"], "Total Count                    : 3"),
+        (["-m"], "2         0          2                Ascend 950"),
+        (["-t", "board", "-i", "2"], "NPU ID                         : 2"),
+    ],
+    ids=str,
+)
+def test_npu_smi_shows_the_simulated_devices(arguments, line):
+    code = f"import subprocess; subprocess.run(['npu-smi', 'info', *{arguments}], check=True)"
+    assert line in [each.strip() for each in _run(code, "--devices", "3", "--soc", "Ascend950").splitlines()]
+
+
+def test_npu_smi_refuses_a_device_that_is_not_there():
+    code = "import subprocess; print(subprocess.run(['npu-smi', 'info', '-t', 'board', '-i', '1'], stderr=-1).stderr)"
+    assert "-i must be one of the 1 devices, 0 to 0, got 1" in _run(code)
+
+
+def test_an_extension_compiled_at_run_time_builds_loads_and_runs(tmp_path):
+    (tmp_path / "extension.cpp").write_text(_EXTENSION)
+    code = f"""
+import ctypes, os, subprocess
+home = os.environ["ASCEND_HOME_PATH"]
+subprocess.run(["g++", "-shared", "-fPIC", "extension.cpp", "-o", "extension.so", f"-I{{home}}/include",
+                f"-L{{home}}/lib64", "-lascendcl"], check=True, cwd={str(tmp_path)!r})
+print(ctypes.CDLL({str(tmp_path / "extension.so")!r}).devices())
+"""
+    assert _run(code, "--devices", "2") == "2\n"
+
+
+def test_a_program_that_made_two_devices_current_ends_with_0():
+    code = "import torch; torch.npu.set_device(0); torch.npu.set_device(1); print(torch.ones(3).npu().sum().item())"
+    assert _run(code, "--devices", "2") == "3.0\n"
+
+
+def test_another_interpreter_starts_without_the_host_npu(tmp_path):
+    children = _PACKAGE / "host_npu" / "_children"
+    environment = {"PYTHONPATH": str(children), "HOST_NPU_ENABLE": "1"}
+    command = [sys.executable, "-c", "print('ran')"]
+    # Without the environment's packages, as in an interpreter that has none.
+    (tmp_path / "pyvenv.cfg").write_text(f"home = {Path(sys.base_prefix) / 'bin'}\n")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(os.path.realpath(sys.executable))
+    command[0] = str(tmp_path / "bin" / "python")
+    result = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert (result.stdout, result.stderr) == ("ran\n", "")
