@@ -1,6 +1,5 @@
 """FusedEmaAdam on an NPU whose functions fail: a swap loses nothing, and a step says to load a checkpoint."""
 
-import contextlib
 import itertools
 import os
 
@@ -95,15 +94,19 @@ def test_the_next_step_creates_the_buffers_after_any_failure(has_new_param):
 
     expected = start()
     expected.step()
+    compared = 0
     for nth in itertools.count():
         optimizer = start()
-        disturbance = FailOperators(nth, 1)
-        with contextlib.suppress(RuntimeError):
+        disturbance, is_partly_updated = FailOperators(nth, 1), False
+        try:
             disturbance.run(optimizer.step)
+        except RuntimeError as error:
+            is_partly_updated = "load a checkpoint" in "".join(getattr(error, "__notes__", ()))
         if len(disturbance.seen) <= nth:
             break
         optimizer.step()
         assert _not_flattened(optimizer) == _not_flattened(expected), (nth, disturbance.seen[nth])
+        compared += not is_partly_updated
         for param, other in zip(optimizer.param_groups[0]["params"], expected.param_groups[0]["params"], strict=True):
-            assert torch.equal(param, other)
-    assert nth > 50
+            assert is_partly_updated or torch.equal(param, other)
+    assert nth > 50 and compared > 20
