@@ -274,6 +274,26 @@ def test_in_place_changes_of_a_parameter_in_a_swap_are_written_to_its_average():
     assert (optimizer.state[weight]["ema_params"] == 7).all()
 
 
+@each_dtype
+@pytest.mark.parametrize("other", [torch.float16, torch.bfloat16], ids=str)
+def test_changes_to_the_value_in_another_precision_are_written_to_the_average(other, dtype):
+    model, optimizer = trained(dtype)
+    weight = next(model.parameters())
+    with optimizer.swap_ema_params(), torch.no_grad():
+        before = weight.clone()
+        weight.copy_(weight.to(other))
+        expected = torch.where(weight == before, optimizer.state[weight]["ema_params"], weight)
+    assert torch.equal(optimizer.state[weight]["ema_params"], expected)
+
+
+def test_a_change_to_the_value_in_another_precision_of_a_parameter_that_was_never_updated_raises():
+    weight = nn.Parameter(torch.tensor([1.001], dtype=torch.float16))
+    optimizer = FusedEmaAdam([weight])
+    with pytest.raises(RuntimeError, match="before their first step"), optimizer.swap_ema_params(), torch.no_grad():
+        weight.copy_(weight.bfloat16())
+    assert weight.item() != 1
+
+
 CONVERSIONS = {
     "half": nn.Module.half,
     "bfloat16": nn.Module.bfloat16,

@@ -203,13 +203,14 @@ class Exchange:
         lists = self._owners, self._averages, self._weights, self._storages
         for owner, average, weights, storage in zip(*lists, strict=True):
             param = local(owner)
+            has_been_converted = param.untyped_storage() is not storage()  # possibly there and back
             if average is None:
-                writes.append(_Write(owner, False, partial(_check_unchanged, weights, param)))
+                check = partial(_check_unchanged, weights, param, has_been_converted)
+                writes.append(_Write(owner, False, check))
                 continue
             call: Call = partial(Tensor.copy_, average, param)
-            has_been_converted = param.untyped_storage() is not storage()  # possibly there and back
             if has_been_converted or not average.dtype == param.dtype == weights.dtype:
-                call = partial(_copy_changed, average, param, weights.dtype)
+                call = partial(_copy_changed, average, param, weights.dtype, has_been_converted)
             writes.append(_Write(owner, False, call))
         return writes
 
@@ -241,11 +242,12 @@ class _Write(NamedTuple):
     call: Call
 
 
-def _copy_changed(average: Tensor, param: Tensor, dtype: torch.dtype) -> None:
+def _copy_changed(average: Tensor, param: Tensor, dtype: torch.dtype, has_been_converted: bool) -> None:
     """Copy changed elements of a parameter to its average; unchanged ones keep their precision."""
     device = _compared_on(average)
     param, before = param.to(device), average.to(device)  # trainers may move states to the host after training
-    average.copy_(torch.where(_is_untouched(before.to(dtype), param), before, param.to(average.dtype)))
+    is_untouched = _is_untouched(before.to(dtype), param, has_been_converted)
+    average.copy_(torch.where(is_untouched, before, param.to(average.dtype)))
 
 
 def _compared_on(tensor: Tensor) -> torch.device:
@@ -253,18 +255,18 @@ def _compared_on(tensor: Tensor) -> torch.device:
     return tensor.device if half_dtypes(tensor.device.type) == HALF_DTYPES else torch.device("cpu")
 
 
-def _is_untouched(given: Tensor, param: Tensor) -> Tensor:
-    """Return which elements of a parameter are as given: the block may have converted it, and back."""
+def _is_untouched(given: Tensor, param: Tensor, has_been_converted: bool) -> Tensor:
+    """Return which elements of a parameter are as given, or as a conversion to another dtype and back leaves them."""
     is_untouched = given.to(param.dtype) == param
-    for other in HALF_DTYPES:
+    for other in HALF_DTYPES if has_been_converted else ():
         is_untouched |= given.to(other).to(param.dtype) == param
     return is_untouched
 
 
-def _check_unchanged(weights: Tensor, param: Tensor) -> None:
+def _check_unchanged(weights: Tensor, param: Tensor, has_been_converted: bool) -> None:
     """Raise if a parameter that has no average yet was changed."""
     weights = weights.to(_compared_on(weights))
-    is_untouched = _is_untouched(weights, param.to(weights.device)) | weights.isnan()
+    is_untouched = _is_untouched(weights, param.to(weights.device), has_been_converted) | weights.isnan()
     if not is_untouched.all():
         raise RuntimeError("which they do not have before their first step")
 
