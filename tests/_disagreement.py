@@ -13,6 +13,10 @@ ROWS, FEATURES, SIZES = 6, 8, (12, 10)
 CLASSES = sum(SIZES)
 OWN_ROWS = "; if every rank has its own rows, as with FSDP2, pass fsdp_module instead of process_group"
 SAME = "must be the same on every rank of process_group, but it is"
+SAME_HEAD = (
+    "linear_weight must be this rank's shard of the head, but it is the same on every rank of process_group, with 22"
+    " rows; pass head.chunk(world_size)[rank]"
+)
 VALUES = "values"  # what is found in values, which are read on a CPU, and on an NPU where values are checked
 MESSAGES = "messages"  # what is found in the collective for vocab_sizes
 
@@ -24,7 +28,7 @@ class Arguments:
         generator = torch.Generator().manual_seed(0)
         input, head = (torch.randn(n, FEATURES, generator=generator) for n in (ROWS, CLASSES))
         self.is_other = rank == 1
-        self.input, self.head = input, head.split(SIZES)[rank].clone()
+        self.input, self.head, self.whole_head = input, head.split(SIZES)[rank].clone(), head
         self.target = torch.randint(CLASSES, (ROWS,), generator=generator)
         self.options = {"vocab_sizes": SIZES}
         self.device, self.dtype = device, dtype
@@ -130,6 +134,15 @@ def _targets_without_sizes(arguments):
     _targets(arguments)
 
 
+def _whole_head(arguments):
+    arguments.head, arguments.options["vocab_sizes"] = arguments.whole_head, (CLASSES, CLASSES)
+
+
+def _whole_head_without_sizes(arguments):
+    arguments.head = arguments.whole_head
+    _without_sizes(arguments)
+
+
 # What rank 1 does otherwise, where it is found, and what every rank raises.
 CASES = {
     "inputs": (_inputs, VALUES, f"input {SAME} not{OWN_ROWS}"),
@@ -203,6 +216,8 @@ CASES = {
         f"whether label_smoothing is above 0 {SAME} False on rank 0 and True on rank 1",
     ),
     "targets without vocab_sizes": (_targets_without_sizes, VALUES, f"target {SAME} not{OWN_ROWS}"),
+    "the whole head": (_whole_head, VALUES, SAME_HEAD),
+    "the whole head without vocab_sizes": (_whole_head_without_sizes, VALUES, SAME_HEAD),
 }
 
 
@@ -221,6 +236,13 @@ def _agreeing(rank, device):
     """Return the results where nothing differs but the last bits of the input."""
     arguments = Arguments(rank, device, torch.bfloat16)
     arguments.input = arguments.input * (1 + 2.0**-7 * arguments.is_other)
+    return arguments.result()
+
+
+def _constant_head(rank, device):
+    """Return the results of shards that are the same, because all weights are."""
+    arguments = Arguments(rank, device)
+    arguments.head, arguments.options["vocab_sizes"] = torch.full((CLASSES // 2, FEATURES), 0.5), (CLASSES // 2,) * 2
     return arguments.result()
 
 
@@ -259,6 +281,7 @@ def results(device):
     }
     cases |= {f"head: {name}": lambda make=make: _fsdp2(rank, device, make) for name, make in HEADS.items()}
     cases["agreeing"] = lambda: _agreeing(rank, device)
+    cases["constant head"] = lambda: _constant_head(rank, device)
     return results_of(cases.items())
 
 

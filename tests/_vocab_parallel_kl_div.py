@@ -114,6 +114,13 @@ def different(device, **of_first):
     F.linear_kl_div(input, draw(CLASSES, 6)[here], rows[:number], head[here], **arguments, process_group=group)
 
 
+def whole_head(device):
+    """A call in which every process has the whole head."""
+    input, weight, _ = student()
+    rows, head, _ = head_of_teacher()
+    F.linear_kl_div(input, weight, rows, head, process_group=dist.group.WORLD)
+
+
 def compiled(device):
     """A graph that breaks at the call, and one that must not."""
     input, weight, _ = student()
@@ -222,8 +229,10 @@ DIFFERENT = {
     "zero_if_all_ignored": ({"zero_if_all_ignored": True}, "zero_if_all_ignored must be the same .* True on rank 0"),
 }
 OTHERS = {one.__name__: one for one in (sizes_found_by_a_collective, part_of_the_inputs_gradient)}
-OTHERS |= {one.__name__: one for one in (second_backward, compiled, local_shard, local_shard_of_a_teacher, dtensor)}
-OTHERS |= {one.__name__: one for one in (local_tensor_with_all_classes, shard_with_a_group)}
+OTHERS |= {
+    one.__name__: one for one in (second_backward, compiled, whole_head, local_shard, local_shard_of_a_teacher, dtensor)
+}
+OTHERS |= {one.__name__: one for one in (local_tensor_with_all_classes, shard_with_a_group, whole_head)}
 OTHERS |= {one.__name__: one for one in (in_the_forward_pass, lines_of_the_guide)}
 OTHERS |= {f"different {name}": partial(different, **of_first) for name, (of_first, _) in DIFFERENT.items()}
 

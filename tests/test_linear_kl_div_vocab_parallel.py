@@ -45,6 +45,14 @@ def test_calls_that_differ_are_refused_on_every_rank(found, name):
             raise ValueError(of_rank[f"different {name}"])
 
 
+def test_the_whole_head_on_every_rank_is_refused(found):
+    for of_rank in found:
+        sentence = (
+            "ValueError: linear_kl_div: linear_weight must be this rank's shard of the head, but it is the same on"
+        )
+        assert of_rank["whole_head"].startswith(sentence)
+
+
 def test_a_retained_graph_gives_its_gradients_again_and_no_second_derivatives(found):
     for of_rank in found:
         assert "with process_group only first derivatives are supported" in of_rank["second_backward"]

@@ -43,6 +43,11 @@ def test_replicated_rows_may_differ_by_rounding(found):
         assert all(math.isfinite(value) for value in of_rank["agreeing"]), of_rank["agreeing"]
 
 
+def test_equal_shards_of_a_constant_head_are_not_refused(found):
+    for of_rank in found:
+        assert of_rank["constant head"][0] == pytest.approx(math.log(cases.CLASSES))
+
+
 @pytest.mark.parametrize("head", ["DTensor", "local"])
 def test_fsdp2_shards_raise_if_each_rank_has_its_own_rows(device, found, head):
     if device == "cpu":

@@ -53,6 +53,7 @@ _DESCRIPTIONS: dict[str, tuple[str, Callable[[float], object] | None, str]] = {
     "input": ("input", None, _OWN_ROWS),
 }
 _PROBES = 2 * _ROWS * _FEATURES
+_ENTRIES = 9  # of linear_weight, compared between ranks
 
 
 class Call(Protocol):
@@ -69,7 +70,7 @@ class Call(Protocol):
 
 def size_of(call: Call) -> int:
     """Return the number of elements of a summary."""
-    return len(call._fields) + 1 + len(_WEIGHTS) * _NUMBERS + _PROBES
+    return len(call._fields) + 1 + len(_WEIGHTS) * _NUMBERS + _ENTRIES + _PROBES
 
 
 @assume_constant_result
@@ -81,6 +82,7 @@ def hash_sizes(sizes: tuple[int, ...]) -> int:
 def summarize(
     call: Call,
     input: Tensor,
+    shard: Tensor,
     target: Tensor | None,
     other: Tensor | None,
     dtype: torch.dtype,
@@ -88,8 +90,8 @@ def summarize(
 ) -> Tensor:
     """Return the summary of a call that a rank sends, of shape (size_of(call),); it is not differentiable.
 
-    ``target`` has class indices; ``other`` has floating-point values per row, such as probabilities; ``weights`` are
-    those of rows and of classes.
+    ``shard`` is this rank's part of the head; ``target`` has class indices; ``other`` has floating-point values per
+    row, such as probabilities; ``weights`` are those of rows and of classes.
     """
     probes = [_probe(rows, dtype) for rows in (input, other) if rows is not None]
     if other is None:
@@ -100,7 +102,16 @@ def summarize(
         fingerprint = ((target.detach() + 2) * (2 * places + 1)).sum().remainder(_EXACT).reshape(1).to(dtype)
     *same, excess = _constants(list(call), dtype, input.device).split((len(call._fields) - 1, 1))
     numbers = [_numbers_of(weight, excess) for weight in weights]
-    return torch.cat([*same, fingerprint, excess, *numbers, *probes])
+    return torch.cat([*same, fingerprint, excess, *numbers, _entries_of(shard, dtype), *probes])
+
+
+def _entries_of(shard: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the first, middle and last features of the first, middle and last rows, shape (_ENTRIES,)."""
+    shard = shard.detach()
+    if shard.numel() == 0:
+        return shard.new_zeros(_ENTRIES, dtype=dtype)
+    rows, features = ((0, size // 2, size - 1) for size in shard.shape)
+    return torch.stack([shard[row, feature] for row in rows for feature in features]).to(dtype)
 
 
 def _numbers_of(weight: Tensor | None, like: Tensor) -> Tensor:
@@ -151,6 +162,11 @@ def compare_summaries(
     same = len(call._fields)
     allowed = summaries[:, -_PROBES:].reshape(-1, 2, _PROBES // 2).abs().amax((0, 2)) * _TOLERANCE
     of_weights = slice(same + 1, same + 1 + len(_WEIGHTS) * _NUMBERS)
+    entries = summaries[:, of_weights.stop : of_weights.stop + _ENTRIES]
+    # Not of a constant head, such as one of zeros.
+    has_same_shards = (entries == entries[:1]).all() & (entries.amax() > entries.amin())
+    if len(sizes) == 1 or len(set(sizes)) > 1:
+        has_same_shards = torch.zeros_like(has_same_shards)
     sizes_of_weights = summaries[:, of_weights].reshape(-1, len(_WEIGHTS), _NUMBERS)[:, :, -1].amax(0)
     spread_of_weights = spread[of_weights].reshape(len(_WEIGHTS), _NUMBERS).amax(1)
     differs = torch.cat(
@@ -159,12 +175,13 @@ def compare_summaries(
             summaries[:, same : same + 1].abs().amax(0) != 0,
             spread_of_weights > _TOLERANCE_OF_WEIGHTS * sizes_of_weights,
             (spread[-_PROBES:].reshape(2, -1) > allowed.unsqueeze(1)).any(1),
+            has_same_shards.reshape(1),
         ]
     )
     if not values_are_readable(summaries):
         return torch.ones_like(spread[0]).masked_fill(differs.any(), torch.nan)
     if differs.any():
-        labels = (*call._fields[:-1], "target", "excess", *_WEIGHTS, *names)
+        labels = (*call._fields[:-1], "target", "excess", *_WEIGHTS, *names, "linear_weight")
         _raise_difference(function, labels, summaries.tolist(), differs.tolist(), sizes)
     return None
 
@@ -180,6 +197,11 @@ def _raise_difference(
         raise ValueError(
             f"{function}: vocab_sizes must have linear_weight's {rows} rows at rank {rank}, but it has"
             f" {sizes[rank]}: vocab_sizes is {sizes}"
+        )
+    if name == "linear_weight":
+        raise ValueError(
+            f"{function}: linear_weight must be this rank's shard of the head, but it is the same on every rank of"
+            f" process_group, with {sizes[0]} rows; pass head.chunk(world_size)[rank]"
         )
     is_number = place < labels.index("excess")
     raise_mismatch(function, name, [numbers[place] for numbers in summaries] if is_number else ())

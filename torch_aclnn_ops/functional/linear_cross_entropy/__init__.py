@@ -135,8 +135,8 @@ def linear_cross_entropy(
             other arguments refer to the full vocabulary and must be the same on every rank, as the results are. All
             ranks must make the call, and differentiate the same loss. The forward pass has one collective and the
             backward pass another one. The ranks compare their arguments in it: if head, input, targets or options do
-            not match, every rank raises the same ValueError; if that would synchronize with a device, in transforms and
-            in compiled code, all results are NaN.
+            not match, or every rank passes the same head, every rank raises the same ValueError; if that would
+            synchronize with a device, in transforms and in compiled code, all results are NaN.
         vocab_sizes: Number of ``linear_weight``'s rows on each rank. Without it every call exchanges them in an
             additional, synchronizing collective, which also compares the numbers of input rows; with ``vocab_sizes``,
             different numbers of rows fail inside the collective.

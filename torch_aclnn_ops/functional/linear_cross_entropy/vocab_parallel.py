@@ -93,7 +93,7 @@ def vocab_parallel_statistics(
     call = _call(inputs, shards, reduce_input_grad, loss_options, weights)
     is_soft, dtype = inputs.target.is_floating_point(), _message_dtype(inputs, shards)
     hard, soft = (None, inputs.target) if is_soft else (inputs.target, None)
-    summary = summarize(call, inputs.input, hard, soft, dtype, weights)
+    summary = summarize(call, inputs.input, inputs.linear_weight, hard, soft, dtype, weights)
     local, kernels, target_probability_sum = _local_inputs(inputs, shards, reduce_input_grad)
     found, target_probability_sums, factor = _gather_statistics(
         statistics(local, kernels), target_probability_sum, call, summary, shards

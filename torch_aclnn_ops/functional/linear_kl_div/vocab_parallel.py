@@ -70,7 +70,10 @@ def check_agreement(
         any_differentiated(inputs.student),
         shards.excess,
     )
-    numbers = summarize(call, input, inputs.target, _of_teacher(inputs), inputs.loss_dtype(), (token_weight, None))
+    weights = token_weight, None
+    numbers = summarize(
+        call, input, inputs.linear_weight, inputs.target, _of_teacher(inputs), inputs.loss_dtype(), weights
+    )
     summaries = gather_constant(numbers, shards.members)
     factor = compare_summaries(NAME, call, summaries, shards.sizes, ("input", "teacher"))
     return inputs if factor is None else inputs._replace(input=input * factor.to(input.dtype))
