@@ -618,3 +618,40 @@ def test_a_tangent_of_the_teacher_is_refused():
 def test_a_teacher_that_is_trained_is_taken_under_no_grad():
     with torch.no_grad():
         assert F.linear_kl_div(X, W, T, H.clone().requires_grad_()).isfinite()
+
+
+@every_divergence
+def test_the_forward_mode_derivative_where_no_class_is_left(divergence):
+    input, weight, _ = student()
+    some = some_classes(log_probabilities(*head_of_teacher()), CLASSES)
+
+    def loss(input):
+        return F.linear_kl_div(input, weight, teacher_top_k=some, divergence=divergence)
+
+    _, found = torch.func.jvp(loss, (input.detach(),), (torch.ones_like(input),))
+    torch.testing.assert_close(found, torch.func.grad(loss)(input.detach()).sum())
+
+
+INFERENCE_TEACHERS = {
+    "head": lambda rows, head, bias: {"teacher_input": rows, "teacher_weight": head, "teacher_bias": bias},
+    "log-probabilities": lambda *head: {"teacher_log_probs": log_probabilities(*head)},
+    "some classes": lambda *head: {"teacher_top_k": some_classes(log_probabilities(*head), 4)},
+}
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("teacher", INFERENCE_TEACHERS)
+def test_a_teacher_made_in_inference_mode_gives_the_gradients_of_a_copy(teacher, reduction):
+    with torch.inference_mode():
+        given = INFERENCE_TEACHERS[teacher](*(one.clone() for one in head_of_teacher()))
+    copies = {
+        name: tuple(map(torch.clone, one)) if isinstance(one, tuple) else one.clone() for name, one in given.items()
+    }
+    input, weight, bias = of_student = student()
+    found, expected = (
+        torch.autograd.grad(
+            F.linear_kl_div(input, weight, linear_bias=bias, reduction=reduction, **one).sum(), of_student
+        )
+        for one in (given, copies)
+    )
+    torch.testing.assert_close(found, expected)

@@ -36,7 +36,9 @@ class _DivergenceFunction(torch.autograd.Function):
     def forward(ctx: Any, *args: Any) -> Tensor:
         *_, inputs, factors = args
         *of_teacher, ctx.is_log = inputs.teacher
-        # Saved where saved-tensor hooks see them.
+        # Saved where saved-tensor hooks see them, except tensors of inference mode, which autograd does not save.
+        ctx.unsaved = [one if one is not None and one.is_inference() else None for one in of_teacher]
+        of_teacher = [one if unsaved is None else None for one, unsaved in zip(of_teacher, ctx.unsaved, strict=True)]
         ctx.save_for_backward(*inputs.student, *of_teacher, inputs.target, factors)
         ctx.rest, ctx.dtype, ctx.gradients = inputs[_STUDENT + 2 :], inputs.linear_weight.dtype, None
         needs_gradients = factors is not None and any(inputs.options.gradients)
@@ -73,6 +75,7 @@ _apply = fast_apply(_DivergenceFunction)
 def _inputs(tensors: Sequence[Any], ctx: Any) -> Inputs:
     *student_and_teacher, target = tensors
     student, of_teacher = student_and_teacher[:_STUDENT], student_and_teacher[_STUDENT:]
+    of_teacher = [one if unsaved is None else unsaved for one, unsaved in zip(of_teacher, ctx.unsaved, strict=True)]
     return Inputs._make((*student, Teacher._make((*of_teacher, ctx.is_log)), target, *ctx.rest))
 
 

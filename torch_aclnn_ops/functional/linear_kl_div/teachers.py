@@ -35,8 +35,11 @@ class Places(NamedTuple):
         found = values.gather(1, self.columns).masked_fill(~self.is_here, -math.inf)
         # A column may also stand for a class of another process, which must not hide it.
         counts = torch.zeros_like(values, dtype=torch.uint8).scatter_add(1, self.columns, self.is_here.to(torch.uint8))
-        rest = values.masked_fill(counts > 0, -math.inf).logsumexp(1, keepdim=True)
-        return torch.cat([found, rest], 1)
+        others = values.masked_fill(counts > 0, -math.inf)
+        # The derivatives of logsumexp are nan where no class is left.
+        there_are_none = (others == -math.inf).all(1, keepdim=True)
+        rest = others.masked_fill(there_are_none, 0).logsumexp(1, keepdim=True)
+        return torch.cat([found, rest.masked_fill(there_are_none, -math.inf)], 1)
 
 
 def log_probabilities(teacher: Teacher) -> Tensor:
