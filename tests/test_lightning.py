@@ -200,6 +200,48 @@ def test_training_resumes_from_a_checkpoint_with_the_same_losses_and_averages(tm
     assert equal(averages_of(trainer, resumed), averages_of(whole_trainer, whole))
 
 
+def _in_place(state):
+    state["layers.1.bias"].fill_(7)
+
+
+def _replaced(state):
+    state["layers.1.bias"] = torch.full((3,), 7.0)
+
+
+def _renamed(state):
+    state["layers.1.bias"] = state.pop("layers.1.offset").fill_(7)
+
+
+class Migrated(Model):
+    """Changes the bias of a checkpoint to 7."""
+
+    def __init__(self, migrate):
+        super().__init__()
+        self.migrate, self.first = migrate, None
+
+    def on_load_checkpoint(self, checkpoint):
+        self.migrate(checkpoint["state_dict"])
+
+    def training_step(self, rows, index):
+        if self.first is None:
+            self.first = self.layers[1].bias.detach().clone()
+        return super().training_step(rows, index)
+
+
+@pytest.mark.parametrize("migrate", [_in_place, _replaced, _renamed])
+def test_training_resumes_with_what_on_load_checkpoint_makes_of_the_state_dict(migrate, tmp_path):
+    path = tmp_path / "one.ckpt"
+    trainer = make_trainer(epochs=1)
+    fit(trainer, Model())
+    trainer.save_checkpoint(path)
+    if migrate is _renamed:
+        checkpoint = torch.load(path, weights_only=False)
+        for key in ("state_dict", "current_model_state"):
+            checkpoint[key]["layers.1.offset"] = checkpoint[key].pop("layers.1.bias")
+        torch.save(checkpoint, path)
+    assert (fit(make_trainer(epochs=2), Migrated(migrate), ckpt_path=path).first == 7).all()
+
+
 class Cast(Model):
     """Saves its parameters, or those of a layer, as float16 copies."""
 

@@ -40,9 +40,10 @@ class EmaCallback(Callback):
     the checkpoint, and so do the loops after them, until the next ``fit``. A checkpoint's ``state_dict`` has the EMA
     weights, so ``load_from_checkpoint`` returns the model that was validated; the weights are in
     ``current_model_state``, from which ``fit(ckpt_path=...)`` resumes if the trainer has this callback; without it,
-    training would continue from the EMA weights, and Lightning warns. Gradients can be clipped with every
-    ``precision``. A warning says if the EMA weights of the whole training will still be close to the initial weights,
-    because ``ema_decay`` is large. With ``ModelParallelStrategy`` (FSDP2), checkpoints need
+    training would continue from the EMA weights, and Lightning warns. The module's ``on_load_checkpoint`` is then
+    called twice, once with each of them as ``state_dict``; EMA weights continue from the optimizer's state. Gradients
+    can be clipped with every ``precision``. A warning says if the EMA weights of the whole training will still be close
+    to the initial weights, because ``ema_decay`` is large. With ``ModelParallelStrategy`` (FSDP2), checkpoints need
     ``save_distributed_checkpoint=False``: one file with full tensors, written by the first rank.
 
     Raises:
@@ -144,11 +145,14 @@ class EmaCallback(Callback):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Load the weights to resume ``fit``."""
         if _WEIGHTS in checkpoint and trainer.state.fn == "fit":
+            of_weights = {**checkpoint, "state_dict": checkpoint[_WEIGHTS]}
+            pl_module.on_load_checkpoint(of_weights)  # has changed only the EMA weights, which are in "state_dict"
+            weights = of_weights["state_dict"]
             if any(map(is_dtensor, pl_module.parameters())):
                 options = StateDictOptions(full_state_dict=True, strict=pl_module.strict_loading)
-                set_model_state_dict(pl_module, checkpoint[_WEIGHTS], options=options)
+                set_model_state_dict(pl_module, weights, options=options)
             else:
-                pl_module.load_state_dict(checkpoint[_WEIGHTS], strict=pl_module.strict_loading)
+                pl_module.load_state_dict(weights, strict=pl_module.strict_loading)
 
 
 def _has_other_entries(module: LightningModule, optimizers: Sequence[Optimizer]) -> bool:
