@@ -25,7 +25,7 @@ from torch_aclnn_ops.optim._counts import Captures
 from torch_aclnn_ops.optim._flat import FlatBuffer, Run
 from torch_aclnn_ops.optim._flat_group import FlatGroup
 from torch_aclnn_ops.optim._options import EmaSchedule
-from torch_aclnn_ops.optim._states import CachedState, dtype_of_states, init_missing_state
+from torch_aclnn_ops.optim._states import CachedState, dtype_of_states, has_state, init_missing_state
 
 import torch
 from torch import Tensor
@@ -56,6 +56,12 @@ def grad_scaling(optimizer: Any, grad_scaler: Any = None) -> tuple[Tensor | None
 def _tensor_or_none(found_inf: Any) -> Tensor | None:
     """Return ``found_inf``, or ``None`` for the sum of no tensors, if no parameter has a gradient."""
     return found_inf if isinstance(found_inf, Tensor) else None
+
+
+def are_states_missing(optimizer: Optimizer) -> bool:
+    """Return whether a parameter gets its first update, from which its EMA starts."""
+    params = (param for group in optimizer.param_groups for param in group["params"])
+    return any(param.grad is not None and not has_state(optimizer.state, param) for param in params)
 
 
 def with_scaling(

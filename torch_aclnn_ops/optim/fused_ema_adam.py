@@ -208,7 +208,8 @@ class FusedEmaAdam(AveragingOptimizer):
         """Update every parameter that has a gradient, and its EMA.
 
         All options and gradients are checked before any parameter is updated. With a :class:`torch.amp.GradScaler` the
-        step unscales the gradients, and is skipped if the scaler has found infs or NaNs.
+        step unscales the gradients, and is skipped if the scaler has found infs or NaNs. On a device, a step that
+        updates a parameter for the first time synchronizes with the scaler, so that a skipped step makes no state.
 
         If a step raises after its first write, for instance because a device fails or Ctrl-C is pressed, parameters may
         be partly updated. A note on the exception says so: load a checkpoint.
@@ -241,7 +242,8 @@ class FusedEmaAdam(AveragingOptimizer):
             check_memory(self.param_groups, self.state)
         _steps.check_gradients(self.param_groups, self._flat_groups)
         grad_scale, found_inf = _steps.grad_scaling(self, **kwargs)
-        if found_inf is not None and not is_compiling and found_inf.is_cpu and found_inf:
+        is_read = found_inf is not None and not is_compiling and (found_inf.is_cpu or _steps.are_states_missing(self))
+        if is_read and found_inf:
             return loss
         parsed = _steps.with_scaling(parsed, grad_scale, found_inf)
         if is_explaining() and not is_compiling:
