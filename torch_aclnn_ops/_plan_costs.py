@@ -180,8 +180,8 @@ def collectives(model: Model, run: Run) -> dict[str, int]:
     found = {}
     if parallel > 1:
         others = parallel - 1
-        # Four numbers per row, and 46 that the ranks exchange to validate their arguments.
-        found["vocab-parallel all-gather"] = others * 4 * (4 * rows + 46)
+        # Four numbers per row, and 55 that the ranks exchange to validate their arguments.
+        found["vocab-parallel all-gather"] = others * 4 * (4 * rows + 55)
         found["vocab-parallel all-reduce"] = 2 * others * 4 * rows * hidden // parallel
     if shards > 1:
         others = shards - 1
