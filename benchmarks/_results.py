@@ -38,7 +38,7 @@ def machine() -> dict[str, str]:
     info = Path("/proc/cpuinfo").read_text()
     model = re.search(r"^(?:model name|Model|CPU part)\s*: (.*)$", info, re.MULTILINE)
     flags = set((re.search(r"^(?:flags|Features)\s*: (.*)$", info, re.MULTILINE) or [""] * 2)[1].split())
-    kernels = "no csrc/cpu" if _cpu_extension.why_unavailable() else f"csrc/cpu {_cpu_extension.vectors()}"
+    kernels = "no csrc/cpu" if _cpu_extension.why_unavailable() else "csrc/cpu"
     units = " ".join(name for name in _UNITS if name in flags)
     return {
         "machine": model[1].strip() if model else platform.machine(),

@@ -89,12 +89,12 @@ def key_of(case: Case, dtype: torch.dtype, result: str) -> dict[str, str]:
 
 def machine(has_npu: bool) -> str:
     """Say what was measured with."""
-    vectors = "no compiled part" if _cpu_extension.why_unavailable() else f"{_cpu_extension.vectors()} in csrc/cpu"
+    compiled = "no compiled part" if _cpu_extension.why_unavailable() else "csrc/cpu"
     versions = [f"torch {torch.__version__}"]
     if has_npu:
         versions.append(f"torch_npu {metadata.version('torch_npu')}")
     capability = torch.backends.cpu.get_cpu_capability()
-    return f"Measured with {', '.join(versions)} on {platform.machine()}: {capability} in torch, {vectors}."
+    return f"Measured with {', '.join(versions)} on {platform.machine()}: {capability} in torch, {compiled}."
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -151,7 +151,7 @@ class _TwoRowsAtATime:
 
 
 class TestChunkSize(DropInContract):
-    CASES = [_in_chunks(FUSED_CASES[i]) for i in (0, 3, 6)] + [_in_chunks(CHUNKED_CASES[i]) for i in (0, 3, 9, 12)]
+    CASES = [_in_chunks(case) for case in (*FUSED_CASES, *CHUNKED_CASES)]
     ROUNDINGS = 4.0
 
 

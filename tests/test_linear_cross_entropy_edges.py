@@ -1,11 +1,13 @@
 """linear_cross_entropy: mixed dtypes, infinite factors, nested derivatives and other edges."""
 
 import re
+from functools import partial
 
 from torch_aclnn_ops import functional as ours
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 
@@ -162,8 +164,9 @@ def test_float32_class_weights_are_supported_for_16_bit_rows(size, call, reducti
 def test_float32_class_weights_are_supported_for_16_bit_rows_compiled_and_in_every_derivative(size, call):
     input, head, _ = _tensors(torch.bfloat16)
     weight = torch.rand(size)
-    expected = _loss_and_gradients(call, input, head, weight)
     compiled = torch.compile(lambda *args: call(*args), backend="aot_eager", fullgraph=True)
+    call = partial(call, chunk_size=6)  # as compiled code, which has no case for few logits
+    expected = _loss_and_gradients(call, input, head, weight)
     for result, other in zip(_loss_and_gradients(compiled, input, head, weight), expected, strict=True):
         torch.testing.assert_close(result, other)
     tangent = torch.ones_like(head.detach())
@@ -257,3 +260,10 @@ def test_an_index_out_of_range_is_refused_with_the_range(index):
     sentence = f"Target {index} is out of bounds. linear_cross_entropy: target must be from 0 to 4, or ignore_index"
     with pytest.raises(IndexError, match=f"^{re.escape(sentence)}, which is -100"):
         ours.linear_cross_entropy(torch.ones(3, 4), torch.ones(5, 4), torch.tensor([0, index, 1]))
+
+
+def test_a_trace_of_few_logits_is_that_of_other_targets_too():
+    input, head = torch.randn(4, 3, requires_grad=True), torch.randn(5, 3)
+    traced = make_fx(lambda target: ours.linear_cross_entropy(input, head, target))(torch.arange(4))
+    target = torch.tensor([1, -100, 4, 0])
+    torch.testing.assert_close(traced(target), ours.linear_cross_entropy(input, head, target))

@@ -4,7 +4,6 @@ import math
 
 from torch_aclnn_ops import functional as ours
 from torch_aclnn_ops.functional.linear_cross_entropy.autograd import statistics
-from torch_aclnn_ops.ops._head import products
 from torch_aclnn_ops.ops._head.tiling import LogitOptions
 from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, RequestedOutputs
 from torch_aclnn_ops.ops.linear_cross_entropy.kernels import choose_kernels
@@ -177,13 +176,6 @@ def assert_nan_where_torchs_are(change, options, device="cpu", dtype=torch.float
 @pytest.mark.parametrize("ways", [{}, {"chunk_size": 2}, {"max_memory": 20_000}], ids=str)
 def test_loss_and_gradients_are_nan_where_torchs_are(change, options, ways):
     assert_nan_where_torchs_are(change, options, **ways)
-
-
-@each_option
-@each_change
-def test_this_holds_without_the_compiled_extension(monkeypatch, change, options):
-    monkeypatch.setattr(products, "has_row_kernels", lambda weight: False)
-    assert_nan_where_torchs_are(change, options, chunk_size=2)
 
 
 @pytest.mark.parametrize("options", [{}, {"reduction": "none"}], ids=str)

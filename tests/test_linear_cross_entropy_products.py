@@ -66,7 +66,7 @@ def _products_of_a_step(dtype, **options):
 @needs_units
 @pytest.mark.usefixtures("every_product_is_large")
 def test_large_bfloat16_logits_are_those_of_the_compiled_kernel():
-    assert _products_of_a_step(torch.bfloat16) == {"linear_cross_entropy_logits": 1, "mm": 2}
+    assert _products_of_a_step(torch.bfloat16, chunk_size=100) == {"linear_cross_entropy_logits": 1, "mm": 2}
     assert _products_of_a_step(torch.bfloat16, chunk_size=4) == {"linear_cross_entropy_logits": 2, "mm": 2}
 
 
@@ -107,10 +107,9 @@ def test_bfloat16_logits_use_torch_if_onednn_is_disabled():
 
 @pytest.mark.usefixtures("every_product_is_large")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
-def test_explain_shows_the_instruction_sets(dtype):
-    line = explain(ours.linear_cross_entropy, *_tensors(dtype))
+def test_explain_shows_native_bfloat16_instructions(dtype):
+    line = explain(ours.linear_cross_entropy, *_tensors(dtype), chunk_size=4)
     has_logits = HAS_UNITS and dtype == torch.bfloat16
-    assert (f"; {_cpu_extension.vectors()} row kernels" in line) == (dtype != torch.float64)
     assert ("; logits use native bfloat16 instructions" in line) == has_logits
 
 
@@ -221,7 +220,7 @@ def test_a_missing_extension_falls_back_to_torch(monkeypatch):
     assert "it was not built" in reason
     monkeypatch.setattr(_cpu_extension, "why_unavailable", lambda: reason)
     for dtype in (torch.float32, torch.bfloat16):
-        products = _products_of_a_step(dtype)
+        products = _products_of_a_step(dtype, chunk_size=6)
         assert set(products) <= {"mm", "addmm_"} and sum(products.values()) == 3
 
 
@@ -252,10 +251,7 @@ def test_bfloat16_products_need_native_instructions(monkeypatch):
 
 @needs_units
 def test_the_extension_computes_bfloat16_products_with_native_instructions():
-    assert (
-        _cpu_extension.describe()
-        == f"{_cpu_extension.vectors()} row kernels, bfloat16 products with native instructions"
-    )
+    assert _cpu_extension.describe() == "bfloat16 products with native instructions"
 
 
 def test_bfloat16_products_are_disabled_if_a_trial_is_wrong(monkeypatch):

@@ -241,10 +241,9 @@ def test_the_doctor_reports_the_cpu_kernels_and_how_to_install_them(monkeypatch)
         "for speed: install torch_aclnn_ops again with pip's --no-build-isolation, in a checkout with --editable too",
     )
     monkeypatch.setattr(_cpu_extension, "why_unavailable", lambda: None)
-    monkeypatch.setattr(_cpu_extension, "vectors", lambda: "AVX2")
     monkeypatch.setattr(_cpu_extension, "why_no_bfloat16_products", lambda: "the CPU has no bfloat16 instructions")
     assert doctor.findings()[-1] == doctor.Finding(
-        "CPU kernels", "AVX2 row kernels, bfloat16 products in float32, because the CPU has no bfloat16 instructions"
+        "CPU kernels", "bfloat16 products in float32, because the CPU has no bfloat16 instructions"
     )
 
 

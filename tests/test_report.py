@@ -4,7 +4,7 @@ import json
 import threading
 
 import torch_aclnn_ops
-from torch_aclnn_ops import _call_log, _cpu_extension, functional, optim, report
+from torch_aclnn_ops import _call_log, functional, optim, report
 
 import pytest
 import torch
@@ -15,11 +15,10 @@ def _mse_loss(dtype=torch.float32):
 
 
 def _counts(operator):
-    return {name: operator[name] for name in ("calls", "cann", "torch", "kernels", "fallback")}
+    return {name: operator[name] for name in ("calls", "cann", "torch", "fallback")}
 
 
 ROWS = torch.rand(3, 2, requires_grad=True), torch.rand(4, 2, requires_grad=True), torch.tensor([0, 1, 2])
-IN_CHUNKS = "fallback" if _cpu_extension.why_unavailable() else "kernels"
 CALLS = {
     "mse_loss": (_mse_loss, "mse_loss_backward", "torch"),
     "mse_loss in 16 bits": (lambda: _mse_loss(torch.bfloat16), "mse_loss_backward", "torch"),
@@ -31,12 +30,12 @@ CALLS = {
     "linear_cross_entropy": (
         lambda: functional.linear_cross_entropy(*ROWS).backward(),
         "linear_cross_entropy",
-        IN_CHUNKS,
+        "fallback",
     ),
     "unreduced linear_cross_entropy": (
         lambda: functional.linear_cross_entropy(*ROWS, reduction="none").sum().backward(),
         "linear_cross_entropy",
-        IN_CHUNKS,
+        "fallback",
     ),
     "linear_cross_entropy in float64": (
         lambda: functional.linear_cross_entropy(ROWS[0].double(), ROWS[1].double(), ROWS[2]).backward(),
@@ -67,7 +66,7 @@ def test_each_call_is_counted_once_with_what_computed_it(name):
             call()
     [(found, counted)] = counts.as_dict()["operators"].items()
     assert found == operator
-    assert _counts(counted) == {"calls": 3, "cann": 0, "torch": 0, "kernels": 0, "fallback": 0, implementation: 3}
+    assert _counts(counted) == {"calls": 3, "cann": 0, "torch": 0, "fallback": 0, implementation: 3}
 
 
 def test_every_parameter_that_a_step_updates_is_a_call():
@@ -78,7 +77,7 @@ def test_every_parameter_that_a_step_updates_is_a_call():
     with report() as counts:
         optimizer.step()
     operator = counts.as_dict()["operators"]["apply_fused_ema_adam_"]
-    assert _counts(operator) == {"calls": 2, "cann": 0, "torch": 1, "kernels": 0, "fallback": 1}
+    assert _counts(operator) == {"calls": 2, "cann": 0, "torch": 1, "fallback": 1}
     assert weights[0].detach().ne(1).all()
 
 
@@ -104,8 +103,8 @@ def test_the_table_has_the_counts_and_the_reasons():
     with report() as counts:
         _mse_loss()
     header, row, reason = str(counts).splitlines()
-    assert header.split() == ["operator", "calls", "CANN", "torch", "kernels", "fallback"]
-    assert row.split() == ["mse_loss_backward", "1", "-", "1", "-", "-"]
+    assert header.split() == ["operator", "calls", "CANN", "torch", "fallback"]
+    assert row.split() == ["mse_loss_backward", "1", "-", "1", "-"]
     assert reason.strip().startswith("1 from tests/test_report.py:")
     assert reason.endswith(": native PyTorch kernel, because the tensors are on cpu")
 

@@ -21,7 +21,6 @@ class Implementation(Enum):
 
     CANN = ""
     TORCH = "native PyTorch kernel, because "
-    KERNELS = "compiled CPU kernels, because "
     FALLBACK = "PyTorch fallback, because "
 
     def describe(self, detail: str) -> str:

@@ -14,26 +14,18 @@ import torch
 
 # Factories of the C++ autograd functions, by name: given a fallback and dtypes, they return an entry point.
 _functions: dict[str, Callable[[Callable[..., Any], Sequence[torch.dtype]], Callable[..., Any]]] = {}
-_vectors = ""
 
 
 def describe() -> str:
     """Describe what the extension, which must be available, supports on this CPU."""
     reason = why_no_bfloat16_products()
     products = "with native instructions" if reason is None else f"in float32, because {reason}"
-    return f"{vectors()} row kernels, bfloat16 products {products}"
-
-
-def vectors() -> str:
-    """Return the instruction set of the row kernels: ``NEON`` or PyTorch's name; the extension must be available."""
-    assert why_unavailable() is None
-    return _vectors
+    return f"bfloat16 products {products}"
 
 
 @functools.cache
 def why_unavailable() -> str | None:
     """Load the extension on the first call; return why it is not used, or ``None`` if it is."""
-    global _vectors
     spec = importlib.util.find_spec("torch_aclnn_ops._cpu")
     if spec is None or spec.origin is None or spec.loader is None:
         return "it was not built"
@@ -43,7 +35,6 @@ def why_unavailable() -> str | None:
     try:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        _vectors = module.vectors
     except (AttributeError, ImportError) as error:
         return f"it cannot be loaded and must be rebuilt: {error}"
     _functions.update(module.functions)

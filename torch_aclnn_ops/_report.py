@@ -65,7 +65,7 @@ class Report:
 
         Returns:
             ``{"operators": {name: counts}, "launches": {name: number}}``. The counts of an operator are ``calls``;
-            ``cann``, ``torch``, ``kernels`` and ``fallback``, which sum to ``calls``; and ``reasons``, a list of dicts
+            ``cann``, ``torch`` and ``fallback``, which sum to ``calls``; and ``reasons``, a list of dicts
             with ``implementation``, ``reason``, ``called_from`` and ``calls``. ``launches`` counts the launches of
             CANN's operators by this package, including those of compiled code.
 
@@ -95,11 +95,11 @@ class Report:
         counts = self.as_dict()
         if counts["operators"]:
             width = max(map(len, counts["operators"]))
-            yield f"{'operator':<{width}}  calls  CANN  torch  kernels  fallback"
+            yield f"{'operator':<{width}}  calls  CANN  torch  fallback"
             for name, operator in counts["operators"].items():
                 yield f"{name:<{width}}" + "".join(
                     f"  {operator[column] or '-':>{size}}"
-                    for column, size in (("calls", 5), ("cann", 4), ("torch", 5), ("kernels", 7), ("fallback", 8))
+                    for column, size in (("calls", 5), ("cann", 4), ("torch", 5), ("fallback", 8))
                 )
                 for reason in operator["reasons"]:
                     sentence = Implementation[reason["implementation"].upper()].describe(reason["reason"])
@@ -110,7 +110,7 @@ class Report:
 
 
 def report() -> Report:
-    """Count calls by implementation: CANN's operator, PyTorch's kernel, compiled CPU kernels, or the fallback.
+    """Count calls by implementation: CANN's operator, PyTorch's kernel, or the fallback.
 
     Inside the ``with`` block, calls of this package have a small overhead, because they go through Python; results do
     not change. In code that is compiled by ``torch.compile``, calls of ``linear_cross_entropy`` and ``linear_kl_div``

@@ -4,7 +4,6 @@
 // and inside modes and transforms.
 #include "../autograd/functions.h"
 
-#include <ATen/Version.h>
 #include <ATen/ops/binary_cross_entropy_backward.h>
 #include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/mse_loss_backward.h>
@@ -13,7 +12,6 @@
 #include "../autograd/embedding.h"
 #include "../autograd/mse_loss.h"
 #include "../autograd/raw_operator.h"
-#include "linear_cross_entropy_rows.h"
 
 namespace torch_aclnn_ops {
 namespace {
@@ -104,7 +102,6 @@ const RegisterFunction<EmbeddingOnCpu> embedding;
 PYBIND11_MODULE(_cpu, module) {
     module.doc() = "Operators and autograd functions for CPU tensors.";
     define_functions(module);
-    module.attr("vectors") = row_kernels(at::get_cpu_capability()).vectors;
 }
 
 }  // namespace torch_aclnn_ops

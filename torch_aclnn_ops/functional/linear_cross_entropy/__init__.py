@@ -92,7 +92,7 @@ def linear_cross_entropy(
     If the loss is a scalar and a gradient is needed, the forward pass computes the gradients of input, head and bias
     together with the loss (three matrix products), and the backward pass multiplies them by the gradient of the loss.
     With CANN's fused operators, with ``"none"`` and for double backward, the logits are recomputed in the backward
-    pass. On the CPU, ignored rows are skipped.
+    pass. On the CPU, ignored rows are skipped. If the logits are few, the call is ``cross_entropy(linear(...))``.
 
     Args:
         input: Hidden states, shape (H,), (N, H), (B, T, H) or with more dimensions, floating point.

@@ -20,13 +20,11 @@ from torch_aclnn_ops.functional._head.gradients import scaled
 from torch_aclnn_ops.functional.linear_cross_entropy.row_functions import RowFunction, statistics_of_rows
 from torch_aclnn_ops.ops._head.tiling import LogitOptions
 from torch_aclnn_ops.ops.linear_cross_entropy import compiled
-from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, PlainLoss, RequestedOutputs
+from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, RequestedOutputs
 from torch_aclnn_ops.ops.linear_cross_entropy.kernels import (
     Kernels,
     choose_kernels,
     loss_and_gradients,
-    small_loss_and_gradients,
-    small_loss_on_npu,
 )
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients, Statistics, losses_of_rows
 
@@ -220,16 +218,8 @@ def loss(inputs: Inputs, coefficients: Coefficients) -> tuple[Tensor, Tensor | N
     """
     if torch.compiler.is_compiling():
         return compiled.loss(inputs, coefficients)
-    value, tokens = _apply_loss(*inputs[:3], inputs, coefficients, loss_and_gradients)
+    value, tokens = _apply_loss(*inputs[:3], inputs, coefficients)
     return value, tokens
-
-
-def small_loss(inputs: Inputs, plain: PlainLoss) -> Tensor | None:
-    """Compute a small loss in a single kernel call, or return ``None`` if its targets do not allow that."""
-    if not inputs.input.is_cpu:
-        return small_loss_on_npu(inputs, plain)
-    value: Tensor | None = _apply_loss(*inputs[:3], inputs, plain, small_loss_and_gradients)[0]
-    return value
 
 
 class _LossFunction(torch.autograd.Function):
@@ -237,12 +227,11 @@ class _LossFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor | None, Tensor | None]:
-        *_, inputs, coefficients, compute = args
-        ctx.plain = coefficients if isinstance(coefficients, PlainLoss) else None
+        *_, inputs, coefficients = args
         # Inputs are saved by save_for_backward, so that saved-tensor hooks apply.
-        ctx.save_for_backward(*inputs[:_TENSORS], *(coefficients if ctx.plain is None else ()))
+        ctx.save_for_backward(*inputs[:_TENSORS], *coefficients)
         ctx.options, ctx.dtype = inputs.options, inputs.linear_weight.dtype
-        value, ctx.gradients, tokens = compute(inputs, coefficients)
+        value, ctx.gradients, tokens = loss_and_gradients(inputs, coefficients)
         if tokens is not None:
             ctx.mark_non_differentiable(tokens)
         return value, tokens
@@ -253,7 +242,7 @@ class _LossFunction(torch.autograd.Function):
         if gradients is None or torch.is_grad_enabled():
             saved: Any = ctx.saved_tensors
             inputs = Inputs._make((*saved[:_TENSORS], ctx.options, RequestedOutputs()))
-            factors = ctx.plain or Coefficients(*saved[_TENSORS:])
+            factors = Coefficients(*saved[_TENSORS:])
             gradients = _recompute_gradients(inputs, factors, ctx.needs_input_grad[:3], grad_loss)
         else:
             if is_batched(grad_loss):
@@ -261,22 +250,20 @@ class _LossFunction(torch.autograd.Function):
             gradients = scaled(gradients, grad_loss)
         if ctx.dtype != torch.float32:
             gradients = [None if gradient is None else gradient.to(ctx.dtype) for gradient in gradients]
-        return *gradients, None, None, None
+        return *gradients, None, None
 
 
 _apply_loss = fast_apply(_LossFunction)
 
 
 def _recompute_gradients(
-    inputs: Inputs, coefficients: Coefficients | PlainLoss, needed: Sequence[bool], grad_loss: Tensor
+    inputs: Inputs, coefficients: Coefficients, needed: Sequence[bool], grad_loss: Tensor
 ) -> Sequence[Tensor | None]:
     """Recompute the gradients of the loss differentiably, for double backward."""
     names = [name for name, is_needed in zip(Inputs._fields, needed, strict=False) if is_needed]
 
     def sum_of_losses(*values: Tensor) -> tuple[Tensor]:
         given = inputs._replace(**dict[str, Any](zip(names, values, strict=True)))
-        if isinstance(coefficients, PlainLoss):
-            return (coefficients.of_all_logits(given.input, given.linear_weight, given.target),)
         given = given._replace(requested=RequestedOutputs(weighted=coefficients.weighted is not None))
         reduced = statistics(given, choose_kernels(given))
         return (losses_of_rows(reduced, coefficients).sum(),)

@@ -1,7 +1,7 @@
 """The implementations of a call, and the choice among them, which is made once per call.
 
 =============================  =====================================================================================
-plain loss with few logits     ``small_loss``: in a single kernel call, which materializes all logits
+few logits                     ``few_logits``: ``cross_entropy(linear(...))``, which has every derivative
 other scalar losses            ``loss_with_gradients``: computed together with its gradients, chunk by chunk
 everything else                ``loss_of_statistics``: from differentiable statistics of each row, which are computed by
                                CANN's fused operators or in chunks, for each position of a K-dimensional loss, or by
@@ -15,10 +15,9 @@ from functools import partial
 from typing import NamedTuple
 
 from torch_aclnn_ops._autograd.derivatives import in_functorch_transform
-from torch_aclnn_ops._call_log import is_explaining
 from torch_aclnn_ops._numerics import accumulation_dtype, widen
 from torch_aclnn_ops._torch_compat.derivatives import is_functorch_wrapped_tensor, is_legacy_batchedtensor
-from torch_aclnn_ops._torch_compat.modes import is_any_autocast_enabled, number_of_dispatch_modes
+from torch_aclnn_ops._torch_compat.modes import is_any_autocast_enabled
 from torch_aclnn_ops._torch_compat.public import in_jit_trace
 from torch_aclnn_ops.functional._drop_in import check_no_tangent, lower_precision_autocast_dtype
 from torch_aclnn_ops.functional._head.arguments import check_token_weight
@@ -29,6 +28,7 @@ from torch_aclnn_ops.functional.linear_cross_entropy._arguments.options import (
 )
 from torch_aclnn_ops.functional.linear_cross_entropy._arguments.torch_function import TorchArguments, to_loss_dtype
 from torch_aclnn_ops.functional.linear_cross_entropy._distributed import check_has_all_classes
+from torch_aclnn_ops.functional.linear_cross_entropy.few_logits import are_few, loss_of_few_logits
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import (
     LinearCrossEntropyOutput,
     LossOptions,
@@ -40,17 +40,14 @@ from torch_aclnn_ops.functional.linear_cross_entropy.losses import (
     with_outputs,
 )
 from torch_aclnn_ops.functional.linear_cross_entropy.vocab_parallel import vocab_parallel_statistics
-from torch_aclnn_ops.ops._head import tiling
 from torch_aclnn_ops.ops._head.tiling import LogitOptions
-from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, PlainLoss, RequestedOutputs
-from torch_aclnn_ops.ops.linear_cross_entropy.kernels import choose_kernels, has_small_loss_kernel
+from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, RequestedOutputs
+from torch_aclnn_ops.ops.linear_cross_entropy.kernels import choose_kernels, log_few_logits
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients, Statistics
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-
-_REAL = (Tensor, torch.nn.Parameter)  # fake tensors have no memory
 
 
 class LossCall(NamedTuple):
@@ -158,9 +155,10 @@ def choose(call: LossCall) -> Callable[[LossCall], _Result]:
             weights=(call.token_weight, inputs.class_weight),
         )
     else:
+        if not has_positions and call.token_weight is None and not torch.compiler.is_compiling():
+            if are_few(inputs, call.options):
+                return few_logits
         can_compute_gradients = call.options.is_scalar and not has_positions and _can_compute_gradients(call)
-        if can_compute_gradients and _is_small(call):
-            return small_loss
         while head.dim() > 2:  # kernels process the head of one position at a time
             head = head.select(1, 0)
         kernels = choose_kernels(inputs._replace(linear_weight=head) if has_positions else inputs)
@@ -194,31 +192,11 @@ def _can_compute_gradients(call: LossCall) -> bool:
     return True
 
 
-def _is_small(call: LossCall) -> bool:
-    """Return whether the loss is plain and its logits, with two more tensors of their size, fit in one chunk."""
-    inputs, options = call.inputs, call.options
-    if call.token_weight is not None or inputs.class_weight is not None or torch.compiler.is_compiling():
-        return False
-    if options.label_smoothing or options.lse_square_scale or options.outputs or options.zero_if_all_ignored:
-        return False
-    weight, logits = inputs.linear_weight, inputs.options
-    if weight.dtype != torch.float32 or inputs.target.is_floating_point():
-        return False
-    if type(weight) not in _REAL and not (is_explaining() and weight.device.type == "npu"):
-        return False
-    if inputs.linear_bias is not None or logits.softcap is not None or logits.temperature != 1:
-        return False
-    if logits.chunk_size is not None or logits.max_memory is not None:
-        return False
-    if weight.is_cpu and number_of_dispatch_modes() > 0:  # make_fx would record the kernel, which not all targets allow
-        return False
-    return 0 < 12 * inputs.input.shape[0] * weight.shape[0] <= tiling.LOGITS_BYTES and has_small_loss_kernel(weight)
-
-
-def small_loss(call: LossCall) -> _Result:
-    """Compute a plain loss in a single kernel call, or fall back if its targets do not allow that."""
-    value = autograd.small_loss(call.inputs, PlainLoss(call.options.reduction, call.options.ignore_index))
-    return loss_with_gradients(call) if value is None else value
+def few_logits(call: LossCall) -> _Result:
+    """Compute a loss from all logits at once."""
+    log_few_logits(call.inputs)
+    loss = loss_of_few_logits(call.inputs, call.options)
+    return loss.reshape(call.shape) if call.options.reduction == "none" else loss
 
 
 def loss_with_gradients(call: LossCall) -> _Result:
@@ -247,7 +225,7 @@ def loss_of_statistics(call: LossCall, reduce: _Reduce) -> _Result:
 
 
 def _check_targets(call: LossCall, rows: Rows) -> None:
-    check_targets(call.inputs.target, rows, _classes(call), call.options.ignore_index)
+    check_targets(call.inputs.target, rows.outside, _classes(call), call.options.ignore_index)
 
 
 def _classes(call: LossCall) -> int:

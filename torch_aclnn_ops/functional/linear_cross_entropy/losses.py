@@ -111,17 +111,17 @@ def rows_of(inputs: Inputs, token_weight: Tensor | None, classes: int, options: 
     return Rows(target, class_weight if uses_class_weight else None, coefficients, weight, count, outside)
 
 
-def check_targets(target: Tensor, rows: Rows, classes: int, ignore_index: int) -> None:
+def check_targets(target: Tensor, outside: Tensor, classes: int, ignore_index: int) -> None:
     """Raise ``IndexError`` for a class index out of range, if values can be read; otherwise its loss is nan."""
-    if target.is_floating_point() or not values_are_readable(rows.outside):
+    if target.is_floating_point() or not values_are_readable(outside):
         return
-    if bool(rows.outside.any()):
+    if bool(outside.any()):
         hint = ""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             hint = " If linear_weight is a shard of the head, pass process_group or fsdp_module."
         # It begins as PyTorch's message.
         raise IndexError(
-            f"Target {int(target[rows.outside][0])} is out of bounds. linear_cross_entropy: target must be from 0 to"
+            f"Target {int(target[outside][0])} is out of bounds. linear_cross_entropy: target must be from 0 to"
             f" {classes - 1}, or ignore_index, which is {ignore_index}.{hint}"
         )
 

@@ -1,6 +1,5 @@
 """Arguments of the kernels, and the chunks of their rows."""
 
-import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -15,8 +14,6 @@ import torch
 from torch import Tensor
 
 NAME = "linear_kl_div"
-# Rows are reduced in blocks of 1 MiB a tensor, which stay in a CPU's caches.
-_BLOCK_BYTES = 2**20
 _TEMPORARIES = 6  # of a block's size
 _NO_GRADIENTS = (False, False, False)
 
@@ -123,9 +120,11 @@ class Inputs(NamedTuple):
         if not self.linear_weight.is_cpu or self.shards is not None:
             return max(rows, 1)
         logits = self.options.logits
-        budget = min(_BLOCK_BYTES, (logits.max_memory or math.inf) // (2 * _TEMPORARIES))
-        most = min(rows, rows if logits.chunk_size is None else logits.chunk_size)
-        return max(min(int(budget) // max(self.loss_dtype().itemsize * classes, 1), most), 1)
+        row = self.loss_dtype().itemsize
+        most = min(rows, tiling.rows_of_block(classes, row), rows if logits.chunk_size is None else logits.chunk_size)
+        if logits.max_memory is not None:
+            most = min(most, logits.max_memory // (2 * _TEMPORARIES * row * classes))
+        return max(most, 1)
 
     def loss_dtype(self) -> torch.dtype:
         """Return the dtype of the losses."""

@@ -13,11 +13,6 @@ from torch import Tensor
 _FEWEST_MULTIPLICATIONS = 2**32
 
 
-def has_row_kernels(weight: Tensor) -> bool:
-    """Return whether csrc/cpu has kernels for the softmax and the gradient of rows of logits."""
-    return weight.is_cpu and weight.dtype != torch.float64 and _cpu_extension.why_unavailable() is None
-
-
 def has_bfloat16_units(weight: Tensor) -> bool:
     """Return whether a tensor is bfloat16 on a CPU with native bfloat16 matrix instructions."""
     return weight.dtype == torch.bfloat16 and weight.is_cpu and chip_has_bfloat16_units()
@@ -36,9 +31,8 @@ def has_logits_kernel(weight: Tensor, rows: int) -> bool:
 
 
 def describe_backend(weight: Tensor, rows: int) -> str:
-    """Describe, for the log, which kernels replace torch.mm and torch.softmax."""
-    by_rows = f"; {_cpu_extension.vectors()} row kernels" if has_row_kernels(weight) else ""
-    return by_rows + ("; logits use native bfloat16 instructions" if has_logits_kernel(weight, rows) else "")
+    """Describe, for the log, whether csrc/cpu replaces torch.mm."""
+    return "; logits use native bfloat16 instructions" if has_logits_kernel(weight, rows) else ""
 
 
 class Head:
@@ -50,10 +44,9 @@ class Head:
         self.scale = scale
         self.dtype = torch.float32 if weight.dtype == torch.float32 else accumulation_dtype(weight.dtype)
         self.is_wide = weight.dtype == self.dtype
-        self.has_row_kernels = self._has_logits_kernel = self._has_bfloat16_units = False
-        if type(weight) in (Tensor, torch.nn.Parameter):  # kernels cannot run on fake tensors
-            self.has_row_kernels = has_row_kernels(weight)
-            self._has_logits_kernel = not self.is_wide and has_logits_kernel(weight, tiling.rows)
+        # kernels cannot run on fake tensors
+        is_real = type(weight) in (Tensor, torch.nn.Parameter)
+        self._has_logits_kernel = is_real and not self.is_wide and has_logits_kernel(weight, tiling.rows)
         self._has_bfloat16_units = not self.is_wide and has_bfloat16_units(weight)
         self._classes_per_block = tiling.classes_per_block
 
@@ -110,7 +103,6 @@ class Gradients:
         self._bias = head.weight.new_zeros(head.weight.shape[0], dtype=head.dtype) if needs_bias else None
         self._weight: Tensor | None = None
         self._kept: Tensor | None = None
-        self._output_buffer: Tensor | None = None
         if needs_weight and tiling.keeps_gradients:
             self._kept = head.weight.new_empty((tiling.rows, tiling.classes))
             self._kept_input = input.to(head.weight.dtype)
@@ -131,19 +123,13 @@ class Gradients:
         memory = self._weight.view(-1)[: number * self._head.dtype.itemsize // self._weight.itemsize]
         return memory.view(self._head.dtype) if memory.nbytes == number * self._head.dtype.itemsize else None
 
-    def output_buffer(self, rows: slice, logits: Tensor) -> Tensor:
-        """Return the tensor to write the gradient of these logits to, which avoids a copy in :meth:`add`."""
-        self._output_buffer = logits if self._kept is None else self._kept[rows]
-        return self._output_buffer
-
     def add(self, grad_logits: Tensor, input: Tensor, rows: slice) -> None:
         """Accumulate the contribution of a chunk of rows."""
         head = self._head
         if self._bias is not None:
             self._bias.add_(grad_logits.sum(0))
         if self._kept is not None:
-            if grad_logits is not self._output_buffer:
-                self._kept[rows] = grad_logits
+            self._kept[rows] = grad_logits
             return
         if self._weight is not None:
             head.write_weight_gradient(grad_logits, input, self._weight, adds=rows.start > 0)

@@ -18,10 +18,16 @@ _BLOCK_BYTES = 2**22
 # Logits reduced at a time take 16 MiB, which also fit in CPU caches.
 _REDUCED_BYTES = 2**24
 _REDUCED_ROWS = 2048
+_ROWS_BYTES = 2**20
 # Parts of the vocabulary have at least about as many classes, because each costs some kernels.
 _CLASSES_PER_PART = 1024
 # The gradients of all logits are kept in bfloat16 if they need at most twice the memory of the head in float32.
 _KEPT_ROWS_PER_FEATURE = 4
+
+
+def rows_of_block(classes: int, itemsize: int) -> int:
+    """Return how many rows of logits take 1 MiB, so that what reduces them finds them in a CPU's cache."""
+    return max(_ROWS_BYTES // max(classes * itemsize, 1), 1)
 
 
 def slices(start: int, stop: int, size: int) -> list[slice]:

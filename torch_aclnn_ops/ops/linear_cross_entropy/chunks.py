@@ -19,20 +19,17 @@ import torch
 from torch import Tensor
 
 
-class _Chunk:
-    """The logits of a range of rows and classes, overwritten in place by the softmax and then by their gradient."""
+class _Rows:
+    """The logits of some rows and classes, overwritten in place by the softmax and then by their gradient."""
 
-    def __init__(self, inputs: Inputs, head: Head, buffer: Tensor, rows: slice, classes: slice) -> None:
-        self.input, self.target = inputs.input[rows], inputs.target[rows]
+    def __init__(self, inputs: Inputs, logits: Tensor, rows: slice, classes: slice) -> None:
+        self.values, self.target = logits, inputs.target[rows]
         self._inputs = inputs
         self._classes = classes
         self._class_weight = None if inputs.class_weight is None else inputs.class_weight[classes]
-        self._has_kernels = head.has_row_kernels
-        number, length = classes.stop - classes.start, self.input.shape[0]
         # A bias of -inf may mask all classes of a part of the vocabulary. A row with all classes masked is nan.
-        is_part = inputs.options.is_shard or number < inputs.linear_weight.shape[0]
+        is_part = inputs.options.is_shard or logits.shape[1] < inputs.linear_weight.shape[0]
         self._may_be_masked = is_part and inputs.linear_bias is not None
-        self.values = head.logits(self.input, classes, buffer[: length * number].view(length, number))
         self._tanh: Tensor | None = None
         softcap = inputs.options.softcap
         if softcap is not None:
@@ -49,17 +46,6 @@ class _Chunk:
         column: Tensor = (self.target - self._classes.start).clamp(0, self.values.shape[1] - 1).unsqueeze(1)
         return column
 
-    def reduce_alone(self) -> Statistics:
-        """Reduce the logits, which are not used afterwards."""
-        requested = self._inputs.requested
-        if not (self._has_kernels and self._inputs.is_plain) or requested.weighted or requested.entropy:
-            return self.reduce()
-        tokens = self.values.argmax(1) if requested.predicted_tokens else None
-        target = self.target - self._classes.start
-        kernel = torch.ops.torch_aclnn_ops.linear_cross_entropy_logits_statistics
-        statistics: tuple[Tensor, Tensor, Tensor] = kernel(self.values, target)
-        return Statistics(*statistics, None, None, tokens)
-
     def reduce(self) -> Statistics:
         """Reduce the logits, and overwrite them with the softmax."""
         logits, requested = self.values, self._inputs.requested
@@ -73,30 +59,15 @@ class _Chunk:
             shift = torch.zeros_like(shift)
             weighted_sum = logits.sum(1) if self._class_weight is None else logits @ self._class_weight
         predicted = self._predicted(logits, shift)
-        log_sum_exp = self._to_softmax(shift, is_masked)
-        if log_sum_exp is None:
-            # The largest probability is exp(max - max) / sum exp(z - max). xlogy is faster than log for few numbers,
-            # because log uses MKL, whose threads must be woken up.
-            log_sum_exp = -torch.xlogy(1, self.values.amax(1))
+        self._to_softmax(is_masked)
+        # The largest probability is exp(max - max) / sum exp(z - max). xlogy is faster than log for few numbers,
+        # because log uses MKL, whose threads must be woken up.
+        log_sum_exp = -torch.xlogy(1, self.values.amax(1))
         entropy = torch.special.entr(self.values).sum(1) if requested.entropy else None
         if is_masked is not None:
             log_sum_exp.masked_fill_(is_masked, -math.inf)
             entropy = None if entropy is None else entropy.masked_fill_(is_masked, 0)
         return Statistics(logits_max, log_sum_exp, predicted, weighted_sum, entropy, tokens)
-
-    def reduce_to_gradient(self, coefficients: Coefficients, gradient: Tensor) -> Statistics:
-        """Reduce the logits, and write the gradient of a plain loss with respect to them, in a single kernel."""
-        tokens = self.values.argmax(1) if self._inputs.requested.predicted_tokens else None
-        log_sum_exp, predicted, _, square = coefficients
-        temperature = self._inputs.options.temperature
-        if temperature != 1:
-            log_sum_exp, predicted = log_sum_exp / temperature, predicted / temperature
-        grad_square = None if square is None else 2 * square / temperature
-        kernel = torch.ops.torch_aclnn_ops.linear_cross_entropy_logits_gradient
-        statistics: tuple[Tensor, Tensor, Tensor] = kernel(
-            self.values, self.target.contiguous(), log_sum_exp.contiguous(), -predicted, grad_square, gradient
-        )
-        return Statistics(*statistics, None, None, tokens)
 
     def target_probability_sum(self) -> Tensor:
         """Return the target probability of each row in these classes."""
@@ -104,8 +75,7 @@ class _Chunk:
 
     def to_softmax(self) -> None:
         """Overwrite the logits with the softmax."""
-        needs_max = self._has_kernels or self._may_be_masked
-        self._to_softmax(*(self._shift(self.values.amax(1)) if needs_max else (None, None)))
+        self._to_softmax(self._shift(self.values.amax(1))[1] if self._may_be_masked else None)
 
     def _shift(self, logits_max: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the values to subtract from the logits, and the mask of rows whose classes are all masked, if any."""
@@ -114,19 +84,14 @@ class _Chunk:
         is_masked = logits_max == -math.inf
         return logits_max.masked_fill(is_masked, 0), is_masked
 
-    def _to_softmax(self, shift: Tensor | None, is_masked: Tensor | None) -> Tensor | None:
-        """Overwrite the logits with the softmax; return ``log sum exp(z - max)`` if the kernel computes it."""
+    def _to_softmax(self, is_masked: Tensor | None) -> None:
         if is_masked is not None:
             # Any finite distribution will do: a masked part gets a weight of 0.
             self.values.masked_fill_(is_masked.unsqueeze(1), 0)
-        if self._has_kernels and shift is not None:
-            log_sum_exp: Tensor = torch.ops.torch_aclnn_ops.linear_cross_entropy_softmax(self.values, shift)
-            return log_sum_exp
         if self.values.is_cpu:
             torch.softmax(self.values, 1, out=self.values)
         else:
             self.values = self.values.softmax(1)
-        return None
 
     def _predicted(self, logits: Tensor, shift: Tensor) -> Tensor:
         if self.target.is_floating_point():
@@ -175,21 +140,23 @@ def statistics_in_chunks(inputs: Inputs) -> Statistics:
     kept, inputs = kept_rows(inputs)
     tiling = inputs.tile_statistics()
     head = _head(inputs, tiling)
-    chunks = [_reduce_rows(inputs, head, tiling, rows) for rows in tiling.chunks()]
+    buffer = logits_buffer(inputs.input, head, tiling)
+    chunks = [_reduce_chunk(inputs, head, tiling, buffer, rows) for rows in tiling.chunks()]
     *values, tokens = _join(torch.cat, chunks)
     return Statistics._make((*map(kept.expand_to_all_rows, values), kept.expand_to_all_rows(tokens, -1)))
 
 
-def _reduce_rows(inputs: Inputs, head: Head, tiling: Tiling, rows: slice) -> Statistics:
+def _reduce_chunk(inputs: Inputs, head: Head, tiling: Tiling, buffer: Tensor, rows: slice) -> Statistics:
     """Reduce the logits of a range of rows, one part of the vocabulary at a time."""
-    buffer, classes_of_parts = logits_buffer(inputs.input, head, tiling), tiling.parts()
-    if len(classes_of_parts) == 1:
-        return _Chunk(inputs, head, buffer, rows, classes_of_parts[0]).reduce_alone()
-    parts, sums = [], []
+    parts, sums, classes_of_parts = [], [], tiling.parts()
     for classes in classes_of_parts:
-        chunk = _Chunk(inputs, head, buffer, rows, classes)
-        sums.append(chunk.target_probability_sum())
-        parts.append(chunk.reduce_alone())
+        logits = _logits(inputs, head, buffer, rows, classes)
+        blocks = [_Rows(inputs, logits[_within(rows, block)], block, classes) for block in inputs.blocks(rows, logits)]
+        if len(classes_of_parts) > 1:
+            sums.append(torch.cat([block.target_probability_sum() for block in blocks]))
+        parts.append(Statistics._make(_join(torch.cat, [block.reduce() for block in blocks])))
+    if len(parts) == 1:
+        return parts[0]
     stacked = Statistics._make(_join(torch.stack, parts))
     return combine(stacked, torch.stack(sums), classes_of_parts, inputs.class_weight)
 
@@ -206,17 +173,13 @@ def gradients_in_chunks(
     """Return the requested gradients of input, weight and bias, in their dtypes."""
     kept, inputs = kept_rows(inputs)
     grad_statistics, entropy = Statistics._make(map(kept.select, grad_statistics)), kept.select(entropy)
-    tiling = inputs.tile_rows()
-    head = _head(inputs, tiling)
-    total = Gradients(inputs.input, head, tiling, inputs.requested.gradients)
-    buffer = logits_buffer(inputs.input, head, tiling, total)
-    for rows in tiling.chunks():
-        chunk = _Chunk(inputs, head, buffer, rows, slice(0, tiling.classes))
-        chunk.to_softmax()
+
+    def write_gradient(part: _Rows, rows: slice) -> Tensor:
+        part.to_softmax()
         grad_rows = Statistics._make(None if tensor is None else tensor[rows] for tensor in grad_statistics)
-        gradient = chunk.to_gradient(grad_rows, None if entropy is None else entropy[rows])
-        total.add(gradient, chunk.input, rows)
-    input_grad, *others = total.finish()
+        return part.to_gradient(grad_rows, None if entropy is None else entropy[rows])
+
+    input_grad, *others = _gradients(inputs, write_gradient)
     return tuple(
         None if gradient is None or argument is None else gradient.to(argument.dtype)
         for gradient, argument in zip((kept.expand_to_all_rows(input_grad), *others), inputs[:3], strict=True)
@@ -233,29 +196,53 @@ def loss_in_chunks(
     in a single product.
     """
     kept, inputs = kept_rows(inputs)
-    is_plain = inputs.is_plain and coefficients.weighted is None
-    tiling = inputs.tile_rows()
-    head = _head(inputs, tiling)
-    total = Gradients(inputs.input, head, tiling, inputs.requested.gradients)
     coefficients_of_rows = Coefficients._make(map(kept.select, coefficients))
-    buffer = logits_buffer(inputs.input, head, tiling, total)
-    losses, tokens = [], []
-    for rows in tiling.chunks():
-        chunk = _Chunk(inputs, head, buffer, rows, slice(0, tiling.classes))
+    losses: list[Tensor] = []
+    tokens: list[Tensor] = []
+
+    def write_gradient(part: _Rows, rows: slice) -> Tensor:
         factors = Coefficients._make(None if factor is None else factor[rows] for factor in coefficients_of_rows)
-        if is_plain and head.has_row_kernels:
-            gradient = total.output_buffer(rows, chunk.values)
-            reduced = chunk.reduce_to_gradient(factors, gradient)
-        else:
-            reduced = chunk.reduce()
-            gradient = chunk.to_gradient(_grad_statistics(reduced, factors), None)
+        reduced = part.reduce()
         losses.append(losses_of_rows(reduced, factors))
-        tokens.append(reduced.predicted_tokens)
-        total.add(gradient, chunk.input, rows)
-    loss = torch.cat(losses).sum()
-    found = torch.cat([part for part in tokens if part is not None]) if inputs.requested.predicted_tokens else None
-    input_grad, weight_grad, bias_grad = total.finish()
-    return loss, (kept.expand_to_all_rows(input_grad), weight_grad, bias_grad), kept.expand_to_all_rows(found, -1)
+        if reduced.predicted_tokens is not None:
+            tokens.append(reduced.predicted_tokens)
+        return part.to_gradient(_grad_statistics(reduced, factors), None)
+
+    input_grad, weight_grad, bias_grad = _gradients(inputs, write_gradient)
+    found = torch.cat(tokens) if tokens else None
+    gradients = kept.expand_to_all_rows(input_grad), weight_grad, bias_grad
+    return torch.cat(losses).sum(), gradients, kept.expand_to_all_rows(found, -1)
+
+
+def _gradients(
+    inputs: Inputs, write_gradient: Callable[[_Rows, slice], Tensor]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return the gradients of input, weight and bias, where ``write_gradient`` returns that of the logits of rows.
+
+    It overwrites the logits, except on a device, where all rows of a chunk are a single block.
+    """
+    tiling = inputs.tile_rows()
+    head, all_classes = _head(inputs, tiling), slice(0, tiling.classes)
+    total = Gradients(inputs.input, head, tiling, inputs.requested.gradients)
+    buffer = logits_buffer(inputs.input, head, tiling, total)
+    for rows in tiling.chunks():
+        logits = _logits(inputs, head, buffer, rows, all_classes)
+        gradient = logits
+        for block in inputs.blocks(rows, logits):
+            written = write_gradient(_Rows(inputs, logits[_within(rows, block)], block, all_classes), block)
+            gradient = logits if logits.is_cpu else written
+        total.add(gradient, inputs.input[rows], rows)
+    return total.finish()
+
+
+def _logits(inputs: Inputs, head: Head, buffer: Tensor, rows: slice, classes: slice) -> Tensor:
+    shape = (rows.stop - rows.start, classes.stop - classes.start)
+    return head.logits(inputs.input[rows], classes, buffer[: shape[0] * shape[1]].view(shape))
+
+
+def _within(rows: slice, block: slice) -> slice:
+    """Return the place of a block in a chunk of rows."""
+    return slice(block.start - rows.start, block.stop - rows.start)
 
 
 def _grad_statistics(reduced: Statistics, factors: Coefficients) -> Statistics:

@@ -51,11 +51,6 @@ class Inputs(NamedTuple):
     options: LogitOptions  # options of the logits and their chunks
     requested: RequestedOutputs = RequestedOutputs()
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether there is no bias, no softcap, and the targets are class indices."""
-        return self.linear_bias is None and self.options.softcap is None and not self.target.is_floating_point()
-
     def tile_statistics(self, classes: int | None = None) -> Tiling:
         """Choose chunks of rows and classes if only statistics are needed; raises as :meth:`tile_rows` does."""
         return tiling.tile_statistics(
@@ -72,6 +67,11 @@ class Inputs(NamedTuple):
         has_numbers = type(self.input.shape[0]) is int and not torch.compiler.is_compiling()
         tile_rows = tiling.tile_rows_cached if has_numbers else tiling.tile_rows
         return tile_rows(self._sizes(classes), self.options, self._copies(), needs_weight_gradient, units)
+
+    def blocks(self, rows: slice, logits: Tensor) -> list[slice]:
+        """Split the rows of a chunk into those that are reduced at once: all on a device, to launch fewer kernels."""
+        size = tiling.rows_of_block(logits.shape[1], logits.element_size()) if logits.is_cpu else rows.stop
+        return tiling.slices(rows.start, rows.stop, max(size, 1)) or [rows]
 
     def empty_statistics(self) -> list[Tensor]:
         """Return uninitialized tensors of the requested statistics, for fake tensors."""
@@ -95,20 +95,6 @@ class Inputs(NamedTuple):
     def _copies(self) -> int:
         """Return the number of tensors of the logits' size that are alive at the same time."""
         return 1 + (self.options.softcap is not None) + self.requested.entropy + 2 * self.target.is_floating_point()
-
-
-class PlainLoss(NamedTuple):
-    """A scalar cross entropy without further options; class indices are the caller's."""
-
-    reduction: str
-    ignore_index: int
-
-    def of_all_logits(self, input: Tensor, linear_weight: Tensor, target: Tensor) -> Tensor:
-        """Compute the loss with PyTorch's functions."""
-        logits = torch.nn.functional.linear(input, linear_weight)
-        return torch.nn.functional.cross_entropy(
-            logits, target, reduction=self.reduction, ignore_index=self.ignore_index
-        )
 
 
 def kept_rows(inputs: Inputs) -> tuple[KeptRows, Inputs]:

@@ -5,10 +5,8 @@ The choice is made once per call and applies to its gradients too.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
-from torch_aclnn_ops import _cpu_extension, _extension
+from torch_aclnn_ops import _extension
 from torch_aclnn_ops._call_log import Implementation, is_explaining, log_call, log_detail
 from torch_aclnn_ops._switch import is_disabled, why_disabled
 from torch_aclnn_ops.ops._head import products
@@ -16,15 +14,13 @@ from torch_aclnn_ops.ops._head.tiling import Tiling
 from torch_aclnn_ops.ops.linear_cross_entropy import chunks
 from torch_aclnn_ops.ops.linear_cross_entropy.fused import fused_gradients, fused_statistics
 from torch_aclnn_ops.ops.linear_cross_entropy.grad import fused_linear_cross_entropy_loss_grad
-from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs, PlainLoss
+from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs
 from torch_aclnn_ops.ops.linear_cross_entropy.max_sum import fused_linear_online_max_sum
 from torch_aclnn_ops.ops.linear_cross_entropy.statistics import Coefficients, Statistics
 
-import torch
 from torch import Tensor
 
 _NAME = "linear_cross_entropy"
-_REDUCTIONS = {"mean": 1, "sum": 2}  # numbers in at::Reduction
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,7 @@ class Kernels:
         _check_queue(inputs)
         log_call(
             _NAME,
-            _in_chunks(inputs),
+            Implementation.FALLBACK,
             lambda: f"{self.why_not_fused}; {_describe(inputs, inputs.tile_statistics())}",
         )
         if is_explaining():
@@ -116,7 +112,7 @@ def loss_and_gradients(
 ) -> tuple[Tensor, Sequence[Tensor | None], Tensor | None]:
     """Compute the sum of the losses, the gradients of input, weight and bias, and the predicted tokens, in chunks."""
     _check_queue(inputs)
-    log_call(_NAME, _in_chunks(inputs), lambda: _describe_call(inputs, "gradients computed in the forward pass"))
+    log_call(_NAME, Implementation.FALLBACK, lambda: _describe_call(inputs, "gradients computed in the forward pass"))
     if is_explaining():
         empty = inputs.requested.name(inputs.empty_statistics())
         loss = empty.logits_max.new_empty(())
@@ -124,52 +120,11 @@ def loss_and_gradients(
     return chunks.loss_in_chunks(inputs, coefficients)
 
 
-def has_small_loss_kernel(weight: Tensor) -> bool:
-    """Return whether the extension of a head's device has a kernel for small losses."""
-    if weight.is_cpu:
-        return _cpu_extension.why_unavailable() is None
-    return _NAME in _extension.functions and weight.device.type == "npu" and not _extension.checks_values()
-
-
-def small_loss_and_gradients(
-    inputs: Inputs, loss: PlainLoss
-) -> tuple[Tensor | None, Sequence[Tensor | None], Tensor | None]:
-    """Compute a small loss and its gradients on the CPU; the loss is ``None`` if a target is invalid or ignored."""
-    input, weight, (needs_input, needs_weight, _) = inputs.input, inputs.linear_weight, inputs.requested.gradients
-    kernel, is_mean = torch.ops.torch_aclnn_ops.linear_cross_entropy_loss, loss.reduction == "mean"
-    value, *made = kernel(input, weight, inputs.target, loss.ignore_index, is_mean, needs_input, needs_weight)
-    if value.dim():  # the kernel returned no scalar: another implementation has to compute the call
-        return None, (*made, None), None
-    log_call(_NAME, Implementation.KERNELS, lambda: _describe_call(inputs, "gradients computed in the forward pass"))
-    return value, (*made, None), None
-
-
-def small_loss_on_npu(inputs: Inputs, loss: PlainLoss) -> Tensor | None:
-    """Compute a small loss on an NPU with a C++ autograd function; return ``None`` inside a ``TorchFunctionMode``."""
-    input, weight, reduction = inputs.input, inputs.linear_weight, _REDUCTIONS[loss.reduction]
-    value: Tensor | None
-    if is_explaining():
-        value = loss.of_all_logits(input, weight, inputs.target)
-    else:
-        value = _npu_function()(input, weight, inputs.target, loss.ignore_index, reduction)
-    if value is not None:
-        log_call(_NAME, Implementation.FALLBACK, lambda: _describe_few_logits(inputs))
-    return value
-
-
-@cache
-def _npu_function() -> Any:
-    return _extension.functions[_NAME](lambda *_: None, (torch.float32,))
-
-
-def _describe_few_logits(inputs: Inputs) -> str:
-    rows = inputs.input.shape[0]
-    return f"{choose_kernels(inputs).why_not_fused}; few logits: all {rows} rows in one chunk"
-
-
-def _in_chunks(inputs: Inputs) -> Implementation:
-    """Return the implementation that computes a call in chunks of rows."""
-    return Implementation.KERNELS if products.has_row_kernels(inputs.linear_weight) else Implementation.FALLBACK
+def log_few_logits(inputs: Inputs) -> None:
+    """Log a call whose logits are computed all at once, in torch calls."""
+    _check_queue(inputs)
+    reason, rows = choose_kernels(inputs).why_not_fused, inputs.input.shape[0]
+    log_call(_NAME, Implementation.FALLBACK, lambda: f"{reason}; few logits: all {rows} rows in one chunk")
 
 
 def _describe_call(inputs: Inputs, how: str) -> str:
