@@ -1,4 +1,4 @@
-"""A folder that programs take for a CANN toolkit: links to headers and libraries, and the tool npu-smi.
+"""A folder that programs take for a CANN toolkit: links to headers and libraries, its version, and the tool npu-smi.
 
 It is made when the host NPU is enabled for the first time, in the user's cache, because a wheel contains no links.
 """
@@ -6,6 +6,7 @@ It is made when the host NPU is enabled for the first time, in the user's cache,
 import contextlib
 import hashlib
 import os
+import platform
 import shutil
 import sys
 import tempfile
@@ -16,7 +17,9 @@ from host_npu._version import __version__
 
 # Tells the folder from a real toolkit.
 _MARK = "host_npu.info"
-# What torch_npu and others ask for, beside headers and libraries.
+# What aclsysGetCANNVersion of csrc/ascendcl says, too.
+_CANN = "9.1.0"
+# torch_npu asks whether the last three are there.
 _FOLDERS = ("include", "bin", "runtime", "compiler", "opp")
 _SMI = Path(__file__).resolve().parent / "_npu_smi.py"
 
@@ -44,7 +47,7 @@ def variables(torch_npu: Path) -> dict[str, str]:
 
 
 def _made(torch_npu: Path) -> Path:
-    links = (__version__, str(_libraries.FOLDER), str(torch_npu), sys.executable)
+    links = (__version__, str(_libraries.FOLDER), str(torch_npu), sys.executable, Path(__file__).read_text())
     name = f"cann-{hashlib.sha256(os.fsencode(chr(0).join(links))).hexdigest()[:16]}"
     for parent in (_cache(), Path(tempfile.gettempdir()) / f"host_npu-{os.getuid()}"):
         home = parent / name
@@ -74,9 +77,21 @@ def _fill(home: Path, torch_npu: Path) -> None:
     for folder in (third_party / "acl" / "inc", third_party / "hccl" / "inc"):
         for entry in folder.iterdir() if folder.is_dir() else ():
             (home / "include" / entry.name).symlink_to(entry)
-    (home / "version.info").write_text(f"Version=host_npu {__version__}\n")
+    (home / "version.info").write_text(f"Version={_CANN}\n")
+    _fill_processor_folder(home)
     tool = home / "bin" / "npu-smi"
     # Without the site packages: it answers at once, and simulates nothing.
     tool.write_text(f"#!/bin/sh\nexec '{sys.executable}' -I -S '{_SMI}' \"$@\"\n")
     tool.chmod(0o755)
     (home / _MARK).touch()
+
+
+def _fill_processor_folder(home: Path) -> None:
+    """Make the folder, such as ``x86_64-linux``, in which CANN has the files of one processor and its version."""
+    processor = platform.machine()
+    folder = home / f"{processor}-linux"
+    folder.mkdir()
+    for name in ("include", "lib64"):
+        (folder / name).symlink_to(Path("..") / name)
+    lines = ("package_name=Ascend-cann-toolkit", f"version={_CANN}", f"arch={processor}", "os=linux")
+    (folder / "ascend_toolkit_install.info").write_text("".join(f"{line}\n" for line in lines))

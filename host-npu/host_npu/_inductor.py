@@ -1,4 +1,4 @@
-"""What Inductor and torchair say of NPU tensors: both generate code for the chip, by triton-ascend and by CANN."""
+"""What Inductor says of NPU tensors: it generates code for the chip, by triton-ascend."""
 
 import importlib.abc
 import importlib.machinery
@@ -9,14 +9,11 @@ from types import ModuleType
 from typing import NoReturn
 
 _REGISTRY = "torch._inductor.codegen.common"
-# The module of torch.compile's backend "npu", which torch_npu imports when a program uses it.
-_TORCHAIR = "torch_npu.dynamo.torchair"
-
-_REFUSAL = 'torch.compile(backend="{}") generates no code for the host NPU: use backend="aot_eager" or "eager"'
+_REFUSAL = 'torch.compile(backend="inductor") generates no code for the host NPU: use backend="aot_eager" or "eager"'
 
 
 def _refuse(*arguments: object, **options: object) -> NoReturn:
-    raise RuntimeError(_REFUSAL.format("inductor"))
+    raise RuntimeError(_REFUSAL)
 
 
 class _Refusing(type):
@@ -33,14 +30,12 @@ class _Wrapper(metaclass=_Refusing):
 
 
 class Importer(importlib.abc.MetaPathFinder):
-    """A meta path finder that refuses torchair, and registers the refusal for NPUs with Inductor's backends."""
+    """A meta path finder that registers the refusal for NPUs with Inductor's backends."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of the registry, and ``None`` for other modules but torchair."""
-        if fullname == _TORCHAIR:
-            raise ImportError(_REFUSAL.format("npu"), name=fullname)
+        """Return the spec of the registry, and ``None`` for other modules."""
         if fullname != _REGISTRY:
             return None
         others = sys.meta_path[sys.meta_path.index(self) + 1 :]

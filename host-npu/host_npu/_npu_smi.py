@@ -1,13 +1,18 @@
-"""The tool ``npu-smi`` of the host NPU: the simulated devices, as ``npu-smi info`` lists those of a machine.
+"""The tool ``npu-smi`` of the host NPU: the simulated devices, in the lines and columns that programs read.
 
-It is run without the packages of the environment, and so it imports none.
+It is run without the packages of the environment, and so it imports none. What is not simulated is NA, as CANN's tool
+says of what a machine cannot measure.
 """
 
 import argparse
+import ctypes
+import functools
 import os
 import sys
 
-_LINE = "+" + "-" * 27 + "+" + "-" * 17 + "+"
+_ACL_HBM_MEM = 1
+_NOT_SIMULATED = "NA"
+_WIDTHS = (27, 15, 52)
 
 
 def _devices() -> range:
@@ -18,28 +23,78 @@ def _chip() -> str:
     return os.environ.get("HOST_NPU_SOC", "Ascend910B").removeprefix("Ascend")
 
 
+@functools.cache
+def _runtime() -> ctypes.CDLL:
+    runtime = ctypes.CDLL(os.path.join(os.path.dirname(os.path.abspath(__file__)), "_lib", "libascendcl.so"))
+    _check(runtime.aclInit(None))
+    return runtime
+
+
+def _check(status: int) -> None:
+    if status:
+        raise OSError(f"the simulated CANN returns {status}")
+
+
+def _megabytes(index: int) -> tuple[int, int]:
+    """Return how much of a device's memory cannot be allocated, and how much it has."""
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    _check(_runtime().aclrtSetDevice(index))
+    _check(_runtime().aclrtGetMemInfo(_ACL_HBM_MEM, ctypes.byref(free), ctypes.byref(total)))
+    return (total.value - free.value) >> 20, total.value >> 20
+
+
+def _row(*cells: str) -> str:
+    return "".join(f"| {cell:<{width - 1}}" for cell, width in zip(cells, _WIDTHS, strict=True)) + "|"
+
+
 def _table() -> list[str]:
-    rows = [f"| {index:<8}{_chip():<18}| {'OK':<16}|" for index in _devices()]
-    return [_LINE, f"| {'NPU     Name':<26}| {'Health':<16}|", _LINE, *rows, _LINE]
+    thin, thick = ("+" + "+".join(line * width for width in _WIDTHS) + "+" for line in "-=")
+    header = [
+        _row("NPU   Name", "Health", "Power(W)    Temp(C)           Hugepages-Usage(page)"),
+        _row("Chip", "Bus-Id", "AICore(%)   Memory-Usage(MB)  HBM-Usage(MB)"),
+    ]
+    lines = [thin, *header, thick]
+    for index in _devices():
+        used, total = _megabytes(index)
+        lines += [
+            _row(f"{index:<6}{_chip()}", "OK", f"{_NOT_SIMULATED:<12}{_NOT_SIMULATED:<18}{_NOT_SIMULATED}"),
+            _row("0", _NOT_SIMULATED, f"{_NOT_SIMULATED:<12}{'0    / 0':<18}{used:<5}/ {total}"),
+            thick,
+        ]
+    return lines
+
+
+def _values(**values: object) -> list[str]:
+    return [f"\t{name:<31}: {value}" for name, value in values.items()]
 
 
 def _listed() -> list[str]:
-    ids = [line for index in _devices() for line in (f"\tNPU ID                         : {index}", _count(1))]
-    return [f"\tTotal Count                    : {len(_devices())}", "", *ids]
-
-
-def _count(chips: int) -> str:
-    return f"\tChip Count                     : {chips}"
+    ids = [line for index in _devices() for line in (*_values(**{"NPU ID": index, "Chip Count": 1}), "")]
+    return [*_values(**{"Total Count": len(_devices())}), "", *ids]
 
 
 def _mapped() -> list[str]:
-    header = "\tNPU ID    Chip ID    Chip Logic ID    Chip Name"
-    return [header, *(f"\t{index:<10}{0:<11}{index:<17}Ascend {_chip()}" for index in _devices())]
+    lines = [f"\t{'NPU ID':<31}{'Chip ID':<31}{'Chip Logic ID':<31}Chip Name"]
+    return [*lines, *(f"\t{index:<31}{0:<31}{index:<31}Ascend {_chip()}" for index in _devices())]
 
 
 def _board(index: int) -> list[str]:
-    values = {"NPU ID": index, "Product Name": "host NPU", "Chip Name": _chip(), "Chip Count": 1}
-    return [f"\t{name:<31}: {value}" for name, value in values.items()]
+    values = {"NPU ID": index, "Product Name": "host NPU", "Chip Name": _chip(), "Chip Count": 1, "Chip ID": 0}
+    return _values(**values)
+
+
+def _memory(index: int) -> list[str]:
+    return _values(**{"NPU ID": index, "Chip Count": 1, "HBM Capacity(MB)": _megabytes(index)[1], "Chip ID": 0})
+
+
+def _usages(index: int) -> list[str]:
+    used, total = _megabytes(index)
+    cores = {f"{name} Usage Rate(%)": _NOT_SIMULATED for name in ("Aicore", "Aivector", "Aicpu", "Ctrlcpu")}
+    rates = {"HBM Capacity(MB)": total, "HBM Usage Rate(%)": 100 * used // total, **cores}
+    return _values(**{"NPU ID": index, "Chip Count": 1, **rates, "Chip ID": 0})
+
+
+_TYPES = {"board": _board, "memory": _memory, "usages": _usages}
 
 
 def main() -> int:
@@ -49,12 +104,15 @@ def main() -> int:
     kind = info.add_mutually_exclusive_group()
     kind.add_argument("-l", action="store_true", help="list the devices")
     kind.add_argument("-m", action="store_true", help="map the chips")
-    kind.add_argument("-t", choices=["board"], help="one device's board; other types are not simulated")
-    info.add_argument("-i", type=int, default=0, help="the device of -t")
+    kind.add_argument("-t", choices=_TYPES, help="what to show of each device; other types are not simulated")
+    info.add_argument("-i", type=int, choices=_devices(), help="the device of -t; all devices by default")
+    info.add_argument("-c", type=int, choices=[0], help="the chip of the device, which has one")
     asked = parser.parse_args()
-    if asked.t and asked.i not in _devices():
-        parser.error(f"-i must be one of the {len(_devices())} devices, 0 to {len(_devices()) - 1}, got {asked.i}")
-    lines = _listed() if asked.l else _mapped() if asked.m else _board(asked.i) if asked.t else _table()
+    if asked.t:
+        indices = _devices() if asked.i is None else [asked.i]
+        lines = [line for index in indices for line in (*_TYPES[asked.t](index), "")]
+    else:
+        lines = _listed() if asked.l else _mapped() if asked.m else _table()
     print(*lines, sep="\n")
     return 0
 

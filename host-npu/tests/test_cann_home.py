@@ -42,24 +42,49 @@ def test_the_folder_is_in_the_temporary_one_if_there_is_no_cache(tmp_path):
     assert _run(code, XDG_CACHE_HOME=str(tmp_path / "file"), TMPDIR=str(tmp_path)) == "True\n"
 
 
+def _npu_smi(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"HOST_NPU_DEVICES": "3", "HOST_NPU_SOC": "Ascend950", "HOST_NPU_MEMORY": "500"}
+    command = [sys.executable, _PACKAGE / "host_npu" / "_npu_smi.py", "info", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ([], "| 2       950               | OK              |"),
-        (["-l"], "Total Count                    : 3"),
-        (["-m"], "2         0          2                Ascend 950"),
-        (["-t", "board", "-i", "2"], "NPU ID                         : 2"),
+        ([], "| 2 950 | OK | NA NA NA |"),
+        ([], "| 0 | NA | NA 0 / 0 0 / 500 |"),
+        (["-l"], "Total Count : 3"),
+        (["-m"], "2 0 2 Ascend 950"),
+        (["-t", "board", "-i", "2"], "Chip Name : 950"),
+        (["-t", "usages", "-i", "1", "-c", "0"], "HBM Usage Rate(%) : 0"),
+        (["-t", "memory"], "HBM Capacity(MB) : 500"),
     ],
     ids=str,
 )
 def test_npu_smi_shows_the_simulated_devices(arguments, line):
-    code = f"import subprocess; subprocess.run(['npu-smi', 'info', *{arguments}], check=True)"
-    assert line in [each.strip() for each in _run(code, "--devices", "3", "--soc", "Ascend950").splitlines()]
+    assert line in [" ".join(each.split()) for each in _npu_smi(*arguments).stdout.splitlines()]
 
 
 def test_npu_smi_refuses_a_device_that_is_not_there():
-    code = "import subprocess; print(subprocess.run(['npu-smi', 'info', '-t', 'board', '-i', '1'], stderr=-1).stderr)"
-    assert "-i must be one of the 1 devices, 0 to 0, got 1" in _run(code)
+    assert "argument -i: invalid choice: 3 (choose from 0, 1, 2)" in _npu_smi("-t", "board", "-i", "3").stderr
+
+
+def test_npu_smi_is_found_by_programs_and_counts_their_devices():
+    shown = _run("import subprocess; subprocess.run(['npu-smi', 'info', '-l'], check=True)", "--devices", "2")
+    assert shown.split()[:4] == ["Total", "Count", ":", "2"]
+
+
+def test_the_folder_and_the_runtime_name_the_same_version_of_cann():
+    code = """
+import ctypes, os, pathlib
+from torch_npu.utils.collect_env import get_cann_version
+home = pathlib.Path(os.environ["ASCEND_HOME_PATH"])
+print((home / "version.info").read_text(), end="")
+print(get_cann_version())
+from torch_npu.npu.utils import _is_gte_cann_version
+print(_is_gte_cann_version(get_cann_version()), _is_gte_cann_version(get_cann_version() + "1"))
+"""
+    assert _run(code).splitlines()[-3:] == ["Version=9.1.0", "9.1.0", "True False"]
 
 
 def test_an_extension_compiled_at_run_time_builds_loads_and_runs(tmp_path):

@@ -56,16 +56,6 @@ def test_a_later_call_of_npugraph_ex_overwrites_the_input_and_result_of_the_firs
     assert weight.grad.tolist() == [earlier[0] + 5.0] * 4
 
 
-def test_torchair_is_refused_with_the_backends_that_run():
-    torch._dynamo.reset()
-    for _ in range(2):
-        with pytest.raises(Exception) as refusal:
-            torch.compile(torch.sin, backend="npu")(torch.rand(4, device="npu"))
-        # With torch_npu 2.9 it is the cause of the error, which refers to "the error message above".
-        texts = f"{refusal.value} {refusal.value.__cause__}"
-        assert '"npu") generates no code for the host NPU: use backend="aot_eager"' in texts
-
-
 @with_captures
 def test_inductor_is_refused_after_npugraphs_too():
     # npugraphs imports torch_npu's part of Inductor.
