@@ -112,8 +112,12 @@ class Training:
         """Return copies of all weights and states of this process."""
         tensors = list(self.params.values())
         if self.optimizer is not None:
-            tensors += [value for state in unwrap(self.optimizer).state.values() for value in state.values()]
+            tensors += [value for state in self._states().values() for value in state.values()]
         return [shard(tensor.detach()).clone() for tensor in tensors]
+
+    def _states(self) -> Any:
+        """Return the states of this process."""
+        return self.optimizer.optim.state if self.way == "ZeRO" else self.optimizer.state
 
     @contextmanager
     def moves_nothing_if_it_raises(self) -> Iterator[None]:
@@ -157,7 +161,7 @@ class Training:
     def found(self) -> dict[str, dict[str, Tensor]]:
         """Return the weights and what the states have of them; under ZeRO the first process has all states."""
         found = {"weights": {name: whole(param) for name, param in self.params.items()}}
-        states = unwrap(self.optimizer).state
+        states = self._states()
         if self.way == "ZeRO":
             contents = self._consolidated()
             if dist.get_rank() != 0:

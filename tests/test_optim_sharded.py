@@ -101,11 +101,11 @@ def test_a_swap_inside_a_forward_pass_raises_and_changes_nothing(device, flavour
 
 
 @on_each_device
-def test_a_swap_raises_if_the_fsdp1_modules_cannot_be_found(device, found):
-    for error, before, after in found(device, "hidden"):
-        assert error.startswith(
-            "FusedEmaAdam.swap_ema_params: no FullyShardedDataParallel was found that owns parameters"
-        )
+def test_a_swap_of_fsdp1_needs_the_model(device, found):
+    for (of_none, of_a_part), before, after in found(device, "without the model"):
+        model = "FusedEmaAdam.swap_ema_params: model must be the FullyShardedDataParallel that has all parameters"
+        assert of_none.startswith(f"{model} of the optimizer, but it is None; pass the one that has parameters 0-")
+        assert of_a_part.startswith(f"{model} of the optimizer, but it lacks some; pass the one that has parameters 2-")
         assert torch.equal(before, after)
 
 
@@ -154,14 +154,10 @@ def test_a_state_dict_of_averages_loads_into_the_model_with_the_same_shards(devi
 
 
 @on_each_device
-def test_averages_inside_a_zero_redundancy_optimizer_raise(device, found):
-    for errors, are_weights_kept in found(device, "ZeRO"):
-        assert [error.partition(":")[0] for error in errors] == [
-            "FusedEmaAdam.swap_ema_params",
-            "FusedEmaAdam.ema_state_dict",
-            "FusedEmaAdam.ema_state_dict",
-        ]
-        assert all(
-            "inside a ZeroRedundancyOptimizer this rank has the EMA weights of its own" in error for error in errors
+def test_a_zero_redundancy_optimizer_is_not_unwrapped(device, found):
+    for [error] in found(device, "ZeRO"):
+        assert error == (
+            "unwrap: optimizer must have the EMA weights of all parameters, but the FusedEmaAdam in a"
+            " ZeroRedundancyOptimizer has those of its rank; after consolidate_state_dict(), its state_dict() has all"
+            " of them as 'ema_params'"
         )
-        assert are_weights_kept

@@ -1,6 +1,5 @@
 """Private names of FSDP, to find the modules that own sharded parameters."""
 
-import gc
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -85,11 +84,9 @@ def _fsdp1_class() -> type | tuple[()]:
 
 
 @needed_by(_FEATURE)
-def fsdp1_units() -> list[Fsdp1Unit]:
-    """Return the units of this process, found by the garbage collector: FSDP1 parameters do not know their module."""
-    fsdp1 = _fsdp1_class()
-    # Not isinstance, which a proxy object may intercept.
-    modules: list[Any] = [value for value in gc.get_objects() if issubclass(type(value), fsdp1)]
+def fsdp1_units(model: torch.nn.Module) -> list[Fsdp1Unit]:
+    """Return the units of a model."""
+    modules: list[Any] = [module for module in model.modules() if isinstance(module, _fsdp1_class())]
     return [Fsdp1Unit(module) for module in modules if module._handle is not None]
 
 

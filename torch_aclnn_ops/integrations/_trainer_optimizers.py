@@ -80,5 +80,5 @@ def averaged(optimizers: Sequence[FusedEmaAdam], model: torch.nn.Module | None =
         for param in params:
             stack.callback(restore_dtype, param, param.detach())
         for optimizer in optimizers:
-            stack.enter_context(optimizer.swap_ema_params())
+            stack.enter_context(optimizer.swap_ema_params(model))
         yield

@@ -101,7 +101,7 @@ class EmaCallback(Callback):
         if self._swap is not None:
             raise RuntimeError("EmaCallback: a validation begins inside another one; let the first one end")
         self._has_loaded |= trainer.state.fn != "fit" and trainer.ckpt_path is not None
-        swap = averaged([] if self._has_loaded else averaging_optimizers(trainer.optimizers))
+        swap = averaged([] if self._has_loaded else averaging_optimizers(trainer.optimizers), trainer.model)
         swap.__enter__()
         self._swap = swap
 

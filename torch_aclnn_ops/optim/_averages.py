@@ -1,6 +1,5 @@
 """Access to EMA weights: swapped into the model, in a state dict, or in a file; and checkpoint methods."""
 
-import inspect
 import os
 import warnings
 from collections import defaultdict
@@ -16,7 +15,7 @@ from torch_aclnn_ops.optim._counts import Captures
 from torch_aclnn_ops.optim._flat_group import FlatGroup
 from torch_aclnn_ops.optim._memory import Placement, check_memory
 from torch_aclnn_ops.optim._options import CheckedOptions
-from torch_aclnn_ops.optim._sharding import ShardedModel, calling_zero_optimizer
+from torch_aclnn_ops.optim._sharding import ShardedModel
 from torch_aclnn_ops.optim._states import (
     CachedState,
     dtype_of_states,
@@ -56,9 +55,8 @@ class AveragingOptimizer(Optimizer):
         self._placement = Placement()  # after the last successful step
         self._calls: dict[MethodCall, None] = {}  # running calls, in the order in which they began
         self._in_closure = False
-        self._is_part_of_zero = calling_zero_optimizer() is not None
 
-    def swap_ema_params(self) -> AbstractContextManager[None]:
+    def swap_ema_params(self, model: nn.Module | None = None) -> AbstractContextManager[None]:
         """Swap the EMA weights into the parameters inside a ``with`` block.
 
         The block holds a copy of the weights, which needs as much memory as the parameters. On exit, the weights are
@@ -71,11 +69,16 @@ class AveragingOptimizer(Optimizer):
         modules are resharded on entry and exit, so that the next forward pass gathers the current values. All ranks
         must enter and exit the block.
 
+        Args:
+            model: The model that is swapped. Only ``FullyShardedDataParallel`` needs it.
+
         Raises:
             RuntimeError: This is called inside another ``swap_ema_params`` of the same optimizer, during its ``step``,
-                or inside a forward or backward pass of FSDP; the optimizer is part of a ``ZeroRedundancyOptimizer``;
+                or inside a forward or backward pass of FSDP; ``model`` lacks parameters of ``FullyShardedDataParallel``
+                that this optimizer has;
                 the block converted sharded parameters to another dtype, or a device failed to restore some weights:
                 these are kept, and restored by the next method call; the block changed parameters without EMA weights.
+            TypeError: ``model`` is not a :class:`torch.nn.Module`.
 
         Example:
             >>> model = torch.nn.Linear(2, 1)
@@ -84,8 +87,9 @@ class AveragingOptimizer(Optimizer):
             >>> with optimizer.swap_ema_params():
             ...     prediction = model(torch.ones(1, 2))
         """
-        self._check_not_part_of_zero("swap_ema_params")
-        return Swap(self)
+        if model is not None:
+            _check_is_module("swap_ema_params", model)
+        return Swap(self, model)
 
     @torch.no_grad()
     @exclusive
@@ -105,8 +109,7 @@ class AveragingOptimizer(Optimizer):
             its ``state_dict_type`` says otherwise.
 
         Raises:
-            RuntimeError: This is called inside ``swap_ema_params``, or the optimizer is part of a
-                ``ZeroRedundancyOptimizer``.
+            RuntimeError: This is called inside ``swap_ema_params``.
             TypeError: ``model`` is not a :class:`torch.nn.Module`.
             ValueError: No parameter of the model is one of this optimizer's.
 
@@ -126,7 +129,6 @@ class AveragingOptimizer(Optimizer):
 
     def _averaged_state_dict(self, model: ShardedModel, is_full: bool) -> tuple[dict[str, Any], Exception | None]:
         """Return :meth:`ema_state_dict`, and the exception of this rank, if any, after all ranks have gathered."""
-        self._check_not_part_of_zero("ema_state_dict")
         if not model.has_fsdp1:  # for FSDP1 the swap checks the parameters after resharding
             check_memory(self.param_groups, self.state)
         self._check_model(model)
@@ -134,7 +136,7 @@ class AveragingOptimizer(Optimizer):
         # optimizer has no state.
         has_others = model.has_fsdp1 or model.has_converted_entries()
         states = {} if has_others else self.state
-        with self.swap_ema_params() if has_others else nullcontext():
+        with self.swap_ema_params(model.module) if has_others else nullcontext():
             if has_others:
                 model.read_state_dict()
             if is_full and model.is_sharded:
@@ -166,8 +168,7 @@ class AveragingOptimizer(Optimizer):
             path: The file, which may exist.
 
         Raises:
-            RuntimeError: This is called inside ``swap_ema_params``, or the optimizer is part of a
-                ``ZeroRedundancyOptimizer``.
+            RuntimeError: This is called inside ``swap_ema_params``.
             TypeError: ``model`` is not a :class:`torch.nn.Module`, or ``path`` is not a path.
             ValueError: No parameter of the model is one of this optimizer's.
             OSError: The file cannot be written, for instance because the disk is full; an old file is kept.
@@ -293,14 +294,6 @@ class AveragingOptimizer(Optimizer):
                 stacklevel=9,
             )
 
-    def _check_not_part_of_zero(self, method: str) -> None:
-        if self._is_part_of_zero:
-            raise RuntimeError(
-                f"{type(self).__name__}.{method}: inside a ZeroRedundancyOptimizer this rank has the EMA weights of"
-                " its own parameters only; after consolidate_state_dict(), the state_dict() of the"
-                " ZeroRedundancyOptimizer has all of them as 'ema_params'"
-            )
-
     def _check_model(self, model: ShardedModel) -> None:
         """Raise if no parameter of a model is one of this optimizer's: the result would have no average."""
         own = {id(param) for group in self.param_groups for param in group["params"]}
@@ -327,8 +320,3 @@ class AveragingOptimizer(Optimizer):
 def _check_is_module(method: str, model: object) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"FusedEmaAdam.{method}: model must be a torch.nn.Module, but it is {describe(model)}")
-
-
-# Python's errors for missing arguments begin with these names.
-for _method in filter(inspect.isfunction, vars(AveragingOptimizer).values()):
-    inspect.unwrap(_method).__qualname__ = f"FusedEmaAdam.{_method.__name__}"

@@ -1,8 +1,6 @@
 """Support for sharded parameters: resharding of FSDP modules, full state dicts, and files saved by one rank."""
 
-import inspect
 import os
-import sys
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any
@@ -26,8 +24,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-_ZERO = "torch.distributed.optim.zero_redundancy_optimizer"
-
 
 class FsdpUnits:
     """The FSDP1 and FSDP2 units with parameters of an optimizer, each all-gathered and sharded as a whole.
@@ -38,28 +34,29 @@ class FsdpUnits:
     Args:
         optimizer: The optimizer. All of its parameters count, with or without a state: FSDP1 may give a rank empty
             shards without a state, and all ranks must reshard the same units.
+        model: The model that has all FSDP1 parameters of the optimizer, which do not know their modules.
         method: The name of the calling method, for messages.
 
     Raises:
-        RuntimeError: A unit is in a forward or backward pass, or FSDP1's modules were not found.
+        RuntimeError: A unit is in a forward or backward pass, or the model lacks FSDP1 parameters.
     """
 
-    def __init__(self, optimizer: Optimizer, method: str) -> None:
+    def __init__(self, optimizer: Optimizer, model: nn.Module | None, method: str) -> None:
         params = list(chain.from_iterable(group["params"] for group in optimizer.param_groups))
         ids = {id(param) for param in params}
         fsdp1_params = [param for param in params if is_in_fsdp1_unit(param)]
         units: list[Fsdp1Unit | Fsdp2Unit] = []
         if any(map(is_dtensor, params)):
             units += fsdp2_units()
-        if fsdp1_params:
-            units += fsdp1_units()
+        if fsdp1_params and model is not None:
+            units += fsdp1_units(model)
         self._units = [unit for unit in units if any(id(param) in ids for param in unit.params)]
         found = {id(param) for unit in self._units for param in unit.params}
         if lost := [param for param in fsdp1_params if id(param) not in found]:
             raise RuntimeError(
-                f"{method}: no FullyShardedDataParallel was found that owns parameters"
-                f" {describe_params(optimizer, lost)}, so it is unknown whether they are unsharded; keep the module"
-                " alive, and call gc.unfreeze() if gc.freeze() was called after it was created"
+                f"{method}: model must be the FullyShardedDataParallel that has all parameters of the optimizer, but"
+                f" {'it is None' if model is None else 'it lacks some'}; pass the one that has parameters"
+                f" {describe_params(optimizer, lost)}"
             )
         if busy := [param for unit in self._units if unit.is_busy() for param in unit.params]:
             raise RuntimeError(
@@ -80,15 +77,6 @@ class FsdpUnits:
             synchronize(device)
 
 
-def calling_zero_optimizer() -> Any:
-    """Return the ``ZeroRedundancyOptimizer`` on the call stack, or ``None``; it cannot be detected otherwise."""
-    zero = sys.modules.get(_ZERO)
-    frame = inspect.currentframe() if zero is not None else None
-    while frame is not None and frame.f_globals is not vars(zero):
-        frame = frame.f_back
-    return None if frame is None else frame.f_locals["self"]
-
-
 class ShardedModel:
     """A model, and the process groups over which FSDP or DTensor shards its parameters.
 
@@ -97,7 +85,7 @@ class ShardedModel:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._model, self._fsdp1 = model, fsdp1_module(model)
+        self.module, self._fsdp1 = model, fsdp1_module(model)
         self.has_fsdp1 = self._fsdp1 is not None
         self._contents: dict[str, Any] = {}
         self.read_state_dict()
@@ -113,21 +101,21 @@ class ShardedModel:
     def read_state_dict(self) -> None:
         """Read the state dict again, after the parameters have changed."""
         # Unsharded FSDP2 modules expose their DTensors only after state_dict().
-        self._contents = {} if self.has_fsdp1 else self._model.state_dict(keep_vars=True)
+        self._contents = {} if self.has_fsdp1 else self.module.state_dict(keep_vars=True)
 
     def has_converted_entries(self) -> bool:
         """Return whether the state dict has tensors that are not the model's own, such as copies made by a hook."""
-        own = set(map(id, chain(self._model.parameters(), self._model.buffers())))
+        own = set(map(id, chain(self.module.parameters(), self.module.buffers())))
         return any(isinstance(value, Tensor) and id(value) not in own for value in self._contents.values())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state dict of the model with the parameters themselves, except for FSDP1, which returns copies."""
-        return self._model.state_dict(keep_vars=True) if self.has_fsdp1 else self._contents
+        return self.module.state_dict(keep_vars=True) if self.has_fsdp1 else self._contents
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the parameters, as an optimizer has them."""
         if self.has_fsdp1 or self.has_converted_entries():
-            return list(self._model.parameters())
+            return list(self.module.parameters())
         return [value for value in self._contents.values() if isinstance(value, nn.Parameter)]
 
     def gather_averages(self, states: Mapping[Tensor, Any]) -> tuple[dict[str, Any], Exception | None]:
@@ -169,10 +157,10 @@ class ShardedModel:
         # On the CPU every rank gets a copy, because torch before 2.14 crashes when it offloads CPU tensors.
         offloads = self._fsdp1.compute_device.type != "cpu"
         options = StateDictOptions(full_state_dict=True, cpu_offload=offloads)
-        contents: dict[str, Any] = get_model_state_dict(self._model, options=options)
+        contents: dict[str, Any] = get_model_state_dict(self.module, options=options)
         if not self._is_first:
             return {}
-        for first, *others in fsdp1_tied_names(self._model):
+        for first, *others in fsdp1_tied_names(self.module):
             contents.update({name: contents[first] for name in others})
         return contents
 

@@ -2,10 +2,10 @@
 
 import functools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from torch_aclnn_ops._call_log import log_call, log_detail
 from torch_aclnn_ops._torch_compat.optimizer import per_optimizer_state
@@ -36,6 +36,7 @@ from torch.optim.optimizer import Optimizer
 _REAL = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # Elements whose 16-bit gradients are upcast at a time.
 _UPCAST_ELEMENTS = 2**24
+_Step = TypeVar("_Step", bound=Callable[..., Any])
 
 
 def grad_scaling(optimizer: Any, grad_scaler: Any = None) -> tuple[Tensor | None, Tensor | None]:
@@ -73,17 +74,14 @@ def with_scaling(
     return [(options._replace(grad_scale=grad_scale, found_inf=found_inf), schedule) for options, schedule in parsed]
 
 
-def forget_failed_scaling(optimizer_class: Any) -> None:
-    """Make ``step`` of a class delete the attributes that a ``torch.amp.GradScaler`` has set if it raises.
+def forgets_failed_scaling(step: _Step) -> _Step:
+    """Decorate ``step`` to delete the attributes that a ``torch.amp.GradScaler`` has set if it raises.
 
     It also leaves inference mode, in which it would initialize states that other steps cannot use.
 
     The scaler deletes them after a step that returns. When its ``step()`` is repeated, it multiplies the scale by the
-    one it finds. The step is wrapped after torch has wrapped it, because hooks may raise too.
+    one it finds.
     """
-    step = optimizer_class.step
-    if hasattr(step, "forgets_failed_scaling"):
-        return
 
     @functools.wraps(step)
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -97,8 +95,7 @@ def forget_failed_scaling(optimizer_class: Any) -> None:
                 self.__dict__.pop("grad_scale", None)
             raise
 
-    checked.forgets_failed_scaling = True  # type: ignore[attr-defined]
-    optimizer_class.step = checked
+    return checked  # type: ignore[return-value]
 
 
 def step_lists(tensors: TensorLists, options: Options, schedule: EmaSchedule, counts: Sequence[int] = ()) -> None:

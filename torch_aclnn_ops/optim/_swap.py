@@ -17,7 +17,7 @@ from torch_aclnn_ops.optim._sharding import FsdpUnits
 from torch_aclnn_ops.optim._states import describe_params, dtype_of_states, init_missing_state, states_of_params
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 Call = partial[Any]
@@ -30,13 +30,14 @@ class Swap(ContextDecorator):
 
     Args:
         optimizer: The optimizer; its ``_exchange`` is set while a swap is active or incomplete.
+        model: The model, which is needed only for FSDP1.
     """
 
     _exchange: "Exchange | None" = None
     _call: MethodCall | None = None
 
-    def __init__(self, optimizer: Any) -> None:
-        self._optimizer = optimizer
+    def __init__(self, optimizer: Any, model: nn.Module | None) -> None:
+        self._optimizer, self._model = optimizer, model
 
     def __call__(self, function: _Function) -> _Function:
         """Decorate a function; the body of a generator or coroutine would run after the swap."""
@@ -51,7 +52,7 @@ class Swap(ContextDecorator):
         call = MethodCall("swap_ema_params")
         try:
             self._optimizer._begin(call)
-            exchange = Exchange(self._optimizer)
+            exchange = Exchange(self._optimizer, self._model)
             try:
                 self._exchange = self._optimizer._exchange = exchange
                 exchange.enter()
@@ -87,9 +88,9 @@ class Swap(ContextDecorator):
 class Exchange:
     """An exchange of weights and averages; the weights are copied aside before anything is written."""
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: Any, model: nn.Module | None) -> None:
         self._optimizer, states = optimizer, optimizer.state
-        self._fsdp_units = FsdpUnits(optimizer, f"{type(optimizer).__name__}.swap_ema_params")
+        self._fsdp_units = FsdpUnits(optimizer, model, f"{type(optimizer).__name__}.swap_ema_params")
         with torch.no_grad():
             self._fsdp_units.reshard()  # before reading the parameters: FSDP1 makes them views of unsharded weights
         check_memory(optimizer.param_groups, states)

@@ -10,13 +10,14 @@ def unwrap(optimizer: Optimizer) -> FusedEmaAdam:
     """Return the :class:`FusedEmaAdam` inside wrappers, to call its own methods, such as ``swap_ema_params()``.
 
     A wrapper has the wrapped optimizer as ``optimizer`` or ``optim``, for example the result of
-    ``accelerator.prepare``. In a :class:`torch.distributed.optim.ZeroRedundancyOptimizer` each rank's ``FusedEmaAdam``
-    has only some of the parameters, and its averaging methods raise.
+    ``accelerator.prepare``. That of a :class:`torch.distributed.optim.ZeroRedundancyOptimizer` is not returned, because
+    it has only the parameters and EMA weights of its rank.
 
     Args:
         optimizer: A wrapper, or the optimizer itself.
 
     Raises:
+        RuntimeError: ``optimizer`` is a ``ZeroRedundancyOptimizer``.
         TypeError: There is no ``FusedEmaAdam`` inside.
 
     Example:
@@ -27,6 +28,12 @@ def unwrap(optimizer: Optimizer) -> FusedEmaAdam:
     """
     inner: object = optimizer
     while not isinstance(inner, FusedEmaAdam):
+        if hasattr(inner, "consolidate_state_dict"):
+            raise RuntimeError(
+                f"unwrap: optimizer must have the EMA weights of all parameters, but the FusedEmaAdam in a"
+                f" {type(inner).__name__} has those of its rank; after consolidate_state_dict(), its state_dict() has"
+                " all of them as 'ema_params'"
+            )
         inner = getattr(inner, "optimizer", None) or getattr(inner, "optim", None)
         if inner is None:
             raise TypeError(

@@ -14,7 +14,6 @@ from torch_aclnn_ops.optim._flat import FlatBuffer, Run
 from torch_aclnn_ops.optim._flat_group import FlatGroup
 from torch_aclnn_ops.optim._memory import check_memory, check_params
 from torch_aclnn_ops.optim._options import EmaSchedule, check_are_params, check_group, checked_names, options_of
-from torch_aclnn_ops.optim._sharding import calling_zero_optimizer
 from torch_aclnn_ops.optim._states import (
     CachedState,
     dtype_of_states,
@@ -167,11 +166,6 @@ class FusedEmaAdam(AveragingOptimizer):
         check_are_params("params", params, "parameters or groups of them")
         self._flatten = flatten
         super().__init__(params, defaults)
-        _steps.forget_failed_scaling(type(self))
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        _steps.forget_failed_scaling(type(self))  # an optimizer may be unpickled before any is constructed
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group; missing options default to those of the constructor.
@@ -192,8 +186,7 @@ class FusedEmaAdam(AveragingOptimizer):
             # ShardedGradScaler agrees on infs with the other ranks only where it unscales the gradients itself.
             self._step_supports_amp_scaling = False
         try:
-            zero = calling_zero_optimizer()  # its groups also have the parameters of other ranks
-            check_params(self.param_groups if zero is None else zero.param_groups)
+            check_params(self.param_groups)
         except BaseException:
             self.param_groups.pop()
             raise
@@ -202,6 +195,7 @@ class FusedEmaAdam(AveragingOptimizer):
     def step(self, closure: None = None, **kwargs: Any) -> None: ...
     @overload
     def step(self, closure: Callable[[], float], **kwargs: Any) -> float: ...
+    @_steps.forgets_failed_scaling
     @torch.no_grad()
     @exclusive
     def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> float | None:
