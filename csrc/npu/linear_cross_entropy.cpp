@@ -76,13 +76,8 @@ constexpr float kNoLabelSmoothing = 0.0F;  // the only value that CANN accepts
 
 bool is_given(const std::optional<at::Tensor>& tensor) { return tensor.has_value() && tensor->defined(); }
 
-// Returns class indices relative to this shard, and -1 for those of other shards. CANN compares targets with the bounds
-// of the shard in float32, which is inexact above 2**24, and its documents disagree on whether the end is inclusive.
-// Neither matters for relative indices, with 0 and the shard's size as bounds.
-at::Tensor relative_targets(const at::Tensor& target, int64_t start, int64_t size) {
-    const at::Tensor relative = start == 0 ? target : target.sub(start);
-    return relative.masked_fill(relative.lt(0).logical_or_(relative.ge(size)), -1);
-}
+// CANN compares targets with the bounds of the shard in float32, which represents all integers up to this one.
+constexpr int64_t kLargestShard = 1 << 24;
 
 // Padding bits in the last byte of the mask are those of a target of 0: set, unless class 0 is in the shard.
 void fill_last_byte(const at::Tensor& target_mask, int64_t rows, bool has_class_0) {
@@ -101,6 +96,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
     const int64_t rows = input.size(0);
     // CANN would read out of bounds for a target beyond the shard's last row.
     const int64_t size = std::min(vocab_end_index - vocab_start_index, weight.size(0));
+    TORCH_CHECK(size <= kLargestShard, name, ": a shard must have at most ", kLargestShard, " classes, but it has ",
+                size);
+    // Relative class indices, so that only the size of the shard must be exact in float32.
+    const at::Tensor relative_target = vocab_start_index == 0 ? target : target.sub(vocab_start_index);
     const at::TensorOptions wide = input.options().dtype(at::kFloat);
     at::Tensor logits_max = make_output({rows}, wide);
     at::Tensor sum_exp_logits = make_output({rows}, wide);
@@ -108,8 +107,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
     at::Tensor target_mask = make_output({(rows + 7) / 8}, input.options().dtype(at::kByte));
     at::Tensor masked_target = make_output({rows}, target.options());
     at::Tensor logits = return_logits ? make_output({rows, weight.size(0)}, input.options()) : at::Tensor();
-    launch<FusedLinearOnlineMaxSum>(input, weight, relative_targets(target, vocab_start_index, size), int64_t{0}, size,
-                                    logits_max, sum_exp_logits, predicted_logits, target_mask, masked_target, logits);
+    launch<FusedLinearOnlineMaxSum>(input, weight, relative_target, int64_t{0}, size, logits_max, sum_exp_logits,
+                                    predicted_logits, target_mask, masked_target, logits);
     fill_last_byte(target_mask, rows, vocab_start_index == 0 && vocab_end_index > 0);
     return {std::move(logits_max),       std::move(sum_exp_logits),
             std::move(predicted_logits), std::move(target_mask),

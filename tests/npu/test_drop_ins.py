@@ -264,6 +264,16 @@ FORMULAS = {
         "linear_cross_entropy: PyTorch fallback, because weight has 65535 features and CANN's operator"
         " supports at most 65534",
     ),
+    "many classes": (
+        lambda: (
+            ours.linear_cross_entropy,
+            torch.zeros(1, 1).half(),
+            torch.zeros(2**24 + 1, 1, dtype=torch.half),
+            torch.zeros(1, dtype=torch.int64),
+        ),
+        "linear_cross_entropy: PyTorch fallback, because weight has 16777217 classes and CANN's operator"
+        " supports at most 16777216",
+    ),
     "integers": (
         lambda: (lambda x, y: ours.mse_loss(x, y, reduction="sum"), *[torch.ones(3, dtype=torch.int64)] * 2),
         "mse_loss: native PyTorch kernel, because the drop-in leaves such arguments to torch",

@@ -184,6 +184,12 @@ def test_targets_above_float32_precision_select_the_right_column():
         torch.testing.assert_close(result.cpu(), truth, rtol=1e-3, atol=1e-3)
 
 
+def test_a_shard_with_more_classes_than_float32_counts_is_refused():
+    weight = torch.zeros(2**24 + 1, 1, dtype=torch.half, device="npu")
+    with pytest.raises(RuntimeError, match="a shard must have at most 16777216 classes, but it has 16777217"):
+        ops.fused_linear_online_max_sum(weight[:3], weight, torch.zeros(3).long().npu(), 0, len(weight))
+
+
 @pytest.mark.parametrize("operator", [contract.OPERATOR for contract in CONTRACTS], ids=lambda one: one.name)
 def test_it_is_called_on_the_device_of_its_tensors_and_on_their_stream(operator):
     contract = next(contract for contract in CONTRACTS if contract.OPERATOR is operator)

@@ -16,6 +16,7 @@ _LOGITS_AT_A_TIME = 2**23
 CHIPS = ("Ascend910B", "Ascend910_93")
 _MIN_CLASSES = 128
 _MAX_FEATURES = 65534
+_MAX_CLASSES = 2**24  # targets are compared in float32
 
 
 def linear_limits(_soc: str, input: Tensor, weight: Tensor, *_: object) -> str | None:
@@ -31,6 +32,13 @@ def linear_limits(_soc: str, input: Tensor, weight: Tensor, *_: object) -> str |
     if features > _MAX_FEATURES:
         return f"weight has {features} features and CANN's operator supports at most {_MAX_FEATURES}"
     return None
+
+
+def _limits(soc: str, input: Tensor, weight: Tensor, *others: object) -> str | None:
+    reason = linear_limits(soc, input, weight)
+    if reason is None and weight.shape[0] > _MAX_CLASSES:
+        return f"weight has {weight.shape[0]} classes and CANN's operator supports at most {_MAX_CLASSES}"
+    return reason
 
 
 def row_chunks(rows: int, classes: int) -> list[slice]:
@@ -146,7 +154,7 @@ fused_linear_online_max_sum = RawOperator(
     " int vocab_end_index, bool return_logits=False) -> (Tensor logits_max, Tensor sum_exp_logits,"
     " Tensor predicted_logits, Tensor target_mask, Tensor masked_target, Tensor logits)",
     cann="aclnnFusedLinearOnlineMaxSum",
-    limits=linear_limits,
+    limits=_limits,
     chips=CHIPS,
     check=_check,
     check_values=_check_values,

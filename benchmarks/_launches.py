@@ -1,0 +1,44 @@
+"""Count what a call launches on an NPU: operators of CANN and of torch_npu, which cost a device some microseconds each.
+
+The profiler records calls of operators that call others. Views and allocations launch nothing, and what only calls
+others, such as ``masked_fill``, counts as these.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from benchmarks._harness import Call
+
+_NOTHING = {
+    *("alias", "as_strided", "detach", "detach_", "empty", "empty_like", "empty_strided", "expand", "lift_fresh"),
+    *("item", "_local_scalar_dense", "narrow", "new_empty", "permute", "_reshape_alias", "reshape", "resize_"),
+    *("resolve_conj", "resolve_neg", "select", "set_", "slice", "split", "squeeze", "t", "to", "transpose"),
+    *("unbind", "unflatten", "unsqueeze", "_unsafe_view", "view"),
+}
+# The host NPU runs torch_npu's operators by kernels of the CPU. It resolves a result, and what those call is theirs.
+_RUN_BY_HOST = "aten::resolve_conj"
+
+
+def count_launches(call: Call) -> Counter[str]:
+    """Return how often a call launches which operator; the first call of anything may launch more."""
+    call()
+    with torch.autograd.profiler.profile(use_device=None) as profile:
+        call()
+        torch.npu.synchronize()
+    roots = [event for event in profile.function_events if event.cpu_parent is None]
+    return Counter(name for event in roots for name in _launched_by(event))
+
+
+def _launched_by(event: Any) -> Iterator[str]:
+    name, children = event.name, event.cpu_children
+    is_list = name.startswith("aten::_foreach_")  # one launch for all tensors
+    if not is_list and all(child.name != _RUN_BY_HOST for child in children):
+        below = [launched for child in children for launched in _launched_by(child)]
+        if below:
+            yield from below
+            return
+    if name.startswith(("aclnn", "Hccl")) or (name.startswith("aten::") and name[6:] not in _NOTHING):
+        yield name.removeprefix("aten::")
