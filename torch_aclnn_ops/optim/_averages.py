@@ -10,7 +10,6 @@ from torch_aclnn_ops._checks import check_bool, describe
 from torch_aclnn_ops._torch_compat.optimizer import load_state_dict_hooks
 from torch_aclnn_ops.ops.ema_adam.kernels import local
 from torch_aclnn_ops.optim import _checkpoints
-from torch_aclnn_ops.optim._calls import INSIDE_SWAP_MESSAGE, MethodCall, begin, exclusive
 from torch_aclnn_ops.optim._counts import Captures
 from torch_aclnn_ops.optim._flat_group import FlatGroup
 from torch_aclnn_ops.optim._memory import Placement, check_memory
@@ -24,7 +23,7 @@ from torch_aclnn_ops.optim._states import (
     sync_master_from_param,
     warn_of_missing_averages,
 )
-from torch_aclnn_ops.optim._swap import Exchange, Swap
+from torch_aclnn_ops.optim._swap import Exchange, Swap, outside_swap
 
 import torch
 from torch import Tensor, nn
@@ -51,10 +50,8 @@ class AveragingOptimizer(Optimizer):
         self._cached: dict[int, CachedState] = {}
         self._has_warned = False
         self._captures = Captures()
-        self._exchange: Exchange | None = None  # the active or incomplete exchange
+        self._exchange: Exchange | None = None  # of the swap that this is inside
         self._placement = Placement()  # after the last successful step
-        self._calls: dict[MethodCall, None] = {}  # running calls, in the order in which they began
-        self._in_closure = False
 
     def swap_ema_params(self, model: nn.Module | None = None) -> AbstractContextManager[None]:
         """Swap the EMA weights into the parameters inside a ``with`` block.
@@ -73,11 +70,10 @@ class AveragingOptimizer(Optimizer):
             model: The model that is swapped. Only ``FullyShardedDataParallel`` needs it.
 
         Raises:
-            RuntimeError: This is called inside another ``swap_ema_params`` of the same optimizer, during its ``step``,
-                or inside a forward or backward pass of FSDP; ``model`` lacks parameters of ``FullyShardedDataParallel``
-                that this optimizer has;
-                the block converted sharded parameters to another dtype, or a device failed to restore some weights:
-                these are kept, and restored by the next method call; the block changed parameters without EMA weights.
+            RuntimeError: This is called inside another ``swap_ema_params`` of the same optimizer, or inside a forward
+                or backward pass of FSDP; ``model`` lacks parameters of ``FullyShardedDataParallel`` that this optimizer
+                has. On exit: the block changed parameters that have no EMA weights; it converted sharded parameters to
+                another dtype, to which their weights are then rounded; or a device failed.
             TypeError: ``model`` is not a :class:`torch.nn.Module`.
 
         Example:
@@ -92,7 +88,7 @@ class AveragingOptimizer(Optimizer):
         return Swap(self, model)
 
     @torch.no_grad()
-    @exclusive
+    @outside_swap
     def ema_state_dict(self, model: nn.Module, *, full_state_dict: bool = False) -> dict[str, Any]:
         """Return the state dict of a model with EMA weights in place of its weights.
 
@@ -154,7 +150,7 @@ class AveragingOptimizer(Optimizer):
             return contents, None
 
     @torch.no_grad()
-    @exclusive
+    @outside_swap
     def save_ema_model(self, model: nn.Module, path: str | os.PathLike[str]) -> None:
         """Save :meth:`ema_state_dict` to a file, for ``torch.load`` and ``load_state_dict``.
 
@@ -183,7 +179,7 @@ class AveragingOptimizer(Optimizer):
         sharded_model.save_on_one_rank(contents, path, failure)
 
     @torch.no_grad()
-    @exclusive
+    @outside_swap
     def reset_ema_params(self) -> None:
         """Reset all EMA weights to the current weights, for instance if they are NaN.
 
@@ -211,7 +207,7 @@ class AveragingOptimizer(Optimizer):
                     sync_master_from_param(local(master), local(param))
                 local(state["ema_params"]).copy_(local(param if master is None else master))
 
-    @exclusive
+    @outside_swap
     def state_dict(self) -> dict[str, Any]:
         """Return options and state like :meth:`torch.optim.Optimizer.state_dict`; raises inside ``swap_ema_params``.
 
@@ -220,7 +216,7 @@ class AveragingOptimizer(Optimizer):
         """
         return super().state_dict()
 
-    @exclusive
+    @outside_swap
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load options and state like :meth:`torch.optim.Optimizer.load_state_dict`; raises inside ``swap_ema_params``.
 
@@ -252,7 +248,7 @@ class AveragingOptimizer(Optimizer):
         for post_hook in post_hooks:
             post_hook(self)
 
-    @exclusive
+    @outside_swap
     def __getstate__(self) -> dict[str, Any]:
         states = self.state.copy()
         for param, state in states_of_params(self.state):
@@ -303,18 +299,6 @@ class AveragingOptimizer(Optimizer):
                 f"{type(self).__name__}.ema_state_dict: model must have parameters of this optimizer, but none of its"
                 f" {len(params)} parameters is one of them; pass the model whose parameters are optimized, not a copy"
             )
-
-    def _begin(self, call: MethodCall) -> None:
-        """Begin a call; raise if a conflicting one is running."""
-        begin(self._calls, call, self._in_closure, type(self).__name__)
-        self._finish_failed_work(call.method)
-
-    def _finish_failed_work(self, method: str) -> None:
-        """Finish a swap that failed midway; raise inside ``swap_ema_params``."""
-        if self._exchange is not None:
-            if self._exchange.is_inside:
-                raise RuntimeError(f"{type(self).__name__}.{method}: {INSIDE_SWAP_MESSAGE}")
-            self._exchange.leave()
 
 
 def _check_is_module(method: str, model: object) -> None:

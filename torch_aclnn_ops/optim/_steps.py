@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from torch_aclnn_ops._call_log import log_call, log_detail
+from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops._torch_compat.optimizer import per_optimizer_state
 from torch_aclnn_ops.functional.ema_adam import mismatch
 from torch_aclnn_ops.ops import apply_fused_ema_adam_
@@ -37,6 +38,14 @@ _REAL = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # Elements whose 16-bit gradients are upcast at a time.
 _UPCAST_ELEMENTS = 2**24
 _Step = TypeVar("_Step", bound=Callable[..., Any])
+
+
+def call_closure(closure: Callable[[], float]) -> float:
+    """Return the loss that the closure of a step computes."""
+    if not callable(closure):
+        raise TypeError(f"FusedEmaAdam.step: closure must be a function or None, but it is {describe(closure)}")
+    with torch.enable_grad():
+        return closure()
 
 
 def grad_scaling(optimizer: Any, grad_scaler: Any = None) -> tuple[Tensor | None, Tensor | None]:

@@ -1,17 +1,17 @@
 """The context manager that swaps EMA weights into the parameters, and restores the weights in any event."""
 
+import functools
 import inspect
-from collections.abc import Callable
-from contextlib import ContextDecorator, suppress
+from collections.abc import Callable, Mapping
+from contextlib import ContextDecorator
 from functools import partial
-from itertools import chain, zip_longest
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
-from weakref import ref
+from weakref import ReferenceType, ref
 
 from torch_aclnn_ops._numerics import HALF_DTYPES, half_dtypes
 from torch_aclnn_ops._torch_compat.fsdp import is_in_fsdp1_unit
 from torch_aclnn_ops.ops.ema_adam.kernels import is_plain, local
-from torch_aclnn_ops.optim._calls import MethodCall
 from torch_aclnn_ops.optim._memory import check_memory
 from torch_aclnn_ops.optim._sharding import FsdpUnits
 from torch_aclnn_ops.optim._states import describe_params, dtype_of_states, init_missing_state, states_of_params
@@ -20,21 +20,39 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-Call = partial[Any]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _RUN_LATER = inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction
+
+
+def check_outside_swap(optimizer: Any, method: str) -> None:
+    """Raise if the parameters of an optimizer hold their EMA weights."""
+    if optimizer._exchange is not None:
+        raise RuntimeError(
+            f"{type(optimizer).__name__}.{method}: inside swap_ema_params() the parameters hold their EMA weights;"
+            " leave the with block first"
+        )
+
+
+def outside_swap(method: _Function) -> _Function:
+    """Decorate a method of an optimizer to raise inside a swap."""
+
+    @functools.wraps(method)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        check_outside_swap(self, method.__name__)
+        return method(self, *args, **kwargs)
+
+    return checked  # type: ignore[return-value]
 
 
 class Swap(ContextDecorator):
     """The context manager returned by ``swap_ema_params``.
 
     Args:
-        optimizer: The optimizer; its ``_exchange`` is set while a swap is active or incomplete.
+        optimizer: The optimizer; its ``_exchange`` is set inside the block.
         model: The model, which is needed only for FSDP1.
     """
 
     _exchange: "Exchange | None" = None
-    _call: MethodCall | None = None
 
     def __init__(self, optimizer: Any, model: nn.Module | None) -> None:
         self._optimizer, self._model = optimizer, model
@@ -49,48 +67,40 @@ class Swap(ContextDecorator):
         return super().__call__(function)
 
     def __enter__(self) -> None:
-        call = MethodCall("swap_ema_params")
+        check_outside_swap(self._optimizer, "swap_ema_params")
+        exchange = Exchange(self._optimizer, self._model)
         try:
-            self._optimizer._begin(call)
-            exchange = Exchange(self._optimizer, self._model)
-            try:
-                self._exchange = self._optimizer._exchange = exchange
-                exchange.enter()
-                self._call = call
-            except BaseException:
-                exchange.abort()
-                self._leave()
-                raise
+            self._exchange = self._optimizer._exchange = exchange
+            exchange.enter()
         except BaseException:
-            self._optimizer._calls.pop(call, None)
+            self._end(exchange.restore)
             raise
 
     def __exit__(self, *_: object) -> None:
-        try:
-            self._leave()
-        except KeyboardInterrupt:
-            self._leave()  # restore what the interrupt left
-            raise
-        finally:
-            self._optimizer._calls.pop(self._call, None)
-
-    def __del__(self) -> None:
-        # Needed if an interrupt arrives before the first bytecode of __exit__.
-        with suppress(Exception):
-            self.__exit__()
-
-    def _leave(self) -> None:
         if self._exchange is not None:
-            self._exchange.leave()
-            self._exchange = None
+            self._end(self._exchange.leave)
+
+    def _end(self, leave: Callable[[], None]) -> None:
+        try:
+            leave()
+        finally:
+            self._exchange = self._optimizer._exchange = None
+
+
+class _Entry(NamedTuple):
+    param: Tensor
+    weights: Tensor  # a copy
+    average: Tensor | None  # none before the first step
+    storage: ReferenceType[torch.UntypedStorage]  # of the parameter, which a conversion replaces
 
 
 class Exchange:
-    """An exchange of weights and averages; the weights are copied aside before anything is written."""
+    """An exchange of weights and EMA weights; the weights are copied aside before anything is written."""
 
     def __init__(self, optimizer: Any, model: nn.Module | None) -> None:
         self._optimizer, states = optimizer, optimizer.state
-        self._fsdp_units = FsdpUnits(optimizer, model, f"{type(optimizer).__name__}.swap_ema_params")
+        self._method = f"{type(optimizer).__name__}.swap_ema_params"
+        self._fsdp_units = FsdpUnits(optimizer, model, self._method)
         with torch.no_grad():
             self._fsdp_units.reshard()  # before reading the parameters: FSDP1 makes them views of unsharded weights
         check_memory(optimizer.param_groups, states)
@@ -98,138 +108,90 @@ class Exchange:
             _start_missing_averages(optimizer)
             params = list(chain.from_iterable(group["params"] for group in optimizer.param_groups))
             others = [one for one in params if "ema_params" not in states.get(one, ()) and not is_lazy(one)]
-            self._owners = [param for param, state in states_of_params(states) if "ema_params" in state]
-            # Before the first step, the weights serve as averages, but changes of them have no place.
-            self._owners += [param for param in others if param.requires_grad and not param.is_meta]
-            self._weights = [local(param).clone() for param in self._owners]
-        self._averages = [
-            local(states[param]["ema_params"]) if "ema_params" in states.get(param, ()) else None
-            for param in self._owners
-        ]
-        self._storages = [ref(local(param).untyped_storage()) for param in self._owners]
-        # Frozen parameters without an average, which the block may convert with the model.
+            owners = [param for param, state in states_of_params(states) if "ema_params" in state]
+            # Before the first step, the weights serve as EMA weights, but changes of them have no place.
+            owners += [param for param in others if param.requires_grad and not param.is_meta]
+            self._entries = [_entry(param, states.get(param, {}).get("ema_params")) for param in owners]
+        # Frozen parameters without EMA weights, which the block may convert with the model.
         self._others = [(one, local(one).detach()) for one in others if one.is_meta or not one.requires_grad]
-        self._pending: tuple[list[_Write], list[object]] = [], []
-        self._kept: dict[Tensor, Exception] = {}  # parameters whose weights could not be restored, and why
-        self.is_inside = True  # whether the parameters should hold their averages
 
     @torch.no_grad()
     def enter(self) -> None:
-        """Write the averages to the parameters."""
-        for param, average in zip(self._owners, self._averages, strict=True):
-            if average is not None:
-                local(param).copy_(average)
-        self._forget_weights()
-        self._fsdp_units.synchronize()
-
-    def _forget_weights(self) -> None:
-        """Drop casts of the previous values, and tell autograd that DTensors changed, whose shards were written."""
-        torch.clear_autocast_cache()
-        torch.autograd.graph.increment_version([param for param in self._owners if not is_plain(param)])
-
-    def abort(self) -> None:
-        """Prepare to restore the weights without updating the averages."""
-        self._pending = self._restoring(), []
-        self.is_inside = False
-
-    def leave(self) -> None:
-        """Restore the weights of all parameters; raise afterwards if a device failed for some of them."""
-        try:
-            with torch.no_grad():
-                self._fsdp_units.reshard()
-        finally:
-            errors, repeated = self._write()
-        self._forget_weights()
-        self._fsdp_units.synchronize()
-        self._kept = {write.owner: error for write, error in errors if write.restores}
-        method = f"{type(self._optimizer).__name__}.swap_ema_params"
-        if self._kept:
-            error = next(iter(self._kept.values()))
-            raise RuntimeError(
-                f"{method}: the weights of parameters {describe_params(self._optimizer, self._kept)} could not be"
-                " restored: they hold their EMA weights, and all others have their weights. Their weights are kept on"
-                " their device, and the next call of step(), state_dict() or swap_ema_params() restores them"
-                f" ({error})"
-            ) from error
-        if self._optimizer._exchange is self:  # not a later one
-            self._optimizer._exchange = None
-        if errors:
-            not_averaged, error = [write.owner for write, _ in errors], errors[0][1]
-            raise RuntimeError(
-                f"{method}: the weights of all parameters are restored, but in-place changes of parameters"
-                f" {describe_params(self._optimizer, not_averaged)} inside the with block are not in their EMA weights"
-                f" ({error})"
-            ) from error
-        if repeated:
-            # A failure can stop a device's queue, which then silently drops the second attempt.
-            raise RuntimeError(
-                f"{method}: a device failed while the weights were restored. The failed writes were repeated without"
-                f" an error ({repeated[0]})"
-            ) from repeated[0]
+        """Write the EMA weights to the parameters."""
+        for entry in self._entries:
+            if entry.average is not None:
+                local(entry.param).copy_(entry.average)
+        self._publish_writes()
 
     @torch.no_grad()
-    def _write(self) -> "tuple[list[tuple[_Write, Exception]], list[Exception]]":
-        """Copy the parameters to their averages, and the weights to the parameters.
+    def leave(self) -> None:
+        """Copy changes of the parameters to their EMA weights, and restore the weights in any event."""
+        try:
+            self._fsdp_units.reshard()
+            errors = _try_all({entry.param: partial(_keep_change, entry) for entry in self._entries})
+        finally:
+            self.restore()
+        if errors:
+            error = next(iter(errors.values()))
+            raise RuntimeError(
+                f"{self._method}: the weights of all parameters are restored, but in-place changes of parameters"
+                f" {describe_params(self._optimizer, errors)} inside the with block are not in their EMA weights"
+                f" ({error})"
+            ) from error
 
-        Returns the writes that failed twice, and the exceptions of writes that succeeded when they were repeated.
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Write the weights to the parameters; a write that fails, or that an interrupt prevents, is repeated."""
+        writes: dict[Tensor, Callable[[], object]] = {
+            param: partial(restore_dtype, param, weights) for param, weights in self._others
+        }
+        writes.update({entry.param: partial(_restore, entry.param, entry.weights) for entry in self._entries})
+        try:
+            errors = _try_all(writes)
+        except BaseException:
+            _try_all(writes)
+            raise
+        lost = _try_all({param: writes[param] for param in errors})
+        self._publish_writes()
+        if lost:
+            error = next(iter(lost.values()))
+            raise RuntimeError(
+                f"{self._method}: the weights of parameters {describe_params(self._optimizer, lost)} could not be"
+                f" restored; load a checkpoint ({error})"
+            ) from error
+        if errors:
+            # A failure can stop a device's queue, which then silently drops the second attempt.
+            error = next(iter(errors.values()))
+            raise RuntimeError(
+                f"{self._method}: a device failed while the weights were restored. The failed writes were repeated"
+                f" without an error ({error})"
+            ) from error
 
-        It can be repeated after any exception. Python handles signals between bytecodes, so that no handler runs
-        between the calls made by ``map``, and the length of the list of results is the number of calls made.
-        """
-        if self.is_inside:
-            # Each weight after its average; the last ones belong to parameters without an average.
-            pairs = zip_longest(self._averaging(), self._restoring())
-            self._pending = [write for pair in pairs for write in pair if write is not None], []
-            self.is_inside = False
-        elif self._kept:
-            self._pending = [write for write in self._restoring() if write.owner in self._kept], []
-        writes, results = self._pending
-        calls = [write.call for write in writes]
-        failures: dict[int, Exception] = {}
-        while len(results) < len(calls):
-            try:
-                results.extend(map(partial.__call__, calls[len(results) :]))
-            except Exception as error:
-                if len(results) in failures:  # the second failure: continue with the next write
-                    results.append(error)
-                else:
-                    failures[len(results)] = error
-        errors = [
-            (write, result) for write, result in zip(writes, results, strict=True) if isinstance(result, Exception)
-        ]
-        return errors, [error for i, error in failures.items() if not isinstance(results[i], Exception)]
+    def _publish_writes(self) -> None:
+        """Drop casts of the previous values, and tell autograd and FSDP that shards were written."""
+        torch.clear_autocast_cache()
+        torch.autograd.graph.increment_version([entry.param for entry in self._entries if not is_plain(entry.param)])
+        self._fsdp_units.synchronize()
 
-    def _averaging(self) -> "list[_Write]":
-        writes = []
-        lists = self._owners, self._averages, self._weights, self._storages
-        for owner, average, weights, storage in zip(*lists, strict=True):
-            param = local(owner)
-            has_been_converted = param.untyped_storage() is not storage()  # possibly there and back
-            if average is None:
-                check = partial(_check_unchanged, weights, param, has_been_converted)
-                writes.append(_Write(owner, False, check))
-                continue
-            call: Call = partial(Tensor.copy_, average, param)
-            if has_been_converted or not average.dtype == param.dtype == weights.dtype:
-                call = partial(_copy_changed, average, param, weights.dtype, has_been_converted)
-            writes.append(_Write(owner, False, call))
-        return writes
 
-    def _restoring(self) -> "list[_Write]":
-        """Return the writes that restore the weights."""
-        writes = []
-        for owner, weights in zip(self._owners, self._weights, strict=True):
-            param = local(owner)
-            call: Call = partial(Tensor.copy_, param, weights)
-            if param.dtype != weights.dtype:
-                call = partial(restore_dtype, owner, weights)
-            writes.append(_Write(owner, True, call))
-        converted = [(param, weights) for param, weights in self._others if param.dtype != weights.dtype]
-        return writes + [_Write(param, True, partial(restore_dtype, param, weights)) for param, weights in converted]
+def _entry(param: Tensor, average: Tensor | None) -> _Entry:
+    shard = local(param)
+    return _Entry(param, shard.clone(), None if average is None else local(average), ref(shard.untyped_storage()))
+
+
+def _try_all(writes: Mapping[Tensor, Callable[[], object]]) -> dict[Tensor, Exception]:
+    """Make all writes; return the exceptions of those that failed."""
+    errors: dict[Tensor, Exception] = {}
+    for param, write in writes.items():
+        try:
+            write()
+        except Exception as error:
+            errors[param] = error
+    return errors
 
 
 def _start_missing_averages(optimizer: Any) -> None:
-    """Let averages start from the weights if a loaded state, such as that of AdamW, has none."""
+    """Let EMA weights start from the weights if a loaded state, such as that of AdamW, has none."""
     for group in optimizer.param_groups:
         for param in group["params"]:
             state = optimizer.state.get(param, {})
@@ -237,23 +199,22 @@ def _start_missing_averages(optimizer: Any) -> None:
                 optimizer._warn(init_missing_state(state, param, dtype_of_states(param, group["master_weights"])))
 
 
-class _Write(NamedTuple):
-    owner: Tensor
-    restores: bool
-    call: Call
-
-
-def _copy_changed(average: Tensor, param: Tensor, dtype: torch.dtype, has_been_converted: bool) -> None:
-    """Copy changed elements of a parameter to its average; unchanged ones keep their precision."""
-    device = _compared_on(average)
-    param, before = param.to(device), average.to(device)  # trainers may move states to the host after training
-    is_untouched = _is_untouched(before.to(dtype), param, has_been_converted)
-    average.copy_(torch.where(is_untouched, before, param.to(average.dtype)))
-
-
-def _compared_on(tensor: Tensor) -> torch.device:
-    """Return where to compare, in all 16-bit dtypes: the host has those that a device lacks."""
-    return tensor.device if half_dtypes(tensor.device.type) == HALF_DTYPES else torch.device("cpu")
+def _keep_change(entry: _Entry) -> None:
+    """Copy changed elements of a parameter to its EMA weights; unchanged ones keep their precision."""
+    param, average, given = local(entry.param), entry.average, entry.weights
+    has_been_converted = param.untyped_storage() is not entry.storage()  # possibly there and back
+    if average is not None and not has_been_converted and average.dtype == param.dtype == given.dtype:
+        average.copy_(param)
+        return
+    before = given if average is None else average
+    # Compared in all 16-bit dtypes, some of which a device lacks; trainers may move states to the host after training.
+    before = before if half_dtypes(before.device.type) == HALF_DTYPES else before.cpu()
+    param = param.to(before.device)
+    is_untouched = _is_untouched(before.to(given.dtype), param, has_been_converted)
+    if average is not None:
+        average.copy_(torch.where(is_untouched, before, param.to(average.dtype)))
+    elif not (is_untouched | before.isnan()).all():
+        raise RuntimeError("which they do not have before their first step")
 
 
 def _is_untouched(given: Tensor, param: Tensor, has_been_converted: bool) -> Tensor:
@@ -264,22 +225,23 @@ def _is_untouched(given: Tensor, param: Tensor, has_been_converted: bool) -> Ten
     return is_untouched
 
 
-def _check_unchanged(weights: Tensor, param: Tensor, has_been_converted: bool) -> None:
-    """Raise if a parameter that has no average yet was changed."""
-    weights = weights.to(_compared_on(weights))
-    is_untouched = _is_untouched(weights, param.to(weights.device), has_been_converted) | weights.isnan()
-    if not is_untouched.all():
-        raise RuntimeError("which they do not have before their first step")
+def _restore(param: Tensor, weights: Tensor) -> None:
+    shard = local(param)
+    if shard.dtype == weights.dtype:
+        shard.copy_(weights)
+    else:
+        restore_dtype(param, weights)
 
 
 def restore_dtype(param: Tensor, weights: Tensor) -> None:
-    """Replace the data of a parameter that was converted to another dtype; it can be repeated after any exception."""
+    """Replace the data of a parameter that was converted to another dtype."""
     if param.dtype == weights.dtype:
         return
     if not is_plain(param) or is_in_fsdp1_unit(param):  # their shards have other references
+        local(param).copy_(weights)
         raise RuntimeError(
-            f"their dtype was changed from {weights.dtype} to {param.dtype} inside the with block; first convert the"
-            " model back"
+            f"their dtype was changed from {weights.dtype} to {param.dtype} inside the with block, to which the weights"
+            " are rounded; convert the model back inside the block"
         )
     with torch.inference_mode(False):
         param.data = weights.to(param.device)

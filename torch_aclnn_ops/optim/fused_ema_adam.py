@@ -9,7 +9,6 @@ from torch_aclnn_ops._torch_compat.fsdp import is_in_fsdp1_unit
 from torch_aclnn_ops.ops.ema_adam.kernels import Options, TensorLists, note_partial_update
 from torch_aclnn_ops.optim import _steps
 from torch_aclnn_ops.optim._averages import AveragingOptimizer
-from torch_aclnn_ops.optim._calls import call_closure, exclusive
 from torch_aclnn_ops.optim._flat import FlatBuffer, Run
 from torch_aclnn_ops.optim._flat_group import FlatGroup
 from torch_aclnn_ops.optim._memory import check_memory, check_params
@@ -21,6 +20,7 @@ from torch_aclnn_ops.optim._states import (
     init_missing_state,
     sync_masters_from_params,
 )
+from torch_aclnn_ops.optim._swap import check_outside_swap, outside_swap
 from torch_aclnn_ops.optim._without_grad import ParamsWithoutGrad, update_averages
 
 import torch
@@ -197,7 +197,7 @@ class FusedEmaAdam(AveragingOptimizer):
     def step(self, closure: Callable[[], float], **kwargs: Any) -> float: ...
     @_steps.forgets_failed_scaling
     @torch.no_grad()
-    @exclusive
+    @outside_swap
     def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> float | None:
         """Update every parameter that has a gradient, and its EMA.
 
@@ -217,16 +217,15 @@ class FusedEmaAdam(AveragingOptimizer):
 
         Raises:
             RuntimeError: A gradient is unsupported or does not match its parameter, the shapes of a parameter and its
-                state differ, this is inside ``swap_ema_params``, or another thread is calling the optimizer.
+                state differ, or this is inside ``swap_ema_params``.
             TypeError: ``closure`` is not callable.
             ValueError: An option is out of range, or two parameters share memory.
         """
         is_compiling = torch.compiler.is_compiling()
         loss = None
         if closure is not None:
-            loss = call_closure(self, closure)
-            if not is_compiling:
-                self._finish_failed_work("step")  # a swap in the closure may have failed
+            loss = _steps.call_closure(closure)
+            check_outside_swap(self, "step")
         parsed = [
             options_of(group) if is_compiling else self._checked_options[i].of(group)
             for i, group in enumerate(self.param_groups)
