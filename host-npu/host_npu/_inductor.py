@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import NoReturn
 
 _REGISTRY = "torch._inductor.codegen.common"
+_TRITON = "triton"
 _REFUSAL = 'torch.compile(backend="inductor") generates no code for the host NPU: use backend="aot_eager" or "eager"'
 
 
@@ -29,17 +30,31 @@ class _Wrapper(metaclass=_Refusing):
     create = staticmethod(_refuse)
 
 
+class _FolderWithoutCode(importlib.abc.Loader):
+    """What is loaded of a folder on ``sys.path`` that has Triton's name: nothing."""
+
+    def exec_module(self, module: ModuleType) -> NoReturn:
+        """Raise the error of a package that is not installed."""
+        raise ModuleNotFoundError("No module named 'triton': the folder of this name has no code", name=_TRITON)
+
+
 class Importer(importlib.abc.MetaPathFinder):
-    """A meta path finder that registers the refusal for NPUs with Inductor's backends."""
+    """A meta path finder that registers the refusal for NPUs with Inductor's backends.
+
+    It also hides folders named triton, which torch takes for the package, and then cannot import ``torch._dynamo``;
+    the shapes of a formula's results need it.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of the registry, and ``None`` for other modules."""
-        if fullname != _REGISTRY:
+        """Return the spec of the registry or of a folder named triton, and ``None`` for other modules."""
+        if fullname not in (_REGISTRY, _TRITON):
             return None
         others = sys.meta_path[sys.meta_path.index(self) + 1 :]
         spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
+        if fullname == _TRITON:
+            return ModuleSpec(_TRITON, _FolderWithoutCode()) if spec is not None and spec.origin is None else spec
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 

@@ -168,6 +168,14 @@ def test_the_runner_searches_where_python_does(tmp_path):
     assert module.stdout.startswith("['-m'] ["), module.stderr
 
 
+def test_a_folder_named_triton_is_not_the_package(tmp_path):
+    # torch takes it for the package, and cannot import torch._dynamo, which the shapes of a formula's results need.
+    (tmp_path / "triton").mkdir()
+    code = "import torch, torch_npu; x = torch.ones(2, 8, device='npu'); print(torch_npu.npu_swiglu(x).sum().item())"
+    result = _on_host_npu("-c", code, PYTHONPATH=f"{_PACKAGE}:{tmp_path}")
+    assert result.stdout == "5.848468780517578\n", result.stderr
+
+
 @pytest.mark.parametrize("option", [("-c",), ()], ids=["-c CODE", "-cCODE"])
 def test_code_runs_like_a_script(option):
     code = "import sys; print(sys.argv, sys.path, __name__, '__file__' in vars(sys.modules['__main__']))"

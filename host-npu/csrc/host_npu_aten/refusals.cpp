@@ -46,6 +46,13 @@ at::Tensor& copy_conjugate(c10::DispatchKeySet keys, at::Tensor& self, const at:
     return at::_ops::copy_::redispatch(keys & after, self, source, non_blocking);
 }
 
+// torch_npu would raise "AclrtHostRegister failed", without what the runtime says of it.
+void refuse_swapped_memory(const c10::OperatorHandle&, torch::jit::Stack*) {
+    TORCH_CHECK(false,
+                "the host NPU does not simulate empty_with_swapped_memory, device addresses of host memory: use "
+                "torch.empty(..., device=\"npu\")");
+}
+
 }  // namespace
 
 void register_refusals(torch::Library& kernels) {
@@ -54,6 +61,10 @@ void register_refusals(torch::Library& kernels) {
     static auto& conjugates =
         *new torch::Library(torch::Library::IMPL, "aten", DispatchKey::Conjugate, __FILE__, __LINE__);
     conjugates.impl("copy_", TORCH_FN(copy_conjugate));
+    static auto& without_tensors =
+        *new torch::Library(torch::Library::IMPL, "npu", DispatchKey::BackendSelect, __FILE__, __LINE__);
+    without_tensors.impl("empty_with_swapped_memory",
+                         torch::CppFunction::makeFromBoxedFunction<&refuse_swapped_memory>());
 }
 
 }  // namespace host_npu

@@ -10,6 +10,8 @@
 #include <numeric>
 #include <vector>
 
+#include "opapi/native_kernels.h"
+
 namespace host_npu {
 
 Tensor saturated(const Tensor& x, at::ScalarType dtype) {
@@ -152,6 +154,8 @@ void quantize(const Tensor& x, const Tensor& scale, const OptionalAnyTensor& zer
     out = saturated(scaled, out.dtype());
 }
 const Formula<"aclnnQuantize", quantize> quantize_by_axis;
+// torch_npu's kernels call it; what they return differs by its version.
+const NativeKernels native{"aten::quantize_per_tensor", "aten::quantize_per_channel"};
 
 void ascend_anti_quant(const IntegerTensor& x, const Tensor& scale, const OptionalTensor& offset, std::int64_t,
                        bool square, const Out& y) {

@@ -53,6 +53,7 @@ struct Choices {
         : choices(experts.size(1)), first(range.empty() ? 0 : range[0]), last(range.empty() ? expert_num : range[1]) {
         TORCH_CHECK((range.empty() || range.size() == 2) && first >= 0 && first < last && last <= expert_num,
                     "active_expert_range is ", at::IntArrayRef(range), " of ", expert_num, " experts");
+        require_indices("expertIdx", experts, expert_num);
         const auto flat = experts.flatten().to(at::kLong);
         active = flat.ge(first).logical_and(flat.lt(last));
         // What is not active comes last: the experts behind the range, then those before it.

@@ -13,10 +13,11 @@ namespace host_npu {
 // kernels in place, and lets the CPU compute the others.
 HOST_NPU_EXPORT const std::vector<std::string>& native_kernels();
 
-// Adds aten operators to these. A file of opapi/ has one such object if torch_npu has kernels that call its functions:
+// Adds aten operators to these. A file of operators has one such object if torch_npu has
+// kernels that call its functions:
 //
 //     const NativeKernels native{"aten::mse_loss", "aten::mse_loss_backward"};
-class NativeKernels {
+class HOST_NPU_EXPORT NativeKernels {
   public:
     NativeKernels(std::initializer_list<const char*> aten_operators);
 };

@@ -1,5 +1,6 @@
 """Quantization on the host NPU, against its formula in float64."""
 
+import host_npu
 import pytest
 import torch
 import torch_npu
@@ -172,3 +173,19 @@ def test_add_rms_norm_quant_refuses_a_gamma_that_is_not_of_the_last_dimensions()
     x, gamma, scale, zero = torch.ones(5, 4, 16).half(), torch.ones(5, 16).half(), torch.ones(16), torch.zeros(16).int()
     with pytest.raises(RuntimeError, match="gamma of shape .* does not have the last dimensions"):
         torch_npu.npu_add_rms_norm_quant(*[each.npu() for each in (x, x, gamma, scale, zero)])
+
+
+def _integers(x):
+    # torch_npu 2.9 returns the integers themselves.
+    return x.int_repr() if x.is_quantized else x
+
+
+@pytest.mark.parametrize("kind", [torch.quint8, torch.qint8, torch.qint32], ids=str)
+def test_torchs_quantization_is_torch_npus(kind):
+    x, scales, zeros = torch.randn(3, 4), torch.rand(4) / 8 + 0.1, torch.arange(4, dtype=torch.int32)
+    host_npu.reset()
+    per_tensor = _integers(torch.quantize_per_tensor(x.npu(), 0.125, 3, kind))
+    per_channel = _integers(torch.quantize_per_channel(x.npu(), scales.npu(), zeros.npu(), 1, kind))
+    assert per_tensor.cpu().equal(torch.quantize_per_tensor(x, 0.125, 3, kind).int_repr())
+    assert per_channel.cpu().equal(torch.quantize_per_channel(x, scales, zeros, 1, kind).int_repr())
+    assert host_npu.stats().launches["aclnnQuantize"] == 2

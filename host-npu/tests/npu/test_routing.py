@@ -192,3 +192,12 @@ def test_the_rows_of_all_ranks_are_sorted_by_expert(index_type):
 def test_what_the_routing_does_not_take_is_refused_at_the_call(arguments, sentence):
     with pytest.raises(RuntimeError, match=sentence):
         _route(torch.randn(_TOKENS, _SIZE), _experts(), **arguments)
+
+
+@pytest.mark.parametrize("outside", [-1, _EXPERTS])
+def test_an_expert_that_is_not_there_is_a_fault(outside):
+    experts = _experts()
+    experts[2, 1] = outside
+    with pytest.raises(RuntimeError, match=f"expertIdx has the index {outside}; CANN takes 0 to {_EXPERTS - 1}"):
+        _route(torch.randn(_TOKENS, _SIZE), experts)
+        torch.npu.synchronize()
