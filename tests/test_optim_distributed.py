@@ -52,7 +52,7 @@ def test_canns_operator_performs_the_steps_on_npus(row, found):
 def test_the_state_of_another_process_is_refused_if_its_shards_have_other_sizes(found):
     assert found[0]["state of the first"] is None
     assert found[-1]["state of the first"].startswith(
-        "FusedEmaAdam.load_state_dict: exp_avg of parameter 0 of group 0 must have this rank's shard of its parameter"
+        "FusedEmaAdam.load_state_dict: exp_avg of parameter 0 of group 0 must be this rank's shard of its parameter"
     )
 
 

@@ -167,12 +167,12 @@ def _sharded(contents, mesh, dim):
         (
             0,
             None,
-            "must be a DTensor, as its parameter is, but it is a Tensor; save and load full tensors with"
-            " get_optimizer_state_dict and set_optimizer_state_dict of torch.distributed.checkpoint.state_dict and"
-            r" StateDictOptions\(full_state_dict=True\)$",
+            "must be a DTensor, as its parameter is .load full tensors with"
+            r" torch.distributed.checkpoint.state_dict.set_optimizer_state_dict and"
+            r" StateDictOptions\(full_state_dict=True\)\), but it is a Tensor of",
         ),
-        (None, 0, "must be a Tensor, as its parameter is, but it is a DTensor$"),
-        (0, 1, r"must have the placements of its parameter \(Shard\(dim=0\),\), but it has \(Shard\(dim=1\),\)"),
+        (None, 0, "must be a Tensor, as its parameter is, but it is a DTensor of"),
+        (0, 1, r"must be placed as its parameter, \(Shard\(dim=0\),\), but it is .* with \(Shard\(dim=1\),\)"),
         (0, 0, None),
     ],
     ids=["plain state", "plain parameter", "another placement", "the same placement"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import re
 
 from torch_aclnn_ops.optim import FusedEmaAdam
 
@@ -65,34 +66,36 @@ def test_without_names_on_one_side_the_order_decides(was_named, is_named):
 
 
 REFUSED = {
-    "another name": (["ab"], ["ac"], r"group 0, \['a', 'c'\], each once, but it has no \['c'\]"),
-    "fewer parameters": (["a"], ["ab"], r"it has no \['b'\]"),
-    "more parameters": (["ab"], ["a"], r"group 0, \['a'\], each once, but it has \[\['a', 'b'\]\]"),
-    "more groups": (["b", "a"], ["a"], r"it has \[\['b'\], \['a'\]\]"),
-    "other groups": (["ab", "c"], ["a", "bc"], r"group 0, \['a'\], each once, but it has \[\['a', 'b'\], \['c'\]\]"),
+    "another name": (["ab"], ["ac"], "[['a', 'c']]", "[['a', 'b']]"),
+    "fewer parameters": (["a"], ["ab"], "[['a', 'b']]", "[['a']]"),
+    "more parameters": (["ab"], ["a"], "[['a']]", "[['a', 'b']]"),
+    "more groups": (["b", "a"], ["a"], "[['a']]", "[['b'], ['a']]"),
+    "other groups": (["ab", "c"], ["a", "bc"], "[['a'], ['b', 'c']]", "[['a', 'b'], ['c']]"),
 }
 
 
-@pytest.mark.parametrize(("saved", "own", "message"), REFUSED.values(), ids=REFUSED)
-def test_names_that_differ_are_refused_and_change_nothing(saved, own, message):
+@pytest.mark.parametrize(("saved", "own", "accepted", "found"), REFUSED.values(), ids=REFUSED)
+def test_names_that_differ_are_refused_and_change_nothing(saved, own, accepted, found):
     optimizer, _ = _optimizer(*own)
-    with pytest.raises(ValueError, match=f"{message}; to load by order, remove 'param_names'"):
+    sentence = (
+        f"FusedEmaAdam.load_state_dict: param_names of the groups must be {accepted} in any order, each name once (to"
+        f" load by order, remove param_names), but it is {found}"
+    )
+    with pytest.raises(ValueError, match=re.escape(sentence)):
         optimizer.load_state_dict(_checkpoint(*saved))
     assert not optimizer.state
 
 
 @pytest.mark.parametrize(
-    ("names", "error", "message"),
-    [
-        (["a", 1], TypeError, r"param_names of group 0 must be a list of str, but it is \['a', 1\]"),
-        (["b"], ValueError, "param_names of group 0 must have a name for each of its 2 parameters, but it has 1"),
-    ],
-    ids=["a number", "one for two"],
+    ("names", "found"),
+    [(["a", 1], r"\['a', 1\]"), (["b"], r"\['b'\]"), ("ab", "'ab'")],
+    ids=["a number", "one for two", "a str"],
 )
-def test_invalid_names_are_refused(names, error, message):
+def test_invalid_names_are_refused(names, found):
     checkpoint = _checkpoint("ab")
     checkpoint["param_groups"][0]["param_names"] = names
-    with pytest.raises(error, match=message):
+    sentence = f"param_names of group 0 must be a list of 2 str, one for each parameter, but it is {found}"
+    with pytest.raises(ValueError, match=sentence):
         _optimizer("ab")[0].load_state_dict(checkpoint)
 
 

@@ -34,21 +34,6 @@ KEYS = (
     " decay_mult weight_decay_mult base_weight_decay initial_weight_decay is_decay no_decay use_decay wd layer_id rho"
     " adaptive alpha use_muon beta3 step d k mode is_expert_parallel is_decoupled_lr warmup_steps train_mode is_lora"
 ).split()
-MISSPELLED = {
-    "ema_dcay": "ema_decay",
-    "ema_deacy": "ema_decay",
-    "emaDecay": "ema_decay",
-    "weight_decy": "weight_decay",
-    "weightdecay": "weight_decay",
-    "maximise": "maximize",
-    "LR": "lr",
-    "beta": "betas",
-    "ema_start_steps": "ema_start_step",
-    "ema_updates_every": "ema_update_every",
-    "ema_warm_up": "ema_warmup",
-    "bias_corection": "bias_correction",
-    "master_weight": "master_weights",
-}
 LACKING = {
     **dict.fromkeys(("foreach", "fused", "capturable"), "leave it out"),
     **dict.fromkeys(("differentiable", "amsgrad"), "torch's own AdamW has it"),
@@ -92,16 +77,9 @@ def test_an_option_of_torch_that_it_lacks_may_ask_for_nothing(name):
         assert _in_a_group(**{name: value}).param_groups[0][name] is value
 
 
-@pytest.mark.parametrize("wrong, right", MISSPELLED.items(), ids=MISSPELLED)
-@each_place
-def test_a_misspelled_option_raises_with_the_right_name(make, wrong, right):
-    with pytest.raises(TypeError, match=f"^FusedEmaAdam: .*{wrong!r}; did you mean {right!r}"):
-        make(**{wrong: 0.5})
-
-
-def test_an_unknown_argument_raises_with_the_accepted_ones_and_torchs_are_not_in_the_signature():
-    with pytest.raises(TypeError, match="unexpected keyword argument 'fuse'; accepted are betas, .*, weight_decay$"):
-        FusedEmaAdam([torch.ones(1)], fuse=True)
+def test_an_unknown_argument_raises_and_torchs_are_not_in_the_signature():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'ema_dcay'"):
+        FusedEmaAdam([torch.ones(1)], ema_dcay=0.9)
     parameters = inspect.signature(FusedEmaAdam).parameters
     assert "flatten" in parameters and "fused" not in parameters and "kwargs" not in parameters
 

@@ -19,6 +19,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_optimizer_state_dict,
     get_state_dict,
     set_optimizer_state_dict,
@@ -160,12 +161,12 @@ def test_averages_of_version_0_2_that_kept_the_options_of_torch_are_loaded():
 
 # Some options of each, and what it lacks; of Adamax, NAdam and RAdam the moments and most options are those of Adam.
 OTHERS = {
-    "SGD": ({"momentum": 0.9}, "betas and no eps"),
-    "ASGD": ({}, "betas and no eps"),
-    "Rprop": ({}, "betas and no eps"),
-    "Adagrad": ({}, "betas"),
-    "Adadelta": ({}, "betas"),
-    "RMSprop": ({}, "betas"),
+    "SGD": ({"momentum": 0.9}, "betas, eps, amsgrad"),
+    "ASGD": ({}, "betas, eps, amsgrad"),
+    "Rprop": ({}, "betas, eps, amsgrad, weight_decay"),
+    "Adagrad": ({}, "betas, amsgrad"),
+    "Adadelta": ({}, "betas, amsgrad"),
+    "RMSprop": ({}, "betas, amsgrad"),
     "Adamax": ({}, "amsgrad"),
     "NAdam": ({}, "amsgrad"),
     "RAdam": ({"decoupled_weight_decay": True}, "amsgrad"),
@@ -182,7 +183,7 @@ def test_a_checkpoint_of_another_optimizer_raises_and_changes_nothing(name, step
     optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
     train(model, optimizer, range(2))
     before = copy.deepcopy(optimizer.state_dict())
-    sentence = f"group 0 must have the options of Adam or AdamW, but it has no {lacks}$"
+    sentence = f"group 0 must have the options of Adam or AdamW, but it lacks {lacks}$"
     with pytest.raises(ValueError, match=sentence):
         optimizer.load_state_dict(theirs.state_dict())
     assert optimizer.state_dict()["param_groups"] == before["param_groups"]
@@ -196,15 +197,15 @@ def test_a_checkpoint_of_sparse_adam_raises(steps):
     for _ in range(steps):
         weight.grad = torch.ones(2, 2).to_sparse()
         theirs.step()
-    with pytest.raises(ValueError, match="of Adam or AdamW, but it has no weight_decay$"):
+    with pytest.raises(ValueError, match="of Adam or AdamW, but it lacks weight_decay$"):
         FusedEmaAdam([weight]).load_state_dict(theirs.state_dict())
 
 
-@pytest.mark.parametrize("lacks, options", [("betas", {"eps": 1}), ("betas and no eps", {"momentum": 0.9})])
+@pytest.mark.parametrize("lacks, options", [("betas", {"eps": 1}), ("betas, eps", {"momentum": 0.9})])
 def test_a_checkpoint_of_an_optimizer_that_is_not_torchs_raises_with_what_it_lacks(lacks, options):
     group = {"params": [0], "lr": 0.1, **options}
     optimizer = FusedEmaAdam([torch.ones(1)])
-    with pytest.raises(ValueError, match=f"group 0 must have the options of Adam or AdamW, but it has no {lacks}$"):
+    with pytest.raises(ValueError, match=f"group 0 must have the options of Adam or AdamW, but it lacks {lacks}$"):
         optimizer.load_state_dict({"param_groups": [group], "state": {}})
 
 
@@ -212,7 +213,9 @@ def test_amsgrad_raises():
     model = Weights()
     theirs = torch.optim.AdamW(model.parameters(), amsgrad=True)
     train(model, theirs, [0])
-    with pytest.raises(ValueError, match="^FusedEmaAdam: the state to load has amsgrad=True in group 0"):
+    with pytest.raises(
+        ValueError, match=r"^FusedEmaAdam\.load_state_dict: in group 0, amsgrad must be False, but it is True"
+    ):
         FusedEmaAdam(model.parameters()).load_state_dict(theirs.state_dict())
 
 
@@ -290,6 +293,26 @@ def test_torch_distributed_checkpoint_restores_all_states_of_a_new_optimizer(dty
     expected = train_network(model, optimizer, range(5, 10))
     assert train_network(other, other_optimizer, range(5, 10)) == expected
     assert_all_equal(states_of(other_optimizer), states_of(optimizer))
+
+
+@pytest.mark.parametrize("has_all", [True, False])
+def test_a_flattened_state_dict_loads_the_states_that_it_has(has_all):
+    model, other = network(), network()
+    optimizer = FusedEmaAdam(model.parameters(), **SETTINGS)
+    train_network(model, optimizer, range(3))
+    if not has_all:
+        del optimizer.state[model[2].bias]
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    flat = get_optimizer_state_dict(model, optimizer, options=options)
+    flat = {name: value for name, value in flat.items() if has_all or not name.startswith("state.2.bias.")}
+    resumed = FusedEmaAdam(other.parameters())
+    set_optimizer_state_dict(other, resumed, flat, options=options)
+    assert (other[2].bias in resumed.state and bool(resumed.state[other[2].bias])) == has_all
+    for param, loaded in zip(list(model.parameters())[:3], list(other.parameters())[:3], strict=True):
+        assert_all_equal(
+            [resumed.state[loaded][name] for name in STATE], [optimizer.state[param][name] for name in STATE]
+        )
+    train_network(other, resumed, [3])
 
 
 LONG = 2**24 + 5  # steps, which float32 does not hold

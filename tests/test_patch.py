@@ -57,7 +57,7 @@ def test_it_reports_what_it_replaces():
 def test_it_has_a_switch_for_every_drop_in_and_no_other():
     switches = inspect.signature(patch).parameters
     assert [name for name in switches if switches[name].default] == list(DROP_INS)
-    message = r"^patch\(\) got an unexpected keyword argument 'mae_loss'; did you mean 'mse_loss'\?"
+    message = r"^patch\(\) got an unexpected keyword argument 'mae_loss'; accepted are adamw, .*mse_loss"
     with pytest.raises(TypeError, match=message):
         patch(mae_loss=True)
 
@@ -335,15 +335,10 @@ class TestAdamW:
         with patch(adamw=True):
             assert torch.optim.AdamW([group]).param_groups[0][name] is True
 
-    def test_a_misspelled_option_of_the_averages_in_a_group_raises(self):
-        group = {"params": [torch.nn.Parameter(torch.ones(1))], "ema_dcay": 0.5}
-        with patch(adamw=True), pytest.raises(TypeError, match="'ema_dcay'; did you mean 'ema_decay'"):
-            torch.optim.AdamW([group])
-
     @pytest.mark.parametrize(
         "options, error, message",
         [
-            ({"ema_decy": 0.9}, TypeError, r"unexpected option 'ema_decy'; did you mean 'ema_decay'\?$"),
+            ({"ema_decy": 0.9}, TypeError, r"unexpected option 'ema_decy'; accepted are bias_correction, .*maximize$"),
             ({"unknown": 1}, TypeError, "unexpected option 'unknown'; accepted are bias_correction, .*maximize$"),
             ({"lr": 0.1}, TypeError, "lr must not be given, because each AdamW"),
             ({"fused": True}, TypeError, "fused must not be given, but it is True; leave it out"),

@@ -4,7 +4,7 @@ import inspect
 import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from torch_aclnn_ops._drop_ins import DROP_INS
 from torch_aclnn_ops._switch import Switch, is_disabled, lock
 from torch_aclnn_ops._torch_compat.modes import load_tables_of_functions
 from torch_aclnn_ops.optim import FusedEmaAdam
-from torch_aclnn_ops.optim._options import LACKING, check_known, check_lacking, check_spelling, options_of
+from torch_aclnn_ops.optim._options import LACKING, check_lacking, options_of
 
 import torch
 from torch.optim.optimizer import ParamsT
@@ -80,7 +80,7 @@ def patch(
         >>> "torch.nn.functional.mse_loss" in patched.replaced
         True
     """
-    check_known("patch() got an unexpected keyword argument", functions, [*DROP_INS, "adamw"])
+    _check_known("patch() got an unexpected keyword argument", functions, [*DROP_INS, "adamw"])
     wanted = {name: functions.get(name, True) for name in DROP_INS}
     for name, value in {**wanted, "adamw": isinstance(adamw, Mapping) or adamw}.items():
         if not isinstance(value, bool):
@@ -113,10 +113,16 @@ def _check_preset(options: dict[str, Any]) -> None:
                 raise TypeError(
                     f"{name} must not be given, because each AdamW(...) sets it, but it is {options[name]!r}"
                 )
-        check_known("unexpected option", options, defaults.keys() - of_adamw)
+        _check_known("unexpected option", options, defaults.keys() - of_adamw)
         options_of({**defaults, **options})
     except (TypeError, ValueError) as error:
         raise type(error)(f"patch: in adamw, {str(error).removeprefix('FusedEmaAdam: ')}") from None
+
+
+def _check_known(what: str, names: Iterable[str], accepted: Collection[str]) -> None:
+    for name in names:
+        if name not in accepted:
+            raise TypeError(f"{what} {name!r}; accepted are {', '.join(sorted(accepted))}")
 
 
 def _imported_adamw() -> list[_Place]:
@@ -201,10 +207,9 @@ class _AdamW(FusedEmaAdam):
         super().__init__(params, lr, betas, eps, weight_decay, **options)
 
     @staticmethod
-    def _check_keys(param_group: Mapping[Any, Any], defaults: Mapping[str, Any], flatten: bool) -> None:
+    def _check_keys(param_group: Mapping[Any, Any], flatten: bool) -> None:
         # All other unknown keys are ignored, as by torch's AdamW.
         _check_supported(param_group)
-        check_spelling(param_group, defaults.keys() - inspect.signature(_torch_adamw).parameters.keys())
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

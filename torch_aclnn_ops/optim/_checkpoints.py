@@ -2,10 +2,9 @@
 
 import reprlib
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from copy import deepcopy
 from numbers import Real
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from torch_aclnn_ops._nested import map_nested
@@ -23,6 +22,10 @@ _ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 _TORCHS_OPTIONS = ("amsgrad", "foreach", "capturable", "differentiable", "fused")
 # States of this optimizer that torch's keep unchanged while they train the weights.
 _STALE = ("ema_params", "master_params")
+_FULL_TENSORS = (
+    " (load full tensors with torch.distributed.checkpoint.state_dict.set_optimizer_state_dict and"
+    " StateDictOptions(full_state_dict=True))"
+)
 
 
 def export_steps(_: object, state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -43,11 +46,21 @@ def _export_step(step: Any) -> Tensor:
 
 def shallow_copy(state_dict: Any) -> dict[str, Any]:
     """Return a shallow copy of a state dict."""
-    return dict(_check_type(state_dict, Mapping, "the state dict", "a dict"))
+    _require(isinstance(state_dict, Mapping), "the state dict", "a dict", state_dict, TypeError)
+    return dict(state_dict)
+
+
+class _Place(NamedTuple):
+    """A parameter, and what its group in a state dict says of it."""
+
+    param: Tensor
+    name: str
+    group_step: Any  # MindSpeed has the step in the group instead of the states
+    is_torchs: bool
 
 
 def convert(state_dict: Any, groups: list[dict[str, Any]], options: Collection[str]) -> dict[str, Any]:
-    """Validate a state dict and convert it for an optimizer with these parameter groups.
+    """Check a state dict and convert it for an optimizer with these parameter groups.
 
     Args:
         state_dict: The state dict of any of the supported optimizers; it is not modified.
@@ -58,29 +71,44 @@ def convert(state_dict: Any, groups: list[dict[str, Any]], options: Collection[s
         ``param_groups``, and ``state`` keyed by parameter, as attributes of an optimizer.
     """
     contents = shallow_copy(state_dict)
-    for name in ("param_groups", "state"):
-        if name not in contents:
-            raise ValueError(f"{_LOAD}: the state dict must have 'param_groups' and 'state', but it has no {name!r}")
-    all_saved = _check_type(contents["param_groups"], (list, tuple), "param_groups", "a list")
+    all_saved: Any
+    saved_states: Any
+    all_saved, saved_states = contents.get("param_groups"), contents.get("state")
+    _require(isinstance(all_saved, (list, tuple)), "param_groups", "a list of groups", all_saved, TypeError)
+    _require(isinstance(saved_states, Mapping), "state", "a dict", saved_states, TypeError)
     for i, saved in enumerate(all_saved):
-        _check_type(saved, Mapping, f"group {i}", "a dict")
-    all_saved = _in_the_order_of(groups, all_saved)
-    if len(all_saved) != len(groups):
-        raise ValueError(
-            f"{_LOAD}: the loaded state dict has a different number of parameter groups: it has {len(all_saved)}, and"
-            f" the optimizer has {len(groups)}"
-        )
-    loaded_groups, places = [], _Places()
+        _require(isinstance(saved, Mapping), f"group {i}", "a dict", saved, TypeError)
+        ids = saved.get("params")
+        _require(isinstance(ids, (list, tuple)), f"params of group {i}", "a list of ids", ids, TypeError)
+    all_saved = _in_order_of(groups, all_saved)
+    count = len(groups)
+    _require(len(all_saved) == count, "the number of groups", f"{count}, as in the optimizer", len(all_saved))
+    places: dict[Hashable, _Place] = {}
+    loaded_groups = []
     for i, (saved, group) in enumerate(zip(all_saved, groups, strict=True)):
-        places.add(i, saved, group)
         loaded_groups.append(_loaded_group(i, saved, group, options))
+        _add_places(places, i, saved, group)
     # A step cannot write to tensors created in inference mode.
     with torch.inference_mode(False), torch.no_grad():
-        states = _loaded_states(_check_type(contents["state"], Mapping, "state", "a dict"), places)
-    return {"state": states, "param_groups": loaded_groups}
+        return {"state": _loaded_states(saved_states, places), "param_groups": loaded_groups}
 
 
-def _in_the_order_of(groups: list[dict[str, Any]], all_saved: Sequence[Any]) -> Sequence[Any]:
+def _require(holds: bool, what: str, accepted: str, value: object, error: type[Exception] = ValueError) -> None:
+    if not holds:
+        raise error(f"{_LOAD}: {what} must be {accepted}, but it is {_short_repr(value)}")
+
+
+def _short_repr(value: object) -> str:
+    """Return a short single-line repr."""
+    if not isinstance(value, Tensor):
+        return reprlib.repr(value)
+    if value.dim() == 0 and is_plain(value) and not value.is_meta and not value.is_quantized:
+        return repr(value)
+    where = f"with {value.placements}" if is_dtensor(value) else f"on {value.device}"  # type: ignore[attr-defined]
+    return f"a {type(value).__name__} of {value.dtype}, {value.layout}, {list(value.shape)} {where}"
+
+
+def _in_order_of(groups: list[dict[str, Any]], all_saved: Sequence[Any]) -> Sequence[Any]:
     """Return saved groups in the order of the optimizer's, and their parameters too, if both have names.
 
     Without names on one side, the order decides, as in torch, whose ``load_state_dict`` ignores names. It also decides
@@ -91,115 +119,59 @@ def _in_the_order_of(groups: list[dict[str, Any]], all_saved: Sequence[Any]) -> 
         return all_saved
     if any(map(_has_names_as_ids, all_saved)):
         return all_saved
-    all_saved_names = [_names_in(i, saved) for i, saved in enumerate(all_saved)]
+    by_names: dict[frozenset[str], tuple[Any, dict[str, Any]]] = {}
+    all_saved_names = []
+    for i, saved in enumerate(all_saved):
+        names, ids = saved.get("param_names", []), saved["params"]
+        are_names = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
+        accepted = f"a list of {len(ids)} str, one for each parameter"
+        _require(are_names and len(names) == len(ids), f"param_names of group {i}", accepted, names)
+        all_saved_names.append(list(names))
+        by_names[frozenset(names)] = saved, dict(zip(names, ids, strict=True))
     if all_saved_names == all_names:
         return all_saved
-    ordered = []
-    for i, names in enumerate(all_names):
-        matching = [j for j, saved_names in enumerate(all_saved_names) if sorted(saved_names) == sorted(names)]
-        if len(matching) != 1 or len(set(names)) != len(names):
-            raise _names_differ(i, names, all_saved_names)
-        saved, saved_names = all_saved[matching[0]], all_saved_names[matching[0]]
-        ids = dict(zip(saved_names, saved["params"], strict=True))
-        ordered.append({**saved, "params": [ids[name] for name in names]})
-    if len(all_saved) != len(groups):
-        raise _names_differ(0, all_names[0], all_saved_names)
-    return ordered
+    are_unique = len({name for names in all_names for name in names}) == sum(map(len, all_names))
+    has_same_groups = sorted(map(sorted, all_saved_names)) == sorted(map(sorted, all_names))
+    accepted = f"{reprlib.repr(all_names)} in any order, each name once (to load by order, remove param_names)"
+    _require(are_unique and has_same_groups, "param_names of the groups", accepted, all_saved_names)
+    found = [(by_names[frozenset(names)], names) for names in all_names]
+    return [{**saved, "params": [ids[name] for name in names]} for (saved, ids), names in found]
 
 
 def _has_names_as_ids(saved: Mapping[str, Any]) -> bool:
     """Return whether a group is one of ``torch.distributed.checkpoint``, which has names in place of numbers."""
-    ids = saved.get("params")
-    return isinstance(ids, (list, tuple)) and any(isinstance(key, str) for key in ids)
+    return any(isinstance(key, str) for key in saved["params"])
 
 
-def _names_in(i: int, saved: Mapping[str, Any]) -> list[str]:
-    ids = _check_type(saved.get("params"), (list, tuple), f"params of group {i}", "a list of ids")
-    names = saved.get("param_names", [])
-    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"{_LOAD}: param_names of group {i} must be a list of str, but it is {_short_repr(names)}")
-    if len(names) != len(ids):
-        raise ValueError(
-            f"{_LOAD}: param_names of group {i} must have a name for each of its {len(ids)} parameters, but it has"
-            f" {len(names)}"
-        )
-    return list(names)
-
-
-def _names_differ(i: int, names: list[str], all_saved_names: list[list[str]]) -> ValueError:
-    saved = {name for saved_names in all_saved_names for name in saved_names}
-    missing = [name for name in names if name not in saved]
-    found = f"has no {reprlib.repr(missing)}" if missing else f"has {reprlib.repr(all_saved_names)}"
-    return ValueError(
-        f"{_LOAD}: the state dict must have one group with the parameter names of the optimizer's group {i},"
-        f" {reprlib.repr(names)}, each once, but it {found}; to load by order, remove 'param_names' from its groups"
-    )
-
-
-def _check_type(value: Any, accepted: Any, what: str, name: str) -> Any:
-    if not isinstance(value, accepted):
-        raise TypeError(f"{_LOAD}: {what} must be {name}, but it is {_short_repr(value)}")
-    return value
-
-
-def _short_repr(value: Any) -> str:
-    """Return a short single-line repr."""
-    if isinstance(value, Tensor) and (value.dim() or not is_plain(value) or value.is_meta or value.is_quantized):
-        return f"a {type(value).__name__} of {value.dtype}, {value.layout}, {list(value.shape)} on {value.device}"
-    return repr(value) if isinstance(value, Tensor) else reprlib.repr(value)
-
-
-class _Place(NamedTuple):
-    param: Tensor
-    name: str
-    group_step: Any  # MindSpeed has the step in the group instead of the states
-    is_torchs: bool
-
-
-class _Places(dict[Hashable, _Place]):
-    """The optimizer's parameters, keyed by their ids in a state dict."""
-
-    def add(self, i: int, saved: Mapping[str, Any], group: dict[str, Any]) -> None:
-        """Add the parameters of a group."""
-        ids: Sequence[Any] = _check_type(saved.get("params"), (list, tuple), f"params of group {i}", "a list of ids")
-        if len(ids) != len(group["params"]):
-            raise ValueError(
-                f"{_LOAD}: the loaded state dict contains a parameter group that doesn't match the size of optimizer's"
-                f" group: group {i} has {len(ids)} parameters, and {len(group['params'])} in the optimizer"
-            )
-        is_torchs = _is_torchs(saved)
-        for j, (key, param) in enumerate(zip(ids, group["params"], strict=True)):
-            name = f"parameter {j} of group {i}"
-            _check_type(key, Hashable, f"the id of {name}", "an int or a str")
-            place = self.setdefault(key, _Place(param, name, saved.get("step"), is_torchs))
-            if place.param is not param:
-                raise ValueError(f"{_LOAD}: {name} and {place.name} must have different ids, but both have {key!r}")
+def _add_places(places: dict[Hashable, _Place], i: int, saved: Mapping[str, Any], group: dict[str, Any]) -> None:
+    """Find the parameters of a group by their ids in a state dict."""
+    ids, count = saved["params"], len(group["params"])
+    _require(len(ids) == count, f"the number of params of group {i}", f"{count}, as in the optimizer", len(ids))
+    is_torchs = _is_torchs(saved)
+    for j, (key, param) in enumerate(zip(ids, group["params"], strict=True)):
+        name = f"parameter {j} of group {i}"
+        _require(isinstance(key, Hashable), f"the id of {name}", "an int or a str", key, TypeError)
+        place = places.setdefault(key, _Place(param, name, saved.get("step"), is_torchs))
+        _require(place.param is param, f"the id of {name}", f"another one than that of {place.name}", key)
 
 
 def _loaded_group(i: int, saved: Mapping[str, Any], group: dict[str, Any], options: Collection[str]) -> dict[str, Any]:
-    if saved.get("amsgrad"):
-        raise ValueError(
-            f"FusedEmaAdam: the state to load has amsgrad=True in group {i}, which this optimizer does not support"
-        )
-    _check_optimizer(i, saved)
-    dropped = {"params", "step"}
-    if _has_torchs_options(saved):  # so that a state dict with them is one that torch's optimizers have saved
-        dropped.update(_TORCHS_OPTIONS)
-    loaded = {name: deepcopy(value) for name, value in saved.items() if name not in dropped}
+    if "ema_decay" not in saved:  # options that are missing there keep their values
+        _check_is_of_adam(i, saved)
+    loaded = {name: deepcopy(value) for name, value in saved.items() if name not in ("params", "step")}
     if "param_names" in group or _has_names_as_ids(saved):
         loaded.pop("param_names", None)
     for name in {*options, "param_names"} & group.keys():
         loaded.setdefault(name, group[name])
-    if (
-        isinstance(loaded["lr"], Tensor)
-        and loaded["lr"].is_meta
-        and not all(map(attrgetter("is_meta"), group["params"]))
-    ):
-        raise ValueError(f"{_LOAD}: in group {i}, lr must be a number or a tensor with one, but it is on meta")
+    lr = loaded["lr"]
+    is_readable = not isinstance(lr, Tensor) or not lr.is_meta or all(param.is_meta for param in group["params"])
+    _require(is_readable, f"lr of group {i}", "a number or a tensor with one", lr)
     try:
         options_of(loaded)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{_LOAD}: in group {i}, {str(error).removeprefix('FusedEmaAdam: ')}") from None
+    if _has_torchs_options(saved):  # so that a state dict with them is one that torch's optimizers have saved
+        loaded = {name: value for name, value in loaded.items() if name not in _TORCHS_OPTIONS}
     return {**loaded, "params": group["params"]}
 
 
@@ -217,22 +189,15 @@ def _is_torchs(saved: Mapping[str, Any]) -> bool:
     return _has_torchs_options(saved) and not is_older
 
 
-def _check_optimizer(i: int, saved: Mapping[str, Any]) -> None:
+def _check_is_of_adam(i: int, saved: Mapping[str, Any]) -> None:
     """Raise if a group is not of Adam or AdamW; those of torch have ``amsgrad``, as only they do, and ``foreach``."""
-    if "ema_decay" in saved:  # options that are missing there keep their values
-        return
-    missing = [name for name in ("betas", "eps") if name not in saved]
-    if not missing and "foreach" in saved and "amsgrad" not in saved:
-        missing = ["amsgrad"]
-    if not missing and "maximize" in saved and "weight_decay" not in saved:  # torch's SparseAdam
-        missing = ["weight_decay"]
-    if missing:
-        raise ValueError(
-            f"{_LOAD}: group {i} must have the options of Adam or AdamW, but it has no {' and no '.join(missing)}"
-        )
+    needed = ["betas", "eps"] + ["amsgrad"] * ("foreach" in saved) + ["weight_decay"] * ("maximize" in saved)
+    lacking = ", ".join(name for name in needed if name not in saved)  # SparseAdam has no weight_decay
+    if lacking:
+        raise ValueError(f"{_LOAD}: group {i} must have the options of Adam or AdamW, but it lacks {lacking}")
 
 
-def _loaded_states(all_saved: Mapping[Any, Any], places: _Places) -> defaultdict[Any, Any]:
+def _loaded_states(all_saved: Mapping[Any, Any], places: Mapping[Hashable, _Place]) -> defaultdict[Any, Any]:
     states: defaultdict[Any, Any] = defaultdict(dict)
     storages = {_storage_of(place.param) for place in places.values()} - {0}
     for key, saved in all_saved.items():
@@ -240,82 +205,78 @@ def _loaded_states(all_saved: Mapping[Any, Any], places: _Places) -> defaultdict
         if place is not None:
             if saved is not None:  # ZeRO sets None for the parameters of other ranks
                 states[place.param] = _loaded_state(saved, place, storages)
-        elif isinstance(saved, Mapping) and "exp_avg" in saved:
-            raise ValueError(f"{_LOAD}: state has a parameter with the id {key!r}, which must be in params of a group")
         else:
+            is_foreign = not isinstance(saved, Mapping) or "exp_avg" not in saved
+            _require(is_foreign, "the key of a parameter's state", "an id in params of a group", key)
             states[key] = saved
     return states
 
 
 def _loaded_state(saved: Any, place: _Place, storages: set[int]) -> dict[str, Any]:
     param, owner, group_step, is_torchs = place
-    state = dict(_check_type(saved, Mapping, f"the state of {owner}", "a dict"))
+    _require(isinstance(saved, Mapping), f"the state of {owner}", "a dict", saved, TypeError)
+    known = (*_ADAM_STATE, *AVERAGES)
+    # PyTorch has an empty dict in place of each entry that a flattened state dict lacks.
+    state = {name: value for name, value in saved.items() if name not in known or not _is_empty_dict(value)}
     if is_torchs:
         state = {name: value for name, value in state.items() if name not in _STALE}
     if "exp_avg" in state and group_step is not None:
         state.setdefault("step", group_step)
-    missing = [name for name in _ADAM_STATE if name not in state]
-    if 0 < len(missing) < len(_ADAM_STATE):
-        raise ValueError(
-            f"{_LOAD}: the state of {owner} must have {', '.join(_ADAM_STATE)} or none of them, but it has no"
-            f" {' and no '.join(missing)}"
-        )
+    found = [name for name in _ADAM_STATE if name in state]
+    accepted = f"all of {', '.join(_ADAM_STATE)} or none of them"
+    _require(len(found) in (0, len(_ADAM_STATE)), f"the entries of the state of {owner}", accepted, found)
     for name, value in state.items():
         if name == "step":
             state[name] = _loaded_step(value, owner)
         elif name in AVERAGES:
-            reason = _mismatch(_check_type(value, Tensor, f"{name} of {owner}", "a tensor"), param)
-            if reason:
-                raise ValueError(f"{_LOAD}: {name} of {owner} must {reason}")
+            _require(isinstance(value, Tensor), f"{name} of {owner}", "a tensor", value, TypeError)
+            for holds, accepted_for in _TENSOR_RULES:
+                _require(holds(value, param), f"{name} of {owner}", accepted_for(param), value)
             state[name] = _copy_if_shared(value.detach(), param, storages)
         else:
             state[name] = map_nested(lambda leaf: leaf.to(param.device) if isinstance(leaf, Tensor) else leaf, value)
     return state
 
 
+def _is_empty_dict(value: object) -> bool:
+    return isinstance(value, Mapping) and not value
+
+
 def _loaded_step(step: Any, owner: str) -> Tensor:
-    accepted = f"step of {owner} must be an integer from 0 to 2**53, or a tensor with one"
     value: Any = step
     if isinstance(step, Tensor):
         shard = local(step.detach())
-        if not is_plain(shard) or shard.layout != torch.strided or shard.is_meta or shard.is_quantized:
-            raise TypeError(f"{_LOAD}: {accepted}, but it is {_short_repr(step)}")
-        if step.numel() != 1:
-            raise ValueError(f"{_LOAD}: {accepted}, but its shape is {list(step.shape)}")
-        value = shard.item()
-    if not isinstance(value, Real) or isinstance(value, bool):
-        raise TypeError(f"{_LOAD}: {accepted}, but it is {_short_repr(step)}")
-    number: Any = value
-    if not 0 <= number <= _LARGEST_STEP or not float(number).is_integer():
-        raise ValueError(f"{_LOAD}: {accepted}, but it is {_short_repr(step)}")
-    return torch.tensor(int(number), dtype=torch.int64, device="cpu")
+        is_known = is_plain(shard) and shard.layout == torch.strided and not shard.is_meta and not shard.is_quantized
+        value = shard.item() if is_known and shard.numel() == 1 else None
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    number: Any = value if is_number else -1
+    is_count = 0 <= number <= _LARGEST_STEP and number % 1 == 0
+    error = ValueError if is_number else TypeError
+    _require(is_count, f"step of {owner}", "an integer from 0 to 2**53, or a tensor with one", step, error)
+    return torch.tensor(int(value), dtype=torch.int64, device="cpu")
 
 
-def _mismatch(value: Tensor, param: Tensor) -> str | None:
-    """Return why a tensor cannot be a state of a parameter, apart from its device and precision, or ``None``."""
-    if is_plain(value) != is_plain(param) or is_dtensor(value) != is_dtensor(param):
-        remedy = ""
-        if is_dtensor(param) and is_plain(value):
-            remedy = (
-                "; save and load full tensors with get_optimizer_state_dict and set_optimizer_state_dict of"
-                " torch.distributed.checkpoint.state_dict and StateDictOptions(full_state_dict=True)"
-            )
-        return f"be a {type(param.detach()).__name__}, as its parameter is, but it is a {type(value).__name__}{remedy}"
-    if value.layout != torch.strided:
-        return f"be dense, but it is {value.layout}"
-    if not value.is_floating_point():
-        return f"have a real floating-point dtype, but it has {value.dtype}"
-    if value.shape != param.shape:
-        return f"have the shape of its parameter {list(param.shape)}, but its shape is {list(value.shape)}"
-    if value.is_meta != param.is_meta:
-        return f"be on {param.device}, as its parameter is, or where it can be copied from, but it is on {value.device}"
-    placements, expected = getattr(value, "placements", None), getattr(param, "placements", None)
-    if placements != expected:
-        return f"have the placements of its parameter {expected}, but it has {placements}"
-    shard, its_shard = list(local(param).shape), list(local(value).shape)
-    if its_shard != shard:
-        return f"have this rank's shard of its parameter, {shard}, but it is another rank's, {its_shard}"
-    return None
+# What a tensor must have in common with its parameter, apart from its device and precision, and how to say it.
+_TENSOR_RULES: Sequence[tuple[Callable[[Tensor, Tensor], bool], Callable[[Tensor], str]]] = (
+    (
+        lambda value, param: is_plain(value) == is_plain(param) and is_dtensor(value) == is_dtensor(param),
+        lambda param: (
+            f"a {type(param.detach()).__name__}, as its parameter is{_FULL_TENSORS if is_dtensor(param) else ''}"
+        ),
+    ),
+    (lambda value, _: value.layout == torch.strided, lambda _: "dense"),
+    (lambda value, _: value.is_floating_point(), lambda _: "real floating point"),
+    (lambda value, param: value.shape == param.shape, lambda param: f"of its parameter's shape {list(param.shape)}"),
+    (lambda value, param: value.is_meta == param.is_meta, lambda param: f"on {param.device} or another device"),
+    (
+        lambda value, param: getattr(value, "placements", None) == getattr(param, "placements", None),
+        lambda param: f"placed as its parameter, {getattr(param, 'placements', None)}",
+    ),
+    (
+        lambda value, param: local(value).shape == local(param).shape,
+        lambda param: f"this rank's shard of its parameter, {list(local(param).shape)}",
+    ),
+)
 
 
 def _copy_if_shared(value: Tensor, param: Tensor, storages: set[int]) -> Tensor:

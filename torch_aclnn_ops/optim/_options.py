@@ -1,9 +1,7 @@
 """Parsing and checking of a parameter group's options: those of a step, and the EMA schedule."""
 
-import inspect
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
-from difflib import get_close_matches
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from operator import is_
 from typing import Any, NamedTuple, ParamSpec
@@ -26,24 +24,19 @@ LACKING = {
     "dampening": "torch.optim.SGD has it",
     "nesterov": "torch.optim.NAdam has it",
 }
-# From this one on, a key of a parameter group is a misspelled option: ema_deacy has 0.89, base_weight_decay 0.83.
-_SIMILARITY = 0.85
-_SIMILAR_KEYS = ("etas",)  # those of torch's Rprop
 _WARMUPS = (None, "ratio", "power")
 _P = ParamSpec("_P")
 _ADAM = ("eps", "weight_decay", "decoupled_weight_decay", "bias_correction", "maximize")  # in the order of Options
 
 
-def checked_names(init: Callable[_P, None]) -> Callable[_P, None]:
-    """Decorate ``__init__`` to drop arguments in ``LACKING`` that ask for nothing, and raise for other unknown ones."""
-    _, _, *accepted = inspect.signature(init).parameters
+def without_lacking(init: Callable[_P, None]) -> Callable[_P, None]:
+    """Decorate ``__init__`` to drop arguments in ``LACKING`` that ask for nothing, and raise for others."""
 
     @wraps(init)
     def checked(*args: _P.args, **kwargs: _P.kwargs) -> None:
         check_lacking(kwargs)
         for name in LACKING.keys() & kwargs.keys():
             del kwargs[name]
-        check_known("FusedEmaAdam: got an unexpected keyword argument", kwargs.keys() - {"params"}, accepted)
         init(*args, **kwargs)
 
     return checked
@@ -72,17 +65,8 @@ def check_are_params(name: str, params: object, accepted: str) -> None:
         )
 
 
-def check_known(what: str, names: Iterable[str], accepted: Collection[str]) -> None:
-    """Raise for the first name that is not accepted; the error says which one is close, or else all of them."""
-    for name in names:
-        if name not in accepted:
-            close = get_close_matches(str(name).lower(), accepted, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"accepted are {', '.join(sorted(accepted))}"
-            raise TypeError(f"{what} {name!r}; {hint}")
-
-
-def check_group(group: Mapping[Any, Any], defaults: Mapping[str, Any], flatten: bool) -> None:
-    """Raise for a new parameter group without parameters, and for keys that look like options of it, but are not.
+def check_group(group: Mapping[Any, Any], flatten: bool) -> None:
+    """Raise for a new parameter group without parameters, or with options that it must not have.
 
     ``flatten`` is that of the optimizer; ZeroRedundancyOptimizer copies it to the groups.
     """
@@ -96,18 +80,6 @@ def check_group(group: Mapping[Any, Any], defaults: Mapping[str, Any], flatten: 
             f"FusedEmaAdam: flatten is an argument of the constructor and must be {flatten} in every parameter group,"
             f" but it is {group['flatten']!r}"
         )
-    check_spelling(group, defaults.keys() - LACKING.keys())
-
-
-def check_spelling(group: Mapping[Any, Any], options: Collection[str]) -> None:
-    """Raise for a key of a parameter group that is almost the name of an option. All others belong to the user."""
-    for name in group:
-        if isinstance(name, str) and name not in options and name not in _SIMILAR_KEYS:
-            for close in get_close_matches(name.lower(), options, 1, _SIMILARITY):
-                raise TypeError(
-                    f"FusedEmaAdam: a parameter group has the unknown key {name!r}; did you mean {close!r}? If the key"
-                    " is your own, give it another name"
-                )
 
 
 def options_of(group: dict[str, Any]) -> tuple[Options, "EmaSchedule"]:

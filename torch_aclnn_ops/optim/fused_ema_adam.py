@@ -12,7 +12,7 @@ from torch_aclnn_ops.optim._averages import AveragingOptimizer
 from torch_aclnn_ops.optim._flat import FlatBuffer, Run
 from torch_aclnn_ops.optim._flat_group import FlatGroup
 from torch_aclnn_ops.optim._memory import check_memory, check_params
-from torch_aclnn_ops.optim._options import EmaSchedule, check_are_params, check_group, checked_names, options_of
+from torch_aclnn_ops.optim._options import EmaSchedule, check_are_params, check_group, options_of, without_lacking
 from torch_aclnn_ops.optim._states import (
     CachedState,
     dtype_of_states,
@@ -95,7 +95,7 @@ class FusedEmaAdam(AveragingOptimizer):
             share their storage with another tensor, those of FSDP1, and tensor subclasses.
 
     Raises:
-        TypeError: ``params`` or an option has the wrong type, or an option is misspelled or supported by torch only.
+        TypeError: ``params`` or an option has the wrong type, or an option is unknown or supported by torch only.
         ValueError: An option is out of range, a parameter that requires grad is complex, or two share memory.
 
     Example:
@@ -121,7 +121,7 @@ class FusedEmaAdam(AveragingOptimizer):
     _step_supports_amp_scaling = True  # torch.amp.GradScaler passes grad_scale and found_inf to step()
     _check_keys = staticmethod(check_group)
 
-    @checked_names
+    @without_lacking
     def __init__(
         self,
         params: ParamsT,
@@ -175,11 +175,11 @@ class FusedEmaAdam(AveragingOptimizer):
 
         Raises:
             TypeError: ``params`` is missing, or an option has the wrong type, is one of torch's that this optimizer
-                lacks, or is misspelled.
+                lacks.
             ValueError: An option is out of range, or a parameter is complex, in another group, or shares memory.
         """
         if isinstance(param_group, dict):
-            self._check_keys(param_group, self.defaults, self._flatten)
+            self._check_keys(param_group, self._flatten)
             options_of({**self.defaults, **param_group})
         super().add_param_group(param_group)
         if any(map(is_in_fsdp1_unit, self.param_groups[-1]["params"])):
