@@ -69,11 +69,11 @@ def test_a_checkpoint_of_torch_resumes_with_averages_that_start_from_the_weights
     train_network(theirs, optimizer, range(5))
     mine = copy.deepcopy(theirs)
     my_optimizer = FusedEmaAdam(mine.parameters(), ema_decay=0.5, flatten=flatten)
-    my_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    averages = weights_of(mine)
     with pytest.warns(UserWarning, match="no 'ema_params'.*their EMA starts from the weights") as caught:
-        my_losses = train_network(mine, my_optimizer, range(5, 10))
+        my_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     assert len(caught) == 1
+    averages = weights_of(mine)
+    my_losses = train_network(mine, my_optimizer, range(5, 10))
     losses = []
     for step in range(5, 10):
         losses += train_network(theirs, optimizer, [step])
@@ -123,10 +123,10 @@ def test_averages_restart_from_the_weights_after_training_with_torch(name, dtype
     train_network(model, theirs, range(3, 6))
     weights = weights_of(model)
     back = FusedEmaAdam(model.parameters(), flatten=flatten)
-    load(model, theirs, back)
-    back.param_groups[0].update(lr=0.0, ema_decay=1.0)
     with pytest.warns(UserWarning, match="their EMA starts from the weights"):
-        train_network(model, back, [6])
+        load(model, theirs, back)
+    back.param_groups[0].update(lr=0.0, ema_decay=1.0)
+    train_network(model, back, [6])
     assert_all_equal(weights_of(model), weights)
     assert_all_equal(averages_of(model, back), [weight.float() for weight in weights])
 
@@ -136,9 +136,9 @@ def test_averages_that_started_from_a_checkpoint_of_torch_are_saved_and_loaded()
     theirs = torch.optim.AdamW(model.parameters())
     train_network(model, theirs, range(3))
     optimizer = FusedEmaAdam(model.parameters())
-    optimizer.load_state_dict(copy.deepcopy(theirs.state_dict()))
     with pytest.warns(UserWarning, match="their EMA starts from the weights"):
-        train_network(model, optimizer, range(3, 6))
+        optimizer.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    train_network(model, optimizer, range(3, 6))
     resumed = FusedEmaAdam(model.parameters())
     resumed.load_state_dict(optimizer.state_dict())
     assert_all_equal(states_of(resumed), states_of(optimizer))

@@ -1,7 +1,6 @@
 """Access to EMA weights: swapped into the model, in a state dict, or in a file; and checkpoint methods."""
 
 import os
-import warnings
 from collections import defaultdict
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -21,7 +20,7 @@ from torch_aclnn_ops.optim._states import (
     normalize_state,
     states_of_params,
     sync_master_from_param,
-    warn_of_missing_averages,
+    warn_of_missing_ema_params,
 )
 from torch_aclnn_ops.optim._swap import Exchange, Swap, outside_swap
 
@@ -48,7 +47,6 @@ class AveragingOptimizer(Optimizer):
         self._checked_options: dict[int, CheckedOptions] = defaultdict(CheckedOptions)
         self._flat_groups: dict[int, FlatGroup] = {}
         self._cached: dict[int, CachedState] = {}
-        self._has_warned = False
         self._captures = Captures()
         self._exchange: Exchange | None = None  # of the swap that this is inside
         self._placement = Placement()  # after the last successful step
@@ -222,7 +220,7 @@ class AveragingOptimizer(Optimizer):
 
         Also accepts the state of :class:`torch.optim.AdamW`, :class:`torch.optim.Adam` and MindSpeed's
         ``FusedEmaAdamW``, and of flattened parameters. Missing options are unchanged. States of 16-bit parameters stay
-        in float32. If ``ema_params`` is missing, the EMA starts from the weights at the next step, with a warning.
+        in float32. If ``ema_params`` is missing, a warning says that the EMA starts from the weights at the next step.
         So it does if torch's optimizer has loaded and saved ``ema_params``, which it does not update. Unknown entries
         are kept. If both sides have ``param_names``, a state belongs to the parameter of that name; else the order
         decides. As in PyTorch, tensors with the right dtype and device are not copied.
@@ -244,7 +242,7 @@ class AveragingOptimizer(Optimizer):
             result = pre_hook(self, state_dict)
             state_dict = state_dict if result is None else result
         self.__setstate__(_checkpoints.convert(state_dict, self.param_groups, self.defaults.keys() - _BASE_OPTIONS))
-        self._has_warned = warn_of_missing_averages(self)
+        warn_of_missing_ema_params(self)
         for post_hook in post_hooks:
             post_hook(self)
 
@@ -272,23 +270,13 @@ class AveragingOptimizer(Optimizer):
                     # A pickle may share its memory with another process.
                     states[param] = normalize_state(states[param], param, dtype, copies_step=not is_new)
         # A single call of the base class sets all of these attributes.
-        reset = {"_cached": {}, "_has_warned": False}
-        super().__setstate__({**state, "state": states, **reset})
+        super().__setstate__({**state, "state": states, "_cached": {}})
         if is_new:
             self._export_steps()
 
     def _export_steps(self) -> None:
         """Register the hook that converts steps to PyTorch's format; it runs before other hooks."""
         self.register_state_dict_post_hook(_checkpoints.export_steps, prepend=True)
-
-    def _warn(self, lacks_average: bool) -> None:
-        if lacks_average and not self._has_warned:
-            self._has_warned = True
-            warnings.warn(
-                "FusedEmaAdam: the loaded state has no 'ema_params' for trained parameters, or those of a checkpoint"
-                " that torch.optim.AdamW trained without them; their EMA starts from the weights",
-                stacklevel=9,
-            )
 
     def _check_model(self, model: ShardedModel) -> None:
         """Raise if no parameter of a model is one of this optimizer's: the result would have no average."""

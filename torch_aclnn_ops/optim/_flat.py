@@ -73,7 +73,6 @@ class FlatBuffer:
         for param, view in zip(self.params, self.param_views, strict=True):
             view.copy_(param.detach())
         self._all_states = states
-        self.lacks_averages = False  # a checkpoint had no averages for these parameters
         self._adopt_states(param for param in self.params if has_state(states, param))
         self.counts = StepCounts([self.steps])
         # The runs if all parameters have gradients and the same step count.
@@ -124,7 +123,7 @@ class FlatBuffer:
         places = {param: i for i, param in enumerate(self.params)}
         for param in params:
             i, state = places[param], self._all_states[param]
-            self.lacks_averages |= init_missing_state(state, param, self.states["exp_avg"].dtype)
+            init_missing_state(state, param, self.states["exp_avg"].dtype)
             views = {name: self._view(buffer, i) for name, buffer in self.states.items()}
             # On a device, writes are found by the version counter, which a separate storage does not share.
             step = dlpack.from_dlpack(self.steps[i]) if self.steps.is_cpu else self.steps[i]

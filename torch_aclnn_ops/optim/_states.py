@@ -63,8 +63,8 @@ def normalize_state(
     return converted
 
 
-def init_missing_state(state: dict[str, Any], param: Tensor, dtype: torch.dtype) -> bool:
-    """Initialize missing entries of a state; return whether the average of an already trained parameter was missing."""
+def init_missing_state(state: dict[str, Any], param: Tensor, dtype: torch.dtype) -> None:
+    """Initialize missing entries of a state."""
     # A new dict, so that the state is unchanged after an exception.
     new = normalize_state(state, param, dtype, copies_step=False)
     if "step" not in new:
@@ -74,14 +74,12 @@ def init_missing_state(state: dict[str, Any], param: Tensor, dtype: torch.dtype)
             new[name] = torch.zeros_like(param, dtype=dtype)
     if dtype != param.dtype and "master_params" not in new:
         new["master_params"] = param.detach().to(dtype)
-    lacks_average = "ema_params" not in new and "exp_avg" in state
     if "ema_params" not in new:
         weights = param.detach() if dtype == param.dtype else new["master_params"]
         new["ema_params"] = weights.clone()
     state.update(new)
     if dtype == param.dtype:
         state.pop("master_params", None)
-    return lacks_average
 
 
 def describe_params(optimizer: Optimizer, params: Iterable[Tensor]) -> str:
@@ -105,18 +103,18 @@ def _format_ranges(indices: Iterable[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in pairs)
 
 
-def warn_of_missing_averages(optimizer: Optimizer) -> bool:
-    """Warn if a loaded state has the averages of some trained parameters only; return whether it does."""
-    trained = [(param, state) for param, state in states_of_params(optimizer.state) if "exp_avg" in state]
-    lacking = [param for param, state in trained if "ema_params" not in state]
-    is_partial = 0 < len(lacking) < len(trained)
-    if is_partial:
+def warn_of_missing_ema_params(optimizer: Optimizer) -> None:
+    """Warn if a loaded state has no EMA weights for some of the trained parameters."""
+    lacking = [
+        param for param, state in states_of_params(optimizer.state) if "exp_avg" in state and "ema_params" not in state
+    ]
+    if lacking:
         warnings.warn(
-            "FusedEmaAdam.load_state_dict: the state dict has 'ema_params' for some parameters, but not for"
-            f" {describe_params(optimizer, lacking)}; their EMA starts from the weights",
+            f"FusedEmaAdam.load_state_dict: the state dict has no 'ema_params' for parameters"
+            f" {describe_params(optimizer, lacking)}, or those from before torch.optim.AdamW trained them; their EMA"
+            " starts from the weights",
             stacklevel=4,
         )
-    return is_partial
 
 
 def sync_master_from_param(master: Tensor, param: Tensor) -> None:

@@ -196,7 +196,7 @@ def _start_missing_averages(optimizer: Any) -> None:
         for param in group["params"]:
             state = optimizer.state.get(param, {})
             if "exp_avg" in state and "ema_params" not in state:
-                optimizer._warn(init_missing_state(state, param, dtype_of_states(param, group["master_weights"])))
+                init_missing_state(state, param, dtype_of_states(param, group["master_weights"]))
 
 
 def _keep_change(entry: _Entry) -> None:

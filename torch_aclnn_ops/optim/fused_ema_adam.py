@@ -283,7 +283,6 @@ class FusedEmaAdam(AveragingOptimizer):
         for buffer in flat_group.buffers:
             buffer.counts.observe(options.found_inf, self._captures)
             work.runs.append((buffer, buffer.gather(self._captures)))
-            self._warn(buffer.lacks_averages)
             work.steps.append(buffer.steps)
             if group["ema_without_grad"]:
                 for listed, from_buffer in zip(work.without_grad, buffer.without_grad(), strict=True):
@@ -315,7 +314,7 @@ class FusedEmaAdam(AveragingOptimizer):
             self._captures.before_new_states()
             for param in all_params:
                 if param.grad is not None or has_state(self.state, param):
-                    self._warn(init_missing_state(self.state[param], param, dtype_of_states(param, given[-1])))
+                    init_missing_state(self.state[param], param, dtype_of_states(param, given[-1]))
             cached = self._cached[i] = CachedState(*given)
         if cached.are_params_modified():
             sync_masters_from_params(cached.masters, cached.params)
