@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import _report, _scale
+from benchmarks import _report
 from benchmarks._figures import write_between
 from benchmarks._harness import is_installed
 from benchmarks._results import RESULTS, ROOT, folder_of, machine, read
@@ -54,8 +54,6 @@ def write_figures(results: Path, images: Path, page: Path | None) -> None:
     """Draw this machine's plots, and write the tables of every machine into the page."""
     for title, text in _report.texts(results).items() if page else ():
         write_between(page, title, text)
-    for title, text in _scale.texts().items() if page else ():
-        write_between(_scale.PAGE, title, text)
     if not is_installed("matplotlib"):
         print("no plots, because matplotlib is not installed: pip install '.[benchmark]'", file=sys.stderr)
         return

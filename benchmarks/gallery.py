@@ -1,14 +1,12 @@
 """The pictures of docs/gallery.md: ``python -m benchmarks.gallery``.
 
-Drawn from what a run of ``examples/train_lm.py`` has left, from the last results of the benchmarks and from
-``torch_aclnn_ops.plan``. ``make gallery`` trains before.
+Drawn from what a run of ``examples/train_lm.py`` has left and from the last results of the benchmarks. ``make gallery``
+trains before.
 """
 
 import argparse
 import sys
 from pathlib import Path
-
-from torch_aclnn_ops.plan import MODELS, plan
 
 from PIL import Image
 
@@ -17,8 +15,6 @@ from benchmarks._report import Rows, sweeps
 from benchmarks._results import RESULTS, ROOT, read
 
 IMAGES = ROOT / "docs" / "images"
-_GIB = 2**30
-_MEMORY = 64  # GiB of a device
 
 
 def newest(name: str) -> Rows | None:
@@ -54,29 +50,6 @@ def _draw(path: Path, group: Rows | None, column: str, title: str) -> bool:
     return True
 
 
-def scale(path: Path) -> bool:
-    """Draw the memory of each device against the number of devices, for the models whose layers are known."""
-    figure = new_figure(3.9)
-    axes = figure.subplots()
-    colors = ("tab:blue", "tab:green", "tab:red")
-    for name, color in zip((name for name, model in MODELS.items() if model.layers), colors, strict=True):
-        plans = [(devices, plan(name, devices)) for devices in (2**power for power in range(1, 12))]
-        plans = [(devices, found) for devices, found in plans if found.others.peak < 4 * _MEMORY * _GIB]
-        for costs, line, label in (("ours", "-", name), ("others", ":", None)):
-            points = [(devices, getattr(found, costs).peak / _GIB) for devices, found in plans]
-            axes.plot(*zip(*points, strict=True), line, color=color, label=label, linewidth=1.6)
-    axes.axhline(_MEMORY, color="black", linestyle="--", linewidth=1, label=f"{_MEMORY} GiB, an Ascend 910B")
-    axes.plot([], [], ":", color="gray", label="without this package")
-    axes.set(xlabel="devices", ylabel="peak, GiB of a device")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(lambda value, _: f"{value:g}")
-    figure.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
-    save(figure, path)
-    return True
-
-
 def demo_loss(path: Path, run: Path) -> bool:
     """Copy the loss curve of a training run; return whether there is one."""
     if not (run / "loss.png").exists():
@@ -95,7 +68,6 @@ def main() -> int:
         "demo_loss": demo_loss(options.output / "demo_loss.png", options.run),
         "memory_vocabulary": memory_vocabulary(options.output / "memory_vocabulary.png"),
         "step_tensors": step_tensors(options.output / "step_tensors.png"),
-        "scale": scale(options.output / "scale.png"),
     }
     for name, is_drawn in drawn.items():
         print(f"{name}: {'drawn' if is_drawn else 'nothing to draw: run make bench, and make gallery'}")

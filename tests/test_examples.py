@@ -317,6 +317,24 @@ def test_a_custom_operator_without_the_host_npu_raises(capsys):
     assert stopped.value.code == 2 and "python -m host_npu" in capsys.readouterr().err
 
 
+def test_the_peak_of_a_model_is_that_of_a_manual_calculation_and_of_the_page(monkeypatch, capsys):
+    page = (ROOT / "docs/scale.md").read_text()
+    command = re.search(r"^python examples/will_it_fit.py (.*)$", page, re.MULTILINE)[1]
+    assert command == "--model llama-3-8b --devices 32 --no-checkpointing --memory 60"
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    assert importlib.import_module("will_it_fit").main(command.split()) == 0
+    printed = capsys.readouterr().out
+    states = 5 * 4 * 8_030_261_248 // 32
+    # 32 layers of two norms, attention with 4096 + 1024 features in 32 heads, and an MLP; and the last norm.
+    a_norm = 8 * 4096 + 4
+    activations = 8192 * (32 * (2 * a_norm + 4 * (4096 + 1024) + 64 * 32 + 8 * 14336) + a_norm)
+    weight, logits = 2 * 128256 * 4096, 8192 * 128256
+    with_operator = 6 * (8192 + 128256) * 4096 + 192 * (32768 + 384 * 4096) + 2**24
+    peaks = [states + activations + weight + head for head in (12 * logits, with_operator)]
+    assert f"peak{peaks[0] / 2**30:>52.2f}{peaks[1] / 2**30:>10.2f}\n" in printed
+    assert f"```text\n{printed}```" in page
+
+
 @pytest.mark.exhaustive
 def test_hugging_faces_trainer_resumes_from_its_checkpoint_with_the_same_averages(output):
     options = "--steps 8 --context 32 --width 16 --batch-size 4 --output".split()

@@ -34,7 +34,6 @@ LAYERS = (
         "torch_aclnn_ops._operator_paths",
         "torch_aclnn_ops.doctor",
         "torch_aclnn_ops.integrations",
-        "torch_aclnn_ops.plan",
         "torch_aclnn_ops.verify",
     ),
 )

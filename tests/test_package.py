@@ -7,6 +7,7 @@ import os
 import pathlib
 import platform
 import re
+import signal
 import subprocess
 import sys
 
@@ -257,6 +258,15 @@ def test_a_report_of_the_doctor_fits_the_terminal_and_shows_all_findings(columns
         assert " ".join(found.found.split()) in " ".join(words) and (found.remedy or "") in " ".join(words)
     width = min(max(int(columns), 40), 100)
     assert all(len(line) <= width or len(line.split()) == 1 for line in lines)
+
+
+def test_the_doctor_ends_quietly_where_nobody_reads_on():
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "torch_aclnn_ops.doctor"]
+    result = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=600)
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (-signal.SIGPIPE, "")
 
 
 @pytest.mark.parametrize("is_broken", [False, True])

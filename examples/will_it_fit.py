@@ -1,0 +1,150 @@
+"""Will a model fit on NPUs? An estimate of the memory of a device in training, with and without this package.
+
+Run ``python examples/will_it_fit.py --model llama-3-8b --devices 32 --memory 60`` from a checkout. It only calculates,
+and needs neither torch nor an NPU. docs/scale.md explains the terms and the assumptions.
+
+Shapes of models are from their ``config.json`` on https://huggingface.co. The workspace is the tiling of CANN's
+aclnnFusedLinearCrossEntropyLossGrad on an Ascend 910B, which has 24 cube cores.
+"""
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+
+from arguments import whole_number_from
+
+GIB = 2**30
+HALF, SINGLE = 2, 4  # bytes of a number
+CUBES = 24
+LIBRARY = 16 * 2**20  # bytes that CANN adds to every workspace
+MOST_DEVICES = 2**16
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """The shape of a Llama: an embedding, layers of attention and gated MLP, and a head that is not tied to it."""
+
+    hidden: int
+    vocab: int
+    layers: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+
+    @property
+    def layer_weights(self) -> int:
+        """Number of weights in the matrices of a layer."""
+        keys = self.hidden // self.heads * self.kv_heads
+        return self.hidden * (2 * self.hidden + 2 * keys + 3 * self.intermediate)
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters without biases."""
+        return self.hidden * (2 * self.vocab + 2 * self.layers + 1) + self.layers * self.layer_weights
+
+
+MODELS = {
+    "llama-2-7b": Model(4096, 32000, 32, 32, 32, 11008),
+    "mistral-7b": Model(4096, 32000, 32, 32, 8, 14336),
+    "qwen2.5-7b": Model(3584, 152064, 28, 28, 4, 18944),
+    "llama-3-8b": Model(4096, 128256, 32, 32, 8, 14336),
+    "qwen2.5-32b": Model(5120, 152064, 64, 40, 8, 27648),
+    "llama-3-70b": Model(8192, 128256, 80, 64, 8, 28672),
+    "qwen2.5-72b": Model(8192, 152064, 80, 64, 8, 29568),
+}
+
+
+def memory(model: Model, devices: int, parallel: int, rows: int, checkpointing: bool) -> dict[str, tuple[int, int]]:
+    """Return the bytes of a device without and with this package, by purpose; the last one is the peak."""
+    own, classes = -(-model.parameters // devices), -(-model.vocab // parallel)
+    logits, results = rows * classes, (rows + classes) * model.hidden
+    saved, layer = of_layers(model, parallel, rows, checkpointing)
+    # log-probabilities, their gradient and that of the logits in float32; then logits and two gradients in 16 bits
+    plain = max(3 * SINGLE * logits, HALF * (logits + results))
+    # both gradients in 16 bits and in float32, and two tiles of each cube core
+    fused = (HALF + SINGLE) * results + 2 * SINGLE * CUBES * (128 * 256 + 384 * model.hidden) + LIBRARY
+    parts = {
+        "weights, gradients, moments and EMA weights": (5 * SINGLE * own,) * 2,
+        "activations that the layers save": (saved,) * 2,
+        "backward pass of a layer": (layer,) * 2,
+        "all-gathered weight of the head": (HALF * classes * model.hidden,) * 2,
+        "backward pass of the head": (plain, fused),
+        "buffers of the optimizer step": (SINGLE * own, LIBRARY),  # AdamW: square roots of second moments
+    }
+
+    def peak(states: int, saved: int, layer: int, weight: int, head: int, step: int) -> int:
+        return states + max(saved + max(layer, weight + head), step)
+
+    without, ours = (peak(*side) for side in zip(*parts.values(), strict=True))
+    return {**parts, "peak": (without, ours)}
+
+
+def of_layers(model: Model, parallel: int, rows: int, checkpointing: bool) -> tuple[int, int]:
+    """Return the bytes that all layers save, and those that the backward pass of one takes besides."""
+    heads, kv_heads, inner = (-(-number // parallel) for number in (model.heads, model.kv_heads, model.intermediate))
+    queries, keys = (model.hidden // model.heads * number for number in (heads, kv_heads))
+    # A norm saves its input in float32 and, in 16 bits, the result before and after the product with its weight.
+    norm = (SINGLE + 2 * HALF) * model.hidden + SINGLE
+    # query, key, value and result, and eight float32 maxima and sums of each head
+    attention = HALF * 2 * (queries + keys) + 2 * 8 * SINGLE * heads
+    gated = HALF * 4 * inner  # both halves, the activation of one, and the product
+    layer = 2 * norm + attention + gated
+    saved = model.layers * (HALF * model.hidden if checkpointing else layer) + norm  # and the last norm
+    recomputed = layer if checkpointing else 0
+    # in a norm four gradients in float32, and those of the residual; in the MLP two more halves, and the residual
+    in_norm, in_mlp = 24 * model.hidden, HALF * 2 * (inner + model.hidden)
+    working = max(in_norm, recomputed + in_mlp, recomputed - gated + in_norm)
+    # FSDP2: weights of this layer and the next, its gradients, and those of the layer before (or the head) in float32
+    weights = model.hidden * (2 * queries + 2 * keys + 3 * inner)
+    reduced = max(weights, model.hidden * -(-model.vocab // parallel))
+    return rows * saved, rows * working + 3 * HALF * weights + SINGLE * reduced
+
+
+def fewest(model: Model, parallel: int, rows: int, checkpointing: bool, limit: int) -> tuple[str, ...]:
+    """Return the number of devices, doubled until the model fits, without and with this package."""
+
+    def first(side: int) -> str:
+        numbers = (parallel * 2**power for power in range(MOST_DEVICES.bit_length()))
+        fits = (n for n in numbers if memory(model, n, parallel, rows, checkpointing)["peak"][side] <= limit)
+        return str(next(fits, "none"))
+
+    return first(0), first(1)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the estimate of the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", choices=MODELS, default="llama-3-8b", help="the shape (default: %(default)s)")
+    for field in dataclasses.fields(Model):
+        name = f"--{field.name.replace('_', '-')}"
+        parser.add_argument(name, type=whole_number_from(1), help="in place of that of --model")
+    parser.add_argument("--devices", type=whole_number_from(1), required=True)
+    parser.add_argument("--tensor-parallel", type=whole_number_from(1), default=1, help="divides --devices")
+    parser.add_argument("--rows", type=whole_number_from(1), default=8192, help="tokens per step of a group")
+    parser.add_argument("--no-checkpointing", action="store_true", help="layers are not recomputed")
+    parser.add_argument("--memory", type=whole_number_from(1), default=64, help="GiB of a device")
+    options = vars(parser.parse_args(arguments))
+    changed = {field.name: options[field.name] for field in dataclasses.fields(Model) if options[field.name]}
+    model = dataclasses.replace(MODELS[options["model"]], **changed)
+    devices, parallel, rows = options["devices"], options["tensor_parallel"], options["rows"]
+    if devices % parallel or model.hidden % model.heads:
+        parser.error(
+            "--devices must be a multiple of --tensor-parallel, and --hidden one of --heads, but they are"
+            f" {devices} and {parallel}, {model.hidden} and {model.heads}"
+        )
+    checkpointing, limit = not options["no_checkpointing"], options["memory"] * GIB
+    found = memory(model, devices, parallel, rows, checkpointing)
+    print(f"{model.parameters:,} parameters on {devices} devices, tensor parallel size {parallel}, {rows} rows")
+    print(f"{'GiB of a device':<46}{'without':>10}{'with':>10}")
+    for what, (without, ours) in found.items():
+        print(f"{what:<46}{without / GIB:>10.2f}{ours / GIB:>10.2f}")
+    answers = ("yes" if peak <= limit else "no" for peak in found["peak"])
+    numbers = fewest(model, parallel, rows, checkpointing, limit)
+    for what, sides in ((f"fits in {options['memory']} GiB", answers), ("devices, doubled until it fits", numbers)):
+        print("{:<46}{:>10}{:>10}".format(what, *sides))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
