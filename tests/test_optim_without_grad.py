@@ -105,7 +105,7 @@ def test_ema_without_grad_false_freezes_the_averages(flatten):
 
 @each_flatten
 @pytest.mark.parametrize("master_weights", [True, False])
-def test_a_16_bit_parameter_is_averaged_from_its_master_weight(master_weights, flatten):
+def test_a_16_bit_parameter_is_ema_updated_from_its_master_weight(master_weights, flatten):
     weight = nn.Parameter(torch.tensor([1.0, 2.0], dtype=torch.bfloat16))
     optimizer = FusedEmaAdam([weight], lr=1e-3, ema_decay=0.75, master_weights=master_weights, flatten=flatten)
     weight.grad = torch.ones_like(weight)

@@ -7,12 +7,12 @@ from typing import Any
 from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops.integrations._step_reports import StepReport
 from torch_aclnn_ops.integrations._trainer_optimizers import (
-    averaged,
-    averaging_optimizers,
+    ema_optimizers,
+    swapped,
     unwrapped,
     warn_of_ignored_learning_rate,
     warn_of_initial_weights,
-    warn_of_lost_averages,
+    warn_of_lost_ema_params,
 )
 
 from transformers import TrainerCallback
@@ -54,7 +54,7 @@ class EmaCallback(TrainerCallback):
 
     def __init__(self, trainer: Any = None) -> None:
         self._trainer: Any = None
-        self._has_best_averages = False
+        self._has_best_ema_params = False
         if trainer is not None:
             self._attach(trainer)
 
@@ -72,9 +72,9 @@ class EmaCallback(TrainerCallback):
             self._attach(_calling_trainer(state))
 
     def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        # The optimizer's averages are the latest, not the best.
-        optimizers = [] if self._has_best_averages else averaging_optimizers([self._trainer.optimizer])
-        with averaged(optimizers, self._trainer.model):
+        # The optimizer's EMA weights are the latest, not the best.
+        optimizers = [] if self._has_best_ema_params else ema_optimizers([self._trainer.optimizer])
+        with swapped(optimizers, self._trainer.model):
             return self._evaluation_loop(*args, **kwargs)
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -83,10 +83,10 @@ class EmaCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Check the optimizer and the training arguments."""
-        self._has_best_averages = False
+        self._has_best_ema_params = False
         self._attach_to_caller(state)
         optimizer = unwrapped(self._trainer.optimizer)
-        if not averaging_optimizers([optimizer]):
+        if not ema_optimizers([optimizer]):
             raise ValueError(
                 f"EmaCallback: the trainer's optimizer must be a FusedEmaAdam, but it is a {type(optimizer).__name__};"
                 " pass optimizer_cls_and_kwargs=(FusedEmaAdam, {...}) or optimizers=(FusedEmaAdam(...), None) to the"
@@ -98,21 +98,21 @@ class EmaCallback(TrainerCallback):
                 f" {FOLDER!r} of trainer.state.best_model_checkpoint"
             )
         warn_of_initial_weights([optimizer], state.max_steps)
-        warn_of_lost_averages([optimizer], state.global_step)
+        warn_of_lost_ema_params([optimizer], state.global_step)
         warn_of_ignored_learning_rate(optimizer, args)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save the model with EMA weights in the checkpoint."""
-        [optimizer] = averaging_optimizers([self._trainer.optimizer])
+        [optimizer] = ema_optimizers([self._trainer.optimizer])
         model = self._trainer.accelerator.unwrap_model(self._trainer.model)
-        averages = optimizer.ema_state_dict(model, full_state_dict=True)  # a collective if the model is sharded
+        ema_params = optimizer.ema_state_dict(model, full_state_dict=True)  # a collective if the model is sharded
         # Of the trial, in a hyperparameter search; both names are private ones of transformers.
         output = getattr(self._trainer, "_get_output_dir")(getattr(self._trainer, "_trial", None))  # noqa: B009
         folder = _folder(Path(output) / f"checkpoint-{state.global_step}", model)
         # PEFT takes the embeddings of prompts from the model, not from state_dict.
-        with averaged([optimizer] if _has_adapters(model) else []):
+        with swapped([optimizer] if _has_adapters(model) else []):
             if args.should_save:
-                model.save_pretrained(folder, state_dict=averages)
+                model.save_pretrained(folder, state_dict=ema_params)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Load the best EMA weights, if the trainer has loaded the best weights."""
@@ -125,7 +125,7 @@ class EmaCallback(TrainerCallback):
             getattr(self._trainer, "_load_best_model")()  # noqa: B009  (a private name of transformers)
         finally:
             state.best_model_checkpoint = best
-        self._has_best_averages = True
+        self._has_best_ema_params = True
 
 
 def _has_adapters(model: Any) -> bool:

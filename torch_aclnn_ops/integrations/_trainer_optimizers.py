@@ -18,7 +18,7 @@ def unwrapped(optimizer: Any) -> Any:
     return getattr(optimizer, "optimizer", optimizer)
 
 
-def averaging_optimizers(optimizers: Iterable[Any]) -> list[FusedEmaAdam]:
+def ema_optimizers(optimizers: Iterable[Any]) -> list[FusedEmaAdam]:
     """Return the optimizers with EMA weights, unwrapped."""
     return [optimizer for optimizer in map(unwrapped, optimizers) if isinstance(optimizer, FusedEmaAdam)]
 
@@ -39,7 +39,7 @@ def warn_of_initial_weights(optimizers: Iterable[FusedEmaAdam], steps: int) -> N
                 return
 
 
-def warn_of_lost_averages(optimizers: Iterable[FusedEmaAdam], step: int) -> None:
+def warn_of_lost_ema_params(optimizers: Iterable[FusedEmaAdam], step: int) -> None:
     """Warn if training resumes at a step without the state of its optimizers, as with ``save_only_model``."""
     if step > 0 and not any(optimizer.state for optimizer in optimizers):
         warnings.warn(
@@ -55,7 +55,7 @@ def warn_of_ignored_learning_rate(optimizer: Any, args: Any) -> None:
     The default of ``learning_rate`` cannot be distinguished from a value that was set.
     """
     is_set = args.learning_rate != type(args).__dataclass_fields__["learning_rate"].default
-    for one in averaging_optimizers([optimizer]):
+    for one in ema_optimizers([optimizer]):
         lr = float(one.defaults["lr"])
         rates = {lr, *(float(group.get("initial_lr", lr)) for group in one.param_groups)}
         if is_set and args.learning_rate not in rates:
@@ -67,7 +67,7 @@ def warn_of_ignored_learning_rate(optimizer: Any, args: Any) -> None:
 
 
 @contextmanager
-def averaged(optimizers: Sequence[FusedEmaAdam], model: torch.nn.Module | None = None) -> Iterator[None]:
+def swapped(optimizers: Sequence[FusedEmaAdam], model: torch.nn.Module | None = None) -> Iterator[None]:
     """Swap the parameters of optimizers with their EMA weights for the duration of a ``with`` block.
 
     The swap restores the dtype of the optimizers' parameters if the block converts the model, as ``bf16_full_eval``

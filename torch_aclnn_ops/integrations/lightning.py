@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from torch_aclnn_ops.integrations._step_reports import StepReport
-from torch_aclnn_ops.integrations._trainer_optimizers import averaged, averaging_optimizers, warn_of_initial_weights
+from torch_aclnn_ops.integrations._trainer_optimizers import ema_optimizers, swapped, warn_of_initial_weights
 from torch_aclnn_ops.ops.ema_adam.kernels import is_dtensor
 
 from torch import Tensor
@@ -48,7 +48,7 @@ class EmaCallback(Callback):
 
     Raises:
         RuntimeError: A validation starts inside another one, or the weights are swapped or trained during one.
-        ValueError: At the start of ``fit``, no optimizer averages weights, another callback swaps them too, or a
+        ValueError: At the start of ``fit``, no optimizer has EMA weights, another callback swaps them too, or a
             ``ModelCheckpoint`` has ``save_weights_only``, with which Lightning does not call ``on_save_checkpoint``, or
             the strategy writes checkpoints of several files. Without a ``ModelCheckpoint``, the last is raised by
             ``save_checkpoint``.
@@ -65,12 +65,12 @@ class EmaCallback(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check the optimizers and the other callbacks, and enable gradient clipping."""
         self._has_loaded = False
-        for optimizer in averaging_optimizers(trainer.optimizers):
+        for optimizer in ema_optimizers(trainer.optimizers):
             # Lightning does not clip gradients for an optimizer that unscales them itself. That avoids a
             # synchronization with the device, so it stays on where there is a scaler and no clipping.
             if trainer.gradient_clip_val or trainer.scaler is None:
                 optimizer._step_supports_amp_scaling = False
-        if not averaging_optimizers(trainer.optimizers):
+        if not ema_optimizers(trainer.optimizers):
             found = ", ".join(type(optimizer).__name__ for optimizer in trainer.optimizers) or "none"
             raise ValueError(
                 f"EmaCallback: configure_optimizers must return a FusedEmaAdam, but the optimizers are: {found}"
@@ -94,14 +94,14 @@ class EmaCallback(Callback):
         """Warn if the EMA weights will still be close to the initial weights at the end of the training."""
         steps = trainer.estimated_stepping_batches
         if pl_module.automatic_optimization and steps != float("inf"):
-            warn_of_initial_weights(averaging_optimizers(trainer.optimizers), int(steps))
+            warn_of_initial_weights(ema_optimizers(trainer.optimizers), int(steps))
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Swap the weights with the EMA weights, unless the weights are those of a checkpoint."""
         if self._swap is not None:
             raise RuntimeError("EmaCallback: a validation begins inside another one; let the first one end")
         self._has_loaded |= trainer.state.fn != "fit" and trainer.ckpt_path is not None
-        swap = averaged([] if self._has_loaded else averaging_optimizers(trainer.optimizers), trainer.model)
+        swap = swapped([] if self._has_loaded else ema_optimizers(trainer.optimizers), trainer.model)
         swap.__enter__()
         self._swap = swap
 
@@ -127,9 +127,9 @@ class EmaCallback(Callback):
         weights = checkpoint["state_dict"]
         _check_strategy_saves_full_tensors(trainer, weights)
         checkpoint[_WEIGHTS], checkpoint["state_dict"] = weights, dict(weights)
-        optimizers = averaging_optimizers(trainer.optimizers)
+        optimizers = ema_optimizers(trainer.optimizers)
         if _has_other_entries(pl_module, optimizers):
-            with averaged(optimizers):
+            with swapped(optimizers):
                 copies = trainer.strategy.lightning_module_state_dict().items()
                 checkpoint["state_dict"] = {k: v.clone() if isinstance(v, Tensor) else v for k, v in copies}
             return
@@ -137,10 +137,10 @@ class EmaCallback(Callback):
             entries = pl_module.state_dict(keep_vars=True).items()
             own = {name for name, value in entries if isinstance(value, Tensor) and value in optimizer.state}
             is_sharded = any(map(is_dtensor, pl_module.parameters()))  # then only the first rank has weights
-            averages = optimizer.ema_state_dict(pl_module, full_state_dict=is_sharded) if own else {}
+            copies = optimizer.ema_state_dict(pl_module, full_state_dict=is_sharded) if own else {}
             # Lightning's names of a sharded model lack the prefix of torch.compile.
             names = {name if name in weights else name.replace("_orig_mod.", ""): name for name in own}
-            checkpoint["state_dict"].update({saved: averages[names[saved]] for saved in names.keys() & weights.keys()})
+            checkpoint["state_dict"].update({saved: copies[names[saved]] for saved in names.keys() & weights.keys()})
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Load the weights to resume ``fit``."""

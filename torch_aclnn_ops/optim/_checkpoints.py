@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch_aclnn_ops._nested import map_nested
 from torch_aclnn_ops.ops.ema_adam.kernels import is_dense, is_dtensor, is_plain, local
 from torch_aclnn_ops.optim._options import options_of
-from torch_aclnn_ops.optim._states import AVERAGES
+from torch_aclnn_ops.optim._states import TENSOR_STATES
 
 import torch
 from torch import Tensor
@@ -215,7 +215,7 @@ def _loaded_states(all_saved: Mapping[Any, Any], places: Mapping[Hashable, _Plac
 def _loaded_state(saved: Any, place: _Place, storages: set[int]) -> dict[str, Any]:
     param, owner, group_step, is_torchs = place
     _require(isinstance(saved, Mapping), f"the state of {owner}", "a dict", saved, TypeError)
-    known = (*_ADAM_STATE, *AVERAGES)
+    known = (*_ADAM_STATE, *TENSOR_STATES)
     # PyTorch has an empty dict in place of each entry that a flattened state dict lacks.
     state = {name: value for name, value in saved.items() if name not in known or not _is_empty_dict(value)}
     if is_torchs:
@@ -228,7 +228,7 @@ def _loaded_state(saved: Any, place: _Place, storages: set[int]) -> dict[str, An
     for name, value in state.items():
         if name == "step":
             state[name] = _loaded_step(value, owner)
-        elif name in AVERAGES:
+        elif name in TENSOR_STATES:
             _require(isinstance(value, Tensor), f"{name} of {owner}", "a tensor", value, TypeError)
             for holds, accepted_for in _TENSOR_RULES:
                 _require(holds(value, param), f"{name} of {owner}", accepted_for(param), value)

@@ -38,7 +38,7 @@ class Run(NamedTuple):
     grads: Tensor
     exp_avgs: Tensor
     exp_avg_sqs: Tensor
-    averages: Tensor
+    ema_params: Tensor
     steps: Tensor
     weights: Tensor
 
@@ -253,10 +253,10 @@ class FlatBuffer:
         """Return the parameters without a gradient that have a state."""
         if self._has_all_grads:
             return ParamsWithoutGrad([], [], [])
-        is_averaged = [param.grad is None and has_state(self._all_states, param) for param in self.params]
-        runs = self._runs(is_averaged, [0] * len(self.params))
+        is_ema_updated = [param.grad is None and has_state(self._all_states, param) for param in self.params]
+        runs = self._runs(is_ema_updated, [0] * len(self.params))
         return ParamsWithoutGrad(
-            [run.masters for run in runs], [run.averages for run in runs], [run.steps for run in runs]
+            [run.masters for run in runs], [run.ema_params for run in runs], [run.steps for run in runs]
         )
 
     def begin(self, runs: list[Run]) -> None:

@@ -8,7 +8,7 @@ from operator import attrgetter, is_
 from typing import Any
 
 from torch_aclnn_ops.ops.ema_adam.kernels import is_plain, local
-from torch_aclnn_ops.optim._states import AVERAGES
+from torch_aclnn_ops.optim._states import TENSOR_STATES
 
 import torch
 from torch import Tensor
@@ -139,7 +139,7 @@ def _check_shapes(param: Tensor, name: str, state: Mapping[str, Any]) -> None:
             f"FusedEmaAdam: {name} has the shape {list(param.shape)}, but its gradient has {list(param.grad.shape)};"
             " recompute the gradient"
         )
-    for key in AVERAGES:
+    for key in TENSOR_STATES:
         value = state.get(key)
         if isinstance(value, Tensor) and value.shape != param.shape:
             raise RuntimeError(

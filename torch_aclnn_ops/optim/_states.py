@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 # The names of the first two are PyTorch's; "ema_params" is also used by MindSpeed and torchtitan.
-AVERAGES = ("exp_avg", "exp_avg_sq", "ema_params", "master_params")
+TENSOR_STATES = ("exp_avg", "exp_avg_sq", "ema_params", "master_params")
 _16_BIT = (torch.float16, torch.bfloat16)
 
 
@@ -46,7 +46,7 @@ def normalize_state(
         step = state["step"]
         step = step.detach() if isinstance(step, Tensor) else torch.tensor(step, device="cpu")
         converted["step"] = step.reshape(()).to(param.device, torch.int64, copy=copies_step)
-    for name in AVERAGES:
+    for name in TENSOR_STATES:
         value = state.get(name)
         if isinstance(value, Tensor):
             if value.shape != param.shape:

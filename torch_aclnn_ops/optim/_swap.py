@@ -13,7 +13,7 @@ from torch_aclnn_ops._numerics import HALF_DTYPES, half_dtypes
 from torch_aclnn_ops._torch_compat.fsdp import is_in_fsdp1_unit
 from torch_aclnn_ops.ops.ema_adam.kernels import is_plain, local
 from torch_aclnn_ops.optim._memory import check_memory
-from torch_aclnn_ops.optim._sharding import FsdpUnits
+from torch_aclnn_ops.optim._sharded import FsdpUnits
 from torch_aclnn_ops.optim._states import describe_params, dtype_of_states, init_missing_state, states_of_params
 
 import torch
@@ -90,7 +90,7 @@ class Swap(ContextDecorator):
 class _Entry(NamedTuple):
     param: Tensor
     weights: Tensor  # a copy
-    average: Tensor | None  # none before the first step
+    ema_param: Tensor | None  # none before the first step
     storage: ReferenceType[torch.UntypedStorage]  # of the parameter, which a conversion replaces
 
 
@@ -105,7 +105,7 @@ class Exchange:
             self._fsdp_units.reshard()  # before reading the parameters: FSDP1 makes them views of unsharded weights
         check_memory(optimizer.param_groups, states)
         with torch.inference_mode(False), torch.no_grad():  # the weights may become the data of the parameters
-            _start_missing_averages(optimizer)
+            _start_missing_ema_params(optimizer)
             params = list(chain.from_iterable(group["params"] for group in optimizer.param_groups))
             others = [one for one in params if "ema_params" not in states.get(one, ()) and not is_lazy(one)]
             owners = [param for param, state in states_of_params(states) if "ema_params" in state]
@@ -119,8 +119,8 @@ class Exchange:
     def enter(self) -> None:
         """Write the EMA weights to the parameters."""
         for entry in self._entries:
-            if entry.average is not None:
-                local(entry.param).copy_(entry.average)
+            if entry.ema_param is not None:
+                local(entry.param).copy_(entry.ema_param)
         self._publish_writes()
 
     @torch.no_grad()
@@ -174,9 +174,9 @@ class Exchange:
         self._fsdp_units.synchronize()
 
 
-def _entry(param: Tensor, average: Tensor | None) -> _Entry:
+def _entry(param: Tensor, ema_param: Tensor | None) -> _Entry:
     shard = local(param)
-    return _Entry(param, shard.clone(), None if average is None else local(average), ref(shard.untyped_storage()))
+    return _Entry(param, shard.clone(), None if ema_param is None else local(ema_param), ref(shard.untyped_storage()))
 
 
 def _try_all(writes: Mapping[Tensor, Callable[[], object]]) -> dict[Tensor, Exception]:
@@ -190,7 +190,7 @@ def _try_all(writes: Mapping[Tensor, Callable[[], object]]) -> dict[Tensor, Exce
     return errors
 
 
-def _start_missing_averages(optimizer: Any) -> None:
+def _start_missing_ema_params(optimizer: Any) -> None:
     """Let EMA weights start from the weights if a loaded state, such as that of AdamW, has none."""
     for group in optimizer.param_groups:
         for param in group["params"]:
@@ -201,18 +201,18 @@ def _start_missing_averages(optimizer: Any) -> None:
 
 def _keep_change(entry: _Entry) -> None:
     """Copy changed elements of a parameter to its EMA weights; unchanged ones keep their precision."""
-    param, average, given = local(entry.param), entry.average, entry.weights
+    param, ema_param, given = local(entry.param), entry.ema_param, entry.weights
     has_been_converted = param.untyped_storage() is not entry.storage()  # possibly there and back
-    if average is not None and not has_been_converted and average.dtype == param.dtype == given.dtype:
-        average.copy_(param)
+    if ema_param is not None and not has_been_converted and ema_param.dtype == param.dtype == given.dtype:
+        ema_param.copy_(param)
         return
-    before = given if average is None else average
+    before = given if ema_param is None else ema_param
     # Compared in all 16-bit dtypes, some of which a device lacks; trainers may move states to the host after training.
     before = before if half_dtypes(before.device.type) == HALF_DTYPES else before.cpu()
     param = param.to(before.device)
     is_untouched = _is_untouched(before.to(given.dtype), param, has_been_converted)
-    if average is not None:
-        average.copy_(torch.where(is_untouched, before, param.to(average.dtype)))
+    if ema_param is not None:
+        ema_param.copy_(torch.where(is_untouched, before, param.to(ema_param.dtype)))
     elif not (is_untouched | before.isnan()).all():
         raise RuntimeError("which they do not have before their first step")
 

@@ -1,4 +1,4 @@
-"""Averages of parameters without a gradient, which continue to be updated in each step."""
+"""EMA weights of parameters without a gradient, which continue to be updated in each step."""
 
 from collections import defaultdict
 from typing import NamedTuple
@@ -18,12 +18,12 @@ class ParamsWithoutGrad(NamedTuple):
     """
 
     weights: list[Tensor]
-    averages: list[Tensor]
+    ema_params: list[Tensor]
     steps: list[Tensor]
 
 
-def update_averages(params: ParamsWithoutGrad, steps: list[Tensor], options: Options, schedule: EmaSchedule) -> None:
-    """Update the averages of these parameters.
+def update_ema_params(params: ParamsWithoutGrad, steps: list[Tensor], options: Options, schedule: EmaSchedule) -> None:
+    """Update the EMA weights of these parameters.
 
     Their step counts do not advance, so the schedule uses the largest step count of all parameters of the optimizer:
     ``steps`` are the counts of all of them after this step.
@@ -33,13 +33,13 @@ def update_averages(params: ParamsWithoutGrad, steps: list[Tensor], options: Opt
     if found_inf is not None and (torch.compiler.is_compiling() or not found_inf.is_cpu):
         applies = found_inf.reshape(()) == 0
         weight = (applies.to(weight.device) if isinstance(weight, Tensor) else applies) * weight
-    weights, averages = ([local(tensor) for tensor in tensors] for tensors in params[:2])
+    weights, ema_params = ([local(tensor) for tensor in tensors] for tensors in params[:2])
     if isinstance(weight, Tensor):
-        for old, new in zip(averages, weights, strict=True):
+        for old, new in zip(ema_params, weights, strict=True):
             old.lerp_(new, weight.to(old.device, old.dtype))
     elif weight != 0:
         by_device: defaultdict[object, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
-        for old, new in zip(averages, weights, strict=True):
+        for old, new in zip(ema_params, weights, strict=True):
             for listed, tensor in zip(by_device[old.device, new.device], (old, new), strict=True):
                 listed.append(tensor)
         for lists in by_device.values():

@@ -8,7 +8,7 @@ from torch_aclnn_ops._call_log import is_explaining
 from torch_aclnn_ops._torch_compat.fsdp import is_in_fsdp1_unit
 from torch_aclnn_ops.ops.ema_adam.kernels import Options, TensorLists, note_partial_update
 from torch_aclnn_ops.optim import _steps
-from torch_aclnn_ops.optim._averages import AveragingOptimizer
+from torch_aclnn_ops.optim._ema_params import EmaOptimizer
 from torch_aclnn_ops.optim._flat import FlatBuffer, Run
 from torch_aclnn_ops.optim._flat_group import FlatGroup
 from torch_aclnn_ops.optim._memory import check_memory, check_params
@@ -21,7 +21,7 @@ from torch_aclnn_ops.optim._states import (
     sync_masters_from_params,
 )
 from torch_aclnn_ops.optim._swap import check_outside_swap, outside_swap
-from torch_aclnn_ops.optim._without_grad import ParamsWithoutGrad, update_averages
+from torch_aclnn_ops.optim._without_grad import ParamsWithoutGrad, update_ema_params
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ class Work(NamedTuple):
     runs: list[tuple[FlatBuffer, list[Run]]]
 
 
-class FusedEmaAdam(AveragingOptimizer):
+class FusedEmaAdam(EmaOptimizer):
     r"""Adam, with L2 or decoupled weight decay, and an exponential moving average (EMA) of the weights, in one step.
 
     With :math:`g_t` the gradient of step :math:`t`, negated if ``maximize``, a parameter :math:`\theta`, its moments
@@ -299,8 +299,8 @@ class FusedEmaAdam(AveragingOptimizer):
                 _steps.step_cached(self._cached[i], work.tensors, options, schedule, self._captures)
         steps = [step for work in all_work for step in work.steps]
         for work, (options, schedule) in zip(all_work, parsed, strict=True):
-            if work.without_grad.averages:
-                update_averages(work.without_grad, steps, options, schedule)
+            if work.without_grad.ema_params:
+                update_ema_params(work.without_grad, steps, options, schedule)
 
     def _init_group(self, i: int, is_flattened: bool, have_moved: bool, *lists: list[Tensor]) -> None:
         """Fill ``TensorLists``, ``ParamsWithoutGrad``, and lists of all parameters that are not flattened.
@@ -325,8 +325,8 @@ class FusedEmaAdam(AveragingOptimizer):
         for listed, values in zip(lists[:7], all_lists, strict=True):
             listed += values if has_all else compress(values, has_grad)
         if group["ema_without_grad"] and not has_all:
-            is_averaged = [not has for has in has_grad]
+            is_ema_updated = [not has for has in has_grad]
             for listed, values in zip(lists[7:10], (cached.masters, *cached.lists[2:]), strict=True):
-                listed += compress(values, is_averaged)
+                listed += compress(values, is_ema_updated)
         for listed, values in zip(lists[10:], (cached.lists[3], cached.masters, cached.params), strict=True):
             listed += values

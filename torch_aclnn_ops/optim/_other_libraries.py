@@ -1,11 +1,13 @@
-"""State dicts in the layout of MindSpeed's FusedEmaAdamW."""
+"""What other libraries need: state dicts in MindSpeed's layout, and the optimizer inside their wrappers."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from torch_aclnn_ops._checks import describe
+from torch_aclnn_ops.optim.fused_ema_adam import FusedEmaAdam
 
 import torch
+from torch.optim.optimizer import Optimizer
 
 
 def to_mindspeed_state_dict(state_dict: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,3 +60,39 @@ def to_mindspeed_state_dict(state_dict: Mapping[str, Any]) -> dict[str, Any]:
             states[key] = {name: states[key][name] for name in names}
         groups.append({**group, "step": torch.tensor(steps.pop() if steps else 0, dtype=torch.int64)})
     return {**state_dict, "state": states, "param_groups": groups}
+
+
+def unwrap(optimizer: Optimizer) -> FusedEmaAdam:
+    """Return the :class:`FusedEmaAdam` inside wrappers, to call its own methods, such as ``swap_ema_params()``.
+
+    A wrapper has the wrapped optimizer as ``optimizer`` or ``optim``, for example the result of
+    ``accelerator.prepare``. That of a :class:`torch.distributed.optim.ZeroRedundancyOptimizer` is not returned, because
+    it has only the parameters and EMA weights of its rank.
+
+    Args:
+        optimizer: A wrapper, or the optimizer itself.
+
+    Raises:
+        RuntimeError: ``optimizer`` is a ``ZeroRedundancyOptimizer``.
+        TypeError: There is no ``FusedEmaAdam`` inside.
+
+    Example:
+        >>> import torch
+        >>> optimizer = FusedEmaAdam(torch.nn.Linear(2, 1).parameters())
+        >>> unwrap(optimizer) is optimizer
+        True
+    """
+    inner: object = optimizer
+    while not isinstance(inner, FusedEmaAdam):
+        if hasattr(inner, "consolidate_state_dict"):
+            raise RuntimeError(
+                f"unwrap: optimizer must have the EMA weights of all parameters, but the FusedEmaAdam in a"
+                f" {type(inner).__name__} has those of its rank; after consolidate_state_dict(), its state_dict() has"
+                " all of them as 'ema_params'"
+            )
+        inner = getattr(inner, "optimizer", None) or getattr(inner, "optim", None)
+        if inner is None:
+            raise TypeError(
+                f"unwrap: optimizer must be a FusedEmaAdam or have one inside, but it is {describe(optimizer)}"
+            )
+    return inner

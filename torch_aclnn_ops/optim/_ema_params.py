@@ -13,7 +13,7 @@ from torch_aclnn_ops.optim._counts import Captures
 from torch_aclnn_ops.optim._flat_group import FlatGroup
 from torch_aclnn_ops.optim._memory import Placement, check_memory
 from torch_aclnn_ops.optim._options import CheckedOptions
-from torch_aclnn_ops.optim._sharding import ShardedModel
+from torch_aclnn_ops.optim._sharded import ShardedModel
 from torch_aclnn_ops.optim._states import (
     CachedState,
     dtype_of_states,
@@ -31,7 +31,7 @@ from torch.optim.optimizer import Optimizer, ParamsT
 _BASE_OPTIONS = {"differentiable"}  # added to the defaults by torch's base class
 
 
-class AveragingOptimizer(Optimizer):
+class EmaOptimizer(Optimizer):
     """Base class of optimizers that keep the EMA weights of each parameter as ``ema_params`` in its state."""
 
     _flatten = False
@@ -116,12 +116,12 @@ class AveragingOptimizer(Optimizer):
         """
         _check_is_module("ema_state_dict", model)
         check_bool("ema_state_dict", "full_state_dict", full_state_dict)
-        contents, failure = self._averaged_state_dict(ShardedModel(model), full_state_dict)
+        contents, failure = self._gathered_state_dict(ShardedModel(model), full_state_dict)
         if failure is not None:
             raise failure
         return contents
 
-    def _averaged_state_dict(self, model: ShardedModel, is_full: bool) -> tuple[dict[str, Any], Exception | None]:
+    def _gathered_state_dict(self, model: ShardedModel, is_full: bool) -> tuple[dict[str, Any], Exception | None]:
         """Return :meth:`ema_state_dict`, and the exception of this rank, if any, after all ranks have gathered."""
         if not model.has_fsdp1:  # for FSDP1 the swap checks the parameters after resharding
             check_memory(self.param_groups, self.state)
@@ -134,16 +134,15 @@ class AveragingOptimizer(Optimizer):
             if has_others:
                 model.read_state_dict()
             if is_full and model.is_sharded:
-                return model.gather_averages(states)
+                return model.gather_ema_params(states)
             contents = model.state_dict()
             copies: dict[int, Tensor] = {}  # tied weights share one
             for name, value in contents.items():
                 if isinstance(value, Tensor):
                     if id(value) not in copies:
-                        average = states.get(value, {}).get("ema_params", value)
-                        if average.device != value.device:  # the model was moved after the last step
-                            average = average.to(value.device)
-                        copies[id(value)] = average.detach().to(value.dtype, copy=True)
+                        weights = states.get(value, {}).get("ema_params", value)
+                        # The model may have been moved after the last step.
+                        copies[id(value)] = weights.detach().to(value.device, value.dtype, copy=True)
                     contents[name] = copies[id(value)]
             return contents, None
 
@@ -173,7 +172,7 @@ class AveragingOptimizer(Optimizer):
                 f"FusedEmaAdam.save_ema_model: path must be a str or an os.PathLike, but it is {describe(path)}"
             )
         sharded_model = ShardedModel(model)
-        contents, failure = self._averaged_state_dict(sharded_model, True)
+        contents, failure = self._gathered_state_dict(sharded_model, True)
         sharded_model.save_on_one_rank(contents, path, failure)
 
     @torch.no_grad()
@@ -279,7 +278,7 @@ class AveragingOptimizer(Optimizer):
         self.register_state_dict_post_hook(_checkpoints.export_steps, prepend=True)
 
     def _check_model(self, model: ShardedModel) -> None:
-        """Raise if no parameter of a model is one of this optimizer's: the result would have no average."""
+        """Raise if no parameter of a model is one of this optimizer's: the result would have no EMA weights."""
         own = {id(param) for group in self.param_groups for param in group["params"]}
         params = model.parameters()
         if params and not any(id(param) in own for param in params):

@@ -118,8 +118,8 @@ class ShardedModel:
             return list(self.module.parameters())
         return [value for value in self._contents.values() if isinstance(value, nn.Parameter)]
 
-    def gather_averages(self, states: Mapping[Tensor, Any]) -> tuple[dict[str, Any], Exception | None]:
-        """Gather the full state dict, with averages in place of the parameters, on the CPU of the first rank.
+    def gather_ema_params(self, states: Mapping[Tensor, Any]) -> tuple[dict[str, Any], Exception | None]:
+        """Gather the full state dict, with EMA weights in place of the parameters, on the CPU of the first rank.
 
         Args:
             states: The optimizer's states; none if the parameters are swapped, which FSDP1 needs.
