@@ -1,17 +1,44 @@
 """How many operators a loss on a head launches on an NPU, each of which costs the device and its host microseconds."""
 
+from collections import Counter
+
+from torch_aclnn_ops import functional as F
 from torch_aclnn_ops import ops
 
+import pytest
 import torch
 
 from benchmarks._launches import count_launches
+from tests._contract import Maker
 from tests.npu._linear_cross_entropy import linear_case
 
-FUSED = {
-    "aclnnFusedLinearOnlineMaxSum": 1,
-    "aclnnFusedCrossEntropyLossWithMaxSum": 1,
-    "aclnnFusedLinearCrossEntropyLossGrad": 1,
+FUSED = Counter(
+    ["aclnnFusedLinearOnlineMaxSum", "aclnnFusedCrossEntropyLossWithMaxSum", "aclnnFusedLinearCrossEntropyLossGrad"]
+)
+# Forward and backward, with CANN's three.
+LAUNCHES = {
+    "mean": ({}, 27),
+    "sum": ({"reduction": "sum"}, 24),
+    "none": ({"reduction": "none"}, 23),
+    "zero_if_all_ignored": ({"zero_if_all_ignored": True}, 30),
+    "an ignore_index that is a class": ({"ignore_index": 5}, 29),
+    "class weights": ({"weight": Maker(torch.float32).probability(160)}, 33),
+    "token weights": ({"token_weight": Maker(torch.float32).probability(24)}, 32),
 }
+
+
+@pytest.mark.parametrize(("options", "number"), LAUNCHES.values(), ids=LAUNCHES)
+def test_a_loss_launches_little_around_cann_s_three_operators(options, number):
+    input, weight, target = (tensor.npu() for tensor in linear_case(torch.bfloat16))
+    leaves = input.requires_grad_(), weight.requires_grad_()
+    options = {name: value.npu() if isinstance(value, torch.Tensor) else value for name, value in options.items()}
+
+    def call():
+        loss = F.linear_cross_entropy(*leaves, target, **options)
+        torch.autograd.grad(loss, leaves, torch.ones_like(loss))
+
+    launches = count_launches(call)
+    assert launches.total() == number and launches & FUSED == FUSED
 
 
 def test_the_raw_operators_launch_cann_s_and_nothing_else():

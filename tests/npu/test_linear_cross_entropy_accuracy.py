@@ -86,6 +86,18 @@ def test_logits_that_are_rounded_by_more_than_float32_can_exponentiate_have_a_fi
         torch.testing.assert_close(losses.cpu().double(), expected, rtol=0.02, atol=1000)
 
 
+@pytest.mark.parametrize("options", [{}, {"reduction": "none"}, {"lse_square_scale": 0.1}], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_gradient_of_an_ignored_row_with_large_logits_is_zero(dtype, options):
+    *tensors, target = rows_sure_of_a_class(dtype, 30.0)
+    target[::2] = -100
+    leaves = [tensor.npu().requires_grad_() for tensor in tensors]
+    assert linear(*leaves).max() > 100  # exp of it is infinite
+    linear_cross_entropy(*leaves, target.npu(), **options).sum().backward()
+    assert not leaves[0].grad[::2].any()
+    assert all(leaf.grad.isfinite().all() for leaf in leaves)
+
+
 def test_the_targets_logits_are_computed_in_chunks_of_rows(monkeypatch):
     input, weight, target = (tensor.npu() for tensor in rows_sure_of_a_class(torch.bfloat16))
     losses = linear_cross_entropy(input, weight, target, reduction="none")

@@ -2,6 +2,7 @@
 
 =============================  =====================================================================================
 few logits                     ``few_logits``: ``cross_entropy(linear(...))``, which has every derivative
+by CANN's fused operators      ``fused_loss``: from the losses of all rows, without a z-loss and further outputs
 other scalar losses            ``loss_with_gradients``: computed together with its gradients, chunk by chunk
 everything else                ``loss_of_statistics``: from differentiable statistics of each row, which are computed by
                                CANN's fused operators or in chunks, for each position of a K-dimensional loss, or by
@@ -29,6 +30,7 @@ from torch_aclnn_ops.functional.linear_cross_entropy._arguments.options import (
 from torch_aclnn_ops.functional.linear_cross_entropy._arguments.torch_function import TorchArguments, to_loss_dtype
 from torch_aclnn_ops.functional.linear_cross_entropy._distributed import check_has_all_classes
 from torch_aclnn_ops.functional.linear_cross_entropy.few_logits import are_few, loss_of_few_logits
+from torch_aclnn_ops.functional.linear_cross_entropy.fused_loss import fused_loss
 from torch_aclnn_ops.functional.linear_cross_entropy.losses import (
     LinearCrossEntropyOutput,
     LossOptions,
@@ -158,38 +160,59 @@ def choose(call: LossCall) -> Callable[[LossCall], _Result]:
         if not has_positions and call.token_weight is None and not torch.compiler.is_compiling():
             if are_few(inputs, call.options):
                 return few_logits
-        can_compute_gradients = call.options.is_scalar and not has_positions and _can_compute_gradients(call)
+        is_ordinary = not has_positions and _is_ordinary(call)
         while head.dim() > 2:  # kernels process the head of one position at a time
             head = head.select(1, 0)
         kernels = choose_kernels(inputs._replace(linear_weight=head) if has_positions else inputs)
-        if can_compute_gradients and kernels.why_not_fused is not None:
+        if is_ordinary and kernels.why_not_fused is None and _can_fuse_loss(call):
+            return _fused_loss
+        if is_ordinary and kernels.why_not_fused is not None and _can_compute_gradients(call):
             return loss_with_gradients
         reduce = partial(autograd.statistics, kernels=kernels)
     return partial(loss_of_statistics, reduce=partial(_reduce_positions, reduce=reduce) if has_positions else reduce)
 
 
-def _can_compute_gradients(call: LossCall) -> bool:
-    """Return whether a scalar loss can be computed together with its gradients.
-
-    This is not possible inside transforms and ``torch.jit.trace``, nor if targets or weights require grad.
-    """
-    inputs, token_weight = call.inputs, call.token_weight
-    if True not in inputs.requested.gradients or in_functorch_transform():
+def _is_ordinary(call: LossCall) -> bool:
+    """Return whether a call is outside of transforms and ``torch.jit.trace``, and no tensor has a tangent."""
+    if in_functorch_transform():
         return False
-    if not torch.compiler.is_compiling():
-        if in_jit_trace():
+    if torch.compiler.is_compiling():
+        return True
+    if in_jit_trace():
+        return False
+    for tensor in (*call.inputs[:5], call.token_weight):
+        if tensor is None:
+            continue
+        if is_functorch_wrapped_tensor(tensor) or is_legacy_batchedtensor(tensor):
             return False
-        for tensor in (*inputs[:5], token_weight):
-            if tensor is None:
-                continue
-            if is_functorch_wrapped_tensor(tensor) or is_legacy_batchedtensor(tensor):
-                return False
-            if forward_ad.unpack_dual(tensor).tangent is not None:
-                return False
-    for tensor in (inputs.target, inputs.class_weight, token_weight):
+        if forward_ad.unpack_dual(tensor).tangent is not None:
+            return False
+    return True
+
+
+def _can_fuse_loss(call: LossCall) -> bool:
+    """Return whether CANN's operators compute the losses of rows, and their gradients, which are those of both."""
+    options, gradients = call.options, call.inputs.requested.gradients
+    if options.lse_square_scale != 0 or options.outputs or torch.compiler.is_compiling():
+        return False
+    return gradients[0] == gradients[1]
+
+
+def _can_compute_gradients(call: LossCall) -> bool:
+    """Return whether a scalar loss can be computed together with its gradients, and nothing else requires grad."""
+    inputs = call.inputs
+    if not call.options.is_scalar or True not in inputs.requested.gradients:
+        return False
+    for tensor in (inputs.target, inputs.class_weight, call.token_weight):
         if tensor is not None and tensor.requires_grad:
             return False
     return True
+
+
+def _fused_loss(call: LossCall) -> _Result:
+    """Compute a loss by CANN's fused operators."""
+    loss = fused_loss(call.inputs, call.token_weight, call.options)
+    return loss.reshape(call.shape) if call.options.reduction == "none" else loss
 
 
 def few_logits(call: LossCall) -> _Result:

@@ -1,5 +1,7 @@
 """Kernels of the linear cross entropy that use CANN's fused operators."""
 
+from typing import NamedTuple
+
 from torch_aclnn_ops._call_log import is_explaining
 from torch_aclnn_ops.ops._head.tiling import slices
 from torch_aclnn_ops.ops.linear_cross_entropy.grad import fused_linear_cross_entropy_loss_grad
@@ -15,46 +17,94 @@ _FEATURES_AT_A_TIME = 2**22  # of the rows of the head at the targets: 16 MiB in
 _LARGEST_ROUNDING = 64.0  # exp of it is finite in float32; only bfloat16 logits from 32,768 on are rounded by more
 
 
+class Reduced(NamedTuple):
+    """What the logits of every row are reduced to, shape (N,) each, and where their classes are."""
+
+    logits_max: Tensor
+    sum_exp_logits: Tensor  # ``sum exp(z - max)``
+    predicted: Tensor  # ``z[target] - max``, 0 for a row without a class
+    target_mask: Tensor  # packed, as CANN's operators take it: 1 for a row without a class
+    masked_target: Tensor  # 0 for a row without a class
+    has_class: Tensor
+
+
+def _reduce(inputs: Inputs) -> Reduced:
+    """Reduce the logits with CANN's operator, which rounds them to 16 bits, and replace the target's by the exact one.
+
+    The gradient is ``exp(z - max) / sum - onehot`` of logits that are not rounded. If the target has nearly all of the
+    probability, its gradient is nearly 0, but with its rounded logit in ``sum`` it would be ``exp(rounding error) - 1``
+    (the error is up to ``|z| / 2**8`` in bfloat16).
+    """
+    logits_max, sum_exp_logits, predicted, target_mask, masked_target, _ = fused_linear_online_max_sum.run(
+        inputs.input, inputs.linear_weight, inputs.target, 0, inputs.linear_weight.shape[0], False
+    )
+    has_class = masked_target == inputs.target
+    if not is_explaining():
+        exact = _target_logits(inputs, masked_target, logits_max)
+        exact = exact.clamp_(predicted - _LARGEST_ROUNDING, predicted + _LARGEST_ROUNDING).where(has_class, predicted)
+        sum_exp_logits = sum_exp_logits.sub_(predicted.exp()).clamp_(min=0).add_(exact.exp())
+        predicted = exact
+    return Reduced(logits_max, sum_exp_logits, predicted, target_mask, masked_target, has_class)
+
+
+def _target_logits(inputs: Inputs, classes: Tensor, logits_max: Tensor) -> Tensor:
+    """Return the logit of one class for each row, minus the maximum, in float32."""
+    input, weight = inputs.input, inputs.linear_weight
+    features = input.shape[1]
+    share = (logits_max / -features).unsqueeze(1)  # of the maximum, added to each feature's product
+    parts = [
+        torch.addcmul(share[rows], weight.index_select(0, classes[rows]), input[rows]).sum(1)
+        for rows in slices(0, input.shape[0], max(_FEATURES_AT_A_TIME // max(features, 1), 1))
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
 def fused_statistics(inputs: Inputs) -> Statistics:
     """Reduce the logits of every row with CANN's operators."""
-    target = inputs.target
-    logits_max, sum_exp_logits, predicted, _, masked_target, _ = fused_linear_online_max_sum.run(
-        inputs.input, inputs.linear_weight, target, 0, inputs.linear_weight.shape[0], False
-    )
-    if not is_explaining():
-        exact = _target_logits(inputs, masked_target) - logits_max
-        sum_exp_logits, predicted = _with_exact_target(sum_exp_logits, predicted, exact, target >= 0)
+    reduced = _reduce(inputs)
     # With a target logit equal to the maximum, the loss of a row is log sum exp(z - max).
     log_sum_exp, _ = fused_cross_entropy_loss_with_max_sum.run(
-        logits_max, sum_exp_logits, torch.zeros_like(predicted), None
+        reduced.logits_max, reduced.sum_exp_logits, torch.zeros_like(reduced.predicted), None
     )
     # Ignored rows must contribute zero even if they are not finite.
-    return Statistics(logits_max, log_sum_exp, predicted).without(target == IGNORED)
+    return Statistics(reduced.logits_max, log_sum_exp, reduced.predicted).without(inputs.target == IGNORED)
 
 
-def _target_logits(inputs: Inputs, classes: Tensor) -> Tensor:
-    """Return the logit of one class for each row, in float32."""
-    input, weight = inputs.input, inputs.linear_weight
-    logits = input.new_empty(classes.shape, dtype=torch.float32)
-    for rows in slices(0, input.shape[0], max(_FEATURES_AT_A_TIME // max(input.shape[1], 1), 1)):
-        torch.sum(weight.index_select(0, classes[rows]).float().mul_(input[rows]), 1, out=logits[rows])
-    return logits
+class FusedRows(NamedTuple):
+    """The losses of all rows, and what their gradients need, shape (N,) each."""
+
+    losses: Tensor  # 0 for an ignored row, nan for a class out of range
+    counts: Tensor  # 1; 0 for an ignored row, nan for a class out of range
+    reduced: Reduced
 
 
-def _with_exact_target(
-    sum_exp_logits: Tensor, predicted: Tensor, exact: Tensor, has_target: Tensor
+def fused_losses(inputs: Inputs, ignore_index: int) -> FusedRows:
+    """Compute the loss of every row with CANN's operators, in few launches; class indices are the caller's."""
+    target = inputs.target
+    ignored = target == ignore_index
+    if 0 <= ignore_index < inputs.linear_weight.shape[0]:
+        target = target.masked_fill(ignored, IGNORED)
+    reduced = _reduce(inputs._replace(target=target))
+    losses, _ = fused_cross_entropy_loss_with_max_sum.run(*reduced[:3], None)
+    counts = reduced.has_class / (reduced.has_class | ignored)  # 0 / 0 for a class out of range
+    return FusedRows(losses.where(reduced.has_class, counts), counts, reduced)
+
+
+def fused_gradients_of_losses(
+    input: Tensor, weight: Tensor, reduced: Reduced, grad_losses: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Replace the target's logit minus the maximum, ``predicted``, by the ``exact`` one, also in the sum.
-
-    CANN rounds the logits to 16 bits before it reduces them, but not for the gradient ``exp(z - max) / sum - onehot``.
-    If the target has nearly all of the probability, its gradient is nearly 0, but with its rounded logit in ``sum`` it
-    would be ``exp(rounding error) - 1``, in bfloat16 up to ``|z| / 2**8``.
-    """
-    # nan for infinite logits, which are kept
-    rounding = (exact - predicted).nan_to_num(0, _LARGEST_ROUNDING, -_LARGEST_ROUNDING)
-    exact = predicted + rounding.clamp(-_LARGEST_ROUNDING, _LARGEST_ROUNDING)
-    others = (sum_exp_logits - predicted.exp()).clamp(min=0)
-    return torch.where(has_target, others + exact.exp(), sum_exp_logits), torch.where(has_target, exact, predicted)
+    """Compute the gradients of input and weight with CANN's operator; those of losses without a class are 0 or nan."""
+    gradients: tuple[Tensor, Tensor] = fused_linear_cross_entropy_loss_grad.run(
+        grad_losses,
+        input,
+        weight,
+        reduced.target_mask,
+        reduced.masked_target,
+        reduced.logits_max,
+        reduced.sum_exp_logits,
+        None,
+    )
+    return gradients
 
 
 def fused_gradients(inputs: Inputs, grad_statistics: Statistics, log_sum_exp: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,7 +127,7 @@ def fused_gradients(inputs: Inputs, grad_statistics: Statistics, log_sum_exp: Te
         inputs.linear_weight,
         is_masked,
         target.clamp(min=0),
-        grad_statistics.logits_max,
+        grad_statistics.logits_max.masked_fill(ignored, torch.inf),  # their exp(z) might overflow, and 0 * inf is nan
         log_sum_exp.exp() * ratio,
         None,
     )

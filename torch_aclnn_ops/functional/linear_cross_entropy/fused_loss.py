@@ -1,0 +1,99 @@
+"""A loss from the losses of all rows, which CANN's fused operators compute together with what their gradients need.
+
+On an NPU every launch costs some microseconds of the host and of the device. What an option needs is launched only if
+it is given, and no choice depends on values, which would synchronize with the device.
+"""
+
+from typing import Any
+
+from torch_aclnn_ops._autograd.derivatives import is_batched, scatter, vjp
+from torch_aclnn_ops._checks import values_are_readable
+from torch_aclnn_ops._torch_compat.derivatives import fast_apply
+from torch_aclnn_ops.functional.linear_cross_entropy.autograd import statistics
+from torch_aclnn_ops.functional.linear_cross_entropy.losses import LossOptions, check_targets
+from torch_aclnn_ops.ops.linear_cross_entropy.fused import Reduced, fused_gradients_of_losses, fused_losses
+from torch_aclnn_ops.ops.linear_cross_entropy.inputs import Inputs
+from torch_aclnn_ops.ops.linear_cross_entropy.kernels import choose_kernels
+from torch_aclnn_ops.ops.linear_cross_entropy.statistics import IGNORED
+
+import torch
+from torch import Tensor
+
+_DIFFERENTIATED = 2  # input and weight
+
+
+class _FusedLossFunction(torch.autograd.Function):
+    """The losses of all rows; it is not used inside transforms."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+        *_, inputs, ignore_index = args
+        losses, counts, reduced = fused_losses(inputs, ignore_index)
+        ctx.save_for_backward(*inputs[:_DIFFERENTIATED], counts, *reduced)
+        ctx.options = inputs.options
+        ctx.mark_non_differentiable(counts, reduced.has_class)
+        ctx.set_materialize_grads(False)
+        return losses, counts, reduced.has_class
+
+    @staticmethod
+    def backward(ctx: Any, grad_losses: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        needed = ctx.needs_input_grad[:_DIFFERENTIATED]
+        if grad_losses is None:
+            return (None,) * 4
+        input, weight, counts, *rest = ctx.saved_tensors
+        reduced = Reduced(*rest)
+        if not all(needed) or torch.is_grad_enabled() or is_batched(grad_losses):
+            target = reduced.masked_target.masked_fill(counts == 0, IGNORED)
+            inputs = Inputs(input, weight, None, target, None, ctx.options)
+            return *_differentiable_gradients(inputs, counts, needed, grad_losses), None, None
+        grad_losses = grad_losses.where(reduced.has_class, counts)
+        return *fused_gradients_of_losses(input, weight, reduced, grad_losses), None, None
+
+
+_apply = fast_apply(_FusedLossFunction)
+
+
+def _differentiable_gradients(
+    inputs: Inputs, counts: Tensor, needed: tuple[bool, ...], grad_losses: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Compute the needed gradients in functions that have every derivative."""
+    names = [name for name, is_needed in zip(Inputs._fields, needed, strict=False) if is_needed]
+
+    def losses(*values: Tensor) -> tuple[Tensor]:
+        given = inputs._replace(**dict[str, Any](zip(names, values, strict=True)))
+        reduced = statistics(given, choose_kernels(given))
+        return (counts * (reduced.log_sum_exp - reduced.predicted),)
+
+    _, pull_back = vjp(losses, *(getattr(inputs, name) for name in names))
+    return scatter(needed, pull_back(grad_losses))
+
+
+def fused_loss(inputs: Inputs, token_weight: Tensor | None, options: LossOptions) -> Tensor:
+    """Compute the loss of class indices in rows, reduced as the options say."""
+    losses: Tensor
+    losses, counts, has_class = _apply(*inputs[:_DIFFERENTIATED], inputs, options.ignore_index)
+    if values_are_readable(counts):
+        check_targets(inputs.target, counts.isnan(), inputs.linear_weight.shape[0], options.ignore_index)
+    weights = _weights(inputs, token_weight, counts, has_class)
+    if weights is not counts:
+        losses = losses * weights
+    if options.reduction == "none":
+        return losses
+    total = losses.sum()
+    if options.reduction == "sum":
+        return total
+    number = weights.sum()
+    if options.zero_if_all_ignored:
+        number = number + (counts.sum() == 0)
+    return total / number  # nan if all rows are ignored; the gradients of ignored rows are 0 then, too
+
+
+def _weights(inputs: Inputs, token_weight: Tensor | None, counts: Tensor, has_class: Tensor) -> Tensor:
+    """Return the weight of every row in a mean."""
+    weights = token_weight
+    if weights is not None:
+        weights = weights + 0 * weights  # nan for an infinite one, which makes the gradients nan, as in torch
+    if inputs.class_weight is not None:
+        of_class = inputs.class_weight[inputs.target.where(has_class, 0)]
+        weights = of_class if weights is None else weights * of_class
+    return counts if weights is None else weights.where(has_class, counts)
