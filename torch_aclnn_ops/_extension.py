@@ -37,7 +37,8 @@ _missing: dict[str, str] = {}
 _operators: dict[str, Operator] = {}
 _checks_values = os.environ.get("TORCH_ACLNN_CHECK_VALUES") == "1"
 
-# Direct entry points of the raw operators, by name; they take all arguments in schema order.
+# Direct entry points of the raw operators, by name; they take all arguments in schema order. The one for lists takes
+# lists of the tensors.
 entries: dict[str, Callable[..., Any]] = {}
 
 # Factories of the C++ autograd functions, by name: given a fallback and dtypes, they return an entry point.
@@ -79,6 +80,7 @@ def load() -> str | None:
     module.check_values(_checks_values)
     functions.update(module.functions)
     entries.update((name, make_entry(_operators[name].dispatch)) for name, make_entry in module.entries.items())
+    entries["apply_fused_ema_adam_list"] = module.apply_fused_ema_adam_list
     return None
 
 

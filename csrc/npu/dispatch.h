@@ -22,7 +22,11 @@ struct Dispatch<Operator, Result (*)(Parameters...)> : RawOperator<Operator, Res
     using RawOperator<Operator, Result (*)(Parameters...)>::handle;
 
     // The kernel for npu tensors. Its first argument is a tensor for every operator; the others must be on its device.
-    static Result kernel(Parameters... arguments) {
+    static Result kernel(Parameters... arguments) { return checked(Operator::run, arguments...); }
+
+    // Calls a function with the operator's arguments as kernel() does: on their device, with the operator's checks.
+    template <class Function>
+    static auto checked(const Function& function, Parameters... arguments) {
         if (checks_values.load(std::memory_order_relaxed)) {
             check_in_python(Operator::name, {c10::IValue(arguments)...}, true);
         }
@@ -39,7 +43,7 @@ struct Dispatch<Operator, Result (*)(Parameters...)> : RawOperator<Operator, Res
         }
         const at::AutoDispatchBelowADInplaceOrView below;
         try {
-            return Operator::run(arguments...);
+            return function(arguments...);
         } catch (const c10::Error&) {
             // Arguments that are invalid on every device raise the same exception everywhere. Other errors are specific
             // to this device: unsupported arguments, and failures.

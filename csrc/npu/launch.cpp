@@ -1,6 +1,5 @@
 #include "launch.h"
 
-#include <c10/core/Allocator.h>
 #include <torch_npu/csrc/core/npu/NPUStream.h>
 #include <torch_npu/csrc/framework/OpCommand.h>
 
@@ -102,17 +101,16 @@ aclTensor* Launch::keep_in_place(const char* parameter, const at::Tensor& tensor
     return call_->tensors_.emplace_back(make_acl_tensor(tensor)).get();
 }
 
-const PhaseTwoCall& Launch::enqueue() {
+Workspace::Workspace(uint64_t size) {
+    if (size > 0) {
+        data_ = c10::GetAllocator(c10::DeviceType::PrivateUse1)->allocate(size);
+    }
+}
+
+const PhaseTwoCall& Launch::enqueue(const Workspace& workspace) {
     // stream() without an argument, or with true, would synchronize with the queue.
     call_->stream_ = GetAclStream == nullptr ? c10_npu::getCurrentNPUStream().stream(false) : GetAclStream();
-    // Freed when this function ends, with phase two still queued: the allocator gives the memory to later work of the
-    // same stream only. To free it on the queue's thread could deadlock with a thread that waits for the queue while it
-    // holds the allocator's lock.
-    c10::DataPtr workspace;
-    if (call_->workspace_size_ > 0) {
-        workspace = c10::GetAllocator(c10::DeviceType::PrivateUse1)->allocate(call_->workspace_size_);
-        call_->workspace_ = workspace.get();
-    }
+    call_->workspace_ = call_->workspace_size_ > 0 ? workspace.get() : nullptr;
     try {
         at_npu::native::OpCommand::RunOpApiV2(operator_name_, [call = call_] { return call->run(); });
     } catch (const std::exception&) {

@@ -3,6 +3,7 @@
 // Phase one runs on the calling thread, so that its errors are raised by the call. Only phase two is queued.
 #pragma once
 
+#include <c10/core/Allocator.h>
 #include <c10/util/SmallVector.h>
 
 #include <atomic>
@@ -61,6 +62,20 @@ class PhaseTwoCall {
     std::string message_;
 };
 
+// Device memory for the phase twos of one stream, which runs them one after the other.
+//
+// It may be freed with phase two still queued: the allocator gives the memory to later work of the same stream only. To
+// free it on the queue's thread could deadlock with a thread that waits for the queue while it holds the allocator's
+// lock.
+class Workspace {
+  public:
+    explicit Workspace(uint64_t size);
+    void* get() const { return data_.get(); }
+
+  private:
+    c10::DataPtr data_;
+};
+
 // One call of an operator: converts its arguments, then queues its phase two.
 class Launch {
   public:
@@ -88,16 +103,19 @@ class Launch {
     // After a failure of phase one the executor must not be used, whether it was set or not.
     void forget_executor() { call_->executor_ = nullptr; }
 
-    // Allocates the workspace and queues phase two; returns its status if there is no queue.
-    const PhaseTwoCall& enqueue();
+    // The bytes of workspace that phase two needs, known after phase one.
+    uint64_t needed_workspace() const { return call_->workspace_size_; }
+
+    // Queues phase two; returns its status if there is no queue.
+    const PhaseTwoCall& enqueue(const Workspace& workspace);
 
   private:
     aclTensor* keep(const char* parameter, const at::Tensor& tensor);
     aclTensor* keep_in_place(const char* parameter, const at::Tensor& tensor);
 
     const std::string& operator_name_;
-    const std::shared_ptr<PhaseTwoCall> call_;
-    const c10::Device device_;
+    std::shared_ptr<PhaseTwoCall> call_;
+    c10::Device device_;
     // Copies of arguments that were in a private format. The allocator orders reuse of their memory by the stream.
     c10::SmallVector<at::Tensor, 1> copies_;
 };
@@ -119,14 +137,22 @@ void describe_to(std::ostream& text, const Argument& argument) {
 
 inline c10::Device device_of_first(const at::Tensor& tensor, const auto&...) { return tensor.device(); }
 
-template <class Operator, size_t... index, class... Arguments>
-void launch_indexed(std::index_sequence<index...>, const Arguments&... arguments) {
-    using Parameters = typename Operator::Parameters;
-    const auto describe_call = [&] {
-        std::ostringstream text;
-        ((text << (index == 0 ? "" : ", ") << Operator::parameters[index] << " ", describe_to(text, arguments)), ...);
-        return text.str();
+template <class Operator, class... Arguments>
+std::string describe_call(const Arguments&... arguments) {
+    std::ostringstream text;
+    size_t index = 0;
+    const auto add = [&](const auto& argument) {
+        text << (index == 0 ? "" : ", ") << Operator::parameters[index] << " ";
+        describe_to(text, argument);
+        ++index;
     };
+    (add(arguments), ...);
+    return text.str();
+}
+
+template <class Operator, size_t... index, class... Arguments>
+Launch prepare_indexed(std::index_sequence<index...>, const Arguments&... arguments) {
+    using Parameters = typename Operator::Parameters;
     static const std::string name = Operator::cann;  // static, because the queue needs a string in every call
     const Functions<Operator>& functions = functions_of<Operator>();
     Launch launch(name, functions.phase_two, device_of_first(arguments...));
@@ -137,22 +163,36 @@ void launch_indexed(std::index_sequence<index...>, const Arguments&... arguments
         launch.forget_executor();
         const std::string message = take_cann_message();
         check_queue(name);  // the cause may be the failure of an earlier call
-        raise_status(Operator::cann, Phase::kOne, status, message, describe_call());
+        raise_status(Operator::cann, Phase::kOne, status, message, describe_call<Operator>(arguments...));
     }
-    const PhaseTwoCall& call = launch.enqueue();
+    return launch;
+}
+
+// Runs phase one with its arguments: tensors, optional tensors, nullptr, InPlace, and numbers of exactly the parameter
+// types of the C function.
+template <class Operator, class... Arguments>
+Launch prepare(const Arguments&... arguments) {
+    static_assert(sizeof...(Arguments) == std::tuple_size_v<typename Operator::Parameters>);
+    static_assert(sizeof...(Arguments) == Operator::parameters.size());
+    return prepare_indexed<Operator>(std::index_sequence_for<Arguments...>{}, arguments...);
+}
+
+// Queues phase two of a call; the arguments are those of phase one, for the message of an error.
+template <class Operator, class... Arguments>
+void enqueue(Launch& launch, const Workspace& workspace, const Arguments&... arguments) {
+    const PhaseTwoCall& call = launch.enqueue(workspace);
     if (call.status() != aclnn::kSuccess) {
-        raise_status(Operator::cann, Phase::kTwo, call.status(), call.message(), describe_call());
+        raise_status(Operator::cann, Phase::kTwo, call.status(), call.message(),
+                     describe_call<Operator>(arguments...));
     }
     launches_of<Operator>.fetch_add(1, std::memory_order_relaxed);
 }
 
-// Calls the operator with the arguments of its phase one: tensors, optional tensors, nullptr, InPlace, and numbers of
-// exactly the parameter types of the C function.
+// Calls the operator: both phases.
 template <class Operator, class... Arguments>
 void launch(const Arguments&... arguments) {
-    static_assert(sizeof...(Arguments) == std::tuple_size_v<typename Operator::Parameters>);
-    static_assert(sizeof...(Arguments) == Operator::parameters.size());
-    launch_indexed<Operator>(std::index_sequence_for<Arguments...>{}, arguments...);
+    Launch prepared = prepare<Operator>(arguments...);
+    enqueue<Operator>(prepared, Workspace(prepared.needed_workspace()), arguments...);
 }
 
 }  // namespace torch_aclnn_ops

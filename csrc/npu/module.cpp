@@ -8,6 +8,7 @@
 #include <string>
 
 #include "checks.h"
+#include "ema_adam.h"
 #include "embedding.h"
 #include "launch.h"
 #include "register.h"
@@ -81,6 +82,9 @@ PYBIND11_MODULE(_C, module) {
     }
     module.attr("entries") = entries;
     define_functions(module);
+    module.def("apply_fused_ema_adam_list", apply_fused_ema_adam_list, py::call_guard<py::gil_scoped_release>(),
+               "Increment the step counts, and call apply_fused_ema_adam_ for lists of npu tensors: phase one of all "
+               "calls, then the launches, with one workspace.");
 
     module.def(
         "set_rules",

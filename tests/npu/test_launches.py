@@ -1,12 +1,14 @@
-"""How many operators a loss on a head launches on an NPU, each of which costs the device and its host microseconds."""
+"""How many operators a call launches on an NPU, each of which costs the device and its host microseconds."""
 
 from collections import Counter
 
 from torch_aclnn_ops import functional as F
 from torch_aclnn_ops import ops
+from torch_aclnn_ops.optim import FusedEmaAdam
 
 import pytest
 import torch
+from torch import nn
 
 from benchmarks._launches import count_launches
 from tests._contract import Maker
@@ -53,3 +55,39 @@ def test_the_raw_operators_launch_cann_s_and_nothing_else():
         ops.fused_linear_cross_entropy_loss_grad(grad, input, weight, mask, masked, logits_max, sum_exp_logits)
 
     assert count_launches(call) == FUSED
+
+
+ADAM = "aclnnApplyFusedEmaAdam"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "launches"),
+    [
+        (torch.float32, {}, {ADAM: 50, "add_": 1}),
+        (torch.float32, {"ema_warmup": "ratio"}, {ADAM: 50, "add_": 1}),
+        (torch.float32, {"maximize": True}, {ADAM: 50, "add_": 1, "_foreach_neg": 1}),
+        (torch.bfloat16, {}, {ADAM: 50, "add_": 1, "_foreach_copy_": 2}),
+        (torch.bfloat16, {"master_weights": False}, {ADAM: 50, "add_": 1}),
+        (torch.float32, {"flatten": True}, {ADAM: 1, "add_": 1}),
+        (torch.bfloat16, {"flatten": True}, {ADAM: 1, "add_": 1, "_foreach_copy_": 2}),
+    ],
+    ids=str,
+)
+def test_a_step_launches_one_operator_a_parameter_or_buffer_and_one_for_all_step_counts(dtype, options, launches):
+    weights = [nn.Parameter(torch.randn(16, device="npu").to(dtype)) for _ in range(50)]
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    optimizer = FusedEmaAdam(weights, **options)
+    optimizer.step()
+    assert count_launches(optimizer.step) == launches
+
+
+def test_a_parameter_without_a_gradient_splits_the_launch_of_the_step_counts():
+    weights = [nn.Parameter(torch.randn(16, device="npu")) for _ in range(5)]
+    optimizer = FusedEmaAdam(weights, ema_without_grad=False)
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    weights[2].grad = None
+    assert count_launches(optimizer.step) == {ADAM: 4, "add_": 2}
+    assert [int(optimizer.state[weight]["step"]) for weight in weights] == [3, 3, 1, 3, 3]

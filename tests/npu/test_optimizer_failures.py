@@ -69,6 +69,27 @@ def test_a_failed_step_says_to_load_a_checkpoint(nth):
     assert "parameters may be partly updated; load a checkpoint" in "".join(caught.value.__notes__)
 
 
+@pytest.mark.parametrize("nth", [1, 3, 4])
+@pytest.mark.parametrize("options", [{}, {"maximize": True}, {"ema_warmup": "ratio"}], ids=str)
+def test_a_step_that_cann_refuses_writes_nothing(nth, options):
+    weights, optimizer = trained(**options)
+    before = contents(weights, optimizer)
+    host_npu.fail("aclnnApplyFusedEmaAdamGetWorkspaceSize", nth)
+    with pytest.raises(RuntimeError, match="phase one refused"):
+        optimizer.step()
+    assert_all_equal(contents(weights, optimizer), before)
+    assert [int(optimizer.state[weight]["step"]) for weight in weights] == [1] * 4
+
+
+def test_an_invalid_tensor_in_a_list_raises_what_the_operator_raises_and_writes_nothing():
+    weights, optimizer = trained()
+    optimizer.state[weights[3]]["exp_avg"] = optimizer.state[weights[3]]["exp_avg_sq"]
+    before = contents(weights, optimizer)
+    with pytest.raises(RuntimeError, match="apply_fused_ema_adam_: "):
+        optimizer.step()
+    assert_all_equal(contents(weights, optimizer), before)
+
+
 def _set_gradients(optimizer):
     for param in optimizer.param_groups[0]["params"]:
         param.grad = torch.ones_like(param)

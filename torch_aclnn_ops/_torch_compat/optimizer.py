@@ -26,6 +26,7 @@ _LISTS = "a step for lists of parameters"
 foreach_add_ = lookup("_foreach_add_", _LISTS, _foreach_loop(Tensor.add_))
 foreach_copy_ = lookup("_foreach_copy_", _LISTS, _foreach_loop(Tensor.copy_))
 foreach_lerp_ = lookup("_foreach_lerp_", _LISTS, _foreach_loop(Tensor.lerp_))
+foreach_neg = lookup("_foreach_neg", _LISTS, lambda tensors: list(map(Tensor.neg, tensors)))
 fused_adam_ = lookup("_fused_adam_", _LISTS, None)
 fused_adamw_ = lookup("_fused_adamw_", _LISTS, None)
 

@@ -1,6 +1,7 @@
 """The state of a parameter: its tensors, their dtypes, initialization and caching."""
 
 import warnings
+from collections import defaultdict
 from collections.abc import Iterable, MutableMapping, Sequence
 from itertools import chain, repeat
 from operator import is_
@@ -134,6 +135,22 @@ def sync_masters_from_params(masters: Sequence[Tensor], params: Sequence[Tensor]
             sync_master_from_param(local(master), local(param))
 
 
+def _join_steps(states: list[dict[str, Any]]) -> None:
+    """Let the step counts on an NPU lie side by side in one tensor, so that one launch increments all of them."""
+    by_device = defaultdict(list)
+    for state in states:
+        if state["step"].device.type == "npu":
+            by_device[state["step"].device].append(state)
+    for found in by_device.values():
+        steps = [state["step"] for state in found]
+        places = [(step.untyped_storage().data_ptr(), step.storage_offset()) for step in steps]
+        first, offset = places[0]
+        if places != [(first, offset + i) for i in range(len(steps))]:
+            joined = torch.stack(steps)
+            for i, state in enumerate(found):
+                state["step"] = joined[i]
+
+
 class CachedState:
     """The states of parameters as lists, cached between steps, with a check whether they are still valid.
 
@@ -150,6 +167,7 @@ class CachedState:
         self.params = [param for param in params if has_state(states, param)]
         self._others = [param for param in params if not has_state(states, param)]
         found = [states[param] for param in self.params]
+        _join_steps(found)
         self.masters = [state.get("master_params", param) for param, state in zip(self.params, found, strict=True)]
         self.has_masters = not all(map(is_, self.masters, self.params))
         self._names = ["exp_avg", "exp_avg_sq", "ema_params", "step"]

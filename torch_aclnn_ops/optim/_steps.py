@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from torch_aclnn_ops._call_log import log_call, log_detail
 from torch_aclnn_ops._checks import describe
-from torch_aclnn_ops._torch_compat.optimizer import per_optimizer_state
+from torch_aclnn_ops._torch_compat.optimizer import foreach_copy_, per_optimizer_state
 from torch_aclnn_ops.functional.ema_adam import mismatch
 from torch_aclnn_ops.ops import apply_fused_ema_adam_
 from torch_aclnn_ops.ops.ema_adam.kernels import (
@@ -156,8 +156,16 @@ def _update(tensors: TensorLists, options: Options) -> None:
     rounded = tensors.select(is_rounded)
     for part in batches(rounded.params, _UPCAST_ELEMENTS):
         batch = rounded.part(part)
-        grads = [grad.to(master.dtype) for grad, master in zip(batch.grads, batch.params, strict=True)]
-        update(batch._replace(grads=grads), options)
+        update(batch._replace(grads=_upcast(batch)), options)
+
+
+def _upcast(tensors: TensorLists) -> list[Tensor]:
+    """Return the gradients in the dtype of the master weights."""
+    if torch.compiler.is_compiling():
+        return [grad.to(master.dtype) for grad, master in zip(tensors.grads, tensors.params, strict=True)]
+    grads = [torch.empty_like(grad, dtype=tensors.params[0].dtype) for grad in tensors.grads]
+    foreach_copy_(grads, tensors.grads)
+    return grads
 
 
 def step_cached(

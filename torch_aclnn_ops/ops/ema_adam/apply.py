@@ -1,9 +1,12 @@
 """``apply_fused_ema_adam_``: one step of Adam with an EMA of the weights (aclnnApplyFusedEmaAdam)."""
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
+from torch_aclnn_ops import _extension
 from torch_aclnn_ops._autograd.raw_operator import NAMESPACE, RawOperator
+from torch_aclnn_ops._call_log import Implementation, is_logging, log_call
 from torch_aclnn_ops._checks import (
     check_dtype,
     check_floating_point,
@@ -14,6 +17,7 @@ from torch_aclnn_ops._checks import (
 from torch_aclnn_ops._limits import why_not_dtype
 from torch_aclnn_ops._numerics import accumulation_dtype
 from torch_aclnn_ops._switch import why_disabled
+from torch_aclnn_ops._torch_compat.modes import in_dispatch_mode
 
 import torch
 from torch import Tensor
@@ -135,6 +139,28 @@ def run(*args: Any) -> None:
 def why_not_cann(*args: Any) -> str | None:
     """Return why :func:`run` falls back to PyTorch for these NPU arguments, or ``None`` if it does not."""
     return why_disabled() or apply_fused_ema_adam_.why_not_cann(*args)
+
+
+def takes_lists(grads: Iterable[Tensor]) -> bool:
+    """Return whether :func:`run_lists` takes the parameters with these gradients, which are on one NPU."""
+    if in_dispatch_mode() or _extension.checks_values():  # both look at each call
+        return False
+    kinds = {(grad.dtype, grad.dim()): grad for grad in grads}
+    return all(why_not_cann(grad) is None for grad in kinds.values())
+
+
+def run_lists(tensors: list[list[Tensor]], *options: Any) -> None:
+    """Increment the step counts of parameters on one NPU, and call the operator for each of them.
+
+    What CANN refuses raises before anything is written.
+
+    Args:
+        tensors: The operator's tensors, as six lists.
+        *options: The operator's options.
+    """
+    if is_logging():
+        log_call(apply_fused_ema_adam_.name, Implementation.CANN, lambda: apply_fused_ema_adam_.cann, len(tensors[0]))
+    _extension.entries["apply_fused_ema_adam_list"](*tensors, *options)
 
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")

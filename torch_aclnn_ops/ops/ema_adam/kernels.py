@@ -1,12 +1,12 @@
 """The implementations of a FusedEmaAdam step, which compute the same results.
 
-``single_tensor`` calls the operator once per parameter, on any device and under ``torch.compile``; ``multi_tensor``
-calls PyTorch's fused CPU kernels on lists, whose ``lerp`` turns an infinite average into nan, as in ``swa_utils``.
-Flattened parameters use the same two, as a few long tensors.
+``single_tensor`` calls the operator once per parameter, on any device and under ``torch.compile``; ``on_npu`` calls it
+for a list of parameters on an NPU. ``multi_tensor`` calls PyTorch's fused CPU kernels on lists, whose ``lerp`` turns an
+infinite average into nan, as in ``swa_utils``. Flattened parameters use the same three, as a few long tensors.
 """
 
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import compress
@@ -17,11 +17,19 @@ from torch_aclnn_ops._torch_compat.optimizer import (
     foreach_add_,
     foreach_copy_,
     foreach_lerp_,
+    foreach_neg,
     fused_adam_,
     fused_adamw_,
 )
 from torch_aclnn_ops.ops import apply_fused_ema_adam_
-from torch_aclnn_ops.ops.ema_adam.apply import apply_with_tensor_lr_, lerp_average, run, why_not_cann
+from torch_aclnn_ops.ops.ema_adam.apply import (
+    apply_with_tensor_lr_,
+    lerp_average,
+    run,
+    run_lists,
+    takes_lists,
+    why_not_cann,
+)
 
 import torch
 from torch import Tensor
@@ -143,9 +151,49 @@ def update(tensors: TensorLists, options: Options) -> None:
     is_native = list(map(has_native_kernel, tensors.params, *tensors[2:5]))
     if all(is_native):
         multi_tensor(tensors, options)
-    else:
+        return
+    if any(is_native):
         multi_tensor(tensors.select(is_native), options)
-        single_tensor(tensors.select([not native for native in is_native]), options)
+        tensors = tensors.select([not native for native in is_native])
+    for others in _by_device(tensors):
+        if others.grads[0].device.type == "npu" and options.grad_scale is None and takes_lists(others.grads):
+            on_npu(others, options)
+        else:
+            single_tensor(others, options)
+
+
+def _by_device(tensors: TensorLists) -> list[TensorLists]:
+    """Split the parameters by their devices."""
+    by_device = defaultdict(list)
+    for i, grad in enumerate(tensors.grads):
+        by_device[grad.device].append(i)
+    if len(by_device) == 1:
+        return [tensors]
+    return [
+        TensorLists(*([listed[i] for i in part] if listed else [] for listed in tensors)) for part in by_device.values()
+    ]
+
+
+def on_npu(tensors: TensorLists, options: Options) -> None:
+    """Perform a step of parameters on one NPU with a single call into the extension."""
+    grads = foreach_neg(tensors.grads) if options.maximize else tensors.grads
+    run_lists([grads, *map(list, (tensors.params, *tensors[2:6]))], *_numbers(options))
+    if tensors.rounded:
+        foreach_copy_(tensors.rounded, tensors.params)
+
+
+def _numbers(options: Options) -> tuple[Any, ...]:
+    """Return the options of a step in the order of the operator's."""
+    return (
+        options.lr,
+        options.ema_decay,
+        options.beta1,
+        options.beta2,
+        options.eps,
+        int(options.decoupled_weight_decay),
+        options.bias_correction,
+        options.weight_decay,
+    )
 
 
 def note_partial_update(error: BaseException) -> None:
@@ -196,14 +244,7 @@ def _apply_operator(options: Options, grad: Tensor, *states_and_step: Tensor) ->
     (apply_with_tensor_lr_ if isinstance(options.lr, Tensor) else call)(
         -grad if options.maximize else grad,
         *states_and_step,
-        options.lr,
-        options.ema_decay,
-        options.beta1,
-        options.beta2,
-        options.eps,
-        int(options.decoupled_weight_decay),
-        options.bias_correction,
-        options.weight_decay,
+        *_numbers(options),
     )
 
 
