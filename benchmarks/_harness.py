@@ -48,7 +48,9 @@ class Timing:
         return min(self.seconds)
 
 
-def interleaved(cases: Mapping[str, Call], rounds: int, is_warm: bool = False) -> dict[str, Timing]:
+def interleaved(
+    cases: Mapping[str, Call], rounds: int, is_warm: bool = False, before: Call = lambda: None
+) -> dict[str, Timing]:
     """Time every case once a round, so that a change of the machine's speed meets all of them.
 
     Every other round goes backwards, because a call is faster where it finds the memory that another has just freed.
@@ -57,6 +59,7 @@ def interleaved(cases: Mapping[str, Call], rounds: int, is_warm: bool = False) -
         cases: calls by name.
         rounds: counted rounds.
         is_warm: leave out the uncounted round that warms them up.
+        before: called before each call, and not timed.
 
     Returns:
         Timings by name.
@@ -67,6 +70,7 @@ def interleaved(cases: Mapping[str, Call], rounds: int, is_warm: bool = False) -
         call()
     for number in range(rounds):
         for name, call in turns[::-1] if number % 2 else turns:
+            before()
             start = time.perf_counter()
             call()
             seconds[name].append(time.perf_counter() - start)
@@ -115,6 +119,7 @@ def compare(
     cases: Mapping[str, Call],
     rounds: int,
     wait: Call | None = None,
+    before: Call = lambda: None,
     calls: int | None = None,
     least_bytes: int | None = None,
     **columns: object,
@@ -125,6 +130,7 @@ def compare(
         cases: calls by name.
         rounds: the most rounds; slow calls get fewer, so that a comparison is done in about 20 seconds.
         wait: waits for a device at the end of a round.
+        before: waits for a device before a round, which is then not timed.
         calls: of a case in a round; by default enough for 2 ms of the fastest case.
         least_bytes: what the results take, which is the memory of the limit; without it no memory is measured.
         **columns: what the rows say besides.
@@ -141,7 +147,9 @@ def compare(
         calls = max(1, min(_MOST_CALLS, int(_SHORTEST_ROUND / fastest)))
     whole_round = calls * sum(timing.minimum for timing in alone.values())
     rounds = min(rounds, max(_FEWEST_ROUNDS, int(_LONGEST_COMPARISON / whole_round)))
-    timings = interleaved({by: _repeated(call, calls, wait) for by, call in cases.items()}, rounds, is_warm=True)
+    timings = interleaved(
+        {by: _repeated(call, calls, wait) for by, call in cases.items()}, rounds, is_warm=True, before=before
+    )
     reference = next(iter(timings.values()))
     rows = [
         {

@@ -1,17 +1,24 @@
-"""A step of FusedEmaAdam against AdamW with the EMA of swa_utils and of timm: ``python -m benchmarks.ema_adam``."""
+"""A step of FusedEmaAdam against AdamW with the EMA of swa_utils and of timm: ``python -m benchmarks.ema_adam``.
+
+``--npu`` counts the launches of a step on an NPU, or on the host NPU, and compares its host time with that of the
+operator's own entry.
+"""
 
 import importlib.util
 import runpy
 from argparse import Namespace
 from pathlib import Path
 
+from torch_aclnn_ops import _extension
 from torch_aclnn_ops.optim import FusedEmaAdam
 
+import host_npu
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from benchmarks._harness import LIMIT, Call, absent, compare, copy_of, doublings, is_installed, parser, run
+from benchmarks._launches import count_launches
 from benchmarks._results import Row
 
 _PEER = "AdamW(fused=True), swa_utils EMA"
@@ -20,6 +27,7 @@ _EMA_DECAY = 0.9999
 _MOST_TENSORS, _SMALL = 2048, 4096
 _LARGEST, _FEW = 2**20, 20
 _MODEL = (200, 50_000)
+_ON_NPU = (300, 64)
 
 
 class _Model(nn.Module):
@@ -91,6 +99,31 @@ def _make_cases(count: int, size: int) -> dict[str, Call]:
     return cases
 
 
+def _measure_on_npu(options: Namespace) -> list[Row]:
+    """Compare with calls of the operator's entry; the time is the host's, without the wait for the device."""
+    count, size = _ON_NPU
+
+    def step(dtype: torch.dtype, **options: bool) -> Call:
+        model = _Model(count, size).to("npu", dtype)
+        return FusedEmaAdam(model.parameters(), ema_decay=_EMA_DECAY, **options).step
+
+    entry = _extension.entries["apply_fused_ema_adam_"]
+    tensors = [[torch.ones(size).npu() for _ in range(5)] + [torch.tensor(1).npu()] for _ in range(count)]
+    numbers = 1e-3, _EMA_DECAY, 0.9, 0.999, 1e-8, 1, True, 0.01
+    cases: dict[str, Call] = {
+        "the operator's entry": lambda: [entry(*each, *numbers) for each in tensors],
+        "FusedEmaAdam": step(torch.float32),
+        "FusedEmaAdam, bfloat16": step(torch.bfloat16),
+        "FusedEmaAdam(flatten=True)": step(torch.float32, flatten=True),
+        "FusedEmaAdam(flatten=True), bfloat16": step(torch.bfloat16, flatten=True),
+    }
+    launches = {by: sum(count_launches(case).values()) for by, case in cases.items()}
+    columns = {"operator": "ema_adam", "device": "npu", "dtype": "float32"}
+    configuration = f"{count} tensors of {size} elements"
+    rows = compare(cases, options.rounds, calls=1, before=torch.npu.synchronize, configuration=configuration, **columns)
+    return [{**row, "launches": launches[str(row["by"])]} for row in rows]
+
+
 def measure(options: Namespace) -> list[Row]:
     """Compare for float32 parameters: more and more tensors, and larger and larger ones."""
     same = {"operator": "ema_adam", "device": "cpu", "dtype": "float32"}
@@ -111,4 +144,9 @@ def measure(options: Namespace) -> list[Row]:
 
 
 if __name__ == "__main__":
-    run("ema_adam", measure, parser(__doc__).parse_args(), rounds=15)
+    made = parser(__doc__)
+    made.add_argument("--npu", action="store_true", help="a step on an NPU, or on the host NPU")
+    options = made.parse_args()
+    if options.npu and not hasattr(torch, "npu"):
+        host_npu.enable()
+    run("ema_adam_npu" if options.npu else "ema_adam", _measure_on_npu if options.npu else measure, options, rounds=50)
