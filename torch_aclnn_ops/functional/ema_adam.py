@@ -5,15 +5,8 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
-from torch_aclnn_ops.ops.ema_adam.kernels import (
-    Options,
-    TensorLists,
-    is_dtensor,
-    local,
-    mark_modified,
-    note_partial_update,
-    update,
-)
+from torch_aclnn_ops.ops.ema_adam.kernels import note_partial_update, update
+from torch_aclnn_ops.ops.ema_adam.lists import Options, TensorLists, is_dtensor, local, mark_modified
 
 import torch
 from torch import Tensor

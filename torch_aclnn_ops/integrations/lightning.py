@@ -6,7 +6,7 @@ from typing import Any
 
 from torch_aclnn_ops.integrations._step_reports import StepReport
 from torch_aclnn_ops.integrations._trainer_optimizers import ema_optimizers, swapped, warn_of_initial_weights
-from torch_aclnn_ops.ops.ema_adam.kernels import is_dtensor
+from torch_aclnn_ops.ops.ema_adam.lists import is_dtensor
 
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict

@@ -8,7 +8,7 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 from torch_aclnn_ops._nested import map_nested
-from torch_aclnn_ops.ops.ema_adam.kernels import is_dense, is_dtensor, is_plain, local
+from torch_aclnn_ops.ops.ema_adam.lists import is_dense, is_dtensor, is_plain, local
 from torch_aclnn_ops.optim._options import options_of
 from torch_aclnn_ops.optim._states import TENSOR_STATES
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch_aclnn_ops._checks import check_bool, describe
 from torch_aclnn_ops._torch_compat.optimizer import load_state_dict_hooks
-from torch_aclnn_ops.ops.ema_adam.kernels import local
+from torch_aclnn_ops.ops.ema_adam.lists import local
 from torch_aclnn_ops.optim import _checkpoints
 from torch_aclnn_ops.optim._counts import Captures
 from torch_aclnn_ops.optim._flat_group import FlatGroup

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch_aclnn_ops._torch_compat.fsdp import is_in_fsdp1_unit
 from torch_aclnn_ops._torch_compat.optimizer import has_alias, storage_uses, uses_of_one_tensor
-from torch_aclnn_ops.ops.ema_adam.kernels import is_dense, is_plain
+from torch_aclnn_ops.ops.ema_adam.lists import is_dense, is_plain
 from torch_aclnn_ops.optim._flat import FlatBuffer, storage_of
 from torch_aclnn_ops.optim._states import dtype_of_states
 

@@ -7,7 +7,7 @@ from itertools import chain
 from operator import attrgetter, is_
 from typing import Any
 
-from torch_aclnn_ops.ops.ema_adam.kernels import is_plain, local
+from torch_aclnn_ops.ops.ema_adam.lists import is_plain, local
 from torch_aclnn_ops.optim._states import TENSOR_STATES
 
 import torch

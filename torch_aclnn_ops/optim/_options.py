@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, ParamSpec
 
 from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops.functional.ema_adam import check_flag, check_options
-from torch_aclnn_ops.ops.ema_adam.kernels import Options
+from torch_aclnn_ops.ops.ema_adam.lists import Options
 
 import torch
 from torch import Tensor, nn

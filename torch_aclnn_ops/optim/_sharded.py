@@ -17,7 +17,7 @@ from torch_aclnn_ops._torch_compat.fsdp import (
     is_in_fsdp1_unit,
 )
 from torch_aclnn_ops._torch_compat.public import synchronize
-from torch_aclnn_ops.ops.ema_adam.kernels import is_dtensor
+from torch_aclnn_ops.ops.ema_adam.lists import is_dtensor
 from torch_aclnn_ops.optim._states import describe_params
 
 import torch

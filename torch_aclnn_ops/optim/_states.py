@@ -9,7 +9,7 @@ from typing import Any
 from weakref import ReferenceType, ref
 
 from torch_aclnn_ops._torch_compat.optimizer import version_of
-from torch_aclnn_ops.ops.ema_adam.kernels import is_plain, local
+from torch_aclnn_ops.ops.ema_adam.lists import is_plain, local
 from torch_aclnn_ops.optim._counts import StepCounts
 
 import torch

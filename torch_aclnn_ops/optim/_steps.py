@@ -12,16 +12,8 @@ from torch_aclnn_ops._checks import describe
 from torch_aclnn_ops._torch_compat.optimizer import foreach_copy_, per_optimizer_state
 from torch_aclnn_ops.functional.ema_adam import mismatch
 from torch_aclnn_ops.ops import apply_fused_ema_adam_
-from torch_aclnn_ops.ops.ema_adam.kernels import (
-    Options,
-    TensorLists,
-    batches,
-    implementation_for,
-    is_dtensor,
-    is_plain,
-    mark_modified,
-    update,
-)
+from torch_aclnn_ops.ops.ema_adam.kernels import implementation_for, update
+from torch_aclnn_ops.ops.ema_adam.lists import Options, TensorLists, batches, is_dtensor, is_plain, mark_modified
 from torch_aclnn_ops.optim._counts import Captures
 from torch_aclnn_ops.optim._flat import FlatBuffer, Run
 from torch_aclnn_ops.optim._flat_group import FlatGroup

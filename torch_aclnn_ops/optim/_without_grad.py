@@ -4,7 +4,7 @@ from collections import defaultdict
 from typing import NamedTuple
 
 from torch_aclnn_ops._torch_compat.optimizer import foreach_lerp_
-from torch_aclnn_ops.ops.ema_adam.kernels import Options, local
+from torch_aclnn_ops.ops.ema_adam.lists import Options, local
 from torch_aclnn_ops.optim._options import EmaSchedule
 
 import torch

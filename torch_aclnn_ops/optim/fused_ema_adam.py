@@ -6,7 +6,8 @@ from typing import Any, NamedTuple, overload
 
 from torch_aclnn_ops._call_log import is_explaining
 from torch_aclnn_ops._torch_compat.fsdp import is_in_fsdp1_unit
-from torch_aclnn_ops.ops.ema_adam.kernels import Options, TensorLists, note_partial_update
+from torch_aclnn_ops.ops.ema_adam.kernels import note_partial_update
+from torch_aclnn_ops.ops.ema_adam.lists import Options, TensorLists
 from torch_aclnn_ops.optim import _steps
 from torch_aclnn_ops.optim._ema_params import EmaOptimizer
 from torch_aclnn_ops.optim._flat import FlatBuffer, Run

@@ -7,10 +7,9 @@ infinite average into nan, as in ``swa_utils``. Flattened parameters use the sam
 
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from itertools import compress
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch_aclnn_ops._call_log import Implementation, is_logging, log_call
 from torch_aclnn_ops._torch_compat.optimizer import (
@@ -30,97 +29,17 @@ from torch_aclnn_ops.ops.ema_adam.apply import (
     takes_lists,
     why_not_cann,
 )
+from torch_aclnn_ops.ops.ema_adam.lists import Options, TensorLists, batches, is_dense, local
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
-__all__ = ["Options", "TensorLists", "batches", "has_native_kernel", "is_dense", "is_plain", "local", "update"]
+__all__ = ["has_native_kernel", "implementation_for", "note_partial_update", "update"]
 
 # Elements per call of PyTorch's kernels, so that the averaging finds the new weights in the cache. A multiple of a
 # cache line, so that no element moves between vectorized and scalar code, which round differently.
 _CACHED_ELEMENTS = 2**20
 _NATIVE_DTYPES = (torch.float32, torch.float64) if fused_adam_ and fused_adamw_ else ()
-
-
-class Options(NamedTuple):
-    """The options of a step; see :class:`torch_aclnn_ops.optim.FusedEmaAdam`."""
-
-    lr: float | Tensor
-    ema_decay: float | Tensor
-    beta1: float
-    beta2: float
-    eps: float
-    weight_decay: float
-    decoupled_weight_decay: bool
-    bias_correction: bool
-    maximize: bool
-    grad_scale: Tensor | None = None
-    found_inf: Tensor | None = None
-
-
-class TensorLists(NamedTuple):
-    """The tensors of a step, as lists with one entry per parameter.
-
-    If ``params`` are master weights, ``rounded`` are the parameters that they are copied to; otherwise it is empty.
-    """
-
-    params: list[Tensor]
-    grads: list[Tensor]
-    exp_avgs: list[Tensor]
-    exp_avg_sqs: list[Tensor]
-    ema_params: list[Tensor]
-    steps: list[Tensor]
-    rounded: list[Tensor]
-
-    def select(self, selectors: list[bool]) -> "TensorLists":
-        """Return the parameters whose selector is true."""
-        return TensorLists(*(list(compress(tensors, selectors)) for tensors in self))
-
-    def part(self, part: slice) -> "TensorLists":
-        """Return a slice of the parameters."""
-        return TensorLists(*(tensors[part] for tensors in self))
-
-    def local(self) -> "TensorLists":
-        """Return the local shards of all DTensors; the step is element-wise."""
-        return TensorLists(*([local(tensor) for tensor in tensors] for tensors in self))
-
-
-def is_plain(tensor: Tensor) -> bool:
-    """Return whether a tensor is a plain ``Tensor`` or ``Parameter``, not another subclass."""
-    return type(tensor) in (Tensor, Parameter)
-
-
-def is_dtensor(tensor: object) -> bool:
-    """Return whether a tensor is a ``DTensor``."""
-    # Of the class and by getattr, because Dynamo finds neither an attribute of a DTensor nor, in torch 2.9, hasattr.
-    return type(tensor) not in (Tensor, Parameter) and getattr(type(tensor), "to_local", None) is not None
-
-
-def local(tensor: Any) -> Tensor:
-    """Return the local shard of a ``DTensor``, or the tensor itself."""
-    shard: Tensor = tensor.to_local() if is_dtensor(tensor) else tensor
-    return shard
-
-
-def mark_modified(params: Iterable[Tensor]) -> None:
-    """Tell autograd that parameters change, so that a backward pass through their old values raises.
-
-    torch's fused kernels for CPUs do not, nor does a write to the shard of a ``DTensor``.
-    """
-    torch.autograd.graph.increment_version([param for param in params if not param.is_inference()])
-
-
-def batches(params: list[Tensor], limit: int) -> Iterator[slice]:
-    """Split a list into batches of at most ``limit`` elements; a larger parameter gets its own batch."""
-    start = elements = 0
-    for i, param in enumerate(params):
-        size = param.numel()
-        if i > start and elements + size > limit:
-            yield slice(start, i)
-            start, elements = i, 0
-        elements += size
-    yield slice(start, len(params))
 
 
 def update(tensors: TensorLists, options: Options) -> None:
@@ -345,17 +264,6 @@ def implementation_for(
     if param.is_cpu:
         reason += f" in {param.dtype}" if param.dtype not in _NATIVE_DTYPES else " and not dense"
     return Implementation.FALLBACK, reason
-
-
-def is_dense(tensor: Tensor) -> bool:
-    """Return whether a tensor is non-overlapping and dense, in any order of dimensions."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
 
 
 def _match_strides(param: Tensor, grad: Tensor) -> Tensor:

@@ -1,0 +1,102 @@
+"""The options and the lists of tensors of a FusedEmaAdam step."""
+
+from collections.abc import Iterable, Iterator
+from itertools import compress
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+__all__ = ["Options", "TensorLists", "batches", "is_dense", "is_dtensor", "is_plain", "local", "mark_modified"]
+
+
+class Options(NamedTuple):
+    """The options of a step; see :class:`torch_aclnn_ops.optim.FusedEmaAdam`."""
+
+    lr: float | Tensor
+    ema_decay: float | Tensor
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    decoupled_weight_decay: bool
+    bias_correction: bool
+    maximize: bool
+    grad_scale: Tensor | None = None
+    found_inf: Tensor | None = None
+
+
+class TensorLists(NamedTuple):
+    """The tensors of a step, as lists with one entry per parameter.
+
+    If ``params`` are master weights, ``rounded`` are the parameters that they are copied to; otherwise it is empty.
+    """
+
+    params: list[Tensor]
+    grads: list[Tensor]
+    exp_avgs: list[Tensor]
+    exp_avg_sqs: list[Tensor]
+    ema_params: list[Tensor]
+    steps: list[Tensor]
+    rounded: list[Tensor]
+
+    def select(self, selectors: list[bool]) -> "TensorLists":
+        """Return the parameters whose selector is true."""
+        return TensorLists(*(list(compress(tensors, selectors)) for tensors in self))
+
+    def part(self, part: slice) -> "TensorLists":
+        """Return a slice of the parameters."""
+        return TensorLists(*(tensors[part] for tensors in self))
+
+    def local(self) -> "TensorLists":
+        """Return the local shards of all DTensors; the step is element-wise."""
+        return TensorLists(*([local(tensor) for tensor in tensors] for tensors in self))
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Return whether a tensor is a plain ``Tensor`` or ``Parameter``, not another subclass."""
+    return type(tensor) in (Tensor, Parameter)
+
+
+def is_dtensor(tensor: object) -> bool:
+    """Return whether a tensor is a ``DTensor``."""
+    # Of the class and by getattr, because Dynamo finds neither an attribute of a DTensor nor, in torch 2.9, hasattr.
+    return type(tensor) not in (Tensor, Parameter) and getattr(type(tensor), "to_local", None) is not None
+
+
+def local(tensor: Any) -> Tensor:
+    """Return the local shard of a ``DTensor``, or the tensor itself."""
+    shard: Tensor = tensor.to_local() if is_dtensor(tensor) else tensor
+    return shard
+
+
+def mark_modified(params: Iterable[Tensor]) -> None:
+    """Tell autograd that parameters change, so that a backward pass through their old values raises.
+
+    torch's fused kernels for CPUs do not, nor does a write to the shard of a ``DTensor``.
+    """
+    torch.autograd.graph.increment_version([param for param in params if not param.is_inference()])
+
+
+def batches(params: list[Tensor], limit: int) -> Iterator[slice]:
+    """Split a list into batches of at most ``limit`` elements; a larger parameter gets its own batch."""
+    start = elements = 0
+    for i, param in enumerate(params):
+        size = param.numel()
+        if i > start and elements + size > limit:
+            yield slice(start, i)
+            start, elements = i, 0
+        elements += size
+    yield slice(start, len(params))
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Return whether a tensor is non-overlapping and dense, in any order of dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
