@@ -34,11 +34,13 @@ float loss(float x, float y, float weight) {
 }
 
 // What only the kernel's launch finds out, in phase one too.
-void require_kernel(const Named& self, const Named& target, const Named& weight) {
+void require_kernel(const Named& self, const Named& target, const Named& weight, std::int64_t reduction) {
     require(self->dtype == target->dtype, kInnerNullPointer, "no kernel takes self in ", dtype_name(self->dtype),
             " and target in ", dtype_name(target->dtype));
-    if (weight.tensor == nullptr || weight->shape == self->shape) return;
     const bool newest = soc() == Soc::Ascend950;
+    require(!newest || reduction == kNone || self->shape.rank() <= 8, kInnerNullPointer,
+            "the tiling of the reduction failed: self has ", self->shape.rank(), " dimensions, more than 8");
+    if (weight.tensor == nullptr || weight->shape == self->shape) return;
     // The newest tiling compares the shapes, but takes a scalar for one element.
     if (newest && weight->shape.rank() + self->shape.rank() == 1 && weight->numel() == self->numel()) return;
     if (!newest && broadcast({&weight->shape, &self->shape}) == self->shape) return;
@@ -68,7 +70,7 @@ Plan plan_forward(const Named& self, const Named& target, const Named& weight, s
         return {.kernel = [=](const KernelArguments& arguments) { fill(arguments[3], loss_of_empty(reduction)); }};
     }
     require_copyable({self, target, weight});
-    require_kernel(self, target, weight);
+    require_kernel(self, target, weight, reduction);
     const Result result{reduction == kNone ? self->shape : Dims{}, dtype};
     if (!result.has_shape_of(out.layout())) require_shape(out, result.shape);
     require_view_copy(result, out);
@@ -76,8 +78,8 @@ Plan plan_forward(const Named& self, const Named& target, const Named& weight, s
     Intermediates intermediates;
     for (const auto& argument : {self, target, out}) intermediates.argument(argument.layout(), dtype);
     if (weighted) intermediates.argument(weight.layout(), dtype);
-    const auto library = soc() == Soc::Ascend950 ? kLibraryWorkspace : 0;
-    return {.workspace_size = library + intermediates.total(), .kernel = [=](const KernelArguments& arguments) {
+    if (soc() == Soc::Ascend950) intermediates.kernel();
+    return {.workspace_size = intermediates.total(), .kernel = [=](const KernelArguments& arguments) {
                 const auto &self = arguments[0], &target = arguments[1], &weight = arguments[2], &out = arguments[3];
                 // A scale of 1 / numel before the sum is the device's mean.
                 const float scale = reduction == kMean ? 1.0f / static_cast<float>(numel) : 1.0f;
@@ -121,6 +123,12 @@ void require_rank_of_format(const Named& out) {
     }
 }
 
+// Of an undefined format, -1, CANN keeps the last byte.
+bool same_format(const Named& first, const Named& second) {
+    const auto known = [](int format) { return format == -1 ? 0xFF : format; };
+    return known(first->format) == known(second->format);
+}
+
 Plan plan_backward(const Named& grad, const Named& self, const Named& target, const Named& weight,
                    std::int64_t reduction, const Named& out) {
     require_present({grad, self, target, out});
@@ -129,9 +137,8 @@ Plan plan_backward(const Named& grad, const Named& self, const Named& target, co
     require_rank_at_most_8({out});
     for (const auto& argument : {self, grad, target, out}) require_dtype(argument, float_dtypes());
     if (weighted) require_dtype(weight, float_dtypes());
-    require(self->format == target->format, kParamInvalid, "self and target have different formats");
-    require(!weighted || self->format == weight->format, kParamInvalid,
-            "self and weightOptional have different formats");
+    require(same_format(self, target), kParamInvalid, "self and target have different formats");
+    require(!weighted || same_format(self, weight), kParamInvalid, "self and weightOptional have different formats");
     if (!self->empty()) {
         require_shape(out, self->shape);
         require_broadcasts_to_self(target, self);
@@ -150,8 +157,8 @@ Plan plan_backward(const Named& grad, const Named& self, const Named& target, co
     weighted ? intermediates.argument(weight.layout(), dtype) : intermediates.tensor(self->shape, dtype);
     const bool newest = soc() == Soc::Ascend950;
     const float scale = reduction == kMean ? 1.0f / static_cast<float>(self->numel()) : 1.0f;
-    const auto library = newest ? kLibraryWorkspace : 0;
-    return {.workspace_size = library + intermediates.total(), .kernel = [=](const KernelArguments& arguments) {
+    if (newest) intermediates.kernel();
+    return {.workspace_size = intermediates.total(), .kernel = [=](const KernelArguments& arguments) {
                 const auto &grad = arguments[0], &self = arguments[1], &target = arguments[2], &weight = arguments[3];
                 const auto& out = arguments[4];
                 const auto gradient = [=](float g, float x, float y, float w) {

@@ -58,12 +58,6 @@ void gather(const HostTensor& weight, const HostTensor& indices, const HostTenso
     });
 }
 
-// Whether the kernel reads strided arguments itself, wherever they reach: nobody copies or checks them.
-bool reads_strides(const Named& weight, const Named& indices, const Named& out) {
-    return soc() == Soc::Ascend950 && weight->dtype != ACL_COMPLEX128 && weight->shape.rank() == 2 &&
-           indices->shape.rank() == 2 && !is_copied(out.layout());
-}
-
 Plan plan_forward(const Named& weight, const Named& indices, const Named& out) {
     require_present({weight, indices, out});
     constexpr DtypeSet everywhere{ACL_DOUBLE, ACL_FLOAT, ACL_FLOAT16, ACL_INT64,     ACL_INT32,     ACL_INT16,
@@ -78,8 +72,7 @@ Plan plan_forward(const Named& weight, const Named& indices, const Named& out) {
     require_shape(out, leading);
     if (weight->empty() || indices->empty()) return {};
 
-    const bool copies_inputs = !reads_strides(weight, indices, out);
-    if (copies_inputs) require_copyable({weight, indices});
+    require_copyable({weight, indices});
     // Neither weight's rank nor the width of a row was checked: the copy to out refuses what does not fit. CANN reads
     // beside the shape of a scalar.
     require(weight->shape.rank() > 0, kInnerNullPointer, "weight has no dimensions");
@@ -87,13 +80,10 @@ Plan plan_forward(const Named& weight, const Named& indices, const Named& out) {
     for (std::size_t index = 1; index < weight->shape.rank(); ++index) gathered.push_back(weight->shape[index]);
     require_view_copy({gathered, weight->dtype}, out);
     Intermediates intermediates;
-    for (const auto& argument : {weight, indices}) {
-        if (copies_inputs) intermediates.argument(argument.layout(), argument->dtype);
-    }
-    intermediates.argument(out.layout(), out->dtype);
+    for (const auto& argument : {weight, indices, out}) intermediates.argument(argument.layout(), argument->dtype);
     // 64-bit floating point is gathered on an AI CPU.
     const bool on_ai_core = !DtypeSet{ACL_DOUBLE, ACL_COMPLEX64, ACL_COMPLEX128}.contains(weight->dtype);
-    return {.workspace_size = kLibraryWorkspace + intermediates.total(),
+    return {.workspace_size = intermediates.kernel().total(),
             .kernel = [](const KernelArguments& arguments) { gather(arguments[0], arguments[1], arguments[2]); },
             .repeatable = on_ai_core};
 }
@@ -196,6 +186,9 @@ Plan plan_backward(const Named& grad, const Named& indices, std::uint64_t num_we
     // The tiling divides the rows between the cores, of which there are no more than rows to scale.
     require(!(is_a2_or_a3() && scale_grad_by_freq && num_weights == 0), kInnerNullPointer,
             "the tiling failed: there are no rows to scale");
+    require(!(soc() == Soc::Ascend950 && indices->shape.rank() == 0 && dim > 2048 &&
+              static_cast<std::int64_t>(num_weights) > 5 * dim),
+            kInnerNullPointer, "the tiling failed: indices has no dimensions, and the rows ", dim, " elements");
     require(soc() != Soc::Ascend310P, kInnerNullPointer, "no kernel of this chip calculates it");
     if (soc() == Soc::Ascend910 && scale_grad_by_freq) {
         require_counts_fit_910(static_cast<std::int64_t>(num_weights), dim, indices->dtype);
@@ -219,7 +212,7 @@ Plan plan_backward(const Named& grad, const Named& indices, std::uint64_t num_we
     // Sorted indices and where they came from.
     if (!kernel.small_dim && rows > 1) intermediates.bytes(4 * rows).bytes(4 * rows);
     if (kernel.kernel_dtype != ACL_FLOAT) intermediates.tensor(out->shape, ACL_FLOAT);
-    return {.workspace_size = kLibraryWorkspace + intermediates.total(), .kernel = kernel};
+    return {.workspace_size = intermediates.kernel().total(), .kernel = kernel};
 }
 
 }  // namespace

@@ -181,8 +181,7 @@ Plan plan(const Given& given, float label_smoothing) {
     for_each(given, [&](const Named& argument) { copies.argument(argument.layout(), argument->dtype); });
     const bool high_performance = given.high_performance();
     const auto own = high_performance ? tile_softmax(given) : tile_statistics(given);
-    return {.workspace_size = kLibraryWorkspace + own + copies.total(),
-            .kernel = high_performance ? from_softmax : from_statistics};
+    return {.workspace_size = copies.kernel(own).total(), .kernel = high_performance ? from_softmax : from_statistics};
 }
 
 }  // namespace

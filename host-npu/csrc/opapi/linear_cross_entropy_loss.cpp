@@ -90,7 +90,7 @@ Plan plan(const Named& max, const Named& sum, const Named& predicted, float labe
     Intermediates intermediates;
     for (const auto& argument : {max, sum, predicted}) intermediates.argument(argument.layout(), ACL_FLOAT);
     if (has_logits) intermediates.argument(logits.layout(), logits->dtype);
-    plan.workspace_size = kLibraryWorkspace + intermediates.total();
+    plan.workspace_size = intermediates.kernel().total();
     return plan;
 }
 

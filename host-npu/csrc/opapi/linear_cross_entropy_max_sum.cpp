@@ -175,7 +175,7 @@ Plan plan(const Named& input, const Named& weight, const Named& target, const Ra
     const auto cores = std::min(tasks, cube_cores());
     const auto staged = rows * 4 * cores * 2;
     const auto tiles = keeps_logits ? 0 : kTileRows * kTileColumns * 2 * cores * 2;
-    plan.workspace_size = kLibraryWorkspace + static_cast<std::uint64_t>(staged + tiles) + intermediates.total();
+    plan.workspace_size = intermediates.kernel(static_cast<std::uint64_t>(staged + tiles)).total();
     return plan;
 }
 

@@ -41,12 +41,14 @@ Dims check_forward(const Named& self, const Named& target, std::int64_t reductio
 }
 
 // The workspace of the kernel, and of the conversions before and after it.
-std::uint64_t forward_workspace(const Named& self, const Named& target, const Named& out, aclDataType dtype) {
+std::uint64_t forward_workspace(const Named& self, const Named& target, const Named& out, std::int64_t reduction,
+                                aclDataType dtype) {
     Intermediates intermediates;
     intermediates.argument(self.layout(), dtype).argument(target.layout(), dtype).argument(out.layout(), dtype);
-    const bool second =
-        soc() == Soc::Ascend950 || (takes_format(self) && has_second_kernel(self.layout(), target.layout()));
-    return (second ? kLibraryWorkspace : 0) + intermediates.total();
+    // Without a reduction the tiling of the kernel in AscendC asks for nothing, but on the 950.
+    const bool reduces = reduction != kNone && takes_format(self) && has_second_kernel(self.layout(), target.layout());
+    if (soc() == Soc::Ascend950 || reduces) intermediates.kernel();
+    return intermediates.total();
 }
 
 Plan plan_forward(const Named& self, const Named& target, std::int64_t reduction, const Named& out) {
@@ -59,7 +61,7 @@ Plan plan_forward(const Named& self, const Named& target, std::int64_t reduction
         return {.kernel = [=](const KernelArguments& arguments) { fill(arguments[2], loss_of_empty(reduction)); }};
     }
     require_copyable({self, target});
-    return {.workspace_size = forward_workspace(self, target, out, dtype),
+    return {.workspace_size = forward_workspace(self, target, out, reduction, dtype),
             .kernel = [=](const KernelArguments& arguments) {
                 const auto &self = arguments[0], &target = arguments[1], &out = arguments[2];
                 if (reduction == kNone) return map(out, dtype, square, self, target);
@@ -98,7 +100,7 @@ Plan plan_out(const Named& self, const Named& target, std::int64_t reduction, co
     if (self->empty() || target->empty()) return {};
     require_copyable({self, target});
     const auto dtype = promote({self->dtype, target->dtype});
-    return {.workspace_size = forward_workspace(self, target, out, dtype),
+    return {.workspace_size = forward_workspace(self, target, out, reduction, dtype),
             .kernel = [=](const KernelArguments& arguments) {
                 if (reduction == kNone) return map(arguments[2], dtype, square, arguments[0], arguments[1]);
                 reduce_rows(arguments, shape, dtype, reduction == kMean);
@@ -131,9 +133,10 @@ Plan plan_backward(const Named& grad, const Named& self, const Named& target, st
     Intermediates intermediates;
     for (const auto& argument : {grad, self, target, out}) intermediates.argument(argument.layout(), dtype);
     const bool second = soc() != Soc::Ascend950 && has_second_kernel(self.layout(), grad.layout(), target.layout());
-    const auto library = second || soc() == Soc::Ascend950 ? kLibraryWorkspace : 0;
+    // The tiling of the second kernel asks for nothing.
+    if (soc() == Soc::Ascend950) intermediates.kernel();
     const auto scale = factor(self.layout(), reduction, second);
-    return {.workspace_size = library + intermediates.total(), .kernel = [=](const KernelArguments& arguments) {
+    return {.workspace_size = intermediates.total(), .kernel = [=](const KernelArguments& arguments) {
                 const auto gradient = [=](float dout, float x, float y) { return (x - y) * scale * dout; };
                 map(arguments[3], dtype, gradient, arguments[0], arguments[1], arguments[2]);
             }};

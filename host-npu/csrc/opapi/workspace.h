@@ -14,11 +14,14 @@ inline constexpr std::uint64_t kLibraryWorkspace = 16 * 1024 * 1024;
 
 inline std::int64_t divide_up(std::int64_t value, std::int64_t divisor) { return (value + divisor - 1) / divisor; }
 
-// The tensors between the kernels of a composed operator live in the workspace.
+// The tensors between the kernels of a composed operator live in the workspace, and so do the kernels' own.
 class Intermediates {
   public:
+    // The workspace of a kernel written in AscendC, with what it takes for itself.
+    Intermediates& kernel(std::uint64_t own = 0) { return bytes(static_cast<std::int64_t>(kLibraryWorkspace + own)); }
+
     Intermediates& bytes(std::int64_t count) {
-        // The allocator of the graph pads and aligns each tensor.
+        // The allocator of the graph pads and aligns each of them.
         total_ += (static_cast<std::uint64_t>(count) + 32 + 511) / 512 * 512;
         return *this;
     }

@@ -239,6 +239,33 @@ const Case scalar_weight{"binary_cross_entropy/one_element_fits_a_scalar",
                          },
                          {"Ascend950"}};
 
+template <aclnnStatus status>
+void nine_dimensions() {
+    for (std::int64_t reduction = 0; reduction < 3; ++reduction) {
+        BinaryCrossEntropy call;
+        for (auto* tensor : {&call.self, &call.target, &call.weight}) *tensor = floats(Shape(9, 1), {0.5});
+        call.reduction = reduction;
+        call.out = floats(reduction == 0 ? Shape(9, 1) : Shape{});
+        const auto phase = phase_one(call);
+        expect_equal(phase.status, reduction == 0 ? 0 : status, "the status");
+        if (phase.status == 0) aclDestroyAclOpExecutor(phase.executor);
+        recent_error();
+    }
+}
+
+const Case reduced{"binary_cross_entropy/nine_dimensions_are_reduced",
+                   nine_dimensions<0>,
+                   {"Ascend910", "Ascend910B", "Ascend910_93", "Ascend310P"}};
+const Case not_reduced{"binary_cross_entropy/the_950_reduces_eight_dimensions", nine_dimensions<561103>, {"Ascend950"}};
+
+const Case undefined_formats{"binary_cross_entropy_backward/255_is_the_undefined_format", [] {
+                                 BinaryCrossEntropyBackward call;
+                                 call.self = {ACL_FLOAT, {2, 2}, {0.3}, {.format = static_cast<aclFormat>(255)}};
+                                 call.target = {ACL_FLOAT, {2, 2}, {0.5}, {.format = ACL_FORMAT_UNDEFINED}};
+                                 call.weight = {ACL_FLOAT, {2, 2}, {1}, {.format = ACL_FORMAT_UNDEFINED}};
+                                 run(call);
+                             }};
+
 Shape view_shape(const aclTensor* tensor) {
     std::int64_t* dims = nullptr;
     std::uint64_t rank = 0;

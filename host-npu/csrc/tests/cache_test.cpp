@@ -121,7 +121,7 @@ const Case never_usable{"cache/an_executor_that_never_ran_leaves_no_entry", [] {
                                 expect_equal(kind_of_next(unused), kComposed, "after an unused executor");
                             });
                             in_new_thread([] {
-                                MseLossBackward failing;
+                                StridedMseLossBackward failing;
                                 failing.out = {ACL_FLOAT16, {2, 2}};
                                 const auto phase = phase_one(failing);
                                 expect(phase.workspace_size > 0, "the call needs no workspace");

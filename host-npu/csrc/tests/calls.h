@@ -53,6 +53,11 @@ struct MseLossBackward {
     static constexpr PhaseTwo phase_two = aclnnMseLossBackward;
 };
 
+// With a workspace, for the copy of an argument.
+struct StridedMseLossBackward : MseLossBackward {
+    StridedMseLossBackward() { self = {ACL_FLOAT, {2, 2}, {0, 1, 2, 3}, {.strides = Shape{1, 2}}}; }
+};
+
 struct BinaryCrossEntropy {
     Tensor self = floats({2, 2}, {0.3}), target = floats({2, 2}, {0.5}), weight = floats({2, 2}, {1});
     Tensor out = floats({2, 2});

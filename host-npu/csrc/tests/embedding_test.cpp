@@ -236,6 +236,27 @@ const Case refusals_forward{
         });
     }};
 
+template <aclnnStatus status>
+void scalar_index_of_wide_rows() {
+    EmbeddingDenseBackward call;
+    call.num_weights = 5 * 2056 + 1;
+    call.padding_idx = call.num_weights;
+    call.indices = {ACL_INT64, {}, {1}};
+    call.grad = floats({2056}, {1});
+    call.out = floats({static_cast<std::int64_t>(call.num_weights), 2056});
+    const auto phase = phase_one(call);
+    expect_equal(phase.status, status, "the status");
+    if (phase.status == 0) aclDestroyAclOpExecutor(phase.executor);
+    recent_error();
+}
+
+const Case scalar_index{"embedding_dense_backward/a_scalar_index_of_wide_rows",
+                        scalar_index_of_wide_rows<0>,
+                        {"Ascend910", "Ascend910B", "Ascend910_93"}};
+const Case no_scalar_index{"embedding_dense_backward/the_950_tiles_no_scalar_index_of_wide_rows",
+                           scalar_index_of_wide_rows<561103>,
+                           {"Ascend950"}};
+
 const Case dtypes_forward{
     "embedding/dtypes", [] {
         std::vector<Row<Embedding>> rows;

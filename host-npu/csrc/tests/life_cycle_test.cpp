@@ -84,7 +84,7 @@ const Case destroy{"life_cycle/destroying_executors", [] {
 
 const Case phase_two_refusals{
     "life_cycle/phase_two_refusals_consume_the_executor", [] {
-        MseLossBackward call;
+        StridedMseLossBackward call;
         expect_equal(call.phase_two(nullptr, 0, nullptr, nullptr), 161001, "the status without executor");
         const auto phase = phase_one(call);
         expect(phase.workspace_size > 0, "there is no workspace");
@@ -124,7 +124,7 @@ const Case destroyed{"life_cycle/phase_one_refuses_destroyed_tensors", [] {
 
 const Case small_workspace{
     "life_cycle/small_workspace_is_a_device_fault", [] {
-        MseLossBackward call;
+        StridedMseLossBackward call;
         const auto phase = phase_one(call);
         const Memory workspace(phase.workspace_size);
         const Stream stream;
@@ -136,7 +136,7 @@ const Case small_workspace{
 
 const Case freed{"life_cycle/tensors_outlive_phase_one", [] {
                      in_new_thread([] {
-                         MseLossBackward call;
+                         StridedMseLossBackward call;
                          const auto phase = phase_one(call);
                          call.self.destroy_handle();
                          const Memory workspace(phase.workspace_size);

@@ -167,9 +167,11 @@ const Case refusals_forward{"mse_loss/refusals", [] {
                                 });
                             }};
 
-const Case workspace_forward{"mse_loss/workspace_depends_on_the_format", [] {
-                                 const auto workspace = [](aclFormat format) {
+const Case workspace_forward{"mse_loss/workspace_depends_on_the_format_and_the_reduction", [] {
+                                 const auto workspace = [](aclFormat format, std::int64_t reduction = 1) {
                                      MseLoss call;
+                                     call.reduction = reduction;
+                                     if (reduction == 0) call.out = floats({2, 2});
                                      for (auto* tensor : {&call.self, &call.target}) {
                                          *tensor = {ACL_FLOAT, {2, 2}, {1}, {.format = format}};
                                      }
@@ -181,6 +183,7 @@ const Case workspace_forward{"mse_loss/workspace_depends_on_the_format", [] {
                                  expect(workspace(ACL_FORMAT_ND) >= library, "too little for ND");
                                  expect(workspace(ACL_FORMAT_NCL) >= library, "too little for NCL");
                                  expect(workspace(ACL_FORMAT_NCHW) < library, "the kernel does not take NCHW");
+                                 expect_equal(workspace(ACL_FORMAT_ND, 0), 0u, "without a reduction");
                              }};
 
 const Case empty_forward{"mse_loss/empty", [] {

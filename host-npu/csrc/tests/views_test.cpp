@@ -55,50 +55,18 @@ const Case refusals{
                                }}});
     }};
 
-struct EmbeddingOfMatrix : Embedding {
-    EmbeddingOfMatrix() {
-        // Rows with gaps: the last ones lie behind the storage, in the padding of its memory.
-        weight = {ACL_FLOAT, {10, 3}, {0.5}, {.strides = Shape{4, 1}, .storage = Shape{10, 3}}};
-        indices = {ACL_INT64, {2, 2}, {1, 2, 3, 4}};
-        out = floats({2, 2, 3});
-    }
-};
-
-// The kernel of the 950 reads the strides of two matrices itself.
-template <aclnnStatus status>
-void embedding_of_matrix() {
-    const std::vector<Row<EmbeddingOfMatrix>> rows = {
-        {"two matrices", [](auto&) {}, status},
-        {"indices of 1 dimension",
-         [](auto& call) {
-             call.indices = {ACL_INT64, {4}, {1, 2, 3, 4}};
-             call.out = floats({4, 3});
-         },
-         561103},
-        {"strided out", [](auto& call) { call.out = {ACL_FLOAT, {2, 2, 3}, {0}, {.strides = Shape{1, 2, 4}}}; },
-         561103},
-        {"complex128",
-         [](auto& call) {
-             call.weight = {ACL_COMPLEX128, {10, 3}, {0.5}, {.strides = Shape{4, 1}, .storage = Shape{10, 3}}};
-             call.out = {ACL_COMPLEX128, {2, 2, 3}};
-         },
-         561103},
-    };
-    for (const auto& row : rows) {
-        EmbeddingOfMatrix call;
-        row.change(call);
-        const auto phase = phase_one(call);
-        expect_equal(phase.status, row.status, row.name, ": phase one's status");
-        if (phase.status == 0) expect_equal(launch(call, phase), 0, row.name, ": the synchronization's status");
-        recent_error();
-    }
-}
-
-const Case read_as_they_are{
-    "views/the_950_does_not_look_at_the_matrices_of_an_embedding", embedding_of_matrix<0>, {"Ascend950"}};
-const Case copied_elsewhere{"views/others_copy_the_matrices_of_an_embedding",
-                            embedding_of_matrix<561103>,
-                            {"Ascend910", "Ascend910B", "Ascend910_93", "Ascend310P"}};
+// Rows with gaps: the last ones lie behind the storage, in the padding of its memory.
+const Case matrices{
+    "views/the_matrices_of_an_embedding_are_copied", [] {
+        check_rows<Embedding>({{"two matrices",
+                                [](auto& call) {
+                                    call.weight = {
+                                        ACL_FLOAT, {10, 3}, {0.5}, {.strides = Shape{4, 1}, .storage = Shape{10, 3}}};
+                                    call.indices = {ACL_INT64, {2, 2}, {1, 2, 3, 4}};
+                                    call.out = floats({2, 2, 3});
+                                },
+                                561103}});
+    }};
 
 // The zeros of an empty gradient are made like out, which is copied for that.
 const Case empty_gradient{"views/outside_of_an_output_that_is_copied", [] {

@@ -72,6 +72,9 @@ def binary_cross_entropy(call: Call, chip: str) -> Answer:
         # The tiling takes a scalar for one element.
         scalars = (weight.shape or (1,)) == (call.self.shape or (1,))
         require(scalars, INNER_NULL_POINTER, "weight's shape")
+    # The tiling of the reduction.
+    too_many = chip == "Ascend950" and call.reduction != 0 and len(call.self.shape) > 8
+    require(not too_many, INNER_NULL_POINTER, "rank")
     result = () if call.reduction else call.self.shape
     require(same_shape(result, out.shape), INVALID, "out's shape")
     copy_view(result, call.self.dtype, out)
@@ -100,7 +103,7 @@ def binary_cross_entropy_backward(call: Call, chip: str) -> Answer:
         if tensor is not None:
             require_dtype(tensor, floats(chip))
     for tensor in (call.target, weight):
-        require(tensor is None or tensor.storage_format == self.storage_format, INVALID, "formats differ")
+        require(tensor is None or _byte(tensor) == _byte(self), INVALID, "formats differ")
     if not self.empty:
         require(out.shape == self.shape, INVALID, "out's shape")
         for tensor in (call.target, weight, call.grad):
@@ -114,6 +117,11 @@ def binary_cross_entropy_backward(call: Call, chip: str) -> Answer:
     return Answer()
 
 
+def _byte(tensor: Tensor) -> int:
+    """CANN's format, which has 8 bits: NO_FORMAT, -1, is 255."""
+    return 0xFF if tensor.storage_format == NO_FORMAT else tensor.storage_format
+
+
 def _reformat(out: Tensor) -> None:
     if out.format == NO_FORMAT:
         raise Undefined("BinaryCrossEntropyBackward reads outside of a table if out has format -1")
@@ -124,6 +132,7 @@ def _reformat(out: Tensor) -> None:
 def draw_forward(draw: Draw) -> Call:
     """Draw a call of aclnnBinaryCrossEntropy."""
     shape, dtype, reduction = draw.shape(), draw.dtype(), draw.one((0, 1, 2))
+    shape = (1,) * (9 - len(shape)) + shape if draw.chance(0.05) else shape
     weight = None if draw.chance(0.5) else draw.tensor(draw.part(shape) if draw.chance(0.1) else shape, dtype)
     out = shape if reduction == 0 else draw.one(((), (), (1,), (1, 1)))
     return Call(

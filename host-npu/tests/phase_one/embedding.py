@@ -59,18 +59,11 @@ def embedding(call: Call, chip: str) -> Answer:
     require(len(out.shape) == len(indices.shape) + 1 and out.shape[:-1] == indices.shape, INVALID, "out's shape")
     if weight.empty or indices.empty:
         return Answer(workspace=0)
-    if not _reads_strides(call, chip):
-        copy_contiguous(weight, indices)
+    copy_contiguous(weight, indices)
     if not weight.shape:
         raise Undefined("Embedding reads the last dimension of a weight that has none")
     copy_view(indices.shape + weight.shape[1:], weight.dtype, out)
     return Answer()
-
-
-def _reads_strides(call: Call, chip: str) -> bool:
-    """``IsUseNoContiguous``: the kernel gets matrices as they are."""
-    matrices = len(call.weight.shape) == len(call.indices.shape) == 2
-    return chip == "Ascend950" and call.weight.dtype != COMPLEX128 and matrices and call.out.contiguous
 
 
 def embedding_dense_backward(call: Call, chip: str) -> Answer:
@@ -102,6 +95,8 @@ def _require_kernel(call: Call, chip: str, rows: int, dim: int) -> None:
     if chip in ("Ascend910B", "Ascend910_93"):
         require(call.num_weights > 0 or not call.scale, INNER_NULL_POINTER, "no rows to scale")
     elif chip == "Ascend950":
+        refused = not call.indices.shape and dim > 2048 and call.num_weights > 5 * dim
+        require(not refused, INNER_NULL_POINTER, "a scalar index of wide rows")
         limit = 512 if call.grad.dtype == FLOAT else 1024
         if call.num_weights == 0 and not (rows >= dim and rows >= limit):
             raise Undefined("EmbeddingDenseBackward divides by numWeights 0 on the Ascend950")

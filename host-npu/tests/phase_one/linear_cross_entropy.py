@@ -48,6 +48,11 @@ def _ceil(value: int, of: int) -> int:
     return -(-value // of)
 
 
+def _workspace(size: int) -> int:
+    """What CANN's allocator makes of a kernel's workspace: 32 bytes more, in multiples of 512."""
+    return _ceil(size + 32, 512) * 512
+
+
 def _tensors(call: Call) -> list[Tensor]:
     return [value for value in vars(call).values() if isinstance(value, Tensor)]
 
@@ -90,7 +95,7 @@ def online_max_sum(call: Call, chip: str) -> Answer:
         return Answer()
     cubes = min(_CUBES, _ceil(m, 128) * _ceil(n, 256))
     tile = 0 if call.logits is not None else 128 * 256 * 2 * cubes * 2
-    return Answer(workspace=_LIBRARY + m * 4 * cubes * 2 + tile)
+    return Answer(workspace=_workspace(_LIBRARY + m * 4 * cubes * 2 + tile))
 
 
 def loss_with_max_sum(call: Call, chip: str) -> Answer:
@@ -118,7 +123,7 @@ def loss_with_max_sum(call: Call, chip: str) -> Answer:
     if not _dense(call) or chip in ("Ascend910", "Ascend310P"):
         return Answer()
     refused = chip == "Ascend950" and (rows == 0 if logits is None else logits.empty)
-    return Answer(workspace=None if refused else _LIBRARY)
+    return Answer(workspace=None if refused else _workspace(_LIBRARY))
 
 
 class LossGrad:
@@ -152,7 +157,7 @@ class LossGrad:
         if not all(tensor.contiguous or tensor.inside for tensor in (*inputs, *statistics)):
             raise Undefined("LossGrad goes on with the null pointer of a view outside of its storage")
         size = self._tile(call)
-        return Answer(workspace=size if all(tensor.contiguous for tensor in used) else None)
+        return Answer(workspace=_workspace(size) if all(tensor.contiguous for tensor in used) else None)
 
     @staticmethod
     def _require_shapes(call: Call) -> None:
