@@ -1,6 +1,7 @@
 """What test_optim_sharded.py runs in several processes: averages of a model in every flavour of FSDP."""
 
 import contextlib
+import inspect
 import warnings
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ from torch.distributed.fsdp import (
     ShardingStrategy,
     fully_shard,
 )
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -162,7 +164,10 @@ def trained(process, flavour):
 
 def evaluations(process, flavour=None):
     """Return the outputs of a model that is evaluated by its weights and by its averages, and trains in between."""
-    model, optimizer, train = trained(process, flavour)
+    return _evaluations(process, flavour, *trained(process, flavour))
+
+
+def _evaluations(process, flavour, model, optimizer, train):
     has_graph = flavour != OFFLOADED_FSDP1
     found = {"weights": process.evaluated(model)}
     with optimizer.swap_ema_params(model):
@@ -186,28 +191,37 @@ def _layers(model):
     return model.module if isinstance(model, FullyShardedDataParallel) else model
 
 
-def broken_evaluation(process, flavour):
-    """Return the outputs of a model before and after an evaluation of its averages that ends half way."""
-    model, optimizer, _ = trained(process, flavour)
-    before = process.evaluated(model)
+def _broken_evaluation(process, model, optimizer):
+    """Evaluate averages half way."""
     layers = _layers(model)
     layer, layers[3] = layers[3], Broken()
     with contextlib.suppress(ArithmeticError), optimizer.swap_ema_params(model):
         process.evaluated(model)
     layers[3] = layer
-    return before, process.evaluated(model)
 
 
-def saved(process, flavour, folder):
-    """Return the file of averages as this process reads it, and what to compare it with."""
-    model, optimizer, _ = trained(process, flavour)
-    with optimizer.swap_ema_params(model):
-        expected = process.evaluated(model)
+def _saved(process, flavour, folder, model, optimizer):
+    """Return the file of averages as this process reads it."""
     path = f"{folder}/{process.device} {flavour}.pt"
     optimizer.save_ema_model(model, path)
     contents = torch.load(path, weights_only=True)
     is_tied = contents["2.weight"].data_ptr() == contents["4.weight"].data_ptr()
-    return {"contents": contents, "is tied": is_tied, "averages": expected, "weights": process.evaluated(model)}
+    return {"contents": contents, "is tied": is_tied}
+
+
+def of_flavour(process, flavour, folder):
+    """Return what a model outputs in turn: evaluated, after a failed evaluation, and loaded with its averages."""
+    model, optimizer, train = trained(process, flavour)
+    found = {"evaluations": _evaluations(process, flavour, model, optimizer, train)}
+    found["weights"] = process.evaluated(model)
+    _broken_evaluation(process, model, optimizer)
+    found["weights after a failure"] = process.evaluated(model)
+    with optimizer.swap_ema_params(model):
+        found["averages"] = process.evaluated(model)
+    found |= _saved(process, flavour, folder, model, optimizer)
+    model.load_state_dict(optimizer.ema_state_dict(model))
+    found["loaded"] = process.evaluated(model)
+    return found
 
 
 def not_saved(process, flavour, folder):
@@ -240,16 +254,6 @@ def lacking_memory(process, flavour, folder):
     finally:
         torch.Tensor.to = to
     return ()
-
-
-def loaded(process, flavour):
-    """Return outputs of averages, and of a model of the same shards that has loaded them."""
-    model, optimizer, _ = trained(process, flavour)
-    weights = process.evaluated(model)
-    with optimizer.swap_ema_params(model):
-        averages = process.evaluated(model)
-    model.load_state_dict(optimizer.ema_state_dict(model))
-    return {"weights": weights, "averages": averages, "loaded": process.evaluated(model)}
 
 
 def gather_in_flight(process):
@@ -303,6 +307,41 @@ def averages_of_another(process, flavour):
     return []
 
 
+SCALED = ("FSDP1", "FSDP1, use_orig_params", "FSDP2")
+
+
+def _scaled(process, model, kind):
+    if kind == "FSDP2":
+        return fully_shard(model), torch.amp.GradScaler(process.device, init_scale=4.0)
+    # That of torch_npu 2.9 has no argument for the device.
+    has_device = "device" in inspect.signature(ShardedGradScaler).parameters
+    scaler = ShardedGradScaler(init_scale=4.0, **({"device": process.device} if has_device else {}))
+    options = {"device_id": process.device_id(), "use_orig_params": kind.endswith("use_orig_params")}
+    return FullyShardedDataParallel(model, **options), scaler
+
+
+def scaled_steps(process, kind):
+    """Return whether a step without an inf and one with it changed this process's weights, and the scales."""
+    torch.manual_seed(0)
+    model, scaler = _scaled(process, nn.Linear(4, 4, bias=False).to(process.device), kind)
+    optimizer = FusedEmaAdam(model.parameters(), lr=0.1, ema_decay=0.5)
+    found = []
+    for factor in (1.0, float("inf")):
+        optimizer.zero_grad()
+        factors = torch.tensor([factor, 1.0, 1.0, 1.0], device=process.device)  # of the row in the first process
+        scaler.scale((model(torch.ones(2, 4, device=process.device)) * factors).mean()).backward()
+        before = [param.detach().clone() for param in model.parameters()]
+        scaler.step(optimizer)
+        is_changed = any(not _local(a).equal(_local(b)) for a, b in zip(before, model.parameters(), strict=True))
+        scaler.update()
+        found.append((is_changed, scaler.get_scale()))
+    return found
+
+
+def _local(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
 def zero(process):
     """Return the error of unwrapping a ZeroRedundancyOptimizer."""
     model = DistributedDataParallel(new_model().to(process.device))
@@ -325,13 +364,12 @@ def results(device, folder, flavours):
         "ZeRO": partial(zero, process),
     }
     for name in flavours:
-        cases[f"evaluations: {name}"] = partial(evaluations, process, name)
-        cases[f"broken evaluation: {name}"] = partial(broken_evaluation, process, name)
-        cases[f"averages of another: {name}"] = partial(averages_of_another, process, name)
-        cases[f"saved: {name}"] = partial(saved, process, name, folder)
-        cases[f"loaded: {name}"] = partial(loaded, process, name)
+        cases[name] = partial(of_flavour, process, name, folder)
     for name in OF_EACH_KIND:
+        cases[f"averages of another: {name}"] = partial(averages_of_another, process, name)
         cases[f"inside a forward pass: {name}"] = partial(swap_inside_a_forward_pass, process, name)
         cases[f"not saved: {name}"] = partial(not_saved, process, name, folder)
+    for kind in SCALED:
+        cases[f"scaled: {kind}"] = partial(scaled_steps, process, kind)
     cases["lacking memory"] = partial(lacking_memory, process, "fully_shard", folder)
     return results_of(cases.items())

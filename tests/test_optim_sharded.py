@@ -62,13 +62,14 @@ def test_averages_and_weights_of_the_test_cases_differ_by_much_more_than_the_tol
 @with_each_flavour
 def test_a_sharded_model_uses_the_averages_in_a_swap_and_the_weights_afterwards(device, flavour, found):
     expected = _of_one_process()
-    for of_rank in found(device, f"evaluations: {flavour}"):
+    for of_rank in (one["evaluations"] for one in found(device, flavour)):
         assert of_rank.keys() == expected.keys()
         for name, output in of_rank.items():
             _assert_close(output, expected[name], flavour)
 
 
-@with_each_flavour
+@on_each_device
+@of_each_kind
 def test_averages_of_a_model_that_the_optimizer_does_not_have_are_refused_on_every_rank(device, flavour, found):
     for [error] in found(device, f"averages of another: {flavour}"):
         assert "model must have parameters of this optimizer, but none of its" in error
@@ -76,8 +77,8 @@ def test_averages_of_a_model_that_the_optimizer_does_not_have_are_refused_on_eve
 
 @with_each_flavour
 def test_a_failing_evaluation_restores_the_weights(device, flavour, found):
-    for before, after in found(device, f"broken evaluation: {flavour}"):
-        assert torch.equal(before, after)
+    for of_rank in found(device, flavour):
+        assert torch.equal(of_rank["weights"], of_rank["weights after a failure"])
 
 
 @on_each_device
@@ -112,7 +113,7 @@ def test_a_swap_of_fsdp1_needs_the_model(device, found):
 @with_each_flavour
 def test_one_file_has_the_full_averages_for_every_rank(device, flavour, found):
     plain = cases.new_model()
-    for of_rank in found(device, f"saved: {flavour}"):
+    for of_rank in found(device, flavour):
         contents = of_rank["contents"]
         assert {type(value) for value in contents.values()} == {torch.Tensor}
         assert of_rank["is tied"]
@@ -148,9 +149,15 @@ def test_a_rank_without_memory_for_the_gathered_tensors_raises_on_every_rank(dev
 
 @with_each_flavour
 def test_a_state_dict_of_averages_loads_into_the_model_with_the_same_shards(device, flavour, found):
-    for of_rank in found(device, f"loaded: {flavour}"):
+    for of_rank in found(device, flavour):
         assert torch.equal(of_rank["loaded"], of_rank["averages"])
         assert not torch.equal(of_rank["loaded"], of_rank["weights"])
+
+
+@on_each_device
+@pytest.mark.parametrize("kind", cases.SCALED)
+def test_an_inf_in_the_shard_of_one_process_skips_the_step_of_all(device, kind, found):
+    assert found(device, f"scaled: {kind}") == [[(True, 4.0), (False, 2.0)]] * SIZE
 
 
 @on_each_device

@@ -1,5 +1,7 @@
 """FusedEmaAdam with parameters and states in shared memory, which several processes update (Hogwild)."""
 
+from itertools import product
+
 from torch_aclnn_ops.optim import FusedEmaAdam
 
 import pytest
@@ -12,22 +14,34 @@ from tests._optim import Weights, assert_all_equal, averages_of, states_of, trai
 _OPTIONS = {"lr": 0.1, "ema_decay": 0.9, "ema_warmup": "ratio"}
 
 
-def _step(model, optimizer, step):
-    train(model, optimizer, [step])
+CASES = list(product([torch.float32, torch.bfloat16], [False, True], [False, True]))
 
 
-@pytest.mark.parametrize("flatten", [False, True])
-@pytest.mark.parametrize("is_shared_before", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_step_in_another_process_counts_here(dtype, is_shared_before, flatten):
-    shared, alone = [(model, FusedEmaAdam(model.parameters(), **_OPTIONS, flatten=flatten)) for model in _two(dtype)]
-    if is_shared_before:
-        shared[0].share_memory()
-    train(*shared, [0])
-    process = mp.get_context("spawn").Process(target=_step, args=(*shared, 1))
+def _step(trainings):
+    for training in trainings:
+        train(*training, [1])
+
+
+@pytest.fixture(scope="module")
+def trainings():
+    """Trainings of each case: one whose second step another process makes, and one without others."""
+    found = {}
+    for dtype, is_shared_before, flatten in CASES:
+        shared, alone = [(one, FusedEmaAdam(one.parameters(), **_OPTIONS, flatten=flatten)) for one in _two(dtype)]
+        if is_shared_before:
+            shared[0].share_memory()
+        train(*shared, [0])
+        found[dtype, is_shared_before, flatten] = shared, alone
+    process = mp.get_context("spawn").Process(target=_step, args=([shared for shared, _ in found.values()],))
     process.start()
     process.join()
     assert process.exitcode == 0
+    return found
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_step_in_another_process_counts_here(case, trainings):
+    shared, alone = trainings[case]
     train(*shared, [2])
     train(*alone, range(3))
     assert_all_equal(weights_of(shared[0]), weights_of(alone[0]))
