@@ -23,7 +23,7 @@ else
 ON_NPU = $(RUN)
 endif
 
-.PHONY: setup demo test test-all docs matrix aarch64 lint bench gallery soak release-check precision phase-one collectives faults \
+.PHONY: setup demo test test-npu test-all docs matrix aarch64 lint bench gallery soak release-check precision phase-one collectives faults \
     asan tsan fuzz clean
 
 setup: $(INSTALLED) $(BUILT_HOST_NPU) $(BUILT)
@@ -53,6 +53,10 @@ demo: setup
 test: setup
 	$(RUN) -m pytest --quiet --numprocesses auto
 	cd host-npu && ../$(RUN) -m pytest --quiet --numprocesses auto
+
+# The tests of the operators on a device, or on the host NPU, which also runs what is marked as its own.
+test-npu: setup
+	$(ON_NPU) -m pytest --quiet --numprocesses auto tests/npu
 
 # Also the grids of cases that are marked as exhaustive.
 test-all: setup

@@ -1,8 +1,12 @@
 """The raw operators' tables of tests/, and what of them runs on an NPU."""
 
 import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch_aclnn_ops
 from torch_aclnn_ops import ops
 
 import host_npu
@@ -49,6 +53,15 @@ def _to_npu(tensor: Tensor) -> Tensor:
 
 def flat(outputs: Any) -> list[Tensor]:
     return list(outputs) if isinstance(outputs, tuple) else [outputs]
+
+
+@contextmanager
+def counted_launches() -> Iterator[Counter[str]]:
+    """Yield what holds, after the block, how often the package launched which operator of CANN in it."""
+    before, found = torch_aclnn_ops.launches(), Counter()
+    yield found
+    found.update(torch_aclnn_ops.launches())
+    found.subtract(before)
 
 
 def meaning_of(status: int) -> str:

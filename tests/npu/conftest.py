@@ -1,6 +1,12 @@
-"""The tests in this folder need an NPU: ``python -m host_npu -m pytest tests/npu`` simulates one."""
+"""The tests in this folder need an NPU: ``make test-npu`` runs them on a device, or else on the host NPU.
+
+A test that calls functions of the host NPU (``host_npu.fail``, ``host_npu.stats`` ...) has the marker ``simulator``: on
+a device it is skipped.
+"""
 
 import torch_aclnn_ops  # noqa: F401  isort: skip  (before torch, see torch_aclnn_ops/_torch_npu.py)
+from functools import partial
+
 import host_npu
 import pytest
 import torch
@@ -11,9 +17,39 @@ else:
     # Older chips compile torch's operators as graphs unless told not to, which the host NPU does not simulate.
     torch.npu.set_compile_mode(jit_compile=False)
 
+_stats = host_npu.stats
+
+
+def _refuse(name: str, *_: object, **__: object) -> None:
+    raise AssertionError(f"host_npu.{name} needs @pytest.mark.simulator: a device does not have it")
+
+
+def _needs_simulator(item: pytest.Item) -> bool:
+    return item.get_closest_marker("simulator") is not None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what a device does not have."""
+    if _needs_simulator(item) and not host_npu.is_enabled():
+        pytest.skip("needs functions of the host NPU")
+
+
+@pytest.fixture(autouse=True)
+def _only_marked_tests_use_the_simulator(request, monkeypatch):
+    if _needs_simulator(request.node):
+        return
+    for name in ("count_calls", "fail", "reset", "stats"):
+        monkeypatch.setattr(host_npu, name, partial(_refuse, name))
+    imported = [name for name, value in vars(request.module).items() if _is_of_simulator(value)]
+    assert not imported, f"{imported} of host_npu need @pytest.mark.simulator"
+
+
+def _is_of_simulator(value: object) -> bool:
+    return callable(value) and (getattr(value, "__module__", None) or "").startswith("host_npu")
+
 
 def _alive() -> dict[str, int]:
-    alive = host_npu.stats().alive
+    alive = _stats().alive
     return {kind: alive.get(kind, 0) for kind in ("aclTensor", "aclOpExecutor")}
 
 
@@ -26,4 +62,4 @@ def _nothing_is_left_over():
     torch.npu.synchronize()
     if host_npu.is_enabled():
         assert _alive() == before
-        assert not host_npu.stats().pending_failures
+        assert not _stats().pending_failures

@@ -7,13 +7,14 @@ import torch_aclnn_ops
 from torch_aclnn_ops import functional as ours
 from torch_aclnn_ops import nn, optim
 
-import host_npu
 import pytest
 import torch
 
 from tests._contract import HALF_DTYPES, Case, DropInContract, Maker, tables_of
 from tests.npu._linear_cross_entropy import CHUNKED, linear_case
+from tests.npu._operators import counted_launches
 
+GRADIENTS = "aclnnFusedLinearCrossEntropyLossGrad"
 CASES = [
     pytest.param(case, id=f"{table.__module__.removeprefix('tests.test_')}-{table.__name__}-{case.name}")
     for table in tables_of(DropInContract)
@@ -68,16 +69,14 @@ def test_linear_cross_entropy_uses_the_fused_operators(dtype, reduction):
     input, weight, target = linear_case(dtype)
     on_cpu = input.clone().requires_grad_(), weight.clone().requires_grad_()
     on_npu = input.npu().requires_grad_(), weight.npu().requires_grad_()
-    host_npu.reset()
-    loss = ours.linear_cross_entropy(*on_npu, target.npu(), reduction=reduction)
-    loss.sum().backward()
+    with counted_launches() as launches:
+        loss = ours.linear_cross_entropy(*on_npu, target.npu(), reduction=reduction)
+        loss.sum().backward()
     expected = ours.linear_cross_entropy(*on_cpu, target, reduction=reduction)
     expected.sum().backward()
-    torch.npu.synchronize()
-    launches = host_npu.stats().launches
     assert launches["aclnnFusedLinearOnlineMaxSum"] == 1
     assert launches["aclnnFusedCrossEntropyLossWithMaxSum"] == 1
-    assert launches["aclnnFusedLinearCrossEntropyLossGrad"] == 1
+    assert launches[GRADIENTS] == 1
     tolerance = 8 * torch.finfo(dtype).eps
     torch.testing.assert_close(loss.cpu(), expected, rtol=tolerance, atol=tolerance)
     for mine, theirs in zip(on_npu, on_cpu, strict=True):
@@ -120,7 +119,7 @@ def test_the_fused_operators_support_options_that_only_weight_rows(options):
     on_cpu = input.clone().requires_grad_(), weight.clone().requires_grad_()
     on_npu = input.npu().requires_grad_(), weight.npu().requires_grad_()
     results = []
-    host_npu.reset()
+    before = torch_aclnn_ops.launches()[GRADIENTS]
     for tensors in (on_npu, on_cpu):
         device = tensors[0].device
         moved = {
@@ -134,7 +133,7 @@ def test_the_fused_operators_support_options_that_only_weight_rows(options):
             result = result.loss + result.log_probabilities.square().sum()
         result.sum().backward()
         results.append(result.detach().cpu())
-    assert host_npu.stats().launches["aclnnFusedLinearCrossEntropyLossGrad"] == 1
+    assert torch_aclnn_ops.launches()[GRADIENTS] == before + 1
     tolerance = 8 * torch.finfo(torch.bfloat16).eps
     torch.testing.assert_close(*results, rtol=tolerance, atol=tolerance)  # CANN rounds the logits to 16 bits
     for mine, theirs in zip(on_npu, on_cpu, strict=True):
@@ -151,10 +150,10 @@ def test_a_compiled_linear_cross_entropy_uses_the_same_operators(options):
     results = []
     for function in (call, partial(ours.linear_cross_entropy, **options)):
         leaves = [tensor.npu().requires_grad_() for tensor in (input, weight)]
-        host_npu.reset()
-        loss = function(*leaves, target.npu())
-        results.append([tensor.cpu() for tensor in (loss, *torch.autograd.grad(loss, leaves))])
-        assert host_npu.stats().launches.get("aclnnFusedLinearCrossEntropyLossGrad", 0) == (not options)
+        with counted_launches() as launches:
+            loss = function(*leaves, target.npu())
+            results.append([tensor.cpu() for tensor in (loss, *torch.autograd.grad(loss, leaves))])
+        assert launches[GRADIENTS] == (not options)
     tolerance = 8 * torch.finfo(torch.bfloat16).eps
     for mine, theirs in zip(*results, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance * theirs.abs().max().item())
@@ -208,11 +207,10 @@ def test_modules_and_optimizer_train_as_on_the_cpu(decoupled, bias_correction):
 
 
 def test_explain_shows_canns_operators_and_runs_nothing():
-    host_npu.reset()
     input, target = torch.rand(3).npu().requires_grad_(), torch.rand(3).npu()
-    assert torch_aclnn_ops.explain(ours.mse_loss, input, target) == "mse_loss_backward: aclnnMseLossBackward"
-    assert input.grad is None
-    assert "aclnnMseLossBackward" not in host_npu.stats().launches
+    with counted_launches() as launches:
+        assert torch_aclnn_ops.explain(ours.mse_loss, input, target) == "mse_loss_backward: aclnnMseLossBackward"
+    assert input.grad is None and not launches["aclnnMseLossBackward"]
     assert torch_aclnn_ops.explain(nn.BCELoss(), input, target) == (
         "binary_cross_entropy_backward: aclnnBinaryCrossEntropyBackward"
     )
@@ -438,19 +436,17 @@ def test_indices_with_the_maximum_rank_have_a_gradient():
 
 
 def test_patched_modules_of_torch_launch_canns_operators():
-    host_npu.reset()
     rows, truth = torch.rand(4, 3).npu().requires_grad_(), torch.rand(4, 3).npu()
     table, head = torch.nn.Embedding(5, 3).npu(), torch.nn.Linear(3, 200, dtype=torch.bfloat16).npu().weight
     index = torch.tensor([1, 2, 1, 0]).npu()
-    with torch_aclnn_ops.patch():
+    with counted_launches() as launches, torch_aclnn_ops.patch():
         loss = torch.nn.MSELoss()(rows, truth) + torch.nn.BCELoss()(rows, truth) + table(index).sum()
         if hasattr(torch.nn.functional, "linear_cross_entropy"):
             loss = loss + torch.nn.functional.linear_cross_entropy(rows.bfloat16(), head, index)
         loss.backward()
-    launches = host_npu.stats().launches
     operators = ["aclnnMseLossBackward", "aclnnBinaryCrossEntropyBackward", "aclnnEmbeddingDenseBackward"]
     if hasattr(torch.nn.functional, "linear_cross_entropy"):
-        operators.append("aclnnFusedLinearCrossEntropyLossGrad")
+        operators.append(GRADIENTS)
     assert all(launches[operator] == 1 for operator in operators)
 
 
@@ -461,11 +457,11 @@ def test_a_shifted_loss_uses_the_fused_operators_and_has_the_cpus_results(output
         torch.manual_seed(0)
         hidden = torch.randn(2, 4, 16).bfloat16().to(device).requires_grad_()
         head, labels = torch.randn(200, 16).bfloat16().to(device), torch.arange(8).reshape(2, 4).to(device)
-        host_npu.reset()
-        result = ours.linear_cross_entropy(hidden, head, labels, shift=True, outputs=outputs)
+        with counted_launches() as launches:
+            result = ours.linear_cross_entropy(hidden, head, labels, shift=True, outputs=outputs)
         tensors = [each for each in result if each is not None] if outputs else [result]
         sum(each.sum() for each in tensors).backward()
         results.append([each.detach().cpu() for each in (*tensors, hidden.grad.float())])
         if device == "npu":
-            assert host_npu.stats().launches["aclnnFusedLinearOnlineMaxSum"] == 1
+            assert launches["aclnnFusedLinearOnlineMaxSum"] == 1
     torch.testing.assert_close(*results, rtol=2e-2, atol=2e-2)

@@ -12,7 +12,7 @@ from tests import test_ema_adam
 from tests._contract import Maker
 from tests.npu._operators import CONTRACTS, flat, meaning_of, to_npu
 
-pytestmark = pytest.mark.skipif(not host_npu.is_enabled(), reason="only the host NPU fails on request")
+pytestmark = pytest.mark.simulator
 
 IS_QUEUED = os.environ.get("TASK_QUEUE_ENABLE", "1") != "0" and os.environ.get("ASCEND_LAUNCH_BLOCKING") != "1"
 

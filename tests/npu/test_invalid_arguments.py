@@ -129,6 +129,7 @@ LIMITS = {
 }
 
 
+@pytest.mark.simulator
 @pytest.mark.parametrize("name", LIMITS)
 def test_unsupported_arguments_raise_with_the_call_and_the_reason(name):
     operator_name, arguments, status = LIMITS[name]
@@ -157,6 +158,7 @@ def test_tensors_on_two_devices_raise(contract):
         contract.OPERATOR.overload(*arguments)
 
 
+@pytest.mark.simulator
 @pytest.mark.parametrize(
     "status", [161001, 161002, 361001, *range(561000, 561004), 561101, 561102, 561103, 561107, 561112]
 )

@@ -63,7 +63,7 @@ def _adam(rows, features):
     return ops.apply_fused_ema_adam_, (*state, torch.tensor([rows]).npu())
 
 
-@pytest.mark.skipif(not host_npu.is_enabled(), reason="only the host NPU counts what is alive")
+@pytest.mark.simulator
 @pytest.mark.parametrize(
     "make", [_mse, _bce, _embedding, _max_sum, _loss, _grad, _adam], ids=lambda make: make.__name__
 )

@@ -26,7 +26,6 @@ from tests._optim import (
 
 OPERATOR = "aclnnApplyFusedEmaAdam"
 each_flatten = pytest.mark.parametrize("flatten", [True, False], ids=["flattened", "one by one"])
-needs_host_npu = pytest.mark.skipif(not host_npu.is_enabled(), reason="counts what the host NPU counts")
 
 
 def on_the_cpu(tensors):
@@ -120,7 +119,7 @@ def many(count, dtype=torch.float32, **options):
     return weights, FusedEmaAdam(weights, **options)
 
 
-@needs_host_npu
+@pytest.mark.simulator
 @pytest.mark.parametrize("options", [{}, {"ema_warmup": "ratio"}, {"ema_update_every": 2}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_flattened_step_launches_the_operator_once_per_buffer(dtype, options):
@@ -134,7 +133,7 @@ def test_a_flattened_step_launches_the_operator_once_per_buffer(dtype, options):
     assert launches_of(optimizer.step) == 3
 
 
-@needs_host_npu
+@pytest.mark.simulator
 def test_a_first_gradient_after_some_steps_launches_one_operator_more_in_a_flattened_step():
     weights, optimizer = many(10, flatten=True, ema_warmup="ratio")
     weights[9].grad = None
@@ -171,7 +170,7 @@ def test_replaced_data_of_flattened_gradients_is_used():
     assert weights[0] == weights[1]
 
 
-@needs_host_npu
+@pytest.mark.simulator
 def test_parameters_are_flattened_again_once_they_have_no_alias():
     weights, optimizer = many(8, torch.float32, flatten=True)
     assert launches_of(optimizer.step) == 1
@@ -183,7 +182,7 @@ def test_parameters_are_flattened_again_once_they_have_no_alias():
     assert [launches_of(optimizer.step) for _ in range(2)] == [1, 1]
 
 
-@needs_host_npu
+@pytest.mark.simulator
 @pytest.mark.parametrize("options", [{}, {"ema_warmup": "ratio"}, {"ema_start_step": 2}], ids=str)
 def test_a_step_that_is_not_flattened_launches_only_the_operator_once_per_parameter(options):
     _, optimizer = many(50, **options)
@@ -195,7 +194,7 @@ def test_a_step_that_is_not_flattened_launches_only_the_operator_once_per_parame
     assert host_npu.stats().launches == {OPERATOR: 50}  # without copies, whose launches are counted, too
 
 
-@needs_host_npu
+@pytest.mark.simulator
 @pytest.mark.parametrize("flatten, number", [(False, 50), (True, 1)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_step_with_master_weights_casts_gradients_and_weights(dtype, flatten, number):

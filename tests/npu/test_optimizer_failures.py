@@ -13,7 +13,7 @@ from torch import nn
 from tests._failing_steps import FailOperators
 from tests._optim import SETTINGS, Weights, assert_all_equal, states_of
 
-pytestmark = pytest.mark.skipif(not host_npu.is_enabled(), reason="only the host NPU fails on request")
+pytestmark = pytest.mark.simulator
 
 
 @pytest.fixture(autouse=True)

@@ -152,6 +152,7 @@ def test_the_embedding_falls_back_to_pytorch():
 
 
 @_only
+@pytest.mark.simulator
 def test_the_host_npu_lists_the_operators_that_the_chip_lacks():
     by_cann = {getattr(ops, name).cann: name for name in ops.__all__}
     command = [sys.executable, "-m", "host_npu", "--soc", CHIP, "--list", *by_cann]

@@ -1,6 +1,5 @@
 """A short form of ``python -m benchmarks.soak``: nothing alive and no memory of the device is more after more steps."""
 
-import host_npu
 import pytest
 
 from benchmarks import soak
@@ -10,9 +9,7 @@ from benchmarks import soak
     "device",
     [
         pytest.param("cpu", marks=pytest.mark.exhaustive),
-        pytest.param(
-            "npu", marks=pytest.mark.skipif(not host_npu.is_enabled(), reason="only the host NPU counts what is alive")
-        ),
+        pytest.param("npu", marks=pytest.mark.simulator),
     ],
 )
 def test_training_leaks_nothing(device, monkeypatch):

@@ -3,6 +3,7 @@
 from torch_aclnn_ops import ops, verify
 
 import host_npu
+import pytest
 
 
 def test_everything_is_right(capsys):
@@ -11,6 +12,7 @@ def test_everything_is_right(capsys):
     assert {outcome.group for outcome in outcomes} == {"operator", "optimizer", "refusal", "launches"}
 
 
+@pytest.mark.simulator
 def test_an_operator_that_fails_is_wrong_and_the_others_are_right():
     host_npu.fail("aclnnMseLossBackwardGetWorkspaceSize", status=561103)
     wrong = [outcome for outcome in verify.verify("npu", quick=True) if not outcome.is_right]

@@ -8,6 +8,9 @@ from host_npu.testing import run
 
 from tests.npu import _vocab_parallel as cases
 
+# The processes, and what they count, are the host NPU's.
+pytestmark = pytest.mark.simulator
+
 FUSED = {
     "aclnnFusedLinearOnlineMaxSum": 1,
     "aclnnFusedCrossEntropyLossWithMaxSum": 1,
